@@ -1,0 +1,75 @@
+# Needs python3 >= 3.11 (with venv) and make; everything else is installed into $(VENV).
+# VENV=dir uses another environment, PYTHON=... another interpreter to create it, ARGS="..." is passed on.
+
+VENV ?= .venv
+PYTHON ?= python3
+OUT ?= results
+JOBS ?= 2
+ARGS ?=
+
+bin := $(VENV)/bin
+# -qq: only errors. A stamp is as old as the last install; a changed pyproject.toml makes it stale.
+install := PIP_DISABLE_PIP_VERSION_CHECK=1 $(bin)/python -m pip install -qq -e
+
+# $(call pytest,OPTIONS): pytest's exit code 5 says that nothing was collected.
+define pytest
+@$(info pytest $(1) $(ARGS))$(bin)/python -m pytest $(1) $(ARGS) || { code=$$?; \
+	if [ $$code -eq 5 ]; then echo "error: not one test was selected" >&2; fi; exit $$code; }
+endef
+
+.NOTPARALLEL:
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-slow test-all nightly lint format bench clean distclean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
+
+demo: $(VENV)/.stamp-demo ## install what the demo needs and run it; writes to OUT=results
+	$(bin)/fedjax-sim demo --out "$(OUT)" $(ARGS)
+
+test: $(VENV)/.stamp-test ## the fast tests and the docstrings' examples
+	$(call pytest,-n $(JOBS))
+
+test-slow: $(VENV)/.stamp-test ## only the slow tests
+	$(call pytest,-n $(JOBS) -m "slow and not nightly")
+
+test-all: $(VENV)/.stamp-test ## the fast and the slow tests
+	$(call pytest,-n $(JOBS) -m "not nightly")
+
+nightly: $(VENV)/.stamp-test ## the slow and the nightly tests
+	$(call pytest,-n $(JOBS) -m "slow or nightly")
+
+lint: $(VENV)/.stamp-test ## ruff (rules and format) and mypy
+	$(bin)/ruff check .
+	$(bin)/ruff format --check .
+	$(bin)/mypy
+
+format: $(VENV)/.stamp-test ## let ruff mend what it can
+	$(bin)/ruff check --fix .
+	$(bin)/ruff format .
+
+bench: $(VENV)/.stamp-bench ## the speed benchmarks, with the pinned peer
+	$(bin)/python -m benchmarks.speed.spine $(ARGS)
+
+clean: ## remove builds and caches
+	rm -rf build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find . -name '.?*' -prune -o -name __pycache__ -prune -exec rm -rf {} +
+
+distclean: clean ## and the environment .venv
+	rm -rf .venv
+
+$(bin)/python:
+	@$(PYTHON) -c 'import sys; sys.exit("fedjax_sim needs Python >= 3.11, $(PYTHON) is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv "$(VENV)"
+
+$(VENV)/.stamp-demo: pyproject.toml | $(bin)/python
+	$(install) '.[demo]'
+	@touch $@
+
+$(VENV)/.stamp-test: pyproject.toml | $(bin)/python
+	$(install) '.[test]'
+	@touch $@
+
+$(VENV)/.stamp-bench: pyproject.toml | $(bin)/python
+	$(install) '.[demo,bench]'
+	@touch $@

@@ -1,0 +1,89 @@
+"""Everything that can be known to be wrong before a program is compiled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_sim.algorithms.base import Algorithm
+from fedjax_sim.cohort.participation import Participation
+from fedjax_sim.datasets.federated import FederatedDataset
+from fedjax_sim.descriptions import check_count
+from fedjax_sim.layout.base import Layout
+from fedjax_sim.local import batches as batch_schemes
+from fedjax_sim.local.batches import Batches
+from fedjax_sim.local.work import Work
+from fedjax_sim.rates import Rate
+from fedjax_sim.rounds import Setting, average_of
+from fedjax_sim.task import Task
+
+
+def check_setting(
+    *,
+    task: Any,
+    rounds: Any,
+    cohort: Any,
+    work: Any,
+    batch_size: Any,
+    batches: Any,
+    eval_every: Any,
+    layout: Any,
+) -> Setting:
+    """The run's setting from the keyword arguments of ``make_train``.
+
+    Raises:
+      TypeError: an argument is of another kind than it must be.
+      ValueError: a number is out of its range, or both or neither of ``batch_size`` and ``batches`` are given.
+    """
+    _check_kind("task", task, Task, "fedjax_sim.classification(model)")
+    _check_kind("cohort", cohort, Participation, "fedjax_sim.cohort.uniform(10)")
+    _check_kind("work", work, Work, "fedjax_sim.local.epochs(1)")
+    check_count("rounds", rounds)
+    check_count("eval_every", eval_every)
+    if layout is not None:
+        _check_kind("layout", layout, Layout, "fedjax_sim.layout.turns(), or None for the automatic choice")
+    if (batch_size is None) == (batches is None):
+        raise ValueError(
+            f"batch_size={batch_size!r} and batches={batches!r}: give exactly one, batch_size=20 for shuffled epochs or "
+            "batches=fedjax_sim.local.full_batch() and the like"
+        )
+    if batches is None:
+        batches = batch_schemes.shuffled(batch_size)
+    _check_kind("batches", batches, Batches, "fedjax_sim.local.shuffled(20)")
+    return Setting(task, cohort, work, batches, layout)
+
+
+def check_run(setting: Setting, algorithm: Any, dataset: Any, key: Any, rounds: int) -> None:
+    """Checks what depends on the algorithm and the data set; traced values are not looked at.
+
+    Raises:
+      TypeError: the algorithm, data set or key is of another kind.
+      ValueError: they do not fit each other or the setting.
+    """
+    _check_kind("algorithm", algorithm, Algorithm, "fedjax_sim.fedavg(client_optimizer=fedjax_sim.optim.sgd(0.1))")
+    _check_kind("dataset", dataset, FederatedDataset, "fedjax_sim.datasets.synthetic(1.0, 1.0)")
+    if not (hasattr(key, "dtype") and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)) or jnp.shape(key) != ():
+        raise TypeError(f"key is {key!r}: give one typed PRNG key, jax.random.key(0)")
+    name = type(algorithm).__name__
+    setting.cohort.check(dataset, rounds)
+    setting.work.check(dataset, rounds)
+    setting.task.check(dataset)
+    average = average_of(setting.cohort, algorithm)
+    if average not in algorithm.averages:
+        raise ValueError(f"{name} cannot average by {average!r}: allowed are {sorted(algorithm.averages)}")
+    if setting.cohort.replacement and not algorithm.duplicates:
+        raise ValueError(
+            f"{name} updates client state once per visit, so clients drawn twice have no meaning: use "
+            "cohort.uniform(K) in place of cohort.with_replacement(K)"
+        )
+    for what in ("client_learning_rate", "server_learning_rate"):
+        rate = getattr(algorithm, what)
+        if isinstance(rate, Rate):
+            rate.check(f"{name}({what}=...)", dataset.num_clients, rounds)
+
+
+def _check_kind(what: str, value: Any, kind: type, example: str) -> None:
+    if not isinstance(value, kind):
+        raise TypeError(f"{what} is {value!r}: it must be a {kind.__name__}, for instance {example}")

@@ -1,0 +1,161 @@
+"""Who holds which examples: :class:`FederatedDataset`.
+
+The examples of all clients lie end to end in flat arrays, without padding; client i holds the rows
+``offsets[i] : offsets[i] + sizes[i]``. Values are looked at once, where :mod:`fedjax_sim.datasets.construct` makes a
+data set from concrete arrays; the data set itself is a plain pytree that can be passed to ``jax.jit`` and mapped over
+without running any check.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from fedjax_sim.datasets.flat import default_float, int32, offsets_of, ranges
+from fedjax_sim.datasets.statistics import Statistics, label_table
+from fedjax_sim.descriptions import check_count, check_real, is_concrete, static
+
+
+class FederatedDataset(struct.PyTreeNode, kw_only=True, eq=False):
+    """The examples of N clients, n in all; made by :mod:`fedjax_sim.datasets.construct`, not by hand.
+
+    Attributes:
+      examples: pytree of flat arrays with the common leading axis n; ``{"x": ..., "y": ...}`` for classification.
+      offsets: int32[N], first row of each client.
+      sizes: int32[N], rows of each client, n_i.
+      client_ids: int32[N], unique and non-negative. Random draws are keyed by them, so the storage order of the
+        clients changes no result.
+      order: int32[N], ``argsort(client_ids)``: the storage position of the client with the i-th smallest id.
+      example_weights: float[n], or None when all examples weigh the same.
+      test: the held-out examples, for the same clients in the same order, or None. Clients may be empty there.
+      num_clients: N.
+      num_examples: n.
+      max_size: the largest n_i.
+      num_classes: number of classes C, or None where the examples have no labels.
+      largest: for each count c in 1, 2, 4, ... and N: (c, sum of the c largest sizes, the c-th largest size).
+    """
+
+    examples: Any
+    offsets: jax.Array
+    sizes: jax.Array
+    client_ids: jax.Array
+    order: jax.Array
+    example_weights: jax.Array | None = None
+    test: FederatedDataset | None = None
+    num_clients: int = static()
+    num_examples: int = static()
+    max_size: int = static()
+    num_classes: int | None = static(default=None)
+    largest: tuple[tuple[int, int, int], ...] = static()
+
+    @property
+    def shares(self) -> jax.Array:
+        """p_i = n_i / n, float[N] in the default float type."""
+        dtype = default_float()
+        return self.sizes.astype(dtype) / jnp.asarray(self.num_examples, dtype)
+
+    def largest_total(self, count: int) -> int:
+        """An upper bound of the number of examples that any ``count`` distinct clients hold together.
+
+        Exact at the stored counts. Between two of them, a < count < b, the sum T(c) of the c largest sizes is
+        concave, so T(count) <= min(T(a) + (count - a) s_a, T(b) - (b - count) s_b), with s_c the c-th largest size.
+
+        Args:
+          count: how many clients; more than N bounds as N does.
+
+        Raises:
+          ValueError: a negative count.
+          TypeError: not an integer.
+        """
+        check_count("largest_total(count)", count, low=0)
+        below, total_below, size_below = 0, 0, self.max_size
+        for at, total, size in self.largest:
+            if count <= at:
+                return min(total_below + (count - below) * size_below, total - (at - count) * size)
+            below, total_below, size_below = at, total, size
+        return total_below
+
+    def client(self, position: int) -> Any:
+        """The examples of the client stored at ``position``, as host arrays (a pytree like ``examples``).
+
+        Raises:
+          IndexError: no such position.
+        """
+        if not 0 <= position < self.num_clients:
+            raise IndexError(f"client({position}): storage positions are 0 to {self.num_clients - 1}")
+        first = int(self.offsets[position])
+        rows = slice(first, first + int(self.sizes[position]))
+        return jax.tree.map(lambda leaf: np.asarray(leaf)[rows], self.examples)
+
+    def statistics(self) -> Statistics:
+        """Sizes of the clients and, for labelled examples, how many of each class every client holds."""
+        sizes = np.asarray(self.sizes)
+        table = None
+        if self.num_classes is not None:
+            table = label_table(np.asarray(self.examples["y"]), sizes, self.num_classes)
+        return Statistics(
+            clients=self.num_clients,
+            examples=self.num_examples,
+            mean=float(sizes.mean()),
+            std=float(sizes.std()),
+            min=int(sizes.min()),
+            max=int(sizes.max()),
+            label_table=table,
+        )
+
+    def reordered(self, permutation: Sequence[int] | np.ndarray) -> FederatedDataset:
+        """The same clients stored in another order, ids carried along, examples (and the test part) moved.
+
+        Args:
+          permutation: position j of the result holds the client now at ``permutation[j]``.
+
+        Raises:
+          ValueError: not a permutation of 0 .. N-1.
+        """
+        moved = np.asarray(permutation)
+        if moved.shape != (self.num_clients,) or not np.array_equal(np.sort(moved), np.arange(self.num_clients)):
+            raise ValueError(f"reordered: {permutation!r} is not a permutation of 0 to {self.num_clients - 1}")
+        sizes = np.asarray(self.sizes)[moved]
+        rows = ranges(np.asarray(self.offsets)[moved], sizes)
+        ids = np.asarray(self.client_ids)[moved]
+        weights = self.example_weights
+        return self.replace(
+            examples=jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)[rows]), self.examples),
+            offsets=int32(offsets_of(sizes)),
+            sizes=int32(sizes),
+            client_ids=int32(ids),
+            order=int32(np.argsort(ids)),
+            example_weights=None if weights is None else jnp.asarray(np.asarray(weights)[rows]),
+            test=None if self.test is None else self.test.reordered(moved),
+        )
+
+    def with_example_weights(self, weights: Any) -> FederatedDataset:
+        """The same data set with a weight for every training example (None removes them).
+
+        Args:
+          weights: float[n], in the stored order of the examples; may be traced.
+
+        Raises:
+          ValueError: another shape, or a concrete weight that is negative or not finite.
+        """
+        if weights is None:
+            return self.replace(example_weights=None)
+        if is_concrete(weights):
+            check_real("with_example_weights(weights)", np.asarray(weights), low=0.0)
+        array = jnp.array(weights, default_float())
+        if array.shape != (self.num_examples,):
+            raise ValueError(
+                f"with_example_weights: the weights have shape {array.shape}; there must be one for each of the "
+                f"{self.num_examples} training examples, in their stored order"
+            )
+        return self.replace(example_weights=array)
+
+    def __repr__(self) -> str:
+        classes = "" if self.num_classes is None else f", {self.num_classes} classes"
+        test = "" if self.test is None else f", {self.test.num_examples} test examples"
+        return f"FederatedDataset({self.num_clients} clients, {self.num_examples} examples{test}{classes})"

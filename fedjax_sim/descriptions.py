@@ -1,0 +1,324 @@
+"""Names and arguments ↔ JSON: every run can be written down and rebuilt.
+
+Whatever a user builds (algorithm, optimiser, cohort, work, batches, layout, model, task, data set) is made by a
+*registered factory*. :func:`describe` writes the factory's name and its arguments as plain JSON data and
+:func:`build` calls the factory again. Nothing is imported or executed by name: only registered factories can be
+built, so a description that comes from a stranger is safe to read.
+
+Bare functions and bare optax objects are accepted everywhere; they are recorded as *opaque* (their name is kept for
+the reader) and cannot be rebuilt.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, ParamSpec, Self, TypeVar
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_FACTORIES: dict[str, Callable[..., Any]] = {}
+_MAX_ARRAY = 100_000  # elements of one array argument; above this a description would no longer be something to read
+
+
+class Described(struct.PyTreeNode):
+    """A frozen dataclass and pytree that a registered factory makes.
+
+    Real hyper-parameters are leaves (so they can be traced, differentiated and vmapped); fields declared with
+    :func:`static` are structure, part of the compiled program.
+    """
+
+    def checked(self) -> Self:
+        """Returns this object normalised; raises ``ValueError`` or ``TypeError`` for bad concrete values.
+
+        Called once by the factory. Traced values cannot be looked at and pass unchecked.
+        """
+        return self
+
+
+def static(**kwargs: Any) -> Any:
+    """A dataclass field that is structure, not a leaf: hashable, fixed at compile time."""
+    return struct.field(pytree_node=False, **kwargs)
+
+
+def register(name: str, factory: Callable[P, T]) -> Callable[P, T]:
+    """Registers ``factory`` (a function or class) under ``name`` and returns it.
+
+    Args:
+      name: ``"kind.name"``, for instance ``"algorithm.fedavg"``.
+      factory: what :func:`build` calls with the described arguments.
+
+    Raises:
+      ValueError: the name is taken by another factory.
+    """
+    known = _FACTORIES.get(name)
+    if known is not None and (known.__module__, known.__qualname__) != (factory.__module__, factory.__qualname__):
+        raise ValueError(f"the name {name!r} is already registered by {known.__module__}.{known.__qualname__}")
+    _FACTORIES[name] = factory
+    return factory
+
+
+def factory(name: str, cls: Callable[P, T]) -> Callable[P, T]:
+    """The user-facing factory of a :class:`Described` class: constructs, normalises, checks.
+
+    Integers given for real hyper-parameters become floats, so that ``mu=1`` and ``mu=1.0`` are one compiled program.
+
+    Args:
+      name: registered name, ``"kind.name"``.
+      cls: the class.
+
+    Returns:
+      A function with the class's signature and documentation.
+    """
+
+    @functools.wraps(cls, updated=())
+    def make(*args: P.args, **kwargs: P.kwargs) -> T:
+        made: Any = cls(*args, **kwargs)
+        made = _reals_as_floats(made).checked()
+        return made  # type: ignore[no-any-return]
+
+    make.__signature__ = inspect.signature(cls)  # type: ignore[attr-defined]
+    make.__qualname__ = make.__name__ = name.rpartition(".")[2]
+    cls._registered_name = name  # type: ignore[attr-defined]
+    register(name, make)
+    return make
+
+
+def recipe(name: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Decorates a function that makes a data set, so that what it returns remembers how it was made.
+
+    The memory sits on the returned object alone: a copy with other arrays (``replace``, ``jax.tree.map``) has none
+    and describes itself as opaque, because the recipe would no longer be true of it.
+
+    Args:
+      name: registered name, ``"dataset.name"``.
+    """
+
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        signature = inspect.signature(function)
+
+        @functools.wraps(function)
+        def make(*args: P.args, **kwargs: P.kwargs) -> T:
+            made = function(*args, **kwargs)
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            object.__setattr__(made, "_recipe", (name, dict(bound.arguments)))
+            return made
+
+        return register(name, make)
+
+    return decorate
+
+
+def describe(obj: Any) -> dict[str, Any]:
+    """The JSON description of ``obj``: ``{"name": ..., "arguments": {...}}``.
+
+    Args:
+      obj: anything a registered factory made; other objects are described as ``{"opaque": type or function name}``.
+
+    Returns:
+      Plain data for ``json.dumps``; ``build(describe(obj))`` makes an equal object unless some part is opaque.
+
+    Raises:
+      TypeError: a hyper-parameter is traced: a description needs its value.
+    """
+    described = _encode(obj)
+    if not isinstance(described, dict) or not ({"name", "opaque"} & described.keys()):
+        return {"opaque": _name_of(obj)}
+    return described
+
+
+def build(description: Mapping[str, Any]) -> Any:
+    """Rebuilds what :func:`describe` described.
+
+    Args:
+      description: ``{"name": ..., "arguments": {...}}``.
+
+    Raises:
+      ValueError: an unknown name (the nearest ones are listed) or an opaque part.
+    """
+    return _decode(description)
+
+
+def opaque_parts(description: Any, path: str = "") -> list[str]:
+    """Paths of all opaque parts of a description, each with the name recorded for it; empty if it can be rebuilt."""
+    if isinstance(description, Mapping):
+        if "opaque" in description:
+            return [f"{path or 'object'}: {description['opaque']}"]
+        items: Any = description.get("arguments", description).items()
+    elif isinstance(description, list):
+        items = enumerate(description)
+    else:
+        return []
+    return [part for key, value in items for part in opaque_parts(value, f"{path}.{key}" if path else str(key))]
+
+
+def registered(kind: str | None = None) -> list[str]:
+    """All registered names, or those of one kind (``"algorithm"``, ``"optim"``, ``"cohort"``, ...)."""
+    return sorted(name for name in _FACTORIES if kind is None or name.startswith(kind + "."))
+
+
+def suggest(name: str, known: list[str]) -> str:
+    """The end of an error message: the nearest spelling of ``name`` among ``known``, and all of them."""
+    import difflib
+
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return f"{hint}known: {', '.join(known)}"
+
+
+def is_concrete(value: Any) -> bool:
+    """Whether every leaf of ``value`` is a number or array whose value can be looked at now."""
+    return all(
+        isinstance(leaf, (bool, int, float, np.ndarray, np.generic, jax.Array)) and not isinstance(leaf, jax.core.Tracer)
+        for leaf in jax.tree.leaves(value)
+    )
+
+
+def check_real(what: str, value: Any, *, low: float | None = None, high: float | None = None, open_: bool = False) -> None:
+    """Checks that a concrete hyper-parameter is finite and inside [low, high] (the open interval if ``open_``).
+
+    Args:
+      what: how the message names the value, ``"fedprox(mu=...)"``.
+      value: number, array or pytree of them; traced values pass.
+      low: smallest allowed value.
+      high: largest allowed value.
+      open_: whether the ends are excluded.
+
+    Raises:
+      ValueError: naming the value and the rule.
+      TypeError: not a number.
+    """
+    for leaf in jax.tree.leaves(value):
+        if isinstance(leaf, jax.core.Tracer) or type(leaf) is object:
+            continue
+        if isinstance(leaf, (str, bytes, bool)) or not isinstance(leaf, (int, float, np.ndarray, np.generic, jax.Array)):
+            raise TypeError(f"{what} is {leaf!r}: it must be a real number or an array of them")
+        array = np.asarray(leaf)
+        bounds = "" if low is None and high is None else f" {_interval(low, high, open_)}"
+        if not np.all(np.isfinite(array)):
+            raise ValueError(f"{what} is {leaf}: it must be finite{bounds and ' and in' + bounds}")
+        below = low is not None and np.any((array <= low) if open_ else (array < low))
+        above = high is not None and np.any((array >= high) if open_ else (array > high))
+        if below or above:
+            raise ValueError(f"{what} is {leaf}: it must be in{bounds}")
+
+
+def check_count(what: str, value: Any, *, low: int = 1) -> None:
+    """Checks that ``value`` is an integer of at least ``low``.
+
+    Raises:
+      TypeError: not an integer.
+      ValueError: below ``low``.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise TypeError(f"{what} is {value!r}: it must be an integer of at least {low}")
+    if value < low:
+        raise ValueError(f"{what} is {value}: it must be at least {low}")
+
+
+def _interval(low: float | None, high: float | None, open_: bool) -> str:
+    left = "(-inf" if low is None else f"{'(' if open_ else '['}{low:g}"
+    right = "inf)" if high is None else f"{high:g}{')' if open_ else ']'}"
+    return f"{left}, {right}"
+
+
+def _reals_as_floats(obj: Any) -> Any:
+    def as_float(leaf: Any) -> Any:
+        real = isinstance(leaf, (int, float, np.integer, np.floating)) and not isinstance(leaf, bool)
+        return float(leaf) if real else leaf
+
+    changed = {}
+    for field in dataclasses.fields(obj):
+        value = getattr(obj, field.name)
+        if field.metadata.get("pytree_node", True) and isinstance(value, (int, float, np.generic, dict, list, tuple)):
+            changed[field.name] = jax.tree.map(as_float, value)
+    return obj.replace(**changed)
+
+
+def _name_of(obj: Any) -> str:
+    named = obj if hasattr(obj, "__qualname__") else type(obj)
+    return f"{getattr(named, '__module__', '?')}.{named.__qualname__}"
+
+
+def _encode(value: Any) -> Any:
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, np.generic) and value.ndim == 0 and not isinstance(value, np.void):
+        return value.item()
+    if "_recipe" in getattr(value, "__dict__", {}):
+        name, arguments = value._recipe
+        return {"name": name, "arguments": {key: _encode(argument) for key, argument in arguments.items()}}
+    if isinstance(value, Described) and "_registered_name" in type(value).__dict__:
+        fields = [field.name for field in dataclasses.fields(value) if field.init]
+        return _named(type(value)._registered_name, {key: getattr(value, key) for key in fields})  # type: ignore[attr-defined]
+    if isinstance(value, nn.Module) and _FACTORIES.get(f"model.{type(value).__name__}") is type(value):
+        fields = [field.name for field in dataclasses.fields(value) if field.init and field.name not in ("parent", "name")]
+        return _named(f"model.{type(value).__name__}", {key: getattr(value, key) for key in fields})
+    if isinstance(value, jax.core.Tracer):
+        raise TypeError("a traced hyper-parameter cannot be described: describe the object outside jit, grad and vmap")
+    if isinstance(value, (np.ndarray, jax.Array)):
+        if value.size > _MAX_ARRAY or jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+            return {"opaque": f"array {value.dtype}{list(value.shape)}"}
+        return {"array": np.asarray(value).tolist(), "dtype": str(value.dtype)}
+    if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
+        return [_encode(item) for item in value]
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return {"mapping": {key: _encode(item) for key, item in value.items()}}
+    if isinstance(value, np.dtype) or (callable(value) and hasattr(value, "dtype")):
+        return {"dtype": str(jnp.dtype(value))}
+    return {"opaque": _name_of(value)}
+
+
+def _named(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    return {"name": name, "arguments": {key: _encode(argument) for key, argument in arguments.items()}}
+
+
+def _decode(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(_decode(item) for item in value)
+    if not isinstance(value, Mapping):
+        return value
+    if "opaque" in value:
+        raise ValueError(
+            f"{value['opaque']} is opaque: it was given as a bare object, so its arguments were never recorded; "
+            "use the registered factory instead (or register your own with fedjax_sim.register)"
+        )
+    if "array" in value:
+        array = np.asarray(value["array"], dtype=jnp.dtype(value["dtype"]))
+        return jnp.asarray(array) if jax.dtypes.canonicalize_dtype(array.dtype) == array.dtype else array
+    if "mapping" in value:
+        return {key: _decode(item) for key, item in value["mapping"].items()}
+    if "dtype" in value:
+        return jnp.dtype(value["dtype"])
+    if "name" not in value:
+        raise ValueError(f"not a description: {dict(value)!r} has no 'name'")
+    name = value["name"]
+    if name not in _FACTORIES:
+        _import_all()
+    if name not in _FACTORIES:
+        kind = str(name).partition(".")[0]
+        raise ValueError(f"unknown name {name!r}: {suggest(str(name), registered(kind) or registered())}")
+    arguments = value.get("arguments", {})
+    accepted = inspect.signature(_FACTORIES[name]).parameters
+    for key in arguments:
+        if key not in accepted:
+            raise ValueError(f"{name} has no argument {key!r}: {suggest(key, list(accepted))}")
+    return _FACTORIES[name](**{key: _decode(argument) for key, argument in arguments.items()})
+
+
+def _import_all() -> None:
+    """Imports every module that registers factories: the package is lazy, a description may come first."""
+    import importlib
+
+    for module in ("algorithms", "cohort", "datasets", "layout", "local", "models", "optim", "rates", "task"):
+        importlib.import_module(f"fedjax_sim.{module}")

@@ -1,0 +1,157 @@
+"""What a simulation recorded: arrays, a table, a plot, a file."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import os
+import zipfile
+from typing import Any
+
+import numpy as np
+from flax import serialization, traverse_util
+
+from fedjax_sim.descriptions import suggest
+from fedjax_sim.reporting.files import write_atomically
+
+_FORMAT = 1
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class History:
+    """The record of one ``simulate`` call.
+
+    Attributes:
+      evaluated: int[E], numbers of finished rounds at the evaluations; starts with 0.
+      metrics: [seeds, E, ...] arrays by name: ``"loss"`` (training objective F), the task's metrics, ``"test_..."``.
+      rounds: int[seeds, R] arrays by name: ``"cohort_size"``, ``"useful_steps"``, ``"computed_steps"``.
+      params: the final global models, leaves [seeds, ...].
+      seeds: one number a run.
+      seconds: wall time of all rounds and evaluations of all seeds, after compilation.
+      compile_seconds: wall time of tracing and compiling (next to nothing when the program was there already).
+      description: the resolved configuration, as ``describe`` writes it, and where it ran.
+    """
+
+    evaluated: np.ndarray
+    metrics: dict[str, np.ndarray]
+    rounds: dict[str, np.ndarray]
+    params: Any
+    seeds: list[int]
+    seconds: float
+    compile_seconds: float
+    description: dict[str, Any]
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        """The metric ``name``, [seeds, E, ...].
+
+        Raises:
+          KeyError: nothing of that name was recorded; the nearest names are listed.
+        """
+        if name not in self.metrics:
+            raise KeyError(f"no metric {name!r} was recorded: {suggest(name, list(self.metrics))}")
+        return self.metrics[name]
+
+    def final(self, name: str) -> np.ndarray:
+        """The last value of a metric, [seeds, ...]."""
+        return self[name][:, -1]
+
+    def rounds_to(self, name: str, target: float) -> np.ndarray:
+        """Evaluated rounds until a metric reaches a target: at most it for losses, at least it for all others.
+
+        Returns:
+          float[seeds]; inf where it was never reached.
+        """
+        values = self[name]
+        reached = values <= target if name.endswith("loss") else values >= target
+        first = np.where(reached.any(axis=1), self.evaluated[reached.argmax(axis=1)], np.inf)
+        return np.asarray(first, dtype=float)
+
+    @property
+    def useful_ratio(self) -> float:
+        """Gradients the clients needed over gradients the layout computed; 1 where nothing was wasted."""
+        return float(self.rounds["useful_steps"].sum() / max(self.rounds["computed_steps"].sum(), 1))
+
+    @property
+    def algorithm(self) -> str:
+        """The algorithm's registered name, without its kind."""
+        described = self.description.get("algorithm", {})
+        return str(described.get("name", described.get("opaque", "run"))).rpartition(".")[2]
+
+    def table(self, *, target: float | None = None) -> str:
+        """A table of the final values, mean and standard deviation over seeds; printable.
+
+        Args:
+          target: adds the rounds until the test (else training) accuracy, or the loss, reached this value.
+        """
+        from fedjax_sim.reporting.table import results_table
+
+        return results_table({self.algorithm: self}, target=target)
+
+    def plot(self, metric: str = "loss", ax: Any = None) -> Any:
+        """Draws a metric against rounds, mean and band over seeds; needs matplotlib.
+
+        Args:
+          metric: its name.
+          ax: matplotlib axes to draw on; None makes a figure.
+
+        Returns:
+          The axes.
+        """
+        from fedjax_sim.reporting.plots import curves
+
+        return curves({self.algorithm: self}, metric, ax=ax)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes everything to one ``.npz`` file, atomically and without pickle."""
+        state = serialization.to_state_dict(self.params)
+        params = traverse_util.flatten_dict(state, sep="/") if isinstance(state, dict) else {"": state}
+        about = {
+            "format": _FORMAT,
+            "seeds": self.seeds,
+            "seconds": self.seconds,
+            "compile_seconds": self.compile_seconds,
+            "description": self.description,
+        }
+        arrays = {
+            "about": np.frombuffer(json.dumps(about).encode(), np.uint8),
+            "evaluated": self.evaluated,
+            **{f"metrics/{name}": value for name, value in self.metrics.items()},
+            **{f"rounds/{name}": value for name, value in self.rounds.items()},
+            **{f"params/{name}": np.asarray(value) for name, value in params.items()},
+        }
+        buffer = io.BytesIO()
+        np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
+        write_atomically(path, buffer.getvalue())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> History:
+        """Reads what :meth:`save` wrote; parameters come back as nested dictionaries (one array for one array).
+
+        Raises:
+          ValueError: not such a file, or damaged.
+        """
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                arrays = {name: file[name] for name in file.files}
+            about = json.loads(arrays.pop("about").tobytes())
+            if about["format"] != _FORMAT:
+                raise ValueError(f"format {about['format']}")
+            evaluated = arrays.pop("evaluated")
+            parts: dict[str, dict[str, np.ndarray]] = {"metrics": {}, "rounds": {}, "params": {}}
+            for name, value in arrays.items():
+                part, _, rest = name.partition("/")
+                parts[part][rest] = value
+            params = parts["params"]
+            return cls(
+                evaluated=evaluated,
+                metrics=parts["metrics"],
+                rounds=parts["rounds"],
+                params=params[""] if set(params) == {""} else traverse_util.unflatten_dict(params, sep="/"),
+                seeds=about["seeds"],
+                seconds=about["seconds"],
+                compile_seconds=about["compile_seconds"],
+                description=about["description"],
+            )
+        except (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+            raise ValueError(f"{os.fspath(path)} is not a result of fedjax_sim, or is damaged ({error})") from error

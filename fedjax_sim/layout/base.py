@@ -1,0 +1,83 @@
+"""What a layout is: a way to bring a cohort to the hardware.
+
+A layout runs one round's local work of S clients: it decides their order and how many run at once, never their
+result. All layouts agree up to round-off, for every algorithm.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+
+from fedjax_sim import trees
+from fedjax_sim.descriptions import Described
+from fedjax_sim.local.solver import Slot, Solver
+
+
+class Bounds(NamedTuple):
+    """Static sizes of a round.
+
+    Attributes:
+      per_client: upper bound of one client's micro-steps.
+      per_cohort: upper bound of the cohort's micro-steps together.
+    """
+
+    per_client: int
+    per_cohort: int
+
+
+class LocalResult(NamedTuple):
+    """What the clients of a round leave.
+
+    Attributes:
+      sums: weighted sums of the messages by name.
+      stacks: [S, ...] stacks of the messages named in the algorithm's ``stacked``.
+      clients: the new client states, [S, ...].
+      computed: int32, micro-steps that the hardware computed, idle ones included.
+    """
+
+    sums: dict[str, Any]
+    stacks: dict[str, Any]
+    clients: Any
+    computed: jax.Array
+
+
+class Layout(Described):
+    """Base of the layouts; pure structure."""
+
+    def run(self, solver: Solver, sent: Any, states: Any, slots: Slot, bounds: Bounds) -> LocalResult:
+        """The local work of one round.
+
+        Args:
+          solver: what one client does.
+          sent: the round's broadcast.
+          states: the cohort's client states, [S, ...].
+          slots: the cohort, every leaf [S, ...].
+          bounds: static upper bounds.
+        """
+        raise TypeError(f"{type(self).__name__} must define run(...)")
+
+
+def finish(solver: Solver, sent: Any, c_i: Any, slot: Slot, progress: Any) -> tuple[dict[str, Any], dict[str, Any], Any]:
+    """``(weighted messages, stacked messages, new c_i)`` of one client."""
+    messages, new = solver.finish(sent, c_i, slot, progress)
+    stacks = {name: messages[name] for name in solver.algorithm.stacked}
+    return solver.weigh(slot, messages), stacks, new
+
+
+def finish_shapes(solver: Solver, sent: Any, states: Any, slots: Slot) -> tuple[Any, Any]:
+    """Shapes of the weighted and of the stacked messages of one client."""
+
+    def one(c_i: Any, slot: Slot) -> tuple[Any, Any]:
+        weighted, stacks, _ = finish(solver, sent, c_i, slot, solver.begin(sent, c_i, slot))
+        return weighted, stacks
+
+    first = jax.tree.map(lambda leaf: jax.eval_shape(lambda x: x[0], leaf), (states, slots))
+    weighted, stacks = jax.eval_shape(one, *first)
+    return weighted, stacks
+
+
+def zero_sums(solver: Solver, sent: Any, states: Any, slots: Slot) -> Any:
+    """Sums before the first client."""
+    return trees.zeros_like(finish_shapes(solver, sent, states, slots)[0])

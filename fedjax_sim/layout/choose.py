@@ -1,0 +1,31 @@
+"""The rule behind ``layout=None``."""
+
+from __future__ import annotations
+
+import jax
+
+from fedjax_sim.layout.base import Bounds, Layout
+from fedjax_sim.layout.lanes import lanes
+from fedjax_sim.layout.stacked import stacked
+from fedjax_sim.layout.turns import turns
+
+_SMALL_MODEL = 100_000  # parameters
+_LANES = 32
+
+
+def choose_layout(num_slots: int, num_parameters: int, bounds: Bounds) -> Layout:
+    """The layout that is expected to be fastest; what it chose is in the run's record and can be overridden.
+
+    On a CPU: *stacked* for one step of a small model (nothing to wait for, larger products), else *turns* (measured
+    5 to 40 times faster than stacked for unequal steps). On GPU and TPU: *stacked* where masking wastes less than half,
+    else *lanes*.
+
+    Args:
+      num_slots: S.
+      num_parameters: of one model.
+      bounds: static sizes of a round.
+    """
+    if jax.default_backend() == "cpu":
+        return stacked() if bounds.per_client == 1 and num_parameters <= _SMALL_MODEL else turns()
+    alike = num_slots * bounds.per_client <= 2 * bounds.per_cohort
+    return stacked() if alike else lanes(min(num_slots, _LANES))

@@ -1,0 +1,67 @@
+"""Several clients at once, the next one as soon as one is done."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fedjax_sim.descriptions import check_count, factory, static
+from fedjax_sim.layout.base import Bounds, Layout, LocalResult
+from fedjax_sim.layout.queue import run_queue
+from fedjax_sim.local.solver import Slot, Solver
+from fedjax_sim.loops import with_static_derivative
+
+
+class Lanes(Layout):
+    """L models side by side; a lane whose client finishes takes the next one, longest first.
+
+    Computes about sum tau_i / L batched micro-steps: for accelerators with unequal tau_i. Memory holds L models at work.
+
+    Args:
+      num_lanes: L; the cohort's size where that is smaller.
+    """
+
+    num_lanes: int = static(default=8)
+
+    def checked(self) -> Lanes:
+        check_count("lanes(num_lanes)", self.num_lanes)
+        return self
+
+    def run(self, solver: Solver, sent: Any, states: Any, slots: Slot, bounds: Bounds) -> LocalResult:
+        lanes = min(self.num_lanes, len(slots.offset))
+
+        def dynamic(*operands: Any) -> LocalResult:
+            return run_queue(*operands, lanes=lanes, bound=None)
+
+        def static_(*operands: Any) -> LocalResult:
+            return run_queue(*operands, lanes=lanes, bound=queue_bound(bounds, lanes))
+
+        return with_static_derivative(dynamic, static_)(solver, sent, states, slots)  # type: ignore[no-any-return]
+
+
+class Static(Layout):
+    """The lanes' queue as a ``scan`` of a static number of iterations: what the derivative of the others runs.
+
+    Useful by itself to look at the reverse schedule's cost; iterations after the last client are skipped.
+
+    Args:
+      num_lanes: L; the cohort's size where that is smaller.
+    """
+
+    num_lanes: int = static(default=1)
+
+    def checked(self) -> Static:
+        check_count("static_schedule(num_lanes)", self.num_lanes)
+        return self
+
+    def run(self, solver: Solver, sent: Any, states: Any, slots: Slot, bounds: Bounds) -> LocalResult:
+        lanes = min(self.num_lanes, len(slots.offset))
+        return run_queue(solver, sent, states, slots, lanes=lanes, bound=queue_bound(bounds, lanes))
+
+
+def queue_bound(bounds: Bounds, lanes: int) -> int:
+    """Iterations that a queue of L lanes surely ends in: sum tau / L + (1 - 1/L) max tau (Graham 1969)."""
+    return min(-(-bounds.per_cohort // lanes) + bounds.per_client, bounds.per_cohort)
+
+
+lanes = factory("layout.lanes", Lanes)
+static_schedule = factory("layout.static_schedule", Static)

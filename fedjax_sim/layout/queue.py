@@ -1,0 +1,142 @@
+"""A queue of clients inside the program: L lanes, each takes the next client when its own is done."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fedjax_sim import trees
+from fedjax_sim.layout.base import LocalResult, finish, finish_shapes
+from fedjax_sim.local.solver import Progress, Slot, Solver
+
+
+class Lanes(NamedTuple):
+    """The queue at work.
+
+    Attributes:
+      place: int32[L], each lane's client as its place in the queue; S or more for an idle lane.
+      k: int32[L], each lane's next micro-step.
+      progress: [L, ...], each lane's client.
+      next: int32, place of the next client to start.
+      sums: weighted sums of the finished clients' messages.
+      stacks: [S + 1, ...], stacked messages by slot; the last row is for lanes with nothing to write.
+      states: [S + 1, ...], client states by slot, likewise.
+      computed: int32, micro-steps computed so far, idle lanes included.
+    """
+
+    place: jax.Array
+    k: jax.Array
+    progress: Progress
+    next: jax.Array
+    sums: Any
+    stacks: Any
+    states: Any
+    computed: jax.Array
+
+
+def run_queue(solver: Solver, sent: Any, states: Any, slots: Slot, *, lanes: int, bound: int | None) -> LocalResult:
+    """Runs a cohort through ``lanes`` lanes, clients with most steps first.
+
+    Args:
+      solver: what one client does.
+      sent: the round's broadcast.
+      states: client states, [S, ...].
+      slots: the cohort, leaves [S, ...].
+      lanes: L, at most S.
+      bound: None for a ``while_loop`` that ends with the last client (dynamic); a number for a ``scan`` of that many
+        iterations (static, differentiable in reverse), which must be an upper bound of the iterations needed.
+    """
+    totals = solver.micro_steps(slots)
+    size = len(totals)
+    order = jnp.argsort(-totals, stable=True).astype(jnp.int32)
+    busy = jnp.sum(totals > 0, dtype=jnp.int32)
+    serial = lanes == 1 and jax.default_backend() == "cpu"
+
+    def load(places: jax.Array) -> tuple[Any, Slot, jax.Array]:
+        at = order[jnp.minimum(places, size - 1)]
+        taken = jax.tree.map(lambda leaf: leaf[at], (states, slots))
+        return taken[0], taken[1], jnp.where(places < busy, totals[at], 0)
+
+    def each(function: Any, *arguments: Any) -> Any:
+        """``vmap`` over lanes; a single lane stays unbatched, so that its ``cond`` and its slices stay what they are."""
+        if lanes > 1:
+            return jax.vmap(function)(*arguments)
+        only = function(*jax.tree.map(lambda leaf: leaf[0], arguments))
+        return jax.tree.map(lambda leaf: leaf[None], only)
+
+    def step_lane(c_i: Any, slot: Slot, total: jax.Array, progress: Progress, k: jax.Array) -> Progress:
+        del c_i
+        moved = solver.step(sent, slot, progress, k, serial=serial)
+        if lanes == 1:
+            return moved  # the loop ends with the only lane's last client
+        return trees.select(k < total, moved, progress)  # type: ignore[no-any-return]
+
+    def advance(at: Lanes) -> Lanes:
+        loaded = load(at.place)
+        progress = each(step_lane, *loaded, at.progress, at.k)
+        live = at.place < busy
+        k = jnp.where(live, at.k + 1, at.k)
+        done = live & (k >= loaded[2])
+        at = at._replace(progress=progress, k=k, computed=at.computed + lanes)
+        return lax.cond(jnp.any(done), lambda: hand_over(at, loaded, done), lambda: at)  # type: ignore[no-any-return]
+
+    def hand_over(at: Lanes, loaded: Any, done: jax.Array) -> Lanes:
+        """Finished clients leave their messages; their lanes take the next clients of the queue."""
+        c_i, slot, _ = loaded
+        weighted, stacks, new = each(lambda c, s, p: finish(solver, sent, c, s, p), c_i, slot, at.progress)
+
+        def add(total: jax.Array, leaf: jax.Array) -> jax.Array:
+            mask = done.reshape(-1, *[1] * (leaf.ndim - 1))
+            return total + jnp.sum(jnp.where(mask, leaf, jnp.zeros_like(leaf)), axis=0)
+
+        where = jnp.where(done, order[jnp.minimum(at.place, size - 1)], size)
+        place = jnp.where(done, at.next + jnp.cumsum(done, dtype=jnp.int32) - 1, at.place)
+        fresh_c, fresh_slot, _ = load(place)
+        fresh = each(lambda c, s: solver.begin(sent, c, s), fresh_c, fresh_slot)
+
+        def renew(new: jax.Array, old: jax.Array) -> jax.Array:
+            return jnp.where(done.reshape(-1, *[1] * (old.ndim - 1)), new, old)
+
+        return at._replace(
+            place=place,
+            k=jnp.where(done, 0, at.k),
+            progress=jax.tree.map(renew, fresh, at.progress),
+            next=at.next + jnp.sum(done, dtype=jnp.int32),
+            sums=jax.tree.map(add, at.sums, weighted),
+            stacks=jax.tree.map(lambda all_, rows: all_.at[where].set(rows), at.stacks, stacks),
+            states=jax.tree.map(lambda all_, rows: all_.at[where].set(rows), at.states, new),
+        )
+
+    def with_spare(leaf: jax.Array) -> jax.Array:
+        return jnp.concatenate([leaf, jnp.zeros((1, *leaf.shape[1:]), leaf.dtype)])
+
+    sum_shapes, stack_shapes = finish_shapes(solver, sent, states, slots)
+    place = jnp.arange(lanes, dtype=jnp.int32)
+    c_i, slot, _ = load(place)
+    start = Lanes(
+        place=place,
+        k=jnp.zeros((lanes,), jnp.int32),
+        progress=each(lambda c, s: solver.begin(sent, c, s), c_i, slot),
+        next=jnp.int32(lanes),
+        sums=trees.zeros_like(sum_shapes),
+        stacks=jax.tree.map(lambda s: jnp.zeros((size + 1, *s.shape), s.dtype), stack_shapes),
+        states=jax.tree.map(with_spare, states),
+        computed=jnp.int32(0),
+    )
+
+    def working(at: Lanes) -> jax.Array:
+        return jnp.any(at.place < busy)
+
+    if bound is None:
+        end = lax.while_loop(working, advance, start)
+    else:
+
+        def tick(at: Lanes, _: None) -> tuple[Lanes, None]:
+            return lax.cond(working(at), advance, lambda at: at, at), None
+
+        end, _ = lax.scan(tick, start, None, length=bound)
+    first = jax.tree.map(lambda leaf: leaf[:size], (end.stacks, end.states))
+    return LocalResult(end.sums, first[0], first[1], end.computed)

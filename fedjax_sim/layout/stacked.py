@@ -1,0 +1,44 @@
+"""All clients at once, on a leading axis."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fedjax_sim import trees
+from fedjax_sim.descriptions import factory
+from fedjax_sim.layout.base import Bounds, Layout, LocalResult, finish
+from fedjax_sim.local.solver import Slot, Solver
+
+
+class Stacked(Layout):
+    """``vmap`` over the cohort of a masked scan over the largest possible number of steps.
+
+    Computes |S| max tau micro-steps whatever the clients need: best where the tau_i are alike and the hardware is wide
+    (GPU, TPU). The first step is peeled: before it all clients hold the same x, so its products are not batched over
+    models. Idle steps are masked by selection, never by a zero weight, and reuse a real batch: NaN-safe in reverse.
+    """
+
+    def run(self, solver: Solver, sent: Any, states: Any, slots: Slot, bounds: Bounds) -> LocalResult:
+        totals = solver.micro_steps(slots)
+
+        def masked(slot: Slot, total: jax.Array, progress: Any, k: jax.Array) -> Any:
+            return trees.select(k < total, solver.step(sent, slot, progress, k, serial=False), progress)
+
+        def first(c_i: Any, slot: Slot, total: jax.Array) -> Any:
+            return masked(slot, total, solver.begin(sent, c_i, slot), jnp.int32(0))
+
+        def step(progress: Any, k: jax.Array) -> tuple[Any, None]:
+            return jax.vmap(masked, (0, 0, 0, None))(slots, totals, progress, k), None
+
+        progress = jax.vmap(first)(states, slots, totals)
+        progress, _ = lax.scan(step, progress, jnp.arange(1, bounds.per_client, dtype=jnp.int32))
+        weighted, stacks, new = jax.vmap(lambda c, s, p: finish(solver, sent, c, s, p))(states, slots, progress)
+        sums = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), weighted)
+        return LocalResult(sums, stacks, new, jnp.int32(len(totals) * bounds.per_client))
+
+
+stacked = factory("layout.stacked", Stacked)

@@ -1,0 +1,19 @@
+"""One client's round: how many steps, on which examples, and the steps themselves."""
+
+from fedjax_sim.local.batches import Batches, full_batch, in_order, shuffled, with_replacement
+from fedjax_sim.local.work import Work, epochs, gaussian_steps, given_steps, random_epochs, steps, stragglers
+
+__all__ = [
+    "Batches",
+    "Work",
+    "epochs",
+    "full_batch",
+    "gaussian_steps",
+    "given_steps",
+    "in_order",
+    "random_epochs",
+    "shuffled",
+    "steps",
+    "stragglers",
+    "with_replacement",
+]

@@ -1,0 +1,67 @@
+"""Dynamic loops with a derivative.
+
+Reverse mode cannot pass a ``while_loop``, and a function cannot know that it is being differentiated. So a
+computation whose cost follows its data is given twice: as a dynamic program, which runs, and as a statically bounded
+one with the same result, whose derivative is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax import lax
+from jax.custom_derivatives import SymbolicZero
+
+
+def with_static_derivative(dynamic: Callable[..., Any], static: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that runs as ``dynamic`` and differentiates as ``static``, in forward and reverse mode, under vmap.
+
+    Args:
+      dynamic: any program.
+      static: the same function of the same arguments, differentiable in both modes.
+
+    Returns:
+      A function of pytrees. Everything that may carry a derivative must be an argument, not closed over. Arguments
+      without a derivative (the data, as a rule) cost the derivative nothing.
+    """
+    function = jax.custom_jvp(dynamic)
+
+    def rule(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
+        leaves, structure = jax.tree.flatten(primals)
+        flat_tangents = structure.flatten_up_to(tangents)
+        varying = [i for i, tangent in enumerate(flat_tangents) if not isinstance(tangent, SymbolicZero)]
+
+        def of_varying(*values: Any) -> Any:
+            filled = list(leaves)
+            for i, value in zip(varying, values, strict=True):
+                filled[i] = value
+            return static(*jax.tree.unflatten(structure, filled))
+
+        return jax.jvp(of_varying, [leaves[i] for i in varying], [flat_tangents[i] for i in varying])  # type: ignore[no-any-return]
+
+    function.defjvp(rule, symbolic_zeros=True)
+    return function
+
+
+def bounded_loop(body: Callable[[jax.Array, Any, Any], Any], bound: int) -> Callable[[jax.Array, Any, Any], Any]:
+    """``loop(count, constants, carry)``: ``carry = body(k, constants, carry)`` for k = 0 .. count - 1, differentiable.
+
+    ``body`` must leave the carry as it is for k >= count: the derivative runs it ``bound`` times.
+
+    Args:
+      body: one step.
+      bound: static upper bound of ``count``.
+    """
+
+    def dynamic(count: jax.Array, constants: Any, carry: Any) -> Any:
+        return lax.fori_loop(0, count, lambda k, c: body(k, constants, c), carry)
+
+    def static(count: jax.Array, constants: Any, carry: Any) -> Any:
+        def step(c: Any, k: jax.Array) -> tuple[Any, None]:
+            return body(k, constants, c), None
+
+        return lax.scan(step, carry, jax.numpy.arange(bound, dtype=count.dtype))[0]
+
+    return with_static_derivative(dynamic, static)

@@ -1,0 +1,55 @@
+"""Fully connected models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from fedjax_sim.descriptions import register
+
+
+class LogisticRegression(nn.Module):
+    """Multinomial logistic regression: logits = x W + b, both zero at the start.
+
+    Attributes:
+      num_classes: number of outputs.
+      param_dtype: dtype of W, b and the logits.
+    """
+
+    num_classes: int
+    param_dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = x.reshape(x.shape[0], -1).astype(self.param_dtype)
+        zeros = nn.initializers.zeros_init()
+        return nn.Dense(self.num_classes, param_dtype=self.param_dtype, kernel_init=zeros)(x)
+
+
+class MLP(nn.Module):
+    """A multilayer perceptron with ReLU: He-initialised kernels, zero biases.
+
+    Attributes:
+      num_classes: number of outputs.
+      hidden: widths of the hidden layers.
+      param_dtype: dtype of the parameters and the logits.
+    """
+
+    num_classes: int
+    hidden: tuple[int, ...] = (200, 200)
+    param_dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = x.reshape(x.shape[0], -1).astype(self.param_dtype)
+        for width in self.hidden:
+            dense = nn.Dense(width, param_dtype=self.param_dtype, kernel_init=nn.initializers.he_normal())
+            x = nn.relu(dense(x))
+        return nn.Dense(self.num_classes, param_dtype=self.param_dtype)(x)
+
+
+register("model.LogisticRegression", LogisticRegression)
+register("model.MLP", MLP)

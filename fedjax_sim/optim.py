@@ -1,0 +1,254 @@
+"""Described wrappers of optax optimisers: their real hyper-parameters are leaves of the algorithm.
+
+``fjs.optim.sgd(0.02)`` is ``optax.sgd(0.02)`` whose learning rate can be differentiated, vmapped and changed without
+compiling again. A bare ``optax.GradientTransformation`` is accepted wherever an optimiser is, but recorded as opaque.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_sim.descriptions import Described, check_real, factory, is_concrete, register, static, suggest
+
+
+@contextlib.contextmanager
+def third_party() -> Iterator[None]:
+    """Standard promotion for code that is not ours: optax's Adam family and flax's convolutions need it."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+class Optimizer(Described):
+    """An optax optimiser with a description; subclasses say how to make it."""
+
+    def transform(self) -> optax.GradientTransformation:
+        """The optax transformation with the current (possibly traced) hyper-parameters."""
+        raise TypeError(f"{type(self).__name__} must define transform() -> optax.GradientTransformation")
+
+    def init(self, params: Any) -> Any:
+        """The optimiser state at ``params``."""
+        with third_party():
+            return self.transform().init(params)
+
+    def update(self, gradients: Any, state: Any, params: Any) -> tuple[Any, Any]:
+        """``(updates, state)``; the updates keep the gradients' dtypes.
+
+        Raises:
+          TypeError: the optimiser changes a dtype, which would change the program from step to step.
+        """
+        with third_party():
+            updates, new_state = self.transform().update(gradients, state, params)
+
+        def same(update: jax.Array, gradient: jax.Array) -> None:
+            if update.dtype != gradient.dtype:
+                raise TypeError(
+                    f"{describe_name(self)} turns {gradient.dtype} gradients into {update.dtype} updates; "
+                    "give its hyper-parameters in the parameters' dtype"
+                )
+
+        jax.tree.map(same, updates, gradients)
+        return updates, new_state
+
+
+class Sgd(Optimizer):
+    """Stochastic gradient descent: b <- rho b + g, y <- y - eta b (rho = 0: plain).
+
+    Nesterov's form steps along g + rho b. Linear, so FedNova, SCAFFOLD II and VRL-SGD accept it.
+
+    Args:
+      learning_rate: eta > 0.
+      momentum: rho in [0, 1), or None for no buffer.
+      nesterov: step along g + rho b.
+    """
+
+    learning_rate: Any
+    momentum: Any = None
+    nesterov: bool = static(default=False)
+
+    def checked(self) -> Sgd:
+        check_real("sgd(learning_rate=...)", self.learning_rate, low=0.0)
+        check_real("sgd(momentum=...)", self.momentum, low=0.0)
+        if self.momentum is not None and is_concrete(self.momentum) and jnp.any(jnp.asarray(self.momentum) >= 1):
+            raise ValueError(f"sgd(momentum={self.momentum}): it must be in [0, 1)")
+        return self
+
+    def transform(self) -> optax.GradientTransformation:
+        return optax.sgd(self.learning_rate, self.momentum, self.nesterov)
+
+
+class Adam(Optimizer):
+    """Adam (Kingma and Ba 2015) as optax has it, with bias correction; not linear in the gradients.
+
+    Args:
+      learning_rate: step size > 0.
+      b1: decay of the first moment.
+      b2: decay of the second moment.
+      eps: added outside the root.
+      eps_root: added inside the root; must be > 0 to differentiate through a zero gradient.
+    """
+
+    learning_rate: Any
+    b1: Any = 0.9
+    b2: Any = 0.999
+    eps: Any = 1e-8
+    eps_root: Any = 1e-16
+
+    def checked(self) -> Adam:
+        check_real("adam(learning_rate=...)", self.learning_rate, low=0.0)
+        for name in ("b1", "b2", "eps", "eps_root"):
+            check_real(f"adam({name}=...)", getattr(self, name), low=0.0)
+        return self
+
+    def transform(self) -> optax.GradientTransformation:
+        return optax.adam(self.learning_rate, self.b1, self.b2, self.eps, self.eps_root)
+
+
+class FromOptax(Optimizer):
+    """Any optax optimiser by name; real arguments become leaves of ``arguments``.
+
+    Args:
+      name: a function of optax that returns an optimiser, ``"rmsprop"``.
+      arguments: its real arguments.
+      options: its other arguments (booleans, strings), as sorted pairs.
+    """
+
+    name: str = static()
+    arguments: dict[str, Any]
+    options: tuple[tuple[str, Any], ...] = static(default=())
+
+    def transform(self) -> optax.GradientTransformation:
+        made: optax.GradientTransformation = getattr(optax, self.name)(**self.arguments, **dict(self.options))
+        return made
+
+
+class Bare(Optimizer):
+    """A bare optax object: works everywhere, but its hyper-parameters are hidden from us and from a description."""
+
+    transformation: optax.GradientTransformation = static()
+
+    def transform(self) -> optax.GradientTransformation:
+        return self.transformation
+
+
+class Hoisted(Optimizer):
+    """A bare optax object whose closed-over traced values have become leaves (see :func:`hoist`)."""
+
+    init_function: Callable[..., Any] = static()
+    update_function: Callable[..., Any] = static()
+    init_values: list[Any]
+    update_values: list[Any]
+
+    def transform(self) -> optax.GradientTransformation:
+        return optax.GradientTransformation(
+            lambda params: self.init_function(params, *self.init_values),
+            lambda gradients, state, params=None: self.update_function(
+                gradients, state, params, *self.update_values
+            ),
+        )
+
+
+sgd = factory("optim.sgd", Sgd)
+adam = factory("optim.adam", Adam)
+
+
+def from_optax(name: str, **arguments: Any) -> Optimizer:
+    """Any optax optimiser by its name: ``from_optax("rmsprop", learning_rate=0.01, decay=0.9)``.
+
+    Args:
+      name: the optax function.
+      **arguments: its arguments; real numbers and arrays become leaves (schedules belong into
+        ``client_learning_rate``), booleans and strings are structure.
+
+    Raises:
+      ValueError: optax has no such optimiser, or it has no such argument.
+    """
+    known = [key for key in dir(optax) if inspect.isfunction(getattr(optax, key)) and not key.startswith("_")]
+    if name not in known:
+        raise ValueError(f"optax has no optimiser {name!r}: {suggest(name, known)}")
+    accepted = list(inspect.signature(getattr(optax, name)).parameters)
+    for key, value in arguments.items():
+        if key not in accepted:
+            raise ValueError(f"optax.{name} has no argument {key!r}: {suggest(key, accepted)}")
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            check_real(f"{name}({key}=...)", value)
+    real = {k: float(v) if isinstance(v, int) else v for k, v in arguments.items() if not isinstance(v, (bool, str))}
+    options = tuple(sorted((k, v) for k, v in arguments.items() if k not in real))
+    return _from_optax(name=name, arguments=real, options=options)
+
+
+_from_optax = factory("optim.from_optax", FromOptax)
+
+
+def as_optimizer(given: Any, what: str) -> Optimizer:
+    """``given`` as an :class:`Optimizer`: one of ours, or a bare optax object wrapped as opaque.
+
+    Raises:
+      TypeError: neither; the message names the argument ``what``.
+    """
+    if isinstance(given, Optimizer) or isinstance(given, jax.core.Tracer) or type(given) is object:
+        return given  # type: ignore[return-value]
+    if isinstance(given, optax.GradientTransformation):
+        return Bare(transformation=given)
+    raise TypeError(f"{what} is {given!r}: give an optimiser, for instance fedjax_sim.optim.sgd(0.1) or optax.sgd(0.1)")
+
+
+def hoist(optimizer: Optimizer, params: Any) -> Optimizer:
+    """Makes values that a bare optax object closes over explicit, so that derivatives reach them.
+
+    ``optax.sgd(lr)`` with a traced ``lr`` hides the tracer in a closure, out of reach of ``jax.custom_jvp``.
+
+    Args:
+      optimizer: any optimiser; described ones come back as they are.
+      params: parameters (arrays or shapes) it will be used with.
+    """
+    if not isinstance(optimizer, Bare):
+        return optimizer
+    bare = optimizer.transformation
+    example = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), params)
+    with third_party():
+        state = jax.eval_shape(bare.init, example)
+        init, init_values = jax.closure_convert(bare.init, example)
+        update, update_values = jax.closure_convert(
+            lambda gradients, state, params: bare.update(gradients, state, params), example, state, example
+        )
+    return Hoisted(
+        init_function=init, update_function=update, init_values=init_values, update_values=update_values
+    )
+
+
+def is_linear(optimizer: Optimizer) -> bool:
+    """Whether the parameters after some steps are a linear function of the gradients.
+
+    Decided by transposing the chain of three steps on one scalar, which JAX can do for linear functions only: SGD with
+    any momentum passes; Adam, AdaGrad, sign and clipping do not.
+    """
+
+    def chain(gradients: list[jax.Array]) -> jax.Array:
+        y = jnp.zeros(())
+        state = optimizer.init(y)
+        for gradient in gradients:
+            update, state = optimizer.update(gradient, state, y)
+            y = y + update
+        return y
+
+    scalar = jax.ShapeDtypeStruct((), jnp.zeros(()).dtype)
+    try:
+        jax.linear_transpose(chain, [scalar] * 3)(scalar_one := jnp.ones(()))
+        del scalar_one
+    except Exception:  # what JAX raises for a nonlinear operation differs from primitive to primitive
+        return False
+    return True
+
+
+def describe_name(optimizer: Optimizer) -> str:
+    """How messages name an optimiser."""
+    if isinstance(optimizer, FromOptax):
+        return f"optax.{optimizer.name}"
+    return type(optimizer).__name__.lower() if isinstance(optimizer, (Sgd, Adam)) else "the given optax optimiser"

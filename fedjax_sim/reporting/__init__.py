@@ -1,0 +1,23 @@
+"""What a run looks like to its user: tables, plots, a progress bar, files written safely.
+
+Everything here reads recorded arrays and nothing of it runs a simulation. matplotlib and rich are imported where they
+are used.
+"""
+
+from fedjax_sim.reporting.files import write_atomically
+from fedjax_sim.reporting.plots import comparison, curves, label_heatmap, size_histogram
+from fedjax_sim.reporting.progress import Progress, progress_bar
+from fedjax_sim.reporting.recorded import Recorded
+from fedjax_sim.reporting.table import results_table
+
+__all__ = [
+    "Progress",
+    "Recorded",
+    "comparison",
+    "curves",
+    "label_heatmap",
+    "progress_bar",
+    "results_table",
+    "size_histogram",
+    "write_atomically",
+]

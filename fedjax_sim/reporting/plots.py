@@ -1,0 +1,328 @@
+"""Figures of results and of data sets; they need matplotlib, the extra ``fedjax_sim[plot]``."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import textwrap
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedjax_sim.reporting.files import write_atomically
+from fedjax_sim.reporting.recorded import Recorded, in_words
+
+if TYPE_CHECKING:
+    from fedjax_sim.datasets.federated import FederatedDataset
+
+# Okabe and Ito's palette, which colour-blind readers can tell apart, without its yellow, which nobody sees on white.
+# Seven colours and five dashes have no common divisor: 35 methods before a pair comes again.
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+_DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (7, 1.5, 1.5, 1.5)), (0, (3, 1, 1, 1, 1, 1)))
+_DIVERGED = "a seed diverged"
+_DPI = 150
+
+
+def curves(histories: Mapping[str, Recorded], metric: str = "loss", ax: Any = None, *, log: bool | None = None) -> Any:
+    """Draws a metric against rounds: the mean over seeds as a line, their range (minimum to maximum) as a band.
+
+    A cross at the upper edge marks the first evaluation at which a seed was NaN or infinite; there the method's line
+    ends. An axis of losses stops at ten times the start (twice, if it is linear) when a method runs away.
+
+    Args:
+      histories: the methods' records by the name to print.
+      metric: its name.
+      ax: matplotlib axes to add the lines to; None makes a figure.
+      log: whether the metric's axis is logarithmic; None chooses it for positive losses whose means span more than a
+        decade.
+
+    Returns:
+      The axes.
+
+    Raises:
+      ImportError: matplotlib is not installed.
+      KeyError: a record lacks the metric.
+      ValueError: no histories, or a metric that is not one number per seed and evaluation.
+    """
+    _check_matplotlib()
+    if not histories:
+        raise ValueError("curves: no histories were given; it takes {name: history}")
+    own = ax is None
+    if own:
+        from matplotlib import pyplot
+
+        _, ax = pyplot.subplots(figsize=(7, 4), layout="constrained")
+    drawn_before = len(_labelled(ax))
+    styles = {name: _style(drawn_before + index) for index, name in enumerate(histories)}
+    _draw(ax, histories, metric, styles, log)
+    ax.set_xlabel("rounds")
+    beside = own and len(histories) > 1
+    place = {"loc": "upper left", "bbox_to_anchor": (1.02, 1.0)} if beside else {"loc": "best"}
+    ax.legend(handles=_handles(_labelled(ax), [ax]), title=_band_words(histories.values()), **_LEGEND, **place)
+    return ax
+
+
+def comparison(problems: Mapping[str, Mapping[str, Recorded]], path: str | os.PathLike[str]) -> Any:
+    """One figure of methods on problems: a column per problem, the training loss above the test accuracy.
+
+    A method has one colour and dash in all columns. Where a problem has no test accuracy the training accuracy is
+    drawn; the lower row is left out if no problem has either. See :func:`curves` for how lines are drawn.
+
+    Args:
+      problems: the methods' records by the problem's and the method's name.
+      path: where the figure goes (atomically), as PNG unless the name ends otherwise (``.pdf``, ``.svg``).
+
+    Returns:
+      The matplotlib figure.
+
+    Raises:
+      ImportError: matplotlib is not installed.
+      ValueError: no problems, or a problem without methods.
+    """
+    _check_matplotlib()
+    from matplotlib.figure import Figure
+
+    if not problems or not all(problems.values()):
+        raise ValueError("comparison: it takes {problem: {method: history}}, with a method for every problem")
+    records = [run for runs in problems.values() for run in runs.values()]
+    methods = list(dict.fromkeys(itertools.chain.from_iterable(problems.values())))
+    styles = {name: _style(index) for index, name in enumerate(methods)}
+    two_rows = _accuracy(records) is not None
+    width = max(3.3 * len(problems) + 0.6, 4.5)
+    figure = Figure(figsize=(width, 5.6 if two_rows else 3.4), layout="constrained")
+    axes = figure.subplots(1 + two_rows, len(problems), sharex="col", squeeze=False)
+    for (problem, runs), column in zip(problems.items(), axes.T, strict=True):
+        column[0].set_title(textwrap.fill(problem, 36), fontsize="medium")
+        _draw(column[0], runs, "loss", styles, None)
+        accuracy = _accuracy(runs.values())
+        if accuracy is not None:
+            recorded = {name: run for name, run in runs.items() if accuracy in run.metrics}
+            _draw(column[1], recorded, accuracy, styles, None)
+        elif two_rows:
+            column[1].axis("off")
+            column[0].tick_params(labelbottom=True)
+        column[0 if accuracy is None else 1].set_xlabel("rounds")
+    for row in axes:
+        for left, right in reversed(list(itertools.pairwise(row))):
+            if left.get_ylabel() == right.get_ylabel():
+                right.set_ylabel("")
+    handles = _handles(_proxies(styles), axes.flat)
+    columns = max(1, min(len(handles), int(width / (0.08 * max(len(h.get_label()) for h in handles) + 0.7))))
+    figure.legend(handles=handles, loc="outside lower center", ncols=columns, title=_band_words(records), **_LEGEND)
+    save_figure(figure, path)
+    return figure
+
+
+def label_heatmap(dataset: FederatedDataset, ax: Any = None) -> Any:
+    """Draws how many examples of each class every client holds; white is none.
+
+    Clients are in storage order. Colours are logarithmic where the counts differ much.
+
+    Args:
+      dataset: a data set with labels.
+      ax: matplotlib axes to draw on; None makes a figure.
+
+    Returns:
+      The axes.
+
+    Raises:
+      ImportError: matplotlib is not installed.
+      ValueError: the data set has no labels.
+    """
+    _check_matplotlib()
+    from matplotlib import pyplot
+    from matplotlib.colors import LogNorm, Normalize
+    from matplotlib.ticker import MaxNLocator
+
+    table = dataset.statistics().label_table
+    if table is None:
+        raise ValueError(f"label_heatmap: {dataset} has no labels (examples['y'] as integers)")
+    clients, classes = table.shape
+    if ax is None:
+        size = (float(np.clip(0.12 * clients + 2, 5, 10)), float(np.clip(0.25 * classes + 1.5, 2.5, 7)))
+        _, ax = pyplot.subplots(figsize=size, layout="constrained")
+    held = table[table > 0]
+    uneven = bool(held.max() > 20 * np.median(held))
+    norm = LogNorm(vmin=1, vmax=held.max()) if uneven else Normalize(vmin=0, vmax=held.max())
+    image = ax.imshow(
+        np.ma.masked_equal(table.T, 0), aspect="auto", origin="lower", cmap="viridis_r", norm=norm,
+        interpolation="nearest",
+    )  # fmt: skip
+    ax.set_xlabel("client")
+    ax.set_ylabel("class")
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if classes <= 12:
+        ax.set_yticks(range(classes))
+    else:
+        ax.yaxis.set_major_locator(MaxNLocator(integer=True))
+    bar = ax.figure.colorbar(image, ax=ax, label="examples")
+    if uneven:
+        _plain_numbers(bar.ax.yaxis)
+    return ax
+
+
+def size_histogram(dataset: FederatedDataset, ax: Any = None) -> Any:
+    """Draws how many clients hold how many examples, and the mean; logarithmic where the sizes differ much.
+
+    Args:
+      dataset: any data set.
+      ax: matplotlib axes to draw on; None makes a figure.
+
+    Returns:
+      The axes.
+
+    Raises:
+      ImportError: matplotlib is not installed.
+    """
+    _check_matplotlib()
+    from matplotlib import pyplot
+    from matplotlib.ticker import MaxNLocator
+
+    sizes = np.asarray(dataset.sizes)
+    if ax is None:
+        _, ax = pyplot.subplots(figsize=(6, 3.5), layout="constrained")
+    low, high = int(sizes.min()), int(sizes.max())
+    # Edges lie between whole numbers, so that no bin is empty or doubled by rounding alone.
+    bins = int(np.clip(1.5 * np.sqrt(sizes.size), 5, 40))
+    edges: np.ndarray
+    if high > 30 * low:
+        edges = np.unique(np.geomspace(low, high + 1, bins + 1).round()) - 0.5
+        ax.set_xscale("log")
+        _plain_numbers(ax.xaxis)
+    else:
+        step = max(1, -(-(high + 1 - low) // bins))
+        edges = np.arange(low, high + 1 + step, step) - 0.5
+    ax.hist(sizes, bins=edges, color=_COLOURS[0], edgecolor="white", linewidth=0.5)
+    mean = float(sizes.mean())
+    ax.axvline(mean, color=_COLOURS[1], linestyle="--", label=f"mean {mean:,.1f}")
+    ax.set_xlabel("examples of a client")
+    ax.set_ylabel("clients")
+    ax.yaxis.set_major_locator(MaxNLocator(integer=True))
+    ax.set_title(f"{dataset.num_clients:,} clients, {dataset.num_examples:,} examples", fontsize="medium")
+    ax.legend(**_LEGEND)
+    _plain(ax)
+    return ax
+
+
+def save_figure(figure: Any, path: str | os.PathLike[str]) -> None:
+    """Writes a matplotlib figure atomically at 150 dots an inch, as PNG unless the name ends otherwise."""
+    kind = Path(path).suffix[1:] or "png"
+    write_atomically(path, lambda file: figure.savefig(file, format=kind, dpi=_DPI))
+
+
+_LEGEND: dict[str, Any] = {"fontsize": "small", "title_fontsize": "small", "frameon": False, "handlelength": 2.8}
+
+
+def _check_matplotlib() -> None:
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise ImportError("plots need matplotlib: pip install 'fedjax_sim[plot]'") from error
+
+
+def _style(index: int) -> dict[str, Any]:
+    return {"color": _COLOURS[index % len(_COLOURS)], "linestyle": _DASHES[index % len(_DASHES)], "linewidth": 1.8}
+
+
+def _accuracy(runs: Iterable[Recorded]) -> str | None:
+    names = {name for run in runs for name in run.metrics}
+    return next((name for name in ("test_accuracy", "accuracy") if name in names), None)
+
+
+def _draw(
+    ax: Any, histories: Mapping[str, Recorded], metric: str, styles: Mapping[str, Mapping[str, Any]], log: bool | None
+) -> None:
+    """The lines, bands and crosses of one axes, and its scale."""
+    from matplotlib.ticker import MaxNLocator
+
+    means, kept_values = [], []
+    for name, run in histories.items():
+        values = np.asarray(run[metric], dtype=float)
+        if values.ndim != 2:
+            raise ValueError(
+                f"{metric!r} of {name!r} has shape {values.shape}: a curve needs one number per seed and evaluation"
+            )
+        finite = np.isfinite(values).all(axis=0)
+        end = len(finite) if finite.all() else int(np.argmin(finite))
+        rounds, kept = np.asarray(run.evaluated), values[:, :end]
+        mean = kept.mean(axis=0)
+        ax.plot(rounds[:end], mean, label=name, **styles[name])
+        if len(kept) > 1:
+            band = {"color": styles[name]["color"], "alpha": 0.15, "linewidth": 0}
+            ax.fill_between(rounds[:end], kept.min(axis=0), kept.max(axis=0), **band)
+        if end < len(finite):
+            cross = {"color": styles[name]["color"], "marker": "x", "markersize": 7, "markeredgewidth": 2}
+            ax.plot(rounds[end], 1.0, transform=ax.get_xaxis_transform(), clip_on=False, label=f"_{_DIVERGED}", **cross)
+        means.append(mean)
+        kept_values.append(kept.ravel())
+    if log is None:
+        log = metric.endswith("loss") and _spans_a_decade(np.concatenate(means))
+    if log:
+        ax.set_yscale("log")
+    if metric.endswith("loss"):
+        _keep_in_view(ax, np.concatenate(kept_values), np.array([mean[0] for mean in means if mean.size]), log)
+    locator = ax.xaxis.get_major_locator()
+    if isinstance(locator, MaxNLocator):
+        locator.set_params(integer=True)
+    ax.set_ylabel(in_words(metric))
+    _plain(ax)
+
+
+def _spans_a_decade(values: np.ndarray) -> bool:
+    return values.size > 0 and bool(values.min() > 0 and values.max() > 10 * values.min())
+
+
+def _keep_in_view(ax: Any, values: np.ndarray, starts: np.ndarray, log: bool) -> None:
+    """Where a loss runs away, the axis stops a little above the start, and the other lines can still be read."""
+    start = np.abs(starts).max(initial=0.0)
+    if start == 0 or values.max() <= 100 * start:
+        return
+    if log:
+        ax.set_ylim(values[values > 0].min() / 1.5, 10 * start)
+    else:
+        ax.set_ylim(values.min() - 0.1 * start, 2 * start)
+
+
+def _plain_numbers(axis: Any) -> None:
+    """Ticks 1, 2, 5, 10, ... of a logarithmic axis, written as such."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1 else ""))
+    axis.set_minor_locator(NullLocator())
+
+
+def _plain(ax: Any) -> None:
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.grid(alpha=0.25, linewidth=0.6)
+    ax.set_axisbelow(True)
+
+
+def _labelled(ax: Any) -> list[Any]:
+    return [line for line in ax.get_lines() if not line.get_label().startswith("_")]
+
+
+def _proxies(styles: Mapping[str, Mapping[str, Any]]) -> list[Any]:
+    from matplotlib.lines import Line2D
+
+    return [Line2D([], [], label=name, **style) for name, style in styles.items()]
+
+
+def _handles(lines: list[Any], axes: Iterable[Any]) -> list[Any]:
+    """The entries of a legend; one for the crosses if there is any."""
+    from matplotlib.lines import Line2D
+
+    if any(line.get_label() == f"_{_DIVERGED}" for ax in axes for line in ax.get_lines()):
+        cross = Line2D([], [], linestyle="", marker="x", color="0.3", markersize=7, markeredgewidth=2, label=_DIVERGED)
+        return [*lines, cross]
+    return lines
+
+
+def _band_words(runs: Iterable[Recorded]) -> str | None:
+    """What the band is; None without one."""
+    counts = {int(next(iter(run.metrics.values())).shape[0]) for run in runs}
+    if counts == {1}:
+        return None
+    return f"mean and range of {counts.pop()} seeds" if len(counts) == 1 else "mean and range of the seeds"

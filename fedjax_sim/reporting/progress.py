@@ -1,0 +1,163 @@
+"""A progress bar for the driver: rich on a terminal, plain lines elsewhere, nothing where it is switched off."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.util
+import sys
+import time
+from types import TracebackType
+from typing import Any, Literal, Self
+
+
+class Progress:
+    """Shows how far a run is. This class itself is silent; :func:`progress_bar` returns the one that suits.
+
+    Attributes:
+      enabled: whether anything is shown. Where it is False there is no need to fetch a loss for :meth:`update`.
+    """
+
+    enabled = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        pass
+
+    def compiling(self) -> None:
+        """Says that the program is being compiled, until the first :meth:`update`."""
+
+    def update(self, rounds_done: int, loss: float) -> None:
+        """Shows the state after ``rounds_done`` rounds.
+
+        The speed is measured from the first update, so that it leaves compilation out; ``update(0, loss)`` before the
+        first round makes it known from the next one on.
+        """
+
+
+def progress_bar(
+    total_rounds: int, enabled: bool | Literal["auto"] | None = None, description: str = "rounds"
+) -> Progress:
+    """A context manager that shows progress on stderr.
+
+    Args:
+      total_rounds: how many rounds the run has.
+      enabled: True shows it: as a bar if rich is installed and stderr is a terminal or a notebook, otherwise as a
+        line every tenth of the run. None or "auto" shows it on a terminal only, False never.
+      description: what is being run.
+
+    Raises:
+      TypeError: another value of ``enabled``.
+
+    Example:
+      >>> with progress_bar(200, False) as bar:
+      ...     bar.compiling()
+      ...     bar.update(200, 0.5)
+    """
+    if not isinstance(enabled, bool) and enabled not in (None, "auto"):
+        raise TypeError(f"progress is {enabled!r}: it must be True, False, or None (on a terminal only)")
+    terminal = sys.stderr is not None and sys.stderr.isatty()
+    if sys.stderr is None or not (terminal if enabled in (None, "auto") else enabled):
+        return Progress()
+    console = _rich_console(terminal)
+    return _Lines(total_rounds, description) if console is None else _Bar(total_rounds, description, console)
+
+
+class _Clock:
+    """Speed and time left, from the first update on."""
+
+    def __init__(self, total: int):
+        self.total = total
+        self.start: tuple[int, float] | None = None
+
+    def status(self, done: int, loss: float) -> str:
+        """``12.5 rounds/s, loss 0.1234, 0:00:08 left``."""
+        now = time.perf_counter()
+        if self.start is None:
+            self.start = (done, now)
+        first, since = self.start
+        parts = [f"loss {loss:.4g}"]
+        if done > first and now > since:
+            speed = (done - first) / (now - since)
+            parts.insert(0, f"{speed:.3g} rounds/s" if speed < 100 else f"{speed:.0f} rounds/s")
+            if done < self.total:
+                parts.append(f"{datetime.timedelta(seconds=round((self.total - done) / speed))} left")
+        return ", ".join(parts)
+
+
+class _Lines(Progress):
+    """A line while compiling and one every tenth of the rounds."""
+
+    enabled = True
+
+    def __init__(self, total: int, description: str):
+        self._total = total
+        self._description = description
+        self._clock = _Clock(total)
+        self._shown = 0
+
+    def compiling(self) -> None:
+        self._print("compiling")
+
+    def update(self, rounds_done: int, loss: float) -> None:
+        status = self._clock.status(rounds_done, loss)
+        tenths = 10 * rounds_done // max(self._total, 1)
+        if tenths > self._shown:
+            self._shown = tenths
+            self._print(f"round {rounds_done}/{self._total}, {status}")
+
+    def _print(self, text: str) -> None:
+        print(f"{self._description}: {text}", file=sys.stderr, flush=True)
+
+
+class _Bar(Progress):
+    """A bar that rich draws; its own thread keeps it moving while XLA compiles."""
+
+    enabled = True
+
+    def __init__(self, total: int, description: str, console: Any):
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+        from rich.progress import Progress as RichProgress
+
+        self._total = total
+        self._clock = _Clock(total)
+        self._bar = RichProgress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[status]}", markup=False),
+            console=console,
+        )
+        self._task = self._bar.add_task(description, total=total, status="")
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def compiling(self) -> None:
+        self._bar.update(self._task, total=None, status="compiling")  # without a total the bar pulses
+
+    def update(self, rounds_done: int, loss: float) -> None:
+        status = self._clock.status(rounds_done, loss)
+        self._bar.update(self._task, total=self._total, completed=rounds_done, status=status)
+
+
+def _rich_console(terminal: bool) -> Any:
+    """A rich console on stderr if it can redraw a line there, else None."""
+    try:
+        from rich.console import Console
+    except ImportError:
+        return None
+    console = Console(file=sys.stderr)
+    if console.is_jupyter:
+        return console if importlib.util.find_spec("ipywidgets") is not None else None  # rich needs it to redraw there
+    return console if terminal and not console.is_dumb_terminal else None

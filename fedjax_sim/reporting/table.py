@@ -1,0 +1,115 @@
+"""Results as a table to print or to paste into a README."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from fedjax_sim.reporting.recorded import Recorded, in_words
+
+_ACCURACIES = ("test_accuracy", "accuracy")
+_NONE = "–"
+
+
+def results_table(histories: Mapping[str, Recorded], *, target: float | None = None, markdown: bool = False) -> str:
+    """One row per method: final values, rounds to a target, time, and the share of the computed steps that was needed.
+
+    Values are the mean ± standard deviation over seeds (of a sample: divided by seeds - 1), or the plain value of a
+    single seed. A method whose last value is NaN or infinite for some seeds has no mean: the cell says for how many
+    of them.
+
+    Args:
+      histories: the methods' records by the name to print.
+      target: adds the median over seeds of the evaluated rounds until the test (else the training) accuracy reached
+        this value, or, where no accuracy was recorded, the loss; "–" where most seeds never did.
+      markdown: a Markdown table, not aligned text.
+
+    Returns:
+      The table, with a line below it that explains it.
+
+    Raises:
+      ValueError: no histories.
+    """
+    if not histories:
+        raise ValueError("results_table: no histories were given; it takes {name: history}")
+    runs = list(histories.values())
+    accuracy = next((name for name in _ACCURACIES if any(name in run.metrics for run in runs)), None)
+    columns = [("method", [name.replace("|", r"\|") if markdown else name for name in histories])]
+    columns.append((in_words("loss"), _final_values(runs, "loss", decimals=None)))
+    if accuracy is not None:
+        columns.append((in_words(accuracy), _final_values(runs, accuracy, decimals=4)))
+    if target is not None:
+        reached = accuracy or "loss"
+        columns.append((f"rounds to {target:g} {in_words(reached)}", _rounds_to(runs, reached, target)))
+    columns.append(("seconds", _fixed([run.seconds for run in runs])))
+    columns.append(("useful steps", [f"{run.useful_ratio:.1%}" for run in runs]))
+    rows = _markdown_rows(columns) if markdown else _text_rows(columns)
+    return "\n".join([*rows, "", _note(runs, target)])
+
+
+def _note(runs: list[Recorded], target: float | None) -> str:
+    counts = sorted({_seeds(run) for run in runs})
+    if counts == [1]:
+        parts = ["one seed"]
+    else:
+        seeds = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+        parts = [f"mean ± standard deviation over {seeds} seeds"]
+        if target is not None:
+            parts.append("rounds: median")
+    parts.append("seconds: all seeds, without compilation")
+    return "; ".join(parts)
+
+
+def _seeds(run: Recorded) -> int:
+    return int(next(iter(run.metrics.values())).shape[0])
+
+
+def _final_values(runs: list[Recorded], name: str, decimals: int | None) -> list[str]:
+    """The cells of one metric; ``decimals`` None finds a number of them, or an exponent, that suits the column."""
+    finals = [np.asarray(run[name])[:, -1].astype(float) if name in run.metrics else None for run in runs]
+    means = np.array([final.mean() for final in finals if final is not None and np.isfinite(final).all()])
+    sizes = np.abs(means[means != 0])
+    exponent = decimals is None and sizes.size > 0 and bool(sizes.min() < 1e-3 or sizes.max() >= 1e6)
+    if decimals is None:
+        decimals = 4 if not sizes.size or sizes.max() < 1e3 else 1
+    form = "{:.3e} ± {:.1e}" if exponent else f"{{:.{decimals}f}} ± {{:.{decimals}f}}"
+    return [_cell(final, form) for final in finals]
+
+
+def _cell(final: np.ndarray | None, form: str) -> str:
+    if final is None:
+        return _NONE
+    bad = int((~np.isfinite(final)).sum())
+    if bad:
+        return "diverged" if bad == final.size else f"diverged ({bad} of {final.size})"
+    if final.size == 1:
+        return form.partition(" ± ")[0].format(final[0])
+    return form.format(final.mean(), final.std(ddof=1))
+
+
+def _rounds_to(runs: list[Recorded], name: str, target: float) -> list[str]:
+    medians = [float(np.median(run.rounds_to(name, target))) if name in run.metrics else np.inf for run in runs]
+    return [f"{median:.0f}" if np.isfinite(median) else _NONE for median in medians]
+
+
+def _fixed(values: list[float]) -> list[str]:
+    decimals = 2 if max(values) < 100 else 0
+    return [f"{value:.{decimals}f}" for value in values]
+
+
+def _text_rows(columns: list[tuple[str, list[str]]]) -> list[str]:
+    """The first column is a name and flush left, numbers are flush right."""
+    widths = [max(len(cell) for cell in [title, *cells]) for title, cells in columns]
+    table = [[title for title, _ in columns], ["─" * width for width in widths]]
+    table += [list(row) for row in zip(*(cells for _, cells in columns), strict=True)]
+    return [
+        "  ".join([row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))])
+        for row in table
+    ]
+
+
+def _markdown_rows(columns: list[tuple[str, list[str]]]) -> list[str]:
+    table = [[title for title, _ in columns], ["---", *["---:"] * (len(columns) - 1)]]
+    table += [list(row) for row in zip(*(cells for _, cells in columns), strict=True)]
+    return ["| " + " | ".join(row) + " |" for row in table]

@@ -1,0 +1,229 @@
+"""``simulate``: the friendly driver around the same rounds as ``make_train``."""
+
+from __future__ import annotations
+
+import functools
+import platform
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from fedjax_sim.algorithms.base import Algorithm
+from fedjax_sim.checks import check_run, check_setting
+from fedjax_sim.cohort.participation import Participation
+from fedjax_sim.datasets.federated import FederatedDataset
+from fedjax_sim.descriptions import describe
+from fedjax_sim.history import History
+from fedjax_sim.layout.base import Layout
+from fedjax_sim.local.batches import Batches
+from fedjax_sim.local.work import Work
+from fedjax_sim.reporting.progress import progress_bar
+from fedjax_sim.rounds import (
+    Record,
+    Setting,
+    TrainState,
+    average_of,
+    bounds,
+    init_state,
+    layout_of,
+    prepare,
+    run_round,
+)
+from fedjax_sim.task import Task
+from fedjax_sim.training import Evaluate, evaluation_rounds, measure
+
+
+def simulate(
+    algorithm: Algorithm,
+    dataset: FederatedDataset,
+    *,
+    task: Task,
+    rounds: int,
+    cohort: Participation,
+    work: Work,
+    batch_size: int | None = None,
+    batches: Batches | None = None,
+    eval_every: int = 1,
+    evaluate: Evaluate | None = None,
+    layout: Layout | None = None,
+    seeds: int | Iterable[int] = 0,
+    initial_params: Any = None,
+    progress: bool | None = None,
+) -> History:
+    """Runs an algorithm on a data set and returns what was recorded.
+
+    All seeds run in ONE program (in turn on a CPU, side by side elsewhere), ``eval_every`` rounds a call, and the
+    program is compiled once: calling again with other values of real hyper-parameters, seeds (as many) or data (of the
+    same shapes) compiles nothing. The result of seed s is that of ``make_train(...)(algorithm, dataset,
+    jax.random.key(s))``.
+
+    Args:
+      algorithm: what to run: ``fjs.fedavg(client_optimizer=fjs.optim.sgd(0.1))``.
+      dataset: whose data.
+      task: see :func:`fedjax_sim.make_train`, as all arguments up to ``layout``.
+      rounds: number of rounds R.
+      cohort: who takes part.
+      work: how many local steps.
+      batch_size: B of a fresh permutation each epoch; give this or ``batches``.
+      batches: which examples a step sees.
+      eval_every: rounds between evaluations, which are also the chunks in which the program is called.
+      evaluate: more to record at every evaluation: ``evaluate(params, dataset) -> {name: array}``.
+      layout: how clients are run on the hardware; None chooses by a rule.
+      seeds: one seed or several.
+      initial_params: where all seeds start; None draws them from each seed.
+      progress: a progress bar; None shows one on a terminal only.
+
+    Returns:
+      A :class:`fedjax_sim.History`.
+
+    Raises:
+      TypeError, ValueError: bad input, before anything is compiled.
+
+    Example:
+      >>> import fedjax_sim as fjs
+      >>> data = fjs.datasets.synthetic(1.0, 1.0, num_clients=5, max_size=60, seed=0)
+      >>> history = fjs.simulate(
+      ...     fjs.fedavg(client_optimizer=fjs.optim.sgd(0.02)), data,
+      ...     task=fjs.classification(fjs.models.LogisticRegression(10)), rounds=4, eval_every=2, batch_size=10,
+      ...     cohort=fjs.cohort.uniform(2), work=fjs.local.epochs(1), seeds=range(3),
+      ... )
+      >>> history["loss"].shape, history.evaluated.tolist()
+      ((3, 3), [0, 2, 4])
+    """
+    setting = check_setting(
+        task=task, rounds=rounds, cohort=cohort, work=work, batch_size=batch_size, batches=batches,
+        eval_every=eval_every, layout=layout,
+    )  # fmt: skip
+    seed_list = _check_seeds(seeds)
+    keys = jax.vmap(jax.random.key)(jnp.asarray(seed_list, jnp.uint32))
+    check_run(setting, algorithm, dataset, keys[0], rounds)
+    setting = setting._replace(layout=layout_of(setting, algorithm, dataset))
+    length = min(eval_every, rounds)
+    records, metrics = [], []
+
+    with progress_bar(rounds, progress, type(algorithm).__name__) as bar:
+        started = time.perf_counter()
+        bar.compiling()
+        states = _initialise(setting, algorithm, dataset, keys, initial_params)
+        run = functools.partial(_advance, setting, algorithm, dataset, keys, length=length, evaluate=evaluate)
+        states, _, first = run(states, jnp.int32(0), jnp.int32(0))  # no rounds: compiles, and evaluates the start
+        metrics.append(jax.block_until_ready(first))
+        if bar.enabled:
+            bar.update(0, float(jnp.mean(first["loss"])))
+        compiled = time.perf_counter()
+        for start in range(0, rounds, length):
+            count = min(length, rounds - start)
+            states, record, measured = run(states, jnp.int32(start), jnp.int32(count))
+            records.append(jax.tree.map(lambda leaf, count=count: leaf[:, :count], record))
+            metrics.append(measured)
+            if bar.enabled:
+                bar.update(start + count, float(jnp.mean(measured["loss"])))
+        jax.block_until_ready((states, metrics))
+        finished = time.perf_counter()
+
+    return History(
+        evaluated=np.asarray(evaluation_rounds(rounds, eval_every)),
+        metrics={name: np.stack([np.asarray(m[name]) for m in metrics], axis=1) for name in metrics[0]},
+        rounds={
+            name: np.concatenate([np.asarray(getattr(r, name)) for r in records], axis=1) for name in Record._fields
+        },
+        params=jax.tree.map(np.asarray, jax.vmap(algorithm.parameters)(states.server)),
+        seeds=seed_list,
+        seconds=finished - compiled,
+        compile_seconds=compiled - started,
+        description=_describe_run(setting, algorithm, dataset, rounds, eval_every),
+    )
+
+
+@jax.jit
+def _initialise(
+    setting: Setting, algorithm: Algorithm, dataset: FederatedDataset, keys: jax.Array, initial_params: Any
+) -> TrainState:
+    def one(key: jax.Array) -> TrainState:
+        return init_state(setting, prepare(setting, algorithm, dataset, key), dataset, key, initial_params)
+
+    return jax.vmap(one)(keys)
+
+
+@functools.partial(jax.jit, static_argnames=("length", "evaluate"), donate_argnames="states")
+def _advance(
+    setting: Setting,
+    algorithm: Algorithm,
+    dataset: FederatedDataset,
+    keys: jax.Array,
+    states: TrainState,
+    start: jax.Array,
+    count: jax.Array,
+    *,
+    length: int,
+    evaluate: Evaluate | None,
+) -> tuple[TrainState, Record, dict[str, jax.Array]]:
+    """``count`` <= ``length`` rounds from round ``start``, then an evaluation; for every seed.
+
+    The count is dynamic so that the start, whole chunks and a shorter last one are one compiled program.
+    """
+
+    def one(key_and_state: tuple[jax.Array, TrainState]) -> tuple[TrainState, Record, dict[str, jax.Array]]:
+        key, state = key_and_state
+        prepared = prepare(setting, algorithm, dataset, key)
+
+        def body(i: jax.Array, carry: tuple[TrainState, Record]) -> tuple[TrainState, Record]:
+            state, records = carry
+            state, record = run_round(setting, prepared, dataset, key, state, start + i)
+            return state, jax.tree.map(lambda all_, new: all_.at[i].set(new), records, record)
+
+        empty = Record(*[jnp.zeros((length,), jnp.int32)] * len(Record._fields))
+        state, records = lax.fori_loop(jnp.int32(0), count, body, (state, empty))
+        return state, records, measure(setting, prepared, dataset, state, evaluate)
+
+    if jax.default_backend() == "cpu":
+        return lax.map(one, (keys, states))  # vmapped dynamic loops would make every seed wait for the slowest
+    return jax.vmap(lambda key, state: one((key, state)))(keys, states)
+
+
+def _check_seeds(seeds: Any) -> list[int]:
+    values = [seeds] if isinstance(seeds, (int, np.integer)) else list(seeds)
+    if not values:
+        raise ValueError("seeds is empty: give at least one seed")
+    for seed in values:
+        if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)):
+            raise TypeError(f"seeds has {seed!r}: seeds must be integers")
+        if not 0 <= seed < 2**32:
+            raise ValueError(f"seeds has {seed}: seeds must be in [0, 2^32)")
+    return [int(seed) for seed in values]
+
+
+def _describe_run(
+    setting: Setting, algorithm: Algorithm, dataset: FederatedDataset, rounds: int, eval_every: int
+) -> dict[str, Any]:
+    """The resolved configuration and where it ran, as JSON."""
+    import fedjax_sim
+
+    average = average_of(setting.cohort, algorithm)
+    return {
+        "algorithm": describe(algorithm),
+        "dataset": describe(dataset),
+        "run": {
+            "task": describe(setting.task),
+            "rounds": rounds,
+            "cohort": describe(setting.cohort),
+            "work": describe(setting.work),
+            "batches": describe(setting.batches),
+            "eval_every": eval_every,
+            "layout": describe(setting.layout),
+        },
+        "average": average,
+        "objective": {"sample": "sum p_i F_i", "plain": "(1/N) sum F_i"}[setting.cohort.objective(average)],
+        "bounds": bounds(setting, algorithm, dataset)._asdict(),
+        "environment": {
+            "fedjax_sim": fedjax_sim.__version__,
+            "jax": jax.__version__,
+            "python": platform.python_version(),
+            "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
+        },
+    }

@@ -1,0 +1,168 @@
+"""``make_train``: a whole federated run as one plain JAX function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fedjax_sim.algorithms.base import Algorithm
+from fedjax_sim.checks import check_run, check_setting
+from fedjax_sim.cohort.participation import Participation
+from fedjax_sim.datasets.federated import FederatedDataset
+from fedjax_sim.layout.base import Layout
+from fedjax_sim.local.batches import Batches
+from fedjax_sim.local.work import Work
+from fedjax_sim.rounds import Setting, TrainState, init_state, prepare, run_round
+from fedjax_sim.task import Task
+
+Evaluate = Callable[[Any, FederatedDataset], dict[str, jax.Array]]
+
+
+class TrainResult(NamedTuple):
+    """What a run returns.
+
+    Attributes:
+      params: the final global model.
+      state: the final server and client states.
+      metrics: arrays by name, leading axis evaluations: ``"round"`` (0, then every ``eval_every``, then the last),
+        ``"loss"`` (the objective F on the training data, penalty included), the task's metrics, ``"test_..."`` where
+        the data set has test examples, and what ``evaluate`` returns.
+      rounds: arrays by name, leading axis rounds: ``"cohort_size"``, ``"useful_steps"``, ``"computed_steps"``.
+    """
+
+    params: Any
+    state: TrainState
+    metrics: dict[str, jax.Array]
+    rounds: dict[str, jax.Array]
+
+
+class Train(Protocol):
+    """The function that :func:`make_train` returns."""
+
+    def __call__(
+        self, algorithm: Algorithm, dataset: FederatedDataset, key: jax.Array, *, initial_params: Any = None
+    ) -> TrainResult:
+        """Runs the algorithm on the data set with the key's randomness."""
+        ...
+
+
+def make_train(
+    *,
+    task: Task,
+    rounds: int,
+    cohort: Participation,
+    work: Work,
+    batch_size: int | None = None,
+    batches: Batches | None = None,
+    eval_every: int = 1,
+    evaluate: Evaluate | None = None,
+    layout: Layout | None = None,
+) -> Train:
+    """Makes ``train(algorithm, dataset, key)``, a pure function to jit, vmap and differentiate.
+
+    ``jax.jit(train)`` is one XLA program for all rounds. ``jax.vmap(train, (None, None, 0))`` runs many seeds,
+    ``(0, None, None)`` over stacked hyper-parameters many settings; ``jax.grad`` and ``jax.jacfwd`` of anything it
+    returns with respect to the algorithm (the gradient has the algorithm's shape), the task, ``initial_params`` or the
+    data set's example weights work in every layout. Rounds are recomputed in the backward pass (``jax.checkpoint``),
+    so memory holds one model (and client store) per round.
+
+    Args:
+      task: what is learned.
+      rounds: number of rounds R.
+      cohort: who takes part: ``fjs.cohort.uniform(10)``.
+      work: how many local steps: ``fjs.local.epochs(1)``.
+      batch_size: B of a fresh permutation each epoch; give this or ``batches``.
+      batches: which examples a step sees: ``fjs.local.full_batch()``.
+      eval_every: rounds between evaluations; the start and the last round are always evaluated.
+      evaluate: more to record at every evaluation: ``evaluate(params, dataset) -> {name: array}``.
+      layout: how clients are run on the hardware; None chooses by a rule.
+
+    Returns:
+      ``train(algorithm, dataset, key, *, initial_params=None) -> TrainResult``.
+
+    Raises:
+      TypeError, ValueError: an argument is not what it must be; ``train`` itself raises them, before it compiles
+        anything, for what does not fit the algorithm or the data set.
+
+    Example:
+      >>> import jax, fedjax_sim as fjs
+      >>> data = fjs.datasets.synthetic(1.0, 1.0, num_clients=5, max_size=60, seed=0)
+      >>> train = fjs.make_train(
+      ...     task=fjs.classification(fjs.models.LogisticRegression(10)), rounds=3, batch_size=10,
+      ...     cohort=fjs.cohort.uniform(2), work=fjs.local.epochs(1), eval_every=3,
+      ... )
+      >>> algorithm = fjs.fedavg(client_optimizer=fjs.optim.sgd(0.02))
+      >>> result = jax.jit(train)(algorithm, data, jax.random.key(0))
+      >>> result.metrics["round"].tolist()
+      [0, 3]
+      >>> def final_loss(algorithm):
+      ...     return train(algorithm, data, jax.random.key(0)).metrics["loss"][-1]
+      >>> bool(jax.grad(final_loss)(algorithm).client_optimizer.learning_rate < 0)
+      True
+    """
+    setting = check_setting(
+        task=task, rounds=rounds, cohort=cohort, work=work, batch_size=batch_size, batches=batches,
+        eval_every=eval_every, layout=layout,
+    )  # fmt: skip
+
+    def train(
+        algorithm: Algorithm, dataset: FederatedDataset, key: jax.Array, *, initial_params: Any = None
+    ) -> TrainResult:
+        check_run(setting, algorithm, dataset, key, rounds)
+        algorithm = prepare(setting, algorithm, dataset, key)
+        state = init_state(setting, algorithm, dataset, key, initial_params)
+
+        @jax.checkpoint
+        def one_round(state: TrainState, t: jax.Array) -> tuple[TrainState, Any]:
+            return run_round(setting, algorithm, dataset, key, state, t)
+
+        def block(state: TrainState, ts: jax.Array) -> tuple[TrainState, Any]:
+            state, records = lax.scan(one_round, state, ts)
+            return state, (records, measure(setting, algorithm, dataset, state, evaluate))
+
+        first = measure(setting, algorithm, dataset, state, evaluate)
+        whole, tail = divmod(rounds, eval_every)
+        ts = jnp.arange(rounds, dtype=jnp.int32)
+        state, (records, metrics) = lax.scan(block, state, ts[: whole * eval_every].reshape(whole, eval_every))
+        records = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), records)
+        metrics = jax.tree.map(lambda start, rest: jnp.concatenate([start[None], rest]), first, metrics)
+        if tail:
+            state, (last_records, last) = block(state, ts[whole * eval_every :])
+            records = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), records, last_records)
+            metrics = jax.tree.map(lambda a, b: jnp.concatenate([a, b[None]]), metrics, last)
+        evaluated = evaluation_rounds(rounds, eval_every)
+        metrics = {"round": jnp.asarray(evaluated, jnp.int32), **metrics}
+        return TrainResult(algorithm.parameters(state.server), state, metrics, records._asdict())
+
+    return train
+
+
+def evaluation_rounds(rounds: int, eval_every: int) -> list[int]:
+    """Numbers of finished rounds at which a run is evaluated: 0, then every ``eval_every``, then the last."""
+    return [*range(0, rounds, eval_every), rounds]
+
+
+def measure(
+    setting: Setting, algorithm: Algorithm, dataset: FederatedDataset, state: TrainState, evaluate: Evaluate | None
+) -> dict[str, jax.Array]:
+    """All that is recorded at an evaluation, but for the round.
+
+    Raises:
+      ValueError: ``evaluate`` returns a name that is taken.
+    """
+    params = algorithm.parameters(state.server)
+    metrics = setting.task.evaluate(params, dataset.replace(test=None))
+    if dataset.test is not None:
+        test = setting.task.evaluate(params, dataset.test)
+        metrics |= {f"test_{name}": value for name, value in test.items()}
+    if evaluate is not None:
+        more = {name: jnp.asarray(value) for name, value in evaluate(params, dataset).items()}
+        taken = sorted({"round", *metrics} & set(more))
+        if taken:
+            raise ValueError(f"evaluate(...) returns {taken[0]!r}, a name the run records itself: choose another")
+        metrics |= more
+    return metrics

@@ -1,0 +1,62 @@
+"""Arithmetic on pytrees of parameters, keeping each leaf's dtype whatever the scalars are.
+
+optax.tree has the same operations; these differ in one thing: a scalar (a weight, a learning rate) is cast to the
+leaf it meets, so a float32 hyper-parameter works with bfloat16 or float64 parameters under strict promotion.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+def add(a: Any, b: Any) -> Any:
+    """a + b."""
+    return jax.tree.map(jnp.add, a, b)
+
+
+def subtract(a: Any, b: Any) -> Any:
+    """a - b."""
+    return jax.tree.map(jnp.subtract, a, b)
+
+
+def scale(scalar: Any, tree: Any) -> Any:
+    """scalar * tree."""
+    return jax.tree.map(lambda leaf: as_dtype(scalar, leaf) * leaf, tree)
+
+
+def add_scaled(a: Any, scalar: Any, b: Any) -> Any:
+    """a + scalar * b."""
+    return jax.tree.map(lambda x, y: x + as_dtype(scalar, y) * y, a, b)
+
+
+def divide(tree: Any, divisors: Any) -> Any:
+    """tree / divisors, leaf by leaf; a divisor of zero (nothing was done) divides by one instead."""
+
+    def quotient(leaf: jax.Array, divisor: jax.Array) -> jax.Array:
+        divisor = as_dtype(divisor, leaf)
+        return leaf / jnp.where(divisor == 0, jnp.ones_like(divisor), divisor)
+
+    return jax.tree.map(quotient, tree, divisors)
+
+
+def multiply(tree: Any, factors: Any) -> Any:
+    """tree * factors, leaf by leaf."""
+    return jax.tree.map(lambda leaf, factor: leaf * as_dtype(factor, leaf), tree, factors)
+
+
+def zeros_like(tree: Any) -> Any:
+    """Zeros of the shapes and dtypes of ``tree`` (arrays or ``jax.ShapeDtypeStruct``)."""
+    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), tree)
+
+
+def select(condition: jax.Array, a: Any, b: Any) -> Any:
+    """``a`` where the scalar ``condition`` holds, else ``b``."""
+    return jax.tree.map(lambda x, y: jnp.where(condition, x, y), a, b)
+
+
+def as_dtype(scalar: Any, leaf: jax.Array) -> jax.Array:
+    """``scalar`` in the dtype of ``leaf``."""
+    return jnp.asarray(scalar).astype(leaf.dtype)

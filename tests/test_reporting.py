@@ -1,0 +1,436 @@
+"""Tables, figures, the progress bar and files: what a user reads of a run."""
+
+import dataclasses
+import io
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedjax_sim import datasets, reporting
+from fedjax_sim.reporting import (
+    comparison,
+    curves,
+    label_heatmap,
+    progress_bar,
+    results_table,
+    size_histogram,
+    write_atomically,
+)
+from fedjax_sim.reporting.plots import save_figure
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+@dataclasses.dataclass
+class Run:
+    """A record with the members that reports read."""
+
+    evaluated: np.ndarray
+    metrics: dict[str, np.ndarray]
+    seconds: float = 12.345
+    useful_ratio: float = 0.975
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self.metrics[name]
+
+    def rounds_to(self, name: str, target: float) -> np.ndarray:
+        reached = self[name] <= target if name.endswith("loss") else self[name] >= target
+        return np.where(reached.any(axis=1), self.evaluated[reached.argmax(axis=1)], np.inf)
+
+
+def run(loss: Any, **metrics: Any) -> Run:
+    """Rows are seeds, columns evaluations every ten rounds."""
+    arrays = {name: np.array(values, dtype=np.float32) for name, values in {"loss": loss, **metrics}.items()}
+    return Run(10 * np.arange(arrays["loss"].shape[1]), arrays)
+
+
+@pytest.fixture
+def pyplot() -> Iterator[Any]:
+    plt = pytest.importorskip("matplotlib.pyplot")
+    yield plt
+    plt.close("all")
+
+
+TWO = {
+    "fedavg": run([[2.0, 0.5], [2.0, 0.7]], accuracy=[[0.1, 0.8], [0.1, 0.6]], test_accuracy=[[0.1, 0.7]] * 2),
+    "scaffold": run([[2.0, 0.25], [2.0, 0.25]], accuracy=[[0.1, 0.9]] * 2, test_accuracy=[[0.1, 0.9], [0.1, 0.7]]),
+}
+
+
+class TestTable:
+    def test_rows_are_methods_and_columns_are_aligned(self):
+        lines = results_table(TWO).split("\n")
+        assert lines[0].split("  ")[0] == "method"
+        assert len({len(line) for line in lines[:4]}) == 1
+        assert lines[2].split() == ["fedavg", "0.6000", "±", "0.1414", "0.7000", "±", "0.0000", "12.35", "97.5%"]
+        assert lines[3].split() == ["scaffold", "0.2500", "±", "0.0000", "0.8000", "±", "0.1414", "12.35", "97.5%"]
+        assert lines[4] == ""
+        assert "over 2 seeds" in lines[5]
+
+    def test_rounds_to_the_target_are_a_median_or_a_dash(self):
+        lines = results_table(TWO, target=0.65).split("\n")
+        assert "rounds to 0.65 test accuracy" in lines[0]
+        assert lines[2].split()[7] == "10"
+        lines = results_table(TWO, target=0.8).split("\n")
+        assert lines[2].split()[7] == lines[3].split()[7] == "–"  # no seed; one of two
+        three = run([[2, 1]] * 3, test_accuracy=[[0.9, 0.9], [0.1, 0.9], [0.1, 0.1]])
+        assert " 10 " in results_table({"a": three}, target=0.8).split("\n")[2]
+
+    def test_a_target_without_accuracies_is_one_of_the_loss(self):
+        table = results_table({"a": run([[2.0, 0.5]])}, target=1.0)
+        assert "rounds to 1 training loss" in table
+        assert table.split("\n")[2].split() == ["a", "0.5000", "10", "12.35", "97.5%"]
+
+    def test_one_seed_has_no_deviation(self):
+        table = results_table({"a": run([[2.0, 0.5]], accuracy=[[0.1, 0.8]])})
+        assert "±" not in table
+        assert "training accuracy" in table
+        assert table.endswith("one seed; seconds: all seeds, without compilation")
+
+    @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+    def test_a_loss_that_is_not_finite_is_not_averaged(self, bad):
+        table = results_table({
+            "some": run([[2, bad], [2, 0.5], [2, 0.7]]),
+            "all": run([[2, bad]] * 2),
+            "back": run([[bad, 1.0]] * 2),
+        })  # fmt: skip
+        lines = table.split("\n")
+        assert "diverged (1 of 3)" in lines[2]
+        assert lines[3].split()[:2] == ["all", "diverged"]
+        assert lines[4].split()[:4] == ["back", "1.0000", "±", "0.0000"]
+        assert "nan" not in table
+        assert "inf" not in table
+        assert "over 2 to 3 seeds" in table
+
+    def test_numbers_of_a_column_have_one_form(self):
+        table = results_table({"a": run([[1.0, 2e-9]]), "b": run([[1.0, 0.5]])})
+        assert "2.000e-09" in table
+        assert "5.000e-01" in table
+        table = results_table({"a": run([[1.0, 12345.678]]), "b": run([[1.0, 0.5]])})
+        assert "12345.7" in table
+        assert " 0.5 " in table
+
+    def test_a_metric_that_one_method_lacks_is_a_dash(self):
+        lines = results_table({"a": run([[1, 1]], accuracy=[[0, 1]]), "b": run([[1, 1]])}, target=0.5).split("\n")
+        assert lines[3].split() == ["b", "1.0000", "–", "–", "12.35", "97.5%"]
+
+    def test_markdown(self):
+        table = results_table({"a|b": run([[2.0, 0.5]])}, markdown=True).split("\n")
+        assert table[0] == "| method | training loss | seconds | useful steps |"
+        assert table[1] == "| --- | ---: | ---: | ---: |"
+        assert table[2] == r"| a\|b | 0.5000 | 12.35 | 97.5% |"
+        assert table[3] == ""
+
+    def test_no_histories(self):
+        with pytest.raises(ValueError, match="no histories"):
+            results_table({})
+
+
+class TestCurves:
+    def test_a_line_and_a_band_per_method(self, pyplot):
+        histories = {"fedavg": run([[2, 1, 0.1], [2, 1.2, 0.15]]), "scaffold": run([[2, 0.5, 0.01]] * 2)}
+        ax = curves(histories)
+        assert [line.get_label() for line in ax.get_lines()] == ["fedavg", "scaffold"]
+        assert len(ax.collections) == 2
+        assert ax.get_lines()[0].get_xdata().tolist() == [0, 10, 20]
+        assert ax.get_lines()[0].get_ydata() == pytest.approx([2, 1.1, 0.125])
+        assert all(tick == round(tick) for tick in ax.get_xticks())
+        assert (ax.get_xlabel(), ax.get_ylabel(), ax.get_yscale()) == ("rounds", "training loss", "log")
+        assert ax.get_legend().get_title().get_text() == "mean and range of 2 seeds"
+        first, second = ax.get_lines()
+        assert first.get_color() != second.get_color()
+        assert first.get_linestyle() != second.get_linestyle()
+
+    def test_one_seed_has_no_band(self, pyplot):
+        ax = curves({"a": run([[2, 1]], test_accuracy=[[0.1, 0.99]])}, "test_accuracy")
+        assert len(ax.collections) == 0
+        assert ax.get_ylabel() == "test accuracy"
+        assert ax.get_yscale() == "linear"
+        assert ax.get_legend().get_title().get_text() == ""
+
+    @pytest.mark.parametrize(
+        ("values", "log", "scale"),
+        [
+            ([1.0, 0.2], None, "linear"),
+            ([1.0, 0.05], None, "log"),
+            ([1.0, 0.0], None, "linear"),
+            ([1.0, -3.0], None, "linear"),
+            ([1.0, 0.05], False, "linear"),
+            ([1.0, 0.2], True, "log"),
+        ],
+    )
+    def test_losses_over_more_than_a_decade_have_a_logarithmic_axis(self, pyplot, values, log, scale):
+        assert curves({"a": run([values])}, log=log).get_yscale() == scale
+
+    def test_lines_are_added_to_given_axes_in_further_styles(self, pyplot):
+        _, ax = pyplot.subplots()
+        assert curves({"a": run([[2, 1]])}, ax=ax) is ax
+        curves({"b": run([[2, 1]])}, ax=ax)
+        first, second = ax.get_lines()
+        assert first.get_color() != second.get_color()
+        assert [text.get_text() for text in ax.get_legend().get_texts()] == ["a", "b"]
+
+    def test_divergence_ends_the_line_with_a_cross(self, pyplot):
+        ax = curves({"a": run([[2, 1, 0.1, 0.05]] * 2), "b": run([[2, 1e20, 1e30, 1e35], [2, 1e20, np.inf, np.nan]])})
+        good, bad, cross = ax.get_lines()
+        assert good.get_xdata().tolist() == [0, 10, 20, 30]
+        assert bad.get_xdata().tolist() == [0, 10]
+        assert cross.get_xdata().tolist() == [20]
+        assert cross.get_color() == bad.get_color()
+        assert ax.get_ylim()[1] == pytest.approx(20)
+        assert 0.01 < ax.get_ylim()[0] < 0.05
+        assert ax.get_legend().get_texts()[-1].get_text() == "a seed diverged"
+
+    def test_nothing_finite_at_all(self, pyplot):
+        ax = curves({"a": run([[np.nan, np.nan]])})
+        assert ax.get_lines()[0].get_xdata().size == 0
+        ax.figure.canvas.draw()
+
+    def test_many_methods_differ(self, pyplot):
+        ax = curves({str(i): run([[2, 1]]) for i in range(35)})
+        looks = {(line.get_color(), str(line._dash_pattern)) for line in ax.get_lines()}
+        assert len(looks) == 35
+
+    def test_bad_input(self, pyplot):
+        with pytest.raises(ValueError, match="no histories"):
+            curves({})
+        with pytest.raises(ValueError, match=r"'per_class' of 'a' has shape \(1, 2, 3\)"):
+            curves({"a": run([[1, 1]], per_class=np.ones((1, 2, 3)))}, "per_class")
+
+
+class TestComparison:
+    def test_columns_are_problems_and_rows_are_loss_and_accuracy(self, pyplot, tmp_path):
+        path = tmp_path / "figures" / "comparison.png"
+        image = {"fedavg": run([[2, 0.1]] * 3, test_accuracy=[[0.1, 0.9]] * 3), "scaffold": run([[2, 1]] * 3)}
+        figure = comparison({"digits": image, "quadratic": {"scaffold": run([[1, 0.01]] * 3)}}, path)
+        assert path.read_bytes().startswith(PNG)
+        top_left, top_right, low_left, low_right = figure.axes
+        assert [ax.get_title() for ax in figure.axes] == ["digits", "quadratic", "", ""]
+        assert [len(ax.get_lines()) for ax in figure.axes] == [2, 1, 1, 0]
+        assert (top_left.get_ylabel(), low_left.get_ylabel()) == ("training loss", "test accuracy")
+        assert (top_left.get_xlabel(), low_left.get_xlabel(), top_right.get_xlabel()) == ("", "rounds", "rounds")
+        assert top_left.get_lines()[1].get_color() == top_right.get_lines()[0].get_color()
+        assert not low_right.axison
+        (legend,) = figure.legends
+        assert [text.get_text() for text in legend.get_texts()] == ["fedavg", "scaffold"]
+
+    def test_without_accuracies_there_is_one_row(self, pyplot, tmp_path):
+        figure = comparison({"quadratic": {"a": run([[1, 0.5]])}}, tmp_path / "one.png")
+        assert len(figure.axes) == 1
+        assert figure.axes[0].get_xlabel() == "rounds"
+
+    @pytest.mark.parametrize("suffix", ["pdf", "svg"])
+    def test_the_name_chooses_the_format(self, pyplot, tmp_path, suffix):
+        comparison({"quadratic": {"a": run([[1, 0.5]])}}, tmp_path / f"one.{suffix}")
+        assert suffix in (tmp_path / f"one.{suffix}").read_bytes()[:400].decode("latin-1").lower()
+
+    def test_bad_input_leaves_no_file(self, pyplot, tmp_path):
+        for problems in ({}, {"digits": {}}):
+            with pytest.raises(ValueError, match="comparison"):
+                comparison(problems, tmp_path / "no.png")
+        assert list(tmp_path.iterdir()) == []
+
+
+class TestDatasetFigures:
+    @pytest.fixture
+    def data(self):
+        labels = [[0, 0, 1], [2] * 40, [1]]
+        return datasets.from_clients([(np.zeros((len(y), 2)), y) for y in labels])
+
+    def test_heatmap_shows_counts(self, pyplot, data):
+        ax = label_heatmap(data)
+        (image,) = ax.get_images()
+        assert np.ma.filled(image.get_array(), 0).tolist() == [[2, 0, 0], [1, 0, 1], [0, 40, 0]]
+        assert (ax.get_xlabel(), ax.get_ylabel()) == ("client", "class")
+        assert ax.get_yticks().tolist() == [0, 1, 2]
+
+    def test_heatmap_is_logarithmic_for_uneven_counts(self, pyplot, data):
+        (image,) = label_heatmap(data).get_images()
+        assert type(image.norm).__name__ == "LogNorm"
+        even = datasets.from_clients([(np.zeros((20, 2)), np.arange(20))] * 3)
+        (image,) = label_heatmap(even).get_images()
+        assert type(image.norm).__name__ == "Normalize"
+
+    def test_heatmap_needs_labels(self, pyplot):
+        data = datasets.from_clients([{"x": np.ones(3)}])
+        with pytest.raises(ValueError, match="no labels"):
+            label_heatmap(data)
+
+    @pytest.mark.parametrize("sizes", [[1], [5, 5, 5], [1, 2, 3, 4, 5], [1, 40, 3], list(range(1, 500)), [1, 31]])
+    def test_histogram_counts_every_client(self, pyplot, tmp_path, sizes):
+        data = datasets.from_clients([{"x": np.ones(size)} for size in sizes])
+        ax = size_histogram(data)
+        assert sum(bar.get_height() for bar in ax.patches) == len(sizes)
+        assert (ax.get_xlabel(), ax.get_ylabel()) == ("examples of a client", "clients")
+        assert ax.get_xscale() == ("log" if max(sizes) > 30 * min(sizes) else "linear")
+        save_figure(ax.figure, tmp_path / "sizes.png")
+
+    def test_given_axes_are_used(self, pyplot, data):
+        _, (left, right) = pyplot.subplots(1, 2)
+        assert label_heatmap(data, left) is left
+        assert size_histogram(data, right) is right
+
+
+def test_plots_without_matplotlib_name_the_extra(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    data = datasets.from_clients([{"x": np.ones(3)}])
+    for call in (
+        lambda: curves({"a": run([[1, 1]])}),
+        lambda: comparison({"p": {"a": run([[1, 1]])}}, tmp_path / "no.png"),
+        lambda: label_heatmap(data),
+        lambda: size_histogram(data),
+    ):
+        with pytest.raises(ImportError, match=r"fedjax_sim\[plot\]"):
+            call()
+
+
+def test_importing_the_reports_imports_no_extra():
+    code = "import sys, fedjax_sim.reporting; print([m for m in ('matplotlib', 'rich', 'jax') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+    assert all(hasattr(reporting, name) for name in reporting.__all__)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class TestProgress:
+    def drive(self, bar: reporting.Progress, rounds: int = 40) -> None:
+        with bar:
+            bar.compiling()
+            for done in range(1, rounds + 1):
+                bar.update(done, 1.0 / done)
+
+    @pytest.mark.parametrize("enabled", [None, "auto", False])
+    def test_silent_where_disabled_or_not_on_a_terminal(self, capfd, enabled):
+        bar = progress_bar(40, enabled, "fedavg")
+        assert not bar.enabled
+        self.drive(bar)
+        assert capfd.readouterr() == ("", "")
+
+    def test_disabled_on_a_terminal(self, monkeypatch):
+        monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+        self.drive(progress_bar(40, False, "fedavg"))
+        assert terminal.getvalue() == ""
+
+    def test_lines_elsewhere(self, capsys):
+        bar = progress_bar(40, True, "fedavg")
+        assert bar.enabled
+        self.drive(bar)
+        out, err = capsys.readouterr()
+        lines = err.splitlines()
+        assert out == ""
+        assert lines[0] == "fedavg: compiling"
+        assert len(lines) == 11
+        assert lines[1].startswith("fedavg: round 4/40, ")
+        for part in (" rounds/s, ", "loss 0.25", " left"):
+            assert part in lines[1]
+        assert lines[-1].startswith("fedavg: round 40/40, ")
+        assert lines[-1].endswith("loss 0.025")
+
+    def test_few_updates_and_rounds(self, capsys):
+        with progress_bar(3, True, "a") as bar:
+            bar.update(0, 2.0)
+            bar.update(2, float("nan"))
+            bar.update(3, 1.0)
+        lines = capsys.readouterr().err.splitlines()
+        assert [line.split(",")[0] for line in lines] == ["a: round 2/3", "a: round 3/3"]
+        assert "loss nan" in lines[0]
+        with progress_bar(1, True, "a") as bar:
+            bar.update(1, 2.0)
+        assert capsys.readouterr().err == "a: round 1/1, loss 2\n"  # one update: no speed is known
+
+    @pytest.mark.parametrize("enabled", [None, True])
+    def test_a_bar_on_a_terminal(self, monkeypatch, enabled):
+        pytest.importorskip("rich")
+        monkeypatch.setenv("TERM", "xterm")
+        monkeypatch.setenv("COLUMNS", "100")
+        monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+        bar = progress_bar(40, enabled, "fed[avg]")
+        assert bar.enabled
+        self.drive(bar)
+        shown = terminal.getvalue()
+        assert "\x1b[" in shown
+        for part in ("fed[avg]", "40/40", "rounds/s", "loss 0.025"):
+            assert part in shown
+
+    @pytest.mark.parametrize("why", ["no rich", "dumb terminal"])
+    def test_lines_on_a_terminal_that_has_no_bar(self, monkeypatch, why):
+        if why == "no rich":
+            for name in [name for name in sys.modules if name.partition(".")[0] == "rich"]:
+                monkeypatch.delitem(sys.modules, name)
+            monkeypatch.setitem(sys.modules, "rich", None)
+        else:
+            monkeypatch.setenv("TERM", "dumb")
+        monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+        self.drive(progress_bar(40, None, "fedavg"))
+        assert len(terminal.getvalue().splitlines()) == 11
+        assert "\x1b" not in terminal.getvalue()
+
+    def test_without_a_stderr(self, monkeypatch):
+        monkeypatch.setattr(sys, "stderr", None)
+        self.drive(progress_bar(40, True))
+
+    def test_errors_pass_through(self, capsys):
+        with pytest.raises(KeyError), progress_bar(40, True):
+            raise KeyError
+
+    def test_another_value_is_refused(self):
+        with pytest.raises(TypeError, match="progress is 'yes'"):
+            progress_bar(40, "yes")
+
+
+class TestFiles:
+    def test_bytes_or_a_function(self, tmp_path):
+        write_atomically(tmp_path / "a", b"one")
+        write_atomically(str(tmp_path / "b"), lambda file: file.write(b"two"))
+        assert ((tmp_path / "a").read_bytes(), (tmp_path / "b").read_bytes()) == (b"one", b"two")
+
+    @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+    def test_a_failure_leaves_the_old_file_and_nothing_else(self, tmp_path, error):
+        path = tmp_path / "result"
+        path.write_bytes(b"old")
+
+        def write(file):
+            file.write(b"ne")
+            raise error
+
+        with pytest.raises(error):
+            write_atomically(path, write)
+        assert path.read_bytes() == b"old"
+        assert list(tmp_path.iterdir()) == [path]
+
+    def test_directories_are_made(self, tmp_path):
+        write_atomically(tmp_path / "new" / "deep" / "a", b"one")
+        assert (tmp_path / "new" / "deep" / "a").read_bytes() == b"one"
+
+    def test_a_directory_is_not_replaced(self, tmp_path):
+        with pytest.raises(OSError):
+            write_atomically(tmp_path, b"one")
+        (tmp_path / "folder").mkdir()
+        with pytest.raises(OSError):
+            write_atomically(tmp_path / "folder", b"one")
+        assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+    def test_permissions_are_those_of_the_old_file_or_of_the_umask(self, tmp_path):
+        (tmp_path / "plain").write_bytes(b"")
+        write_atomically(tmp_path / "new", b"one")
+        assert (tmp_path / "new").stat().st_mode == (tmp_path / "plain").stat().st_mode
+        os.chmod(tmp_path / "new", 0o640)
+        write_atomically(tmp_path / "new", b"two")
+        assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o640
+
+    def test_a_link_is_followed(self, tmp_path):
+        (tmp_path / "target").write_bytes(b"old")
+        (tmp_path / "link").symlink_to(tmp_path / "target")
+        write_atomically(tmp_path / "link", b"new")
+        assert (tmp_path / "link").is_symlink()
+        assert (tmp_path / "target").read_bytes() == b"new"
