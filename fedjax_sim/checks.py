@@ -46,8 +46,8 @@ def check_setting(
         _check_kind("layout", layout, Layout, "fedjax_sim.layout.turns(), or None for the automatic choice")
     if (batch_size is None) == (batches is None):
         raise ValueError(
-            f"batch_size={batch_size!r} and batches={batches!r}: give exactly one, batch_size=20 for shuffled epochs or "
-            "batches=fedjax_sim.local.full_batch() and the like"
+            f"batch_size={batch_size!r} and batches={batches!r}: give exactly one, batch_size=20 for shuffled epochs "
+            "or batches=fedjax_sim.local.full_batch() and the like"
         )
     if batches is None:
         batches = batch_schemes.shuffled(batch_size)

@@ -179,12 +179,15 @@ def suggest(name: str, known: list[str]) -> str:
 def is_concrete(value: Any) -> bool:
     """Whether every leaf of ``value`` is a number or array whose value can be looked at now."""
     return all(
-        isinstance(leaf, (bool, int, float, np.ndarray, np.generic, jax.Array)) and not isinstance(leaf, jax.core.Tracer)
+        isinstance(leaf, (bool, int, float, np.ndarray, np.generic, jax.Array))
+        and not isinstance(leaf, jax.core.Tracer)
         for leaf in jax.tree.leaves(value)
     )
 
 
-def check_real(what: str, value: Any, *, low: float | None = None, high: float | None = None, open_: bool = False) -> None:
+def check_real(
+    what: str, value: Any, *, low: float | None = None, high: float | None = None, open_: bool = False
+) -> None:
     """Checks that a concrete hyper-parameter is finite and inside [low, high] (the open interval if ``open_``).
 
     Args:
@@ -201,7 +204,9 @@ def check_real(what: str, value: Any, *, low: float | None = None, high: float |
     for leaf in jax.tree.leaves(value):
         if isinstance(leaf, jax.core.Tracer) or type(leaf) is object:
             continue
-        if isinstance(leaf, (str, bytes, bool)) or not isinstance(leaf, (int, float, np.ndarray, np.generic, jax.Array)):
+        if isinstance(leaf, (str, bytes, bool)) or not isinstance(
+            leaf, (int, float, np.ndarray, np.generic, jax.Array)
+        ):
             raise TypeError(f"{what} is {leaf!r}: it must be a real number or an array of them")
         array = np.asarray(leaf)
         bounds = "" if low is None and high is None else f" {_interval(low, high, open_)}"
@@ -262,7 +267,9 @@ def _encode(value: Any) -> Any:
         fields = [field.name for field in dataclasses.fields(value) if field.init]
         return _named(type(value)._registered_name, {key: getattr(value, key) for key in fields})  # type: ignore[attr-defined]
     if isinstance(value, nn.Module) and _FACTORIES.get(f"model.{type(value).__name__}") is type(value):
-        fields = [field.name for field in dataclasses.fields(value) if field.init and field.name not in ("parent", "name")]
+        fields = [
+            field.name for field in dataclasses.fields(value) if field.init and field.name not in ("parent", "name")
+        ]
         return _named(f"model.{type(value).__name__}", {key: getattr(value, key) for key in fields})
     if isinstance(value, jax.core.Tracer):
         raise TypeError("a traced hyper-parameter cannot be described: describe the object outside jit, grad and vmap")

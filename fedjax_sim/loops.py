@@ -29,6 +29,7 @@ def with_static_derivative(dynamic: Callable[..., Any], static: Callable[..., An
     function = jax.custom_jvp(dynamic)
 
     def rule(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
+        structure: Any
         leaves, structure = jax.tree.flatten(primals)
         flat_tangents = structure.flatten_up_to(tangents)
         varying = [i for i, tangent in enumerate(flat_tangents) if not isinstance(tangent, SymbolicZero)]
@@ -39,7 +40,7 @@ def with_static_derivative(dynamic: Callable[..., Any], static: Callable[..., An
                 filled[i] = value
             return static(*jax.tree.unflatten(structure, filled))
 
-        return jax.jvp(of_varying, [leaves[i] for i in varying], [flat_tangents[i] for i in varying])  # type: ignore[no-any-return]
+        return jax.jvp(of_varying, [leaves[i] for i in varying], [flat_tangents[i] for i in varying])
 
     function.defjvp(rule, symbolic_zeros=True)
     return function

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_sim.descriptions import Described, check_real, factory, is_concrete, register, static, suggest
+from fedjax_sim.descriptions import Described, check_real, factory, is_concrete, static, suggest
 
 
 @contextlib.contextmanager
@@ -120,7 +120,7 @@ class FromOptax(Optimizer):
     """
 
     name: str = static()
-    arguments: dict[str, Any]
+    arguments: dict[str, Any]  # type: ignore[misc]
     options: tuple[tuple[str, Any], ...] = static(default=())
 
     def transform(self) -> optax.GradientTransformation:
@@ -148,9 +148,7 @@ class Hoisted(Optimizer):
     def transform(self) -> optax.GradientTransformation:
         return optax.GradientTransformation(
             lambda params: self.init_function(params, *self.init_values),
-            lambda gradients, state, params=None: self.update_function(
-                gradients, state, params, *self.update_values
-            ),
+            lambda gradients, state, params=None: self.update_function(gradients, state, params, *self.update_values),
         )
 
 
@@ -192,7 +190,7 @@ def as_optimizer(given: Any, what: str) -> Optimizer:
     Raises:
       TypeError: neither; the message names the argument ``what``.
     """
-    if isinstance(given, Optimizer) or isinstance(given, jax.core.Tracer) or type(given) is object:
+    if isinstance(given, (Optimizer, jax.core.Tracer)) or type(given) is object:
         return given  # type: ignore[return-value]
     if isinstance(given, optax.GradientTransformation):
         return Bare(transformation=given)
@@ -218,9 +216,7 @@ def hoist(optimizer: Optimizer, params: Any) -> Optimizer:
         update, update_values = jax.closure_convert(
             lambda gradients, state, params: bare.update(gradients, state, params), example, state, example
         )
-    return Hoisted(
-        init_function=init, update_function=update, init_values=init_values, update_values=update_values
-    )
+    return Hoisted(init_function=init, update_function=update, init_values=init_values, update_values=update_values)
 
 
 def is_linear(optimizer: Optimizer) -> bool:

@@ -86,11 +86,19 @@ def init_state(
     num_clients = dataset.num_clients
     one = algorithm.init_client(params)
     clients = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num_clients, *leaf.shape)), one)
-    return TrainState(algorithm.init(params, num_clients), clients)
+    server = algorithm.init(params, num_clients)
+    if "objective" in algorithm.needs:
+        server = algorithm.before(server, setting.task.evaluate(params, dataset.replace(test=None))["loss"])
+    return TrainState(server, clients)
 
 
 def run_round(
-    setting: Setting, algorithm: Algorithm, dataset: FederatedDataset, key: jax.Array, state: TrainState, round_: jax.Array
+    setting: Setting,
+    algorithm: Algorithm,
+    dataset: FederatedDataset,
+    key: jax.Array,
+    state: TrainState,
+    round_: jax.Array,
 ) -> tuple[TrainState, Record]:
     """All phases of round ``round_``.
 
@@ -153,7 +161,12 @@ def average_of(cohort: Participation, algorithm: Algorithm) -> str:
 
 
 def _run_phase(
-    setting: Setting, algorithm: Algorithm, dataset: FederatedDataset, key: jax.Array, state: TrainState, round_: jax.Array
+    setting: Setting,
+    algorithm: Algorithm,
+    dataset: FederatedDataset,
+    key: jax.Array,
+    state: TrainState,
+    round_: jax.Array,
 ) -> tuple[TrainState, Record]:
     sent = algorithm.broadcast(state.server)
     train = dataset.replace(test=None)
@@ -187,7 +200,10 @@ def _draw(
     valid = selection.count > 0
     rows = setting.batches.rows(dataset)
     epoch = setting.batches.epoch(sizes, rows)
-    tau = setting.work.steps(key, round_, selection.indices, ids, valid, epoch)
+    if algorithm.takes_steps:
+        tau = setting.work.steps(key, round_, selection.indices, ids, valid, epoch)
+    else:
+        tau = jnp.ones_like(sizes)  # a phase without local steps has no stragglers
     valid = valid & (tau > 0)
     tau = jnp.where(valid, tau, 0).astype(jnp.int32)
     indices = jnp.where(valid, selection.indices, num_clients).astype(jnp.int32)

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-_ROUNDS = 24  # 16 pass the tests of uniformity over all orders of n <= 7; half as many again for good measure
+_ROUNDS = 16  # chi-square tests over all orders of n <= 7 on 400,000 keys pass; 8 would not
 _FLOYD_LIMIT = 200  # Floyd compares each draw with all earlier ones, O(S^2); beyond this the permutation is cheaper
 
 
@@ -24,15 +24,8 @@ def permutation_keys(key: jax.Array) -> jax.Array:
     return jax.random.bits(key, (_ROUNDS,), jnp.uint32)
 
 
-@jax.jit
-def mix_keys(round_keys: jax.Array, number: jax.Array) -> jax.Array:
-    """Round keys of permutation ``number`` of the same family (a client's epochs); no new draw."""
-    tag = _mix(number.astype(jnp.uint32) + jnp.uint32(0x9E3779B9))
-    return _mix(round_keys ^ (tag ^ (tag >> 15)))
-
-
 @jax.jit  # integers only: as a call of its own, derivatives and transposition pass it by unread
-def permute(round_keys: jax.Array, n: jax.Array | int, index: jax.Array) -> jax.Array:
+def permute(round_keys: jax.Array, n: jax.Array | int, index: jax.Array, number: jax.Array | int = 0) -> jax.Array:
     """Images of ``index`` under a keyed permutation of ``range(n)``.
 
     Round r pairs x with K_r - x (mod n) and swaps the two where a keyed hash of the larger has its top bit set.
@@ -41,19 +34,25 @@ def permute(round_keys: jax.Array, n: jax.Array | int, index: jax.Array) -> jax.
       round_keys: uint32[rounds] of :func:`permutation_keys`.
       n: size, an int32 scalar of at least 1 (may be traced).
       index: int32 array of any shape, each in [0, n).
+      number: which permutation of the family of these keys (a client's epoch); int32 scalar.
 
     Returns:
       int32 array of the shape of ``index``; distinct for distinct indices.
     """
     size = jnp.asarray(n).astype(jnp.uint32)
-    pivots = _multiply_high(round_keys, size)
-    x = index.astype(jnp.uint32)
-    for pivot, round_key in zip(pivots, round_keys, strict=True):
+    tag = _mix(jnp.asarray(number).astype(jnp.uint32) + jnp.uint32(0x9E3779B9))
+    tag = tag ^ (tag >> 15)
+
+    def swap_or_not(r: jax.Array, x: jax.Array) -> jax.Array:
+        round_key = _mix(round_keys[r] ^ tag)
+        pivot = _multiply_high(round_key, size)
         partner = pivot + size - x
         partner = jnp.where(partner >= size, partner - size, partner)
         swap = _mix(jnp.maximum(x, partner) ^ round_key) >> 31
-        x = jnp.where(swap.astype(bool), partner, x)
-    return x.astype(jnp.int32)
+        return jnp.where(swap.astype(bool), partner, x)
+
+    # A loop, not unrolled: a tenth of the program, and faster on a CPU too.
+    return lax.fori_loop(0, _ROUNDS, swap_or_not, index.astype(jnp.uint32)).astype(jnp.int32)
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))

@@ -149,12 +149,16 @@ class Classification(Task):
 
     def losses(self, params: Any, examples: Any, key: jax.Array | None = None) -> jax.Array:
         logits = self._logits(params, examples, key)
+        # One-hot labels: indexing the logits costs a scatter in the backward pass of every step (10 % on a CPU).
+        labels = jax.nn.one_hot(examples["y"], logits.shape[-1], dtype=logits.dtype)
         with third_party():
-            return optax.softmax_cross_entropy_with_integer_labels(logits, examples["y"])
+            return optax.softmax_cross_entropy(logits, labels)
 
     def metrics(self, params: Any, examples: Any) -> dict[str, jax.Array]:
         logits = self._logits(params, examples, None)
-        return {"accuracy": (jnp.argmax(logits, axis=-1).astype(examples["y"].dtype) == examples["y"]).astype(logits.dtype)}
+        return {
+            "accuracy": (jnp.argmax(logits, axis=-1).astype(examples["y"].dtype) == examples["y"]).astype(logits.dtype)
+        }
 
     def penalty(self, params: Any) -> jax.Array | None:
         if self.weight_decay is None:

@@ -47,7 +47,7 @@ class QuadraticClient:
 
 @dataclasses.dataclass
 class LogisticClient:
-    """F_i(w) = (1/n_i) sum_j -v_j log softmax(x_j W + b)_{y_j} + weight_decay |w|^2, w = (b, W) flattened in this order.
+    """F_i(w) = (1/n_i) sum_j -v_j log softmax(x_j W + b)_{y_j} + weight_decay |w|^2, w = (b, W) flattened.
 
     Local step k sees ``batches[k]``, rows of this client; or else batches in the stored order, the last one of an epoch
     partial; or else all rows. A batch of m rows has the gradient of its mean, (1/m) sum.

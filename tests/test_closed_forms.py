@@ -364,12 +364,12 @@ def test_fednova_figure_2(x64):
 
 
 def test_fednova_beats_fedavg_on_synthetic_data():
-    # synthetic(1, 1), 30 clients, B = 20, eta = 0.02, E_i(t) ~ U{1..5} (FedNova figure 5), three seeds in one program
+    # synthetic(1, 1), 30 clients, B = 20, eta = 0.02, E_i(t) ~ U{1..5} (FedNova figure 5), two seeds in one program
     data = fjs.datasets.synthetic(1.0, 1.0, num_clients=30, seed=0, max_size=150)
     train = fjs.make_train(
         task=fjs.classification(fjs.models.LogisticRegression(10)),
-        rounds=40,
-        eval_every=20,
+        rounds=25,
+        eval_every=25,
         cohort=fjs.cohort.full(),
         work=fjs.local.random_epochs(1, 5),
         batch_size=20,
@@ -377,8 +377,8 @@ def test_fednova_beats_fedavg_on_synthetic_data():
     loss = {}
     for make in (fjs.fedavg, fjs.fednova):
         algorithm = make(client_optimizer=sgd(0.02))
-        seeds = jax.random.split(KEY, 3)
+        seeds = jax.random.split(KEY, 2)
         runs = jax.jit(lambda a, d, keys: lax.map(lambda key: train(a, d, key).metrics["loss"], keys))
         loss[make] = np.asarray(runs(algorithm, data, seeds))
-    # Measured after 40 rounds: FedAvg 0.751, 0.751, 0.752, FedNova 0.645, 0.638, 0.647.
+    # Measured after 25 rounds: FedAvg 0.989, 0.989, FedNova 0.856, 0.855.
     assert (loss[fjs.fednova][:, -1] < loss[fjs.fedavg][:, -1] - 0.05).all()

@@ -370,6 +370,10 @@ def test_draws_on_the_host_are_those_of_the_run(x64):
             client.batches = [rows[t, i, k][mask[t, i, k]] for k in range(tau[t, i])]
             first_epoch = np.concatenate(client.batches[: epoch[i]])
             assert sorted(first_epoch) == list(range(client.size))  # every example exactly once an epoch
+            if client.size > 4 and tau[t, i] > epoch[i]:
+                second_epoch = np.concatenate(client.batches[epoch[i] : 2 * epoch[i]])
+                assert sorted(second_epoch) == list(range(client.size))
+                assert second_epoch.tolist() != first_epoch.tolist()  # in a fresh order
         x = reference.fedavg(problem.clients, x, [members], tau[t : t + 1], lambda t, i: 0.1)[-1]
         assert_equal(result.metrics["x"][t + 1], x)
     assert result.rounds["useful_steps"].tolist() == [int(tau[t, cohorts[t]].sum()) for t in range(rounds)]

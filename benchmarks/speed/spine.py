@@ -23,6 +23,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import functools
+import itertools
 import json
 import os
 import pathlib
@@ -69,7 +70,7 @@ class Workload:
         scale = 0.0 if not self.widths else 1.0
         self.start = [
             (scale * rng.normal(size=(a, b)).astype(np.float32) * np.float32(np.sqrt(2 / a)), np.zeros(b, np.float32))
-            for a, b in zip(dims[:-1], dims[1:], strict=True)
+            for a, b in itertools.pairwise(dims)
         ]
 
     def steps(self) -> float:
@@ -108,12 +109,14 @@ def ours(work: Workload, *, shuffled: bool, layout: object = None) -> Run:
     )
     algorithm = fjs.fedavg(client_optimizer=fjs.optim.sgd(RATE))
     params = {
-        "params": {f"Dense_{i}": {"kernel": jnp.asarray(w), "bias": jnp.asarray(b)} for i, (w, b) in enumerate(work.start)}
+        "params": {
+            f"Dense_{i}": {"kernel": jnp.asarray(w), "bias": jnp.asarray(b)} for i, (w, b) in enumerate(work.start)
+        }
     }
     key = jax.random.key(0)
 
     @functools.partial(jax.jit, donate_argnums=4)
-    def program(setting, algorithm, data, key, state):  # noqa: ANN001, ANN202
+    def program(setting, algorithm, data, key, state):
         return lax.fori_loop(
             0, len(work.cohorts), lambda t, state: run_round(setting, algorithm, data, key, state, t)[0], state
         )
@@ -121,12 +124,15 @@ def ours(work: Workload, *, shuffled: bool, layout: object = None) -> Run:
     def run() -> list[tuple[np.ndarray, np.ndarray]]:
         state = init_state(setting, algorithm, data, key, jax.tree.map(jnp.copy, params))
         final = program(setting, algorithm, data, key, state).server.params["params"]
-        return [(np.asarray(final[f"Dense_{i}"]["kernel"]), np.asarray(final[f"Dense_{i}"]["bias"])) for i in range(len(final))]
+        return [
+            (np.asarray(final[f"Dense_{i}"]["kernel"]), np.asarray(final[f"Dense_{i}"]["bias"]))
+            for i in range(len(final))
+        ]
 
     return run
 
 
-def client_loss(weights, x, y, mask):  # noqa: ANN001, ANN201
+def client_loss(weights, x, y, mask):
     """Mean cross-entropy of the rows that are not padding."""
     h = x
     for i, (w, b) in enumerate(weights):
@@ -137,10 +143,10 @@ def client_loss(weights, x, y, mask):  # noqa: ANN001, ANN201
     return jnp.sum(losses * mask) / jnp.maximum(jnp.sum(mask), 1)
 
 
-def local_sgd(weights, x, y, size, steps):  # noqa: ANN001, ANN201
+def local_sgd(weights, x, y, size, steps):
     """``steps`` masked SGD steps on one padded client."""
 
-    def step(weights, k):  # noqa: ANN001, ANN202
+    def step(weights, k):
         rows = k * BATCH + jnp.arange(BATCH)
         mask = (rows < size).astype(jnp.float32)
         xs, ys = lax.dynamic_slice_in_dim(x, k * BATCH, BATCH), lax.dynamic_slice_in_dim(y, k * BATCH, BATCH)
@@ -189,7 +195,7 @@ def jit_loop(work: Workload) -> Run:
     }
 
     @jax.jit
-    def add(total, weights, share):  # noqa: ANN001, ANN202
+    def add(total, weights, share):
         return jax.tree.map(lambda t, w: t + share * w, total, weights)
 
     def run() -> list[tuple[np.ndarray, np.ndarray]]:
@@ -212,7 +218,7 @@ def torch_loop(work: Workload) -> Run:
     torch.set_num_threads(os.cpu_count() or 1)
     dims = (*work.shape, *work.widths, 10)
     layers: list[torch.nn.Module] = []
-    for a, b in zip(dims[:-1], dims[1:], strict=True):
+    for a, b in itertools.pairwise(dims):
         layers += [torch.nn.Linear(a, b), torch.nn.ReLU()]
     model = torch.nn.Sequential(*layers[:-1])
     x, y = torch.from_numpy(work.x), torch.from_numpy(work.y.astype(np.int64))

@@ -193,6 +193,10 @@ class Algorithm(Described, kw_only=True):
         """The server's next state from the weighted sums (or stacks) of the messages."""
         return self.server_step(server, sums["delta"], cohort)
 
+    def before(self, server: Any, objective: jax.Array) -> Any:
+        """Called once with F(x) at the start, where ``needs`` has ``"objective"``."""
+        return server
+
     def after(self, server: Any, objective: jax.Array) -> Any:
         """Called with F(x) after the round where ``needs`` has ``"objective"``."""
         return server

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax.numpy as jnp
+
 from fedjax_sim import trees
 from fedjax_sim.algorithms.base import Algorithm, Client, Cohort
 from fedjax_sim.descriptions import factory
@@ -18,8 +20,9 @@ class FedNova(Algorithm):
     x <- x - eta_g tau_eff eta sum_S w_i d_i,   tau_eff = sum_S w_i s_i
 
     Neither eta nor a_i is read out of the solver: the slope h_i = eta s_i is what the same solver moves by against a
-    constant unit gradient, and the step is x + eta_g H sum_S w_i Delta_i / h_i with H = sum_S w_i h_i, per parameter
-    leaf. Equals FedAvg when all tau_i are equal. State per client: none. One model and one scalar up, one model down.
+    constant unit gradient, and the step is x + eta_g H sum_S w_i Delta_i / h_i with H = sum_S w_i h_i / sum_S w_i, per
+    parameter leaf. Equals FedAvg when all tau_i are equal. State per client: none. One model and one scalar up, one
+    model down.
 
     Raises:
       ValueError: the local solver is not linear in the gradients (Adam, AdaGrad, clipping, sign).
@@ -37,7 +40,9 @@ class FedNova(Algorithm):
         return {"normalised": normalised, "slope": client.slope}, c_i
 
     def aggregate(self, server: Any, sums: dict[str, Any], cohort: Cohort) -> Any:
-        return self.server_step(server, trees.multiply(sums["normalised"], sums["slope"]), cohort)
+        mass = jnp.where(cohort.mass > 0, cohort.mass, 1)  # below 1 where scheme I drops stragglers
+        slope = trees.scale(1 / mass, sums["slope"])
+        return self.server_step(server, trees.multiply(sums["normalised"], slope), cohort)
 
 
 fednova = factory("algorithm.fednova", FedNova)

@@ -88,19 +88,22 @@ class Participation(Described, kw_only=True):
             raise ValueError(f"average={self.average!r}: it must be 'sample', 'plain' or None (the algorithm's own)")
         return self
 
-    def draw(self, dataset: FederatedDataset, key: jax.Array, round_: int | jax.Array) -> Draw:
+    def draw(self, dataset: FederatedDataset, key: jax.Array, round_: int | jax.Array, average: str = "sample") -> Draw:
         """Ids, mask and weights of a round's cohort, as the compiled run with this key draws them.
+
+        Stragglers that the ``work`` scheme drops later are still in it.
 
         Args:
           dataset: who there is.
           key: the run's key.
           round_: t, counted from 0.
+          average: the algorithm's own average, which counts where the scheme's is None.
         """
         round_ = jnp.asarray(round_, jnp.int32)
         indices, count = self.select(dataset, named_key(key, Purpose.COHORT, round_), round_)
         mask = count > 0
         storage = dataset.order.at[indices].get(mode="clip")
-        weights = self.weights(count, dataset.sizes[storage], self.average or "sample")
+        weights = self.weights(count, dataset.sizes[storage], self.average or average)
         return Draw(jnp.where(mask, dataset.client_ids[storage], -1), mask, weights)
 
 
@@ -214,12 +217,15 @@ class Given(Participation):
         cohorts = np.asarray(self.cohorts)
         if cohorts.ndim != 2 or not np.issubdtype(cohorts.dtype, np.integer):
             raise ValueError(
-                f"given(cohorts) is {cohorts.dtype}{list(cohorts.shape)}: it must be an integer array [rounds, S] of ids"
+                f"given(cohorts) is {cohorts.dtype}{list(cohorts.shape)}: it must be an integer array [rounds, S] of "
+                "client ids"
             )
         for t, row in enumerate(cohorts):
             members = row[row >= 0]
             if len(np.unique(members)) < len(members):
-                raise ValueError(f"given(cohorts): round {t} names a client twice ({row.tolist()}): weights would be wrong")
+                raise ValueError(
+                    f"given(cohorts): round {t} names a client twice ({row.tolist()}): weights would be wrong"
+                )
         return self.replace(cohorts=jnp.asarray(cohorts, jnp.int32))
 
     def size(self, num_clients: int) -> int:
@@ -227,7 +233,9 @@ class Given(Participation):
 
     def check(self, dataset: FederatedDataset, rounds: int) -> None:
         if self.cohorts.shape[0] < rounds:
-            raise ValueError(f"given(cohorts) has {self.cohorts.shape[0]} rounds, the run {rounds}: give one row a round")
+            raise ValueError(
+                f"given(cohorts) has {self.cohorts.shape[0]} rounds, the run {rounds}: give one row a round"
+            )
         if is_concrete((self.cohorts, dataset.client_ids)):
             cohorts = np.asarray(self.cohorts)
             unknown = np.setdiff1d(cohorts[cohorts >= 0], np.asarray(dataset.client_ids))
@@ -235,7 +243,7 @@ class Given(Participation):
                 raise ValueError(f"given(cohorts) names client id {unknown[0]}, which the data set does not have")
 
     def select(self, dataset: FederatedDataset, key: jax.Array, round_: jax.Array) -> Selection:
-        ids = self.cohorts[round_]
+        ids = jnp.asarray(self.cohorts)[round_].astype(jnp.int32)
         indices = jnp.searchsorted(dataset.client_ids[dataset.order], ids).astype(jnp.int32)
         valid = ids >= 0
         return Selection(jnp.where(valid, indices, dataset.num_clients), valid.astype(jnp.int32))

@@ -59,7 +59,9 @@ class Layout(Described):
         raise TypeError(f"{type(self).__name__} must define run(...)")
 
 
-def finish(solver: Solver, sent: Any, c_i: Any, slot: Slot, progress: Any) -> tuple[dict[str, Any], dict[str, Any], Any]:
+def finish(
+    solver: Solver, sent: Any, c_i: Any, slot: Slot, progress: Any
+) -> tuple[dict[str, Any], dict[str, Any], Any]:
     """``(weighted messages, stacked messages, new c_i)`` of one client."""
     messages, new = solver.finish(sent, c_i, slot, progress)
     stacks = {name: messages[name] for name in solver.algorithm.stacked}

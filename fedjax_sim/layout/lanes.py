@@ -14,7 +14,8 @@ from fedjax_sim.loops import with_static_derivative
 class Lanes(Layout):
     """L models side by side; a lane whose client finishes takes the next one, longest first.
 
-    Computes about sum tau_i / L batched micro-steps: for accelerators with unequal tau_i. Memory holds L models at work.
+    Computes about sum tau_i / L batched micro-steps: for accelerators with unequal tau_i. Memory holds L models at
+    work.
 
     Args:
       num_lanes: L; the cohort's size where that is smaller.

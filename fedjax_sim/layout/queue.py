@@ -61,7 +61,7 @@ def run_queue(solver: Solver, sent: Any, states: Any, slots: Slot, *, lanes: int
         return taken[0], taken[1], jnp.where(places < busy, totals[at], 0)
 
     def each(function: Any, *arguments: Any) -> Any:
-        """``vmap`` over lanes; a single lane stays unbatched, so that its ``cond`` and its slices stay what they are."""
+        """``vmap`` over lanes; a single lane stays unbatched, so that its ``cond`` and slices stay what they are."""
         if lanes > 1:
             return jax.vmap(function)(*arguments)
         only = function(*jax.tree.map(lambda leaf: leaf[0], arguments))

@@ -65,7 +65,7 @@ class Shuffled(Batches):
 
     batch_size: int = static()
 
-    def checked(self) -> Batches:
+    def checked(self) -> Shuffled:
         check_count("batch_size", self.batch_size)
         return self
 
@@ -77,7 +77,7 @@ class Shuffled(Batches):
 
     def positions(self, prepared: Any, size: jax.Array, step: jax.Array, rows: int) -> Positions:
         epoch, place, mask = _in_epoch(size, step, rows)
-        return Positions(sampling.permute(sampling.mix_keys(prepared, epoch), size, place), mask)
+        return Positions(sampling.permute(prepared, size, place, epoch), mask)
 
 
 class InOrder(Batches):
@@ -91,7 +91,7 @@ class InOrder(Batches):
 
     contiguous: ClassVar[bool] = True
 
-    def checked(self) -> Batches:
+    def checked(self) -> InOrder:
         check_count("batch_size", self.batch_size)
         return self
 
@@ -113,7 +113,7 @@ class WithReplacement(Batches):
 
     batch_size: int = static()
 
-    def checked(self) -> Batches:
+    def checked(self) -> WithReplacement:
         check_count("batch_size", self.batch_size)
         return self
 
@@ -141,7 +141,7 @@ class FullBatch(Batches):
 
     contiguous: ClassVar[bool] = True
 
-    def checked(self) -> Batches:
+    def checked(self) -> FullBatch:
         check_count("full_batch(piece_size=...)", self.piece_size)
         return self
 
@@ -173,7 +173,13 @@ def _in_epoch(size: jax.Array, step: jax.Array, rows: int) -> tuple[jax.Array, j
 
 
 def fetch(
-    dataset: FederatedDataset, offset: jax.Array, size: jax.Array, positions: Positions, *, contiguous: bool, serial: bool
+    dataset: FederatedDataset,
+    offset: jax.Array,
+    size: jax.Array,
+    positions: Positions,
+    *,
+    contiguous: bool,
+    serial: bool,
 ) -> Batch:
     """Reads a batch of one client.
 

@@ -1,8 +1,8 @@
 """The unit-gradient probe: how far a local solver moves against a constant gradient of one.
 
 For a linear solver the local change is Delta_i = -eta G_i a_i; against the gradient 1 (plus mu y of a proximal term,
-which passes through the solver like any gradient) one scalar parameter moves by -h_i with h_i = eta sum_k a_ik = eta s_i,
-which is eta ||a_i||_1 where a_i >= 0 (Wang et al. 2020, section 4). Closed forms, at step size eta:
+which passes through the solver like any gradient) one scalar parameter moves by -h_i with h_i = eta sum_k a_ik
+= eta s_i, which is eta ||a_i||_1 where a_i >= 0 (Wang et al. 2020, section 4). Closed forms, at step size eta:
 
   SGD           h = eta tau
   proximal      h = eta [1 - (1 - eta mu)^tau] / (eta mu)
@@ -38,7 +38,8 @@ def slopes(algorithm: Algorithm, sent: Any, rates: Any, steps: jax.Array, bound:
     Returns:
       Pytree like the parameters, leaves [S] (or [S, ...] where the rate is an array for that leaf); 0 where tau_i = 0.
     """
-    shared = jax.tree.structure(rates) == jax.tree.structure(0.0)
+    scalar: Any = jax.tree.structure(0.0)
+    shared = jax.tree.structure(rates) == scalar
     per_leaf = jax.tree.map(lambda _: rates, sent.params) if shared else rates
     y = jax.tree.map(lambda leaf, rate: jnp.zeros(rate.shape[1:], leaf.dtype), sent.params, per_leaf)
     mu = algorithm.proximal(sent)

@@ -106,9 +106,7 @@ class Solver(NamedTuple):
                 jnp.where(anchoring, jnp.minimum(place, size - 1), positions.rows),
                 jnp.where(anchoring, place < size, positions.mask),
             )
-        batch = fetch(
-            self.dataset, slot.offset, size, positions, contiguous=self.batches.contiguous, serial=serial
-        )
+        batch = fetch(self.dataset, slot.offset, size, positions, contiguous=self.batches.contiguous, serial=serial)
         key = jax.random.fold_in(slot.model_key, k)
         loss, g = jax.value_and_grad(self.task.batch_loss)(progress.params, batch, key)
         part = batch.count.astype(loss.dtype) / size.astype(loss.dtype)
@@ -138,7 +136,9 @@ class Solver(NamedTuple):
             if name not in self.algorithm.stacked
         }
 
-    def _descend(self, sent: Any, client: Client, progress: Progress, g: Any, part: jax.Array, k: jax.Array) -> Progress:
+    def _descend(
+        self, sent: Any, client: Client, progress: Progress, g: Any, part: jax.Array, k: jax.Array
+    ) -> Progress:
         if not self._in_pieces:
             return self._move(sent, client, progress, g)
         summed = progress._replace(gradient=trees.add_scaled(progress.gradient, part, g))
@@ -166,7 +166,9 @@ class Solver(NamedTuple):
         return self.batches.pieces(self.dataset.max_size, rows) > 1  # type: ignore[no-any-return]
 
     def _zero_loss(self, params: Any) -> jax.Array:
-        examples = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape[1:]), leaf.dtype), self.dataset.examples)
+        examples = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape[1:]), leaf.dtype), self.dataset.examples
+        )
         return jnp.zeros((), jax.eval_shape(self.task.losses, params, examples).dtype)
 
 
@@ -177,6 +179,7 @@ def anchor_steps(size: Any, rows: int) -> Any:
 
 def move(y: Any, rate: Any, updates: Any) -> Any:
     """y + l u, with l a scalar or a pytree like the parameters."""
-    if jax.tree.structure(rate) == jax.tree.structure(0.0):
+    scalar: Any = jax.tree.structure(0.0)
+    if jax.tree.structure(rate) == scalar:
         return trees.add_scaled(y, rate, updates)
     return trees.add(y, trees.multiply(updates, rate))

@@ -68,7 +68,9 @@ class Steps(Work):
         check_count("steps(num_steps)", self.num_steps)
         return self
 
-    def steps(self, key, round_, indices, ids, valid, epoch):  # type: ignore[no-untyped-def]
+    def steps(
+        self, key: jax.Array, round_: jax.Array, indices: jax.Array, ids: jax.Array, valid: jax.Array, epoch: jax.Array
+    ) -> jax.Array:
         return jnp.full_like(epoch, self.num_steps)
 
     def most_steps(self, epoch: int) -> int:
@@ -93,7 +95,9 @@ class RandomEpochs(Work):
             raise ValueError(f"random_epochs({self.low}, {self.high}): high must be at least low")
         return self
 
-    def steps(self, key, round_, indices, ids, valid, epoch):  # type: ignore[no-untyped-def]
+    def steps(
+        self, key: jax.Array, round_: jax.Array, indices: jax.Array, ids: jax.Array, valid: jax.Array, epoch: jax.Array
+    ) -> jax.Array:
         if self.low == self.high:
             return self.low * epoch
         keys = per_client(named_key(key, Purpose.WORK, round_), ids)
@@ -128,7 +132,9 @@ class GaussianSteps(Work):
         check_count("gaussian_steps(most)", self.most)
         return self
 
-    def steps(self, key, round_, indices, ids, valid, epoch):  # type: ignore[no-untyped-def]
+    def steps(
+        self, key: jax.Array, round_: jax.Array, indices: jax.Array, ids: jax.Array, valid: jax.Array, epoch: jax.Array
+    ) -> jax.Array:
         keys = per_client(named_key(key, Purpose.WORK, round_), ids)
         normal = jax.vmap(lambda k: jax.random.normal(k, (), jnp.float32))(keys)
         mean, std = jnp.asarray(self.mean, jnp.float32), jnp.asarray(self.std, jnp.float32)
@@ -161,7 +167,9 @@ class Stragglers(Work):
         check_count("stragglers(num_epochs)", self.num_epochs)
         return self
 
-    def steps(self, key, round_, indices, ids, valid, epoch):  # type: ignore[no-untyped-def]
+    def steps(
+        self, key: jax.Array, round_: jax.Array, indices: jax.Array, ids: jax.Array, valid: jax.Array, epoch: jax.Array
+    ) -> jax.Array:
         lots = per_client(named_key(key, Purpose.STRAGGLER, round_), ids)
         lot = jax.vmap(lambda k: jax.random.bits(k, (), jnp.uint32))(lots)
         # Ranks among the valid clients by (lot, id): a total order that no storage or slot order enters.
@@ -203,7 +211,9 @@ class GivenSteps(Work):
             return self
         tau = np.asarray(self.tau)
         if tau.ndim != 2 or not np.issubdtype(tau.dtype, np.integer):
-            raise ValueError(f"given_steps(tau) is {tau.dtype}{list(tau.shape)}: it must be an integer array [rounds, N]")
+            raise ValueError(
+                f"given_steps(tau) is {tau.dtype}{list(tau.shape)}: it must be an integer array [rounds, N]"
+            )
         if tau.size and tau.min() < 0:
             raise ValueError(f"given_steps(tau) has the entry {tau.min()}: steps must be at least 0")
         most = max(int(tau.max(initial=1)), 1)
@@ -211,7 +221,9 @@ class GivenSteps(Work):
             raise ValueError(f"given_steps(most={self.most}) is below the largest entry {most} of tau")
         return self.replace(tau=jnp.asarray(tau, jnp.int32), most=self.most or most)
 
-    def steps(self, key, round_, indices, ids, valid, epoch):  # type: ignore[no-untyped-def]
+    def steps(
+        self, key: jax.Array, round_: jax.Array, indices: jax.Array, ids: jax.Array, valid: jax.Array, epoch: jax.Array
+    ) -> jax.Array:
         return self.tau[round_].at[indices].get(mode="clip")
 
     def most_steps(self, epoch: int) -> int:
