@@ -15,7 +15,7 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, ParamSpec, Self, TypeVar
+from typing import Any, ParamSpec, Self, TypeVar, dataclass_transform
 
 import flax.linen as nn
 import jax
@@ -30,6 +30,12 @@ _FACTORIES: dict[str, Callable[..., Any]] = {}
 _MAX_ARRAY = 100_000  # elements of one array argument; above this a description would no longer be something to read
 
 
+def static(**kwargs: Any) -> Any:
+    """A dataclass field that is structure, not a leaf: hashable, fixed at compile time."""
+    return struct.field(pytree_node=False, **kwargs)
+
+
+@dataclass_transform(field_specifiers=(struct.field, static))
 class Described(struct.PyTreeNode):
     """A frozen dataclass and pytree that a registered factory makes.
 
@@ -43,11 +49,6 @@ class Described(struct.PyTreeNode):
         Called once by the factory. Traced values cannot be looked at and pass unchecked.
         """
         return self
-
-
-def static(**kwargs: Any) -> Any:
-    """A dataclass field that is structure, not a leaf: hashable, fixed at compile time."""
-    return struct.field(pytree_node=False, **kwargs)
 
 
 def register(name: str, factory: Callable[P, T]) -> Callable[P, T]:

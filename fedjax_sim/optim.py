@@ -120,7 +120,7 @@ class FromOptax(Optimizer):
     """
 
     name: str = static()
-    arguments: dict[str, Any]  # type: ignore[misc]
+    arguments: dict[str, Any]
     options: tuple[tuple[str, Any], ...] = static(default=())
 
     def transform(self) -> optax.GradientTransformation:

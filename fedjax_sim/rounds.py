@@ -12,7 +12,7 @@ from fedjax_sim import optim
 from fedjax_sim.algorithms.base import Algorithm, Client, Cohort
 from fedjax_sim.cohort.participation import Participation
 from fedjax_sim.datasets.federated import FederatedDataset
-from fedjax_sim.keys import Purpose, named_key, per_client
+from fedjax_sim.keys import Purpose, client_draws, purpose_key, round_key
 from fedjax_sim.layout.base import Bounds, Layout
 from fedjax_sim.layout.choose import choose_layout
 from fedjax_sim.local.batches import Batches
@@ -73,7 +73,7 @@ def prepare(setting: Setting, algorithm: Algorithm, dataset: FederatedDataset, k
     changed = {"client_optimizer": optim.hoist(algorithm.client_optimizer, params)}
     if algorithm.server_optimizer is not None:
         changed["server_optimizer"] = optim.hoist(algorithm.server_optimizer, params)
-    return algorithm.replace(**changed)  # type: ignore[no-any-return]
+    return algorithm.replace(**changed)
 
 
 def init_state(
@@ -82,7 +82,7 @@ def init_state(
     """The state before the first round."""
     params = initial_params
     if params is None:
-        params = setting.task.init(named_key(key, Purpose.INIT), dataset)
+        params = setting.task.init(purpose_key(key, Purpose.INIT), dataset)
     num_clients = dataset.num_clients
     one = algorithm.init_client(params)
     clients = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num_clients, *leaf.shape)), one)
@@ -194,14 +194,15 @@ def _draw(
 ) -> tuple[Slot, Cohort]:
     """The cohort of a round, as its clients and as the server see it."""
     num_clients = dataset.num_clients
-    selection = setting.cohort.select(dataset, named_key(key, Purpose.COHORT, round_), round_)
+    selection = setting.cohort.select(dataset, purpose_key(round_key(key, round_), Purpose.COHORT), round_)
     storage = dataset.order.at[selection.indices].get(mode="clip")
     ids, sizes = dataset.client_ids[storage], dataset.sizes[storage]
     valid = selection.count > 0
     rows = setting.batches.rows(dataset)
     epoch = setting.batches.epoch(sizes, rows)
+    draws = client_draws(key, round_, ids)
     if algorithm.takes_steps:
-        tau = setting.work.steps(key, round_, selection.indices, ids, valid, epoch)
+        tau = setting.work.steps(draws, round_, selection.indices, ids, valid, epoch)
     else:
         tau = jnp.ones_like(sizes)  # a phase without local steps has no stragglers
     valid = valid & (tau > 0)
@@ -232,13 +233,13 @@ def _draw(
         slope=slope,
         anchor=(),
         mean_loss=(),
-        key=per_client(named_key(key, Purpose.ALGORITHM, round_), ids),
+        key=draws.purpose(Purpose.ALGORITHM),
     )
     slots = Slot(
         client=client,
         offset=dataset.offsets[storage],
-        draws=setting.batches.prepare(per_client(named_key(key, Purpose.BATCH, round_), ids)),
-        model_key=per_client(named_key(key, Purpose.MODEL, round_), ids),
+        draws=setting.batches.prepare(draws),
+        model_key=draws.purpose(Purpose.MODEL),
     )
     cohort = Cohort(
         indices=indices,
@@ -248,6 +249,6 @@ def _draw(
         num_clients=num_clients,
         mass=jnp.sum(weights),
         round=round_,
-        key=named_key(key, Purpose.ALGORITHM, round_),
+        key=purpose_key(round_key(key, round_), Purpose.SERVER),
     )
     return slots, cohort

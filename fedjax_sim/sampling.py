@@ -15,7 +15,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-_ROUNDS = 16  # chi-square tests over all orders of n <= 7 on 400,000 keys pass; 8 would not
+from fedjax_sim.keys import ORDER_WORDS
+
+_ROUNDS = ORDER_WORDS  # 16: chi-square tests over all orders of n <= 7 pass on a million keys; with 10 they would not
 _FLOYD_LIMIT = 200  # Floyd compares each draw with all earlier ones, O(S^2); beyond this the permutation is cheaper
 
 
@@ -52,7 +54,8 @@ def permute(round_keys: jax.Array, n: jax.Array | int, index: jax.Array, number:
         return jnp.where(swap.astype(bool), partner, x)
 
     # A loop, not unrolled: a tenth of the program, and faster on a CPU too.
-    return lax.fori_loop(0, _ROUNDS, swap_or_not, index.astype(jnp.uint32)).astype(jnp.int32)
+    image: jax.Array = lax.fori_loop(0, _ROUNDS, swap_or_not, index.astype(jnp.uint32))
+    return image.astype(jnp.int32)
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
@@ -70,9 +73,10 @@ def choose(key: jax.Array, population: int, count: int) -> jax.Array:
     if count == population:
         return jnp.arange(population, dtype=jnp.int32)
     if count > _FLOYD_LIMIT:
-        return permute(permutation_keys(key), population, jnp.arange(count, dtype=jnp.int32))
+        head: jax.Array = permute(permutation_keys(key), population, jnp.arange(count, dtype=jnp.int32))
+        return head
     last = jnp.arange(population - count, population, dtype=jnp.int32)
-    draws = jax.random.randint(key, (count,), 0, last + 1, dtype=jnp.int32)
+    draws = below(jax.random.bits(key, (count,), jnp.uint32), last + 1)
 
     def insert(chosen: jax.Array, step: jax.Array) -> tuple[jax.Array, None]:
         taken = jnp.any(chosen == draws[step])
@@ -83,10 +87,16 @@ def choose(key: jax.Array, population: int, count: int) -> jax.Array:
     return chosen
 
 
+def below(words: jax.Array, bound: jax.Array | int) -> jax.Array:
+    """int32 draws from [0, bound), one a random uint32 word; uneven by at most bound / 2^32."""
+    return _multiply_high(words, jnp.asarray(bound).astype(jnp.uint32)).astype(jnp.int32)
+
+
 def _mix(value: jax.Array) -> jax.Array:
     """Two multiplications and a shift: enough for the top bit, which is all that is read of it."""
     value = value * jnp.uint32(0x7FEB352D)
-    return (value ^ (value >> 15)) * jnp.uint32(0x846CA68B)
+    mixed: jax.Array = (value ^ (value >> 15)) * jnp.uint32(0x846CA68B)
+    return mixed
 
 
 def _multiply_high(bits: jax.Array, bound: jax.Array) -> jax.Array:

@@ -182,7 +182,8 @@ def _advance(
         return state, records, measure(setting, prepared, dataset, state, evaluate)
 
     if jax.default_backend() == "cpu":
-        return lax.map(one, (keys, states))  # vmapped dynamic loops would make every seed wait for the slowest
+        # Vmapped dynamic loops would make every seed wait for the slowest.
+        return lax.map(one, (keys, states))  # type: ignore[no-any-return]
     return jax.vmap(lambda key, state: one((key, state)))(keys, states)
 
 

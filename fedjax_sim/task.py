@@ -33,7 +33,7 @@ class Batch(NamedTuple):
 
     examples: Any
     weights: jax.Array
-    count: jax.Array
+    count: jax.Array  # type: ignore[assignment]
 
 
 class Task(Described):
@@ -152,7 +152,8 @@ class Classification(Task):
         # One-hot labels: indexing the logits costs a scatter in the backward pass of every step (10 % on a CPU).
         labels = jax.nn.one_hot(examples["y"], logits.shape[-1], dtype=logits.dtype)
         with third_party():
-            return optax.softmax_cross_entropy(logits, labels)
+            losses: jax.Array = optax.softmax_cross_entropy(logits, labels)
+            return losses
 
     def metrics(self, params: Any, examples: Any) -> dict[str, jax.Array]:
         logits = self._logits(params, examples, None)
@@ -170,8 +171,8 @@ class Classification(Task):
     def _logits(self, params: Any, examples: Any, key: jax.Array | None) -> jax.Array:
         with third_party():
             rngs = None if key is None else {"dropout": key}
-            logits: jax.Array = self.model.apply(params, examples["x"], rngs=rngs)
-            return logits
+            logits: Any = self.model.apply(params, examples["x"], rngs=rngs)
+            return logits  # type: ignore[no-any-return]
 
     @staticmethod
     def _one(dataset: FederatedDataset) -> jax.Array:
@@ -200,7 +201,8 @@ class Quadratic(Task):
 
     def losses(self, params: jax.Array, examples: Any, key: jax.Array | None = None) -> jax.Array:
         curvature = jnp.einsum("i,bij,j->b", params, examples["H"], params)
-        return curvature / 2 - examples["e"] @ params
+        losses: jax.Array = curvature / 2 - examples["e"] @ params
+        return losses
 
 
 class Functions(Task):

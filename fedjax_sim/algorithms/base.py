@@ -47,7 +47,7 @@ class Client(NamedTuple):
       key: PRNG key of (run, round, client) for the algorithm's own draws.
     """
 
-    index: jax.Array
+    index: jax.Array  # type: ignore[assignment]
     id: jax.Array
     size: jax.Array
     steps: jax.Array
@@ -146,7 +146,7 @@ class Algorithm(Described, kw_only=True):
                 f"solvers only, and {optim.describe_name(checked.client_optimizer)} is not linear in the gradients: "
                 "use sgd (with any momentum), or FedAvg with this solver"
             )
-        return checked  # type: ignore[no-any-return]
+        return checked
 
     def phases(self) -> tuple[Algorithm, ...]:
         """The method's exchanges with clients in one round, in order; each draws its cohort, the last is ``self``."""

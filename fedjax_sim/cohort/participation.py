@@ -16,7 +16,7 @@ import numpy as np
 from fedjax_sim import sampling
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.descriptions import Described, check_count, factory, is_concrete, static
-from fedjax_sim.keys import Purpose, named_key
+from fedjax_sim.keys import Purpose, purpose_key, round_key
 
 
 class Selection(NamedTuple):
@@ -28,7 +28,7 @@ class Selection(NamedTuple):
     """
 
     indices: jax.Array
-    count: jax.Array
+    count: jax.Array  # type: ignore[assignment]
 
 
 class Draw(NamedTuple):
@@ -100,7 +100,7 @@ class Participation(Described, kw_only=True):
           average: the algorithm's own average, which counts where the scheme's is None.
         """
         round_ = jnp.asarray(round_, jnp.int32)
-        indices, count = self.select(dataset, named_key(key, Purpose.COHORT, round_), round_)
+        indices, count = self.select(dataset, purpose_key(round_key(key, round_), Purpose.COHORT), round_)
         mask = count > 0
         storage = dataset.order.at[indices].get(mode="clip")
         weights = self.weights(count, dataset.sizes[storage], self.average or average)
@@ -183,7 +183,7 @@ class WithReplacement(Participation):
 
     def select(self, dataset: FederatedDataset, key: jax.Array, round_: jax.Array) -> Selection:
         owners = jnp.cumsum(dataset.sizes[dataset.order], dtype=jnp.int32)
-        example = jax.random.randint(key, (self.num_draws,), 0, dataset.num_examples, dtype=jnp.int32)
+        example = sampling.below(jax.random.bits(key, (self.num_draws,), jnp.uint32), dataset.num_examples)
         drawn = jnp.sort(jnp.searchsorted(owners, example, side="right").astype(jnp.int32))
         first = jnp.concatenate([jnp.ones((1,), bool), drawn[1:] != drawn[:-1]])
         count = jnp.searchsorted(drawn, drawn, side="right") - jnp.searchsorted(drawn, drawn, side="left")

@@ -11,6 +11,7 @@ from jax import lax
 from fedjax_sim import sampling
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.descriptions import Described, check_count, factory, static
+from fedjax_sim.keys import ClientDraws, Purpose
 from fedjax_sim.task import Batch
 
 
@@ -39,8 +40,8 @@ class Batches(Described):
         """B, the rows of a batch; static."""
         raise TypeError(f"{type(self).__name__} must define rows(dataset)")
 
-    def prepare(self, keys: jax.Array) -> Any:
-        """What one client needs for its draws of a round, from one key a client: a pytree, leading axis S."""
+    def prepare(self, draws: ClientDraws) -> Any:
+        """What each client of a round needs for its batches: a pytree, leading axis S."""
         return ()
 
     def positions(self, prepared: Any, size: jax.Array, step: jax.Array, rows: int) -> Positions:
@@ -72,8 +73,8 @@ class Shuffled(Batches):
     def rows(self, dataset: FederatedDataset) -> int:
         return min(self.batch_size, dataset.max_size)
 
-    def prepare(self, keys: jax.Array) -> Any:
-        return jax.vmap(sampling.permutation_keys)(keys)
+    def prepare(self, draws: ClientDraws) -> Any:
+        return draws.order
 
     def positions(self, prepared: Any, size: jax.Array, step: jax.Array, rows: int) -> Positions:
         epoch, place, mask = _in_epoch(size, step, rows)
@@ -120,12 +121,12 @@ class WithReplacement(Batches):
     def rows(self, dataset: FederatedDataset) -> int:
         return self.batch_size
 
-    def prepare(self, keys: jax.Array) -> Any:
-        return keys
+    def prepare(self, draws: ClientDraws) -> Any:
+        return draws.purpose(Purpose.BATCH)
 
     def positions(self, prepared: Any, size: jax.Array, step: jax.Array, rows: int) -> Positions:
-        drawn = jax.random.randint(jax.random.fold_in(prepared, step), (rows,), 0, size, dtype=jnp.int32)
-        return Positions(drawn, jnp.ones((rows,), bool))
+        words = jax.random.bits(jax.random.fold_in(prepared, step), (rows,), jnp.uint32)
+        return Positions(sampling.below(words, size), jnp.ones((rows,), bool))
 
 
 class FullBatch(Batches):

@@ -11,10 +11,12 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from fedjax_sim.datasets.federated import FederatedDataset
+from fedjax_sim import sampling
 from fedjax_sim.descriptions import Described, check_count, check_real, factory, is_concrete, static
-from fedjax_sim.keys import Purpose, named_key, per_client
+from fedjax_sim.keys import ClientDraws
 
 
 class Work(Described):
@@ -23,15 +25,21 @@ class Work(Described):
     may_drop: ClassVar[bool] = False
 
     def steps(
-        self, key: jax.Array, round_: jax.Array, indices: jax.Array, ids: jax.Array, valid: jax.Array, epoch: jax.Array
+        self,
+        draws: ClientDraws,
+        round_: jax.Array,
+        indices: jax.Array,
+        ids: jax.Array,
+        valid: jax.Array,
+        epoch: jax.Array,
     ) -> jax.Array:
         """tau of each slot, int32[S]; what void slots get does not matter.
 
         Args:
-          key: the run's key.
+          draws: what each slot's client draws from this round.
           round_: int32 scalar t.
           indices: int32[S], client indices.
-          ids: int32[S], client ids, which key the draws.
+          ids: int32[S], client ids.
           valid: bool[S], false in void slots.
           epoch: int32[S], steps of one epoch of each client.
         """
@@ -69,7 +77,13 @@ class Steps(Work):
         return self
 
     def steps(
-        self, key: jax.Array, round_: jax.Array, indices: jax.Array, ids: jax.Array, valid: jax.Array, epoch: jax.Array
+        self,
+        draws: ClientDraws,
+        round_: jax.Array,
+        indices: jax.Array,
+        ids: jax.Array,
+        valid: jax.Array,
+        epoch: jax.Array,
     ) -> jax.Array:
         return jnp.full_like(epoch, self.num_steps)
 
@@ -96,13 +110,17 @@ class RandomEpochs(Work):
         return self
 
     def steps(
-        self, key: jax.Array, round_: jax.Array, indices: jax.Array, ids: jax.Array, valid: jax.Array, epoch: jax.Array
+        self,
+        draws: ClientDraws,
+        round_: jax.Array,
+        indices: jax.Array,
+        ids: jax.Array,
+        valid: jax.Array,
+        epoch: jax.Array,
     ) -> jax.Array:
         if self.low == self.high:
             return self.low * epoch
-        keys = per_client(named_key(key, Purpose.WORK, round_), ids)
-        epochs = jax.vmap(lambda k: jax.random.randint(k, (), self.low, self.high + 1, dtype=jnp.int32))(keys)
-        return epochs * epoch
+        return (self.low + sampling.below(draws.work, self.high + 1 - self.low)) * epoch
 
     def most_steps(self, epoch: int) -> int:
         return self.high * epoch
@@ -133,10 +151,16 @@ class GaussianSteps(Work):
         return self
 
     def steps(
-        self, key: jax.Array, round_: jax.Array, indices: jax.Array, ids: jax.Array, valid: jax.Array, epoch: jax.Array
+        self,
+        draws: ClientDraws,
+        round_: jax.Array,
+        indices: jax.Array,
+        ids: jax.Array,
+        valid: jax.Array,
+        epoch: jax.Array,
     ) -> jax.Array:
-        keys = per_client(named_key(key, Purpose.WORK, round_), ids)
-        normal = jax.vmap(lambda k: jax.random.normal(k, (), jnp.float32))(keys)
+        centred = (draws.work >> 8).astype(jnp.float32) * 2**-23 + (2**-24 - 1)  # the midpoints of (-1, 1) / 2^24
+        normal = 2**0.5 * lax.erf_inv(centred)
         mean, std = jnp.asarray(self.mean, jnp.float32), jnp.asarray(self.std, jnp.float32)
         return jnp.clip(jnp.round(mean + std * normal), 1, self.most).astype(jnp.int32)
 
@@ -168,17 +192,20 @@ class Stragglers(Work):
         return self
 
     def steps(
-        self, key: jax.Array, round_: jax.Array, indices: jax.Array, ids: jax.Array, valid: jax.Array, epoch: jax.Array
+        self,
+        draws: ClientDraws,
+        round_: jax.Array,
+        indices: jax.Array,
+        ids: jax.Array,
+        valid: jax.Array,
+        epoch: jax.Array,
     ) -> jax.Array:
-        lots = per_client(named_key(key, Purpose.STRAGGLER, round_), ids)
-        lot = jax.vmap(lambda k: jax.random.bits(k, (), jnp.uint32))(lots)
         # Ranks among the valid clients by (lot, id): a total order that no storage or slot order enters.
-        order = jnp.lexsort((ids, lot, ~valid))
+        order = jnp.lexsort((ids, draws.lot, ~valid))
         rank = jnp.zeros_like(ids).at[order].set(jnp.arange(len(ids), dtype=ids.dtype))
         size = jnp.sum(valid)
         late = rank < jnp.round(jnp.asarray(self.fraction, jnp.float32) * size.astype(jnp.float32)).astype(ids.dtype)
-        keys = per_client(named_key(key, Purpose.WORK, round_), ids)
-        partial = jax.vmap(lambda k: jax.random.randint(k, (), 1, self.num_epochs + 1, dtype=jnp.int32))(keys)
+        partial = 1 + sampling.below(draws.work, self.num_epochs)
         left = partial if self.keep else jnp.zeros_like(partial)
         return jnp.where(late, left, self.num_epochs) * epoch
 
@@ -222,9 +249,16 @@ class GivenSteps(Work):
         return self.replace(tau=jnp.asarray(tau, jnp.int32), most=self.most or most)
 
     def steps(
-        self, key: jax.Array, round_: jax.Array, indices: jax.Array, ids: jax.Array, valid: jax.Array, epoch: jax.Array
+        self,
+        draws: ClientDraws,
+        round_: jax.Array,
+        indices: jax.Array,
+        ids: jax.Array,
+        valid: jax.Array,
+        epoch: jax.Array,
     ) -> jax.Array:
-        return self.tau[round_].at[indices].get(mode="clip")
+        tau: jax.Array = self.tau[round_].at[indices].get(mode="clip")
+        return tau
 
     def most_steps(self, epoch: int) -> int:
         return self.most
