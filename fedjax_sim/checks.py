@@ -6,16 +6,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_sim.algorithms.base import Algorithm
 from fedjax_sim.cohort.participation import Participation
 from fedjax_sim.datasets.federated import FederatedDataset
-from fedjax_sim.descriptions import check_count
+from fedjax_sim.descriptions import check_count, shown
 from fedjax_sim.layout.base import Layout
 from fedjax_sim.local import batches as batch_schemes
 from fedjax_sim.local.batches import Batches
 from fedjax_sim.local.work import Work
-from fedjax_sim.rates import Rate
+from fedjax_sim.rates import OverClients, Rate
 from fedjax_sim.rounds import Setting, average_of
 from fedjax_sim.task import Task
 
@@ -30,6 +31,7 @@ def check_setting(
     batches: Any,
     eval_every: Any,
     layout: Any,
+    evaluate: Any,
 ) -> Setting:
     """The run's setting from the keyword arguments of ``make_train``.
 
@@ -44,6 +46,8 @@ def check_setting(
     check_count("eval_every", eval_every)
     if layout is not None:
         _check_kind("layout", layout, Layout, "fedjax_sim.layout.turns(), or None for the automatic choice")
+    if evaluate is not None and not callable(evaluate):
+        raise TypeError(f"evaluate is {evaluate!r}: it must be a function evaluate(params, dataset) -> {{name: array}}")
     if (batch_size is None) == (batches is None):
         raise ValueError(
             f"batch_size={batch_size!r} and batches={batches!r}: give exactly one, batch_size=20 for shuffled epochs "
@@ -55,7 +59,9 @@ def check_setting(
     return Setting(task, cohort, work, batches, layout)
 
 
-def check_run(setting: Setting, algorithm: Any, dataset: Any, key: Any, rounds: int) -> None:
+def check_run(
+    setting: Setting, algorithm: Any, dataset: Any, key: Any, rounds: int, initial_params: Any = None
+) -> None:
     """Checks what depends on the algorithm and the data set; traced values are not looked at.
 
     Raises:
@@ -82,8 +88,42 @@ def check_run(setting: Setting, algorithm: Any, dataset: Any, key: Any, rounds: 
         rate = getattr(algorithm, what)
         if isinstance(rate, Rate):
             rate.check(f"{name}({what}=...)", dataset.num_clients, rounds)
+    if isinstance(algorithm.server_learning_rate, OverClients):
+        raise ValueError(f"{name}(server_learning_rate=over_clients(...)): a server has no clients, use over_rounds")
+    if not isinstance(algorithm.server_learning_rate, Rate):
+        what = f"{name}(server_learning_rate=...)"
+        _check_like(what, algorithm.server_learning_rate, 0.0, "one number or a rate over rounds")
+    for optimizer in (algorithm.client_optimizer, algorithm.server_optimizer):
+        if optimizer is not None:
+            optimizer.transform()  # checks that its hyper-parameters are single numbers
+    params = jax.eval_shape(lambda k: setting.task.init(k, dataset), key)
+    rate = algorithm.client_learning_rate
+    single = jax.tree_util.all_leaves([rate]) and np.shape(rate) == ()
+    if not isinstance(rate, Rate) and not single:
+        rule = "one number, a rate of fedjax_sim.rates or a pytree like the parameters"
+        _check_like(f"{name}(client_learning_rate=...)", rate, params, rule, numbers=True)
+    if initial_params is not None:
+        _check_like("initial_params", initial_params, params, "a pytree like the task's parameters")
+        for leaf, wanted in zip(jax.tree.leaves(initial_params), jax.tree.leaves(params), strict=True):
+            if jnp.issubdtype(wanted.dtype, jnp.inexact) and not jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):
+                raise TypeError(f"initial_params has a leaf of {jnp.result_type(leaf)}: it must be {wanted.dtype}")
 
 
 def _check_kind(what: str, value: Any, kind: type, example: str) -> None:
     if not isinstance(value, kind):
-        raise TypeError(f"{what} is {value!r}: it must be a {kind.__name__}, for instance {example}")
+        article = "an" if kind.__name__[0] in "AEIOU" else "a"
+        raise TypeError(f"{what} is {shown(value)}: it must be {article} {kind.__name__}, for instance {example}")
+
+
+def _check_like(what: str, tree: Any, like: Any, rule: str, *, numbers: bool = False) -> None:
+    """Checks that ``tree`` has the structure and shapes of ``like``; with ``numbers`` a leaf may be one number."""
+    found: Any = jax.tree.structure(tree)
+    wanted: Any = jax.tree.structure(like)
+    scalar: Any = jax.tree.structure(0.0)
+    if found != wanted:
+        given = f"has shape {np.shape(tree)}" if found == scalar else f"is a pytree {found}"
+        raise ValueError(f"{what} {given}: it must be {rule}, {wanted}")
+    for (path, leaf), other in zip(jax.tree_util.tree_flatten_with_path(tree)[0], jax.tree.leaves(like), strict=True):
+        if np.shape(leaf) != np.shape(other) and not (numbers and np.shape(leaf) == ()):
+            name = f"{what}{jax.tree_util.keystr(path)}"
+            raise ValueError(f"{name} has shape {np.shape(leaf)}: it must be {rule}, here of shape {np.shape(other)}")

@@ -11,6 +11,7 @@ the reader) and cannot be rebuilt.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -35,7 +36,12 @@ def static(**kwargs: Any) -> Any:
     return struct.field(pytree_node=False, **kwargs)
 
 
-@dataclass_transform(field_specifiers=(struct.field, static))
+def integers(**kwargs: Any) -> Any:
+    """A leaf that is an array of integers: lists given for it are not turned into floats."""
+    return struct.field(metadata={"integers": True}, **kwargs)
+
+
+@dataclass_transform(field_specifiers=(struct.field, static, integers))
 class Described(struct.PyTreeNode):
     """A frozen dataclass and pytree that a registered factory makes.
 
@@ -80,14 +86,19 @@ def factory(name: str, cls: Callable[P, T]) -> Callable[P, T]:
     Returns:
       A function with the class's signature and documentation.
     """
+    signature = inspect.signature(cls)
 
     @functools.wraps(cls, updated=())
     def make(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{make.__name__}(...): {error}; its signature is {_signature_text(signature)}") from None
         made: Any = cls(*args, **kwargs)
         made = _reals_as_floats(made).checked()
         return made  # type: ignore[no-any-return]
 
-    make.__signature__ = inspect.signature(cls)  # type: ignore[attr-defined]
+    make.__signature__ = signature  # type: ignore[attr-defined]
     make.__qualname__ = make.__name__ = name.rpartition(".")[2]
     cls._registered_name = name  # type: ignore[attr-defined]
     register(name, make)
@@ -145,8 +156,18 @@ def build(description: Mapping[str, Any]) -> Any:
       description: ``{"name": ..., "arguments": {...}}``.
 
     Raises:
-      ValueError: an unknown name (the nearest ones are listed) or an opaque part.
+      ValueError: not a description, an unknown name (the nearest ones are listed) or an opaque part.
     """
+    if not isinstance(description, Mapping) or not ({"name", "opaque"} & description.keys()):
+        raise ValueError(
+            f"not a description: {shown(description)}: give what describe(...) returns, {{'name': ..., ...}}"
+        )
+    opaque = opaque_parts(description)
+    if opaque:
+        raise ValueError(
+            f"opaque parts cannot be rebuilt ({'; '.join(opaque)}): they were given as bare objects, so "
+            "their arguments were never recorded; use registered factories instead (or register your own with fedjax_sim.register)"
+        )
     return _decode(description)
 
 
@@ -155,7 +176,10 @@ def opaque_parts(description: Any, path: str = "") -> list[str]:
     if isinstance(description, Mapping):
         if "opaque" in description:
             return [f"{path or 'object'}: {description['opaque']}"]
-        items: Any = description.get("arguments", description).items()
+        if "array" in description:
+            return []
+        items: Any = description.get("mapping", description.get("arguments", description))
+        items = items.items() if isinstance(items, Mapping) else ()
     elif isinstance(description, list):
         items = enumerate(description)
     else:
@@ -177,6 +201,12 @@ def suggest(name: str, known: list[str]) -> str:
     return f"{hint}known: {', '.join(known)}"
 
 
+def shown(value: Any) -> str:
+    """How an error message shows a value: its ``repr``, cut where it is long."""
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:200]}..."
+
+
 def is_concrete(value: Any) -> bool:
     """Whether every leaf of ``value`` is a number or array whose value can be looked at now."""
     return all(
@@ -187,7 +217,14 @@ def is_concrete(value: Any) -> bool:
 
 
 def check_real(
-    what: str, value: Any, *, low: float | None = None, high: float | None = None, open_: bool = False
+    what: str,
+    value: Any,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    open_: bool = False,
+    below: float | None = None,
+    optional: bool = False,
 ) -> None:
     """Checks that a concrete hyper-parameter is finite and inside [low, high] (the open interval if ``open_``).
 
@@ -197,11 +234,15 @@ def check_real(
       low: smallest allowed value.
       high: largest allowed value.
       open_: whether the ends are excluded.
+      below: an upper end that is excluded whatever ``open_``, in the place of ``high``.
+      optional: whether None is allowed too.
 
     Raises:
       ValueError: naming the value and the rule.
       TypeError: not a number.
     """
+    if value is None and not optional:
+        raise TypeError(f"{what} is None: it must be a real number or an array of them")
     for leaf in jax.tree.leaves(value):
         if isinstance(leaf, jax.core.Tracer) or type(leaf) is object:
             continue
@@ -210,12 +251,15 @@ def check_real(
         ):
             raise TypeError(f"{what} is {leaf!r}: it must be a real number or an array of them")
         array = np.asarray(leaf)
-        bounds = "" if low is None and high is None else f" {_interval(low, high, open_)}"
+        if not (np.issubdtype(array.dtype, np.integer) or jnp.issubdtype(array.dtype, jnp.floating)):
+            raise TypeError(f"{what} is an array of {array.dtype}: it must be a real number or an array of them")
+        bounds = "" if low is None and high is None and below is None else f" {_interval(low, high, open_, below)}"
         if not np.all(np.isfinite(array)):
             raise ValueError(f"{what} is {leaf}: it must be finite{bounds and ' and in' + bounds}")
-        below = low is not None and np.any((array <= low) if open_ else (array < low))
+        under = low is not None and np.any((array <= low) if open_ else (array < low))
         above = high is not None and np.any((array >= high) if open_ else (array > high))
-        if below or above:
+        above = above or (below is not None and np.any(array >= below))
+        if under or above:
             raise ValueError(f"{what} is {leaf}: it must be in{bounds}")
 
 
@@ -232,9 +276,63 @@ def check_count(what: str, value: Any, *, low: int = 1) -> None:
         raise ValueError(f"{what} is {value}: it must be at least {low}")
 
 
-def _interval(low: float | None, high: float | None, open_: bool) -> str:
+def check_scalar(what: str, value: Any) -> None:
+    """Checks, when a program is traced, that ``value`` is one number and not a stack of them.
+
+    Raises:
+      ValueError: naming the shape.
+    """
+    if np.shape(value) != ():
+        raise ValueError(
+            f"{what} has shape {np.shape(value)}: a run takes one number; to run several settings side by side use "
+            "jax.vmap(train, (0, None, None))"
+        )
+
+
+def check_flag(what: str, value: Any) -> None:
+    """Checks that ``value`` is True or False.
+
+    Raises:
+      TypeError: it is something else.
+    """
+    if not isinstance(value, bool):
+        raise TypeError(f"{what} is {value!r}: it must be True or False")
+
+
+def integer_array(what: str, value: Any, axes: str) -> np.ndarray:
+    """``value`` as a host array of integers that fit int32.
+
+    Args:
+      what: how the message names the value.
+      value: concrete array or nested lists of integers.
+      axes: its two axes as the message names them, ``"[rounds, N]"``.
+
+    Raises:
+      ValueError: of another type or shape, or too large.
+    """
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise ValueError(f"{what} is {value!r}: all rows must be equally long, {axes}") from error
+    if array.ndim != 2 or not np.issubdtype(array.dtype, np.integer):
+        given = repr(value) if array.ndim == 0 else f"{array.dtype}{list(array.shape)}"
+        raise ValueError(f"{what} is {given}: it must be an array of integers {axes}")
+    largest = int(np.iinfo(np.int32).max)
+    if array.size and int(array.max()) > largest:
+        raise ValueError(f"{what} has the entry {array.max()}: entries must be at most {largest}")
+    return array
+
+
+def _signature_text(signature: inspect.Signature) -> str:
+    parts = [name if p.default is p.empty else f"{name}={p.default!r}" for name, p in signature.parameters.items()]
+    return f"({', '.join(parts)})"
+
+
+def _interval(low: float | None, high: float | None, open_: bool, below: float | None) -> str:
+    if below is not None:
+        high = below
     left = "(-inf" if low is None else f"{'(' if open_ else '['}{low:g}"
-    right = "inf)" if high is None else f"{high:g}{')' if open_ else ']'}"
+    right = "inf)" if high is None else f"{high:g}{')' if open_ or below is not None else ']'}"
     return f"{left}, {right}"
 
 
@@ -246,7 +344,8 @@ def _reals_as_floats(obj: Any) -> Any:
     changed = {}
     for field in dataclasses.fields(obj):
         value = getattr(obj, field.name)
-        if field.metadata.get("pytree_node", True) and isinstance(value, (int, float, np.generic, dict, list, tuple)):
+        real = field.metadata.get("pytree_node", True) and not field.metadata.get("integers", False)
+        if real and isinstance(value, (int, float, np.generic, dict, list, tuple)):
             changed[field.name] = jax.tree.map(as_float, value)
     return obj.replace(**changed)
 
@@ -267,11 +366,12 @@ def _encode(value: Any) -> Any:
     if isinstance(value, Described) and "_registered_name" in type(value).__dict__:
         fields = [field.name for field in dataclasses.fields(value) if field.init]
         return _named(type(value)._registered_name, {key: getattr(value, key) for key in fields})  # type: ignore[attr-defined]
-    if isinstance(value, nn.Module) and _FACTORIES.get(f"model.{type(value).__name__}") is type(value):
+    if isinstance(value, nn.Module) and type(value) in _FACTORIES.values():
+        name = next(name for name, factory in _FACTORIES.items() if factory is type(value))
         fields = [
             field.name for field in dataclasses.fields(value) if field.init and field.name not in ("parent", "name")
         ]
-        return _named(f"model.{type(value).__name__}", {key: getattr(value, key) for key in fields})
+        return _named(name, {key: getattr(value, key) for key in fields})
     if isinstance(value, jax.core.Tracer):
         raise TypeError("a traced hyper-parameter cannot be described: describe the object outside jit, grad and vmap")
     if isinstance(value, (np.ndarray, jax.Array)):
@@ -282,8 +382,9 @@ def _encode(value: Any) -> Any:
         return [_encode(item) for item in value]
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
         return {"mapping": {key: _encode(item) for key, item in value.items()}}
-    if isinstance(value, np.dtype) or (callable(value) and hasattr(value, "dtype")):
-        return {"dtype": str(jnp.dtype(value))}
+    if isinstance(value, np.dtype) or (isinstance(value, type) and hasattr(value, "dtype")):
+        with contextlib.suppress(TypeError, ValueError):  # another class that happens to have a dtype
+            return {"dtype": str(jnp.dtype(value))}
     return {"opaque": _name_of(value)}
 
 
@@ -296,32 +397,33 @@ def _decode(value: Any) -> Any:
         return tuple(_decode(item) for item in value)
     if not isinstance(value, Mapping):
         return value
-    if "opaque" in value:
-        raise ValueError(
-            f"{value['opaque']} is opaque: it was given as a bare object, so its arguments were never recorded; "
-            "use the registered factory instead (or register your own with fedjax_sim.register)"
-        )
     if "array" in value:
-        array = np.asarray(value["array"], dtype=jnp.dtype(value["dtype"]))
+        array = np.asarray(value["array"], dtype=_dtype(value.get("dtype")))
         return jnp.asarray(array) if jax.dtypes.canonicalize_dtype(array.dtype) == array.dtype else array
     if "mapping" in value:
         return {key: _decode(item) for key, item in value["mapping"].items()}
     if "dtype" in value:
-        return jnp.dtype(value["dtype"])
-    if "name" not in value:
-        raise ValueError(f"not a description: {dict(value)!r} has no 'name'")
-    name = value["name"]
+        return _dtype(value["dtype"])
+    name, arguments = value.get("name"), value.get("arguments", {})
+    if not isinstance(name, str) or not isinstance(arguments, Mapping):
+        raise ValueError(f"not a description: {shown(dict(value))}: it needs a 'name' and a mapping of 'arguments'")
     if name not in _FACTORIES:
         _import_all()
     if name not in _FACTORIES:
-        kind = str(name).partition(".")[0]
-        raise ValueError(f"unknown name {name!r}: {suggest(str(name), registered(kind) or registered())}")
-    arguments = value.get("arguments", {})
+        kind = name.partition(".")[0]
+        raise ValueError(f"unknown name {name!r}: {suggest(name, registered(kind) or registered())}")
     accepted = inspect.signature(_FACTORIES[name]).parameters
     for key in arguments:
         if key not in accepted:
             raise ValueError(f"{name} has no argument {key!r}: {suggest(key, list(accepted))}")
     return _FACTORIES[name](**{key: _decode(argument) for key, argument in arguments.items()})
+
+
+def _dtype(name: Any) -> Any:
+    try:
+        return jnp.dtype(name)
+    except TypeError as error:
+        raise ValueError(f"unknown dtype {name!r}: give a name like 'float32', 'bfloat16' or 'int32'") from error
 
 
 def _import_all() -> None:

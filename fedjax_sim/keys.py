@@ -22,7 +22,7 @@ ORDER_WORDS = 16
 
 
 class Purpose(enum.IntEnum):
-    """What a key is for where it is not a client's; above all ids and rounds, and part of the reproducibility contract."""
+    """What a key is for where it is not a client's; above all ids and rounds, part of the reproducibility contract."""
 
     INIT = 2**31
     COHORT = 2**31 + 1

@@ -13,9 +13,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
-from fedjax_sim.descriptions import Described, check_real, factory, is_concrete, static, suggest
+from fedjax_sim.descriptions import Described, check_flag, check_real, check_scalar, factory, shown, static, suggest
 
 
 @contextlib.contextmanager
@@ -74,12 +75,15 @@ class Sgd(Optimizer):
 
     def checked(self) -> Sgd:
         check_real("sgd(learning_rate=...)", self.learning_rate, low=0.0)
-        check_real("sgd(momentum=...)", self.momentum, low=0.0)
-        if self.momentum is not None and is_concrete(self.momentum) and jnp.any(jnp.asarray(self.momentum) >= 1):
-            raise ValueError(f"sgd(momentum={self.momentum}): it must be in [0, 1)")
+        check_real("sgd(momentum=...)", self.momentum, low=0.0, below=1.0, optional=True)
+        check_flag("sgd(nesterov=...)", self.nesterov)
+        if self.nesterov and self.momentum is None:
+            raise ValueError("sgd(nesterov=True, momentum=None): Nesterov's form needs a momentum, for instance 0.9")
         return self
 
     def transform(self) -> optax.GradientTransformation:
+        check_scalar("sgd(learning_rate=...)", self.learning_rate)
+        check_scalar("sgd(momentum=...)", 0.0 if self.momentum is None else self.momentum)
         return optax.sgd(self.learning_rate, self.momentum, self.nesterov)
 
 
@@ -102,11 +106,15 @@ class Adam(Optimizer):
 
     def checked(self) -> Adam:
         check_real("adam(learning_rate=...)", self.learning_rate, low=0.0)
-        for name in ("b1", "b2", "eps", "eps_root"):
+        for name in ("b1", "b2"):
+            check_real(f"adam({name}=...)", getattr(self, name), low=0.0, below=1.0)
+        for name in ("eps", "eps_root"):
             check_real(f"adam({name}=...)", getattr(self, name), low=0.0)
         return self
 
     def transform(self) -> optax.GradientTransformation:
+        for name in ("learning_rate", "b1", "b2", "eps", "eps_root"):
+            check_scalar(f"adam({name}=...)", getattr(self, name))
         return optax.adam(self.learning_rate, self.b1, self.b2, self.eps, self.eps_root)
 
 
@@ -116,12 +124,38 @@ class FromOptax(Optimizer):
     Args:
       name: a function of optax that returns an optimiser, ``"rmsprop"``.
       arguments: its real arguments.
-      options: its other arguments (booleans, strings), as sorted pairs.
+      options: its other arguments (booleans, strings, integers that the function wants as such, dtypes), as sorted
+        pairs.
     """
 
     name: str = static()
     arguments: dict[str, Any]
     options: tuple[tuple[str, Any], ...] = static(default=())
+
+    def checked(self) -> FromOptax:
+        known = [key for key in dir(optax) if inspect.isfunction(getattr(optax, key)) and not key.startswith("_")]
+        if self.name not in known:
+            raise ValueError(f"optax has no optimiser {self.name!r}: {suggest(str(self.name), known)}")
+        accepted = list(inspect.signature(getattr(optax, self.name)).parameters)
+        for key in (*self.arguments, *dict(self.options)):
+            if key not in accepted:
+                raise ValueError(f"optax.{self.name} has no argument {key!r}: {suggest(key, accepted)}")
+        for key, value in self.arguments.items():
+            what = f"from_optax({self.name!r}, {key}=...)"
+            if callable(value):
+                raise TypeError(
+                    f"{what} is {shown(value)}: give a number; a schedule over rounds belongs into "
+                    "client_learning_rate, one over local steps into a bare optax object"
+                )
+            if value is not None:
+                check_real(what, value, low=0.0 if key == "learning_rate" else None)
+        try:
+            made = self.transform()
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"optax.{self.name} cannot be made with these arguments: {error}") from error
+        if not isinstance(made, optax.GradientTransformation):
+            raise ValueError(f"optax.{self.name} is no optimiser: it returns {made!r}")
+        return self
 
     def transform(self) -> optax.GradientTransformation:
         made: optax.GradientTransformation = getattr(optax, self.name)(**self.arguments, **dict(self.options))
@@ -167,18 +201,19 @@ def from_optax(name: str, **arguments: Any) -> Optimizer:
     Raises:
       ValueError: optax has no such optimiser, or it has no such argument.
     """
-    known = [key for key in dir(optax) if inspect.isfunction(getattr(optax, key)) and not key.startswith("_")]
-    if name not in known:
-        raise ValueError(f"optax has no optimiser {name!r}: {suggest(name, known)}")
-    accepted = list(inspect.signature(getattr(optax, name)).parameters)
-    for key, value in arguments.items():
-        if key not in accepted:
-            raise ValueError(f"optax.{name} has no argument {key!r}: {suggest(key, accepted)}")
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            check_real(f"{name}({key}=...)", value)
-    real = {k: float(v) if isinstance(v, int) else v for k, v in arguments.items() if not isinstance(v, (bool, str))}
-    options = tuple(sorted((k, v) for k, v in arguments.items() if k not in real))
-    return _from_optax(name=name, arguments=real, options=options)
+    function = getattr(optax, str(name), None)
+    parameters = inspect.signature(function).parameters if inspect.isfunction(function) else {}
+
+    def is_option(key: str, value: Any) -> bool:
+        if isinstance(value, int) and not isinstance(value, bool) and key in parameters:
+            kind = parameters[key].annotation
+            return kind in (int, "int", int | None, "int | None", "Optional[int]")
+        dtype = isinstance(value, (type, np.dtype)) and hasattr(value, "dtype" if isinstance(value, type) else "name")
+        return dtype or (isinstance(value, (bool, str)) and key != "learning_rate")
+
+    options = {key: value for key, value in arguments.items() if is_option(key, value)}
+    real = {key: value for key, value in arguments.items() if key not in options}
+    return _from_optax(name=name, arguments=real, options=tuple(sorted(options.items(), key=lambda pair: pair[0])))
 
 
 _from_optax = factory("optim.from_optax", FromOptax)
@@ -225,6 +260,8 @@ def is_linear(optimizer: Optimizer) -> bool:
     Decided by transposing the chain of three steps on one scalar, which JAX can do for linear functions only: SGD with
     any momentum passes; Adam, AdaGrad, sign and clipping do not.
     """
+    # Of hyper-parameters stacked for vmap, one is looked at.
+    optimizer = jax.tree.map(lambda leaf: leaf.reshape(-1)[0] if np.ndim(leaf) else leaf, optimizer)
 
     def chain(gradients: list[jax.Array]) -> jax.Array:
         y = jnp.zeros(())

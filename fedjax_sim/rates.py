@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.descriptions import Described, check_real, factory, static
+from fedjax_sim.descriptions import Described, check_count, check_real, factory, static
 from fedjax_sim.optim import third_party
 
 
@@ -44,10 +44,7 @@ class OverRounds(Rate):
     values: Any
 
     def checked(self) -> OverRounds:
-        check_real("over_rounds(values)", self.values, low=0.0)
-        if jnp.ndim(self.values) != 1:
-            raise ValueError(f"over_rounds(values) has shape {jnp.shape(self.values)}: give one value a round")
-        return self
+        return self.replace(values=_one_axis("over_rounds(values)", self.values, "round"))
 
     def at(self, round_: jax.Array, client: jax.Array) -> Any:
         return jnp.asarray(self.values)[round_]
@@ -67,17 +64,16 @@ class OverClients(Rate):
     values: Any
 
     def checked(self) -> OverClients:
-        check_real("over_clients(values)", self.values, low=0.0)
-        if jnp.ndim(self.values) != 1:
-            raise ValueError(f"over_clients(values) has shape {jnp.shape(self.values)}: give one value a client")
-        return self
+        return self.replace(values=_one_axis("over_clients(values)", self.values, "client"))
 
     def at(self, round_: jax.Array, client: jax.Array) -> Any:
         return jnp.asarray(self.values)[client]
 
     def check(self, what: str, num_clients: int, rounds: int) -> None:
         if jnp.shape(self.values)[0] != num_clients:
-            raise ValueError(f"{what} has {jnp.shape(self.values)[0]} values for {num_clients} clients")
+            raise ValueError(
+                f"{what} has {jnp.shape(self.values)[0]} values for {num_clients} clients: give one a client"
+            )
 
 
 class InverseTime(Rate):
@@ -118,6 +114,10 @@ class Piecewise(Rate):
     def checked(self) -> Piecewise:
         check_real("piecewise(initial=...)", self.initial, low=0.0)
         check_real("piecewise(factor=...)", self.factor, low=0.0)
+        if not isinstance(self.boundaries, (tuple, list, np.ndarray)):
+            raise TypeError(f"piecewise(boundaries={self.boundaries!r}): give a tuple of rounds, (600, 900)")
+        for boundary in self.boundaries:
+            check_count("piecewise(boundaries=...)", boundary, low=0)
         return self.replace(boundaries=tuple(int(b) for b in self.boundaries))
 
     def at(self, round_: jax.Array, client: jax.Array) -> Any:
@@ -135,6 +135,14 @@ class FromFunction(Rate):
     def at(self, round_: jax.Array, client: jax.Array) -> Any:
         with third_party():
             return jnp.asarray(self.function(round_))
+
+
+def _one_axis(what: str, values: Any, each: str) -> Any:
+    check_real(what, values, low=0.0)
+    values = jnp.asarray(values) if isinstance(values, (list, tuple)) else values
+    if np.ndim(values) != 1:
+        raise ValueError(f"{what} has shape {np.shape(values)}: give one value a {each}")
+    return values
 
 
 over_rounds = factory("rate.over_rounds", OverRounds)

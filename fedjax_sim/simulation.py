@@ -97,12 +97,15 @@ def simulate(
     """
     setting = check_setting(
         task=task, rounds=rounds, cohort=cohort, work=work, batch_size=batch_size, batches=batches,
-        eval_every=eval_every, layout=layout,
+        eval_every=eval_every, layout=layout, evaluate=evaluate,
     )  # fmt: skip
     seed_list = _check_seeds(seeds)
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((algorithm, dataset, task, cohort, work))):
+        raise TypeError("simulate was given traced values: inside jit, grad or vmap call make_train(...)'s function")
     keys = jax.vmap(jax.random.key)(jnp.asarray(seed_list, jnp.uint32))
-    check_run(setting, algorithm, dataset, keys[0], rounds)
+    check_run(setting, algorithm, dataset, keys[0], rounds, initial_params)
     setting = setting._replace(layout=layout_of(setting, algorithm, dataset))
+    description = _describe_run(setting, algorithm, dataset, rounds, eval_every)
     length = min(eval_every, rounds)
     records, metrics = [], []
 
@@ -136,7 +139,7 @@ def simulate(
         seeds=seed_list,
         seconds=finished - compiled,
         compile_seconds=compiled - started,
-        description=_describe_run(setting, algorithm, dataset, rounds, eval_every),
+        description=description,
     )
 
 
@@ -188,6 +191,10 @@ def _advance(
 
 
 def _check_seeds(seeds: Any) -> list[int]:
+    if isinstance(seeds, jax.Array) and jnp.issubdtype(seeds.dtype, jnp.integer):
+        seeds = np.asarray(seeds).reshape(-1)
+    if isinstance(seeds, (str, jax.Array)) or not isinstance(seeds, (int, np.integer, np.ndarray, Iterable)):
+        raise TypeError(f"seeds is {seeds!r}: give an integer or several, range(5)")
     values = [seeds] if isinstance(seeds, (int, np.integer)) else list(seeds)
     if not values:
         raise ValueError("seeds is empty: give at least one seed")

@@ -120,7 +120,7 @@ class Classification(Task):
     def checked(self) -> Classification:
         if not isinstance(self.model, nn.Module):
             raise TypeError(f"classification(model={self.model!r}): give a flax.linen module, or use task.functions")
-        check_real("classification(weight_decay=...)", self.weight_decay, low=0.0)
+        check_real("classification(weight_decay=...)", self.weight_decay, low=0.0, optional=True)
         return self
 
     def check(self, dataset: FederatedDataset) -> None:
@@ -191,6 +191,10 @@ class Quadratic(Task):
 
     start: Any = 0.0
 
+    def checked(self) -> Quadratic:
+        check_real("quadratic(start=...)", self.start)
+        return self
+
     def check(self, dataset: FederatedDataset) -> None:
         if not (isinstance(dataset.examples, dict) and {"H", "e"} <= dataset.examples.keys()):
             raise ValueError("quadratic needs examples {'H': [n, d, d], 'e': [n, d]}: see datasets.quadratics")
@@ -208,6 +212,9 @@ class Quadratic(Task):
 class Functions(Task):
     """A task from plain functions; they are recorded as opaque in a description.
 
+    They must not close over traced values, which a derivative could not reach: write a subclass of :class:`Task` with
+    those values as fields, or pass them through the data or ``initial_params``.
+
     Args:
       init_function: ``init_function(key) -> params``.
       losses_function: ``losses_function(params, examples) -> [B]``.
@@ -219,6 +226,13 @@ class Functions(Task):
     losses_function: Callable[[Any, Any], jax.Array] = static()
     metrics_function: Callable[[Any, Any], dict[str, jax.Array]] | None = static(default=None)
     penalty_function: Callable[[Any], jax.Array] | None = static(default=None)
+
+    def checked(self) -> Functions:
+        for name in ("init_function", "losses_function", "metrics_function", "penalty_function"):
+            function, optional = getattr(self, name), name in ("metrics_function", "penalty_function")
+            if not (callable(function) or (optional and function is None)):
+                raise TypeError(f"functions({name}={function!r}): give a function{' or None' if optional else ''}")
+        return self
 
     def init(self, key: jax.Array, dataset: FederatedDataset) -> Any:
         return self.init_function(key)

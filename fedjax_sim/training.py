@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -106,13 +106,13 @@ def make_train(
     """
     setting = check_setting(
         task=task, rounds=rounds, cohort=cohort, work=work, batch_size=batch_size, batches=batches,
-        eval_every=eval_every, layout=layout,
+        eval_every=eval_every, layout=layout, evaluate=evaluate,
     )  # fmt: skip
 
     def train(
         algorithm: Algorithm, dataset: FederatedDataset, key: jax.Array, *, initial_params: Any = None
     ) -> TrainResult:
-        check_run(setting, algorithm, dataset, key, rounds)
+        check_run(setting, algorithm, dataset, key, rounds, initial_params)
         algorithm = prepare(setting, algorithm, dataset, key)
         state = init_state(setting, algorithm, dataset, key, initial_params)
 
@@ -153,6 +153,7 @@ def measure(
 
     Raises:
       ValueError: ``evaluate`` returns a name that is taken.
+      TypeError: it returns something else than arrays by name.
     """
     params = algorithm.parameters(state.server)
     metrics = setting.task.evaluate(params, dataset.replace(test=None))
@@ -160,9 +161,22 @@ def measure(
         test = setting.task.evaluate(params, dataset.test)
         metrics |= {f"test_{name}": value for name, value in test.items()}
     if evaluate is not None:
-        more = {name: jnp.asarray(value) for name, value in evaluate(params, dataset).items()}
+        given = evaluate(params, dataset)
+        if not isinstance(given, Mapping):
+            raise TypeError(f"evaluate(...) returns {given!r}: it must return a mapping {{name: array}}")
+        more = {name: _as_array(name, value) for name, value in given.items()}
         taken = sorted({"round", *metrics} & set(more))
         if taken:
             raise ValueError(f"evaluate(...) returns {taken[0]!r}, a name the run records itself: choose another")
         metrics |= more
     return metrics
+
+
+def _as_array(name: Any, value: Any) -> jax.Array:
+    try:
+        array = jnp.asarray(value)
+    except (TypeError, ValueError):
+        array = None
+    if array is None or not isinstance(name, str):
+        raise TypeError(f"evaluate(...) returns {value!r} for {name!r}: it must return arrays or numbers by name")
+    return array

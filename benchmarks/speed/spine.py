@@ -9,6 +9,7 @@ Workloads (one local epoch, batch 20, SGD 0.05, cohorts drawn once and shared by
 Variants:
   ours          rounds of fedjax_sim in one program, batches in stored order as in the alternatives
   ours shuffled the same with a fresh random permutation per client and epoch
+  ours lanes, ours stacked   the same as `ours` in the other layouts (--variants; `ours` runs in turns on a CPU)
   vmap          (a) naive JAX: vmap of a masked scan over the padded cohort, one jitted call a round
   jit loop      (b) a jitted client function called from Python, steps padded to powers of two
   torch loop    (c) a plain PyTorch loop (the `bench` extra)
@@ -46,7 +47,7 @@ import fedjax_sim as fjs
 from fedjax_sim.rounds import Setting, init_state, run_round
 
 BATCH, RATE = 20, 0.05
-VARIANTS = ("ours", "ours shuffled", "vmap", "jit loop", "torch loop")
+VARIANTS = ("ours", "ours shuffled", "ours lanes", "ours stacked", "vmap", "jit loop", "torch loop")
 
 
 class Workload:
@@ -215,7 +216,6 @@ def torch_loop(work: Workload) -> Run:
     """(c) Plain PyTorch: a module, an optimiser, a loop over clients and batches."""
     import torch
 
-    torch.set_num_threads(os.cpu_count() or 1)
     dims = (*work.shape, *work.widths, 10)
     layers: list[torch.nn.Module] = []
     for a, b in itertools.pairwise(dims):
@@ -225,10 +225,10 @@ def torch_loop(work: Workload) -> Run:
     criterion = torch.nn.CrossEntropyLoss()
     names = [name for name, _ in model.named_parameters()]
 
-    def run() -> list[tuple[np.ndarray, np.ndarray]]:
+    def run(cohorts: np.ndarray = work.cohorts) -> list[tuple[np.ndarray, np.ndarray]]:
         flat = [torch.from_numpy(a) for w, b in work.start for a in (np.ascontiguousarray(w.T), b)]
         current = dict(zip(names, [t.clone() for t in flat], strict=True))
-        for cohort in work.cohorts:
+        for cohort in cohorts:
             mass, total = float(work.sizes[cohort].sum()), {n: torch.zeros_like(t) for n, t in current.items()}
             for c in cohort:
                 model.load_state_dict(current)
@@ -246,6 +246,14 @@ def torch_loop(work: Workload) -> Run:
         arrays = [current[name].numpy() for name in names]
         return [(w.T.copy(), b.copy()) for w, b in zip(arrays[::2], arrays[1::2], strict=True)]
 
+    def seconds(threads: int) -> float:
+        torch.set_num_threads(threads)
+        run(work.cohorts[:1])
+        started = time.perf_counter()
+        run(work.cohorts[:1])
+        return time.perf_counter() - started
+
+    torch.set_num_threads(min(range(1, (os.cpu_count() or 1) + 1), key=seconds))  # its best: one, for small models
     return run
 
 
@@ -254,6 +262,8 @@ def make(variant: str, work: Workload) -> Run:
     return {
         "ours": lambda: ours(work, shuffled=False),
         "ours shuffled": lambda: ours(work, shuffled=True),
+        "ours lanes": lambda: ours(work, shuffled=False, layout=fjs.layout.lanes(8)),
+        "ours stacked": lambda: ours(work, shuffled=False, layout=fjs.layout.stacked()),
         "vmap": lambda: naive_vmap(work),
         "jit loop": lambda: jit_loop(work),
         "torch loop": lambda: torch_loop(work),
@@ -324,7 +334,7 @@ def run_workload(name: str, arguments: argparse.Namespace) -> dict[str, object]:
     work = Workload(name, arguments.rounds)
     runs = {variant: make(variant, work) for variant in arguments.variants}
     losses = {variant: work.loss(run()) for variant, run in runs.items()}
-    same = [value for variant, value in losses.items() if variant != "ours shuffled"]
+    same = [value for variant, value in losses.items() if variant != "ours shuffled"]  # another order of the batches
     if max(same) - min(same) > 1e-4:
         raise SystemExit(f"final losses differ, nothing to compare: {losses}")
     times: dict[str, list[float]] = {variant: [] for variant in runs}

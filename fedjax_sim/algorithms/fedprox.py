@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Self
 
 from fedjax_sim.algorithms.base import Algorithm
-from fedjax_sim.descriptions import check_real, factory
+from fedjax_sim.descriptions import check_real, check_scalar, factory
 
 
 class FedProx(Algorithm):
@@ -30,6 +30,7 @@ class FedProx(Algorithm):
         return super().checked()
 
     def proximal(self, sent: Any) -> Any:
+        check_scalar("fedprox(mu=...)", self.mu)
         return self.mu
 
 

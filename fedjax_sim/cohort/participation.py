@@ -15,7 +15,7 @@ import numpy as np
 
 from fedjax_sim import sampling
 from fedjax_sim.datasets.federated import FederatedDataset
-from fedjax_sim.descriptions import Described, check_count, factory, is_concrete, static
+from fedjax_sim.descriptions import Described, check_count, factory, integer_array, integers, is_concrete, static
 from fedjax_sim.keys import Purpose, purpose_key, round_key
 
 
@@ -206,25 +206,25 @@ class Given(Participation):
       cohorts: integer array [rounds, S] of client ids, no id twice in a round.
     """
 
-    cohorts: Any
+    cohorts: Any = integers()
 
     may_be_empty: ClassVar[bool] = True
 
     def checked(self) -> Given:
         super().checked()
-        if not is_concrete(self.cohorts):
+        if isinstance(self.cohorts, jax.core.Tracer):
             return self
-        cohorts = np.asarray(self.cohorts)
-        if cohorts.ndim != 2 or not np.issubdtype(cohorts.dtype, np.integer):
-            raise ValueError(
-                f"given(cohorts) is {cohorts.dtype}{list(cohorts.shape)}: it must be an integer array [rounds, S] of "
-                "client ids"
-            )
+        cohorts = integer_array("given(cohorts)", self.cohorts, "[rounds, S] of client ids")
+        if cohorts.shape[1] == 0:
+            raise ValueError(f"given(cohorts) is {cohorts.dtype}{list(cohorts.shape)}: a round needs a slot or more")
+        if cohorts.size and cohorts.min() < -1:
+            raise ValueError(f"given(cohorts) has the entry {cohorts.min()}: give client ids, or -1 for a void slot")
         for t, row in enumerate(cohorts):
             members = row[row >= 0]
             if len(np.unique(members)) < len(members):
                 raise ValueError(
-                    f"given(cohorts): round {t} names a client twice ({row.tolist()}): weights would be wrong"
+                    f"given(cohorts): round {t} names a client twice ({row.tolist()}): give each id "
+                    "once a round, the weights would be wrong"
                 )
         return self.replace(cohorts=jnp.asarray(cohorts, jnp.int32))
 
@@ -240,7 +240,10 @@ class Given(Participation):
             cohorts = np.asarray(self.cohorts)
             unknown = np.setdiff1d(cohorts[cohorts >= 0], np.asarray(dataset.client_ids))
             if len(unknown):
-                raise ValueError(f"given(cohorts) names client id {unknown[0]}, which the data set does not have")
+                raise ValueError(
+                    f"given(cohorts) names the client id {unknown[0]}, which the data set does not have: give ids of "
+                    "dataset.client_ids"
+                )
 
     def select(self, dataset: FederatedDataset, key: jax.Array, round_: jax.Array) -> Selection:
         ids = jnp.asarray(self.cohorts)[round_].astype(jnp.int32)

@@ -10,12 +10,20 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
-from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim import sampling
-from fedjax_sim.descriptions import Described, check_count, check_real, factory, is_concrete, static
+from fedjax_sim.datasets.federated import FederatedDataset
+from fedjax_sim.descriptions import (
+    Described,
+    check_count,
+    check_flag,
+    check_real,
+    factory,
+    integer_array,
+    integers,
+    static,
+)
 from fedjax_sim.keys import ClientDraws
 
 
@@ -189,6 +197,7 @@ class Stragglers(Work):
     def checked(self) -> Stragglers:
         check_real("stragglers(fraction)", self.fraction, low=0.0, high=1.0)
         check_count("stragglers(num_epochs)", self.num_epochs)
+        check_flag("stragglers(keep=...)", self.keep)
         return self
 
     def steps(
@@ -223,24 +232,22 @@ class GivenSteps(Work):
 
     Args:
       tau: integer array [rounds, N].
-      most: upper bound of its entries; read from ``tau`` where that is concrete.
+      most: upper bound of its entries; read from ``tau`` where that is concrete. A traced ``tau`` cannot be checked:
+        its larger entries are cut to it.
     """
 
-    tau: Any
+    tau: Any = integers()
     most: int = static(default=0)
 
     may_drop: ClassVar[bool] = True
 
     def checked(self) -> GivenSteps:
-        if not is_concrete(self.tau):
+        check_count("given_steps(most=...)", self.most, low=0)
+        if isinstance(self.tau, jax.core.Tracer):
             if self.most < 1:
                 raise ValueError("given_steps(tau): a traced tau needs most=..., an upper bound of its entries")
             return self
-        tau = np.asarray(self.tau)
-        if tau.ndim != 2 or not np.issubdtype(tau.dtype, np.integer):
-            raise ValueError(
-                f"given_steps(tau) is {tau.dtype}{list(tau.shape)}: it must be an integer array [rounds, N]"
-            )
+        tau = integer_array("given_steps(tau)", self.tau, "[rounds, N]")
         if tau.size and tau.min() < 0:
             raise ValueError(f"given_steps(tau) has the entry {tau.min()}: steps must be at least 0")
         most = max(int(tau.max(initial=1)), 1)
@@ -258,7 +265,7 @@ class GivenSteps(Work):
         epoch: jax.Array,
     ) -> jax.Array:
         tau: jax.Array = self.tau[round_].at[indices].get(mode="clip")
-        return tau
+        return jnp.minimum(tau, self.most).astype(jnp.int32)
 
     def most_steps(self, epoch: int) -> int:
         return self.most

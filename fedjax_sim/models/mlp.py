@@ -8,7 +8,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.descriptions import register
+from fedjax_sim.descriptions import check_count, register
 
 
 class LogisticRegression(nn.Module):
@@ -21,6 +21,10 @@ class LogisticRegression(nn.Module):
 
     num_classes: int
     param_dtype: Any = jnp.float32
+
+    def __post_init__(self) -> None:
+        check_count("LogisticRegression(num_classes=...)", self.num_classes)
+        super().__post_init__()
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -41,6 +45,14 @@ class MLP(nn.Module):
     num_classes: int
     hidden: tuple[int, ...] = (200, 200)
     param_dtype: Any = jnp.float32
+
+    def __post_init__(self) -> None:
+        check_count("MLP(num_classes=...)", self.num_classes)
+        if not isinstance(self.hidden, (tuple, list)):
+            raise TypeError(f"MLP(hidden={self.hidden!r}): give a tuple of widths, (200, 200)")
+        for width in self.hidden:
+            check_count("MLP(hidden=...)", width)
+        super().__post_init__()
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
