@@ -166,7 +166,8 @@ def build(description: Mapping[str, Any]) -> Any:
     if opaque:
         raise ValueError(
             f"opaque parts cannot be rebuilt ({'; '.join(opaque)}): they were given as bare objects, so "
-            "their arguments were never recorded; use registered factories instead (or register your own with fedjax_sim.register)"
+            "their arguments were never recorded; use registered factories instead (or register your own with "
+            "fedjax_sim.register)"
         )
     return _decode(description)
 

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import zipfile
+import zlib
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,11 @@ from fedjax_sim.descriptions import suggest
 from fedjax_sim.reporting.files import write_atomically
 
 _FORMAT = 1
+# What numpy, zipfile, zlib and json raise for bytes that are not what they expect.
+_DAMAGE = (
+    ValueError, KeyError, TypeError, AttributeError, EOFError, OverflowError, RuntimeError, SyntaxError,
+    zlib.error, zipfile.BadZipFile,
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -132,7 +138,7 @@ class History:
           ValueError: not such a file, or damaged.
         """
         try:
-            with np.load(path, allow_pickle=False) as file:
+            with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:
                 arrays = {name: file[name] for name in file.files}
             about = json.loads(arrays.pop("about").tobytes())
             if about["format"] != _FORMAT:
@@ -153,5 +159,5 @@ class History:
                 compile_seconds=about["compile_seconds"],
                 description=about["description"],
             )
-        except (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        except _DAMAGE as error:
             raise ValueError(f"{os.fspath(path)} is not a result of fedjax_sim, or is damaged ({error})") from error

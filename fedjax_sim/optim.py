@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -206,8 +207,8 @@ def from_optax(name: str, **arguments: Any) -> Optimizer:
 
     def is_option(key: str, value: Any) -> bool:
         if isinstance(value, int) and not isinstance(value, bool) and key in parameters:
-            kind = parameters[key].annotation
-            return kind in (int, "int", int | None, "int | None", "Optional[int]")
+            kinds = re.findall(r"\w+", str(parameters[key].annotation))
+            return key in ("key", "seed") or ("int" in kinds and "float" not in kinds)
         dtype = isinstance(value, (type, np.dtype)) and hasattr(value, "dtype" if isinstance(value, type) else "name")
         return dtype or (isinstance(value, (bool, str)) and key != "learning_rate")
 

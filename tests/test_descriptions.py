@@ -1,0 +1,409 @@
+"""``describe`` and ``build``: whatever a registered factory makes can be written down as JSON and made again."""
+
+import importlib.util
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import fedjax_sim as fjs
+from fedjax_sim import descriptions
+from fedjax_sim.descriptions import Described, build, describe, opaque_parts, registered, static
+
+sgd = fjs.optim.sgd
+STEPS = np.array([[1, 2], [3, 0]])
+
+# One object of every registered factory, with arguments that are not the defaults. A factory without a line fails.
+MADE: dict[str, Callable[[], Any]] = {
+    "algorithm.fedavg": lambda: fjs.fedavg(
+        client_optimizer=sgd(0.1),
+        server_optimizer=fjs.optim.adam(0.01),
+        client_learning_rate=fjs.rates.inverse_time(1.0, 0.5),
+        server_learning_rate=0.7,
+    ),
+    "algorithm.fednova": lambda: fjs.fednova(
+        client_optimizer=sgd(0.1, momentum=0.9), client_learning_rate={"w": 0.5, "b": jnp.ones(3)}
+    ),
+    "algorithm.fedprox": lambda: fjs.fedprox(client_optimizer=sgd(0.1), mu=0.3),
+    "algorithm.scaffold": lambda: fjs.scaffold(client_optimizer=fjs.optim.adam(0.1), option="I"),
+    "batches.full_batch": lambda: fjs.local.full_batch(piece_size=7),
+    "batches.in_order": lambda: fjs.local.in_order(3),
+    "batches.shuffled": lambda: fjs.local.shuffled(3),
+    "batches.with_replacement": lambda: fjs.local.with_replacement(3),
+    "cohort.full": lambda: fjs.cohort.full(average="plain"),
+    "cohort.given": lambda: fjs.cohort.given([[0, 1], [1, -1]], average="plain"),
+    "cohort.uniform": lambda: fjs.cohort.uniform(3, average="sample"),
+    "cohort.with_replacement": lambda: fjs.cohort.with_replacement(4),
+    "dataset.digits": lambda: fjs.datasets.digits(num_clients=5, alpha=0.3, seed=2, test_fraction=0.1),
+    "dataset.fashion_mnist": lambda: fjs.datasets.fashion_mnist(num_clients=4),
+    "dataset.mnist": lambda: fjs.datasets.mnist(num_clients=4),
+    "dataset.quadratics": lambda: fjs.datasets.quadratics(2, 3, 1, scale=0.2, hessians=np.eye(3) * 2, sizes=[1, 2]),
+    "dataset.synthetic": lambda: fjs.datasets.synthetic(
+        0.5, 1, 3, 4, spread="variance", test_fraction=0.1, sizes=[5, 6, 7], max_size=6, dtype=jnp.bfloat16
+    ),
+    "layout.lanes": lambda: fjs.layout.lanes(3),
+    "layout.stacked": lambda: fjs.layout.stacked(),
+    "layout.static_schedule": lambda: fjs.layout.static_schedule(2),
+    "layout.turns": lambda: fjs.layout.turns(),
+    "model.LogisticRegression": lambda: fjs.models.LogisticRegression(3, param_dtype=jnp.bfloat16),
+    "model.MLP": lambda: fjs.models.MLP(3, hidden=(4, 5), param_dtype=jnp.float16),
+    "optim.adam": lambda: fjs.optim.adam(0.1, b1=0.8, b2=0.99, eps=1e-6, eps_root=1e-9),
+    "optim.from_optax": lambda: fjs.optim.from_optax(
+        "adam", learning_rate=0.1, b1=jnp.float32(0.8), nesterov=True, mu_dtype=jnp.bfloat16
+    ),
+    "optim.sgd": lambda: sgd(jnp.array([0.1, 0.2]), momentum=np.float32(0.9), nesterov=True),
+    "rate.inverse_time": lambda: fjs.rates.inverse_time(2, 3),
+    "rate.over_clients": lambda: fjs.rates.over_clients([1.0, 0.5]),
+    "rate.over_rounds": lambda: fjs.rates.over_rounds(np.array([1.0, 0.5])),
+    "rate.piecewise": lambda: fjs.rates.piecewise(1.0, (3, 5), factor=0.2),
+    "task.classification": lambda: fjs.classification(fjs.models.MLP(3, (4,)), weight_decay=1e-3),
+    "task.functions": lambda: fjs.functions(first, losses),
+    "task.quadratic": lambda: fjs.quadratic(start=1.5),
+    "work.gaussian_steps": lambda: fjs.local.gaussian_steps(3, 1.5, 9),
+    "work.given_steps": lambda: fjs.local.given_steps(STEPS, most=7),
+    "work.random_epochs": lambda: fjs.local.random_epochs(1, 4),
+    "work.steps": lambda: fjs.local.steps(3),
+    "work.stragglers": lambda: fjs.local.stragglers(0.3, 4, keep=False),
+}
+WITH_OPAQUE_PARTS = {"task.functions"}
+NEEDS_FILES = {"dataset.mnist", "dataset.fashion_mnist"}  # their round trip is tested where the files are faked
+
+
+def first(key: jax.Array) -> jax.Array:
+    return jnp.zeros(())
+
+
+def losses(params: jax.Array, examples: Any) -> jax.Array:
+    return jnp.square(params - examples["y"])
+
+
+def through_json(obj: Any) -> Any:
+    return build(json.loads(json.dumps(describe(obj))))
+
+
+def assert_same(one: Any, other: Any) -> None:
+    """Equal types, structure and leaves; Python numbers and arrays are told apart, dtypes compared."""
+    assert type(one) is type(other)
+    if isinstance(one, nn.Module):
+        assert one == other
+        return
+    assert jax.tree.structure(one) == jax.tree.structure(other)
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        assert np.ndim(a) == np.ndim(b)
+        assert jnp.result_type(a) == jnp.result_type(b)
+        assert isinstance(a, float) == isinstance(b, float)
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+
+def load_everything() -> None:
+    """Names are registered when their module is first used."""
+    with pytest.raises(ValueError, match="unknown name"):
+        build({"name": "nothing"})
+
+
+def test_the_table_has_every_registered_factory() -> None:
+    load_everything()
+    ours = {name for name in registered() if descriptions._FACTORIES[name].__module__.startswith("fedjax_sim.")}
+    assert ours == set(MADE)
+
+
+@pytest.mark.parametrize("name", sorted(set(MADE) - WITH_OPAQUE_PARTS - NEEDS_FILES))
+def test_round_trip_through_json(name: str) -> None:
+    if name == "dataset.digits" and importlib.util.find_spec("sklearn") is None:
+        pytest.skip("needs scikit-learn")
+    made = MADE[name]()
+    description = describe(made)
+    assert description["name"] == name
+    assert opaque_parts(description) == []
+    rebuilt = through_json(made)
+    assert_same(rebuilt, made)
+    assert describe(rebuilt) == description
+
+
+def test_epochs_is_written_as_random_epochs() -> None:
+    assert_same(through_json(fjs.local.epochs(3)), fjs.local.epochs(3))
+
+
+def test_a_description_is_what_the_documentation_says() -> None:
+    assert describe(sgd(0.02, momentum=0.9)) == {
+        "name": "optim.sgd",
+        "arguments": {"learning_rate": 0.02, "momentum": 0.9, "nesterov": False},
+    }
+
+
+def test_defaults_need_not_be_written() -> None:
+    assert build({"name": "optim.sgd", "arguments": {"learning_rate": 1}}) == sgd(1.0)
+    assert build({"name": "cohort.full"}) == fjs.cohort.full()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int32", "uint8", "bool"])
+def test_arrays_keep_their_dtype(dtype: str) -> None:
+    given = jnp.array([[0, 1], [1, 0]], jnp.dtype(dtype))
+    made = Holder(value=given)
+    rebuilt = through_json(make_holder(value=given))
+    assert_same(rebuilt, made)
+    assert rebuilt.value.dtype == dtype
+
+
+def test_double_precision_survives_where_it_is_enabled(x64: None) -> None:
+    made = fjs.rates.over_rounds(np.array([0.1, 1 / 3]))
+    assert_same(through_json(made), made)
+    assert through_json(made).values.dtype == np.float64
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, np.float64, np.dtype("int8"), jnp.dtype("float16")])
+def test_dtypes(dtype: Any) -> None:
+    rebuilt = through_json(make_holder(value=1.0, kind=dtype))
+    assert rebuilt.kind == jnp.dtype(dtype)
+    assert fjs.models.MLP(3, param_dtype=dtype) == through_json(fjs.models.MLP(3, param_dtype=dtype))
+
+
+# Parts that cannot be rebuilt.
+
+
+def opaque_algorithm() -> fjs.Algorithm:
+    return fjs.fedavg(
+        client_optimizer=optax.sgd(0.1), client_learning_rate=optax.constant_schedule(1.0), server_learning_rate=0.5
+    )
+
+
+def test_bare_objects_are_opaque_and_named() -> None:
+    parts = opaque_parts(describe(opaque_algorithm()))
+    assert [part.partition(":")[0] for part in parts] == ["client_optimizer", "client_learning_rate"]
+    parts = opaque_parts({"run": {"task": describe(fjs.functions(first, losses))}})
+    assert [part.partition(":")[0] for part in parts] == ["run.task.init_function", "run.task.losses_function"]
+    assert parts[1].endswith("test_descriptions.losses")
+    in_containers = make_holder(value={"a": [1.0, first]})
+    assert [part.partition(":")[0] for part in opaque_parts(describe(in_containers))] == ["value.a.1"]
+
+
+def test_opaque_parts_are_refused_with_their_paths() -> None:
+    description = json.loads(json.dumps(describe(opaque_algorithm())))
+    with pytest.raises(ValueError, match=r"client_optimizer: .*; client_learning_rate: .*registered factories"):
+        build(description)
+    with pytest.raises(ValueError, match=r"opaque.*object: test_descriptions\.losses"):
+        build(describe(losses))
+
+
+@pytest.mark.parametrize("obj", [losses, optax.sgd(0.1), nn.Dense(3), object(), 3, None, [1], {"a": 1}, np.ones(2)])
+def test_other_objects_are_opaque(obj: Any) -> None:
+    description = describe(obj)
+    assert set(description) == {"opaque"}
+    json.dumps(description)
+
+
+def test_a_model_of_flax_is_opaque_in_its_place() -> None:
+    description = describe(fjs.classification(nn.Dense(3)))
+    assert opaque_parts(description) == ["model: flax.linen.linear.Dense"]
+
+
+def test_a_subclass_is_not_its_parent() -> None:
+    class Mine(type(MADE["algorithm.fedavg"]())):  # type: ignore[misc]
+        pass
+
+    assert set(describe(Mine(client_optimizer=sgd(0.1)))) == {"opaque"}
+
+
+def test_a_changed_data_set_is_opaque() -> None:
+    data = fjs.datasets.quadratics(2, 3)
+    assert describe(data)["name"] == "dataset.quadratics"
+    doubled = jax.tree.map(lambda leaf: leaf * 2, data)
+    for changed in (data.replace(test=None), data.with_example_weights(np.ones(2)), data.reordered([1, 0]), doubled):
+        assert set(describe(changed)) == {"opaque"}
+
+
+def test_large_arrays_and_keys_are_opaque() -> None:
+    assert opaque_parts(describe(make_holder(value=jnp.zeros(100_001)))) == ["value: array float32[100001]"]
+    assert opaque_parts(describe(make_holder(value=jax.random.key(0)))) == ["value: array key<fry>[]"]
+
+
+def test_traced_values_are_refused() -> None:
+    def inside(value: jax.Array) -> jax.Array:
+        for traced in (sgd(value), fjs.fedavg(client_optimizer=sgd(0.1), client_learning_rate={"w": value})):
+            with pytest.raises(TypeError, match=r"traced.*outside jit, grad and vmap"):
+                describe(traced)
+        return value
+
+    jax.jit(inside)(0.1)
+    jax.grad(inside)(0.1)
+
+
+# What comes from a stranger.
+
+
+@pytest.mark.parametrize(
+    ("description", "message"),
+    [
+        ({"name": "algorithm.fedprx"}, "unknown name 'algorithm.fedprx': did you mean 'algorithm.fedprox'"),
+        ({"name": "nothing.like"}, "unknown name 'nothing.like': .*known: "),
+        ({"name": "algorithm.fedprox", "arguments": {"nu": 1.0}}, r"fedprox has no argument 'nu': .*known: .*mu"),
+        (
+            {"name": "optim.sgd", "arguments": {"learning_rat": 1.0}},
+            "'learning_rat': did you mean 'learning_rate'",
+        ),
+        (
+            {"name": "algorithm.fedavg", "arguments": {"client_optimizer": {"name": "optim.sdg", "arguments": {}}}},
+            "'optim.sdg': did you mean 'optim.sgd'",
+        ),
+        (
+            {"name": "optim.from_optax", "arguments": {"name": "apply_updates", "arguments": {"mapping": {}}}},
+            "optax.apply_updates",
+        ),
+        (
+            {"name": "optim.from_optax", "arguments": {"name": "tree", "arguments": {"mapping": {}}}},
+            "optax has no optimiser 'tree'",
+        ),
+        ({"name": 3}, "not a description: .*'name'"),
+        ({"name": ["optim.sgd"]}, "not a description"),
+        ({"name": "optim.sgd", "arguments": [0.1]}, "not a description: .*mapping of 'arguments'"),
+        ({"name": "optim.sgd", "arguments": {"learning_rate": {"lr": 1}}}, "not a description"),
+        ({"name": "model.MLP", "arguments": {"num_classes": 3, "param_dtype": {"dtype": "flot"}}}, "dtype 'flot'"),
+        ({}, "not a description"),
+        ("optim.sgd", "not a description: 'optim.sgd'"),
+        (["optim.sgd"], "not a description"),
+        (None, "not a description: None"),
+        (3, "not a description: 3"),
+    ],
+)
+def test_bad_descriptions(description: Any, message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=message):
+        build(description)
+
+
+@pytest.mark.parametrize(
+    "name", ["os.system", "builtins.eval", "antigravity", "fedjax_sim.fedavg", "json.tool.main", "algorithm.__class__"]
+)
+def test_a_name_is_looked_up_and_never_imported(name: str) -> None:
+    load_everything()
+    before = set(sys.modules)
+    with pytest.raises(ValueError, match="unknown name"):
+        build({"name": name, "arguments": {"command": "exit 1"}})
+    with pytest.raises(ValueError, match="unknown name"):
+        build({"name": "algorithm.fedavg", "arguments": {"client_optimizer": {"name": name}}})
+    assert set(sys.modules) == before
+
+
+# A user's own.
+
+
+class Holder(Described):
+    """Holds one value.
+
+    Args:
+      value: a leaf.
+      kind: structure.
+    """
+
+    value: Any
+    kind: Any = static(default=None)
+
+
+make_holder = fjs.factory("test.holder", Holder)
+
+
+class TwoLayers(nn.Module):
+    """A model of the user's."""
+
+    width: int = 4
+    head: Any = None
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.head(nn.Dense(self.width)(x))
+
+
+fjs.register("model.two_layers", TwoLayers)
+
+
+def test_a_users_factory_and_model() -> None:
+    made = make_holder(value={"a": 1, "b": (2.0, np.float32(0.5))}, kind="x")
+    assert made.value == {"a": 1.0, "b": (2.0, 0.5)}
+    assert_same(through_json(made), made)
+    model = TwoLayers(3, head=fjs.models.LogisticRegression(2))
+    assert describe(model)["name"] == "model.two_layers"
+    assert through_json(model) == model
+    assert_same(through_json(fjs.classification(model)), fjs.classification(model))
+
+
+def test_a_users_algorithm() -> None:
+    class Slower(fjs.Algorithm):
+        """Half of every step."""
+
+        part: Any = 0.5
+
+    slower = fjs.factory("test.slower", Slower)
+    made = slower(client_optimizer=sgd(0.1), part=1)
+    assert_same(through_json(made), made)
+    assert made.part == 1.0
+    assert isinstance(made.part, float)
+
+
+def test_a_taken_name_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"'optim\.sgd' is already registered by fedjax_sim\.optim\.sgd"):
+        fjs.register("optim.sgd", losses)
+    assert fjs.register("model.two_layers", TwoLayers) is TwoLayers  # again, as a notebook's cell does
+
+
+# A run's record.
+
+
+def test_a_history_rebuilds_its_run() -> None:
+    data = fjs.datasets.synthetic(1.0, 1.0, num_clients=4, sizes=[12, 8, 20, 5], seed=3)
+    history = fjs.simulate(
+        fjs.fedprox(client_optimizer=sgd(0.02, momentum=0.5), mu=0.1),
+        data,
+        task=fjs.classification(fjs.models.LogisticRegression(10), weight_decay=1e-3),
+        rounds=3,
+        cohort=fjs.cohort.uniform(2),
+        work=fjs.local.stragglers(0.5, 2),
+        batch_size=4,
+        eval_every=2,
+        seeds=[3, 5],
+    )
+    description = json.loads(json.dumps(history.description))
+    assert opaque_parts(description) == []
+    run = description["run"]
+    parts = {name: build(run[name]) for name in ("task", "cohort", "work", "batches", "layout")}
+    again = fjs.simulate(
+        build(description["algorithm"]),
+        build(description["dataset"]),
+        rounds=run["rounds"],
+        eval_every=run["eval_every"],
+        seeds=history.seeds,
+        **parts,
+    )
+    assert again.description == history.description
+    np.testing.assert_array_equal(again["loss"], history["loss"])
+    np.testing.assert_array_equal(again["test_accuracy"], history["test_accuracy"])
+
+
+def test_a_run_of_opaque_parts_is_recorded_too() -> None:
+    """What cannot be rebuilt must not cost a user the results."""
+
+    def squares(params: Any, examples: Any) -> jax.Array:
+        return jnp.square(params - examples["e"][:, 0])
+
+    history = fjs.simulate(
+        opaque_algorithm(),
+        fjs.datasets.quadratics(2, 1).replace(),
+        task=fjs.functions(first, squares),
+        rounds=1,
+        cohort=fjs.cohort.full(),
+        work=fjs.local.steps(1),
+        batch_size=1,
+    )
+    paths = {part.partition(":")[0] for part in opaque_parts(history.description)}
+    assert paths == {
+        "algorithm.client_optimizer",
+        "algorithm.client_learning_rate",
+        "dataset",
+        "run.task.init_function",
+        "run.task.losses_function",
+    }

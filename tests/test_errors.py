@@ -1,0 +1,783 @@
+"""Bad input gives an error that names the value, the rule and the fix, before any program of the run exists."""
+
+import functools
+import re
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import flax.linen as nn
+import jax
+import jax.monitoring
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import fedjax_sim as fjs
+from fedjax_sim import simulation
+from fedjax_sim.algorithms.base import Algorithm
+
+NAN = float("nan")
+BIG = 2**40
+sgd = fjs.optim.sgd
+
+COMPILED: list[str] = []
+
+
+def _note(event: str, _: float, **__: Any) -> None:
+    if "backend_compile" in event:
+        COMPILED.append(event)
+
+
+jax.monitoring.register_event_duration_secs_listener(_note)  # never taken back: it costs nothing
+
+
+def clients(**kwargs: Any) -> fjs.FederatedDataset:
+    return fjs.datasets.from_clients([(np.ones((n, 3)), np.arange(n) % 3) for n in (4, 2, 5)], **kwargs)
+
+
+@functools.cache
+def data() -> fjs.FederatedDataset:
+    return clients()
+
+
+@functools.cache
+def common() -> dict[str, Any]:
+    return {
+        "algorithm": fjs.fedavg(client_optimizer=sgd(0.1)),
+        "dataset": data(),
+        "task": fjs.classification(fjs.models.LogisticRegression(3)),
+        "rounds": 2,
+        "cohort": fjs.cohort.uniform(2),
+        "work": fjs.local.steps(1),
+        "batch_size": 2,
+    }
+
+
+def through_simulate(**changes: Any) -> None:
+    given = {**common(), **changes}
+    fjs.simulate(given.pop("algorithm"), given.pop("dataset"), **given)
+
+
+def through_train(**changes: Any) -> None:
+    given = {**common(), **changes}
+    run = given.pop("algorithm"), given.pop("dataset"), given.pop("key", jax.random.key(0))
+    initial_params = given.pop("initial_params", None)
+    fjs.make_train(**given)(*run, initial_params=initial_params)
+
+
+def through_jit(**changes: Any) -> None:
+    given = {**common(), **changes}
+    algorithm, dataset = given.pop("algorithm"), given.pop("dataset")
+    initial_params = given.pop("initial_params", None)
+    train = fjs.make_train(**given)
+    jax.jit(lambda key: train(algorithm, dataset, key, initial_params=initial_params))(jax.random.key(0))
+
+
+every_driver = pytest.mark.parametrize("drive", [through_simulate, through_train, through_jit])
+
+
+@pytest.fixture
+def no_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails the test where a run gets as far as its first server state, which every program of a run begins with."""
+
+    def reached(*_: Any) -> None:
+        pytest.fail("the run's program was begun")
+
+    monkeypatch.setattr(Algorithm, "init", reached)
+    monkeypatch.setattr(simulation, "_initialise", reached)  # it may be compiled already
+
+
+def check(call: Callable[[], object], error: type[Exception], *fragments: str) -> None:
+    with pytest.raises(error) as caught:
+        call()
+    message = str(caught.value)
+    for fragment in fragments:
+        assert fragment in message, f"{fragment!r} is not in {message!r}"
+
+
+def test_the_common_setting_is_right() -> None:
+    """Else the tests below would pass for a wrong reason."""
+    through_simulate()
+
+
+@pytest.mark.usefixtures("no_program")
+def test_the_fixture_sees_a_program() -> None:
+    with pytest.raises(pytest.fail.Exception):
+        through_simulate(rounds=3)
+    with pytest.raises(pytest.fail.Exception):
+        through_train()
+
+
+class Sampled(Algorithm):
+    averages: ClassVar[frozenset[str]] = frozenset({"sample"})
+
+
+class BatchNormed(nn.Module):
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return nn.Dense(3)(nn.BatchNorm(use_running_average=True)(x))
+
+
+def fedavg(**kwargs: Any) -> Algorithm:
+    return fjs.fedavg(client_optimizer=kwargs.pop("client_optimizer", sgd(0.1)), **kwargs)
+
+
+# What only the run can know: each through all drivers. A value is made when its test runs.
+RUNS: dict[str, tuple[dict[str, Callable[[], Any]], type[Exception], tuple[str, ...]]] = {
+    "cohort too large": (
+        {"cohort": lambda: fjs.cohort.uniform(4)},
+        ValueError,
+        ("uniform(4)", "3 clients", "at most 3", "with_replacement"),
+    ),
+    "batch size 0": ({"batch_size": lambda: 0}, ValueError, ("batch_size is 0", "at least 1")),
+    "batch size -1": ({"batch_size": lambda: -1}, ValueError, ("batch_size is -1", "at least 1")),
+    "batch size 2.0": ({"batch_size": lambda: 2.0}, TypeError, ("batch_size is 2.0", "integer")),
+    "batch size True": ({"batch_size": lambda: True}, TypeError, ("batch_size is True", "integer")),
+    "batch size 'all'": ({"batch_size": lambda: "all"}, TypeError, ("batch_size is 'all'", "integer")),
+    "batch size and batches": (
+        {"batches": lambda: fjs.local.full_batch()},
+        ValueError,
+        ("batch_size=2", "FullBatch", "give exactly one"),
+    ),
+    "neither batch size nor batches": (
+        {"batch_size": lambda: None},
+        ValueError,
+        ("batch_size=None and batches=None", "give exactly one", "batch_size=20"),
+    ),
+    "batches a number": (
+        {"batch_size": lambda: None, "batches": lambda: 20},
+        TypeError,
+        ("batches is 20", "a Batches", "shuffled(20)"),
+    ),
+    "rounds 0": ({"rounds": lambda: 0}, ValueError, ("rounds is 0", "at least 1")),
+    "rounds -3": ({"rounds": lambda: -3}, ValueError, ("rounds is -3", "at least 1")),
+    "rounds 1.5": ({"rounds": lambda: 1.5}, TypeError, ("rounds is 1.5", "integer")),
+    "rounds '10'": ({"rounds": lambda: "10"}, TypeError, ("rounds is '10'", "integer")),
+    "eval_every 0": ({"eval_every": lambda: 0}, ValueError, ("eval_every is 0", "at least 1")),
+    "eval_every 1.0": ({"eval_every": lambda: 1.0}, TypeError, ("eval_every is 1.0", "integer")),
+    "task a model": (
+        {"task": lambda: fjs.models.LogisticRegression(3)},
+        TypeError,
+        ("task is LogisticRegression", "a Task", "classification(model)"),
+    ),
+    "task None": ({"task": lambda: None}, TypeError, ("task is None", "a Task")),
+    "cohort a number": ({"cohort": lambda: 10}, TypeError, ("cohort is 10", "a Participation", "uniform(10)")),
+    "cohort a factory": ({"cohort": lambda: fjs.cohort.uniform}, TypeError, ("cohort is <function", "uniform(10)")),
+    "work a number": ({"work": lambda: 1}, TypeError, ("work is 1", "a Work", "epochs(1)")),
+    "work a batch scheme": ({"work": lambda: fjs.local.shuffled(2)}, TypeError, ("work is Shuffled", "epochs(1)")),
+    "layout a name": ({"layout": lambda: "turns"}, TypeError, ("layout is 'turns'", "layout.turns()", "None")),
+    "layout a factory": ({"layout": lambda: fjs.layout.turns}, TypeError, ("a Layout", "layout.turns()")),
+    "evaluate a name": ({"evaluate": lambda: "loss"}, TypeError, ("evaluate is 'loss'", "evaluate(params, dataset)")),
+    "algorithm None": ({"algorithm": lambda: None}, TypeError, ("algorithm is None", "an Algorithm", "fedavg(")),
+    "algorithm a factory": ({"algorithm": lambda: fjs.fedavg}, TypeError, ("algorithm is <function", "fedavg(")),
+    "algorithm an optimiser": ({"algorithm": lambda: sgd(0.1)}, TypeError, ("algorithm is Sgd", "fedavg(")),
+    "data set a mapping": (
+        {"dataset": lambda: {"x": 1}},
+        TypeError,
+        ("dataset is {'x': 1}", "a FederatedDataset", "synthetic"),
+    ),
+    "algorithm and data set exchanged": (
+        {"algorithm": lambda: data(), "dataset": lambda: fedavg()},
+        TypeError,
+        ("algorithm is FederatedDataset", "an Algorithm"),
+    ),
+    "initial_params of another structure": (
+        {"initial_params": lambda: {"w": jnp.zeros(3)}},
+        ValueError,
+        ("initial_params", "'w'", "the task's parameters", "Dense_0"),
+    ),
+    "initial_params of another shape": (
+        {"initial_params": lambda: {"params": {"Dense_0": {"kernel": jnp.zeros((2, 3)), "bias": jnp.zeros(3)}}}},
+        ValueError,
+        ("initial_params['params']['Dense_0']['kernel']", "(2, 3)", "(3, 3)"),
+    ),
+    "initial_params of integers": (
+        {"initial_params": lambda: {"params": {"Dense_0": {"kernel": jnp.zeros((3, 3), int), "bias": jnp.zeros(3)}}}},
+        TypeError,
+        ("initial_params", "int32", "float32"),
+    ),
+    "more classes than outputs": (
+        {"task": lambda: fjs.classification(fjs.models.LogisticRegression(2))},
+        ValueError,
+        ("3 classes", "2 outputs", "num_classes=3"),
+    ),
+    "a model with state": (
+        {"task": lambda: fjs.classification(BatchNormed())},
+        ValueError,
+        ("batch_stats", "undefined", "GroupNorm"),
+    ),
+    "labels that are floats": (
+        {"dataset": lambda: fjs.datasets.from_clients([{"x": np.ones((2, 3)), "y": np.ones(2)}] * 2)},
+        ValueError,
+        ("float32", "integers"),
+    ),
+    "no labels": (
+        {"dataset": lambda: fjs.datasets.from_clients([{"x": np.ones((2, 3))}] * 2)},
+        ValueError,
+        ("classification needs", "'y'"),
+    ),
+    "quadratic of other data": ({"task": lambda: fjs.quadratic()}, ValueError, ("'H'", "'e'", "datasets.quadratics")),
+    "SCAFFOLD with replacement": (
+        {
+            "algorithm": lambda: fjs.scaffold(client_optimizer=sgd(0.1)),
+            "cohort": lambda: fjs.cohort.with_replacement(2),
+        },
+        ValueError,
+        ("Scaffold", "drawn twice", "cohort.uniform(K)"),
+    ),
+    "an average that is not allowed": (
+        {
+            "algorithm": lambda: Sampled(client_optimizer=sgd(0.1)),
+            "cohort": lambda: fjs.cohort.uniform(2, average="plain"),
+        },
+        ValueError,
+        ("Sampled", "'plain'", "['sample']"),
+    ),
+    "too few values over rounds": (
+        {"algorithm": lambda: fedavg(client_learning_rate=fjs.rates.over_rounds([1.0]))},
+        ValueError,
+        ("client_learning_rate", "1 values", "2 rounds", "one a round"),
+    ),
+    "too few server values over rounds": (
+        {"algorithm": lambda: fedavg(server_learning_rate=fjs.rates.over_rounds(np.ones(1)))},
+        ValueError,
+        ("server_learning_rate", "1 values", "2 rounds", "one a round"),
+    ),
+    "too few values over clients": (
+        {"algorithm": lambda: fedavg(client_learning_rate=fjs.rates.over_clients([1.0, 2.0]))},
+        ValueError,
+        ("client_learning_rate", "2 values", "3 clients", "one a client"),
+    ),
+    "too many values over clients": (
+        {"algorithm": lambda: fedavg(client_learning_rate=fjs.rates.over_clients(jnp.ones(4)))},
+        ValueError,
+        ("client_learning_rate", "4 values", "3 clients", "one a client"),
+    ),
+    "a server rate over clients": (
+        {"algorithm": lambda: fedavg(server_learning_rate=fjs.rates.over_clients(jnp.ones(3)))},
+        ValueError,
+        ("server_learning_rate=over_clients", "no clients", "over_rounds"),
+    ),
+    "a bare array as client rate": (
+        {"algorithm": lambda: fedavg(client_learning_rate=jnp.ones(2))},
+        ValueError,
+        ("client_learning_rate", "(2,)", "one number", "fedjax_sim.rates"),
+    ),
+    "a pytree unlike the parameters as client rate": (
+        {"algorithm": lambda: fedavg(client_learning_rate={"w": 1.0})},
+        ValueError,
+        ("client_learning_rate", "'w'", "like the parameters", "Dense_0"),
+    ),
+    "a pytree as server rate": (
+        {"algorithm": lambda: fedavg(server_learning_rate=[1.0, 2.0])},
+        ValueError,
+        ("server_learning_rate", "one number"),
+    ),
+    "stacked step sizes outside vmap": (
+        {"algorithm": lambda: fedavg(client_optimizer=sgd(jnp.array([0.1, 0.2])))},
+        ValueError,
+        ("sgd(learning_rate=...)", "(2,)", "jax.vmap"),
+    ),
+    "given cohorts with an unknown id": (
+        {"cohort": lambda: fjs.cohort.given([[0, 7], [0, 1]])},
+        ValueError,
+        ("given(cohorts)", "client id 7", "does not have", "dataset.client_ids"),
+    ),
+    "given cohorts for too few rounds": (
+        {"cohort": lambda: fjs.cohort.given([[0, 1]])},
+        ValueError,
+        ("given(cohorts)", "1 rounds", "the run 2", "one row a round"),
+    ),
+    "given steps for other clients": (
+        {"work": lambda: fjs.local.given_steps([[1, 1], [1, 1]])},
+        ValueError,
+        ("given_steps(tau) is [2, 2]", "3 clients"),
+    ),
+    "given steps for too few rounds": (
+        {"work": lambda: fjs.local.given_steps([[1, 1, 1]])},
+        ValueError,
+        ("given_steps(tau) is [1, 3]", "2 rounds"),
+    ),
+}
+
+
+@pytest.mark.usefixtures("no_program")
+@every_driver
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_refuses(name: str, drive: Callable[..., None]) -> None:
+    arguments, error, fragments = RUNS[name]
+    check(lambda: drive(**{key: make() for key, make in arguments.items()}), error, *fragments)
+
+
+def zero(params: Any, dataset: fjs.FederatedDataset) -> jax.Array:
+    return jnp.zeros(())
+
+
+@every_driver
+@pytest.mark.parametrize(
+    ("evaluate", "error", "fragments"),
+    [
+        (lambda *at: {"loss": zero(*at)}, ValueError, ("returns 'loss'", "records itself", "choose another")),
+        (lambda *at: {"round": zero(*at)}, ValueError, ("returns 'round'", "choose another")),
+        (lambda *at: {"accuracy": zero(*at)}, ValueError, ("returns 'accuracy'", "choose another")),
+        (lambda *at: [1.0], TypeError, ("returns [1.0]", "{name: array}")),
+        (lambda *at: None, TypeError, ("returns None", "{name: array}")),
+        (lambda *at: {"norm": "large"}, TypeError, ("'large'", "'norm'", "arrays or numbers")),
+        (lambda *at: {3: zero(*at)}, TypeError, ("for 3", "by name")),
+    ],
+    ids=["loss", "round", "accuracy", "list", "None", "text", "a number as name"],
+)
+def test_what_evaluate_returns_is_checked(
+    drive: Callable[..., None], evaluate: Any, error: type[Exception], fragments: tuple[str, ...]
+) -> None:
+    """Known only when ``evaluate`` is traced: a second bad run compiles nothing at all, so neither does its program."""
+    for _ in range(2):
+        COMPILED.clear()
+        check(lambda: drive(evaluate=evaluate), error, *fragments)
+    if drive is not through_train:  # outside jit, the objective is evaluated first, operation by operation
+        assert COMPILED == []
+
+
+def test_the_listener_sees_a_compilation() -> None:
+    COMPILED.clear()
+    jax.jit(lambda x: x * 3 + 1)(jnp.ones(3)).block_until_ready()
+    assert COMPILED
+
+
+def test_a_taken_test_metric_is_refused() -> None:
+    tested = clients(test=[(np.ones((1, 3)), [0])] * 3)
+    check(lambda: through_jit(dataset=tested, evaluate=lambda *at: {"test_loss": zero(*at)}), ValueError, "'test_loss'")
+
+
+@pytest.mark.usefixtures("no_program")
+@pytest.mark.parametrize(
+    ("key", "shown"),
+    [
+        (lambda: 0, "key is 0"),
+        (lambda: None, "key is None"),
+        (lambda: jax.random.PRNGKey(0), "uint32"),
+        (lambda: jax.random.split(jax.random.key(0)), "key<fry>"),
+    ],
+    ids=["int", "None", "PRNGKey", "two keys"],
+)
+def test_the_key_is_one_typed_key(key: Callable[[], Any], shown: str) -> None:
+    check(lambda: through_train(key=key()), TypeError, shown, "one typed PRNG key", "jax.random.key(0)")
+
+
+@pytest.mark.usefixtures("no_program")
+@pytest.mark.parametrize(
+    ("seeds", "error", "fragments"),
+    [
+        ([], ValueError, ("seeds is empty", "at least one")),
+        (-1, ValueError, ("-1", "[0, 2^32)")),
+        ([0, -2], ValueError, ("-2", "[0, 2^32)")),
+        (2**32, ValueError, ("4294967296", "[0, 2^32)")),
+        (1.0, TypeError, ("seeds is 1.0", "integer", "range(5)")),
+        ([0, 1.5], TypeError, ("1.5", "integers")),
+        (np.arange(2.0), TypeError, ("0.0", "integers")),
+        (True, TypeError, ("True", "integers")),
+        ([False], TypeError, ("False", "integers")),
+        (None, TypeError, ("seeds is None", "range(5)")),
+        ("3", TypeError, ("seeds is '3'", "range(5)")),
+    ],
+)
+def test_seeds(seeds: Any, error: type[Exception], fragments: tuple[str, ...]) -> None:
+    check(lambda: through_simulate(seeds=seeds), error, *fragments)
+
+
+@pytest.mark.usefixtures("no_program")
+def test_a_key_is_no_seed_and_progress_is_a_flag() -> None:
+    check(lambda: through_simulate(seeds=jax.random.key(0)), TypeError, "seeds is", "range(5)")
+    check(lambda: through_simulate(progress="yes"), TypeError, "progress is 'yes'", "True, False, or None")
+
+
+# Bad arguments of a factory: no run is needed to see them.
+COUNTS: dict[str, Callable[[Any], object]] = {
+    "uniform": lambda n: fjs.cohort.uniform(n),
+    "with_replacement": lambda n: fjs.cohort.with_replacement(n),
+    "steps": lambda n: fjs.local.steps(n),
+    "epochs": lambda n: fjs.local.epochs(n),
+    "random_epochs low": lambda n: fjs.local.random_epochs(n, 5),
+    "random_epochs high": lambda n: fjs.local.random_epochs(1, n),
+    "gaussian_steps most": lambda n: fjs.local.gaussian_steps(3, 1, n),
+    "stragglers": lambda n: fjs.local.stragglers(0.5, n),
+    "shuffled": lambda n: fjs.local.shuffled(n),
+    "in_order": lambda n: fjs.local.in_order(n),
+    "batches with_replacement": lambda n: fjs.local.with_replacement(n),
+    "full_batch": lambda n: fjs.local.full_batch(n),
+    "lanes": lambda n: fjs.layout.lanes(n),
+    "static_schedule": lambda n: fjs.layout.static_schedule(n),
+    "LogisticRegression": lambda n: fjs.models.LogisticRegression(n),
+    "MLP": lambda n: fjs.models.MLP(n),
+    "MLP hidden": lambda n: fjs.models.MLP(3, (4, n)),
+}
+
+
+@pytest.mark.parametrize("name", COUNTS)
+@pytest.mark.parametrize("value", [0, -2, 1.5, 2.0, True, "3", None])
+def test_counts(name: str, value: Any) -> None:
+    error = ValueError if type(value) is int else TypeError
+    check(lambda: COUNTS[name](value), error, f"is {value!r}", "at least 1")
+
+
+REALS: dict[str, tuple[Callable[[Any], object], str]] = {
+    "sgd learning_rate": (lambda v: sgd(v), "sgd(learning_rate=...)"),
+    "sgd momentum": (lambda v: sgd(0.1, momentum=v), "sgd(momentum=...)"),
+    "adam learning_rate": (lambda v: fjs.optim.adam(v), "adam(learning_rate=...)"),
+    "adam b1": (lambda v: fjs.optim.adam(0.1, b1=v), "adam(b1=...)"),
+    "adam b2": (lambda v: fjs.optim.adam(0.1, b2=v), "adam(b2=...)"),
+    "adam eps": (lambda v: fjs.optim.adam(0.1, eps=v), "adam(eps=...)"),
+    "adam eps_root": (lambda v: fjs.optim.adam(0.1, eps_root=v), "adam(eps_root=...)"),
+    "from_optax learning_rate": (
+        lambda v: fjs.optim.from_optax("rmsprop", learning_rate=v),
+        "from_optax('rmsprop', learning_rate=...)",
+    ),
+    "mu": (lambda v: fjs.fedprox(client_optimizer=sgd(0.1), mu=v), "fedprox(mu=...)"),
+    "client_learning_rate": (lambda v: fedavg(client_learning_rate=v), "FedAvg(client_learning_rate=...)"),
+    "server_learning_rate": (lambda v: fedavg(server_learning_rate=v), "FedAvg(server_learning_rate=...)"),
+    "weight_decay": (
+        lambda v: fjs.classification(fjs.models.MLP(3), weight_decay=v),
+        "classification(weight_decay=...)",
+    ),
+    "fraction": (lambda v: fjs.local.stragglers(v, 2), "stragglers(fraction)"),
+    "std": (lambda v: fjs.local.gaussian_steps(3, v, 9), "gaussian_steps(std)"),
+    "over_rounds": (lambda v: fjs.rates.over_rounds([1.0, v]), "over_rounds(values)"),
+    "over_clients": (lambda v: fjs.rates.over_clients([1.0, v]), "over_clients(values)"),
+    "inverse_time initial": (lambda v: fjs.rates.inverse_time(initial=v), "inverse_time(initial=...)"),
+    "inverse_time decay": (lambda v: fjs.rates.inverse_time(decay=v), "inverse_time(decay=...)"),
+    "piecewise initial": (lambda v: fjs.rates.piecewise(v, (2,)), "piecewise(initial=...)"),
+    "piecewise factor": (lambda v: fjs.rates.piecewise(1.0, (2,), factor=v), "piecewise(factor=...)"),
+}
+
+
+@pytest.mark.parametrize("name", REALS)
+@pytest.mark.parametrize("value", [-1, -0.5, NAN, float("inf"), np.float32(-2), "0.1", True, 1j])
+def test_reals(name: str, value: Any) -> None:
+    make, what = REALS[name]
+    real = isinstance(value, (int, float, np.floating)) and not isinstance(value, bool)
+    error, rule = (ValueError, "it must be") if real else (TypeError, "a real number")
+    shown = repr(float(value)) if real and not name.startswith("over_") else ""
+    check(lambda: make(value), error, what, rule, shown)
+
+
+OPTIONAL = ("sgd momentum", "from_optax learning_rate", "weight_decay", "over_rounds", "over_clients")
+
+
+@pytest.mark.parametrize("name", [name for name in REALS if name not in OPTIONAL])
+def test_reals_are_not_none(name: str) -> None:
+    make, what = REALS[name]
+    check(lambda: make(None), TypeError, f"{what} is None")
+
+
+CASES: dict[str, tuple[Callable[[], object], type[Exception], tuple[str, ...]]] = {
+    "random_epochs(3, 1)": (
+        lambda: fjs.local.random_epochs(3, 1),
+        ValueError,
+        ("random_epochs(3, 1)", "high must be at least low"),
+    ),
+    "fraction 1.5": (lambda: fjs.local.stragglers(1.5, 2), ValueError, ("1.5", "[0, 1]")),
+    "keep 'no'": (lambda: fjs.local.stragglers(0.5, 2, keep="no"), TypeError, ("keep", "'no'", "True or False")),
+    "gaussian mean": (lambda: fjs.local.gaussian_steps(NAN, 1, 5), ValueError, ("mean", "nan", "finite")),
+    "momentum 1.0": (lambda: sgd(0.1, momentum=1.0), ValueError, ("sgd(momentum=...) is 1.0", "[0, 1)")),
+    "momentum array": (lambda: sgd(0.1, momentum=jnp.array([0.5, 1.0])), ValueError, ("sgd(momentum", "[0, 1)")),
+    "adam b1 1.0": (lambda: fjs.optim.adam(0.1, b1=1.0), ValueError, ("adam(b1=...) is 1.0", "[0, 1)")),
+    "adam b2 1.5": (lambda: fjs.optim.adam(0.1, b2=1.5), ValueError, ("adam(b2=...) is 1.5", "[0, 1)")),
+    "nesterov 'yes'": (lambda: sgd(0.1, 0.9, "yes"), TypeError, ("nesterov", "'yes'", "True or False")),
+    "nesterov without momentum": (lambda: sgd(0.1, nesterov=True), ValueError, ("nesterov", "momentum")),
+    "schedule as step size": (
+        lambda: sgd(optax.linear_schedule(1.0, 0.0, 3)),
+        TypeError,
+        ("sgd(learning_rate=...)", "real number"),
+    ),
+    "array of text": (lambda: sgd(np.array(["a"])), TypeError, ("sgd(learning_rate=...)", "real number")),
+    "NaN in an array": (lambda: sgd(jnp.array([0.1, NAN])), ValueError, ("sgd(learning_rate=...)", "finite")),
+    "average 'mean'": (
+        lambda: fjs.cohort.uniform(2, average="mean"),
+        ValueError,
+        ("average='mean'", "'sample'", "'plain'", "None"),
+    ),
+    "average with replacement": (
+        lambda: fjs.cohort.with_replacement(2, average="plain"),
+        ValueError,
+        ("average='plain'", "leave average=None", "uniform(K"),
+    ),
+    "given: an id twice": (
+        lambda: fjs.cohort.given([[0, 1], [2, 2]]),
+        ValueError,
+        ("round 1", "twice", "[2, 2]", "once a round"),
+    ),
+    "given: floats": (
+        lambda: fjs.cohort.given(np.ones((2, 3))),
+        ValueError,
+        ("float64[2, 3]", "integers", "[rounds, S]"),
+    ),
+    "given: booleans": (lambda: fjs.cohort.given(np.ones((2, 3), bool)), ValueError, ("bool[2, 3]", "integers")),
+    "given: one axis": (lambda: fjs.cohort.given([0, 1]), ValueError, ("[2]", "integers [rounds, S]")),
+    "given: ragged": (lambda: fjs.cohort.given([[0, 1], [1]]), ValueError, ("[[0, 1], [1]]", "equally long")),
+    "given: None": (lambda: fjs.cohort.given(None), ValueError, ("is None", "integers [rounds, S]")),
+    "given: no slots": (lambda: fjs.cohort.given(np.zeros((2, 0), int)), ValueError, ("[2, 0]", "a slot or more")),
+    "given: -5": (lambda: fjs.cohort.given([[0, -5]]), ValueError, ("-5", "-1 for a void slot")),
+    "given: more than int32": (lambda: fjs.cohort.given([[0, BIG]]), ValueError, (str(BIG), "at most 2147483647")),
+    "given_steps: negative": (
+        lambda: fjs.local.given_steps([[1, -1]]),
+        ValueError,
+        ("given_steps(tau)", "-1", "at least 0"),
+    ),
+    "given_steps: floats": (lambda: fjs.local.given_steps([[1.0, 2.0]]), ValueError, ("float64[1, 2]", "integers")),
+    "given_steps: one axis": (lambda: fjs.local.given_steps([1, 2]), ValueError, ("[2]", "[rounds, N]")),
+    "given_steps: text": (lambda: fjs.local.given_steps("x"), ValueError, ("'x'", "integers [rounds, N]")),
+    "given_steps: bound": (
+        lambda: fjs.local.given_steps([[5, 1]], most=2),
+        ValueError,
+        ("most=2", "largest entry 5"),
+    ),
+    "given_steps: negative bound": (lambda: fjs.local.given_steps([[5]], most=-2), ValueError, ("-2", "at least 0")),
+    "given_steps: traced": (
+        lambda: jax.eval_shape(lambda tau: fjs.local.given_steps(tau), jnp.ones((2, 3), jnp.int32)),
+        ValueError,
+        ("traced", "most=..."),
+    ),
+    "given_steps: more than int32": (
+        lambda: fjs.local.given_steps([[BIG]]),
+        ValueError,
+        (str(BIG), "at most 2147483647"),
+    ),
+    "over_rounds: two axes": (
+        lambda: fjs.rates.over_rounds([[1.0]]),
+        ValueError,
+        ("(1, 1)", "one value a round"),
+    ),
+    "over_clients: no axis": (lambda: fjs.rates.over_clients(1.0), ValueError, ("()", "one value a client")),
+    "over_rounds: None": (lambda: fjs.rates.over_rounds(None), TypeError, ("over_rounds(values)", "None")),
+    "piecewise: fractions": (lambda: fjs.rates.piecewise(1.0, (2.5,)), TypeError, ("2.5", "integer")),
+    "piecewise: negative": (lambda: fjs.rates.piecewise(1.0, (-1,)), ValueError, ("-1", "at least 0")),
+    "piecewise: a number": (lambda: fjs.rates.piecewise(1.0, 5), TypeError, ("5", "tuple of rounds")),
+    "piecewise: text": (lambda: fjs.rates.piecewise(1.0, "ab"), TypeError, ("'ab'", "tuple of rounds")),
+    "scaffold option": (
+        lambda: fjs.scaffold(client_optimizer=sgd(0.1), option="III"),
+        ValueError,
+        ("option='III'", "'I' or 'II'"),
+    ),
+    "a number as optimiser": (
+        lambda: fjs.fedavg(client_optimizer=0.1),
+        TypeError,
+        ("FedAvg(client_optimizer=...) is 0.1", "optim.sgd(0.1)"),
+    ),
+    "an optax function as optimiser": (
+        lambda: fjs.fedavg(client_optimizer=optax.sgd),
+        TypeError,
+        ("client_optimizer", "optax.sgd(0.1)"),
+    ),
+    "text as server optimiser": (
+        lambda: fjs.fedavg(client_optimizer=sgd(0.1), server_optimizer="adam"),
+        TypeError,
+        ("server_optimizer", "'adam'", "optax.sgd(0.1)"),
+    ),
+    "no client optimiser": (lambda: fjs.fedavg(), TypeError, ("fedavg(", "missing", "client_optimizer")),
+    "an optimiser by position": (
+        lambda: fjs.fedavg(sgd(0.1)),
+        TypeError,
+        ("fedavg(", "positional", "client_optimizer"),
+    ),
+    "an unknown argument": (
+        lambda: fjs.fedprox(client_optimizer=sgd(0.1), nu=1),
+        TypeError,
+        ("fedprox(", "'nu'", "mu=1.0"),
+    ),
+    "a name as model": (lambda: fjs.classification("mlp"), TypeError, ("'mlp'", "flax.linen module", "functions")),
+    "a class as model": (lambda: fjs.classification(fjs.models.MLP), TypeError, ("MLP", "flax.linen module")),
+    "hidden a number": (lambda: fjs.models.MLP(3, 4), TypeError, ("hidden=4", "tuple of widths")),
+    "start NaN": (lambda: fjs.quadratic(start=NAN), ValueError, ("quadratic(start=...) is nan", "finite")),
+    "functions of no functions": (lambda: fjs.functions(1, 2), TypeError, ("init_function=1", "give a function")),
+    "functions of bad metrics": (
+        lambda: fjs.functions(lambda key: 0.0, lambda w, b: w, metrics_function="loss"),
+        TypeError,
+        ("metrics_function='loss'", "or None"),
+    ),
+    "optax name": (
+        lambda: fjs.optim.from_optax("rmsporp", learning_rate=0.1),
+        ValueError,
+        ("'rmsporp'", "did you mean 'rmsprop'?"),
+    ),
+    "optax name None": (lambda: fjs.optim.from_optax(None), ValueError, ("None", "known: ")),
+    "optax argument": (
+        lambda: fjs.optim.from_optax("rmsprop", learning_rat=0.1),
+        ValueError,
+        ("'learning_rat'", "did you mean 'learning_rate'?"),
+    ),
+    "optax argument missing": (
+        lambda: fjs.optim.from_optax("rmsprop"),
+        TypeError,
+        ("optax.rmsprop", "missing", "learning_rate"),
+    ),
+    "optax function that is no optimiser": (
+        lambda: fjs.optim.from_optax("constant_schedule", value=0.1),
+        ValueError,
+        ("optax.constant_schedule", "no optimiser"),
+    ),
+    "schedule in from_optax": (
+        lambda: fjs.optim.from_optax("sgd", learning_rate=optax.constant_schedule(0.1)),
+        TypeError,
+        ("learning_rate", "client_learning_rate", "bare optax"),
+    ),
+    "build: a name": (
+        lambda: fjs.build({"name": "algorithm.fednvoa"}),
+        ValueError,
+        ("'algorithm.fednvoa'", "did you mean 'algorithm.fednova'?", "algorithm.scaffold"),
+    ),
+    "build: a kind": (lambda: fjs.build({"name": "algoritm.fedavg"}), ValueError, ("'algoritm.fedavg'", "fedavg'?")),
+    "build: an argument": (
+        lambda: fjs.build({"name": "optim.sgd", "arguments": {"learnin_rate": 0.1}}),
+        ValueError,
+        ("optim.sgd", "'learnin_rate'", "did you mean 'learning_rate'?"),
+    ),
+    "build: a value": (
+        lambda: fjs.build({"name": "optim.sgd", "arguments": {"learning_rate": -1}}),
+        ValueError,
+        ("-1", "[0, inf)"),
+    ),
+    "a name of the package": (lambda: fjs.fednvoa, AttributeError, ("'fednvoa'", "did you mean 'fednova'?")),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_factory_refuses(name: str) -> None:
+    check(*CASES[name][:2], *CASES[name][2])
+
+
+class SmallRows:
+    """What is wrong with examples, by name."""
+
+    x = np.ones((2, 3))
+    y = np.array([0, 1])
+
+
+ROWS = SmallRows()
+EXAMPLES: dict[str, tuple[Callable[[], object], str]] = {
+    "no clients": (lambda: fjs.datasets.from_clients([]), "no clients.*at least one"),
+    "an empty client": (
+        lambda: fjs.datasets.from_clients([(ROWS.x, ROWS.y), (ROWS.x[:0], ROWS.y[:0])]),
+        "client 1 has no examples: drop this client",
+    ),
+    "an empty client of a partition": (
+        lambda: fjs.datasets.from_partition((ROWS.x, ROWS.y), [[0, 1], []]),
+        "client 1 has no examples: drop this client",
+    ),
+    "a negative label": (
+        lambda: fjs.datasets.from_clients([(ROWS.x, [0, -1])]),
+        r"client 0 has the label -1, outside \[0, 1\): number the classes from 0",
+    ),
+    "a label out of range": (
+        lambda: fjs.datasets.from_clients([(ROWS.x, ROWS.y), (ROWS.x, [1, 7])], num_classes=3),
+        r"client 1 has the label 7, outside \[0, 3\): number the classes from 0",
+    ),
+    "NaN features": (
+        lambda: fjs.datasets.from_clients([(ROWS.x, ROWS.y), (np.array([[1.0, 2, 3], [1, NAN, 3]]), ROWS.y)]),
+        "NaN or infinite.*client 1, first in its row 1; clean or drop",
+    ),
+    "infinite features": (
+        lambda: fjs.datasets.from_clients([(np.full((2, 3), np.inf), ROWS.y)]),
+        "NaN or infinite.*client 0, first in its row 0; clean or drop",
+    ),
+    "lengths of one client": (
+        lambda: fjs.datasets.from_clients([(ROWS.x, [0, 1, 1])]),
+        r"\['y'\] of client 0 has 3 rows but .*\['x'\] has 2: all leaves need one row per example",
+    ),
+    "lengths of examples and ids": (
+        lambda: fjs.datasets.from_ids((ROWS.x, ROWS.y), [0, 0, 1]),
+        "2 rows but ids has 3: give one id for each row",
+    ),
+    "lengths of clients and test": (
+        lambda: fjs.datasets.from_clients([(ROWS.x, ROWS.y)], test=[None, None]),
+        "test has 2 clients but there are 1: give one entry",
+    ),
+    "lengths of examples and weights": (
+        lambda: data().with_example_weights(np.ones(3)),
+        r"shape \(3,\).*one for each of the 11 training examples",
+    ),
+    "NaN weights": (lambda: data().with_example_weights(np.full(11, NAN)), "must be finite"),
+    "test_fraction": (
+        lambda: fjs.datasets.from_partition((ROWS.x, ROWS.y), [[0], [1]], test_fraction=1.5),
+        r"test_fraction=\.\.\.\) is 1\.5: it must be in \[0, 1\]",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_a_data_set_refuses(name: str) -> None:
+    make, message = EXAMPLES[name]
+    with pytest.raises(ValueError, match=re.compile(message, re.DOTALL)):
+        make()
+
+
+# FedNova and SCAFFOLD II divide by the sum of the local solver's weights: linear solvers only.
+def scaled(schedule: optax.Schedule) -> optax.GradientTransformation:
+    return optax.chain(optax.trace(0.9), optax.scale_by_schedule(schedule), optax.scale(-1.0))
+
+
+LINEAR: dict[str, Callable[[], Any]] = {
+    "sgd": lambda: sgd(0.1),
+    "momentum": lambda: sgd(0.1, momentum=0.9),
+    "nesterov": lambda: sgd(0.1, momentum=0.9, nesterov=True),
+    "stacked step sizes": lambda: sgd(jnp.array([0.1, 0.2]), momentum=0.9),
+    "optax.sgd": lambda: optax.sgd(0.1, momentum=0.9),
+    "optax.sgd with a schedule": lambda: optax.sgd(optax.linear_schedule(0.1, 0.0, 3)),
+    "a chain with a schedule": lambda: scaled(optax.exponential_decay(0.1, 1, 0.9)),
+    "weight decay": lambda: optax.chain(optax.add_decayed_weights(0.01), optax.sgd(0.1)),
+    "from_optax": lambda: fjs.optim.from_optax("sgd", learning_rate=0.1, momentum=0.5),
+}
+NOT_LINEAR: dict[str, tuple[Callable[[], Any], str]] = {
+    "adam": (lambda: fjs.optim.adam(0.1), "adam"),
+    "adagrad": (lambda: fjs.optim.from_optax("adagrad", learning_rate=0.1), "optax.adagrad"),
+    "sign": (lambda: fjs.optim.from_optax("sign_sgd", learning_rate=0.1), "optax.sign_sgd"),
+    "optax.adam": (lambda: optax.adam(0.1), "the given optax optimiser"),
+    "optax.adagrad": (lambda: optax.adagrad(0.1), "the given optax optimiser"),
+    "optax.sign_sgd": (lambda: optax.sign_sgd(0.1), "the given optax optimiser"),
+    "clip": (lambda: optax.chain(optax.clip(1.0), optax.sgd(0.1)), "the given optax optimiser"),
+    "clip_by_global_norm": (
+        lambda: optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(0.1)),
+        "the given optax optimiser",
+    ),
+}
+by_slope = pytest.mark.parametrize("method", ["fednova", "scaffold"])
+
+
+@by_slope
+@pytest.mark.parametrize("name", NOT_LINEAR)
+def test_solvers_that_are_not_linear_are_refused(method: str, name: str) -> None:
+    make, shown = NOT_LINEAR[name]
+    check(
+        lambda: getattr(fjs, method)(client_optimizer=make()),
+        ValueError,
+        f"{shown} is not linear in the gradients",
+        "use sgd",
+        "FedAvg",
+    )
+
+
+@by_slope
+@pytest.mark.parametrize("name", LINEAR)
+def test_linear_solvers_are_accepted(method: str, name: str) -> None:
+    assert isinstance(getattr(fjs, method)(client_optimizer=LINEAR[name]()), Algorithm)
+
+
+@pytest.mark.parametrize("name", NOT_LINEAR)
+def test_other_methods_take_any_solver(name: str) -> None:
+    solver = NOT_LINEAR[name][0]()
+    fjs.fedavg(client_optimizer=solver, server_optimizer=solver)
+    fjs.fedprox(client_optimizer=solver)
+    fjs.scaffold(client_optimizer=solver, option="I")
+
+
+def test_traced_hyper_parameters_pass_unchecked() -> None:
+    """Their values cannot be looked at; structure still is."""
+
+    def made(value: jax.Array) -> jax.Array:
+        algorithm = fjs.fednova(client_optimizer=sgd(value, momentum=value), client_learning_rate=value)
+        fjs.fedprox(client_optimizer=fjs.optim.adam(value, b1=value), mu=value)
+        fjs.local.stragglers(value, 2)
+        return algorithm.client_optimizer.learning_rate
+
+    assert jax.jit(made)(-2.0) == -2.0
+    assert jax.grad(made)(-2.0) == 1.0

@@ -1,0 +1,120 @@
+"""History: what is recorded comes back from a file, and a damaged file is refused."""
+
+import functools
+import io
+import zipfile
+
+import jax
+import numpy as np
+import pytest
+
+import fedjax_sim as fjs
+
+
+@functools.cache
+def history():
+    data = fjs.datasets.synthetic(1.0, 1.0, num_clients=4, max_size=40, seed=0)
+    return fjs.simulate(
+        fjs.scaffold(client_optimizer=fjs.optim.sgd(0.02)),
+        data,
+        task=fjs.classification(fjs.models.LogisticRegression(10)),
+        rounds=5,
+        eval_every=2,
+        batch_size=10,
+        cohort=fjs.cohort.uniform(2),
+        work=fjs.local.random_epochs(1, 2),
+        seeds=[3, 5],
+    )
+
+
+def test_what_is_recorded():
+    h = history()
+    assert h.evaluated.tolist() == [0, 2, 4, 5]
+    assert h["loss"].shape == h["test_accuracy"].shape == (2, 4)
+    assert h.rounds["useful_steps"].shape == (2, 5)
+    assert (h.rounds["cohort_size"] == 2).all()
+    assert h["loss"][:, 0] == pytest.approx(np.log(10), rel=1e-5)  # zero weights: uniform over ten classes
+    assert h.params["params"]["Dense_0"]["kernel"].shape == (2, 60, 10)
+    assert h.useful_ratio == 1.0
+    assert h.algorithm == "scaffold"
+    assert h.description["objective"] == "(1/N) sum F_i"
+    assert h.description["run"]["layout"]["name"] == "layout.turns"
+
+
+def test_save_and_load(tmp_path):
+    h = history()
+    h.save(tmp_path / "new" / "run.npz")
+    back = fjs.History.load(tmp_path / "new" / "run.npz")
+    for name in ("seeds", "seconds", "compile_seconds", "description"):
+        assert getattr(back, name) == getattr(h, name)
+    for name in ("evaluated", "metrics", "rounds", "params"):
+        jax.tree.map(np.testing.assert_array_equal, getattr(back, name), getattr(h, name))
+        assert jax.tree.structure(getattr(back, name)) == jax.tree.structure(getattr(h, name))
+
+
+def test_one_array_of_parameters_comes_back_as_one(tmp_path):
+    data = fjs.datasets.quadratics(num_clients=3, dim=4)
+    h = fjs.simulate(
+        fjs.fedavg(client_optimizer=fjs.optim.sgd(0.1)), data, task=fjs.quadratic(start=1.0), rounds=1,
+        batches=fjs.local.full_batch(), cohort=fjs.cohort.full(), work=fjs.local.steps(2),
+    )  # fmt: skip
+    h.save(tmp_path / "run.npz")
+    assert fjs.History.load(tmp_path / "run.npz").params.shape == (1, 4)
+
+
+@pytest.mark.parametrize("keep", [0, 10, 200, -30, -1])
+def test_a_truncated_file_is_refused(tmp_path, keep):
+    path = tmp_path / "run.npz"
+    history().save(path)
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(ValueError, match=r"run\.npz is not a result of fedjax_sim, or is damaged"):
+        fjs.History.load(path)
+
+
+def test_flipped_bytes_are_refused_or_harmless(tmp_path):
+    path = tmp_path / "run.npz"
+    history().save(path)
+    whole = path.read_bytes()
+    refused = 0
+    for at in range(0, len(whole), max(len(whole) // 60, 1)):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0xFF]) + whole[at + 1 :])
+        try:
+            fjs.History.load(path)
+        except ValueError:
+            refused += 1
+    assert refused > 30  # a flip in a time stamp changes nothing
+
+
+def test_pickled_objects_are_refused(tmp_path):
+    path = tmp_path / "run.npz"
+    history().save(path)
+    buffer = io.BytesIO()
+    np.save(buffer, np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    with zipfile.ZipFile(path, "a") as file:
+        file.writestr("metrics/evil.npy", buffer.getvalue())
+    with pytest.raises(ValueError, match="is damaged"):
+        fjs.History.load(path)
+
+
+def test_rounds_to_and_unknown_names():
+    h = history()
+    losses = h["loss"]
+    assert h.rounds_to("loss", 10.0).tolist() == [0, 0]
+    assert h.rounds_to("loss", -1.0).tolist() == [np.inf, np.inf]
+    reached = h.rounds_to("loss", float(losses[0, 1]))
+    assert reached[0] == 2
+    assert h.rounds_to("test_accuracy", 0.0).tolist() == [0, 0]
+    with pytest.raises(KeyError, match="did you mean 'loss'"):
+        h["los"]
+    np.testing.assert_array_equal(h.final("loss"), losses[:, -1])
+
+
+def test_table_and_plot():
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    assert "scaffold" in history().table(target=0.5)
+    ax = history().plot("test_accuracy")
+    assert ax.get_xlabel() == "rounds"
+    plt.close("all")

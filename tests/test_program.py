@@ -1,0 +1,196 @@
+"""The compiled program: its size, how often it is compiled and called, and that simulate and make_train agree."""
+
+import contextlib
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedjax_sim as fjs
+
+COMPILED = "/jax/core/compile/backend_compile_duration"
+
+
+@contextlib.contextmanager
+def compilations():
+    """Counts what XLA compiles inside the block."""
+    counted, active = [], [True]
+
+    def listener(event, duration, **kwargs):
+        if event == COMPILED and active[0]:
+            counted.append(duration)
+
+    jax.monitoring.register_event_duration_secs_listener(listener)
+    try:
+        yield counted
+    finally:
+        active[0] = False  # unregistering has no public name in the oldest version
+
+
+def data(num_clients=6, max_size=30, seed=0):
+    return fjs.datasets.synthetic(1.0, 1.0, num_clients=num_clients, sizes=[max_size] * num_clients, seed=seed)
+
+
+def settings(**changes):
+    return {
+        "task": fjs.classification(fjs.models.LogisticRegression(10)),
+        "rounds": 5,
+        "eval_every": 2,
+        "batch_size": 8,
+        "cohort": fjs.cohort.uniform(3),
+        "work": fjs.local.random_epochs(1, 2),
+        **changes,
+    }
+
+
+def fednova(rate=0.02):
+    return fjs.fednova(client_optimizer=fjs.optim.sgd(rate, momentum=0.5))
+
+
+def text(dataset, **changes):
+    train = fjs.make_train(**settings(**changes))
+    return jax.jit(train).lower(fednova(), dataset, jax.random.key(0)).as_text()
+
+
+@pytest.mark.parametrize("layout", [fjs.layout.turns(), fjs.layout.stacked(), fjs.layout.lanes(2)], ids=str)
+def test_the_program_does_not_grow(layout):
+    # no two loops of one length: helper functions of equal shapes would be shared
+    small = text(data(6, 20), layout=layout, rounds=14, work=fjs.local.steps(5), cohort=fjs.cohort.uniform(3))
+    large = text(data(40, 80), layout=layout, rounds=44, work=fjs.local.steps(50), cohort=fjs.cohort.uniform(20))
+    assert small.count("\n") == large.count("\n")
+    assert "callback" not in small
+
+
+def test_one_compilation_serves_start_chunks_tail_values_and_seeds():
+    dataset, other = data(), data(seed=1)
+    changed = fednova(0.05).replace(server_learning_rate=0.5)
+    with compilations() as first:
+        history = fjs.simulate(fednova(), dataset, **settings(), seeds=[0, 1])
+    assert 0 < len(first)
+    with compilations() as again:
+        fjs.simulate(fednova(), dataset, **settings(rounds=7), seeds=[0, 1])  # whole chunks and a shorter one
+        fjs.simulate(changed, dataset, **settings(), seeds=[5, 6])
+        fjs.simulate(fednova(), other, **settings(), seeds=[0, 1])
+    assert again == []
+    assert history.compile_seconds > history.seconds / 100
+
+
+def test_one_call_of_the_program_a_chunk(monkeypatch):
+    from fedjax_sim import simulation
+
+    calls = []
+    advance = simulation._advance
+
+    def counted(*args, **kwargs):
+        calls.append((int(args[5]), int(args[6])))
+        return advance(*args, **kwargs)
+
+    monkeypatch.setattr(simulation, "_advance", counted)
+    fjs.simulate(fednova(), data(), **settings(), seeds=[0, 1])
+    assert calls == [(0, 0), (0, 2), (2, 2), (4, 1)]  # the evaluation of the start, then one call a chunk
+
+
+def test_no_data_in_the_program():
+    # a data set that is closed over would be printed as a constant of its size
+    assert len(text(data(6, 400))) == pytest.approx(len(text(data(6, 40))), rel=0.01)
+
+
+def test_simulate_is_make_train():
+    history = fjs.simulate(fednova(), data(), **settings(), seeds=[7, 11])
+    train = jax.jit(fjs.make_train(**settings()))
+    for row, seed in enumerate(history.seeds):
+        result = train(fednova(), data(), jax.random.key(seed))
+        assert result.metrics["round"].tolist() == history.evaluated.tolist() == [0, 2, 4, 5]
+        for name, values in history.metrics.items():
+            np.testing.assert_allclose(values[row], result.metrics[name], rtol=2e-5, atol=1e-6, err_msg=name)
+        for name, values in history.rounds.items():
+            np.testing.assert_array_equal(values[row], result.rounds[name], err_msg=name)
+        ours = jax.tree.map(lambda leaf, row=row: leaf[row], history.params)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-6), ours, result.params)
+
+
+def test_the_keyword_lists_agree():
+    ours = inspect.signature(fjs.simulate).parameters
+    theirs = inspect.signature(fjs.make_train).parameters
+    assert [name for name in ours if name in theirs] == list(theirs)
+    for name, parameter in theirs.items():
+        assert ours[name].default == parameter.default
+        assert ours[name].annotation == parameter.annotation
+    assert set(ours) - set(theirs) == {"algorithm", "dataset", "seeds", "initial_params", "progress"}
+
+
+def test_more_can_be_recorded():
+    def norm(params, dataset):
+        return {"norm": jnp.sqrt(sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(params))), "n": dataset.num_clients}
+
+    history = fjs.simulate(fednova(), data(), **settings(evaluate=norm), seeds=[0, 1])
+    assert history["norm"].shape == (2, 4)
+    assert (history["norm"][:, 0] == 0).all()
+    assert (history["norm"][:, 1:] > 0).all()
+    kernels = history.params["params"]["Dense_0"]
+    final = np.sqrt((kernels["kernel"] ** 2).sum((1, 2)) + (kernels["bias"] ** 2).sum(1))
+    np.testing.assert_allclose(history.final("norm"), final, rtol=1e-5)
+    assert (history["n"] == 6).all()
+
+
+def test_all_algorithms_see_the_same_draws():
+    others = [fjs.fedavg, fjs.fedprox, fjs.scaffold]
+    steps = [
+        fjs.simulate(make(client_optimizer=fjs.optim.sgd(0.01)), data(), **settings(), seeds=3).rounds["useful_steps"]
+        for make in others
+    ]
+    for row in steps[1:]:
+        np.testing.assert_array_equal(row, steps[0])
+    assert len(np.unique(steps[0])) > 1
+
+
+def test_draws_on_the_host_and_inside_a_program_are_the_same():
+    key, dataset = jax.random.key(4), data(20)
+    for scheme in (fjs.cohort.full(), fjs.cohort.uniform(5), fjs.cohort.with_replacement(8)):
+        inside = jax.jit(jax.vmap(lambda t, scheme=scheme: scheme.draw(dataset, key, t)))(jnp.arange(3, dtype=jnp.int32))
+        for t in range(3):
+            outside = scheme.draw(dataset, key, t)
+            jax.tree.map(lambda a, b, t=t: np.testing.assert_array_equal(a[t], b), inside, outside)
+
+
+@pytest.mark.slow
+def test_scheme_one_is_unbiased_and_sample_weights_are_not():
+    sizes = np.array([1, 2, 3, 10, 4])
+    dataset = fjs.datasets.quadratics(num_clients=5, dim=2, sizes=sizes)
+    changes = np.array([0.5, -0.5, 0.0, 1.0, -1.0])  # stand-ins for the clients' updates
+    key, rounds = jax.random.key(0), jnp.arange(40_000, dtype=jnp.int32)
+
+    def mean_update(scheme, average="sample"):
+        def update(t):
+            draw = scheme.draw(dataset, key, t, average)
+            return jnp.sum(draw.weights * jnp.asarray(changes, jnp.float32)[jnp.maximum(draw.ids, 0)])
+
+        updates = np.asarray(jax.jit(jax.vmap(update))(rounds))
+        return updates.mean(), 5 * updates.std() / np.sqrt(len(updates))
+
+    shares = sizes / sizes.sum()
+    mean, error = mean_update(fjs.cohort.with_replacement(2))
+    assert abs(mean - shares @ changes) < error
+    mean, error = mean_update(fjs.cohort.uniform(2), "plain")
+    assert abs(mean - changes.mean()) < error
+    mean, error = mean_update(fjs.cohort.uniform(2))
+    pairs = [(i, j) for i in range(5) for j in range(i)]
+    expected = np.mean([(sizes[i] * changes[i] + sizes[j] * changes[j]) / (sizes[i] + sizes[j]) for i, j in pairs])
+    assert abs(mean - expected) < error
+    assert abs(mean - shares @ changes) > error  # biased, as predicted
+
+
+def test_progress_is_silent_when_off(capfd):
+    fjs.simulate(fednova(), data(), **settings(), progress=False)
+    captured = capfd.readouterr()
+    assert captured.out == captured.err == ""
+
+
+def test_simulate_refuses_traced_values():
+    def loss(rate):
+        return fjs.simulate(fednova(rate), data(), **settings())["loss"]
+
+    with pytest.raises(TypeError, match="make_train"):
+        jax.grad(loss)(0.1)

@@ -1,0 +1,112 @@
+"""Stateless shuffles and subsets: bijections, uniform, and every example once an epoch."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fedjax_sim as fjs
+from fedjax_sim import sampling
+from fedjax_sim.keys import client_draws
+
+
+def shuffles(n, number, keys):
+    """[keys, n] permutations, in one program whatever n."""
+    draw = jax.jit(jax.vmap(lambda k: sampling.permute(k, n, jnp.arange(n, dtype=jnp.int32), number)))
+    return np.asarray(draw(keys))
+
+
+def keys(count, seed=0):
+    return jax.vmap(sampling.permutation_keys)(jax.random.split(jax.random.key(seed), count))
+
+
+def test_every_size_is_permuted():
+    positions = jnp.arange(40, dtype=jnp.int32)
+
+    @jax.jit
+    @jax.vmap
+    def images(n):
+        return sampling.permute(keys(1)[0], n, jnp.minimum(positions, n - 1))
+
+    for n, row in enumerate(np.asarray(images(jnp.arange(1, 41, dtype=jnp.int32))), start=1):
+        assert sorted(row[:n]) == list(range(n))
+
+
+@settings(max_examples=20)
+@given(st.integers(1, 2**31 - 1), st.integers(0, 2**32 - 1))
+def test_large_sizes_stay_in_range_and_distinct(n, seed):
+    index = np.unique(np.linspace(0, n - 1, 64).astype(np.int64)).astype(np.int32)
+    round_keys = jax.random.bits(jax.random.key(seed), (16,), jnp.uint32)
+    image = np.asarray(sampling.permute(round_keys, jnp.int32(n), jnp.asarray(np.resize(index, 64))))
+    assert image.min() >= 0
+    assert image.max() < n
+    assert len(np.unique(image[: len(index)])) == len(index)
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 5])
+@pytest.mark.parametrize("number", [0, 3])
+def test_all_orders_are_equally_likely(n, number):
+    draws = 120_000
+    rows = shuffles(n, number, keys(draws, seed=n))
+    _, counts = np.unique(rows @ (n ** np.arange(n)), return_counts=True)
+    orders = int(np.prod(np.arange(1, n + 1)))
+    assert len(counts) == orders
+    chi2 = np.sum((counts - draws / orders) ** 2) / (draws / orders)
+    assert abs(chi2 - (orders - 1)) < 5 * np.sqrt(2 * (orders - 1))  # five standard deviations of a chi-square
+
+
+def test_positions_and_neighbours_are_uniform():
+    n, draws = 60, 60_000
+    rows = shuffles(n, 7, keys(draws))
+    counts = np.stack([np.bincount(rows[:, j], minlength=n) for j in range(n)])
+    chi2, freedom = np.sum((counts - draws / n) ** 2) / (draws / n), (n - 1) ** 2
+    assert abs(chi2 - freedom) < 5 * np.sqrt(2 * freedom)
+    gaps = np.bincount(((rows[:, 1:] - rows[:, :-1]) % n).ravel(), minlength=n)[1:]
+    chi2 = np.sum((gaps - gaps.mean()) ** 2) / gaps.mean()
+    assert abs(chi2 - (n - 2)) < 5 * np.sqrt(2 * (n - 2))
+
+
+def test_epochs_have_their_own_orders():
+    first, second = (shuffles(50, number, keys(4)) for number in (0, 1))
+    assert (first != second).any(axis=1).all()
+
+
+@pytest.mark.parametrize(("population", "count"), [(10, 3), (300, 250), (7, 7)])
+def test_subsets_are_distinct_and_uniform(population, count):
+    draws = 4000
+    draw = jax.jit(jax.vmap(lambda key: sampling.choose(key, population, count)))
+    rows = np.asarray(draw(jax.random.split(jax.random.key(1), draws)))
+    assert all(len(np.unique(row)) == count for row in rows[:200])
+    assert rows.min() >= 0
+    assert rows.max() < population
+    share = np.bincount(rows.ravel(), minlength=population) / draws
+    deviation = np.sqrt(count / population * (1 - count / population) / draws)
+    assert np.abs(share - count / population).max() <= 5 * deviation
+
+
+@pytest.mark.parametrize("batch", [1, 4, 64])
+def test_every_example_once_an_epoch(batch):
+    sizes = jnp.asarray([1, 4, 9, 30], jnp.int32)
+    scheme = fjs.local.shuffled(batch)
+    rows = min(batch, 30)
+    prepared = scheme.prepare(client_draws(jax.random.key(0), jnp.int32(2), jnp.arange(4, dtype=jnp.int32)))
+    per_epoch = [int(scheme.epoch(int(size), rows)) for size in sizes]
+    assert per_epoch == [-(-int(size) // rows) for size in sizes]
+
+    @jax.jit
+    def positions(steps):
+        over = jax.vmap(lambda p, n, k: scheme.positions(p, n, k, rows), (None, None, 0))
+        return jax.vmap(over, (0, 0, None))(prepared, sizes, steps)
+
+    all_rows, mask = jax.tree.map(np.asarray, positions(jnp.arange(2 * max(per_epoch), dtype=jnp.int32)))
+    for client, size in enumerate(np.asarray(sizes)):
+        orders = []
+        for epoch in range(2):
+            steps = slice(epoch * per_epoch[client], (epoch + 1) * per_epoch[client])
+            seen = all_rows[client, steps][mask[client, steps]]
+            assert sorted(seen) == list(range(size))
+            orders.append(seen.tolist())
+        if size == 30:
+            assert orders[0] != orders[1]
