@@ -68,7 +68,7 @@ def test_one_compilation_serves_start_chunks_tail_values_and_seeds():
     changed = fednova(0.05).replace(server_learning_rate=0.5)
     with compilations() as first:
         history = fjs.simulate(fednova(), dataset, **settings(), seeds=[0, 1])
-    assert 0 < len(first)
+    assert len(first) > 0
     with compilations() as again:
         fjs.simulate(fednova(), dataset, **settings(rounds=7), seeds=[0, 1])  # whole chunks and a shorter one
         fjs.simulate(changed, dataset, **settings(), seeds=[5, 6])
@@ -148,8 +148,9 @@ def test_all_algorithms_see_the_same_draws():
 
 def test_draws_on_the_host_and_inside_a_program_are_the_same():
     key, dataset = jax.random.key(4), data(20)
+    rounds = jnp.arange(3, dtype=jnp.int32)
     for scheme in (fjs.cohort.full(), fjs.cohort.uniform(5), fjs.cohort.with_replacement(8)):
-        inside = jax.jit(jax.vmap(lambda t, scheme=scheme: scheme.draw(dataset, key, t)))(jnp.arange(3, dtype=jnp.int32))
+        inside = jax.jit(jax.vmap(lambda t, scheme=scheme: scheme.draw(dataset, key, t)))(rounds)
         for t in range(3):
             outside = scheme.draw(dataset, key, t)
             jax.tree.map(lambda a, b, t=t: np.testing.assert_array_equal(a[t], b), inside, outside)
