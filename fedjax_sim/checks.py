@@ -11,7 +11,6 @@ import numpy as np
 from fedjax_sim.algorithms.base import Algorithm
 from fedjax_sim.cohort.participation import Participation
 from fedjax_sim.datasets.federated import FederatedDataset
-from fedjax_sim.descriptions import check_count, shown
 from fedjax_sim.layout.base import Layout
 from fedjax_sim.local import batches as batch_schemes
 from fedjax_sim.local.batches import Batches
@@ -19,6 +18,7 @@ from fedjax_sim.local.work import Work
 from fedjax_sim.rates import OverClients, Rate
 from fedjax_sim.rounds import Setting, average_of
 from fedjax_sim.task import Task
+from fedjax_sim.values import check_count, shown
 
 
 def check_setting(

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from flax import serialization, traverse_util
 
-from fedjax_sim.descriptions import suggest
 from fedjax_sim.reporting.files import write_atomically
+from fedjax_sim.values import suggest
 
 _FORMAT = 1
 # What numpy, zipfile, zlib and json raise for bytes that are not what they expect.

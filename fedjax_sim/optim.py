@@ -17,7 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_sim.descriptions import Described, check_flag, check_real, check_scalar, factory, shown, static, suggest
+from fedjax_sim.descriptions import Described, factory, static
+from fedjax_sim.values import check_flag, check_real, check_scalar, shown, suggest
 
 
 @contextlib.contextmanager

@@ -14,8 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.descriptions import Described, check_count, check_real, factory, static
+from fedjax_sim.descriptions import Described, factory, static
 from fedjax_sim.optim import third_party
+from fedjax_sim.values import check_count, check_real
 
 
 class Rate(Described):

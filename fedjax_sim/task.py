@@ -16,8 +16,9 @@ import optax
 from jax import lax
 
 from fedjax_sim.datasets.federated import FederatedDataset
-from fedjax_sim.descriptions import Described, check_real, factory, static
+from fedjax_sim.descriptions import Described, factory, static
 from fedjax_sim.optim import third_party
+from fedjax_sim.values import check_real
 
 _EVALUATION_ROWS = 8192  # rows per step of an evaluation: bounds its memory, large enough to keep the matrix unit busy
 

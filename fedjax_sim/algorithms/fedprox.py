@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any, Self
 
 from fedjax_sim.algorithms.base import Algorithm
-from fedjax_sim.descriptions import check_real, check_scalar, factory
+from fedjax_sim.descriptions import factory
+from fedjax_sim.values import check_real, check_scalar
 
 
 class FedProx(Algorithm):

@@ -15,8 +15,9 @@ import numpy as np
 
 from fedjax_sim import sampling
 from fedjax_sim.datasets.federated import FederatedDataset
-from fedjax_sim.descriptions import Described, check_count, factory, integer_array, integers, is_concrete, static
+from fedjax_sim.descriptions import Described, factory, integers, static
 from fedjax_sim.keys import Purpose, purpose_key, round_key
+from fedjax_sim.values import check_count, integer_array, is_concrete
 
 
 class Selection(NamedTuple):

@@ -23,7 +23,7 @@ from fedjax_sim.datasets.validate import (
     stored_leaf,
     who,
 )
-from fedjax_sim.descriptions import check_count, check_real
+from fedjax_sim.values import check_count, check_real
 
 
 def from_clients(

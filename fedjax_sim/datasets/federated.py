@@ -18,7 +18,8 @@ from flax import struct
 
 from fedjax_sim.datasets.flat import default_float, int32, offsets_of, ranges
 from fedjax_sim.datasets.statistics import Statistics, label_table
-from fedjax_sim.descriptions import check_count, check_real, is_concrete, static
+from fedjax_sim.descriptions import static
+from fedjax_sim.values import check_count, check_real, is_concrete
 
 
 class FederatedDataset(struct.PyTreeNode, kw_only=True, eq=False):

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_sim.descriptions import check_count, check_real
+from fedjax_sim.values import check_count, check_real
 
 _REDRAWS = 50  # after so many draws with a client below min_size, examples are moved instead
 

@@ -14,7 +14,8 @@ import numpy as np
 from fedjax_sim.datasets import partition as partitions
 from fedjax_sim.datasets.construct import from_ids, from_partition
 from fedjax_sim.datasets.federated import FederatedDataset
-from fedjax_sim.descriptions import check_count, recipe, suggest
+from fedjax_sim.descriptions import recipe
+from fedjax_sim.values import check_count, suggest
 
 DATA_VARIABLE = "FEDJAX_SIM_DATA"
 

@@ -11,7 +11,8 @@ import numpy as np
 
 from fedjax_sim.datasets.construct import from_clients, from_ids, from_partition
 from fedjax_sim.datasets.federated import FederatedDataset
-from fedjax_sim.descriptions import check_count, check_real, recipe
+from fedjax_sim.descriptions import recipe
+from fedjax_sim.values import check_count, check_real
 
 _FEATURES = 60
 _CLASSES = 10

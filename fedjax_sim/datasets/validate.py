@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.datasets.flat import INT32_MAX, Flat, default_float, offsets_of, owner_of
-from fedjax_sim.descriptions import check_count
+from fedjax_sim.values import check_count
 
 
 def common_length(examples: Any, owner: str | None) -> int:

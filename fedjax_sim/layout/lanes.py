@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedjax_sim.descriptions import check_count, factory, static
+from fedjax_sim.descriptions import factory, static
 from fedjax_sim.layout.base import Bounds, Layout, LocalResult
 from fedjax_sim.layout.queue import run_queue
 from fedjax_sim.local.solver import Slot, Solver
 from fedjax_sim.loops import with_static_derivative
+from fedjax_sim.values import check_count
 
 
 class Lanes(Layout):

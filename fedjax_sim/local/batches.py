@@ -10,9 +10,10 @@ from jax import lax
 
 from fedjax_sim import sampling
 from fedjax_sim.datasets.federated import FederatedDataset
-from fedjax_sim.descriptions import Described, check_count, factory, static
+from fedjax_sim.descriptions import Described, factory, static
 from fedjax_sim.keys import ClientDraws, Purpose
 from fedjax_sim.task import Batch
+from fedjax_sim.values import check_count
 
 
 class Positions(NamedTuple):

@@ -14,17 +14,9 @@ from jax import lax
 
 from fedjax_sim import sampling
 from fedjax_sim.datasets.federated import FederatedDataset
-from fedjax_sim.descriptions import (
-    Described,
-    check_count,
-    check_flag,
-    check_real,
-    factory,
-    integer_array,
-    integers,
-    static,
-)
+from fedjax_sim.descriptions import Described, factory, integers, static
 from fedjax_sim.keys import ClientDraws
+from fedjax_sim.values import check_count, check_flag, check_real, integer_array
 
 
 class Work(Described):

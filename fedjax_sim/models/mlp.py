@@ -8,7 +8,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.descriptions import check_count, register
+from fedjax_sim.descriptions import register
+from fedjax_sim.values import check_count
 
 
 class LogisticRegression(nn.Module):
