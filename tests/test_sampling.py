@@ -1,171 +1,141 @@
-"""Shuffles and cohorts are what they claim: bijections, uniform, and different from each other."""
+"""Stateless shuffles and subsets: bijections, uniform, and every example once an epoch."""
 
-import functools
-import itertools
-
-import hypothesis
-import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import fedjax_sim as fjs
-from fedjax_sim.sampling import choose, permutation_keys, permute
+from fedjax_sim import sampling
+from fedjax_sim.keys import client_draws
 
 
-@functools.partial(jax.jit, static_argnums=3)
-def shuffles(key, n, numbers, width):
-    """Images of 0 .. width - 1 under the permutations of these numbers, [len(numbers), width]; n <= width is traced."""
-    keys = permutation_keys(key)
-    index = jnp.minimum(jnp.arange(width, dtype=jnp.int32), n - 1)
-    return jax.vmap(lambda number: permute(keys, n, index, number))(numbers)
+def shuffles(n, number, keys):
+    """[keys, n] permutations, in one program whatever n."""
+    draw = jax.jit(jax.vmap(lambda k: sampling.permute(k, n, jnp.arange(n, dtype=jnp.int32), number)))
+    return np.asarray(draw(keys))
 
 
-@functools.partial(jax.jit, static_argnums=(1, 2))
-def many_shuffles(seed, count, n):
-    """Shuffles of range(n) with independent keys, [count, n]."""
-    keys = jax.random.split(jax.random.key(seed), count)
-    return jax.vmap(lambda key: permute(permutation_keys(key), n, jnp.arange(n, dtype=jnp.int32)))(keys)
+def keys(count, seed=0):
+    return jax.vmap(sampling.permutation_keys)(jax.random.split(jax.random.key(seed), count))
 
 
-def chi_square(counts, cells):
-    """Pearson's statistic against the uniform distribution, in standard deviations above its mean."""
-    expected = counts.sum() / cells
-    statistic = (np.square(counts - expected) / expected).sum() + (cells - len(counts)) * expected  # cells never hit
-    return (statistic - (cells - 1)) / np.sqrt(2 * (cells - 1))
+def test_every_size_is_permuted():
+    positions = jnp.arange(40, dtype=jnp.int32)
+
+    @jax.jit
+    @jax.vmap
+    def images(n):
+        return sampling.permute(keys(1)[0], n, jnp.minimum(positions, n - 1))
+
+    for n, row in enumerate(np.asarray(images(jnp.arange(1, 41, dtype=jnp.int32))), start=1):
+        assert sorted(row[:n]) == list(range(n))
 
 
-@pytest.mark.parametrize("number", [0, 1, 12345])
-def test_permute_is_a_bijection_for_every_small_size(number):
-    numbers = jnp.array([number], jnp.int32)
-    for n in range(1, 41):
-        (images,) = shuffles(jax.random.key(n), jnp.int32(n), numbers, 40)
-        assert sorted(images[:n].tolist()) == list(range(n))
-
-
-@hypothesis.given(seed=st.integers(0, 2**32 - 1), n=st.integers(1, 5000), number=st.integers(0, 2**31 - 1))
-@hypothesis.settings(max_examples=60)
-def test_permute_is_a_bijection(seed, n, number):
-    (images,) = shuffles(jax.random.key(seed), jnp.int32(n), jnp.array([number], jnp.int32), 5000)
-    np.testing.assert_array_equal(np.sort(images[:n]), np.arange(n))
-
-
-def test_permute_is_a_bijection_for_large_sizes():
-    for n in (2**16, 2**16 + 1, 10**6 - 7):
-        (images,) = shuffles(jax.random.key(n), jnp.int32(n), jnp.array([3], jnp.int32), 10**6)
-        np.testing.assert_array_equal(np.sort(images[:n]), np.arange(n))
-
-
-def test_permute_stays_in_range_at_the_largest_size():
-    n = 2**31 - 1
-    index = jnp.concatenate([jnp.arange(5000), n - 1 - jnp.arange(5000)]).astype(jnp.int32)
-    images = np.asarray(permute(permutation_keys(jax.random.key(0)), n, index))
-    assert images.min() >= 0
-    assert images.max() < n
-    assert len(np.unique(images)) == len(index)
-    assert abs(images.mean() / n - 0.5) < 0.02  # 7 standard deviations
+@settings(max_examples=20)
+@given(st.integers(1, 2**31 - 1), st.integers(0, 2**32 - 1))
+def test_large_sizes_stay_in_range_and_distinct(n, seed):
+    index = np.unique(np.linspace(0, n - 1, 64).astype(np.int64)).astype(np.int32)
+    round_keys = jax.random.bits(jax.random.key(seed), (16,), jnp.uint32)
+    image = np.asarray(sampling.permute(round_keys, jnp.int32(n), jnp.asarray(np.resize(index, 64))))
+    assert image.min() >= 0
+    assert image.max() < n
+    assert len(np.unique(image[: len(index)])) == len(index)
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 5])
-def test_every_order_is_equally_likely(n):
-    images = np.asarray(many_shuffles(n, 60_000, n))
-    codes = images @ (n ** np.arange(n))
-    _, counts = np.unique(codes, return_counts=True)
-    cells = len(list(itertools.permutations(range(n))))
-    assert len(counts) == cells
-    assert chi_square(counts, cells) < 5
+@pytest.mark.parametrize("number", [0, 3])
+def test_all_orders_are_equally_likely(n, number):
+    draws = 120_000
+    rows = shuffles(n, number, keys(draws, seed=n))
+    _, counts = np.unique(rows @ (n ** np.arange(n)), return_counts=True)
+    orders = int(np.prod(np.arange(1, n + 1)))
+    assert len(counts) == orders
+    chi2 = np.sum((counts - draws / orders) ** 2) / (draws / orders)
+    assert abs(chi2 - (orders - 1)) < 5 * np.sqrt(2 * (orders - 1))  # five standard deviations of a chi-square
 
 
-def test_every_place_is_equally_likely():
-    n, count = 60, 30_000
-    images = np.asarray(many_shuffles(0, count, n))
-    table = np.zeros((n, n))
-    np.add.at(table, (np.arange(n), images), 1)  # where each element goes
-    assert abs(chi_square(table.ravel(), n * n)) < 5
-    # neighbours do not stay together, in any direction
-    gaps = (images[:, 1:] - images[:, :-1]) % n
-    assert abs(chi_square(np.bincount(gaps.ravel(), minlength=n)[1:], n - 1)) < 8
+def test_positions_and_neighbours_are_uniform():
+    n, draws = 60, 60_000
+    rows = shuffles(n, 7, keys(draws))
+    counts = np.stack([np.bincount(rows[:, j], minlength=n) for j in range(n)])
+    chi2, freedom = np.sum((counts - draws / n) ** 2) / (draws / n), (n - 1) ** 2
+    assert abs(chi2 - freedom) < 5 * np.sqrt(2 * freedom)
+    gaps = np.bincount(((rows[:, 1:] - rows[:, :-1]) % n).ravel(), minlength=n)[1:]
+    chi2 = np.sum((gaps - gaps.mean()) ** 2) / gaps.mean()
+    assert abs(chi2 - (n - 2)) < 5 * np.sqrt(2 * (n - 2))
 
 
-def test_epochs_differ_and_their_shuffles_are_unrelated():
-    n, epochs = 60, 2000
-    images = np.asarray(shuffles(jax.random.key(1), jnp.int32(n), jnp.arange(epochs, dtype=jnp.int32), n))
-    assert len(np.unique(images, axis=0)) == epochs
-    again = np.asarray(shuffles(jax.random.key(1), jnp.int32(n), jnp.arange(epochs, dtype=jnp.int32), n))
-    np.testing.assert_array_equal(images, again)
-    # an element keeps its place from one epoch to the next as often as by chance, once in n
-    kept = (images[1:] == images[:-1]).sum()
-    expected = (epochs - 1) * n / n
-    assert abs(kept - expected) < 5 * np.sqrt(expected)
+def test_epochs_have_their_own_orders():
+    first, second = (shuffles(50, number, keys(4)) for number in (0, 1))
+    assert (first != second).any(axis=1).all()
 
 
-@functools.partial(jax.jit, static_argnums=(1, 2, 3))
-def cohorts(seed, count, population, size):
-    keys = jax.random.split(jax.random.key(seed), count)
-    return jax.vmap(lambda key: choose(key, population, size))(keys)
+@pytest.mark.parametrize(("population", "count"), [(10, 3), (300, 250), (7, 7)])
+def test_subsets_are_distinct_and_uniform(population, count):
+    draws = 4000
+    draw = jax.jit(jax.vmap(lambda key: sampling.choose(key, population, count)))
+    rows = np.asarray(draw(jax.random.split(jax.random.key(1), draws)))
+    assert all(len(np.unique(row)) == count for row in rows[:200])
+    assert rows.min() >= 0
+    assert rows.max() < population
+    share = np.bincount(rows.ravel(), minlength=population) / draws
+    deviation = np.sqrt(count / population * (1 - count / population) / draws)
+    assert np.abs(share - count / population).max() <= 5 * deviation
 
 
-@pytest.mark.parametrize(
-    ("population", "size"),
-    [(7, 1), (7, 3), (7, 6), (300, 200), (300, 201), (1000, 250)],  # Floyd's algorithm up to 200, a shuffle beyond
-)
-def test_choose_draws_distinct_members_uniformly(population, size):
-    count = 8_000 if population < 100 else 3_000
-    drawn = np.asarray(cohorts(2, count, population, size))
-    assert drawn.dtype == np.int32
-    assert drawn.min() >= 0
-    assert drawn.max() < population
-    assert (np.diff(np.sort(drawn, axis=1), axis=1) > 0).all()
-    # inclusion counts are hypergeometric: their variance is below the binomial's by (N - S) / (N - 1)
-    counts = np.bincount(drawn.ravel(), minlength=population)
-    share = size / population
-    scores = (counts - count * share) / np.sqrt(count * share * (1 - share))
-    assert np.abs(scores).max() < 5.5
-    expected = population - 1  # of the sum of squares, which has as many degrees of freedom
-    assert abs(np.square(scores).sum() - expected) < 6 * np.sqrt(2 * expected)
-
-
-def test_choose_draws_every_subset_equally_often():
-    drawn = np.sort(np.asarray(cohorts(3, 40_000, 7, 3)), axis=1)
-    _, counts = np.unique(drawn, axis=0, return_counts=True)
-    assert len(counts) == 35
-    assert chi_square(counts, 35) < 5
-
-
-def test_choose_everybody():
-    assert choose(jax.random.key(0), 5, 5).tolist() == [0, 1, 2, 3, 4]
-    assert choose(jax.random.key(0), 1, 1).tolist() == [0]
-
-
-@pytest.mark.parametrize(("size", "rows"), [(10, 4), (8, 4), (3, 4), (1, 1), (7, 1), (13, 13)])
-def test_shuffled_batches_see_every_example_once_an_epoch(size, rows):
-    batches = fjs.local.shuffled(rows)
-    prepared = jax.tree.map(lambda leaf: leaf[0], batches.prepare(jax.random.split(jax.random.key(size), 1)))
-    epoch = batches.epoch(size, rows)
-    assert epoch == -(-size // rows)
+@pytest.mark.parametrize("batch", [1, 4, 64])
+def test_every_example_once_an_epoch(batch):
+    sizes = jnp.asarray([1, 4, 9, 30], jnp.int32)
+    scheme = fjs.local.shuffled(batch)
+    rows = min(batch, 30)
+    prepared = scheme.prepare(client_draws(jax.random.key(0), jnp.int32(2), jnp.arange(4, dtype=jnp.int32)))
+    per_epoch = [int(scheme.epoch(int(size), rows)) for size in sizes]
+    assert per_epoch == [-(-int(size) // rows) for size in sizes]
 
     @jax.jit
     def positions(steps):
-        return jax.vmap(lambda step: batches.positions(prepared, jnp.int32(size), step, rows))(steps)
+        over = jax.vmap(lambda p, n, k: scheme.positions(p, n, k, rows), (None, None, 0))
+        return jax.vmap(over, (0, 0, None))(prepared, sizes, steps)
 
-    drawn, mask = map(np.asarray, positions(jnp.arange(3 * epoch, dtype=jnp.int32)))
-    assert drawn.min() >= 0
-    assert drawn.max() < size  # padding too: it reads a real example
-    orders = []
-    for e in range(3):
-        steps = slice(e * epoch, (e + 1) * epoch)
-        assert mask[steps].sum(axis=1).tolist() == [rows] * (size // rows) + [size % rows] * (size % rows > 0)
-        order = drawn[steps][mask[steps]]
-        assert sorted(order.tolist()) == list(range(size))
-        orders.append(order.tolist())
-    if size >= 7:
-        assert orders[0] != orders[1] != orders[2]
+    all_rows, mask = jax.tree.map(np.asarray, positions(jnp.arange(2 * max(per_epoch), dtype=jnp.int32)))
+    for client, size in enumerate(np.asarray(sizes)):
+        orders = []
+        for epoch in range(2):
+            steps = slice(epoch * per_epoch[client], (epoch + 1) * per_epoch[client])
+            seen = all_rows[client, steps][mask[client, steps]]
+            assert sorted(seen) == list(range(size))
+            orders.append(seen.tolist())
+        if size == 30:
+            assert orders[0] != orders[1]
 
 
-def test_clients_are_shuffled_independently():
-    batches = fjs.local.shuffled(30)
-    prepared = batches.prepare(jax.random.split(jax.random.key(4), 2))
-    first, second = (np.asarray(batches.positions(prepared[i], jnp.int32(30), jnp.int32(0), 30).rows) for i in range(2))
-    assert sorted(first) == sorted(second) == list(range(30))
-    assert (first == second).sum() < 10
+@pytest.mark.parametrize("count", [200, 201])  # Floyd's algorithm up to 200, the head of a shuffle beyond
+def test_subsets_have_the_spread_of_independent_draws(count):
+    population, draws = 300, 3000
+    draw = jax.jit(jax.vmap(lambda key: sampling.choose(key, population, count)))
+    rows = np.asarray(draw(jax.random.split(jax.random.key(2), draws)))
+    counts, share = np.bincount(rows.ravel(), minlength=population), count / population
+    chi2 = np.sum((counts - draws * share) ** 2) / (draws * share * (1 - share)) * (population - 1) / population
+    assert abs(chi2 - (population - 1)) < 5 * np.sqrt(2 * (population - 1))
+
+
+def test_all_subsets_are_equally_likely():
+    draws = 40_000
+    draw = jax.jit(jax.vmap(lambda key: sampling.choose(key, 7, 3)))
+    rows = np.sort(np.asarray(draw(jax.random.split(jax.random.key(3), draws))), axis=1)
+    _, counts = np.unique(rows, axis=0, return_counts=True)
+    assert len(counts) == 35
+    chi2 = np.sum((counts - draws / 35) ** 2) / (draws / 35)
+    assert abs(chi2 - 34) < 5 * np.sqrt(2 * 34)
+
+
+def test_orders_of_successive_epochs_are_unrelated():
+    n, epochs = 60, 2000
+    round_keys, index = keys(1)[0], jnp.arange(n, dtype=jnp.int32)
+    rows = np.asarray(jax.jit(jax.vmap(lambda e: sampling.permute(round_keys, n, index, e)))(jnp.arange(epochs)))
+    assert len(np.unique(rows, axis=0)) == epochs
+    kept = np.sum(rows[1:] == rows[:-1])  # an example keeps its place once in n epochs
+    assert abs(kept - (epochs - 1)) < 5 * np.sqrt(epochs - 1)

@@ -29,7 +29,6 @@ import json
 import os
 import pathlib
 import platform
-import resource
 import statistics
 import subprocess
 import sys
@@ -274,15 +273,19 @@ def measure_alone(variant: str, name: str, rounds: int) -> dict[str, float]:
     """First-call time and peak memory of one variant; meant for a fresh process."""
     work = Workload(name, rounds)
     run = make(variant, work)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     started = time.perf_counter()
     run()
     first = time.perf_counter() - started
     started = time.perf_counter()
     run()
     second = time.perf_counter() - started
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return {"first_minus_second_s": first - second, "peak_mb": peak, "before_run_mb": before}
+    return {"first_minus_second_s": first - second, "peak_mb": peak_memory()}
+
+
+def peak_memory() -> float:
+    """Peak resident memory of this process in MB (Linux). Not ru_maxrss, which a child inherits from its parent."""
+    status = pathlib.Path("/proc/self/status").read_text(encoding="ascii")
+    return next(int(line.split()[1]) / 1024 for line in status.splitlines() if line.startswith("VmHWM"))
 
 
 def compile_large() -> dict[str, float]:
