@@ -101,7 +101,7 @@ def make_train(
       [0, 3]
       >>> def final_loss(algorithm):
       ...     return train(algorithm, data, jax.random.key(0)).metrics["loss"][-1]
-      >>> bool(jax.grad(final_loss)(algorithm).client_optimizer.learning_rate < 0)
+      >>> bool(jax.jit(jax.grad(final_loss))(algorithm).client_optimizer.learning_rate < 0)
       True
     """
     setting = check_setting(

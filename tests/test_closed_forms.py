@@ -337,6 +337,7 @@ def test_the_slope_probe_has_its_closed_forms(x64):
     assert_equal(probe(plain(2.5), jnp.asarray(own)), expected)
 
 
+@pytest.mark.slow
 def test_fednova_figure_2(x64):
     # 30 clients 1/2 |x|^2 - e_i^T x, e_i ~ N(0, 0.01 I), gradient descent, eta = 0.05 with factor 1/5 at rounds 600 and
     # 900, tau_i(t) ~ N(30, 20^2) in [1, 96].
@@ -363,6 +364,7 @@ def test_fednova_figure_2(x64):
     assert gap[fjs.fedavg][-1] > 1e-7
 
 
+@pytest.mark.slow
 def test_fednova_beats_fedavg_on_synthetic_data():
     # synthetic(1, 1), 30 clients, B = 20, eta = 0.02, E_i(t) ~ U{1..5} (FedNova figure 5), two seeds in one program
     data = fjs.datasets.synthetic(1.0, 1.0, num_clients=30, seed=0, max_size=150)

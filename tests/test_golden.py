@@ -328,6 +328,7 @@ def test_example_weights(x64):
     assert_equal(result.metrics["loss"], [objective(problem.clients, x) for x in expected])
 
 
+@pytest.mark.slow
 def test_draws_on_the_host_are_those_of_the_run(x64):
     # A uniform cohort, random epochs, shuffled batches: cohorts read by `draw` on the host, steps and batches drawn
     # again from the run's key; replayed in numpy they give the run's own trajectory.

@@ -135,6 +135,7 @@ def test_more_can_be_recorded():
     assert (history["n"] == 6).all()
 
 
+@pytest.mark.slow
 def test_all_algorithms_see_the_same_draws():
     others = [fjs.fedavg, fjs.fedprox, fjs.scaffold]
     steps = [
@@ -183,6 +184,7 @@ def test_scheme_one_is_unbiased_and_sample_weights_are_not():
     assert abs(mean - shares @ changes) > error  # biased, as predicted
 
 
+@pytest.mark.slow
 def test_progress_is_silent_when_off(capfd):
     fjs.simulate(fednova(), data(), **settings(), progress=False)
     captured = capfd.readouterr()
