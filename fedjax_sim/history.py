@@ -10,6 +10,7 @@ import zipfile
 import zlib
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from flax import serialization, traverse_util
 
@@ -19,9 +20,19 @@ from fedjax_sim.values import suggest
 _FORMAT = 1
 # What numpy, zipfile, zlib and json raise for bytes that are not what they expect.
 _DAMAGE = (
-    ValueError, KeyError, TypeError, AttributeError, EOFError, OverflowError, RuntimeError, SyntaxError,
-    zlib.error, zipfile.BadZipFile,
-)  # fmt: skip
+    AttributeError,
+    EOFError,
+    KeyError,
+    IndexError,
+    OSError,
+    OverflowError,
+    RuntimeError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -112,7 +123,7 @@ class History:
         """Writes everything to one ``.npz`` file, atomically and without pickle."""
         state = serialization.to_state_dict(self.params)
         params = traverse_util.flatten_dict(state, sep="/") if isinstance(state, dict) else {"": state}
-        about = {
+        about: dict[str, Any] = {
             "format": _FORMAT,
             "seeds": self.seeds,
             "seconds": self.seconds,
@@ -120,12 +131,14 @@ class History:
             "description": self.description,
         }
         arrays = {
-            "about": np.frombuffer(json.dumps(about).encode(), np.uint8),
             "evaluated": self.evaluated,
             **{f"metrics/{name}": value for name, value in self.metrics.items()},
             **{f"rounds/{name}": value for name, value in self.rounds.items()},
             **{f"params/{name}": np.asarray(value) for name, value in params.items()},
         }
+        # numpy's format knows no bfloat16 and the like: their names are kept beside
+        about["dtypes"] = {name: str(value.dtype) for name, value in arrays.items() if value.dtype.kind == "V"}
+        arrays["about"] = np.frombuffer(json.dumps(about).encode(), np.uint8)
         buffer = io.BytesIO()
         np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
         write_atomically(path, buffer.getvalue())
@@ -137,12 +150,16 @@ class History:
         Raises:
           ValueError: not such a file, or damaged.
         """
+        with open(path, "rb") as raw:
+            content = io.BytesIO(raw.read())
         try:
-            with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:
+            with np.load(content, allow_pickle=False) as file:
                 arrays = {name: file[name] for name in file.files}
             about = json.loads(arrays.pop("about").tobytes())
             if about["format"] != _FORMAT:
                 raise ValueError(f"format {about['format']}")
+            for name, dtype in about["dtypes"].items():
+                arrays[name] = arrays[name].view(jnp.dtype(dtype))
             evaluated = arrays.pop("evaluated")
             parts: dict[str, dict[str, np.ndarray]] = {"metrics": {}, "rounds": {}, "params": {}}
             for name, value in arrays.items():

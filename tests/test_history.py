@@ -1,10 +1,12 @@
 """History: what is recorded comes back from a file, and a damaged file is refused."""
 
+import dataclasses
 import functools
 import io
 import zipfile
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -60,6 +62,14 @@ def test_one_array_of_parameters_comes_back_as_one(tmp_path):
     )  # fmt: skip
     h.save(tmp_path / "run.npz")
     assert fjs.History.load(tmp_path / "run.npz").params.shape == (1, 4)
+
+
+def test_bfloat16_parameters_keep_their_type(tmp_path):
+    params = {"w": np.asarray(jnp.ones((1, 2), jnp.bfloat16))}
+    dataclasses.replace(history(), params=params).save(tmp_path / "run.npz")
+    back = fjs.History.load(tmp_path / "run.npz").params["w"]
+    assert back.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(back.astype(np.float32), np.ones((1, 2), np.float32))
 
 
 @pytest.mark.parametrize("keep", [0, 10, 200, -30, -1])
