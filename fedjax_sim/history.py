@@ -6,6 +6,7 @@ import dataclasses
 import io
 import json
 import os
+import tokenize
 import zipfile
 import zlib
 from typing import Any
@@ -30,6 +31,7 @@ _DAMAGE = (
     SyntaxError,
     TypeError,
     ValueError,
+    tokenize.TokenError,
     zipfile.BadZipFile,
     zlib.error,
 )
