@@ -225,8 +225,7 @@ def _encode(value: Any) -> Any:
     if isinstance(value, np.generic) and value.ndim == 0 and not isinstance(value, np.void):
         return value.item()
     if "_recipe" in getattr(value, "__dict__", {}):
-        name, arguments = value._recipe
-        return {"name": name, "arguments": {key: _encode(argument) for key, argument in arguments.items()}}
+        return _named(*value._recipe)
     if isinstance(value, Described) and "_registered_name" in type(value).__dict__:
         fields = [field.name for field in dataclasses.fields(value) if field.init]
         return _named(type(value)._registered_name, {key: getattr(value, key) for key in fields})  # type: ignore[attr-defined]

@@ -275,8 +275,7 @@ def is_linear(optimizer: Optimizer) -> bool:
 
     scalar = jax.ShapeDtypeStruct((), jnp.zeros(()).dtype)
     try:
-        jax.linear_transpose(chain, [scalar] * 3)(scalar_one := jnp.ones(()))
-        del scalar_one
+        jax.linear_transpose(chain, [scalar] * 3)(jnp.ones(()))
     except Exception:  # what JAX raises for a nonlinear operation differs from primitive to primitive
         return False
     return True

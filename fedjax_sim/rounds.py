@@ -15,9 +15,9 @@ from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.keys import Purpose, client_draws, purpose_key, round_key
 from fedjax_sim.layout.base import Bounds, Layout
 from fedjax_sim.layout.choose import choose_layout
-from fedjax_sim.local.batches import Batches
+from fedjax_sim.local.batches import Batches, batches_in
 from fedjax_sim.local.slope import slopes
-from fedjax_sim.local.solver import Slot, Solver, anchor_steps
+from fedjax_sim.local.solver import Slot, Solver
 from fedjax_sim.local.work import Work
 from fedjax_sim.rates import rate_at
 from fedjax_sim.task import Task
@@ -141,7 +141,7 @@ def bounds(setting: Setting, algorithm: Algorithm, dataset: FederatedDataset) ->
     if not algorithm.takes_steps:
         per_client = per_cohort = 0
     if "anchor" in algorithm.needs:
-        per_client, per_cohort = per_client + anchor_steps(largest, rows), per_cohort + ceilings
+        per_client, per_cohort = per_client + batches_in(largest, rows), per_cohort + ceilings
     return Bounds(per_client, min(per_cohort, slots * per_client))
 
 

@@ -51,7 +51,7 @@ class Batches(Described):
 
     def epoch(self, size: Any, rows: int) -> Any:
         """Steps of one epoch, ceil(n_i / B)."""
-        return (size + rows - 1) // rows
+        return batches_in(size, rows)
 
     def pieces(self, size: Any, rows: int) -> Any:
         """Batches that make up ONE step (1 but for full local gradients, accumulated piece by piece)."""
@@ -101,7 +101,7 @@ class InOrder(Batches):
         return min(self.batch_size, dataset.max_size)
 
     def positions(self, prepared: Any, size: jax.Array, step: jax.Array, rows: int) -> Positions:
-        first = step % ((size + rows - 1) // rows) * rows
+        first = step % (batches_in(size, rows)) * rows
         place = first + jnp.arange(rows, dtype=jnp.int32)
         return Positions(place, place < size)
 
@@ -154,7 +154,7 @@ class FullBatch(Batches):
         return size * 0 + 1
 
     def pieces(self, size: Any, rows: int) -> Any:
-        return (size + rows - 1) // rows
+        return batches_in(size, rows)
 
     def positions(self, prepared: Any, size: jax.Array, step: jax.Array, rows: int) -> Positions:
         place = step % self.pieces(size, rows) * rows + jnp.arange(rows, dtype=jnp.int32)
@@ -167,9 +167,14 @@ with_replacement = factory("batches.with_replacement", WithReplacement)
 full_batch = factory("batches.full_batch", FullBatch)
 
 
+def batches_in(size: Any, rows: int) -> Any:
+    """Batches of ``rows`` that hold ``size`` examples: ceil(n_i / B)."""
+    return (size + rows - 1) // rows
+
+
 def _in_epoch(size: jax.Array, step: jax.Array, rows: int) -> tuple[jax.Array, jax.Array, jax.Array]:
     """(epoch, rows clipped to the client, mask) of a step."""
-    per_epoch = (size + rows - 1) // rows
+    per_epoch = batches_in(size, rows)
     place = step % per_epoch * rows + jnp.arange(rows, dtype=jnp.int32)
     return step // per_epoch, jnp.minimum(place, size - 1), place < size
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from fedjax_sim import trees
 from fedjax_sim.algorithms.base import Algorithm, Client
 from fedjax_sim.datasets.federated import FederatedDataset
-from fedjax_sim.local.batches import Batches, Positions, fetch
+from fedjax_sim.local.batches import Batches, Positions, batches_in, fetch
 from fedjax_sim.task import Task
 
 
@@ -76,7 +76,7 @@ class Solver(NamedTuple):
         rows = self.batches.rows(self.dataset)
         total = steps * self.batches.pieces(size, rows) if self.algorithm.takes_steps else jnp.zeros_like(steps)
         if self._anchored:
-            total = total + anchor_steps(size, rows)
+            total = total + batches_in(size, rows)
         return jnp.where(steps > 0, total, 0).astype(jnp.int32)
 
     def begin(self, sent: Any, c_i: Any, slot: Slot) -> Progress:
@@ -97,7 +97,7 @@ class Solver(NamedTuple):
           serial: see :func:`fedjax_sim.local.batches.fetch`.
         """
         size, rows = slot.client.size, self.batches.rows(self.dataset)
-        first = anchor_steps(size, rows) if self._anchored else jnp.int32(0)
+        first = batches_in(size, rows) if self._anchored else jnp.int32(0)
         positions = self.batches.positions(slot.draws, size, jnp.maximum(k - first, 0), rows)
         if self._anchored:
             anchoring = k < first
@@ -170,11 +170,6 @@ class Solver(NamedTuple):
             lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape[1:]), leaf.dtype), self.dataset.examples
         )
         return jnp.zeros((), jax.eval_shape(self.task.losses, params, examples).dtype)
-
-
-def anchor_steps(size: Any, rows: int) -> Any:
-    """Micro-steps of an anchor: ceil(n_i / B)."""
-    return (size + rows - 1) // rows
 
 
 def move(y: Any, rate: Any, updates: Any) -> Any:
