@@ -15,7 +15,7 @@ import contextlib
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ParamSpec, Self, TypeVar, dataclass_transform
 
 import flax.linen as nn
@@ -43,13 +43,27 @@ def integers(**kwargs: Any) -> Any:
     return struct.field(metadata={"integers": True}, **kwargs)
 
 
-@dataclass_transform(field_specifiers=(struct.field, static, integers))
-class Described(struct.PyTreeNode):
+@dataclass_transform(field_specifiers=(struct.field, static, integers), frozen_default=True)
+class Described:
     """A frozen dataclass and pytree that a registered factory makes.
 
     Real hyper-parameters are leaves (so they can be traced, differentiated and vmapped); fields declared with
     :func:`static` are structure, part of the compiled program.
+
+    Subclasses become dataclasses and pytrees by themselves, as with ``flax.struct.PyTreeNode``, which is not used here
+    because of a fault in JAX (seen in 0.10.2): structures of two dataclasses registered with
+    ``jax.tree_util.register_dataclass`` compare equal when their fields do, whatever their classes, so that ``jit`` may
+    run one algorithm's program for another. Nodes registered with functions of their own do not have it.
     """
+
+    def __init_subclass__(cls, kw_only: bool = False, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        dataclasses.dataclass(frozen=True, kw_only=kw_only)(cls)
+        _register_pytree(cls)
+
+    def replace(self, **changes: Any) -> Self:
+        """A copy with other values in the fields named."""
+        return dataclasses.replace(self, **changes)  # type: ignore[type-var]
 
     def checked(self) -> Self:
         """Returns this object normalised; raises ``ValueError`` or ``TypeError`` for bad concrete values.
@@ -57,6 +71,29 @@ class Described(struct.PyTreeNode):
         Called once by the factory. Traced values cannot be looked at and pass unchecked.
         """
         return self
+
+
+def _register_pytree(cls: type[Any]) -> None:
+    """Makes a dataclass a pytree node whose leaves are its fields, but for those declared :func:`static`."""
+    fields = dataclasses.fields(cls)
+    leaves = tuple(field.name for field in fields if field.metadata.get("pytree_node", True))
+    structure = tuple(field.name for field in fields if field.name not in leaves)
+    keys = tuple(jax.tree_util.GetAttrKey(name) for name in leaves)
+
+    def flatten(node: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        return tuple(getattr(node, name) for name in leaves), tuple(getattr(node, name) for name in structure)
+
+    def flatten_with_keys(node: Any) -> tuple[tuple[tuple[Any, Any], ...], tuple[Any, ...]]:
+        children, aux = flatten(node)
+        return tuple(zip(keys, children, strict=True)), aux
+
+    def unflatten(aux: tuple[Any, ...], children: Iterable[Any]) -> Any:
+        node = object.__new__(cls)
+        node.__dict__.update(zip(leaves, children, strict=True))
+        node.__dict__.update(zip(structure, aux, strict=True))
+        return node
+
+    jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
 
 
 def register(name: str, factory: Callable[P, T]) -> Callable[P, T]:
@@ -227,8 +264,8 @@ def _encode(value: Any) -> Any:
     if "_recipe" in getattr(value, "__dict__", {}):
         return _named(*value._recipe)
     if isinstance(value, Described) and "_registered_name" in type(value).__dict__:
-        fields = [field.name for field in dataclasses.fields(value) if field.init]
-        return _named(type(value)._registered_name, {key: getattr(value, key) for key in fields})  # type: ignore[attr-defined]
+        cls: Any = type(value)
+        return _named(cls._registered_name, {f.name: getattr(value, f.name) for f in dataclasses.fields(cls) if f.init})
     if isinstance(value, nn.Module) and type(value) in _FACTORIES.values():
         name = next(name for name, factory in _FACTORIES.items() if factory is type(value))
         fields = [
@@ -293,5 +330,9 @@ def _import_all() -> None:
     """Imports every module that registers factories: the package is lazy, a description may come first."""
     import importlib
 
-    for module in ("algorithms", "cohort", "datasets", "layout", "local", "models", "optim", "rates", "task"):
+    modules = (
+        "algorithms", "cohort", "datasets", "diagnostics", "layout", "local", "min_norm", "models", "optim", "rates",
+        "task",
+    )  # fmt: skip
+    for module in modules:
         importlib.import_module(f"fedjax_sim.{module}")

@@ -182,7 +182,7 @@ class Classification(Task):
 
 
 class Quadratic(Task):
-    """Quadratic clients, whose "examples" are pairs (H, e): loss(x) = 1/2 x^T H x - e^T x.
+    """Quadratic clients, whose "examples" are pairs (H, e): loss(x) = 1/2 x^T H x - e^T x (+ c, where there is a "c").
 
     With one example (or equal copies) a client, F_i(x) = 1/2 x^T H_i x - e_i^T x (Wang et al. 2020, eq. 27).
 
@@ -207,7 +207,7 @@ class Quadratic(Task):
     def losses(self, params: jax.Array, examples: Any, key: jax.Array | None = None) -> jax.Array:
         curvature = jnp.einsum("i,bij,j->b", params, examples["H"], params)
         losses: jax.Array = curvature / 2 - examples["e"] @ params
-        return losses
+        return losses + examples["c"] if "c" in examples else losses
 
 
 class Functions(Task):

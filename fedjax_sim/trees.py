@@ -32,6 +32,30 @@ def add_scaled(a: Any, scalar: Any, b: Any) -> Any:
     return jax.tree.map(lambda x, y: x + as_dtype(scalar, y) * y, a, b)
 
 
+def mix(weight: Any, a: Any, b: Any) -> Any:
+    """weight * a + (1 - weight) * b."""
+
+    def mixed(x: jax.Array, y: jax.Array) -> jax.Array:
+        share = as_dtype(weight, x)
+        return share * x + (1 - share) * y
+
+    return jax.tree.map(mixed, a, b)
+
+
+def inner(a: Any, b: Any) -> jax.Array:
+    """<a, b> over all leaves, a scalar."""
+    products = jax.tree.map(lambda x, y: jnp.sum(x * y), a, b)
+    total: jax.Array = jax.tree.reduce(jnp.add, products)
+    return total
+
+
+def norm(tree: Any) -> jax.Array:
+    """|tree| over all leaves, with derivative zero (not NaN) at zero."""
+    square = inner(tree, tree)
+    positive = square > 0
+    return jnp.where(positive, jnp.sqrt(jnp.where(positive, square, 1)), 0)
+
+
 def divide(tree: Any, divisors: Any) -> Any:
     """tree / divisors, leaf by leaf; a divisor of zero (nothing was done) divides by one instead."""
 

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from fedjax_sim import trees
 from fedjax_sim.descriptions import Described, factory, static
 from fedjax_sim.values import check_flag, check_real, check_scalar, shown, suggest
 
@@ -61,7 +62,7 @@ class Optimizer(Described):
 
 
 class Sgd(Optimizer):
-    """Stochastic gradient descent: b <- rho b + g, y <- y - eta b (rho = 0: plain).
+    """Stochastic gradient descent: b <- rho b + g, y <- y - eta gamma^k b in step k = 0, 1, ... (rho = 0: plain).
 
     Nesterov's form steps along g + rho b. Linear, so FedNova, SCAFFOLD II and VRL-SGD accept it.
 
@@ -69,15 +70,18 @@ class Sgd(Optimizer):
       learning_rate: eta > 0.
       momentum: rho in [0, 1), or None for no buffer.
       nesterov: step along g + rho b.
+      decay: gamma in (0, 1], from step to step (a client's steps of one round; on a server, its rounds), or None.
     """
 
     learning_rate: Any
     momentum: Any = None
     nesterov: bool = static(default=False)
+    decay: Any = None
 
     def checked(self) -> Sgd:
         check_real("sgd(learning_rate=...)", self.learning_rate, low=0.0)
         check_real("sgd(momentum=...)", self.momentum, low=0.0, below=1.0, optional=True)
+        check_real("sgd(decay=...)", self.decay, low=0.0, high=1.0, optional=True)
         check_flag("sgd(nesterov=...)", self.nesterov)
         if self.nesterov and self.momentum is None:
             raise ValueError("sgd(nesterov=True, momentum=None): Nesterov's form needs a momentum, for instance 0.9")
@@ -86,7 +90,11 @@ class Sgd(Optimizer):
     def transform(self) -> optax.GradientTransformation:
         check_scalar("sgd(learning_rate=...)", self.learning_rate)
         check_scalar("sgd(momentum=...)", 0.0 if self.momentum is None else self.momentum)
-        return optax.sgd(self.learning_rate, self.momentum, self.nesterov)
+        if self.decay is None:
+            return optax.sgd(self.learning_rate, self.momentum, self.nesterov)
+        check_scalar("sgd(decay=...)", self.decay)
+        rate, decay = jnp.asarray(self.learning_rate), jnp.asarray(self.decay)
+        return optax.sgd(lambda k: rate * decay ** jnp.asarray(k, decay.dtype), self.momentum, self.nesterov)
 
 
 class Adam(Optimizer):
@@ -254,6 +262,14 @@ def hoist(optimizer: Optimizer, params: Any) -> Optimizer:
             lambda gradients, state, params: bare.update(gradients, state, params), example, state, example
         )
     return Hoisted(init_function=init, update_function=update, init_values=init_values, update_values=update_values)
+
+
+def move(y: Any, rate: Any, updates: Any) -> Any:
+    """y + l u, with l a scalar or a pytree like the parameters."""
+    scalar: Any = jax.tree.structure(0.0)
+    if jax.tree.structure(rate) == scalar:
+        return trees.add_scaled(y, rate, updates)
+    return trees.add(y, trees.multiply(updates, rate))
 
 
 def is_linear(optimizer: Optimizer) -> bool:

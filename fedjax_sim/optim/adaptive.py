@@ -1,0 +1,197 @@
+"""Adaptive server optimisers as their papers write them, which is not as optax does.
+
+All act on the pseudo-gradient Delta (the driver passes -Delta, as to any optimiser) and return u; the server then steps
+x <- x + eta_g u. They are optimisers like any other: FedNova, SCAFFOLD and the rest take them as ``server_optimizer``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Self
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_sim import trees
+from fedjax_sim.descriptions import factory, static
+from fedjax_sim.optim.described import Optimizer
+from fedjax_sim.values import check_real, check_scalar
+
+
+class Moments(NamedTuple):
+    """First moment m, second moment v, and v hat or the step count where the method has one."""
+
+    first: Any
+    second: Any
+    extra: Any = ()
+
+
+class _Adaptive(Optimizer):
+    """What FedAdagrad, FedAdam and FedYogi share (Reddi et al. 2021, Algorithm 2).
+
+    m <- beta1 m + (1 - beta1) Delta;   v <- second(v, Delta);   u = m / (sqrt(v) + tau);   m_0 = 0, v_0 = tau^2
+
+    There is no bias correction, and beta1 acts in FedAdagrad too.
+    """
+
+    beta1: Any = 0.9
+    beta2: Any = 0.99
+    tau: Any = 1e-3
+
+    def checked(self) -> Self:
+        name = type(self).__name__.lower()
+        check_real(f"{name}(beta1=...)", self.beta1, low=0.0, below=1.0)
+        check_real(f"{name}(beta2=...)", self.beta2, low=0.0, below=1.0)
+        check_real(f"{name}(tau=...)", self.tau, low=0.0, open_=True)
+        return self
+
+    def second(self, v: jax.Array, square: jax.Array) -> jax.Array:
+        """The second moment from the last one and Delta^2."""
+        raise TypeError(f"{type(self).__name__} must define second(v, square)")
+
+    def transform(self) -> optax.GradientTransformation:
+        for name in ("beta1", "beta2", "tau"):
+            check_scalar(f"{type(self).__name__.lower()}({name}=...)", getattr(self, name))
+
+        def init(params: Any) -> Moments:
+            start = jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.square(trees.as_dtype(self.tau, leaf))), params)
+            return Moments(trees.zeros_like(params), start)
+
+        def update(gradients: Any, state: Moments, params: Any = None) -> tuple[Any, Moments]:
+            first = trees.mix(self.beta1, state.first, gradients)
+            second = jax.tree.map(lambda v, g: self.second(v, jnp.square(g)), state.second, gradients)
+            step = jax.tree.map(lambda m, v: -m / (jnp.sqrt(v) + trees.as_dtype(self.tau, v)), first, second)
+            return step, Moments(first, second)
+
+        return optax.GradientTransformation(init, update)
+
+
+class FedAdagrad(_Adaptive):
+    """FedAdagrad's server optimiser: v <- v + Delta^2 (``beta2`` has no part in it).
+
+    m <- beta1 m + (1 - beta1) Delta;   u = m / (sqrt(v) + tau);   m_0 = 0, v_0 = tau^2
+
+    optax.adagrad differs: v_0 = 0.1, its epsilon inside the root, no momentum.
+
+    Args:
+      beta1: decay of the first moment.
+      beta2: not used; here so that the three methods take the same arguments.
+      tau: adaptivity, > 0.
+
+    Reference: Reddi et al. 2021, "Adaptive federated optimization", Algorithm 2.
+    """
+
+    def second(self, v: jax.Array, square: jax.Array) -> jax.Array:
+        return v + square
+
+
+class FedAdam(_Adaptive):
+    """FedAdam's server optimiser: v <- beta2 v + (1 - beta2) Delta^2.
+
+    m <- beta1 m + (1 - beta1) Delta;   u = m / (sqrt(v) + tau);   m_0 = 0, v_0 = tau^2
+
+    optax.adam differs: bias correction, v_0 = 0.
+
+    Args:
+      beta1: decay of the first moment.
+      beta2: decay of the second moment.
+      tau: adaptivity, > 0.
+
+    Reference: Reddi et al. 2021, "Adaptive federated optimization", Algorithm 2.
+    """
+
+    def second(self, v: jax.Array, square: jax.Array) -> jax.Array:
+        beta = trees.as_dtype(self.beta2, v)
+        return beta * v + (1 - beta) * square
+
+
+class FedYogi(_Adaptive):
+    """FedYogi's server optimiser: v <- v - (1 - beta2) Delta^2 sign(v - Delta^2).
+
+    m <- beta1 m + (1 - beta1) Delta;   u = m / (sqrt(v) + tau);   m_0 = 0, v_0 = tau^2
+
+    optax.yogi differs: bias correction, and both moments start at 1e-6.
+
+    Args:
+      beta1: decay of the first moment.
+      beta2: decay of the second moment.
+      tau: adaptivity, > 0.
+
+    Reference: Reddi et al. 2021, "Adaptive federated optimization", Algorithm 2.
+    """
+
+    def second(self, v: jax.Array, square: jax.Array) -> jax.Array:
+        return v - (1 - trees.as_dtype(self.beta2, v)) * square * jnp.sign(v - square)
+
+
+class FedAms(Optimizer):
+    """FedAMS's server optimiser, AMSGrad with the maximum stabilised.
+
+    m <- beta1 m + (1 - beta1) Delta;   v <- beta2 v + (1 - beta2) Delta^2;   m_0 = v_0 = 0
+    corrected=False (the paper): v^ <- max(v^, v, eps), v^_0 = 0;   u = m / sqrt(v^)
+    corrected=True (the authors' code): v^ <- max(v^, v), v^_0 = ``initial``;
+      u = [m / (1 - beta1^t)] / (sqrt(v^) / sqrt(1 - beta2^t) + eps), t = 1, 2, ... the server steps so far
+
+    Neither is optax.amsgrad, which corrects v before it takes the maximum.
+
+    Args:
+      beta1: decay of the first moment.
+      beta2: decay of the second moment.
+      eps: smallest v^ (paper), or what is added to the root (code), > 0.
+      corrected: the authors' code in the place of the paper.
+      initial: v^_0 > 0 of the authors' code, who take it as an argument; the paper's form has no use for it.
+
+    Reference: Wang, Lin and Chen 2022, "Communication-efficient adaptive federated learning", Algorithm 1.
+    """
+
+    beta1: Any = 0.9
+    beta2: Any = 0.99
+    eps: Any = 1e-3
+    corrected: bool = static(default=False)
+    initial: Any = 1e-3
+
+    def checked(self) -> Self:
+        check_real("fedams(beta1=...)", self.beta1, low=0.0, below=1.0)
+        check_real("fedams(beta2=...)", self.beta2, low=0.0, below=1.0)
+        check_real("fedams(eps=...)", self.eps, low=0.0, open_=True)
+        check_real("fedams(initial=...)", self.initial, low=0.0, open_=True)
+        return self
+
+    def transform(self) -> optax.GradientTransformation:
+        for name in ("beta1", "beta2", "eps", "initial"):
+            check_scalar(f"fedams({name}=...)", getattr(self, name))
+
+        def init(params: Any) -> Moments:
+            largest = self.initial if self.corrected else 0.0
+            start = jax.tree.map(lambda leaf: jnp.full_like(leaf, trees.as_dtype(largest, leaf)), params)
+            zeros = trees.zeros_like(params)
+            return Moments(zeros, zeros, (start, jnp.int32(0)))
+
+        def update(gradients: Any, state: Moments, params: Any = None) -> tuple[Any, Moments]:
+            largest, count = state.extra
+            first = trees.mix(self.beta1, state.first, gradients)
+            second = trees.mix(self.beta2, state.second, jax.tree.map(jnp.square, gradients))
+            count = count + 1
+            if not self.corrected:
+                largest = jax.tree.map(
+                    lambda top, v: jnp.maximum(jnp.maximum(top, v), trees.as_dtype(self.eps, v)), largest, second
+                )
+                step = jax.tree.map(lambda m, top: -m / jnp.sqrt(top), first, largest)
+                return step, Moments(first, second, (largest, count))
+            largest = jax.tree.map(jnp.maximum, largest, second)
+
+            def corrected(m: jax.Array, top: jax.Array) -> jax.Array:
+                t = count.astype(m.dtype)
+                rest = [1 - trees.as_dtype(beta, m) ** t for beta in (self.beta1, self.beta2)]
+                step: jax.Array = -(m / rest[0]) / (jnp.sqrt(top) / jnp.sqrt(rest[1]) + trees.as_dtype(self.eps, m))
+                return step
+
+            return jax.tree.map(corrected, first, largest), Moments(first, second, (largest, count))
+
+        return optax.GradientTransformation(init, update)
+
+
+fedadagrad = factory("optim.fedadagrad", FedAdagrad)
+fedadam = factory("optim.fedadam", FedAdam)
+fedyogi = factory("optim.fedyogi", FedYogi)
+fedams = factory("optim.fedams", FedAms)
