@@ -30,6 +30,8 @@ class Purpose(enum.IntEnum):
     BATCH = 2**31 + 3
     MODEL = 2**31 + 4
     ALGORITHM = 2**31 + 5
+    DIAGNOSTICS = 2**31 + 6
+    AVAILABILITY = 2**31 + 7
 
 
 class ClientDraws(NamedTuple):
@@ -71,6 +73,11 @@ def purpose_key(key: jax.Array, purpose: Purpose) -> jax.Array:
 def round_key(key: jax.Array, round_: jax.Array) -> jax.Array:
     """The key of round ``round_`` of the run with key ``key``."""
     return jax.random.fold_in(key, round_)
+
+
+def cohort_key(key: jax.Array, round_: jax.Array) -> jax.Array:
+    """The key that draws the cohort of round ``round_`` in the run with key ``key``."""
+    return purpose_key(round_key(key, round_), Purpose.COHORT)
 
 
 def client_draws(key: jax.Array, round_: jax.Array, ids: jax.Array) -> ClientDraws:

@@ -87,6 +87,28 @@ def choose(key: jax.Array, population: int, count: int) -> jax.Array:
     return chosen
 
 
+def choose_weighted(key: jax.Array, weights: jax.Array, count: int) -> jax.Array:
+    """``count`` successive draws without replacement, each with P(i) proportional to the weights of those left.
+
+    A client's clock rings after a time that is exponential with rate w_i; the first ``count`` to ring are drawn (the
+    Gumbel top-k trick: -log of the times are Gumbel variables shifted by log w_i).
+
+    Args:
+      key: PRNG key.
+      weights: float[N], non-negative. Where fewer than ``count`` are positive, the rest of the result has weight 0.
+      count: static, at most N.
+
+    Returns:
+      int32[count], distinct, in the order of the draws. O(N log count).
+    """
+    weights = lax.stop_gradient(weights)
+    words = jax.random.bits(key, weights.shape, jnp.uint32).astype(weights.dtype)
+    # From words, not from jax.random.uniform: the small times decide, and they need all 32 bits of resolution.
+    time = -jnp.log1p(-jnp.minimum((words + 0.5) * 2**-32, 1 - 2**-24))
+    first: jax.Array = lax.top_k(jnp.log(weights) - jnp.log(time), count)[1]
+    return first.astype(jnp.int32)
+
+
 def below(words: jax.Array, bound: jax.Array | int) -> jax.Array:
     """int32 draws from [0, bound), one a random uint32 word; uneven by at most bound / 2^32."""
     return _multiply_high(words, jnp.asarray(bound).astype(jnp.uint32)).astype(jnp.int32)

@@ -1,12 +1,25 @@
 """One client's round: how many steps, on which examples, and the steps themselves."""
 
-from fedjax_sim.local.batches import Batches, full_batch, in_order, shuffled, with_replacement
-from fedjax_sim.local.work import Work, epochs, gaussian_steps, given_steps, random_epochs, steps, stragglers
+from fedjax_sim.local.batches import Batches, fraction, full_batch, in_order, shuffled, with_replacement
+from fedjax_sim.local.work import (
+    Turn,
+    Work,
+    deadline,
+    epochs,
+    gaussian_steps,
+    given_steps,
+    random_epochs,
+    steps,
+    stragglers,
+)
 
 __all__ = [
     "Batches",
+    "Turn",
     "Work",
+    "deadline",
     "epochs",
+    "fraction",
     "full_batch",
     "gaussian_steps",
     "given_steps",

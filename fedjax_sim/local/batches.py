@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from fractions import Fraction
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -13,7 +15,7 @@ from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.descriptions import Described, factory, static
 from fedjax_sim.keys import ClientDraws, Purpose
 from fedjax_sim.task import Batch
-from fedjax_sim.values import check_count
+from fedjax_sim.values import check_count, check_real
 
 
 class Positions(NamedTuple):
@@ -53,6 +55,16 @@ class Batches(Described):
         """Steps of one epoch, ceil(n_i / B)."""
         return batches_in(size, rows)
 
+    def most_in_epoch(self, dataset: FederatedDataset) -> int:
+        """An upper bound of one client's steps in one epoch; static."""
+        return int(self.epoch(dataset.max_size, self.rows(dataset)))
+
+    def most_in_epochs(self, dataset: FederatedDataset, slots: int) -> int:
+        """An upper bound of the steps of ``slots`` distinct clients in one epoch each; static."""
+        rows = self.rows(dataset)
+        ceilings = (dataset.largest_total(slots) + slots * (rows - 1)) // rows  # >= sum of ceil(n_i / rows)
+        return min(ceilings, slots * self.most_in_epoch(dataset))
+
     def pieces(self, size: Any, rows: int) -> Any:
         """Batches that make up ONE step (1 but for full local gradients, accumulated piece by piece)."""
         return size * 0 + 1
@@ -78,8 +90,60 @@ class Shuffled(Batches):
         return draws.order
 
     def positions(self, prepared: Any, size: jax.Array, step: jax.Array, rows: int) -> Positions:
-        epoch, place, mask = _in_epoch(size, step, rows)
+        epoch, place, mask = _in_epoch(size, step, rows, rows)
         return Positions(sampling.permute(prepared, size, place, epoch), mask)
+
+
+class FractionOf(Batches):
+    """Batches of ceil(f n_i): a share of the client's own examples, in a fresh random permutation each epoch.
+
+    Every example exactly once an epoch, last batch partial. An epoch has ceil(n_i / ceil(f n_i)) steps, at most
+    ceil(1 / f): 5 for f = 0.2 wherever 5 divides n_i (the experiments of SCAFFOLD, Karimireddy et al. 2020), fewer for
+    some other small n_i.
+
+    Args:
+      share: f in (0, 1], exact to the nearest fraction with a denominator of at most 1000.
+    """
+
+    share: float = static()
+
+    def checked(self) -> FractionOf:
+        if isinstance(self.share, jax.core.Tracer):
+            raise TypeError("fraction(share) is traced: it fixes the sizes of batches, so give a number")
+        check_real("fraction(share)", self.share, low=0.0, high=1.0)
+        if self._exact == 0:
+            raise ValueError(f"fraction(share) is {self.share}: it must be at least 1/1000, and at most 1")
+        return self.replace(share=float(self.share))
+
+    def rows(self, dataset: FederatedDataset) -> int:
+        return int(self._batch(dataset.max_size))
+
+    def prepare(self, draws: ClientDraws) -> Any:
+        return draws.order
+
+    def epoch(self, size: Any, rows: int) -> Any:
+        return batches_in(size, self._batch(size))
+
+    def most_in_epoch(self, dataset: FederatedDataset) -> int:
+        # ceil(n / ceil(f n)) <= ceil(1 / f), and neither grows with n: the largest client need not have the most.
+        return min(math.ceil(1 / self._exact), dataset.max_size)
+
+    def most_in_epochs(self, dataset: FederatedDataset, slots: int) -> int:
+        return slots * self.most_in_epoch(dataset)
+
+    def positions(self, prepared: Any, size: jax.Array, step: jax.Array, rows: int) -> Positions:
+        batch = self._batch(size)
+        epoch, place, mask = _in_epoch(size, step, rows, batch)
+        return Positions(sampling.permute(prepared, size, place, epoch), mask)
+
+    @property
+    def _exact(self) -> Fraction:
+        return Fraction(float(self.share)).limit_denominator(1000)
+
+    def _batch(self, size: Any) -> Any:
+        """ceil(f n) in integers that stay below n: with n = q d + r and f = m / d it is m q + ceil(m r / d)."""
+        part, whole = self._exact.as_integer_ratio()
+        return size // whole * part + (size % whole * part + whole - 1) // whole
 
 
 class InOrder(Batches):
@@ -162,21 +226,23 @@ class FullBatch(Batches):
 
 
 shuffled = factory("batches.shuffled", Shuffled)
+fraction = factory("batches.fraction", FractionOf)
 in_order = factory("batches.in_order", InOrder)
 with_replacement = factory("batches.with_replacement", WithReplacement)
 full_batch = factory("batches.full_batch", FullBatch)
 
 
-def batches_in(size: Any, rows: int) -> Any:
+def batches_in(size: Any, rows: Any) -> Any:
     """Batches of ``rows`` that hold ``size`` examples: ceil(n_i / B)."""
     return (size + rows - 1) // rows
 
 
-def _in_epoch(size: jax.Array, step: jax.Array, rows: int) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """(epoch, rows clipped to the client, mask) of a step."""
-    per_epoch = batches_in(size, rows)
-    place = step % per_epoch * rows + jnp.arange(rows, dtype=jnp.int32)
-    return step // per_epoch, jnp.minimum(place, size - 1), place < size
+def _in_epoch(size: jax.Array, step: jax.Array, rows: int, batch: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """(epoch, places in it clipped to the client, mask) of a step of ``batch`` examples, padded to ``rows``."""
+    per_epoch = batches_in(size, batch)
+    row = jnp.arange(rows, dtype=jnp.int32)
+    place = step % per_epoch * batch + row
+    return step // per_epoch, jnp.minimum(place, size - 1), (place < size) & (row < batch)
 
 
 def fetch(

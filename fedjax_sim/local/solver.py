@@ -7,13 +7,14 @@ the first local step: the model has not moved yet, so the same gradient code ser
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from flax import struct
 
 from fedjax_sim import trees
-from fedjax_sim.algorithms.base import Algorithm, Client
+from fedjax_sim.algorithms.contract import Client, Method
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.local.batches import Batches, Positions, batches_in, fetch
 from fedjax_sim.task import Task
@@ -55,6 +56,21 @@ class Progress(NamedTuple):
     mean_loss: Any
 
 
+class Watch(struct.PyTreeNode):
+    """What diagnostics ask of every client beside its messages, delivered in stacks.
+
+    Attributes:
+      updates: y_i - x, under the name ``UPDATES``.
+      drift: |y_i - x|, under the name ``DRIFT``.
+    """
+
+    updates: bool = struct.field(pytree_node=False, default=False)
+    drift: bool = struct.field(pytree_node=False, default=False)
+
+    UPDATES: ClassVar[str] = "watched updates"
+    DRIFT: ClassVar[str] = "watched drift"
+
+
 class Solver(NamedTuple):
     """Everything one client's round is computed from; a pytree, so that derivatives reach its leaves.
 
@@ -63,12 +79,20 @@ class Solver(NamedTuple):
       task: the losses.
       batches: which examples a step sees.
       dataset: training examples.
+      watch: what is observed besides.
     """
 
-    algorithm: Algorithm
+    algorithm: Method
     task: Task
     batches: Batches
     dataset: FederatedDataset
+    watch: Watch = Watch()
+
+    @property
+    def stacked(self) -> tuple[str, ...]:
+        """Names of the messages that are delivered as [S, ...] stacks."""
+        asked = ((Watch.UPDATES, self.watch.updates), (Watch.DRIFT, self.watch.drift))
+        return (*self.algorithm.stacked, *(name for name, wanted in asked if wanted))
 
     def micro_steps(self, slot: Slot) -> jax.Array:
         """Gradients the client takes this round; 0 in a void slot."""
@@ -109,6 +133,8 @@ class Solver(NamedTuple):
         batch = fetch(self.dataset, slot.offset, size, positions, contiguous=self.batches.contiguous, serial=serial)
         key = jax.random.fold_in(slot.model_key, k)
         loss, g = jax.value_and_grad(self.task.batch_loss)(progress.params, batch, key)
+        if not isinstance(slot.client.scale, tuple):
+            loss, g = trees.scale(slot.client.scale, (loss, g))
         part = batch.count.astype(loss.dtype) / size.astype(loss.dtype)
         if not self._anchored:
             return self._descend(sent, slot.client, progress, g, part, k)
@@ -125,6 +151,12 @@ class Solver(NamedTuple):
         client = slot.client._replace(anchor=progress.anchor, mean_loss=progress.mean_loss)
         messages, new = self.algorithm.finish(progress.params, sent, c_i, progress.local, client)
         valid = client.steps > 0
+        if self.watch.updates or self.watch.drift:
+            update = trees.subtract(progress.params, sent.params)
+            if self.watch.updates:
+                messages |= {Watch.UPDATES: update}
+            if self.watch.drift:
+                messages |= {Watch.DRIFT: trees.norm(update)}
         return trees.select(valid, messages, trees.zeros_like(messages)), trees.select(valid, new, c_i)
 
     def weigh(self, slot: Slot, messages: dict[str, Any]) -> dict[str, Any]:
@@ -133,7 +165,7 @@ class Solver(NamedTuple):
         return {
             name: trees.scale(weights.get(name, slot.client.weight), message)
             for name, message in messages.items()
-            if name not in self.algorithm.stacked
+            if name not in self.stacked
         }
 
     def _descend(
@@ -150,11 +182,8 @@ class Solver(NamedTuple):
     def _move(self, sent: Any, client: Client, progress: Progress, g: Any) -> Progress:
         y = progress.params
         direction = self.algorithm.direction(g, y, sent, progress.local, client)
-        mu = self.algorithm.proximal(sent)
-        if mu is not None:
-            direction = trees.add_scaled(direction, mu, trees.subtract(y, sent.params))
-        updates, state = self.algorithm.client_optimizer.update(direction, progress.optimizer, y)
-        return progress._replace(params=move(y, client.learning_rate, updates), optimizer=state)
+        y, state = self.algorithm.local_step(direction, y, progress.optimizer, sent, client)
+        return progress._replace(params=y, optimizer=state)
 
     @property
     def _anchored(self) -> bool:
@@ -170,11 +199,3 @@ class Solver(NamedTuple):
             lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape[1:]), leaf.dtype), self.dataset.examples
         )
         return jnp.zeros((), jax.eval_shape(self.task.losses, params, examples).dtype)
-
-
-def move(y: Any, rate: Any, updates: Any) -> Any:
-    """y + l u, with l a scalar or a pytree like the parameters."""
-    scalar: Any = jax.tree.structure(0.0)
-    if jax.tree.structure(rate) == scalar:
-        return trees.add_scaled(y, rate, updates)
-    return trees.add(y, trees.multiply(updates, rate))

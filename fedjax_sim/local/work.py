@@ -6,17 +6,38 @@ steps is dropped from the round: its slot is void, and the weights are those of 
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from fedjax_sim import sampling
+from fedjax_sim.cohort.per_client import at_clients, check_length, per_client
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.descriptions import Described, factory, integers, static
 from fedjax_sim.keys import ClientDraws
-from fedjax_sim.values import check_count, check_flag, check_real, integer_array
+from fedjax_sim.values import check_count, check_flag, check_real, integer_array, suggest
+
+
+class Turn(NamedTuple):
+    """A cohort about to work.
+
+    Attributes:
+      draws: what each slot's client draws from this round.
+      round: int32 scalar t.
+      indices: int32[S], client indices; N in void slots.
+      ids: int32[S], client ids.
+      valid: bool[S], false in void slots.
+      epoch: int32[S], steps of one epoch of each client.
+    """
+
+    draws: ClientDraws
+    round: jax.Array
+    indices: jax.Array
+    ids: jax.Array
+    valid: jax.Array
+    epoch: jax.Array
 
 
 class Work(Described):
@@ -24,26 +45,9 @@ class Work(Described):
 
     may_drop: ClassVar[bool] = False
 
-    def steps(
-        self,
-        draws: ClientDraws,
-        round_: jax.Array,
-        indices: jax.Array,
-        ids: jax.Array,
-        valid: jax.Array,
-        epoch: jax.Array,
-    ) -> jax.Array:
-        """tau of each slot, int32[S]; what void slots get does not matter.
-
-        Args:
-          draws: what each slot's client draws from this round.
-          round_: int32 scalar t.
-          indices: int32[S], client indices.
-          ids: int32[S], client ids.
-          valid: bool[S], false in void slots.
-          epoch: int32[S], steps of one epoch of each client.
-        """
-        raise TypeError(f"{type(self).__name__} must define steps(...)")
+    def steps(self, turn: Turn) -> jax.Array:
+        """tau of each slot, int32[S]; what void slots get does not matter."""
+        raise TypeError(f"{type(self).__name__} must define steps(turn)")
 
     def most_steps(self, epoch: int) -> int:
         """An upper bound of tau for a client whose epoch has ``epoch`` steps; static."""
@@ -76,16 +80,8 @@ class Steps(Work):
         check_count("steps(num_steps)", self.num_steps)
         return self
 
-    def steps(
-        self,
-        draws: ClientDraws,
-        round_: jax.Array,
-        indices: jax.Array,
-        ids: jax.Array,
-        valid: jax.Array,
-        epoch: jax.Array,
-    ) -> jax.Array:
-        return jnp.full_like(epoch, self.num_steps)
+    def steps(self, turn: Turn) -> jax.Array:
+        return jnp.full_like(turn.epoch, self.num_steps)
 
     def most_steps(self, epoch: int) -> int:
         return self.num_steps
@@ -109,18 +105,10 @@ class RandomEpochs(Work):
             raise ValueError(f"random_epochs({self.low}, {self.high}): high must be at least low")
         return self
 
-    def steps(
-        self,
-        draws: ClientDraws,
-        round_: jax.Array,
-        indices: jax.Array,
-        ids: jax.Array,
-        valid: jax.Array,
-        epoch: jax.Array,
-    ) -> jax.Array:
+    def steps(self, turn: Turn) -> jax.Array:
         if self.low == self.high:
-            return self.low * epoch
-        return (self.low + sampling.below(draws.work, self.high + 1 - self.low)) * epoch
+            return self.low * turn.epoch
+        return (self.low + sampling.below(turn.draws.work, self.high + 1 - self.low)) * turn.epoch
 
     def most_steps(self, epoch: int) -> int:
         return self.high * epoch
@@ -132,36 +120,38 @@ class RandomEpochs(Work):
 class GaussianSteps(Work):
     """tau_i(t) ~ N(mean, std^2) rounded to the nearest integer and clipped to [1, most].
 
-    FedNova's Fig. 2b has mean 30 and most 96 and states no standard deviation.
+    FedNova's Fig. 2b has mean 30 and most 96 and states no standard deviation; whether the second number of the
+    N(20, 20) of its Fig. 4 is a standard deviation or a variance it does not say, so either can be given.
 
     Args:
       mean: mean of the normal before clipping.
-      std: its STANDARD DEVIATION, >= 0.
+      std: its STANDARD DEVIATION, >= 0; give this or ``variance``.
       most: largest number of steps.
+      variance: std^2.
     """
 
     mean: Any
-    std: Any
-    most: int = static()
+    std: Any = None
+    most: int = static(default=None)
+    variance: Any = None
 
     def checked(self) -> GaussianSteps:
         check_real("gaussian_steps(mean)", self.mean)
-        check_real("gaussian_steps(std)", self.std, low=0.0)
+        if self.std is None and self.variance is None:
+            raise TypeError("gaussian_steps(std) is None, and so is variance: give exactly one of them")
+        if self.std is not None and self.variance is not None:
+            raise ValueError(f"gaussian_steps(std={self.std}, variance={self.variance}): give exactly one of them")
+        check_real("gaussian_steps(std)", self.std, low=0.0, optional=True)
+        check_real("gaussian_steps(variance)", self.variance, low=0.0, optional=True)
         check_count("gaussian_steps(most)", self.most)
         return self
 
-    def steps(
-        self,
-        draws: ClientDraws,
-        round_: jax.Array,
-        indices: jax.Array,
-        ids: jax.Array,
-        valid: jax.Array,
-        epoch: jax.Array,
-    ) -> jax.Array:
-        centred = (draws.work >> 8).astype(jnp.float32) * 2**-23 + (2**-24 - 1)  # the midpoints of (-1, 1) / 2^24
+    def steps(self, turn: Turn) -> jax.Array:
+        # The midpoints of (-1, 1) / 2^24.
+        centred = (turn.draws.work >> 8).astype(jnp.float32) * 2**-23 + (2**-24 - 1)
         normal = 2**0.5 * lax.erf_inv(centred)
-        mean, std = jnp.asarray(self.mean, jnp.float32), jnp.asarray(self.std, jnp.float32)
+        spread = self.std if self.variance is None else jnp.sqrt(jnp.asarray(self.variance, jnp.float32))
+        mean, std = jnp.asarray(self.mean, jnp.float32), jnp.asarray(spread, jnp.float32)
         return jnp.clip(jnp.round(mean + std * normal), 1, self.most).astype(jnp.int32)
 
     def most_steps(self, epoch: int) -> int:
@@ -169,7 +159,7 @@ class GaussianSteps(Work):
 
 
 class Stragglers(Work):
-    """Exactly round(fraction * |S|) of each cohort do U{1..num_epochs} epochs, the others ``num_epochs``.
+    """Exactly round(fraction * |S|) of each cohort do fewer than the ``num_epochs`` epochs of the others.
 
     The systems heterogeneity of Li et al. 2020 (FedProx), section 5.2: FedAvg drops the stragglers, FedProx keeps
     their partial work. Which clients straggle, and how much they manage, is the same for both.
@@ -178,11 +168,14 @@ class Stragglers(Work):
       fraction: share of stragglers in [0, 1].
       num_epochs: E >= 1, what the others do.
       keep: keep partial work (True) or drop stragglers, even those whose draw is E (False).
+      draw: epochs of a straggler: ``"paper"`` U{1..E}, ``"code"`` U{1..E-1} as in the authors' published code, for
+        E >= 2.
     """
 
     fraction: Any
     num_epochs: int = static()
     keep: bool = static(default=True)
+    draw: str = static(default="paper")
 
     may_drop: ClassVar[bool] = True
 
@@ -190,31 +183,75 @@ class Stragglers(Work):
         check_real("stragglers(fraction)", self.fraction, low=0.0, high=1.0)
         check_count("stragglers(num_epochs)", self.num_epochs)
         check_flag("stragglers(keep=...)", self.keep)
+        if self.draw not in ("paper", "code"):
+            raise ValueError(f"stragglers(draw={self.draw!r}): {suggest(str(self.draw), ['paper', 'code'])}")
+        if self.draw == "code" and self.num_epochs == 1:
+            raise ValueError(
+                "stragglers(num_epochs=1, draw='code') has no number of epochs from 1 to E - 1 = 0 to draw: give 2 "
+                "epochs or more, or draw='paper'"
+            )
         return self
 
-    def steps(
-        self,
-        draws: ClientDraws,
-        round_: jax.Array,
-        indices: jax.Array,
-        ids: jax.Array,
-        valid: jax.Array,
-        epoch: jax.Array,
-    ) -> jax.Array:
+    def steps(self, turn: Turn) -> jax.Array:
         # Ranks among the valid clients by (lot, id): a total order that no storage or slot order enters.
-        order = jnp.lexsort((ids, draws.lot, ~valid))
-        rank = jnp.zeros_like(ids).at[order].set(jnp.arange(len(ids), dtype=ids.dtype))
-        size = jnp.sum(valid)
-        late = rank < jnp.round(jnp.asarray(self.fraction, jnp.float32) * size.astype(jnp.float32)).astype(ids.dtype)
-        partial = 1 + sampling.below(draws.work, self.num_epochs)
+        order = jnp.lexsort((turn.ids, turn.draws.lot, ~turn.valid))
+        rank = jnp.zeros_like(turn.ids).at[order].set(jnp.arange(len(turn.ids), dtype=turn.ids.dtype))
+        size = jnp.sum(turn.valid)
+        stragglers = jnp.round(jnp.asarray(self.fraction, jnp.float32) * size.astype(jnp.float32))
+        most = self.num_epochs if self.draw == "paper" else self.num_epochs - 1
+        partial = 1 + sampling.below(turn.draws.work, most)
         left = partial if self.keep else jnp.zeros_like(partial)
-        return jnp.where(late, left, self.num_epochs) * epoch
+        return jnp.where(rank < stragglers.astype(rank.dtype), left, self.num_epochs) * turn.epoch
 
     def most_steps(self, epoch: int) -> int:
         return self.num_epochs * epoch
 
     def most_total(self, num_slots: int, epoch_total: int, epoch: int) -> int:
         return self.num_epochs * epoch_total
+
+
+class Deadline(Work):
+    """The local steps that fit into a round's time: tau_i = min(E ceil(n_i / B), floor(seconds * speed_i)).
+
+    A step that fits up to one part in a million counts as done. Clients who do not finish a single step are dropped.
+
+    Args:
+      seconds: virtual time that the server waits, >= 0.
+      speeds: local steps a second, >= 0: a number, or one a client in the order of the ids.
+      num_epochs: E >= 1, after which a client stops.
+      keep: keep partial work (True) or drop all who do not finish their E epochs (False).
+    """
+
+    seconds: Any
+    speeds: Any
+    num_epochs: int = static()
+    keep: bool = static(default=True)
+
+    may_drop: ClassVar[bool] = True
+
+    def checked(self) -> Deadline:
+        check_real("deadline(seconds)", self.seconds, low=0.0)
+        speeds = per_client("deadline(speeds)", self.speeds)
+        check_count("deadline(num_epochs)", self.num_epochs)
+        check_flag("deadline(keep=...)", self.keep)
+        return self.replace(speeds=speeds)
+
+    def steps(self, turn: Turn) -> jax.Array:
+        speeds = at_clients(self.speeds, turn.indices)
+        wanted = self.num_epochs * turn.epoch
+        # One part in a million more: 0.1 s at 30 steps a second are 3 steps, whatever the round-off.
+        fits = jnp.floor(jnp.asarray(self.seconds).astype(speeds.dtype) * speeds * (1 + 1e-6))
+        done = jnp.minimum(fits, wanted.astype(fits.dtype)).astype(jnp.int32)
+        return done if self.keep else jnp.where(done < wanted, 0, done)
+
+    def most_steps(self, epoch: int) -> int:
+        return self.num_epochs * epoch
+
+    def most_total(self, num_slots: int, epoch_total: int, epoch: int) -> int:
+        return self.num_epochs * epoch_total
+
+    def check(self, dataset: FederatedDataset, rounds: int) -> None:
+        check_length("deadline(speeds)", self.speeds, dataset.num_clients)
 
 
 class GivenSteps(Work):
@@ -247,16 +284,8 @@ class GivenSteps(Work):
             raise ValueError(f"given_steps(most={self.most}) is below the largest entry {most} of tau")
         return self.replace(tau=jnp.asarray(tau, jnp.int32), most=self.most or most)
 
-    def steps(
-        self,
-        draws: ClientDraws,
-        round_: jax.Array,
-        indices: jax.Array,
-        ids: jax.Array,
-        valid: jax.Array,
-        epoch: jax.Array,
-    ) -> jax.Array:
-        tau: jax.Array = self.tau[round_].at[indices].get(mode="clip")
+    def steps(self, turn: Turn) -> jax.Array:
+        tau: jax.Array = self.tau[turn.round].at[turn.indices].get(mode="clip")
         return jnp.minimum(tau, self.most).astype(jnp.int32)
 
     def most_steps(self, epoch: int) -> int:
@@ -274,6 +303,7 @@ steps = factory("work.steps", Steps)
 random_epochs = factory("work.random_epochs", RandomEpochs)
 gaussian_steps = factory("work.gaussian_steps", GaussianSteps)
 stragglers = factory("work.stragglers", Stragglers)
+deadline = factory("work.deadline", Deadline)
 given_steps = factory("work.given_steps", GivenSteps)
 
 

@@ -1,0 +1,411 @@
+"""Participation and averaging: inclusion probabilities, (un)biasedness, passes, slots, availability, messages."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedjax_sim as fjs
+from fedjax_sim.cohort import AVERAGES
+from fedjax_sim.cohort.independent import least_cap
+
+co = fjs.cohort
+SIZES = np.array([1, 2, 3, 10, 4, 6])
+N, K = len(SIZES), 2
+P = SIZES / SIZES.sum()
+DELTA = np.array([0.5, -0.5, 0.2, 1.0, -1.0, 2.0])  # stand-ins for the clients' updates
+Q = np.array([0.3, 0.9, 0.5, 0.2, 1.0, 0.6])
+X = 3.0  # the model, which scheme II rescales
+ROUNDS = 20_000
+KEY = jax.random.key(0)
+ALWAYS = np.ones((1, N), bool)
+TWO = jnp.arange(2, dtype=jnp.int32)  # rounds
+
+
+def quadratics(sizes=SIZES):
+    return fjs.datasets.quadratics(num_clients=len(sizes), dim=2, sizes=np.asarray(sizes))
+
+
+DATA = quadratics()
+
+
+def updates(scheme, average="sample", changes=None, data=DATA, rounds=ROUNDS):
+    """[rounds]: the update of each round's average, in one program; [rounds, N]: who took part."""
+    changes = jnp.asarray(DELTA if changes is None else changes, jnp.float32)
+    num_clients = data.num_clients
+
+    def one(t):
+        selection = scheme.select(data, KEY, t)
+        weights = scheme.weigh(data, selection, selection.present, scheme.average or average, t)
+        update = jnp.sum(weights.clients * changes[jnp.minimum(selection.indices, num_clients - 1)])
+        if not isinstance(weights.shift, tuple):
+            update = update + weights.shift * X
+        seen = jnp.zeros(num_clients).at[selection.indices].max(selection.present.astype(jnp.float32), mode="drop")
+        return update, seen
+
+    values, seen = jax.jit(jax.vmap(one))(jnp.arange(rounds, dtype=jnp.int32))
+    return np.asarray(values, float), np.asarray(seen)
+
+
+def score(values, expected):
+    """The z-score of a mean; exact where nothing varies."""
+    error = values.std() / np.sqrt(len(values))
+    return 0.0 if np.allclose(values, expected, atol=1e-5) else (values.mean() - expected) / max(error, 1e-12)
+
+
+def pair_mean(weights_of):
+    """The mean over all pairs of clients, as a uniform cohort of two sees it."""
+    pairs = [list(pair) for pair in itertools.combinations(range(N), 2)]
+    return np.mean([weights_of(pair) @ DELTA[pair] for pair in pairs])
+
+
+UNBIASED = {
+    "full": (lambda: co.full(), None),
+    "scheme I": (lambda: co.with_replacement(3), None),
+    "inverse, uniform": (lambda: co.uniform(K, average="inverse"), None),
+    "inverse, independent": (lambda: co.independent(Q, average="inverse"), None),
+    "inverse, shuffled": (lambda: co.shuffled(4, average="inverse"), None),
+    "inverse, available": (lambda: co.available(co.uniform(4, average="inverse"), co.bernoulli(Q)), None),
+    # One local step of a client whose objective is N p_i F_i is N p_i times the step on F_i.
+    "transformed": (lambda: co.transformed(K), N * P * DELTA),
+    # y_i = x + Delta_i: sum (N/K) p_i y_i - x has the mean sum p_i Delta_i.
+    "scheme II": (lambda: co.scheme_ii(K), None),
+}
+
+
+@pytest.mark.parametrize("name", UNBIASED)
+def test_unbiased_schemes(name):
+    make, changes = UNBIASED[name]
+    values, _ = updates(make(), changes=changes)
+    assert abs(score(values, P @ DELTA)) < 4
+
+
+BIASED = {
+    "original": (lambda: co.original(K), K / N * P @ DELTA),
+    "uniform, sample": (lambda: co.uniform(K, average="sample"), pair_mean(lambda S: SIZES[S] / SIZES[S].sum())),
+    "uniform, plain": (lambda: co.uniform(K, average="plain"), DELTA.mean()),
+    "independent, original": (lambda: co.independent(Q, average="original"), (Q * P) @ DELTA),
+    "available, original": (
+        lambda: co.available(co.full(average="original"), co.bernoulli(Q)),
+        (Q * P) @ DELTA,
+    ),
+    # Successive draws: P({i, j}) = w_i w_j / (1 - w_i) + w_j w_i / (1 - w_j), and the mean is plain.
+    "weighted": (
+        lambda: co.weighted(2),
+        sum(
+            P[i] * P[j] / (1 - P[i]) * (DELTA[i] + DELTA[j]) / 2
+            for i, j in itertools.permutations(range(N), 2)
+        ),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BIASED)
+def test_biased_schemes_are_biased_as_predicted(name):
+    make, expected = BIASED[name]
+    values, _ = updates(make())
+    assert abs(score(values, expected)) < 4
+    assert abs(score(values, P @ DELTA)) > 6
+
+
+INCLUSION = {
+    "full": lambda: co.full(),
+    "uniform": lambda: co.uniform(4),
+    "with_replacement": lambda: co.with_replacement(3),
+    "independent": lambda: co.independent(0.35),
+    "independent, unequal": lambda: co.independent(Q),
+    "weighted": lambda: co.weighted(3, average=None),
+    "weighted, some never": lambda: co.weighted(2, [0.0, 1.0, 2.0, 5.0, 0.0, 0.5]),
+    "shuffled": lambda: co.shuffled(4),
+    "shuffled, uniform": lambda: co.shuffled(3, "uniform"),
+    "available": lambda: co.available(co.independent(Q), co.bernoulli(0.5)),
+    "available twice": lambda: co.available(co.available(co.full(), co.bernoulli(Q)), co.bernoulli(0.5)),
+    "available, scheme I": lambda: co.available(co.with_replacement(3), co.bernoulli(Q)),
+}
+
+
+@pytest.mark.parametrize("name", INCLUSION)
+def test_inclusion_probabilities(name):
+    scheme = INCLUSION[name]()
+    _, seen = updates(scheme)
+    # The mean over a pass, for schemes whose rounds differ.
+    rounds = TWO + 2 if "shuffled" in name else TWO[:1]
+    stated = np.mean(jax.jit(jax.vmap(lambda t: scheme.inclusion(DATA, t)))(rounds), axis=0)
+    error = np.sqrt(np.maximum(stated * (1 - stated), 1e-12) / ROUNDS)
+    if "weighted" in name:
+        error = np.sqrt(error**2 + stated * (1 - stated) / 2**14)
+    assert stated.shape == (N,)
+    assert (np.abs(seen.mean(0) - stated) <= 4 * error + 1e-6).all()
+
+
+def test_weighted_draws_have_their_distribution():
+    weights = np.array([0.0, 3.0, 1.0, 2.0])
+    draw = jax.jit(jax.vmap(lambda key: fjs.sampling.choose_weighted(key, jnp.asarray(weights, jnp.float32), 2)))
+    rows = np.asarray(draw(jax.random.split(jax.random.key(1), 60_000)))
+    for i, j in itertools.permutations(range(1, 4), 2):
+        expected = weights[i] / 6 * weights[j] / (6 - weights[i])
+        share = np.mean((rows == [i, j]).all(1))
+        assert abs(share - expected) < 4 * np.sqrt(expected * (1 - expected) / len(rows))
+
+
+def test_fewer_positive_traced_weights_leave_slots_void():
+    @jax.jit
+    def select(weights):
+        return co.weighted(3, weights).select(DATA, KEY, jnp.int32(0))
+
+    indices, count, _ = select(jnp.asarray([0.0, 0.0, 1.0, 0.0, 0.0, 2.0]))
+    assert sorted(np.asarray(indices).tolist()) == [2, 5, N]
+    assert int(count.sum()) == 2
+
+
+ALL = {
+    **INCLUSION,
+    "given": lambda: co.given([[5, 0, -1], [1, 2, 3]]),
+    "repeated": lambda: co.shuffled(4, "repeated", average="original"),
+    "periodic": lambda: co.available(co.uniform(4), co.periodic(3, 2)),
+    "trace": lambda: co.available(co.full(average="plain"), co.trace([[True, False] * 3])),
+}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_storage_order_changes_nothing(name):
+    scheme, moved = ALL[name](), DATA.reordered([3, 5, 0, 1, 4, 2])
+
+    @jax.jit
+    def draws(data):
+        return jax.vmap(lambda t: (scheme.draw(data, KEY, t), scheme.inclusion(data, t)))(TWO)
+
+    jax.tree.map(np.testing.assert_array_equal, draws(DATA), draws(moved))
+
+
+@pytest.mark.parametrize("size", [2, 4, 6])
+@pytest.mark.parametrize("passes", ["reshuffled", "repeated", "uniform"])
+def test_a_pass_sees_everyone_once(size, passes):
+    scheme = co.shuffled(size, passes)
+    rounds = -(-N // size)
+    draw = jax.jit(jax.vmap(lambda t: scheme.draw(DATA, KEY, t)))(jnp.arange(6 * rounds, dtype=jnp.int32))
+    ids = np.asarray(draw.ids).reshape(6, -1)
+    seen = [row[row >= 0].tolist() for row in ids]
+    counted = 1 if passes == "uniform" else 6
+    assert all(sorted(row) == list(range(N)) for row in seen[:counted])
+    assert (np.asarray(draw.mask).sum(1).reshape(6, rounds)[:counted, :-1] == size).all()
+    assert len({tuple(row) for row in seen}) > 1 if passes != "repeated" else len({tuple(row) for row in seen}) == 1
+    if passes == "uniform":
+        assert np.asarray(draw.mask)[rounds:].all()  # later cohorts are never short
+
+
+def test_passes_have_unrelated_orders():
+    _, seen = updates(co.shuffled(3))
+    first = seen[::2]  # the first half of each pass
+    both = np.mean(first[1:, 0] * first[:-1, 0])
+    assert abs(both - 0.25) < 4 * np.sqrt(0.25 * 0.75 / len(first))
+
+
+@pytest.mark.parametrize(("clients", "mean"), [(1, 0.5), (10, 0.1), (100, 0.1), (1000, 0.003), (50, 1.0), (7, 0.0)])
+def test_the_default_cap_is_the_smallest_safe_one(clients, mean):
+    from math import comb, fsum
+
+    def beyond(cap):
+        return fsum(comb(clients, c) * mean**c * (1 - mean) ** (clients - c) for c in range(cap + 1, clients + 1))
+
+    cap = least_cap(clients, mean)
+    assert beyond(cap) < 1e-12
+    assert cap == 1 or beyond(cap - 1) >= 1e-12
+
+
+def test_unequal_probabilities_have_a_lighter_tail():
+    clients = 12
+    q = np.linspace(0.0, 0.16, clients)
+    exact = np.ones(1)
+    for q_i in q:
+        exact = np.convolve(exact, [1 - q_i, q_i])
+    assert exact[least_cap(clients, q.mean()) + 1 :].sum() < 1e-12
+
+
+def test_independent_cohorts_are_never_cut():
+    data = quadratics(np.ones(100, int))
+    scheme = co.independent(0.1).fitted(data)
+    assert scheme.size(100) == scheme.cap == least_cap(100, 0.1) < 60
+    q = jnp.float32(0.1)
+    small = jax.jit(
+        jax.vmap(lambda t: co.independent(jnp.where(t < 0, 0, q), cap=12).select(data, KEY, t))
+    )  # traced: a small cap cannot be refused
+    rounds = jnp.arange(500, dtype=jnp.int32)
+    whole = jax.jit(jax.vmap(lambda t: scheme.select(data, KEY, t)))(rounds)
+    cut = small(rounds)
+    assert not np.asarray(whole.overflow).any()
+    drawn = np.asarray(whole.count).sum(1)
+    assert drawn.max() > 12
+    np.testing.assert_array_equal(np.asarray(cut.overflow), drawn > 12)
+
+
+def test_probabilities_can_be_traced_and_differentiated():
+    def mass(q):
+        scheme = co.independent(q, cap=N, average="inverse")
+        selection = scheme.select(DATA, KEY, jnp.int32(0))
+        return jnp.sum(scheme.weigh(DATA, selection, selection.present, "inverse", 0).clients), selection.present
+
+    q = jnp.asarray(Q, jnp.float32)
+    (_, present), slope = jax.value_and_grad(mass, has_aux=True)(q)
+    drawn = np.zeros(N, bool)
+    drawn[np.asarray(co.independent(Q).draw(DATA, KEY, 0).ids)[: int(present.sum())]] = True
+    np.testing.assert_allclose(slope, np.where(drawn, -P / Q**2, 0), rtol=1e-5)
+
+
+DROPPED = {  # weights of clients 0 (n = 1), 3 (n = 10) and 5 (n = 6) when client 3 drops out
+    "sample": ([1 / 7, 0, 6 / 7], None),
+    "plain": ([1 / 2, 0, 1 / 2], None),
+    "original": ([P[0], 0, P[5]], None),
+    "scheme_ii": ([2 * P[0], 0, 2 * P[5]], 2 * (P[0] + P[3] + P[5]) - 1),  # N / K = 2; it counts as y_3 = x
+    "transformed": ([1 / 3, 0, 1 / 3], None),
+}
+
+
+@pytest.mark.parametrize("average", DROPPED)
+def test_weights_after_a_client_dropped_out(average):
+    scheme = co.given([[0, 3, 5, -1]], average=average)
+    selection = scheme.select(DATA, KEY, jnp.int32(0))
+    weights = scheme.weigh(DATA, selection, jnp.asarray([True, False, True, True]), average, 0)
+    expected, shift = DROPPED[average]
+    np.testing.assert_allclose(weights.clients, [*expected, 0], rtol=1e-6)
+    assert (weights.shift == ()) if shift is None else np.isclose(weights.shift, shift)
+    assert AVERAGES[average].normalised == bool(np.isclose(np.sum(weights.clients), 1))
+    assert AVERAGES[average].models == (shift is not None)
+
+    # Someone who is not available counts like a dropped straggler.
+    there = co.available(scheme, co.trace([[True, True, True, False, True, True]]))
+    selection = there.select(DATA, KEY, jnp.int32(0))
+    again = there.weigh(DATA, selection, selection.present, average, 0)
+    jax.tree.map(np.testing.assert_array_equal, again, weights)
+    assert selection.present.tolist() == [True, False, True, False]
+
+
+def test_scheme_one_leaves_x_for_the_dropped():
+    scheme = co.with_replacement(8)
+    selection = scheme.select(DATA, KEY, jnp.int32(0))
+    weights = scheme.weigh(DATA, selection, selection.indices != 3, "sample", 0)
+    np.testing.assert_allclose(weights.clients, np.where(selection.indices == 3, 0, selection.count) / 8)
+    assert int(selection.count[selection.indices == 3][0]) >= 1
+
+
+def test_objectives_in_words():
+    assert co.uniform(2).objective("plain") == "(1/N) sum F_i"
+    assert co.with_replacement(2).objective("plain") == co.full().objective("sample") == "sum p_i F_i"
+    assert co.independent(Q).objective("original") == "sum pi_i p_i F_i"
+    assert co.available(co.uniform(2), co.bernoulli(0.5)).objective("plain") == "(1/N) sum F_i"
+    assert co.available(co.uniform(2), co.bernoulli(Q)).objective("inverse") == "sum p_i F_i"
+    assert co.with_replacement(2).averaging("plain").share == "sample"
+    assert AVERAGES["transformed"].share == AVERAGES["plain"].share == "plain"
+    assert [name for name, meaning in AVERAGES.items() if meaning.scales] == ["transformed"]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_availability_composes_with_every_scheme(name):
+    scheme = ALL[name]()
+    mask = np.array([[True, False, True, True, False, True], [False, True, True, True, True, False]])
+    masked = co.available(scheme, co.trace(mask)).fitted(DATA)
+    masked.check(DATA, 2)
+
+    def drawn(scheme):
+        return jax.vmap(lambda t: (scheme.select(DATA, KEY, t), scheme.inclusion(DATA, t)))(TWO)
+
+    (selection, chance), (plain, plain_chance) = jax.tree.map(
+        np.asarray, jax.jit(lambda: (drawn(masked), drawn(scheme)))()
+    )
+    np.testing.assert_array_equal(selection.indices, plain.indices)
+    np.testing.assert_array_equal(np.abs(selection.count), plain.drawn)
+    there = np.take_along_axis(np.pad(mask, ((0, 0), (0, 1))), plain.indices, axis=1)
+    np.testing.assert_array_equal(selection.present, plain.present & there)
+    np.testing.assert_allclose(chance, plain_chance * mask, rtol=1e-6)
+    assert masked.size(N) == scheme.size(N)
+    assert masked.average == scheme.average
+    assert masked.replacement == scheme.replacement
+    assert masked.may_be_empty
+    assert fjs.build(fjs.describe(masked)) is not None
+
+
+def test_periodic_availability():
+    assert np.asarray(co.periodic(3, 1, [0, 1, 2, 3, -1, 0]).chance(jnp.int32(2), N)).tolist() == [0, 1, 0, 0, 0, 0]
+    table = np.stack([np.asarray(co.periodic(3, 2).chance(jnp.int32(t), N)) for t in range(6)])
+    assert (table == [[(t + i * 3 // N) % 3 < 2 for i in range(N)] for t in range(6)]).all()
+
+
+def test_availability_draws_are_the_clients_own():
+    """Neither the cohort nor a client's slot in it enters."""
+    rounds = jnp.arange(200, dtype=jnp.int32)
+
+    def there(scheme):
+        return updates(co.available(scheme, co.bernoulli(0.5)), rounds=len(rounds))[1]
+
+    whole, part = there(co.full()), there(co.given(np.tile([5, 2, 0], (len(rounds), 1))))
+    np.testing.assert_array_equal(part, whole * [1, 0, 1, 0, 0, 1])
+
+
+ERRORS = {
+    "name": (lambda: co.uniform(2, average="mean"), ValueError, ("average='mean'", "'inverse'", "None")),
+    "given, inverse": (lambda: co.given([[0]], average="inverse"), ValueError, ("'inverse'", "not drawn", "'sample'")),
+    "weighted, inverse": (lambda: co.weighted(2, average="inverse"), ValueError, ("simulation", "independent")),
+    "weighted, scalar": (lambda: co.weighted(2, 1.0), ValueError, ("1.0", "one weight a client")),
+    "weighted, negative": (lambda: co.weighted(1, [1.0, -1.0]), ValueError, ("weighted(weights)", "[0, inf)")),
+    "weighted, zeros": (lambda: co.weighted(2, [1.0, 0.0]), ValueError, ("1 positive", "at most 1")),
+    "weighted, length": (lambda: co.weighted(2, [1.0] * 3).check(DATA, 1), ValueError, ("3 values", "6 clients")),
+    "weighted, count": (lambda: co.weighted(7).check(DATA, 1), ValueError, ("weighted(7)", "at most 6")),
+    "shuffled, count": (lambda: co.shuffled(7).check(DATA, 1), ValueError, ("shuffled(7)", "at most 6")),
+    "shuffled, passes": (lambda: co.shuffled(2, "uniforn"), ValueError, ("'uniforn'", "did you mean 'uniform'")),
+    "shuffled, zero": (lambda: co.shuffled(0), ValueError, ("shuffled(num_sampled=...)", "at least 1")),
+    "independent, 1.5": (lambda: co.independent(1.5), ValueError, ("1.5", "[0, 1]")),
+    "independent, None": (lambda: co.independent(None), TypeError, ("independent(probability)", "None")),
+    "independent, table": (lambda: co.independent(np.ones((2, 3))), ValueError, ("(2, 3)", "one a client")),
+    "independent, length": (lambda: co.independent([0.5] * 3).check(DATA, 1), ValueError, ("3 values", "6 clients")),
+    "independent, cap 0": (lambda: co.independent(0.5, cap=0), ValueError, ("cap", "at least 1")),
+    "independent, small cap": (lambda: co.independent(Q, cap=5), ValueError, ("cap=5", "6 clients", "at least 6")),
+    "independent, fitted": (lambda: co.independent(0.5, cap=5).fitted(DATA), ValueError, ("cap=5", "at least 6")),
+    "independent, checked": (lambda: co.independent(0.5, cap=5).check(DATA, 1), ValueError, ("cap=5", "biases")),
+    "independent, traced": (
+        lambda: jax.eval_shape(lambda q: co.independent(q).select(DATA, KEY, jnp.int32(0)), 0.5),
+        ValueError,
+        ("traced", "cap=..."),
+    ),
+    "available, scheme": (lambda: co.available(3, co.bernoulli(0.5)), TypeError, ("given 3", "uniform(10)")),
+    "available, what": (lambda: co.available(co.full(), 0.5), TypeError, ("given 0.5", "bernoulli(0.9)")),
+    "available, average": (
+        lambda: co.available(co.full(), co.bernoulli(0.5), average="plain"),
+        ValueError,
+        ("'plain'", "None", "give it there"),
+    ),
+    "available, size": (
+        lambda: co.available(co.uniform(9), co.bernoulli(0.5)).check(DATA, 1),
+        ValueError,
+        ("uniform(9)", "at most 6"),
+    ),
+    "bernoulli": (lambda: co.bernoulli(-0.1), ValueError, ("bernoulli(probability)", "[0, 1]")),
+    "bernoulli, length": (
+        lambda: co.available(co.full(), co.bernoulli([0.5])).check(DATA, 1),
+        ValueError,
+        ("1 values for 6", "one a client"),
+    ),
+    "periodic, on": (lambda: co.periodic(3, 4), ValueError, ("periodic(3, on=4)", "at most the period")),
+    "periodic, zero": (lambda: co.periodic(3, 0), ValueError, ("periodic(on)", "at least 1")),
+    "periodic, floats": (lambda: co.periodic(3, 1, [0.5]), ValueError, ("float64[1]", "an integer a client")),
+    "periodic, length": (lambda: co.periodic(3, 1, [1, 2]).check(DATA, 1), ValueError, ("2 values", "6 clients")),
+    "trace, numbers": (lambda: co.trace([[1, 0]]), ValueError, ("int64[1, 2]", "True and False")),
+    "trace, empty": (lambda: co.trace(np.zeros((0, 2), bool)), ValueError, ("bool[0, 2]", "a round or more")),
+    "trace, repeat": (lambda: co.trace([[True]], repeat=1), TypeError, ("repeat", "True or False")),
+    "trace, clients": (lambda: co.trace([[True]]).check(DATA, 1), ValueError, ("1 columns for 6", "one a client")),
+    "trace, rounds": (
+        lambda: co.trace(ALWAYS, repeat=False).check(DATA, 2),
+        ValueError,
+        ("1 rounds, the run 2", "repeat=True"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_messages(name):
+    make, error, parts = ERRORS[name]
+    with pytest.raises(error) as caught:
+        make()
+    for part in parts:
+        assert part in str(caught.value)

@@ -1,0 +1,181 @@
+"""Local work and batches: exact distributions, deadlines, shares of the data, bounds, messages."""
+
+from math import ceil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedjax_sim as fjs
+from fedjax_sim.keys import client_draws
+from fedjax_sim.local import Turn
+
+local = fjs.local
+S, ROUNDS = 10, 4000
+IDS = jnp.arange(S, dtype=jnp.int32)
+EPOCH = jnp.arange(1, S + 1, dtype=jnp.int32)  # steps of an epoch: client 0 has one, client 9 ten
+DATA = fjs.datasets.quadratics(num_clients=S, dim=2)
+
+
+def turn(t=0, valid=True, epoch=EPOCH):
+    draws = client_draws(jax.random.key(0), jnp.asarray(t, jnp.int32), IDS)
+    return Turn(draws, jnp.asarray(t, jnp.int32), IDS, IDS, jnp.full(S, valid), epoch)
+
+
+def steps(work, **kwargs):
+    """[rounds, S]."""
+    each = jax.vmap(lambda t: work.steps(turn(t, **kwargs)))
+    return np.asarray(jax.jit(each)(jnp.arange(ROUNDS, dtype=jnp.int32)))
+
+
+def assert_uniform(counts):
+    """A chi-square within five standard deviations."""
+    expected, freedom = counts.sum() / len(counts), len(counts) - 1
+    chi2 = np.sum((counts - expected) ** 2) / expected
+    assert abs(chi2 - freedom) < 5 * np.sqrt(2 * freedom)
+
+
+@pytest.mark.parametrize(("draw", "most"), [("paper", 5), ("code", 4)])
+def test_stragglers_draw_uniformly(draw, most):
+    epochs = steps(local.stragglers(0.3, 5, draw=draw)) // np.asarray(EPOCH)
+    late = epochs < 5
+    assert (late.sum(1) <= 3).all()
+    counts = np.bincount(epochs.ravel(), minlength=6)[1:6]
+    if draw == "code":
+        assert (late.sum(1) == 3).all()
+        assert_uniform(late.sum(0) / 0.7)  # everybody is as likely to be late; 0.7: late clients exclude each other
+    else:
+        counts[4] -= 7 * ROUNDS  # the seven who never straggle
+    assert_uniform(counts[:most])
+
+
+def test_dropped_stragglers_are_dropped_by_their_flag():
+    kept, dropped = steps(local.stragglers(0.3, 5)), steps(local.stragglers(0.3, 5, keep=False))
+    full = 5 * np.asarray(EPOCH)
+    assert ((dropped == 0) | (dropped == full)).all()
+    assert ((dropped == 0).sum(1) == 3).all()
+    lucky = (dropped == 0) & (kept == full)  # flagged, though the draw is E
+    assert abs(lucky.sum() - 3 * ROUNDS / 5) < 5 * np.sqrt(3 * ROUNDS * 0.2 * 0.8)
+
+
+def test_gaussian_steps_by_variance():
+    tau = steps(local.gaussian_steps(30, variance=16.0, most=60))
+    np.testing.assert_array_equal(tau, steps(local.gaussian_steps(30, 4, 60)))
+    count = tau.size
+    assert abs(tau.mean() - 30) < 4 * 4 / np.sqrt(count)
+    assert abs(tau.var() - (16 + 1 / 12)) < 5 * 16 * np.sqrt(2 / count)  # rounding adds 1/12
+    assert steps(local.gaussian_steps(1, variance=100, most=3)).max() == 3
+
+
+def test_deadline():
+    speeds = np.array([0.0, 0.09, 1.0, 30.0, 30.0, 1e9, 2.5, 3.0, 3.1, 0.7])
+    tau = local.deadline(10.0, speeds, 3).steps(turn())
+    assert tau.tolist() == [0, 0, 9, 12, 15, 18, 21, 24, 27, 7]
+    assert local.deadline(10.0, speeds, 3, keep=False).steps(turn()).tolist() == [0, 0, 9, 12, 15, 18, 21, 24, 27, 0]
+    # 0.1 s at 30 steps a second are 3 steps in floating point too; one number serves everybody.
+    assert local.deadline(0.1, 30, 9).steps(turn()).tolist() == [3] * S
+    assert all(int(local.deadline(0.1, 10 * k, 999).steps(turn())[0]) == k for k in range(1, 200))
+    work = jax.jit(lambda seconds, speeds: local.deadline(seconds, speeds, 3).steps(turn()))
+    assert work(10.0, jnp.asarray(speeds)).tolist() == tau.tolist()  # both can be traced
+    assert local.deadline(1, 1, 3).most_steps(7) == 21
+    assert local.deadline(1, 1, 3).most_total(2, 10, 7) == 30
+
+
+def with_sizes(sizes):
+    return fjs.datasets.quadratics(num_clients=len(sizes), dim=2, sizes=np.asarray(sizes))
+
+
+@pytest.mark.parametrize("share", [0.2, 1 / 3, 0.07, 1.0])
+def test_a_share_of_the_examples_sees_each_once_an_epoch(share):
+    sizes = [1, 2, 5, 6, 10, 23, 40]
+    data, scheme = with_sizes(sizes), local.fraction(share)
+    rows = scheme.rows(data)
+    exact = [ceil(round(share * n, 9)) for n in sizes]
+    assert rows == max(exact)
+    per_epoch = [scheme.epoch(n, rows) for n in sizes]
+    assert per_epoch == [ceil(n / b) for n, b in zip(sizes, exact, strict=True)]
+    assert max(per_epoch) <= scheme.most_in_epoch(data)
+    assert sum(sorted(per_epoch)[-3:]) <= scheme.most_in_epochs(data, 3)
+    n = jnp.asarray(sizes, jnp.int32)
+    np.testing.assert_array_equal(scheme.epoch(n, rows), per_epoch)  # the same integers in a program
+    ids = jnp.arange(len(sizes), dtype=jnp.int32)
+    prepared = scheme.prepare(client_draws(jax.random.key(0), jnp.int32(2), ids))
+
+    @jax.jit
+    def positions(k):
+        over = jax.vmap(lambda p, size, step: scheme.positions(p, size, step, rows), (None, None, 0))
+        return jax.vmap(over, (0, 0, None))(prepared, n, k)
+
+    where, mask = jax.tree.map(np.asarray, positions(jnp.arange(2 * max(per_epoch), dtype=jnp.int32)))
+    for i, size in enumerate(sizes):
+        taken = mask[i].sum(1)
+        epochs = [slice(e * per_epoch[i], (e + 1) * per_epoch[i]) for e in range(2)]
+        for epoch in epochs:
+            assert sorted(where[i, epoch][mask[i, epoch]]) == list(range(size))
+            assert (taken[epoch][:-1] == exact[i]).all()
+        if size == 40:
+            assert (where[i, epochs[0]][mask[i, epochs[0]]] != where[i, epochs[1]][mask[i, epochs[1]]]).any()
+
+
+def test_a_fifth_of_the_examples_makes_five_steps():
+    scheme = local.fraction(0.2)
+    assert [scheme.epoch(n, 1) for n in range(5, 200, 5)] == [5] * 39
+    assert scheme.epoch(6, 1) < scheme.epoch(5, 1)  # not monotone: its bounds are not those of the largest client
+    assert scheme.most_in_epoch(with_sizes([5, 6])) == 5
+    assert scheme.most_in_epochs(with_sizes([5, 6, 5]), 2) == 10
+    assert scheme.epoch(2**31 - 8, 1) == 5  # n times the numerator need not fit 32 bits
+    assert int(local.fraction(0.999).epoch(jnp.int32(2**30), 1)) == 2
+
+
+@pytest.mark.parametrize("make", [local.shuffled, local.in_order, local.with_replacement, local.full_batch])
+def test_bounds_of_an_epoch(make):
+    sizes = [1, 3, 4, 9, 17]
+    data, scheme = with_sizes(sizes), make(4)
+    per_epoch = sorted(scheme.epoch(n, scheme.rows(data)) for n in sizes)
+    assert scheme.most_in_epoch(data) == per_epoch[-1]
+    for slots in range(1, 6):
+        assert sum(per_epoch[-slots:]) <= scheme.most_in_epochs(data, slots) <= slots * per_epoch[-1]
+
+
+ERRORS = {
+    "draw": (lambda: local.stragglers(0.5, 2, draw="codes"), ValueError, ("'codes'", "did you mean 'code'")),
+    "draw of nothing": (lambda: local.stragglers(0.5, 1, draw="code"), ValueError, ("E - 1 = 0", "draw='paper'")),
+    "neither": (lambda: local.gaussian_steps(3, most=5), TypeError, ("std", "variance", "exactly one")),
+    "both": (lambda: local.gaussian_steps(3, 1, 5, 1), ValueError, ("std=1.0", "variance=1.0", "exactly one")),
+    "variance": (lambda: local.gaussian_steps(3, most=5, variance=-1), ValueError, ("(variance)", "-1", "[0, inf)")),
+    "no most": (lambda: local.gaussian_steps(3, 1), TypeError, ("(most) is None", "at least 1")),
+    "seconds": (lambda: local.deadline(-1, 1, 1), ValueError, ("deadline(seconds)", "[0, inf)")),
+    "speeds": (lambda: local.deadline(1, [1, -1], 1), ValueError, ("deadline(speeds)", "[0, inf)")),
+    "speeds table": (lambda: local.deadline(1, np.ones((2, 2)), 1), ValueError, ("(2, 2)", "one a client")),
+    "epochs": (lambda: local.deadline(1, 1, 0), ValueError, ("deadline(num_epochs)", "at least 1")),
+    "keep": (lambda: local.deadline(1, 1, 1, keep=1), TypeError, ("keep", "True or False")),
+    "length": (lambda: local.deadline(1, [1, 2], 1).check(DATA, 1), ValueError, ("2 values for 10", "one a client")),
+    "share 0": (lambda: local.fraction(0), ValueError, ("fraction(share)", "at least 1/1000")),
+    "share 1.5": (lambda: local.fraction(1.5), ValueError, ("1.5", "[0, 1]")),
+    "share None": (lambda: local.fraction(None), TypeError, ("fraction(share)", "None")),
+    "share traced": (lambda: jax.eval_shape(local.fraction, 0.2), TypeError, ("traced", "give a number")),
+}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_messages(name):
+    make, error, parts = ERRORS[name]
+    with pytest.raises(error) as caught:
+        make()
+    for part in parts:
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        local.gaussian_steps(20, variance=20, most=50),
+        local.stragglers(0.5, 3, draw="code"),
+        local.deadline(2, [1.0, 2.0], 4, keep=False),
+        local.fraction(0.2),
+    ],
+    ids=lambda made: type(made).__name__,
+)
+def test_descriptions(made):
+    assert fjs.describe(fjs.build(fjs.describe(made))) == fjs.describe(made)
