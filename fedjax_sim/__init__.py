@@ -14,17 +14,37 @@ if TYPE_CHECKING:
     from fedjax_sim import algorithms as algorithms
     from fedjax_sim import cohort as cohort
     from fedjax_sim import datasets as datasets
+    from fedjax_sim import diagnostics as diagnostics
     from fedjax_sim import layout as layout
     from fedjax_sim import local as local
+    from fedjax_sim import min_norm as min_norm
     from fedjax_sim import models as models
     from fedjax_sim import optim as optim
     from fedjax_sim import rates as rates
     from fedjax_sim import reporting as reporting
+    from fedjax_sim.algorithms.averaging import ema as ema
+    from fedjax_sim.algorithms.averaging import last_k as last_k
     from fedjax_sim.algorithms.base import Algorithm as Algorithm
+    from fedjax_sim.algorithms.fairness import afl as afl
+    from fedjax_sim.algorithms.fairness import qfedavg as qfedavg
     from fedjax_sim.algorithms.fedavg import fedavg as fedavg
+    from fedjax_sim.algorithms.fedavg import large_batch_sgd as large_batch_sgd
+    from fedjax_sim.algorithms.fedavg import local_sgd as local_sgd
+    from fedjax_sim.algorithms.fedaware import aware as aware
+    from fedjax_sim.algorithms.fedaware import fedaware as fedaware
+    from fedjax_sim.algorithms.fedcm import fedcm as fedcm
+    from fedjax_sim.algorithms.feddane import dane as dane
+    from fedjax_sim.algorithms.feddane import feddane as feddane
+    from fedjax_sim.algorithms.feddyn import feddyn as feddyn
     from fedjax_sim.algorithms.fednova import fednova as fednova
+    from fedjax_sim.algorithms.fedopt import fedadagrad as fedadagrad
+    from fedjax_sim.algorithms.fedopt import fedadam as fedadam
+    from fedjax_sim.algorithms.fedopt import fedams as fedams
+    from fedjax_sim.algorithms.fedopt import fedavgm as fedavgm
+    from fedjax_sim.algorithms.fedopt import fedyogi as fedyogi
     from fedjax_sim.algorithms.fedprox import fedprox as fedprox
     from fedjax_sim.algorithms.scaffold import scaffold as scaffold
+    from fedjax_sim.algorithms.vrl_sgd import vrl_sgd as vrl_sgd
     from fedjax_sim.datasets.federated import FederatedDataset as FederatedDataset
     from fedjax_sim.descriptions import build as build
     from fedjax_sim.descriptions import describe as describe
@@ -39,26 +59,45 @@ if TYPE_CHECKING:
     from fedjax_sim.training import make_train as make_train
 
 _MODULES = (
-    "algorithms", "cohort", "datasets", "layout", "local", "models", "optim", "rates", "reporting",
+    "algorithms", "cohort", "datasets", "diagnostics", "layout", "local", "min_norm", "models", "optim", "rates",
+    "reporting",
 )  # fmt: skip
 _HOME = {
     "Algorithm": "algorithms.base",
     "FederatedDataset": "datasets.federated",
     "History": "history",
     "Task": "task",
+    "afl": "algorithms.fairness",
+    "aware": "algorithms.fedaware",
     "build": "descriptions",
     "classification": "task",
+    "dane": "algorithms.feddane",
     "describe": "descriptions",
+    "ema": "algorithms.averaging",
     "factory": "descriptions",
+    "fedadagrad": "algorithms.fedopt",
+    "fedadam": "algorithms.fedopt",
+    "fedams": "algorithms.fedopt",
     "fedavg": "algorithms.fedavg",
+    "fedavgm": "algorithms.fedopt",
+    "fedaware": "algorithms.fedaware",
+    "fedcm": "algorithms.fedcm",
+    "feddane": "algorithms.feddane",
+    "feddyn": "algorithms.feddyn",
     "fednova": "algorithms.fednova",
     "fedprox": "algorithms.fedprox",
+    "fedyogi": "algorithms.fedopt",
     "functions": "task",
+    "large_batch_sgd": "algorithms.fedavg",
+    "last_k": "algorithms.averaging",
+    "local_sgd": "algorithms.fedavg",
     "make_train": "training",
+    "qfedavg": "algorithms.fairness",
     "quadratic": "task",
     "register": "descriptions",
     "scaffold": "algorithms.scaffold",
     "simulate": "simulation",
+    "vrl_sgd": "algorithms.vrl_sgd",
 }
 
 __all__ = [*_MODULES, *_HOME]

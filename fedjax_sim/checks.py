@@ -8,15 +8,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.algorithms.base import Algorithm
+from fedjax_sim.algorithms.contract import Method
 from fedjax_sim.cohort.participation import Participation
 from fedjax_sim.datasets.federated import FederatedDataset
+from fedjax_sim.diagnostics.base import as_diagnostics
 from fedjax_sim.layout.base import Layout
 from fedjax_sim.local import batches as batch_schemes
-from fedjax_sim.local.batches import Batches
+from fedjax_sim.local.batches import Batches, FullBatch
 from fedjax_sim.local.work import Work
 from fedjax_sim.rates import OverClients, Rate
-from fedjax_sim.rounds import Setting, average_of
+from fedjax_sim.setting import Setting
 from fedjax_sim.task import Task
 from fedjax_sim.values import check_count, shown
 
@@ -32,6 +33,7 @@ def check_setting(
     eval_every: Any,
     layout: Any,
     evaluate: Any,
+    diagnostics: Any,
 ) -> Setting:
     """The run's setting from the keyword arguments of ``make_train``.
 
@@ -56,19 +58,22 @@ def check_setting(
     if batches is None:
         batches = batch_schemes.shuffled(batch_size)
     _check_kind("batches", batches, Batches, "fedjax_sim.local.shuffled(20)")
-    return Setting(task, cohort, work, batches, layout)
+    return Setting(task, cohort, work, batches, layout, as_diagnostics(diagnostics))
 
 
 def check_run(
     setting: Setting, algorithm: Any, dataset: Any, key: Any, rounds: int, initial_params: Any = None
-) -> None:
+) -> Setting:
     """Checks what depends on the algorithm and the data set; traced values are not looked at.
+
+    Returns:
+      The setting with the static sizes that the cohort scheme reads off the data set.
 
     Raises:
       TypeError: the algorithm, data set or key is of another kind.
       ValueError: they do not fit each other or the setting.
     """
-    _check_kind("algorithm", algorithm, Algorithm, "fedjax_sim.fedavg(client_optimizer=fedjax_sim.optim.sgd(0.1))")
+    _check_kind("algorithm", algorithm, Method, "fedjax_sim.fedavg(client_optimizer=fedjax_sim.optim.sgd(0.1))")
     _check_kind("dataset", dataset, FederatedDataset, "fedjax_sim.datasets.synthetic(1.0, 1.0)")
     if not (hasattr(key, "dtype") and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)) or jnp.shape(key) != ():
         raise TypeError(f"key is {key!r}: give one typed PRNG key, jax.random.key(0)")
@@ -76,9 +81,23 @@ def check_run(
     setting.cohort.check(dataset, rounds)
     setting.work.check(dataset, rounds)
     setting.task.check(dataset)
-    average = average_of(setting.cohort, algorithm)
+    setting = setting._replace(cohort=setting.cohort.fitted(dataset))
+    average = setting.average(algorithm)
     if average not in algorithm.averages:
         raise ValueError(f"{name} cannot average by {average!r}: allowed are {sorted(algorithm.averages)}")
+    slots = setting.cohort.size(dataset.num_clients)
+    if algorithm.needs_everyone and slots < dataset.num_clients:
+        raise ValueError(
+            f"{name} needs everybody in every round, and this cohort has {slots} of {dataset.num_clients} clients: use "
+            "cohort.full()"
+        )
+    if algorithm.needs_full_gradients and not isinstance(setting.batches, FullBatch):
+        raise ValueError(
+            f"{name} solves local problems to a tolerance, which needs full local gradients, not {setting.batches!r}: "
+            "use batches=fedjax_sim.local.full_batch()"
+        )
+    for diagnostic in setting.diagnostics:
+        diagnostic.check(dataset, setting.task)
     if setting.cohort.replacement and not algorithm.duplicates:
         raise ValueError(
             f"{name} updates client state once per visit, so clients drawn twice have no meaning: use "
@@ -107,6 +126,7 @@ def check_run(
         for leaf, wanted in zip(jax.tree.leaves(initial_params), jax.tree.leaves(params), strict=True):
             if jnp.issubdtype(wanted.dtype, jnp.inexact) and not jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):
                 raise TypeError(f"initial_params has a leaf of {jnp.result_type(leaf)}: it must be {wanted.dtype}")
+    return setting
 
 
 def _check_kind(what: str, value: Any, kind: type, example: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import platform
 import time
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -13,33 +14,25 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fedjax_sim.algorithms.base import Algorithm
+from fedjax_sim.algorithms.contract import Method
 from fedjax_sim.checks import check_run, check_setting
 from fedjax_sim.cohort.participation import Participation
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.descriptions import describe
+from fedjax_sim.diagnostics.base import Requested
 from fedjax_sim.history import History
 from fedjax_sim.layout.base import Layout
 from fedjax_sim.local.batches import Batches
 from fedjax_sim.local.work import Work
 from fedjax_sim.reporting.progress import progress_bar
-from fedjax_sim.rounds import (
-    Record,
-    Setting,
-    TrainState,
-    average_of,
-    bounds,
-    init_state,
-    layout_of,
-    prepare,
-    run_round,
-)
+from fedjax_sim.rounds import Record, bounds, init_state, layout_of, prepare, run_round
+from fedjax_sim.setting import Setting, TrainState
 from fedjax_sim.task import Task
 from fedjax_sim.training import Evaluate, evaluation_rounds, measure
 
 
 def simulate(
-    algorithm: Algorithm,
+    algorithm: Method,
     dataset: FederatedDataset,
     *,
     task: Task,
@@ -50,6 +43,7 @@ def simulate(
     batches: Batches | None = None,
     eval_every: int = 1,
     evaluate: Evaluate | None = None,
+    diagnostics: Requested = (),
     layout: Layout | None = None,
     seeds: int | Iterable[int] = 0,
     initial_params: Any = None,
@@ -73,6 +67,8 @@ def simulate(
       batches: which examples a step sees.
       eval_every: rounds between evaluations, which are also the chunks in which the program is called.
       evaluate: more to record at every evaluation: ``evaluate(params, dataset) -> {name: array}``.
+      diagnostics: what to measure in every round, names or objects of ``fedjax_sim.diagnostics``: they cost nothing
+        where they are not asked for, and ``history["e_lud"]`` finds what they recorded.
       layout: how clients are run on the hardware; None chooses by a rule.
       seeds: one seed or several.
       initial_params: where all seeds start; None draws them from each seed.
@@ -97,13 +93,13 @@ def simulate(
     """
     setting = check_setting(
         task=task, rounds=rounds, cohort=cohort, work=work, batch_size=batch_size, batches=batches,
-        eval_every=eval_every, layout=layout, evaluate=evaluate,
+        eval_every=eval_every, layout=layout, evaluate=evaluate, diagnostics=diagnostics,
     )  # fmt: skip
     seed_list = _check_seeds(seeds)
     if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((algorithm, dataset, task, cohort, work))):
         raise TypeError("simulate was given traced values: inside jit, grad or vmap call make_train(...)'s function")
     keys = jax.vmap(jax.random.key)(jnp.asarray(seed_list, jnp.uint32))
-    check_run(setting, algorithm, dataset, keys[0], rounds, initial_params)
+    setting = check_run(setting, algorithm, dataset, keys[0], rounds, initial_params)
     setting = setting._replace(layout=layout_of(setting, algorithm, dataset))
     description = _describe_run(setting, algorithm, dataset, rounds, eval_every)
     length = min(eval_every, rounds)
@@ -124,17 +120,18 @@ def simulate(
             states, record, measured = run(states, jnp.int32(start), jnp.int32(count))
             records.append(jax.tree.map(lambda leaf, count=count: leaf[:, :count], record))
             metrics.append(measured)
+            _check_overflow(record, start)
             if bar.enabled:
                 bar.update(start + count, float(jnp.mean(measured["loss"])))
         jax.block_until_ready((states, metrics))
         finished = time.perf_counter()
 
+    recorded = {name: np.concatenate([np.asarray(r[name]) for r in records], axis=1) for name in records[0]}
+    _warn_of_negative_weights(recorded, algorithm)
     return History(
         evaluated=np.asarray(evaluation_rounds(rounds, eval_every)),
         metrics={name: np.stack([np.asarray(m[name]) for m in metrics], axis=1) for name in metrics[0]},
-        rounds={
-            name: np.concatenate([np.asarray(getattr(r, name)) for r in records], axis=1) for name in Record._fields
-        },
+        rounds=recorded,
         params=jax.tree.map(np.asarray, jax.vmap(algorithm.parameters)(states.server)),
         seeds=seed_list,
         seconds=finished - compiled,
@@ -145,7 +142,7 @@ def simulate(
 
 @jax.jit
 def _initialise(
-    setting: Setting, algorithm: Algorithm, dataset: FederatedDataset, keys: jax.Array, initial_params: Any
+    setting: Setting, algorithm: Method, dataset: FederatedDataset, keys: jax.Array, initial_params: Any
 ) -> TrainState:
     def one(key: jax.Array) -> TrainState:
         return init_state(setting, prepare(setting, algorithm, dataset, key), dataset, key, initial_params)
@@ -156,7 +153,7 @@ def _initialise(
 @functools.partial(jax.jit, static_argnames=("length", "evaluate"), donate_argnames="states")
 def _advance(
     setting: Setting,
-    algorithm: Algorithm,
+    algorithm: Method,
     dataset: FederatedDataset,
     keys: jax.Array,
     states: TrainState,
@@ -177,10 +174,11 @@ def _advance(
 
         def body(i: jax.Array, carry: tuple[TrainState, Record]) -> tuple[TrainState, Record]:
             state, records = carry
-            state, record = run_round(setting, prepared, dataset, key, state, start + i)
+            state, record = _round(setting, prepared, dataset, key, state, start + i)
             return state, jax.tree.map(lambda all_, new: all_.at[i].set(new), records, record)
 
-        empty = Record(*[jnp.zeros((length,), jnp.int32)] * len(Record._fields))
+        one_record = jax.eval_shape(_round, setting, prepared, dataset, key, state, start)[1]
+        empty = jax.tree.map(lambda leaf: jnp.zeros((length, *leaf.shape), leaf.dtype), one_record)
         state, records = lax.fori_loop(jnp.int32(0), count, body, (state, empty))
         return state, records, measure(setting, prepared, dataset, state, evaluate)
 
@@ -188,6 +186,31 @@ def _advance(
         # Vmapped dynamic loops would make every seed wait for the slowest.
         return lax.map(one, (keys, states))  # type: ignore[no-any-return]
     return jax.vmap(lambda key, state: one((key, state)))(keys, states)
+
+
+# Jitted so that it is traced once, for the shapes of its record and for the loop.
+_round = jax.jit(run_round)
+
+
+def _check_overflow(record: Record, start: int) -> None:
+    """Ends a run whose cohort scheme drew more clients than it has slots: its results would be biased."""
+    if "overflow" in record and np.asarray(record["overflow"]).any():
+        first = start + int(np.asarray(record["overflow"]).any(axis=0).argmax())
+        raise RuntimeError(
+            f"round {first} drew more clients than the cohort scheme has slots, so its model is NaN: give a larger "
+            "cap, or leave cap=None where the probability is concrete"
+        )
+
+
+def _warn_of_negative_weights(recorded: dict[str, np.ndarray], algorithm: Method) -> None:
+    lowest = recorded.get("lowest_weight")
+    if lowest is not None and lowest.min() < 0:
+        warnings.warn(
+            f"{type(algorithm).__name__}: a local solver counts some gradients with a negative weight (down to "
+            f"{lowest.min():.3g}, history.rounds['lowest_weight']), so the sum it is normalised by is less than the "
+            "norm of its weights: lower the momentum or eta mu",
+            stacklevel=3,
+        )
 
 
 def _check_seeds(seeds: Any) -> list[int]:
@@ -207,12 +230,11 @@ def _check_seeds(seeds: Any) -> list[int]:
 
 
 def _describe_run(
-    setting: Setting, algorithm: Algorithm, dataset: FederatedDataset, rounds: int, eval_every: int
+    setting: Setting, algorithm: Method, dataset: FederatedDataset, rounds: int, eval_every: int
 ) -> dict[str, Any]:
     """The resolved configuration and where it ran, as JSON."""
     import fedjax_sim
 
-    average = average_of(setting.cohort, algorithm)
     return {
         "algorithm": describe(algorithm),
         "dataset": describe(dataset),
@@ -224,9 +246,10 @@ def _describe_run(
             "batches": describe(setting.batches),
             "eval_every": eval_every,
             "layout": describe(setting.layout),
+            "diagnostics": [describe(diagnostic) for diagnostic in setting.diagnostics],
         },
-        "average": average,
-        "objective": {"sample": "sum p_i F_i", "plain": "(1/N) sum F_i"}[setting.cohort.objective(average)],
+        "average": setting.average(algorithm),
+        "objective": setting.cohort.objective(setting.average(algorithm)),
         "bounds": bounds(setting, algorithm, dataset)._asdict(),
         "environment": {
             "fedjax_sim": fedjax_sim.__version__,

@@ -9,14 +9,16 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_sim.algorithms.base import Algorithm
+from fedjax_sim.algorithms.contract import Method
 from fedjax_sim.checks import check_run, check_setting
 from fedjax_sim.cohort.participation import Participation
 from fedjax_sim.datasets.federated import FederatedDataset
+from fedjax_sim.diagnostics.base import Requested
 from fedjax_sim.layout.base import Layout
 from fedjax_sim.local.batches import Batches
 from fedjax_sim.local.work import Work
-from fedjax_sim.rounds import Setting, TrainState, init_state, prepare, run_round
+from fedjax_sim.rounds import init_state, prepare, run_round
+from fedjax_sim.setting import Setting, TrainState
 from fedjax_sim.task import Task
 
 Evaluate = Callable[[Any, FederatedDataset], dict[str, jax.Array]]
@@ -31,7 +33,8 @@ class TrainResult(NamedTuple):
       metrics: arrays by name, leading axis evaluations: ``"round"`` (0, then every ``eval_every``, then the last),
         ``"loss"`` (the objective F on the training data, penalty included), the task's metrics, ``"test_..."`` where
         the data set has test examples, and what ``evaluate`` returns.
-      rounds: arrays by name, leading axis rounds: ``"cohort_size"``, ``"useful_steps"``, ``"computed_steps"``.
+      rounds: arrays by name, leading axis rounds: ``"cohort_size"``, ``"useful_steps"``, ``"computed_steps"``, what the
+        algorithm reports and the diagnostics measure.
     """
 
     params: Any
@@ -44,7 +47,7 @@ class Train(Protocol):
     """The function that :func:`make_train` returns."""
 
     def __call__(
-        self, algorithm: Algorithm, dataset: FederatedDataset, key: jax.Array, *, initial_params: Any = None
+        self, algorithm: Method, dataset: FederatedDataset, key: jax.Array, *, initial_params: Any = None
     ) -> TrainResult:
         """Runs the algorithm on the data set with the key's randomness."""
         ...
@@ -60,6 +63,7 @@ def make_train(
     batches: Batches | None = None,
     eval_every: int = 1,
     evaluate: Evaluate | None = None,
+    diagnostics: Requested = (),
     layout: Layout | None = None,
 ) -> Train:
     """Makes ``train(algorithm, dataset, key)``, a pure function to jit, vmap and differentiate.
@@ -79,6 +83,7 @@ def make_train(
       batches: which examples a step sees: ``fjs.local.full_batch()``.
       eval_every: rounds between evaluations; the start and the last round are always evaluated.
       evaluate: more to record at every evaluation: ``evaluate(params, dataset) -> {name: array}``.
+      diagnostics: what to measure in every round, names or objects of ``fedjax_sim.diagnostics``.
       layout: how clients are run on the hardware; None chooses by a rule.
 
     Returns:
@@ -104,15 +109,15 @@ def make_train(
       >>> bool(jax.jit(jax.grad(final_loss))(algorithm).client_optimizer.learning_rate < 0)
       True
     """
-    setting = check_setting(
+    given = check_setting(
         task=task, rounds=rounds, cohort=cohort, work=work, batch_size=batch_size, batches=batches,
-        eval_every=eval_every, layout=layout, evaluate=evaluate,
+        eval_every=eval_every, layout=layout, evaluate=evaluate, diagnostics=diagnostics,
     )  # fmt: skip
 
     def train(
-        algorithm: Algorithm, dataset: FederatedDataset, key: jax.Array, *, initial_params: Any = None
+        algorithm: Method, dataset: FederatedDataset, key: jax.Array, *, initial_params: Any = None
     ) -> TrainResult:
-        check_run(setting, algorithm, dataset, key, rounds, initial_params)
+        setting = check_run(given, algorithm, dataset, key, rounds, initial_params)
         algorithm = prepare(setting, algorithm, dataset, key)
         state = init_state(setting, algorithm, dataset, key, initial_params)
 
@@ -136,7 +141,7 @@ def make_train(
             metrics = jax.tree.map(lambda a, b: jnp.concatenate([a, b[None]]), metrics, last)
         evaluated = evaluation_rounds(rounds, eval_every)
         metrics = {"round": jnp.asarray(evaluated, jnp.int32), **metrics}
-        return TrainResult(algorithm.parameters(state.server), state, metrics, records._asdict())
+        return TrainResult(algorithm.parameters(state.server), state, metrics, records)
 
     return train
 
@@ -147,7 +152,7 @@ def evaluation_rounds(rounds: int, eval_every: int) -> list[int]:
 
 
 def measure(
-    setting: Setting, algorithm: Algorithm, dataset: FederatedDataset, state: TrainState, evaluate: Evaluate | None
+    setting: Setting, algorithm: Method, dataset: FederatedDataset, state: TrainState, evaluate: Evaluate | None
 ) -> dict[str, jax.Array]:
     """All that is recorded at an evaluation, but for the round.
 

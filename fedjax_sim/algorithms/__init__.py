@@ -1,23 +1,85 @@
-"""Federated algorithms: one short file each, against the contract of :mod:`fedjax_sim.algorithms.base`."""
+"""Federated algorithms: one short file each, against the contract of :mod:`fedjax_sim.algorithms.contract`."""
 
+from fedjax_sim.algorithms.averaging import Ema, LastK, ema, last_k
 from fedjax_sim.algorithms.base import Algorithm, Client, Cohort, Sent, ServerState
-from fedjax_sim.algorithms.fedavg import FedAvg, fedavg
+from fedjax_sim.algorithms.contract import Method
+from fedjax_sim.algorithms.control import Controlled
+from fedjax_sim.algorithms.fairness import Afl, QFedAvg, afl, qfedavg
+from fedjax_sim.algorithms.fedavg import FedAvg, LargeBatchSgd, LocalSgd, fedavg, large_batch_sgd, local_sgd
+from fedjax_sim.algorithms.fedaware import Aware, FedAware, aware, fedaware
+from fedjax_sim.algorithms.fedcm import FedCm, fedcm
+from fedjax_sim.algorithms.feddane import Dane, FedDane, dane, feddane
+from fedjax_sim.algorithms.feddyn import FedDyn, feddyn
 from fedjax_sim.algorithms.fednova import FedNova, fednova
+from fedjax_sim.algorithms.fedopt import (
+    FedAdagrad,
+    FedAdam,
+    FedAms,
+    FedAvgM,
+    FedYogi,
+    fedadagrad,
+    fedadam,
+    fedams,
+    fedavgm,
+    fedyogi,
+)
 from fedjax_sim.algorithms.fedprox import FedProx, fedprox
 from fedjax_sim.algorithms.scaffold import Scaffold, scaffold
+from fedjax_sim.algorithms.vrl_sgd import VrlSgd, vrl_sgd
+from fedjax_sim.algorithms.wrapper import Wrapped, Wrapper
 
 __all__ = [
+    "Afl",
     "Algorithm",
+    "Aware",
     "Client",
     "Cohort",
+    "Controlled",
+    "Dane",
+    "Ema",
+    "FedAdagrad",
+    "FedAdam",
+    "FedAms",
     "FedAvg",
+    "FedAvgM",
+    "FedAware",
+    "FedCm",
+    "FedDane",
+    "FedDyn",
     "FedNova",
     "FedProx",
+    "FedYogi",
+    "LargeBatchSgd",
+    "LastK",
+    "LocalSgd",
+    "Method",
+    "QFedAvg",
     "Scaffold",
     "Sent",
     "ServerState",
+    "VrlSgd",
+    "Wrapped",
+    "Wrapper",
+    "afl",
+    "aware",
+    "dane",
+    "ema",
+    "fedadagrad",
+    "fedadam",
+    "fedams",
     "fedavg",
+    "fedavgm",
+    "fedaware",
+    "fedcm",
+    "feddane",
+    "feddyn",
     "fednova",
     "fedprox",
+    "fedyogi",
+    "large_batch_sgd",
+    "last_k",
+    "local_sgd",
+    "qfedavg",
     "scaffold",
+    "vrl_sgd",
 ]

@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
-from fedjax_sim.algorithms.base import Algorithm
-from fedjax_sim.descriptions import factory
-from fedjax_sim.values import check_real, check_scalar
+import jax
+import jax.numpy as jnp
+
+from fedjax_sim.algorithms.base import Algorithm, ServerState
+from fedjax_sim.descriptions import factory, static
+from fedjax_sim.values import check_count, check_flag, check_real, check_scalar
+
+
+class Steering(NamedTuple):
+    """The state of an adaptive mu: its value, the falls of F in a row, and F after the last round."""
+
+    mu: jax.Array
+    falls: jax.Array
+    objective: jax.Array
+
+
+class ProxSent(NamedTuple):
+    """The model x and the strength of the proximal term of this round."""
+
+    params: Any
+    mu: Any
 
 
 class FedProx(Algorithm):
@@ -18,21 +36,65 @@ class FedProx(Algorithm):
     method, keeping the partial work of stragglers, is the ``work`` argument's: ``stragglers(..., keep=True)``.
     State per client: none. One model down, one up a round and client.
 
+    With ``adaptive``, mu follows the objective F (section 5.3.2): a round after which F is higher adds ``increment``;
+    ``patience`` falls in a row take it away again, down to 0. It holds from the next round on, and is recorded as
+    ``"mu"``. One evaluation of F a round is what this costs.
+
     Args:
-      mu: strength of the proximal term, >= 0.
+      mu: strength of the proximal term, >= 0; where ``adaptive`` begins.
+      adaptive: whether mu follows F.
+      increment: what mu is changed by.
+      patience: falls in a row before mu is lowered.
 
     Reference: Li et al. 2020, "Federated optimization in heterogeneous networks", Algorithm 2.
     """
 
     mu: Any = 1.0
+    adaptive: bool = static(default=False)
+    increment: Any = 0.1
+    patience: int = static(default=5)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({"objective"} if self.adaptive else ())
 
     def checked(self) -> Self:
         check_real("fedprox(mu=...)", self.mu, low=0.0)
+        check_flag("fedprox(adaptive=...)", self.adaptive)
+        check_real("fedprox(increment=...)", self.increment, low=0.0)
+        check_count("fedprox(patience=...)", self.patience)
         return super().checked()
 
-    def proximal(self, sent: Any) -> Any:
+    def init(self, params: Any, num_clients: int) -> ServerState:
+        server: ServerState = super().init(params, num_clients)
+        if not self.adaptive:
+            return server
         check_scalar("fedprox(mu=...)", self.mu)
-        return self.mu
+        dtype = jnp.result_type(float)
+        return server._replace(extra=Steering(jnp.asarray(self.mu, dtype), jnp.int32(0), jnp.zeros((), dtype)))
+
+    def broadcast(self, server: ServerState) -> ProxSent:
+        return ProxSent(server.params, server.extra.mu if self.adaptive else self.mu)
+
+    def proximal(self, sent: ProxSent) -> Any:
+        check_scalar("fedprox(mu=...)", sent.mu)
+        return sent.mu
+
+    def before(self, server: ServerState, objective: jax.Array) -> ServerState:
+        start = server.extra._replace(objective=objective.astype(server.extra.objective.dtype))
+        return server._replace(extra=start)
+
+    def after(self, server: ServerState, objective: jax.Array) -> ServerState:
+        mu, falls, before = server.extra
+        objective = objective.astype(before.dtype)
+        increment = jnp.asarray(self.increment).astype(mu.dtype)
+        falls = jnp.where(objective > before, 0, jnp.where(objective < before, falls + 1, falls))
+        enough = falls == self.patience
+        mu = jnp.where(objective > before, mu + increment, jnp.where(enough, jnp.maximum(mu - increment, 0), mu))
+        return server._replace(extra=Steering(mu, jnp.where(enough, 0, falls), objective))
+
+    def report(self, server: ServerState) -> dict[str, jax.Array]:
+        return {"mu": server.extra.mu} if self.adaptive else {}
 
 
 fedprox = factory("algorithm.fedprox", FedProx)

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, Self
 
-import jax
-
-from fedjax_sim import trees
-from fedjax_sim.algorithms.base import Algorithm, Client, Cohort, ServerState
+from fedjax_sim.algorithms.base import Client, Cohort, ServerState
+from fedjax_sim.algorithms.control import Controlled
 from fedjax_sim.descriptions import factory, static
 
 
-class ScaffoldSent(NamedTuple):
-    """The model x and the server's control variate c."""
-
-    params: Any
-    control: Any
-
-
-class Scaffold(Algorithm):
+class Scaffold(Controlled):
     """SCAFFOLD: control variates c_i, c correct the drift of every local step (Karimireddy et al. 2020).
 
     y_i <- y_i - eta (g_i(y_i) - c_i + c)                                                       (eq. 3)
@@ -44,7 +35,7 @@ class Scaffold(Algorithm):
     option: str = static(default="II")
 
     default_average: ClassVar[str] = "plain"
-    duplicates: ClassVar[bool] = False
+    averages: ClassVar[frozenset[str]] = frozenset({"sample", "plain"})
 
     @property
     def needs(self) -> frozenset[str]:
@@ -55,35 +46,11 @@ class Scaffold(Algorithm):
             raise ValueError(f"scaffold(option={self.option!r}): it must be 'I' or 'II'")
         return super().checked()
 
-    def init(self, params: Any, num_clients: int) -> ServerState:
-        server: ServerState = super().init(params, num_clients)
-        return server._replace(extra=trees.zeros_like(params))
-
-    def init_client(self, params: Any) -> Any:
-        return trees.zeros_like(params)
-
-    def broadcast(self, server: ServerState) -> ScaffoldSent:
-        return ScaffoldSent(server.params, server.extra)
-
-    def start(self, sent: ScaffoldSent, c_i: Any, client: Client) -> tuple[Any, Any]:
-        return sent.params, trees.subtract(sent.control, c_i)
-
-    def direction(self, g: Any, y: Any, sent: ScaffoldSent, local: Any, client: Client) -> Any:
-        return trees.add(g, local)
-
-    def finish(self, y: Any, sent: ScaffoldSent, c_i: Any, local: Any, client: Client) -> tuple[dict[str, Any], Any]:
-        delta = trees.subtract(y, sent.params)
-        new = client.anchor
-        if self.option == "II":
-            new = jax.tree.map(lambda corrected, moved: -corrected - moved, local, trees.divide(delta, client.slope))
-        return {"delta": delta, "control": trees.subtract(new, c_i)}, new
-
-    def weigh(self, client: Client) -> dict[str, jax.Array]:
-        return {"control": client.share}
+    def raw_gradient(self, delta: Any, local: Any, client: Client) -> Any:
+        return client.anchor if self.option == "I" else super().raw_gradient(delta, local, client)
 
     def aggregate(self, server: ServerState, sums: dict[str, Any], cohort: Cohort) -> ServerState:
-        control = trees.add(server.extra, sums["control"])
-        return self.server_step(server._replace(extra=control), sums["delta"], cohort)  # type: ignore[no-any-return]
+        return self.server_step(self.control(server, sums), sums["delta"], cohort)  # type: ignore[no-any-return]
 
 
 scaffold = factory("algorithm.scaffold", Scaffold)

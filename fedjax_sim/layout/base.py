@@ -64,7 +64,7 @@ def finish(
 ) -> tuple[dict[str, Any], dict[str, Any], Any]:
     """``(weighted messages, stacked messages, new c_i)`` of one client."""
     messages, new = solver.finish(sent, c_i, slot, progress)
-    stacks = {name: messages[name] for name in solver.algorithm.stacked}
+    stacks = {name: messages[name] for name in solver.stacked}
     return solver.weigh(slot, messages), stacks, new
 
 

@@ -1,0 +1,99 @@
+"""Server averaging: the model that is evaluated is an average of the iterates; training does not know of it."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Self
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_sim import trees
+from fedjax_sim.algorithms.contract import Cohort
+from fedjax_sim.algorithms.wrapper import Wrapped, Wrapper
+from fedjax_sim.descriptions import factory, static
+from fedjax_sim.values import check_count, check_real, check_scalar
+
+
+class Ema(Wrapper):
+    """Exponential moving average of the global models of any method.
+
+    x~ <- beta x~ + (1 - beta) x after every round,   x~_0 = x_0; x~ is evaluated and returned, x trains on.
+
+    A round that changes nothing (nobody took part) does not move x~ either.
+
+    Args:
+      base: the method.
+      decay: beta in [0, 1).
+
+    Reference: Polyak and Juditsky 1992, "Acceleration of stochastic approximation by averaging" (the idea); the
+    exponential weights as usual for deep networks.
+    """
+
+    decay: Any = 0.9
+
+    def checked(self) -> Self:
+        check_real("ema(decay=...)", self.decay, low=0.0, below=1.0)
+        return super().checked()
+
+    def init(self, params: Any, num_clients: int) -> Wrapped:
+        return Wrapped(self.base.init(params, num_clients), params)
+
+    def parameters(self, server: Wrapped) -> Any:
+        return server.extra
+
+    def aggregate(self, server: Wrapped, sums: dict[str, Any], cohort: Cohort) -> Wrapped:
+        check_scalar("ema(decay=...)", self.decay)
+        new: Wrapped = super().aggregate(server, sums, cohort)
+        return new._replace(extra=trees.mix(self.decay, server.extra, self.model(new)))
+
+
+class Window(NamedTuple):
+    """The last k models, [k, ...], and how many rounds there were."""
+
+    models: Any
+    rounds: jax.Array
+
+
+class LastK(Wrapper):
+    """The mean of the last k global models of any method.
+
+    x~_t = mean of x_s, s = max(0, t - k + 1) .. t; x~ is evaluated and returned, x trains on.
+
+    Memory: k models on the server.
+
+    Args:
+      base: the method.
+      k: how many models, at least 1.
+
+    Reference: Izmailov et al. 2018, "Averaging weights leads to wider optima and better generalization", section 3.
+    """
+
+    k: int = static(default=5)
+
+    def checked(self) -> Self:
+        check_count("last_k(k=...)", self.k)
+        return super().checked()
+
+    def init(self, params: Any, num_clients: int) -> Wrapped:
+        def first_of(leaf: Any) -> jax.Array:
+            leaf = jnp.asarray(leaf)
+            return jnp.zeros((self.k, *leaf.shape), leaf.dtype).at[0].set(leaf)
+
+        return Wrapped(self.base.init(params, num_clients), Window(jax.tree.map(first_of, params), jnp.int32(0)))
+
+    def parameters(self, server: Wrapped) -> Any:
+        models, rounds = server.extra
+        count = jnp.minimum(rounds + 1, self.k)
+        return jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0) / count.astype(leaf.dtype), models)
+
+    def aggregate(self, server: Wrapped, sums: dict[str, Any], cohort: Cohort) -> Wrapped:
+        new: Wrapped = super().aggregate(server, sums, cohort)
+        rounds = server.extra.rounds + 1
+        models = jax.tree.map(
+            lambda all_, leaf: all_.at[rounds % self.k].set(leaf), server.extra.models, self.model(new)
+        )
+        return new._replace(extra=Window(models, rounds))
+
+
+ema = factory("algorithm.ema", Ema)
+last_k = factory("algorithm.last_k", LastK)

@@ -1,0 +1,141 @@
+"""Approximate Newton steps: FedDANE, and DANE itself."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, NamedTuple, Self
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_sim import trees
+from fedjax_sim.algorithms.base import Algorithm, Client, Cohort, Method, ServerState, averaged
+from fedjax_sim.descriptions import factory, static
+from fedjax_sim.values import check_flag, check_real, check_scalar
+
+
+class Gradient(NamedTuple):
+    """The mean gradient that phase 1 collected, and the round in which it did (-1: never)."""
+
+    mean: Any
+    round: jax.Array
+
+
+class DaneSent(NamedTuple):
+    """The model x and the mean gradient of phase 1."""
+
+    params: Any
+    gradient: Any
+
+
+class _Collect(Algorithm):
+    """Phase 1: the cohort S1 returns grad F_i(x); the server keeps their weighted mean."""
+
+    shared: bool = static(default=False)
+
+    takes_steps: ClassVar[bool] = False
+
+    @property
+    def own_cohort(self) -> bool:  # type: ignore[override]
+        return not self.shared
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({"anchor"})
+
+    def finish(self, y: Any, sent: Any, c_i: Any, local: Any, client: Client) -> tuple[dict[str, Any], Any]:
+        return {"gradient": client.anchor}, c_i
+
+    def aggregate(self, server: ServerState, sums: dict[str, Any], cohort: Cohort) -> ServerState:
+        return server._replace(extra=Gradient(sums["gradient"], cohort.round))
+
+
+class FedDane(Algorithm):
+    """FedDANE: clients correct their gradients by the mean gradient at x of another cohort.
+
+    phase 1: g~ = sum_S1 w_i grad F_i(x)
+    phase 2: y_i <- y_i - eta (g_i(y_i) + g~ - grad F_i(x) + mu (y_i - x));   x <- x + eta_g sum_S2 w_i (y_i - x)
+
+    S1 and S2 are drawn independently; tau_i, stragglers and all draws of other methods belong to phase 2. A round whose
+    S1 is empty changes nothing. State per client: none. Two models down, two up a round (a model and a gradient, in
+    two exchanges).
+
+    Args:
+      mu: strength of the proximal term, >= 0.
+      same_cohort: draws S1 = S2, as the authors' published code does; the paper (default) draws twice.
+
+    Reference: Li et al. 2019, "FedDANE: A federated Newton-type method", Algorithm 1.
+    """
+
+    mu: Any = 0.0
+    same_cohort: bool = static(default=False)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({"anchor"})
+
+    def checked(self) -> Self:
+        name = type(self).__name__.lower()
+        check_real(f"{name}(mu=...)", self.mu, low=0.0)
+        check_flag(f"{name}(same_cohort=...)", self.same_cohort)
+        return super().checked()
+
+    def phases(self) -> tuple[Method, ...]:
+        return _Collect(client_optimizer=self.client_optimizer, shared=self.same_cohort), self
+
+    def init(self, params: Any, num_clients: int) -> ServerState:
+        server: ServerState = super().init(params, num_clients)
+        return server._replace(extra=Gradient(trees.zeros_like(params), jnp.int32(-1)))
+
+    def broadcast(self, server: ServerState) -> DaneSent:
+        return DaneSent(server.params, server.extra.mean)
+
+    def proximal(self, sent: DaneSent) -> Any:
+        check_scalar(f"{type(self).__name__.lower()}(mu=...)", self.mu)
+        return self.mu
+
+    def direction(self, g: Any, y: Any, sent: DaneSent, local: Any, client: Client) -> Any:
+        return trees.add(g, trees.subtract(sent.gradient, client.anchor))
+
+    def aggregate(self, server: ServerState, sums: dict[str, Any], cohort: Cohort) -> ServerState:
+        new = self.server_step(server, averaged(server.params, sums["delta"], cohort), cohort)
+        return trees.select(server.extra.round == cohort.round, new, server)  # type: ignore[no-any-return]
+
+
+class Dane(FedDane):
+    """DANE: FedDANE with everybody in both phases and each local problem solved to a tolerance.
+
+    y_i = argmin_y F_i(y) + <grad F(x) - grad F_i(x), y> + mu/2 |y - x|^2;   x <- x + eta_g sum w_i (y_i - x)
+
+    Solved by the local optimiser on full local gradients until the gradient of the local problem has norm at most
+    ``tolerance``, or for the tau_i steps of ``work``, which bound it: give enough of them.
+
+    Args:
+      mu: strength of the proximal term, >= 0.
+      same_cohort: no matter here: everybody takes part in both phases.
+      tolerance: norm of the local problem's gradient at which a client stops, >= 0.
+
+    Raises:
+      ValueError: (before a run) a cohort without a slot for everybody, or batches other than ``full_batch()``.
+
+    Reference: Shamir, Srebro and Zhang 2014, "Communication-efficient distributed optimization using an approximate
+    Newton-type method", Procedure DANE.
+    """
+
+    tolerance: Any = 1e-8
+
+    needs_everyone: ClassVar[bool] = True
+    needs_full_gradients: ClassVar[bool] = True
+
+    def checked(self) -> Self:
+        check_real("dane(tolerance=...)", self.tolerance, low=0.0)
+        return super().checked()
+
+    def local_step(self, g: Any, y: Any, state: Any, sent: DaneSent, client: Client) -> tuple[Any, Any]:
+        gradient = trees.add_scaled(g, self.mu, trees.subtract(y, sent.params))
+        square = jax.tree.reduce(jnp.add, jax.tree.map(lambda leaf: jnp.sum(jnp.square(leaf)), gradient))
+        solved = square <= jnp.square(trees.as_dtype(self.tolerance, square))
+        return trees.select(solved, (y, state), super().local_step(g, y, state, sent, client))  # type: ignore[no-any-return]
+
+
+feddane = factory("algorithm.feddane", FedDane)
+dane = factory("algorithm.dane", Dane)

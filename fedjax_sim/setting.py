@@ -1,0 +1,58 @@
+"""What a run is made of, and what changes in it."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from fedjax_sim.algorithms.contract import Method
+from fedjax_sim.cohort.averaging import Averaging
+from fedjax_sim.cohort.participation import Participation
+from fedjax_sim.diagnostics.base import Diagnostic
+from fedjax_sim.layout.base import Layout
+from fedjax_sim.local.batches import Batches
+from fedjax_sim.local.work import Work
+from fedjax_sim.task import Task
+
+
+class Setting(NamedTuple):
+    """What a run does besides the algorithm and the data; a pytree.
+
+    Attributes:
+      task: what is learned.
+      cohort: who takes part.
+      work: how many local steps.
+      batches: which examples a step sees.
+      layout: how clients are run, or None for the rule of ``choose_layout``.
+      diagnostics: what is measured in every round.
+    """
+
+    task: Task
+    cohort: Participation
+    work: Work
+    batches: Batches
+    layout: Layout | None
+    diagnostics: tuple[Diagnostic, ...] = ()
+
+    def observes(self, what: str) -> bool:
+        """Whether a diagnostic asks for ``what``."""
+        return any(what in diagnostic.observes for diagnostic in self.diagnostics)
+
+    def average(self, algorithm: Method) -> str:
+        """The cohort's own choice of average, else the algorithm's."""
+        return self.cohort.average or algorithm.default_average
+
+    def averaging(self, algorithm: Method) -> Averaging:
+        """What that average means."""
+        return self.cohort.averaging(self.average(algorithm))
+
+
+class TrainState(NamedTuple):
+    """Everything that changes from round to round.
+
+    Attributes:
+      server: the algorithm's server state.
+      clients: client states by client index, [N, ...]; ``()`` for stateless methods.
+    """
+
+    server: Any
+    clients: Any
