@@ -11,9 +11,8 @@ from jax import lax
 
 import fedjax_sim as fjs
 from fedjax_sim.algorithms import Scaffold
-from fedjax_sim.algorithms.base import Sent
-from fedjax_sim.local.slope import slopes
-from fedjax_sim.rounds import Setting, TrainState, init_state, prepare, run_round
+from fedjax_sim.rounds import init_state, prepare, run_round
+from fedjax_sim.setting import Setting, TrainState
 
 KEY = jax.random.key(3)
 N, DIM, SIZES, MOST = 4, 3, [1, 3, 2, 2], 8
@@ -314,7 +313,8 @@ def test_the_slope_probe_has_its_closed_forms(x64):
 
     @jax.jit
     def probe(algorithm, rates):
-        return slopes(algorithm, Sent({"w": jnp.zeros(2)}), rates, steps, 9)["w"]
+        sent = algorithm.broadcast(algorithm.init({"w": jnp.zeros(2)}, 1))
+        return algorithm.slopes(sent, rates, steps, 9).slope["w"]
 
     def plain(mu):
         return fjs.fedprox(mu=mu, client_optimizer=sgd(1.0))

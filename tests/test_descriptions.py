@@ -1,5 +1,6 @@
 """``describe`` and ``build``: whatever a registered factory makes can be written down as JSON and made again."""
 
+import dataclasses
 import importlib.util
 import json
 import sys
@@ -29,16 +30,56 @@ MADE: dict[str, Callable[[], Any]] = {
         server_learning_rate=0.7,
     ),
     "algorithm.fednova": lambda: fjs.fednova(
-        client_optimizer=sgd(0.1, momentum=0.9), client_learning_rate={"w": 0.5, "b": jnp.ones(3)}
+        client_optimizer=sgd(0.1, momentum=0.9),
+        client_learning_rate={"w": 0.5, "b": jnp.ones(3)},
+        mu=0.2,
+        tau_eff=3.5,
     ),
-    "algorithm.fedprox": lambda: fjs.fedprox(client_optimizer=sgd(0.1), mu=0.3),
+    "algorithm.fedprox": lambda: fjs.fedprox(client_optimizer=sgd(0.1), mu=0.3, adaptive=True, patience=2),
     "algorithm.scaffold": lambda: fjs.scaffold(client_optimizer=fjs.optim.adam(0.1), option="I"),
+    "algorithm.afl": lambda: fjs.afl(client_optimizer=sgd(0.1), weight_learning_rate=0.2),
+    "algorithm.aware": lambda: fjs.aware(
+        fjs.fednova(client_optimizer=sgd(0.1), server_optimizer=fjs.optim.fedyogi(0.8)), alpha=0.4, layers=("Dense_1",)
+    ),
+    "algorithm.dane": lambda: fjs.dane(client_optimizer=sgd(0.1), mu=0.1, tolerance=1e-6),
+    "algorithm.ema": lambda: fjs.ema(fjs.fedavg(client_optimizer=sgd(0.1)), decay=0.5),
+    "algorithm.fedadagrad": lambda: fjs.fedadagrad(client_optimizer=sgd(0.1), tau=0.1),
+    "algorithm.fedadam": lambda: fjs.fedadam(client_optimizer=sgd(0.1), beta1=0.8, form="optax"),
+    "algorithm.fedams": lambda: fjs.fedams(client_optimizer=sgd(0.1), form="code", initial=0.1),
+    "algorithm.fedavgm": lambda: fjs.fedavgm(client_optimizer=sgd(0.1), momentum=0.5, nesterov=True),
+    "algorithm.fedaware": lambda: fjs.fedaware(
+        client_optimizer=sgd(0.1), clusters=[0, 1, 0], candidates="all", solver=fjs.min_norm.away_steps(max_steps=50)
+    ),
+    "algorithm.fedcm": lambda: fjs.fedcm(client_optimizer=sgd(0.1), alpha=0.3, scaling="direction"),
+    "algorithm.feddane": lambda: fjs.feddane(client_optimizer=sgd(0.1), mu=0.2, same_cohort=True),
+    "algorithm.feddyn": lambda: fjs.feddyn(client_optimizer=sgd(0.1), alpha=0.3, form="code"),
+    "algorithm.fedyogi": lambda: fjs.fedyogi(client_optimizer=sgd(0.1), beta2=0.9),
+    "algorithm.large_batch_sgd": lambda: fjs.large_batch_sgd(client_optimizer=sgd(0.1)),
+    "algorithm.last_k": lambda: fjs.last_k(fjs.scaffold(client_optimizer=sgd(0.1)), k=3),
+    "algorithm.local_sgd": lambda: fjs.local_sgd(client_optimizer=sgd(0.1)),
+    "algorithm.qfedavg": lambda: fjs.qfedavg(client_optimizer=sgd(0.1), q=2.0, lipschitz=5.0),
+    "algorithm.vrl_sgd": lambda: fjs.vrl_sgd(client_optimizer=sgd(0.1, momentum=0.3)),
+    "min_norm.active_set": lambda: fjs.min_norm.active_set(max_steps=70, tolerance=1e-9),
+    "min_norm.away_steps": lambda: fjs.min_norm.away_steps(max_steps=70),
+    "min_norm.frank_wolfe": lambda: fjs.min_norm.frank_wolfe(max_steps=70),
+    "optim.fedadagrad": lambda: fjs.optim.fedadagrad(tau=0.1),
+    "optim.fedadam": lambda: fjs.optim.fedadam(beta1=0.8),
+    "optim.fedams": lambda: fjs.optim.fedams(corrected=True, initial=0.2),
+    "optim.fedyogi": lambda: fjs.optim.fedyogi(beta2=0.9),
+    "availability.bernoulli": lambda: fjs.cohort.bernoulli([0.5, 1.0]),
+    "availability.periodic": lambda: fjs.cohort.periodic(4, 2, offsets=[0, 3]),
+    "availability.trace": lambda: fjs.cohort.trace([[True, False], [True, True]], repeat=False),
+    "batches.fraction": lambda: fjs.local.fraction(0.3),
     "batches.full_batch": lambda: fjs.local.full_batch(piece_size=7),
     "batches.in_order": lambda: fjs.local.in_order(3),
     "batches.shuffled": lambda: fjs.local.shuffled(3),
     "batches.with_replacement": lambda: fjs.local.with_replacement(3),
+    "cohort.available": lambda: fjs.cohort.available(fjs.cohort.uniform(2), fjs.cohort.bernoulli(0.8)),
     "cohort.full": lambda: fjs.cohort.full(average="plain"),
     "cohort.given": lambda: fjs.cohort.given([[0, 1], [1, -1]], average="plain"),
+    "cohort.independent": lambda: fjs.cohort.independent(0.3, cap=40, average="inverse"),
+    "cohort.shuffled": lambda: fjs.cohort.shuffled(3, passes="uniform"),
+    "cohort.weighted": lambda: fjs.cohort.weighted(2, weights=[1.0, 2.0, 0.0]),
     "cohort.uniform": lambda: fjs.cohort.uniform(3, average="sample"),
     "cohort.with_replacement": lambda: fjs.cohort.with_replacement(4),
     "dataset.digits": lambda: fjs.datasets.digits(num_clients=5, alpha=0.3, seed=2, test_fraction=0.1),
@@ -48,6 +89,23 @@ MADE: dict[str, Callable[[], Any]] = {
     "dataset.synthetic": lambda: fjs.datasets.synthetic(
         0.5, 1, 3, 4, spread="variance", test_fraction=0.1, sizes=[5, 6, 7], max_size=6, dtype=jnp.bfloat16
     ),
+    "diagnostic.client_losses": lambda: fjs.diagnostics.client_losses(worst=0.2),
+    "diagnostic.coherence": lambda: fjs.diagnostics.coherence(),
+    "diagnostic.communication": lambda: fjs.diagnostics.communication(),
+    "diagnostic.consensus": lambda: fjs.diagnostics.consensus(),
+    "diagnostic.cosine_matrix": lambda: fjs.diagnostics.cosine_matrix(),
+    "diagnostic.dissimilarity": lambda: fjs.diagnostics.dissimilarity(uniform=True),
+    "diagnostic.drift": lambda: fjs.diagnostics.drift(),
+    "diagnostic.e_lud": lambda: fjs.diagnostics.e_lud(),
+    "diagnostic.efficiency": lambda: fjs.diagnostics.efficiency(),
+    "diagnostic.gradient_moments": lambda: fjs.diagnostics.gradient_moments(uniform=True),
+    "diagnostic.gradient_variance": lambda: fjs.diagnostics.gradient_variance(uniform=True),
+    "diagnostic.hessian_dissimilarity": lambda: fjs.diagnostics.hessian_dissimilarity(iterations=5, num_clients=3),
+    "diagnostic.inexactness": lambda: fjs.diagnostics.inexactness(mu=0.3),
+    "diagnostic.lud": lambda: fjs.diagnostics.lud(),
+    "diagnostic.surrogate": lambda: fjs.diagnostics.surrogate(normalised=True),
+    "diagnostic.update_norms": lambda: fjs.diagnostics.update_norms(),
+    "diagnostic.virtual_time": lambda: fjs.diagnostics.virtual_time(speeds=[1.0, 2.0], transfer=0.5),
     "layout.lanes": lambda: fjs.layout.lanes(3),
     "layout.stacked": lambda: fjs.layout.stacked(),
     "layout.static_schedule": lambda: fjs.layout.static_schedule(2),
@@ -66,7 +124,9 @@ MADE: dict[str, Callable[[], Any]] = {
     "task.classification": lambda: fjs.classification(fjs.models.MLP(3, (4,)), weight_decay=1e-3),
     "task.functions": lambda: fjs.functions(first, losses),
     "task.quadratic": lambda: fjs.quadratic(start=1.5),
-    "work.gaussian_steps": lambda: fjs.local.gaussian_steps(3, 1.5, 9),
+    "tau_eff.effective_steps": lambda: fjs.fednova(client_optimizer=sgd(0.1), tau_eff="steps").tau_eff,
+    "work.deadline": lambda: fjs.local.deadline(2.0, [1.0, 3.0], 4, keep=False),
+    "work.gaussian_steps": lambda: fjs.local.gaussian_steps(3, most=9, variance=2.0),
     "work.given_steps": lambda: fjs.local.given_steps(STEPS, most=7),
     "work.random_epochs": lambda: fjs.local.random_epochs(1, 4),
     "work.steps": lambda: fjs.local.steps(3),
@@ -134,7 +194,7 @@ def test_epochs_is_written_as_random_epochs() -> None:
 def test_a_description_is_what_the_documentation_says() -> None:
     assert describe(sgd(0.02, momentum=0.9)) == {
         "name": "optim.sgd",
-        "arguments": {"learning_rate": 0.02, "momentum": 0.9, "nesterov": False},
+        "arguments": {"learning_rate": 0.02, "momentum": 0.9, "nesterov": False, "decay": None},
     }
 
 
@@ -346,7 +406,7 @@ def test_a_users_algorithm() -> None:
 
 
 def test_a_taken_name_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"'optim\.sgd' is already registered by fedjax_sim\.optim\.sgd"):
+    with pytest.raises(ValueError, match=r"'optim\.sgd' is already registered by fedjax_sim\.optim\.described\.sgd"):
         fjs.register("optim.sgd", losses)
     assert fjs.register("model.two_layers", TwoLayers) is TwoLayers  # again, as a notebook's cell does
 
@@ -407,3 +467,13 @@ def test_a_run_of_opaque_parts_is_recorded_too() -> None:
         "run.task.init_function",
         "run.task.losses_function",
     }
+
+
+def test_classes_with_equal_fields_are_different_structures() -> None:
+    """Else a compiled program of one could be run for the other (see ``Described``)."""
+    one, other = fjs.fedadam(client_optimizer=sgd(0.1)), fjs.fedyogi(client_optimizer=sgd(0.1))
+    assert [field.name for field in dataclasses.fields(one)] == [field.name for field in dataclasses.fields(other)]
+    assert jax.tree.structure(one) != jax.tree.structure(other)
+    named = jax.tree_util.keystr(jax.tree_util.tree_flatten_with_path(one)[0][0][0])
+    assert named == ".client_optimizer.learning_rate"
+    assert_same(jax.tree.unflatten(jax.tree.structure(one), jax.tree.leaves(one)), one)

@@ -169,7 +169,7 @@ RUNS: dict[str, tuple[dict[str, Callable[[], Any]], type[Exception], tuple[str, 
     "layout a name": ({"layout": lambda: "turns"}, TypeError, ("layout is 'turns'", "layout.turns()", "None")),
     "layout a factory": ({"layout": lambda: fjs.layout.turns}, TypeError, ("a Layout", "layout.turns()")),
     "evaluate a name": ({"evaluate": lambda: "loss"}, TypeError, ("evaluate is 'loss'", "evaluate(params, dataset)")),
-    "algorithm None": ({"algorithm": lambda: None}, TypeError, ("algorithm is None", "an Algorithm", "fedavg(")),
+    "algorithm None": ({"algorithm": lambda: None}, TypeError, ("algorithm is None", "a Method", "fedavg(")),
     "algorithm a factory": ({"algorithm": lambda: fjs.fedavg}, TypeError, ("algorithm is <function", "fedavg(")),
     "algorithm an optimiser": ({"algorithm": lambda: sgd(0.1)}, TypeError, ("algorithm is Sgd", "fedavg(")),
     "data set a mapping": (
@@ -180,7 +180,7 @@ RUNS: dict[str, tuple[dict[str, Callable[[], Any]], type[Exception], tuple[str, 
     "algorithm and data set exchanged": (
         {"algorithm": lambda: data(), "dataset": lambda: fedavg()},
         TypeError,
-        ("algorithm is FederatedDataset", "an Algorithm"),
+        ("algorithm is FederatedDataset", "a Method"),
     ),
     "initial_params of another structure": (
         {"initial_params": lambda: {"w": jnp.zeros(3)}},
