@@ -16,6 +16,7 @@ import numpy as np
 from flax import serialization, traverse_util
 
 from fedjax_sim.reporting.files import write_atomically
+from fedjax_sim.reporting.recorded import rounds_of
 from fedjax_sim.values import suggest
 
 _FORMAT = 1
@@ -44,7 +45,8 @@ class History:
     Attributes:
       evaluated: int[E], numbers of finished rounds at the evaluations; starts with 0.
       metrics: [seeds, E, ...] arrays by name: ``"loss"`` (training objective F), the task's metrics, ``"test_..."``.
-      rounds: int[seeds, R] arrays by name: ``"cohort_size"``, ``"useful_steps"``, ``"computed_steps"``.
+      rounds: [seeds, R, ...] arrays by name: ``"cohort_size"``, ``"useful_steps"``, ``"computed_steps"``, and what the
+        algorithm and the diagnostics recorded of every round.
       params: the final global models, leaves [seeds, ...].
       seeds: one number a run.
       seconds: wall time of all rounds and evaluations of all seeds, after compilation.
@@ -62,28 +64,29 @@ class History:
     description: dict[str, Any]
 
     def __getitem__(self, name: str) -> np.ndarray:
-        """The metric ``name``, [seeds, E, ...].
+        """The metric ``name``, [seeds, E, ...], or the record ``name`` of every round, [seeds, R, ...].
 
         Raises:
           KeyError: nothing of that name was recorded; the nearest names are listed.
         """
-        if name not in self.metrics:
-            raise KeyError(f"no metric {name!r} was recorded: {suggest(name, list(self.metrics))}")
-        return self.metrics[name]
+        for records in (self.metrics, self.rounds):
+            if name in records:
+                return records[name]
+        raise KeyError(f"nothing called {name!r} was recorded: {suggest(name, [*self.metrics, *self.rounds])}")
 
     def final(self, name: str) -> np.ndarray:
-        """The last value of a metric, [seeds, ...]."""
+        """The last value of a metric or record, [seeds, ...]."""
         return self[name][:, -1]
 
     def rounds_to(self, name: str, target: float) -> np.ndarray:
-        """Evaluated rounds until a metric reaches a target: at most it for losses, at least it for all others.
+        """Rounds until a metric or record reaches a target: at most it for losses, at least it for all others.
 
         Returns:
           float[seeds]; inf where it was never reached.
         """
         values = self[name]
         reached = values <= target if name.endswith("loss") else values >= target
-        first = np.where(reached.any(axis=1), self.evaluated[reached.argmax(axis=1)], np.inf)
+        first = np.where(reached.any(axis=1), rounds_of(self, name)[reached.argmax(axis=1)], np.inf)
         return np.asarray(first, dtype=float)
 
     @property
@@ -107,36 +110,46 @@ class History:
 
         return results_table({self.algorithm: self}, target=target)
 
-    def plot(self, metric: str = "loss", ax: Any = None) -> Any:
-        """Draws a metric against rounds, mean and band over seeds; needs matplotlib.
+    def plot(self, metric: str = "loss", ax: Any = None, *, round: int | None = None, seed: int = 0) -> Any:
+        """Draws a metric or a record of every round; needs matplotlib.
+
+        One number a round is a line with its band over seeds, quantiles (``"update_norms"``) are bands around their
+        middle, a matrix (``"cosine_matrix"``) is a heat map of one round.
 
         Args:
           metric: its name.
           ax: matplotlib axes to draw on; None makes a figure.
+          round: of a matrix, the round to draw, 1 to R; None for the last.
+          seed: of quantiles and matrices, the position of the seed to draw.
 
         Returns:
           The axes.
         """
-        from fedjax_sim.reporting.plots import curves
+        from fedjax_sim.reporting import plots, round_plots
 
-        return curves({self.algorithm: self}, metric, ax=ax)
+        if self[metric].ndim == 4:
+            return round_plots.heat_map(self, metric, round=round, seed=seed, ax=ax)
+        if self[metric].ndim == 3:
+            return round_plots.bands(self, metric, seed=seed, ax=ax)
+        return plots.curves({self.algorithm: self}, metric, ax=ax)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes everything to one ``.npz`` file, atomically and without pickle."""
-        state = serialization.to_state_dict(self.params)
-        params = traverse_util.flatten_dict(state, sep="/") if isinstance(state, dict) else {"": state}
+        leaves: list[np.ndarray] = []
+        structure = _numbered(serialization.to_state_dict(self.params), leaves)
         about: dict[str, Any] = {
             "format": _FORMAT,
             "seeds": self.seeds,
             "seconds": self.seconds,
             "compile_seconds": self.compile_seconds,
             "description": self.description,
+            "params": structure,
         }
         arrays = {
             "evaluated": self.evaluated,
             **{f"metrics/{name}": value for name, value in self.metrics.items()},
             **{f"rounds/{name}": value for name, value in self.rounds.items()},
-            **{f"params/{name}": np.asarray(value) for name, value in params.items()},
+            **{f"params/{number}": leaf for number, leaf in enumerate(leaves)},
         }
         # numpy's format knows no bfloat16 and the like: their names are kept beside
         about["dtypes"] = {name: str(value.dtype) for name, value in arrays.items() if value.dtype.kind == "V"}
@@ -167,12 +180,11 @@ class History:
             for name, value in arrays.items():
                 part, _, rest = name.partition("/")
                 parts[part][rest] = value
-            params = parts["params"]
             return cls(
                 evaluated=evaluated,
                 metrics=parts["metrics"],
                 rounds=parts["rounds"],
-                params=params[""] if set(params) == {""} else traverse_util.unflatten_dict(params, sep="/"),
+                params=_filled(about["params"], parts["params"]) if "params" in about else _by_path(parts["params"]),
                 seeds=about["seeds"],
                 seconds=about["seconds"],
                 compile_seconds=about["compile_seconds"],
@@ -180,3 +192,25 @@ class History:
             )
         except _DAMAGE as error:
             raise ValueError(f"{os.fspath(path)} is not a result of fedjax_sim, or is damaged ({error})") from error
+
+
+def _numbered(state: Any, leaves: list[np.ndarray]) -> Any:
+    """The tree ``state`` with its arrays, moved to ``leaves``, replaced by their numbers there: plain JSON."""
+    if isinstance(state, dict):
+        return {key: _numbered(value, leaves) for key, value in state.items()}
+    if state is None:
+        return None
+    leaves.append(np.asarray(state))
+    return len(leaves) - 1
+
+
+def _filled(structure: Any, leaves: dict[str, np.ndarray]) -> Any:
+    """The inverse of :func:`_numbered`."""
+    if isinstance(structure, dict):
+        return {key: _filled(value, leaves) for key, value in structure.items()}
+    return None if structure is None else leaves[str(structure)]
+
+
+def _by_path(params: dict[str, np.ndarray]) -> Any:
+    """Parameters of the first files, whose arrays are named by their paths."""
+    return params[""] if set(params) == {""} else traverse_util.unflatten_dict(params, sep="/")

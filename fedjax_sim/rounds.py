@@ -113,7 +113,11 @@ def run_round(
             key=purpose_key(round_key(key, round_), Purpose.DIAGNOSTICS),
         )  # fmt: skip
         for diagnostic in setting.diagnostics:
-            record |= diagnostic.measure(view)
+            measured = diagnostic.measure(view)
+            if record.keys() & measured.keys():
+                taken = min(record.keys() & measured.keys())
+                raise ValueError(f"{type(diagnostic).__name__} records {taken!r}, which is recorded already")
+            record |= measured
     return state, record
 
 

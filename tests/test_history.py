@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import io
+import json
 import zipfile
 
 import jax
@@ -128,3 +129,65 @@ def test_table_and_plot():
     ax = history().plot("test_accuracy")
     assert ax.get_xlabel() == "rounds"
     plt.close("all")
+
+
+def with_rounds():
+    rng = np.random.default_rng(0)
+    norms = np.sort(rng.gamma(3.0, size=(2, 5, 5)), axis=-1) / np.arange(1, 6)[None, :, None]
+    v = rng.normal(size=(2, 5, 6, 4)) + 0.7
+    v /= np.linalg.norm(v, axis=-1, keepdims=True)
+    records = {
+        "e_lud": 1 + rng.uniform(size=(2, 5)),
+        "update_norms": norms,
+        "cosine_matrix": np.einsum("srid,srjd->srij", v, v),
+    }
+    return dataclasses.replace(history(), rounds={**history().rounds, **records})
+
+
+def test_records_of_every_round_are_found_like_metrics(tmp_path):
+    h = with_rounds()
+    assert h["e_lud"] is h.rounds["e_lud"]
+    np.testing.assert_array_equal(h.final("e_lud"), h.rounds["e_lud"][:, -1])
+    assert h.rounds_to("e_lud", 0.0).tolist() == [1, 1]
+    with pytest.raises(KeyError, match="did you mean 'e_lud'"):
+        h["elud"]
+    h.save(tmp_path / "run.npz")
+    back = fjs.History.load(tmp_path / "run.npz")
+    jax.tree.map(np.testing.assert_array_equal, back.rounds, h.rounds)
+
+
+def test_plots_of_every_round():
+    plt = pytest.importorskip("matplotlib.pyplot")
+    h = with_rounds()
+    assert h.plot("e_lud").get_lines()[0].get_xdata().tolist() == [1, 2, 3, 4, 5]
+    ax = h.plot("update_norms", seed=1)
+    np.testing.assert_array_equal(ax.get_lines()[0].get_ydata(), h["update_norms"][1, :, 2])
+    assert ax.get_ylabel() == "update norms"
+    ax = h.plot("cosine_matrix", round=2)
+    np.testing.assert_array_equal(ax.get_images()[0].get_array(), h["cosine_matrix"][0, 1])
+    assert ax.get_title() == "round 2"
+    with pytest.raises(IndexError, match="rounds are 1 to 5"):
+        h.plot("cosine_matrix", round=6)
+    with pytest.raises(IndexError, match="positions 0 to 1"):
+        h.plot("update_norms", seed=2)
+    plt.close("all")
+
+
+def test_parameters_keep_their_structure(tmp_path):
+    params = {"a/b": {"": np.ones((1, 2)), "none": {}}, "a": {"b": np.zeros((1, 3))}, "state": {}}
+    dataclasses.replace(history(), params=params).save(tmp_path / "run.npz")
+    back = fjs.History.load(tmp_path / "run.npz").params
+    assert jax.tree.structure(back) == jax.tree.structure(params)
+    jax.tree.map(np.testing.assert_array_equal, back, params)
+
+
+def test_files_that_name_parameters_by_their_path_still_load(tmp_path):
+    path = tmp_path / "run.npz"
+    dataclasses.replace(history(), params={}).save(path)
+    with np.load(path) as file:
+        arrays = {name: file[name] for name in file.files}
+    about = json.loads(arrays["about"].tobytes())
+    del about["params"]
+    arrays["about"] = np.frombuffer(json.dumps(about).encode(), np.uint8)
+    np.savez(path, **arrays, **{"params/params/Dense_0/bias": np.ones((1, 2))})
+    np.testing.assert_array_equal(fjs.History.load(path).params["params"]["Dense_0"]["bias"], np.ones((1, 2)))

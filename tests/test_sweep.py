@@ -433,8 +433,7 @@ def names_of(algorithm):
 
 
 def standard_promotion(name, number):
-    """Under strict promotion jax differentiates neither b ** k in b for an integer k, which is in optax's Adam and Yogi,
-    nor optax's projection onto the simplex."""
+    """Strict promotion: JAX differentiates neither b ** k (optax's Adam and Yogi) nor optax's simplex projection."""
     foreign = name == "afl" or "Adam(" in repr(make(name, number)) or CASES[name][number].get("form") == "optax"
     return jax.numpy_dtype_promotion("standard") if foreign else contextlib.nullcontext()
 

@@ -172,7 +172,7 @@ def quadratics_from(H: Any, e: Any, *, sizes: Sequence[int] | None = None, dtype
             "[N, d]"
         )
     gap = np.abs(hessians - np.swapaxes(hessians, 1, 2))
-    round_off = 8 * float(jnp.finfo(made).eps)  # type: ignore[no-untyped-call]
+    round_off = 8 * float(jnp.finfo(made).eps)
     tolerance = round_off * np.abs(hessians).max(axis=(1, 2), initial=0.0)
     for client in np.flatnonzero(gap.max(axis=(1, 2), initial=0.0) > tolerance)[:1]:
         raise ValueError(f"quadratics_from: H of client {client} is not symmetric; use (H + H^T) / 2")

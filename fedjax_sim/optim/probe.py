@@ -105,10 +105,11 @@ def accumulation(optimizer: Optimizer, mu: Any, params: Any, rates: Any, steps: 
             return end
 
         single = _step(optimizer, mu, rate, jnp.ones_like(y), optimizer.init(y), y)[0]
-        return jax.grad(moved)(jnp.zeros((bound,), y.dtype)) / single
+        weights: jax.Array = jax.grad(moved)(jnp.zeros((bound,), y.dtype)) / single
+        return weights
 
-    weights: jax.Array = jax.vmap(one)(rate, steps)
-    return weights
+    counted: jax.Array = jax.vmap(one)(rate, steps)
+    return counted
 
 
 def _step(optimizer: Optimizer, mu: Any, rate: Any, g: Any, state: Any, y: Any) -> tuple[Any, Any]:

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedjax_sim.reporting.files import write_atomically
-from fedjax_sim.reporting.recorded import Recorded, in_words
+from fedjax_sim.reporting.recorded import Recorded, in_words, rounds_of
 
 if TYPE_CHECKING:
     from fedjax_sim.datasets.federated import FederatedDataset
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart, without its yellow, which nobody sees on white.
 # Seven colours and five dashes have no common divisor: 35 methods before a pair comes again.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (7, 1.5, 1.5, 1.5)), (0, (3, 1, 1, 1, 1, 1)))
 _DIVERGED = "a seed diverged"
 _DPI = 150
@@ -33,7 +33,7 @@ def curves(histories: Mapping[str, Recorded], metric: str = "loss", ax: Any = No
 
     Args:
       histories: the methods' records by the name to print.
-      metric: its name.
+      metric: its name, or that of a record of every round.
       ax: matplotlib axes to add the lines to; None makes a figure.
       log: whether the metric's axis is logarithmic; None chooses it for positive losses whose means span more than a
         decade.
@@ -46,7 +46,7 @@ def curves(histories: Mapping[str, Recorded], metric: str = "loss", ax: Any = No
       KeyError: a record lacks the metric.
       ValueError: no histories, or a metric that is not one number per seed and evaluation.
     """
-    _check_matplotlib()
+    check_matplotlib()
     if not histories:
         raise ValueError("curves: no histories were given; it takes {name: history}")
     own = ax is None
@@ -55,12 +55,12 @@ def curves(histories: Mapping[str, Recorded], metric: str = "loss", ax: Any = No
 
         _, ax = pyplot.subplots(figsize=(7, 4), layout="constrained")
     drawn_before = len(_labelled(ax))
-    styles = {name: _style(drawn_before + index) for index, name in enumerate(histories)}
+    styles = {name: line_style(drawn_before + index) for index, name in enumerate(histories)}
     _draw(ax, histories, metric, styles, log)
     ax.set_xlabel("rounds")
     beside = own and len(histories) > 1
     place = {"loc": "upper left", "bbox_to_anchor": (1.02, 1.0)} if beside else {"loc": "best"}
-    ax.legend(handles=_handles(_labelled(ax), [ax]), title=_band_words(histories.values()), **_LEGEND, **place)
+    ax.legend(handles=_handles(_labelled(ax), [ax]), title=_band_words(histories.values()), **LEGEND, **place)
     return ax
 
 
@@ -81,14 +81,14 @@ def comparison(problems: Mapping[str, Mapping[str, Recorded]], path: str | os.Pa
       ImportError: matplotlib is not installed.
       ValueError: no problems, or a problem without methods.
     """
-    _check_matplotlib()
+    check_matplotlib()
     from matplotlib.figure import Figure
 
     if not problems or not all(problems.values()):
         raise ValueError("comparison: it takes {problem: {method: history}}, with a method for every problem")
     records = [run for runs in problems.values() for run in runs.values()]
     methods = list(dict.fromkeys(itertools.chain.from_iterable(problems.values())))
-    styles = {name: _style(index) for index, name in enumerate(methods)}
+    styles = {name: line_style(index) for index, name in enumerate(methods)}
     two_rows = _accuracy(records) is not None
     width = max(3.3 * len(problems) + 0.6, 4.5)
     figure = Figure(figsize=(width, 5.6 if two_rows else 3.4), layout="constrained")
@@ -110,7 +110,7 @@ def comparison(problems: Mapping[str, Mapping[str, Recorded]], path: str | os.Pa
                 right.set_ylabel("")
     handles = _handles(_proxies(styles), axes.flat)
     columns = max(1, min(len(handles), int(width / (0.08 * max(len(h.get_label()) for h in handles) + 0.7))))
-    figure.legend(handles=handles, loc="outside lower center", ncols=columns, title=_band_words(records), **_LEGEND)
+    figure.legend(handles=handles, loc="outside lower center", ncols=columns, title=_band_words(records), **LEGEND)
     save_figure(figure, path)
     return figure
 
@@ -131,7 +131,7 @@ def label_heatmap(dataset: FederatedDataset, ax: Any = None) -> Any:
       ImportError: matplotlib is not installed.
       ValueError: the data set has no labels.
     """
-    _check_matplotlib()
+    check_matplotlib()
     from matplotlib import pyplot
     from matplotlib.colors import LogNorm, Normalize
     from matplotlib.ticker import MaxNLocator
@@ -176,7 +176,7 @@ def size_histogram(dataset: FederatedDataset, ax: Any = None) -> Any:
     Raises:
       ImportError: matplotlib is not installed.
     """
-    _check_matplotlib()
+    check_matplotlib()
     from matplotlib import pyplot
     from matplotlib.ticker import MaxNLocator
 
@@ -194,15 +194,15 @@ def size_histogram(dataset: FederatedDataset, ax: Any = None) -> Any:
     else:
         step = max(1, -(-(high + 1 - low) // bins))
         edges = np.arange(low, high + 1 + step, step) - 0.5
-    ax.hist(sizes, bins=edges, color=_COLOURS[0], edgecolor="white", linewidth=0.5)
+    ax.hist(sizes, bins=edges, color=COLOURS[0], edgecolor="white", linewidth=0.5)
     mean = float(sizes.mean())
-    ax.axvline(mean, color=_COLOURS[1], linestyle="--", label=f"mean {mean:,.1f}")
+    ax.axvline(mean, color=COLOURS[1], linestyle="--", label=f"mean {mean:,.1f}")
     ax.set_xlabel("examples of a client")
     ax.set_ylabel("clients")
     ax.yaxis.set_major_locator(MaxNLocator(integer=True))
     ax.set_title(f"{dataset.num_clients:,} clients, {dataset.num_examples:,} examples", fontsize="medium")
-    ax.legend(**_LEGEND)
-    _plain(ax)
+    ax.legend(**LEGEND)
+    plain(ax)
     return ax
 
 
@@ -212,18 +212,20 @@ def save_figure(figure: Any, path: str | os.PathLike[str]) -> None:
     write_atomically(path, lambda file: figure.savefig(file, format=kind, dpi=_DPI))
 
 
-_LEGEND: dict[str, Any] = {"fontsize": "small", "title_fontsize": "small", "frameon": False, "handlelength": 2.8}
+LEGEND: dict[str, Any] = {"fontsize": "small", "title_fontsize": "small", "frameon": False, "handlelength": 2.8}
 
 
-def _check_matplotlib() -> None:
+def check_matplotlib() -> None:
+    """Raises ``ImportError`` with the extra's name where matplotlib is missing."""
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
         raise ImportError("plots need matplotlib: pip install 'fedjax_sim[plot]'") from error
 
 
-def _style(index: int) -> dict[str, Any]:
-    return {"color": _COLOURS[index % len(_COLOURS)], "linestyle": _DASHES[index % len(_DASHES)], "linewidth": 1.8}
+def line_style(index: int) -> dict[str, Any]:
+    """Colour, dash and width of the index-th line."""
+    return {"color": COLOURS[index % len(COLOURS)], "linestyle": _DASHES[index % len(_DASHES)], "linewidth": 1.8}
 
 
 def _accuracy(runs: Iterable[Recorded]) -> str | None:
@@ -246,7 +248,7 @@ def _draw(
             )
         finite = np.isfinite(values).all(axis=0)
         end = len(finite) if finite.all() else int(np.argmin(finite))
-        rounds, kept = np.asarray(run.evaluated), values[:, :end]
+        rounds, kept = np.asarray(rounds_of(run, metric)), values[:, :end]
         mean = kept.mean(axis=0)
         ax.plot(rounds[:end], mean, label=name, **styles[name])
         if len(kept) > 1:
@@ -267,7 +269,7 @@ def _draw(
     if isinstance(locator, MaxNLocator):
         locator.set_params(integer=True)
     ax.set_ylabel(in_words(metric))
-    _plain(ax)
+    plain(ax)
 
 
 def _spans_a_decade(values: np.ndarray) -> bool:
@@ -294,7 +296,8 @@ def _plain_numbers(axis: Any) -> None:
     axis.set_minor_locator(NullLocator())
 
 
-def _plain(ax: Any) -> None:
+def plain(ax: Any) -> None:
+    """No frame above and to the right, a faint grid behind."""
     ax.spines[["top", "right"]].set_visible(False)
     ax.grid(alpha=0.25, linewidth=0.6)
     ax.set_axisbelow(True)

@@ -32,7 +32,7 @@ class Recorded(Protocol):
         ...
 
     def __getitem__(self, name: str) -> np.ndarray:
-        """The metric ``name``; a KeyError names the metrics there are."""
+        """The metric or record ``name``; a KeyError names those there are."""
         ...
 
     def rounds_to(self, name: str, target: float) -> np.ndarray:
@@ -40,6 +40,13 @@ class Recorded(Protocol):
         ...
 
 
+def rounds_of(run: Recorded, name: str) -> np.ndarray:
+    """Where the values of ``name`` belong: the evaluated rounds of a metric, 1 to R of a record of every round."""
+    return run.evaluated if name in run.metrics else np.arange(1, run[name].shape[1] + 1)
+
+
 def in_words(metric: str) -> str:
     """A metric's name for a reader: ``test_accuracy`` is the test accuracy, ``loss`` the training loss."""
-    return {"loss": "training loss", "accuracy": "training accuracy"}.get(metric, metric.replace("_", " "))
+    return {"loss": "training loss", "accuracy": "training accuracy", "e_lud": "e-LUD", "lud": "LUD"}.get(
+        metric, metric.replace("_", " ")
+    )

@@ -1,0 +1,52 @@
+"""What can be measured in every round of a run, and what can be computed from the records afterwards.
+
+The functions here make diagnostics, for ``simulate(..., diagnostics=[...])``; the measures themselves, pure functions
+of arrays, are in :mod:`fedjax_sim.diagnostics.measures`.
+"""
+
+from fedjax_sim.diagnostics import measures
+from fedjax_sim.diagnostics.base import Diagnostic, Requested, RoundView, as_diagnostics, by_name
+from fedjax_sim.diagnostics.clients import client_losses, communication, efficiency, surrogate, virtual_time
+from fedjax_sim.diagnostics.gradients import (
+    dissimilarity,
+    gradient_moments,
+    gradient_variance,
+    hessian_dissimilarity,
+    inexactness,
+)
+from fedjax_sim.diagnostics.offline import Fit, Gamma, fit_dissimilarity, gamma, running_mean
+from fedjax_sim.diagnostics.streams import client_gradient_moments, client_values
+from fedjax_sim.diagnostics.updates import coherence, consensus, cosine_matrix, drift, e_lud, lud, update_norms
+
+__all__ = [
+    "Diagnostic",
+    "Fit",
+    "Gamma",
+    "Requested",
+    "RoundView",
+    "as_diagnostics",
+    "by_name",
+    "client_gradient_moments",
+    "client_losses",
+    "client_values",
+    "coherence",
+    "communication",
+    "consensus",
+    "cosine_matrix",
+    "dissimilarity",
+    "drift",
+    "e_lud",
+    "efficiency",
+    "fit_dissimilarity",
+    "gamma",
+    "gradient_moments",
+    "gradient_variance",
+    "hessian_dissimilarity",
+    "inexactness",
+    "lud",
+    "measures",
+    "running_mean",
+    "surrogate",
+    "update_norms",
+    "virtual_time",
+]

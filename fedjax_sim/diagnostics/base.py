@@ -1,0 +1,134 @@
+"""What a diagnostic is: a pure function of what can be seen of one round, with a name."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from typing import Any, ClassVar, NamedTuple, TypeAlias
+
+import jax
+
+from fedjax_sim.algorithms.contract import Client, Cohort
+from fedjax_sim.datasets.federated import FederatedDataset
+from fedjax_sim.descriptions import Described, build, registered
+from fedjax_sim.task import Task
+from fedjax_sim.values import shown, suggest
+
+_KIND = "diagnostic"
+_OBSERVABLE = frozenset({"updates", "drift", "accumulation"})
+_TAKEN = ("cohort_size", "computed_steps", "lowest_weight", "overflow", "useful_steps")
+
+
+class RoundView(NamedTuple):
+    """What a diagnostic sees of one round; every array may be traced.
+
+    Attributes:
+      task: what is learned.
+      dataset: the training part of the data.
+      algorithm: the method.
+      before: the model x at the start of the round.
+      after: the model after it.
+      client: the cohort's clients, leaves [S]; void slots have ``steps`` 0 and ``index`` N.
+      cohort: the round as the server sees it.
+      updates: y_i - x, leaves [S, ...], zero in void slots; ``()`` unless a diagnostic's ``observes`` has "updates".
+      drift: |y_i - x|, [S], 0 in void slots; ``()`` unless ``observes`` has "drift".
+      weights_of_steps: a_i, [S, most]: the local solver's accumulation weights over its steps, 0 beyond tau_i, for the
+        first leaf of the parameters; ``()`` unless ``observes`` has "accumulation".
+      bytes_down: bytes that one client receives in the round, in all phases.
+      bytes_up: bytes that one client sends.
+      useful_steps: gradients that the clients needed.
+      computed_steps: gradients that the layout computed.
+      key: PRNG key of (run, round) for the diagnostics' own draws.
+    """
+
+    task: Task
+    dataset: FederatedDataset
+    algorithm: Any
+    before: Any
+    after: Any
+    client: Client
+    cohort: Cohort
+    updates: Any
+    drift: Any
+    weights_of_steps: Any
+    bytes_down: int
+    bytes_up: int
+    useful_steps: jax.Array
+    computed_steps: jax.Array
+    key: jax.Array
+
+
+class Diagnostic(Described):
+    """Base of the diagnostics.
+
+    A diagnostic of your own defines :meth:`measure`, and :meth:`names` where it does not record exactly one array under
+    its registered name.
+
+    Attributes:
+      observes: which of ``"updates"``, ``"drift"`` and ``"accumulation"`` it reads; what nobody reads is not computed.
+    """
+
+    observes: ClassVar[frozenset[str]] = frozenset()
+
+    def measure(self, view: RoundView) -> dict[str, jax.Array]:
+        """What is recorded of the round: arrays by name."""
+        raise TypeError(f"{type(self).__name__} must define measure(view) -> {{name: array}}")
+
+    def names(self) -> tuple[str, ...]:
+        """The names that :meth:`measure` may return."""
+        return (getattr(type(self), "_registered_name", type(self).__name__).rpartition(".")[2],)
+
+    def check(self, dataset: FederatedDataset, task: Task) -> None:
+        """Raises ``ValueError`` where this data set or task cannot be measured."""
+
+
+Requested: TypeAlias = str | Diagnostic | Sequence[str | Diagnostic]
+
+
+def by_name(name: str) -> Diagnostic:
+    """The diagnostic registered as ``"diagnostic.<name>"``, with its default arguments.
+
+    Raises:
+      ValueError: there is none; the nearest names are listed.
+    """
+    importlib.import_module("fedjax_sim.diagnostics")
+    known = [full.partition(".")[2] for full in registered(_KIND)]
+    if name not in known:
+        raise ValueError(f"no diagnostic is called {name!r}: {suggest(name, known)}")
+    made: Diagnostic = build({"name": f"{_KIND}.{name}", "arguments": {}})
+    return made
+
+
+def as_diagnostics(given: Requested) -> tuple[Diagnostic, ...]:
+    """A name, a diagnostic or a sequence of both as a tuple of diagnostics.
+
+    Raises:
+      ValueError: an unknown name, or a name of a record that is taken: by another one of them, or by the run itself.
+      TypeError: something else was given.
+    """
+    items = (given,) if isinstance(given, (str, Diagnostic)) else given
+    if not isinstance(items, Sequence):
+        raise TypeError(
+            f"diagnostics={shown(given)}: give names or objects of fedjax_sim.diagnostics, or a list of them"
+        )
+    made = tuple(by_name(item) if isinstance(item, str) else item for item in items)
+    owners = dict.fromkeys(_TAKEN, "the run itself")
+    for one in made:
+        if not isinstance(one, Diagnostic):
+            raise TypeError(
+                f"diagnostics: {shown(one)} is not a diagnostic: give a name ('e_lud') or an object of "
+                "fedjax_sim.diagnostics"
+            )
+        unknown = sorted(one.observes - _OBSERVABLE)
+        if unknown:
+            raise ValueError(
+                f"{type(one).__name__}.observes has {unknown[0]!r}: {suggest(unknown[0], sorted(_OBSERVABLE))}"
+            )
+        for name in one.names():
+            if name in owners:
+                raise ValueError(
+                    f"diagnostics: {type(one).__name__} records {name!r}, which {owners[name]} records too: ask "
+                    "for one of them"
+                )
+            owners[name] = type(one).__name__
+    return made

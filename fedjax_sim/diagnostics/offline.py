@@ -1,0 +1,207 @@
+"""What is computed once, before or after a run: fits to its records, and the minima of the objectives."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import lax
+
+from fedjax_sim import trees
+from fedjax_sim.datasets.federated import FederatedDataset
+from fedjax_sim.diagnostics.streams import Piece, everyone, read_clients
+from fedjax_sim.optim import third_party
+from fedjax_sim.task import Task
+
+
+class Fit(NamedTuple):
+    """(G, B) of (G,B)-bounded gradient dissimilarity."""
+
+    G: float
+    B: float
+
+
+class Gamma(NamedTuple):
+    """What :func:`gamma` returns.
+
+    Attributes:
+      value: Gamma = F* - sum p_k F_k*.
+      optimum: F*.
+      minima: F_k*, [N] in storage order.
+      optimum_gradient_norm: |grad F| reached.
+      gradient_norms: |grad F_k| reached, [N].
+      converged: whether every norm is within the tolerance and every minimum is one: where going twice as far from
+        the start still lowers the loss, as on separable data without weight decay, there is none.
+    """
+
+    value: jax.Array
+    optimum: jax.Array
+    minima: jax.Array
+    optimum_gradient_norm: jax.Array
+    gradient_norms: jax.Array
+    converged: jax.Array
+
+
+def running_mean(values: Any, axis: int = -1) -> np.ndarray:
+    """Mean of all values so far, along the rounds: of e-LUD, the paper's "e-LUD dynamics" (FedAWARE, Table 2).
+
+    Args:
+      values: array, for instance ``history["e_lud"]``, [seeds, R].
+      axis: the axis of the rounds.
+    """
+    array = np.asarray(values, dtype=float)
+    counts = np.arange(1, array.shape[axis] + 1, dtype=float)
+    shape = [1] * array.ndim
+    shape[axis] = -1
+    mean: np.ndarray = np.cumsum(array, axis=axis) / counts.reshape(shape)
+    return mean
+
+
+def fit_dissimilarity(mean_square: Any, square_of_mean: Any) -> Fit:
+    """The smallest (G, B) with mean_square <= G^2 + B^2 square_of_mean at every recorded model.
+
+    "Smallest" is least slack on average, subject to G >= 0 and B >= 1. The slack is convex in B^2 and least where B^2
+    is the slope of the upper convex hull of the points (and the origin, for G >= 0) above their mean.
+
+    Args:
+      mean_square: of the clients' gradients, any shape; ``"gradient_mean_square"`` of the records.
+      square_of_mean: |grad F|^2, likewise.
+
+    Raises:
+      ValueError: no points, of different shapes, or not finite and non-negative.
+
+    Reference: Karimireddy et al. 2020, SCAFFOLD, (A1).
+    """
+    y, x = (np.asarray(values, dtype=float).ravel() for values in (mean_square, square_of_mean))
+    if x.shape != y.shape or x.size == 0:
+        raise ValueError(f"fit_dissimilarity: {y.size} and {x.size} points: give one or more, as many of both")
+    if not (np.isfinite(x).all() and np.isfinite(y).all() and min(x.min(), y.min()) >= 0):
+        raise ValueError("fit_dissimilarity: squared norms must be finite and non-negative; leave diverged rounds out")
+    hull = _upper_hull(np.append(x, 0.0), np.append(y, 0.0))
+    slope = 1.0
+    for (x0, y0), (x1, y1) in itertools.pairwise(hull):
+        if x0 <= x.mean() <= x1:
+            slope = max(1.0, (y1 - y0) / (x1 - x0))
+            break
+    return Fit(float(np.sqrt(max(0.0, np.max(y - slope * x)))), float(np.sqrt(slope)))
+
+
+def gamma(
+    task: Task,
+    dataset: FederatedDataset,
+    *,
+    tolerance: float = 1e-5,
+    max_steps: int = 1000,
+    key: jax.Array | None = None,
+) -> Gamma:
+    """Gamma = F* - sum p_k F_k*, how far the clients' minima are from agreeing; 0 on identical clients.
+
+    Every objective is minimised by L-BFGS (optax) from the initial model to a gradient norm; for convex objectives that
+    is the minimum, otherwise a stationary point. Look at ``converged``. Single precision reaches norms of about 1e-5 of
+    objectives of order 1.
+
+    Args:
+      task: F_k, with its penalty.
+      dataset: training examples.
+      tolerance: the gradient norm to reach.
+      max_steps: the most L-BFGS steps per objective.
+      key: of the initial model; None for ``jax.random.key(0)``.
+
+    Reference: Li et al. 2020, "On the convergence of FedAvg on non-IID data", section 3.1.
+    """
+    start = task.init(jax.random.key(0) if key is None else key, dataset)
+    found: Gamma = _gamma(task, dataset, start, jnp.asarray(tolerance, jnp.result_type(float)), max_steps)
+    return found
+
+
+def _gamma_program(task: Task, dataset: FederatedDataset, start: Any, tolerance: jax.Array, max_steps: int) -> Gamma:
+    positions, valid = everyone(dataset)
+
+    def of_client(position: jax.Array) -> Any:
+        return _minimum(task, dataset, position[None], valid[:1], None, start, tolerance, max_steps)
+
+    optimum, norm, ok = _minimum(task, dataset, positions, valid, dataset.shares, start, tolerance, max_steps)
+    minima, norms, oks = lax.map(of_client, positions)
+    value = optimum - jnp.dot(trees.as_dtype(dataset.shares, minima), minima)
+    return Gamma(value, optimum, minima, norm, norms, ok & jnp.all(oks))
+
+
+_gamma = jax.jit(_gamma_program, static_argnums=4)
+
+
+def _minimum(
+    task: Task,
+    dataset: FederatedDataset,
+    positions: jax.Array,
+    valid: jax.Array,
+    weights: jax.Array | None,
+    start: Any,
+    tolerance: jax.Array,
+    max_steps: int,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """(minimum, gradient norm, converged) of the weighted sum of the listed clients' objectives."""
+
+    def body(given: Any, piece: Piece, total: Any) -> Any:
+        part = piece.part if weights is None else piece.part * trees.as_dtype(weights, piece.part)[piece.slot]
+        loss, gradient = jax.value_and_grad(task.batch_loss)(given, piece.batch)
+        return trees.add_scaled(total, part, (loss.astype(total[0].dtype), gradient))
+
+    shapes = jax.eval_shape(lambda x: (trees.inner(x, x), x), start)
+
+    def value_and_gradient(x: Any) -> Any:
+        return read_clients(body, x, trees.zeros_like(shapes), dataset, positions, valid)
+
+    @jax.custom_vjp  # the line search differentiates: it gets the streamed gradient, not that of the stream
+    def objective(x: Any) -> jax.Array:
+        return value_and_gradient(x)[0]  # type: ignore[no-any-return]
+
+    objective.defvjp(value_and_gradient, lambda gradient, cotangent: (trees.scale(cotangent, gradient),))
+    solver = optax.lbfgs()
+
+    def in_type(x: Any) -> jax.Array:  # optax moves in the default type, whatever the parameters'
+        return objective(jax.tree.map(trees.as_dtype, x, start))
+
+    def unfinished(state: Any) -> jax.Array:
+        _, _, gradient, _, k = state
+        norm = trees.norm(gradient)
+        far: jax.Array = norm > tolerance.astype(norm.dtype)
+        return jnp.logical_and(far, k < max_steps)
+
+    def step(state: Any) -> Any:
+        x, value, gradient, memory, k = state
+        with third_party():
+            move, new = solver.update(gradient, memory, x, value=value, grad=gradient, value_fn=in_type)
+        move, memory = jax.tree.map(trees.as_dtype, (move, new), (x, memory))
+        x = trees.add(x, move)
+        return x, *value_and_gradient(x), memory, k + 1
+
+    with third_party():
+        memory = solver.init(start)
+    state = (start, *value_and_gradient(start), memory, jnp.int32(0))
+    x, value, gradient, _, _ = lax.while_loop(unfinished, step, state)
+    norm = trees.norm(gradient)
+    further = objective(trees.add(x, trees.subtract(x, start)))
+    slack = float(np.sqrt(jnp.finfo(value.dtype).eps))
+    falls = further < value - slack * jnp.abs(value)
+    return value, norm, (norm <= tolerance.astype(norm.dtype)) & ~falls
+
+
+def _upper_hull(x: np.ndarray, y: np.ndarray) -> list[tuple[float, float]]:
+    """Vertices of the upper convex hull from left to right (Andrew's monotone chain)."""
+    points = sorted({*zip(x.tolist(), y.tolist(), strict=True)})
+    hull: list[tuple[float, float]] = []
+    for point in points:
+        if hull and hull[-1][0] == point[0]:
+            hull.pop()
+        while len(hull) > 1 and _turns_left(hull[-2], hull[-1], point):
+            hull.pop()
+        hull.append(point)
+    return hull
+
+
+def _turns_left(a: tuple[float, float], b: tuple[float, float], c: tuple[float, float]) -> bool:
+    return (b[0] - a[0]) * (c[1] - a[1]) >= (b[1] - a[1]) * (c[0] - a[0])

@@ -1,0 +1,468 @@
+"""Diagnostics: every measure against numpy, streams against loops, minima and curvatures against closed forms."""
+
+import itertools
+from types import SimpleNamespace
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedjax_sim as fjs
+from fedjax_sim import descriptions
+from fedjax_sim import diagnostics as dg
+from fedjax_sim.algorithms.base import Client, Cohort
+from fedjax_sim.diagnostics import measures
+from fedjax_sim.diagnostics.gradients import client_inexactness
+from fedjax_sim.diagnostics.hessian import spectral_norm
+
+RNG = np.random.default_rng(0)
+
+
+def power_law(num_clients=12, *, weighted=True, dim=3):
+    """Sizes from 1 to hundreds, stored out of the order of their ids."""
+    rng = np.random.default_rng(1)
+    sizes = np.maximum(1, (300 / np.arange(1, num_clients + 1) ** 1.5)).astype(int)
+    clients = [(rng.normal(size=(n, dim)) + i % 3, rng.integers(0, 3, n)) for i, n in enumerate(sizes)]
+    data = fjs.datasets.from_clients(clients, client_ids=rng.permutation(num_clients) + 5)
+    return data.with_example_weights(rng.uniform(0.5, 2.0, data.num_examples)) if weighted else data
+
+
+def logistic():
+    """Softmax regression in double precision; flax models keep single precision."""
+
+    def logits(params, examples):
+        x = examples["x"].astype(float)
+        return x @ params["w"] + params["b"][None]
+
+    def losses(params, examples):
+        scores = jax.nn.log_softmax(logits(params, examples))
+        return -jnp.take_along_axis(scores, examples["y"][:, None], axis=1)[:, 0]
+
+    def metrics(params, examples):
+        right = jnp.argmax(logits(params, examples), axis=1).astype(examples["y"].dtype) == examples["y"]
+        return {"accuracy": right.astype(float)}
+
+    def penalty(params):
+        return 0.1 * (jnp.sum(jnp.square(params["w"])) + jnp.sum(jnp.square(params["b"])))
+
+    return fjs.functions(lambda key: {"w": jnp.zeros((3, 3)), "b": jnp.zeros((3,))}, losses, metrics, penalty)
+
+
+def local_objective(task, data, i):
+    """F_i without any stream."""
+    rows = slice(int(data.offsets[i]), int(data.offsets[i] + data.sizes[i]))
+    examples = jax.tree.map(lambda leaf: leaf[rows], data.examples)
+    weights = 1.0 if data.example_weights is None else data.example_weights[rows]
+
+    def objective(params):
+        loss, penalty = jnp.mean(task.losses(params, examples) * weights), task.penalty(params)
+        return loss if penalty is None else loss + penalty
+
+    return objective
+
+
+def a_model(task, data, seed=0):
+    zero = task.init(jax.random.key(0), data)
+    leaves, structure = jax.tree.flatten(zero)
+    keys = jax.random.split(jax.random.key(seed), len(leaves))
+    noise = [jax.random.normal(k, leaf.shape, leaf.dtype) for k, leaf in zip(keys, leaves, strict=True)]
+    return jax.tree.unflatten(structure, noise)
+
+
+def view(data, task, *, steps=(2, 0, 3), updates=None, algorithm=None, accumulation=(), params=None, seed=0):
+    """A round of the clients with indices 0, (void), 2, ... of ``data``."""
+    steps = jnp.asarray(steps, jnp.int32)
+    slots, valid = len(steps), steps > 0
+    index = jnp.where(valid, jnp.arange(slots, dtype=jnp.int32), data.num_clients)
+    storage = data.order.at[index].get(mode="clip")
+    sizes = data.sizes[storage]
+    weight = jnp.where(valid, sizes, 0).astype(float)
+    client = Client(
+        index=index, id=data.client_ids[storage], size=sizes, steps=steps, weight=weight / jnp.sum(weight),
+        share=sizes.astype(float) / data.num_examples, learning_rate=0.1, slope=(), anchor=(), mean_loss=(), key=(),
+    )  # fmt: skip
+    cohort = Cohort(index, valid, client.weight, jnp.sum(valid, dtype=jnp.int32), data.num_clients, 1.0, 0, ())
+    drift = () if updates is None else jnp.sqrt(measures.squares(updates))
+    params = a_model(task, data, seed) if params is None else params
+    return dg.RoundView(
+        task, data, algorithm, params, params, client, cohort, updates, drift, accumulation, 1000, 500,
+        jnp.int32(6), jnp.int32(8), jax.random.key(7),
+    )  # fmt: skip
+
+
+def stack(valid, dim=5):
+    vectors = {"a": RNG.normal(size=(len(valid), dim)), "b": RNG.normal(size=(len(valid), 2, 2))}
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf * valid.reshape(-1, *[1] * (leaf.ndim - 1))), vectors)
+
+
+def flat(vectors):
+    return np.concatenate([np.asarray(leaf).reshape(len(leaf), -1) for leaf in jax.tree.leaves(vectors)], axis=1)
+
+
+@pytest.mark.usefixtures("x64")
+class TestMeasures:
+    def test_moments_of_vectors(self):
+        valid = np.array([True, True, False, True])
+        vectors, p = stack(valid), np.array([0.2, 0.3, 0.0, 0.5])
+        g = flat(vectors)
+        mean = p @ g
+        mean_square, variance = p @ (g**2).sum(1), p @ ((g - mean) ** 2).sum(1)
+        rho = mean @ mean
+        weights = jnp.asarray(p)
+        assert measures.dissimilarity(vectors, weights) == pytest.approx(np.sqrt(mean_square / rho))
+        assert measures.lud(vectors, weights) == pytest.approx(np.sqrt(mean_square / rho))
+        assert measures.gradient_variance(vectors, weights) == pytest.approx(variance)
+        assert measures.consensus(vectors, weights) == pytest.approx(rho)
+        plain = g[valid].mean(0)
+        expected = np.sqrt((g[valid] ** 2).sum(1).mean() / (plain @ plain))
+        assert measures.e_lud(vectors, jnp.asarray(valid)) == pytest.approx(expected)
+        moved = p @ ((g - plain) ** 2).sum(1)
+        centre = jnp.asarray(valid / 3)
+        assert measures.gradient_variance(vectors, weights, centre) == pytest.approx(moved)
+
+    def test_vanishing_vectors(self):
+        half = jnp.array([0.5, 0.5])
+        assert measures.dissimilarity(jnp.zeros((2, 3)), half) == 1
+        assert measures.dissimilarity(jnp.array([[1.0], [-1.0]]), half) == jnp.inf
+        assert measures.dissimilarity(jnp.array([[2.0, 1.0]]), jnp.ones((1,))) == pytest.approx(1)
+        assert measures.e_lud(jnp.zeros((2, 3)), jnp.zeros((2,), bool)) == 1
+        assert np.isfinite(jax.grad(measures.dissimilarity)(jnp.zeros((2, 3)), half)).all()
+
+    def test_cosines(self):
+        valid = np.array([True, False, True, True, True])
+        vectors = jax.tree.map(lambda leaf: leaf.at[3].set(0.0), stack(valid))  # valid, but it did not move
+        g = flat(vectors)
+        matrix = np.zeros((5, 5))
+        for i, j in itertools.product((0, 2, 4), repeat=2):
+            matrix[i, j] = g[i] @ g[j] / np.linalg.norm(g[i]) / np.linalg.norm(g[j])
+        np.testing.assert_allclose(measures.cosine_matrix(vectors, jnp.asarray(valid)), matrix, atol=1e-12)
+        pairs = np.triu(matrix, 1).sum()
+        assert measures.coherence(vectors, jnp.asarray(valid)) == pytest.approx(pairs)
+
+    def test_quantiles_and_fairness(self):
+        values, valid = RNG.uniform(size=7), np.array([1, 0, 1, 1, 0, 1, 1], bool)
+        levels = np.array([0.0, 0.25, 0.5, 0.75, 1.0])
+        found = measures.quantiles(jnp.asarray(values), jnp.asarray(valid), jnp.asarray(levels))
+        np.testing.assert_allclose(found, np.quantile(values[valid], levels), rtol=1e-12)
+        nobody = measures.quantiles(jnp.asarray(values), jnp.zeros((7,), bool), jnp.asarray(levels))
+        assert nobody.tolist() == [0.0] * 5
+        v = jnp.asarray(values)
+        assert measures.gini(v) == pytest.approx(np.abs(np.subtract.outer(values, values)).sum() / 14 / values.sum())
+        assert measures.jain(v) == pytest.approx(values.sum() ** 2 / (7 * (values**2).sum()))
+        assert measures.gini(jnp.zeros((3,))) == 0
+        assert measures.jain(jnp.zeros((3,))) == 1
+        assert measures.worst_mean(v, 0.25, highest=True) == pytest.approx(np.sort(values)[-2:].mean())
+        assert measures.worst_mean(v, 0.1, highest=False) == pytest.approx(values.min())
+
+    def test_surrogate_weights(self):
+        p, w = np.array([0.5, 0.5, 0.0]), np.array([0.2, 0.8, 0.0])
+        expected = ((p - w)[:2] ** 2 / w[:2]).sum()
+        assert measures.chi_square(jnp.asarray(p), jnp.asarray(w)) == pytest.approx(expected)
+        assert measures.chi_square(jnp.array([0.5, 0.5]), jnp.array([1.0, 0.0])) == jnp.inf
+        assert measures.chi_square(jnp.asarray(p), jnp.asarray(p)) == 0
+        a = np.array([[1.0, 0.0, 0.0], [0.81, 0.9, 1.0], [0.0, 0.0, 0.0]])
+        one, square = a[:2].sum(1), (a[:2] ** 2).sum(1)
+        expected = 2 * 1.7 * (w[:2] ** 2 * square / one**2).sum()
+        found = measures.relative_variance(jnp.asarray(w), jnp.asarray(a), jnp.float64(1.7))
+        assert found == pytest.approx(expected)
+
+
+@pytest.mark.usefixtures("x64")
+class TestStreams:
+    @pytest.mark.slow
+    def test_gradient_moments_are_those_of_a_loop(self):
+        data, task = power_law(), logistic()
+        params = a_model(task, data)
+        n = data.num_clients
+        gradients = [jax.grad(local_objective(task, data, i))(params) for i in range(n)]
+        gradients = jax.tree.map(lambda *leaves: jnp.stack(leaves), *gradients)
+        plain = jnp.full((n,), 1 / n)
+        found = jax.jit(dg.client_gradient_moments)(task, data, params)
+        np.testing.assert_allclose(found, measures.moments(gradients, data.shares), rtol=1e-10)
+        uniform = dg.client_gradient_moments(task, data, params, weights=plain, centre_weights=data.shares)
+        np.testing.assert_allclose(uniform, measures.moments(gradients, plain, data.shares), rtol=1e-10)
+        v = view(data, task, params=params)
+        assert dg.dissimilarity().measure(v)["dissimilarity"] == pytest.approx(
+            float(measures.dissimilarity(gradients, data.shares))
+        )
+        record = dg.gradient_moments(uniform=True).measure(v)
+        mean_square, square_of_mean, _ = measures.moments(gradients, plain)
+        assert record["gradient_mean_square_uniform"] == pytest.approx(float(mean_square))
+        assert record["gradient_square_of_mean_uniform"] == pytest.approx(float(square_of_mean))
+
+    @pytest.mark.slow
+    def test_two_models_at_once_and_the_derivative(self):
+        data, task = power_law(5), logistic()
+        params = a_model(task, data)
+        two = jax.tree.map(lambda leaf: jnp.stack([leaf, 2 * leaf]), params)
+        together = jax.vmap(lambda x: dg.client_gradient_moments(task, data, x).variance)(two)
+        alone = dg.client_gradient_moments(task, data, jax.tree.map(lambda leaf: 2 * leaf, params)).variance
+        assert together[1] == pytest.approx(float(alone), rel=1e-10)
+
+        def variance(scale):
+            x = jax.tree.map(lambda leaf: scale * leaf, params)
+            return dg.client_gradient_moments(task, data, x).variance
+
+        slope = (variance(1.0 + 1e-5) - variance(1.0 - 1e-5)) / 2e-5
+        assert jax.jit(jax.grad(variance))(1.0) == pytest.approx(float(slope), rel=1e-6)
+
+    def test_client_values(self):
+        data, task = power_law(), logistic()
+        params = a_model(task, data)
+        values = jax.jit(dg.client_values)(task, data, params)
+        losses = [float(local_objective(task, data, i)(params)) for i in range(data.num_clients)]
+        np.testing.assert_allclose(values["loss"], losses, rtol=1e-10)
+        assert jnp.dot(values["accuracy"], data.shares) == pytest.approx(float(task.evaluate(params, data)["accuracy"]))
+        record = dg.client_losses().measure(view(data, task, params=params))
+        assert set(record) == set(dg.client_losses().names())
+        assert record["client_loss_worst"] == pytest.approx(np.sort(losses)[-2:].mean())
+        assert record["client_loss_std"] == pytest.approx(np.std(losses))
+
+
+def quadratic_data(dim=4):
+    matrices, vectors = [], []
+    for _ in range(3):
+        root = RNG.normal(size=(dim, dim))
+        matrices.append(root @ root.T + np.eye(dim))
+        vectors.append(RNG.normal(size=dim))
+    pairs = enumerate(zip(matrices, vectors, strict=True), 1)
+    clients = [{"H": np.stack([h] * k), "e": np.stack([e] * k)} for k, (h, e) in pairs]
+    return fjs.datasets.from_clients(clients), np.array(matrices), np.array(vectors)
+
+
+@pytest.mark.usefixtures("x64")
+class TestQuadratics:
+    def test_hessian_dissimilarity(self):
+        data, matrices, _ = quadratic_data()
+        mean = np.tensordot(np.array([1, 2, 3]) / 6, matrices, 1)
+        expected = max(np.abs(np.linalg.eigvalsh(h - mean)).max() for h in matrices)
+        v = view(data, fjs.quadratic())
+        measure = jax.jit(dg.hessian_dissimilarity().measure)
+        assert measure(v)["hessian_dissimilarity"] == pytest.approx(expected, rel=1e-9)
+        sampled = dg.hessian_dissimilarity(num_clients=1).measure(v)["hessian_dissimilarity"]
+        each = [np.abs(np.linalg.eigvalsh(h - mean)).max() for h in matrices]
+        assert np.isclose(each, float(sampled)).any()
+        with pytest.raises(ValueError, match="has 3 clients"):
+            dg.hessian_dissimilarity(num_clients=4).check(data, fjs.quadratic())
+
+    def test_lanczos_survives_an_invariant_space(self):
+        spectrum = jnp.array([3.0, 3.0, 3.0, -1.0, -1.0, 0.0])
+        start = jnp.asarray(RNG.normal(size=6))
+        assert spectral_norm(lambda v: spectrum * v, start, 6) == pytest.approx(3)
+        assert spectral_norm(lambda v: 0 * v, start, 6) == 0
+
+    def test_inexactness(self):
+        data, matrices, vectors = quadratic_data()
+        x, mu = RNG.normal(size=4), 0.7
+        updates = RNG.normal(size=(3, 4))
+        updates[1] = 0
+        y = x + updates
+        v = view(data, fjs.quadratic(), updates=jnp.asarray(updates), params=jnp.asarray(x))
+        expected = [
+            np.linalg.norm(matrices[i] @ y[i] - vectors[i] + mu * updates[i])
+            / np.linalg.norm(matrices[i] @ x - vectors[i])
+            for i in (0, 2)
+        ]
+        record = jax.jit(dg.inexactness(mu=mu).measure)(v._replace(algorithm=()))
+        assert record["inexactness_mean"] == pytest.approx(np.mean(expected))
+        assert record["inexactness_max"] == pytest.approx(max(expected))
+        solved = np.linalg.solve(matrices[0], vectors[0]) - x
+        found = client_inexactness(
+            v.task, data, v.before, jnp.asarray(updates).at[0].set(solved), v.client._replace(scale=jnp.ones((3,)))
+        )
+        assert found[0] < 1e-12
+
+    def test_gamma(self):
+        data, matrices, vectors = quadratic_data()
+        p = np.array([1, 2, 3]) / 6
+        minima = [-e @ np.linalg.solve(h, e) / 2 for h, e in zip(matrices, vectors, strict=True)]
+        mean_h, mean_e = np.tensordot(p, matrices, 1), p @ vectors
+        optimum = -mean_e @ np.linalg.solve(mean_h, mean_e) / 2
+        found = dg.gamma(fjs.quadratic(start=1.0), data, tolerance=1e-8)
+        assert bool(found.converged)
+        assert found.value == pytest.approx(optimum - p @ minima, abs=1e-10)
+        np.testing.assert_allclose(found.minima, minima, atol=1e-10)
+        assert float(found.gradient_norms.max()) <= 1e-8
+
+
+@pytest.mark.slow
+def test_gamma_of_logistic_problems(x64):
+    # one feature, one class seen by each client: F_k = softplus(-s_k w x) + penalty, solved by bisection
+    data = fjs.datasets.from_clients([([[1.0], [2.0]], [0, 1]), ([[1.0], [1.0]], [1, 1])])
+    model = fjs.models.LogisticRegression(2)
+    regular = dg.gamma(fjs.classification(model, weight_decay=0.1), data, tolerance=1e-5)
+    assert bool(regular.converged)
+    # client 2: by symmetry of the two outputs logits (-u, u); kernel and bias alike, so u = 2 w, penalty 0.1 * 4 w^2
+    low, high = 0.0, 10.0
+    for _ in range(100):
+        w = (low + high) / 2
+        rising = 0.8 * w - 4 / (1 + np.exp(4 * w)) > 0
+        low, high = (low, w) if rising else (w, high)
+    assert regular.minima[1] == pytest.approx(np.log1p(np.exp(-4 * w)) + 0.4 * w**2, abs=1e-6)
+    assert regular.value > 0
+    separable = dg.gamma(fjs.classification(model), data, tolerance=1e-3, max_steps=50)
+    assert not bool(separable.converged)
+
+
+def test_updates_and_costs(x64):
+    data, task = power_law(4), logistic()
+    valid = np.array([True, False, True])
+    updates = stack(valid)
+    v = view(data, task, updates=updates)
+    shares = np.asarray(v.client.share) * valid
+    shares = jnp.asarray(shares / shares.sum())
+    requested = dg.as_diagnostics(
+        ["lud", "e_lud", "consensus", "coherence", "cosine_matrix", "update_norms", "drift", "communication",
+         dg.virtual_time(speeds=[1.0, 5.0, 0.5, 1.0], transfer=0.25), "efficiency"]
+    )  # fmt: skip
+    record = {}
+    for one in requested:
+        new = one.measure(v)
+        assert set(new) <= set(one.names())
+        record |= new
+    assert record["lud"] == pytest.approx(float(measures.lud(updates, shares)))
+    assert record["consensus"] == pytest.approx(float(measures.consensus(updates, shares)))
+    norms = np.linalg.norm(flat(updates), axis=1)[valid]
+    np.testing.assert_allclose(record["update_norms"], np.quantile(norms, [0, 0.25, 0.5, 0.75, 1]))
+    assert record["drift_mean"] == pytest.approx(norms.mean())
+    assert record["drift_max"] == pytest.approx(norms.max())
+    assert record["bytes_down"] == 2000
+    assert record["virtual_time"] == 6.25
+    assert record["efficiency"] == 0.75
+    assert np.isfinite(record["cosine_matrix"]).all()
+    empty = view(data, task, steps=(0, 0, 0), updates=jax.tree.map(jnp.zeros_like, updates))
+    for one in requested:
+        assert all(np.isfinite(value).all() for value in one.measure(empty).values()), one
+
+
+def test_surrogate(x64):
+    data, task = power_law(4), logistic()
+    a = jnp.array([[1.0, 1.0, 0.0], [0.0, 0.0, 0.0], [0.25, 0.5, 1.0]])
+    average = fjs.fedavg(client_optimizer=fjs.optim.sgd(0.1))
+    v = view(data, task, algorithm=average, accumulation=a)
+    record = jax.jit(lambda v: dg.surrogate().measure(v._replace(algorithm=average)))(v._replace(algorithm=()))
+    p = np.asarray(v.client.weight)
+    sums = np.array([2.0, 0.0, 1.75])
+    w = p * sums / (p @ sums)
+    losses = [float(local_objective(task, data, int(data.order[i]))(v.before)) for i in (0, 0, 2)]
+    assert record["effective_steps"] == pytest.approx(p @ sums)
+    assert record["slowdown"] == pytest.approx(2.5 / (p @ sums))
+    assert record["chi_square"] == pytest.approx(((p - w)[[0, 2]] ** 2 / w[[0, 2]]).sum())
+    assert record["surrogate_loss"] == pytest.approx(w @ losses)
+    assert record["cohort_loss"] == pytest.approx(p @ losses)
+    nova = fjs.fednova(client_optimizer=fjs.optim.sgd(0.1), mu=0.1)
+    record = dg.surrogate().measure(v._replace(algorithm=nova))
+    assert record["chi_square"] == pytest.approx(0, abs=1e-15)
+    assert record["effective_steps"] == pytest.approx(p @ [2.0, 0.0, 3.0])
+    assert record["surrogate_loss"] == pytest.approx(float(record["cohort_loss"]))
+
+
+def test_fit_dissimilarity():
+    x = RNG.uniform(0.1, 2.0, size=40)
+    y = 3.0 + 2.5 * x - RNG.uniform(0, 2.0, size=40)
+    found = dg.fit_dissimilarity(y, x)
+    slack = found.G**2 + found.B**2 * x - y
+    assert slack.min() > -1e-9
+    best = min(
+        (max(0, (y - b * x).max()) + b * x - y).mean()
+        for b in np.append(1.0, [(y[i] - y[j]) / (x[i] - x[j]) for i in range(40) for j in range(i)] + list(y / x))
+        if b >= 1
+    )
+    assert slack.mean() == pytest.approx(best)
+    assert dg.fit_dissimilarity([4.0, 9.0], [0.0, 0.0]) == (3.0, 1.0)
+    assert dg.fit_dissimilarity([1.0, 2.0], [1.0, 2.0]) == (0.0, 1.0)
+    with pytest.raises(ValueError, match="2 and 1 points"):
+        dg.fit_dissimilarity([1.0, 2.0], [1.0])
+    with pytest.raises(ValueError, match="leave diverged rounds out"):
+        dg.fit_dissimilarity([np.nan], [1.0])
+
+
+def test_running_mean():
+    np.testing.assert_allclose(dg.running_mean([[2.0, 4.0, 9.0]]), [[2.0, 3.0, 5.0]])
+    np.testing.assert_allclose(dg.running_mean([[2.0], [4.0]], axis=0), [[2.0], [3.0]])
+
+
+def test_names():
+    assert dg.by_name("gradient_variance") == dg.gradient_variance()
+    assert fjs.build(fjs.describe(dg.inexactness(mu=0.5))) == dg.inexactness(mu=0.5)
+    assert dg.as_diagnostics("lud") == (dg.lud(),)
+    both = dg.as_diagnostics(["dissimilarity", dg.dissimilarity(uniform=True)])
+    assert [one.names() for one in both] == [("dissimilarity",), ("dissimilarity_uniform",)]
+    with pytest.raises(ValueError, match="did you mean 'coherence'"):
+        dg.by_name("coherense")
+    with pytest.raises(ValueError, match="Drift records 'drift_mean', which Drift records too"):
+        dg.as_diagnostics(["drift", dg.drift()])
+    with pytest.raises(TypeError, match="is not a diagnostic"):
+        dg.as_diagnostics([nn.relu])
+    with pytest.raises(TypeError, match="give names or objects"):
+        dg.as_diagnostics(3)
+
+    class Own(dg.Diagnostic):
+        def names(self):
+            return ("cohort_size",)
+
+    with pytest.raises(ValueError, match="which the run itself records"):
+        dg.as_diagnostics(Own())
+    with pytest.raises(ValueError, match="2 values for 4 clients"):
+        dg.virtual_time(speeds=[1.0, 2.0]).check(SimpleNamespace(num_clients=4), None)
+
+
+def classified():
+    rng = np.random.default_rng(4)
+    clients = [(rng.normal(size=(n, 11)), rng.integers(0, 13, n)) for n in (3, 9, 5, 12, 4, 7, 1, 6)]
+    return fjs.datasets.from_clients(clients, num_classes=13)
+
+
+def settings(**more):
+    return {
+        "task": fjs.classification(fjs.models.LogisticRegression(13), weight_decay=1e-3), "rounds": 4, "eval_every": 2,
+        "batch_size": 4, "cohort": fjs.cohort.uniform(7), "work": fjs.local.random_epochs(1, 2), **more,
+    }  # fmt: skip
+
+
+@pytest.mark.slow
+def test_every_diagnostic_in_a_run():
+    """By name, in both drivers: the same numbers, one a round; and what they must be where that is known."""
+    names = [name.partition(".")[2] for name in descriptions.registered("diagnostic")]
+    assert len(names) > 15
+    algorithm, data = fjs.fednova(client_optimizer=fjs.optim.sgd(0.1)), classified()
+    history = fjs.simulate(algorithm, data, **settings(diagnostics=names), seeds=[3])
+    rounds = jax.jit(fjs.make_train(**settings(diagnostics=names)))(algorithm, data, jax.random.key(3)).rounds
+    plain = fjs.simulate(algorithm, data, **settings(), seeds=[3])
+    for name, values in history.rounds.items():
+        assert values.shape[:2] == (1, 4)
+        assert np.isfinite(values).all(), name
+        np.testing.assert_allclose(values[0], rounds[name], rtol=1e-4, atol=1e-5, err_msg=name)
+    np.testing.assert_array_equal(plain["loss"], history["loss"])  # to look changes nothing
+    record = {name: values[0] for name, values in history.rounds.items()}
+    assert (record["e_lud"] >= 1).all()
+    assert (record["dissimilarity"] >= 1).all()
+    np.testing.assert_allclose(record["efficiency"], 1)
+    model = 4 * (11 * 13 + 13)
+    np.testing.assert_array_equal(record["bytes_down"], 7 * model)
+    np.testing.assert_array_equal(record["bytes_up"], 7 * (model + 2 * 4))  # a slope for each of two leaves
+    np.testing.assert_allclose(np.diagonal(record["cosine_matrix"], axis1=1, axis2=2), 1, rtol=1e-5)
+    assert set(record) - set(plain.rounds)
+
+
+def test_what_is_not_asked_for_is_not_in_the_program():
+    """No stack of single updates, [7, 11, 13], without a diagnostic that reads them."""
+    algorithm, data = fjs.fedavg(client_optimizer=fjs.optim.sgd(0.1)), classified()
+
+    def program(**more):
+        train = fjs.make_train(**settings(**more), layout=fjs.layout.turns())
+        return jax.jit(train).lower(algorithm, data, jax.random.key(0)).as_text()
+
+    assert "7x11x13" in program(diagnostics="e_lud")
+    assert "7x11x13" not in program(diagnostics="drift")
+    assert program(diagnostics=()) == program()
+    assert len(program()) < len(program(diagnostics="drift"))
+
+
+def test_a_name_cannot_be_recorded_twice():
+    with pytest.raises(ValueError, match="'e_lud'"):
+        fjs.make_train(**settings(diagnostics=["e_lud", dg.e_lud()]))
+    with pytest.raises(ValueError, match="did you mean 'e_lud'"):
+        fjs.make_train(**settings(diagnostics=["elud"]))
