@@ -28,16 +28,16 @@ demo: $(VENV)/.stamp-demo ## install what the demo needs and run it; writes to O
 	$(bin)/fedjax-sim demo --out "$(OUT)" $(ARGS)
 
 test: $(VENV)/.stamp-test ## the fast tests and the docstrings' examples
-	$(call pytest,-n $(JOBS))
+	$(call pytest,-n $(JOBS) --dist loadgroup)
 
 test-slow: $(VENV)/.stamp-test ## only the slow tests
-	$(call pytest,-n $(JOBS) -m "slow and not nightly")
+	$(call pytest,-n $(JOBS) --dist loadgroup -m "slow and not nightly")
 
 test-all: $(VENV)/.stamp-test ## the fast and the slow tests
-	$(call pytest,-n $(JOBS) -m "not nightly")
+	$(call pytest,-n $(JOBS) --dist loadgroup -m "not nightly")
 
 nightly: $(VENV)/.stamp-test ## the slow and the nightly tests
-	$(call pytest,-n $(JOBS) -m "slow or nightly")
+	$(call pytest,-n $(JOBS) --dist loadgroup -m "slow or nightly")
 
 lint: $(VENV)/.stamp-test ## ruff (rules and format) and mypy
 	$(bin)/ruff check .

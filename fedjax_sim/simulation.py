@@ -249,7 +249,7 @@ def _describe_run(
             "diagnostics": [describe(diagnostic) for diagnostic in setting.diagnostics],
         },
         "average": setting.average(algorithm),
-        "objective": setting.cohort.objective(setting.average(algorithm)),
+        "objective": algorithm.minimises(setting.cohort.objective(setting.average(algorithm))),
         "bounds": bounds(setting, algorithm, dataset)._asdict(),
         "environment": {
             "fedjax_sim": fedjax_sim.__version__,

@@ -128,7 +128,7 @@ CASES = {
         {"client_optimizer": sgd(0.1), "q": 0.7},
         {"client_optimizer": sgd(0.1), "q": 1.5, "lipschitz": 8.0},
     ],
-    "afl": [{"client_optimizer": sgd(0.1), "weight_learning_rate": 0.05}],
+    "afl": [{"client_optimizer": sgd(0.1), "weight_learning_rate": 0.005}],
     "ema": [{"base": ("fedavg", 0), "decay": 0.7}],
     "last_k": [{"base": ("scaffold", 0), "k": 2}],
     "aware": [{"base": ("fedavg", 0), "alpha": 0.6}, {"base": ("fednova", 2), "alpha": 0.6}],
@@ -472,7 +472,7 @@ def test_gradient_is_that_of_finite_differences(name, number):
         useful = np.array([not one.endswith(useless) if useless else True for one in names] + [True] * 3)
         assert (np.abs(expected[useful]) > 1e-6).all()
         np.testing.assert_array_equal(expected[~useful], 0)
-        np.testing.assert_allclose(directions @ np.asarray(gradient), expected, rtol=1e-6, atol=1e-8)
+        np.testing.assert_allclose(directions @ np.asarray(gradient), expected, rtol=5e-6, atol=1e-8)
         if number == 0:
             stacked = ravel_pytree(jit(jax.grad(objective(OTHERS[0], name, number)))(theta))[0]
             assert_close(stacked, gradient, "stacked", 1e-9)

@@ -134,6 +134,10 @@ class Method(Described, kw_only=True):
         """Which of ``"slope"``, ``"step_size"``, ``"anchor"`` (also ``mean_loss``) and ``"objective"`` it reads."""
         return frozenset()
 
+    def minimises(self, objective: str) -> str:
+        """The function whose minimum the method seeks, in words; ``objective`` is what the cohort's average stands for."""
+        return objective
+
     def hoisted(self, params: Any) -> Self:
         """The method with the traced values inside bare optax objects made explicit."""
         return self

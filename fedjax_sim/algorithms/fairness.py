@@ -48,6 +48,9 @@ class QFedAvg(Algorithm):
         check_real("qfedavg(lipschitz=...)", self.lipschitz, low=0.0, open_=True, optional=True)
         return super().checked()
 
+    def minimises(self, objective: str) -> str:
+        return objective.replace("F_i", "F_i^(q+1) / (q+1)")
+
     def finish(self, y: Any, sent: Any, c_i: Any, local: Any, client: Client) -> tuple[dict[str, Any], Any]:
         check_scalar("qfedavg(q=...)", self.q)
         moved = trees.subtract(sent.params, y)
@@ -88,7 +91,8 @@ class Afl(Algorithm):
     (1/N with ``average="plain"``). With one full-gradient step each and everybody in every round this is the
     deterministic gradient descent-ascent of the paper; local steps and cohorts follow FedAvg. One more pass over the
     local data computes F_i(x).
-    State per client: none (lambda lives on the server). One model and a scalar down, one model and two scalars up.
+    State per client: none (lambda lives on the server). One model and lambda (N numbers here; a client needs its own)
+    down, one model and two scalars up.
 
     Args:
       weight_learning_rate: gamma >= 0, the step size of lambda.
@@ -113,6 +117,9 @@ class Afl(Algorithm):
     def init(self, params: Any, num_clients: int) -> ServerState:
         server: ServerState = super().init(params, num_clients)
         return server._replace(extra=jnp.full((num_clients,), 1 / num_clients, jnp.result_type(float)))
+
+    def minimises(self, objective: str) -> str:
+        return "max over the simplex of sum lambda_i F_i"
 
     def introduced(self, server: ServerState, shares: jax.Array) -> ServerState:
         return server._replace(extra=shares.astype(server.extra.dtype))

@@ -56,8 +56,8 @@ class FedDane(Algorithm):
     phase 2: y_i <- y_i - eta (g_i(y_i) + g~ - grad F_i(x) + mu (y_i - x));   x <- x + eta_g sum_S2 w_i (y_i - x)
 
     S1 and S2 are drawn independently; tau_i, stragglers and all draws of other methods belong to phase 2. A round whose
-    S1 is empty changes nothing. State per client: none. Two models down, two up a round (a model and a gradient, in
-    two exchanges).
+    S1 is empty changes nothing. State per client: none. Three models down, two up (the model for phase 1, the model and
+    g~ for phase 2; a gradient and a model).
 
     Args:
       mu: strength of the proximal term, >= 0.

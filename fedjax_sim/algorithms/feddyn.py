@@ -25,7 +25,8 @@ class FedDyn(Algorithm):
     Args:
       alpha: regularisation > 0.
       form: ``"paper"``: every client uses alpha; ``"code"``: the authors' code uses alpha_i = alpha n / (n_i N) at
-        client i (and draws cohorts as ``cohort.independent`` does).
+        client i (and draws cohorts as ``cohort.independent`` does), which turns the minimum of (1/N) sum F_i into that
+        of sum p_i F_i.
 
     Raises:
       ValueError: an average other than the plain mean, or a scheme with replacement.
@@ -45,6 +46,9 @@ class FedDyn(Algorithm):
         if self.form not in ("paper", "code"):
             raise ValueError(f"feddyn(form={self.form!r}): it must be 'paper' or 'code'")
         return super().checked()
+
+    def minimises(self, objective: str) -> str:
+        return objective if self.form == "paper" else "sum p_i F_i"
 
     def init(self, params: Any, num_clients: int) -> ServerState:
         server: ServerState = super().init(params, num_clients)

@@ -27,7 +27,8 @@ class VrlSgd(Algorithm):
     with everybody in every round; tau_i eta is the solver's slope h_i (see FedNova). The plain average is the
     paper's, ``average="sample"`` takes w_i = p_i. Sum_i v_i = 0 holds only while all tau_i are equal; with constant
     unequal tau_i it is sum_i tau_i v_i = 0; with tau_i that change from round to round nothing is conserved and the
-    method may diverge (Wang et al. 2020, Fig. 2b). A client dropped from a round keeps its v_i.
+    method may diverge (Wang et al. 2020, Fig. 2b). So with constant unequal tau_i the limit minimises
+    sum_i w_i tau_i F_i, not sum_i w_i F_i. A client dropped from a round keeps its v_i.
     State per client: one model and a scalar a leaf. Two models down (x and the average's change), one up.
 
     Raises:

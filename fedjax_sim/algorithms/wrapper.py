@@ -56,6 +56,9 @@ class Wrapper(Method, kw_only=False):
         *earlier, last = self.base.phases()
         return (*(Wrapper(base=phase) for phase in earlier), self.replace(base=last))
 
+    def minimises(self, objective: str) -> str:
+        return self.base.minimises(objective)
+
     def hoisted(self, params: Any) -> Self:
         return self.replace(base=self.base.hoisted(params))
 
