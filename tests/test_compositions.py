@@ -99,6 +99,7 @@ def test_any_two_go_together(row):
     assert (result.rounds["computed_steps"] == result.rounds["useful_steps"]).all()
 
 
+@pytest.mark.slow
 def test_fednova_vr_yogi_aware_with_stragglers_and_independent_clients():
     algorithm = fjs.aware(
         fjs.fednova(

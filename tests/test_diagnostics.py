@@ -208,6 +208,7 @@ class TestStreams:
         slope = (variance(1.0 + 1e-5) - variance(1.0 - 1e-5)) / 2e-5
         assert jax.jit(jax.grad(variance))(1.0) == pytest.approx(float(slope), rel=1e-6)
 
+    @pytest.mark.slow
     def test_client_values(self):
         data, task = power_law(), logistic()
         params = a_model(task, data)

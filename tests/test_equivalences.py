@@ -19,6 +19,8 @@ from test_closed_forms import (
 
 import fedjax_sim as fjs
 
+pytestmark = pytest.mark.slow
+
 X0 = np.array([1.0, -2.0, 0.5])
 EQUAL, ETA, ROUNDS = np.full(N, 5), 0.1, 60
 

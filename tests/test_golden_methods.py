@@ -20,6 +20,8 @@ from test_golden import KEY, PROBLEMS, assert_equal, drawn, run
 
 import fedjax_sim as fjs
 
+pytestmark = pytest.mark.slow
+
 
 def test_the_reference_agrees_with_itself():
     # closed forms of the slope, and methods that must coincide, in numpy alone

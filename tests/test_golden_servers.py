@@ -9,6 +9,8 @@ from test_golden import PROBLEMS, assert_equal
 
 import fedjax_sim as fjs
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_fedavgm(x64, nesterov):

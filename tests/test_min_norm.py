@@ -155,6 +155,7 @@ def test_a_hull_that_holds_zero_is_stationary(x64):
     assert found(around_zero(rng, 40, 20), away_steps()).stationary
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", SOLVERS)
 def test_the_gap_is_computed_from_the_vectors_and_bounds_the_error(x64, make):
     vectors = known_answer(np.random.default_rng(3), 0.3)
@@ -168,6 +169,7 @@ def test_the_gap_is_computed_from_the_vectors_and_bounds_the_error(x64, make):
         assert 0 < result.steps <= steps
 
 
+@pytest.mark.slow
 def test_away_steps_reach_the_tolerance_and_frank_wolfe_does_not(x64):
     vectors = np.random.default_rng(5).normal(size=(40, 20)) + 0.3
     exactly, away, plain = (found(vectors, make(tolerance=1e-6)) for make in SOLVERS)
@@ -223,6 +225,7 @@ def test_single_precision(make):
         assert not result.stationary
 
 
+@pytest.mark.slow
 def test_vectors_of_half_precision_and_a_diverged_run():
     vectors = jnp.asarray(np.random.default_rng(1).normal(size=(5, 6)), jnp.bfloat16)
     result = found(vectors, scales=jnp.ones(5, jnp.float32), start=jnp.zeros(5, jnp.float32))
@@ -245,6 +248,7 @@ def measured(t, scales):
     return jnp.sum(d * cotangent) + jnp.sum(result.weights**2) + result.squared_norm
 
 
+@pytest.mark.slow
 def test_derivative_is_that_of_the_minimiser(x64):
     scales, ts, h = jnp.linspace(0.5, 2, 6), jnp.asarray([0.0, 0.05, 0.4]), 1e-5
     value = jax.jit(jax.vmap(measured))
@@ -265,6 +269,7 @@ def test_second_derivative(x64):
     np.testing.assert_allclose(jax.jit(jax.grad(jax.grad(measured)))(0.0, scales), curvature, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_derivative_through_a_scan_of_warm_starts(x64):
     rng = np.random.default_rng(6)
     vectors, along = (jnp.asarray(rng.normal(size=(6, 5))) + 0.5 for _ in range(2))
@@ -281,6 +286,7 @@ def test_derivative_through_a_scan_of_warm_starts(x64):
     np.testing.assert_allclose(jax.jit(jax.grad(trained))(0.0), (value(h) - value(-h)) / (2 * h), rtol=1e-7)
 
 
+@pytest.mark.slow
 def test_derivative_at_constant_weights_of_the_other_solvers(x64):
     vectors = jnp.asarray(np.random.default_rng(7).normal(size=(6, 5)) + 0.5)
 
@@ -293,6 +299,7 @@ def test_derivative_at_constant_weights_of_the_other_solvers(x64):
         np.testing.assert_allclose(slope, np.outer(result.weights, np.eye(5)[0]), atol=1e-14)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [active_set, away_steps])
 def test_vmapped_problems_stop_one_by_one(x64, make):
     rng = np.random.default_rng(8)

@@ -135,7 +135,7 @@ class Method(Described, kw_only=True):
         return frozenset()
 
     def minimises(self, objective: str) -> str:
-        """The function whose minimum the method seeks, in words; ``objective`` is what the cohort's average stands for."""
+        """What the method minimises, in words; ``objective`` is what the cohort's average stands for."""
         return objective
 
     def hoisted(self, params: Any) -> Self:
