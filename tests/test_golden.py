@@ -16,6 +16,7 @@ from jax.flatten_util import ravel_pytree
 import fedjax_sim as fjs
 from fedjax_sim.algorithms import FedNova
 from fedjax_sim.keys import client_draws
+from fedjax_sim.local.work import Turn
 from fedjax_sim.training import TrainResult
 
 N, ROUNDS = 6, 5
@@ -358,7 +359,7 @@ def test_draws_on_the_host_are_those_of_the_run(x64):
     def again(t):
         """tau [N], rows [N, 9, 4] and their mask in round t: at most 3 epochs of 3 batches of 4."""
         words = client_draws(KEY, t, keyed_by)
-        tau = work.steps(words, t, numbers, keyed_by, jnp.ones(N, bool), jnp.asarray(epoch, jnp.int32))
+        tau = work.steps(Turn(words, t, numbers, keyed_by, jnp.ones(N, bool), jnp.asarray(epoch, jnp.int32)))
         prepared = batches.prepare(words)
         steps = jnp.arange(9, dtype=jnp.int32)
         over_steps = jax.vmap(lambda p, size, k: batches.positions(p, size, k, 4), (None, None, 0))
