@@ -130,6 +130,11 @@ class Method(Described, kw_only=True):
     server_optimizer: ClassVar[Any]
 
     @property
+    def innermost(self) -> Method:
+        """The method inside all wrappers; ``self`` where there is none."""
+        return self
+
+    @property
     def needs(self) -> frozenset[str]:
         """Which of ``"slope"``, ``"step_size"``, ``"anchor"`` (also ``mean_loss``) and ``"objective"`` it reads."""
         return frozenset()

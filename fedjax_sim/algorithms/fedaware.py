@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim import trees
-from fedjax_sim.algorithms.base import Algorithm, Client, Cohort, ServerState
+from fedjax_sim.algorithms.base import Algorithm, Client, Cohort, Method, ServerState
 from fedjax_sim.algorithms.feddyn import FedDyn
 from fedjax_sim.algorithms.hull import Hull
 from fedjax_sim.algorithms.wrapper import Wrapped, Wrapper
@@ -97,10 +97,7 @@ class Aware(Hull, Wrapper):
         return (*self.base.stacked, *self.hull_stacked)
 
     def checked(self) -> Self:
-        inner = self.base
-        while isinstance(inner, Wrapper):
-            inner = inner.base
-        if isinstance(inner, FedDyn):
+        if isinstance(self.base, Method) and isinstance(self.base.innermost, FedDyn):
             raise ValueError(
                 "aware(feddyn(...)): FedDyn's server has no descent step to project; extend another method"
             )

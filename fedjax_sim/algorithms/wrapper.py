@@ -32,6 +32,7 @@ class Wrapper(Method, kw_only=False):
     base: Method
 
     averages = _of_base("averages")
+    innermost = _of_base("innermost")
     client_learning_rate = _of_base("client_learning_rate")
     client_optimizer = _of_base("client_optimizer")
     default_average = _of_base("default_average")

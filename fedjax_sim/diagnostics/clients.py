@@ -9,7 +9,6 @@ import jax.numpy as jnp
 
 from fedjax_sim import trees
 from fedjax_sim.algorithms.fednova import FedNova
-from fedjax_sim.algorithms.wrapper import Wrapper
 from fedjax_sim.cohort.per_client import at_clients, check_length, per_client
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.descriptions import factory, static
@@ -60,7 +59,7 @@ class Surrogate(Diagnostic):
     def measure(self, view: RoundView) -> dict[str, jax.Array]:
         weight, sums = view.client.weight, trees.as_dtype(jnp.sum(view.weights_of_steps, axis=1), view.client.weight)
         steps = view.client.steps.astype(weight.dtype)
-        method = _innermost(view.algorithm)
+        method = view.algorithm.innermost
         is_normalised = isinstance(method, FedNova) if self.normalised is None else self.normalised
         w = measures.normalised(weight if is_normalised else weight * sums)
         effective = _effective_steps(method, weight, sums, steps)
@@ -172,10 +171,6 @@ def cohort_losses(view: RoundView) -> jax.Array:
 
     losses = jnp.zeros((len(positions),), jnp.result_type(float))
     return read_clients(body, (view.task, view.before), losses, view.dataset, positions, view.cohort.valid)  # type: ignore[no-any-return]
-
-
-def _innermost(method: Any) -> Any:
-    return _innermost(method.base) if isinstance(method, Wrapper) else method
 
 
 def _effective_steps(method: Any, weight: jax.Array, sums: jax.Array, steps: jax.Array) -> jax.Array:
