@@ -331,8 +331,8 @@ def _import_all() -> None:
     import importlib
 
     modules = (
-        "algorithms", "cohort", "datasets", "diagnostics", "layout", "local", "min_norm", "models", "optim", "rates",
-        "task",
+        "algorithms", "cohort", "datasets", "diagnostics", "evaluation", "layout", "local", "min_norm", "models",
+        "optim", "rates", "task",
     )  # fmt: skip
     for module in modules:
         importlib.import_module(f"fedjax_sim.{module}")

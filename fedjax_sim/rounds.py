@@ -12,6 +12,7 @@ from fedjax_sim.algorithms.contract import Method
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.diagnostics.base import RoundView
 from fedjax_sim.drawing import Drawn, draw
+from fedjax_sim.evaluation import mean_values
 from fedjax_sim.keys import Purpose, purpose_key, round_key
 from fedjax_sim.layout.base import Bounds, Layout, LocalResult, finish_shapes
 from fedjax_sim.layout.choose import choose_layout
@@ -44,7 +45,7 @@ def init_state(
         shares = jnp.full((num_clients,), 1 / num_clients, jnp.result_type(float))
     server = algorithm.introduced(algorithm.init(params, num_clients), shares)
     if "objective" in algorithm.needs:
-        server = algorithm.before(server, setting.task.evaluate(params, dataset.replace(test=None))["loss"])
+        server = algorithm.before(server, mean_values(setting.task, params, dataset.replace(test=None))["loss"])
     return TrainState(server, clients)
 
 
@@ -72,14 +73,11 @@ def run_round(
       ``"lowest_weight"`` where the local solver is probed; what the algorithm reports and the diagnostics measure.
     """
     data = dataset.replace(test=None)
-    before, phases = state, algorithm.phases()
+    before = state
     overflow = jnp.zeros((), bool)
     steps = {"useful_steps": jnp.int32(0), "computed_steps": jnp.int32(0)}
     bytes_down = bytes_up = 0
-    for position, phase in enumerate(phases):
-        # The last phase trains and shares its draws with every other algorithm; earlier ones may have their own.
-        before_last = len(phases) - 1 - position
-        phase_key = jax.random.fold_in(key, before_last) if before_last and phase.own_cohort else key
+    for before_last, phase, phase_key in keyed_phases(algorithm, key):
         sent = phase.broadcast(state.server)
         drawn = draw(setting, phase, data, phase_key, sent, round_)
         solver = Solver(phase, setting.task, setting.batches, data, Watch() if before_last else _watch(setting))
@@ -94,7 +92,7 @@ def run_round(
             bytes_down += _bytes(sent)
             bytes_up += _bytes(finish_shapes(solver._replace(watch=Watch()), sent, state.clients, drawn.slots))
     if "objective" in algorithm.needs:
-        objective = setting.task.evaluate(algorithm.model(state.server), data)["loss"]
+        objective = mean_values(setting.task, algorithm.model(state.server), data)["loss"]
         state = state._replace(server=algorithm.after(state.server, objective))
     record = {"cohort_size": drawn.cohort.size, **steps}
     if setting.cohort.may_overflow:
@@ -119,6 +117,17 @@ def run_round(
                 raise ValueError(f"{type(diagnostic).__name__} records {taken!r}, which is recorded already")
             record |= measured
     return state, record
+
+
+def keyed_phases(algorithm: Method, key: jax.Array) -> list[tuple[int, Method, jax.Array]]:
+    """The phases of a round, each with the number of those after it and the key of its draws.
+
+    The last phase trains and shares its draws with every other algorithm; earlier ones may have their own.
+    """
+    phases = list(enumerate(reversed(algorithm.phases())))[::-1]
+    return [
+        (after, phase, jax.random.fold_in(key, after) if after and phase.own_cohort else key) for after, phase in phases
+    ]
 
 
 def bounds(setting: Setting, algorithm: Method, dataset: FederatedDataset) -> Bounds:

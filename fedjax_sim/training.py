@@ -14,6 +14,7 @@ from fedjax_sim.checks import check_run, check_setting
 from fedjax_sim.cohort.participation import Participation
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.diagnostics.base import Requested
+from fedjax_sim.evaluation import mean_values
 from fedjax_sim.layout.base import Layout
 from fedjax_sim.local.batches import Batches
 from fedjax_sim.local.work import Work
@@ -21,7 +22,7 @@ from fedjax_sim.rounds import init_state, prepare, run_round
 from fedjax_sim.setting import Setting, TrainState
 from fedjax_sim.task import Task
 
-Evaluate = Callable[[Any, FederatedDataset], dict[str, jax.Array]]
+Evaluate = Callable[[Any, Any], dict[str, jax.Array]]  # (params, dataset) -> {name: array}
 
 
 class TrainResult(NamedTuple):
@@ -161,20 +162,26 @@ def measure(
       TypeError: it returns something else than arrays by name.
     """
     params = algorithm.parameters(state.server)
-    metrics = setting.task.evaluate(params, dataset.replace(test=None))
-    if dataset.test is not None:
-        test = setting.task.evaluate(params, dataset.test)
-        metrics |= {f"test_{name}": value for name, value in test.items()}
-    if evaluate is not None:
-        given = evaluate(params, dataset)
-        if not isinstance(given, Mapping):
-            raise TypeError(f"evaluate(...) returns {given!r}: it must return a mapping {{name: array}}")
-        more = {name: _as_array(name, value) for name, value in given.items()}
-        taken = sorted({"round", *metrics} & set(more))
-        if taken:
-            raise ValueError(f"evaluate(...) returns {taken[0]!r}, a name the run records itself: choose another")
-        metrics |= more
-    return metrics
+    train = mean_values(setting.task, params, dataset.replace(test=None))
+    test = None if dataset.test is None else mean_values(setting.task, params, dataset.test)
+    return all_metrics(train, test, {} if evaluate is None else evaluate(params, dataset))
+
+
+def all_metrics(train: dict[str, jax.Array], test: dict[str, jax.Array] | None, given: Any) -> dict[str, jax.Array]:
+    """What is recorded at an evaluation, of the training data, the test data and what ``evaluate`` returned.
+
+    Raises:
+      ValueError: ``evaluate`` returned a name that is taken.
+      TypeError: it returned something else than arrays by name.
+    """
+    metrics = train | {f"test_{name}": value for name, value in (test or {}).items()}
+    if not isinstance(given, Mapping):
+        raise TypeError(f"evaluate(...) returns {given!r}: it must return a mapping {{name: array}}")
+    more = {name: _as_array(name, value) for name, value in given.items()}
+    taken = sorted({"round", *metrics} & set(more))
+    if taken:
+        raise ValueError(f"evaluate(...) returns {taken[0]!r}, a name the run records itself: choose another")
+    return metrics | more
 
 
 def _as_array(name: Any, value: Any) -> jax.Array:

@@ -15,8 +15,9 @@ from fedjax_sim.diagnostics.gradients import (
     inexactness,
 )
 from fedjax_sim.diagnostics.offline import Fit, Gamma, fit_dissimilarity, gamma, running_mean
-from fedjax_sim.diagnostics.streams import client_gradient_moments, client_values
+from fedjax_sim.diagnostics.streams import client_gradient_moments
 from fedjax_sim.diagnostics.updates import coherence, consensus, cosine_matrix, drift, e_lud, lud, update_norms
+from fedjax_sim.evaluation import client_values
 
 __all__ = [
     "Diagnostic",

@@ -66,9 +66,11 @@ class Diagnostic(Described):
 
     Attributes:
       observes: which of ``"updates"``, ``"drift"`` and ``"accumulation"`` it reads; what nobody reads is not computed.
+      everyone: whether it reads examples of clients outside the cohort; if so, it needs all data on the device.
     """
 
     observes: ClassVar[frozenset[str]] = frozenset()
+    everyone: ClassVar[bool] = True
 
     def measure(self, view: RoundView) -> dict[str, jax.Array]:
         """What is recorded of the round: arrays by name."""

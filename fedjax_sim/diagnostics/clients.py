@@ -14,8 +14,9 @@ from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.descriptions import factory, static
 from fedjax_sim.diagnostics import measures
 from fedjax_sim.diagnostics.base import Diagnostic, RoundView
-from fedjax_sim.diagnostics.streams import Piece, client_values, read_clients
+from fedjax_sim.diagnostics.streams import Piece, read_clients
 from fedjax_sim.diagnostics.updates import cohort_shares
+from fedjax_sim.evaluation import client_values, worst_mean
 from fedjax_sim.task import Task
 from fedjax_sim.values import check_real
 
@@ -45,6 +46,7 @@ class Surrogate(Diagnostic):
     normalised: bool | None = static(default=None)
 
     observes: ClassVar[frozenset[str]] = frozenset({"accumulation"})
+    everyone: ClassVar[bool] = False
 
     def checked(self) -> Surrogate:
         if self.normalised not in (None, True, False):
@@ -104,7 +106,7 @@ class ClientLosses(Diagnostic):
         for what in ("loss", "accuracy"):
             if what in values:
                 of = values[what]
-                worst = measures.worst_mean(of, self.worst, highest=what == "loss")
+                worst = worst_mean(of, self.worst, highest=what == "loss")
                 found = (worst, jnp.std(of), measures.gini(of), measures.jain(of))
                 record |= {f"client_{what}_{name}": value for name, value in zip(_FAIRNESS, found, strict=True)}
         return record
@@ -112,6 +114,8 @@ class ClientLosses(Diagnostic):
 
 class Communication(Diagnostic):
     """Bytes sent to and by all clients of the round, in all its phases: ``"bytes_down"`` and ``"bytes_up"``."""
+
+    everyone: ClassVar[bool] = False
 
     def names(self) -> tuple[str, ...]:
         return "bytes_down", "bytes_up"
@@ -134,6 +138,8 @@ class VirtualTime(Diagnostic):
     speeds: Any = 1.0
     transfer: Any = 0.0
 
+    everyone: ClassVar[bool] = False
+
     def checked(self) -> VirtualTime:
         speeds = per_client("virtual_time(speeds=...)", self.speeds)
         check_real("virtual_time(speeds=...)", speeds, low=0.0, open_=True)
@@ -154,6 +160,8 @@ class Efficiency(Diagnostic):
 
     1 where nothing was computed.
     """
+
+    everyone: ClassVar[bool] = False
 
     def measure(self, view: RoundView) -> dict[str, jax.Array]:
         useful, computed = (steps.astype(jnp.result_type(float)) for steps in (view.useful_steps, view.computed_steps))

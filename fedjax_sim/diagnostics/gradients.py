@@ -153,6 +153,7 @@ class Inexactness(Diagnostic):
     mu: Any = 0.0
 
     observes: ClassVar[frozenset[str]] = frozenset({"updates"})
+    everyone: ClassVar[bool] = False
 
     def checked(self) -> Inexactness:
         check_real("inexactness(mu=...)", self.mu, low=0.0)

@@ -159,20 +159,6 @@ def jain(values: jax.Array) -> jax.Array:
     return jnp.where(squared > 0, quotient(jnp.square(jnp.sum(values)), values.size * squared), jnp.ones_like(squared))
 
 
-def worst_mean(values: jax.Array, fraction: float, *, highest: bool) -> jax.Array:
-    """Mean of the worst ceil(fraction N) values.
-
-    Args:
-      values: [N].
-      fraction: in (0, 1].
-      highest: whether the highest values are the worst (losses), or the lowest (accuracies).
-    """
-    count = max(1, -int(-fraction * values.size // 1))
-    worst, _ = jax.lax.top_k(values if highest else -values, min(count, values.size))
-    mean = jnp.mean(worst)
-    return mean if highest else -mean
-
-
 def chi_square(p: jax.Array, w: jax.Array) -> jax.Array:
     """chi^2(p || w) = sum (p_i - w_i)^2 / w_i (Wang et al. 2020, Theorem 2); inf where w_i = 0 < p_i.
 

@@ -16,12 +16,12 @@ from jax import lax
 from fedjax_sim import trees
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.diagnostics.measures import Moments
+from fedjax_sim.evaluation import example_owners
 from fedjax_sim.local.batches import Positions, batches_in, fetch
 from fedjax_sim.loops import bounded_loop
 from fedjax_sim.task import Batch, Task
 
 _GRADIENT_ROWS = 512  # rows per gradient: bounds the memory of the backward pass, also of convolutional models
-_LOSS_ROWS = 8192  # rows per step of losses alone
 
 OfBatch = Callable[[Any, Batch], Any]
 
@@ -172,49 +172,3 @@ def mean_over_examples(of: OfBatch, params: Any, dataset: FederatedDataset, weig
         return of_slice(params, jnp.int32(0))
     empty = trees.zeros_like(jax.eval_shape(of_slice, params, jnp.int32(0)))
     return lax.scan(step, empty, jnp.arange(0, n, rows, dtype=jnp.int32))[0]
-
-
-def client_values(task: Task, dataset: FederatedDataset, params: Any) -> dict[str, jax.Array]:
-    """F_i and the mean metrics of every client at one model, {name: [N]} in storage order.
-
-    One pass over the flat data; a client without examples (a test part may have some) has the penalty as its loss and
-    0 elsewhere.
-
-    Args:
-      task: the losses.
-      dataset: training or test examples.
-      params: the model.
-    """
-    n, rows = dataset.num_examples, min(dataset.num_examples, _LOSS_ROWS)
-    owners = example_owners(dataset)
-
-    def values(start: jax.Array) -> dict[str, jax.Array]:
-        examples = jax.tree.map(lambda leaf: lax.dynamic_slice_in_dim(leaf, start, rows), dataset.examples)
-        losses = task.losses(params, examples)
-        if dataset.example_weights is not None:
-            losses = losses * lax.dynamic_slice_in_dim(dataset.example_weights, start, rows).astype(losses.dtype)
-        return {**task.metrics(params, examples), "loss": losses}
-
-    def step(sums: dict[str, jax.Array], first: jax.Array) -> tuple[dict[str, jax.Array], None]:
-        start = jnp.minimum(first, n - rows)
-        owner = lax.dynamic_slice_in_dim(owners, start, rows)
-        fresh = start + jnp.arange(rows, dtype=jnp.int32) >= first
-        new = jax.checkpoint(values)(start)
-        kept = {name: jnp.where(fresh, value, jnp.zeros_like(value)) for name, value in new.items()}
-        return {name: sums[name].at[owner].add(value) for name, value in kept.items()}, None
-
-    shapes = jax.eval_shape(values, jnp.int32(0))
-    empty = {name: jnp.zeros((dataset.num_clients,), shape.dtype) for name, shape in shapes.items()}
-    sums, _ = lax.scan(step, empty, jnp.arange(0, n, rows, dtype=jnp.int32))
-    sizes = jnp.maximum(dataset.sizes, 1)
-    means = {name: total / sizes.astype(total.dtype) for name, total in sums.items()}
-    penalty = task.penalty(params)
-    if penalty is not None:
-        means["loss"] = means["loss"] + penalty.astype(means["loss"].dtype)
-    return means
-
-
-def example_owners(dataset: FederatedDataset) -> jax.Array:
-    """int32[n], the storage position of the client that holds each example."""
-    positions = jnp.arange(dataset.num_clients, dtype=jnp.int32)
-    return jnp.repeat(positions, dataset.sizes, total_repeat_length=dataset.num_examples)

@@ -16,6 +16,7 @@ LEVELS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 class _OfUpdates(Diagnostic):
     observes: ClassVar[frozenset[str]] = frozenset({"updates"})
+    everyone: ClassVar[bool] = False
 
 
 class Lud(_OfUpdates):
@@ -77,6 +78,7 @@ class UpdateNorms(Diagnostic):
     """Minimum, quartiles and maximum of |y_i - x| over the cohort, [5], recorded as ``"update_norms"``."""
 
     observes: ClassVar[frozenset[str]] = frozenset({"drift"})
+    everyone: ClassVar[bool] = False
 
     def measure(self, view: RoundView) -> dict[str, jax.Array]:
         levels = jnp.asarray(LEVELS, view.drift.dtype)
@@ -87,6 +89,7 @@ class Drift(Diagnostic):
     """Mean and maximum of |y_i - x| over the cohort: ``"drift_mean"`` and ``"drift_max"``."""
 
     observes: ClassVar[frozenset[str]] = frozenset({"drift"})
+    everyone: ClassVar[bool] = False
 
     def names(self) -> tuple[str, ...]:
         return "drift_mean", "drift_max"

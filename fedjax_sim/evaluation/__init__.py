@@ -1,0 +1,16 @@
+"""What a model is worth: to all examples together, to every client, and to those it serves worst."""
+
+from fedjax_sim.evaluation.passes import client_sums, example_owners, mean_values
+from fedjax_sim.evaluation.reports import Evaluation, PerClient, client_values, evaluate, per_client, worst_mean
+
+__all__ = [
+    "Evaluation",
+    "PerClient",
+    "client_sums",
+    "client_values",
+    "evaluate",
+    "example_owners",
+    "mean_values",
+    "per_client",
+    "worst_mean",
+]

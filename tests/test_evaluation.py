@@ -1,0 +1,128 @@
+"""Evaluation: overall, per client and of the worst, in pieces, on the device and from the host."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedjax_sim as fjs
+from fedjax_sim import chunks, evaluation
+from fedjax_sim.evaluation import passes
+
+TASK = fjs.classification(fjs.models.LogisticRegression(3), weight_decay=0.01)
+
+
+@pytest.fixture
+def data():
+    rng = np.random.default_rng(0)
+    sizes = [1, 7, 30, 2, 11, 4, 25]
+    clients = [(rng.normal(size=(n, 4)).astype("f"), rng.integers(0, 3, n)) for n in sizes]
+    test = [None if i in (1, 4) else (x[::2], y[::2]) for i, (x, y) in enumerate(clients)]
+    made = fjs.datasets.from_clients(clients, test=test, num_classes=3)
+    return made.with_example_weights(rng.uniform(0.5, 2.0, made.num_examples))
+
+
+def model():
+    rng = np.random.default_rng(5)
+    return {"params": {"Dense_0": {"kernel": jnp.asarray(rng.normal(size=(4, 3)), jnp.float32), "bias": jnp.ones(3)}}}
+
+
+def by_hand(part, name):
+    """The values of every client in numpy; NaN where it has no examples."""
+    leaves = model()["params"]["Dense_0"]
+    kernel, bias = np.asarray(leaves["kernel"], float), np.asarray(leaves["bias"], float)
+    logits, labels = np.asarray(part.examples["x"], float) @ kernel + bias, np.asarray(part.examples["y"])
+    if name == "loss":
+        values = np.log(np.exp(logits).sum(1)) - logits[np.arange(len(labels)), labels]
+        values = values * (1.0 if part.example_weights is None else np.asarray(part.example_weights))
+        penalty = 0.01 * ((kernel**2).sum() + (bias**2).sum())
+    else:
+        values, penalty = (logits.argmax(1) == labels).astype(float), 0.0
+    pieces = np.split(values, np.cumsum(np.asarray(part.sizes))[:-1])
+    return np.array([piece.mean() + penalty if piece.size else np.nan for piece in pieces])
+
+
+@pytest.mark.parametrize("rows", [pytest.param(None, marks=pytest.mark.slow), 7])
+@pytest.mark.parametrize("home", ["device", "host"])
+@pytest.mark.parametrize("part", ["train", "test"])
+def test_evaluate(data, monkeypatch, request, rows, home, part) -> None:
+    if rows is not None:
+        monkeypatch.setattr(passes, "_rows_at_once", lambda *_: rows)
+        request.addfinalizer(jax.clear_caches)
+        jax.clear_caches()
+    on_device = data if part == "train" else data.test
+    given = on_device if home == "device" else fjs.datasets.on_host(on_device)
+    found = fjs.evaluate(TASK, model(), given, worst=0.3)
+    sizes = np.asarray(on_device.sizes)
+    for name in ("loss", "accuracy"):
+        clients = by_hand(on_device, name)
+        np.testing.assert_allclose(found.clients[name], clients, rtol=1e-5)
+        held = clients[sizes > 0]
+        assert float(found.overall[name]) == pytest.approx(np.nansum(clients * sizes) / sizes.sum(), rel=1e-5)
+        count = int(np.ceil(0.3 * len(held)))
+        worst = np.sort(held)[-count:] if name == "loss" else np.sort(held)[:count]
+        assert float(found.worst[name]) == pytest.approx(worst.mean(), rel=1e-5)
+    mean = evaluation.mean_values(TASK, model(), on_device)
+    assert float(mean["loss"]) == pytest.approx(float(found.overall["loss"]), rel=1e-6)
+
+
+@pytest.mark.slow
+def test_recorded_by_simulate_and_make_train(data) -> None:
+    algorithm = fjs.fedavg(client_optimizer=fjs.optim.sgd(0.1))
+    common = {
+        "task": TASK, "rounds": 2, "eval_every": 2, "batch_size": 4, "cohort": fjs.cohort.uniform(2),
+        "work": fjs.local.epochs(1), "evaluate": fjs.per_client(TASK, worst=0.5),
+    }  # fmt: skip
+    history = fjs.simulate(algorithm, data, **common, seeds=[3])
+    assert history["client_loss"].shape == (1, 2, 7)
+    assert np.isnan(history["test_client_accuracy"][0, :, [1, 4]]).all()
+    assert np.isfinite(history["test_accuracy_worst"]).all()
+    result = jax.jit(fjs.make_train(**common))(algorithm, data, jax.random.key(3))
+    np.testing.assert_allclose(result.metrics["loss_worst"], history["loss_worst"][0], rtol=1e-6)
+
+
+def test_evaluation_has_a_derivative(data) -> None:
+    def worst(scale):
+        params = jax.tree.map(lambda leaf: scale * leaf, model())
+        return fjs.evaluate(TASK, params, data, worst=0.3).worst["loss"]
+
+    slope = jax.jit(jax.grad(worst))(jnp.float32(1.0))
+    step = 1e-2
+    assert float(slope) == pytest.approx(float(worst(1 + step) - worst(1 - step)) / (2 * step), rel=1e-2)
+
+
+@pytest.mark.parametrize("worst", [0.0, 1.5, -1.0])
+def test_bad_share(data, worst) -> None:
+    with pytest.raises(ValueError, match=r"worst=\.\.\."):
+        fjs.evaluate(TASK, model(), data, worst=worst)
+    with pytest.raises(ValueError, match=r"worst=\.\.\."):
+        fjs.per_client(TASK, worst=worst)
+    with pytest.raises(TypeError, match="give the run's task"):
+        fjs.per_client("loss")
+
+
+class Wide(nn.Module):
+    """An inner program (a scan) holds the largest array: 4 MB an example."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        wide = jnp.broadcast_to(x[:, :1], (x.shape[0], 1 << 20))
+        total, _ = jax.lax.scan(lambda c, _: (c, jnp.sum(jnp.exp(wide), axis=1)), jnp.float32(0), None, length=2)
+        return nn.Dense(2)(x) + total
+
+
+def test_rows_follow_memory() -> None:
+    x = np.ones((50, 3), np.float32)
+    narrow = fjs.datasets.from_clients([(np.ones((9000, 3), np.float32), np.zeros(9000, int))])
+    wide = fjs.datasets.from_clients([(x, np.zeros(50, int))])
+    task, other = fjs.classification(nn.Dense(2)), fjs.classification(Wide())
+    most = passes._ROWS
+    shapes = jax.eval_shape(lambda: task.init(jax.random.key(0), narrow))
+    assert chunks.rows_within(task.values, shapes, narrow.examples, most=most) == most
+    shapes = jax.eval_shape(lambda: other.init(jax.random.key(0), wide))
+    rows = chunks.rows_within(other.values, shapes, wide.examples, most=most)
+    assert rows == chunks._BUDGET // (4 << 20)
+    huge = fjs.datasets.from_clients([(np.zeros((2, 1), np.float32), [0, 1])])
+    assert chunks.rows_within(lambda p, e: jnp.broadcast_to(e["x"], (*e["x"].shape[:1], 1 << 30)), {}, huge.examples,
+                              most=8) == 1  # fmt: skip
