@@ -17,7 +17,7 @@ import numpy as np
 from flax import struct
 
 from fedjax_sim.datasets.flat import default_float, int32, offsets_of, ranges
-from fedjax_sim.datasets.statistics import Statistics, label_table
+from fedjax_sim.datasets.statistics import Statistics, label_table, summarise
 from fedjax_sim.descriptions import static
 from fedjax_sim.values import check_count, check_real, is_concrete
 
@@ -99,15 +99,7 @@ class FederatedDataset(struct.PyTreeNode, kw_only=True, eq=False):
         table = None
         if self.num_classes is not None:
             table = label_table(np.asarray(self.examples["y"]), sizes, self.num_classes)
-        return Statistics(
-            clients=self.num_clients,
-            examples=self.num_examples,
-            mean=float(sizes.mean()),
-            std=float(sizes.std()),
-            min=int(sizes.min()),
-            max=int(sizes.max()),
-            label_table=table,
-        )
+        return summarise(sizes, table, None if self.test is None else np.asarray(self.test.sizes))
 
     def reordered(self, permutation: Sequence[int] | np.ndarray) -> FederatedDataset:
         """The same clients stored in another order, ids carried along, examples (and the test part) moved.

@@ -14,10 +14,24 @@ INT32_MAX = 2**31 - 1
 
 @dataclasses.dataclass(frozen=True)
 class Flat:
-    """Host arrays end to end, client after client."""
+    """Host arrays, client after client.
+
+    Attributes:
+      examples: pytree of arrays.
+      sizes: rows of each client.
+      rows: the row of the arrays that holds the j-th example, client after client; None where that is j.
+    """
 
     examples: Any
     sizes: np.ndarray
+    rows: np.ndarray | None = None
+
+    def gathered(self) -> Flat:
+        """The same with the examples in order."""
+        rows = self.rows
+        if rows is None:
+            return self
+        return Flat(jax.tree.map(lambda leaf: leaf[rows], self.examples), self.sizes)
 
 
 def offsets_of(sizes: np.ndarray) -> np.ndarray:
@@ -29,6 +43,19 @@ def offsets_of(sizes: np.ndarray) -> np.ndarray:
 def ranges(starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     """start_0, start_0 + 1, ..., start_0 + size_0 - 1, start_1, ... as one array."""
     return np.repeat(starts - offsets_of(sizes), sizes) + np.arange(int(sizes.sum()))
+
+
+def sorted_within(owner: np.ndarray, draw: np.ndarray) -> np.ndarray:
+    """``numpy.lexsort((draw, owner))`` for owners >= 0 and draws in [0, 1), much faster for millions of rows."""
+    for_draw = np.uint64(64 - int(owner.max(initial=0)).bit_length())
+    keys = np.ldexp(draw, 53).astype(np.uint64)  # 53 bits hold a draw of Generator.random exactly
+    keys = keys >> (np.uint64(53) - for_draw) if for_draw < 53 else keys
+    keys |= owner.astype(np.uint64) << for_draw
+    order: np.ndarray = np.argsort(keys)
+    ordered = keys[order]
+    if np.any(ordered[1:] == ordered[:-1]):  # two draws that agree in all bits of their keys: once in a blue moon
+        order = np.lexsort((draw, owner))
+    return order
 
 
 def owner_of(part: Flat, row: int) -> int:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 
 import numpy as np
+
+from fedjax_sim.datasets.reports import report_text, table_of_report
+from fedjax_sim.reporting.files import write_atomically
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -19,6 +23,8 @@ class Statistics:
       min: smallest client size.
       max: largest client size.
       label_table: int[N, C], examples of each class at each client, or None without labels.
+      sizes: int[N], the client sizes.
+      test_sizes: int[N], the test examples of each client, or None without a test part.
     """
 
     clients: int
@@ -28,6 +34,66 @@ class Statistics:
     min: int
     max: int
     label_table: np.ndarray | None
+    sizes: np.ndarray | None = None
+    test_sizes: np.ndarray | None = None
+
+    def quantiles(self, *at: float) -> tuple[float, ...]:
+        """Quantiles of the client sizes, interpolated linearly.
+
+        Args:
+          *at: in [0, 1]; quartiles where none is given.
+
+        Raises:
+          ValueError: outside [0, 1].
+        """
+        values = np.quantile(self._sizes(), at or (0.25, 0.5, 0.75))
+        return tuple(float(value) for value in values)
+
+    @property
+    def median(self) -> float:
+        """Median of the client sizes."""
+        return self.quantiles(0.5)[0]
+
+    @property
+    def classes_per_client(self) -> np.ndarray:
+        """Classes with at least one example, int[N]."""
+        held: np.ndarray = (self._table() > 0).sum(axis=1)
+        return held
+
+    @property
+    def commonest_share(self) -> np.ndarray:
+        """max_c n_ic / n_i, the share of each client's commonest class, float[N]."""
+        share: np.ndarray = self._shares().max(axis=1)
+        return share
+
+    @property
+    def label_entropy(self) -> np.ndarray:
+        """-sum_c p_ic log p_ic with p_ic = n_ic / n_i, float[N], in nats: 0 for one class, log C for all equally."""
+        shares = self._shares()
+        logs = np.log(np.where(shares > 0, shares, 1.0))
+        entropy: np.ndarray = -(shares * logs).sum(axis=1)
+        return entropy
+
+    @property
+    def effective_classes(self) -> np.ndarray:
+        """exp(label_entropy), float[N]: how many equally frequent classes would be as diverse."""
+        effective: np.ndarray = np.exp(self.label_entropy)
+        return effective
+
+    def report(self) -> str:
+        """The label table as csv text in the format of FedLab's partition reports.
+
+        A row is a client, its share of each class (three decimals; ``0.00`` where it has none, so that ``0.000`` means
+        a few) and its number of examples.
+
+        Raises:
+          ValueError: no labels.
+        """
+        return report_text(self._table())
+
+    def write_report(self, path: str | os.PathLike[str]) -> None:
+        """Writes :meth:`report` to a file, atomically."""
+        write_atomically(path, self.report().encode())
 
     def __str__(self) -> str:
         lines = [
@@ -35,13 +101,81 @@ class Statistics:
             f"examples             {self.examples:,}",
             f"examples per client  mean {self.mean:,.1f}, std {self.std:,.1f}, min {self.min:,}, max {self.max:,}",
         ]
+        if self.sizes is not None:
+            low, middle, high = self.quantiles()
+            lines.append(f"  quartiles          {low:,.1f}, {middle:,.1f}, {high:,.1f}")
+        if self.test_sizes is not None:
+            test = self.test_sizes
+            lines.append(f"test examples        {test.sum():,}; per client min {test.min():,}, max {test.max():,}")
         if self.label_table is not None:
-            held = (self.label_table > 0).sum(axis=1)
+            held, effective = self.classes_per_client, self.effective_classes
             shown = ", ".join(f"{label}: {count:,}" for label, count in enumerate(self.label_table.sum(axis=0)[:20]))
             more = ", ..." if self.label_table.shape[1] > 20 else ""
-            lines.append(f"classes per client   mean {held.mean():.1f}, min {held.min()}, max {held.max()}")
+            lines.append(
+                f"classes per client   mean {held.mean():.1f}, min {held.min()}, max {held.max()}; "
+                f"effective mean {effective.mean():.2f}"
+            )
+            lines.append(f"commonest class      {100 * self.commonest_share.mean():.1f} % of a client on average")
             lines.append(f"examples per class   {shown}{more}")
         return "\n".join(lines)
+
+    def _sizes(self) -> np.ndarray:
+        if self.sizes is not None:
+            return self.sizes
+        sizes: np.ndarray = self._table().sum(axis=1)
+        return sizes
+
+    def _table(self) -> np.ndarray:
+        if self.label_table is None:
+            raise ValueError("these statistics have no label table: the data set has no labels (integer 'y')")
+        return self.label_table
+
+    def _shares(self) -> np.ndarray:
+        table = self._table()
+        shares: np.ndarray = table / np.maximum(table.sum(axis=1, keepdims=True), 1)
+        return shares
+
+
+def summarise(sizes: np.ndarray, table: np.ndarray | None = None, test_sizes: np.ndarray | None = None) -> Statistics:
+    """Statistics of clients with these sizes.
+
+    Args:
+      sizes: int[N].
+      table: int[N, C] as :func:`label_table` makes it, or None.
+      test_sizes: int[N] or None.
+    """
+    sizes = np.asarray(sizes)
+    return Statistics(
+        clients=int(sizes.size),
+        examples=int(sizes.sum()),
+        mean=float(sizes.mean()),
+        std=float(sizes.std()),
+        min=int(sizes.min()),
+        max=int(sizes.max()),
+        label_table=table,
+        sizes=sizes,
+        test_sizes=None if test_sizes is None else np.asarray(test_sizes),
+    )
+
+
+def read_report(path: str | os.PathLike[str]) -> Statistics:
+    """The statistics in a partition report, FedLab's or that of :meth:`Statistics.write_report`.
+
+    A report has shares with three decimals, so the label table is exact for clients of up to 500 examples and within
+    n_i / 2000 of the truth for others; sizes and the numbers of classes are exact.
+
+    Args:
+      path: a csv file: a line "Class frequencies:", a header, one line per client.
+
+    Raises:
+      FileNotFoundError: no such file.
+      ValueError: not such a file; the message names the line.
+
+    Source: the reports in FedLab's data partitioner tutorials (SMILELab-FL/FedLab).
+    """
+    with open(path, encoding="utf-8") as stream:
+        table = table_of_report(stream.read(), str(path))
+    return summarise(table.sum(axis=1), table)
 
 
 def label_table(labels: np.ndarray, sizes: np.ndarray, classes: int) -> np.ndarray:

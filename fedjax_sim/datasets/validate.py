@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.datasets.flat import INT32_MAX, Flat, default_float, offsets_of, owner_of
+from fedjax_sim.datasets.parts import Partition
 from fedjax_sim.values import check_count
 
 
@@ -61,23 +62,25 @@ def checked_owner(ids: Any, name: str) -> np.ndarray:
 
 
 def checked_partition(partition: Sequence[Any], total: int) -> tuple[np.ndarray, np.ndarray]:
-    """All indices end to end, and how many each client has."""
+    """All indices end to end, and how many each client has; without a loop over clients for a ``Partition``."""
+    rows, sizes = (partition.rows, partition.sizes) if isinstance(partition, Partition) else _end_to_end(partition)
+    for place in np.flatnonzero((rows < 0) | (rows >= total))[:1]:
+        client = np.searchsorted(np.cumsum(sizes), place, side="right")
+        raise ValueError(f"client {client} has index {rows[place]}: there are examples 0 to {total - 1} only")
+    for row in np.flatnonzero(np.bincount(rows, minlength=total) > 1)[:1]:
+        users = np.searchsorted(np.cumsum(sizes), np.flatnonzero(rows == row), side="right")
+        raise ValueError(f"example {row} is used by client {users[0]} and by client {users[1]}: use each at most once")
+    return rows, sizes
+
+
+def _end_to_end(partition: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
     parts = [np.asarray(indices) for indices in partition]
     for client, part in enumerate(parts):
         if part.size == 0:
             raise ValueError(f"client {client} has no examples: drop this client or give it examples")
         if part.ndim != 1 or part.dtype.kind not in "iu":
             raise TypeError(f"the indices of client {client} are {shape_text(part)}: a 1-d array of integers is needed")
-    rows = np.concatenate(parts)
-    sizes = np.array([part.size for part in parts])
-    owner = np.repeat(np.arange(sizes.size), sizes)
-    for place in np.flatnonzero((rows < 0) | (rows >= total))[:1]:
-        raise ValueError(f"client {owner[place]} has index {rows[place]}: there are examples 0 to {total - 1} only")
-    rows = rows.astype(np.int64)
-    for row in np.flatnonzero(np.bincount(rows, minlength=total) > 1)[:1]:
-        users = owner[rows == row]
-        raise ValueError(f"example {row} is used by client {users[0]} and by client {users[1]}: use each at most once")
-    return rows, sizes
+    return np.concatenate(parts).astype(np.int64), np.array([part.size for part in parts])
 
 
 def check_alike(train: Any, test: Any) -> None:
@@ -127,8 +130,10 @@ def checked_classes(parts: list[tuple[str, Flat]], names: np.ndarray, num_classe
     return classes
 
 
-def stored_leaf(name: str, leaf: np.ndarray, *, as_label: bool, like: Any, part: Flat, names: np.ndarray) -> np.ndarray:
-    """The leaf in the type it is kept in, after checking that its values fit."""
+def stored_leaf(
+    name: str, leaf: np.ndarray, *, as_label: bool, like: Any, part: Flat, names: np.ndarray, first: int = 0
+) -> np.ndarray:
+    """The leaf, or its rows from ``first``, in the type it is kept in, after checking that its values fit."""
     kind = kind_of(leaf)
     if as_label:
         return leaf.astype(np.int32)
@@ -139,7 +144,8 @@ def stored_leaf(name: str, leaf: np.ndarray, *, as_label: bool, like: Any, part:
         low, high = int(np.iinfo(target).min), int(np.iinfo(target).max)
         for row in _rows_where((leaf > high) | (leaf < low)):
             raise ValueError(
-                f"{name} of {who(names, owner_of(part, row))} has a value outside {target}, [{low}, {high}]: use floats"
+                f"{name} of {who(names, owner_of(part, first + row))} has a value outside {target}, [{low}, {high}]: "
+                "use floats"
             )
         return leaf.astype(target)
     if kind != "float":
@@ -148,10 +154,10 @@ def stored_leaf(name: str, leaf: np.ndarray, *, as_label: bool, like: Any, part:
     with np.errstate(over="ignore"):
         stored = leaf.astype(like if like is not None else default_float() if wide else leaf.dtype)
     for row in _rows_where(~np.isfinite(stored)):
-        client = owner_of(part, row)
-        first = row - int(offsets_of(part.sizes)[client])
+        client = owner_of(part, first + row)
+        place = first + row - int(offsets_of(part.sizes)[client])
         raise ValueError(
-            f"{name} has NaN or infinite values (as {stored.dtype}): {who(names, client)}, first in its row {first}; "
+            f"{name} has NaN or infinite values (as {stored.dtype}): {who(names, client)}, first in its row {place}; "
             "clean or drop these examples"
         )
     return stored

@@ -4,8 +4,9 @@ Everything here reads recorded arrays and nothing of it runs a simulation. matpl
 are used.
 """
 
+from fedjax_sim.reporting.data_plots import label_heatmap, overview, size_histogram
 from fedjax_sim.reporting.files import write_atomically
-from fedjax_sim.reporting.plots import comparison, curves, label_heatmap, size_histogram
+from fedjax_sim.reporting.plots import comparison, curves
 from fedjax_sim.reporting.progress import Progress, progress_bar
 from fedjax_sim.reporting.recorded import Recorded
 from fedjax_sim.reporting.table import results_table
@@ -16,6 +17,7 @@ __all__ = [
     "comparison",
     "curves",
     "label_heatmap",
+    "overview",
     "progress_bar",
     "results_table",
     "size_histogram",

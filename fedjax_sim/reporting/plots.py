@@ -1,4 +1,4 @@
-"""Figures of results and of data sets; they need matplotlib, the extra ``fedjax_sim[plot]``."""
+"""Figures of results; they need matplotlib, the extra ``fedjax_sim[plot]``."""
 
 from __future__ import annotations
 
@@ -7,15 +7,12 @@ import os
 import textwrap
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from fedjax_sim.reporting.files import write_atomically
 from fedjax_sim.reporting.recorded import Recorded, in_words, rounds_of
-
-if TYPE_CHECKING:
-    from fedjax_sim.datasets.federated import FederatedDataset
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart, without its yellow, which nobody sees on white.
 # Seven colours and five dashes have no common divisor: 35 methods before a pair comes again.
@@ -115,97 +112,6 @@ def comparison(problems: Mapping[str, Mapping[str, Recorded]], path: str | os.Pa
     return figure
 
 
-def label_heatmap(dataset: FederatedDataset, ax: Any = None) -> Any:
-    """Draws how many examples of each class every client holds; white is none.
-
-    Clients are in storage order. Colours are logarithmic where the counts differ much.
-
-    Args:
-      dataset: a data set with labels.
-      ax: matplotlib axes to draw on; None makes a figure.
-
-    Returns:
-      The axes.
-
-    Raises:
-      ImportError: matplotlib is not installed.
-      ValueError: the data set has no labels.
-    """
-    check_matplotlib()
-    from matplotlib import pyplot
-    from matplotlib.colors import LogNorm, Normalize
-    from matplotlib.ticker import MaxNLocator
-
-    table = dataset.statistics().label_table
-    if table is None:
-        raise ValueError(f"label_heatmap: {dataset} has no labels (examples['y'] as integers)")
-    clients, classes = table.shape
-    if ax is None:
-        size = (float(np.clip(0.12 * clients + 2, 5, 10)), float(np.clip(0.25 * classes + 1.5, 2.5, 7)))
-        _, ax = pyplot.subplots(figsize=size, layout="constrained")
-    held = table[table > 0]
-    uneven = bool(held.max() > 20 * np.median(held))
-    norm = LogNorm(vmin=1, vmax=held.max()) if uneven else Normalize(vmin=0, vmax=held.max())
-    image = ax.imshow(
-        np.ma.masked_equal(table.T, 0), aspect="auto", origin="lower", cmap="viridis_r", norm=norm,
-        interpolation="nearest",
-    )  # fmt: skip
-    ax.set_xlabel("client")
-    ax.set_ylabel("class")
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-    if classes <= 12:
-        ax.set_yticks(range(classes))
-    else:
-        ax.yaxis.set_major_locator(MaxNLocator(integer=True))
-    bar = ax.figure.colorbar(image, ax=ax, label="examples")
-    if uneven:
-        _plain_numbers(bar.ax.yaxis)
-    return ax
-
-
-def size_histogram(dataset: FederatedDataset, ax: Any = None) -> Any:
-    """Draws how many clients hold how many examples, and the mean; logarithmic where the sizes differ much.
-
-    Args:
-      dataset: any data set.
-      ax: matplotlib axes to draw on; None makes a figure.
-
-    Returns:
-      The axes.
-
-    Raises:
-      ImportError: matplotlib is not installed.
-    """
-    check_matplotlib()
-    from matplotlib import pyplot
-    from matplotlib.ticker import MaxNLocator
-
-    sizes = np.asarray(dataset.sizes)
-    if ax is None:
-        _, ax = pyplot.subplots(figsize=(6, 3.5), layout="constrained")
-    low, high = int(sizes.min()), int(sizes.max())
-    # Edges lie between whole numbers, so that no bin is empty or doubled by rounding alone.
-    bins = int(np.clip(1.5 * np.sqrt(sizes.size), 5, 40))
-    edges: np.ndarray
-    if high > 30 * low:
-        edges = np.unique(np.geomspace(low, high + 1, bins + 1).round()) - 0.5
-        ax.set_xscale("log")
-        _plain_numbers(ax.xaxis)
-    else:
-        step = max(1, -(-(high + 1 - low) // bins))
-        edges = np.arange(low, high + 1 + step, step) - 0.5
-    ax.hist(sizes, bins=edges, color=COLOURS[0], edgecolor="white", linewidth=0.5)
-    mean = float(sizes.mean())
-    ax.axvline(mean, color=COLOURS[1], linestyle="--", label=f"mean {mean:,.1f}")
-    ax.set_xlabel("examples of a client")
-    ax.set_ylabel("clients")
-    ax.yaxis.set_major_locator(MaxNLocator(integer=True))
-    ax.set_title(f"{dataset.num_clients:,} clients, {dataset.num_examples:,} examples", fontsize="medium")
-    ax.legend(**LEGEND)
-    plain(ax)
-    return ax
-
-
 def save_figure(figure: Any, path: str | os.PathLike[str]) -> None:
     """Writes a matplotlib figure atomically at 150 dots an inch, as PNG unless the name ends otherwise."""
     kind = Path(path).suffix[1:] or "png"
@@ -285,15 +191,6 @@ def _keep_in_view(ax: Any, values: np.ndarray, starts: np.ndarray, log: bool) ->
         ax.set_ylim(values[values > 0].min() / 1.5, 10 * start)
     else:
         ax.set_ylim(values.min() - 0.1 * start, 2 * start)
-
-
-def _plain_numbers(axis: Any) -> None:
-    """Ticks 1, 2, 5, 10, ... of a logarithmic axis, written as such."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
-
-    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1 else ""))
-    axis.set_minor_locator(NullLocator())
 
 
 def plain(ax: Any) -> None:

@@ -1,0 +1,39 @@
+"""Ways to deal the rows of one array out to clients.
+
+Every function returns a :class:`Partition`: one sorted int64 array of row numbers per client. The arrays are disjoint
+and none is empty; together they hold every row, except where a function says that some belong to nobody. Feed the
+result to :func:`fedjax_sim.datasets.from_partition`.
+
+A seed means the same partition on every platform and with every version of numpy: only the raw words of PCG64 are
+taken from it, whose stream numpy guarantees (see :mod:`fedjax_sim.datasets.draws`).
+"""
+
+from fedjax_sim.datasets.partition.class_sets import classes, consecutive_classes, even_classes
+from fedjax_sim.datasets.partition.client_sizes import (
+    dirichlet_sizes,
+    lognormal_counts,
+    lognormal_sizes,
+    power_law_sizes,
+)
+from fedjax_sim.datasets.partition.mixed import iid, natural, sized
+from fedjax_sim.datasets.partition.ordered import shards, similarity
+from fedjax_sim.datasets.partition.proportions import dirichlet, dirichlet_per_client
+from fedjax_sim.datasets.parts import Partition
+
+__all__ = [
+    "Partition",
+    "classes",
+    "consecutive_classes",
+    "dirichlet",
+    "dirichlet_per_client",
+    "dirichlet_sizes",
+    "even_classes",
+    "iid",
+    "lognormal_counts",
+    "lognormal_sizes",
+    "natural",
+    "power_law_sizes",
+    "shards",
+    "similarity",
+    "sized",
+]

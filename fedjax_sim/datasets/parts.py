@@ -1,0 +1,99 @@
+"""The type of a partition: the rows of every client, end to end."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, overload
+
+import numpy as np
+
+from fedjax_sim.datasets.flat import offsets_of, ranges
+from fedjax_sim.datasets.statistics import Statistics, label_table, summarise
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Partition(Sequence[np.ndarray]):
+    """The rows of every client: ``partition[i]`` is a sorted int64 array, ``len(partition)`` is N.
+
+    The clients lie end to end in one array, so that a hundred thousand of them cost no Python loop here nor in
+    :func:`fedjax_sim.datasets.from_partition`. Both arrays are read-only.
+
+    Attributes:
+      rows: int64, the rows of client 0, then those of client 1, ...
+      sizes: int64[N], rows of each client, all at least 1.
+      redraws: how often the random shares were drawn again because a client came out with fewer than ``min_size``.
+      moved: examples that were moved from one client to another afterwards, to keep ``min_size`` and ``max_size``.
+
+    Raises:
+      ValueError: sizes below one, or that do not add up to the number of rows.
+      TypeError: arrays that are not one-dimensional integers.
+
+    Example:
+      >>> parts = Partition(np.array([0, 3, 1, 2]), np.array([2, 2]))
+      >>> parts
+      Partition(2 clients, 4 examples, redraws=0, moved=0)
+      >>> parts[0].tolist(), [part.tolist() for part in parts]
+      ([0, 3], [[0, 3], [1, 2]])
+    """
+
+    rows: np.ndarray
+    sizes: np.ndarray
+    redraws: int = 0
+    moved: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("rows", "sizes"):
+            array = np.asarray(getattr(self, name))
+            if array.ndim != 1 or array.dtype.kind not in "iu":
+                raise TypeError(
+                    f"Partition({name}=...) is {array.dtype}{list(array.shape)}: a 1-d array of integers is needed"
+                )
+            view = array.astype(np.int64, copy=False).view()
+            view.flags.writeable = False
+            object.__setattr__(self, name, view)
+        for client in np.flatnonzero(self.sizes < 1)[:1]:
+            raise ValueError(f"client {client} has no examples: drop this client or give it examples")
+        if int(self.sizes.sum()) != self.rows.size:
+            raise ValueError(
+                f"Partition: the sizes add up to {int(self.sizes.sum())} but there are {self.rows.size} rows: give "
+                "every client's rows end to end"
+            )
+        object.__setattr__(self, "_offsets", offsets_of(self.sizes))
+
+    def __len__(self) -> int:
+        return self.sizes.size
+
+    @overload
+    def __getitem__(self, client: int) -> np.ndarray: ...
+    @overload
+    def __getitem__(self, client: slice) -> Partition: ...
+    def __getitem__(self, client: int | slice) -> np.ndarray | Partition:
+        """The rows of one client, or the partition of a slice of the clients."""
+        if isinstance(client, slice):
+            chosen = np.arange(len(self))[client]
+            rows = self.rows[ranges(self._starts()[chosen], self.sizes[chosen])]
+            return dataclasses.replace(self, rows=rows, sizes=self.sizes[chosen])
+        position = range(len(self))[client]
+        first = int(self._starts()[position])
+        part: np.ndarray = self.rows[first : first + int(self.sizes[position])]
+        return part
+
+    def _starts(self) -> np.ndarray:
+        starts: np.ndarray = self._offsets  # type: ignore[attr-defined]
+        return starts
+
+    def statistics(self, labels: Any = None) -> Statistics:
+        """Sizes and, given the labels of all rows (integers from 0), the classes of every client.
+
+        Args:
+          labels: int[n], the label of each row, or None.
+        """
+        if labels is None:
+            return summarise(self.sizes)
+        of_rows = np.asarray(labels)
+        classes = int(of_rows.max(initial=0)) + 1
+        return summarise(self.sizes, label_table(of_rows[self.rows], self.sizes, classes))
+
+    def __repr__(self) -> str:
+        return f"Partition({len(self)} clients, {self.rows.size} examples, redraws={self.redraws}, moved={self.moved})"

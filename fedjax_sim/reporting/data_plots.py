@@ -1,0 +1,255 @@
+"""Figures of data sets: who holds how much of what; they need matplotlib, the extra ``fedjax_sim[plot]``."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from fedjax_sim.reporting.plots import COLOURS, LEGEND, check_matplotlib, plain, save_figure
+
+if TYPE_CHECKING:
+    from fedjax_sim.datasets.federated import FederatedDataset
+
+Sort = Literal["stored", "size", "class"]
+
+_NUMBERED_CELLS = 200  # cells up to which the heat map prints its numbers
+_NUMBERED_CLIENTS = 20
+_COLUMNS = 500  # more would be narrower than two dots of the widest figure
+
+
+def label_heatmap(dataset: FederatedDataset, ax: Any = None, *, sort: Sort = "stored") -> Any:
+    """Draws how many examples of each class every client holds; white is none.
+
+    Colours are logarithmic where the counts differ much. Numbers are written into the cells where there are few. Of
+    more than 500 clients neighbours share a column, which shows their mean.
+
+    Args:
+      dataset: a data set with labels.
+      ax: matplotlib axes to draw on; None makes a figure.
+      sort: the order of the clients from left to right: "stored" as in the data set, "size" with the largest first,
+        "class" by the class a client has most of, those with the largest share of it first.
+
+    Returns:
+      The axes.
+
+    Raises:
+      ImportError: matplotlib is not installed.
+      ValueError: the data set has no labels, or an unknown ``sort``.
+    """
+    check_matplotlib()
+    from matplotlib import pyplot
+    from matplotlib.colors import LogNorm, Normalize
+    from matplotlib.ticker import MaxNLocator
+
+    table = dataset.statistics().label_table
+    if table is None:
+        raise ValueError(f"label_heatmap: {dataset} has no labels (examples['y'] as integers)")
+    if sort not in _ORDERS:
+        from fedjax_sim.values import suggest  # here: it imports jax, which reports do without
+
+        raise ValueError(f"label_heatmap(sort={sort!r}): {suggest(str(sort), list(_ORDERS))}")
+    order = _ORDERS[sort](table)
+    clients, classes = table.shape
+    together = -(-clients // _COLUMNS)
+    shown = _means(table[order], together)
+    if ax is None:
+        size = (float(np.clip(0.12 * clients + 2, 5, 12)), float(np.clip(0.25 * classes + 1.5, 2.5, 8)))
+        _, ax = pyplot.subplots(figsize=size, layout="constrained")
+    held = shown[shown > 0]
+    uneven = bool(held.max() > 20 * np.median(held))
+    norm = LogNorm(vmin=min(1, held.min()), vmax=held.max()) if uneven else Normalize(vmin=0, vmax=held.max())
+    image = ax.imshow(
+        np.ma.masked_equal(shown.T, 0), aspect="auto", origin="lower", cmap="viridis_r", norm=norm,
+        interpolation="nearest", extent=(-0.5, shown.shape[0] * together - 0.5, -0.5, classes - 0.5),
+    )  # fmt: skip
+    ax.set_xlabel("client" if sort == "stored" else f"clients, by {_SORTED_BY[sort]}")
+    ax.set_ylabel("class")
+    if clients <= _NUMBERED_CLIENTS:
+        ax.set_xticks(range(clients), [str(client) for client in order])
+    elif sort == "stored":
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    else:
+        ax.set_xticks([])  # a place in the order is no client's number
+    if classes <= 12:
+        ax.set_yticks(range(classes))
+    else:
+        ax.yaxis.set_major_locator(MaxNLocator(integer=True))
+    if table.size <= _NUMBERED_CELLS and clients <= _NUMBERED_CLIENTS:
+        _write_counts(ax, shown, image)
+    label = "examples" if together == 1 else f"examples, mean of {together} clients"
+    bar = ax.figure.colorbar(image, ax=ax, label=label, pad=0.02)
+    if uneven:
+        _plain_numbers(bar.ax.yaxis, (1.0, 2.0, 5.0))
+    return ax
+
+
+def size_histogram(dataset: FederatedDataset, ax: Any = None) -> Any:
+    """Draws how many clients hold how many examples, their mean and median; logarithmic where the sizes differ much.
+
+    Args:
+      dataset: any data set.
+      ax: matplotlib axes to draw on; None makes a figure.
+
+    Returns:
+      The axes.
+
+    Raises:
+      ImportError: matplotlib is not installed.
+    """
+    check_matplotlib()
+    from matplotlib import pyplot
+    from matplotlib.ticker import MaxNLocator
+
+    sizes = np.asarray(dataset.sizes)
+    if ax is None:
+        _, ax = pyplot.subplots(figsize=(6, 3.5), layout="constrained")
+    low, high = int(sizes.min()), int(sizes.max())
+    # Edges lie between whole numbers, so that no bin is empty or doubled by rounding alone.
+    bins = int(np.clip(1.5 * np.sqrt(sizes.size), 5, 40))
+    edges: np.ndarray
+    if high > 30 * low:
+        edges = _widening(np.unique(np.geomspace(low, high + 1, bins + 1).round())) - 0.5
+        ax.set_xscale("log")
+        _plain_numbers(ax.xaxis, (1.0, 2.0, 5.0) if high < 150 * low else (1.0, 3.0) if high < 10**4 * low else (1.0,))
+    else:
+        step = max(1, -(-(high + 1 - low) // bins))
+        edges = np.arange(low, high + 1 + step, step) - 0.5
+    ax.hist(sizes, bins=edges, color=COLOURS[0], edgecolor="white", linewidth=0.5)
+    if ax.get_xscale() == "log":
+        ax.set_xlim(left=max(0.55, 0.85 * edges[0]))  # no tick at half an example
+    if low == high:  # one bar: without room beside it, it fills the axes
+        ax.set_xlim(low - 3, high + 3)
+        ax.set_xticks([low])
+    mean, median = float(sizes.mean()), float(np.median(sizes))
+    ax.axvline(mean, color=COLOURS[1], linestyle="--", label=f"mean {mean:,.1f}")
+    ax.axvline(median, color=COLOURS[6], linestyle=":", label=f"median {median:,.1f}")
+    ax.set_xlabel("examples of a client")
+    ax.set_ylabel("clients")
+    ax.yaxis.set_major_locator(MaxNLocator(integer=True))
+    ax.set_title(_in_words(dataset), fontsize="medium")
+    ax.legend(**LEGEND)
+    plain(ax)
+    return ax
+
+
+def overview(dataset: FederatedDataset, path: str | os.PathLike[str] | None = None, *, sort: Sort = "stored") -> Any:
+    """One figure of a data set: the label heat map, below it client sizes and classes per client.
+
+    Without labels the figure has the size histogram alone.
+
+    Args:
+      dataset: any data set.
+      path: where the figure goes (atomically), as PNG unless the name ends otherwise; None writes nothing.
+      sort: the order of the clients in the heat map, as in :func:`label_heatmap`.
+
+    Returns:
+      The matplotlib figure.
+
+    Raises:
+      ImportError: matplotlib is not installed.
+      ValueError: an unknown ``sort``.
+    """
+    check_matplotlib()
+    from matplotlib.figure import Figure
+
+    statistics = dataset.statistics()
+    if statistics.label_table is None:
+        figure = Figure(figsize=(6, 3.5), layout="constrained")
+        size_histogram(dataset, figure.subplots())
+    else:
+        classes = statistics.label_table.shape[1]
+        height = float(np.clip(0.25 * classes + 0.9, 2.2, 7))
+        figure = Figure(figsize=(10, height + 3.0), layout="constrained")
+        axes = figure.subplot_mosaic([["map", "map"], ["sizes", "classes"]], height_ratios=[height, 3.0])
+        label_heatmap(dataset, axes["map"], sort=sort)
+        size_histogram(dataset, axes["sizes"])
+        axes["sizes"].set_title("")
+        _classes_histogram(statistics, axes["classes"])
+        test = "" if dataset.test is None else f", {dataset.test.num_examples:,} test examples"
+        figure.suptitle(f"{_in_words(dataset)}{test}", fontsize="medium")
+    if path is not None:
+        save_figure(figure, path)
+    return figure
+
+
+def _classes_histogram(statistics: Any, ax: Any) -> None:
+    """How many clients hold how many classes, and effectively how many."""
+    from matplotlib.ticker import MaxNLocator
+
+    classes = statistics.label_table.shape[1]
+    step = max(1, classes // 40)
+    edges = np.arange(1, classes + 1 + step, step) - 0.5
+    values = {"held": statistics.classes_per_client, "effective": statistics.effective_classes}
+    filled = {"color": COLOURS[5], "edgecolor": "white", "linewidth": 0.5}
+    outline = {"histtype": "step", "color": COLOURS[1], "linewidth": 1.6}
+    for (name, of_client), style in zip(values.items(), (filled, outline), strict=True):
+        ax.hist(of_client, bins=edges, label=f"{name}, mean {of_client.mean():.1f}", **style)
+    ax.set_xlabel("classes of a client")
+    ax.set_ylabel("clients")
+    ax.set_xlim(0.4, classes + 0.6)
+    if classes <= 12:
+        ax.set_xticks(range(1, classes + 1))
+    else:
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    ax.yaxis.set_major_locator(MaxNLocator(integer=True))
+    ax.margins(y=0.15)
+    ax.legend(**LEGEND)
+    plain(ax)
+
+
+def _write_counts(ax: Any, table: np.ndarray, image: Any) -> None:
+    """The counts in their cells, black on light colours and white on dark ones."""
+    for (client, label), count in np.ndenumerate(table):
+        if count:
+            red, green, blue, _ = image.cmap(image.norm(count))
+            light = 0.299 * red + 0.587 * green + 0.114 * blue > 0.5
+            ax.text(
+                client, label, f"{count}", ha="center", va="center", fontsize="x-small",
+                color="black" if light else "white",
+            )  # fmt: skip
+
+
+def _plain_numbers(axis: Any, leading: tuple[float, ...]) -> None:
+    """Ticks of a logarithmic axis at the decades times the leading digits, written as plain numbers."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    axis.set_major_locator(LogLocator(subs=leading))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}"))
+    axis.set_minor_locator(NullLocator())
+
+
+def _widening(edges: np.ndarray) -> np.ndarray:
+    """Whole-numbered edges no bin of which is narrower than the one before: one that is would look like a dip."""
+    widths = np.maximum.accumulate(np.diff(edges))
+    wider = np.concatenate([edges[:1], edges[0] + np.cumsum(widths)])
+    kept: np.ndarray = wider[: int(np.searchsorted(wider, edges[-1])) + 1]
+    return kept
+
+
+def _in_words(dataset: FederatedDataset) -> str:
+    clients = f"{dataset.num_clients:,} client{'s' if dataset.num_clients > 1 else ''}"
+    return f"{clients}, {dataset.num_examples:,} example{'s' if dataset.num_examples > 1 else ''}"
+
+
+def _means(table: np.ndarray, together: int) -> np.ndarray:
+    """Means of ``together`` neighbouring rows; the last may be of fewer."""
+    if together == 1:
+        return table
+    starts = np.arange(0, table.shape[0], together)
+    means: np.ndarray = np.add.reduceat(table, starts) / np.diff(starts, append=table.shape[0])[:, None]
+    return means
+
+
+def _by_class(table: np.ndarray) -> np.ndarray:
+    share = table.max(axis=1) / np.maximum(table.sum(axis=1), 1)
+    return np.lexsort((-share, table.argmax(axis=1)))
+
+
+_ORDERS: dict[str, Any] = {
+    "stored": lambda table: np.arange(table.shape[0]),
+    "size": lambda table: np.argsort(-table.sum(axis=1), kind="stable"),
+    "class": _by_class,
+}
+_SORTED_BY = {"size": "size", "class": "their commonest class"}
