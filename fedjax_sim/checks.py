@@ -11,6 +11,7 @@ import numpy as np
 from fedjax_sim.algorithms.contract import Method
 from fedjax_sim.cohort.participation import Participation
 from fedjax_sim.datasets.federated import FederatedDataset
+from fedjax_sim.datasets.host import HostDataset
 from fedjax_sim.diagnostics.base import as_diagnostics
 from fedjax_sim.layout.base import Layout
 from fedjax_sim.local import batches as batch_schemes
@@ -74,6 +75,11 @@ def check_run(
       ValueError: they do not fit each other or the setting.
     """
     _check_kind("algorithm", algorithm, Method, "fedjax_sim.fedavg(client_optimizer=fedjax_sim.optim.sgd(0.1))")
+    if isinstance(dataset, HostDataset):
+        raise TypeError(
+            "make_train was given a HostDataset: a run whose data stays on the host is no JAX function of it, so only "
+            "simulate takes one; use dataset.on_device() if the device has room for all of it"
+        )
     _check_kind("dataset", dataset, FederatedDataset, "fedjax_sim.datasets.synthetic(1.0, 1.0)")
     if not (hasattr(key, "dtype") and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)) or jnp.shape(key) != ():
         raise TypeError(f"key is {key!r}: give one typed PRNG key, jax.random.key(0)")
@@ -127,6 +133,22 @@ def check_run(
             if jnp.issubdtype(wanted.dtype, jnp.inexact) and not jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):
                 raise TypeError(f"initial_params has a leaf of {jnp.result_type(leaf)}: it must be {wanted.dtype}")
     return setting
+
+
+def check_streamed(setting: Setting, algorithm: Method) -> None:
+    """Checks that a round needs no more examples than its cohort's, for data that stays on the host.
+
+    Raises:
+      ValueError: it does.
+    """
+    needing = [type(diagnostic).__name__ for diagnostic in setting.diagnostics if diagnostic.everyone]
+    if "objective" in algorithm.needs:
+        needing.insert(0, type(algorithm).__name__)
+    if needing:
+        raise ValueError(
+            f"{needing[0]} reads the examples of all clients in every round, and this data set stays on the host: a "
+            "round sees its cohort's examples alone. Use dataset.on_device(), or do without"
+        )
 
 
 def _check_kind(what: str, value: Any, kind: type, example: str) -> None:

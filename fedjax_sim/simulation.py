@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import platform
 import time
 import warnings
@@ -12,28 +11,31 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from fedjax_sim.algorithms.contract import Method
-from fedjax_sim.checks import check_run, check_setting
+from fedjax_sim.checks import check_run, check_setting, check_streamed
 from fedjax_sim.cohort.participation import Participation
 from fedjax_sim.datasets.federated import FederatedDataset
+from fedjax_sim.datasets.host import HostDataset
 from fedjax_sim.descriptions import describe
 from fedjax_sim.diagnostics.base import Requested
+from fedjax_sim.drivers.base import Driver
+from fedjax_sim.drivers.resident import ResidentDriver
+from fedjax_sim.drivers.streamed import StreamedDriver
 from fedjax_sim.history import History
 from fedjax_sim.layout.base import Layout
 from fedjax_sim.local.batches import Batches
 from fedjax_sim.local.work import Work
 from fedjax_sim.reporting.progress import progress_bar
-from fedjax_sim.rounds import Record, bounds, init_state, layout_of, prepare, run_round
-from fedjax_sim.setting import Setting, TrainState
+from fedjax_sim.rounds import Record, bounds, layout_of
+from fedjax_sim.setting import Setting
 from fedjax_sim.task import Task
-from fedjax_sim.training import Evaluate, evaluation_rounds, measure
+from fedjax_sim.training import Evaluate, evaluation_rounds
 
 
 def simulate(
     algorithm: Method,
-    dataset: FederatedDataset,
+    dataset: FederatedDataset | HostDataset,
     *,
     task: Task,
     rounds: int,
@@ -58,7 +60,9 @@ def simulate(
 
     Args:
       algorithm: what to run: ``fjs.fedavg(client_optimizer=fjs.optim.sgd(0.1))``.
-      dataset: whose data.
+      dataset: whose data; a :class:`fedjax_sim.datasets.HostDataset` stays on the host (or on disk), from where each
+        round's cohort is sent to the device while the round before computes, with the same results. It is refused
+        where rounds read more than their cohort's examples, and its ``evaluate`` is called outside the program.
       task: see :func:`fedjax_sim.make_train`, as all arguments up to ``layout``.
       rounds: number of rounds R.
       cohort: who takes part.
@@ -96,34 +100,42 @@ def simulate(
         eval_every=eval_every, layout=layout, evaluate=evaluate, diagnostics=diagnostics,
     )  # fmt: skip
     seed_list = _check_seeds(seeds)
-    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((algorithm, dataset, task, cohort, work))):
+    # Of data on the host, what every part of a run but the examples' readers needs to know.
+    known = dataset.frame if isinstance(dataset, HostDataset) else dataset
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((algorithm, known, task, cohort, work))):
         raise TypeError("simulate was given traced values: inside jit, grad or vmap call make_train(...)'s function")
     keys = jax.vmap(jax.random.key)(jnp.asarray(seed_list, jnp.uint32))
-    setting = check_run(setting, algorithm, dataset, keys[0], rounds, initial_params)
-    setting = setting._replace(layout=layout_of(setting, algorithm, dataset))
-    description = _describe_run(setting, algorithm, dataset, rounds, eval_every)
+    setting = check_run(setting, algorithm, known, keys[0], rounds, initial_params)
+    if isinstance(dataset, HostDataset):
+        check_streamed(setting, algorithm)
+    setting = setting._replace(layout=layout_of(setting, algorithm, known))
+    description = _describe_run(setting, algorithm, dataset, known, rounds, eval_every)
     length = min(eval_every, rounds)
     records, metrics = [], []
 
     with progress_bar(rounds, progress, type(algorithm).__name__) as bar:
         started = time.perf_counter()
         bar.compiling()
-        states = _initialise(setting, algorithm, dataset, keys, initial_params)
-        run = functools.partial(_advance, setting, algorithm, dataset, keys, length=length, evaluate=evaluate)
-        states, _, first = run(states, jnp.int32(0), jnp.int32(0))  # no rounds: compiles, and evaluates the start
+        driver: Driver
+        given = setting, algorithm, keys, initial_params
+        if isinstance(dataset, HostDataset):
+            driver = StreamedDriver(*given, dataset, rounds=rounds, evaluate=evaluate)
+        else:
+            driver = ResidentDriver(*given, dataset, length=length, evaluate=evaluate)
+        first = driver.start()
         metrics.append(jax.block_until_ready(first))
         if bar.enabled:
             bar.update(0, float(jnp.mean(first["loss"])))
         compiled = time.perf_counter()
         for start in range(0, rounds, length):
             count = min(length, rounds - start)
-            states, record, measured = run(states, jnp.int32(start), jnp.int32(count))
-            records.append(jax.tree.map(lambda leaf, count=count: leaf[:, :count], record))
+            record, measured = driver.advance(start, count)
+            records.append(record)
             metrics.append(measured)
             _check_overflow(record, start)
             if bar.enabled:
                 bar.update(start + count, float(jnp.mean(measured["loss"])))
-        jax.block_until_ready((states, metrics))
+        jax.block_until_ready((driver.states(), metrics))
         finished = time.perf_counter()
 
     recorded = {name: np.concatenate([np.asarray(r[name]) for r in records], axis=1) for name in records[0]}
@@ -132,64 +144,12 @@ def simulate(
         evaluated=np.asarray(evaluation_rounds(rounds, eval_every)),
         metrics={name: np.stack([np.asarray(m[name]) for m in metrics], axis=1) for name in metrics[0]},
         rounds=recorded,
-        params=jax.tree.map(np.asarray, jax.vmap(algorithm.parameters)(states.server)),
+        params=jax.tree.map(np.asarray, jax.vmap(algorithm.parameters)(driver.states().server)),
         seeds=seed_list,
         seconds=finished - compiled,
         compile_seconds=compiled - started,
         description=description,
     )
-
-
-@jax.jit
-def _initialise(
-    setting: Setting, algorithm: Method, dataset: FederatedDataset, keys: jax.Array, initial_params: Any
-) -> TrainState:
-    def one(key: jax.Array) -> TrainState:
-        return init_state(setting, prepare(setting, algorithm, dataset, key), dataset, key, initial_params)
-
-    return jax.vmap(one)(keys)
-
-
-@functools.partial(jax.jit, static_argnames=("length", "evaluate"), donate_argnames="states")
-def _advance(
-    setting: Setting,
-    algorithm: Method,
-    dataset: FederatedDataset,
-    keys: jax.Array,
-    states: TrainState,
-    start: jax.Array,
-    count: jax.Array,
-    *,
-    length: int,
-    evaluate: Evaluate | None,
-) -> tuple[TrainState, Record, dict[str, jax.Array]]:
-    """``count`` <= ``length`` rounds from round ``start``, then an evaluation; for every seed.
-
-    The count is dynamic so that the start, whole chunks and a shorter last one are one compiled program.
-    """
-
-    def one(key_and_state: tuple[jax.Array, TrainState]) -> tuple[TrainState, Record, dict[str, jax.Array]]:
-        key, state = key_and_state
-        prepared = prepare(setting, algorithm, dataset, key)
-
-        def body(i: jax.Array, carry: tuple[TrainState, Record]) -> tuple[TrainState, Record]:
-            state, records = carry
-            state, record = _round(setting, prepared, dataset, key, state, start + i)
-            return state, jax.tree.map(lambda all_, new: all_.at[i].set(new), records, record)
-
-        one_record = jax.eval_shape(_round, setting, prepared, dataset, key, state, start)[1]
-        empty = jax.tree.map(lambda leaf: jnp.zeros((length, *leaf.shape), leaf.dtype), one_record)
-        state, records = lax.fori_loop(jnp.int32(0), count, body, (state, empty))
-        return state, records, measure(setting, prepared, dataset, state, evaluate)
-
-    if jax.default_backend() == "cpu":
-        # Vmapped dynamic loops would make every seed wait for the slowest.
-        return lax.map(one, (keys, states))  # type: ignore[no-any-return]
-    return jax.vmap(lambda key, state: one((key, state)))(keys, states)
-
-
-# Jitted so that it is traced once, for the shapes of its record and for the loop.
-_round = jax.jit(run_round)
 
 
 def _check_overflow(record: Record, start: int) -> None:
@@ -230,7 +190,12 @@ def _check_seeds(seeds: Any) -> list[int]:
 
 
 def _describe_run(
-    setting: Setting, algorithm: Method, dataset: FederatedDataset, rounds: int, eval_every: int
+    setting: Setting,
+    algorithm: Method,
+    dataset: FederatedDataset | HostDataset,
+    known: FederatedDataset,
+    rounds: int,
+    eval_every: int,
 ) -> dict[str, Any]:
     """The resolved configuration and where it ran, as JSON."""
     import fedjax_sim
@@ -250,7 +215,7 @@ def _describe_run(
         },
         "average": setting.average(algorithm),
         "objective": algorithm.minimises(setting.cohort.objective(setting.average(algorithm))),
-        "bounds": bounds(setting, algorithm, dataset)._asdict(),
+        "bounds": bounds(setting, algorithm, known)._asdict(),
         "environment": {
             "fedjax_sim": fedjax_sim.__version__,
             "jax": jax.__version__,

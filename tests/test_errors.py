@@ -14,8 +14,8 @@ import optax
 import pytest
 
 import fedjax_sim as fjs
-from fedjax_sim import simulation
 from fedjax_sim.algorithms.base import Algorithm
+from fedjax_sim.drivers import resident
 
 NAN = float("nan")
 BIG = 2**40
@@ -85,7 +85,7 @@ def no_program(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.fail("the run's program was begun")
 
     monkeypatch.setattr(Algorithm, "init", reached)
-    monkeypatch.setattr(simulation, "_initialise", reached)  # it may be compiled already
+    monkeypatch.setattr(resident, "_initialise", reached)  # it may be compiled already
 
 
 def check(call: Callable[[], object], error: type[Exception], *fragments: str) -> None:

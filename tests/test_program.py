@@ -79,16 +79,16 @@ def test_one_compilation_serves_start_chunks_tail_values_and_seeds():
 
 
 def test_one_call_of_the_program_a_chunk(monkeypatch):
-    from fedjax_sim import simulation
+    from fedjax_sim.drivers import resident
 
     calls = []
-    advance = simulation._advance
+    advance = resident._advance
 
     def counted(*args, **kwargs):
         calls.append((int(args[5]), int(args[6])))
         return advance(*args, **kwargs)
 
-    monkeypatch.setattr(simulation, "_advance", counted)
+    monkeypatch.setattr(resident, "_advance", counted)
     fjs.simulate(fednova(), data(), **settings(), seeds=[0, 1])
     assert calls == [(0, 0), (0, 2), (2, 2), (4, 1)]  # the evaluation of the start, then one call a chunk
 

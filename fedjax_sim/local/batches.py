@@ -267,8 +267,10 @@ def fetch(
     """
     rows, mask = positions
     if contiguous:
-        # Moved back where it would leave the data; the mask follows the absolute row.
-        start = jnp.minimum(offset + rows[0], dataset.num_examples - len(rows))
+        # Moved back where it would leave the data; the mask follows the absolute row. The arrays may be a window on the
+        # data, shorter than its number of examples.
+        held = jax.tree.leaves(dataset.examples)[0].shape[0]
+        start = jnp.minimum(offset + rows[0], held - len(rows))
         absolute = start + jnp.arange(len(rows), dtype=jnp.int32)
         mask = (absolute >= offset + rows[0]) & (absolute < offset + size)
         examples = jax.tree.map(lambda leaf: lax.dynamic_slice_in_dim(leaf, start, len(rows)), dataset.examples)

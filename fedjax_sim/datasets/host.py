@@ -1,0 +1,278 @@
+"""Examples that stay in host memory or on disk: :class:`HostDataset`.
+
+A data set larger than the device's memory is never moved there as a whole. Who holds how many examples is known on the
+device (a few bytes a client); the examples of a round's cohort are gathered on the host into a *window*, and the round
+runs on the window as it would on all the data.
+
+:func:`from_clients`, :func:`from_ids` and :func:`from_partition` take what their namesakes in
+:mod:`fedjax_sim.datasets` take, and leave it where it is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_sim.datasets.construct import packed, parts_of
+from fedjax_sim.datasets.federated import FederatedDataset
+from fedjax_sim.datasets.flat import Flat, int32, offsets_of, ranges
+from fedjax_sim.datasets.given import Given, given_clients, given_ids, given_partition
+from fedjax_sim.datasets.statistics import Statistics
+from fedjax_sim.datasets.validate import checked_classes, stored_leaf
+from fedjax_sim.descriptions import recipe
+
+_PIECE = 1 << 26  # bytes of examples that are checked at a time
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class HostDataset:
+    """The examples of N clients in host arrays, for :func:`fedjax_sim.simulate`.
+
+    Made by the functions of :mod:`fedjax_sim.datasets.host`, which copy nothing: arrays from
+    ``numpy.load(..., mmap_mode="r")`` stay on disk. Results are those of the same data on the device.
+
+    Attributes:
+      frame: sizes, ids and counts as every part of a run sees them; its ``examples`` are a single row of zeros of the
+        types in which examples reach the device.
+      examples: pytree of host arrays in any order of rows, as they were given.
+      rows: int64[n], the row of the j-th example of the flat order (client after client); None where that is j.
+      example_weights: float[n] in the flat order, or None.
+      test: the held-out examples of the same clients, or None.
+    """
+
+    frame: FederatedDataset
+    examples: Any
+    rows: np.ndarray | None = None
+    example_weights: np.ndarray | None = None
+    test: HostDataset | None = None
+
+    @property
+    def num_clients(self) -> int:
+        """N."""
+        return self.frame.num_clients
+
+    @property
+    def num_examples(self) -> int:
+        """n."""
+        return self.frame.num_examples
+
+    @property
+    def num_classes(self) -> int | None:
+        """Number of classes, or None without labels."""
+        return self.frame.num_classes
+
+    @property
+    def max_size(self) -> int:
+        """The largest n_i."""
+        return self.frame.max_size
+
+    @property
+    def sizes(self) -> jax.Array:
+        """int32[N], n_i in storage order."""
+        return self.frame.sizes
+
+    @property
+    def client_ids(self) -> jax.Array:
+        """int32[N], in storage order."""
+        return self.frame.client_ids
+
+    def take(self, where: np.ndarray, length: int | None = None) -> Any:
+        """Examples by their places in the flat order, in the types of the device; a pytree of new host arrays.
+
+        Args:
+          where: int64[k].
+          length: leading axis of the result, k or more; what is beyond k is zero. None for k.
+        """
+        rows = where if self.rows is None else self.rows[where]
+
+        def gathered(leaf: np.ndarray, like: jax.Array) -> np.ndarray:
+            made = np.zeros((len(rows) if length is None else length, *leaf.shape[1:]), like.dtype)
+            made[: len(rows)] = leaf[rows]
+            return made
+
+        return jax.tree.map(gathered, self.examples, self.frame.examples)
+
+    def window(self, positions: np.ndarray, length: int) -> tuple[Any, np.ndarray | None, np.ndarray]:
+        """The examples of some clients end to end.
+
+        Args:
+          positions: distinct storage positions.
+          length: rows of the window, as many as the clients hold or more.
+
+        Returns:
+          ``(examples, example weights or None, starts)``: leaves [length, ...], and where each client begins.
+        """
+        sizes = self._sizes[positions]
+        where = ranges(self._offsets[positions], sizes)
+        weights = None
+        if self.example_weights is not None:
+            weights = np.zeros(length, self.example_weights.dtype)
+            weights[: where.size] = self.example_weights[where]
+        return self.take(where, length), weights, offsets_of(sizes)
+
+    def client(self, position: int) -> Any:
+        """The examples of the client stored at ``position``, as host arrays.
+
+        Raises:
+          IndexError: no such position.
+        """
+        if not 0 <= position < self.num_clients:
+            raise IndexError(f"client({position}): storage positions are 0 to {self.num_clients - 1}")
+        return self.window(np.array([position]), int(self._sizes[position]))[0]
+
+    def statistics(self) -> Statistics:
+        """As :meth:`FederatedDataset.statistics`."""
+        return self._on_frame(labels_only=True).statistics()
+
+    def on_device(self) -> FederatedDataset:
+        """The same data set with all examples on the device."""
+        return self._on_frame(labels_only=False)
+
+    def __repr__(self) -> str:
+        classes = "" if self.num_classes is None else f", {self.num_classes} classes"
+        test = "" if self.test is None else f", {self.test.num_examples} test examples"
+        return f"HostDataset({self.num_clients} clients, {self.num_examples} examples{test}{classes})"
+
+    @property
+    def _sizes(self) -> np.ndarray:
+        return np.asarray(self.frame.sizes)
+
+    @property
+    def _offsets(self) -> np.ndarray:
+        return offsets_of(self._sizes.astype(np.int64))
+
+    def _on_frame(self, *, labels_only: bool) -> FederatedDataset:
+        everything = np.arange(self.num_examples)
+        source = self
+        if labels_only:
+            labelled = self.num_classes is not None
+            source = dataclasses.replace(
+                self,
+                examples={"y": self.examples["y"]} if labelled else {},
+                frame=self.frame.replace(examples={"y": self.frame.examples["y"]} if labelled else {}),
+            )
+        weights = self.example_weights
+        made: FederatedDataset = self.frame.replace(
+            examples=jax.tree.map(jnp.asarray, source.take(everything)),
+            offsets=int32(self._offsets),
+            example_weights=None if weights is None else jnp.asarray(weights),
+            test=None if self.test is None else self.test._on_frame(labels_only=labels_only),
+        )
+        return made
+
+
+def from_clients(
+    clients: Sequence[Any],
+    *,
+    test: Sequence[Any] | None = None,
+    client_ids: Sequence[int] | np.ndarray | None = None,
+    num_classes: int | None = None,
+) -> HostDataset:
+    """As :func:`fedjax_sim.datasets.from_clients`, in host memory; the clients' arrays are joined there."""
+    return _hosted(given_clients(clients, test, client_ids), num_classes)
+
+
+def from_ids(
+    examples: Any, ids: Any, *, test: Any = None, test_ids: Any = None, num_classes: int | None = None
+) -> HostDataset:
+    """As :func:`fedjax_sim.datasets.from_ids`; the arrays stay where they are, in their own order.
+
+    Example:
+      >>> import numpy as np
+      >>> data = from_ids({"x": np.arange(4.0)}, [7, 3, 7, 3])
+      >>> data, data.client(0)["x"]
+      (HostDataset(2 clients, 4 examples), array([1., 3.], dtype=float32))
+    """
+    return _hosted(given_ids(examples, ids, test, test_ids), num_classes)
+
+
+def from_partition(
+    examples: Any,
+    partition: Sequence[Any],
+    *,
+    test_fraction: float = 0.0,
+    seed: int = 0,
+    num_classes: int | None = None,
+) -> HostDataset:
+    """As :func:`fedjax_sim.datasets.from_partition`; the arrays stay where they are, in their own order."""
+    return _hosted(given_partition(examples, partition, test_fraction, seed), num_classes)
+
+
+@recipe("dataset.on_host")
+def on_host(dataset: FederatedDataset) -> HostDataset:
+    """``dataset`` with its examples in host memory: for a run whose device has no room for all of them.
+
+    Example:
+      >>> import fedjax_sim as fjs
+      >>> on_host(fjs.datasets.synthetic(1.0, 1.0, num_clients=3, sizes=[50, 100, 150]))
+      HostDataset(3 clients, 240 examples, 60 test examples, 10 classes)
+    """
+    weights = dataset.example_weights
+    return HostDataset(
+        frame=_frame_of(dataset),
+        examples=jax.tree.map(np.asarray, dataset.examples),
+        example_weights=None if weights is None else np.asarray(weights),
+        test=None if dataset.test is None else on_host(dataset.test),
+    )
+
+
+def _frame_of(dataset: FederatedDataset) -> FederatedDataset:
+    """``dataset`` without its examples: one row of zeros in their place."""
+    frame: FederatedDataset = dataset.replace(
+        examples=jax.tree.map(lambda leaf: jnp.zeros((1, *leaf.shape[1:]), leaf.dtype), dataset.examples),
+        offsets=jnp.zeros_like(dataset.offsets),
+        example_weights=None,
+        test=None,
+    )
+    return frame
+
+
+def _hosted(given: Given, num_classes: int | None) -> HostDataset:
+    """Checks all values, piece by piece, and leaves the arrays alone."""
+    parts = parts_of(given)
+    classes = checked_classes([(what, _labels_of(part)) for what, part in parts], given.names, num_classes)
+    types: list[Any] | None = None
+    whole: HostDataset | None = None
+    for what, part in parts:
+        leaves, structure = jax.tree_util.tree_flatten_with_path(part.examples)
+        types = [
+            _type_after_checks(
+                f"{what}examples{jax.tree_util.keystr(path)}",
+                leaf,
+                part,
+                as_label=classes is not None and leaf is part.examples["y"],
+                like=None if types is None else types[index],
+                names=given.names,
+            )
+            for index, (path, leaf) in enumerate(leaves)
+        ]
+        row = [jnp.zeros((1, *leaf.shape[1:]), kind) for (_, leaf), kind in zip(leaves, types, strict=True)]
+        frame = _frame_of(packed(jax.tree.unflatten(structure, row), part.sizes, given.client_ids, classes))
+        made = HostDataset(frame, part.examples, part.rows)
+        whole = made if whole is None else dataclasses.replace(whole, test=made)
+    assert whole is not None
+    return whole
+
+
+def _labels_of(part: Flat) -> Flat:
+    """The part with its labels alone, in order; unchanged where it has none."""
+    if not (isinstance(part.examples, Mapping) and "y" in part.examples):
+        return part
+    return Flat({"y": part.examples["y"]}, part.sizes, part.rows).gathered()
+
+
+def _type_after_checks(name: str, leaf: np.ndarray, part: Flat, *, as_label: bool, like: Any, names: np.ndarray) -> Any:
+    """The type in which a leaf reaches the device, after looking at all its values."""
+    total = int(part.sizes.sum())
+    step = max(1, _PIECE // max(1, leaf[:1].nbytes))
+    kept: Any = like
+    for first in range(0, max(total, 1), step):
+        here = slice(first, min(first + step, total))
+        piece = leaf[here] if part.rows is None else leaf[part.rows[here]]
+        kept = stored_leaf(name, piece, as_label=as_label, like=kept, part=part, names=names, first=first).dtype
+    return kept

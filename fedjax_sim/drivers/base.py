@@ -1,0 +1,64 @@
+"""What a driver is, and the loop of rounds that all share."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fedjax_sim.algorithms.contract import Method
+from fedjax_sim.datasets.federated import FederatedDataset
+from fedjax_sim.rounds import Record, run_round
+from fedjax_sim.setting import Setting, TrainState
+
+
+class Driver(Protocol):
+    """Computes the rounds of all seeds of a run, some at a time; it holds their state."""
+
+    def start(self) -> dict[str, jax.Array]:
+        """Compiles the programs; what is recorded at the evaluation before the first round, leaves [seeds, ...]."""
+        ...
+
+    def advance(self, start: int, count: int) -> tuple[Record, dict[str, jax.Array]]:
+        """Rounds ``start`` to ``start + count - 1``, then an evaluation.
+
+        Returns:
+          ``(record, metrics)``: leaves [seeds, count, ...] and [seeds, ...].
+        """
+        ...
+
+    def states(self) -> TrainState:
+        """The state after the rounds so far, leaves [seeds, ...]."""
+        ...
+
+
+# Jitted so that it is traced once, for the shapes of its record and for the loop.
+_round = jax.jit(run_round)
+
+
+def loop_of_rounds(
+    setting: Setting,
+    prepared: Method,
+    dataset: FederatedDataset,
+    key: jax.Array,
+    state: TrainState,
+    start: jax.Array,
+    count: jax.Array,
+    *,
+    length: int,
+) -> tuple[TrainState, Record]:
+    """``count`` <= ``length`` rounds from round ``start``; the record has ``length`` rows, zero beyond ``count``.
+
+    The count is dynamic, so that no round at all, a whole chunk and a shorter last one are one compiled program.
+    """
+
+    def body(i: jax.Array, carry: tuple[TrainState, Record]) -> tuple[TrainState, Record]:
+        state, records = carry
+        state, record = _round(setting, prepared, dataset, key, state, start + i)
+        return state, jax.tree.map(lambda all_, new: all_.at[i].set(new), records, record)
+
+    one: Any = jax.eval_shape(_round, setting, prepared, dataset, key, state, start)[1]
+    empty = jax.tree.map(lambda leaf: jnp.zeros((length, *leaf.shape), leaf.dtype), one)
+    return lax.fori_loop(jnp.int32(0), count, body, (state, empty))  # type: ignore[no-any-return]
