@@ -17,7 +17,17 @@ import pytest
 import fedjax_sim
 
 ROOT = pathlib.Path(__file__).parents[1]
-EXTRAS = ["matplotlib", "orbax.checkpoint", "pandas", "sklearn", "tensorflow", "tensorflow_datasets", "torch"]
+EXTRAS = [
+    "matplotlib",
+    "orbax.checkpoint",
+    "pandas",
+    "pyarrow",
+    "safetensors",
+    "sklearn",
+    "tensorflow",
+    "tensorflow_datasets",
+    "torch",
+]
 
 
 def in_fresh_process(code: str) -> Any:
@@ -90,7 +100,8 @@ def test_the_installed_version_is_the_package_s():
 def test_lower_bounds_are_the_versions_that_ci_tests():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    requirements = [*project["dependencies"], *extras["data"], *extras["plot"], *extras["progress"]]
+    tested = [extras[name] for name in ("data", "plot", "progress", "tables", "text")]
+    requirements = [*project["dependencies"], *(requirement for extra in tested for requirement in extra)]
     pins = dict(re.findall(r"^([\w-]+)==([\w.]+)$", (ROOT / ".ci" / "oldest.txt").read_text(), re.MULTILINE))
     bounds = dict(requirement.split(">=") for requirement in requirements)
     assert bounds == {name: pins.get(name) for name in bounds}

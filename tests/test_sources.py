@@ -147,7 +147,7 @@ def test_data_dir(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("make", [datasets.mnist, datasets.fashion_mnist])
 def test_mnist_reads_the_official_files(small_mnist: Path, make: Callable[..., datasets.FederatedDataset]) -> None:
-    data = make(num_clients=7, alpha=0.5)
+    data = make(num_clients=7, alpha=0.5, verify=False)
     assert data.test is not None
     assert (data.num_clients, data.num_examples, data.test.num_examples, data.num_classes) == (7, 300, 40, 10)
     assert data.examples["x"].shape == (300, 784)
@@ -163,16 +163,16 @@ def test_mnist_reads_the_official_files(small_mnist: Path, make: Callable[..., d
 
 
 def test_mnist_options(small_mnist: Path) -> None:
-    local = datasets.mnist(num_clients=5, partition="shards", test="local", test_fraction=0.5, flat=False)
+    local = datasets.mnist(num_clients=5, partition="shards", test="local", test_fraction=0.5, flat=False, verify=False)
     assert local.test is not None
     assert local.examples["x"].shape == (150, 28, 28, 1)
     own, held = local.statistics().label_table, local.test.statistics().label_table
     assert np.all((held > 0).sum(axis=1) <= 4)
     np.testing.assert_array_equal((own + held).sum(axis=0), np.full(10, 30))
-    even = datasets.mnist(num_clients=5, partition="iid")
+    even = datasets.mnist(num_clients=5, partition="iid", verify=False)
     np.testing.assert_array_equal(even.sizes, np.full(5, 60))
     assert even.test is not None
-    many = datasets.mnist(num_clients=100, partition="iid")  # more clients than test images
+    many = datasets.mnist(num_clients=100, partition="iid", verify=False)  # more clients than test images
     assert many.test is not None
     assert int(many.test.sizes.min()) == 0
     with pytest.raises(ValueError, match="did you mean 'dirichlet'"):
@@ -193,10 +193,10 @@ def test_mnist_refuses_other_files(small_mnist: Path) -> None:
     labels = small_mnist / "mnist" / "train-labels-idx1-ubyte"
     labels.write_bytes(idx_bytes(np.zeros(299, np.uint8)))
     with pytest.raises(ValueError, match=r"uint8\[299\], not one uint8 for each of the 300"):
-        datasets.mnist(num_clients=3)
+        datasets.mnist(num_clients=3, verify=False)
     (small_mnist / "mnist" / "train-images-idx3-ubyte.gz").write_bytes(idx_bytes(np.zeros((299, 8, 8), np.uint8)))
     with pytest.raises(ValueError, match=r"uint8\[299, 8, 8\], not"):
-        datasets.mnist(num_clients=3)
+        datasets.mnist(num_clients=3, verify=False)
 
 
 @pytest.mark.skipif(not Path(REAL_DATA, "mnist").is_dir(), reason="FEDJAX_SIM_DATA names no directory with mnist/")

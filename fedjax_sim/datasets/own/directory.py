@@ -1,0 +1,156 @@
+"""Data sets from a directory with one npz file for each client."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedjax_sim.datasets.construct import from_ids
+from fedjax_sim.datasets.federated import FederatedDataset
+from fedjax_sim.datasets.flat import INT32_MAX
+from fedjax_sim.datasets.names import named
+from fedjax_sim.datasets.reading.npz import Header, npz_headers, read_npz
+from fedjax_sim.datasets.split import held_out
+from fedjax_sim.datasets.validate import kind_of
+
+Headers = dict[str, dict[str, Header]]
+
+
+def from_directory(
+    folder: str | os.PathLike[str],
+    *,
+    test_fraction: float = 0.0,
+    seed: int = 0,
+    num_classes: int | None = None,
+) -> FederatedDataset:
+    """A data set from a directory with one npz file for each client, ``<client>.npz``.
+
+    Each file holds arrays with a common leading axis, under the same names in all files; these become the examples,
+    ``{"x": ..., "y": ...}`` where they are called so. Everything is checked from the headers, a few bytes of each
+    file, before any array is read; nothing is unpickled. Memory: the arrays once more than the data set itself.
+
+    Args:
+      folder: the directory. Where it has a subdirectory ``train``, the files are read from there, and held-out
+        examples of the same clients from ``test`` where that exists too.
+      test_fraction: share of each client's examples to hold out, drawn uniformly, in [0, 1); for directories without
+        held-out examples of their own.
+      seed: of that draw.
+      num_classes: as in :func:`from_clients`.
+
+    Returns:
+      Clients in sorted order. Where all file names are plain integers (``7.npz``, not ``07.npz``) these are the client
+      ids; else clients are numbered 0 .. N-1 and :func:`client_names` tells who is who.
+
+    Raises:
+      FileNotFoundError: no such directory, or no npz file in it.
+      ValueError: a damaged file, arrays of objects, names, shapes or kinds of number that differ between clients, a
+        client without examples or with test examples only, NaN; the message names the file.
+
+    Example:
+      >>> import pathlib, tempfile
+      >>> folder = pathlib.Path(tempfile.mkdtemp())
+      >>> for name, count in (("ann", 3), ("rob", 2)):
+      ...     np.savez(folder / f"{name}.npz", x=np.zeros((count, 4)), y=np.arange(count))
+      >>> from_directory(folder)
+      FederatedDataset(2 clients, 5 examples, 3 classes)
+    """
+    root = Path(folder)
+    if (root / "test").is_dir() and not (root / "train").is_dir():
+        raise ValueError(
+            f"{root} has a subdirectory 'test' but no 'train': put the clients' files into {root / 'train'}"
+        )
+    split = (root / "train").is_dir()
+    train = _headers(root / "train" if split else root)
+    test = _headers(root / "test") if (root / "test").is_dir() else None
+    if test is not None and test_fraction != 0.0:
+        raise ValueError(
+            f"from_directory(test_fraction={test_fraction}): {root / 'test'} has the test examples: leave it at 0"
+        )
+    reference = next(iter(train))
+    _check_alike({**train, **(test or {})}, reference)
+    for path, arrays in train.items():
+        if _rows(arrays) == 0:
+            raise ValueError(f"{path} has no examples: drop the file or give the client examples")
+    for path in test or ():
+        if str(root / "train" / Path(path).name) not in train:
+            raise ValueError(f"{path} has no counterpart in {root / 'train'}: a client that is tested must train too")
+    ids = _ids([Path(path).stem for path in train])
+    examples, owner = _joined(train, ids)
+    rest: dict[str, Any] = {}
+    if test is not None:
+        rest["test"], rest["test_ids"] = _joined(test, ids)
+    elif (mask := held_out(owner, test_fraction, seed)).any():
+        rest = {"test": {name: array[mask] for name, array in examples.items()}, "test_ids": owner[mask]}
+        examples, owner = {name: array[~mask] for name, array in examples.items()}, owner[~mask]
+    data = from_ids(examples, owner, **rest, num_classes=num_classes)
+    return named(data, [str(name) for name in sorted(ids.values())])
+
+
+def _headers(folder: Path) -> Headers:
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{folder} is not a directory: give one with a file <client>.npz for each client")
+    files = sorted(folder.glob("*.npz"))
+    if not files:
+        raise FileNotFoundError(f"{folder} has no *.npz files: write one for each client with numpy.savez")
+    return {str(path): npz_headers(path) for path in files}
+
+
+def _ids(names: list[str]) -> dict[str, int | str]:
+    """The client id of each file name: the integer that it is, where all are integers, or the name itself."""
+    plain = all(name.isascii() and name.isdigit() and str(int(name)) == name for name in names)
+    if plain and max(int(name) for name in names) <= INT32_MAX:
+        return {name: int(name) for name in names}
+    return {name: name for name in names}
+
+
+def _rows(arrays: dict[str, Header]) -> int:
+    return next(iter(arrays.values()))[0][0]
+
+
+def _check_alike(files: Headers, reference: str) -> None:
+    """Checks names, leading axes, shapes per example and kinds of number against the ``reference`` file's."""
+    wanted = files[reference]
+    for path, arrays in files.items():
+        if arrays.keys() != wanted.keys() or not arrays:
+            raise ValueError(
+                f"{path} has the arrays {sorted(arrays)} but {reference} has {sorted(wanted)}: the same names are "
+                "needed in all files, one or more"
+            )
+        for name, (shape, dtype) in arrays.items():
+            if not shape:
+                raise ValueError(f"{path}: the array {name!r} is a single number: it needs one row for each example")
+            if shape[0] != _rows(arrays):
+                first = next(iter(arrays))
+                raise ValueError(
+                    f"{path}: the array {name!r} has {shape[0]} rows but {first!r} has {_rows(arrays)}: one row for "
+                    "each example in both"
+                )
+            other_shape, other = wanted[name]
+            if shape[1:] != other_shape[1:] or kind_of(np.empty(0, dtype)) != kind_of(np.empty(0, other)):
+                raise ValueError(
+                    f"{path}: the array {name!r} is {dtype}{list(shape)} but {other}{list(other_shape)} in "
+                    f"{reference}: one shape per example and one kind of number for all clients"
+                )
+
+
+def _joined(files: Headers, ids: Mapping[str, int | str]) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """The arrays of all files end to end, and the client of each row."""
+    sizes = [_rows(arrays) for arrays in files.values()]
+    wanted = next(iter(files.values()))
+    joined = {
+        name: np.empty((sum(sizes), *shape[1:]), np.result_type(*(arrays[name][1] for arrays in files.values())))
+        for name, (shape, _) in wanted.items()
+    }
+    start = 0
+    for path, size in zip(files, sizes, strict=True):
+        for name, array in read_npz(Path(path)).items():
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                row = int(np.flatnonzero(~np.isfinite(array).reshape(size, -1).all(axis=1))[0])
+                raise ValueError(f"{path}: the array {name!r} has NaN or infinite values, first in row {row}: clean it")
+            joined[name][start : start + size] = array
+        start += size
+    return joined, np.repeat([ids[Path(path).stem] for path in files], sizes)

@@ -1,0 +1,324 @@
+"""Columns of a data set that tensorflow-datasets prepared, read without TensorFlow."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import difflib
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedjax_sim.values import suggest
+
+_CHUNK = 1024  # examples decoded before they are packed into arrays: many small objects take more room
+_LARGE = 4096  # bytes of a record, on average, from which threads are worth their while
+_EXTRA = "pip install 'fedjax_sim[tfds]'"
+_PREPARE = (
+    "Preparing needs TensorFlow, best in an environment of its own: pip install tensorflow-datasets tensorflow "
+    "importlib_resources; reading does not"
+)
+
+
+def open_builder(name: str, data_dir: str | os.PathLike[str] | None) -> Any:
+    """The read-only builder of a prepared data set.
+
+    Only the prepared folder is looked at: ``tfds.builder`` would import the builder's code, which may import
+    TensorFlow, and ask the network for what is not there.
+
+    Raises:
+      ImportError: no tensorflow-datasets.
+      FileNotFoundError: not prepared.
+      ValueError: no such builder, or prepared in formats without random access only.
+    """
+    tfds = _import_tfds()
+    place = None if data_dir is None else os.path.expanduser(os.fspath(data_dir))
+    if not isinstance(name, str) or not name:
+        raise ValueError(f"from_tfds(name={name!r}): give the name of a builder, 'mnist' or 'name/config:1.0.0'")
+    try:
+        builder = tfds.core.read_only_builder.builder_from_files(name, data_dir=place)
+    except tfds.core.DatasetNotFoundError as error:
+        raise _not_found(tfds, name, place) from error
+    except ValueError as error:
+        raise ValueError(f"from_tfds(name={name!r}): {error}") from error
+    formats, readable = builder.info.available_file_formats(), tfds.core.FileFormat.with_random_access()
+    if not formats & readable:
+        raise ValueError(
+            f"{name} is prepared in {builder.data_dir}, but in the format {_listed(formats)}: only "
+            f"{_listed(readable)} can be read one by one and without TensorFlow. Prepare it again into another folder: "
+            f"{_command(name, 'ANOTHER_FOLDER')} ({_PREPARE})"
+        )
+    return builder
+
+
+@dataclasses.dataclass(frozen=True)
+class Columns:
+    """Which features are read, and what becomes of them; made by :func:`chosen_columns`.
+
+    Attributes:
+      paths: our name of each feature that is kept, and its keys in an example of the builder's.
+      dtypes: our name of each feature, and the type that its values are kept in; None where ``transform`` decides.
+      scaled: our names of the images that are scaled to [0, 1].
+      client: keys of the feature that names the client, or None.
+      needed: the features to decode, a ``tfds.features.FeaturesDict``.
+      transform: of one example, or None.
+      num_classes: of the class label that is called "y", or None.
+    """
+
+    paths: Mapping[str, tuple[str, ...]]
+    dtypes: Mapping[str, np.dtype] | None
+    scaled: frozenset[str]
+    client: tuple[str, ...] | None
+    needed: Any
+    transform: Callable[[dict[str, Any]], Any] | None
+    num_classes: int | None
+
+
+def chosen_columns(
+    builder: Any,
+    features: Mapping[str, str] | None,
+    client: str | None,
+    transform: Callable[[dict[str, Any]], Any] | None,
+    scaled: bool,
+) -> Columns:
+    """The columns that the arguments of ``from_tfds`` mean for this builder.
+
+    Raises:
+      ValueError: a feature that the builder does not have, or no supervised pair to take by default.
+      TypeError: a feature that holds no numbers and is not transformed, a client that is no integer or text.
+    """
+    tfds = _import_tfds()
+    known = builder.info.features
+    if features is None:
+        features = _supervised(tfds, builder)
+    if not isinstance(features, Mapping) or not features:
+        raise ValueError(f"from_tfds(features={features!r}): give {{our name: feature}}, {{'x': 'image', ...}}")
+    found = {ours: _feature(tfds, known, theirs) for ours, theirs in features.items()}
+    paths = {ours: tuple(theirs.split("/")) for ours, theirs in features.items()}
+    first = {path[0] for path in paths.values()}
+    if client is not None:
+        named = _feature(tfds, known, client)
+        whole = not isinstance(known[client.split("/")[0]], tfds.features.Sequence) and named.shape == ()
+        if not whole or not (_numeric(named, "iu") or isinstance(named, tfds.features.Text)):
+            raise TypeError(f"from_tfds(client={client!r}): this feature is {named}; it must be one integer or text")
+        first.add(client.split("/")[0])
+    if transform is None:
+        for ours, feature in found.items():
+            if not _numeric(feature, "iufb"):
+                raise TypeError(
+                    f"from_tfds: {ours!r} is the feature {features[ours]!r}, {feature}, and no number: encode it with "
+                    "transform=..., a function of one example, or leave it out with features={...}"
+                )
+    label = found.get("y")
+    images = {key for key, it in found.items() if isinstance(it, tfds.features.Image) and it.np_dtype == np.uint8}
+    return Columns(
+        paths=paths,
+        dtypes=None if transform else {ours: np.dtype(feature.np_dtype) for ours, feature in found.items()},
+        scaled=frozenset(images if scaled and transform is None else ()),
+        client=None if client is None else tuple(client.split("/")),
+        needed=tfds.features.FeaturesDict({key: known[key] for key in known if key in first}),
+        transform=transform,
+        num_classes=label.num_classes if transform is None and isinstance(label, tfds.features.ClassLabel) else None,
+    )
+
+
+def read_split(builder: Any, split: str, columns: Columns) -> tuple[Any, np.ndarray | None]:
+    """The examples of a split, a pytree of arrays in stored order, and their clients (None without such a column).
+
+    Raises:
+      ImportError: array-record or a decoder of images is missing.
+      ValueError: no such split, no examples, values whose shapes differ.
+      TypeError: values that are no numbers.
+    """
+    tfds = _import_tfds()
+    name = f"the split {split!r} of {builder.info.full_name}"
+    try:
+        source = builder.as_data_source(split, deserialize_method=tfds.decode.DeserializeMethod.RAW_BYTES)
+        count = len(source)
+    except ImportError as error:
+        raise _incomplete(error) from error
+    except ValueError as error:
+        raise ValueError(f"from_tfds: {name}: {error} (splits: {', '.join(builder.info.splits)})") from error
+    if count == 0:
+        raise ValueError(f"from_tfds: {name} has no examples")
+    chunks: list[Any] = []
+    owners: list[Any] = []
+    for start in range(0, count, _CHUNK):
+        records = source.__getitems__(list(range(start, min(start + _CHUNK, count))))
+        try:
+            decoded = _decoded(columns.needed, records)
+        except ImportError as error:
+            raise _incomplete(error) from error
+        if columns.client is not None:
+            owners.extend(_client(_value(example, columns.client)) for example in decoded)
+        chunks.append(_packed(decoded, columns))
+    examples = _joined(np.concatenate, chunks)
+    return examples, None if columns.client is None else np.asarray(owners)
+
+
+def _decoded(features: Any, records: list[bytes]) -> list[Any]:
+    """The examples of records; in threads where most of the time is spent in a decoder of large images.
+
+    Small records are decoded in Python code, which threads only slow down.
+    """
+    decode = features.deserialize_example_np
+    if sum(map(len, records)) < _LARGE * len(records):
+        return [decode(record) for record in records]
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        return list(pool.map(decode, records))
+
+
+def _packed(decoded: list[Any], columns: Columns) -> Any:
+    """The columns of some examples."""
+    kept = {ours: [_value(example, path) for example in decoded] for ours, path in columns.paths.items()}
+    if columns.transform is not None:
+        rows = zip(*kept.values(), strict=True)
+        return _joined(np.asarray, [columns.transform(dict(zip(kept, row, strict=True))) for row in rows])
+    assert columns.dtypes is not None
+    packed = {}
+    for ours, values in kept.items():
+        packed[ours] = _array(np.asarray, f"[{ours!r}]", values).astype(columns.dtypes[ours], copy=False)
+        if ours in columns.scaled:
+            packed[ours] = packed[ours].astype(np.float32) / np.float32(255)
+    return packed
+
+
+def _joined(join: Callable[[Any], np.ndarray], trees: Sequence[Any]) -> Any:
+    """One tree whose leaves are those of ``trees`` joined; a list is a leaf."""
+    flat = [jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda node: isinstance(node, list)) for tree in trees]
+    leaves, structure = flat[0]
+    structures: list[Any] = [found for _, found in flat]
+    for other in structures:
+        if other != structure:
+            raise ValueError(
+                f"from_tfds(transform=...): it makes {structure} of one example and {other} of another: one structure "
+                "for all"
+            )
+    paths = [jax.tree_util.keystr(path) for path, _ in leaves]
+    columns = zip(*([leaf for _, leaf in leaves] for leaves, _ in flat), strict=True)
+    return jax.tree.unflatten(
+        structure, [_array(join, path, column) for path, column in zip(paths, columns, strict=True)]
+    )
+
+
+def _array(join: Callable[[Any], np.ndarray], path: str, values: Sequence[Any]) -> np.ndarray:
+    try:
+        return join(values)
+    except ValueError as error:
+        try:
+            shapes = sorted({np.shape(value) for value in values})
+            found = f"the shapes {', '.join(str(list(shape)) for shape in shapes[:4])}"
+        except ValueError:
+            found = "lists of unequal length in them"
+        raise ValueError(
+            f"from_tfds: examples{path} have {found}: all examples need one shape; cut, pad or resize them with "
+            "transform=..., a function of one example"
+        ) from error
+
+
+def _supervised(tfds: Any, builder: Any) -> dict[str, str]:
+    pair = builder.info.supervised_keys
+    if pair is None or len(pair) != 2 or not all(isinstance(key, str) for key in pair):
+        raise ValueError(
+            f"from_tfds: {builder.info.full_name} names no supervised pair ({pair}): say which features to take, "
+            f"features={{'x': ..., 'y': ...}}; it has {', '.join(sorted(_leaves(tfds, builder.info.features)))}"
+        )
+    return {"x": pair[0], "y": pair[1]}
+
+
+def _feature(tfds: Any, known: Any, path: str) -> Any:
+    """The innermost feature at ``path``, inside any sequences."""
+    feature = known
+    for key in str(path).split("/"):
+        while isinstance(feature, tfds.features.Sequence):
+            feature = feature.feature
+        if not isinstance(feature, tfds.features.FeaturesDict) or key not in feature:
+            raise ValueError(
+                f"from_tfds: there is no feature {path!r}: {suggest(str(path), sorted(_leaves(tfds, known)))}"
+            )
+        feature = feature[key]
+    while isinstance(feature, tfds.features.Sequence):
+        feature = feature.feature
+    return feature
+
+
+def _leaves(tfds: Any, features: Any, above: str = "") -> list[str]:
+    """Paths of all features."""
+    while isinstance(features, tfds.features.Sequence):
+        features = features.feature
+    if not isinstance(features, tfds.features.FeaturesDict):
+        return [above]
+    return [leaf for key in features for leaf in _leaves(tfds, features[key], f"{above}/{key}" if above else key)]
+
+
+def _numeric(feature: Any, kinds: str) -> bool:
+    """Whether the feature's values are numbers of these kinds; a mapping has several types, a text none of numpy's."""
+    dtype = getattr(feature, "np_dtype", None)
+    return isinstance(dtype, (type, np.dtype)) and np.dtype(dtype).kind in kinds
+
+
+def _value(example: Any, path: tuple[str, ...]) -> Any:
+    for key in path:
+        example = example[key]
+    return example
+
+
+def _client(value: Any) -> Any:
+    # surrogates keep two texts apart whatever their encoding
+    return value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else value
+
+
+def _not_found(tfds: Any, name: str, place: str | None) -> Exception:
+    base = name.partition("/")[0].partition(":")[0]
+    folders = [Path(str(folder)) for folder in tfds.core.utils.file_utils.list_data_dirs(given_data_dir=place)]
+    looked = ", ".join(map(str, folders))
+    there = sorted(
+        str(info.parent.relative_to(folder))
+        for folder in folders
+        for pattern in ("*", "*/*")
+        for info in (folder / base).glob(f"{pattern}/dataset_info.json")
+    )
+    if there:
+        return FileNotFoundError(
+            f"{name} is not prepared in {looked}; there are {', '.join(there)}: name one as name/config:version or "
+            f"name:version, or prepare it: {_command(name, str(folders[0]))} ({_PREPARE})"
+        )
+    known = tfds.list_builders(with_community_datasets=False)
+    if base in known:
+        return FileNotFoundError(
+            f"{name} is not prepared in {looked}: prepare it with {_command(name, str(folders[0]))} ({_PREPARE}), or "
+            "say where it is with data_dir=... or the environment variable TFDS_DATA_DIR"
+        )
+    near = difflib.get_close_matches(base, known, n=1)
+    return ValueError(
+        f"from_tfds(name={name!r}): {f'did you mean {near[0]!r}? ' if near else ''}tensorflow-datasets has no builder "
+        f"{base!r}, and nothing is prepared under that name in {looked}. Prepare a builder of your own with "
+        f"YourBuilder(data_dir={str(folders[0])!r}).download_and_prepare(file_format='array_record') ({_PREPARE})"
+    )
+
+
+def _command(name: str, folder: str) -> str:
+    return (
+        f'python -c "import tensorflow_datasets as tfds; tfds.builder({name!r}, data_dir={folder!r})'
+        ".download_and_prepare(file_format='array_record')\""
+    )
+
+
+def _listed(formats: Iterable[Any]) -> str:
+    return " or ".join(sorted(item.value for item in formats))
+
+
+def _import_tfds() -> Any:
+    try:
+        import tensorflow_datasets as tfds
+    except ImportError as error:
+        raise _incomplete(error) from error
+    return tfds
+
+
+def _incomplete(error: ImportError) -> ImportError:
+    return ImportError(f"from_tfds() reads with tensorflow-datasets, array-record and pillow: {_EXTRA} ({error})")

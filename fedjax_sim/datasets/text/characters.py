@@ -1,0 +1,137 @@
+"""Characters as numbers, and the windows of next-character prediction."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from fedjax_sim.values import check_count, check_real, shown
+
+LEAF_CHARACTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
+"""The 80 characters of LEAF's and FedProx's Shakespeare tasks, in their order: a model of either fits the other."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Characters:
+    """A fixed alphabet: character c is the number ``alphabet.index(c)``.
+
+    Attributes:
+      alphabet: the characters, each once.
+      unknown: a character of the alphabet that stands for all others; None refuses others.
+
+    Raises:
+      ValueError: an alphabet that is empty or repeats a character, or an ``unknown`` that is not in it.
+
+    Source of the default alphabet: Caldas et al. 2018 (LEAF), arXiv:1812.01097, models/utils/language_utils.py.
+
+    Example:
+      >>> letters = Characters("abc ")
+      >>> letters.encode(["a cab", "bacca"])
+      array([[0, 3, 2, 0, 1],
+             [1, 0, 2, 2, 0]], dtype=uint8)
+      >>> letters.decode(letters.encode("cab"))
+      'cab'
+    """
+
+    alphabet: str = LEAF_CHARACTERS
+    unknown: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.alphabet or len(set(self.alphabet)) != len(self.alphabet):
+            raise ValueError(f"Characters(alphabet={shown(self.alphabet)}): it needs characters, each of them once")
+        if self.unknown is not None and (len(self.unknown) != 1 or self.unknown not in self.alphabet):
+            raise ValueError(f"Characters(unknown={self.unknown!r}): it must be one character of the alphabet")
+
+    def __len__(self) -> int:
+        return len(self.alphabet)
+
+    def encode(self, texts: str | Sequence[str]) -> np.ndarray:
+        """The numbers of a text's characters, or of several texts that are equally long.
+
+        Args:
+          texts: one text of T characters, or n of them.
+
+        Returns:
+          ``[T]`` or ``[n, T]``; uint8 for alphabets of up to 256 characters, else int32.
+
+        Raises:
+          ValueError: a character outside the alphabet, or texts of different lengths.
+          TypeError: something other than texts.
+        """
+        several = not isinstance(texts, str)
+        if several and not all(isinstance(text, str) for text in texts):
+            raise TypeError(f"Characters.encode: {shown(texts)} is neither a text nor a sequence of texts")
+        joined = "".join(texts)
+        numbers = self._numbers(joined)
+        if not several:
+            return numbers
+        lengths = {len(text) for text in texts}
+        if len(lengths) > 1:
+            raise ValueError(
+                f"Characters.encode: the texts have {min(lengths)} to {max(lengths)} characters: cut or pad them to "
+                "one length"
+            )
+        return numbers.reshape(len(texts), -1) if lengths else numbers.reshape(0, 0)
+
+    def decode(self, numbers: np.ndarray) -> str:
+        """The text of a one-dimensional array of numbers."""
+        return "".join(self.alphabet[number] for number in np.asarray(numbers).tolist())
+
+    def _numbers(self, text: str) -> np.ndarray:
+        alphabet = _code_points(self.alphabet)
+        table = np.full(int(alphabet.max()) + 2, -1, np.int32)  # the last entry: anything larger
+        table[alphabet] = np.arange(alphabet.size)
+        numbers = table[np.minimum(_code_points(text), table.size - 1)]
+        if self.unknown is not None:
+            numbers = np.where(numbers < 0, np.int32(self.alphabet.index(self.unknown)), numbers)
+        for place in np.flatnonzero(numbers < 0)[:1]:
+            raise ValueError(
+                f"Characters.encode: {text[place]!r} in {text[max(0, place - 20) : place + 20]!r} is not in the "
+                f"alphabet {self.alphabet!r}: replace it, or name a character that stands for all others, unknown=' '"
+            )
+        narrow: np.ndarray = numbers.astype(np.uint8 if len(self.alphabet) <= 256 else np.int32)
+        return narrow
+
+
+def windows(
+    numbers: np.ndarray, length: int, stride: int, test_fraction: float, most: int | None = None
+) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
+    """A text's windows and the character after each, split in the order of the text.
+
+    Window j covers the characters js .. js + L - 1 and predicts character js + L. Of the n windows the first
+    max(1, floor((1 - test_fraction) n)) are for training; the windows that share a character with their inputs are
+    dropped, the others are for testing (LEAF's split of one role, data/utils/split_data.py, at stride 1).
+
+    Args:
+      numbers: integer [T].
+      length: characters of a window, L.
+      stride: characters between the starts of two windows, s.
+      test_fraction: share of the windows not trained on, in [0, 1).
+      most: use only the first so many windows.
+
+    Returns:
+      (x [n_train, L], y [n_train]) and (x [n_test, L], y [n_test]); views where that is possible. A text of fewer
+      than L + 1 characters has no windows.
+
+    Raises:
+      ValueError: a number out of its range.
+    """
+    check_count("windows(length=...)", length)
+    check_count("windows(stride=...)", stride)
+    check_real("windows(test_fraction=...)", test_fraction, low=0.0, below=1.0)
+    if most is not None:
+        check_count("windows(most=...)", most)
+    if numbers.size <= length:
+        empty = (numbers[:0].reshape(0, length), numbers[:0])
+        return empty, empty
+    x = np.lib.stride_tricks.sliding_window_view(numbers[:-1], length)[::stride][:most]
+    y = numbers[length::stride][:most]
+    train = max(1, int((1.0 - test_fraction) * y.size + 1e-9))
+    test = train - 1 - (-length // stride)  # the first window that starts behind the last training window's end
+    return (x[:train], y[:train]), (x[test:], y[test:])
+
+
+def _code_points(text: str) -> np.ndarray:
+    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4").astype(np.int64)

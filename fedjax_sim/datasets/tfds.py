@@ -1,0 +1,151 @@
+"""Data sets prepared by tensorflow-datasets, read without TensorFlow.
+
+What tensorflow-datasets prepared in the ``array_record`` format is read through ``as_data_source``, straight from the
+prepared folder: neither TensorFlow nor the builder's own code is imported, and nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedjax_sim.datasets.construct import from_ids, from_partition
+from fedjax_sim.datasets.federated import FederatedDataset
+from fedjax_sim.datasets.names import named
+from fedjax_sim.datasets.reading.tfds_columns import chosen_columns, open_builder, read_split
+from fedjax_sim.datasets.sources.sharing import deal
+from fedjax_sim.datasets.split import held_out
+from fedjax_sim.datasets.validate import checked_partition
+from fedjax_sim.descriptions import recipe
+from fedjax_sim.values import check_count, check_flag, check_real
+
+Partition = Sequence[Any] | Callable[[np.ndarray], Sequence[Any]]
+
+
+@recipe("dataset.from_tfds")
+def from_tfds(
+    name: str,
+    split: str = "train",
+    partition: Partition | None = None,
+    *,
+    client: str | None = None,
+    test_split: str | None = None,
+    test_fraction: float = 0.0,
+    seed: int = 0,
+    features: Mapping[str, str] | None = None,
+    transform: Callable[[dict[str, Any]], Any] | None = None,
+    scaled: bool = True,
+    num_classes: int | None = None,
+    data_dir: str | os.PathLike[str] | None = None,
+) -> FederatedDataset:
+    """Any data set that tensorflow-datasets has prepared in the array_record format.
+
+    Examples come in the order in which they are stored, which tensorflow-datasets shuffled when it prepared them.
+
+    Args:
+      name: as in ``tfds.builder``: ``"mnist"``, ``"emnist/letters"``, ``"mnist:3.0.1"``, or a builder of your own.
+      split: which examples to train on: ``"train"``, ``"train[:10%]"``, ``"train+validation"``, ...
+      partition: who holds which of them, where no feature says so: the rows of each client, or a function that makes
+        them from the labels "y", for instance ``functools.partial(partition.dirichlet, num_clients=100, alpha=0.1,
+        seed=0)`` (:mod:`fedjax_sim.datasets.partition`).
+      client: instead of ``partition``: the feature that names the client of each example, an integer or a text.
+        Integers become the ``client_ids``; texts are numbered in sorted order.
+      test_split: examples to test on. With ``partition`` they are dealt to the clients uniformly at random, in numbers
+        that differ by at most one; with ``client`` everybody gets their own, and a client who has test examples only
+        is an error.
+      test_fraction: instead of ``test_split``: share of each client's examples to hold out, as in
+        :func:`fedjax_sim.datasets.from_partition`.
+      seed: of the held-out examples or the test examples' deal.
+      features: ``{our name: the builder's feature}``, ``{"x": "image", "y": "label"}``; a nested feature is written
+        ``"outer/inner"``. By default "x" and "y" are what the builder calls its supervised pair. No other feature is
+        decoded.
+      transform: makes the pytree that is kept from one example's ``{our name: value}``, a mapping of numpy arrays,
+        numbers, bytes (of texts) and lists (of sequences); for texts, which must become numbers, and for sequences,
+        which must become equally long.
+      scaled: whether images of bytes become float32 in [0, 1]; otherwise they stay uint8, a quarter of the size. With
+        a ``transform`` nothing is scaled.
+      num_classes: number of classes; by default the builder's own, where "y" is one of its class labels.
+      data_dir: the folder that holds the prepared data sets; by default the environment variable TFDS_DATA_DIR or
+        ``~/tensorflow_datasets``, as in tensorflow-datasets.
+
+    Returns:
+      The data set. It describes itself fully (:func:`fedjax_sim.describe`) where ``client`` is used without a
+      ``transform``; functions are recorded as opaque.
+
+    Raises:
+      ImportError: tensorflow-datasets, array-record or pillow is missing; the message says what to install.
+      FileNotFoundError: the data set is not prepared; the message has the command that prepares it.
+      ValueError: a builder, split or feature that does not exist, data in a format without random access, values
+        whose shapes differ between examples, or bad values (as in :func:`fedjax_sim.datasets.from_ids`).
+      TypeError: texts without a ``transform``, clients that are neither integers nor texts.
+
+    Source: https://www.tensorflow.org/datasets/data_source.
+    """
+    if (partition is None) == (client is None):
+        raise ValueError(
+            "from_tfds: who holds the examples? Give either partition=functools.partial(partition.dirichlet, "
+            "num_clients=..., alpha=..., seed=...) or client='the feature that names the client'"
+        )
+    check_real("from_tfds(test_fraction=...)", test_fraction, low=0.0, below=1.0)
+    if test_split is not None and test_fraction:
+        raise ValueError("from_tfds: give test_split or test_fraction, not both")
+    check_count("from_tfds(seed=...)", seed, low=0)
+    check_flag("from_tfds(scaled=...)", scaled)
+    builder = open_builder(name, data_dir)
+    columns = chosen_columns(builder, features, client, transform, scaled)
+    classes = columns.num_classes if num_classes is None else num_classes
+    examples, ids = read_split(builder, split, columns)
+    test, test_ids = (None, None) if test_split is None else read_split(builder, test_split, columns)
+    if client is None:
+        rows = _rows(partition, examples)
+        if test_split is None:
+            return from_partition(examples, rows, test_fraction=test_fraction, seed=seed, num_classes=classes)
+        return _dealt(examples, rows, test, seed, classes)
+    return _natural(examples, ids, test, test_ids, test_fraction, seed, classes)
+
+
+def _rows(partition: Any, examples: Any) -> Sequence[Any]:
+    """The rows of each client."""
+    if not callable(partition):
+        return partition  # type: ignore[no-any-return]
+    labels = examples.get("y") if isinstance(examples, Mapping) else None
+    if labels is None:
+        raise ValueError(
+            "from_tfds(partition=...): a function makes the rows of each client from the labels 'y', but the examples "
+            "have none: name them, features={'x': ..., 'y': ...}, or give the rows themselves"
+        )
+    return partition(labels)  # type: ignore[no-any-return]
+
+
+def _dealt(examples: Any, partition: Sequence[Any], test: Any, seed: int, classes: int | None) -> FederatedDataset:
+    """Training examples by partition, test examples dealt uniformly at random."""
+    if len(partition) == 0:
+        raise ValueError("from_tfds: the partition has no clients; a data set needs at least one")
+    rows, sizes = checked_partition(partition, _length(examples))
+    owner = np.repeat(np.arange(sizes.size), sizes)
+    test_ids = deal(_length(test), sizes.size, seed)
+    return from_ids(_take(examples, rows), owner, test=test, test_ids=test_ids, num_classes=classes)
+
+
+def _natural(
+    examples: Any, ids: Any, test: Any, test_ids: Any, test_fraction: float, seed: int, classes: int | None
+) -> FederatedDataset:
+    """Clients by id; texts stay their names."""
+    if test is None and test_fraction > 0.0:
+        mask = held_out(ids, test_fraction, seed)
+        if mask.any():
+            test, test_ids, examples, ids = _take(examples, mask), ids[mask], _take(examples, ~mask), ids[~mask]
+    data = from_ids(examples, ids, test=test, test_ids=test_ids, num_classes=classes)
+    return named(data, np.unique(ids).tolist()) if ids.dtype.kind == "U" else data
+
+
+def _length(examples: Any) -> int:
+    return int(jax.tree.leaves(examples)[0].shape[0])
+
+
+def _take(examples: Any, rows: np.ndarray) -> Any:
+    return jax.tree.map(lambda leaf: leaf[rows], examples)

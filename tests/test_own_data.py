@@ -1,0 +1,406 @@
+"""Anyone's own data: tables with a client column, directories with a file for each client."""
+
+import io
+import pathlib
+import sys
+import tempfile
+import tracemalloc
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import numpy as np
+import pytest
+from hypothesis.extra import numpy as npst
+
+from fedjax_sim import datasets
+from fedjax_sim.datasets.split import held_out
+
+TABLE = {
+    "site": ["b", "a", "b", "c"],
+    "age": [40, 51, 62, 33],
+    "dose": [0.5, 1.0, 1.5, 2.0],
+    "colour": ["red", "blue", "red", "green"],
+    "ill": [0, 1, 1, 0],
+}
+NUMBERS = {name: column for name, column in TABLE.items() if name != "colour"}
+
+
+def make(kind: str, table: Mapping[str, Any], tmp_path: Path) -> Any:
+    """``table`` as one of the kinds that from_table takes."""
+    if kind == "dict":
+        return table
+    pandas = pytest.importorskip("pandas")
+    if kind == "pandas":
+        return pandas.DataFrame(table)
+    arrow = pytest.importorskip("pyarrow")
+    if kind == "pyarrow":
+        return arrow.table(table)
+    path = tmp_path / f"table.{kind}"
+    if kind == "csv":
+        pandas.DataFrame(table).to_csv(path, index=False)
+    else:
+        pandas.DataFrame(table).to_parquet(path)
+    return path
+
+
+KINDS = ["dict", "pandas", "pyarrow", "csv", "parquet"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_table(kind: str, tmp_path: Path) -> None:
+    data = datasets.from_table(make(kind, NUMBERS, tmp_path), client="site", x=["age", "dose"], y="ill")
+    assert datasets.client_names(data) == ("a", "b", "c")
+    assert (data.num_classes, data.examples["x"].dtype) == (2, np.float32)
+    np.testing.assert_array_equal(data.client(1)["x"], np.array([[40, 0.5], [62, 1.5]], np.float32))
+    np.testing.assert_array_equal(data.client(1)["y"], [0, 1])
+    everything = datasets.from_table(make(kind, NUMBERS, tmp_path), client="site", y="ill")
+    np.testing.assert_array_equal(everything.examples["x"], data.examples["x"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_categories(kind: str, tmp_path: Path) -> None:
+    table = make(kind, TABLE, tmp_path)
+    labels = datasets.from_table(table, client="site", x="dose", y="colour", encode=["colour"])
+    assert (labels.num_classes, labels.examples["x"].shape) == (3, (4,))
+    np.testing.assert_array_equal(labels.examples["y"], [0, 2, 2, 1])  # blue, green, red; clients a, b, b, c
+    features = datasets.from_table(table, client="site", x=["dose", "colour"], encode=["colour"])
+    np.testing.assert_array_equal(features.client(0)["x"], [[1.0, 1, 0, 0]])
+    with pytest.raises(ValueError, match=r"'colour' \(x\) has strings, first 'red'.*encode=\['colour'\].*0 and 1"):
+        datasets.from_table(table, client="site", x=["dose", "colour"])
+    with pytest.raises(ValueError, match=r"'colour' \(y\) has strings.*class numbers"):
+        datasets.from_table(table, client="site", x="dose", y="colour")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_integer_clients_keep_their_numbers(kind: str, tmp_path: Path) -> None:
+    table = make(kind, {"patient": [70, 3, 70], "t": [0.0, 1.0, 2.0]}, tmp_path)
+    data = datasets.from_table(table, client="patient", x="t")
+    np.testing.assert_array_equal(data.client_ids, [3, 70])
+    assert datasets.client_names(data) == ("3", "70")
+    assert data.num_classes is None
+
+
+def test_held_out_rows() -> None:
+    owner = np.repeat(np.arange(20), np.arange(1, 21))
+    table = {"who": owner, "row": np.arange(owner.size, dtype=np.float32)}
+    data = datasets.from_table(table, client="who", x="row", test_fraction=0.25, seed=3)
+    assert data.test is not None
+    sizes = np.arange(1, 21)
+    np.testing.assert_array_equal(data.sizes, np.maximum(1, np.floor(0.75 * sizes)))
+    np.testing.assert_array_equal(np.asarray(data.sizes) + np.asarray(data.test.sizes), sizes)
+    both = np.concatenate([data.examples["x"], data.test.examples["x"]])
+    np.testing.assert_array_equal(np.sort(both), np.arange(owner.size))
+    again = datasets.from_table(table, client="who", x="row", test_fraction=0.25, seed=3)
+    np.testing.assert_array_equal(again.examples["x"], data.examples["x"])
+    other = datasets.from_table(table, client="who", x="row", test_fraction=0.25, seed=4)
+    assert not np.array_equal(other.examples["x"], data.examples["x"])
+
+
+def test_the_split_is_that_of_a_partition() -> None:
+    owner = np.array([0, 1, 1, 0, 0, 1, 1, 1, 2, 0])
+    x = np.arange(10.0)
+    rows = [np.flatnonzero(owner == client) for client in range(3)]
+    mask = held_out(np.sort(owner, kind="stable"), 0.4, seed=5)
+    cut = datasets.from_partition({"x": x}, rows, test_fraction=0.4, seed=5)
+    np.testing.assert_array_equal(cut.examples["x"], x[np.argsort(owner, kind="stable")][~mask])
+
+
+def test_columns_of_higher_rank() -> None:
+    images = np.arange(24, dtype=np.uint8).reshape(3, 2, 4, 1)
+    data = datasets.from_table({"who": ["b", "a", "b"], "image": images}, client="who", x="image")
+    assert data.examples["x"].dtype == np.uint8
+    np.testing.assert_array_equal(data.client(1)["x"], images[[0, 2]])
+    with pytest.raises(ValueError, match=r"'image' has the shape \[3, 2, 4, 1\].*x='image'"):
+        datasets.from_table({"who": [0, 0, 1], "image": images}, client="who", x=["image"])
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("changes", "arguments", "message"),
+    [
+        ({"dose": [0.5, 1.0, NAN, NAN]}, {}, "'dose' has 2 missing or infinite values, first in row 2"),
+        ({"dose": [0.5, float("inf"), 1, 1]}, {}, "'dose' has 1 missing or infinite values, first in row 1"),
+        ({"dose": [0.5, None, 1.0, 1.0]}, {}, "'dose' has 1 missing .* row 1"),
+        ({"site": ["a", None, "b", "b"]}, {}, "'site' has 1 missing .* row 1"),
+        ({"dose": [0.5, 1.0]}, {}, "different lengths"),
+        ({"dose": 0.5}, {}, "single value"),
+        ({"dose": [[1.0], [1.0, 2.0], [], []]}, {}, "'dose' has lists of different lengths"),
+        ({}, {"client": "sight"}, "client='sight'.: no such column; did you mean 'site'"),
+        ({}, {"x": ["age", "doze"]}, "x='doze'.: no such column; did you mean 'dose'"),
+        ({}, {"y": "sick"}, "y='sick'"),
+        ({}, {"x": ["age", "ill"]}, "'ill' is among the features"),
+        ({}, {"x": ["age", "site"]}, "'site' is among the features"),
+        ({}, {"x": []}, "no features"),
+        ({}, {"encode": ["illness"]}, "'illness' is neither y nor a feature"),
+        ({}, {"encode": ["dose"]}, "has no categories"),
+        ({}, {"test_fraction": 1.0}, r"test_fraction is 1.0: it must be in \[0, 1\)"),
+        ({}, {"seed": -1}, "seed is -1"),
+    ],
+    ids=[
+        "nan", "infinite", "none", "no client", "lengths", "scalar", "ragged", "client", "x", "y", "y in x",
+        "client in x", "no x", "encode", "encode float", "fraction", "seed",
+    ],
+)  # fmt: skip
+def test_tables_that_do_not_do(changes: dict[str, Any], arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        datasets.from_table({**NUMBERS, **changes}, **{"client": "site", "y": "ill", **arguments})
+
+
+def test_tables_of_other_types(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="ndarray is not a table"):
+        datasets.from_table(np.zeros((3, 2)), client="a")
+    when = np.array(["2020-01-01", "2020-01-02"], "datetime64[D]")
+    with pytest.raises(TypeError, match=r"'day' has dtype datetime64.*timedelta64"):
+        datasets.from_table({"who": [0, 1], "day": when}, client="who")
+    with pytest.raises(TypeError, match="'x' mixes int, str"):
+        datasets.from_table({"who": [0, 1], "x": np.array([1, "a"], object)}, client="who")
+    with pytest.raises(TypeError, match="client ids are integers or strings"):
+        datasets.from_table({"who": [0.0, 1.0], "x": [1, 2]}, client="who", x="x")
+    with pytest.raises(ValueError, match=r"ends in neither \.csv nor \.parquet"):
+        datasets.from_table(tmp_path / "table.pkl", client="who")
+    with pytest.raises(FileNotFoundError, match="not there"):
+        datasets.from_table(tmp_path / "table.csv", client="who")
+
+
+def test_files_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    (tmp_path / "table.csv").write_text("who,x\n0,1\n")
+    with pytest.raises(ImportError, match=r"fedjax_sim\[tables\]"):
+        datasets.from_table(tmp_path / "table.csv", client="who")
+
+
+def test_pandas_types() -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(NUMBERS)
+    frame["age"] = frame["age"].astype("Int64")
+    frame["ill"] = frame["ill"].astype("boolean")
+    data = datasets.from_table(frame, client="site", y="ill")
+    np.testing.assert_array_equal(data.client(0)["x"], [[51.0, 1.0]])
+    np.testing.assert_array_equal(data.client(0)["y"], [1])
+    categories = pandas.DataFrame(TABLE).astype({"colour": "category"})
+    with pytest.raises(ValueError, match=r"'colour' .x. has strings"):
+        datasets.from_table(categories, client="site", y="ill")
+    assert datasets.from_table(categories, client="site", y="ill", encode=["colour"]).examples["x"].shape == (4, 5)
+    frame.loc[2, "age"] = pandas.NA
+    with pytest.raises(ValueError, match=r"'age' has 1 missing .* row 2"):
+        datasets.from_table(frame, client="site", y="ill")
+    twice = pandas.DataFrame([[1, 2, 3]], columns=["who", "x", "x"])
+    with pytest.raises(ValueError, match="2 columns 'x'"):
+        datasets.from_table(twice, client="who")
+
+
+def test_pyarrow_types(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    table = arrow.table({"who": ["a", "b"], "seen": arrow.array([[1.0, 2.0], [3.0, 4.0]])})
+    np.testing.assert_array_equal(datasets.from_table(table, client="who", x="seen").examples["x"], [[1, 2], [3, 4]])
+    table = arrow.table({"who": arrow.array(["b", "a"]).dictionary_encode(), "x": [1, 2]})
+    assert datasets.client_names(datasets.from_table(table, client="who", x="x")) == ("a", "b")
+    table = arrow.table({"who": ["a", "b"], "x": arrow.array([1, None])})
+    with pytest.raises(ValueError, match=r"'x' has 1 missing .* row 1"):
+        datasets.from_table(table, client="who", x="x")
+    (tmp_path / "table.parquet").write_bytes(b"PAR1 but no more")
+    with pytest.raises(ValueError, match="not a readable parquet file"):
+        datasets.from_table(tmp_path / "table.parquet", client="who")
+
+
+# A directory with a file for each client.
+
+
+def fill(folder: Path, clients: Mapping[str, Mapping[str, Any]]) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, arrays in clients.items():
+        np.savez(folder / f"{name}.npz", **arrays)
+    return folder
+
+
+ANN = {"x": np.arange(6.0).reshape(3, 2), "y": np.array([0, 1, 1])}
+ROB = {"x": np.ones((1, 2)), "y": np.array([2])}
+
+
+def test_directory(tmp_path: Path) -> None:
+    data = datasets.from_directory(fill(tmp_path, {"rob": ROB, "ann": ANN}))
+    assert datasets.client_names(data) == ("ann", "rob")
+    assert (data.num_classes, data.test) == (3, None)
+    np.testing.assert_array_equal(data.client(0)["x"], ANN["x"])
+    np.testing.assert_array_equal(data.client(1)["y"], [2])
+    cut = datasets.from_directory(str(tmp_path), test_fraction=0.5, num_classes=7)
+    assert cut.test is not None
+    assert cut.num_classes == 7
+    np.testing.assert_array_equal(cut.test.sizes, [2, 0])
+
+
+def test_directory_with_a_test_part(tmp_path: Path) -> None:
+    fill(tmp_path / "train", {"rob": ROB, "ann": ANN})
+    fill(tmp_path / "test", {"rob": ANN})
+    data = datasets.from_directory(tmp_path)
+    assert data.test is not None
+    np.testing.assert_array_equal(data.test.sizes, [0, 3])
+    np.testing.assert_array_equal(data.test.client(1)["x"], ANN["x"])
+    with pytest.raises(ValueError, match="has the test examples: leave it at 0"):
+        datasets.from_directory(tmp_path, test_fraction=0.1)
+    fill(tmp_path / "test", {"eve": ROB})
+    with pytest.raises(ValueError, match=r"eve.npz has no counterpart in"):
+        datasets.from_directory(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("stems", "ids"), [(["7", "10", "0"], [0, 7, 10]), (["7", "010"], [0, 1]), (["7", "a"], [0, 1])]
+)
+def test_file_names_as_ids(tmp_path: Path, stems: list[str], ids: list[int]) -> None:
+    data = datasets.from_directory(fill(tmp_path, {s: {"x": np.full(1, float(i))} for i, s in enumerate(stems)}))
+    assert np.asarray(data.client_ids).tolist() == ids
+    for position, name in enumerate(datasets.client_names(data)):
+        assert data.client(position)["x"].tolist() == [float(stems.index(name))]
+
+
+class Boom:
+    """Unpickling this would say so."""
+
+    def __reduce__(self) -> Any:
+        return (pytest.fail, ("a pickle was loaded",))
+
+
+def npz_bytes(**members: bytes) -> bytes:
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name.replace("__", "."), content)
+    return stream.getvalue()
+
+
+def npy(array: np.ndarray, **options: Any) -> bytes:
+    stream = io.BytesIO()
+    np.save(stream, array, **options)
+    return stream.getvalue()
+
+
+PICKLE = npy(np.array([Boom()], object), allow_pickle=True)
+
+
+def huge_header() -> bytes:
+    stream = io.BytesIO()
+    np.lib.format.write_array_header_1_0(stream, {"descr": "<f8", "fortran_order": False, "shape": (2**40,)})
+    return stream.getvalue() + bytes(64)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "not a readable npz"),
+        (b"PK\x03\x04 nothing", "not a readable npz"),
+        (PICKLE, "not a readable npz"),
+        (npz_bytes(x__npy=PICKLE), "'x' holds Python objects"),
+        (npz_bytes(x__npy=huge_header()), "bytes and its header says 8796093022"),
+        (npz_bytes(x__npy=npy(np.ones((2, 2)))[:-8]), "its header says"),
+        (npz_bytes(x__npy=b"\x93NUMPY\x09\x00"), "not a readable npz"),
+        (npz_bytes(x__txt=b"text"), "member 'x.txt'"),
+        (npz_bytes(x__npy=npy(np.array(["text"]))), "'x' has dtype <U4"),
+        (npz_bytes(x__npy=npy(np.ones(1, complex))), "'x' has dtype complex128"),
+        (npz_bytes(x__npy=npy(np.ones(())), y__npy=npy(np.ones(1, int))), "'x' is a single number"),
+        (npz_bytes(x__npy=npy(np.ones((0, 2))), y__npy=npy(np.ones(0, int))), "has no examples"),
+        (npz_bytes(x__npy=npy(np.ones((1, 2)))), r"has the arrays \['x'\] but"),
+        (npz_bytes(x__npy=npy(np.ones((1, 3))), y__npy=npy(np.ones(1, int))), r"'x' is float64\[1, 3\] but float64"),
+        (npz_bytes(x__npy=npy(np.ones((1, 2))), y__npy=npy(np.ones(1))), r"'y' is float64\[1\] but int64"),
+        (npz_bytes(x__npy=npy(np.ones((1, 2))), y__npy=npy(np.ones(2, int))), "'y' has 2 rows but 'x' has 1"),
+        (npz_bytes(x__npy=npy(np.full((2, 2), NAN)), y__npy=npy(np.ones(2, int))), "NaN or infinite .* row 0"),
+    ],
+    ids=[
+        "empty", "cut", "a pickle", "objects", "huge", "truncated", "version", "member", "text", "complex", "scalar",
+        "no rows", "names", "shape", "kind", "rows", "nan",
+    ],
+)  # fmt: skip
+def test_files_that_do_not_do(tmp_path: Path, content: bytes, message: str) -> None:
+    fill(tmp_path, {"ann": ANN})
+    (tmp_path / "eve.npz").write_bytes(content)
+    tracemalloc.start()
+    with pytest.raises(ValueError, match=message) as caught:
+        datasets.from_directory(tmp_path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert str(tmp_path / "eve.npz") in str(caught.value)
+    assert peak < 8 << 20
+
+
+def test_a_damaged_body_is_found(tmp_path: Path) -> None:
+    fill(tmp_path, {"ann": ANN, "rob": ROB})
+    path = tmp_path / "rob.npz"
+    content = bytearray(path.read_bytes())
+    content[content.index(np.float64(1.0).tobytes())] ^= 1  # the checksum does not fit any more
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"rob.npz is not a readable npz file .*CRC"):
+        datasets.from_directory(tmp_path)
+
+
+def test_folders_that_do_not_do(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="not a directory"):
+        datasets.from_directory(tmp_path / "none")
+    with pytest.raises(FileNotFoundError, match=r"has no \*.npz files"):
+        datasets.from_directory(tmp_path)
+    fill(tmp_path / "test", {"ann": ANN})
+    with pytest.raises(ValueError, match="'test' but no 'train'"):
+        datasets.from_directory(tmp_path)
+
+
+def test_names_are_the_object_s(tmp_path: Path) -> None:
+    data = datasets.from_directory(fill(tmp_path, {"ann": ANN}))
+    with pytest.raises(ValueError, match="has no client names"):
+        datasets.client_names(data.replace(test=None))
+    assert jax.tree.structure(data) == jax.tree.structure(datasets.from_directory(tmp_path))
+
+
+# Whatever the dtype and the rank, what goes in comes out.
+
+DTYPES = st.sampled_from(["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64"])
+SHAPES = npst.array_shapes(min_dims=0, max_dims=3, max_side=3)
+SIZES = st.lists(st.integers(1, 4), min_size=1, max_size=5)
+
+
+def stored(dtype: str) -> np.dtype[Any]:
+    """The type that a data set keeps it in."""
+    kept = {"int8": "int32", "int16": "int32", "int64": "int32", "float64": "float32"}
+    return np.dtype(kept.get(dtype, dtype))
+
+
+@hypothesis.settings(max_examples=15)
+@hypothesis.given(
+    st.data(), SIZES, st.dictionaries(st.sampled_from(["x", "target", "mask"]), st.tuples(DTYPES, SHAPES), min_size=1)
+)
+def test_any_arrays_come_back(
+    data: st.DataObject, sizes: list[int], leaves: dict[str, tuple[str, tuple[int, ...]]]
+) -> None:
+    def array(size: int, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
+        kind = np.dtype(dtype)
+        elements = (
+            st.floats(-8, 8, width=16) if kind.kind == "f" else npst.from_dtype(kind, min_value=0, max_value=100)
+            if kind.kind in "iu" else st.booleans()
+        )  # fmt: skip
+        return data.draw(npst.arrays(kind, (size, *shape), elements=elements))
+
+    clients = {f"c{i}": {k: array(n, *leaf) for k, leaf in leaves.items()} for i, n in enumerate(sizes)}
+    flat = {name: np.concatenate([client[name] for client in clients.values()]) for name in leaves}
+    ids = np.repeat(list(clients), sizes)
+    with tempfile.TemporaryDirectory() as folder:
+        made = [
+            datasets.from_clients(list(clients.values())),
+            datasets.from_ids(flat, ids),
+            datasets.from_directory(fill(pathlib.Path(folder), clients)),
+        ]
+    for federated in made:
+        assert federated.num_clients == len(sizes)
+        for position, client in enumerate(clients.values()):
+            held = federated.client(position)
+            assert held.keys() == leaves.keys()
+            for name, (dtype, _) in leaves.items():
+                assert held[name].dtype == stored(dtype)
+                np.testing.assert_array_equal(held[name], client[name])
+    name = min(leaves)
+    table = datasets.from_table({"who": ids, name: flat[name]}, client="who", x=name)
+    for position, client in enumerate(clients.values()):
+        np.testing.assert_array_equal(table.client(position)["x"], client[name])
