@@ -1,0 +1,437 @@
+"""The papers' models: parameter counts, inputs, dtypes, dropout and training under a client axis."""
+
+from typing import Any, ClassVar
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedjax_sim as fjs
+from fedjax_sim.descriptions import build, describe
+from fedjax_sim.diagnostics.base import Diagnostic, RoundView
+from fedjax_sim.models.lstm import _states
+from fedjax_sim.optim import third_party
+
+models = fjs.models
+
+
+def tokens(*shape: int, high: int = 80, seed: int = 0) -> jax.Array:
+    return jax.random.randint(jax.random.key(seed), shape, 0, high)
+
+
+def images(*shape: int) -> jax.Array:
+    return jax.random.uniform(jax.random.key(0), shape)
+
+
+def parameters(model: nn.Module, x: jax.Array) -> int:
+    """How many, without allocating them."""
+    with third_party():
+        shapes = jax.eval_shape(model.init, jax.random.key(0), x)
+    assert set(shapes) == {"params"}
+    return sum(leaf.size for leaf in jax.tree.leaves(shapes))
+
+
+grey, colour, large = jnp.zeros((1, 28, 28, 1)), jnp.zeros((1, 32, 32, 3)), jnp.zeros((1, 224, 224, 3))
+text = jnp.zeros((1, 80), jnp.int32)
+
+COUNTS = {
+    "FEMNIST CNN (Reddi et al. 2021, appendix)": (models.FemnistCNN(), grey, 1_206_590),
+    "FEMNIST CNN without channel axis": (models.FemnistCNN(), grey[..., 0], 1_206_590),
+    "CIFAR CNN (FedAWARE's code)": (models.CifarCNN(), colour, 122_570),
+    "VGG-11 (FedNova's code)": (models.VGG11(), colour, 9_750_922),
+    "VGG-11, one dense layer": (models.VGG11(hidden=(), dropout=0.0), colour, 9_225_610),
+    "VGG-11, one dense layer, norms": (models.VGG11(hidden=(), dropout=0.0, groups=32), colour, 9_231_114),
+    "ResNet-18, CIFAR-10": (models.ResNet18(), colour, 11_173_962),
+    "ResNet-18, CIFAR-100": (models.ResNet18(100), colour, 11_220_132),
+    "ResNet-18, ImageNet": (models.ResNet18(1000, imagenet_stem=True), large, 11_689_512),
+    "char LSTM (LEAF)": (models.CharLSTM(), text, 132_720),
+    "char LSTM (Reddi et al. 2021, 90 characters)": (models.CharLSTM(90, hidden=256), text, 820_522),
+    "sentiment LSTM": (models.SentimentLSTM(), jnp.zeros((1, 25, 300)), 1_103_452),
+    "sentiment LSTM, frozen table": (models.SentimentLSTM(table=models.random_table(40)), text[:, :25], 1_103_452),
+    "sentiment LSTM, no bottleneck": (models.SentimentLSTM(bottleneck=None), jnp.zeros((1, 25, 300)), 1_096_194),
+    "Pythia-70M without the next-token matrix": (models.GPTNeoX(), text, 70_426_624 - 50_304 * 512),
+    "Pythia-70M classifier": (models.GPTNeoXClassifier(4), text, 70_426_624 - 50_304 * 512 + 512 * 4),
+}
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_parameter_counts_are_the_published_ones(name: str) -> None:
+    model, x, count = COUNTS[name]
+    assert parameters(model, x) == count
+
+
+DECODER = models.GPTNeoX(vocabulary=11, width=16, layers=1, heads=2, feedforward=24, rotary=0.5)
+
+# Narrow ones: the model, its input for four examples, and its number of classes.
+SMALL: dict[str, tuple[Any, jax.Array]] = {
+    "FemnistCNN": (models.FemnistCNN(3, dropout=(0.25, 0.5), channels=(2, 4), hidden=8), images(4, 8, 8, 1)),
+    "CifarCNN": (models.CifarCNN(3, channels=(2, 4, 4), hidden=8), images(4, 18, 18, 3)),
+    "VGG11": (models.VGG11(3, hidden=(8,), groups=1, width=2), images(4, 32, 32, 3)),
+    "ResNet18": (models.ResNet18(3, groups=2, width=4), images(4, 8, 8, 3)),
+    "ResNet18 for ImageNet": (models.ResNet18(3, groups=2, width=4, imagenet_stem=True), images(4, 20, 20, 3)),
+    "CharLSTM": (models.CharLSTM(7, embedding=3, hidden=5), tokens(4, 6, high=7)),
+    "SentimentLSTM": (models.SentimentLSTM(3, hidden=5, bottleneck=4), images(4, 6, 3)),
+    "SentimentLSTM with a table": (
+        models.SentimentLSTM(3, models.random_table(9, 4), hidden=5, bottleneck=None),
+        tokens(4, 6, high=9),
+    ),
+    "GPTNeoXClassifier": (models.GPTNeoXClassifier(3, DECODER, padding=1), tokens(4, 7, high=11)),
+}
+
+
+def initial(model: nn.Module, x: jax.Array) -> Any:
+    with third_party():
+        return jax.jit(model.init)(jax.random.key(0), x)
+
+
+def logits(model: nn.Module, params: Any, x: jax.Array, **rngs: jax.Array) -> jax.Array:
+    with third_party():
+        return jax.jit(model.apply)(params, x, rngs=rngs)  # type: ignore[return-value]
+
+
+def data_of(x: jax.Array, clients: int = 2) -> fjs.FederatedDataset:
+    rows = np.asarray(x)
+    labels = np.arange(len(rows)) % 3
+    return fjs.datasets.from_clients([(rows[c::clients], labels[c::clients]) for c in range(clients)], num_classes=3)
+
+
+def one_round(model: nn.Module, x: jax.Array, layout: Any, **options: Any) -> Any:
+    train = fjs.make_train(
+        task=fjs.classification(model, **options), rounds=1, cohort=fjs.cohort.full(), work=fjs.local.steps(2),
+        batch_size=2, layout=layout,
+    )  # fmt: skip
+    return jax.jit(train)(fjs.fedavg(client_optimizer=fjs.optim.sgd(0.1)), data_of(x), jax.random.key(1))
+
+
+LIGHT = ("FemnistCNN", "CharLSTM")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in LIGHT else pytest.mark.slow) for n in SMALL])
+def test_training_under_a_client_axis(name: str) -> None:
+    """Gradients of two clients at once are those of one after the other, and reach every parameter."""
+    model, x = SMALL[name]
+    task = fjs.classification(model)
+    params = initial(model, x)
+    clients = {"x": jnp.stack([x[:2], x[2:]]), "y": jnp.array([[0, 1], [2, 1]], jnp.int32)}
+
+    def gradient(params: Any, examples: Any, key: jax.Array) -> Any:
+        return jax.grad(lambda p: jnp.mean(task.losses(p, examples, key)))(params)
+
+    keys = jax.random.split(jax.random.key(5), 2)
+    both = jax.jit(jax.vmap(gradient, (None, 0, 0)))(params, clients, keys)
+    single = jax.jit(gradient)
+    for client in range(2):
+        alone = single(params, {name: leaf[client] for name, leaf in clients.items()}, keys[client])
+        for path, leaf in jax.tree_util.tree_leaves_with_path(alone):
+            assert np.any(leaf), path
+        for a, b in zip(jax.tree.leaves(both), jax.tree.leaves(alone), strict=True):
+            np.testing.assert_allclose(a[client], b, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["FemnistCNN", "CharLSTM", "GPTNeoXClassifier"])
+def test_layouts_agree(name: str) -> None:
+    """Also where there is dropout: its keys are the clients', not the slots'."""
+    model, x = SMALL[name]
+    stacked = one_round(model, x, fjs.layout.stacked())
+    turns = one_round(model, x, fjs.layout.turns())
+    for a, b in zip(jax.tree.leaves(stacked.params), jax.tree.leaves(turns.params), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_the_dtype_of_the_parameters_is_that_of_the_logits(name: str, x64: None) -> None:
+    model, x = SMALL[name]
+    if isinstance(model, models.GPTNeoXClassifier):
+        model = model.clone(decoder=model.decoder.clone(param_dtype=jnp.float64))
+    else:
+        model = model.clone(param_dtype=jnp.float64)
+    with third_party():
+        shapes = jax.eval_shape(model.init, jax.random.key(0), x)
+        out = jax.eval_shape(model.apply, shapes, x)
+    assert {leaf.dtype for leaf in jax.tree.leaves(shapes)} == {jnp.dtype("float64")}
+    assert (out.shape, out.dtype) == ((4, model.num_classes), jnp.float64)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_descriptions_round_trip(name: str) -> None:
+    model, _ = SMALL[name]
+    assert build(describe(model)) == model
+
+
+def test_uint8_images_are_accepted() -> None:
+    model = models.FemnistCNN(3, channels=(2, 2), hidden=4)
+    x = tokens(2, 8, 8, high=256).astype(jnp.uint8)
+    params = initial(model, x)
+    np.testing.assert_array_equal(logits(model, params, x), logits(model, params, x[..., None].astype(jnp.float32)))
+
+
+# Against the definitions, written out.
+
+
+def test_femnist_cnn_is_the_network_of_the_table() -> None:
+    model = models.FemnistCNN(3, channels=(2, 4), hidden=8)
+    x = images(2, 8, 10, 1)
+    params = initial(model, x)
+    p = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params["params"])
+
+    def conv(x: np.ndarray, layer: dict[str, np.ndarray]) -> np.ndarray:
+        windows = np.lib.stride_tricks.sliding_window_view(x, (3, 3), axis=(1, 2))
+        return np.maximum(np.einsum("bhwcij,ijco->bhwo", windows, layer["kernel"]) + layer["bias"], 0)
+
+    h = conv(conv(np.asarray(x, np.float64), p["Conv_0"]), p["Conv_1"])
+    b, height, width, c = h.shape
+    h = h.reshape(b, height // 2, 2, width // 2, 2, c).max(axis=(2, 4)).reshape(b, -1)
+    h = np.maximum(h @ p["Dense_0"]["kernel"] + p["Dense_0"]["bias"], 0)
+    expected = h @ p["Dense_1"]["kernel"] + p["Dense_1"]["bias"]
+    np.testing.assert_allclose(logits(model, params, x), expected, rtol=1e-5, atol=1e-6)
+
+
+def sigmoid(z: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-z))
+
+
+def test_char_lstm_is_the_recurrence() -> None:
+    model = models.CharLSTM(7, embedding=3, hidden=5)
+    x = tokens(4, 6, high=7)
+    params = initial(model, x)
+    p = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params["params"])
+    assert np.array_equal(p["LSTM_0"]["bias"], np.repeat([0.0, 1.0, 0.0, 0.0], 5))
+    states = p["Embed_0"]["embedding"][np.asarray(x)]
+    for layer in ("LSTM_0", "LSTM_1"):
+        h, c, out = np.zeros((4, 5)), np.zeros((4, 5)), []
+        for t in range(6):
+            i, f, g, o = np.split(
+                np.concatenate([states[:, t], h], axis=1) @ p[layer]["kernel"] + p[layer]["bias"], 4, axis=1
+            )
+            c = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
+            h = sigmoid(o) * np.tanh(c)
+            out.append(h)
+        states = np.stack(out, axis=1)
+    expected = states[:, -1] @ p["Dense_0"]["kernel"] + p["Dense_0"]["bias"]
+    np.testing.assert_allclose(logits(model, params, x), expected, rtol=1e-5, atol=1e-6)
+
+
+def plain_states(inputs: jax.Array, kernel: jax.Array) -> jax.Array:
+    """The recurrence without a rule of its own."""
+    h = c = jnp.zeros((inputs.shape[1], kernel.shape[0]), inputs.dtype)
+    out = []
+    for z in inputs:
+        i, f, g, o = jnp.split(z + h @ kernel, 4, axis=-1)
+        c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+        h = jax.nn.sigmoid(o) * jnp.tanh(c)
+        out.append(h)
+    return jnp.stack(out)
+
+
+def test_derivatives_of_the_recurrence(x64: None) -> None:
+    """Value, reverse mode, forward mode and a Hessian-vector product, as those of the loop written out."""
+    keys = jax.random.split(jax.random.key(0), 5)
+    shapes = ((4, 2, 12), (3, 12), (4, 2, 3), (4, 2, 12), (3, 12))
+    inputs, kernel, mixing, d_inputs, d_kernel = (
+        jax.random.normal(key, shape, jnp.float64) for key, shape in zip(keys, shapes, strict=True)
+    )
+
+    def everything(states: Any) -> Any:
+        def f(inputs: jax.Array, kernel: jax.Array) -> jax.Array:
+            return jnp.sum(mixing * states(inputs, kernel) ** 2)
+
+        def slope(inputs: jax.Array, kernel: jax.Array) -> jax.Array:
+            return jax.jvp(f, (inputs, kernel), (d_inputs, d_kernel))[1]
+
+        return (
+            states(inputs, kernel), jax.grad(f, (0, 1))(inputs, kernel), slope(inputs, kernel),
+            jax.grad(slope, (0, 1))(inputs, kernel),
+        )  # fmt: skip
+
+    got, expected = (jax.jit(lambda s=s: everything(s))() for s in (_states, plain_states))
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-13)
+
+
+def test_the_decoder_is_causal() -> None:
+    x = tokens(2, 7, high=11)
+    params = initial(DECODER, x)
+    before, after = logits(DECODER, params, x), logits(DECODER, params, x.at[:, 4].set((x[:, 4] + 1) % 11))
+    np.testing.assert_array_equal(before[:, :4], after[:, :4])
+    assert np.all(np.any(before[:, 4:] != after[:, 4:], axis=-1))
+
+
+def test_padding_at_the_end_changes_nothing() -> None:
+    padded = models.GPTNeoXClassifier(3, DECODER, padding=1)
+    whole = padded.clone(padding=None)
+    x = tokens(2, 5, high=9) + 2  # no padding inside
+    params = initial(whole, x)
+    longer = jnp.pad(x, ((0, 0), (0, 3)), constant_values=1)
+    np.testing.assert_allclose(logits(padded, params, longer), logits(whole, params, x), rtol=1e-5, atol=1e-6)
+    empty = jnp.full((1, 4), 1, jnp.int32)
+    np.testing.assert_allclose(logits(padded, params, empty), logits(whole, params, empty[:, :1]), rtol=1e-5, atol=1e-6)
+
+
+# Dropout.
+
+
+class Updates(Diagnostic):
+    """The clients' updates themselves."""
+
+    observes: ClassVar[frozenset[str]] = frozenset({"updates"})
+
+    def measure(self, view: RoundView) -> dict[str, jax.Array]:
+        return {"raw_updates": view.updates["params"]["scale"]}
+
+    def names(self) -> tuple[str, ...]:
+        return ("raw_updates",)
+
+
+class Masked(nn.Module):
+    """Logits whose gradient in the bias shows the dropout mask."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        scale = self.param("scale", nn.initializers.ones_init(), (64,))
+        return models.Dropout(0.5)(x * scale[None])
+
+
+@pytest.mark.parametrize("layout", [fjs.layout.stacked(), fjs.layout.turns()], ids=["stacked", "turns"])
+def test_every_client_and_step_has_its_own_mask(layout: Any) -> None:
+    data = fjs.datasets.from_clients([(np.ones((1, 64)), [0])] * 3, num_classes=3)
+    train = fjs.make_train(
+        task=fjs.classification(Masked()), rounds=2, cohort=fjs.cohort.full(), work=fjs.local.steps(1), batch_size=1,
+        layout=layout, diagnostics=[Updates()],
+    )  # fmt: skip
+    result = jax.jit(train)(fjs.fedavg(client_optimizer=fjs.optim.sgd(1.0)), data, jax.random.key(0))
+    masks = np.asarray(result.rounds["raw_updates"]).reshape(6, 64) != 0  # two rounds, three clients
+    assert len(np.unique(masks, axis=0)) == 6
+    assert np.all((masks.mean(axis=1) > 0.2) & (masks.mean(axis=1) < 0.8))
+
+
+def test_evaluation_is_deterministic_and_whole() -> None:
+    model = models.FemnistCNN(3, dropout=(0.25, 0.5), channels=(2, 4), hidden=8)
+    x = images(4, 8, 8, 1)
+    params = initial(model, x)
+    examples = {"x": x, "y": jnp.zeros(4, jnp.int32)}
+    task, without = fjs.classification(model), fjs.classification(model.clone(dropout=(0.0, 0.0)))
+    evaluated = jax.jit(task.losses)(params, examples)
+    np.testing.assert_array_equal(evaluated, jax.jit(without.losses)(params, examples))
+    trained = [jax.jit(task.losses)(params, examples, jax.random.key(seed)) for seed in (3, 3, 4)]
+    np.testing.assert_array_equal(trained[0], trained[1])
+    assert not np.array_equal(trained[0], trained[2])
+    assert not np.array_equal(trained[0], evaluated)
+
+
+def test_rate_zero_leaves_nothing_in_the_program() -> None:
+    program = str(
+        jax.make_jaxpr(lambda x, key: models.Dropout(0.0).apply({}, x, rngs={"dropout": key}))(
+            jnp.ones(3), jax.random.key(0)
+        )
+    )
+    assert "random" not in program
+
+
+# Frozen word vectors.
+
+
+def test_frozen_vectors_are_no_parameters() -> None:
+    """What is not in the parameters, no gradient, weight decay, average or server momentum can reach."""
+    table = models.random_table(13, 4)
+    model = models.SentimentLSTM(3, table, hidden=5, bottleneck=None)
+    x = tokens(4, 6, high=13)
+    params = initial(model, x)
+    embedded = model.clone(table=None), jnp.asarray(table.vectors)[x]
+    same = initial(*embedded)
+    assert jax.tree.map(jnp.shape, params) == jax.tree.map(jnp.shape, same)
+    np.testing.assert_array_equal(logits(model, params, x), logits(embedded[0], params, embedded[1]))
+
+
+def test_tables_compare_by_content() -> None:
+    vectors = np.arange(6.0).reshape(3, 2)
+    table = models.frozen_table(vectors)
+    assert table == models.frozen_table(vectors.copy())
+    assert hash(table) == hash(models.frozen_table(vectors.copy()))
+    assert models.SentimentLSTM(2, table) == models.SentimentLSTM(2, models.frozen_table(vectors.copy()))
+    others = [vectors.astype(np.float32), vectors.reshape(2, 3), vectors + 1]
+    assert all(table != models.frozen_table(other) for other in others)
+    vectors[0, 0] = 7.0  # the caller's array, not the table's
+    assert table.vectors[0, 0] == 0.0
+    with pytest.raises(ValueError, match="read-only"):
+        table.vectors[0, 0] = 1.0
+
+
+def test_random_tables() -> None:
+    table = models.random_table(2_000, 100, seed=3)
+    assert table == models.random_table(2_000, 100, seed=3) != models.random_table(2_000, 100, seed=4)
+    assert table.vectors.dtype == np.float32
+    np.testing.assert_allclose(np.mean(np.sum(table.vectors**2, axis=1)), 1.0, atol=0.02)
+
+
+# Bad arguments and bad input.
+
+BAD_ARGUMENTS = {
+    "classes": (lambda: models.FemnistCNN(0), r"FemnistCNN\(num_classes=...\) is 0"),
+    "channels": (lambda: models.CifarCNN(10, channels=(3, 4)), r"\(3, 4\): give a tuple of 3 widths"),
+    "rates": (lambda: models.FemnistCNN(dropout=0.5), r"dropout=0.5\): give the two rates"),
+    "rate of one": (lambda: models.FemnistCNN(dropout=(0.0, 1.0)), r"is 1.0: it must be in \[0, 1\)"),
+    "dropout": (lambda: models.Dropout(-0.1), r"Dropout\(rate=...\) is -0.1"),
+    "hidden": (lambda: models.VGG11(hidden=512), r"VGG11\(hidden=...\) is 512: give a tuple of widths"),
+    "groups of VGG": (lambda: models.VGG11(groups=5), r"VGG11\(groups=5\): it must divide the 64 channels"),
+    "groups of ResNet": (lambda: models.ResNet18(10, 48), r"ResNet18\(groups=48\): it must divide the 64 channels"),
+    "stem": (lambda: models.ResNet18(10, imagenet_stem="yes"), r"imagenet_stem=...\) is 'yes'"),
+    "layers": (lambda: models.CharLSTM(layers=0), r"CharLSTM\(layers=...\) is 0"),
+    "table": (lambda: models.SentimentLSTM(table=np.ones((2, 2))), r"table=ndarray\): give fjs.models.frozen_table"),
+    "bottleneck": (lambda: models.SentimentLSTM(bottleneck=0), r"bottleneck=...\) is 0"),
+    "table's rank": (lambda: models.frozen_table(np.ones(3)), r"shape \[3\]: give \[words, width\]"),
+    "table's dtype": (lambda: models.frozen_table([[1, 2]]), r"are int64: give floating-point"),
+    "table's values": (lambda: models.frozen_table([[np.nan]]), r"NaN or infinite"),
+    "words": (lambda: models.random_table(0), r"random_table\(words=...\) is 0"),
+    "heads": (lambda: models.GPTNeoX(heads=7), r"GPTNeoX\(heads=7\): it must divide width=512"),
+    "rotary": (lambda: models.GPTNeoX(rotary=0.05), r"rotates 3 of a head's 64 coordinates"),
+    "rotary above one": (lambda: models.GPTNeoX(rotary=1.5), r"GPTNeoX\(rotary=...\) is 1.5"),
+    "decoder": (lambda: models.GPTNeoXClassifier(4, decoder=None), r"decoder=None\): give fjs.models.GPTNeoX"),
+    "padding": (lambda: models.GPTNeoXClassifier(4, padding=50_304), r"padding=50304\): tokens are 0 to 50303"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD_ARGUMENTS)
+def test_bad_arguments(case: str) -> None:
+    make, message = BAD_ARGUMENTS[case]
+    with pytest.raises((TypeError, ValueError), match=message):
+        make()
+
+
+BAD_INPUTS = {
+    "flat images": (models.FemnistCNN(), jnp.zeros((2, 784)), r"FemnistCNN got features of shape \[784\].*flat=False"),
+    "small images": (models.VGG11(), grey, r"VGG11 got images of 28 x 28: 32 x 32 is the least"),
+    "small images, CIFAR CNN": (models.CifarCNN(), jnp.zeros((1, 17, 20, 3)), "17 x 20: 18 x 18 is the least"),
+    "float tokens": (models.CharLSTM(), jnp.zeros((2, 5)), r"CharLSTM got float32 features: it needs integer"),
+    "one token": (models.CharLSTM(), jnp.zeros(2, jnp.int32), r"CharLSTM got features of shape \[\].*token ids \[T\]"),
+    "no tokens": (models.GPTNeoXClassifier(3, DECODER), jnp.zeros((2, 0), jnp.int32), r"features of shape \[0\]"),
+    "tokens for vectors": (models.SentimentLSTM(), tokens(2, 5), r"SentimentLSTM got.*\[5\].*word vectors"),
+    "vectors for tokens": (
+        models.SentimentLSTM(table=models.random_table(3)), jnp.zeros((2, 5, 300)), r"\[5, 300\].*token ids",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD_INPUTS)
+def test_bad_input_is_refused_before_compiling(case: str) -> None:
+    model, x, message = BAD_INPUTS[case]
+    data = fjs.datasets.from_ids((np.asarray(x), np.zeros(len(x), int)), np.arange(len(x)) % 2)
+    with pytest.raises((TypeError, ValueError), match=message):
+        fjs.simulate(
+            fjs.fedavg(client_optimizer=fjs.optim.sgd(0.1)), data, task=fjs.classification(model), rounds=1,
+            cohort=fjs.cohort.full(), work=fjs.local.steps(1), batch_size=1,
+        )  # fmt: skip
+
+
+class BatchNormed(nn.Module):
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return nn.Dense(3)(nn.BatchNorm(use_running_average=True)(x))
+
+
+def test_batch_statistics_are_refused_and_the_alternative_named() -> None:
+    data = data_of(images(4, 5))
+    with pytest.raises(ValueError, match=r"batch_stats.*GroupNorm"):
+        fjs.classification(BatchNormed()).init(jax.random.key(0), data)
