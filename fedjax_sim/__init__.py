@@ -50,12 +50,16 @@ if TYPE_CHECKING:
     from fedjax_sim.descriptions import describe as describe
     from fedjax_sim.descriptions import factory as factory
     from fedjax_sim.descriptions import register as register
+    from fedjax_sim.evaluation import Evaluation as Evaluation
+    from fedjax_sim.evaluation import evaluate as evaluate
+    from fedjax_sim.evaluation import per_client as per_client
     from fedjax_sim.history import History as History
     from fedjax_sim.simulation import simulate as simulate
     from fedjax_sim.task import Task as Task
     from fedjax_sim.task import classification as classification
     from fedjax_sim.task import functions as functions
     from fedjax_sim.task import quadratic as quadratic
+    from fedjax_sim.task import regression as regression
     from fedjax_sim.training import make_train as make_train
 
 _MODULES = (
@@ -64,6 +68,7 @@ _MODULES = (
 )  # fmt: skip
 _HOME = {
     "Algorithm": "algorithms.base",
+    "Evaluation": "evaluation",
     "FederatedDataset": "datasets.federated",
     "History": "history",
     "Task": "task",
@@ -74,6 +79,7 @@ _HOME = {
     "dane": "algorithms.feddane",
     "describe": "descriptions",
     "ema": "algorithms.averaging",
+    "evaluate": "evaluation",
     "factory": "descriptions",
     "fedadagrad": "algorithms.fedopt",
     "fedadam": "algorithms.fedopt",
@@ -92,9 +98,11 @@ _HOME = {
     "last_k": "algorithms.averaging",
     "local_sgd": "algorithms.fedavg",
     "make_train": "training",
+    "per_client": "evaluation",
     "qfedavg": "algorithms.fairness",
     "quadratic": "task",
     "register": "descriptions",
+    "regression": "task",
     "scaffold": "algorithms.scaffold",
     "simulate": "simulation",
     "vrl_sgd": "algorithms.vrl_sgd",
