@@ -435,3 +435,22 @@ def test_batch_statistics_are_refused_and_the_alternative_named() -> None:
     data = data_of(images(4, 5))
     with pytest.raises(ValueError, match=r"batch_stats.*GroupNorm"):
         fjs.classification(BatchNormed()).init(jax.random.key(0), data)
+
+
+def test_bytes_are_scaled_inside_the_model() -> None:
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(0, 256, (4, 5, 5, 3)).astype(np.uint8)
+    inner = models.MLP(2, hidden=(4,))
+    wrapped = models.FromBytes(inner, mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7))
+    data = fjs.datasets.from_clients([(pixels, [0, 1, 1, 0])])
+    task = fjs.classification(wrapped)
+    params = task.init(jax.random.key(0), data)
+    scaled = (pixels / np.float32(255) - np.array([0.1, 0.2, 0.3])) / np.array([0.5, 0.6, 0.7])
+    direct = inner.apply({"params": params["params"]["model"]}, scaled.astype(np.float32))
+    np.testing.assert_allclose(task.outputs(params, data.examples), direct, rtol=1e-5, atol=1e-6)
+    with pytest.raises(TypeError, match="float32 features: it scales bytes"):
+        wrapped.init(jax.random.key(0), scaled.astype(np.float32))
+    with pytest.raises(ValueError, match=r"std=\.\.\."):
+        models.FromBytes(inner, std=(0.0,))
+    with pytest.raises(TypeError, match=r"give a flax\.linen module"):
+        models.FromBytes(models.MLP)

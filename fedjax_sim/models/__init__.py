@@ -4,6 +4,7 @@ from fedjax_sim.models.cnn import CifarCNN, FemnistCNN
 from fedjax_sim.models.conv import Conv, avg_pool, max_pool
 from fedjax_sim.models.dropout import Dropout
 from fedjax_sim.models.frozen import FrozenTable, frozen_table, random_table
+from fedjax_sim.models.inputs import FromBytes
 from fedjax_sim.models.lstm import LSTM
 from fedjax_sim.models.mlp import MLP, LogisticRegression
 from fedjax_sim.models.pythia import load_pythia
@@ -28,6 +29,7 @@ __all__ = [
     "GPTNeoX",
     "GPTNeoXClassifier",
     "load_pythia",
+    "FromBytes",
     "Conv",
     "Dropout",
     "avg_pool",
