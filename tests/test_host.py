@@ -51,7 +51,16 @@ RUNS = {
 }
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n == "fedavg" else pytest.mark.slow) for n in RUNS])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("fedavg"),
+        pytest.param("fednova-replacement", marks=pytest.mark.nightly),
+        pytest.param("scaffold-anchors", marks=pytest.mark.slow),
+        pytest.param("feddane-two-cohorts", marks=pytest.mark.slow),
+        pytest.param("fedaware-availability", marks=pytest.mark.nightly),
+    ],
+)
 def test_a_run_on_windows_is_the_run_on_all_data(name: str) -> None:
     algorithm, cohort, batches = RUNS[name]
     data = small_data(weighted=name == "fedavg")

@@ -106,9 +106,16 @@ def one_round(model: nn.Module, x: jax.Array, layout: Any, **options: Any) -> An
 
 
 LIGHT = ("FemnistCNN", "CharLSTM")
+HEAVY = ("VGG11", "ResNet18 for ImageNet")  # ResNet18 is as deep
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in LIGHT else pytest.mark.slow) for n in SMALL])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(n, marks=() if n in LIGHT else pytest.mark.nightly if n in HEAVY else pytest.mark.slow)
+        for n in SMALL
+    ],
+)
 def test_training_under_a_client_axis(name: str) -> None:
     """Gradients of two clients at once are those of one after the other, and reach every parameter."""
     model, x = SMALL[name]
