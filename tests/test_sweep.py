@@ -4,7 +4,6 @@ The order in which clients are stored, drawn and brought to the hardware changes
 client; derivatives are those of finite differences. In double precision.
 """
 
-import contextlib
 import functools
 
 import jax
@@ -30,6 +29,7 @@ SHUFFLED, IN_ORDER = fjs.local.shuffled(4), fjs.local.in_order(4)
 TURNS = fjs.layout.turns()
 OTHERS = (fjs.layout.stacked(), fjs.layout.lanes(2), fjs.layout.static_schedule(2))
 CLIENT_RATES = np.array([0.5, 1.0, 0.7, 0.9, 0.6, 0.8])
+LOGITS = np.array([0.3, -0.8, 0.1, 1.2, -0.4, 0.6])
 
 # Constructor arguments of every algorithm, the default first. Three more keys: "average" goes to the cohort, "base" is
 # a wrapper's method, and "inert" names the hyper-parameters that this variant has no use for.
@@ -131,6 +131,12 @@ CASES = {
     "ema": [{"base": ("fedavg", 0), "decay": 0.7}],
     "last_k": [{"base": ("scaffold", 0), "k": 2}],
     "aware": [{"base": ("fedavg", 0), "alpha": 0.6}, {"base": ("fednova", 2), "alpha": 0.6}],
+    "reweighted": [
+        {"base": ("fedavg", 0), "logits": LOGITS},
+        {"base": ("scaffold", 1), "logits": LOGITS},
+        {"base": ("feddane", 0), "logits": LOGITS},
+        {"base": ("fedavg", 3), "logits": LOGITS},
+    ],
 }
 VARIANTS = [(name, number) for name, variants in CASES.items() for number in range(len(variants))]
 FAST = ("fedavg",)
@@ -140,21 +146,30 @@ CENTRALISED = {"fedavg", "local_sgd", "fednova", "scaffold", "vrl_sgd"}
 DESCENT = CENTRALISED | {"large_batch_sgd", "fedprox", "feddane"}
 
 
-def parameters(variants):
-    """Each with its name; all tests of one algorithm on one worker, which compiles each program once."""
+def parameters(variants, nightly=lambda name, number: number > 1):
+    """Each with its name; all tests of one algorithm on one worker, which compiles each program once.
+
+    ``nightly`` says which are too many for every day.
+    """
+
+    def marks(name, number):
+        if nightly(name, number):
+            return [pytest.mark.nightly]
+        return [] if name in FAST and not number else [pytest.mark.slow]
+
     return [
-        pytest.param(
-            name,
-            number,
-            id=f"{name}-{number}",
-            marks=[pytest.mark.xdist_group(name), *([] if name in FAST and not number else [pytest.mark.slow])],
-        )
+        pytest.param(name, number, id=f"{name}-{number}", marks=[pytest.mark.xdist_group(name), *marks(name, number)])
         for name, number in variants
     ]
 
 
 every_variant = pytest.mark.parametrize(("name", "number"), parameters(VARIANTS))
+first_variants = pytest.mark.parametrize(("name", "number"), parameters(VARIANTS, lambda name, number: number > 0))
 every_algorithm = pytest.mark.parametrize(("name", "number"), parameters([(name, 0) for name in CASES]))
+few_daily = pytest.mark.parametrize(
+    ("name", "number"),
+    parameters([(name, 0) for name in CASES], lambda name, number: name not in ("fedavg", "fednova", "scaffold")),
+)
 SOME = [("fedavg", 0), ("scaffold", 0), ("fedaware", 0)]
 some_algorithms = pytest.mark.parametrize(("name", "number"), parameters(SOME))
 
@@ -166,6 +181,11 @@ def make(name, number=0):
     if "base" in options:
         options["base"], average = make(*options["base"])
     return arrays(getattr(fjs, name)(**options)), average
+
+
+def fitted(algorithm, num_clients):
+    """With as many logits as there are clients."""
+    return algorithm.replace(logits=algorithm.logits[:num_clients]) if hasattr(algorithm, "logits") else algorithm
 
 
 def arrays(algorithm):
@@ -269,7 +289,7 @@ def test_every_registered_algorithm_is_swept():
         assert fjs.build(fjs.describe(algorithm)) is not None
 
 
-@every_variant
+@first_variants
 def test_no_order_changes_anything(name, number):
     """Layouts, slots within a cohort, and the order in which clients are stored."""
     algorithm, average = make(name, number)
@@ -334,9 +354,10 @@ def test_random_draws_do_not_know_the_layout(layout):
 
 
 @pytest.mark.slow
-@every_algorithm
+@few_daily
 def test_without_jit(name, number):
     algorithm, average = make(name, number)
+    algorithm = fitted(algorithm, 2)
     clients = examples_of(7, (3, 5))
     data = fjs.datasets.from_clients(clients, client_ids=np.array([4, 1]))
     train = drawing(algorithm, average, 1, 2, fjs.local.steps(2))
@@ -363,14 +384,14 @@ def test_one_client_and_identical_clients(name, number):
     algorithm, average = make(name, number)
     count, full = 4, fjs.local.full_batch(4)
     clients = examples_of(6, [3] * count)
-    base = algorithm.base if name in ("ema", "last_k", "aware") else algorithm
+    base = algorithm.base if hasattr(algorithm, "base") else algorithm
     x, eta, eta_g = np.asarray(start()), float(base.client_optimizer.learning_rate), float(base.server_learning_rate)
     everyone = np.tile(np.arange(count), (ROUNDS, 1))
 
     def path(clients, tau):
         data, n = fjs.datasets.from_clients(clients), len(clients)
         given = jnp.asarray(everyone[:, :n], jnp.int32), jnp.full((ROUNDS, n), tau, jnp.int32)
-        return compiled(TURNS, average, full)(algorithm, data, start(), *given)
+        return compiled(TURNS, average, full)(fitted(algorithm, n), data, start(), *given)
 
     # copies of one client, of different sizes
     first = clients[0]
@@ -428,12 +449,6 @@ def names_of(algorithm):
     return [jax.tree_util.keystr(path) for path, leaf in flat if jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)]
 
 
-def standard_promotion(name, number):
-    """Strict promotion: JAX differentiates neither b ** k (optax's Adam and Yogi) nor optax's simplex projection."""
-    foreign = name == "afl" or "Adam(" in repr(make(name, number)) or CASES[name][number].get("form") == "optax"
-    return jax.numpy_dtype_promotion("standard") if foreign else contextlib.nullcontext()
-
-
 def directional(value, theta, individually):
     """Directions [M, P] in the flattened theta, and fourth-order central differences of ``value`` along them.
 
@@ -459,19 +474,18 @@ def test_gradient_is_that_of_finite_differences(name, number):
     theta = point(name, number)
     value = objective(TURNS, name, number)
     count = len(ravel_pytree(theta[0])[0])
-    with standard_promotion(name, number):
-        directions, expected = directional(value, theta, count)
-        gradient = ravel_pytree(jax.jit(jax.grad(value))(theta))[0]
-        # not a comparison of zeros, but for hyper-parameters that this variant has no use for
-        names = [one for one, leaf in zip(names_of(algorithm), theta[0], strict=True) for _ in range(leaf.size)]
-        useless = tuple(f".{one}" for one in CASES[name][number].get("inert", ()))
-        useful = np.array([not one.endswith(useless) if useless else True for one in names] + [True] * 3)
-        assert (np.abs(expected[useful]) > 1e-6).all()
-        np.testing.assert_array_equal(expected[~useful], 0)
-        np.testing.assert_allclose(directions @ np.asarray(gradient), expected, rtol=5e-6, atol=1e-8)
-        if number == 0:
-            stacked = ravel_pytree(jax.jit(jax.grad(objective(OTHERS[0], name, number)))(theta))[0]
-            assert_close(stacked, gradient, "stacked", 1e-9)
+    directions, expected = directional(value, theta, count)
+    gradient = ravel_pytree(jax.jit(jax.grad(value))(theta))[0]
+    # not a comparison of zeros, but for hyper-parameters that this variant has no use for
+    names = [one for one, leaf in zip(names_of(algorithm), theta[0], strict=True) for _ in range(leaf.size)]
+    useless = tuple(f".{one}" for one in CASES[name][number].get("inert", ()))
+    useful = np.array([not one.endswith(useless) if useless else True for one in names] + [True] * 3)
+    assert (np.abs(expected[useful]) > 1e-6).all()
+    np.testing.assert_array_equal(expected[~useful], 0)
+    np.testing.assert_allclose(directions @ np.asarray(gradient), expected, rtol=5e-6, atol=1e-8)
+    if number == 0:
+        stacked = ravel_pytree(jax.jit(jax.grad(objective(OTHERS[0], name, number)))(theta))[0]
+        assert_close(stacked, gradient, "stacked", 1e-9)
 
 
 @pytest.mark.slow
@@ -569,8 +583,7 @@ def test_adam_s_gradient_is_finite_where_a_gradient_is_zero():
         return jnp.sum(result.params) + jnp.sum(result.metrics["loss"])
 
     algorithm = arrays(fjs.fedavg(client_optimizer=adam(0.05), server_optimizer=adam(0.1)))
-    with jax.numpy_dtype_promotion("standard"):
-        gradient = jax.jit(jax.grad(value))(algorithm)
+    gradient = jax.jit(jax.grad(value))(algorithm)
     leaves = np.array(jax.tree.leaves(gradient))
     assert np.isfinite(leaves).all()
     assert np.abs(gradient.client_optimizer.learning_rate) > 1e-6

@@ -24,6 +24,7 @@ from fedjax_sim.algorithms.fedopt import (
     fedyogi,
 )
 from fedjax_sim.algorithms.fedprox import FedProx, fedprox
+from fedjax_sim.algorithms.reweighted import Reweighted, reweighted
 from fedjax_sim.algorithms.scaffold import Scaffold, scaffold
 from fedjax_sim.algorithms.vrl_sgd import VrlSgd, vrl_sgd
 from fedjax_sim.algorithms.wrapper import Wrapped, Wrapper
@@ -54,6 +55,7 @@ __all__ = [
     "LocalSgd",
     "Method",
     "QFedAvg",
+    "Reweighted",
     "Scaffold",
     "Sent",
     "ServerState",
@@ -80,6 +82,7 @@ __all__ = [
     "last_k",
     "local_sgd",
     "qfedavg",
+    "reweighted",
     "scaffold",
     "vrl_sgd",
 ]

@@ -14,6 +14,8 @@ from fedjax_sim.algorithms.contract import took_part
 from fedjax_sim.descriptions import factory
 from fedjax_sim.values import check_real, check_scalar
 
+_onto_simplex = optim.lenient(optax.projections.projection_simplex)
+
 
 class QFedAvg(Algorithm):
     """q-FedAvg: minimises sum_i p_i F_i^{q+1} / (q + 1), which weighs clients of high loss more.
@@ -54,8 +56,9 @@ class QFedAvg(Algorithm):
     def finish(self, y: Any, sent: Any, c_i: Any, local: Any, client: Client) -> tuple[dict[str, Any], Any]:
         check_scalar("qfedavg(q=...)", self.q)
         moved = trees.subtract(sent.params, y)
-        # 1 in void slots: a power of 0 has no derivative.
-        loss = jnp.where(client.steps > 0, client.mean_loss, jnp.ones_like(client.mean_loss))
+        # 0 in void slots, and where a layout asks idle lanes: a power of 0 has no derivative, so 1 stands in for it.
+        vanishes = client.mean_loss == 0
+        loss = jnp.where(vanishes, jnp.ones_like(client.mean_loss), client.mean_loss)
         if self.lipschitz is None:
             w = trees.divide(moved, client.step_size)
             eta = jnp.mean(jnp.concatenate([leaf.reshape(-1) for leaf in jax.tree.leaves(client.step_size)]))
@@ -63,7 +66,7 @@ class QFedAvg(Algorithm):
         else:
             w, lipschitz = trees.scale(self.lipschitz, moved), jnp.asarray(self.lipschitz)
         q, lipschitz = trees.as_dtype(self.q, loss), trees.as_dtype(lipschitz, loss)
-        power = loss**q
+        power = jnp.where(vanishes & (q > 0), jnp.zeros_like(loss), loss**q)
         square = trees.inner(w, w).astype(loss.dtype)
         return {"step": trees.scale(-power, w), "scale": q * power / loss * square + lipschitz * power}, c_i
 
@@ -141,10 +144,8 @@ class Afl(Algorithm):
         rate = trees.as_dtype(self.weight_learning_rate, weights) * cohort.num_clients
         loss = sums["loss"].astype(weights.dtype) * (rate / cohort.size.astype(weights.dtype))
         risen = weights.at[cohort.indices].add(loss, mode="drop")
-        with optim.third_party():
-            projected = optax.projections.projection_simplex(risen)
         mass = jnp.where(sums["mass"] > 0, sums["mass"], jnp.ones_like(sums["mass"]))
-        server = server._replace(extra=projected)
+        server = server._replace(extra=_onto_simplex(risen))
         return self.server_step(server, trees.scale(1 / mass, sums["delta"]), cohort)  # type: ignore[no-any-return]
 
 

@@ -11,8 +11,8 @@ from fedjax_sim.optim.described import (
     is_linear,
     move,
     sgd,
-    third_party,
 )
+from fedjax_sim.optim.foreign import lenient, third_party
 
 __all__ = [
     "Optimizer",
@@ -26,6 +26,7 @@ __all__ = [
     "from_optax",
     "hoist",
     "is_linear",
+    "lenient",
     "move",
     "sgd",
     "third_party",

@@ -6,10 +6,9 @@ compiling again. A bare ``optax.GradientTransformation`` is accepted wherever an
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -19,14 +18,8 @@ import optax
 
 from fedjax_sim import trees
 from fedjax_sim.descriptions import Described, factory, static
+from fedjax_sim.optim.foreign import lenient, third_party
 from fedjax_sim.values import check_flag, check_real, check_scalar, shown, suggest
-
-
-@contextlib.contextmanager
-def third_party() -> Iterator[None]:
-    """Standard promotion for code that is not ours: optax's Adam family and flax's convolutions need it."""
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield
 
 
 class Optimizer(Described):
@@ -47,8 +40,7 @@ class Optimizer(Described):
         Raises:
           TypeError: the optimiser changes a dtype, which would change the program from step to step.
         """
-        with third_party():
-            updates, new_state = self.transform().update(gradients, state, params)
+        updates, new_state = _update(self, gradients, state, params)
 
         def same(update: jax.Array, gradient: jax.Array) -> None:
             if update.dtype != gradient.dtype:
@@ -59,6 +51,11 @@ class Optimizer(Described):
 
         jax.tree.map(same, updates, gradients)
         return updates, new_state
+
+
+@lenient
+def _update(optimizer: Optimizer, gradients: Any, state: Any, params: Any) -> Any:
+    return optimizer.transform().update(gradients, state, params)
 
 
 class Sgd(Optimizer):
@@ -283,10 +280,13 @@ def is_linear(optimizer: Optimizer) -> bool:
 
     def chain(gradients: list[jax.Array]) -> jax.Array:
         y = jnp.zeros(())
-        state = optimizer.init(y)
-        for gradient in gradients:
-            update, state = optimizer.update(gradient, state, y)
-            y = y + update
+        with third_party():
+            transform = optimizer.transform()
+            state = transform.init(y)
+            for gradient in gradients:
+                # Not optimizer.update: a function with a derivative of its own cannot be transposed.
+                update, state = transform.update(gradient, state, y)
+                y = y + update
         return y
 
     scalar = jax.ShapeDtypeStruct((), jnp.zeros(()).dtype)
