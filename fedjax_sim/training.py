@@ -7,8 +7,10 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
+from fedjax_sim.adjoints.base import Adjoint, Operands, Run
+from fedjax_sim.adjoints.forward import without_reverse_mode
+from fedjax_sim.adjoints.scans import per_round
 from fedjax_sim.algorithms.contract import Method
 from fedjax_sim.checks import check_run, check_setting
 from fedjax_sim.cohort.participation import Participation
@@ -21,6 +23,7 @@ from fedjax_sim.local.work import Work
 from fedjax_sim.rounds import init_state, prepare, run_round
 from fedjax_sim.setting import Setting, TrainState
 from fedjax_sim.task import Task
+from fedjax_sim.values import shown
 
 Evaluate = Callable[[Any, Any], dict[str, jax.Array]]  # (params, dataset) -> {name: array}
 
@@ -66,14 +69,15 @@ def make_train(
     evaluate: Evaluate | None = None,
     diagnostics: Requested = (),
     layout: Layout | None = None,
+    adjoint: Adjoint | None = None,
 ) -> Train:
     """Makes ``train(algorithm, dataset, key)``, a pure function to jit, vmap and differentiate.
 
     ``jax.jit(train)`` is one XLA program for all rounds. ``jax.vmap(train, (None, None, 0))`` runs many seeds,
     ``(0, None, None)`` over stacked hyper-parameters many settings; ``jax.grad`` and ``jax.jacfwd`` of anything it
     returns with respect to the algorithm (the gradient has the algorithm's shape), the task, ``initial_params`` or the
-    data set's example weights work in every layout. Rounds are recomputed in the backward pass (``jax.checkpoint``),
-    so memory holds one model (and client store) per round.
+    data set's example weights work in every layout. The ``adjoint`` says what a derivative stores, computes again or
+    leaves out; it changes nothing of what the function returns.
 
     Args:
       task: what is learned.
@@ -86,6 +90,8 @@ def make_train(
       evaluate: more to record at every evaluation: ``evaluate(params, dataset) -> {name: array}``.
       diagnostics: what to measure in every round, names or objects of ``fedjax_sim.diagnostics``.
       layout: how clients are run on the hardware; None chooses by a rule.
+      adjoint: how rounds are differentiated: an object of ``fjs.adjoints``. None for ``per_round()``, which stores the
+        state before each round and computes the round again on the way back.
 
     Returns:
       ``train(algorithm, dataset, key, *, initial_params=None) -> TrainResult``.
@@ -114,37 +120,42 @@ def make_train(
         task=task, rounds=rounds, cohort=cohort, work=work, batch_size=batch_size, batches=batches,
         eval_every=eval_every, layout=layout, evaluate=evaluate, diagnostics=diagnostics,
     )  # fmt: skip
+    chosen = per_round() if adjoint is None else adjoint
+    if not isinstance(chosen, Adjoint):
+        raise TypeError(
+            f"adjoint is {shown(adjoint)}: it must be an Adjoint, for instance fedjax_sim.adjoints.nested(), or None"
+        )
 
     def train(
         algorithm: Method, dataset: FederatedDataset, key: jax.Array, *, initial_params: Any = None
     ) -> TrainResult:
         setting = check_run(given, algorithm, dataset, key, rounds, initial_params)
+        chosen.check(setting, algorithm, rounds)
+        setting = chosen.fitted(setting, algorithm, dataset)
         algorithm = prepare(setting, algorithm, dataset, key)
         state = init_state(setting, algorithm, dataset, key, initial_params)
 
-        @jax.checkpoint
-        def one_round(state: TrainState, t: jax.Array) -> tuple[TrainState, Any]:
-            return run_round(setting, algorithm, dataset, key, state, t)
+        def step(operands: Operands, state: TrainState, t: jax.Array) -> tuple[TrainState, Any]:
+            return run_round(*operands, state, t)
 
-        def block(state: TrainState, ts: jax.Array) -> tuple[TrainState, Any]:
-            state, records = lax.scan(one_round, state, ts)
-            return state, (records, measure(setting, algorithm, dataset, state, evaluate))
+        def evaluation(operands: Operands, state: TrainState) -> dict[str, jax.Array]:
+            return measure(operands.setting, operands.algorithm, operands.dataset, state, evaluate)
 
-        first = measure(setting, algorithm, dataset, state, evaluate)
-        whole, tail = divmod(rounds, eval_every)
-        ts = jnp.arange(rounds, dtype=jnp.int32)
-        state, (records, metrics) = lax.scan(block, state, ts[: whole * eval_every].reshape(whole, eval_every))
-        records = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), records)
-        metrics = jax.tree.map(lambda start, rest: jnp.concatenate([start[None], rest]), first, metrics)
-        if tail:
-            state, (last_records, last) = block(state, ts[whole * eval_every :])
-            records = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), records, last_records)
-            metrics = jax.tree.map(lambda a, b: jnp.concatenate([a, b[None]]), metrics, last)
+        operands = Operands(setting, algorithm, dataset, key)
+        ran = chosen.run(Run(step, evaluation, rounds, eval_every), operands, state)
+        if given.layout is not None and not given.layout.reverse:
+            ran = without_reverse_mode(ran, f"layout={shown(given.layout)} {_FORWARD_ONLY}")
         evaluated = evaluation_rounds(rounds, eval_every)
-        metrics = {"round": jnp.asarray(evaluated, jnp.int32), **metrics}
-        return TrainResult(algorithm.parameters(state.server), state, metrics, records)
+        metrics = {"round": jnp.asarray(evaluated, jnp.int32), **ran.metrics}
+        return TrainResult(algorithm.parameters(ran.state.server), ran.state, metrics, ran.records)
 
     return train
+
+
+_FORWARD_ONLY = (
+    "has no reverse mode, so jax.grad, jax.vjp and jax.jacrev cannot pass it: use jax.jacfwd, or a layout that has "
+    "one, such as turns(), lanes(), stacked() or static_schedule() of fedjax_sim.layout"
+)
 
 
 def evaluation_rounds(rounds: int, eval_every: int) -> list[int]:

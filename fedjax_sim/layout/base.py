@@ -6,7 +6,7 @@ result. All layouts agree up to round-off, for every algorithm.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 
@@ -44,7 +44,17 @@ class LocalResult(NamedTuple):
 
 
 class Layout(Described):
-    """Base of the layouts; pure structure."""
+    """Base of the layouts; pure structure.
+
+    Attributes:
+      reverse: whether reverse mode can pass it.
+    """
+
+    reverse: ClassVar[bool] = True
+
+    def as_it_runs(self) -> Layout:
+        """The same program, differentiated through the loops that it runs: dynamic ones in forward mode only."""
+        return self
 
     def run(self, solver: Solver, sent: Any, states: Any, slots: Slot, bounds: Bounds) -> LocalResult:
         """The local work of one round.

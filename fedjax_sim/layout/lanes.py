@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from fedjax_sim.descriptions import factory, static
 from fedjax_sim.layout.base import Bounds, Layout, LocalResult
@@ -28,6 +28,9 @@ class Lanes(Layout):
         check_count("lanes(num_lanes)", self.num_lanes)
         return self
 
+    def as_it_runs(self) -> Lanes:
+        return LoopedLanes(num_lanes=self.num_lanes)
+
     def run(self, solver: Solver, sent: Any, states: Any, slots: Slot, bounds: Bounds) -> LocalResult:
         lanes = min(self.num_lanes, len(slots.offset))
 
@@ -38,6 +41,16 @@ class Lanes(Layout):
             return run_queue(*operands, lanes=lanes, bound=queue_bound(bounds, lanes))
 
         return with_static_derivative(dynamic, static_)(solver, sent, states, slots)  # type: ignore[no-any-return]
+
+
+class LoopedLanes(Lanes):
+    """*lanes* without the static schedule: forward mode only."""
+
+    reverse: ClassVar[bool] = False
+
+    def run(self, solver: Solver, sent: Any, states: Any, slots: Slot, bounds: Bounds) -> LocalResult:
+        lanes = min(self.num_lanes, len(slots.offset))
+        return run_queue(solver, sent, states, slots, lanes=lanes, bound=None)
 
 
 class Static(Layout):

@@ -1,0 +1,170 @@
+"""What an adjoint is: how the derivative of a run's rounds is computed, never what they compute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fedjax_sim.algorithms.contract import Method
+from fedjax_sim.datasets.federated import FederatedDataset
+from fedjax_sim.descriptions import Described
+from fedjax_sim.setting import Setting, TrainState
+
+
+class Operands(NamedTuple):
+    """All that a round is a function of besides the state and its number: what a run can be differentiated in.
+
+    Attributes:
+      setting: what the run does; the task may have real leaves (its weight decay).
+      algorithm: the method, prepared.
+      dataset: the clients' data; example weights are real leaves.
+      key: the run's key.
+    """
+
+    setting: Setting
+    algorithm: Method
+    dataset: FederatedDataset
+    key: jax.Array
+
+
+class Run(NamedTuple):
+    """The rounds of a run as functions.
+
+    Attributes:
+      step: ``(operands, state, t) -> (state, record)``, round t.
+      measure: ``(operands, state) -> metrics``, an evaluation.
+      rounds: R.
+      eval_every: rounds between evaluations.
+    """
+
+    step: Callable[[Operands, TrainState, jax.Array], tuple[TrainState, Any]]
+    measure: Callable[[Operands, TrainState], Any]
+    rounds: int
+    eval_every: int
+
+
+class Span(NamedTuple):
+    """A loop of a run, for an adjoint that plans by lengths.
+
+    Attributes:
+      rounds: all rounds that are differentiated.
+      block: rounds between evaluations.
+      blocks: whether an iteration is such a block (or, within one, a single round).
+    """
+
+    rounds: int
+    block: int
+    blocks: bool
+
+
+class Ran(NamedTuple):
+    """What is left of some rounds.
+
+    Attributes:
+      state: after the last of them.
+      records: leading axis rounds.
+      metrics: leading axis evaluations.
+    """
+
+    state: TrainState
+    records: Any
+    metrics: Any
+
+
+class Adjoint(Described):
+    """Base of the adjoints; pure structure.
+
+    An adjoint changes the memory and the time of a derivative, and some say which part of it is left out. What a run
+    returns without a derivative is the same to the last bit for all of them.
+    """
+
+    def check(self, setting: Setting, algorithm: Method, rounds: int) -> None:
+        """Raises ``ValueError`` where the run has no such derivative."""
+
+    def fitted(self, setting: Setting, algorithm: Method, dataset: FederatedDataset) -> Setting:
+        """The setting with the layout as this adjoint differentiates it."""
+        return setting
+
+    def run(self, run: Run, operands: Operands, state: TrainState) -> Ran:
+        """All rounds from ``state``, evaluated at the start, every ``eval_every`` rounds and at the end."""
+        raise TypeError(f"{type(self).__name__} must define run(run, operands, state)")
+
+
+class Scanned(Adjoint):
+    """Base of the adjoints that scan over rounds; subclasses say what is stored and what is computed again."""
+
+    def stored(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """One round or one evaluation, with what the backward pass keeps of its inside."""
+        return function
+
+    def scan(self, body: Callable[..., Any], carry: Any, xs: jax.Array, span: Span) -> tuple[Any, Any]:
+        """``lax.scan(body, carry, xs)``.
+
+        Args:
+          body: ``(carry, x) -> (carry, y)``.
+          carry: the state.
+          xs: rounds, leading axis iterations.
+          span: which loop this is.
+        """
+        return lax.scan(body, carry, xs)
+
+    def run(self, run: Run, operands: Operands, state: TrainState) -> Ran:
+        return self.between(run, operands, state, 0, run.rounds)
+
+    def between(self, run: Run, operands: Operands, state: TrainState, start: int, stop: int) -> Ran:
+        """Rounds ``start`` to ``stop - 1`` and the evaluations before them; after them too where they are the last."""
+        every = run.eval_every
+        step = self.stored(lambda state, t: run.step(operands, state, t))
+        measure = self.stored(lambda state: run.measure(operands, state))
+
+        def rounds(state: TrainState, ts: jax.Array) -> tuple[TrainState, Any]:
+            if len(ts) == 1:  # a loop around it would store the state once more
+                state, record = step(state, ts[0])
+                return state, _row(record)
+            return self.scan(step, state, ts, Span(stop - start, min(every, stop - start), blocks=False))
+
+        def block(state: TrainState, ts: jax.Array) -> tuple[TrainState, Any]:
+            # Evaluated before its rounds, not after: what an evaluation and the first round store is then one state.
+            measured = measure(state)
+            state, records = rounds(state, ts)
+            return state, (records, measured)
+
+        records: list[Any] = []
+        metrics: list[Any] = []
+        first = min(-(-start // every) * every, stop)
+        last = max(stop - stop % every, first)
+        if start < first:
+            state, record = rounds(state, jnp.arange(start, first, dtype=jnp.int32))
+            records.append(record)
+        if first < last:
+            tss = jnp.arange(first, last, dtype=jnp.int32).reshape(-1, every)
+            state, (record, measured) = self.scan(block, state, tss, Span(stop - start, every, blocks=True))
+            records.append(jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), record))
+            metrics.append(measured)
+        if last < stop:
+            state, (record, one) = block(state, jnp.arange(last, stop, dtype=jnp.int32))
+            records.append(record)
+            metrics.append(_row(one))
+        if stop == run.rounds:
+            metrics.append(_row(measure(state)))
+        return Ran(state, joined(records), joined(metrics))
+
+
+def joined(pieces: list[Any]) -> Any:
+    """Pytrees of arrays, one after another along their leading axis; ``()`` for no piece."""
+    if len(pieces) < 2:
+        return pieces[0] if pieces else ()
+    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *pieces)
+
+
+def stopped(tree: Any) -> Any:
+    """``tree`` as a constant: no derivative reaches it, and none is computed behind it."""
+    return jax.tree.map(lambda leaf: lax.stop_gradient(leaf) if isinstance(leaf, jax.core.Tracer) else leaf, tree)
+
+
+def _row(tree: Any) -> Any:
+    return jax.tree.map(lambda leaf: leaf[None], tree)

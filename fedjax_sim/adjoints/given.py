@@ -1,0 +1,30 @@
+"""The keyword arguments of ``make_train``, for functions that look at a run without running it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fedjax_sim.checks import check_setting
+from fedjax_sim.setting import Setting
+
+_DEFAULTS: dict[str, Any] = {
+    "batch_size": None,
+    "batches": None,
+    "eval_every": 1,
+    "evaluate": None,
+    "diagnostics": (),
+    "layout": None,
+}
+
+
+def setting_of(run: dict[str, Any]) -> tuple[Setting, int]:
+    """The setting and the number of rounds.
+
+    Args:
+      run: keyword arguments of :func:`fedjax_sim.make_train`.
+
+    Raises:
+      TypeError, ValueError: as ``make_train``.
+    """
+    given = {name: value for name, value in run.items() if name != "adjoint"}
+    return check_setting(**{**_DEFAULTS, **given}), given["rounds"]
