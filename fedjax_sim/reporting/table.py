@@ -36,15 +36,15 @@ def results_table(histories: Mapping[str, Recorded], *, target: float | None = N
     runs = list(histories.values())
     accuracy = next((name for name in _ACCURACIES if any(name in run.metrics for run in runs)), None)
     columns = [("method", [name.replace("|", r"\|") if markdown else name for name in histories])]
-    columns.append((in_words("loss"), _final_values(runs, "loss", decimals=None)))
+    columns.append((in_words("loss"), final_values(runs, "loss", decimals=None)))
     if accuracy is not None:
-        columns.append((in_words(accuracy), _final_values(runs, accuracy, decimals=4)))
+        columns.append((in_words(accuracy), final_values(runs, accuracy, decimals=4)))
     if target is not None:
         reached = accuracy or "loss"
         columns.append((f"rounds to {target:g} {in_words(reached)}", _rounds_to(runs, reached, target)))
     columns.append(("seconds", _fixed([run.seconds for run in runs])))
     columns.append(("useful steps", [f"{run.useful_ratio:.1%}" for run in runs]))
-    rows = _markdown_rows(columns) if markdown else _text_rows(columns)
+    rows = markdown_rows(columns) if markdown else text_rows(columns)
     return "\n".join([*rows, "", _note(runs, target)])
 
 
@@ -65,7 +65,7 @@ def _seeds(run: Recorded) -> int:
     return int(next(iter(run.metrics.values())).shape[0])
 
 
-def _final_values(runs: list[Recorded], name: str, decimals: int | None) -> list[str]:
+def final_values(runs: list[Recorded], name: str, decimals: int | None) -> list[str]:
     """The cells of one metric; ``decimals`` None finds a number of them, or an exponent, that suits the column."""
     finals = [np.asarray(run[name])[:, -1].astype(float) if name in run.metrics else None for run in runs]
     means = np.array([final.mean() for final in finals if final is not None and np.isfinite(final).all()])
@@ -98,7 +98,7 @@ def _fixed(values: list[float]) -> list[str]:
     return [f"{value:.{decimals}f}" for value in values]
 
 
-def _text_rows(columns: list[tuple[str, list[str]]]) -> list[str]:
+def text_rows(columns: list[tuple[str, list[str]]]) -> list[str]:
     """The first column is a name and flush left, numbers are flush right."""
     widths = [max(len(cell) for cell in [title, *cells]) for title, cells in columns]
     table = [[title for title, _ in columns], ["─" * width for width in widths]]
@@ -109,7 +109,8 @@ def _text_rows(columns: list[tuple[str, list[str]]]) -> list[str]:
     ]
 
 
-def _markdown_rows(columns: list[tuple[str, list[str]]]) -> list[str]:
+def markdown_rows(columns: list[tuple[str, list[str]]]) -> list[str]:
+    """The same as lines of a Markdown table."""
     table = [[title for title, _ in columns], ["---", *["---:"] * (len(columns) - 1)]]
     table += [list(row) for row in zip(*(cells for _, cells in columns), strict=True)]
     return ["| " + " | ".join(row) + " |" for row in table]

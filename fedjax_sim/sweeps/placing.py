@@ -1,0 +1,151 @@
+"""How the values of a point get into a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_sim import paths
+from fedjax_sim.algorithms.contract import Method
+from fedjax_sim.checks import check_run
+from fedjax_sim.datasets.federated import FederatedDataset
+from fedjax_sim.setting import Setting
+from fedjax_sim.sweeps.space import Space
+
+PARTS = ("task", "cohort", "work")  # of the run; all other names belong to the algorithm
+
+
+class Parts(NamedTuple):
+    """What the values of a point change: a pytree.
+
+    Attributes:
+      algorithm: the method.
+      setting: the rest of the run.
+    """
+
+    algorithm: Method
+    setting: Setting
+
+
+def placed(parts: Parts, values: Mapping[str, Any]) -> Parts:
+    """The parts with other values at the names given; concrete values are checked as the factories would.
+
+    Raises:
+      ValueError: a name that is no real leaf (the nearest one is given, or the alternative), or a value out of range.
+    """
+    own: dict[str, dict[str, Any]] = {part: {} for part in ("algorithm", *PARTS)}
+    for name, value in values.items():
+        part, rest = _part(name)
+        own[part][rest] = value
+    ours = own.pop("algorithm")
+    # Nothing to replace is nothing to check: inside a program the values that stay are traced too.
+    algorithm = paths.replace(parts.algorithm, ours) if ours else parts.algorithm
+    changed = {part: paths.replace(getattr(parts.setting, part), new) for part, new in own.items() if new}
+    return Parts(algorithm, parts.setting._replace(**changed))
+
+
+def stacked(parts: Parts, space: Space) -> dict[str, np.ndarray]:
+    """The values of all points, [P, ...] by name, in the dtypes of the leaves that they replace.
+
+    Raises:
+      ValueError: a name is no real leaf, or its values have another shape than the leaf.
+    """
+    values = {}
+    for name, column in space.points().items():
+        part, rest = _part(name)
+        leaf = paths.get(parts.algorithm if part == "algorithm" else getattr(parts.setting, part), rest)
+        if column.shape[1:] != np.shape(leaf):
+            raise ValueError(
+                f"sweep: the values of {name!r} have the shape {column.shape[1:]} and the leaf that they replace "
+                f"{np.shape(leaf)}: they must be the same"
+            )
+        values[name] = column.astype(jnp.result_type(leaf))
+    return values
+
+
+def checked_parts(
+    base: Parts,
+    given: Setting,
+    space: Space,
+    dataset: FederatedDataset,
+    key: jax.Array,
+    rounds: int,
+    initial_params: Any,
+) -> Parts:
+    """Checks every point of the space.
+
+    Args:
+      base: the parts with their own values, checked.
+      given: the setting before that, with the static sizes that the user left open.
+      space: the points.
+      dataset: the data.
+      key: any.
+      rounds: R.
+      initial_params: where all runs start, or None.
+
+    Returns:
+      The parts at the first point, with static sizes that suffice for all points.
+
+    Raises:
+      TypeError, ValueError: what is wrong, and at which point.
+    """
+    of_run = any(_part(name)[0] != "algorithm" for name in space.names)
+    settled: list[Parts] = []
+    for number in range(space.num_points):
+        point = space.point(number)
+        try:
+            at = placed(base._replace(setting=given) if of_run else base, point)
+            if of_run:
+                setting = check_run(at.setting, at.algorithm, dataset, key, rounds, initial_params)
+                at = at._replace(setting=setting)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"sweep, point {number} ({in_words(point)}): {error}") from error
+        if of_run or not settled:
+            settled.append(at)
+    # The slots of a cohort may follow from a concrete probability: the one program needs those of the largest.
+    widest = max((at.setting.cohort for at in settled), key=lambda cohort: cohort.size(dataset.num_clients))
+    first = settled[0]
+    cohort = jax.tree.unflatten(jax.tree.structure(widest), jax.tree.leaves(first.setting.cohort))
+    return first._replace(setting=first.setting._replace(cohort=cohort))
+
+
+def in_words(point: Mapping[str, Any]) -> str:
+    """``mu = 0.1, client_optimizer.learning_rate = 0.02``."""
+    return ", ".join(
+        f"{name} = {value:.6g}" if np.ndim(value) == 0 else f"{name} = [...]" for name, value in point.items()
+    )
+
+
+def described(description: dict[str, Any], point: Mapping[str, Any]) -> dict[str, Any]:
+    """A run's description with the values of a point in the place of those it has."""
+    changed = dict(description)
+    for name, value in point.items():
+        part, rest = _part(name)
+        plain = {"array": np.asarray(value).tolist(), "dtype": "float32"} if np.ndim(value) else value
+        if part == "algorithm":
+            changed["algorithm"] = _substituted(changed["algorithm"], rest.split("."), plain)
+        else:
+            changed["run"] = {**changed["run"], part: _substituted(changed["run"][part], rest.split("."), plain)}
+    return changed
+
+
+def _substituted(node: Any, path: list[str], value: Any) -> Any:
+    if not path:
+        return value
+    if isinstance(node, list):
+        at = int(path[0])
+        return [_substituted(item, path[1:], value) if i == at else item for i, item in enumerate(node)]
+    for inner in ("arguments", "mapping"):
+        if inner in node:
+            content = node[inner]
+            return {**node, inner: {**content, path[0]: _substituted(content.get(path[0]), path[1:], value)}}
+    return node  # opaque: its values are not written down
+
+
+def _part(name: str) -> tuple[str, str]:
+    part, dot, rest = name.partition(".")
+    return (part, rest) if dot and part in PARTS else ("algorithm", name)

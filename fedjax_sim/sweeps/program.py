@@ -1,0 +1,137 @@
+"""The one program of a sweep: some runs, each with its own values and seed."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import Mesh, PartitionSpec
+
+from fedjax_sim.datasets.federated import FederatedDataset
+from fedjax_sim.drivers.base import loop_of_rounds
+from fedjax_sim.rounds import Record, init_state, prepare
+from fedjax_sim.sweeps.placing import Parts, placed
+from fedjax_sim.training import Evaluate, evaluation_rounds, measure
+
+AXIS = "runs"  # of the mesh over which runs are spread
+
+
+class Runs(NamedTuple):
+    """The runs of one call.
+
+    Attributes:
+      values: [C, ...] by name.
+      seeds: uint32[C].
+      evaluations: int32[C], evaluations of the run, the one before the first round included; 0 where a place is left
+        over, whose results mean nothing.
+    """
+
+    values: dict[str, Any]
+    seeds: Any
+    evaluations: Any
+
+
+class Outcome(NamedTuple):
+    """What runs leave, leaves [C, ...].
+
+    Attributes:
+      metrics: [C, E, ...] by name.
+      records: [C, E, L, ...] by name, L = ``eval_every``: rounds before each evaluation; zero where there are fewer.
+      params: the final global models, or ``()``.
+    """
+
+    metrics: dict[str, jax.Array]
+    records: Record
+    params: Any
+
+
+@functools.partial(jax.jit, static_argnames=("rounds", "eval_every", "evaluate", "keep_params", "in_turn", "mesh"))
+def compute(
+    parts: Parts,
+    dataset: FederatedDataset,
+    initial_params: Any,
+    runs: Runs,
+    *,
+    rounds: int,
+    eval_every: int,
+    evaluate: Evaluate | None,
+    keep_params: bool,
+    in_turn: bool,
+    mesh: Mesh | None,
+) -> Outcome:
+    """All runs of a call.
+
+    Args:
+      parts: the algorithm and the setting that the values are placed in.
+      dataset: the data.
+      initial_params: where all runs start, or None.
+      runs: C of them.
+      rounds: R.
+      eval_every: rounds between evaluations.
+      evaluate: more to record at every evaluation, or None.
+      keep_params: whether the final models are wanted.
+      in_turn: whether a device takes its runs one after another, or all at once.
+      mesh: devices that share the runs evenly, each with a copy of the data; None for one device.
+    """
+
+    def on_one_device(parts: Parts, dataset: FederatedDataset, initial_params: Any, runs: Runs) -> Outcome:
+        one = functools.partial(
+            _whole_run, parts, dataset, initial_params,
+            rounds=rounds, eval_every=eval_every, evaluate=evaluate, keep_params=keep_params,
+        )  # fmt: skip
+        if in_turn:
+            return lax.map(lambda run: one(*run), runs)  # type: ignore[no-any-return]
+        # One count for all: a count of its own would make every step of every run a choice.
+        most = jnp.max(runs.evaluations)
+        return jax.vmap(one, (0, 0, None))(runs.values, runs.seeds, most)
+
+    if mesh is None:
+        return on_one_device(parts, dataset, initial_params, runs)
+    everywhere, spread = PartitionSpec(), PartitionSpec(AXIS)
+    sharded = jax.shard_map(
+        on_one_device, mesh=mesh, in_specs=(everywhere, everywhere, everywhere, spread), out_specs=spread,
+        check_vma=False,
+    )  # fmt: skip
+    return sharded(parts, dataset, initial_params, runs)
+
+
+def _whole_run(
+    parts: Parts,
+    dataset: FederatedDataset,
+    initial_params: Any,
+    values: dict[str, jax.Array],
+    seed: jax.Array,
+    evaluations: jax.Array,
+    *,
+    rounds: int,
+    eval_every: int,
+    evaluate: Evaluate | None,
+    keep_params: bool,
+) -> Outcome:
+    """One run; the first ``evaluations`` evaluations of it and the rounds before them."""
+    algorithm, setting = placed(parts, values)
+    key = jax.random.key(seed)
+    algorithm = prepare(setting, algorithm, dataset, key)
+    state = init_state(setting, algorithm, dataset, key, initial_params)
+    length = min(eval_every, rounds)
+
+    @jax.jit  # traced once, for the shapes and for the loop
+    def block(state: Any, number: jax.Array) -> tuple[Any, tuple[dict[str, jax.Array], Record]]:
+        start = jnp.maximum(number - 1, 0) * length
+        count = jnp.where(number > 0, jnp.minimum(length, rounds - start), 0)
+        state, record = loop_of_rounds(setting, algorithm, dataset, key, state, start, count, length=length)
+        return state, (measure(setting, algorithm, dataset, state, evaluate), record)
+
+    def body(number: jax.Array, carry: Any) -> Any:
+        state, kept = carry
+        state, new = block(state, number)
+        return state, jax.tree.map(lambda all_, leaf: all_.at[number].set(leaf), kept, new)
+
+    shapes: Any = jax.eval_shape(block, state, jnp.int32(0))[1]
+    total = len(evaluation_rounds(rounds, eval_every))
+    empty = jax.tree.map(lambda leaf: jnp.zeros((total, *leaf.shape), leaf.dtype), shapes)
+    state, (metrics, records) = lax.fori_loop(jnp.int32(0), evaluations, body, (state, empty))
+    return Outcome(metrics, records, algorithm.parameters(state.server) if keep_params else ())

@@ -1,0 +1,237 @@
+"""``sweep``: a whole space of hyper-parameters, times seeds, as one program."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import serialization
+
+from fedjax_sim.algorithms.contract import Method
+from fedjax_sim.checks import check_run, check_setting
+from fedjax_sim.cohort.participation import Participation
+from fedjax_sim.datasets.federated import FederatedDataset
+from fedjax_sim.datasets.host import HostDataset
+from fedjax_sim.descriptions import describe
+from fedjax_sim.diagnostics.base import Requested
+from fedjax_sim.history import History
+from fedjax_sim.layout.base import Layout
+from fedjax_sim.local.batches import Batches
+from fedjax_sim.local.work import Work
+from fedjax_sim.reporting.progress import progress_bar
+from fedjax_sim.rounds import layout_of
+from fedjax_sim.simulation import check_seeds, describe_run, warn_of_negative_weights
+from fedjax_sim.sweeps import stored
+from fedjax_sim.sweeps.execution import Executor
+from fedjax_sim.sweeps.placing import Parts, checked_parts, in_words, stacked
+from fedjax_sim.sweeps.result import Sweep
+from fedjax_sim.sweeps.space import Space
+from fedjax_sim.task import Task
+from fedjax_sim.training import Evaluate
+from fedjax_sim.values import check_count, check_flag, shown
+
+
+def sweep(
+    algorithm: Method,
+    dataset: FederatedDataset,
+    space: Space,
+    *,
+    task: Task,
+    rounds: int,
+    cohort: Participation,
+    work: Work,
+    batch_size: int | None = None,
+    batches: Batches | None = None,
+    eval_every: int = 1,
+    evaluate: Evaluate | None = None,
+    diagnostics: Requested = (),
+    layout: Layout | None = None,
+    seeds: int | Iterable[int] = 0,
+    initial_params: Any = None,
+    progress: bool | None = None,
+    keep_params: bool = False,
+    chunk: int | None = None,
+    devices: Sequence[jax.Device] | None = None,
+    resume: str | os.PathLike[str] | None = None,
+) -> Sweep:
+    """Runs every point of a space with every seed, and returns what was recorded with names to its axes.
+
+    All runs are ONE program, compiled once, whatever the values: on a CPU a device takes its runs in turn (vmapped
+    dynamic loops would make every run wait for the slowest), elsewhere they run side by side. Several devices share
+    the runs evenly. The result of a point and seed is that of ``simulate`` with these values and this seed, up to
+    round-off. A run that diverges is a result like any other, with NaN or infinity in its metrics.
+
+    Args:
+      algorithm: what to run; the values of the space take the place of its own.
+      dataset: whose data.
+      space: the points: ``fjs.sweeps.grid({"mu": [0.1, 1.0], "client_optimizer.learning_rate": [0.01, 0.1]})``.
+        Names are real leaves of the algorithm, or, after ``task.``, ``cohort.`` or ``work.``, of these.
+      task: see :func:`fedjax_sim.simulate`, as all arguments up to ``progress``.
+      rounds: number of rounds R.
+      cohort: who takes part.
+      work: how many local steps.
+      batch_size: B of a fresh permutation each epoch; give this or ``batches``.
+      batches: which examples a step sees.
+      eval_every: rounds between evaluations.
+      evaluate: more to record at every evaluation.
+      diagnostics: what to measure in every round.
+      layout: how clients are run on the hardware; None chooses by a rule.
+      seeds: one seed or several, the same for all points.
+      initial_params: where all runs start; None draws them from each seed.
+      progress: a progress bar; None shows one on a terminal only.
+      keep_params: whether the result has the final models of all runs.
+      chunk: the most runs of one call of the program, which bounds memory where runs go side by side, and after which
+        progress is shown and results are stored; None for 16 a device on a CPU, 64 elsewhere.
+      devices: those to use, of one kind; None for all.
+      resume: a folder for finished chunks. Call again with the same arguments after an interruption, and only what is
+        missing is run; ``chunk`` and ``devices`` may be others. Functions and bare optax objects are told apart by
+        their names alone.
+
+    Returns:
+      A :class:`fedjax_sim.sweeps.Sweep`.
+
+    Raises:
+      TypeError, ValueError: bad input, before anything is compiled; with ``resume`` also a folder of another sweep,
+        with what differs.
+      RuntimeError: a cohort scheme drew more clients than it has slots.
+
+    Example:
+      >>> import fedjax_sim as fjs
+      >>> space = fjs.sweeps.grid({"mu": [0.01, 1.0], "client_optimizer.learning_rate": [0.01, 0.02, 0.05]})
+      >>> result = sweep(
+      ...     fjs.fedprox(client_optimizer=fjs.optim.sgd(0.02)), fjs.datasets.quadratics(num_clients=3, dim=2, seed=0),
+      ...     space, task=fjs.quadratic(), rounds=4, eval_every=2, batches=fjs.local.full_batch(),
+      ...     cohort=fjs.cohort.uniform(2), work=fjs.local.steps(3), seeds=range(2),
+      ... )
+      >>> result["loss"].shape, result.dims
+      ((2, 3, 2, 3), ('mu', 'client_optimizer.learning_rate', 'seed'))
+      >>> sorted(result.best("loss").point)
+      ['client_optimizer.learning_rate', 'mu']
+    """
+    setting = check_setting(
+        task=task, rounds=rounds, cohort=cohort, work=work, batch_size=batch_size, batches=batches,
+        eval_every=eval_every, layout=layout, evaluate=evaluate, diagnostics=diagnostics,
+    )  # fmt: skip
+    seed_list = check_seeds(seeds)
+    _check(dataset, space, keep_params, chunk)
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((algorithm, dataset, setting))):
+        raise TypeError("sweep was given traced values: inside jit, grad or vmap call make_train(...)'s function")
+    key = jax.random.key(seed_list[0])
+    base = Parts(algorithm, check_run(setting, algorithm, dataset, key, rounds, initial_params))
+    values = stacked(base, space)
+    algorithm, setting = checked_parts(base, setting, space, dataset, key, rounds, initial_params)
+    setting = setting._replace(layout=layout_of(setting, algorithm, dataset))
+    parts = Parts(algorithm, setting)
+    description = describe_run(setting, algorithm, dataset, dataset, rounds, eval_every)
+
+    folder, finished = None, []
+    if resume is not None:
+        about = {"evaluate": evaluate, "initial_params": initial_params, "keep_params": keep_params}
+        configuration = _configuration(description, dataset, space, seed_list, **about)
+        folder = stored.Folder(resume, configuration)
+        finished = folder.finished()
+    total = space.num_points * len(seed_list)
+    missing = sorted(set(range(total)) - {number for numbers, _ in finished for number in numbers})
+    executor = Executor(
+        parts, dataset, initial_params, values, seed_list, count=len(missing), chunk=chunk,
+        devices=jax.local_devices() if devices is None else devices, rounds=rounds, eval_every=eval_every,
+        evaluate=evaluate, keep_params=keep_params,
+    )  # fmt: skip
+    with progress_bar(total * rounds, progress, f"{type(algorithm).__name__} sweep") as bar:
+        bar.compiling()
+        compile_seconds = executor.compile() if missing else 0.0
+        for first in range(0, len(missing), executor.size):
+            numbers = missing[first : first + executor.size]
+            history = executor.run(numbers)
+            _check_overflow(history, [space.point(number // len(seed_list)) for number in numbers])
+            if folder is not None:
+                folder.add(numbers, history)
+            finished.append((numbers, history))
+            if bar.enabled:
+                done = total - len(missing) + first + len(numbers)
+                losses = history.final("loss")
+                finite = losses[np.isfinite(losses)]
+                bar.update(done * rounds, float(np.median(finite)) if finite.size else np.nan)
+    shapes = jax.eval_shape(lambda: setting.task.init(jax.random.key(0), dataset)) if keep_params else None
+    runs = _joined(finished, shapes)
+    warn_of_negative_weights(runs.rounds, algorithm)
+    description |= {"space": describe(space), "seeds": seed_list}
+    return Sweep(dataclasses.replace(runs, compile_seconds=compile_seconds, description=description), space, seed_list)
+
+
+def _configuration(
+    description: dict[str, Any],
+    dataset: FederatedDataset,
+    space: Space,
+    seeds: list[int],
+    *,
+    evaluate: Evaluate | None,
+    initial_params: Any,
+    keep_params: bool,
+) -> dict[str, Any]:
+    """All that decides what a sweep records, as JSON."""
+    return {
+        "algorithm": description["algorithm"],
+        "dataset": {**description["dataset"], "checksum": stored.fingerprint(dataset)},
+        "run": description["run"],
+        "evaluate": None if evaluate is None else describe(evaluate),
+        "space": describe(space),
+        "seeds": seeds,
+        "initial_params": None if initial_params is None else stored.fingerprint(initial_params),
+        "keep_params": keep_params,
+        "float": str(jnp.result_type(float)),
+    }
+
+
+def _joined(finished: list[tuple[list[int], History]], params: Any) -> History:
+    """All runs in their order; parameters that were read from files get the structure of ``params`` back."""
+    order = np.argsort([number for numbers, _ in finished for number in numbers])
+    parts = [history for _, history in finished]
+
+    def together(*leaves: np.ndarray) -> np.ndarray:
+        joined: np.ndarray = np.concatenate(leaves)[order]
+        return joined
+
+    def model(part: History) -> Any:
+        return serialization.from_state_dict(params, serialization.to_state_dict(part.params))
+
+    models = [] if params is None else [model(part) for part in parts]
+    return dataclasses.replace(
+        parts[0],
+        metrics=jax.tree.map(together, *(part.metrics for part in parts)),
+        rounds=jax.tree.map(together, *(part.rounds for part in parts)),
+        params=jax.tree.map(together, *models) if models else None,
+        seeds=together(*(np.asarray(part.seeds) for part in parts)).tolist(),
+        seconds=sum(part.seconds for part in parts),
+    )
+
+
+def _check(dataset: Any, space: Any, keep_params: Any, chunk: Any) -> None:
+    """Checks what ``simulate`` does not have."""
+    if isinstance(dataset, HostDataset):
+        raise TypeError(
+            "sweep was given a HostDataset: all its runs are one program, with the data on the device; use "
+            "dataset.on_device() if there is room for all of it, or one simulate for each point"
+        )
+    if not isinstance(space, Space):
+        raise TypeError(
+            f"space is {shown(space)}: give a space, for instance fedjax_sim.sweeps.grid({{'mu': [0.1, 1.0]}})"
+        )
+    check_flag("sweep(keep_params=...)", keep_params)
+    if chunk is not None:
+        check_count("sweep(chunk=...)", chunk)
+
+
+def _check_overflow(history: History, points: list[dict[str, Any]]) -> None:
+    """Ends a sweep whose cohort scheme drew more clients than it has slots: its results would be biased."""
+    if "overflow" in history.rounds and history.rounds["overflow"].any():
+        run, first = np.argwhere(history.rounds["overflow"])[0]
+        raise RuntimeError(
+            f"sweep, {in_words(points[run])}, seed {history.seeds[run]}: round {first} drew more clients than the "
+            "cohort scheme has slots, so its model is NaN: give a larger cap, or leave cap=None"
+        )
