@@ -11,17 +11,21 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from fedjax_sim import adjoints as adjoints
     from fedjax_sim import algorithms as algorithms
     from fedjax_sim import cohort as cohort
     from fedjax_sim import datasets as datasets
     from fedjax_sim import diagnostics as diagnostics
+    from fedjax_sim import hyper as hyper
     from fedjax_sim import layout as layout
     from fedjax_sim import local as local
     from fedjax_sim import min_norm as min_norm
     from fedjax_sim import models as models
     from fedjax_sim import optim as optim
+    from fedjax_sim import paths as paths
     from fedjax_sim import rates as rates
     from fedjax_sim import reporting as reporting
+    from fedjax_sim import sweeps as sweeps
     from fedjax_sim.algorithms.averaging import ema as ema
     from fedjax_sim.algorithms.averaging import last_k as last_k
     from fedjax_sim.algorithms.base import Algorithm as Algorithm
@@ -43,6 +47,7 @@ if TYPE_CHECKING:
     from fedjax_sim.algorithms.fedopt import fedavgm as fedavgm
     from fedjax_sim.algorithms.fedopt import fedyogi as fedyogi
     from fedjax_sim.algorithms.fedprox import fedprox as fedprox
+    from fedjax_sim.algorithms.reweighted import reweighted as reweighted
     from fedjax_sim.algorithms.scaffold import scaffold as scaffold
     from fedjax_sim.algorithms.vrl_sgd import vrl_sgd as vrl_sgd
     from fedjax_sim.datasets.federated import FederatedDataset as FederatedDataset
@@ -54,7 +59,11 @@ if TYPE_CHECKING:
     from fedjax_sim.evaluation import evaluate as evaluate
     from fedjax_sim.evaluation import per_client as per_client
     from fedjax_sim.history import History as History
+    from fedjax_sim.hyper.tuning import tune as tune
+    from fedjax_sim.personal import personalise as personalise
     from fedjax_sim.simulation import simulate as simulate
+    from fedjax_sim.sweeps.result import Sweep as Sweep
+    from fedjax_sim.sweeps.running import sweep as sweep
     from fedjax_sim.task import Task as Task
     from fedjax_sim.task import classification as classification
     from fedjax_sim.task import functions as functions
@@ -63,14 +72,15 @@ if TYPE_CHECKING:
     from fedjax_sim.training import make_train as make_train
 
 _MODULES = (
-    "algorithms", "cohort", "datasets", "diagnostics", "layout", "local", "min_norm", "models", "optim", "rates",
-    "reporting",
+    "adjoints", "algorithms", "cohort", "datasets", "diagnostics", "hyper", "layout", "local", "min_norm", "models",
+    "optim", "paths", "rates", "reporting", "sweeps",
 )  # fmt: skip
 _HOME = {
     "Algorithm": "algorithms.base",
     "Evaluation": "evaluation",
     "FederatedDataset": "datasets.federated",
     "History": "history",
+    "Sweep": "sweeps.result",
     "Task": "task",
     "afl": "algorithms.fairness",
     "aware": "algorithms.fedaware",
@@ -99,12 +109,16 @@ _HOME = {
     "local_sgd": "algorithms.fedavg",
     "make_train": "training",
     "per_client": "evaluation",
+    "personalise": "personal",
     "qfedavg": "algorithms.fairness",
     "quadratic": "task",
     "register": "descriptions",
     "regression": "task",
+    "reweighted": "algorithms.reweighted",
     "scaffold": "algorithms.scaffold",
     "simulate": "simulation",
+    "sweep": "sweeps.running",
+    "tune": "hyper.tuning",
     "vrl_sgd": "algorithms.vrl_sgd",
 }
 

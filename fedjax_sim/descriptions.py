@@ -331,8 +331,8 @@ def _import_all() -> None:
     import importlib
 
     modules = (
-        "algorithms", "cohort", "datasets", "diagnostics", "evaluation", "layout", "local", "min_norm", "models",
-        "optim", "rates", "task",
+        "adjoints", "algorithms", "cohort", "datasets", "diagnostics", "evaluation", "hyper", "layout", "local",
+        "min_norm", "models", "optim", "personal", "rates", "sweeps", "task",
     )  # fmt: skip
     for module in modules:
         importlib.import_module(f"fedjax_sim.{module}")

@@ -99,7 +99,7 @@ def simulate(
         task=task, rounds=rounds, cohort=cohort, work=work, batch_size=batch_size, batches=batches,
         eval_every=eval_every, layout=layout, evaluate=evaluate, diagnostics=diagnostics,
     )  # fmt: skip
-    seed_list = _check_seeds(seeds)
+    seed_list = check_seeds(seeds)
     # Of data on the host, what every part of a run but the examples' readers needs to know.
     known = dataset.frame if isinstance(dataset, HostDataset) else dataset
     if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((algorithm, known, task, cohort, work))):
@@ -109,7 +109,7 @@ def simulate(
     if isinstance(dataset, HostDataset):
         check_streamed(setting, algorithm)
     setting = setting._replace(layout=layout_of(setting, algorithm, known))
-    description = _describe_run(setting, algorithm, dataset, known, rounds, eval_every)
+    description = describe_run(setting, algorithm, dataset, known, rounds, eval_every)
     length = min(eval_every, rounds)
     records, metrics = [], []
 
@@ -139,7 +139,7 @@ def simulate(
         finished = time.perf_counter()
 
     recorded = {name: np.concatenate([np.asarray(r[name]) for r in records], axis=1) for name in records[0]}
-    _warn_of_negative_weights(recorded, algorithm)
+    warn_of_negative_weights(recorded, algorithm)
     return History(
         evaluated=np.asarray(evaluation_rounds(rounds, eval_every)),
         metrics={name: np.stack([np.asarray(m[name]) for m in metrics], axis=1) for name in metrics[0]},
@@ -162,7 +162,8 @@ def _check_overflow(record: Record, start: int) -> None:
         )
 
 
-def _warn_of_negative_weights(recorded: dict[str, np.ndarray], algorithm: Method) -> None:
+def warn_of_negative_weights(recorded: dict[str, np.ndarray], algorithm: Method) -> None:
+    """Warns where a local solver counts gradients negatively, which normalised averaging does not allow for."""
     lowest = recorded.get("lowest_weight")
     if lowest is not None and lowest.min() < 0:
         warnings.warn(
@@ -173,7 +174,13 @@ def _warn_of_negative_weights(recorded: dict[str, np.ndarray], algorithm: Method
         )
 
 
-def _check_seeds(seeds: Any) -> list[int]:
+def check_seeds(seeds: Any) -> list[int]:
+    """The seeds as a list of integers.
+
+    Raises:
+      TypeError: neither an integer nor several.
+      ValueError: none, or one outside [0, 2^32).
+    """
     if isinstance(seeds, jax.Array) and jnp.issubdtype(seeds.dtype, jnp.integer):
         seeds = np.asarray(seeds).reshape(-1)
     if isinstance(seeds, (str, jax.Array)) or not isinstance(seeds, (int, np.integer, np.ndarray, Iterable)):
@@ -189,7 +196,7 @@ def _check_seeds(seeds: Any) -> list[int]:
     return [int(seed) for seed in values]
 
 
-def _describe_run(
+def describe_run(
     setting: Setting,
     algorithm: Method,
     dataset: FederatedDataset | HostDataset,

@@ -15,7 +15,7 @@ import optax
 import pytest
 
 import fedjax_sim as fjs
-from fedjax_sim import descriptions
+from fedjax_sim import adjoints, descriptions, hyper, sweeps
 from fedjax_sim.descriptions import Described, build, describe, opaque_parts, registered, static
 
 sgd = fjs.optim.sgd
@@ -36,6 +36,7 @@ MADE: dict[str, Callable[[], Any]] = {
         tau_eff=3.5,
     ),
     "algorithm.fedprox": lambda: fjs.fedprox(client_optimizer=sgd(0.1), mu=0.3, adaptive=True, patience=2),
+    "algorithm.reweighted": lambda: fjs.reweighted(fjs.fedavg(client_optimizer=sgd(0.1)), [0.5, -1.0, 0.0]),
     "algorithm.scaffold": lambda: fjs.scaffold(client_optimizer=fjs.optim.adam(0.1), option="I"),
     "algorithm.afl": lambda: fjs.afl(client_optimizer=sgd(0.1), weight_learning_rate=0.2),
     "algorithm.aware": lambda: fjs.aware(
@@ -69,6 +70,16 @@ MADE: dict[str, Callable[[], Any]] = {
     "availability.bernoulli": lambda: fjs.cohort.bernoulli([0.5, 1.0]),
     "availability.periodic": lambda: fjs.cohort.periodic(4, 2, offsets=[0, 3]),
     "availability.trace": lambda: fjs.cohort.trace([[True, False], [True, True]], repeat=False),
+    "adjoint.bounded": lambda: adjoints.bounded(30, 7, adjoints.nested(2)),
+    "adjoint.direct": adjoints.direct,
+    "adjoint.forward": adjoints.forward,
+    "adjoint.implicit": lambda: adjoints.implicit(adjoints.gmres(tolerance=1e-8), settled=1e-3),
+    "adjoint.nested": lambda: adjoints.nested(levels=3),
+    "adjoint.per_round": adjoints.per_round,
+    "adjoint.truncated": lambda: adjoints.truncated(5, adjoints.nested()),
+    "linear_solver.cg_normal": lambda: adjoints.cg_normal(max_steps=50),
+    "linear_solver.gmres": lambda: adjoints.gmres(restart=7),
+    "linear_solver.neumann": lambda: adjoints.neumann(tolerance=1e-6, max_steps=77),
     "batches.fraction": lambda: fjs.local.fraction(0.3),
     "batches.full_batch": lambda: fjs.local.full_batch(piece_size=7),
     "batches.in_order": lambda: fjs.local.in_order(3),
@@ -149,12 +160,26 @@ MADE: dict[str, Callable[[], Any]] = {
     "rate.over_clients": lambda: fjs.rates.over_clients([1.0, 0.5]),
     "rate.over_rounds": lambda: fjs.rates.over_rounds(np.array([1.0, 0.5])),
     "rate.piecewise": lambda: fjs.rates.piecewise(1.0, (3, 5), factor=0.2),
+    "space.grid": lambda: sweeps.grid({"mu": [0, 0.1], "client_optimizer.learning_rate": np.logspace(-2, 0, 3)}),
+    "space.random": lambda: sweeps.random({"mu": sweeps.log_uniform(1e-3, 1), "alpha": sweeps.uniform(0, 1)}, 5, 2),
+    "space.zipped": lambda: sweeps.zipped({"mu": [0.1, 1], "client_learning_rate.values": [[1.0, 0.5], [0.2, 0.1]]}),
     "task.classification": lambda: fjs.classification(fjs.models.MLP(3, (4,)), weight_decay=1e-3),
     "task.functions": lambda: fjs.functions(first, losses),
     "task.regression": lambda: fjs.regression(fjs.models.MLP(1, hidden=(3,)), weight_decay=0.1),
+    "distribution.log_uniform": lambda: sweeps.log_uniform(1e-3, 10),
+    "distribution.uniform": lambda: sweeps.uniform(-1, 1.5),
     "evaluation.per_client": lambda: fjs.per_client(fjs.quadratic(start=1.0), worst=0.2),
+    "evaluation.personalise": lambda: fjs.personalise(
+        fjs.quadratic(), sgd(0.1), fjs.local.steps(2), fjs.local.shuffled(3), first_order=True, seed=4
+    ),
     "task.quadratic": lambda: fjs.quadratic(start=1.5),
     "tau_eff.effective_steps": lambda: fjs.fednova(client_optimizer=sgd(0.1), tau_eff="steps").tau_eff,
+    "objective.final": lambda: hyper.final("loss"),
+    "transform.identity": lambda: hyper.identity(),
+    "transform.interval": lambda: hyper.interval(-1, 2.5),
+    "transform.positive": lambda: hyper.positive(),
+    "transform.simplex": lambda: hyper.simplex(),
+    "transform.softplus": lambda: hyper.softplus(),
     "work.deadline": lambda: fjs.local.deadline(2.0, [1.0, 3.0], 4, keep=False),
     "work.gaussian_steps": lambda: fjs.local.gaussian_steps(3, most=9, variance=2.0),
     "work.given_steps": lambda: fjs.local.given_steps(STEPS, most=7),

@@ -27,6 +27,7 @@ EXTRAS = [
     "tensorflow",
     "tensorflow_datasets",
     "torch",
+    "xarray",
 ]
 
 
@@ -100,7 +101,7 @@ def test_the_installed_version_is_the_package_s():
 def test_lower_bounds_are_the_versions_that_ci_tests():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    tested = [extras[name] for name in ("data", "plot", "progress", "tables", "text")]
+    tested = [extras[name] for name in ("data", "frames", "plot", "progress", "tables", "text")]
     requirements = [*project["dependencies"], *(requirement for extra in tested for requirement in extra)]
     pins = dict(re.findall(r"^([\w-]+)==([\w.]+)$", (ROOT / ".ci" / "oldest.txt").read_text(), re.MULTILINE))
     bounds = dict(requirement.split(">=") for requirement in requirements)
