@@ -146,7 +146,7 @@ CENTRALISED = {"fedavg", "local_sgd", "fednova", "scaffold", "vrl_sgd"}
 DESCENT = CENTRALISED | {"large_batch_sgd", "fedprox", "feddane"}
 
 
-def parameters(variants, nightly=lambda name, number: number > 1):
+def parameters(variants, nightly=lambda name, number: False):
     """Each with its name; all tests of one algorithm on one worker, which compiles each program once.
 
     ``nightly`` says which are too many for every day.
@@ -163,7 +163,6 @@ def parameters(variants, nightly=lambda name, number: number > 1):
     ]
 
 
-every_variant = pytest.mark.parametrize(("name", "number"), parameters(VARIANTS))
 first_variants = pytest.mark.parametrize(("name", "number"), parameters(VARIANTS, lambda name, number: number > 0))
 every_algorithm = pytest.mark.parametrize(("name", "number"), parameters([(name, 0) for name in CASES]))
 few_daily = pytest.mark.parametrize(
@@ -323,7 +322,7 @@ def drawing(algorithm, average, rounds, cohort_size, work):
     )  # fmt: skip
 
 
-@every_algorithm
+@few_daily
 def test_random_draws_know_neither_storage_nor_vmap(name, number):
     algorithm, average = make(name, number)
     train = drawing(algorithm, average, ROUNDS, 3, fjs.local.random_epochs(1, 2))
@@ -467,7 +466,7 @@ def directional(value, theta, individually):
     return directions, values.reshape(-1, 4) @ np.array([1.0, -8.0, 8.0, -1.0]) / (12 * steps)
 
 
-@every_variant
+@first_variants
 def test_gradient_is_that_of_finite_differences(name, number):
     """With respect to every hyper-parameter, the example weights and the initial parameters; in two layouts."""
     algorithm, _ = make(name, number)
