@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from fedjax_sim.reporting.plots import COLOURS, LEGEND, check_matplotlib, plain, save_figure
+from fedjax_sim.reporting.ticks import plain_numbers
 
 if TYPE_CHECKING:
     from fedjax_sim.datasets.federated import FederatedDataset
@@ -81,7 +82,7 @@ def label_heatmap(dataset: FederatedDataset, ax: Any = None, *, sort: Sort = "st
     label = "examples" if together == 1 else f"examples, mean of {together} clients"
     bar = ax.figure.colorbar(image, ax=ax, label=label, pad=0.02)
     if uneven:
-        _plain_numbers(bar.ax.yaxis, (1.0, 2.0, 5.0))
+        plain_numbers(bar.ax.yaxis, (1.0, 2.0, 5.0))
     return ax
 
 
@@ -112,7 +113,7 @@ def size_histogram(dataset: FederatedDataset, ax: Any = None) -> Any:
     if high > 30 * low:
         edges = _widening(np.unique(np.geomspace(low, high + 1, bins + 1).round())) - 0.5
         ax.set_xscale("log")
-        _plain_numbers(ax.xaxis, (1.0, 2.0, 5.0) if high < 150 * low else (1.0, 3.0) if high < 10**4 * low else (1.0,))
+        plain_numbers(ax.xaxis, (1.0, 2.0, 5.0) if high < 150 * low else (1.0, 3.0) if high < 10**4 * low else (1.0,))
     else:
         step = max(1, -(-(high + 1 - low) // bins))
         edges = np.arange(low, high + 1 + step, step) - 0.5
@@ -209,15 +210,6 @@ def _write_counts(ax: Any, table: np.ndarray, image: Any) -> None:
                 client, label, f"{count}", ha="center", va="center", fontsize="x-small",
                 color="black" if light else "white",
             )  # fmt: skip
-
-
-def _plain_numbers(axis: Any, leading: tuple[float, ...]) -> None:
-    """Ticks of a logarithmic axis at the decades times the leading digits, written as plain numbers."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
-
-    axis.set_major_locator(LogLocator(subs=leading))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}"))
-    axis.set_minor_locator(NullLocator())
 
 
 def _widening(edges: np.ndarray) -> np.ndarray:

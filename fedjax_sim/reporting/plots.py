@@ -13,6 +13,7 @@ import numpy as np
 
 from fedjax_sim.reporting.files import write_atomically
 from fedjax_sim.reporting.recorded import Recorded, in_words, rounds_of
+from fedjax_sim.reporting.ticks import plain_numbers
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart, without its yellow, which nobody sees on white.
 # Seven colours and five dashes have no common divisor: 35 methods before a pair comes again.
@@ -171,6 +172,8 @@ def _draw(
         ax.set_yscale("log")
     if metric.endswith("loss"):
         _keep_in_view(ax, np.concatenate(kept_values), np.array([mean[0] for mean in means if mean.size]), log)
+    if log and min(ax.get_ylim()) > 0 and ax.get_ylim()[1] < 1000 * ax.get_ylim()[0]:
+        plain_numbers(ax.yaxis, (1.0, 2.0, 5.0))  # beyond three decades powers of ten are easier to read
     locator = ax.xaxis.get_major_locator()
     if isinstance(locator, MaxNLocator):
         locator.set_params(integer=True)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_sim.reporting.plots import COLOURS, LEGEND, check_matplotlib, plain
+from fedjax_sim.reporting.ticks import leading_digits, plain_numbers
 
 _NUMBERED_CELLS = 150  # cells up to which the heat map prints its numbers
 _TICKS = 12
@@ -90,7 +91,7 @@ def heat_map(
         ax.set_title(f"best over {', '.join(others)}", fontsize="medium", loc="right")
     bar = ax.figure.colorbar(image, ax=ax, label=label, pad=0.02, extend="max" if ran_away else "neither")
     if logarithmic:
-        _plain_numbers(bar.ax.yaxis, high / low)
+        plain_numbers(bar.ax.yaxis, leading_digits(high / low))
     return ax
 
 
@@ -237,12 +238,3 @@ def _write_numbers(ax: Any, shown: np.ndarray, image: Any) -> None:
             plain_digits = f"{value:.3g}" if 0.001 <= abs(value) < 1000 else f"{value:.0e}".replace("e+", "e")
             text = plain_digits if wide else f"{value:.3f}"
             ax.text(column, row, text, ha="center", va="center", color="white" if dark else "black", fontsize="x-small")
-
-
-def _plain_numbers(axis: Any, span: float) -> None:
-    """Ticks of a logarithmic axis as numbers, at 1, 2 and 5 of each decade, or 1 alone where there are many decades."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
-    axis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0) if span < 1000 else (1.0,)))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axis.set_minor_formatter(NullFormatter())
