@@ -135,7 +135,8 @@ def simulate(
             _check_overflow(record, start)
             if bar.enabled:
                 bar.update(start + count, float(jnp.mean(measured["loss"])))
-        jax.block_until_ready((driver.states(), metrics))
+        states = driver.states()
+        jax.block_until_ready((states, metrics))
         finished = time.perf_counter()
 
     recorded = {name: np.concatenate([np.asarray(r[name]) for r in records], axis=1) for name in records[0]}
@@ -144,7 +145,7 @@ def simulate(
         evaluated=np.asarray(evaluation_rounds(rounds, eval_every)),
         metrics={name: np.stack([np.asarray(m[name]) for m in metrics], axis=1) for name in metrics[0]},
         rounds=recorded,
-        params=jax.tree.map(np.asarray, jax.vmap(algorithm.parameters)(driver.states().server)),
+        params=jax.tree.map(np.asarray, jax.vmap(algorithm.parameters)(states.server)),
         seeds=seed_list,
         seconds=finished - compiled,
         compile_seconds=compiled - started,

@@ -11,6 +11,7 @@ runs on the window as it would on all the data.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -138,11 +139,12 @@ class HostDataset:
         test = "" if self.test is None else f", {self.test.num_examples} test examples"
         return f"HostDataset({self.num_clients} clients, {self.num_examples} examples{test}{classes})"
 
-    @property
+    # Kept: every round's window asks, and the frame is on the device.
+    @functools.cached_property
     def _sizes(self) -> np.ndarray:
         return np.asarray(self.frame.sizes)
 
-    @property
+    @functools.cached_property
     def _offsets(self) -> np.ndarray:
         return offsets_of(self._sizes.astype(np.int64))
 
