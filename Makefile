@@ -36,8 +36,9 @@ test-slow: $(VENV)/.stamp-test ## only the slow tests
 test-all: $(VENV)/.stamp-test ## the fast and the slow tests
 	$(call pytest,-n $(JOBS) --dist loadgroup -m "not nightly")
 
-nightly: $(VENV)/.stamp-test ## the slow and the nightly tests
+nightly: $(VENV)/.stamp-test ## the slow and the nightly tests, and 20,000 hostile files
 	$(call pytest,-n $(JOBS) --dist loadgroup -m "slow or nightly")
+	$(bin)/python -m tests.fuzzing --inputs 20000 --seed 0
 
 lint: $(VENV)/.stamp-test ## ruff (rules and format) and mypy
 	$(bin)/ruff check .

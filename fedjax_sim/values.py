@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+_LISTED = 3000  # characters; all functions of optax are fewer
+
 
 def suggest(name: str, known: list[str]) -> str:
     """The end of an error message: the nearest spelling of ``name`` among ``known``, and all of them."""
@@ -15,7 +17,8 @@ def suggest(name: str, known: list[str]) -> str:
 
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    return f"{hint}known: {', '.join(known)}"
+    listed = ", ".join(known)
+    return f"{hint}known: {listed if len(listed) <= _LISTED else listed[:_LISTED] + '...'}"
 
 
 def shown(value: Any) -> str:
@@ -114,6 +117,22 @@ def check_flag(what: str, value: Any) -> None:
     """
     if not isinstance(value, bool):
         raise TypeError(f"{what} is {value!r}: it must be True or False")
+
+
+def numeric_dtype(name: Any) -> Any:
+    """The dtype of that name, one of numbers or truth values: no text of a gigabyte an entry, no Python objects.
+
+    Raises:
+      ValueError: no such dtype, or one of something else.
+    """
+    try:
+        dtype = jnp.dtype(name)
+        numeric = jnp.issubdtype(dtype, jnp.number) or jnp.issubdtype(dtype, jnp.bool_)
+    except Exception as error:  # numpy parses names: a SyntaxError, a KeyError, ...
+        raise ValueError(f"unknown dtype {shown(name)}: give a name like 'float32', 'bfloat16' or 'int32'") from error
+    if not isinstance(name, (str, type, np.dtype)) or not numeric:
+        raise ValueError(f"unknown dtype {shown(name)}: give a name like 'float32', 'bfloat16' or 'int32'")
+    return dtype
 
 
 def integer_array(what: str, value: Any, axes: str) -> np.ndarray:

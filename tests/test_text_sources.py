@@ -178,13 +178,13 @@ def test_roles_are_clients(
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"{}", "damaged file"),
+        (b"{}", "line 1: no speech with 'play'"),
         (gzip.compress(b"{}"), "line 1: no speech with 'play'"),
         (gzip.compress(b"{"), "line 1"),
         (gzip.compress(b'{"play": "p", "speaker": "s", "lines": [1]}'), "line 1"),
         (gzip.compress(b"[]"), "line 1"),
         (gzip.compress(b"\xff"), "damaged file"),
-        (gzip.compress(b"{}" * 999)[:-9], "damaged file|line 1"),
+        (gzip.compress(b"{}" * 999)[:-9], "is damaged|line 1"),
     ],
     ids=["plain", "keys", "cut json", "lines", "list", "bytes", "cut gzip"],
 )

@@ -98,6 +98,9 @@ class _Scheduled(Availability):
         return on.astype(jnp.result_type(float))
 
 
+_LONGEST = 2**30  # rounds; a round and an offset are added in int32
+
+
 class Periodic(_Scheduled):
     """Client i is available in round t when (t + offset_i) mod period < on.
 
@@ -113,6 +116,8 @@ class Periodic(_Scheduled):
 
     def checked(self) -> Self:
         check_count("periodic(period)", self.period)
+        if self.period > _LONGEST:
+            raise ValueError(f"periodic(period) is {self.period}: it must be at most {_LONGEST}")
         check_count("periodic(on)", self.on)
         if self.on > self.period:
             raise ValueError(f"periodic({self.period}, on={self.on}): on must be at most the period")

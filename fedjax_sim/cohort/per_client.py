@@ -27,7 +27,7 @@ def per_client(what: str, value: Any, *, low: float | None = 0.0, high: float | 
     if isinstance(value, (list, tuple)):
         value = jnp.asarray(value)
     check_real(what, value, low=low, high=high)
-    if np.ndim(value) > 1:
+    if np.ndim(value) > 1 or 0 in np.shape(value):
         raise ValueError(f"{what} has shape {np.shape(value)}: give one number, or one a client")
     return value
 

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 import jax.numpy as jnp
 
+from fedjax_sim.files import check_regular, json_object, parsing, read_json
 from fedjax_sim.models.transformer import GPTNeoX, GPTNeoXClassifier
 from fedjax_sim.values import check_count, check_flag, shown
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _FLOATS = ("F16", "BF16", "F32", "F64")
 _HEAD = "score.weight"
+_MOST, _MOST_LAYERS = 2**24, 1000  # of a size in a configuration, far beyond any model's
 # The next-token matrix, a head that is replaced, and masks and frequencies that old versions stored.
 _UNUSED = re.compile(r"(embed_out|score)\.weight|.*\b(attention\.(bias|masked_bias)|rotary_emb\.inv_freq)")
 
@@ -72,10 +73,12 @@ def load_pythia(
     check_flag("load_pythia(new_head=...)", new_head)
     check_count("load_pythia(seed=...)", seed, low=0)
     folder = Path(directory)
-    config = _read_json(folder / "config.json")
+    config = _config(folder / "config.json")
     decoder = _decoder(config, folder / "config.json", param_dtype)
     if padding is None:
         padding = config.get("pad_token_id")
+        if padding is not None and (type(padding) is not int or not 0 <= padding < decoder.vocabulary):
+            raise ValueError(f"{folder / 'config.json'}: pad_token_id is {shown(padding)}: no token; give padding=")
     model = GPTNeoXClassifier(num_classes, decoder, padding)
     places = _tensors(folder)
     # A checkpoint of the bare decoder has no prefix.
@@ -98,7 +101,7 @@ def load_pythia(
 def _decoder(config: Mapping[str, Any], path: Path, param_dtype: Any) -> GPTNeoX:
     """The architecture that a configuration describes."""
 
-    def refuse(name: str, value: Any, allowed: str) -> None:
+    def refuse(name: str, value: Any, allowed: str) -> NoReturn:
         raise ValueError(f"{path}: {name} is {shown(value)}; this loader reads {allowed}")
 
     if config.get("model_type") != "gpt_neox":
@@ -113,6 +116,9 @@ def _decoder(config: Mapping[str, Any], path: Path, param_dtype: Any) -> GPTNeoX
     # Configurations written since version 5 of transformers keep the rotary settings together.
     rope = config.get("rope_parameters") or {}
     scaling = config.get("rope_scaling") or {}
+    for name, value in (("rope_parameters", rope), ("rope_scaling", scaling)):
+        if not isinstance(value, dict):
+            refuse(name, value, "JSON objects there")
     for kind in (rope.get("rope_type", "default"), scaling.get("rope_type", scaling.get("type", "default"))):
         if kind != "default":
             refuse("the rotary embedding's type", kind, "'default'")
@@ -123,18 +129,36 @@ def _decoder(config: Mapping[str, Any], path: Path, param_dtype: Any) -> GPTNeoX
     ]
     if missing:
         raise ValueError(f"{path} has no {', '.join(missing)}: it is not the configuration of a GPT-NeoX model")
-    return GPTNeoX(
-        vocabulary=config["vocab_size"],
-        width=config["hidden_size"],
-        layers=config["num_hidden_layers"],
-        heads=config["num_attention_heads"],
-        feedforward=config["intermediate_size"],
-        rotary=rope.get("partial_rotary_factor", config.get("rotary_pct", 0.25)),
-        rotary_base=float(rope.get("rope_theta", config.get("rotary_emb_base", 10_000))),
-        parallel=config.get("use_parallel_residual", True),
-        epsilon=config.get("layer_norm_eps", 1e-5),
-        param_dtype=param_dtype,
-    )
+
+    def whole(name: str, most: int) -> int:
+        value = config[name]
+        if type(value) is not int or not 1 <= value <= most:
+            refuse(name, value, f"whole numbers from 1 to {most}")
+        return int(value)
+
+    def real(name: str, value: Any, most: float) -> float:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= most:
+            refuse(name, value, f"numbers from 0 to {most:g}")
+        return float(value)
+
+    def flag(name: str) -> bool:
+        value = config.get(name, True)
+        return value if isinstance(value, bool) else refuse(name, value, "true and false")
+
+    rotary = rope.get("partial_rotary_factor", config.get("rotary_pct", 0.25))
+    with parsing(path, "is not the configuration of a GPT-NeoX model", "is it the checkpoint's own?"):
+        return GPTNeoX(
+            vocabulary=whole("vocab_size", _MOST),
+            width=whole("hidden_size", _MOST),
+            layers=whole("num_hidden_layers", _MOST_LAYERS),
+            heads=whole("num_attention_heads", _MOST),
+            feedforward=whole("intermediate_size", _MOST),
+            rotary=real("the rotary share", rotary, 1.0),
+            rotary_base=real("the rotary base", rope.get("rope_theta", config.get("rotary_emb_base", 10_000)), 1e12),
+            parallel=flag("use_parallel_residual"),
+            epsilon=real("layer_norm_eps", config.get("layer_norm_eps", 1e-5), 1.0),
+            param_dtype=param_dtype,
+        )
 
 
 def _targets(decoder: GPTNeoX) -> Iterator[tuple[str, _Target]]:
@@ -175,14 +199,18 @@ def _tensors(folder: Path) -> dict[str, Path]:
             else "download the files of https://huggingface.co/EleutherAI/pythia-70m into it, for instance"
         )
         raise FileNotFoundError(f"{folder} has neither {_SINGLE} nor {_INDEX}: {advice}")
-    places = _read_json(folder / _INDEX).get("weight_map")
+    places = json_object(folder / _INDEX, read_json(folder / _INDEX)).get("weight_map")
     if not isinstance(places, dict):
         raise ValueError(f"{folder / _INDEX} has no mapping 'weight_map'")
-    for name in set(places.values()):
-        if not isinstance(name, str) or Path(name).name != name:
-            raise ValueError(f"{folder / _INDEX} names the file {name!r}: only files of the same directory are read")
-        if not (folder / name).exists():
-            raise FileNotFoundError(f"{folder / name} is missing: {_INDEX} lists it; download the whole checkpoint")
+    for name in places.values():
+        if not isinstance(name, str) or Path(name).name != name or not name.isprintable():
+            raise ValueError(
+                f"{folder / _INDEX} names the file {shown(name)}: only files of the same directory are read"
+            )
+        if not os.path.exists(folder / name):  # no error for a name that is too long
+            raise FileNotFoundError(
+                f"{folder / name[:200]} is missing: {_INDEX} lists it; download the whole checkpoint"
+            )
     return {tensor: folder / name for tensor, name in places.items()}
 
 
@@ -191,7 +219,8 @@ def _check_names(folder: Path, found: set[str], wanted: set[str]) -> None:
     for what, names in (("does not have", missing), ("has, beyond the model of its config.json,", unknown)):
         if names:
             more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-            raise ValueError(f"the checkpoint {folder} {what} {', '.join(names[:5])}{more}: is config.json its own?")
+            some = ", ".join(name[:200] for name in names[:5])
+            raise ValueError(f"the checkpoint {folder} {what} {some}{more}: is config.json its own?")
 
 
 def _read(path: Path, wanted: Mapping[str, _Target]) -> Iterator[tuple[_Target, Any]]:
@@ -213,25 +242,18 @@ def _read(path: Path, wanted: Mapping[str, _Target]) -> Iterator[tuple[_Target, 
 
 def _open(path: Path) -> Any:
     try:
-        from safetensors import SafetensorError, safe_open
+        from safetensors import safe_open
     except ImportError as error:
         raise ImportError("reading checkpoints needs safetensors: pip install 'fedjax_sim[text]'") from error
-    try:
+    check_regular(path)
+    with parsing(path, "is not a safetensors file", "download it again"):
         return safe_open(path, framework="numpy")
-    except SafetensorError as error:
-        raise ValueError(f"{path} is not a safetensors file ({error}): download it again") from error
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _config(path: Path) -> dict[str, Any]:
     if not path.exists():
         raise FileNotFoundError(f"{path} is missing: a checkpoint directory holds config.json and {_SINGLE}")
-    try:
-        read = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from error
-    if not isinstance(read, dict):
-        raise ValueError(f"{path} holds {type(read).__name__}: it must hold a JSON object")
-    return read
+    return json_object(path, read_json(path, fix="download it again"))
 
 
 def _insert(tree: dict[str, Any], path: tuple[str, ...], leaf: jax.Array) -> None:

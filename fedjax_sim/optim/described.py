@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -143,6 +143,8 @@ class FromOptax(Optimizer):
         known = [key for key in dir(optax) if inspect.isfunction(getattr(optax, key)) and not key.startswith("_")]
         if self.name not in known:
             raise ValueError(f"optax has no optimiser {self.name!r}: {suggest(str(self.name), known)}")
+        if not isinstance(self.arguments, Mapping):
+            raise TypeError(f"from_optax({self.name!r}): its arguments are {shown(self.arguments)}: give them by name")
         accepted = list(inspect.signature(getattr(optax, self.name)).parameters)
         for key in (*self.arguments, *dict(self.options)):
             if key not in accepted:

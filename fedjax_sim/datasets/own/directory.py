@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,9 +14,10 @@ from fedjax_sim.datasets.construct import from_ids
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.flat import INT32_MAX
 from fedjax_sim.datasets.names import named
-from fedjax_sim.datasets.reading.npz import Header, npz_headers, read_npz
+from fedjax_sim.datasets.reading.npz import MAX_BYTES, Header, npz_headers, read_npz
 from fedjax_sim.datasets.split import held_out
 from fedjax_sim.datasets.validate import kind_of
+from fedjax_sim.values import check_count
 
 Headers = dict[str, dict[str, Header]]
 
@@ -26,6 +28,7 @@ def from_directory(
     test_fraction: float = 0.0,
     seed: int = 0,
     num_classes: int | None = None,
+    max_bytes: int = MAX_BYTES,
 ) -> FederatedDataset:
     """A data set from a directory with one npz file for each client, ``<client>.npz``.
 
@@ -40,6 +43,8 @@ def from_directory(
         held-out examples of their own.
       seed: of that draw.
       num_classes: as in :func:`from_clients`.
+      max_bytes: most bytes of all arrays together, 8 GiB by default: a few megabytes of a packed file may announce
+        gigabytes.
 
     Returns:
       Clients in sorted order. Where all file names are plain integers (``7.npz``, not ``07.npz``) these are the client
@@ -48,7 +53,7 @@ def from_directory(
     Raises:
       FileNotFoundError: no such directory, or no npz file in it.
       ValueError: a damaged file, arrays of objects, names, shapes or kinds of number that differ between clients, a
-        client without examples or with test examples only, NaN; the message names the file.
+        client without examples or with test examples only, NaN, more than ``max_bytes``; the message names the file.
 
     Example:
       >>> import pathlib, tempfile
@@ -58,18 +63,20 @@ def from_directory(
       >>> from_directory(folder)
       FederatedDataset(2 clients, 5 examples, 3 classes)
     """
+    check_count("from_directory(max_bytes=...)", max_bytes)
     root = Path(folder)
     if (root / "test").is_dir() and not (root / "train").is_dir():
         raise ValueError(
             f"{root} has a subdirectory 'test' but no 'train': put the clients' files into {root / 'train'}"
         )
     split = (root / "train").is_dir()
-    train = _headers(root / "train" if split else root)
-    test = _headers(root / "test") if (root / "test").is_dir() else None
+    train = _headers(root / "train" if split else root, max_bytes)
+    test = _headers(root / "test", max_bytes) if (root / "test").is_dir() else None
     if test is not None and test_fraction != 0.0:
         raise ValueError(
             f"from_directory(test_fraction={test_fraction}): {root / 'test'} has the test examples: leave it at 0"
         )
+    _check_total({**train, **(test or {})}, max_bytes)
     reference = next(iter(train))
     _check_alike({**train, **(test or {})}, reference)
     for path, arrays in train.items():
@@ -90,13 +97,29 @@ def from_directory(
     return named(data, [str(name) for name in sorted(ids.values())])
 
 
-def _headers(folder: Path) -> Headers:
+def _headers(folder: Path, max_bytes: int) -> Headers:
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder} is not a directory: give one with a file <client>.npz for each client")
     files = sorted(folder.glob("*.npz"))
     if not files:
         raise FileNotFoundError(f"{folder} has no *.npz files: write one for each client with numpy.savez")
-    return {str(path): npz_headers(path) for path in files}
+    return {str(path): npz_headers(path, max_bytes=max_bytes) for path in files}
+
+
+def _check_total(files: Headers, max_bytes: int) -> None:
+    """Checks that all arrays together are no more than ``max_bytes``."""
+    total = 0
+    for path, arrays in files.items():
+        total += _bytes(arrays)
+        if total > max_bytes:
+            raise ValueError(
+                f"{path}: with it the arrays have {total} bytes, and from_directory reads {max_bytes}: give a larger "
+                "max_bytes=, or keep them on disk (fedjax_sim.datasets.host)"
+            )
+
+
+def _bytes(arrays: dict[str, Header]) -> int:
+    return sum(math.prod(shape) * dtype.itemsize for shape, dtype in arrays.values())
 
 
 def _ids(names: list[str]) -> dict[str, int | str]:
@@ -147,7 +170,7 @@ def _joined(files: Headers, ids: Mapping[str, int | str]) -> tuple[dict[str, np.
     }
     start = 0
     for path, size in zip(files, sizes, strict=True):
-        for name, array in read_npz(Path(path)).items():
+        for name, array in read_npz(Path(path), max_bytes=_bytes(files[path])).items():
             if array.dtype.kind == "f" and not np.isfinite(array).all():
                 row = int(np.flatnonzero(~np.isfinite(array).reshape(size, -1).all(axis=1))[0])
                 raise ValueError(f"{path}: the array {name!r} has NaN or infinite values, first in row {row}: clean it")

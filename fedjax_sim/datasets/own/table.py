@@ -12,7 +12,7 @@ from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.names import named
 from fedjax_sim.datasets.reading.tables import columns_of
 from fedjax_sim.datasets.split import held_out
-from fedjax_sim.values import suggest
+from fedjax_sim.values import shown, suggest
 
 
 def from_table(
@@ -70,7 +70,7 @@ def from_table(
             raise ValueError(f"from_table({what}={name!r}): no such column; {suggest(str(name), list(columns))}")
     for name in encode:
         if name not in features and name != y:
-            raise ValueError(f"from_table(encode=...): {name!r} is neither y nor a feature: {[*features, y]}")
+            raise ValueError(f"from_table(encode=...): {name!r} is neither y nor a feature: {shown([*features, y])}")
     for name in (client, y):
         if name in features:
             raise ValueError(
@@ -78,6 +78,8 @@ def from_table(
             )
     if not features:
         raise ValueError("from_table: there are no features: name one column or more with x=")
+    if not columns[client].shape[0]:
+        raise ValueError("from_table: the table has no rows: a data set needs at least one example")
     examples = {
         "x": _feature(x, columns[x], x in encode) if isinstance(x, str) else _side_by_side(columns, features, encode)
     }
@@ -116,8 +118,8 @@ def _numbers(what: str, name: str, column: np.ndarray) -> np.ndarray:
     if column.dtype.kind == "U":
         meaning = "class numbers" if what == "y" else "one column of 0 and 1 for each value"
         raise ValueError(
-            f"from_table: the column {name!r} ({what}) has strings, first {column.reshape(-1)[0].item()!r}: name it in "
-            f"encode=[{name!r}] to have {meaning}, or leave it out"
+            f"from_table: the column {name!r} ({what}) has strings, first {shown(column.reshape(-1)[0].item())}: name "
+            f"it in encode=[{name!r}] to have {meaning}, or leave it out"
         )
     return column
 

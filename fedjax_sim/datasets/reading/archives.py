@@ -11,10 +11,12 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from fedjax_sim.datasets.reading.compressed import DAMAGED, open_bounded
+from fedjax_sim.datasets.reading.compressed import open_bounded
+from fedjax_sim.files import open_regular, parsing
 from fedjax_sim.values import shown
 
 _CHUNK = 1 << 20
+_PACKING = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2)  # lzma may ask for 4 GiB to unpack a byte
 
 
 def read_members(path: str | os.PathLike[str], names: Sequence[str], *, max_bytes: int = 2**29) -> dict[str, bytes]:
@@ -33,13 +35,13 @@ def read_members(path: str | os.PathLike[str], names: Sequence[str], *, max_byte
       Name to content, in the order of ``names``.
 
     Raises:
-      FileNotFoundError: no such file.
+      FileNotFoundError: no such file, or something else than a file.
       ValueError: not an archive, damaged, larger than ``max_bytes`` when unpacked, without a wanted member, encrypted,
-        or with a member that is a link or a device, that occurs twice, or whose path is absolute, has ``..``, a
-        backslash, a colon or a control character.
+        packed in a way that is not read, or with a member that is a link or a device, that occurs twice, or whose path
+        is absolute, has ``..``, a backslash, a colon or a control character.
     """
     place = Path(path)
-    with place.open("rb") as raw:
+    with open_regular(place) as raw:
         zipped = raw.read(4) in (b"PK\x03\x04", b"PK\x05\x06")
     found: dict[str, bytes] = {}
     for name, content in (_zip_members if zipped else _tar_members)(place, frozenset(names), max_bytes):
@@ -52,24 +54,31 @@ def read_members(path: str | os.PathLike[str], names: Sequence[str], *, max_byte
 
 def _tar_members(place: Path, wanted: frozenset[str], max_bytes: int) -> Iterator[tuple[str, bytes]]:
     seen: set[str] = set()
+    damaged = partial(parsing, place, "is no tar archive, or damaged")
     with open_bounded(place, max_bytes) as stream:
         unpacked: Any = stream  # tarfile asks for a file, and in its "|" mode uses nothing but read
-        try:
-            with tarfile.open(fileobj=unpacked, mode="r|") as archive:
-                for member in archive:
-                    _check_member(place, member.name, seen)
-                    plain = member.type in (tarfile.REGTYPE, tarfile.AREGTYPE) and not member.issparse()
-                    if not plain and not member.isdir():
-                        raise ValueError(
-                            f"{place} has the member {shown(member.name)}, which is neither a file nor a folder (links "
-                            "and devices are refused): do not use this archive"
-                        )
-                    if plain and member.name in wanted:
-                        content = archive.extractfile(member)
-                        assert content is not None  # a file's never is
-                        yield member.name, content.read()
-        except (tarfile.TarError, EOFError) as error:
-            raise ValueError(f"{place} is no tar archive, or damaged ({error}): fetch it again") from error
+        with damaged():
+            archive = tarfile.open(fileobj=unpacked, mode="r|")  # noqa: SIM115, what it raises while it is used is told apart
+        with archive:
+            while True:
+                with damaged():
+                    member = archive.next()
+                if member is None:
+                    break
+                archive.members = []  # type: ignore[attr-defined]  # it keeps them all, and there may be a million
+                _check_member(place, member.name, seen)
+                plain = member.type in (tarfile.REGTYPE, tarfile.AREGTYPE) and not member.issparse()
+                if not plain and not member.isdir():
+                    raise ValueError(
+                        f"{place} has the member {shown(member.name)}, which is neither a file nor a folder (links "
+                        "and devices are refused): do not use this archive"
+                    )
+                if plain and member.name in wanted:
+                    with damaged():
+                        source = archive.extractfile(member)
+                        assert source is not None  # a file's never is
+                        content = source.read()
+                    yield member.name, content
         while stream.read(_CHUNK):  # a checksum of the packed stream stands at its end
             pass
 
@@ -77,30 +86,36 @@ def _tar_members(place: Path, wanted: frozenset[str], max_bytes: int) -> Iterato
 def _zip_members(place: Path, wanted: frozenset[str], max_bytes: int) -> Iterator[tuple[str, bytes]]:
     seen: set[str] = set()
     left = max_bytes
-    try:
-        with zipfile.ZipFile(place) as archive:
-            # all of the list is checked first: unlike in a tar file it stands in one place
-            for member in archive.infolist():
-                _check_member(place, member.filename, seen)
-                mode = member.external_attr >> 16
-                if stat.S_IFMT(mode) not in (0, stat.S_IFREG, stat.S_IFDIR):
-                    raise ValueError(
-                        f"{place} has the member {shown(member.filename)}, which is neither a file nor a folder (links "
-                        "and devices are refused): do not use this archive"
-                    )
-                if member.flag_bits & 1:
-                    raise ValueError(f"{place} has the encrypted member {shown(member.filename)}: unpack it yourself")
-            for member in archive.infolist():
-                if member.filename not in wanted or member.is_dir():
-                    continue
-                left -= member.file_size
-                if left < 0:
-                    raise ValueError(f"{place} unpacks to more than {max_bytes} bytes: that much is not read")
-                with archive.open(member) as source:
-                    # in pieces: a read of everything would unpack up to 1 GiB before it cuts the member to its size
-                    yield member.filename, b"".join(iter(partial(source.read, _CHUNK), b""))
-    except (zipfile.BadZipFile, NotImplementedError, *DAMAGED) as error:
-        raise ValueError(f"{place} is no zip archive, or damaged ({error}): fetch it again") from error
+    damaged = partial(parsing, place, "is no zip archive, or damaged")
+    with open_regular(place) as raw:
+        with damaged():
+            archive = zipfile.ZipFile(raw)
+        # all of the list is checked first: unlike in a tar file it stands in one place
+        for member in archive.infolist():
+            _check_member(place, member.filename, seen)
+            mode = member.external_attr >> 16
+            if stat.S_IFMT(mode) not in (0, stat.S_IFREG, stat.S_IFDIR):
+                raise ValueError(
+                    f"{place} has the member {shown(member.filename)}, which is neither a file nor a folder (links "
+                    "and devices are refused): do not use this archive"
+                )
+            if member.flag_bits & 1:
+                raise ValueError(f"{place} has the encrypted member {shown(member.filename)}: unpack it yourself")
+        for member in archive.infolist():
+            if member.filename not in wanted or member.is_dir():
+                continue
+            if member.compress_type not in _PACKING:
+                raise ValueError(
+                    f"{place}: {shown(member.filename)} is packed with method {member.compress_type}; stored, deflated "
+                    "and bzip2 are read: unpack it yourself"
+                )
+            left -= member.file_size
+            if left < 0:
+                raise ValueError(f"{place} unpacks to more than {max_bytes} bytes: that much is not read")
+            with damaged(), archive.open(member) as source:
+                # in pieces: a read of everything would unpack up to 1 GiB before it cuts the member to its size
+                content = b"".join(iter(partial(source.read, _CHUNK), b""))
+            yield member.filename, content
 
 
 def _check_member(place: Path, name: str, seen: set[str]) -> None:

@@ -11,6 +11,8 @@ from typing import BinaryIO
 
 import numpy as np
 
+from fedjax_sim.files import open_regular
+
 _IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 _CHUNK = 1 << 20
 
@@ -29,13 +31,13 @@ def read_idx(path: str | os.PathLike[str], *, max_bytes: int = 2**31) -> np.ndar
       The array, in the machine's byte order.
 
     Raises:
-      FileNotFoundError: no such file.
+      FileNotFoundError: no such file, or something else than a file.
       ValueError: not an idx file, truncated, longer than its header says, damaged, or larger than ``max_bytes``.
 
     Source: the format is described on the MNIST database's page.
     """
     place = Path(path)
-    with place.open("rb") as raw:
+    with open_regular(place) as raw:
         zipped = raw.read(2) == b"\x1f\x8b"
         raw.seek(0)
         if not zipped:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
-import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_sim.datasets.flat import default_float
+from fedjax_sim.files import read_json
 from fedjax_sim.values import shown
 
 Encode = Callable[[list[Any]], Any]
@@ -41,7 +42,7 @@ def read_leaf(
         for name, pair in _users(path, encode, encode_label):
             if name in users:
                 where = f"{path}" if origin[name] == path else f"{origin[name]} and in {path}"
-                raise ValueError(f"the user {name!r} is twice in {where}: a user's examples must stand together")
+                raise ValueError(f"the user {shown(name)} is twice in {where}: a user's examples must stand together")
             users[name], origin[name] = pair, path
     return {name: users[name] for name in sorted(users)}
 
@@ -53,10 +54,6 @@ class _Lists:
     pair: tuple[np.ndarray, np.ndarray] | None
     problem: str = ""
     cause: Exception | None = None
-
-
-class _Repeated(ValueError):
-    pass
 
 
 def _files(source: Source) -> list[Path]:
@@ -80,18 +77,13 @@ def _users(
     def convert(pairs: list[tuple[str, Any]]) -> Any:
         made = dict(pairs)
         if len(made) != len(pairs):
-            names = [key for key, _ in pairs]
-            raise _Repeated(next(key for key in names if names.count(key) > 1))
+            twice = _repeated([key for key, _ in pairs])
+            raise ValueError(f"{path} has {shown(twice)} twice in one object: merge the two or drop one")
         if isinstance(made.get("x"), list) and isinstance(made.get("y"), list):
             return _converted(made["x"], made["y"], encode, encode_label)
         return made
 
-    try:
-        content = json.loads(path.read_text("utf-8-sig"), object_pairs_hook=convert)
-    except _Repeated as error:
-        raise ValueError(f"{path} has {error.args[0]!r} twice in one object: merge the two or drop one") from None
-    except (ValueError, RecursionError) as error:  # not json, not text, a number of thousands of digits
-        raise ValueError(f"{path} is not a json file ({error}): is it complete? Fetch or make it again") from error
+    content = read_json(path, wrong="is not a json file", fix="is it complete? Fetch or make it again", pairs=convert)
     if not isinstance(content, dict) or not isinstance(content.get("user_data"), dict):
         keys = f"the keys {shown(sorted(content))}" if isinstance(content, dict) else f"a {type(content).__name__}"
         raise ValueError(f"{path} is not a LEAF file: it has {keys}, and needs 'users' and a mapping 'user_data'")
@@ -102,17 +94,23 @@ def _users(
         )
     for name in sorted(set(names) ^ data.keys())[:1]:
         has, lacks = ("users", "user_data") if name in names else ("user_data", "users")
-        raise ValueError(f"{path}: the user {name!r} is in {has!r} but not in {lacks!r}: drop it or add it there")
+        raise ValueError(f"{path}: the user {shown(name)} is in {has!r} but not in {lacks!r}: drop it or add it there")
     if len(set(names)) != len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the user {twice!r} is twice in 'users' of {path}: a user's examples must stand together")
+        twice = _repeated(names)
+        raise ValueError(
+            f"the user {shown(twice)} is twice in 'users' of {path}: a user's examples must stand together"
+        )
     for name, lists in data.items():
         if not isinstance(lists, _Lists):
             keys = shown(sorted(lists)) if isinstance(lists, dict) else type(lists).__name__
-            raise ValueError(f"{path}: the user {name!r} must have two lists, 'x' and 'y'; it has {keys}")
+            raise ValueError(f"{path}: the user {shown(name)} must have two lists, 'x' and 'y'; it has {keys}")
         if lists.pair is None:
-            raise ValueError(f"{path}: the user {name!r}: {lists.problem}") from lists.cause
+            raise ValueError(f"{path}: the user {shown(name)}: {lists.problem}") from lists.cause
         yield name, lists.pair
+
+
+def _repeated(names: list[str]) -> str:
+    return collections.Counter(names).most_common(1)[0][0]
 
 
 def _converted(x: list[Any], y: list[Any], encode: Encode | None, encode_label: Encode | None) -> _Lists:
@@ -120,6 +118,8 @@ def _converted(x: list[Any], y: list[Any], encode: Encode | None, encode_label: 
         return _Lists(None, f"x has {len(x)} entries but y has {len(y)}: every example needs both")
     arrays = []
     for what, values, function, argument in (("x", x, encode, "encode"), ("y", y, encode_label, "encode_label")):
+        if function is None and _has_text(values):  # numpy would give every entry the length of the longest
+            return _Lists(None, f"{what} has text, first {shown(values[0])}: turn it into numbers with {argument}=")
         try:
             array = np.asarray(values if function is None else function(values))
         except Exception as error:  # whatever a user's function raises belongs to this user of the file
@@ -127,9 +127,15 @@ def _converted(x: list[Any], y: list[Any], encode: Encode | None, encode_label: 
                 return _Lists(None, f"{what} is ragged: its entries must have one shape ({error})", error)
             return _Lists(None, f"{argument} failed: {type(error).__name__}: {error}", error)
         if values and array.dtype.kind not in "biuf":
-            fix = f"turn it into numbers with {argument}=" if function is None else f"{argument} must return numbers"
+            fix = "give numbers" if function is None else f"{argument} must return numbers"
             return _Lists(None, f"{what} is no array of numbers but {array.dtype}, first {shown(values[0])}: {fix}")
         if values and (array.ndim == 0 or array.shape[0] != len(values)):
             return _Lists(None, f"{argument} returned shape {array.shape} for {len(values)} examples: one row for each")
         arrays.append(array.astype(default_float()) if array.dtype.kind == "f" else array)
     return _Lists((arrays[0], arrays[1]))
+
+
+def _has_text(values: list[Any]) -> bool:
+    """Whether a string is somewhere in nested lists; over numbers at the speed of ``set``."""
+    kinds = set(map(type, values))
+    return str in kinds or (list in kinds and any(isinstance(value, list) and _has_text(value) for value in values))

@@ -2,81 +2,120 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import zipfile
-import zlib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjax_sim.files import open_regular, parsing
+from fedjax_sim.values import shown
+
 Header = tuple[tuple[int, ...], np.dtype[Any]]
 
-# What a damaged or hostile archive makes zipfile, zlib and numpy raise.
-_DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError, OSError)
+NUMBERS = "biuf"  # kinds of dtype
+MAX_BYTES = 2**33
+_WRONG, _FIX = "is not a readable npz file", "write it again"
+_PACKING = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # numpy's; others may ask for gigabytes to unpack anything
+_MOST_PACKED = 1032  # what deflate can save: a byte stands for at most so many
+_READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
-def npz_headers(path: Path) -> dict[str, Header]:
+class _Member(NamedTuple):
+    info: zipfile.ZipInfo
+    header: Header
+
+
+def npz_headers(path: Path, *, kinds: str = NUMBERS, max_bytes: int = MAX_BYTES) -> dict[str, Header]:
     """Shape and type of every array in the file, from a few bytes of each: no array is read.
 
     Args:
       path: the file.
+      kinds: the kinds of dtype (``dtype.kind``) that are allowed.
+      max_bytes: most bytes of all arrays together.
 
     Raises:
-      FileNotFoundError: no such file.
+      FileNotFoundError: no such file, or something else than a file.
       ValueError: not an npz file, damaged, arrays of Python objects (which only pickle could read) or of something
-        else than numbers, or a size that is not the one its header announces.
+        else than numbers, a size that is not the one its header announces, or more than ``max_bytes``.
     """
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} is not there or is no file")
-    try:
-        with zipfile.ZipFile(path) as archive:
-            members = archive.infolist()
-            found = [(info.filename, info.file_size, *_header(archive, info)) for info in members]
-    except _DAMAGE as error:
-        raise ValueError(f"{path} is not a readable npz file ({error}): write it again with numpy.savez") from error
-    headers: dict[str, Header] = {}
-    for member, stored, start, shape, dtype in found:
-        name = member.removesuffix(".npy")
-        if name in headers:
-            raise ValueError(f"{path} has the array {name!r} twice: write it again with numpy.savez")
+    with _opened(path) as archive:
+        return {name: member.header for name, member in _members(path, archive, kinds, max_bytes).items()}
+
+
+def read_npz(path: Path, *, kinds: str = NUMBERS, max_bytes: int = MAX_BYTES) -> dict[str, np.ndarray]:
+    """All arrays of a file; nothing is allocated before the checks of :func:`npz_headers`, which has the arguments.
+
+    Raises:
+      FileNotFoundError, ValueError: as :func:`npz_headers`.
+    """
+    arrays = {}
+    with _opened(path) as archive:
+        for name, member in _members(path, archive, kinds, max_bytes).items():
+            with parsing(path, _WRONG, _FIX), archive.open(member.info) as stream:
+                arrays[name] = np.lib.format.read_array(stream, allow_pickle=False)
+                if stream.read(1):  # also where the archive's checksum is compared
+                    raise ValueError(f"the array {name!r} goes on after its end")
+    return arrays
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
+    with open_regular(path) as raw:
+        with parsing(path, _WRONG, _FIX):
+            archive = zipfile.ZipFile(raw)
+        with archive:
+            yield archive
+
+
+def _members(path: Path, archive: zipfile.ZipFile, kinds: str, max_bytes: int) -> dict[str, _Member]:
+    members: dict[str, _Member] = {}
+    total = 0
+    for info in archive.infolist():
+        name = info.filename.removesuffix(".npy")
+        if name in members:
+            raise ValueError(f"{path} has the array {shown(name)} twice: write it again")
+        start, shape, dtype = _header(path, archive, info)
+        what = f"{path}: the array {shown(name)}"
         if dtype.hasobject:
             raise ValueError(
-                f"{path}: the array {name!r} holds Python objects, which are not read (that could run code): save "
-                "arrays of numbers, of one shape per example"
+                f"{what} holds Python objects, which are not read (that could run code): save arrays of numbers, of "
+                "one shape per example"
             )
-        if dtype.kind not in "biuf":
-            raise ValueError(
-                f"{path}: the array {name!r} has dtype {dtype}: examples are numbers; encode it as integers"
-            )
+        if dtype.kind not in kinds or dtype.names or dtype.subdtype or not dtype.itemsize:
+            raise ValueError(f"{what} has dtype {str(dtype)[:200]}: examples are numbers; encode it as integers")
         announced = start + math.prod(shape) * dtype.itemsize
-        if announced != stored:
-            raise ValueError(f"{path}: the array {name!r} has {stored} bytes and its header says {announced}: damaged")
-        headers[name] = (shape, dtype)
-    return headers
+        if announced != info.file_size:
+            raise ValueError(f"{what} has {info.file_size} bytes and its header says {announced}: damaged")
+        if info.file_size > _MOST_PACKED * max(info.compress_size, 64):
+            raise ValueError(f"{what} cannot be {info.file_size} bytes packed in {info.compress_size}: damaged")
+        total += math.prod(max(size, 1) for size in shape) * dtype.itemsize  # no axis may be huge beside an empty one
+        if total > max_bytes:
+            raise ValueError(f"{path} unpacks to more than {max_bytes} bytes: give a larger max_bytes= if you trust it")
+        members[name] = _Member(info, (shape, dtype))
+    return members
 
 
-def read_npz(path: Path) -> dict[str, np.ndarray]:
-    """All arrays of a file that :func:`npz_headers` has accepted.
-
-    Raises:
-      ValueError: damaged.
-    """
-    try:
-        with np.load(path, allow_pickle=False) as stored:
-            return {name: stored[name] for name in stored.files}
-    except _DAMAGE as error:
-        raise ValueError(f"{path} is not a readable npz file ({error}): write it again with numpy.savez") from error
-
-
-def _header(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> tuple[int, tuple[int, ...], np.dtype[Any]]:
+def _header(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> tuple[int, tuple[int, ...], np.dtype[Any]]:
     """Length of the header, shape and type of the array."""
-    if not info.filename.endswith(".npy"):
-        raise ValueError(f"it has the member {info.filename!r}, and all must be arrays, .npy")
-    with archive.open(info) as stream:
-        version = np.lib.format.read_magic(stream)
-        readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-        if version not in readers:
-            raise ValueError(f"{info.filename!r} has the npy version {version}, known: (1, 0), (2, 0)")
-        shape, _, dtype = readers[version](stream)
-        return stream.tell(), shape, dtype
+    with parsing(path, _WRONG, _FIX):
+        if not info.filename.endswith(".npy"):
+            raise ValueError(f"it has the member {shown(info.filename)}, and all must be arrays, .npy")
+        if info.compress_type not in _PACKING:
+            raise ValueError(
+                f"{shown(info.filename)} is packed with method {info.compress_type}, not stored or deflated"
+            )
+        with archive.open(info) as stream:
+            version = np.lib.format.read_magic(stream)
+            if version not in _READERS:
+                raise ValueError(f"{shown(info.filename)} has the npy version {version}, known: (1, 0), (2, 0)")
+            try:
+                shape, _, dtype = _READERS[version](stream)
+            except MemoryError as error:  # Python's parser, for an expression that is nested too deeply
+                raise ValueError("its header is nested too deeply") from error
+            if any(isinstance(size, bool) or size < 0 for size in shape):
+                raise ValueError(f"{shown(info.filename)} has the shape {shape}")
+            return stream.tell(), shape, dtype

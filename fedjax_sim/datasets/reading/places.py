@@ -6,6 +6,8 @@ import hashlib
 import os
 from pathlib import Path
 
+from fedjax_sim.files import open_regular
+
 DATA_VARIABLE = "FEDJAX_SIM_DATA"
 
 _CHUNK = 1 << 20
@@ -48,10 +50,11 @@ def check_sha256(path: Path, *published: str) -> Path:
       *published: lower-case hexadecimal digests, one for each form in which the file is published.
 
     Raises:
+      FileNotFoundError: something else than a file.
       ValueError: another content.
     """
     digest = hashlib.sha256()
-    with path.open("rb") as stream:
+    with open_regular(path) as stream:
         while chunk := stream.read(_CHUNK):
             digest.update(chunk)
     if digest.hexdigest() not in published:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Iterator
 from pathlib import Path
+
+from fedjax_sim.files import open_regular
 
 
 def csv_rows(path: Path, columns: int, *, encoding: str = "utf-8") -> Iterator[list[str]]:
@@ -16,10 +19,10 @@ def csv_rows(path: Path, columns: int, *, encoding: str = "utf-8") -> Iterator[l
       encoding: of the text.
 
     Raises:
-      FileNotFoundError: no such file.
+      FileNotFoundError: no such file, or something else than a file.
       ValueError: a row with another number of fields, text in another encoding, or quotes that do not match.
     """
-    with path.open(encoding=encoding, newline="") as stream:
+    with open_regular(path) as raw, io.TextIOWrapper(raw, encoding=encoding, newline="") as stream:
         rows = csv.reader(stream, strict=True)
         try:
             for row in rows:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import collections
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from fedjax_sim.datasets.reading.compressed import open_bounded
+from fedjax_sim.files import check_regular, parsing
+from fedjax_sim.values import shown
+
+_MAX_BYTES = 2**33  # of a file's columns once they are arrays
 
 
 def columns_of(table: Any) -> dict[str, np.ndarray]:
@@ -19,7 +26,7 @@ def columns_of(table: Any) -> dict[str, np.ndarray]:
 
     Raises:
       ImportError: a path, and pyarrow is not installed.
-      FileNotFoundError: no such file.
+      FileNotFoundError: no such file, or something else than a file.
       TypeError: not a table; a column that is neither numbers nor strings.
       ValueError: missing values, columns of different lengths, a name used twice, a path of another kind.
     """
@@ -37,9 +44,9 @@ def columns_of(table: Any) -> dict[str, np.ndarray]:
             "pyarrow Table, or the path of a csv or parquet file"
         )
     names = [str(name) for name, _ in pairs]
-    for name in names:
-        if names.count(name) > 1:
-            raise ValueError(f"from_table: the table has {names.count(name)} columns {name!r}: rename them")
+    for name, count in collections.Counter(names).most_common(1):
+        if count > 1:
+            raise ValueError(f"from_table: the table has {count} columns {shown(name)}: rename them")
     columns = {name: _column(name, values) for name, (_, values) in zip(names, pairs, strict=True)}
     lengths = {name: column.shape[0] for name, column in columns.items()}
     if len(set(lengths.values())) > 1:
@@ -52,20 +59,34 @@ def _read(path: Path) -> Any:
     kind = next((kinds[suffix] for suffix in path.suffixes if suffix in kinds), None)
     if kind is None:
         raise ValueError(f"from_table: {path} ends in neither .csv nor .parquet: read it yourself and give the table")
-    if not path.is_file():
-        raise FileNotFoundError(f"from_table: {path} is not there or is no file")
+    check_regular(path)
     try:
-        import pyarrow as arrow
-        from pyarrow import csv, parquet
+        from pyarrow import PythonFile, csv, parquet
     except ImportError as error:
         raise ImportError(
             f"from_table reads {path.name} with pyarrow: install it with pip install 'fedjax_sim[tables]', or read the "
             "file yourself and give the table"
         ) from error
-    try:
-        return csv.read_csv(path) if kind == "csv" else parquet.read_table(path)
-    except (arrow.ArrowInvalid, arrow.ArrowNotImplementedError, OSError) as error:
-        raise ValueError(f"from_table: {path} is not a readable {kind} file ({error})") from error
+    with parsing(path, f"is not a readable {kind} file", "write it again"):
+        if kind == "csv":
+            with open_bounded(path, _MAX_BYTES) as stream:
+                return _decoded(csv.read_csv(PythonFile(stream, mode="r")))
+        about = parquet.read_metadata(path)
+        # a run of one value is packed into a few bytes, so both what is announced and the rows count
+        announced = sum(about.row_group(group).total_byte_size for group in range(about.num_row_groups))
+        if max(announced, 8 * about.num_rows * about.num_columns) > _MAX_BYTES:
+            raise ValueError(
+                f"{path} announces {about.num_rows} rows of {about.num_columns} columns, {announced} bytes: more than "
+                f"{_MAX_BYTES} bytes are not read: read it yourself and give the table"
+            )
+        return _decoded(parquet.read_table(path))
+
+
+def _decoded(table: Any) -> Any:
+    """The table; its names and texts are looked at now, where what is no UTF-8 is an error of the file."""
+    table.validate(full=True)
+    _ = table.column_names
+    return table
 
 
 def _column(name: str, values: Any) -> np.ndarray:
@@ -101,6 +122,12 @@ def _plain(name: str, array: np.ndarray) -> np.ndarray:
         if value is None or (isinstance(value, float) and value != value):
             raise _missing(name, row, sum(item is None for item in flat) or 1)
     if all(isinstance(value, str) for value in flat):
+        longest = max(map(len, flat), default=0)
+        if 4 * longest * len(flat) > _MAX_BYTES:  # numpy gives every entry the length of the longest
+            raise ValueError(
+                f"from_table: the column {name!r} has {len(flat)} texts and one of {longest} characters: turn them "
+                "into numbers or leave the column out"
+            )
         return array.astype(str)
     if all(isinstance(value, (bool, int, float, np.number)) for value in flat):
         return np.array(array.tolist())

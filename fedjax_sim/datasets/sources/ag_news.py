@@ -16,7 +16,7 @@ from fedjax_sim.datasets.sources.sharing import Named, Partitioner, deal, partit
 from fedjax_sim.datasets.text.words import Words
 from fedjax_sim.datasets.validate import checked_partition
 from fedjax_sim.descriptions import recipe
-from fedjax_sim.values import check_count, suggest
+from fedjax_sim.values import check_count, shown, suggest
 
 _GET = "Get it from https://github.com/mhjabreel/CharCnn_Keras, data/ag_news_csv"
 _SUBSET = "train_subset_10000_noisyagnews.csv"
@@ -114,18 +114,22 @@ def _subset(verify: bool) -> tuple[list[str], np.ndarray, np.ndarray]:
     path = find("ag_news", _SUBSET, get=_SUBSET_GET)
     if verify:
         check_sha256(path, _SHA256[_SUBSET])
-    header, *rows = csv_rows(path, 4)
+    header, *rows = [*csv_rows(path, 4)] or [[]]
     if header != ["label", "gt", "text", "group"]:
         raise ValueError(
-            f"{path} has the columns {header}, and label, gt, text, group are needed: is it the right file?"
+            f"{path} has the columns {shown(header)}, and label, gt, text, group are needed: is it the right file?"
         )
     noisy, true = (_classes(path, [row[column] for row in rows], first=0) for column in (0, 1))
     return [row[2] for row in rows], true, noisy
 
 
 def _classes(path: Path, written: list[str], first: int) -> np.ndarray:
+    if not written:
+        raise ValueError(f"{path} has no articles: fetch it again")
     allowed = {str(number): number - first for number in range(first, first + 4)}
     for row, text in enumerate(written):
         if text not in allowed:
-            raise ValueError(f"{path}: row {row} (counted from 0) has the class {text!r}, not {first} to {first + 3}")
+            raise ValueError(
+                f"{path}: row {row} (counted from 0) has the class {shown(text)}, not {first} to {first + 3}"
+            )
     return np.array([allowed[text] for text in written], np.int64)

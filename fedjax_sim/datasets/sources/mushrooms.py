@@ -9,6 +9,7 @@ from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.reading.places import check_sha256, find
 from fedjax_sim.datasets.sources.sharing import Named, Partitioner, partitioner
 from fedjax_sim.descriptions import recipe
+from fedjax_sim.files import check_regular, parsing
 
 _GET = "Get mushrooms from https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/binary.html"
 _SHA256 = "f39a4eb628dc61a7d43760815b061c9e497aa728ce1ad8bde57a09ef6043b538"
@@ -58,10 +59,11 @@ def mushrooms(
         raise ImportError(
             "mushrooms() reads LIBSVM's format with scikit-learn: install it with pip install 'fedjax_sim[data]'"
         ) from error
-    try:
+    check_regular(path)
+    with parsing(path, f"is not a LIBSVM file of {_FEATURES} features"):
         sparse, labels = load_svmlight_file(str(path), n_features=_FEATURES, zero_based=False, dtype=np.float32)
-    except ValueError as error:
-        raise ValueError(f"{path} is not a LIBSVM file of {_FEATURES} features ({error}): fetch it again") from error
+    if not labels.size or not np.isfinite(sparse.data).all():
+        raise ValueError(f"{path} has no rows, or values that are not finite: fetch it again")
     for row in np.flatnonzero(~np.isin(labels, [1.0, 2.0]))[:1]:
         raise ValueError(f"{path}: row {row} (counted from 0) has the label {labels[row]}, not 1 or 2")
     y = labels.astype(np.int64) - 1

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import io
 from typing import Literal
 
 import numpy as np
 
 from fedjax_sim.datasets.construct import from_ids
 from fedjax_sim.datasets.federated import FederatedDataset
+from fedjax_sim.datasets.flat import INT32_MAX
 from fedjax_sim.datasets.reading.places import check_sha256, find
 from fedjax_sim.datasets.split import held_out
 from fedjax_sim.descriptions import recipe
-from fedjax_sim.values import check_flag, suggest
+from fedjax_sim.files import parsing, read_text
+from fedjax_sim.values import check_flag, shown, suggest
 
 _GET = "Get it from https://archive.ics.uci.edu/dataset/189/parkinsons+telemonitoring"
 _SHA256 = "f2c7d5025dec4e92e7feae367a5f7ccf58789a10ac6b54bdf15976c599f9dd39"
@@ -59,14 +62,19 @@ def parkinsons(
     path = find("parkinsons_telemonitoring", "parkinsons_updrs.data", get=_GET)
     if verify:
         check_sha256(path, _SHA256)
-    with path.open(encoding="ascii", errors="replace") as stream:
-        header = stream.readline().strip().split(",")
-        if header != _COLUMNS:
-            raise ValueError(f"{path} has the columns {header}, and {_COLUMNS} are needed: is it the right file?")
-        try:
-            table = np.loadtxt(stream, delimiter=",", ndmin=2)
-        except ValueError as error:
-            raise ValueError(f"{path} is not a table of numbers ({error}): fetch it again") from error
+    header, _, body = read_text(path, encoding="ascii", wrong="is not ascii text").partition("\n")
+    columns = header.strip().split(",")
+    if columns != _COLUMNS:
+        raise ValueError(f"{path} has the columns {shown(columns)}, and {_COLUMNS} are needed: is it the right file?")
+    if not body.strip():
+        raise ValueError(f"{path} has no rows: fetch it again")
+    with parsing(path, "is not a table of numbers"):
+        table = np.loadtxt(io.StringIO(body), delimiter=",", ndmin=2)
+    if table.shape[1] != len(_COLUMNS) or not np.isfinite(table).all():
+        raise ValueError(f"{path} has missing or infinite values, or {table.shape[1]} numbers a row: fetch it again")
+    subjects = table[:, 0]
+    for row in np.flatnonzero((subjects != np.rint(subjects)) | (np.abs(subjects) > INT32_MAX))[:1]:
+        raise ValueError(f"{path}: row {row} (counted from 0) has the subject {subjects[row]}: fetch it again")
     column = {name: table[:, place] for place, name in enumerate(_COLUMNS)}
     x = np.stack([column[name] for name in _FEATURES], axis=1)
     y = np.stack([column[name] for name in _TARGETS], axis=1) if target == "both" else column[target]

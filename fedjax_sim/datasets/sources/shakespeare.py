@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import collections
-import gzip
 import json
 import re
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,10 +14,14 @@ from fedjax_sim.datasets.construct import from_clients
 from fedjax_sim.datasets.draws import Draws
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.names import named
+from fedjax_sim.datasets.reading.compressed import open_bounded
 from fedjax_sim.datasets.reading.places import check_sha256, find
 from fedjax_sim.datasets.text.characters import Characters, windows
 from fedjax_sim.descriptions import recipe
-from fedjax_sim.values import check_count
+from fedjax_sim.files import parsing, read_text
+from fedjax_sim.values import check_count, shown
+
+_MAX_BYTES = 2**28  # of the plays' text: theirs has 6 million
 
 _ROLES_GET = (
     "Make it from the plays' marked-up text (https://github.com/TheMITTech/shakespeare): gzipped, one JSON object for "
@@ -139,6 +141,11 @@ def _roles(
             )
         drawn = Draws("roles", seed).shuffled(len(names))[:num_roles]
         names = [names[number] for number in np.sort(drawn)]
+    if not names:
+        raise ValueError(
+            f"{what}: none of the {len(spoken)} roles in the file has {max(min_chars, length + 1)} characters: lower "
+            "min_chars, or fetch the file again"
+        )
     letters = Characters()
     parts = [windows(letters.encode(spoken[name]), length, stride, test_fraction, max_windows) for name in names]
     data = from_clients([train for train, _ in parts], test=[test for _, test in parts], num_classes=len(letters))
@@ -156,23 +163,26 @@ def _spoken(speeches: Iterator[Speech]) -> dict[str, str]:
 
 def _speeches(path: Path) -> Iterator[Speech]:
     """Speeches of a gzipped file with one JSON object a line."""
-    try:
-        with gzip.open(path, "rt", encoding="utf-8") as stream:
-            for number, line in enumerate(stream, 1):
-                try:
-                    speech = json.loads(line)
-                    yield f"{speech['play']}: {speech['speaker']}", " ".join(speech["lines"])
-                except (KeyError, TypeError, json.JSONDecodeError) as error:
-                    raise ValueError(
-                        f"{path}, line {number}: no speech with 'play', 'speaker' and a list 'lines' ({error!r})"
-                    ) from error
-    except (EOFError, gzip.BadGzipFile, zlib.error, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is a damaged file ({error}): fetch it again") from error
+    with open_bounded(path, _MAX_BYTES) as stream:
+        content = stream.read_all()
+    with parsing(path, "is a damaged file"):
+        text = content.decode()
+    for number, line in enumerate(text.removesuffix("\n").split("\n"), 1):
+        try:
+            speech = json.loads(line)
+            play, speaker, lines = (speech[key] for key in ("play", "speaker", "lines"))
+            if not all(isinstance(part, str) for part in (play, speaker, *lines)) or not isinstance(lines, list):
+                raise TypeError("they are not strings")
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
+            raise ValueError(
+                f"{path}, line {number}: no speech with 'play', 'speaker' and a list 'lines' ({shown(error)})"
+            ) from error
+        yield f"{play}: {speaker}", " ".join(lines)
 
 
 def _paragraphs(path: Path) -> Iterator[Speech]:
     """Speeches of a text: paragraphs whose first line is the speaker's name and a colon."""
-    for paragraph in re.split(r"\n{2,}", path.read_text(encoding="utf-8").strip()):
+    for paragraph in re.split(r"\n{2,}", read_text(path).strip()):
         name, _, text = paragraph.partition("\n")
         if not name.endswith(":"):
             raise ValueError(

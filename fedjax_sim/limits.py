@@ -1,0 +1,47 @@
+"""What a run counts in 32 bits, and where that ends."""
+
+from __future__ import annotations
+
+from fedjax_sim.algorithms.contract import Method
+from fedjax_sim.datasets.federated import FederatedDataset
+from fedjax_sim.datasets.flat import INT32_MAX
+from fedjax_sim.layout.stacked import Stacked
+from fedjax_sim.rounds import bounds
+from fedjax_sim.setting import Setting
+from fedjax_sim.values import shown
+
+_LANES = 32  # clients side by side, at most, where the rule chooses the layout
+
+
+def check_counts(setting: Setting, algorithm: Method, dataset: FederatedDataset, rounds: int) -> None:
+    """Checks that rounds, the rows of a batch, the cohort and the steps of a round fit int32, which counts them.
+
+    The steps are the micro-steps of all phases: what the cohort may need at most, and as many again as the layout may
+    compute for nothing while it waits for the slowest.
+
+    Raises:
+      ValueError: they do not; they would wrap round without a word.
+    """
+    if rounds > INT32_MAX:
+        raise ValueError(f"rounds is {rounds}: at most {INT32_MAX} can be counted")
+    rows = setting.batches.rows(dataset)
+    if dataset.num_examples + rows > INT32_MAX:
+        raise ValueError(
+            f"batches={shown(setting.batches)} has {rows} rows beside {dataset.num_examples} examples: together at "
+            f"most {INT32_MAX} can be counted: use smaller batches"
+        )
+    slots = setting.cohort.size(dataset.num_clients)
+    if slots > INT32_MAX:
+        raise ValueError(f"cohort={shown(setting.cohort)} has {slots} slots: at most {INT32_MAX} can be counted")
+    side_by_side = slots if isinstance(setting.layout, Stacked) else getattr(setting.layout, "num_lanes", _LANES)
+    total = most = 0
+    for phase in algorithm.phases():
+        limits = bounds(setting, phase, dataset)
+        total += limits.per_cohort + min(slots, side_by_side) * limits.per_client
+        most = max(most, limits.per_client)
+    if total > INT32_MAX:
+        work = " ".join(shown(setting.work).split())
+        raise ValueError(
+            f"a round may compute {total} local steps ({slots} clients with up to {most} each, work={work}): at most "
+            f"{INT32_MAX} can be counted: ask for fewer steps or epochs, larger batches or a smaller cohort"
+        )

@@ -1,0 +1,202 @@
+"""The readers, each with the changes that are made to its files, and what it may raise."""
+
+import dataclasses
+import functools
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import fedjax_sim as fjs
+from fedjax_sim.checkpoints import Store
+from fedjax_sim.datasets.reading.archives import read_members
+from fedjax_sim.datasets.reading.idx import read_idx
+from fedjax_sim.history import History
+from fedjax_sim.sweeps.stored import Folder
+from tests.fuzzing import mutations, samples
+from tests.fuzzing.mutations import Change
+from tests.fuzzing.samples import Files
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """A reader under attack.
+
+    Attributes:
+      name: of the reader.
+      files: makes valid files, by their paths in a folder.
+      changes: what is done to a file, by the end of its name.
+      read: reads the folder, and looks at what it got.
+      refuses: the exact types of its documented errors.
+      speaks_of: what a message must have one of; a path of the folder always counts.
+      bound: bytes that reading may take at its peak.
+      opens: whether the reader opens the files itself.
+      warns: whether it may warn.
+    """
+
+    name: str
+    files: Callable[[], Files]
+    changes: dict[str, Change]
+    read: Callable[[Path], Any]
+    refuses: tuple[type[Exception], ...] = (ValueError, FileNotFoundError)
+    speaks_of: tuple[str, ...] = ()
+    bound: int = 2**27
+    opens: bool = True
+    warns: bool = False
+
+    def changed(self, rng: random.Random) -> Files:
+        """The valid files with one of them, seldom two, changed."""
+        files = dict(self.files())
+        for name in rng.sample(sorted(files), min(len(files), rng.choice((1, 1, 1, 2)))):
+            change = next(change for end, change in self.changes.items() if name.endswith(end))
+            files[name] = change(files[name], rng)
+        return files
+
+
+def _read_idx(folder: Path) -> None:
+    for name in samples.idx_files():
+        assert read_idx(folder / name, max_bytes=2**22).dtype.kind in "iuf"
+
+
+def _check(data: Any) -> None:
+    assert data.num_clients >= 1
+    for leaf in map(np.asarray, data.examples.values()):
+        assert leaf.shape[0] == data.num_examples
+        assert leaf.dtype.kind != "f" or np.isfinite(leaf).all()
+
+
+def _read_archives(folder: Path) -> None:
+    for name in samples.archive_files():
+        found = read_members(folder / name, ["in/b", "in/a"], max_bytes=2**20)
+        assert list(found) == ["in/b", "in/a"]
+
+
+def _read_tables(files: Callable[[], Files], folder: Path) -> None:
+    for name in files():
+        table = fjs.datasets.from_table
+        _check(table(folder / name, client="who", y="ill", encode=["smoker"], test_fraction=0.3))
+
+
+def _read_plays(folder: Path) -> None:
+    small = {"num_roles": None, "min_chars": 12, "length": 10, "verify": False}
+    _check(fjs.datasets.shakespeare_roles(**small))
+    _check(fjs.datasets.tinyshakespeare(**small))
+
+
+def _read_sources(folder: Path) -> None:
+    _check(fjs.datasets.parkinsons(verify=False))
+    _check(fjs.datasets.mushrooms(2, verify=False))
+
+
+def _read_pythia(folder: Path) -> None:
+    for part in ("one", "many"):
+        model, params = fjs.models.load_pythia(folder / part, 3)
+        assert model.num_classes == 3
+        assert params["params"]["head"]["kernel"].shape == (8, 3)
+
+
+def _read_history(folder: Path) -> None:
+    record = History.load(folder / "run.npz", max_bytes=2**24)
+    assert isinstance(record.algorithm, str)
+    assert record.metrics == {} or record.final(next(iter(record.metrics))).shape[0] == len(record.seeds)
+
+
+def _read_sweep(folder: Path) -> None:
+    numbers = [number for runs, _ in Folder(folder, samples.CONFIGURATION).finished() for number in runs]
+    assert len(set(numbers)) == len(numbers)
+
+
+def _read_description(folder: Path) -> None:
+    for name in samples.description_files():
+        try:
+            described = json.loads((folder / name).read_bytes())
+        except (ValueError, RecursionError):
+            continue  # who reads the JSON is not the package
+        fjs.describe(fjs.build(described))
+
+
+def _read_checkpoints(folder: Path) -> None:
+    with Store(folder, keep=3) as store:
+        found = store.newest()
+        assert found is None or found.round >= 0
+
+
+TARGETS: dict[str, Target] = {
+    target.name: target
+    for target in (
+        Target("idx", samples.idx_files, {".gz": mutations.gzipped(mutations.plain), "": mutations.plain}, _read_idx),
+        Target(
+            "mnist", samples.mnist_files, {"": mutations.gzipped(mutations.plain)},
+            lambda _: _check(fjs.datasets.mnist(2, partition="iid", verify=False)), speaks_of=("mnist", "iid"),
+        ),
+        Target(
+            "cifar10", samples.cifar_files, {"": mutations.tarred(mutations.plain)},
+            lambda _: _check(fjs.datasets.cifar10(2, partition="iid", batches=(1,), verify=False)), speaks_of=("iid",),
+        ),
+        Target(
+            "archives", samples.archive_files,
+            {".zip": mutations.zipped(mutations.plain), ".tar": mutations.tarred(mutations.plain)}, _read_archives,
+        ),
+        Target(
+            "from_directory", samples.directory_files, {"": mutations.npz},
+            lambda folder: _check(fjs.datasets.from_directory(folder, max_bytes=2**24)),
+            speaks_of=("client", "examples"),
+        ),
+        Target(
+            "from_table csv", samples.csv_files, {".gz": mutations.gzipped(mutations.text), "": mutations.text},
+            functools.partial(_read_tables, samples.csv_files), (ValueError, FileNotFoundError, TypeError),
+            ("from_table", "client", "examples"),
+        ),
+        Target(
+            "from_table parquet", samples.parquet_files, {"": mutations.plain},
+            functools.partial(_read_tables, samples.parquet_files), (ValueError, FileNotFoundError, TypeError),
+            ("from_table", "client", "examples"),
+        ),
+        Target(
+            "from_leaf", samples.leaf_files, {"": mutations.json_tree},
+            lambda folder: _check(fjs.datasets.from_leaf(folder / "train", folder / "test")),
+            speaks_of=("client", "examples", "user"),
+        ),
+        Target(
+            "ag_news", samples.news_files, {"": mutations.text},
+            lambda _: _check(fjs.datasets.ag_news(2, partition="iid", verify=False)), speaks_of=("iid",),
+        ),
+        Target(
+            "sent140", samples.tweets_files, {"": mutations.text}, lambda _: _check(fjs.datasets.sent140(None, 2)),
+        ),
+        Target(
+            "shakespeare", samples.plays_files, {".gz": mutations.gzipped(mutations.json_tree), "": mutations.text},
+            _read_plays, speaks_of=("Characters.encode", "roles in the file"),
+        ),
+        Target("parkinsons, mushrooms", samples.table_files, {"": mutations.text}, _read_sources, speaks_of=("iid",)),
+        Target(
+            "load_pythia", samples.pythia_files,
+            {".json": mutations.json_tree, "": mutations.safetensors}, _read_pythia,
+        ),
+        Target(
+            "History.load", samples.history_files,
+            {"": mutations.zipped(lambda data, rng: _about(data, rng))}, _read_history,
+        ),
+        Target(
+            "sweep folder", samples.sweep_files,
+            {".json": mutations.json_tree, "": mutations.zipped(lambda data, rng: _about(data, rng))}, _read_sweep,
+        ),
+        Target(
+            "build", samples.description_files, {"": mutations.json_tree}, _read_description, (ValueError, TypeError),
+            ("",), opens=False,
+        ),
+        Target("Store.newest", samples.checkpoint_files, {"": mutations.safetensors}, _read_checkpoints, warns=True),
+    )
+}  # fmt: skip
+
+
+def _about(data: bytes, rng: random.Random) -> bytes:
+    """A member of a record's file: its JSON, kept as an array of bytes, or an array."""
+    at = data.find(b'{"format"')
+    if at < 0:
+        return mutations.npy(data, rng)
+    changed = mutations.json_tree(data[at:], rng)
+    return mutations.npy_of(f"{{'descr': '|u1', 'fortran_order': False, 'shape': ({len(changed)},), }}", changed)
