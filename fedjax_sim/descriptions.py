@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from fedjax_sim.values import shown, suggest
+from fedjax_sim.values import numeric_dtype, shown, suggest
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -182,7 +182,7 @@ def describe(obj: Any) -> dict[str, Any]:
     Raises:
       TypeError: a hyper-parameter is traced: a description needs its value.
     """
-    described = _encode(obj)
+    described = encode(obj)
     if not isinstance(described, dict) or not ({"name", "opaque"} & described.keys()):
         return {"opaque": _name_of(obj)}
     return described
@@ -191,12 +191,23 @@ def describe(obj: Any) -> dict[str, Any]:
 def build(description: Mapping[str, Any]) -> Any:
     """Rebuilds what :func:`describe` described.
 
+    Nothing but registered factories is called, with what they check. They do what they are for: the description of a
+    large data set makes a large data set, or reads one from the data directory.
+
     Args:
       description: ``{"name": ..., "arguments": {...}}``.
 
     Raises:
-      ValueError: not a description, an unknown name (the nearest ones are listed) or an opaque part.
+      ValueError: not a description, an unknown name (the nearest ones are listed), an opaque part, or nested too
+        deeply; also, like TypeError, what the factories raise for their arguments.
     """
+    try:
+        return _built(description)
+    except RecursionError as error:
+        raise ValueError("not a description: it is nested too deeply") from error
+
+
+def _built(description: Mapping[str, Any]) -> Any:
     if not isinstance(description, Mapping) or not ({"name", "opaque"} & description.keys()):
         raise ValueError(
             f"not a description: {shown(description)}: give what describe(...) returns, {{'name': ..., ...}}"
@@ -208,7 +219,7 @@ def build(description: Mapping[str, Any]) -> Any:
             "their arguments were never recorded; use registered factories instead (or register your own with "
             "fedjax_sim.register)"
         )
-    return _decode(description)
+    return decode(description)
 
 
 def opaque_parts(description: Any, path: str = "") -> list[str]:
@@ -256,7 +267,12 @@ def _name_of(obj: Any) -> str:
     return f"{getattr(named, '__module__', '?')}.{named.__qualname__}"
 
 
-def _encode(value: Any) -> Any:
+def encode(value: Any) -> Any:
+    """JSON data for numbers, text, arrays, lists, mappings, dtypes and whatever :func:`describe` describes.
+
+    Raises:
+      TypeError: a hyper-parameter is traced.
+    """
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, np.generic) and value.ndim == 0 and not isinstance(value, np.void):
@@ -279,9 +295,9 @@ def _encode(value: Any) -> Any:
             return {"opaque": f"array {value.dtype}{list(value.shape)}"}
         return {"array": np.asarray(value).tolist(), "dtype": str(value.dtype)}
     if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
-        return [_encode(item) for item in value]
+        return [encode(item) for item in value]
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-        return {"mapping": {key: _encode(item) for key, item in value.items()}}
+        return {"mapping": {key: encode(item) for key, item in value.items()}}
     if isinstance(value, np.dtype) or (isinstance(value, type) and hasattr(value, "dtype")):
         with contextlib.suppress(TypeError, ValueError):  # another class that happens to have a dtype
             return {"dtype": str(jnp.dtype(value))}
@@ -289,21 +305,33 @@ def _encode(value: Any) -> Any:
 
 
 def _named(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    return {"name": name, "arguments": {key: _encode(argument) for key, argument in arguments.items()}}
+    return {"name": name, "arguments": {key: encode(argument) for key, argument in arguments.items()}}
 
 
-def _decode(value: Any) -> Any:
+def decode(value: Any) -> Any:
+    """The inverse of :func:`encode`, up to lists and tuples.
+
+    Raises:
+      ValueError: an unknown name, a wrong argument or no description.
+    """
     if isinstance(value, list):
-        return tuple(_decode(item) for item in value)
+        return tuple(decode(item) for item in value)
     if not isinstance(value, Mapping):
         return value
     if "array" in value:
-        array = np.asarray(value["array"], dtype=_dtype(value.get("dtype")))
+        dtype = numeric_dtype(value.get("dtype"))
+        try:
+            with np.errstate(over="raise", invalid="raise"):
+                array = np.asarray(value["array"], dtype=dtype)
+        except (TypeError, ValueError, ArithmeticError) as error:
+            raise ValueError(f"the array {shown(value['array'])} is not one of {dtype} ({error})") from error
         return jnp.asarray(array) if jax.dtypes.canonicalize_dtype(array.dtype) == array.dtype else array
     if "mapping" in value:
-        return {key: _decode(item) for key, item in value["mapping"].items()}
+        if not isinstance(value["mapping"], Mapping):
+            raise ValueError(f"not a description: {shown(dict(value))}: its 'mapping' must be one")
+        return {key: decode(item) for key, item in value["mapping"].items()}
     if "dtype" in value:
-        return _dtype(value["dtype"])
+        return numeric_dtype(value["dtype"])
     name, arguments = value.get("name"), value.get("arguments", {})
     if not isinstance(name, str) or not isinstance(arguments, Mapping):
         raise ValueError(f"not a description: {shown(dict(value))}: it needs a 'name' and a mapping of 'arguments'")
@@ -311,19 +339,12 @@ def _decode(value: Any) -> Any:
         _import_all()
     if name not in _FACTORIES:
         kind = name.partition(".")[0]
-        raise ValueError(f"unknown name {name!r}: {suggest(name, registered(kind) or registered())}")
+        raise ValueError(f"unknown name {shown(name)}: {suggest(name, registered(kind) or registered())}")
     accepted = inspect.signature(_FACTORIES[name]).parameters
     for key in arguments:
         if key not in accepted:
-            raise ValueError(f"{name} has no argument {key!r}: {suggest(key, list(accepted))}")
-    return _FACTORIES[name](**{key: _decode(argument) for key, argument in arguments.items()})
-
-
-def _dtype(name: Any) -> Any:
-    try:
-        return jnp.dtype(name)
-    except TypeError as error:
-        raise ValueError(f"unknown dtype {name!r}: give a name like 'float32', 'bfloat16' or 'int32'") from error
+            raise ValueError(f"{name} has no argument {shown(key)}: {suggest(key, list(accepted))}")
+    return _FACTORIES[name](**{key: decode(argument) for key, argument in arguments.items()})
 
 
 def _import_all() -> None:
@@ -331,8 +352,9 @@ def _import_all() -> None:
     import importlib
 
     modules = (
-        "adjoints", "algorithms", "cohort", "datasets", "diagnostics", "evaluation", "hyper", "layout", "local",
-        "min_norm", "models", "optim", "personal", "rates", "sweeps", "task",
+        "adjoints", "aggregators", "algorithms", "asynchronous", "attacks", "cohort", "datasets", "diagnostics",
+        "evaluation", "hyper", "layout", "local", "min_norm", "models", "optim", "personal", "rates",
+        "stopping", "sweeps", "systems", "task",
     )  # fmt: skip
     for module in modules:
         importlib.import_module(f"fedjax_sim.{module}")

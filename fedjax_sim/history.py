@@ -6,36 +6,21 @@ import dataclasses
 import io
 import json
 import os
-import tokenize
-import zipfile
-import zlib
+from pathlib import Path
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 from flax import serialization, traverse_util
 
+from fedjax_sim.datasets.reading.npz import MAX_BYTES, read_npz
+from fedjax_sim.divergence import Divergence
+from fedjax_sim.files import parsing
+from fedjax_sim.recording import Stop
 from fedjax_sim.reporting.files import write_atomically
-from fedjax_sim.reporting.recorded import rounds_of
-from fedjax_sim.values import suggest
+from fedjax_sim.reporting.recorded import clock, first_reached, positions, rounds_of
+from fedjax_sim.values import numeric_dtype, shown, suggest
 
 _FORMAT = 1
-# What numpy, zipfile, zlib and json raise for bytes that are not what they expect.
-_DAMAGE = (
-    AttributeError,
-    EOFError,
-    KeyError,
-    IndexError,
-    OSError,
-    OverflowError,
-    RuntimeError,
-    SyntaxError,
-    TypeError,
-    ValueError,
-    tokenize.TokenError,
-    zipfile.BadZipFile,
-    zlib.error,
-)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -52,6 +37,9 @@ class History:
       seconds: wall time of all rounds and evaluations of all seeds, after compilation.
       compile_seconds: wall time of tracing and compiling (next to nothing when the program was there already).
       description: the resolved configuration, as ``describe`` writes it, and where it ran.
+      divergences: where seeds began to diverge (:class:`fedjax_sim.divergence.Divergence`); empty if none did.
+      stops: by seed, when and why it stopped before the last round. From then on its metrics stay as they are, and its
+        records of rounds are zero.
     """
 
     evaluated: np.ndarray
@@ -62,6 +50,8 @@ class History:
     seconds: float
     compile_seconds: float
     description: dict[str, Any]
+    divergences: list[Divergence] = dataclasses.field(default_factory=list)
+    stops: dict[int, Stop] = dataclasses.field(default_factory=dict)
 
     def __getitem__(self, name: str) -> np.ndarray:
         """The metric ``name``, [seeds, E, ...], or the record ``name`` of every round, [seeds, R, ...].
@@ -85,9 +75,39 @@ class History:
           float[seeds]; inf where it was never reached.
         """
         values = self[name]
-        reached = values <= target if name.endswith("loss") else values >= target
-        first = np.where(reached.any(axis=1), rounds_of(self, name)[reached.argmax(axis=1)], np.inf)
-        return np.asarray(first, dtype=float)
+        at = np.broadcast_to(np.asarray(rounds_of(self, name), dtype=float), values.shape[:2])
+        return first_reached(values, at, target, falling=name.endswith("loss"))
+
+    def time_to(self, name: str, target: float) -> np.ndarray:
+        """Virtual seconds until a metric or record reaches a target, as :meth:`rounds_to`.
+
+        Between evaluations nothing is known, so it is the time of the first evaluation that found the target reached.
+
+        Returns:
+          float[seeds]; inf where it was never reached.
+
+        Raises:
+          ValueError: the run has no clock.
+        """
+        return first_reached(self[name], positions(self, name, "virtual_time"), target, falling=name.endswith("loss"))
+
+    @property
+    def virtual_time(self) -> np.ndarray:
+        """Virtual seconds since the start at each evaluation, float64[seeds, E].
+
+        Raises:
+          ValueError: the run has no clock: it had neither a ``system=`` nor ``diagnostics.virtual_time(...)``.
+        """
+        return clock(self, "virtual_time")[:, self.evaluated]
+
+    @property
+    def bytes(self) -> np.ndarray:
+        """Bytes sent and received by all clients since the start at each evaluation, float64[seeds, E].
+
+        Raises:
+          ValueError: the run had neither a ``system=`` nor ``diagnostics=["communication"]``.
+        """
+        return clock(self, "bytes")[:, self.evaluated]
 
     @property
     def useful_ratio(self) -> float:
@@ -110,7 +130,9 @@ class History:
 
         return results_table({self.algorithm: self}, target=target)
 
-    def plot(self, metric: str = "loss", ax: Any = None, *, round: int | None = None, seed: int = 0) -> Any:
+    def plot(
+        self, metric: str = "loss", ax: Any = None, *, against: str = "round", round: int | None = None, seed: int = 0
+    ) -> Any:
         """Draws a metric or a record of every round; needs matplotlib.
 
         One number a round is a line with its band over seeds, quantiles (``"update_norms"``) are bands around their
@@ -119,6 +141,7 @@ class History:
         Args:
           metric: its name.
           ax: matplotlib axes to draw on; None makes a figure.
+          against: of one number a round, what the horizontal axis is: ``"round"``, ``"virtual_time"`` or ``"bytes"``.
           round: of a matrix, the round to draw, 1 to R; None for the last.
           seed: of quantiles and matrices, the position of the seed to draw.
 
@@ -131,7 +154,7 @@ class History:
             return round_plots.heat_map(self, metric, round=round, seed=seed, ax=ax)
         if self[metric].ndim == 3:
             return round_plots.bands(self, metric, seed=seed, ax=ax)
-        return plots.curves({self.algorithm: self}, metric, ax=ax)
+        return plots.curves({self.algorithm: self}, metric, ax=ax, against=against)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes everything to one ``.npz`` file, atomically and without pickle."""
@@ -143,6 +166,8 @@ class History:
             "seconds": self.seconds,
             "compile_seconds": self.compile_seconds,
             "description": self.description,
+            "divergences": self.divergences,
+            "stops": [[seed, *stop] for seed, stop in self.stops.items()],
             "params": structure,
         }
         arrays = {
@@ -159,22 +184,35 @@ class History:
         write_atomically(path, buffer.getvalue())
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> History:
+    def load(cls, path: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES) -> History:
         """Reads what :meth:`save` wrote; parameters come back as nested dictionaries (one array for one array).
 
+        Args:
+          path: the file. Nothing in it is executed.
+          max_bytes: most bytes of all arrays together, 8 GiB by default; a file may be a thousand times smaller.
+
         Raises:
-          ValueError: not such a file, or damaged.
+          FileNotFoundError: no such file, or something else than a file.
+          ValueError: not such a file, damaged, more than ``max_bytes``, or of a later version of this package.
         """
-        with open(path, "rb") as raw:
-            content = io.BytesIO(raw.read())
+        place = Path(path)
+        wrong = "is not a result of fedjax_sim, or is damaged"
         try:
-            with np.load(content, allow_pickle=False) as file:
-                arrays = {name: file[name] for name in file.files}
+            arrays = read_npz(place, kinds="biufcV", max_bytes=max_bytes)
+        except ValueError as error:
+            raise ValueError(f"{place} {wrong}: {str(error).removeprefix(str(place)).lstrip(': ')}") from error
+        with parsing(place, wrong, "give a file that History.save wrote"):
             about = json.loads(arrays.pop("about").tobytes())
+            if isinstance(about["format"], int) and about["format"] > _FORMAT:
+                raise ValueError(
+                    f"{place} has format {about['format']}, and this version of fedjax_sim knows formats up to "
+                    f"{_FORMAT}: use the version that wrote it, or a later one"
+                )
             if about["format"] != _FORMAT:
                 raise ValueError(f"format {about['format']}")
             for name, dtype in about["dtypes"].items():
-                arrays[name] = arrays[name].view(jnp.dtype(dtype))
+                arrays[name] = arrays[name].view(numeric_dtype(dtype))
+            _check_record(arrays, about)
             evaluated = arrays.pop("evaluated")
             parts: dict[str, dict[str, np.ndarray]] = {"metrics": {}, "rounds": {}, "params": {}}
             for name, value in arrays.items():
@@ -189,9 +227,33 @@ class History:
                 seconds=about["seconds"],
                 compile_seconds=about["compile_seconds"],
                 description=about["description"],
+                divergences=[
+                    Divergence(seed, number, what, tuple(clients), algorithm)
+                    for seed, number, what, clients, algorithm in about.get("divergences", ())
+                ],
+                stops={seed: Stop(*stop) for seed, *stop in about.get("stops", ())},
             )
-        except _DAMAGE as error:
-            raise ValueError(f"{os.fspath(path)} is not a result of fedjax_sim, or is damaged ({error})") from error
+
+
+def _check_record(arrays: dict[str, np.ndarray], about: dict[str, Any]) -> None:
+    """Checks that what was read has the types and the common axes of a record."""
+    seeds, evaluated = about["seeds"], arrays["evaluated"]
+    if not (isinstance(seeds, list) and seeds and all(type(seed) is int for seed in seeds)):
+        raise ValueError(f"its seeds are {shown(seeds)}, not a list of integers")
+    for name in ("seconds", "compile_seconds"):
+        if isinstance(about[name], bool) or not isinstance(about[name], (int, float)):
+            raise ValueError(f"its {name} are {shown(about[name])}, not a number")
+    description = about["description"]
+    if not isinstance(description, dict) or not isinstance(description.get("algorithm", {}), dict):
+        raise ValueError(f"its description is {shown(description)}, not an object that has one for the algorithm")
+    if evaluated.ndim != 1 or evaluated.dtype.kind not in "iu":
+        raise ValueError(f"'evaluated' is {evaluated.dtype}{list(evaluated.shape)}, not integers [E]")
+    for name, array in arrays.items():
+        leading = {"metrics": (len(seeds), evaluated.size), "rounds": (len(seeds),)}.get(name.partition("/")[0], ())
+        if array.shape[: len(leading)] != leading or (leading and array.ndim < 2):
+            raise ValueError(f"{shown(name)} has the shape {list(array.shape)}: the leading axes are {list(leading)}")
+        if array.dtype.kind == "V" and array.dtype.type is np.void:
+            raise ValueError(f"{shown(name)} has the unknown type {array.dtype}")
 
 
 def _numbered(state: Any, leaves: list[np.ndarray]) -> Any:

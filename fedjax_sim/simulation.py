@@ -2,35 +2,45 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import platform
 import time
 import warnings
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.algorithms.contract import Method
+from fedjax_sim.asynchronous.schemes import Asynchronous
 from fedjax_sim.checks import check_run, check_setting, check_streamed
 from fedjax_sim.cohort.participation import Participation
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.host import HostDataset
-from fedjax_sim.descriptions import describe
+from fedjax_sim.descriptions import describe, encode
 from fedjax_sim.diagnostics.base import Requested
+from fedjax_sim.divergence import DivergenceError
 from fedjax_sim.drivers.base import Driver
 from fedjax_sim.drivers.resident import ResidentDriver
 from fedjax_sim.drivers.streamed import StreamedDriver
+from fedjax_sim.fingerprints import dataset_fingerprint, fingerprint
 from fedjax_sim.history import History
 from fedjax_sim.layout.base import Layout
 from fedjax_sim.local.batches import Batches
 from fedjax_sim.local.work import Work
+from fedjax_sim.recording import Recording
 from fedjax_sim.reporting.progress import progress_bar
+from fedjax_sim.resuming import Saving
 from fedjax_sim.rounds import Record, bounds, layout_of
 from fedjax_sim.setting import Setting
+from fedjax_sim.stopping import Stopping
+from fedjax_sim.systems.base import System
 from fedjax_sim.task import Task
-from fedjax_sim.training import Evaluate, evaluation_rounds
+from fedjax_sim.training import Evaluate
+from fedjax_sim.values import shown
 
 
 def simulate(
@@ -47,8 +57,17 @@ def simulate(
     evaluate: Evaluate | None = None,
     diagnostics: Requested = (),
     layout: Layout | None = None,
+    skip_nonfinite: bool = False,
+    system: System | None = None,
+    asynchronous: Asynchronous | None = None,
     seeds: int | Iterable[int] = 0,
     initial_params: Any = None,
+    stop: Stopping | None = None,
+    on_divergence: Literal["record", "stop", "raise"] = "record",
+    checkpoint: str | os.PathLike[str] | None = None,
+    every: int | None = None,
+    keep: int = 2,
+    allow_opaque: bool = False,
     progress: bool | None = None,
 ) -> History:
     """Runs an algorithm on a data set and returns what was recorded.
@@ -63,7 +82,7 @@ def simulate(
       dataset: whose data; a :class:`fedjax_sim.datasets.HostDataset` stays on the host (or on disk), from where each
         round's cohort is sent to the device while the round before computes, with the same results. It is refused
         where rounds read more than their cohort's examples, and its ``evaluate`` is called outside the program.
-      task: see :func:`fedjax_sim.make_train`, as all arguments up to ``layout``.
+      task: see :func:`fedjax_sim.make_train`, as all arguments up to ``asynchronous``.
       rounds: number of rounds R.
       cohort: who takes part.
       work: how many local steps.
@@ -75,14 +94,30 @@ def simulate(
         where they are not asked for, and ``history["e_lud"]`` finds what they recorded.
       layout: how clients are run on the hardware; None chooses by a rule.
       seeds: one seed or several.
+      skip_nonfinite: leaves clients out of a round whose messages or state are not finite.
+      system: the clients' devices in virtual time; ``history.virtual_time`` is then the clock at the evaluations.
+      asynchronous: a server that waits for messages, not for cohorts.
       initial_params: where all seeds start; None draws them from each seed.
+      stop: a rule of :mod:`fedjax_sim.stopping`, asked after every evaluation; a seed that stops keeps its model.
+      on_divergence: what becomes of a seed whose clients, model or loss are not finite any more, or whose loss
+        explodes: ``"record"`` (and go on; ``history.divergences`` says where it began), ``"stop"`` that seed, or
+        ``"raise"``.
+      checkpoint: a directory for checkpoints of this run. Call again with the same arguments after an interruption, and
+        the run goes on from the newest one, with the same result to the last bit; more ``rounds`` may be asked for.
+      every: rounds between checkpoints (at an evaluation); None for as often as costs 5 % of the time.
+      keep: how many checkpoints stay.
+      allow_opaque: resume although parts of the run are bare functions or optax objects, known by their names alone.
       progress: a progress bar; None shows one on a terminal only.
 
     Returns:
       A :class:`fedjax_sim.History`.
 
     Raises:
-      TypeError, ValueError: bad input, before anything is compiled.
+      TypeError, ValueError: bad input, before anything is compiled; also a checkpoint of another run, with what
+        differs.
+      fedjax_sim.divergence.DivergenceError: a seed diverged, with ``on_divergence="raise"``.
+      fedjax_sim.checkpoints.Interrupted: SIGINT or SIGTERM arrived in a run with checkpoints; it is saved.
+      OSError: a checkpoint could not be written; the one before is still there.
 
     Example:
       >>> import fedjax_sim as fjs
@@ -98,22 +133,35 @@ def simulate(
     setting = check_setting(
         task=task, rounds=rounds, cohort=cohort, work=work, batch_size=batch_size, batches=batches,
         eval_every=eval_every, layout=layout, evaluate=evaluate, diagnostics=diagnostics,
+        skip_nonfinite=skip_nonfinite, system=system, asynchronous=asynchronous,
     )  # fmt: skip
+    _check_ends(stop, on_divergence)
     seed_list = check_seeds(seeds)
     # Of data on the host, what every part of a run but the examples' readers needs to know.
     known = dataset.frame if isinstance(dataset, HostDataset) else dataset
-    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((algorithm, known, task, cohort, work))):
+    given_leaves = jax.tree.leaves((algorithm, known, task, cohort, work, system, asynchronous))
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in given_leaves):
         raise TypeError("simulate was given traced values: inside jit, grad or vmap call make_train(...)'s function")
     keys = jax.vmap(jax.random.key)(jnp.asarray(seed_list, jnp.uint32))
     setting = check_run(setting, algorithm, known, keys[0], rounds, initial_params)
     if isinstance(dataset, HostDataset):
         check_streamed(setting, algorithm)
     setting = setting._replace(layout=layout_of(setting, algorithm, known))
-    description = describe_run(setting, algorithm, dataset, known, rounds, eval_every)
+    description = describe_run(
+        setting, algorithm, dataset, known, rounds, eval_every, evaluate=evaluate,
+        initial_params=initial_params, stop=stop, on_divergence=on_divergence,
+    )  # fmt: skip
+    saving = None
+    if checkpoint is not None:
+        configuration = _configuration(description, seed_list, dataset, initial_params)
+        saving = Saving(
+            checkpoint, configuration, rounds=rounds, eval_every=eval_every, every=every, keep=keep,
+            allow_opaque=allow_opaque,
+        )  # fmt: skip
+    recording = Recording(type(algorithm).__name__, seed_list, skipped=skip_nonfinite)
     length = min(eval_every, rounds)
-    records, metrics = [], []
 
-    with progress_bar(rounds, progress, type(algorithm).__name__) as bar:
+    with saving or contextlib.nullcontext(), progress_bar(rounds, progress, type(algorithm).__name__) as bar:
         started = time.perf_counter()
         bar.compiling()
         driver: Driver
@@ -121,36 +169,76 @@ def simulate(
         if isinstance(dataset, HostDataset):
             driver = StreamedDriver(*given, dataset, rounds=rounds, evaluate=evaluate)
         else:
-            driver = ResidentDriver(*given, dataset, length=length, evaluate=evaluate)
-        first = driver.start()
-        metrics.append(jax.block_until_ready(first))
-        if bar.enabled:
-            bar.update(0, float(jnp.mean(first["loss"])))
+            may_stop = stop is not None or on_divergence == "stop"
+            driver = ResidentDriver(*given, dataset, length=length, evaluate=evaluate, may_stop=may_stop)
+        before = None if saving is None else saving.restore(driver, recording)
         compiled = time.perf_counter()
-        for start in range(0, rounds, length):
+        if before is None or (recording.finished < rounds and recording.running.any()):
+            first = jax.block_until_ready(driver.start())
+            compiled = time.perf_counter()
+            if before is None:
+                recording.add({}, first, 0)
+            if bar.enabled:
+                bar.update(recording.finished, float(jnp.mean(first["loss"])))
+        for start in range(recording.finished, rounds, length):
+            if not recording.running.any():
+                break
             count = min(length, rounds - start)
-            record, measured = driver.advance(start, count)
-            records.append(record)
-            metrics.append(measured)
+            record, measured = driver.advance(start, count, recording.running)
+            recording.add(record, measured, count)
             _check_overflow(record, start)
+            if on_divergence == "raise" and (found := recording.divergences()):
+                raise DivergenceError(found)
+            recording.judge(stop, diverged=on_divergence == "stop")
             if bar.enabled:
                 bar.update(start + count, float(jnp.mean(measured["loss"])))
+            if saving is not None:
+                last = start + count == rounds or not recording.running.any()
+                saving.after(driver, recording, (before or 0.0) + time.perf_counter() - compiled, last=last)
         states = driver.states()
-        jax.block_until_ready((states, metrics))
+        metrics = recording.metrics()
+        jax.block_until_ready(states)
         finished = time.perf_counter()
 
-    recorded = {name: np.concatenate([np.asarray(r[name]) for r in records], axis=1) for name in records[0]}
+    recorded = recording.public_rounds()
     warn_of_negative_weights(recorded, algorithm)
     return History(
-        evaluated=np.asarray(evaluation_rounds(rounds, eval_every)),
-        metrics={name: np.stack([np.asarray(m[name]) for m in metrics], axis=1) for name in metrics[0]},
+        evaluated=recording.evaluated,
+        metrics=metrics,
         rounds=recorded,
         params=jax.tree.map(np.asarray, jax.vmap(algorithm.parameters)(states.server)),
         seeds=seed_list,
-        seconds=finished - compiled,
+        seconds=(before or 0.0) + finished - compiled,
         compile_seconds=compiled - started,
         description=description,
+        divergences=recording.divergences(),
+        stops={seed_list[row]: stop for row, stop in sorted(recording.stops.items())},
     )
+
+
+def _check_ends(stop: Any, on_divergence: Any) -> None:
+    if stop is not None and not isinstance(stop, Stopping):
+        raise TypeError(
+            f"stop is {shown(stop)}: give a rule, for instance fedjax_sim.stopping.converged(1e-4), or None"
+        )
+    allowed = ("record", "stop", "raise")
+    if on_divergence not in allowed:
+        raise ValueError(f"on_divergence is {shown(on_divergence)}: it must be one of {', '.join(map(repr, allowed))}")
+
+
+def _configuration(
+    description: dict[str, Any], seeds: list[int], dataset: FederatedDataset | HostDataset, initial_params: Any
+) -> dict[str, Any]:
+    """All that decides what a run records but the number of rounds, as JSON."""
+    return {
+        "algorithm": description["algorithm"],
+        "dataset": {**description["dataset"], "checksum": dataset_fingerprint(dataset)},
+        "run": {key: value for key, value in description["run"].items() if key not in ("rounds", "initial_params")},
+        "seeds": seeds,
+        "initial_params": None if initial_params is None else fingerprint(initial_params),
+        "float": description["environment"]["float"],
+        "environment": description["environment"],
+    }
 
 
 def _check_overflow(record: Record, start: int) -> None:
@@ -204,6 +292,11 @@ def describe_run(
     known: FederatedDataset,
     rounds: int,
     eval_every: int,
+    *,
+    evaluate: Evaluate | None,
+    initial_params: Any,
+    stop: Stopping | None = None,
+    on_divergence: str = "record",
 ) -> dict[str, Any]:
     """The resolved configuration and where it ran, as JSON."""
     import fedjax_sim
@@ -220,6 +313,13 @@ def describe_run(
             "eval_every": eval_every,
             "layout": describe(setting.layout),
             "diagnostics": [describe(diagnostic) for diagnostic in setting.diagnostics],
+            "skip_nonfinite": setting.guard.skip,
+            "system": None if setting.system is None else describe(setting.system),
+            "asynchronous": None if setting.asynchronous is None else describe(setting.asynchronous),
+            "evaluate": None if evaluate is None else describe(evaluate),
+            "initial_params": None if initial_params is None else encode(initial_params),
+            "stop": None if stop is None else describe(stop),
+            "on_divergence": on_divergence,
         },
         "average": setting.average(algorithm),
         "objective": algorithm.minimises(setting.cohort.objective(setting.average(algorithm))),
@@ -229,5 +329,6 @@ def describe_run(
             "jax": jax.__version__,
             "python": platform.python_version(),
             "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
+            "float": str(jnp.result_type(float)),
         },
     }

@@ -56,6 +56,12 @@ def norm(tree: Any) -> jax.Array:
     return jnp.where(positive, jnp.sqrt(jnp.where(positive, square, 1)), 0)
 
 
+def all_finite(tree: Any) -> jax.Array:
+    """Whether no real number in the tree is NaN or infinite, a bool scalar; true for a tree without any."""
+    reals = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+    return jax.tree.reduce(jnp.logical_and, [jnp.all(jnp.isfinite(leaf)) for leaf in reals], jnp.bool_(True))  # type: ignore[no-any-return]
+
+
 def divide(tree: Any, divisors: Any) -> Any:
     """tree / divisors, leaf by leaf; a divisor of zero (nothing was done) divides by one instead."""
 
@@ -84,3 +90,14 @@ def select(condition: jax.Array, a: Any, b: Any) -> Any:
 def as_dtype(scalar: Any, leaf: jax.Array) -> jax.Array:
     """``scalar`` in the dtype of ``leaf``."""
     return jnp.asarray(scalar).astype(leaf.dtype)
+
+
+def widest(tree: Any, *others: Any) -> Any:
+    """The dtype of most bytes among those of the leaves and ``others``."""
+    dtypes = [jnp.dtype(other) for other in others] + [leaf.dtype for leaf in jax.tree.leaves(tree)]
+    return max(dtypes, key=lambda dtype: dtype.itemsize)
+
+
+def size_in_bytes(tree: Any) -> int:
+    """Bytes of all leaves (arrays or ``jax.ShapeDtypeStruct``)."""
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))

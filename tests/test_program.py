@@ -85,12 +85,12 @@ def test_one_call_of_the_program_a_chunk(monkeypatch):
     advance = resident._advance
 
     def counted(*args, **kwargs):
-        calls.append((int(args[5]), int(args[6])))
+        calls.append((int(args[5]), np.asarray(args[6]).tolist()))
         return advance(*args, **kwargs)
 
     monkeypatch.setattr(resident, "_advance", counted)
     fjs.simulate(fednova(), data(), **settings(), seeds=[0, 1])
-    assert calls == [(0, 0), (0, 2), (2, 2), (4, 1)]  # the evaluation of the start, then one call a chunk
+    assert calls == [(0, [0, 0]), (0, [2, 2]), (2, [2, 2]), (4, [1, 1])]  # the start, then a call a chunk
 
 
 def test_no_data_in_the_program():
@@ -120,7 +120,8 @@ def test_the_keyword_lists_agree():
     for name, parameter in theirs.items():
         assert ours[name].default == parameter.default
         assert ours[name].annotation == parameter.annotation
-    assert set(ours) - set(theirs) == {"algorithm", "dataset", "seeds", "initial_params", "progress"}
+    more = {"stop", "on_divergence", "checkpoint", "every", "keep", "allow_opaque"}  # what ends and resumes a run
+    assert set(ours) - set(theirs) == {"algorithm", "dataset", "seeds", "initial_params", "progress"} | more
 
 
 def test_more_can_be_recorded():

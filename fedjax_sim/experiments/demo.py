@@ -59,7 +59,12 @@ def problems() -> dict[str, tuple[fjs.FederatedDataset, dict[str, fjs.Algorithm]
 
 
 def run_demo(
-    out: str | os.PathLike[str], *, rounds: int = ROUNDS, seeds: int = SEEDS, show: Callable[[str], None] = print
+    out: str | os.PathLike[str],
+    *,
+    rounds: int = ROUNDS,
+    seeds: int = SEEDS,
+    checkpoint: str | os.PathLike[str] | None = None,
+    show: Callable[[str], None] = print,
 ) -> dict[str, dict[str, History]]:
     """Compares FedAvg, FedProx, FedNova and SCAFFOLD under heterogeneous local epochs, E_i(t) ~ U{1..5}.
 
@@ -67,6 +72,7 @@ def run_demo(
       out: folder for ``comparison.png``, ``results.json`` and one ``.npz`` history a run; made where missing.
       rounds: number of rounds.
       seeds: number of seeds, all in one program.
+      checkpoint: folder for checkpoints, one folder a run in it; None for none.
       show: what to do with each line of text.
 
     Returns:
@@ -78,9 +84,11 @@ def run_demo(
         show(f"\n{name}: {data.num_clients} clients, {data.num_examples:,} training examples")
         histories = {}
         for method, algorithm in algorithms.items():
+            stem = _stem(name, method)
             histories[method] = fjs.simulate(
-                algorithm, data, rounds=rounds, eval_every=max(rounds // 50, 1), seeds=range(seeds), **settings
-            )
+                algorithm, data, rounds=rounds, eval_every=max(rounds // 50, 1), seeds=range(seeds), **settings,
+                checkpoint=None if checkpoint is None else pathlib.Path(checkpoint) / stem,
+            )  # fmt: skip
         results[name] = histories
         layout = next(iter(histories.values())).description["run"]["layout"]["name"].rpartition(".")[2]
         total = sum(h.seconds for h in histories.values())
@@ -115,7 +123,11 @@ def run_demo(
     write_atomically(folder / "results.json", json.dumps(summary, indent=1).encode())
     for problem, histories in results.items():
         for method, history in histories.items():
-            stem = problem.partition("(")[0].partition(",")[0]
-            history.save(folder / f"{stem}-{method.lower()}.npz")
+            history.save(folder / f"{_stem(problem, method)}.npz")
     show(f"\nwrote {folder / 'comparison.png'}, {folder / 'results.json'} and a history for each run")
     return results
+
+
+def _stem(problem: str, method: str) -> str:
+    """The name of a run's files."""
+    return f"{problem.partition('(')[0].partition(',')[0]}-{method.lower()}"

@@ -11,6 +11,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fedjax_sim.datasets.federated import FederatedDataset
+from fedjax_sim.divergence import IDS
 from fedjax_sim.history import History
 from fedjax_sim.sweeps.placing import Parts
 from fedjax_sim.sweeps.program import AXIS, Outcome, Runs, compute
@@ -84,7 +85,7 @@ class Executor:
         return History(
             evaluated=np.asarray(evaluated),
             metrics=outcome.metrics,
-            rounds={name: by_round(record) for name, record in outcome.records.items()},
+            rounds={name: by_round(record) for name, record in outcome.records.items() if name != IDS},
             params=outcome.params if self._keep_params else None,
             seeds=[int(self._seeds[number % len(self._seeds)]) for number in numbers],
             seconds=time.perf_counter() - started,

@@ -16,7 +16,7 @@ from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.setting import Setting
 from fedjax_sim.sweeps.space import Space
 
-PARTS = ("task", "cohort", "work")  # of the run; all other names belong to the algorithm
+PARTS = ("task", "cohort", "work", "system", "asynchronous")  # of the run; other names belong to the algorithm
 
 
 class Parts(NamedTuple):
@@ -57,6 +57,8 @@ def stacked(parts: Parts, space: Space) -> dict[str, np.ndarray]:
     values = {}
     for name, column in space.points().items():
         part, rest = _part(name)
+        if part == "system" and parts.setting.system is None:
+            raise ValueError(f"sweep: {name!r} belongs to a system, and the run has none: give it system=...")
         leaf = paths.get(parts.algorithm if part == "algorithm" else getattr(parts.setting, part), rest)
         if column.shape[1:] != np.shape(leaf):
             raise ValueError(

@@ -13,12 +13,14 @@ import numpy as np
 from flax import serialization
 
 from fedjax_sim.algorithms.contract import Method
+from fedjax_sim.asynchronous.schemes import Asynchronous
 from fedjax_sim.checks import check_run, check_setting
 from fedjax_sim.cohort.participation import Participation
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.host import HostDataset
 from fedjax_sim.descriptions import describe
 from fedjax_sim.diagnostics.base import Requested
+from fedjax_sim.fingerprints import fingerprint
 from fedjax_sim.history import History
 from fedjax_sim.layout.base import Layout
 from fedjax_sim.local.batches import Batches
@@ -31,6 +33,7 @@ from fedjax_sim.sweeps.execution import Executor
 from fedjax_sim.sweeps.placing import Parts, checked_parts, in_words, stacked
 from fedjax_sim.sweeps.result import Sweep
 from fedjax_sim.sweeps.space import Space
+from fedjax_sim.systems.base import System
 from fedjax_sim.task import Task
 from fedjax_sim.training import Evaluate
 from fedjax_sim.values import check_count, check_flag, shown
@@ -51,6 +54,9 @@ def sweep(
     evaluate: Evaluate | None = None,
     diagnostics: Requested = (),
     layout: Layout | None = None,
+    skip_nonfinite: bool = False,
+    system: System | None = None,
+    asynchronous: Asynchronous | None = None,
     seeds: int | Iterable[int] = 0,
     initial_params: Any = None,
     progress: bool | None = None,
@@ -70,7 +76,8 @@ def sweep(
       algorithm: what to run; the values of the space take the place of its own.
       dataset: whose data.
       space: the points: ``fjs.sweeps.grid({"mu": [0.1, 1.0], "client_optimizer.learning_rate": [0.01, 0.1]})``.
-        Names are real leaves of the algorithm, or, after ``task.``, ``cohort.`` or ``work.``, of these.
+        Names are real leaves of the algorithm, or, after ``task.``, ``cohort.``, ``work.``, ``system.`` or
+        ``asynchronous.``, of these.
       task: see :func:`fedjax_sim.simulate`, as all arguments up to ``progress``.
       rounds: number of rounds R.
       cohort: who takes part.
@@ -81,6 +88,9 @@ def sweep(
       evaluate: more to record at every evaluation.
       diagnostics: what to measure in every round.
       layout: how clients are run on the hardware; None chooses by a rule.
+      skip_nonfinite: leaves clients out of a round whose messages or state are not finite.
+      system: the clients' devices in virtual time.
+      asynchronous: a server that waits for messages, not for cohorts.
       seeds: one seed or several, the same for all points.
       initial_params: where all runs start; None draws them from each seed.
       progress: a progress bar; None shows one on a terminal only.
@@ -116,6 +126,7 @@ def sweep(
     setting = check_setting(
         task=task, rounds=rounds, cohort=cohort, work=work, batch_size=batch_size, batches=batches,
         eval_every=eval_every, layout=layout, evaluate=evaluate, diagnostics=diagnostics,
+        skip_nonfinite=skip_nonfinite, system=system, asynchronous=asynchronous,
     )  # fmt: skip
     seed_list = check_seeds(seeds)
     _check(dataset, space, keep_params, chunk)
@@ -127,7 +138,9 @@ def sweep(
     algorithm, setting = checked_parts(base, setting, space, dataset, key, rounds, initial_params)
     setting = setting._replace(layout=layout_of(setting, algorithm, dataset))
     parts = Parts(algorithm, setting)
-    description = describe_run(setting, algorithm, dataset, dataset, rounds, eval_every)
+    description = describe_run(
+        setting, algorithm, dataset, dataset, rounds, eval_every, evaluate=evaluate, initial_params=initial_params
+    )
 
     folder, finished = None, []
     if resume is not None:
@@ -177,12 +190,12 @@ def _configuration(
     """All that decides what a sweep records, as JSON."""
     return {
         "algorithm": description["algorithm"],
-        "dataset": {**description["dataset"], "checksum": stored.fingerprint(dataset)},
+        "dataset": {**description["dataset"], "checksum": fingerprint(dataset)},
         "run": description["run"],
         "evaluate": None if evaluate is None else describe(evaluate),
         "space": describe(space),
         "seeds": seeds,
-        "initial_params": None if initial_params is None else stored.fingerprint(initial_params),
+        "initial_params": None if initial_params is None else fingerprint(initial_params),
         "keep_params": keep_params,
         "float": str(jnp.result_type(float)),
     }

@@ -1,9 +1,9 @@
 """Which values of the hyper-parameters a sweep runs.
 
 A name is a path to a real leaf (see :mod:`fedjax_sim.paths`): of the algorithm, ``"client_optimizer.learning_rate"``,
-or, after ``task.``, ``cohort.`` or ``work.``, of these parts of the run: ``"task.weight_decay"``. A value is a number,
-or an array for a leaf that is one. A space knows nothing of algorithms: whether its names exist is checked when it is
-used.
+or, after ``task.``, ``cohort.``, ``work.``, ``system.`` or ``asynchronous.``, of these parts of the run:
+``"task.weight_decay"``. A value is a number, or an array for a leaf that is one. A space knows nothing of algorithms:
+whether its names exist is checked when it is used.
 """
 
 from __future__ import annotations

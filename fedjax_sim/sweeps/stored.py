@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
-import numpy as np
-
+from fedjax_sim.checkpoints.differences import differences
+from fedjax_sim.files import json_object, parsing, read_json
+from fedjax_sim.fingerprints import digest
 from fedjax_sim.history import History
 from fedjax_sim.reporting.files import write_atomically
+from fedjax_sim.values import shown
 
 _NAME = "sweep.json"
 _FORMAT = 1
 _SHOWN = 5  # differences in a message
+_FIX = "delete the folder, or give another one"
 
 
 class Folder:
@@ -31,16 +31,17 @@ class Folder:
       configuration: plain JSON data that decides the results.
 
     Raises:
-      ValueError: the folder has a sweep of another configuration (the message lists the differences), or other files.
+      ValueError: the folder has a sweep of another configuration (the message lists the differences), of a later
+        version of this package, or other files.
     """
 
     def __init__(self, path: str | os.PathLike[str], configuration: dict[str, Any]) -> None:
         self._path = Path(path)
         # through JSON, so that tuples and lists are one
         configuration = json.loads(json.dumps(configuration))
-        self._digest = _digest(json.dumps(configuration, sort_keys=True).encode())
+        self._digest = digest(json.dumps(configuration, sort_keys=True).encode())
         about = self._path / _NAME
-        if about.exists():
+        if os.path.lexists(about):
             self._compare(about, configuration)
         elif self._path.exists() and any(self._path.iterdir()):
             raise ValueError(f"sweep(resume={str(self._path)!r}): the folder has other files: give an empty or new one")
@@ -52,14 +53,22 @@ class Folder:
         """The stored runs: their numbers and what they recorded.
 
         Raises:
-          ValueError: a file is damaged or of another sweep.
+          ValueError: a file is damaged, of another sweep, or has runs that another file has.
         """
         found = []
+        seen: dict[int, str] = {}
         for file in sorted(self._path.glob("runs-*.npz")):
             history = History.load(file)
             if history.description.get("sweep") != self._digest:
                 raise ValueError(f"{file} has runs of another sweep: take it out of the folder")
-            found.append((history.description["runs"], history))
+            numbers = history.description.get("runs")
+            if not isinstance(numbers, list) or [type(number) for number in numbers] != [int] * len(history.seeds):
+                raise ValueError(f"{file} does not say which runs it has, but {shown(numbers)}: delete it")
+            for number in numbers:
+                if number < 0 or number in seen:
+                    raise ValueError(f"{file} has run {number}, and so has {seen.get(number, 'no sweep')}: delete it")
+                seen[number] = file.name
+            found.append((numbers, history))
         return found
 
     def add(self, numbers: list[int], history: History) -> None:
@@ -73,45 +82,17 @@ class Folder:
         dataclasses.replace(history, description=about).save(self._path / f"runs-{numbers[0]:06d}.npz")
 
     def _compare(self, about: Path, configuration: dict[str, Any]) -> None:
-        try:
-            there = json.loads(about.read_text(encoding="utf-8"))["configuration"]
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{about} is damaged ({error}): delete the folder, or give another one") from error
-        old, new = _flat(there), _flat(configuration)
-        names = [name for name in {**old, **new} if old.get(name, _NOTHING) != new.get(name, _NOTHING)]
-        if names:
-            lines = [f"{name}: {old.get(name, _NOTHING)} there, {new.get(name, _NOTHING)} here" for name in names]
+        content = json_object(about, read_json(about, wrong="is damaged", fix=_FIX))
+        if type(content.get("format")) is int and content["format"] > _FORMAT:
+            raise ValueError(
+                f"{about} has format {content['format']}, and this version of fedjax_sim knows formats up to "
+                f"{_FORMAT}: use the version that wrote it, or a later one"
+            )
+        with parsing(about, "is damaged", _FIX):
+            lines = differences(content["configuration"], configuration, ("there", "here"))
+        if lines:
             more = f"; and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
             raise ValueError(
                 f"sweep(resume={str(self._path)!r}): the folder has another sweep ({'; '.join(lines[:_SHOWN])}{more}): "
                 "give the same arguments, or another folder"
             )
-
-
-_NOTHING = "nothing"
-
-
-def fingerprint(tree: Any) -> str:
-    """A checksum of a pytree's structure and values, of 16 hexadecimal digits."""
-    leaves, structure = jax.tree.flatten(tree)
-    arrays = [np.asarray(leaf) for leaf in leaves]
-    heads = [f"{array.dtype}{array.shape}" for array in arrays]
-    return _digest(str(structure).encode(), *(head.encode() for head in heads), *(a.tobytes() for a in arrays))
-
-
-def _digest(*parts: bytes) -> str:
-    total = hashlib.sha256()
-    for part in parts:
-        total.update(hashlib.sha256(part).digest())
-    return total.hexdigest()[:16]
-
-
-def _flat(node: Any, path: str = "") -> dict[str, Any]:
-    """The leaves of JSON data by dotted path."""
-    items = node.items() if isinstance(node, Mapping) else enumerate(node) if isinstance(node, list) else None
-    if items is None:
-        return {path: node}
-    below = {}
-    for key, value in items:
-        below.update(_flat(value, f"{path}.{key}" if path else str(key)))
-    return below

@@ -1,0 +1,112 @@
+"""What differs between the configuration of a checkpoint and that of a run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+WORDS = ("in the checkpoint", "now")
+_NOTHING = object()
+_ENVIRONMENT = "environment"
+_LONG = 60  # characters of a value in a message
+
+
+def differences(saved: Mapping[str, Any], given: Mapping[str, Any], words: tuple[str, str] = WORDS) -> list[str]:
+    """The entries in which two descriptions differ, one line each; their environments are left out.
+
+    Args:
+      saved: JSON data of a checkpoint, as ``describe`` and ``simulate`` write them.
+      given: those of the run.
+      words: what a line says after the one value and after the other.
+
+    Returns:
+      Lines in the order of the descriptions; none where they are equal.
+
+    Example:
+      >>> import fedjax_sim as fjs
+      >>> saved, given = ({"run": {"cohort": fjs.describe(fjs.cohort.uniform(k))}} for k in (10, 20))
+      >>> differences(saved, given)
+      ['run.cohort.num_sampled: 10 in the checkpoint, 20 now']
+    """
+    old, new = ({key: value for key, value in node.items() if key != _ENVIRONMENT} for node in (saved, given))
+    return list(_lines(json.loads(json.dumps(old)), json.loads(json.dumps(new)), "", words))
+
+
+def environment_changes(
+    saved: Mapping[str, Any], given: Mapping[str, Any], words: tuple[str, str] = WORDS
+) -> str | None:
+    """Says which versions, or which device, are others than those of the checkpoint; None where none is.
+
+    Results are the same to the last bit in one environment only, so this is worth a warning. Python's version is not:
+    it computes nothing.
+
+    Args:
+      saved: JSON data with an entry ``environment``, of a checkpoint.
+      given: those of the run.
+      words: what is said after the one value and after the other.
+
+    Example:
+      >>> environment_changes({"environment": {"jax": "0.6.2"}}, {"environment": {"jax": "0.10.2"}})
+      'jax: 0.6.2 in the checkpoint, 0.10.2 now'
+    """
+    old, new = ({k: v for k, v in node.get(_ENVIRONMENT, {}).items() if k != "python"} for node in (saved, given))
+    return "; ".join(_lines(old, new, "", words)) or None
+
+
+def _lines(old: Any, new: Any, path: str, words: tuple[str, str]) -> Iterator[str]:
+    if isinstance(old, dict) and isinstance(new, dict) and _same_kind(old, new):
+        for key in {**old, **new}:
+            # the arguments of a factory and the entries of a mapping are named as if they were its own
+            inner = f"{path}.{key}" if path else key
+            below = path if key in ("arguments", "mapping") and path else inner
+            yield from _lines(old.get(key, _NOTHING), new.get(key, _NOTHING), below, words)
+    elif _is_list(old) and _is_list(new) and len(old) == len(new) and any(isinstance(v, (dict, list)) for v in old):
+        for index, (one, other) in enumerate(zip(old, new, strict=True)):
+            yield from _lines(one, other, f"{path}.{index}" if path else str(index), words)
+    elif not _equal(old, new):
+        one, other = _texts(old, new)
+        yield f"{path}: {one} {words[0]}, {other} {words[1]}"
+
+
+def _same_kind(old: dict[str, Any], new: dict[str, Any]) -> bool:
+    """Whether two nodes are compared entry by entry: not arrays, and not what two different factories made."""
+    whole = ("array", "opaque")
+    return not any(key in node for key in whole for node in (old, new)) and old.get("name") == new.get("name")
+
+
+def _is_list(node: Any) -> bool:
+    return isinstance(node, list)
+
+
+def _equal(old: Any, new: Any) -> bool:
+    # as text: NaN is equal to itself there, and 1 is not True
+    return old is new or (
+        _NOTHING not in (old, new) and json.dumps(old, sort_keys=True) == json.dumps(new, sort_keys=True)
+    )
+
+
+def _texts(old: Any, new: Any) -> tuple[str, str]:
+    """Two values as a message has them: where they are long, the part in which they begin to differ."""
+    one, other = ("nothing" if value is _NOTHING else _said(value) for value in (old, new))
+    pairs = enumerate(zip(one, other, strict=False))
+    first = next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
+    start = 0 if first < _LONG else first - _LONG // 2
+    return _part(one, start), _part(other, start)
+
+
+def _part(text: str, start: int) -> str:
+    end = start + _LONG
+    return f"{'...' if start else ''}{text[start:end]}{'...' if len(text) > end else ''}"
+
+
+def _said(value: Any) -> str:
+    if isinstance(value, dict) and "array" in value:
+        return f"{value.get('dtype', 'array')} {json.dumps(value['array'])}"
+    if isinstance(value, dict) and "opaque" in value:
+        return str(value["opaque"])
+    if isinstance(value, dict) and "name" in value and isinstance(value.get("arguments"), dict):
+        return f"{value['name']}({', '.join(f'{key}={_said(v)}' for key, v in value['arguments'].items())})"
+    if isinstance(value, dict) and "mapping" in value:
+        return _said(value["mapping"])
+    return value if isinstance(value, str) else json.dumps(value)

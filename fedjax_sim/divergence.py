@@ -1,0 +1,94 @@
+"""What a recorded run says about divergence: the seed, the round, the method and the clients where it began."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+IDS = "nonfinite_ids"  # the record of every round that becomes the clients of a Divergence
+EXPLODED = 1e3  # times the first loss (or 1, where that is less)
+
+
+class Divergence(NamedTuple):
+    """Where a run began to diverge.
+
+    Attributes:
+      seed: of the run.
+      round: number of rounds finished when it was seen, from 1; 0 if the start itself was not finite.
+      what: ``"clients"`` (messages or state of clients were not finite), ``"model"`` (the new global model was not) or
+        ``"loss"`` (the evaluated loss was not finite, or more than 1e3 max(|F(x_0)|, 1)).
+      clients: ids of the first clients that were not finite in that round, at most 4.
+      algorithm: name of the method.
+    """
+
+    seed: int
+    round: int
+    what: str
+    clients: tuple[int, ...]
+    algorithm: str
+
+    def __str__(self) -> str:
+        who = f" of the clients {', '.join(map(str, self.clients))}" if self.clients else ""
+        seen = {
+            "clients": f"updates{who} are not finite",
+            "model": "the global model is not finite",
+            "loss": "the loss is not finite, or more than 1,000 times what it was",
+        }[self.what]
+        return f"{self.algorithm}, seed {self.seed}, round {self.round}: {seen}"
+
+
+class DivergenceError(FloatingPointError):
+    """Raised by ``simulate(on_divergence="raise")``.
+
+    Attributes:
+      divergences: what was seen, at most one a seed.
+    """
+
+    def __init__(self, divergences: list[Divergence]) -> None:
+        super().__init__("; ".join(map(str, divergences)))
+        self.divergences = divergences
+
+
+def divergences(
+    algorithm: str,
+    seeds: list[int],
+    evaluated: np.ndarray,
+    metrics: Mapping[str, Any],
+    rounds: Mapping[str, Any],
+    *,
+    skipped: bool,
+) -> list[Divergence]:
+    """The first sign of divergence of every seed that shows one, in the order of the seeds.
+
+    Args:
+      algorithm: name of the method.
+      seeds: one a run.
+      evaluated: int[E], rounds finished at the evaluations.
+      metrics: [seeds, E, ...] by name.
+      rounds: [seeds, R, ...] by name.
+      skipped: whether clients that were not finite were left out, and so did no harm.
+    """
+    losses = np.asarray(metrics["loss"], float)
+    limits = EXPLODED * np.maximum(np.abs(losses[:, :1]), 1)
+    with np.errstate(invalid="ignore"):
+        seen = {
+            "clients": (np.asarray(rounds.get("nonfinite_clients", ())) > 0) & (not skipped),
+            "model": np.asarray(rounds.get("diverged", ()), bool),
+            "loss": ~(losses <= limits),
+        }
+    numbers = {"clients": 1, "model": 1}
+    found = []
+    for row, seed in enumerate(seeds):
+        signs = []
+        for order, (what, where) in enumerate(seen.items()):
+            places = np.flatnonzero(where[row]) if where.ndim > 1 else np.empty(0, int)
+            if len(places):
+                first = int(places[0])
+                signs.append((first + 1 if what in numbers else int(evaluated[first]), order, what))
+        if signs:
+            number, _, what = min(signs)
+            ids = np.asarray(rounds[IDS])[row, number - 1] if what == "clients" else np.empty(0, int)
+            found.append(Divergence(seed, number, what, tuple(int(i) for i in ids if i >= 0), algorithm))
+    return found

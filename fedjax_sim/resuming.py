@@ -1,0 +1,199 @@
+"""A run that is saved as it goes, and goes on from where it was saved."""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from types import TracebackType
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_sim.checkpoints.differences import differences, environment_changes
+from fedjax_sim.checkpoints.files import Checkpoint
+from fedjax_sim.checkpoints.signals import Caught, Interrupted, interruptions
+from fedjax_sim.checkpoints.store import Store
+from fedjax_sim.descriptions import opaque_parts
+from fedjax_sim.drivers.base import Driver
+from fedjax_sim.recording import Recording, Stop
+from fedjax_sim.setting import TrainState
+from fedjax_sim.values import check_count, check_flag
+
+_SHARE = 20  # a save may take a 20th of the time since the last one, where no ``every`` says when
+_SHOWN = 8  # differences in a message
+
+
+class Saving:
+    """The checkpoints of one ``simulate`` call; a context in which SIGINT and SIGTERM are noted.
+
+    Args:
+      directory: where they are kept, for this run alone.
+      configuration: plain JSON data that decides the results, and the entry ``"environment"``.
+      rounds: R; a run that was saved with another number goes on.
+      eval_every: rounds between evaluations.
+      every: rounds between checkpoints, or None for the rule: as often as costs 5 % of the time.
+      keep: how many stay.
+      allow_opaque: whether parts that were given as bare functions or optax objects are told apart by name alone.
+
+    Raises:
+      TypeError, ValueError: an argument, or parts of the configuration that are opaque.
+      OSError: the directory cannot be used.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        configuration: dict[str, Any],
+        *,
+        rounds: int,
+        eval_every: int,
+        every: int | None,
+        keep: int,
+        allow_opaque: bool,
+    ) -> None:
+        if not isinstance(directory, (str, os.PathLike)):
+            raise TypeError(f"checkpoint is {directory!r}: give a directory, checkpoint='runs/fedavg'")
+        if every is not None:
+            check_count("every", every)
+        check_flag("allow_opaque", allow_opaque)
+        opaque = opaque_parts({key: configuration[key] for key in ("algorithm", "run")})
+        if opaque and not allow_opaque:
+            raise ValueError(
+                f"a run with checkpoints must be known by its description, and this has opaque parts "
+                f"({'; '.join(opaque)}): use registered factories (fedjax_sim.register makes your own one), or "
+                "allow_opaque=True if you see to it yourself that they are the same whenever it is resumed"
+            )
+        self._configuration = configuration
+        self._rounds, self._eval_every, self._every = rounds, eval_every, every
+        self._store = Store(directory, keep)
+        self._caught = Caught()
+        self._saved, self._saved_at, self._cost = 0, time.perf_counter(), 0.0
+
+    def __enter__(self) -> Self:
+        self._context = interruptions()
+        self._caught = self._context.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._store.close()
+        self._context.__exit__(kind, error, traceback)  # may deliver a signal, so it comes last
+
+    def restore(self, driver: Driver, recording: Recording) -> float | None:
+        """Puts the driver and the record back to the newest checkpoint.
+
+        Returns:
+          Seconds of rounds that went into it; None if there is no checkpoint.
+
+        Raises:
+          ValueError: it is of a run of another configuration (the message lists the differences), or of more rounds.
+
+        Warns:
+          UserWarning: it was written by other versions, or on another device.
+        """
+        found = self._store.newest()
+        if found is None:
+            return None
+        self._check(found)
+        changes = environment_changes(found.about["configuration"], self._configuration)
+        if changes:
+            warnings.warn(
+                f"{found.path} was written elsewhere ({changes}): results may differ by round-off", stacklevel=3
+            )
+        record = {name: array for name, array in found.arrays.items() if not name.startswith("state")}
+        stops = {int(row): Stop(*stop) for row, stop in found.about["stops"].items()}
+        recording.restore(record, stops)
+        driver.restore(_unflattened(driver.states(), found))
+        self._saved, self._saved_at = found.round, time.perf_counter()
+        return float(found.about["seconds"])
+
+    def after(self, driver: Driver, recording: Recording, seconds: float, *, last: bool) -> None:
+        """Called between chunks: saves where it is due, and ends the run where a signal has asked for it.
+
+        Args:
+          driver: it holds the state.
+          recording: what was recorded so far.
+          seconds: of rounds so far.
+          last: whether the run is complete.
+
+        Raises:
+          Interrupted: after a signal.
+          OSError: the checkpoint could not be written; the one before is still there.
+        """
+        asked = self._caught.signal
+        if last or asked is not None or self._due(recording.finished):
+            self._save(driver, recording, seconds)
+        if asked is not None and not last:
+            path = self._store.paths()[-1]
+            raise Interrupted(asked, recording.finished, self._rounds, path)
+
+    def _due(self, finished: int) -> bool:
+        if self._every is not None:
+            return finished // self._every > self._saved // self._every
+        return time.perf_counter() - self._saved_at >= _SHARE * self._cost
+
+    def _save(self, driver: Driver, recording: Recording, seconds: float) -> None:
+        if recording.finished == self._saved and self._store.paths():
+            return
+        states = jax.block_until_ready(driver.states())
+        begun = time.perf_counter()
+        about = {
+            "configuration": self._configuration,
+            "stops": {str(row): list(stop) for row, stop in recording.stops.items()},
+            "seconds": seconds,
+        }
+        self._store.save(recording.finished, recording.arrays() | _flattened(states), about)
+        self._saved, self._saved_at = recording.finished, time.perf_counter()
+        self._cost = self._saved_at - begun
+
+    def _check(self, found: Checkpoint) -> None:
+        differing = differences(found.about["configuration"], self._configuration)
+        if differing:
+            more = f"; and {len(differing) - _SHOWN} more" if len(differing) > _SHOWN else ""
+            raise ValueError(
+                f"{found.path} is of another run ({'; '.join(differing[:_SHOWN])}{more}): give the same arguments to "
+                "resume it, or another directory"
+            )
+        if found.round > self._rounds:
+            raise ValueError(
+                f"{found.path} has finished {found.round} rounds, and rounds={self._rounds} asks for fewer: give at "
+                "least as many, or another directory"
+            )
+        if found.round < self._rounds and found.round % self._eval_every:
+            raise ValueError(
+                f"{found.path} ends after {found.round} rounds, no multiple of eval_every={self._eval_every}: a run "
+                f"of {self._rounds} rounds would not have been evaluated there, so it cannot go on from it"
+            )
+
+
+def _flattened(states: TrainState) -> dict[str, np.ndarray]:
+    return {name: np.asarray(_plain(leaf)) for name, leaf in _named(states)}
+
+
+def _unflattened(like: TrainState, found: Checkpoint) -> Any:
+    """The arrays of a checkpoint in the structure of ``like``."""
+    leaves: list[Any] = []
+    for name, leaf in _named(like):
+        plain, saved = _plain(leaf), found.arrays.get(name)
+        if saved is None or saved.shape != plain.shape or saved.dtype != plain.dtype:
+            raise ValueError(
+                f"{found.path} has no {name} of {plain.dtype}{list(plain.shape)}: it was written by another version of "
+                "the package or of the method, which cannot be resumed with this one"
+            )
+        typed = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        leaves.append(jax.random.wrap_key_data(jnp.asarray(saved), impl=jax.random.key_impl(leaf)) if typed else saved)
+    return jax.tree.unflatten(jax.tree.structure(like), leaves)
+
+
+def _named(states: Any) -> list[tuple[str, jax.Array]]:
+    flat = jax.tree_util.tree_flatten_with_path(states)[0]
+    return [(f"state{jax.tree_util.keystr(path)}", leaf) for path, leaf in flat]
+
+
+def _plain(leaf: jax.Array) -> jax.Array:
+    """Numbers that a file can hold: typed PRNG keys as their words."""
+    return jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf

@@ -1,0 +1,253 @@
+"""Runs that diverge: what is recorded, who is left out, what stops; and the rules that stop a run."""
+
+import jax
+import numpy as np
+import pytest
+
+import fedjax_sim as fjs
+from fedjax_sim import stopping
+from fedjax_sim.divergence import Divergence, DivergenceError
+from fedjax_sim.recording import Recording, Stop
+
+sgd = fjs.optim.sgd
+N, ROUNDS, BAD = 6, 4, 4
+RATES = np.ones(N)
+RATES[BAD] = 1e200  # two steps of this client overflow
+TAU = np.array([[2, 3, 2, 2, 2, 3], [3, 2, 2, 4, 3, 2], [2, 2, 3, 2, 2, 2], [2, 3, 2, 2, 4, 2]])
+DROPPED = np.where(np.arange(N) == BAD, 0, TAU)
+METHODS = {
+    "fedavg": lambda rate: fjs.fedavg(client_optimizer=sgd(0.1), client_learning_rate=rate),
+    "fednova": lambda rate: fjs.fednova(client_optimizer=sgd(0.1), client_learning_rate=rate),
+    "scaffold": lambda rate: fjs.scaffold(client_optimizer=sgd(0.1), client_learning_rate=rate),
+    "feddane": lambda rate: fjs.feddane(client_optimizer=sgd(0.1), client_learning_rate=rate, same_cohort=True),
+    "fedaware": lambda rate: fjs.fedaware(client_optimizer=sgd(0.1), client_learning_rate=rate),
+    "qfedavg": lambda rate: fjs.qfedavg(client_optimizer=sgd(0.1), client_learning_rate=rate),
+}
+
+
+@pytest.fixture
+def data(x64):
+    return fjs.datasets.quadratics(num_clients=N, dim=8, seed=0)
+
+
+def settings(**changes):
+    given = {
+        "task": fjs.quadratic(),
+        "rounds": ROUNDS,
+        "cohort": fjs.cohort.uniform(3),
+        "work": fjs.local.given_steps(TAU),
+        "batches": fjs.local.full_batch(),
+    }
+    return given | changes
+
+
+def bad_rounds(data, seed):
+    """The rounds in which the client that overflows takes part."""
+    cohort = settings()["cohort"]
+    drawn = [cohort.draw(data, jax.random.key(seed), t) for t in range(ROUNDS)]
+    return [t for t, draw in enumerate(drawn) if BAD in np.asarray(draw.ids)[np.asarray(draw.mask)]]
+
+
+def seeds_with(data, spared):
+    """A seed in whose first rounds everything is well, then not, and one that never draws the client."""
+    hit = next(s for s in range(100) if (found := bad_rounds(data, s)) and found[0] > 0)
+    free = next(s for s in range(100) if not bad_rounds(data, s)) if spared else None
+    return [hit, free] if spared else [hit]
+
+
+def run(data, name="fedavg", rates=RATES, **changes):
+    algorithm = METHODS[name](fjs.rates.over_clients(rates))
+    return fjs.simulate(algorithm, data, **settings(**changes))
+
+
+def test_what_is_recorded(data):
+    seeds = seeds_with(data, spared=True)
+    history = run(data, seeds=seeds)
+    first = bad_rounds(data, seeds[0])[0]
+    assert history.divergences == [Divergence(seeds[0], first + 1, "clients", (BAD,), "FedAvg")]
+    assert str(history.divergences[0]) == (
+        f"FedAvg, seed {seeds[0]}, round {first + 1}: updates of the clients {BAD} are not finite"
+    )
+    # the round's model is not finite from then on; after it every client is not, for it starts there
+    assert history.rounds["diverged"][0].tolist() == [t >= first for t in range(ROUNDS)]
+    counts = history.rounds["nonfinite_clients"][0]
+    assert counts[first] == 1
+    assert (counts[first + 1 :] == 3).all()
+    # the other seed goes on as if nothing had been
+    alone = run(data, seeds=seeds[1])
+    np.testing.assert_array_equal(history["loss"][1], alone["loss"][0])
+    assert not history.rounds["nonfinite_clients"][1].any()
+    assert np.isfinite(history["loss"][1]).all()
+    assert history.stops == {}
+
+
+def test_it_is_saved(data, tmp_path):
+    history = run(data, seeds=seeds_with(data, spared=True), on_divergence="stop")
+    assert history.divergences
+    assert history.stops
+    history.save(tmp_path / "run.npz")
+    read = fjs.History.load(tmp_path / "run.npz")
+    assert read.divergences == history.divergences
+    assert read.stops == history.stops
+
+
+def test_raise(data):
+    seeds = seeds_with(data, spared=True)
+    with pytest.raises(
+        DivergenceError, match=rf"FedAvg, seed {seeds[0]}, round \d: updates of the clients 4"
+    ) as caught:
+        run(data, seeds=seeds, on_divergence="raise")
+    assert caught.value.divergences[0].clients == (BAD,)
+
+
+def test_stop(data):
+    seeds = seeds_with(data, spared=True)
+    history = run(data, seeds=seeds, on_divergence="stop")
+    first = bad_rounds(data, seeds[0])[0]
+    assert list(history.stops) == [seeds[0]]
+    assert history.stops[seeds[0]].round == first + 1
+    assert history.rounds["cohort_size"][0].tolist() == [3] * (first + 1) + [0] * (ROUNDS - first - 1)
+    going_on = run(data, seeds=seeds)
+    np.testing.assert_array_equal(history["loss"][1], going_on["loss"][1])
+    np.testing.assert_array_equal(history.rounds["cohort_size"][1], going_on.rounds["cohort_size"][1])
+
+
+_COSTLY = ("feddane", "fedaware", "qfedavg")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in _COSTLY else ()) for name in METHODS]
+)
+def test_a_skipped_client_is_one_that_drops_out(data, name):
+    seeds = seeds_with(data, spared=False)
+    skipped = run(data, name, skip_nonfinite=True, seeds=seeds)
+    dropped = run(data, name, RATES * 0 + 1, work=fjs.local.given_steps(DROPPED), seeds=seeds)
+    assert skipped.divergences == []
+    assert skipped.rounds["nonfinite_clients"][0].sum() == len(bad_rounds(data, seeds[0]))
+    np.testing.assert_allclose(skipped["loss"], dropped["loss"], rtol=1e-12)
+    np.testing.assert_allclose(skipped.params, dropped.params, rtol=1e-9, atol=1e-12)
+    np.testing.assert_array_equal(skipped.rounds["cohort_size"], dropped.rounds["cohort_size"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("average", ["sample", "plain", "original", "scheme_ii"])
+@pytest.mark.parametrize("layout", [fjs.layout.stacked(), fjs.layout.lanes(2)], ids=["stacked", "lanes"])
+def test_skipping_in_every_average_and_layout(data, average, layout):
+    seeds = seeds_with(data, spared=False)
+    cohort = fjs.cohort.uniform(3, average=average)
+    skipped = run(data, skip_nonfinite=True, seeds=seeds, cohort=cohort, layout=layout)
+    dropped = run(data, "fedavg", RATES * 0 + 1, work=fjs.local.given_steps(DROPPED), seeds=seeds, cohort=cohort)
+    np.testing.assert_allclose(skipped.params, dropped.params, rtol=1e-9, atol=1e-12)
+
+
+def test_everybody_is_skipped(data):
+    history = run(data, rates=RATES * 0 + 1e200, skip_nonfinite=True)
+    assert (history.rounds["cohort_size"] == 0).all()
+    assert (history["loss"] == history["loss"][:, :1]).all()
+
+
+def test_the_compiled_run_has_it_too(data):
+    seed = seeds_with(data, spared=False)[0]
+    algorithm = METHODS["fedavg"](fjs.rates.over_clients(RATES))
+    result = jax.jit(fjs.make_train(**settings()))(algorithm, data, jax.random.key(seed))
+    first = bad_rounds(data, seed)[0]
+    assert result.rounds["nonfinite_ids"][first].tolist() == [BAD, -1, -1]
+    assert result.rounds["nonfinite_ids"][0].tolist() == [-1, -1, -1]
+
+
+def test_a_server_that_overflows(data):
+    rates = fjs.rates.over_rounds(np.array([1.0, 1e300, 1e300, 1.0]))
+    algorithm = fjs.fedavg(client_optimizer=sgd(0.1), server_learning_rate=rates)
+    history = fjs.simulate(algorithm, data, **settings(eval_every=4))
+    (found,) = history.divergences
+    assert (found.what, found.clients) in {("model", ()), ("clients", found.clients)}
+    assert found.round == int(history.rounds["diverged"][0].argmax()) + 1
+
+
+def test_a_loss_that_explodes(data):
+    history = fjs.simulate(
+        fjs.fedavg(client_optimizer=sgd(3.0)), data, **settings(work=fjs.local.steps(6), eval_every=2)
+    )
+    assert [(one.what, one.round) for one in history.divergences] == [("loss", 2)]
+    assert "more than 1,000 times" in str(history.divergences[0])
+
+
+def test_rules():
+    evaluated = np.array([0, 5, 10, 15])
+    metrics = {"loss": np.array([3.0, 1.0, 2.5, 2.50001]), "test_accuracy": np.array([0.1, 0.5, 0.6, 0.6])}
+    early = {name: values[:3] for name, values in metrics.items()}
+    converged, rising = stopping.converged(1e-4), stopping.rising(1.0, over=10)
+    assert converged.reason(evaluated, metrics) == "loss changed by less than 0.0001"
+    assert converged.reason(evaluated[:3], early) is None
+    assert rising.reason(evaluated, metrics) == "loss rose by more than 1 in 10 rounds"  # 2.50001 - 1.0 at round 5
+    assert rising.reason(evaluated[:3], early) is None  # 2.5 - 3.0
+    assert stopping.reached("test_accuracy", 0.6).reason(evaluated[:3], early) == "test_accuracy reached 0.6"
+    assert stopping.reached("loss", 1.0).reason(evaluated[:2], {"loss": metrics["loss"][:2]}) == "loss reached 1"
+    assert stopping.reached("loss", 0.5).reason(evaluated, metrics) is None
+    assert stopping.fedprox() == stopping.any_of([converged, rising])
+    assert stopping.fedprox().reason(evaluated, metrics) == "loss changed by less than 0.0001"
+    assert converged.reason(evaluated[:1], {"loss": metrics["loss"][:1]}) is None
+    with pytest.raises(ValueError, match=r"stop asks for 'los', .*did you mean 'loss'"):
+        stopping.converged(metric="los").reason(evaluated, metrics)
+    with pytest.raises(ValueError, match="an array of shape"):
+        stopping.reached("x", 1.0).reason(evaluated, {"x": np.ones((4, 2))})
+
+
+def test_a_rule_stops_each_seed_by_itself(data):
+    algorithm = fjs.fedavg(client_optimizer=sgd(0.1))
+    common = settings(rounds=30, work=fjs.local.steps(2))
+    whole = fjs.simulate(algorithm, data, **common, seeds=range(3))
+    target = float(np.median(whole["loss"].min(axis=1)))
+    history = fjs.simulate(algorithm, data, **common, seeds=range(3), stop=stopping.reached("loss", target))
+    reached = whole["loss"] <= target
+    for row, seed in enumerate(range(3)):
+        if reached[row].any():
+            first = int(reached[row].argmax())
+            assert history.stops[seed] == Stop(first, f"loss reached {target:g}")
+            np.testing.assert_array_equal(history["loss"][row, : first + 1], whole["loss"][row, : first + 1])
+            assert (history["loss"][row, first:] == whole["loss"][row, first]).all()
+        else:
+            assert seed not in history.stops
+            np.testing.assert_array_equal(history["loss"][row], whole["loss"][row])
+    assert 1 <= len(history.stops) <= 2
+
+
+def test_a_run_ends_when_all_have_stopped(data):
+    algorithm = fjs.fedavg(client_optimizer=sgd(0.1))
+    common = settings(rounds=400, eval_every=2, work=fjs.local.steps(2))
+    history = fjs.simulate(algorithm, data, **common, seeds=range(2), stop=stopping.converged(10.0))
+    assert history.evaluated.tolist() == [0, 2]
+    assert history.rounds["cohort_size"].shape == (2, 2)
+    assert history.stops == {seed: Stop(2, "loss changed by less than 10") for seed in range(2)}
+
+
+def test_errors(data):
+    algorithm = fjs.fedavg(client_optimizer=sgd(0.1))
+    with pytest.raises(TypeError, match=r"stop is 0\.1: give a rule, .* or None"):
+        fjs.simulate(algorithm, data, **settings(), stop=0.1)
+    with pytest.raises(ValueError, match=r"on_divergence is 'skip': it must be one of 'record', 'stop', 'raise'"):
+        fjs.simulate(algorithm, data, **settings(), on_divergence="skip")
+    with pytest.raises(TypeError, match="skip_nonfinite"):
+        fjs.simulate(algorithm, data, **settings(), skip_nonfinite="yes")
+    with pytest.raises(ValueError, match=r"any_of\(\[\]\): give at least one rule"):
+        stopping.any_of([])
+    with pytest.raises(TypeError, match=r"any_of.*'converged'"):
+        stopping.any_of(["converged"])
+    with pytest.raises(ValueError, match="converged"):
+        stopping.converged(0.0)
+
+
+def test_a_recording_that_grows():
+    recording = Recording("FedAvg", [0, 1], skipped=False)
+    for number in range(700):  # more than wait on the device
+        count = int(number > 0)
+        rounds = {"nonfinite_clients": np.full((2, count), number), "nonfinite_ids": np.zeros((2, count, 3), int)}
+        recording.add(rounds if count else {}, {"loss": np.array([number, -number], float)}, count)
+    assert recording.finished == 699
+    assert recording.metrics()["loss"].tolist() == [list(range(700)), [-float(n) for n in range(700)]]
+    assert recording.rounds()["nonfinite_clients"][1].tolist() == list(range(1, 700))
+    other = Recording("FedAvg", [0, 1], skipped=False)
+    other.restore(recording.arrays(), {1: Stop(3, "why")})
+    assert other.running.tolist() == [True, False]
+    for name, values in recording.arrays().items():
+        np.testing.assert_array_equal(other.arrays()[name], values)
