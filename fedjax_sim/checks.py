@@ -9,18 +9,22 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.algorithms.contract import Method
+from fedjax_sim.asynchronous.checking import check_method, check_scheme
 from fedjax_sim.cohort.participation import Participation
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.host import HostDataset
-from fedjax_sim.diagnostics.base import as_diagnostics
+from fedjax_sim.diagnostics.base import Diagnostic, as_diagnostics
 from fedjax_sim.layout.base import Layout
+from fedjax_sim.limits import check_counts
 from fedjax_sim.local import batches as batch_schemes
 from fedjax_sim.local.batches import Batches, FullBatch
 from fedjax_sim.local.work import Work
 from fedjax_sim.rates import OverClients, Rate
-from fedjax_sim.setting import Setting
+from fedjax_sim.setting import Guard, Setting
+from fedjax_sim.systems.base import System
+from fedjax_sim.systems.closing import Clock
 from fedjax_sim.task import Task
-from fedjax_sim.values import check_count, shown
+from fedjax_sim.values import check_count, check_flag, shown
 
 
 def check_setting(
@@ -35,6 +39,9 @@ def check_setting(
     layout: Any,
     evaluate: Any,
     diagnostics: Any,
+    skip_nonfinite: Any = False,
+    system: Any = None,
+    asynchronous: Any = None,
 ) -> Setting:
     """The run's setting from the keyword arguments of ``make_train``.
 
@@ -59,7 +66,19 @@ def check_setting(
     if batches is None:
         batches = batch_schemes.shuffled(batch_size)
     _check_kind("batches", batches, Batches, "fedjax_sim.local.shuffled(20)")
-    return Setting(task, cohort, work, batches, layout, as_diagnostics(diagnostics))
+    check_flag("skip_nonfinite", skip_nonfinite)
+    asked = as_diagnostics(diagnostics)
+    if system is not None:
+        _check_kind("system", system, System, "fedjax_sim.systems.devices(seconds_per_step=0.1)")
+        asked = _beside_the_clock(asked)
+    elif work.needs_system:
+        raise ValueError(
+            f"work={work!r} counts the steps that a client's device makes in its time: give the run "
+            "system=fedjax_sim.systems.devices(seconds_per_step=...)"
+        )
+    if asynchronous is not None:
+        check_scheme(asynchronous, system, cohort, work)
+    return Setting(task, cohort, work, batches, layout, asked, Guard(skip_nonfinite), system, asynchronous)
 
 
 def check_run(
@@ -84,13 +103,20 @@ def check_run(
     if not (hasattr(key, "dtype") and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)) or jnp.shape(key) != ():
         raise TypeError(f"key is {key!r}: give one typed PRNG key, jax.random.key(0)")
     name = type(algorithm).__name__
+    algorithm.check(dataset.num_clients)
     setting.cohort.check(dataset, rounds)
     setting.work.check(dataset, rounds)
     setting.task.check(dataset)
     setting = setting._replace(cohort=setting.cohort.fitted(dataset))
+    if setting.system is not None:
+        setting.system.check(dataset, rounds)
+        setting.system.policy.check(setting.cohort.size(dataset.num_clients))
     average = setting.average(algorithm)
     if average not in algorithm.averages:
-        raise ValueError(f"{name} cannot average by {average!r}: allowed are {sorted(algorithm.averages)}")
+        why = algorithm.averages_why and f"; {algorithm.averages_why}"
+        raise ValueError(f"{name} cannot average by {average!r}: allowed are {sorted(algorithm.averages)}" + why)
+    if setting.asynchronous is not None:
+        check_method(setting, algorithm, dataset)
     slots = setting.cohort.size(dataset.num_clients)
     if algorithm.needs_everyone and slots < dataset.num_clients:
         raise ValueError(
@@ -132,6 +158,7 @@ def check_run(
         for leaf, wanted in zip(jax.tree.leaves(initial_params), jax.tree.leaves(params), strict=True):
             if jnp.issubdtype(wanted.dtype, jnp.inexact) and not jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):
                 raise TypeError(f"initial_params has a leaf of {jnp.result_type(leaf)}: it must be {wanted.dtype}")
+    check_counts(setting, algorithm, dataset, rounds)
     return setting
 
 
@@ -141,6 +168,11 @@ def check_streamed(setting: Setting, algorithm: Method) -> None:
     Raises:
       ValueError: it does.
     """
+    if setting.asynchronous is not None:
+        raise ValueError(
+            "asynchronous=... with a HostDataset: who reports in a round is known once its clock has run, too late for "
+            "sending the examples ahead: use dataset.on_device()"
+        )
     needing = [type(diagnostic).__name__ for diagnostic in setting.diagnostics if diagnostic.everyone]
     if "objective" in algorithm.needs:
         needing.insert(0, type(algorithm).__name__)
@@ -149,6 +181,25 @@ def check_streamed(setting: Setting, algorithm: Method) -> None:
             f"{needing[0]} reads the examples of all clients in every round, and this data set stays on the host: a "
             "round sees its cohort's examples alone. Use dataset.on_device(), or do without"
         )
+
+
+def _beside_the_clock(diagnostics: tuple[Diagnostic, ...]) -> tuple[Diagnostic, ...]:
+    """The diagnostics without ``communication()``, whose records a run with a system has anyway.
+
+    Raises:
+      ValueError: another one records a name that the system's clock does.
+    """
+    from fedjax_sim.diagnostics.clients import Communication
+
+    left = tuple(one for one in diagnostics if not isinstance(one, Communication))
+    for one in left:
+        taken = sorted(set(one.names()) & set(Clock._fields))
+        if taken:
+            raise ValueError(
+                f"diagnostics: {type(one).__name__} records {taken[0]!r}, which a run with a system records itself: "
+                "choose another name"
+            )
+    return left
 
 
 def _check_kind(what: str, value: Any, kind: type, example: str) -> None:

@@ -32,6 +32,8 @@ class Purpose(enum.IntEnum):
     ALGORITHM = 2**31 + 5
     DIAGNOSTICS = 2**31 + 6
     AVAILABILITY = 2**31 + 7
+    SYSTEM = 2**31 + 8
+    REDRAW = 2**31 + 9
 
 
 class ClientDraws(NamedTuple):

@@ -5,13 +5,26 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from fedjax_sim.algorithms.contract import Method
+from fedjax_sim.asynchronous.schemes import Asynchronous
 from fedjax_sim.cohort.averaging import Averaging
 from fedjax_sim.cohort.participation import Participation
+from fedjax_sim.descriptions import Described, static
 from fedjax_sim.diagnostics.base import Diagnostic
 from fedjax_sim.layout.base import Layout
 from fedjax_sim.local.batches import Batches
 from fedjax_sim.local.work import Work
+from fedjax_sim.systems.base import System
 from fedjax_sim.task import Task
+
+
+class Guard(Described):
+    """What a run does about clients whose messages or state are not finite; pure structure.
+
+    Attributes:
+      skip: whether they are left out of the round, as stragglers are who drop out; otherwise they are counted only.
+    """
+
+    skip: bool = static(default=False)
 
 
 class Setting(NamedTuple):
@@ -24,6 +37,9 @@ class Setting(NamedTuple):
       batches: which examples a step sees.
       layout: how clients are run, or None for the rule of ``choose_layout``.
       diagnostics: what is measured in every round.
+      guard: what becomes of clients that diverge.
+      system: the clients' devices in virtual time, or None for no clock.
+      asynchronous: what a server does that waits for messages, not for cohorts; None for rounds.
     """
 
     task: Task
@@ -32,6 +48,9 @@ class Setting(NamedTuple):
     batches: Batches
     layout: Layout | None
     diagnostics: tuple[Diagnostic, ...] = ()
+    guard: Guard = Guard()
+    system: System | None = None
+    asynchronous: Asynchronous | None = None
 
     def observes(self, what: str) -> bool:
         """Whether a diagnostic asks for ``what``."""
@@ -52,7 +71,9 @@ class TrainState(NamedTuple):
     Attributes:
       server: the algorithm's server state.
       clients: client states by client index, [N, ...]; ``()`` for stateless methods.
+      flight: who is in flight (:class:`fedjax_sim.asynchronous.flight.Flight`) in asynchronous runs; else ``()``.
     """
 
     server: Any
     clients: Any
+    flight: Any = ()

@@ -12,6 +12,7 @@ from fedjax_sim.adjoints.base import Adjoint, Operands, Run
 from fedjax_sim.adjoints.forward import without_reverse_mode
 from fedjax_sim.adjoints.scans import per_round
 from fedjax_sim.algorithms.contract import Method
+from fedjax_sim.asynchronous.schemes import Asynchronous
 from fedjax_sim.checks import check_run, check_setting
 from fedjax_sim.cohort.participation import Participation
 from fedjax_sim.datasets.federated import FederatedDataset
@@ -22,6 +23,7 @@ from fedjax_sim.local.batches import Batches
 from fedjax_sim.local.work import Work
 from fedjax_sim.rounds import init_state, prepare, run_round
 from fedjax_sim.setting import Setting, TrainState
+from fedjax_sim.systems.base import System
 from fedjax_sim.task import Task
 from fedjax_sim.values import shown
 
@@ -37,8 +39,10 @@ class TrainResult(NamedTuple):
       metrics: arrays by name, leading axis evaluations: ``"round"`` (0, then every ``eval_every``, then the last),
         ``"loss"`` (the objective F on the training data, penalty included), the task's metrics, ``"test_..."`` where
         the data set has test examples, and what ``evaluate`` returns.
-      rounds: arrays by name, leading axis rounds: ``"cohort_size"``, ``"useful_steps"``, ``"computed_steps"``, what the
-        algorithm reports and the diagnostics measure.
+      rounds: arrays by name, leading axis rounds: ``"cohort_size"``, ``"useful_steps"``, ``"computed_steps"``,
+        ``"nonfinite_clients"``, ``"nonfinite_ids"``, ``"diverged"``, with a system ``"duration"``, ``"bytes_down"``,
+        ``"bytes_up"``, ``"reported"``, ``"dropped_late"`` and ``"failed"``, what the algorithm reports and the
+        diagnostics measure.
     """
 
     params: Any
@@ -69,6 +73,9 @@ def make_train(
     evaluate: Evaluate | None = None,
     diagnostics: Requested = (),
     layout: Layout | None = None,
+    skip_nonfinite: bool = False,
+    system: System | None = None,
+    asynchronous: Asynchronous | None = None,
     adjoint: Adjoint | None = None,
 ) -> Train:
     """Makes ``train(algorithm, dataset, key)``, a pure function to jit, vmap and differentiate.
@@ -90,6 +97,13 @@ def make_train(
       evaluate: more to record at every evaluation: ``evaluate(params, dataset) -> {name: array}``.
       diagnostics: what to measure in every round, names or objects of ``fedjax_sim.diagnostics``.
       layout: how clients are run on the hardware; None chooses by a rule.
+      skip_nonfinite: leaves a client out of the round, as one that drops out, if what it sends or keeps has a NaN or
+        infinity. Otherwise it counts, and breaks the model. Both are recorded.
+      system: the clients' devices in virtual time: ``fjs.systems.devices(...)``. Every round then records its
+        ``"duration"`` and traffic, and clients that are late or fail are left out. None for no clock.
+      asynchronous: a server that waits for messages, not for cohorts: ``fjs.asynchronous.fedbuff(buffer=10)``. Needs
+        ``system``, whose clock orders the messages; the cohort scheme's slots are the clients in flight, and a round is
+        one update of the server's model. None for synchronous rounds.
       adjoint: how rounds are differentiated: an object of ``fjs.adjoints``. None for ``per_round()``, which stores the
         state before each round and computes the round again on the way back.
 
@@ -119,6 +133,7 @@ def make_train(
     given = check_setting(
         task=task, rounds=rounds, cohort=cohort, work=work, batch_size=batch_size, batches=batches,
         eval_every=eval_every, layout=layout, evaluate=evaluate, diagnostics=diagnostics,
+        skip_nonfinite=skip_nonfinite, system=system, asynchronous=asynchronous,
     )  # fmt: skip
     chosen = per_round() if adjoint is None else adjoint
     if not isinstance(chosen, Adjoint):

@@ -87,7 +87,8 @@ def view(data, task, *, steps=(2, 0, 3), updates=None, algorithm=None, accumulat
     drift = () if updates is None else jnp.sqrt(measures.squares(updates))
     params = a_model(task, data, seed) if params is None else params
     return dg.RoundView(
-        task, data, algorithm, params, params, client, cohort, updates, drift, accumulation, 1000, 500,
+        task, data, algorithm, params, params, client, cohort, updates, drift, accumulation,
+        jnp.float32(2000), jnp.float32(1000),
         jnp.int32(6), jnp.int32(8), jax.random.key(7),
     )  # fmt: skip
 

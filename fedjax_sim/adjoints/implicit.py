@@ -67,6 +67,11 @@ class Implicit(Adjoint):
         return self
 
     def check(self, setting: Setting, algorithm: Method, rounds: int) -> None:
+        if setting.asynchronous is not None:
+            raise ValueError(
+                "adjoint=implicit() needs every round to be the same function, and with asynchronous=... other clients "
+                "report in every round: use another adjoint, such as nested() or truncated(...) of fedjax_sim.adjoints"
+            )
         for what, value, repeats, instead in (
             ("cohort", setting.cohort, isinstance(setting.cohort, Full), "cohort.full()"),
             (
@@ -76,6 +81,12 @@ class Implicit(Adjoint):
                 "batches=local.full_batch() or local.in_order(B)",
             ),
             ("work", setting.work, _same_steps(setting.work, rounds), "local.steps(tau) or equal rows of given_steps"),
+            (
+                "system",
+                setting.system,
+                setting.system is None or setting.system.repeats,
+                "devices without dropout, and without jitter unless the server waits for all",
+            ),
         ):
             if not repeats:
                 raise ValueError(

@@ -25,7 +25,7 @@ from fedjax_sim.descriptions import factory, static
 from fedjax_sim.drawing import draw
 from fedjax_sim.layout.base import Bounds, Layout, LocalResult
 from fedjax_sim.local.solver import Slot, Solver
-from fedjax_sim.rounds import bounds, init_state, keyed_phases, layout_of, prepare
+from fedjax_sim.rounds import bounds, exchange_cost, init_state, keyed_phases, layout_of, prepare
 from fedjax_sim.setting import Setting, TrainState
 from fedjax_sim.values import check_count, shown
 
@@ -145,6 +145,11 @@ def reverse_bound(algorithm: Method, dataset: FederatedDataset, keys: jax.Array,
     if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((algorithm, dataset, keys, run))):
         raise TypeError("reverse_bound was given traced values, whose draws are not known: call it outside of jit")
     given, rounds = setting_of(run)
+    if given.asynchronous is not None:
+        raise ValueError(
+            "reverse_bound counts the steps of cohorts, and with asynchronous=... the clients of a round are those who "
+            "report in time: use the adjoints without it"
+        )
     several = jnp.reshape(keys, (-1,))
     setting = check_run(given, algorithm, dataset, several[0], rounds)
     totals, largest = _drawn_steps(setting, algorithm, dataset, several, jnp.arange(rounds, dtype=jnp.int32))
@@ -170,12 +175,15 @@ def _drawn_steps(
     def of_key(key: jax.Array) -> tuple[jax.Array, jax.Array]:
         prepared = prepare(setting, algorithm, dataset, key)
         # Draws do not depend on the state; some methods' slopes do, and are dropped from the program with them.
-        server = init_state(setting, prepared, dataset, key).server
+        state = init_state(setting, prepared, dataset, key)
 
         def of_round(t: jax.Array) -> tuple[jax.Array, jax.Array]:
             steps = []
             for _, phase, phase_key in keyed_phases(prepared, key):
-                slots = draw(setting, phase, data, phase_key, phase.broadcast(server), t).slots
+                sent, cost = phase.broadcast(state.server), None
+                if setting.system is not None:
+                    cost = exchange_cost(setting, phase, data, phase_key, sent, t, state.clients)
+                slots = draw(setting, phase, data, phase_key, sent, t, cost).slots
                 steps.append(Solver(phase, setting.task, setting.batches, data).micro_steps(slots))
             return jnp.stack([jnp.sum(one) for one in steps]), jnp.stack([jnp.max(one) for one in steps])
 

@@ -16,7 +16,10 @@ from fedjax_sim.values import shown, suggest
 
 _KIND = "diagnostic"
 _OBSERVABLE = frozenset({"updates", "drift", "accumulation"})
-_TAKEN = ("cohort_size", "computed_steps", "lowest_weight", "overflow", "useful_steps")
+_TAKEN = (
+    "client_ids", "client_staleness", "cohort_size", "computed_steps", "diverged", "lowest_weight", "nonfinite_clients",
+    "nonfinite_ids", "overflow", "staleness", "staleness_max", "staleness_mean", "useful_steps",
+)  # fmt: skip
 
 
 class RoundView(NamedTuple):
@@ -34,8 +37,8 @@ class RoundView(NamedTuple):
       drift: |y_i - x|, [S], 0 in void slots; ``()`` unless ``observes`` has "drift".
       weights_of_steps: a_i, [S, most]: the local solver's accumulation weights over its steps, 0 beyond tau_i, for the
         first leaf of the parameters; ``()`` unless ``observes`` has "accumulation".
-      bytes_down: bytes that one client receives in the round, in all phases.
-      bytes_up: bytes that one client sends.
+      bytes_down: bytes sent to all clients of the round, in all phases; float scalar.
+      bytes_up: bytes that they send; float scalar.
       useful_steps: gradients that the clients needed.
       computed_steps: gradients that the layout computed.
       key: PRNG key of (run, round) for the diagnostics' own draws.
@@ -51,8 +54,8 @@ class RoundView(NamedTuple):
     updates: Any
     drift: Any
     weights_of_steps: Any
-    bytes_down: int
-    bytes_up: int
+    bytes_down: jax.Array
+    bytes_up: jax.Array
     useful_steps: jax.Array
     computed_steps: jax.Array
     key: jax.Array

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from fedjax_sim import trees
 from fedjax_sim.algorithms.fednova import FedNova
-from fedjax_sim.cohort.per_client import at_clients, check_length, per_client
+from fedjax_sim.cohort.per_client import check_length, per_client
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.descriptions import factory, static
 from fedjax_sim.diagnostics import measures
@@ -17,6 +17,9 @@ from fedjax_sim.diagnostics.base import Diagnostic, RoundView
 from fedjax_sim.diagnostics.streams import Piece, read_clients
 from fedjax_sim.diagnostics.updates import cohort_shares
 from fedjax_sim.evaluation import client_values, worst_mean
+from fedjax_sim.systems.base import Cost
+from fedjax_sim.systems.closing import Visit, close_exchange
+from fedjax_sim.systems.devices import Devices
 from fedjax_sim.task import Task
 from fedjax_sim.values import check_real
 
@@ -49,7 +52,7 @@ class Surrogate(Diagnostic):
     everyone: ClassVar[bool] = False
 
     def checked(self) -> Surrogate:
-        if self.normalised not in (None, True, False):
+        if self.normalised is not None and not isinstance(self.normalised, bool):
             raise TypeError(f"surrogate(normalised={self.normalised!r}): it must be True, False or None")
         return self
 
@@ -113,7 +116,10 @@ class ClientLosses(Diagnostic):
 
 
 class Communication(Diagnostic):
-    """Bytes sent to and by all clients of the round, in all its phases: ``"bytes_down"`` and ``"bytes_up"``."""
+    """Bytes sent to and by all clients of the round, in all its phases: ``"bytes_down"`` and ``"bytes_up"``.
+
+    A run with a ``system=`` records both anyway, with what clients that fail or are late have received.
+    """
 
     everyone: ClassVar[bool] = False
 
@@ -121,14 +127,14 @@ class Communication(Diagnostic):
         return "bytes_down", "bytes_up"
 
     def measure(self, view: RoundView) -> dict[str, jax.Array]:
-        clients = view.cohort.size.astype(jnp.result_type(float))  # a large model's bytes do not fit an int32
-        return {"bytes_down": clients * float(view.bytes_down), "bytes_up": clients * float(view.bytes_up)}
+        return {"bytes_down": view.bytes_down, "bytes_up": view.bytes_up}
 
 
 class VirtualTime(Diagnostic):
     """Seconds until the slowest client of the cohort is done, max tau_i / v_i + transfer: ``"virtual_time"``.
 
-    0 in a round in which nobody took part.
+    0 in a round in which nobody took part. It is a clock beside the run, which changes nothing in it; a run's
+    ``system=`` has bandwidths, failures and deadlines besides, and decides who takes part.
 
     Args:
       speeds: v_i, local steps per second: a number, or [N] by client index (in the order of the client ids).
@@ -150,9 +156,11 @@ class VirtualTime(Diagnostic):
         check_length("virtual_time(transfer=...)", self.transfer, dataset.num_clients)
 
     def measure(self, view: RoundView) -> dict[str, jax.Array]:
-        speeds, transfer = (at_clients(value, view.client.index) for value in (self.speeds, self.transfer))
-        seconds = view.client.steps.astype(speeds.dtype) / speeds + transfer
-        return {"virtual_time": jnp.max(jnp.where(view.cohort.valid, seconds, jnp.zeros_like(seconds)))}
+        clock = Devices(seconds_per_step=1 / jnp.asarray(self.speeds), latency=self.transfer / 2)
+        one, none = jnp.ones_like(view.client.steps), jnp.zeros_like(view.client.steps)
+        visit = Visit(view.client.index, view.client.id, view.cohort.valid, view.client.steps, one, none)
+        closed = close_exchange(clock, visit, view.key, view.cohort.round, Cost(0.0, 0.0))
+        return {"virtual_time": closed.clock.duration}
 
 
 class Efficiency(Diagnostic):

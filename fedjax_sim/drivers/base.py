@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from fedjax_sim.algorithms.contract import Method
@@ -21,8 +22,13 @@ class Driver(Protocol):
         """Compiles the programs; what is recorded at the evaluation before the first round, leaves [seeds, ...]."""
         ...
 
-    def advance(self, start: int, count: int) -> tuple[Record, dict[str, jax.Array]]:
+    def advance(self, start: int, count: int, running: np.ndarray) -> tuple[Record, dict[str, jax.Array]]:
         """Rounds ``start`` to ``start + count - 1``, then an evaluation.
+
+        Args:
+          start: number of the first round.
+          count: of rounds.
+          running: bool[seeds]; the others keep their state, and their rows of the record are zero.
 
         Returns:
           ``(record, metrics)``: leaves [seeds, count, ...] and [seeds, ...].
@@ -31,6 +37,10 @@ class Driver(Protocol):
 
     def states(self) -> TrainState:
         """The state after the rounds so far, leaves [seeds, ...]."""
+        ...
+
+    def restore(self, states: TrainState) -> None:
+        """Goes on from ``states`` (arrays of the host, leaves [seeds, ...]) instead."""
         ...
 
 

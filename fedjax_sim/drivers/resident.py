@@ -7,8 +7,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
+from fedjax_sim import trees
 from fedjax_sim.algorithms.contract import Method
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.drivers.base import loop_of_rounds
@@ -28,6 +30,7 @@ class ResidentDriver:
       dataset: the data.
       length: the most rounds of one call.
       evaluate: more to record at every evaluation, or None.
+      may_stop: whether ``advance`` is ever told that a seed has stopped.
     """
 
     def __init__(
@@ -40,19 +43,28 @@ class ResidentDriver:
         *,
         length: int,
         evaluate: Evaluate | None,
+        may_stop: bool,
     ) -> None:
+        self._seeds = len(keys)
         self._states: TrainState = _initialise(setting, algorithm, dataset, keys, initial_params)
-        self._run = functools.partial(_advance, setting, algorithm, dataset, keys, length=length, evaluate=evaluate)
+        self._run = functools.partial(
+            _advance, setting, algorithm, dataset, keys, length=length, evaluate=evaluate, may_stop=may_stop
+        )
 
     def start(self) -> dict[str, jax.Array]:
-        return self.advance(0, 0)[1]
+        return self.advance(0, 0, np.ones(self._seeds, bool))[1]
 
-    def advance(self, start: int, count: int) -> tuple[Record, dict[str, jax.Array]]:
-        self._states, record, metrics = self._run(self._states, jnp.int32(start), jnp.int32(count))
+    def advance(self, start: int, count: int, running: np.ndarray) -> tuple[Record, dict[str, jax.Array]]:
+        counts = jnp.asarray(np.where(running, count, 0), jnp.int32)
+        self._states, record, metrics = self._run(self._states, jnp.int32(start), counts)
         return jax.tree.map(lambda leaf: leaf[:, :count], record), metrics
 
     def states(self) -> TrainState:
         return self._states
+
+    def restore(self, states: TrainState) -> None:
+        # A copy: the program is given its memory to write to.
+        self._states = jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), states)
 
 
 @jax.jit
@@ -65,7 +77,7 @@ def _initialise(
     return jax.vmap(one)(keys)
 
 
-@functools.partial(jax.jit, static_argnames=("length", "evaluate"), donate_argnames="states")
+@functools.partial(jax.jit, static_argnames=("length", "evaluate", "may_stop"), donate_argnames="states")
 def _advance(
     setting: Setting,
     algorithm: Method,
@@ -73,20 +85,37 @@ def _advance(
     keys: jax.Array,
     states: TrainState,
     start: jax.Array,
-    count: jax.Array,
+    counts: jax.Array,
     *,
     length: int,
     evaluate: Evaluate | None,
+    may_stop: bool,
 ) -> tuple[TrainState, Record, dict[str, jax.Array]]:
-    """``count`` <= ``length`` rounds from round ``start``, then an evaluation; for every seed."""
+    """``counts[s]`` <= ``length`` rounds of seed s from round ``start``, then an evaluation."""
 
-    def one(key_and_state: tuple[jax.Array, TrainState]) -> tuple[TrainState, Record, dict[str, jax.Array]]:
-        key, state = key_and_state
+    def rounds(key: jax.Array, state: TrainState, count: jax.Array) -> tuple[TrainState, Record]:
         prepared = prepare(setting, algorithm, dataset, key)
-        state, records = loop_of_rounds(setting, prepared, dataset, key, state, start, count, length=length)
-        return state, records, measure(setting, prepared, dataset, state, evaluate)
+        return loop_of_rounds(setting, prepared, dataset, key, state, start, count, length=length)
+
+    def measured(key: jax.Array, state: TrainState) -> dict[str, jax.Array]:
+        return measure(setting, prepare(setting, algorithm, dataset, key), dataset, state, evaluate)
 
     if jax.default_backend() == "cpu":
         # Vmapped dynamic loops would make every seed wait for the slowest.
-        return lax.map(one, (keys, states))  # type: ignore[no-any-return]
-    return jax.vmap(lambda key, state: one((key, state)))(keys, states)
+        def one(of_seed: tuple[jax.Array, TrainState, jax.Array]) -> Any:
+            key, state, count = of_seed
+            state, record = rounds(key, state, count)
+            return state, record, measured(key, state)
+
+        return lax.map(one, (keys, states, counts))  # type: ignore[no-any-return]
+    # One count for all: a count of its own would make every step of every seed a choice.
+    most = jnp.max(counts)
+    after, records = jax.vmap(lambda key, state: rounds(key, state, most))(keys, states)
+    if may_stop:
+        after, records = _kept(counts == most, (after, records), (states, trees.zeros_like(records)))
+    return after, records, jax.vmap(measured)(keys, after)
+
+
+def _kept(rows: jax.Array, new: Any, old: Any) -> Any:
+    """The rows of ``new``, and of ``old`` where ``rows`` is false: seeds that have stopped keep what they had."""
+    return jax.tree.map(lambda a, b: jnp.where(rows.reshape(-1, *[1] * (a.ndim - 1)), a, b), new, old)

@@ -78,16 +78,20 @@ class StreamedDriver:
         self.window_rows = _rounded_up(max(most, dataset.max_size))
 
     def start(self) -> dict[str, jax.Array]:
-        self._run(0, 0)
+        self._run(0, 0, np.ones(len(self._keys), bool))
         return self._measure()
 
-    def advance(self, start: int, count: int) -> tuple[Record, dict[str, jax.Array]]:
-        return self._run(start, count), self._measure()
+    def advance(self, start: int, count: int, running: np.ndarray) -> tuple[Record, dict[str, jax.Array]]:
+        return self._run(start, count, running), self._measure()
 
     def states(self) -> TrainState:
         return _stacked(self._states)  # type: ignore[no-any-return]
 
-    def _run(self, start: int, count: int) -> Record:
+    def restore(self, states: TrainState) -> None:
+        for seed in range(len(self._keys)):
+            self._states[seed] = jax.tree.map(lambda leaf, seed=seed: jnp.array(leaf[seed], copy=True), states)
+
+    def _run(self, start: int, count: int, running: np.ndarray) -> Record:
         seeds = len(self._keys)
         records: list[list[Record]] = [[] for _ in range(seeds)]
         turns = max(count, 1) * seeds  # without rounds the program is compiled, and takes none
@@ -99,7 +103,7 @@ class StreamedDriver:
             seed, number = turn % seeds, start + turn // seeds
             self._states[seed], record = _one_round(
                 self._setting, self._algorithm, self._dataset.frame, self._keys[seed], self._states[seed], sent,
-                jnp.int32(number), jnp.int32(min(count, 1)),
+                jnp.int32(number), jnp.int32(min(count, 1) if running[seed] else 0),
             )  # fmt: skip
             records[seed].append(record)
         return _stacked([_joined(of_seed) for of_seed in records]) if count else {}

@@ -11,6 +11,7 @@ from fedjax_sim.local.work import (
     random_epochs,
     steps,
     stragglers,
+    window,
 )
 
 __all__ = [
@@ -28,5 +29,6 @@ __all__ = [
     "shuffled",
     "steps",
     "stragglers",
+    "window",
     "with_replacement",
 ]

@@ -69,6 +69,13 @@ class Batches(Described):
         """Batches that make up ONE step (1 but for full local gradients, accumulated piece by piece)."""
         return size * 0 + 1
 
+    def examples_per_batch(self, size: jax.Array, rows: int) -> jax.Array:
+        """The mean number of a client's examples in the batch of one gradient, padding left out; float."""
+        batches = self.epoch(size, rows) * self.pieces(size, rows)
+        real = jnp.result_type(float)
+        mean: jax.Array = size.astype(real) / jnp.maximum(batches, 1).astype(real)
+        return mean
+
 
 class Shuffled(Batches):
     """A fresh random permutation of the client's examples each epoch; every example exactly once, last batch partial.
@@ -188,6 +195,9 @@ class WithReplacement(Batches):
 
     def prepare(self, draws: ClientDraws) -> Any:
         return draws.purpose(Purpose.BATCH)
+
+    def examples_per_batch(self, size: jax.Array, rows: int) -> jax.Array:
+        return jnp.full(size.shape, rows, jnp.result_type(float))
 
     def positions(self, prepared: Any, size: jax.Array, step: jax.Array, rows: int) -> Positions:
         words = jax.random.bits(jax.random.fold_in(prepared, step), (rows,), jnp.uint32)

@@ -57,18 +57,23 @@ class Progress(NamedTuple):
 
 
 class Watch(struct.PyTreeNode):
-    """What diagnostics ask of every client beside its messages, delivered in stacks.
+    """What is asked of every client beside its messages, delivered in stacks.
 
     Attributes:
       updates: y_i - x, under the name ``UPDATES``.
       drift: |y_i - x|, under the name ``DRIFT``.
+      finite: whether all it sends and keeps is finite, under the name ``FINITE``.
+      skip: whether a client of whom that is not true leaves nothing: zero messages, the old c_i.
     """
 
     updates: bool = struct.field(pytree_node=False, default=False)
     drift: bool = struct.field(pytree_node=False, default=False)
+    finite: bool = struct.field(pytree_node=False, default=False)
+    skip: bool = struct.field(pytree_node=False, default=False)
 
     UPDATES: ClassVar[str] = "watched updates"
     DRIFT: ClassVar[str] = "watched drift"
+    FINITE: ClassVar[str] = "watched finite"
 
 
 class Solver(NamedTuple):
@@ -91,7 +96,8 @@ class Solver(NamedTuple):
     @property
     def stacked(self) -> tuple[str, ...]:
         """Names of the messages that are delivered as [S, ...] stacks."""
-        asked = ((Watch.UPDATES, self.watch.updates), (Watch.DRIFT, self.watch.drift))
+        watch = self.watch
+        asked = ((Watch.UPDATES, watch.updates), (Watch.DRIFT, watch.drift), (Watch.FINITE, watch.finite))
         return (*self.algorithm.stacked, *(name for name, wanted in asked if wanted))
 
     def micro_steps(self, slot: Slot) -> jax.Array:
@@ -149,15 +155,19 @@ class Solver(NamedTuple):
     def finish(self, sent: Any, c_i: Any, slot: Slot, progress: Progress) -> tuple[dict[str, Any], Any]:
         """``(messages, new c_i)``; of a void slot, zero messages and the old c_i."""
         client = slot.client._replace(anchor=progress.anchor, mean_loss=progress.mean_loss)
-        messages, new = self.algorithm.finish(progress.params, sent, c_i, progress.local, client)
+        messages, new = self._messages(sent, c_i, client, progress)
         valid = client.steps > 0
+        finite = trees.all_finite((messages, new)) if self.watch.finite else jnp.bool_(True)
         if self.watch.updates or self.watch.drift:
             update = trees.subtract(progress.params, sent.params)
             if self.watch.updates:
                 messages |= {Watch.UPDATES: update}
             if self.watch.drift:
                 messages |= {Watch.DRIFT: trees.norm(update)}
-        return trees.select(valid, messages, trees.zeros_like(messages)), trees.select(valid, new, c_i)
+        if self.watch.skip:
+            valid = valid & finite
+        messages, new = trees.select(valid, messages, trees.zeros_like(messages)), trees.select(valid, new, c_i)
+        return (messages | {Watch.FINITE: finite} if self.watch.finite else messages), new
 
     def weigh(self, slot: Slot, messages: dict[str, Any]) -> dict[str, Any]:
         """The messages that are summed, each times its weight."""
@@ -184,6 +194,15 @@ class Solver(NamedTuple):
         direction = self.algorithm.direction(g, y, sent, progress.local, client)
         y, state = self.algorithm.local_step(direction, y, progress.optimizer, sent, client)
         return progress._replace(params=y, optimizer=state)
+
+    def _messages(self, sent: Any, c_i: Any, client: Client, progress: Progress) -> tuple[dict[str, Any], Any]:
+        if not self.algorithm.encodes:
+            return self.algorithm.finish(progress.params, sent, c_i, progress.local, client)
+        change = trees.subtract(progress.params, sent.params)
+        change, c_i, notes = self.algorithm.encode(change, sent, c_i, client)
+        at_zero = sent._replace(params=trees.zeros_like(sent.params))  # y - x is then the change to the last bit
+        messages, new = self.algorithm.finish(change, at_zero, c_i, progress.local, client)
+        return messages | notes, new
 
     @property
     def _anchored(self) -> bool:

@@ -30,6 +30,7 @@ class Turn(NamedTuple):
       ids: int32[S], client ids.
       valid: bool[S], false in void slots.
       epoch: int32[S], steps of one epoch of each client.
+      seconds_per_step: virtual seconds of one local step in this round, [S]; ``()`` in a run without a system.
     """
 
     draws: ClientDraws
@@ -38,12 +39,19 @@ class Turn(NamedTuple):
     ids: jax.Array
     valid: jax.Array
     epoch: jax.Array
+    seconds_per_step: Any = ()
 
 
 class Work(Described):
-    """Base of the work schemes."""
+    """Base of the work schemes.
+
+    Attributes:
+      may_drop: whether tau can be 0.
+      needs_system: whether it reads ``turn.seconds_per_step``.
+    """
 
     may_drop: ClassVar[bool] = False
+    needs_system: ClassVar[bool] = False
 
     def steps(self, turn: Turn) -> jax.Array:
         """tau of each slot, int32[S]; what void slots get does not matter."""
@@ -254,6 +262,46 @@ class Deadline(Work):
         check_length("deadline(speeds)", self.speeds, dataset.num_clients)
 
 
+class Window(Work):
+    """The local steps that fit into a window of time: tau_i = min(most, floor(seconds / seconds per step of client i)).
+
+    Rounds of a fixed length in wall-clock time, one of FedNova's reasons for unequal tau_i: all clients compute equally
+    long, so that fast ones take more steps, whatever they hold. How long a step takes in this round, its jitter
+    included, says the run's system; the time of transfers and of passes over all local data (anchors) is not part of
+    the window. A step that fits up to one part in a million counts as done. Clients who do not finish a single step are
+    dropped.
+
+    Args:
+      seconds: virtual seconds of local work, >= 0.
+      most: the largest number of steps, >= 1; it bounds the program.
+
+    Reference: Wang et al. 2020, "Tackling the objective inconsistency problem in heterogeneous federated optimization".
+    """
+
+    seconds: Any
+    most: int = static()
+
+    may_drop: ClassVar[bool] = True
+    needs_system: ClassVar[bool] = True
+
+    def checked(self) -> Window:
+        check_real("window(seconds)", self.seconds, low=0.0)
+        check_count("window(most)", self.most)
+        return self
+
+    def steps(self, turn: Turn) -> jax.Array:
+        if isinstance(turn.seconds_per_step, tuple):
+            raise ValueError("window(seconds) counts the steps that a client's device makes: give the run a system=...")
+        each = turn.seconds_per_step
+        seconds = jnp.asarray(self.seconds).astype(each.dtype) * (1 + 1e-6)
+        # In floats until it is bounded: a step of no seconds fits infinitely often.
+        fits = jnp.where(each > 0, jnp.floor(seconds / jnp.where(each > 0, each, jnp.ones_like(each))), self.most)
+        return jnp.minimum(fits, self.most).astype(jnp.int32)
+
+    def most_steps(self, epoch: int) -> int:
+        return self.most
+
+
 class GivenSteps(Work):
     """Steps from an array: tau[t, client]; 0 drops the client from that round.
 
@@ -304,6 +352,7 @@ random_epochs = factory("work.random_epochs", RandomEpochs)
 gaussian_steps = factory("work.gaussian_steps", GaussianSteps)
 stragglers = factory("work.stragglers", Stragglers)
 deadline = factory("work.deadline", Deadline)
+window = factory("work.window", Window)
 given_steps = factory("work.given_steps", GivenSteps)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_sim.reporting.files import write_atomically
-from fedjax_sim.reporting.recorded import Recorded, in_words, rounds_of
+from fedjax_sim.reporting.recorded import AXES, Recorded, in_words, positions, rounds_of
 from fedjax_sim.reporting.ticks import plain_numbers
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart, without its yellow, which nobody sees on white.
@@ -23,8 +23,18 @@ _DIVERGED = "a seed diverged"
 _DPI = 150
 
 
-def curves(histories: Mapping[str, Recorded], metric: str = "loss", ax: Any = None, *, log: bool | None = None) -> Any:
+def curves(
+    histories: Mapping[str, Recorded],
+    metric: str = "loss",
+    ax: Any = None,
+    *,
+    log: bool | None = None,
+    against: str = "round",
+) -> Any:
     """Draws a metric against rounds: the mean over seeds as a line, their range (minimum to maximum) as a band.
+
+    Against virtual time or bytes each seed is evaluated at places of its own. There a seed's value holds until its next
+    evaluation, so the lines are steps: what was known by then. A line ends where the first of its seeds does.
 
     A cross at the upper edge marks the first evaluation at which a seed was NaN or infinite; there the method's line
     ends. An axis of losses stops at ten times the start (twice, if it is linear) when a method runs away.
@@ -35,6 +45,7 @@ def curves(histories: Mapping[str, Recorded], metric: str = "loss", ax: Any = No
       ax: matplotlib axes to add the lines to; None makes a figure.
       log: whether the metric's axis is logarithmic; None chooses it for positive losses whose means span more than a
         decade.
+      against: ``"round"``, ``"virtual_time"`` or ``"bytes"``; the last two are recorded by runs with a ``system=``.
 
     Returns:
       The axes.
@@ -42,7 +53,8 @@ def curves(histories: Mapping[str, Recorded], metric: str = "loss", ax: Any = No
     Raises:
       ImportError: matplotlib is not installed.
       KeyError: a record lacks the metric.
-      ValueError: no histories, or a metric that is not one number per seed and evaluation.
+      ValueError: no histories, a metric that is not one number per seed and evaluation, or an axis that a run did not
+        record.
     """
     check_matplotlib()
     if not histories:
@@ -54,15 +66,17 @@ def curves(histories: Mapping[str, Recorded], metric: str = "loss", ax: Any = No
         _, ax = pyplot.subplots(figsize=(7, 4), layout="constrained")
     drawn_before = len(_labelled(ax))
     styles = {name: line_style(drawn_before + index) for index, name in enumerate(histories)}
-    _draw(ax, histories, metric, styles, log)
-    ax.set_xlabel("rounds")
+    _draw(ax, histories, metric, styles, log, against)
+    ax.set_xlabel(AXES[against][1])
     beside = own and len(histories) > 1
     place = {"loc": "upper left", "bbox_to_anchor": (1.02, 1.0)} if beside else {"loc": "best"}
     ax.legend(handles=_handles(_labelled(ax), [ax]), title=_band_words(histories.values()), **LEGEND, **place)
     return ax
 
 
-def comparison(problems: Mapping[str, Mapping[str, Recorded]], path: str | os.PathLike[str]) -> Any:
+def comparison(
+    problems: Mapping[str, Mapping[str, Recorded]], path: str | os.PathLike[str], *, against: str = "round"
+) -> Any:
     """One figure of methods on problems: a column per problem, the training loss above the test accuracy.
 
     A method has one colour and dash in all columns. Where a problem has no test accuracy the training accuracy is
@@ -71,6 +85,7 @@ def comparison(problems: Mapping[str, Mapping[str, Recorded]], path: str | os.Pa
     Args:
       problems: the methods' records by the problem's and the method's name.
       path: where the figure goes (atomically), as PNG unless the name ends otherwise (``.pdf``, ``.svg``).
+      against: ``"round"``, ``"virtual_time"`` or ``"bytes"``, for all columns.
 
     Returns:
       The matplotlib figure.
@@ -93,15 +108,15 @@ def comparison(problems: Mapping[str, Mapping[str, Recorded]], path: str | os.Pa
     axes = figure.subplots(1 + two_rows, len(problems), sharex="col", squeeze=False)
     for (problem, runs), column in zip(problems.items(), axes.T, strict=True):
         column[0].set_title(textwrap.fill(problem, 36), fontsize="medium")
-        _draw(column[0], runs, "loss", styles, None)
+        _draw(column[0], runs, "loss", styles, None, against)
         accuracy = _accuracy(runs.values())
         if accuracy is not None:
             recorded = {name: run for name, run in runs.items() if accuracy in run.metrics}
-            _draw(column[1], recorded, accuracy, styles, None)
+            _draw(column[1], recorded, accuracy, styles, None, against)
         elif two_rows:
             column[1].axis("off")
             column[0].tick_params(labelbottom=True)
-        column[0 if accuracy is None else 1].set_xlabel("rounds")
+        column[0 if accuracy is None else 1].set_xlabel(AXES[against][1])
     for row in axes:
         for left, right in reversed(list(itertools.pairwise(row))):
             if left.get_ylabel() == right.get_ylabel():
@@ -141,7 +156,12 @@ def _accuracy(runs: Iterable[Recorded]) -> str | None:
 
 
 def _draw(
-    ax: Any, histories: Mapping[str, Recorded], metric: str, styles: Mapping[str, Mapping[str, Any]], log: bool | None
+    ax: Any,
+    histories: Mapping[str, Recorded],
+    metric: str,
+    styles: Mapping[str, Mapping[str, Any]],
+    log: bool | None,
+    against: str,
 ) -> None:
     """The lines, bands and crosses of one axes, and its scale."""
     from matplotlib.ticker import MaxNLocator
@@ -153,17 +173,23 @@ def _draw(
             raise ValueError(
                 f"{metric!r} of {name!r} has shape {values.shape}: a curve needs one number per seed and evaluation"
             )
+        stepped = against != "round"
+        if stepped:
+            places, values = on_one_axis(positions(run, metric, against), values)
+        else:
+            places = np.asarray(rounds_of(run, metric))
         finite = np.isfinite(values).all(axis=0)
         end = len(finite) if finite.all() else int(np.argmin(finite))
-        rounds, kept = np.asarray(rounds_of(run, metric)), values[:, :end]
+        kept = values[:, :end]
         mean = kept.mean(axis=0)
-        ax.plot(rounds[:end], mean, label=name, **styles[name])
+        ax.plot(places[:end], mean, label=name, drawstyle="steps-post" if stepped else "default", **styles[name])
         if len(kept) > 1:
             band = {"color": styles[name]["color"], "alpha": 0.15, "linewidth": 0}
-            ax.fill_between(rounds[:end], kept.min(axis=0), kept.max(axis=0), **band)
+            band |= {"step": "post"} if stepped else {}
+            ax.fill_between(places[:end], kept.min(axis=0), kept.max(axis=0), **band)
         if end < len(finite):
             cross = {"color": styles[name]["color"], "marker": "x", "markersize": 7, "markeredgewidth": 2}
-            ax.plot(rounds[end], 1.0, transform=ax.get_xaxis_transform(), clip_on=False, label=f"_{_DIVERGED}", **cross)
+            ax.plot(places[end], 1.0, transform=ax.get_xaxis_transform(), clip_on=False, label=f"_{_DIVERGED}", **cross)
         means.append(mean)
         kept_values.append(kept.ravel())
     if log is None:
@@ -175,10 +201,27 @@ def _draw(
     if log and min(ax.get_ylim()) > 0 and ax.get_ylim()[1] < 1000 * ax.get_ylim()[0]:
         plain_numbers(ax.yaxis, (1.0, 2.0, 5.0))  # beyond three decades powers of ten are easier to read
     locator = ax.xaxis.get_major_locator()
-    if isinstance(locator, MaxNLocator):
+    if isinstance(locator, MaxNLocator) and against == "round":
         locator.set_params(integer=True)
     ax.set_ylabel(in_words(metric))
     plain(ax)
+
+
+def on_one_axis(places: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Values of several seeds, each recorded at places of its own, as step functions on one axis.
+
+    Args:
+      places: [seeds, E], not decreasing along the second axis.
+      values: [seeds, E]; each holds from its place to the next one.
+
+    Returns:
+      ``(axis, values)``, [P] and [seeds, P]: all places at which a seed has a new value, from where all seeds have one
+      to where the first of them ends.
+    """
+    axis = np.unique(places)
+    axis = axis[(axis >= places[:, 0].max()) & (axis <= places[:, -1].min())]
+    held = [of[np.searchsorted(at, axis, side="right") - 1] for at, of in zip(places, values, strict=True)]
+    return axis, np.stack(held)
 
 
 def _spans_a_decade(values: np.ndarray) -> bool:

@@ -45,6 +45,65 @@ def rounds_of(run: Recorded, name: str) -> np.ndarray:
     return run.evaluated if name in run.metrics else np.arange(1, run[name].shape[1] + 1)
 
 
+# What a run can be drawn against: the records of every round whose running sums it is, and its words.
+AXES: dict[str, tuple[tuple[str, ...], str]] = {
+    "round": ((), "rounds"),
+    "virtual_time": (("duration",), "virtual time (s)"),
+    "bytes": (("bytes_down", "bytes_up"), "communication (bytes)"),
+}
+
+
+def clock(run: Recorded, axis: str) -> np.ndarray:
+    """Where a run is after each of its rounds, float64[seeds, R + 1]; 0 before the first.
+
+    Args:
+      run: a record.
+      axis: a name of :data:`AXES`.
+
+    Raises:
+      ValueError: an unknown axis, or one that the run did not record.
+    """
+    if axis not in AXES:
+        raise ValueError(f"against={axis!r}: it must be one of {', '.join(map(repr, AXES))}")
+    names = AXES[axis][0]
+    if axis == "virtual_time" and not _has(run, "duration"):
+        names = ("virtual_time",)  # the diagnostic's, seconds of every round
+    missing = [name for name in names if not _has(run, name)]
+    if missing:
+        what, name = ("its bytes", "communication") if axis == "bytes" else ("virtual time", "virtual_time")
+        raise ValueError(
+            f"{axis!r}: the run did not record {what}; give it system=fedjax_sim.systems.devices(...), or "
+            f"diagnostics=[{name!r}]"
+        )
+    if not names:
+        seeds, rounds = np.asarray(run["cohort_size"]).shape[:2]
+        return np.broadcast_to(np.arange(rounds + 1, dtype=float), (seeds, rounds + 1))
+    each = sum(np.asarray(run[name], dtype=float) for name in names)
+    return np.concatenate([np.zeros((len(each), 1)), np.cumsum(each, axis=1)], axis=1)  # type: ignore[arg-type]
+
+
+def positions(run: Recorded, name: str, axis: str) -> np.ndarray:
+    """Where the values of ``name`` belong on ``axis``, float64[seeds, values]."""
+    values: np.ndarray = clock(run, axis)[:, np.asarray(rounds_of(run, name))]
+    return values
+
+
+def first_reached(values: np.ndarray, at: np.ndarray, target: float, *, falling: bool) -> np.ndarray:
+    """The first of the places ``at`` at which ``values`` reach the target, float[seeds]; inf where they never do."""
+    reached = values <= target if falling else values >= target
+    rows = np.arange(len(values))
+    first: np.ndarray = np.where(reached.any(axis=1), at[rows, reached.argmax(axis=1)], np.inf)
+    return first
+
+
+def _has(run: Recorded, name: str) -> bool:
+    try:
+        run[name]
+    except KeyError:
+        return False
+    return True
+
+
 def in_words(metric: str) -> str:
     """A metric's name for a reader: ``test_accuracy`` is the test accuracy, ``loss`` the training loss."""
     return {"loss": "training loss", "accuracy": "training accuracy", "e_lud": "e-LUD", "lud": "LUD"}.get(

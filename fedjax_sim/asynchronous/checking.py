@@ -1,0 +1,106 @@
+"""What an asynchronous run can have wrong before it is compiled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_sim.algorithms.contract import Client, Method
+from fedjax_sim.asynchronous.schemes import Asynchronous
+from fedjax_sim.cohort.participation import Participation
+from fedjax_sim.datasets.federated import FederatedDataset
+from fedjax_sim.local.work import Stragglers, Work
+from fedjax_sim.setting import Setting
+from fedjax_sim.systems.policies import WaitForAll
+from fedjax_sim.values import shown
+
+_UNDERSTOOD = frozenset({"anchor", "objective"})  # needs that are a client's own, or the server's
+
+_CHANGE = "delta"  # the message that all methods of federated averaging have
+
+
+def check_scheme(asynchronous: Any, system: Any, cohort: Participation, work: Work) -> None:
+    """Checks what ``make_train`` is given beside ``asynchronous``.
+
+    Raises:
+      TypeError: of another kind.
+      ValueError: no system, or one of the others has a meaning for cohorts only.
+    """
+    if not isinstance(asynchronous, Asynchronous):
+        raise TypeError(
+            f"asynchronous is {shown(asynchronous)}: it must be an Asynchronous, for instance "
+            "fedjax_sim.asynchronous.fedbuff(buffer=10), or None"
+        )
+    if system is None:
+        raise ValueError(
+            "asynchronous=... without system=...: the order in which clients report depends on how fast they are, so "
+            "give the run devices, for instance system=fedjax_sim.systems.devices(seconds_per_step=1.0)"
+        )
+    if not isinstance(system.policy, WaitForAll):
+        raise ValueError(
+            f"asynchronous=... with system=...(policy={shown(system.policy)}): a policy says when a synchronous round "
+            "is closed, and here the server waits for no client: leave the policy out"
+        )
+    if not cohort.equal or cohort.replacement or cohort.may_be_empty or cohort.may_overflow:
+        raise ValueError(
+            f"asynchronous=... with cohort={shown(cohort)}: free slots are filled uniformly among the clients that are "
+            "not in flight, so the scheme must draw a fixed number of clients, all equally likely and none twice: use "
+            "cohort.uniform(M), cohort.shuffled(M) or cohort.full()"
+        )
+    if isinstance(work, Stragglers):
+        raise ValueError(
+            f"asynchronous=... with work={shown(work)}: a share of a cohort has no meaning where clients start one by "
+            "one: use another work scheme, or give the system slow devices"
+        )
+
+
+def check_method(setting: Setting, algorithm: Method, dataset: FederatedDataset) -> None:
+    """Checks that the method has a meaning for messages that began with different models.
+
+    Raises:
+      ValueError: it has none, by name.
+    """
+    name = type(algorithm).__name__
+    alone = "asynchronous=... is for methods that average the clients' changes in one exchange, like fedavg, fedprox, "
+    advice = f"{alone}fedadam and the other server optimisers"
+
+    def refused(why: str) -> ValueError:
+        return ValueError(f"{name} cannot be asynchronous: {why}; {advice}")
+
+    if len(algorithm.phases()) > 1:
+        raise refused("a round of it has several exchanges with its clients")
+    if algorithm.needs_everyone:
+        raise refused("it needs everybody in every round")
+    if algorithm.settles:
+        raise refused("its clients hear of the new model at the end of a round")
+    params = jax.eval_shape(lambda: setting.task.init(jax.random.key(0), dataset))
+    if jax.tree.leaves(jax.eval_shape(algorithm.init_client, params)):
+        raise refused("its clients keep state between their visits, which has no meaning for old models")
+    if algorithm.stacked:
+        raise refused(f"it reads single messages ({', '.join(algorithm.stacked)}), which staleness cannot weigh")
+    unknown = algorithm.needs - _UNDERSTOOD
+    if unknown:
+        raise refused(f"it counts on the {min(unknown)!r} of a cohort whose clients began with one model")
+    sent_up, own = jax.eval_shape(lambda params: _messages(algorithm, params, dataset.num_clients), params)
+    if _CHANGE not in sent_up.keys() - own.keys():
+        raise refused(f"its clients' changes ({_CHANGE!r}) are not averaged as the cohort scheme says")
+    average = setting.average(algorithm)
+    if average not in ("sample", "plain"):
+        raise ValueError(
+            f"asynchronous=... averages by 'sample' or 'plain', not by {average!r}, which counts on who is drawn in a "
+            "round: give the cohort scheme average='plain' (as in the papers) or 'sample'"
+        )
+
+
+def _messages(algorithm: Method, params: Any, num_clients: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The messages of a client, and the weights of those that the method weighs itself: for their names."""
+    real, whole = jnp.zeros(()), jnp.int32(1)
+    client = Client(
+        index=whole, id=whole, size=whole, steps=whole, weight=real, share=real, learning_rate=real, slope=(),
+        anchor=params, mean_loss=real, key=jax.random.key(0), relative_size=real,
+    )  # fmt: skip
+    sent = algorithm.broadcast(algorithm.init(params, num_clients))
+    y, local = algorithm.start(sent, (), client)
+    return algorithm.finish(y, sent, (), local, client)[0], algorithm.weigh(client)

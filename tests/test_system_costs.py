@@ -1,0 +1,196 @@
+"""What a run costs: operations of a gradient, bytes of every method, and the clock of a history."""
+
+import inspect
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedjax_sim as fjs
+from fedjax_sim import systems
+from fedjax_sim.algorithms.contract import Method
+from fedjax_sim.descriptions import registered
+from fedjax_sim.history import History
+from fedjax_sim.reporting.plots import comparison, curves, on_one_axis
+from fedjax_sim.rounds import exchange_cost, init_state, keyed_phases, prepare
+from fedjax_sim.setting import Setting
+from fedjax_sim.systems.flops import count
+
+KEY = jax.random.key(5)
+sgd = fjs.optim.sgd
+
+
+def flops_of(task, dataset, rows):
+    params = jax.eval_shape(lambda: task.init(jax.random.key(0), dataset))
+    return systems.gradient_flops(task, params, dataset, rows)
+
+
+def classified(num_classes=7, shape=(11,), count=9):
+    rng = np.random.default_rng(2)
+    clients = [(rng.normal(size=(count, *shape)).astype(np.float32), rng.integers(0, num_classes, count))] * 2
+    return fjs.datasets.from_clients(clients, num_classes=num_classes)
+
+
+def test_flops_of_logistic_regression_and_mlp():
+    """Two for every multiplication and addition of the products, and a few a logit or unit for all else."""
+    B, d, C = 5, 11, 7
+    logistic = flops_of(fjs.classification(fjs.models.LogisticRegression(C)), classified(), B)
+    products = 2 * B * d * C + 2 * B * d * C  # x W, x' r
+    assert products < logistic < products + 25 * B * C
+    h1, h2 = 40, 30
+    mlp = flops_of(fjs.classification(fjs.models.MLP(C, hidden=(h1, h2))), classified(), B)
+    forward = 2 * B * (d * h1 + h1 * h2 + h2 * C)
+    backward = forward + 2 * B * (h1 * h2 + h2 * C)  # no derivative to the examples
+    assert forward + backward < mlp < forward + backward + 8 * B * (h1 + h2) + 25 * B * C
+    decayed = fjs.classification(fjs.models.LogisticRegression(C), weight_decay=1e-3)
+    assert logistic + 2 * (d * C + C) <= flops_of(decayed, classified(), B) <= logistic + 6 * (d * C + C)
+
+
+def of_xla(function, *arguments):
+    analysed = jax.jit(function).lower(*arguments).cost_analysis()
+    return (analysed[0] if isinstance(analysed, list) else analysed)["flops"]
+
+
+def test_flops_are_those_of_xla_where_it_can_count():
+    class Net(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            x = nn.relu(nn.Conv(6, (3, 3), strides=2)(x))
+            x = nn.relu(nn.Conv(8, (3, 3), padding="VALID", feature_group_count=2)(x))
+            return nn.Dense(3)(x.mean((1, 2)))
+
+    net, x = Net(), jnp.ones((4, 12, 12, 2))
+    params = jax.eval_shape(net.init, KEY, x)
+
+    def loss(params, x):
+        return jnp.sum(net.apply(params, x) ** 2)
+
+    ours = count(jax.make_jaxpr(jax.grad(loss))(params, x).jaxpr)
+    theirs = of_xla(jax.grad(loss), params, x)
+    assert ours == pytest.approx(theirs, rel=0.02)
+
+    # XLA counts the body of a loop once, we as often as it runs.
+    def looped(w, x):
+        return jnp.sum(jax.lax.scan(lambda h, _: (jnp.tanh(h @ w), None), x, None, length=10)[0])
+
+    def unrolled(w, x):
+        for _ in range(10):
+            x = jnp.tanh(x @ w)
+        return jnp.sum(x)
+
+    given = jnp.ones((20, 20)), jnp.ones((4, 20))
+    ours = count(jax.make_jaxpr(jax.grad(looped))(*given).jaxpr)
+    assert ours == pytest.approx(count(jax.make_jaxpr(jax.grad(unrolled))(*given).jaxpr), rel=0.05)
+    assert ours > 5 * of_xla(jax.grad(looped), *given)
+
+
+# Of README's table of algorithms: models down and up, then single numbers down and up (of a model of two leaves).
+BYTES = {
+    "fedavg": (1, 1, 0, 0), "local_sgd": (1, 1, 0, 0), "large_batch_sgd": (1, 1, 0, 0), "fedprox": (1, 1, 1, 0),
+    "fednova": (1, 1, 0, 2), "scaffold": (2, 2, 0, 0), "vrl_sgd": (2, 1, 0, 0), "feddane": (3, 2, 0, 0),
+    "dane": (3, 2, 0, 0), "feddyn": (1, 1, 0, 0), "fedcm": (2, 1, 0, 0), "fedavgm": (1, 1, 0, 0),
+    "fedadagrad": (1, 1, 0, 0), "fedadam": (1, 1, 0, 0), "fedyogi": (1, 1, 0, 0), "fedams": (1, 1, 0, 0),
+    "fedaware": (1, 1, 0, 0), "qfedavg": (1, 1, 0, 1), "afl": (1, 1, 1, 2),
+}  # fmt: skip
+
+
+def traffic(algorithm):
+    """Bytes down and up of one client, all exchanges of a round; nothing is computed."""
+    dataset = classified()
+    task = fjs.classification(fjs.models.LogisticRegression(7))
+    work, batches = fjs.local.epochs(1), fjs.local.full_batch()
+    system = systems.devices(seconds_per_step=1.0)
+    setting = Setting(task, fjs.cohort.full(), work, batches, None, system=system)
+    found = []
+
+    def trace(key):
+        method = prepare(setting, algorithm, dataset, key)
+        state = init_state(setting, method, dataset, key)
+        for _, phase, phase_key in keyed_phases(method, key):
+            sent = phase.broadcast(state.server)
+            found.append(exchange_cost(setting, phase, dataset, phase_key, sent, jnp.int32(0), state.clients))
+
+    jax.eval_shape(trace, KEY)
+    return sum(cost.bytes_down for cost in found), sum(cost.bytes_up for cost in found)
+
+
+def made(name) -> Method:
+    return getattr(fjs, name)(client_optimizer=sgd(0.1))
+
+
+def test_bytes_of_every_method():
+    model = 4 * (11 * 7 + 7)
+    for name, (down, up, more_down, more_up) in BYTES.items():
+        assert traffic(made(name)) == (down * model + 4 * more_down, up * model + 4 * more_up), name
+    variant = fjs.fednova(client_optimizer=sgd(0.1), variance_reduction=True)
+    assert traffic(variant) == (2 * model, 2 * model + 8)
+    for wrapped in (fjs.ema, fjs.aware, fjs.reweighted):
+        assert traffic(wrapped(made("scaffold"))) == (2 * model, 2 * model), wrapped
+    warm = fjs.fedaware(client_optimizer=sgd(0.1), warm_up=True, weights="sample")
+    assert traffic(warm) == (model, model)
+
+
+def history(durations, losses, **more):
+    durations, losses = np.asarray(durations, float), np.asarray(losses, float)
+    rounds = {"duration": durations, "cohort_size": np.ones(durations.shape, int), "bytes_down": 10 * durations,
+              "bytes_up": durations, "useful_steps": durations, "computed_steps": durations}  # fmt: skip
+    return History(
+        evaluated=np.arange(losses.shape[1]) * 2, metrics={"loss": losses, "test_accuracy": 1 - losses / 10},
+        rounds={**rounds, **more}, params=(), seeds=list(range(len(losses))), seconds=1.0, compile_seconds=1.0,
+        description={},
+    )  # fmt: skip
+
+
+def test_clock_of_a_history():
+    kept = history([[1, 2, 3, 4], [10, 10, 10, 10]], [[9.0, 5.0, 1.0], [9.0, 8.0, 7.0]])
+    np.testing.assert_array_equal(kept.virtual_time, [[0, 3, 10], [0, 20, 40]])
+    np.testing.assert_array_equal(kept.bytes, [[0, 33, 110], [0, 220, 440]])
+    np.testing.assert_array_equal(kept.time_to("loss", 5.0), [3, np.inf])
+    np.testing.assert_array_equal(kept.time_to("test_accuracy", 0.19), [3, 20])
+    np.testing.assert_array_equal(kept.time_to("duration", 3.0), [6, 10])  # a record of every round
+    np.testing.assert_array_equal(kept.rounds_to("loss", 5.0), [2, np.inf])
+    del kept.rounds["duration"]
+    with pytest.raises(ValueError, match="did not record virtual time"):
+        kept.time_to("loss", 5.0)
+    kept.rounds["virtual_time"] = np.ones((2, 4))  # the diagnostic is a clock too
+    np.testing.assert_array_equal(kept.virtual_time, [[0, 2, 4]] * 2)
+    with pytest.raises(ValueError, match="it must be one of 'round', 'virtual_time', 'bytes'"):
+        kept.plot("loss", against="virtual_tim")
+
+
+def test_comparison_against_time(tmp_path):
+    slow, fast = (history([[k, 2 * k, k, k], [k, k, k, k]], [[9.0, 5.0, 1.0], [9.0, 8.0, 7.0]]) for k in (30, 10))
+    figure = comparison({"p": {"slow": slow, "fast": fast}}, tmp_path / "time.png", against="virtual_time")
+    assert (tmp_path / "time.png").stat().st_size > 10_000
+    losses, accuracies = figure.axes
+    assert accuracies.get_xlabel() == "virtual time (s)"
+    assert [line.get_xdata()[-1] for line in losses.get_lines()] == [120, 40]
+
+
+def test_curves_against_time():
+    from matplotlib import pyplot
+
+    kept = history([[1, 2, 3, 4], [10, 10, 10, 10]], [[9.0, 5.0, 1.0], [9.0, 8.0, 7.0]])
+    axis, values = on_one_axis(kept.virtual_time, kept["loss"])
+    np.testing.assert_array_equal(axis, [0, 3, 10])  # until the first seed ends
+    np.testing.assert_array_equal(values, [[9, 5, 1], [9, 9, 9]])
+    other = history([[1, 1, 1, 1]], [[9.0, np.nan, np.nan]])
+    ax = curves({"a": kept, "b": other}, "loss", against="virtual_time")
+    line = ax.get_lines()[0]
+    np.testing.assert_array_equal(line.get_xdata(), axis)
+    np.testing.assert_array_equal(line.get_ydata(), values.mean(axis=0))
+    assert line.get_drawstyle() == "steps-post"
+    assert ax.get_xlabel() == "virtual time (s)"
+    assert len(ax.get_lines()[1].get_xdata()) == 1  # the seed that diverged ends where it did
+    assert kept.plot("loss", against="bytes").get_xlabel() == "communication (bytes)"
+    assert kept.plot("loss").get_lines()[0].get_drawstyle() == "default"
+    pyplot.close("all")
+
+
+def test_all_methods_are_counted():
+    """A new method needs a line in BYTES, unless it wraps another."""
+    made_of = {name: inspect.signature(getattr(fjs, name.partition(".")[2])) for name in registered("algorithm")}
+    own = {name.partition(".")[2] for name, signature in made_of.items() if "client_optimizer" in signature.parameters}
+    assert own == set(BYTES)
