@@ -1,7 +1,10 @@
 """Federated algorithms: one short file each, against the contract of :mod:`fedjax_sim.algorithms.contract`."""
 
+from fedjax_sim.algorithms.attacked import Attacked, attacked
 from fedjax_sim.algorithms.averaging import Ema, LastK, ema, last_k
 from fedjax_sim.algorithms.base import Algorithm, Client, Cohort, Sent, ServerState
+from fedjax_sim.algorithms.clipping import AdaptivelyClipped, Clipped, Clipping, adaptively_clipped, clipped
+from fedjax_sim.algorithms.compression import Compressed, Quantised, RandomK, TopK, quantised, random_k, top_k
 from fedjax_sim.algorithms.contract import Method
 from fedjax_sim.algorithms.control import Controlled
 from fedjax_sim.algorithms.fairness import Afl, QFedAvg, afl, qfedavg
@@ -24,19 +27,27 @@ from fedjax_sim.algorithms.fedopt import (
     fedyogi,
 )
 from fedjax_sim.algorithms.fedprox import FedProx, fedprox
+from fedjax_sim.algorithms.private import Dp, dp
 from fedjax_sim.algorithms.reweighted import Reweighted, reweighted
+from fedjax_sim.algorithms.robust import Robust, robust
 from fedjax_sim.algorithms.scaffold import Scaffold, scaffold
 from fedjax_sim.algorithms.vrl_sgd import VrlSgd, vrl_sgd
 from fedjax_sim.algorithms.wrapper import Wrapped, Wrapper
 
 __all__ = [
+    "AdaptivelyClipped",
     "Afl",
     "Algorithm",
+    "Attacked",
     "Aware",
     "Client",
+    "Clipped",
+    "Clipping",
     "Cohort",
+    "Compressed",
     "Controlled",
     "Dane",
+    "Dp",
     "Ema",
     "FedAdagrad",
     "FedAdam",
@@ -55,16 +66,24 @@ __all__ = [
     "LocalSgd",
     "Method",
     "QFedAvg",
+    "Quantised",
+    "RandomK",
     "Reweighted",
+    "Robust",
     "Scaffold",
     "Sent",
     "ServerState",
+    "TopK",
     "VrlSgd",
     "Wrapped",
     "Wrapper",
+    "adaptively_clipped",
     "afl",
+    "attacked",
     "aware",
+    "clipped",
     "dane",
+    "dp",
     "ema",
     "fedadagrad",
     "fedadam",
@@ -82,7 +101,11 @@ __all__ = [
     "last_k",
     "local_sgd",
     "qfedavg",
+    "quantised",
+    "random_k",
     "reweighted",
+    "robust",
     "scaffold",
+    "top_k",
     "vrl_sgd",
 ]

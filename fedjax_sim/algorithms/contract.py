@@ -9,6 +9,7 @@ A round of the driver, for each of the method's :meth:`Method.phases`::
             g = gradient of F_i on a batch at y
             g = direction(g, y, sent, local, client)
             y = local_step(g, y, ...)                                # y + l * client_optimizer(g + mu (y - x))
+        y - x, c_i, notes = encode(y - x, sent, c_i, client)         # where ``encodes``
         messages, c_i = finish(y, sent, c_i, local, client)
     sums[name] = sum over the cohort of weigh(client)[name] * messages[name]
     server = aggregate(server, sums, cohort)
@@ -81,6 +82,7 @@ class Cohort(NamedTuple):
       mass: sum of the weights (1 but for the schemes that do not normalise).
       round: int32, t.
       key: PRNG key of (run, round) for the server's own draws.
+      expected: expected number of clients of a round, sum_i pi_i; ``()`` unless ``needs`` has ``"expected_size"``.
       shift: the average of the models is x + sum of weights * (y_i - x) + shift * x; ``()`` for none.
     """
 
@@ -93,6 +95,7 @@ class Cohort(NamedTuple):
     round: jax.Array
     key: jax.Array
     shift: Any = ()
+    expected: Any = ()
 
 
 ALL_AVERAGES = frozenset({"sample", "plain", "original", "scheme_ii", "transformed", "inverse"})
@@ -104,23 +107,29 @@ class Method(Described, kw_only=True):
     Attributes:
       default_average: what the cohort's ``average=None`` means.
       averages: which of the cohort's averages have a meaning for the method.
+      averages_why: why the others have none, for the message that refuses them.
       stacked: names of messages that arrive as [S, ...] stacks.
       takes_steps: false for an exchange in which clients report at x without moving.
       duplicates: whether a client drawn twice has a meaning.
       needs_everyone: whether every client must take part in every round.
       needs_full_gradients: whether local steps must be along full local gradients.
       settles: whether clients hear of the new model at the end of the round (:meth:`settle`).
+      encodes: whether clients report another change than they made (:meth:`encode`).
+      acts_alone: whether the server also aggregates in a round in which nobody took part.
       own_cohort: of an exchange before the last one: whether it draws a cohort of its own.
     """
 
     default_average: ClassVar[str] = "sample"
     averages: ClassVar[frozenset[str]] = ALL_AVERAGES
+    averages_why: ClassVar[str] = ""
     stacked: ClassVar[tuple[str, ...]] = ()
     takes_steps: ClassVar[bool] = True
     duplicates: ClassVar[bool] = True
     needs_everyone: ClassVar[bool] = False
     needs_full_gradients: ClassVar[bool] = False
     settles: ClassVar[bool] = False
+    encodes: ClassVar[bool] = False
+    acts_alone: ClassVar[bool] = False
     own_cohort: ClassVar[bool] = True
 
     # Declared here for the driver; Algorithm has them as fields, a wrapper reads its base's.
@@ -136,12 +145,15 @@ class Method(Described, kw_only=True):
 
     @property
     def needs(self) -> frozenset[str]:
-        """Which of ``"slope"``, ``"step_size"``, ``"anchor"`` (also ``mean_loss``) and ``"objective"`` it reads."""
+        """Of ``"slope"``, ``"step_size"``, ``"anchor"``, ``"objective"`` and ``"expected_size"`` those it reads."""
         return frozenset()
 
     def minimises(self, objective: str) -> str:
         """What the method minimises, in words; ``objective`` is what the cohort's average stands for."""
         return objective
+
+    def check(self, num_clients: int) -> None:
+        """Raises ``ValueError`` where the method cannot serve a data set of so many clients; before compilation."""
 
     def hoisted(self, params: Any) -> Self:
         """The method with the traced values inside bare optax objects made explicit."""
@@ -199,13 +211,33 @@ class Method(Described, kw_only=True):
         """What the local solver moves by against a unit gradient (see :mod:`fedjax_sim.optim.probe`)."""
         return probe(self.client_optimizer, self.proximal(sent), sent.params, rates, steps, bound)
 
+    def encode(self, change: Any, sent: Any, c_i: Any, client: Client) -> tuple[Any, Any, dict[str, Any]]:
+        """What a client makes of its change y - x before it reports: ``(change, c_i, {name: message besides})``.
+
+        Everything that :meth:`finish` computes, messages and new c_i, is then computed from the encoded change.
+        """
+        return change, c_i, {}
+
     def finish(self, y: Any, sent: Any, c_i: Any, local: Any, client: Client) -> tuple[dict[str, Any], Any]:
-        """``({name: message}, new c_i)``; messages unweighted and finite."""
+        """``({name: message}, new c_i)``; messages unweighted and finite.
+
+        It must read ``y`` and ``sent.params`` through their difference alone: where clients encode their changes it is
+        called with the encoded change for ``y`` and zeros for ``sent.params``, because x + (a small change) - x is not
+        that change in floating point.
+        """
         return {"delta": trees.subtract(y, sent.params)}, c_i
 
     def weigh(self, client: Client) -> dict[str, jax.Array]:
         """Weights of messages by name; names left out are weighted by ``client.weight``."""
         return {}
+
+    def download_bytes(self, sent: Any) -> int:
+        """Bytes that a client receives in this exchange, from the shapes of what is sent."""
+        return trees.size_in_bytes(sent)
+
+    def upload_bytes(self, messages: dict[str, Any], sent: Any) -> int:
+        """Bytes that a client sends in this exchange, from the shapes of its messages and of what it received."""
+        return trees.size_in_bytes(messages)
 
     def aggregate(self, server: Any, sums: dict[str, Any], cohort: Cohort) -> Any:
         """The server's next state from the weighted sums (or stacks) of the messages."""

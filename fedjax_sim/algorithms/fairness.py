@@ -130,6 +130,10 @@ class Afl(Algorithm):
     def broadcast(self, server: ServerState) -> Any:
         return WeightedSent(server.params, server.extra)
 
+    def download_bytes(self, sent: WeightedSent) -> int:
+        # A client needs its own weight only.
+        return super().download_bytes(sent.params) + sent.weights.dtype.itemsize
+
     def finish(self, y: Any, sent: Any, c_i: Any, local: Any, client: Client) -> tuple[dict[str, Any], Any]:
         weight = sent.weights.at[client.index].get(mode="clip")
         delta = trees.scale(weight, trees.subtract(y, sent.params))

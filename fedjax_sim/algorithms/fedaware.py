@@ -58,6 +58,11 @@ class FedAware(Hull, Algorithm):
         delta = trees.subtract(y, sent.params)
         return self.messages(delta, client) | ({"delta": delta} if self.warm_up else {}), c_i
 
+    def upload_bytes(self, messages: dict[str, Any], sent: Any) -> int:
+        # "delta" is the same message, and the server knows the clients' sizes.
+        sent_up = {name: message for name, message in messages.items() if name not in ("delta", "relative_size")}
+        return super().upload_bytes(sent_up, sent)
+
     def aggregate(self, server: ServerState, sums: dict[str, Any], cohort: Cohort) -> ServerState:
         memory, d = self.remembered(server.extra, sums, cohort)
         step = trees.scale(-1.0, d)
@@ -109,6 +114,11 @@ class Aware(Hull, Wrapper):
     def finish(self, y: Any, sent: Any, c_i: Any, local: Any, client: Client) -> tuple[dict[str, Any], Any]:
         messages, new = self.base.finish(y, sent, c_i, local, client)
         return messages | self.messages(trees.subtract(y, sent.params), client), new
+
+    def upload_bytes(self, messages: dict[str, Any], sent: Any) -> int:
+        # The base's messages tell the server the change.
+        sent_up = {name: message for name, message in messages.items() if name not in self.hull_stacked}
+        return super().upload_bytes(sent_up, sent)
 
     def aggregate(self, server: Wrapped, sums: dict[str, Any], cohort: Cohort) -> Wrapped:
         new: Wrapped = super().aggregate(server, sums, cohort)

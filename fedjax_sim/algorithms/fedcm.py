@@ -71,6 +71,12 @@ class FedCm(Algorithm):
         messages = {"momentum": trees.divide(trees.scale(-1.0, delta), client.slope)}
         return messages | ({"delta": delta} if self.scaling == "mean" else {"slope": client.slope}), c_i
 
+    def upload_bytes(self, messages: dict[str, Any], sent: Any) -> int:
+        # "momentum" is the change over h_i, which tau_i and the rates give the server; without a change, it is sent.
+        known = ("momentum",) if self.scaling == "mean" else ()
+        sent_up = {name: message for name, message in messages.items() if name not in known}
+        return super().upload_bytes(sent_up, sent)
+
     def aggregate(self, server: ServerState, sums: dict[str, Any], cohort: Cohort) -> ServerState:
         momentum = sums["momentum"]
         if self.scaling == "mean":

@@ -73,6 +73,11 @@ class FedDyn(Algorithm):
     def weigh(self, client: Client) -> dict[str, jax.Array]:
         return {"sum": client.share}
 
+    def upload_bytes(self, messages: dict[str, Any], sent: Any) -> int:
+        # "sum" is the same message, weighted differently.
+        sent_up = {name: message for name, message in messages.items() if name != "sum"}
+        return super().upload_bytes(sent_up, sent)
+
     def aggregate(self, server: ServerState, sums: dict[str, Any], cohort: Cohort) -> ServerState:
         b = trees.add(server.extra, sums["sum"])
         return self.server_step(server._replace(extra=b), trees.add(sums["delta"], b), cohort)  # type: ignore[no-any-return]

@@ -91,6 +91,10 @@ class Reweighted(Wrapper):
         share = self._shares(client.share).at[client.index].get(mode="clip")
         return self.base.weigh(client._replace(share=share)) | {_AVERAGED: share * took_part(client)}
 
+    def upload_bytes(self, messages: dict[str, Any], sent: Any) -> int:
+        others = {name: message for name, message in messages.items() if name != _AVERAGED}
+        return super().upload_bytes(others | messages[_AVERAGED], sent)
+
     def aggregate(self, server: Wrapped, sums: dict[str, Any], cohort: Cohort) -> Any:
         averaged = sums[_AVERAGED]
         if self.logits is not None:

@@ -65,6 +65,9 @@ class VrlSgd(Algorithm):
         # x^ is not known yet: (x^ - y_i) / h_i = (x^ - x) / h_i - (y_i - x) / h_i, the second half now.
         return {"delta": delta}, Correction(trees.subtract(c_i.v, trees.divide(delta, client.slope)), client.slope)
 
+    def download_bytes(self, sent: Any) -> int:
+        return 2 * super().download_bytes(sent)  # and the average's change, to settle
+
     def aggregate(self, server: ServerState, sums: dict[str, Any], cohort: Cohort) -> ServerState:
         return self.server_step(server._replace(extra=sums["delta"]), sums["delta"], cohort)  # type: ignore[no-any-return]
 

@@ -31,7 +31,10 @@ class Wrapper(Method, kw_only=False):
 
     base: Method
 
+    acts_alone = _of_base("acts_alone")
     averages = _of_base("averages")
+    averages_why = _of_base("averages_why")
+    encodes = _of_base("encodes")
     innermost = _of_base("innermost")
     client_learning_rate = _of_base("client_learning_rate")
     client_optimizer = _of_base("client_optimizer")
@@ -49,7 +52,7 @@ class Wrapper(Method, kw_only=False):
 
     def checked(self) -> Self:
         if not isinstance(self.base, Method):
-            name = type(self).__name__.lower()
+            name = getattr(type(self), "_registered_name", type(self).__name__.lower()).rpartition(".")[2]
             raise TypeError(f"{name}(base) is {shown(self.base)}: give a method, for instance fedjax_sim.fedavg(...)")
         return self
 
@@ -59,6 +62,9 @@ class Wrapper(Method, kw_only=False):
 
     def minimises(self, objective: str) -> str:
         return self.base.minimises(objective)
+
+    def check(self, num_clients: int) -> None:
+        self.base.check(num_clients)
 
     def hoisted(self, params: Any) -> Self:
         return self.replace(base=self.base.hoisted(params))
@@ -81,26 +87,39 @@ class Wrapper(Method, kw_only=False):
     def broadcast(self, server: Wrapped) -> Any:
         return self.base.broadcast(server.base)
 
+    def received(self, sent: Any) -> Any:
+        """The base method's part of what a client received; to be overridden where :meth:`broadcast` adds to it."""
+        return sent
+
     def start(self, sent: Any, c_i: Any, client: Client) -> tuple[Any, Any]:
-        return self.base.start(sent, c_i, client)
+        return self.base.start(self.received(sent), c_i, client)
 
     def proximal(self, sent: Any) -> Any:
-        return self.base.proximal(sent)
+        return self.base.proximal(self.received(sent))
 
     def direction(self, g: Any, y: Any, sent: Any, local: Any, client: Client) -> Any:
-        return self.base.direction(g, y, sent, local, client)
+        return self.base.direction(g, y, self.received(sent), local, client)
 
     def local_step(self, g: Any, y: Any, state: Any, sent: Any, client: Client) -> tuple[Any, Any]:
-        return self.base.local_step(g, y, state, sent, client)
+        return self.base.local_step(g, y, state, self.received(sent), client)
 
     def slopes(self, sent: Any, rates: Any, steps: jax.Array, bound: int) -> Probed:
-        return self.base.slopes(sent, rates, steps, bound)
+        return self.base.slopes(self.received(sent), rates, steps, bound)
+
+    def encode(self, change: Any, sent: Any, c_i: Any, client: Client) -> tuple[Any, Any, dict[str, Any]]:
+        return self.base.encode(change, self.received(sent), c_i, client)
 
     def finish(self, y: Any, sent: Any, c_i: Any, local: Any, client: Client) -> tuple[dict[str, Any], Any]:
-        return self.base.finish(y, sent, c_i, local, client)
+        return self.base.finish(y, self.received(sent), c_i, local, client)
 
     def weigh(self, client: Client) -> dict[str, jax.Array]:
         return self.base.weigh(client)
+
+    def download_bytes(self, sent: Any) -> int:
+        return self.base.download_bytes(self.received(sent))
+
+    def upload_bytes(self, messages: dict[str, Any], sent: Any) -> int:
+        return self.base.upload_bytes(messages, self.received(sent))
 
     def aggregate(self, server: Wrapped, sums: dict[str, Any], cohort: Cohort) -> Any:
         return server._replace(base=self.base.aggregate(server.base, sums, cohort))

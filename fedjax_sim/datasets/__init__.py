@@ -6,6 +6,7 @@ from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.host import HostDataset, on_host
 from fedjax_sim.datasets.names import client_names
 from fedjax_sim.datasets.own import from_directory, from_leaf, from_table
+from fedjax_sim.datasets.poisoned import flip_labels, random_labels
 from fedjax_sim.datasets.reading.cifar import read_cifar
 from fedjax_sim.datasets.reading.idx import read_idx
 from fedjax_sim.datasets.reading.places import data_dir
@@ -49,6 +50,7 @@ __all__ = [
     "fashion_mnist",
     "fedprox_synthetic",
     "femnist",
+    "flip_labels",
     "from_clients",
     "from_directory",
     "from_ids",
@@ -66,6 +68,7 @@ __all__ = [
     "partition",
     "quadratics",
     "quadratics_from",
+    "random_labels",
     "read_cifar",
     "read_idx",
     "read_report",

@@ -1,0 +1,134 @@
+"""Clients that do not send what the method says."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_sim import trees
+from fedjax_sim.aggregators.base import column, weighted_sum
+from fedjax_sim.algorithms.contract import Client, Cohort
+from fedjax_sim.algorithms.gathering import Gathering, Messages
+from fedjax_sim.algorithms.wrapper import Wrapped, Wrapper
+from fedjax_sim.attacks.base import Attack, Collusion
+from fedjax_sim.attacks.single import sign_flip
+from fedjax_sim.descriptions import factory, integers
+from fedjax_sim.values import is_concrete, shown
+
+_LOT = 0x417AC4ED  # the branch of a client's key that attacks draw from
+
+
+class Attacked(Gathering):
+    """Any method, some of whose clients send something else than it says (Byzantine clients).
+
+    Attackers train as the method does, and keep their state as it does; what they send is the attack's. It is all of
+    their message: FedNova's scalars and SCAFFOLD's control variates too. Weights and sizes are the server's own
+    knowledge and stay true. Goes inside or outside of ``robust``, and around itself, with other clients and another
+    attack. Poisoned data is no message: see ``fedjax_sim.datasets.flip_labels``.
+
+    Clipping by the clients (``clipped``) does not bind them; a rule or a clip on the server's side does.
+
+    Colluding attacks need all messages of a cohort at once (memory: S models). The number of attackers in the round is
+    recorded as ``"attackers"``.
+
+    Args:
+      base: the method.
+      clients: int[M], who attacks, by client index (clients are numbered in the order of their ids), -1 for nobody;
+        ``fedjax_sim.attacks.draw_attackers(data, 0.2, seed=0)`` draws a fraction. None for nobody.
+      attack: of ``fedjax_sim.attacks``; None for ``sign_flip()``.
+
+    Raises:
+      TypeError: an attack that is none, or clients that are not integers.
+      ValueError: clients that are not one row of numbers, or (before a run, where the numbers are concrete) a number
+        that no client has. A traced one attacks nobody, as ``"attackers"`` shows.
+    """
+
+    clients: Any = integers(default=None)
+    attack: Any = None
+
+    @property
+    def gathers(self) -> bool:
+        return isinstance(self.attack, Collusion)
+
+    def checked(self) -> Self:
+        if self.attack is None:
+            return self.replace(attack=sign_flip()).checked()
+        if not isinstance(self.attack, (Attack, Collusion)):
+            raise TypeError(
+                f"attacked(attack={shown(self.attack)}): give an attack, for instance fedjax_sim.attacks.scaling(10.0)"
+            )
+        if isinstance(self.clients, jax.core.Tracer):
+            return super().checked()
+        clients = np.asarray([] if self.clients is None else self.clients)
+        if clients.size and not np.issubdtype(clients.dtype, np.integer):
+            raise TypeError(
+                f"attacked(clients={shown(self.clients)}): give the attackers' client indices, integers; a fraction is "
+                "drawn by fedjax_sim.attacks.draw_attackers(data, 0.2, seed=0)"
+            )
+        if clients.ndim != 1:
+            raise ValueError(
+                f"attacked(clients={shown(self.clients)}): give one row of client indices, [3, 7]; its shape is "
+                f"{clients.shape}"
+            )
+        checked: Self = Wrapper.checked(self.replace(clients=jnp.asarray(clients, jnp.int32)))
+        return checked
+
+    def check(self, num_clients: int) -> None:
+        super().check(num_clients)
+        if is_concrete(self.clients):
+            clients = np.asarray(self.clients)
+            wrong = clients[(clients < -1) | (clients >= num_clients)]
+            if wrong.size:
+                raise ValueError(
+                    f"attacked(clients=...) has {wrong.tolist()[:5]}: the data set's clients are numbered 0 to "
+                    f"{num_clients - 1} in the order of their ids (-1 for nobody)"
+                )
+
+    def init(self, params: Any, num_clients: int) -> Wrapped:
+        return Wrapped(self.base.init(params, num_clients), jnp.int32(0))
+
+    def finish(self, y: Any, sent: Any, c_i: Any, local: Any, client: Client) -> tuple[dict[str, Any], Any]:
+        messages, new = super().finish(y, sent, c_i, local, client)
+        if self.gathers:
+            return messages, new
+        tampered = self.attack.tampered(messages, jax.random.fold_in(client.key, jnp.uint32(_LOT)))
+        return trees.select(jnp.any(self._clients == client.index), tampered, messages), new
+
+    def intercepted(self, stack: Messages, cohort: Cohort) -> Messages:
+        if not self.gathers:
+            return stack
+        attackers = self._among(cohort)
+        agreed = self.attack.agreed(stack, cohort.valid & ~attackers, attackers)
+        replaced: Messages = jax.tree.map(
+            lambda leaf, one: jnp.where(column(attackers, leaf), one[None], leaf), stack, agreed
+        )
+        return replaced
+
+    def reduced(self, server: Wrapped, stack: Messages, others: dict[str, Any], cohort: Cohort) -> Any:
+        ones = jnp.ones_like(cohort.weights)
+        sums = weighted_sum(cohort.weights, stack.averaged) | weighted_sum(ones, stack.summed)
+        return Wrapper.aggregate(self, server, others | sums | stack.single, cohort)
+
+    def aggregate(self, server: Wrapped, sums: dict[str, Any], cohort: Cohort) -> Any:
+        return self._counted(super().aggregate(server, sums, cohort), cohort)
+
+    def report(self, server: Wrapped) -> dict[str, jax.Array]:
+        inner = self.base.report(server.base)
+        return inner | {"attackers": server.extra + inner.get("attackers", jnp.int32(0))}
+
+    @property
+    def _clients(self) -> jax.Array:
+        return jnp.asarray(self.clients).astype(jnp.int32)
+
+    def _counted(self, server: Wrapped, cohort: Cohort) -> Wrapped:
+        return server._replace(extra=jnp.sum(self._among(cohort), dtype=jnp.int32))
+
+    def _among(self, cohort: Cohort) -> jax.Array:
+        """bool[S], which of the cohort attack."""
+        return cohort.valid & jnp.any(cohort.indices[:, None] == self._clients[None, :], axis=1)
+
+
+attacked = factory("algorithm.attacked", Attacked)

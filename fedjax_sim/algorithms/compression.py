@@ -1,0 +1,261 @@
+"""Changes sent with fewer bytes: stochastic quantisation, the largest entries, random entries."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple, Self
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_sim import sampling, trees
+from fedjax_sim.algorithms.contract import Client
+from fedjax_sim.algorithms.wrapper import Wrapper
+from fedjax_sim.descriptions import factory, static
+from fedjax_sim.values import check_count, check_flag, check_real, suggest
+
+_ROUNDING, _PLACES = 0x5153, 0x524B  # branches of a client's key: for the rounding, for the places
+_INDEX_BYTES = 4
+_MOST_BITS = 52  # those of a double
+
+
+class Compressed(Wrapper):
+    """Base of the methods whose clients send a compressed change.
+
+    What is compressed is the change y_i - x itself, before the method sees it: whatever the method sends or keeps is
+    computed from what the server hears, so that both agree on control variates and the like. Bytes: in what the base
+    sends one model is replaced by the compressed change; control variates beside it go up as they are.
+    """
+
+    encodes = True
+
+    def compress(self, change: Any, key: jax.Array) -> Any:
+        """The change as the server hears it."""
+        raise TypeError(f"{type(self).__name__} must define compress(change, key)")
+
+    def compressed_bytes(self, change: Any) -> int:
+        """Bytes of a compressed change, from its shapes."""
+        raise TypeError(f"{type(self).__name__} must define compressed_bytes(change)")
+
+    def checked(self) -> Self:
+        inside: Any = self.base
+        while isinstance(inside, Wrapper):
+            if isinstance(inside, Compressed):
+                names = type(self).__name__, type(inside).__name__
+                raise ValueError(f"{names[0]}(base): the base is compressed already, by {names[1]}: give one of them")
+            inside = inside.base
+        return super().checked()
+
+    def encode(self, change: Any, sent: Any, c_i: Any, client: Client) -> tuple[Any, Any, dict[str, Any]]:
+        change, c_i, notes = super().encode(change, sent, c_i, client)
+        return self.compress(change, client.key), c_i, notes
+
+    def upload_bytes(self, messages: dict[str, Any], sent: Any) -> int:
+        whole = trees.size_in_bytes(sent.params)
+        return super().upload_bytes(messages, sent) - whole + self.compressed_bytes(sent.params)
+
+
+class Quantised(Compressed):
+    """Any method whose clients send their change in few bits an entry, rounded at random without bias.
+
+    Q(v)_j = |v| sign(v_j) xi_j,   xi_j = l/s or (l+1)/s around |v_j| / |v|, the upper one with probability
+    s |v_j| / |v| - l, so that E Q(v) = v;   s = 2^(bits - 1) - 1 levels beside 0
+
+    for each parameter array v of the change by itself. E |Q(v) - v|^2 <= min(d / s^2, sqrt(d) / s) |v|^2 for d entries
+    and ``scale="l2"``. Counted are ``bits`` an entry (one is the sign) and |v|; the paper's variable-length code would
+    need fewer for the small entries that are rounded to 0.
+    Derivatives pass straight through, d Q(v) = d v: that is the derivative of E Q(v). The rounding draws from the
+    client's own key. State per client, and what is sent besides: the base's.
+
+    Args:
+      base: the method.
+      bits: an entry, 2 to 52; 2 is ternary.
+      scale: |v|: ``"l2"``, the paper's, or ``"max"``, max_j |v_j|, whose error is smaller at many levels.
+
+    Raises:
+      ValueError: another number of bits or scale, or a base that is compressed already.
+
+    Reference: Alistarh et al. 2017, "QSGD: Communication-efficient SGD via gradient quantization and encoding",
+    section 3.1 and Lemma 3.1 (the maximum: their experiments).
+    """
+
+    bits: int = static(default=8)
+    scale: str = static(default="l2")
+
+    def checked(self) -> Self:
+        check_count("quantised(bits=...)", self.bits, low=2)
+        if self.bits > _MOST_BITS:
+            raise ValueError(f"quantised(bits=...) is {self.bits}: it must be at most {_MOST_BITS}, those of a double")
+        if self.scale not in ("l2", "max"):
+            raise ValueError(f"quantised(scale={self.scale!r}): {suggest(str(self.scale), ['l2', 'max'])}")
+        return super().checked()
+
+    def compress(self, change: Any, key: jax.Array) -> Any:
+        leaves, structure = jax.tree.flatten(change)
+        keys = jax.random.split(jax.random.fold_in(key, _ROUNDING), len(leaves))
+        return jax.tree.unflatten(structure, [self._rounded(v, one) for v, one in zip(leaves, keys, strict=True)])
+
+    def compressed_bytes(self, change: Any) -> int:
+        leaves = jax.tree.leaves(change)
+        return sum(-(-leaf.size * self.bits // 8) + leaf.dtype.itemsize for leaf in leaves)
+
+    def _rounded(self, v: jax.Array, key: jax.Array) -> jax.Array:
+        real = trees.widest(v, jnp.float32)
+        size = jnp.abs(jax.lax.stop_gradient(v)).astype(real)
+        length = jnp.max(size, initial=0) if self.scale == "max" else jnp.sqrt(jnp.sum(jnp.square(size)))
+        levels = jnp.asarray(2 ** (self.bits - 1) - 1, real)
+        place = size * (levels / jnp.where(length > 0, length, 1))
+        below = jnp.floor(place)
+        up = jax.random.uniform(key, v.shape, real) < place - below
+        rounded = jnp.sign(v).astype(real) * (below + up.astype(real)) * (length / levels)
+        # v - stop_gradient(v) is 0, with the derivative of v.
+        return jax.lax.stop_gradient(rounded).astype(v.dtype) + (v - jax.lax.stop_gradient(v))
+
+
+class Remembering(NamedTuple):
+    """What the base method keeps for a client, and what the client has not sent yet, e_i."""
+
+    base: Any
+    memory: Any
+
+
+class Sparsified(Compressed):
+    """Base of the methods whose clients send some of the entries of their change."""
+
+    fraction: float = static(default=0.1)
+    feedback: bool = static(default=True)
+
+    @property
+    def duplicates(self) -> bool:  # type: ignore[override]
+        return bool(self.base.duplicates and not self.feedback)
+
+    def checked(self) -> Self:
+        name = type(self)._registered_name.partition(".")[2]  # type: ignore[attr-defined]
+        if isinstance(self.fraction, jax.core.Tracer):
+            raise TypeError(f"{name}(fraction) is traced: it decides sizes, so give a number")
+        check_real(f"{name}(fraction)", self.fraction, low=0.0, high=1.0)
+        if self.fraction == 0:
+            raise ValueError(f"{name}(fraction) is 0: nothing would be sent; it must be in (0, 1]")
+        check_flag(f"{name}(feedback=...)", self.feedback)
+        return super().checked().replace(fraction=float(self.fraction))
+
+    def count(self, change: Any) -> int:
+        """k = ceil(fraction * d), of the d entries of all parameters together."""
+        entries = sum(leaf.size for leaf in jax.tree.leaves(change))
+        return int(min(math.ceil(round(self.fraction * entries, 9)), entries))
+
+    def init_client(self, params: Any) -> Any:
+        kept = self.base.init_client(params)
+        return Remembering(kept, trees.zeros_like(params)) if self.feedback else kept
+
+    def start(self, sent: Any, c_i: Any, client: Client) -> tuple[Any, Any]:
+        return super().start(sent, self._of_base(c_i), client)
+
+    def encode(self, change: Any, sent: Any, c_i: Any, client: Client) -> tuple[Any, Any, dict[str, Any]]:
+        if not self.feedback:
+            return super().encode(change, sent, c_i, client)
+        change, kept, notes = self.base.encode(change, self.received(sent), c_i.base, client)
+        whole = trees.add(change, c_i.memory)
+        heard = self.compress(whole, client.key)
+        return heard, Remembering(kept, trees.subtract(whole, heard)), notes
+
+    def finish(self, y: Any, sent: Any, c_i: Any, local: Any, client: Client) -> tuple[dict[str, Any], Any]:
+        messages, kept = super().finish(y, sent, self._of_base(c_i), local, client)
+        return messages, c_i._replace(base=kept) if self.feedback else kept
+
+    def settle(self, server: Any, c_i: Any) -> Any:
+        kept = super().settle(server, self._of_base(c_i))
+        return c_i._replace(base=kept) if self.feedback else kept
+
+    def _of_base(self, c_i: Any) -> Any:
+        return c_i.base if self.feedback else c_i
+
+
+class TopK(Sparsified):
+    """Any method whose clients send the largest entries of their change, and remember the rest.
+
+    v = Delta_i + e_i;   sent: the k entries of v of largest magnitude, k = ceil(fraction d);   e_i <- v - sent
+
+    with Delta_i = y_i - x, d the number of all parameters and e_i = 0 before the first visit. Ties go to the first
+    entry. What was sent so far and e_i add up to all changes that the client made: nothing is lost, only late. e_i of a
+    client that does not take part stays as it is. Without ``feedback`` small entries are never sent, and the limit is
+    biased. Counted are k values and their places, 4 bytes each.
+    State per client: the base's and one model (with ``feedback``). Derivatives are those of the entries chosen.
+
+    Args:
+      base: the method.
+      fraction: k / d in (0, 1]; structure, because it decides sizes.
+      feedback: whether there is an e_i.
+
+    Raises:
+      ValueError: a fraction out of its range, a base that is compressed already or, with ``feedback``, a scheme with
+        replacement.
+
+    Reference: Stich et al. 2018, "Sparsified SGD with memory", Algorithm 1; Karimireddy et al. 2019, "Error feedback
+    fixes SignSGD and other gradient compression schemes", Algorithm 2.
+    """
+
+    def compress(self, change: Any, key: jax.Array) -> Any:
+        leaves, real = jax.tree.leaves(change), trees.widest(change)
+        sizes = jnp.concatenate([jnp.abs(jax.lax.stop_gradient(leaf)).astype(real).reshape(-1) for leaf in leaves])
+        _, places = jax.lax.top_k(sizes, self.count(change))
+        return _only(places, change)
+
+    def compressed_bytes(self, change: Any) -> int:
+        return self.count(change) * _INDEX_BYTES + _value_bytes(self.count(change), change)
+
+
+class RandomK(Sparsified):
+    """Any method whose clients send entries of their change at random places.
+
+    sent: (d / k) Delta_i at k places drawn anew by each client and round, 0 elsewhere: E = Delta_i
+
+    with k = ceil(fraction d). Its variance is d / k - 1 times |Delta_i|^2. With ``feedback`` the entries of
+    v = Delta_i + e_i are sent as they are and e_i <- v - sent is remembered, as in ``top_k``. Counted are k values: the
+    places follow from a key that the server knows. State per client: the base's (and one model with ``feedback``).
+
+    Args:
+      base: the method.
+      fraction: k / d in (0, 1]; structure, because it decides sizes.
+      feedback: whether there is an e_i, in the place of the factor d / k.
+
+    Raises:
+      ValueError: a fraction out of its range, a base that is compressed already or, with ``feedback``, a scheme with
+        replacement.
+
+    Reference: Stich et al. 2018, "Sparsified SGD with memory", Definition 2.2; the unbiased form: Konecny et al. 2016,
+    "Federated learning: Strategies for improving communication efficiency" (sketched updates, subsampling).
+    """
+
+    feedback: bool = static(default=False)
+
+    def compress(self, change: Any, key: jax.Array) -> Any:
+        entries, count = sum(leaf.size for leaf in jax.tree.leaves(change)), self.count(change)
+        places = sampling.choose(jax.random.fold_in(key, _PLACES), entries, count)
+        chosen = _only(places, change)
+        return chosen if self.feedback else trees.scale(entries / count, chosen)
+
+    def compressed_bytes(self, change: Any) -> int:
+        return _value_bytes(self.count(change), change)
+
+
+def _only(places: jax.Array, tree: Any) -> Any:
+    """The entries at ``places`` of all leaves laid end to end, zeros elsewhere."""
+    leaves, structure = jax.tree.flatten(tree)
+    ends = [0]
+    for leaf in leaves:
+        ends.append(ends[-1] + leaf.size)
+    chosen = jnp.zeros((ends[-1],), bool).at[places].set(True)
+    masks = [chosen[start:end].reshape(leaf.shape) for start, end, leaf in zip(ends, ends[1:], leaves, strict=False)]
+    kept = [jnp.where(mask, leaf, jnp.zeros_like(leaf)) for mask, leaf in zip(masks, leaves, strict=True)]
+    return jax.tree.unflatten(structure, kept)
+
+
+def _value_bytes(count: int, tree: Any) -> int:
+    """Bytes of ``count`` entries in the widest of the leaves' dtypes."""
+    return count * int(trees.widest(tree).itemsize)
+
+
+quantised = factory("algorithm.quantised", Quantised)
+top_k = factory("algorithm.top_k", TopK)
+random_k = factory("algorithm.random_k", RandomK)

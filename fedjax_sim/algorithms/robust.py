@@ -1,0 +1,152 @@
+"""Averages that some of the clients cannot spoil."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Self
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_sim import trees
+from fedjax_sim.aggregators.base import Aggregator, among, finite, slots_of
+from fedjax_sim.aggregators.clipping import CenteredClipping
+from fedjax_sim.aggregators.coordinates import median
+from fedjax_sim.algorithms.contract import Client, Cohort
+from fedjax_sim.algorithms.gathering import SENT, Gathering, Messages
+from fedjax_sim.algorithms.wrapper import Wrapped, Wrapper
+from fedjax_sim.descriptions import factory
+from fedjax_sim.values import shown
+
+
+class Ruled(NamedTuple):
+    """What a rule keeps, and what it reported of the last round."""
+
+    state: Any
+    report: dict[str, jax.Array]
+
+
+class Robust(Gathering):
+    """Any method that averages, with a robust rule in the place of the cohort's average.
+
+    avg_S(m_i) = sum_S w_i m_i  becomes  rule({m_i : i in S}),  m_i all that client i sends, as one vector
+
+    All else is the base method's: its server optimiser and momentum act on what the rule returns. What the base weighs
+    itself (SCAFFOLD's control variates, FedDyn's sums: sum_S v_i m_i) becomes |S| times the rule's answer for the
+    v_i m_i, so that liars do not come in by that way; those sums are then no longer exact. Clients in void slots, and
+    those whose messages are not finite, are no part of S.
+
+    The scheme's weights enter where ``rule.weighted`` (``mean``, ``geometric_median``); the other rules count every
+    client once and are refused with ``average="sample"``; None means "plain" for them.
+    Memory: all messages of a cohort at once, S models. State per client, and what is sent: the base's.
+
+    Args:
+      base: the method. Methods that weigh clients themselves are refused (q-FedAvg, AFL, FedAWARE, ``reweighted``).
+      rule: of ``fedjax_sim.aggregators``; None for the coordinate-wise median.
+
+    Raises:
+      TypeError: a rule that is none.
+      ValueError: a method in which the cohort's average has no part; a robust method as base; centred clipping around
+        a method whose averaged message is not one change of the model; and, before a run, a scheme with replacement,
+        an average that need not sum to one, or a cohort too small for the rule.
+
+    Reference: that of the rule.
+    """
+
+    rule: Any = None
+
+    duplicates = False
+
+    @property
+    def averages(self) -> frozenset[str]:  # type: ignore[override]
+        return self.base.averages & frozenset({"sample", "plain"} if self.rule.weighted else {"plain"})
+
+    @property
+    def default_average(self) -> str:  # type: ignore[override]
+        return self.base.default_average if self.rule.weighted else "plain"
+
+    @property
+    def reduces(self) -> bool:
+        return True
+
+    def checked(self) -> Self:
+        if self.rule is None:
+            return self.replace(rule=median()).checked()
+        if not isinstance(self.rule, Aggregator):
+            raise TypeError(
+                f"robust(rule={shown(self.rule)}): give a rule, for instance fedjax_sim.aggregators.trimmed_mean(0.2)"
+            )
+        checked = super().checked()
+        inner: Any = checked.base
+        while isinstance(inner, Wrapper):
+            if isinstance(inner, Robust):
+                raise ValueError("robust(robust(...)): there is one average to replace; give one rule")
+            inner = inner.base
+        if isinstance(self.rule, CenteredClipping) and len(checked.base.phases()) > 1:
+            raise ValueError(
+                f"robust({_name(inner)}(...), centered_clipping(...)): the rule starts from its last answer, and this "
+                "method averages two kinds of messages in a round; use another rule"
+            )
+        return checked
+
+    @property
+    def averages_why(self) -> str:  # type: ignore[override]
+        if self.rule.weighted:
+            return "a robust rule replaces averages whose weights sum to 1"
+        return f"{_name(self.rule)} counts every client once, whatever its size"
+
+    def minimises(self, objective: str) -> str:
+        objective = self.base.minimises(objective)
+        return objective if self.rule.weighted else f"{objective}, but for the bias of {_name(self.rule)}"
+
+    def init(self, params: Any, num_clients: int) -> Wrapped:
+        return Wrapped(self.base.init(params, num_clients), Ruled(self.rule.init(params), self.rule.unreported()))
+
+    def finish(self, y: Any, sent: Any, c_i: Any, local: Any, client: Client) -> tuple[dict[str, Any], Any]:
+        messages, new = super().finish(y, sent, c_i, local, client)
+        parts: Messages = messages[SENT]
+        if not parts.averaged or parts.single:
+            name = _name(self.base)
+            raise ValueError(
+                f"robust({name}(...)): {name} weighs its clients itself or asks for each one's message, so the "
+                "cohort's average is not all there is to protect: give a method that averages, for instance fedavg, "
+                "fednova or scaffold, without wrappers like aware and reweighted"
+            )
+        return messages, new
+
+    def reduced(self, server: Wrapped, stack: Messages, others: dict[str, Any], cohort: Cohort) -> Any:
+        self.rule.check(slots_of(stack))
+        vectors, who = finite((stack.averaged, stack.summed), among(cohort.valid, cohort.weights, cohort.indices))
+        state = server.extra.state
+        if isinstance(self.rule, CenteredClipping):
+            state = self._like(state, vectors)
+        combined = self.rule.combine(vectors, who, state)
+        averaged, summed = combined.value
+        kept = jax.tree.leaves(combined.state)
+        kept = jax.tree.unflatten(jax.tree.structure(server.extra.state), kept)
+        count = who.size.astype(jnp.result_type(float))
+        server = server._replace(extra=Ruled(kept, combined.report))
+        return Wrapper.aggregate(self, server, others | averaged | trees.scale(count, summed), cohort)
+
+    def report(self, server: Wrapped) -> dict[str, jax.Array]:
+        ours: dict[str, jax.Array] = server.extra.report
+        return self.base.report(server.base) | ours
+
+    def _like(self, state: Any, vectors: Any) -> Any:
+        """The model-shaped state of centred clipping in the structure of the messages."""
+        averaged, summed = vectors
+        shapes = [leaf.shape for leaf in jax.tree.leaves(state)]
+        if len(averaged) != 1 or summed or [leaf.shape[1:] for leaf in jax.tree.leaves(averaged)] != shapes:
+            raise ValueError(
+                f"robust({_name(self.base)}(...), centered_clipping(...)): the rule starts from its last answer, which "
+                f"is kept in the model's shape, and the messages are {sorted({*averaged, *summed})}: use a method that "
+                "sends one change of the model, for instance fedavg or fedprox, or another rule"
+            )
+        return jax.tree.unflatten(jax.tree.structure(vectors), jax.tree.leaves(state))
+
+
+def _name(method: Any) -> str:
+    registered: str | None = type(method).__dict__.get("_registered_name")
+    return type(method).__name__.lower() if registered is None else registered.rpartition(".")[2]
+
+
+robust = factory("algorithm.robust", Robust)
