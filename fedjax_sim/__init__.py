@@ -12,10 +12,15 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from fedjax_sim import adjoints as adjoints
+    from fedjax_sim import aggregators as aggregators
     from fedjax_sim import algorithms as algorithms
+    from fedjax_sim import asynchronous as asynchronous
+    from fedjax_sim import attacks as attacks
+    from fedjax_sim import checkpoints as checkpoints
     from fedjax_sim import cohort as cohort
     from fedjax_sim import datasets as datasets
     from fedjax_sim import diagnostics as diagnostics
+    from fedjax_sim import divergence as divergence
     from fedjax_sim import hyper as hyper
     from fedjax_sim import layout as layout
     from fedjax_sim import local as local
@@ -23,12 +28,21 @@ if TYPE_CHECKING:
     from fedjax_sim import models as models
     from fedjax_sim import optim as optim
     from fedjax_sim import paths as paths
+    from fedjax_sim import privacy as privacy
     from fedjax_sim import rates as rates
     from fedjax_sim import reporting as reporting
+    from fedjax_sim import stopping as stopping
     from fedjax_sim import sweeps as sweeps
+    from fedjax_sim import systems as systems
+    from fedjax_sim.algorithms.attacked import attacked as attacked
     from fedjax_sim.algorithms.averaging import ema as ema
     from fedjax_sim.algorithms.averaging import last_k as last_k
     from fedjax_sim.algorithms.base import Algorithm as Algorithm
+    from fedjax_sim.algorithms.clipping import adaptively_clipped as adaptively_clipped
+    from fedjax_sim.algorithms.clipping import clipped as clipped
+    from fedjax_sim.algorithms.compression import quantised as quantised
+    from fedjax_sim.algorithms.compression import random_k as random_k
+    from fedjax_sim.algorithms.compression import top_k as top_k
     from fedjax_sim.algorithms.fairness import afl as afl
     from fedjax_sim.algorithms.fairness import qfedavg as qfedavg
     from fedjax_sim.algorithms.fedavg import fedavg as fedavg
@@ -47,7 +61,9 @@ if TYPE_CHECKING:
     from fedjax_sim.algorithms.fedopt import fedavgm as fedavgm
     from fedjax_sim.algorithms.fedopt import fedyogi as fedyogi
     from fedjax_sim.algorithms.fedprox import fedprox as fedprox
+    from fedjax_sim.algorithms.private import dp as dp
     from fedjax_sim.algorithms.reweighted import reweighted as reweighted
+    from fedjax_sim.algorithms.robust import robust as robust
     from fedjax_sim.algorithms.scaffold import scaffold as scaffold
     from fedjax_sim.algorithms.vrl_sgd import vrl_sgd as vrl_sgd
     from fedjax_sim.datasets.federated import FederatedDataset as FederatedDataset
@@ -70,10 +86,12 @@ if TYPE_CHECKING:
     from fedjax_sim.task import quadratic as quadratic
     from fedjax_sim.task import regression as regression
     from fedjax_sim.training import make_train as make_train
+    from fedjax_sim.verification import verify as verify
 
 _MODULES = (
-    "adjoints", "algorithms", "cohort", "datasets", "diagnostics", "hyper", "layout", "local", "min_norm", "models",
-    "optim", "paths", "rates", "reporting", "sweeps",
+    "adjoints", "aggregators", "algorithms", "asynchronous", "attacks", "checkpoints", "cohort", "datasets",
+    "diagnostics", "divergence", "hyper", "layout", "local", "min_norm", "models", "optim", "paths", "privacy",
+    "rates", "reporting", "stopping", "sweeps", "systems",
 )  # fmt: skip
 _HOME = {
     "Algorithm": "algorithms.base",
@@ -82,12 +100,16 @@ _HOME = {
     "History": "history",
     "Sweep": "sweeps.result",
     "Task": "task",
+    "adaptively_clipped": "algorithms.clipping",
     "afl": "algorithms.fairness",
+    "attacked": "algorithms.attacked",
     "aware": "algorithms.fedaware",
     "build": "descriptions",
     "classification": "task",
+    "clipped": "algorithms.clipping",
     "dane": "algorithms.feddane",
     "describe": "descriptions",
+    "dp": "algorithms.private",
     "ema": "algorithms.averaging",
     "evaluate": "evaluation",
     "factory": "descriptions",
@@ -112,13 +134,18 @@ _HOME = {
     "personalise": "personal",
     "qfedavg": "algorithms.fairness",
     "quadratic": "task",
+    "quantised": "algorithms.compression",
+    "random_k": "algorithms.compression",
     "register": "descriptions",
     "regression": "task",
     "reweighted": "algorithms.reweighted",
+    "robust": "algorithms.robust",
     "scaffold": "algorithms.scaffold",
     "simulate": "simulation",
     "sweep": "sweeps.running",
+    "top_k": "algorithms.compression",
     "tune": "hyper.tuning",
+    "verify": "verification",
     "vrl_sgd": "algorithms.vrl_sgd",
 }
 

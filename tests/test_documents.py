@@ -99,13 +99,32 @@ def test_options_are_the_constructor_s(row):
 def test_what_is_kept_and_sent(row):
     """Cells read "2", "none" or "1 + a scalar"; "(2 with `option`)" is what they are with that option set."""
     if isinstance(made(row), Wrapper):
-        assert (row.state, row.models) == ("the base's", "the base's")
-        assert traffic(made(row)) == traffic(made(row).base)
+        check_wrapper(row)
         return
     kept, down, up = traffic(made(row))
     check(row, kept, down, up)
     for option in set(re.findall(r"with `(\w+)`\)", row.state + row.models)):
         check(row, *traffic(made(row, **{option: True})), option=option)
+
+
+def check_wrapper(row):
+    """Cells read "the base's", with "+ 1" model kept, "+ a scalar" sent, or ", compressed" for fewer bytes up."""
+    method = made(row)
+    own, base = exchanged(method), exchanged(method.base)
+    kept, down, up = (mine - theirs for mine, theirs in zip(own, base, strict=True))
+    assert row.state.partition(" (")[0] == "the base's" + (f" + {kept}" if kept else "")
+    numbers = 0 < max(down, up) < 2 * 8  # one each way at most, in double precision
+    assert row.models == "the base's" + (", compressed" if up < 0 else " + a scalar" if numbers else "")
+    assert numbers or max(down, up) <= 0
+
+
+def exchanged(method):
+    """(models kept of a client, bytes down, bytes up) of a method of one exchange."""
+    c_i = method.init_client(PARAMS)
+    sent = method.broadcast(method.init(PARAMS, 3))
+    change, c_i, notes = method.encode(PARAMS, sent, c_i, one_client(lambda tree: tree))
+    messages = method.finish(change, sent, c_i, (), one_client(lambda tree: tree))[0] | notes
+    return count(method.init_client(PARAMS))[0], method.download_bytes(sent), method.upload_bytes(messages, sent)
 
 
 def check(row, kept, down, up, option=None):
@@ -146,12 +165,7 @@ def traffic(method):
     def random(tree):
         return jax.tree.map(lambda leaf: jnp.asarray(rng.uniform(0.5, 1.5, jnp.shape(leaf)), jnp.float32), tree)
 
-    scalars = {"kernel": 0.0, "bias": 0.0}
-    client = Client(
-        index=jnp.int32(1), id=jnp.int32(1), size=jnp.int32(4), steps=jnp.int32(3), weight=random(0.0),
-        share=random(0.0), learning_rate=jnp.float32(1.0), slope=random(scalars), anchor=random(PARAMS),
-        mean_loss=random(0.0), key=jax.random.key(0), step_size=random(scalars), relative_size=random(0.0),
-    )  # fmt: skip
+    client = one_client(random)
     server = method.init(PARAMS, 3)
     kept = method.init_client(PARAMS)
     sent, messages = [], []
@@ -163,6 +177,16 @@ def traffic(method):
         messages.append(phase.finish(random(y), received, c_i, local, client)[0])
     models, extra = count(sent)
     return count(kept), (models + method.settles, extra), (sum(map(rank, messages)), count(messages)[1])
+
+
+def one_client(filled):
+    """A client whose numbers are ``filled(zeros)``."""
+    zero, scalars = jnp.float32(0.0), {"kernel": jnp.float32(0.0), "bias": jnp.float32(0.0)}
+    return Client(
+        index=jnp.int32(1), id=jnp.int32(1), size=jnp.int32(4), steps=jnp.int32(3), weight=filled(zero),
+        share=filled(zero), learning_rate=jnp.float32(1.0), slope=filled(scalars), anchor=filled(PARAMS),
+        mean_loss=filled(zero), key=jax.random.key(0), step_size=filled(scalars), relative_size=filled(zero),
+    )  # fmt: skip
 
 
 def count(tree):

@@ -18,6 +18,7 @@ import fedjax_sim
 
 ROOT = pathlib.Path(__file__).parents[1]
 EXTRAS = [
+    "dp_accounting",
     "matplotlib",
     "orbax.checkpoint",
     "pandas",
@@ -101,7 +102,7 @@ def test_the_installed_version_is_the_package_s():
 def test_lower_bounds_are_the_versions_that_ci_tests():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    tested = [extras[name] for name in ("data", "frames", "plot", "progress", "tables", "text")]
+    tested = [extras[name] for name in ("data", "frames", "plot", "privacy", "progress", "tables", "text")]
     requirements = [*project["dependencies"], *(requirement for extra in tested for requirement in extra)]
     pins = dict(re.findall(r"^([\w-]+)==([\w.]+)$", (ROOT / ".ci" / "oldest.txt").read_text(), re.MULTILINE))
     bounds = dict(requirement.split(">=") for requirement in requirements)

@@ -137,6 +137,46 @@ CASES = {
         {"base": ("feddane", 0), "logits": LOGITS},
         {"base": ("fedavg", 3), "logits": LOGITS},
     ],
+    "robust": [
+        {"base": ("fedavg", 0)},
+        {"base": ("fedavg", 0), "rule": fjs.aggregators.trimmed_mean(0.3)},
+        {"base": ("fednova", 0), "rule": fjs.aggregators.geometric_median(0.01, iterations=2), "inert": ("nu",)},
+        {"base": ("scaffold", 0), "rule": fjs.aggregators.multi_krum()},
+        {"base": ("fedavg", 0), "rule": fjs.aggregators.centered_clipping(0.3)},
+    ],
+    "attacked": [
+        {"base": ("fedavg", 0), "clients": np.array([1, 4]), "attack": fjs.attacks.scaling(-0.4)},
+        {"base": ("fedavg", 0), "clients": np.array([0, 3]), "attack": fjs.attacks.little_is_enough(0.3)},
+        {"base": ("scaffold", 1), "clients": np.array([0]), "attack": fjs.attacks.inner_product(0.2)},
+        {"base": ("fedavg", 0), "clients": np.array([2]), "attack": fjs.attacks.gaussian(0.1, keep=0.5)},
+    ],
+    "clipped": [{"base": ("fedavg", 0), "norm": 0.4}, {"base": ("scaffold", 0), "norm": 0.4}],
+    "adaptively_clipped": [
+        {"base": ("fedavg", 0), "initial": 0.4},
+        {"base": ("fednova", 2), "initial": 0.3, "quantile": 0.6, "rate": 0.4},
+        {"base": ("feddyn", 0), "initial": 0.4},
+    ],
+    "dp": [
+        {"base": ("fedavg", 0), "norm": 0.5, "noise_multiplier": 0.1, "inert": ("rate",)},
+        {
+            "base": ("fedadam", 0),
+            "norm": 0.5,
+            "noise_multiplier": 0.3,
+            "quantile": 0.6,
+            "count_noise": 0.4,
+        },
+    ],
+    "quantised": [
+        {"base": ("fedavg", 0), "bits": 46},
+        {"base": ("scaffold", 0), "bits": 46, "scale": "max"},
+    ],
+    "top_k": [
+        {"base": ("fedavg", 0), "fraction": 0.3},
+        {"base": ("scaffold", 0), "fraction": 0.3},
+        {"base": ("vrl_sgd", 0), "fraction": 0.3},
+        {"base": ("fedavg", 0), "fraction": 0.3, "feedback": False},
+    ],
+    "random_k": [{"base": ("fedavg", 0), "fraction": 0.5}, {"base": ("fednova", 2), "fraction": 0.5, "feedback": True}],
 }
 VARIANTS = [(name, number) for name, variants in CASES.items() for number in range(len(variants))]
 FAST = ("fedavg",)
@@ -144,6 +184,8 @@ FAST = ("fedavg",)
 CENTRALISED = {"fedavg", "local_sgd", "fednova", "scaffold", "vrl_sgd"}
 # One full-gradient step of everybody is a step of gradient descent.
 DESCENT = CENTRALISED | {"large_batch_sgd", "fedprox", "feddane"}
+# Copies of a client draw places of their own; the noise of a mean depends on how many there are.
+DRAWING = {"random_k", "dp"}
 
 
 def parameters(variants, nightly=lambda name, number: False):
@@ -183,7 +225,9 @@ def make(name, number=0):
 
 
 def fitted(algorithm, num_clients):
-    """With as many logits as there are clients."""
+    """With as many logits as there are clients, and either all or none of them attackers."""
+    if hasattr(algorithm, "clients"):
+        return algorithm.replace(clients=jnp.arange(num_clients, dtype=jnp.int32))
     return algorithm.replace(logits=algorithm.logits[:num_clients]) if hasattr(algorithm, "logits") else algorithm
 
 
@@ -380,6 +424,8 @@ def test_padding_changes_nothing(name, number):
 
 @every_algorithm
 def test_one_client_and_identical_clients(name, number):
+    if name in DRAWING:
+        pytest.skip("copies of a client are not one client: they draw for themselves")
     algorithm, average = make(name, number)
     count, full = 4, fjs.local.full_batch(4)
     clients = examples_of(6, [3] * count)
