@@ -584,3 +584,13 @@ def test_a_changed_data_set_forgets_its_recipe() -> None:
         assert describe(changed) == {"opaque": "fedjax_sim.datasets.federated.FederatedDataset"}
     with pytest.raises(ValueError, match="opaque"):
         build(describe(weighted))
+
+
+@pytest.mark.parametrize("rows", [6, 60_000])
+def test_the_data_set_has_memory_of_its_own(rows: int) -> None:
+    # large arrays are used by the CPU where they lie, so they must not be the user's
+    x, y = np.ones((rows, 4), np.float32), np.zeros(rows, np.int32)
+    data = from_ids((x, y), np.repeat(np.arange(3), rows // 3))
+    x[:], y[:] = 7.0, 1
+    assert (np.asarray(data.examples["x"]) == 1).all()
+    assert (np.asarray(data.examples["y"]) == 0).all()

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import fedjax_sim as fjs
+from fedjax_sim.datasets import storing
 from fedjax_sim.drivers.streamed import _plan, _rounded_up
 from fedjax_sim.prefetch import prefetched
 from fedjax_sim.setting import Setting
@@ -185,7 +186,7 @@ def as_mapped(array, path):
 @pytest.mark.parametrize("mapped", [False, True])
 def test_constructors(how, mapped, tmp_path, monkeypatch) -> None:
     """The same data as the namesake on the device makes, whatever its types; checked in pieces of a few rows."""
-    monkeypatch.setattr(fjs.datasets.host, "_PIECE", 100)
+    monkeypatch.setattr(storing, "_PIECE", 100)
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(40, 3)), rng.integers(0, 5, 40).astype(np.uint8)
     pixels = rng.integers(0, 255, (40, 2, 2)).astype(np.uint8)
@@ -213,7 +214,7 @@ def test_constructors(how, mapped, tmp_path, monkeypatch) -> None:
 
 
 def test_bad_values_are_named_where_they_are(monkeypatch) -> None:
-    monkeypatch.setattr(fjs.datasets.host, "_PIECE", 32)
+    monkeypatch.setattr(storing, "_PIECE", 32)
     x, ids = np.zeros((40, 2)), np.repeat([5, 9], 20)
     x[33, 1] = np.nan
     for module in (fjs.datasets, fjs.datasets.host):

@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.datasets.federated import FederatedDataset
-from fedjax_sim.datasets.flat import INT32_MAX, Flat, int32, offsets_of
+from fedjax_sim.datasets.flat import INT32_MAX, int32, offsets_of
 from fedjax_sim.datasets.given import Given, given_clients, given_ids, given_partition
 from fedjax_sim.datasets.names import named
-from fedjax_sim.datasets.validate import check_alike, checked_classes, stored_leaf
+from fedjax_sim.datasets.storing import in_memory, stored_parts
 
 
 def from_clients(
@@ -119,40 +118,16 @@ def from_partition(
 
 def _assembled(given: Given, num_classes: int | None) -> FederatedDataset:
     """Checks the values and packs the arrays."""
-    parts = [(what, part.gathered()) for what, part in parts_of(given)]
-    classes = checked_classes(parts, given.names, num_classes)
-    whole: FederatedDataset | None = None
-    stored_types: list[Any] | None = None
-    for what, part in parts:
-        leaves, structure = jax.tree_util.tree_flatten_with_path(part.examples)
-        stored = [
-            stored_leaf(
-                f"{what}examples{jax.tree_util.keystr(path)}",
-                leaf,
-                as_label=classes is not None and leaf is part.examples["y"],
-                like=None if stored_types is None else stored_types[index],
-                part=part,
-                names=given.names,
-            )
-            for index, (path, leaf) in enumerate(leaves)
-        ]
-        stored_types = [leaf.dtype for leaf in stored]
-        made = packed(jax.tree.unflatten(structure, stored), part.sizes, given.client_ids, classes)
-        whole = made if whole is None else whole.replace(test=made)
-    assert whole is not None
-    return whole
-
-
-def parts_of(given: Given) -> list[tuple[str, Flat]]:
-    """The training part and, where it has rows, the test part, each with what a message calls it."""
-    if given.test is None or given.test.sizes.sum() == 0:
-        return [("", given.train)]
-    check_alike(given.train.examples, given.test.examples)
-    return [("", given.train), ("test ", given.test)]
+    made = [
+        packed(stored.examples, stored.part.sizes, given.client_ids, stored.classes)
+        for stored in stored_parts(given, num_classes, in_memory)
+    ]
+    train: FederatedDataset = made[0] if len(made) == 1 else made[0].replace(test=made[1])
+    return train
 
 
 def packed(examples: Any, sizes: np.ndarray, client_ids: np.ndarray, num_classes: int | None) -> FederatedDataset:
-    """The data set of checked arrays that lie client after client."""
+    """The data set of checked arrays of its own that lie client after client."""
     total = int(sizes.sum())
     if total > INT32_MAX:
         raise ValueError(f"{total} examples: at most {INT32_MAX} can be indexed; use fewer clients or cap their sizes")
@@ -160,7 +135,8 @@ def packed(examples: Any, sizes: np.ndarray, client_ids: np.ndarray, num_classes
     totals = np.cumsum(decreasing)
     counts = sorted({2**power for power in range(sizes.size.bit_length()) if 2**power <= sizes.size} | {sizes.size})
     return FederatedDataset(
-        examples=jax.tree.map(jnp.asarray, examples),
+        # Not jnp.asarray, which copies: these arrays are nobody else's, so a CPU may use their memory as it is.
+        examples=jax.tree.map(jax.device_put, examples),
         offsets=int32(offsets_of(sizes)),
         sizes=int32(sizes),
         client_ids=int32(client_ids),

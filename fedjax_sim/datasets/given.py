@@ -142,5 +142,6 @@ def _grouped(examples: Any, owner: np.ndarray, count: int, ids_name: str) -> Fla
     length = common_length(examples, None)
     if length != owner.size:
         raise ValueError(f"the examples have {length} rows but {ids_name} has {owner.size}: give one id for each row")
-    rows = np.argsort(owner, kind="stable")
+    in_order = bool(np.all(owner[1:] >= owner[:-1]))
+    rows = None if in_order else np.argsort(owner, kind="stable")
     return Flat(examples, np.bincount(owner, minlength=count), rows)

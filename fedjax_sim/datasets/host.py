@@ -12,22 +12,20 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.datasets.construct import packed, parts_of
+from fedjax_sim.datasets.construct import packed
 from fedjax_sim.datasets.federated import FederatedDataset
-from fedjax_sim.datasets.flat import Flat, int32, offsets_of, ranges
+from fedjax_sim.datasets.flat import int32, offsets_of, ranges
 from fedjax_sim.datasets.given import Given, given_clients, given_ids, given_partition
 from fedjax_sim.datasets.statistics import Statistics
-from fedjax_sim.datasets.validate import checked_classes, stored_leaf
+from fedjax_sim.datasets.storing import stored_parts, type_alone
 from fedjax_sim.descriptions import recipe
-
-_PIECE = 1 << 26  # bytes of examples that are checked at a time
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -236,45 +234,8 @@ def _frame_of(dataset: FederatedDataset) -> FederatedDataset:
 
 def _hosted(given: Given, num_classes: int | None) -> HostDataset:
     """Checks all values, piece by piece, and leaves the arrays alone."""
-    parts = parts_of(given)
-    classes = checked_classes([(what, _labels_of(part)) for what, part in parts], given.names, num_classes)
-    types: list[Any] | None = None
-    whole: HostDataset | None = None
-    for what, part in parts:
-        leaves, structure = jax.tree_util.tree_flatten_with_path(part.examples)
-        types = [
-            _type_after_checks(
-                f"{what}examples{jax.tree_util.keystr(path)}",
-                leaf,
-                part,
-                as_label=classes is not None and leaf is part.examples["y"],
-                like=None if types is None else types[index],
-                names=given.names,
-            )
-            for index, (path, leaf) in enumerate(leaves)
-        ]
-        row = [jnp.zeros((1, *leaf.shape[1:]), kind) for (_, leaf), kind in zip(leaves, types, strict=True)]
-        frame = _frame_of(packed(jax.tree.unflatten(structure, row), part.sizes, given.client_ids, classes))
-        made = HostDataset(frame, part.examples, part.rows)
-        whole = made if whole is None else dataclasses.replace(whole, test=made)
-    assert whole is not None
-    return whole
-
-
-def _labels_of(part: Flat) -> Flat:
-    """The part with its labels alone, in order; unchanged where it has none."""
-    if not (isinstance(part.examples, Mapping) and "y" in part.examples):
-        return part
-    return Flat({"y": part.examples["y"]}, part.sizes, part.rows).gathered()
-
-
-def _type_after_checks(name: str, leaf: np.ndarray, part: Flat, *, as_label: bool, like: Any, names: np.ndarray) -> Any:
-    """The type in which a leaf reaches the device, after looking at all its values."""
-    total = int(part.sizes.sum())
-    step = max(1, _PIECE // max(1, leaf[:1].nbytes))
-    kept: Any = like
-    for first in range(0, max(total, 1), step):
-        here = slice(first, min(first + step, total))
-        piece = leaf[here] if part.rows is None else leaf[part.rows[here]]
-        kept = stored_leaf(name, piece, as_label=as_label, like=kept, part=part, names=names, first=first).dtype
-    return kept
+    made = []
+    for stored in stored_parts(given, num_classes, type_alone):
+        frame = _frame_of(packed(stored.examples, stored.part.sizes, given.client_ids, stored.classes))
+        made.append(HostDataset(frame, stored.part.examples, stored.part.rows))
+    return made[0] if len(made) == 1 else dataclasses.replace(made[0], test=made[1])
