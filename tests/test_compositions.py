@@ -99,7 +99,7 @@ def test_any_two_go_together(row):
     assert (result.rounds["computed_steps"] == result.rounds["useful_steps"]).all()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # every day the README's block runs this composition
 def test_fednova_vr_yogi_aware_with_stragglers_and_independent_clients():
     algorithm = fjs.aware(
         fjs.fednova(

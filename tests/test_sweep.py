@@ -206,6 +206,14 @@ def parameters(variants, nightly=lambda name, number: False):
 
 
 first_variants = pytest.mark.parametrize(("name", "number"), parameters(VARIANTS, lambda name, number: number > 0))
+# Whose derivatives are compared with differences every day: one of each kind.
+DAILY = {
+    "dp", "fedadam", "fedavg", "fedaware", "fedcm", "feddane", "feddyn", "fednova", "fedprox", "last_k", "qfedavg",
+    "reweighted", "robust", "scaffold", "top_k", "vrl_sgd",
+}  # fmt: skip
+differentiated = pytest.mark.parametrize(
+    ("name", "number"), parameters(VARIANTS, lambda name, number: number > 0 or name not in DAILY)
+)
 every_algorithm = pytest.mark.parametrize(("name", "number"), parameters([(name, 0) for name in CASES]))
 few_daily = pytest.mark.parametrize(
     ("name", "number"),
@@ -512,7 +520,7 @@ def directional(value, theta, individually):
     return directions, values.reshape(-1, 4) @ np.array([1.0, -8.0, 8.0, -1.0]) / (12 * steps)
 
 
-@first_variants
+@differentiated
 def test_gradient_is_that_of_finite_differences(name, number):
     """With respect to every hyper-parameter, the example weights and the initial parameters; in two layouts."""
     algorithm, _ = make(name, number)
