@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt as error:
         signal = getattr(error, "signal", 2)  # an Interrupted says which, and where the run is saved
-        print(f"fedjax-sim {options.command}: {error or 'stopped'}", file=sys.stderr)
+        print(f"fedjax-sim {options.command}: {str(error) or 'stopped'}", file=sys.stderr)
         return 128 + int(signal)
 
 
