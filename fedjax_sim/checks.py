@@ -104,6 +104,8 @@ def check_run(
         raise TypeError(f"key is {key!r}: give one typed PRNG key, jax.random.key(0)")
     name = type(algorithm).__name__
     algorithm.check(dataset.num_clients)
+    if algorithm.clients_apart:
+        _check_apart(setting, type(algorithm).__name__)
     setting.cohort.check(dataset, rounds)
     setting.work.check(dataset, rounds)
     setting.task.check(dataset)
@@ -160,6 +162,18 @@ def check_run(
                 raise TypeError(f"initial_params has a leaf of {jnp.result_type(leaf)}: it must be {wanted.dtype}")
     check_counts(setting, algorithm, dataset, rounds)
     return setting
+
+
+def _check_apart(setting: Setting, name: str) -> None:
+    """Checks that what a client does is known without the others, on which the bound of a private sum rests."""
+    comparing: list[tuple[str, Any]] = [("work", setting.work)] if setting.work.compares else []
+    if setting.system is not None and setting.system.policy.compares:
+        comparing.append(("system policy", setting.system.policy))
+    for what, part in comparing:
+        raise ValueError(
+            f"{name}: with {what} {shown(part)} one client changes what others do or whether they count, so the sum "
+            "can change by more than the clipping norm and the noise would not hide it: use another one"
+        )
 
 
 def check_streamed(setting: Setting, algorithm: Method) -> None:

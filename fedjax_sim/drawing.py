@@ -30,6 +30,8 @@ class Drawn(NamedTuple):
       lowest: smallest accumulation weight of the local solvers times eta, or ``()`` where nothing is probed.
       clock: what the exchange took in virtual time, a :class:`fedjax_sim.systems.closing.Clock`; ``()`` without a
         system.
+      undamped: [S], the weights of the average before an asynchronous server's staleness; ``()`` where they are the
+        cohort's.
     """
 
     slots: Slot
@@ -37,6 +39,7 @@ class Drawn(NamedTuple):
     overflow: jax.Array
     lowest: Any
     clock: Any = ()
+    undamped: Any = ()
 
 
 def draw(

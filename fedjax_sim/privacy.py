@@ -217,7 +217,7 @@ def _mechanism(sampling: Any, num_clients: int | None) -> _Mechanism:
         sampling = Independent(probability=float(sampling)).checked()
     find = _MECHANISMS.get(type(sampling))
     if find is None:
-        kind = type(sampling).__name__.lower()
+        kind = getattr(type(sampling), "_registered_name", type(sampling).__name__).rpartition(".")[2]
         if not isinstance(sampling, Participation):
             raise TypeError(f"sampling is {shown(sampling)}: give a scheme of fedjax_sim.cohort, or a probability")
         raise ValueError(

@@ -242,8 +242,10 @@ def _without(
     kept = cohort.valid & finite
     weights = jnp.where(kept, cohort.weights, jnp.zeros_like(cohort.weights))
     if normalised:
-        left = jnp.sum(weights)
-        factor = jnp.where(left > 0, cohort.mass / jnp.where(left > 0, left, jnp.ones_like(left)), jnp.ones_like(left))
+        # Staleness makes a step shorter and is no part of the average, whose weights sum to 1.
+        average = cohort.weights if isinstance(drawn.undamped, tuple) else drawn.undamped
+        left = jnp.sum(jnp.where(kept, average, jnp.zeros_like(average)))
+        factor = jnp.sum(average) / jnp.where(left > 0, left, jnp.ones_like(left))
         own = jax.eval_shape(jax.vmap(algorithm.weigh), drawn.slots.client).keys()
         sums = {name: total if name in own else trees.scale(factor, total) for name, total in sums.items()}
         weights = weights * factor

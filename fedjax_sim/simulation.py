@@ -98,7 +98,8 @@ def simulate(
       system: the clients' devices in virtual time; ``history.virtual_time`` is then the clock at the evaluations.
       asynchronous: a server that waits for messages, not for cohorts.
       initial_params: where all seeds start; None draws them from each seed.
-      stop: a rule of :mod:`fedjax_sim.stopping`, asked after every evaluation; a seed that stops keeps its model.
+      stop: a rule of :mod:`fedjax_sim.stopping`, asked after every evaluation but that of the start; a seed that stops
+        keeps its model.
       on_divergence: what becomes of a seed whose clients, model or loss are not finite any more, or whose loss
         explodes: ``"record"`` (and go on; ``history.divergences`` says where it began), ``"stop"`` that seed, or
         ``"raise"``.
@@ -136,6 +137,8 @@ def simulate(
         skip_nonfinite=skip_nonfinite, system=system, asynchronous=asynchronous,
     )  # fmt: skip
     _check_ends(stop, on_divergence)
+    if every is not None and checkpoint is None:
+        raise ValueError(f"every={every} without checkpoint=...: give the directory where checkpoints are kept")
     seed_list = check_seeds(seeds)
     # Of data on the host, what every part of a run but the examples' readers needs to know.
     known = dataset.frame if isinstance(dataset, HostDataset) else dataset
@@ -158,7 +161,7 @@ def simulate(
             checkpoint, configuration, rounds=rounds, eval_every=eval_every, every=every, keep=keep,
             allow_opaque=allow_opaque,
         )  # fmt: skip
-    recording = Recording(type(algorithm).__name__, seed_list, skipped=skip_nonfinite)
+    recording = Recording(type(algorithm).__name__, seed_list, skipped=skip_nonfinite or algorithm.excludes_nonfinite)
     length = min(eval_every, rounds)
 
     with saving or contextlib.nullcontext(), progress_bar(rounds, progress, type(algorithm).__name__) as bar:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -41,11 +42,13 @@ class Verification(NamedTuple):
       differences: one an array.
       tolerance: the largest distance that passes; 0 asks for equality to the last bit.
       environment: which versions or device are others than those of the result, or None.
+      models: whether the result has its final models; a sweep keeps them only if it is told to.
     """
 
     differences: list[Difference]
     tolerance: float
     environment: str | None
+    models: bool = True
 
     @property
     def passed(self) -> bool:
@@ -65,6 +68,8 @@ class Verification(NamedTuple):
         close = [one.distance for one in self.differences if not one.equal]
         if close:
             lines.append(f"the largest relative distance is {max(close):.3g}")
+        if not self.models:
+            lines.append("final models were not kept, so they are not compared")
         if self.environment:
             lines.append(f"computed elsewhere: {self.environment}")
         lines += [f"differs: {one.name}, by {one.distance:.3g}" for one in self.failed[:10]]
@@ -118,7 +123,9 @@ def verify(result: History, *, tolerance: float | None = None, progress: bool | 
     elsewhere = environment_changes(description, again.description, ("in the result", "now"))
     if tolerance is None:
         tolerance = 1e-3 if elsewhere else 0.0
-    return Verification(_compared(result, again), float(tolerance), elsewhere)
+    if result.params is None:
+        again = dataclasses.replace(again, params=None)
+    return Verification(_compared(result, again), float(tolerance), elsewhere, result.params is not None)
 
 
 def _again(result: History, progress: bool | None) -> History:

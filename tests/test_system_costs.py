@@ -173,9 +173,13 @@ def test_curves_against_time():
     from matplotlib import pyplot
 
     kept = history([[1, 2, 3, 4], [10, 10, 10, 10]], [[9.0, 5.0, 1.0], [9.0, 8.0, 7.0]])
-    axis, values = on_one_axis(kept.virtual_time, kept["loss"])
+    axis, values = on_one_axis(kept.virtual_time, kept["loss"], np.zeros(2, bool))
     np.testing.assert_array_equal(axis, [0, 3, 10])  # until the first seed ends
     np.testing.assert_array_equal(values, [[9, 5, 1], [9, 9, 9]])
+    axis, values = on_one_axis(kept.virtual_time, kept["loss"], np.array([True, False]))
+    np.testing.assert_array_equal(axis, [0, 3, 10, 20, 40])  # the first seed was stopped: its last value holds
+    np.testing.assert_array_equal(values, [[9, 5, 1, 1, 1], [9, 9, 9, 8, 7]])
+    axis, values = on_one_axis(kept.virtual_time, kept["loss"], np.zeros(2, bool))
     other = history([[1, 1, 1, 1]], [[9.0, np.nan, np.nan]])
     ax = curves({"a": kept, "b": other}, "loss", against="virtual_time")
     line = ax.get_lines()[0]

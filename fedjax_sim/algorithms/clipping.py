@@ -65,7 +65,7 @@ def check_only_clipping(name: str, base: Any) -> None:
     """Raises ``ValueError`` where a method inside clips already: a second bound would hide the first."""
     inside: Any = base
     while isinstance(inside, Wrapper):
-        if isinstance(inside, Clipping):
+        if isinstance(inside, Clipping) or inside.clients_apart:
             found = type(inside).__name__
             raise ValueError(f"{name}(base): the base is clipped already, by {found}: give one bound, the smaller")
         inside = inside.base

@@ -104,10 +104,10 @@ class Quantised(Compressed):
         size = jnp.abs(jax.lax.stop_gradient(v)).astype(real)
         length = jnp.max(size, initial=0) if self.scale == "max" else jnp.sqrt(jnp.sum(jnp.square(size)))
         levels = jnp.asarray(2 ** (self.bits - 1) - 1, real)
-        place = size * (levels / jnp.where(length > 0, length, 1))
+        place = size / jnp.where(length > 0, length, 1) * levels  # levels / length may be infinite, length / levels 0
         below = jnp.floor(place)
         up = jax.random.uniform(key, v.shape, real) < place - below
-        rounded = jnp.sign(v).astype(real) * (below + up.astype(real)) * (length / levels)
+        rounded = jnp.sign(v).astype(real) * ((below + up.astype(real)) / levels) * length
         # v - stop_gradient(v) is 0, with the derivative of v.
         return jax.lax.stop_gradient(rounded).astype(v.dtype) + (v - jax.lax.stop_gradient(v))
 

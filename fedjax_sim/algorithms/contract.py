@@ -116,6 +116,8 @@ class Method(Described, kw_only=True):
       settles: whether clients hear of the new model at the end of the round (:meth:`settle`).
       encodes: whether clients report another change than they made (:meth:`encode`).
       acts_alone: whether the server also aggregates in a round in which nobody took part.
+      excludes_nonfinite: whether messages that are not finite do no harm, because the server leaves them out.
+      clients_apart: whether what a client does must depend on that client alone, never on who else was drawn.
       own_cohort: of an exchange before the last one: whether it draws a cohort of its own.
     """
 
@@ -130,6 +132,8 @@ class Method(Described, kw_only=True):
     settles: ClassVar[bool] = False
     encodes: ClassVar[bool] = False
     acts_alone: ClassVar[bool] = False
+    excludes_nonfinite: ClassVar[bool] = False
+    clients_apart: ClassVar[bool] = False
     own_cohort: ClassVar[bool] = True
 
     # Declared here for the driver; Algorithm has them as fields, a wrapper reads its base's.

@@ -75,6 +75,7 @@ class Dp(Wrapper):
     count_noise: Any = None
 
     acts_alone = True
+    clients_apart = True
     averages = frozenset({"plain"})
     averages_why = (
         "the noise hides what one client can change, which is bounded only where all weigh alike; give average='plain'"
@@ -126,6 +127,9 @@ class Dp(Wrapper):
                 "fedprox or fedadam"
             )
         change, within = clip(messages["delta"], self.norm if self.quantile is None else sent.norm)
+        # What is not finite has no length to clip, and a sum with it would give the client away.
+        finite = trees.all_finite(messages["delta"])
+        change, within = trees.select(finite, change, trees.zeros_like(change)), within & finite
         return {"delta": change, WITHIN: within.astype(jnp.result_type(float))}, new
 
     def weigh(self, client: Client) -> dict[str, jax.Array]:

@@ -56,6 +56,8 @@ class Robust(Gathering):
 
     duplicates = False
 
+    excludes_nonfinite = True
+
     @property
     def averages(self) -> frozenset[str]:  # type: ignore[override]
         return self.base.averages & frozenset({"sample", "plain"} if self.rule.weighted else {"plain"})
@@ -125,7 +127,11 @@ class Robust(Gathering):
         kept = jax.tree.unflatten(jax.tree.structure(server.extra.state), kept)
         count = who.size.astype(jnp.result_type(float))
         server = server._replace(extra=Ruled(kept, combined.report))
-        return Wrapper.aggregate(self, server, others | averaged | trees.scale(count, summed), cohort)
+        sums = others | averaged | trees.scale(count, summed)
+        if self.acts_alone:
+            return Wrapper.aggregate(self, server, sums, cohort)
+        # A round in which no message is finite is one in which nobody took part.
+        return jax.lax.cond(who.size > 0, lambda: Wrapper.aggregate(self, server, sums, cohort), lambda: server)
 
     def report(self, server: Wrapped) -> dict[str, jax.Array]:
         ours: dict[str, jax.Array] = server.extra.report

@@ -32,6 +32,8 @@ class Wrapper(Method, kw_only=False):
     base: Method
 
     acts_alone = _of_base("acts_alone")
+    clients_apart = _of_base("clients_apart")
+    excludes_nonfinite = _of_base("excludes_nonfinite")
     averages = _of_base("averages")
     averages_why = _of_base("averages_why")
     encodes = _of_base("encodes")

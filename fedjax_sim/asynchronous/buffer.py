@@ -112,7 +112,7 @@ def draw_buffer(
         "staleness_mean": jnp.sum(missed) / jnp.maximum(events.count, 1).astype(missed.dtype),
         "staleness_max": jnp.max(staleness),
     }
-    return Buffered(drawn._replace(slots=slots, cohort=cohort), left, record)
+    return Buffered(drawn._replace(slots=slots, cohort=cohort, undamped=drawn.cohort.weights), left, record)
 
 
 def _may_fail(setting: Setting) -> bool:

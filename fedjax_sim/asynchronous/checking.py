@@ -78,6 +78,11 @@ def check_method(setting: Setting, algorithm: Method, dataset: FederatedDataset)
     params = jax.eval_shape(lambda: setting.task.init(jax.random.key(0), dataset))
     if jax.tree.leaves(jax.eval_shape(algorithm.init_client, params)):
         raise refused("its clients keep state between their visits, which has no meaning for old models")
+    if algorithm.encodes and setting.asynchronous is not None and setting.asynchronous.mixes_models:
+        raise ValueError(
+            f"{name} cannot be asynchronous with fedasync: its clients clip or compress the change of the model that "
+            "they began with, and fedasync takes the change of the server's present one; use fedbuff"
+        )
     if algorithm.stacked:
         raise refused(f"it reads single messages ({', '.join(algorithm.stacked)}), which staleness cannot weigh")
     unknown = algorithm.needs - _UNDERSTOOD

@@ -25,7 +25,8 @@ class LittleIsEnough(Collusion):
     honest messages (which later work assumes, too). n counts those of the round, f the attackers among them.
 
     Args:
-      z: >= 0; None for the paper's rule. With half of the clients or more the rule has no answer and 0 is taken.
+      z: >= 0; None for the paper's rule, with 0 where that has no answer (attackers who are more than half need no
+        supporters) or a negative one (too few attackers).
 
     Reference: Baruch, Baruch and Goldberg 2019, "A little is enough: circumventing defenses for distributed learning",
     algorithm 3.
@@ -42,7 +43,7 @@ class LittleIsEnough(Collusion):
             check_scalar("little_is_enough(z=...)", self.z)
         z = _largest_z(honest, attackers) if self.z is None else self.z
         share = _equal_shares(honest)
-        mean = weighted_sum(share, stack)
+        mean = weighted_sum(share, _only(honest, stack))
 
         def spread(leaf: jax.Array, at: jax.Array) -> jax.Array:
             apart = jnp.where(column(honest, leaf), leaf - at[None], jnp.zeros_like(leaf))
@@ -74,7 +75,13 @@ class InnerProduct(Collusion):
 
     def agreed(self, stack: Any, honest: jax.Array, attackers: jax.Array) -> Any:
         check_scalar("inner_product(epsilon=...)", self.epsilon)
-        return jax.tree.map(jnp.negative, trees.scale(self.epsilon, weighted_sum(_equal_shares(honest), stack)))
+        mean = weighted_sum(_equal_shares(honest), _only(honest, stack))
+        return jax.tree.map(jnp.negative, trees.scale(self.epsilon, mean))
+
+
+def _only(honest: jax.Array, stack: Any) -> Any:
+    """The stack with zeros for the others: what an attacker computed itself may be infinite, and 0 * inf is NaN."""
+    return jax.tree.map(lambda leaf: jnp.where(column(honest, leaf), leaf, jnp.zeros_like(leaf)), stack)
 
 
 def _equal_shares(honest: jax.Array) -> jax.Array:
@@ -89,7 +96,7 @@ def _largest_z(honest: jax.Array, attackers: jax.Array) -> jax.Array:
     left = jnp.maximum(count - lying, 1).astype(dtype)
     quantile = jnp.clip((left - supporters.astype(dtype)) / left, 0.5, 1 - jnp.finfo(dtype).eps)
     z: jax.Array = jax.scipy.special.ndtri(quantile)
-    return z
+    return jnp.where(supporters > 0, z, jnp.zeros_like(z))
 
 
 little_is_enough = factory("attack.little_is_enough", LittleIsEnough)

@@ -48,10 +48,12 @@ class Work(Described):
     Attributes:
       may_drop: whether tau can be 0.
       needs_system: whether it reads ``turn.seconds_per_step``.
+      compares: whether a client's tau depends on who else was drawn.
     """
 
     may_drop: ClassVar[bool] = False
     needs_system: ClassVar[bool] = False
+    compares: ClassVar[bool] = False
 
     def steps(self, turn: Turn) -> jax.Array:
         """tau of each slot, int32[S]; what void slots get does not matter."""
@@ -186,6 +188,7 @@ class Stragglers(Work):
     draw: str = static(default="paper")
 
     may_drop: ClassVar[bool] = True
+    compares: ClassVar[bool] = True
 
     def checked(self) -> Stragglers:
         check_real("stragglers(fraction)", self.fraction, low=0.0, high=1.0)

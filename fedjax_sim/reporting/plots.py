@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_sim.reporting.files import write_atomically
-from fedjax_sim.reporting.recorded import AXES, Recorded, in_words, positions, rounds_of
+from fedjax_sim.reporting.recorded import AXES, Recorded, held, in_words, positions, rounds_of
 from fedjax_sim.reporting.ticks import plain_numbers
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart, without its yellow, which nobody sees on white.
@@ -34,7 +34,8 @@ def curves(
     """Draws a metric against rounds: the mean over seeds as a line, their range (minimum to maximum) as a band.
 
     Against virtual time or bytes each seed is evaluated at places of its own. There a seed's value holds until its next
-    evaluation, so the lines are steps: what was known by then. A line ends where the first of its seeds does.
+    evaluation, so the lines are steps: what was known by then. A line ends where the first of its seeds does. A seed
+    that was stopped early holds its last value.
 
     A cross at the upper edge marks the first evaluation at which a seed was NaN or infinite; there the method's line
     ends. An axis of losses stops at ten times the start (twice, if it is linear) when a method runs away.
@@ -168,14 +169,18 @@ def _draw(
 
     means, kept_values = [], []
     for name, run in histories.items():
-        values = np.asarray(run[metric], dtype=float)
+        values, stopped = held(run, metric)
         if values.ndim != 2:
             raise ValueError(
                 f"{metric!r} of {name!r} has shape {values.shape}: a curve needs one number per seed and evaluation"
             )
         stepped = against != "round"
         if stepped:
-            places, values = on_one_axis(positions(run, metric, against), values)
+            try:
+                at = positions(run, metric, against)
+            except ValueError as error:
+                raise ValueError(f"{name!r}: {error}") from error
+            places, values = on_one_axis(at, values, stopped)
         else:
             places = np.asarray(rounds_of(run, metric))
         finite = np.isfinite(values).all(axis=0)
@@ -207,21 +212,23 @@ def _draw(
     plain(ax)
 
 
-def on_one_axis(places: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def on_one_axis(places: np.ndarray, values: np.ndarray, stopped: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Values of several seeds, each recorded at places of its own, as step functions on one axis.
 
     Args:
       places: [seeds, E], not decreasing along the second axis.
       values: [seeds, E]; each holds from its place to the next one.
+      stopped: bool[seeds], whose last value holds for ever.
 
     Returns:
       ``(axis, values)``, [P] and [seeds, P]: all places at which a seed has a new value, from where all seeds have one
-      to where the first of them ends.
+      to where the first of those ends that did not stop (of seeds that all stopped, the last).
     """
-    axis = np.unique(places)
-    axis = axis[(axis >= places[:, 0].max()) & (axis <= places[:, -1].min())]
-    held = [of[np.searchsorted(at, axis, side="right") - 1] for at, of in zip(places, values, strict=True)]
-    return axis, np.stack(held)
+    axis, ends = np.unique(places), places[:, -1]
+    end = ends.max() if stopped.all() else ends[~stopped].min()
+    axis = axis[(axis >= places[:, 0].max()) & (axis <= end)]
+    rows = [of[np.searchsorted(at, axis, side="right") - 1] for at, of in zip(places, values, strict=True)]
+    return axis, np.stack(rows)
 
 
 def _spans_a_decade(values: np.ndarray) -> bool:

@@ -88,6 +88,18 @@ def positions(run: Recorded, name: str, axis: str) -> np.ndarray:
     return values
 
 
+def held(run: Recorded, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """The values of ``name`` as floats, and which seeds stopped early, bool[seeds]: these hold their last value."""
+    values = np.array(run[name], dtype=float)
+    stops, seeds = getattr(run, "stops", {}), getattr(run, "seeds", range(len(values)))
+    stopped = np.asarray([seed in stops for seed in seeds], bool)
+    if values.ndim > 1 and name not in run.metrics:
+        for row in np.flatnonzero(stopped):
+            last = stops[list(seeds)[row]].round
+            values[row, last:] = values[row, last - 1]
+    return values, stopped
+
+
 def first_reached(values: np.ndarray, at: np.ndarray, target: float, *, falling: bool) -> np.ndarray:
     """The first of the places ``at`` at which ``values`` reach the target, float[seeds]; inf where they never do."""
     reached = values <= target if falling else values >= target

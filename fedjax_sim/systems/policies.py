@@ -50,9 +50,11 @@ class Policy(Described):
 
     Attributes:
       may_be_empty: whether every client of a cohort may be dropped though none fails.
+      compares: whether what becomes of a client depends on who else was drawn.
     """
 
     may_be_empty: ClassVar[bool] = False
+    compares: ClassVar[bool] = False
 
     def close(self, reports: Reports) -> Closed:
         """Who is in the average and when it is made."""
@@ -125,6 +127,8 @@ class First(Policy):
     """
 
     count: int = static()
+
+    compares: ClassVar[bool] = True
 
     def checked(self) -> First:
         check_count("first(count)", self.count)
