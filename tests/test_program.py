@@ -56,8 +56,9 @@ def text(dataset, **changes):
 
 @pytest.mark.parametrize("layout", [fjs.layout.turns(), fjs.layout.stacked(), fjs.layout.lanes(2)], ids=str)
 def test_the_program_does_not_grow(layout):
-    # no two loops of one length: helper functions of equal shapes would be shared
-    small = text(data(6, 20), layout=layout, rounds=14, work=fjs.local.steps(5), cohort=fjs.cohort.uniform(3))
+    # no two loops of one length, cohorts of more than the four clients that a record names: helper functions of equal
+    # shapes would be shared
+    small = text(data(9, 20), layout=layout, rounds=14, work=fjs.local.steps(5), cohort=fjs.cohort.uniform(6))
     large = text(data(40, 80), layout=layout, rounds=44, work=fjs.local.steps(50), cohort=fjs.cohort.uniform(20))
     # equal but for helper functions that two shapes happen to share
     assert abs(small.count("\n") - large.count("\n")) <= 10
