@@ -201,8 +201,9 @@ def _run_phase(
     """The state after a phase, what its clients left, and its cohort: without those that the guard has skipped."""
     algorithm, cohort = solver.algorithm, drawn.cohort
     limits = bounds(setting, algorithm, solver.dataset)
-    states = jax.tree.map(lambda leaf: leaf.at[cohort.indices].get(mode="clip"), state.clients)
-    result = layout_of(setting, algorithm, solver.dataset).run(solver, sent, states, drawn.slots, limits)
+    layout = layout_of(setting, algorithm, solver.dataset)
+    states = layout.take(state.clients, cohort.indices)
+    result = layout.run(solver, sent, states, drawn.slots, limits)
     sums = result.sums
     if setting.guard.skip:
         normalised = setting.averaging(algorithm).normalised
@@ -221,7 +222,7 @@ def _run_phase(
     new = result.clients
     if algorithm.settles:
         new = jax.vmap(lambda c_i: algorithm.settle(server, c_i))(new)
-    clients = jax.tree.map(lambda all_, one: all_.at[cohort.indices].set(one, mode="drop"), state.clients, new)
+    clients = layout.put(state.clients, cohort.indices, new)
     return state._replace(server=server, clients=clients), result, drawn
 
 

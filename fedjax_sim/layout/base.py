@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import jax
 
-from fedjax_sim import trees
+from fedjax_sim import client_states, trees
 from fedjax_sim.descriptions import Described
 from fedjax_sim.local.solver import Slot, Solver
 
@@ -67,6 +67,14 @@ class Layout(Described):
           bounds: static upper bounds.
         """
         raise TypeError(f"{type(self).__name__} must define run(...)")
+
+    def take(self, clients: Any, indices: jax.Array) -> Any:
+        """See :func:`fedjax_sim.client_states.take`."""
+        return client_states.take(clients, indices)
+
+    def put(self, clients: Any, indices: jax.Array, new: Any) -> Any:
+        """See :func:`fedjax_sim.client_states.put`."""
+        return client_states.put(clients, indices, new)
 
 
 def finish(
