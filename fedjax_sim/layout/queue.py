@@ -19,7 +19,9 @@ class Lanes(NamedTuple):
     Attributes:
       place: int32[L], each lane's client as its place in the queue; S or more for an idle lane.
       k: int32[L], each lane's next micro-step.
-      progress: [L, ...], each lane's client.
+      slot: [L, ...], each lane's client; any, in an idle lane.
+      total: int32[L], its micro-steps; 0 in an idle lane.
+      progress: [L, ...], how far it is.
       next: int32, place of the next client to start.
       sums: weighted sums of the finished clients' messages.
       stacks: [S + 1, ...], stacked messages by slot; the last row is for lanes with nothing to write.
@@ -29,6 +31,8 @@ class Lanes(NamedTuple):
 
     place: jax.Array
     k: jax.Array
+    slot: Slot
+    total: jax.Array
     progress: Progress
     next: jax.Array
     sums: Any
@@ -53,12 +57,14 @@ def run_queue(solver: Solver, sent: Any, states: Any, slots: Slot, *, lanes: int
     size = len(totals)
     order = jnp.argsort(-totals, stable=True).astype(jnp.int32)
     busy = jnp.sum(totals > 0, dtype=jnp.int32)
-    serial = lanes == 1 and jax.default_backend() == "cpu"
 
-    def load(places: jax.Array) -> tuple[Any, Slot, jax.Array]:
+    def state(places: jax.Array) -> Any:
         at = order[jnp.minimum(places, size - 1)]
-        taken = jax.tree.map(lambda leaf: leaf[at], (states, slots))
-        return taken[0], taken[1], jnp.where(places < busy, totals[at], 0)
+        return jax.tree.map(lambda leaf: leaf[at], states)
+
+    def load(places: jax.Array) -> tuple[Slot, jax.Array]:
+        at = order[jnp.minimum(places, size - 1)]
+        return jax.tree.map(lambda leaf: leaf[at], slots), jnp.where(places < busy, totals[at], 0)
 
     def each(function: Any, *arguments: Any) -> Any:
         """``vmap`` over lanes; a single lane stays unbatched, so that its ``cond`` and slices stay what they are."""
@@ -67,26 +73,25 @@ def run_queue(solver: Solver, sent: Any, states: Any, slots: Slot, *, lanes: int
         only = function(*jax.tree.map(lambda leaf: leaf[0], arguments))
         return jax.tree.map(lambda leaf: leaf[None], only)
 
-    def step_lane(c_i: Any, slot: Slot, total: jax.Array, progress: Progress, k: jax.Array) -> Progress:
-        del c_i
-        moved = solver.step(sent, slot, progress, k, serial=serial)
+    def step_lane(slot: Slot, total: jax.Array, progress: Progress, k: jax.Array) -> Progress:
+        moved = solver.step(sent, slot, progress, k)
         if lanes == 1:
             return moved  # the loop ends with the only lane's last client
         return trees.select(k < total, moved, progress)  # type: ignore[no-any-return]
 
     def advance(at: Lanes) -> Lanes:
-        loaded = load(at.place)
-        progress = each(step_lane, *loaded, at.progress, at.k)
+        progress = each(step_lane, at.slot, at.total, at.progress, at.k)
         live = at.place < busy
         k = jnp.where(live, at.k + 1, at.k)
-        done = live & (k >= loaded[2])
+        done = live & (k >= at.total)
         at = at._replace(progress=progress, k=k, computed=at.computed + lanes)
-        return lax.cond(jnp.any(done), lambda: hand_over(at, loaded, done), lambda: at)  # type: ignore[no-any-return]
+        return lax.cond(jnp.any(done), lambda: hand_over(at, done), lambda: at)  # type: ignore[no-any-return]
 
-    def hand_over(at: Lanes, loaded: Any, done: jax.Array) -> Lanes:
+    def hand_over(at: Lanes, done: jax.Array) -> Lanes:
         """Finished clients leave their messages; their lanes take the next clients of the queue."""
-        c_i, slot, _ = loaded
-        weighted, stacks, new = each(lambda c, s, p: finish(solver, sent, c, s, p), c_i, slot, at.progress)
+        weighted, stacks, new = each(
+            lambda c, s, p: finish(solver, sent, c, s, p), state(at.place), at.slot, at.progress
+        )
 
         def add(total: jax.Array, leaf: jax.Array) -> jax.Array:
             mask = done.reshape(-1, *[1] * (leaf.ndim - 1))
@@ -94,8 +99,8 @@ def run_queue(solver: Solver, sent: Any, states: Any, slots: Slot, *, lanes: int
 
         where = jnp.where(done, order[jnp.minimum(at.place, size - 1)], size)
         place = jnp.where(done, at.next + jnp.cumsum(done, dtype=jnp.int32) - 1, at.place)
-        fresh_c, fresh_slot, _ = load(place)
-        fresh = each(lambda c, s: solver.begin(sent, c, s), fresh_c, fresh_slot)
+        slot, total = load(place)
+        fresh = each(lambda c, s: solver.begin(sent, c, s), state(place), slot)
 
         def renew(new: jax.Array, old: jax.Array) -> jax.Array:
             return jnp.where(done.reshape(-1, *[1] * (old.ndim - 1)), new, old)
@@ -103,6 +108,8 @@ def run_queue(solver: Solver, sent: Any, states: Any, slots: Slot, *, lanes: int
         return at._replace(
             place=place,
             k=jnp.where(done, 0, at.k),
+            slot=slot,
+            total=total,
             progress=jax.tree.map(renew, fresh, at.progress),
             next=at.next + jnp.sum(done, dtype=jnp.int32),
             sums=jax.tree.map(add, at.sums, weighted),
@@ -115,11 +122,13 @@ def run_queue(solver: Solver, sent: Any, states: Any, slots: Slot, *, lanes: int
 
     sum_shapes, stack_shapes = finish_shapes(solver, sent, states, slots)
     place = jnp.arange(lanes, dtype=jnp.int32)
-    c_i, slot, _ = load(place)
+    slot, total = load(place)
     start = Lanes(
         place=place,
         k=jnp.zeros((lanes,), jnp.int32),
-        progress=each(lambda c, s: solver.begin(sent, c, s), c_i, slot),
+        slot=slot,
+        total=total,
+        progress=each(lambda c, s: solver.begin(sent, c, s), state(place), slot),
         next=jnp.int32(lanes),
         sums=trees.zeros_like(sum_shapes),
         stacks=jax.tree.map(lambda s: jnp.zeros((size + 1, *s.shape), s.dtype), stack_shapes),

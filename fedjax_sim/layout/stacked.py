@@ -26,7 +26,7 @@ class Stacked(Layout):
         totals = solver.micro_steps(slots)
 
         def masked(slot: Slot, total: jax.Array, progress: Any, k: jax.Array) -> Any:
-            return trees.select(k < total, solver.step(sent, slot, progress, k, serial=False), progress)
+            return trees.select(k < total, solver.step(sent, slot, progress, k), progress)
 
         def first(c_i: Any, slot: Slot, total: jax.Array) -> Any:
             return masked(slot, total, solver.begin(sent, c_i, slot), jnp.int32(0))

@@ -10,7 +10,7 @@ from jax import lax
 
 from fedjax_sim import trees
 from fedjax_sim.descriptions import factory
-from fedjax_sim.layout.base import Bounds, Layout, LocalResult, finish, zero_sums
+from fedjax_sim.layout.base import Bounds, Layout, LocalResult, finish, finish_shapes
 from fedjax_sim.layout.queue import run_queue
 from fedjax_sim.local.solver import Slot, Solver
 from fedjax_sim.loops import with_static_derivative
@@ -63,25 +63,34 @@ def run_turns(solver: Solver, sent: Any, states: Any, slots: Slot, *, most: int 
       most: None for loops of each client's own steps (dynamic); an upper bound of them for masked scans of that many
         (static, differentiable in reverse).
     """
-    serial = jax.default_backend() == "cpu"
 
     def client(sums: Any, x: tuple[Any, Slot, jax.Array]) -> tuple[Any, Any]:
         c_i, slot, total = x
         start = solver.begin(sent, c_i, slot)
         if most is None:
-            progress = lax.fori_loop(0, total, lambda k, p: solver.step(sent, slot, p, k, serial=serial), start)
+            progress = lax.fori_loop(0, total, lambda k, p: solver.step(sent, slot, p, k), start)
         else:
 
             def masked(progress: Any, k: jax.Array) -> tuple[Any, None]:
-                return trees.select(k < total, solver.step(sent, slot, progress, k, serial=serial), progress), None
+                return trees.select(k < total, solver.step(sent, slot, progress, k), progress), None
 
             progress, _ = lax.scan(masked, start, jnp.arange(most, dtype=jnp.int32))
         weighted, stacks, new = finish(solver, sent, c_i, slot, progress)
         return trees.add(sums, weighted), (stacks, new)
 
+    def visit(sums: Any, x: tuple[Any, Slot, jax.Array]) -> tuple[Any, Any]:
+        if most is not None:
+            return client(sums, x)
+
+        def pass_by(sums: Any, x: tuple[Any, Slot, jax.Array]) -> tuple[Any, Any]:
+            return sums, (trees.zeros_like(stacked), x[0])
+
+        # To begin and to end with nobody would cost as much as with a client: a device's void slots are many.
+        return lax.cond(x[1].client.steps > 0, client, pass_by, sums, x)  # type: ignore[no-any-return]
+
     totals = solver.micro_steps(slots)
-    start = zero_sums(solver, sent, states, slots)
-    sums, (stacks, new) = lax.scan(client, start, (states, slots, totals))
+    weighted, stacked = finish_shapes(solver, sent, states, slots)
+    sums, (stacks, new) = lax.scan(visit, trees.zeros_like(weighted), (states, slots, totals))
     computed = jnp.sum(totals, dtype=jnp.int32) if most is None else jnp.int32(len(totals) * most)
     return LocalResult(sums, stacks, new, computed)
 

@@ -2,6 +2,7 @@
 
 from fedjax_sim.models.cnn import CifarCNN, FemnistCNN
 from fedjax_sim.models.conv import Conv, avg_pool, max_pool
+from fedjax_sim.models.dense import Dense
 from fedjax_sim.models.dropout import Dropout
 from fedjax_sim.models.frozen import FrozenTable, frozen_table, random_table
 from fedjax_sim.models.inputs import FromBytes
@@ -31,6 +32,7 @@ __all__ = [
     "load_pythia",
     "FromBytes",
     "Conv",
+    "Dense",
     "Dropout",
     "avg_pool",
     "max_pool",

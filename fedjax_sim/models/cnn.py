@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from fedjax_sim.descriptions import register
 from fedjax_sim.models.conv import Conv, max_pool
+from fedjax_sim.models.dense import Dense
 from fedjax_sim.models.dropout import Dropout
 from fedjax_sim.models.inputs import as_images
 from fedjax_sim.models.widths import check_widths
@@ -62,8 +63,8 @@ class FemnistCNN(nn.Module):
             x = nn.relu(Conv(width, (3, 3), padding="VALID", **options)(x))
         x = max_pool(x, (2, 2), (2, 2))
         x = Dropout(self.dropout[0])(x.reshape(x.shape[0], -1))
-        x = nn.relu(nn.Dense(self.hidden, **options)(x))
-        return nn.Dense(self.num_classes, **options)(Dropout(self.dropout[1])(x))
+        x = nn.relu(Dense(self.hidden, **options)(x))
+        return Dense(self.num_classes, **options)(Dropout(self.dropout[1])(x))
 
 
 class CifarCNN(nn.Module):
@@ -110,8 +111,8 @@ class CifarCNN(nn.Module):
                 x = max_pool(x, (2, 2), (2, 2))
             x = nn.relu(Conv(width, (3, 3), padding="VALID", param_dtype=self.param_dtype, kernel_init=he)(x))
         x = x.reshape(x.shape[0], -1)
-        x = nn.relu(nn.Dense(self.hidden, param_dtype=self.param_dtype, kernel_init=small)(x))
-        return nn.Dense(self.num_classes, param_dtype=self.param_dtype, kernel_init=small)(x)
+        x = nn.relu(Dense(self.hidden, param_dtype=self.param_dtype, kernel_init=small)(x))
+        return Dense(self.num_classes, param_dtype=self.param_dtype, kernel_init=small)(x)
 
 
 register("model.FemnistCNN", FemnistCNN)

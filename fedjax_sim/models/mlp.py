@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.descriptions import register
+from fedjax_sim.models.dense import Dense
 from fedjax_sim.values import check_count
 
 
@@ -31,7 +32,7 @@ class LogisticRegression(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         x = x.reshape(x.shape[0], -1).astype(self.param_dtype)
         zeros = nn.initializers.zeros_init()
-        return nn.Dense(self.num_classes, param_dtype=self.param_dtype, kernel_init=zeros)(x)
+        return Dense(self.num_classes, param_dtype=self.param_dtype, kernel_init=zeros)(x)
 
 
 class MLP(nn.Module):
@@ -59,9 +60,9 @@ class MLP(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         x = x.reshape(x.shape[0], -1).astype(self.param_dtype)
         for width in self.hidden:
-            dense = nn.Dense(width, param_dtype=self.param_dtype, kernel_init=nn.initializers.he_normal())
+            dense = Dense(width, param_dtype=self.param_dtype, kernel_init=nn.initializers.he_normal())
             x = nn.relu(dense(x))
-        return nn.Dense(self.num_classes, param_dtype=self.param_dtype)(x)
+        return Dense(self.num_classes, param_dtype=self.param_dtype)(x)
 
 
 register("model.LogisticRegression", LogisticRegression)

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.descriptions import register
+from fedjax_sim.models.dense import Dense
 from fedjax_sim.models.frozen import FrozenTable
 from fedjax_sim.models.inputs import as_tokens
 from fedjax_sim.models.lstm import LSTM
@@ -56,7 +57,7 @@ class CharLSTM(nn.Module):
         glorot = nn.initializers.glorot_uniform()
         table = nn.Embed(self.num_classes, self.embedding, param_dtype=self.param_dtype, embedding_init=glorot)
         last = _last_state(table(tokens.T), self.hidden, self.layers, self.param_dtype)
-        return nn.Dense(self.num_classes, param_dtype=self.param_dtype, kernel_init=glorot)(last)
+        return Dense(self.num_classes, param_dtype=self.param_dtype, kernel_init=glorot)(last)
 
 
 class SentimentLSTM(nn.Module):
@@ -110,8 +111,8 @@ class SentimentLSTM(nn.Module):
         last = _last_state(jnp.swapaxes(self._vectors(x), 0, 1), self.hidden, self.layers, self.param_dtype)
         dense: dict[str, Any] = {"param_dtype": self.param_dtype, "kernel_init": nn.initializers.glorot_uniform()}
         if self.bottleneck is not None:
-            last = nn.Dense(self.bottleneck, **dense)(last)
-        return nn.Dense(self.num_classes, **dense)(last)
+            last = Dense(self.bottleneck, **dense)(last)
+        return Dense(self.num_classes, **dense)(last)
 
     def _vectors(self, x: jax.Array) -> jax.Array:
         if self.table is not None:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from fedjax_sim.descriptions import register
 from fedjax_sim.models.conv import Conv, max_pool
+from fedjax_sim.models.dense import Dense
 from fedjax_sim.models.inputs import as_images
 from fedjax_sim.models.widths import check_groups
 from fedjax_sim.values import check_count, check_flag
@@ -79,7 +80,7 @@ class ResNet18(nn.Module):
                 stride = 2 if stage > 0 and block == 0 else 1
                 x = _block(self, x, self.width << stage, stride, f"stage{stage + 1}_block{block + 1}")
         x = jnp.mean(x, axis=(1, 2))
-        last = nn.Dense(
+        last = Dense(
             self.num_classes, param_dtype=self.param_dtype, kernel_init=nn.initializers.glorot_uniform(), name="head"
         )
         return last(x)

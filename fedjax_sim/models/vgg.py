@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from fedjax_sim.descriptions import register
 from fedjax_sim.models.conv import Conv, max_pool
+from fedjax_sim.models.dense import Dense
 from fedjax_sim.models.dropout import Dropout
 from fedjax_sim.models.inputs import as_images
 from fedjax_sim.models.widths import check_groups, check_widths
@@ -82,8 +83,8 @@ class VGG11(nn.Module):
         x = x.reshape(x.shape[0], -1)
         dense: dict[str, Any] = {"param_dtype": self.param_dtype, "kernel_init": nn.initializers.glorot_uniform()}
         for width in self.hidden:
-            x = nn.relu(nn.Dense(width, **dense)(Dropout(self.dropout)(x)))
-        return nn.Dense(self.num_classes, **dense)(x)
+            x = nn.relu(Dense(width, **dense)(Dropout(self.dropout)(x)))
+        return Dense(self.num_classes, **dense)(x)
 
 
 register("model.VGG11", VGG11)
