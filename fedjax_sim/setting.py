@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from fedjax_sim.algorithms.contract import Method
 from fedjax_sim.asynchronous.schemes import Asynchronous
+from fedjax_sim.client_states import ClientStates, OnDevice
 from fedjax_sim.cohort.averaging import Averaging
 from fedjax_sim.cohort.participation import Participation
 from fedjax_sim.descriptions import Described, static
@@ -40,6 +41,7 @@ class Setting(NamedTuple):
       guard: what becomes of clients that diverge.
       system: the clients' devices in virtual time, or None for no clock.
       asynchronous: what a server does that waits for messages, not for cohorts; None for rounds.
+      client_states: where client states are kept, and in which type.
     """
 
     task: Task
@@ -51,6 +53,7 @@ class Setting(NamedTuple):
     guard: Guard = Guard()
     system: System | None = None
     asynchronous: Asynchronous | None = None
+    client_states: ClientStates = OnDevice()
 
     def observes(self, what: str) -> bool:
         """Whether a diagnostic asks for ``what``."""
@@ -70,7 +73,8 @@ class TrainState(NamedTuple):
 
     Attributes:
       server: the algorithm's server state.
-      clients: client states by client index, [N, ...]; ``()`` for stateless methods.
+      clients: client states by client index, [N, ...], or :class:`fedjax_sim.client_states.Rows` of all or of a
+        cohort; ``()`` for stateless methods.
       flight: who is in flight (:class:`fedjax_sim.asynchronous.flight.Flight`) in asynchronous runs; else ``()``.
     """
 

@@ -10,6 +10,7 @@ import contextlib
 import os
 import pathlib
 import sys
+import tempfile
 import time
 from typing import Any
 
@@ -32,12 +33,18 @@ def small() -> dict[str, Any]:
 
 
 def kinds() -> dict[str, dict[str, Any]]:
-    """The arguments of ``simulate`` by kind: without and with state of the clients, and with data on the host."""
+    """The arguments of ``simulate`` by kind: without and with state of the clients; it, or the data, off the device."""
     sgd = fjs.optim.sgd(0.05, momentum=0.5)
     common = small()
     return {
         "fedadam": common | {"algorithm": fjs.fedadam(client_optimizer=sgd, server_learning_rate=0.1), "seeds": [3, 5]},
         "scaffold": common | {"algorithm": fjs.scaffold(client_optimizer=fjs.optim.sgd(0.05)), "seeds": [0, 1]},
+        "disk": common
+        | {
+            "algorithm": fjs.scaffold(client_optimizer=fjs.optim.sgd(0.05)),
+            "seeds": [0, 1],
+            "client_states": fjs.client_states.on_disk(tempfile.gettempdir(), dtype="bfloat16"),
+        },
         "host": common
         | {"algorithm": fjs.fedavg(client_optimizer=sgd), "dataset": fjs.datasets.on_host(common["dataset"])},
     }

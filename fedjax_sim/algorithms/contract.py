@@ -152,6 +152,11 @@ class Method(Described, kw_only=True):
         """Of ``"slope"``, ``"step_size"``, ``"anchor"``, ``"objective"`` and ``"expected_size"`` those it reads."""
         return frozenset()
 
+    @property
+    def remembers_everyone(self) -> bool:
+        """Whether the server keeps a vector of every client and reads all of them in a round."""
+        return False
+
     def minimises(self, objective: str) -> str:
         """What the method minimises, in words; ``objective`` is what the cohort's average stands for."""
         return objective

@@ -82,6 +82,11 @@ class Hull(Described, kw_only=True):
     num_clusters: int = static(default=0)
     solver: MinNormSolver | None = None
 
+    @property
+    def remembers_everyone(self) -> bool:
+        """See :class:`fedjax_sim.algorithms.contract.Method`: one vector a client, but for clusters."""
+        return self.clusters is None
+
     def checked_hull(self, name: str) -> Self:
         """The options checked and normalised; ``name`` is what messages call the method."""
         check_real(f"{name}(alpha=...)", self.alpha, low=0.0, high=1.0)

@@ -46,6 +46,7 @@ class Wrapper(Method, kw_only=False):
     needs_everyone = _of_base("needs_everyone")
     needs_full_gradients = _of_base("needs_full_gradients")
     own_cohort = _of_base("own_cohort")
+    remembers_everyone = _of_base("remembers_everyone")
     server_learning_rate = _of_base("server_learning_rate")
     server_optimizer = _of_base("server_optimizer")
     settles = _of_base("settles")

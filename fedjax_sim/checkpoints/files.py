@@ -14,6 +14,7 @@ import hashlib
 import itertools
 import json
 import math
+import mmap
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,7 +23,7 @@ from typing import Any, BinaryIO, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.files import open_regular
+from fedjax_sim.files import open_regular, parsing
 from fedjax_sim.values import shown
 
 _FORMAT = 1
@@ -36,6 +37,7 @@ _METADATA = "__metadata__"
 # The first bytes of every header, by which a file is known to be ours.
 MAGIC = b'{"__metadata__":{"fedjax_sim.checkpoint":"'
 _MAX_HEADER = 100_000_000  # bytes; what other readers of safetensors accept
+_LARGE = 16 << 20  # bytes of an array that stays in the file, mapped, however much memory there is
 _UNSIGNED = "0" * 64  # in the place of the checksum while it is computed
 
 
@@ -113,7 +115,8 @@ class Encoded:
 def read(path: str | os.PathLike[str]) -> Checkpoint:
     """Reads a checkpoint file and verifies its checksum.
 
-    Nothing in the file is executed, and what is read is bounded by the file's length.
+    Nothing in the file is executed, and what is read is bounded by the file's length. Arrays of more than 16 MiB are
+    read-only maps of the file, which may be larger than memory.
 
     Args:
       path: the file.
@@ -152,12 +155,55 @@ def read(path: str | os.PathLike[str]) -> Checkpoint:
         raise Damaged(f"{path} is damaged (its header makes no sense: {type(error).__name__}: {error})") from error
 
 
+def read_about(path: str | os.PathLike[str]) -> Any:
+    """What a checkpoint file says of its run, from the header alone: nothing verifies it.
+
+    Raises:
+      ValueError: it is no checkpoint, or damaged where it says so.
+      OSError: the file cannot be read.
+    """
+    path = Path(path)
+    with open_regular(path) as file, parsing(path, "is damaged", "restore it from a copy, or delete it"):
+        _, header = _header(file, os.fstat(file.fileno()).st_size)
+        return json.loads(json.loads(header)[_METADATA]["about"])
+
+
 class _Later(ValueError):
     """A file of a later format."""
 
 
 def _verified(file: BinaryIO, size: int) -> tuple[dict[str, Any], dict[str, str], dict[str, np.ndarray]]:
     """The entries of the header, its metadata, and the bytes of the arrays, once their checksum is right."""
+    start, header = _header(file, size)
+    length = len(header)
+    entries = json.loads(header, object_pairs_hook=_without_repetition)
+    metadata = entries.pop(_METADATA)
+    checksum = metadata["sha256"].encode()
+    total = hashlib.sha256(start + header.replace(checksum, _UNSIGNED.encode(), 1))
+    raw: dict[str, np.ndarray] = {}
+    large: dict[str, tuple[int, int]] = {}
+    position = 8 + length
+    for name, count in _sizes(entries, size - 8 - length).items():
+        array = np.empty(min(count, _LARGE), np.uint8)
+        for done in range(0, count, _LARGE):
+            piece = array[: count - done].data
+            if file.readinto(piece) != len(piece):  # type: ignore[attr-defined]
+                raise Damaged("it became shorter while it was read")
+            total.update(piece)
+        raw[name] = array
+        if count > _LARGE:
+            large[name] = (position, count)
+        position += count
+    if total.hexdigest().encode() != checksum:
+        raise Damaged("its checksum is wrong: it is not what was written")
+    if large:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        raw |= {name: np.frombuffer(mapped, np.uint8, count, place) for name, (place, count) in large.items()}
+    return entries, metadata, raw
+
+
+def _header(file: BinaryIO, size: int) -> tuple[bytes, bytes]:
+    """The bytes of its length, and the header."""
     start = file.read(8)
     length = int.from_bytes(start, "little")
     if len(start) < 8:
@@ -167,19 +213,7 @@ def _verified(file: BinaryIO, size: int) -> tuple[dict[str, Any], dict[str, str]
     header = file.read(length)
     if not header.startswith(MAGIC):
         raise Damaged("it is not a checkpoint of fedjax_sim")
-    entries = json.loads(header, object_pairs_hook=_without_repetition)
-    metadata = entries.pop(_METADATA)
-    checksum = metadata["sha256"].encode()
-    total = hashlib.sha256(start + header.replace(checksum, _UNSIGNED.encode(), 1))
-    raw = {}
-    for name, count in _sizes(entries, size - 8 - length).items():
-        raw[name] = np.empty(count, np.uint8)
-        if file.readinto(raw[name].data) != count:  # type: ignore[attr-defined]
-            raise Damaged("it became shorter while it was read")
-        total.update(raw[name].data)
-    if total.hexdigest().encode() != checksum:
-        raise Damaged("its checksum is wrong: it is not what was written")
-    return entries, metadata, raw
+    return start, header
 
 
 def _sizes(entries: dict[str, Any], available: int) -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import jax
@@ -39,8 +40,16 @@ class Driver(Protocol):
         """The state after the rounds so far, leaves [seeds, ...]."""
         ...
 
-    def restore(self, states: TrainState) -> None:
-        """Goes on from ``states`` (arrays of the host, leaves [seeds, ...]) instead."""
+    def stored(self) -> dict[str, np.ndarray]:
+        """Client states that are no part of :meth:`states` because they are off the device; until the next call."""
+        ...
+
+    def restore(self, states: TrainState, stored: Mapping[str, np.ndarray]) -> None:
+        """Goes on from ``states`` (arrays of the host, leaves [seeds, ...]) and what :meth:`stored` gave, instead."""
+        ...
+
+    def close(self) -> None:
+        """Gives back what does not go by itself; the driver is of no use afterwards."""
         ...
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -14,7 +15,8 @@ from fedjax_sim import trees
 from fedjax_sim.algorithms.contract import Method
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.drivers.base import loop_of_rounds
-from fedjax_sim.rounds import Record, init_state, prepare
+from fedjax_sim.placement import as_here
+from fedjax_sim.rounds import Record, init_state, layout_of, prepare
 from fedjax_sim.setting import Setting, TrainState
 from fedjax_sim.training import Evaluate, measure
 
@@ -45,8 +47,11 @@ class ResidentDriver:
         evaluate: Evaluate | None,
         may_stop: bool,
     ) -> None:
-        self._seeds = len(keys)
-        self._states: TrainState = _initialise(setting, algorithm, dataset, keys, initial_params)
+        self._seeds, self._num_clients = len(keys), dataset.num_clients
+        self._layout = layout_of(setting, algorithm, dataset)
+        dataset = self._layout.placed(dataset)
+        setting, algorithm, keys, initial_params = self._layout.everywhere((setting, algorithm, keys, initial_params))
+        self._states: TrainState = self._settled(_initialise(setting, algorithm, dataset, keys, initial_params))
         self._run = functools.partial(
             _advance, setting, algorithm, dataset, keys, length=length, evaluate=evaluate, may_stop=may_stop
         )
@@ -55,16 +60,29 @@ class ResidentDriver:
         return self.advance(0, 0, np.ones(self._seeds, bool))[1]
 
     def advance(self, start: int, count: int, running: np.ndarray) -> tuple[Record, dict[str, jax.Array]]:
-        counts = jnp.asarray(np.where(running, count, 0), jnp.int32)
-        self._states, record, metrics = self._run(self._states, jnp.int32(start), counts)
-        return jax.tree.map(lambda leaf: leaf[:, :count], record), metrics
+        counts = np.where(running, count, 0).astype(np.int32)
+        self._states, record, metrics = self._run(self._states, np.int32(start), counts)
+        return jax.tree.map(lambda leaf: leaf[:, :count], as_here(record)), as_here(metrics)
 
     def states(self) -> TrainState:
-        return self._states
+        # Of several devices, each has as many rows.
+        clients = jax.tree.map(lambda leaf: leaf[:, : self._num_clients], self._states.clients)
+        return self._states._replace(clients=clients)
 
-    def restore(self, states: TrainState) -> None:
+    def stored(self) -> dict[str, np.ndarray]:
+        return {}
+
+    def restore(self, states: TrainState, stored: Mapping[str, np.ndarray]) -> None:
         # A copy: the program is given its memory to write to.
-        self._states = jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), states)
+        self._states = self._settled(jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), states))
+
+    def close(self) -> None:
+        pass
+
+    def _settled(self, states: TrainState) -> TrainState:
+        """The states where the program leaves them, so that it is compiled for one place alone."""
+        clients = self._layout.spread(states.clients, axis=1)
+        return self._layout.everywhere(states._replace(clients=()))._replace(clients=clients)  # type: ignore[no-any-return]
 
 
 @jax.jit

@@ -1,59 +1,49 @@
-"""Data on the host: each round runs on a window with its cohort's examples, sent while the round before computes."""
+"""Data or client states off the device: a round runs on what its cohort needs, sent while the round before computes."""
 
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+import itertools
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from fedjax_sim.algorithms.contract import Method
+from fedjax_sim.client_states.rows import Rows, moved
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.host import HostDataset
 from fedjax_sim.drivers.base import loop_of_rounds
+from fedjax_sim.drivers.client_windows import ClientWindows
+from fedjax_sim.drivers.example_windows import ExampleWindows, Window
+from fedjax_sim.drivers.plan import cohorts, plan
 from fedjax_sim.evaluation.passes import streamed_mean_values
+from fedjax_sim.placement import as_here
 from fedjax_sim.prefetch import prefetched
-from fedjax_sim.rounds import Record, init_state, keyed_phases, prepare
+from fedjax_sim.rounds import Record, init_state, layout_of, prepare
 from fedjax_sim.setting import Setting, TrainState
-from fedjax_sim.training import Evaluate, all_metrics
-
-_PLANNED = 256  # rounds whose cohorts are drawn in one call
-
-
-class Window(NamedTuple):
-    """The examples of one round's cohort on the device.
-
-    Attributes:
-      examples: leaves [W, ...].
-      weights: [W] example weights, or None.
-      positions: int32[S], storage positions of the clients; N in void slots.
-      starts: int32[S], where each begins in the window.
-    """
-
-    examples: Any
-    weights: Any
-    positions: Any
-    starts: Any
+from fedjax_sim.training import Evaluate, all_metrics, measure
 
 
 class StreamedDriver:
     """See :class:`fedjax_sim.drivers.base.Driver`. The seeds run one after another, round by round.
 
-    Cohorts are drawn ahead for the whole run, since their draws depend on the key and the round alone. The largest of
-    them decides the window's length, which is part of the compiled program: rounded up to an eighth of a power of two,
-    so that other seeds and rounds seldom compile it again.
+    Cohorts are drawn ahead for the whole run, since their draws depend on the key and the round alone.
 
     Args:
-      setting: the run.
+      setting: the run; with ``client_states`` apart, those are off the device.
       algorithm: the method.
       keys: [seeds], one key a seed.
       initial_params: where all seeds start, or None.
-      dataset: the data.
+      dataset: the data; a :class:`HostDataset` is off the device.
       rounds: number of rounds of the run.
-      evaluate: ``evaluate(params, dataset)`` with the data set on the host, called as it is; or None.
+      evaluate: ``evaluate(params, dataset)``, called as it is with a data set on the host; or None.
+
+    Raises:
+      OSError: client states cannot be kept on the disk.
     """
 
     def __init__(
@@ -62,68 +52,115 @@ class StreamedDriver:
         algorithm: Method,
         keys: jax.Array,
         initial_params: Any,
-        dataset: HostDataset,
+        dataset: FederatedDataset | HostDataset,
         *,
         rounds: int,
         evaluate: Evaluate | None,
     ) -> None:
-        self._setting, self._algorithm, self._dataset, self._evaluate = setting, algorithm, dataset, evaluate
+        host = dataset if isinstance(dataset, HostDataset) else None
+        frame = dataset if isinstance(dataset, FederatedDataset) else dataset.frame
+        self._layout = layout_of(setting, algorithm, frame)
+        frame = frame if host is not None else self._layout.placed(frame)
+        where = setting.client_states
+        setting = setting._replace(client_states=where.in_program())
+        setting, algorithm, keys, initial_params = self._layout.everywhere((setting, algorithm, keys, initial_params))
+        self._setting, self._algorithm, self._evaluate = setting, algorithm, evaluate
+        self._host, self._frame = host, frame
         self._keys = list(keys)
-        self._states = [_initialise(setting, algorithm, dataset.frame, key, initial_params) for key in self._keys]
-        plans = [_plan(setting, algorithm, dataset.frame, key, rounds) for key in self._keys]
+        states = [_initialise(setting, algorithm, frame, key, initial_params) for key in self._keys]
+        plans = [plan(setting, algorithm, frame, key, rounds) for key in self._keys]
         self._plan = np.stack(plans, axis=1)  # [rounds, seeds, S]
-        sizes = np.append(np.asarray(dataset.sizes), 0)
-        most = int(sizes[self._plan].sum(axis=-1).max(initial=0))
-        # A batch or a piece of a pass is read as a slice, never longer than the largest client.
-        self.window_rows = _rounded_up(max(most, dataset.max_size))
+        self._examples = None if host is None else ExampleWindows(host, self._plan)
+        self._clients: list[ClientWindows] = []
+        self._thread: ThreadPoolExecutor | None = None
+        if where.apart:
+            self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="fedjax_sim-client-states")
+            for state, planned in zip(states, plans, strict=True):
+                windows = ClientWindows(
+                    state.clients, cohorts(planned, frame), frame.num_clients, where.allocate(), self._thread
+                )
+                self._clients.append(windows)
+            states = [state._replace(clients=()) for state in states]
+        self._states = states
+        self._nothing: Record = {}
 
     def start(self) -> dict[str, jax.Array]:
-        self._run(0, 0, np.ones(len(self._keys), bool))
+        self._nothing = self._round(0, 0, self._window(0, 0) if self._examples else None, compute=False)
         return self._measure()
 
     def advance(self, start: int, count: int, running: np.ndarray) -> tuple[Record, dict[str, jax.Array]]:
-        return self._run(start, count, running), self._measure()
+        turns = list(itertools.product(range(start, start + count), np.flatnonzero(running).tolist()))
+        windows = prefetched(lambda turn: self._window(*turns[turn]), len(turns)) if self._examples else None
+        records: list[list[Record]] = [[] for _ in self._keys]
+        for number, seed in turns:
+            window = None if windows is None else next(windows)
+            records[seed].append(self._round(number, seed, window, compute=True))
+        metrics = self._measure()
+        return _joined([of_seed or [self._nothing] * count for of_seed in records]), metrics
 
     def states(self) -> TrainState:
-        return _stacked(self._states)  # type: ignore[no-any-return]
+        stacked = _stacked(self._states)
+        # Of several devices, each has as many rows.
+        clients = jax.tree.map(lambda leaf: leaf[:, : self._frame.num_clients], stacked.clients)
+        return stacked._replace(clients=clients)  # type: ignore[no-any-return]
 
-    def restore(self, states: TrainState) -> None:
+    def stored(self) -> dict[str, np.ndarray]:
+        return {
+            f"{seed}/{name}": array
+            for seed, windows in enumerate(self._clients)
+            for name, array in windows.stored().items()
+        }
+
+    def restore(self, states: TrainState, stored: Mapping[str, np.ndarray]) -> None:
         for seed in range(len(self._keys)):
-            self._states[seed] = jax.tree.map(lambda leaf, seed=seed: jnp.array(leaf[seed], copy=True), states)
+            own = jax.tree.map(lambda leaf, seed=seed: jnp.array(leaf[seed], copy=True), states)
+            clients = self._layout.spread(own.clients)
+            self._states[seed] = self._layout.everywhere(own._replace(clients=()))._replace(clients=clients)
+        for seed, windows in enumerate(self._clients):
+            start = f"{seed}/"
+            windows.restore({name.removeprefix(start): stored[name] for name in stored if name.startswith(start)})
 
-    def _run(self, start: int, count: int, running: np.ndarray) -> Record:
-        seeds = len(self._keys)
-        records: list[list[Record]] = [[] for _ in range(seeds)]
-        turns = max(count, 1) * seeds  # without rounds the program is compiled, and takes none
+    def close(self) -> None:
+        if self._thread is not None:
+            self._thread.shutdown(cancel_futures=True)
+        self._clients = []
 
-        def window(turn: int) -> Window:
-            return self._window(self._plan[start + turn // seeds, turn % seeds])
+    def _round(self, number: int, seed: int, window: Window | None, *, compute: bool) -> Record:
+        """Round ``number`` of a seed; or nothing, only that its program is compiled."""
+        clients = self._clients[seed] if self._clients else None
+        before, sent = None, None
+        if clients is not None:
+            before, sent = self._layout.everywhere((clients.on_device, clients.window(number)))
+        self._states[seed], rows, record = _one_round(
+            self._setting, self._algorithm, self._frame, self._keys[seed], self._states[seed], before, sent, window,
+            np.int32(number), np.int32(compute),
+        )  # fmt: skip
+        if clients is not None and compute:
+            clients.computed(number, as_here(rows))
+        record = as_here(record)
+        for leaf in record.values():
+            leaf.copy_to_host_async()
+        return record  # type: ignore[no-any-return]
 
-        for turn, sent in enumerate(prefetched(window, turns)):
-            seed, number = turn % seeds, start + turn // seeds
-            self._states[seed], record = _one_round(
-                self._setting, self._algorithm, self._dataset.frame, self._keys[seed], self._states[seed], sent,
-                jnp.int32(number), jnp.int32(min(count, 1) if running[seed] else 0),
-            )  # fmt: skip
-            records[seed].append(record)
-        return _stacked([_joined(of_seed) for of_seed in records]) if count else {}
-
-    def _window(self, planned: np.ndarray) -> Window:
-        positions = planned[planned < self._dataset.num_clients]
-        examples, weights, starts = self._dataset.window(positions, self.window_rows)
-        places = np.full(planned.size, self._dataset.num_clients, np.int32)
-        begins = np.zeros(planned.size, np.int32)
-        places[: positions.size], begins[: positions.size] = positions, starts
-        return jax.device_put(Window(examples, weights, places, begins))  # type: ignore[no-any-return]
+    def _window(self, number: int, seed: int) -> Window:
+        assert self._examples is not None
+        return self._layout.everywhere(self._examples.window(self._plan[number, seed]))  # type: ignore[no-any-return]
 
     def _measure(self) -> dict[str, jax.Array]:
-        models = [self._algorithm.parameters(state.server) for state in self._states]
-        train = streamed_mean_values(self._setting.task, models, self._dataset)
-        held_out = self._dataset.test
+        if self._host is not None:
+            return self._measure_from_host(self._host)
+        states = [TrainState(state.server, ()) for state in self._states]
+        given = self._setting, self._algorithm, self._frame
+        pairs = zip(self._keys, states, strict=True)
+        found = [as_here(_measured(*given, key, state, evaluate=self._evaluate)) for key, state in pairs]
+        return _stacked(found)  # type: ignore[no-any-return]
+
+    def _measure_from_host(self, dataset: HostDataset) -> dict[str, jax.Array]:
+        models = [as_here(self._algorithm.parameters(state.server)) for state in self._states]
+        train = streamed_mean_values(self._setting.task, models, dataset)
+        held_out = dataset.test
         test = [None] * len(models) if held_out is None else streamed_mean_values(self._setting.task, models, held_out)
-        given: list[Any] = [
-            {} if self._evaluate is None else self._evaluate(params, self._dataset) for params in models
-        ]
+        given: list[Any] = [{} if self._evaluate is None else self._evaluate(params, dataset) for params in models]
         return _stacked([all_metrics(*values) for values in zip(train, test, given, strict=True)])  # type: ignore[no-any-return]
 
 
@@ -134,6 +171,7 @@ def _initialise(
     return init_state(setting, prepare(setting, algorithm, frame, key), frame, key, initial_params)
 
 
+# The rows before the round are still being written to the host or the disk.
 @functools.partial(jax.jit, donate_argnames="state")
 def _one_round(
     setting: Setting,
@@ -141,57 +179,47 @@ def _one_round(
     frame: FederatedDataset,
     key: jax.Array,
     state: TrainState,
-    window: Window,
+    before: Rows | None,
+    sent: Rows | None,
+    window: Window | None,
     number: jax.Array,
     count: jax.Array,
-) -> tuple[TrainState, Record]:
-    """Round ``number``, or nothing where ``count`` is 0."""
-    dataset = frame.replace(
-        examples=window.examples,
-        offsets=frame.offsets.at[window.positions].set(window.starts, mode="drop"),
-        example_weights=window.weights,
-    )
+) -> tuple[TrainState, Any, Record]:
+    """Round ``number``, or nothing where ``count`` is 0: ``(state, its cohort's client states, record)``."""
+    dataset = frame if window is None else window.on(frame)
+    if before is not None and sent is not None:
+        state = state._replace(clients=moved(before, sent))
     prepared = prepare(setting, algorithm, dataset, key)
-    return loop_of_rounds(setting, prepared, dataset, key, state, number, count, length=1)
+    state, record = loop_of_rounds(setting, prepared, dataset, key, state, number, count, length=1)
+    if sent is None:
+        return state, (), record
+    return state._replace(clients=()), state.clients, record
 
 
-def _plan(setting: Setting, algorithm: Method, frame: FederatedDataset, key: jax.Array, rounds: int) -> np.ndarray:
-    """int[rounds, S]: the distinct storage positions of every round's clients, in front; N elsewhere."""
-    numbers = np.arange(-(-rounds // _PLANNED) * _PLANNED if rounds > _PLANNED else rounds, dtype=np.int32)
-    chunks = numbers.reshape(-1, min(rounds, _PLANNED))
-    drawn = np.concatenate([np.asarray(_positions(setting, algorithm, frame, key, chunk)) for chunk in chunks])[:rounds]
-    drawn.sort(axis=1)
-    repeated = np.zeros(drawn.shape, bool)
-    repeated[:, 1:] = drawn[:, 1:] == drawn[:, :-1]
-    distinct: np.ndarray = np.sort(np.where(repeated, frame.num_clients, drawn), axis=1)
-    return distinct
-
-
-@jax.jit
-def _positions(
-    setting: Setting, algorithm: Method, frame: FederatedDataset, key: jax.Array, rounds: jax.Array
-) -> jax.Array:
-    """int32[rounds, S] storage positions of the clients of all phases; N in void slots."""
-
-    def of_round(round_: jax.Array) -> jax.Array:
-        found = []
-        for _, _, phase_key in keyed_phases(algorithm, key):
-            selection = setting.cohort.select(frame, phase_key, round_)
-            position = frame.order.at[selection.indices].get(mode="clip")
-            found.append(jnp.where(selection.present, position, frame.num_clients).astype(jnp.int32))
-        return jnp.concatenate(found)
-
-    return lax.map(of_round, jnp.asarray(rounds))  # type: ignore[no-any-return]
-
-
-def _rounded_up(rows: int) -> int:
-    unit = 1 << max(rows.bit_length() - 4, 0)
-    return -(-rows // unit) * unit
+@functools.partial(jax.jit, static_argnames="evaluate")
+def _measured(
+    setting: Setting,
+    algorithm: Method,
+    dataset: FederatedDataset,
+    key: jax.Array,
+    state: TrainState,
+    *,
+    evaluate: Evaluate | None,
+) -> dict[str, jax.Array]:
+    return measure(setting, prepare(setting, algorithm, dataset, key), dataset, state, evaluate)
 
 
 def _stacked(trees: list[Any]) -> Any:
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
 
 
-def _joined(records: list[Record]) -> Record:
-    return {name: jnp.concatenate([record[name] for record in records]) for name in records[0]}
+def _joined(records: list[list[Record]]) -> Any:
+    """The rounds' records [1, ...] of each seed as [seeds, rounds, ...].
+
+    By numpy: for JAX, each number of rounds would be another program.
+    """
+    names = records[0][0]
+    return {
+        name: np.stack([np.concatenate([np.asarray(record[name]) for record in of_seed]) for of_seed in records])
+        for name in names
+    }
