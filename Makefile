@@ -17,6 +17,12 @@ define pytest
 	if [ $$code -eq 5 ]; then echo "error: not one test was selected" >&2; fi; exit $$code; }
 endef
 
+# Those tests need eight devices, which a process has to say before JAX starts. ARGS may leave none of them.
+define pytest_on_devices
+@$(info pytest tests/test_mesh.py on eight devices $(1) $(ARGS))JAX_NUM_CPU_DEVICES=8 $(bin)/python -m pytest \
+	tests/test_mesh.py $(1) $(ARGS) || { code=$$?; [ $$code -eq 5 ] || exit $$code; }
+endef
+
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-slow test-all nightly lint format bench clean distclean
@@ -29,15 +35,19 @@ demo: $(VENV)/.stamp-demo ## install what the demo needs and run it; writes to O
 
 test: $(VENV)/.stamp-test ## the fast tests and the docstrings' examples
 	$(call pytest,-n $(JOBS) --dist loadgroup)
+	$(call pytest_on_devices,-n $(JOBS) --dist loadgroup)
 
 test-slow: $(VENV)/.stamp-test ## only the slow tests
 	$(call pytest,-n $(JOBS) --dist loadgroup -m "slow and not nightly")
+	$(call pytest_on_devices,-n $(JOBS) --dist loadgroup -m "slow and not nightly")
 
 test-all: $(VENV)/.stamp-test ## the fast and the slow tests
 	$(call pytest,-n $(JOBS) --dist loadgroup -m "not nightly")
+	$(call pytest_on_devices,-n $(JOBS) --dist loadgroup -m "not nightly")
 
 nightly: $(VENV)/.stamp-test ## the slow and the nightly tests, and 20,000 hostile files
 	$(call pytest,-n $(JOBS) --dist loadgroup -m "slow or nightly")
+	$(call pytest_on_devices,-n $(JOBS) --dist loadgroup -m "slow or nightly")
 	$(bin)/python -m tests.fuzzing --inputs 20000 --seed 0
 
 lint: $(VENV)/.stamp-test ## ruff (rules and format) and mypy

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_sim import trees
+from fedjax_sim import client_states, trees
 from fedjax_sim.algorithms.contract import Cohort, Method
 from fedjax_sim.asynchronous.buffer import draw_buffer, first_flight, solver_of
 from fedjax_sim.datasets.federated import FederatedDataset
@@ -17,7 +17,8 @@ from fedjax_sim.drawing import Drawn, draw
 from fedjax_sim.evaluation import mean_values
 from fedjax_sim.keys import Purpose, purpose_key, round_key
 from fedjax_sim.layout.base import Bounds, Layout, LocalResult, finish_shapes
-from fedjax_sim.layout.choose import choose_layout
+from fedjax_sim.layout.choose import choose_devices, choose_layout
+from fedjax_sim.layout.mesh import mesh
 from fedjax_sim.local.batches import batches_in
 from fedjax_sim.local.solver import Solver, Watch
 from fedjax_sim.optim.probe import accumulation
@@ -37,13 +38,14 @@ def prepare(setting: Setting, algorithm: Method, dataset: FederatedDataset, key:
 def init_state(
     setting: Setting, algorithm: Method, dataset: FederatedDataset, key: jax.Array, initial_params: Any = None
 ) -> TrainState:
-    """The state before the first round."""
+    """The state before the first round; client states that are kept apart as those of one client."""
     params = initial_params
     if params is None:
         params = setting.task.init(purpose_key(key, Purpose.INIT), dataset)
     num_clients = dataset.num_clients
-    one = algorithm.init_client(params)
-    clients = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num_clients, *leaf.shape)), one)
+    clients = setting.client_states.first(algorithm.init_client(params))
+    if not setting.client_states.apart:
+        clients = layout_of(setting, algorithm, dataset).fresh(clients, num_clients)
     if setting.averaging(algorithm).share == "sample":
         shares = dataset.shares[dataset.order]
     else:
@@ -180,18 +182,21 @@ def bounds(setting: Setting, algorithm: Method, dataset: FederatedDataset) -> Bo
     if "anchor" in algorithm.needs:
         per_client, per_cohort = per_client + batches_in(largest, rows), per_cohort + ceilings
     if setting.asynchronous is not None:  # a fast client may be in a buffer several times
-        return Bounds(per_client, setting.asynchronous.messages * per_client)
+        return Bounds(per_client, setting.asynchronous.messages * per_client, distinct=False)
     return Bounds(per_client, min(per_cohort, slots * per_client))
 
 
-def layout_of(setting: Setting, algorithm: Method, dataset: FederatedDataset) -> Layout:
-    """The given layout, or the one that the rule chooses."""
+def layout_of(setting: Setting, algorithm: Method, dataset: FederatedDataset, *, several: bool = False) -> Layout:
+    """The given layout, or the one that the rule chooses: of one device, or of ``several`` if there are."""
     if setting.layout is not None:
         return setting.layout
-    shapes = jax.eval_shape(lambda: setting.task.init(jax.random.key(0), dataset))
-    parameters = sum(leaf.size for leaf in jax.tree.leaves(shapes))
     asynchronous = setting.asynchronous
     slots = setting.cohort.size(dataset.num_clients) if asynchronous is None else asynchronous.messages
+    devices = choose_devices(slots) if several else 1
+    if devices > 1:
+        return mesh(devices)
+    shapes = jax.eval_shape(lambda: setting.task.init(jax.random.key(0), dataset))
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(shapes))
     return choose_layout(slots, parameters, bounds(setting, algorithm, dataset))
 
 
@@ -323,7 +328,8 @@ def exchange_cost(
 
 
 def _traffic(solver: Solver, sent: Any, states: Any, slots: Any) -> tuple[int, int]:
-    """Bytes that one client receives and sends."""
+    """Bytes that one client receives and sends; ``states`` are of all clients, as they are kept."""
+    states = jax.eval_shape(client_states.take, states, slots.client.index)
     weighted, stacks = finish_shapes(solver._replace(watch=Watch()), sent, states, slots)
     received = jax.eval_shape(lambda tree: tree, sent)
     return solver.algorithm.download_bytes(received), solver.algorithm.upload_bytes(weighted | stacks, received)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ from fedjax_sim.evaluation import mean_values
 from fedjax_sim.layout.base import Layout
 from fedjax_sim.local.batches import Batches
 from fedjax_sim.local.work import Work
-from fedjax_sim.rounds import init_state, prepare, run_round
+from fedjax_sim.rounds import init_state, layout_of, prepare, run_round
 from fedjax_sim.setting import Setting, TrainState
 from fedjax_sim.systems.base import System
 from fedjax_sim.task import Task
@@ -72,7 +72,7 @@ def make_train(
     eval_every: int = 1,
     evaluate: Evaluate | None = None,
     diagnostics: Requested = (),
-    layout: Layout | None = None,
+    layout: Layout | Literal["auto", "tune"] | None = None,
     skip_nonfinite: bool = False,
     system: System | None = None,
     asynchronous: Asynchronous | None = None,
@@ -96,7 +96,8 @@ def make_train(
       eval_every: rounds between evaluations; the start and the last round are always evaluated.
       evaluate: more to record at every evaluation: ``evaluate(params, dataset) -> {name: array}``.
       diagnostics: what to measure in every round, names or objects of ``fedjax_sim.diagnostics``.
-      layout: how clients are run on the hardware; None chooses by a rule.
+      layout: how clients are run on the hardware; None or ``"auto"`` chooses by a rule. What is fastest can be
+        measured before: ``fjs.layout.tune(algorithm, dataset, ...).layout``.
       skip_nonfinite: leaves a client out of the round, as one that drops out, if what it sends or keeps has a NaN or
         infinity. Otherwise it counts, and breaks the model. Both are recorded.
       system: the clients' devices in virtual time: ``fjs.systems.devices(...)``. Every round then records its
@@ -147,6 +148,8 @@ def make_train(
         setting = check_run(given, algorithm, dataset, key, rounds, initial_params)
         chosen.check(setting, algorithm, rounds)
         setting = chosen.fitted(setting, algorithm, dataset)
+        layout = layout_of(setting, algorithm, dataset)
+        dataset = layout.placed(dataset)
         algorithm = prepare(setting, algorithm, dataset, key)
         state = init_state(setting, algorithm, dataset, key, initial_params)
 
@@ -162,7 +165,9 @@ def make_train(
             ran = without_reverse_mode(ran, f"layout={shown(given.layout)} {_FORWARD_ONLY}")
         evaluated = evaluation_rounds(rounds, eval_every)
         metrics = {"round": jnp.asarray(evaluated, jnp.int32), **ran.metrics}
-        return TrainResult(algorithm.parameters(ran.state.server), ran.state, metrics, ran.records)
+        clients = jax.tree.map(lambda leaf: leaf[: dataset.num_clients], ran.state.clients)
+        state = ran.state._replace(clients=clients)
+        return TrainResult(algorithm.parameters(state.server), state, metrics, ran.records)
 
     return train
 

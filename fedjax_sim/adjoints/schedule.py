@@ -23,7 +23,7 @@ from fedjax_sim.checks import check_run
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.descriptions import factory, static
 from fedjax_sim.drawing import draw
-from fedjax_sim.layout.base import Bounds, Layout, LocalResult
+from fedjax_sim.layout.base import Around, Bounds, LocalResult
 from fedjax_sim.local.solver import Slot, Solver
 from fedjax_sim.rounds import bounds, exchange_cost, init_state, keyed_phases, layout_of, prepare
 from fedjax_sim.setting import Setting, TrainState
@@ -65,15 +65,16 @@ class Bounded(Adjoint):
         return self.base.run(run, operands, state)
 
 
-class Within(Layout):
+class Within(Around):
     """A layout with smaller bounds, which turns its result into NaN where they do not hold."""
 
-    base: Layout
     per_cohort: int = static()
     per_client: int = static()
 
     def run(self, solver: Solver, sent: Any, states: Any, slots: Slot, bounds: Bounds) -> LocalResult:
-        tight = Bounds(min(self.per_client, bounds.per_client), min(self.per_cohort, bounds.per_cohort))
+        tight = bounds._replace(
+            per_client=min(self.per_client, bounds.per_client), per_cohort=min(self.per_cohort, bounds.per_cohort)
+        )
         result = self.base.run(solver, sent, states, slots, tight)
         steps = solver.micro_steps(slots)
         held = (jnp.sum(steps) <= tight.per_cohort) & (jnp.max(steps) <= tight.per_client)

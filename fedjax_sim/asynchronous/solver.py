@@ -31,6 +31,10 @@ class StaleSlot(NamedTuple):
         """See :class:`fedjax_sim.local.solver.Slot`."""
         return self.slot.offset
 
+    def at(self, steps: jax.Array, offset: jax.Array) -> StaleSlot:
+        """See :meth:`fedjax_sim.local.solver.Slot.at`."""
+        return self._replace(slot=self.slot.at(steps, offset))
+
 
 class StaleSolver(Solver):
     """A solver whose clients work from their own ``sent``; messages are changes of the model that they began with."""
@@ -41,8 +45,8 @@ class StaleSolver(Solver):
     def begin(self, sent: Any, c_i: Any, slot: StaleSlot) -> Progress:  # type: ignore[override]
         return super().begin(slot.sent, c_i, slot.slot)
 
-    def step(self, sent: Any, slot: StaleSlot, progress: Progress, k: jax.Array, *, serial: bool) -> Progress:  # type: ignore[override]
-        return super().step(slot.sent, slot.slot, progress, k, serial=serial)
+    def step(self, sent: Any, slot: StaleSlot, progress: Progress, k: jax.Array) -> Progress:  # type: ignore[override]
+        return super().step(slot.sent, slot.slot, progress, k)
 
     def finish(self, sent: Any, c_i: Any, slot: StaleSlot, progress: Progress) -> tuple[dict[str, Any], Any]:  # type: ignore[override]
         return super().finish(slot.sent, c_i, slot.slot, progress)

@@ -35,6 +35,7 @@ class Store:
     Args:
       directory: where.
       keep: how many checkpoints stay; the oldest go once a new one is on the disk.
+      writes: whether this process may write; one that only reads locks nothing, and its ``save`` does nothing.
 
     Raises:
       TypeError, ValueError: ``keep`` is not an integer of at least 1.
@@ -49,14 +50,17 @@ class Store:
       (['round-00000020.safetensors', 'round-00000030.safetensors'], [30, 30])
     """
 
-    def __init__(self, directory: str | os.PathLike[str], keep: int = 2) -> None:
+    def __init__(self, directory: str | os.PathLike[str], keep: int = 2, *, writes: bool = True) -> None:
         check_count("keep", keep)
         self._directory, self._keep = Path(directory), int(keep)
         self._damaged: list[Path] = []
+        self._lock: Lock | None = None
         if self._directory.exists() and not self._directory.is_dir():
             raise NotADirectoryError(
                 errno.ENOTDIR, "checkpoints need a directory, and this is a file", os.fspath(directory)
             )
+        if not writes:
+            return
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
             self._lock = Lock(self._directory)
@@ -92,6 +96,8 @@ class Store:
             checkpoints that were there still are.
         """
         check_count("round", round, low=0)
+        if self._lock is None:
+            return self._directory / f"round-{round:08d}.safetensors"
         there = [path for path in self.paths() if path not in self._damaged]
         if there and _round(there[-1]) > round:
             raise ValueError(f"{there[-1]} is of a later round than {round}: give another directory")
@@ -146,7 +152,8 @@ class Store:
 
     def close(self) -> None:
         """Releases the directory."""
-        self._lock.release()
+        if self._lock is not None:
+            self._lock.release()
 
     def __enter__(self) -> Self:
         return self

@@ -19,6 +19,7 @@ from flax import struct
 from fedjax_sim.datasets.flat import default_float, int32, offsets_of, ranges
 from fedjax_sim.datasets.statistics import Statistics, label_table, summarise
 from fedjax_sim.descriptions import static
+from fedjax_sim.placement import Placement
 from fedjax_sim.values import check_count, check_real, is_concrete
 
 
@@ -38,6 +39,8 @@ class FederatedDataset(struct.PyTreeNode, kw_only=True, eq=False):
       num_examples: n.
       max_size: the largest n_i.
       num_classes: number of classes C, or None where the examples have no labels.
+      placement: how it lies on several devices (see :mod:`fedjax_sim.placement`), or None. Where the examples are
+        sharded, rows of padding follow the n-th.
       largest: for each count c in 1, 2, 4, ... and N: (c, sum of the c largest sizes, the c-th largest size).
     """
 
@@ -53,6 +56,7 @@ class FederatedDataset(struct.PyTreeNode, kw_only=True, eq=False):
     max_size: int = static()
     num_classes: int | None = static(default=None)
     largest: tuple[tuple[int, int, int], ...] = static()
+    placement: Placement | None = static(default=None)
 
     @property
     def shares(self) -> jax.Array:

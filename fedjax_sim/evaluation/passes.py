@@ -1,7 +1,8 @@
 """Passes over all examples: the mean of every value, and its sum for every client.
 
 Examples are read in their flat order, without padding, as many at a time as memory allows. The same steps run inside
-a compiled program, over data on the device, and from outside, over blocks that the host sends.
+a compiled program, over data on the device (or shared by several, each of which reads a part), and from outside, over
+blocks that the host sends.
 """
 
 from __future__ import annotations
@@ -18,12 +19,21 @@ from jax import lax
 from fedjax_sim.chunks import rows_within
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.host import HostDataset
+from fedjax_sim.placement import CLIENTS, EVERYWHERE, SHARED_OUT, padded
 from fedjax_sim.prefetch import prefetched
 from fedjax_sim.task import Task
 
 _ROWS = 8192  # rows a step at most: keeps a matrix unit busy
 
 Sums = dict[str, jax.Array]
+
+
+class Columns(NamedTuple):
+    """What is read row by row: the first three fields of a :class:`Block`, for all rows at hand."""
+
+    examples: Any
+    weights: Any
+    owners: Any
 
 
 class Block(NamedTuple):
@@ -94,26 +104,54 @@ def _values(task: Task, params: Any, block: Block) -> Sums:
 
 
 def _scanned(add: Add, task: Task, params: Any, dataset: FederatedDataset) -> Sums:
-    n = dataset.num_examples
-    rows = _rows_at_once(task, params, dataset.examples, n)
     owners = example_owners(dataset) if add is _add_to_clients else None
+    columns = Columns(dataset.examples, dataset.example_weights, owners)
+    n, placement = dataset.num_examples, dataset.placement
+    if placement is None:
+        return _pass_over(add, task, params, columns, jnp.int32(0), jnp.int32(n), n, dataset.num_clients)
+    length = padded(n, placement.parts) // placement.parts
+    if placement.sharded:
+        # The rows of the padding are there already; what goes with them is made as long.
+        extra = length * placement.parts - n
+        columns = columns._replace(
+            weights=jax.tree.map(lambda leaf: jnp.pad(leaf, (0, extra)), columns.weights),
+            owners=jax.tree.map(lambda leaf: jnp.pad(leaf, (0, extra)), columns.owners),
+        )
+
+    def part(task: Task, params: Any, columns: Columns) -> Sums:
+        begin = lax.axis_index(CLIENTS).astype(jnp.int32) * length
+        start = jnp.int32(0) if placement.sharded else jnp.minimum(begin, n)
+        end = start + jnp.clip(n - begin, 0, length)
+        sums = _pass_over(add, task, params, columns, start, end, length, dataset.num_clients)
+        return jax.tree.map(lambda total: lax.psum(total, CLIENTS), sums)  # type: ignore[no-any-return]
+
+    rows = SHARED_OUT if placement.sharded else EVERYWHERE
+    return placement.map(part, (EVERYWHERE, EVERYWHERE, rows), EVERYWHERE)(task, params, columns)  # type: ignore[no-any-return]
+
+
+def _pass_over(
+    add: Add, task: Task, params: Any, columns: Columns, begin: jax.Array, end: jax.Array, length: int, num_clients: int
+) -> Sums:
+    """The sums over the rows ``begin`` to ``end - 1`` of the columns, at most ``length``."""
+    present = jax.tree.leaves(columns.examples)[0].shape[0]
+    rows = _rows_at_once(task, params, columns.examples, length)
 
     @jax.checkpoint
-    def step(task: Task, params: Any, dataset: FederatedDataset, sums: Sums, first: jax.Array) -> Sums:
-        start = jnp.minimum(first, n - rows)
+    def step(task: Task, params: Any, columns: Columns, sums: Sums, first: jax.Array, end: jax.Array) -> Sums:
+        start = jnp.minimum(first, present - rows)
 
         def cut(leaf: jax.Array) -> jax.Array:
             return lax.dynamic_slice_in_dim(leaf, start, rows)
 
-        fresh = start + jnp.arange(rows, dtype=jnp.int32) >= first
-        examples, weights, of = jax.tree.map(cut, (dataset.examples, dataset.example_weights, owners))
-        return add(task, params, sums, Block(examples, weights, fresh, of))
+        places = start + jnp.arange(rows, dtype=jnp.int32)
+        examples, weights, owners = jax.tree.map(cut, columns)
+        return add(task, params, sums, Block(examples, weights, (places >= first) & (places < end), owners))
 
-    empty = _empty(add, task, params, dataset)
-    if rows == n:
-        return step(task, params, dataset, empty, jnp.int32(0))  # type: ignore[no-any-return]
-    firsts = jnp.arange(0, n, rows, dtype=jnp.int32)
-    return lax.scan(lambda sums, first: (step(task, params, dataset, sums, first), None), empty, firsts)[0]
+    empty = _empty(add, task, params, columns.examples, num_clients)
+    if rows == length:
+        return step(task, params, columns, empty, begin, end)  # type: ignore[no-any-return]
+    firsts = begin + jnp.arange(0, length, rows, dtype=jnp.int32)
+    return lax.scan(lambda sums, first: (step(task, params, columns, sums, first, end), None), empty, firsts)[0]
 
 
 def _streamed(add: Add, task: Task, models: list[Any], dataset: HostDataset) -> list[Sums]:
@@ -129,7 +167,7 @@ def _streamed(add: Add, task: Task, models: list[Any], dataset: HostDataset) -> 
         weights = None if dataset.example_weights is None else dataset.example_weights[where]
         return jax.device_put(Block(dataset.take(where), weights, where >= first, owners))  # type: ignore[no-any-return]
 
-    sums = [_empty(add, task, params, dataset.frame) for params in models]
+    sums = [_empty(add, task, params, dataset.frame.examples, dataset.num_clients) for params in models]
     for sent in prefetched(block, len(firsts)):
         sums = [_jitted(add, task, params, of, sent) for params, of in zip(models, sums, strict=True)]
     return sums
@@ -144,10 +182,10 @@ def _rows_at_once(task: Task, params: Any, examples: Any, n: int) -> int:
     return rows_within(task.values, params, examples, most=min(n, _ROWS))
 
 
-def _empty(add: Add, task: Task, params: Any, dataset: FederatedDataset) -> Sums:
-    one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape[1:]), leaf.dtype), dataset.examples)
+def _empty(add: Add, task: Task, params: Any, examples: Any, num_clients: int) -> Sums:
+    one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape[1:]), leaf.dtype), examples)
     shapes = jax.eval_shape(task.values, params, one)
-    shape = (dataset.num_clients,) if add is _add_to_clients else ()
+    shape = (num_clients,) if add is _add_to_clients else ()
     return {name: jnp.zeros(shape, value.dtype) for name, value in shapes.items()}
 
 

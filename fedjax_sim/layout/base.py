@@ -9,8 +9,10 @@ from __future__ import annotations
 from typing import Any, ClassVar, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
-from fedjax_sim import client_states, trees
+from fedjax_sim import client_states
+from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.descriptions import Described
 from fedjax_sim.local.solver import Slot, Solver
 
@@ -21,10 +23,12 @@ class Bounds(NamedTuple):
     Attributes:
       per_client: upper bound of one client's micro-steps.
       per_cohort: upper bound of the cohort's micro-steps together.
+      distinct: whether no client has two slots.
     """
 
     per_client: int
     per_cohort: int
+    distinct: bool = True
 
 
 class LocalResult(NamedTuple):
@@ -68,6 +72,22 @@ class Layout(Described):
         """
         raise TypeError(f"{type(self).__name__} must define run(...)")
 
+    def placed(self, dataset: FederatedDataset) -> FederatedDataset:
+        """The data set where this layout reads it from."""
+        return dataset
+
+    def everywhere(self, tree: Any) -> Any:
+        """The arrays on all devices that this layout runs on."""
+        return tree
+
+    def fresh(self, one: Any, num_clients: int) -> Any:
+        """The states of all clients before the first round: N times ``one``, leaves [N, ...] or longer."""
+        return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num_clients, *leaf.shape)), one)
+
+    def spread(self, clients: Any, axis: int = 0) -> Any:
+        """All clients' states, with clients on ``axis``, as this layout keeps them."""
+        return clients
+
     def take(self, clients: Any, indices: jax.Array) -> Any:
         """See :func:`fedjax_sim.client_states.take`."""
         return client_states.take(clients, indices)
@@ -75,6 +95,30 @@ class Layout(Described):
     def put(self, clients: Any, indices: jax.Array, new: Any) -> Any:
         """See :func:`fedjax_sim.client_states.put`."""
         return client_states.put(clients, indices, new)
+
+
+class Around(Layout):
+    """Base of what changes how another layout runs, and not where arrays lie."""
+
+    base: Layout
+
+    def placed(self, dataset: FederatedDataset) -> FederatedDataset:
+        return self.base.placed(dataset)
+
+    def everywhere(self, tree: Any) -> Any:
+        return self.base.everywhere(tree)
+
+    def fresh(self, one: Any, num_clients: int) -> Any:
+        return self.base.fresh(one, num_clients)
+
+    def spread(self, clients: Any, axis: int = 0) -> Any:
+        return self.base.spread(clients, axis)
+
+    def take(self, clients: Any, indices: jax.Array) -> Any:
+        return self.base.take(clients, indices)
+
+    def put(self, clients: Any, indices: jax.Array, new: Any) -> Any:
+        return self.base.put(clients, indices, new)
 
 
 def finish(
@@ -96,8 +140,3 @@ def finish_shapes(solver: Solver, sent: Any, states: Any, slots: Slot) -> tuple[
     first = jax.tree.map(lambda leaf: jax.eval_shape(lambda x: x[0], leaf), (states, slots))
     weighted, stacks = jax.eval_shape(one, *first)
     return weighted, stacks
-
-
-def zero_sums(solver: Solver, sent: Any, states: Any, slots: Slot) -> Any:
-    """Sums before the first client."""
-    return trees.zeros_like(finish_shapes(solver, sent, states, slots)[0])

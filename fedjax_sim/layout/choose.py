@@ -29,3 +29,18 @@ def choose_layout(num_slots: int, num_parameters: int, bounds: Bounds) -> Layout
         return stacked() if bounds.per_client == 1 and num_parameters <= _SMALL_MODEL else turns()
     alike = num_slots * bounds.per_client <= 2 * bounds.per_cohort
     return stacked() if alike else lanes(min(num_slots, _LANES))
+
+
+def choose_devices(num_slots: int) -> int:
+    """How many devices a cohort is dealt to where nothing is said.
+
+    All of them where there are several processes, which must work on one program. Else on a CPU as many as there are
+    clients for, since it has several devices only where somebody asked for them (fedjax_sim.use_cpu_devices); on GPU
+    and TPU one, because several were never measured.
+
+    Args:
+      num_slots: S.
+    """
+    if jax.process_count() > 1:
+        return jax.device_count()
+    return min(jax.device_count(), num_slots) if jax.default_backend() == "cpu" else 1
