@@ -10,11 +10,13 @@ import numpy as np
 
 from fedjax_sim.algorithms.contract import Method
 from fedjax_sim.asynchronous.checking import check_method, check_scheme
+from fedjax_sim.client_states import ClientStates, OnDevice
 from fedjax_sim.cohort.participation import Participation
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.host import HostDataset
 from fedjax_sim.diagnostics.base import Diagnostic, as_diagnostics
 from fedjax_sim.layout.base import Layout
+from fedjax_sim.layout.mesh import OnMesh
 from fedjax_sim.limits import check_counts
 from fedjax_sim.local import batches as batch_schemes
 from fedjax_sim.local.batches import Batches, FullBatch
@@ -54,8 +56,7 @@ def check_setting(
     _check_kind("work", work, Work, "fedjax_sim.local.epochs(1)")
     check_count("rounds", rounds)
     check_count("eval_every", eval_every)
-    if layout is not None:
-        _check_kind("layout", layout, Layout, "fedjax_sim.layout.turns(), or None for the automatic choice")
+    layout = _check_layout(layout)
     if evaluate is not None and not callable(evaluate):
         raise TypeError(f"evaluate is {evaluate!r}: it must be a function evaluate(params, dataset) -> {{name: array}}")
     if (batch_size is None) == (batches is None):
@@ -187,6 +188,11 @@ def check_streamed(setting: Setting, algorithm: Method) -> None:
             "asynchronous=... with a HostDataset: who reports in a round is known once its clock has run, too late for "
             "sending the examples ahead: use dataset.on_device()"
         )
+    if isinstance(setting.layout, OnMesh) and setting.layout.data == "sharded":
+        raise ValueError(
+            f"layout={shown(setting.layout)} with a HostDataset: only the examples of a round's cohort are on the "
+            "devices, on all of them: use data='replicated'"
+        )
     needing = [type(diagnostic).__name__ for diagnostic in setting.diagnostics if diagnostic.everyone]
     if "objective" in algorithm.needs:
         needing.insert(0, type(algorithm).__name__)
@@ -195,6 +201,30 @@ def check_streamed(setting: Setting, algorithm: Method) -> None:
             f"{needing[0]} reads the examples of all clients in every round, and this data set stays on the host: a "
             "round sees its cohort's examples alone. Use dataset.on_device(), or do without"
         )
+
+
+def check_client_states(given: Any, setting: Setting, algorithm: Method) -> ClientStates:
+    """Where client states are kept, from the argument of ``simulate``; None for ``on_device()``.
+
+    Raises:
+      TypeError: it is something else.
+      ValueError: the run or the method cannot do without them on the device.
+    """
+    if given is None:
+        return OnDevice()
+    _check_kind("client_states", given, ClientStates, "fedjax_sim.client_states.on_host(), or None for on_device()")
+    if given.apart and setting.asynchronous is not None:
+        raise ValueError(
+            f"asynchronous=... with client_states={shown(given)}: who reports in a round is known once its clock has "
+            "run, too late for sending client states ahead: use client_states=fedjax_sim.client_states.on_device()"
+        )
+    if given != OnDevice() and algorithm.remembers_everyone:
+        raise ValueError(
+            f"{type(algorithm).__name__} keeps a vector of every client on the server and reads all of them in every "
+            f"round, so client_states={shown(given)} would save nothing: leave client_states out, or give the method "
+            "fewer vectors (clusters=...)"
+        )
+    return given  # type: ignore[no-any-return]
 
 
 def _beside_the_clock(diagnostics: tuple[Diagnostic, ...]) -> tuple[Diagnostic, ...]:
@@ -214,6 +244,25 @@ def _beside_the_clock(diagnostics: tuple[Diagnostic, ...]) -> tuple[Diagnostic, 
                 "choose another name"
             )
     return left
+
+
+def _check_layout(layout: Any) -> Layout | None:
+    """The layout, or None where the rule chooses it."""
+    if layout is None or (isinstance(layout, str) and layout == "auto"):
+        return None
+    if isinstance(layout, str) and layout == "tune":
+        raise ValueError(
+            "layout='tune': only simulate measures layouts itself; here the program is compiled for one, so measure "
+            "before: layout=fedjax_sim.layout.tune(algorithm, dataset, ...).layout"
+        )
+    if isinstance(layout, str):
+        raise ValueError(
+            f"layout is {shown(layout)}: give a layout, for instance fedjax_sim.layout.turns(), 'tune' (simulate "
+            "measures what is fastest), or 'auto' or None (a rule chooses)"
+        )
+    example = "fedjax_sim.layout.turns(), 'tune' (simulate measures), or 'auto' or None (a rule chooses)"
+    _check_kind("layout", layout, Layout, example)
+    return layout  # type: ignore[no-any-return]
 
 
 def _check_kind(what: str, value: Any, kind: type, example: str) -> None:

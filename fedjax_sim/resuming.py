@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import time
 import warnings
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -12,17 +15,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_sim import processes
 from fedjax_sim.checkpoints.differences import differences, environment_changes
-from fedjax_sim.checkpoints.files import Checkpoint
+from fedjax_sim.checkpoints.files import Checkpoint, read_about
 from fedjax_sim.checkpoints.signals import Caught, Interrupted, interruptions
 from fedjax_sim.checkpoints.store import Store
-from fedjax_sim.descriptions import opaque_parts
+from fedjax_sim.descriptions import build, opaque_parts
 from fedjax_sim.drivers.base import Driver
+from fedjax_sim.layout.base import Layout
+from fedjax_sim.layout.mesh import OnMesh
+from fedjax_sim.placement import on_host
 from fedjax_sim.recording import Recording, Stop
 from fedjax_sim.setting import TrainState
 from fedjax_sim.values import check_count, check_flag
 
 _SHARE = 20  # a save may take a 20th of the time since the last one, where no ``every`` says when
+_STORED = "stored/"  # before the names of client states that are off the device
 _SHOWN = 8  # differences in a message
 
 
@@ -68,8 +76,13 @@ class Saving:
             )
         self._configuration = configuration
         self._rounds, self._eval_every, self._every = rounds, eval_every, every
-        self._store = Store(directory, keep)
+        if processes.is_first():
+            self._store = Store(directory, keep)
+        processes.all_said([0])  # now there is a directory
+        if not processes.is_first():
+            self._store = Store(directory, keep, writes=False)
         self._caught = Caught()
+        self._path = Path(directory)
         self._saved, self._saved_at, self._cost = 0, time.perf_counter(), 0.0
 
     def __enter__(self) -> Self:
@@ -96,6 +109,12 @@ class Saving:
           UserWarning: it was written by other versions, or on another device.
         """
         found = self._store.newest()
+        rounds = processes.all_said([-1 if found is None else found.round])[:, 0]
+        if len(set(rounds.tolist())) > 1:
+            raise ValueError(
+                f"the processes find checkpoints of different rounds ({', '.join(map(str, rounds))}; -1: none): the "
+                "directory must be one that all of them see"
+            )
         if found is None:
             return None
         self._check(found)
@@ -107,7 +126,13 @@ class Saving:
         record = {name: array for name, array in found.arrays.items() if not name.startswith("state")}
         stops = {int(row): Stop(*stop) for row, stop in found.about["stops"].items()}
         recording.restore(record, stops)
-        driver.restore(_unflattened(driver.states(), found))
+        stored = {name.removeprefix(_STORED): found.arrays[name] for name in found.arrays if name.startswith(_STORED)}
+        states = _unflattened(driver.states(), found)
+        try:
+            driver.restore(states, stored)
+        except ValueError as error:
+            raise ValueError(f"{found.path} cannot be resumed: {error}") from error
+        self._path = found.path
         self._saved, self._saved_at = found.round, time.perf_counter()
         return float(found.about["seconds"])
 
@@ -124,12 +149,13 @@ class Saving:
           Interrupted: after a signal.
           OSError: the checkpoint could not be written; the one before is still there.
         """
-        asked = self._caught.signal
-        if last or asked is not None or self._due(recording.finished):
+        # The first process's clock decides for all, and a signal to any.
+        said = processes.all_said([int(self._due(recording.finished)), int(self._caught.signal or 0)])
+        asked = int(said[:, 1].max())
+        if last or asked or said[0, 0]:
             self._save(driver, recording, seconds)
-        if asked is not None and not last:
-            path = self._store.paths()[-1]
-            raise Interrupted(asked, recording.finished, self._rounds, path)
+        if asked and not last:
+            raise Interrupted(signal.Signals(asked), recording.finished, self._rounds, self._path)
 
     def _due(self, finished: int) -> bool:
         if self._every is not None:
@@ -137,7 +163,7 @@ class Saving:
         return time.perf_counter() - self._saved_at >= _SHARE * self._cost
 
     def _save(self, driver: Driver, recording: Recording, seconds: float) -> None:
-        if recording.finished == self._saved and self._store.paths():
+        if recording.finished == self._saved:
             return
         states = jax.block_until_ready(driver.states())
         begun = time.perf_counter()
@@ -146,7 +172,8 @@ class Saving:
             "stops": {str(row): list(stop) for row, stop in recording.stops.items()},
             "seconds": seconds,
         }
-        self._store.save(recording.finished, recording.arrays() | _flattened(states), about)
+        stored = {f"{_STORED}{name}": array for name, array in driver.stored().items()}
+        self._path = self._store.save(recording.finished, recording.arrays() | _flattened(states) | stored, about)
         self._saved, self._saved_at = recording.finished, time.perf_counter()
         self._cost = self._saved_at - begun
 
@@ -170,8 +197,25 @@ class Saving:
             )
 
 
+def saved_layout(directory: Any) -> Layout | None:
+    """The layout of the run that has checkpoints in a directory; None where there are none, or it cannot run here.
+
+    A run whose layout was measured goes on in that layout, which is read before the rest of the checkpoint is.
+    """
+    if not isinstance(directory, (str, os.PathLike)):
+        return None
+    # The newest first; one that is damaged is reported by `Saving.restore`.
+    for path in sorted(Path(directory).glob("round-*.safetensors"), key=lambda path: (len(path.name), path.name))[::-1]:
+        with contextlib.suppress(ValueError, TypeError, KeyError, OSError):
+            layout = build(read_about(path)["configuration"]["environment"]["layout"])
+            missing = isinstance(layout, OnMesh) and not layout.placement.parts  # raises where there are fewer devices
+            if isinstance(layout, Layout) and not missing:
+                return layout
+    return None
+
+
 def _flattened(states: TrainState) -> dict[str, np.ndarray]:
-    return {name: np.asarray(_plain(leaf)) for name, leaf in _named(states)}
+    return {name: on_host(_plain(leaf)) for name, leaf in _named(states)}
 
 
 def _unflattened(like: TrainState, found: Checkpoint) -> Any:

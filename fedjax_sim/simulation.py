@@ -16,24 +16,25 @@ import numpy as np
 
 from fedjax_sim.algorithms.contract import Method
 from fedjax_sim.asynchronous.schemes import Asynchronous
-from fedjax_sim.checks import check_run, check_setting, check_streamed
+from fedjax_sim.checks import check_client_states, check_run, check_setting, check_streamed
+from fedjax_sim.client_states import ClientStates, OnDevice
 from fedjax_sim.cohort.participation import Participation
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.host import HostDataset
 from fedjax_sim.descriptions import describe, encode
 from fedjax_sim.diagnostics.base import Requested
 from fedjax_sim.divergence import DivergenceError
-from fedjax_sim.drivers.base import Driver
-from fedjax_sim.drivers.resident import ResidentDriver
-from fedjax_sim.drivers.streamed import StreamedDriver
+from fedjax_sim.drivers.choose import make_driver
 from fedjax_sim.fingerprints import dataset_fingerprint, fingerprint
 from fedjax_sim.history import History
 from fedjax_sim.layout.base import Layout
+from fedjax_sim.layout_tuning.choosing import tuned
 from fedjax_sim.local.batches import Batches
 from fedjax_sim.local.work import Work
+from fedjax_sim.placement import on_host
 from fedjax_sim.recording import Recording
 from fedjax_sim.reporting.progress import progress_bar
-from fedjax_sim.resuming import Saving
+from fedjax_sim.resuming import Saving, saved_layout
 from fedjax_sim.rounds import Record, bounds, layout_of
 from fedjax_sim.setting import Setting
 from fedjax_sim.stopping import Stopping
@@ -56,10 +57,11 @@ def simulate(
     eval_every: int = 1,
     evaluate: Evaluate | None = None,
     diagnostics: Requested = (),
-    layout: Layout | None = None,
+    layout: Layout | Literal["auto", "tune"] | None = None,
     skip_nonfinite: bool = False,
     system: System | None = None,
     asynchronous: Asynchronous | None = None,
+    client_states: ClientStates | None = None,
     seeds: int | Iterable[int] = 0,
     initial_params: Any = None,
     stop: Stopping | None = None,
@@ -92,7 +94,12 @@ def simulate(
       evaluate: more to record at every evaluation: ``evaluate(params, dataset) -> {name: array}``.
       diagnostics: what to measure in every round, names or objects of ``fedjax_sim.diagnostics``: they cost nothing
         where they are not asked for, and ``history["e_lud"]`` finds what they recorded.
-      layout: how clients are run on the hardware; None chooses by a rule.
+      layout: how clients are run on the hardware; None or ``"auto"`` chooses by a rule (on a CPU with several devices
+        and in several processes ``layout.mesh()``, which deals the cohort to all), ``"tune"`` measures
+        which is fastest (:func:`fedjax_sim.layout.tune`) or takes what it has measured before; a run that is resumed
+        goes on in the layout of its checkpoint.
+      client_states: where client states are kept, and in which type: ``fjs.client_states.on_host()``,
+        ``on_disk(directory)``, ``on_device(dtype="bfloat16")``. None for ``on_device()``.
       seeds: one seed or several.
       skip_nonfinite: leaves clients out of a round whose messages or state are not finite.
       system: the clients' devices in virtual time; ``history.virtual_time`` is then the clock at the evaluations.
@@ -118,7 +125,7 @@ def simulate(
         differs.
       fedjax_sim.divergence.DivergenceError: a seed diverged, with ``on_divergence="raise"``.
       fedjax_sim.checkpoints.Interrupted: SIGINT or SIGTERM arrived in a run with checkpoints; it is saved.
-      OSError: a checkpoint could not be written; the one before is still there.
+      OSError: a checkpoint could not be written; the one before is still there. Or client states have no room on disk.
 
     Example:
       >>> import fedjax_sim as fjs
@@ -131,9 +138,10 @@ def simulate(
       >>> history["loss"].shape, history.evaluated.tolist()
       ((3, 3), [0, 2, 4])
     """
+    tune = isinstance(layout, str) and layout == "tune"
     setting = check_setting(
         task=task, rounds=rounds, cohort=cohort, work=work, batch_size=batch_size, batches=batches,
-        eval_every=eval_every, layout=layout, evaluate=evaluate, diagnostics=diagnostics,
+        eval_every=eval_every, layout=None if tune else layout, evaluate=evaluate, diagnostics=diagnostics,
         skip_nonfinite=skip_nonfinite, system=system, asynchronous=asynchronous,
     )  # fmt: skip
     _check_ends(stop, on_divergence)
@@ -149,14 +157,24 @@ def simulate(
     setting = check_run(setting, algorithm, known, keys[0], rounds, initial_params)
     if isinstance(dataset, HostDataset):
         check_streamed(setting, algorithm)
-    setting = setting._replace(layout=layout_of(setting, algorithm, known))
+    where = check_client_states(client_states, setting, algorithm)
+    tuning = None
+    if tune:
+        setting = setting._replace(layout=None if checkpoint is None else saved_layout(checkpoint))
+        if setting.layout is None:
+            kept = setting._replace(client_states=where)
+            tuning = tuned(kept, algorithm, dataset, keys, rounds, initial_params, progress=progress)
+            setting = setting._replace(layout=tuning.layout)
+    setting = setting._replace(layout=layout_of(setting, algorithm, known, several=True), client_states=where)
     description = describe_run(
         setting, algorithm, dataset, known, rounds, eval_every, evaluate=evaluate,
         initial_params=initial_params, stop=stop, on_divergence=on_divergence,
     )  # fmt: skip
+    if tuning is not None:
+        description["run"]["layout_tuning"] = tuning.to_json()
     saving = None
     if checkpoint is not None:
-        configuration = _configuration(description, seed_list, dataset, initial_params)
+        configuration = _configuration(description, seed_list, dataset, initial_params, where)
         saving = Saving(
             checkpoint, configuration, rounds=rounds, eval_every=eval_every, every=every, keep=keep,
             allow_opaque=allow_opaque,
@@ -164,16 +182,15 @@ def simulate(
     recording = Recording(type(algorithm).__name__, seed_list, skipped=skip_nonfinite or algorithm.excludes_nonfinite)
     length = min(eval_every, rounds)
 
-    with saving or contextlib.nullcontext(), progress_bar(rounds, progress, type(algorithm).__name__) as bar:
+    with saving or contextlib.nullcontext(), contextlib.ExitStack() as opened:
+        bar = opened.enter_context(progress_bar(rounds, progress, type(algorithm).__name__))
         started = time.perf_counter()
         bar.compiling()
-        driver: Driver
-        given = setting, algorithm, keys, initial_params
-        if isinstance(dataset, HostDataset):
-            driver = StreamedDriver(*given, dataset, rounds=rounds, evaluate=evaluate)
-        else:
-            may_stop = stop is not None or on_divergence == "stop"
-            driver = ResidentDriver(*given, dataset, length=length, evaluate=evaluate, may_stop=may_stop)
+        driver = make_driver(
+            setting, algorithm, keys, initial_params, dataset, rounds=rounds, length=length, evaluate=evaluate,
+            may_stop=stop is not None or on_divergence == "stop",
+        )  # fmt: skip
+        opened.callback(driver.close)
         before = None if saving is None else saving.restore(driver, recording)
         compiled = time.perf_counter()
         if before is None or (recording.finished < rounds and recording.running.any()):
@@ -209,7 +226,7 @@ def simulate(
         evaluated=recording.evaluated,
         metrics=metrics,
         rounds=recorded,
-        params=jax.tree.map(np.asarray, jax.vmap(algorithm.parameters)(states.server)),
+        params=on_host(jax.vmap(algorithm.parameters)(states.server)),
         seeds=seed_list,
         seconds=(before or 0.0) + finished - compiled,
         compile_seconds=compiled - started,
@@ -229,18 +246,29 @@ def _check_ends(stop: Any, on_divergence: Any) -> None:
         raise ValueError(f"on_divergence is {shown(on_divergence)}: it must be one of {', '.join(map(repr, allowed))}")
 
 
+# Of a run's description: what may differ when it is resumed, or is compared by its checksum.
+_APART = ("rounds", "initial_params", "layout", "layout_tuning", "client_states")
+
+
 def _configuration(
-    description: dict[str, Any], seeds: list[int], dataset: FederatedDataset | HostDataset, initial_params: Any
+    description: dict[str, Any],
+    seeds: list[int],
+    dataset: FederatedDataset | HostDataset,
+    initial_params: Any,
+    client_states: ClientStates,
 ) -> dict[str, Any]:
     """All that decides what a run records but the number of rounds, as JSON."""
+    # The directory of a disk decides nothing.
+    states = {} if client_states == OnDevice() else {"client_states": describe(client_states.in_program())}
     return {
         "algorithm": description["algorithm"],
         "dataset": {**description["dataset"], "checksum": dataset_fingerprint(dataset)},
-        "run": {key: value for key, value in description["run"].items() if key not in ("rounds", "initial_params")},
+        "run": {key: value for key, value in description["run"].items() if key not in _APART} | states,
         "seeds": seeds,
         "initial_params": None if initial_params is None else fingerprint(initial_params),
         "float": description["environment"]["float"],
-        "environment": description["environment"],
+        # Another layout changes results by round-off, as another machine does.
+        "environment": {**description["environment"], "layout": description["run"]["layout"]},
     }
 
 
@@ -323,6 +351,8 @@ def describe_run(
             "initial_params": None if initial_params is None else encode(initial_params),
             "stop": None if stop is None else describe(stop),
             "on_divergence": on_divergence,
+            # Left out where it is the default, so that older checkpoints and sweeps are still of the same run.
+            **({} if setting.client_states == OnDevice() else {"client_states": describe(setting.client_states)}),
         },
         "average": setting.average(algorithm),
         "objective": algorithm.minimises(setting.cohort.objective(setting.average(algorithm))),

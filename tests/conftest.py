@@ -4,9 +4,12 @@ The rules are set in the environment, before jax is imported, so that they also 
 the processes that tests start.
 """
 
+import atexit
 import gc
 import os
 import pathlib
+import shutil
+import tempfile
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_NUMPY_DTYPE_PROMOTION", "strict")
@@ -14,12 +17,16 @@ os.environ.setdefault("JAX_NUMPY_RANK_PROMOTION", "raise")
 os.environ.setdefault("MPLBACKEND", "Agg")
 # The programs are many and tiny: their time is compilation, a third of which this saves.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+# What tests measure or compile is not for the user's cache.
+os.environ["FEDJAX_SIM_CACHE"] = tempfile.mkdtemp(prefix="fedjax_sim-tests-")
 
 from collections.abc import Iterator
 
 import hypothesis
 import jax
 import pytest
+
+atexit.register(shutil.rmtree, os.environ["FEDJAX_SIM_CACHE"], ignore_errors=True)
 
 # Compilation makes the first example slow, so there is no deadline; in CI the examples are the same every time.
 hypothesis.settings.register_profile("local", deadline=None)

@@ -9,6 +9,8 @@ import time
 from types import TracebackType
 from typing import Any, Literal, Self
 
+from fedjax_sim.processes import is_first
+
 
 class Progress:
     """Shows how far a run is. This class itself is silent; :func:`progress_bar` returns the one that suits.
@@ -37,6 +39,9 @@ class Progress:
         first round makes it known from the next one on.
         """
 
+    def show(self, done: int, text: str) -> None:
+        """Shows ``text`` once ``done`` parts of the whole, which are no rounds, are done."""
+
 
 def progress_bar(
     total_rounds: int, enabled: bool | Literal["auto"] | None = None, description: str = "rounds"
@@ -46,7 +51,7 @@ def progress_bar(
     Args:
       total_rounds: how many rounds the run has.
       enabled: True shows it: as a bar if rich is installed and stderr is a terminal or a notebook, otherwise as a
-        line every tenth of the run. None or "auto" shows it on a terminal only, False never.
+        line every tenth of the run. None or "auto" shows it on a terminal only, of the first process; False never.
       description: what is being run.
 
     Raises:
@@ -60,7 +65,7 @@ def progress_bar(
     if not isinstance(enabled, bool) and enabled not in (None, "auto"):
         raise TypeError(f"progress is {enabled!r}: it must be True, False, or None (on a terminal only)")
     terminal = sys.stderr is not None and sys.stderr.isatty()
-    if sys.stderr is None or not (terminal if enabled in (None, "auto") else enabled):
+    if sys.stderr is None or not (terminal and is_first() if enabled in (None, "auto") else enabled):
         return Progress()
     console = _rich_console(terminal)
     return _Lines(total_rounds, description) if console is None else _Bar(total_rounds, description, console)
@@ -109,6 +114,9 @@ class _Lines(Progress):
             self._shown = tenths
             self._print(f"round {rounds_done}/{self._total}, {status}")
 
+    def show(self, done: int, text: str) -> None:
+        self._print(text)
+
     def _print(self, text: str) -> None:
         print(f"{self._description}: {text}", file=sys.stderr, flush=True)
 
@@ -149,6 +157,9 @@ class _Bar(Progress):
     def update(self, rounds_done: int, loss: float) -> None:
         status = self._clock.status(rounds_done, loss)
         self._bar.update(self._task, total=self._total, completed=rounds_done, status=status)
+
+    def show(self, done: int, text: str) -> None:
+        self._bar.update(self._task, total=self._total, completed=done, status=text)
 
 
 def _rich_console(terminal: bool) -> Any:

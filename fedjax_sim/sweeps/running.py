@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,7 @@ from fedjax_sim.diagnostics.base import Requested
 from fedjax_sim.fingerprints import fingerprint
 from fedjax_sim.history import History
 from fedjax_sim.layout.base import Layout
+from fedjax_sim.layout.mesh import OnMesh
 from fedjax_sim.local.batches import Batches
 from fedjax_sim.local.work import Work
 from fedjax_sim.reporting.progress import progress_bar
@@ -53,7 +54,7 @@ def sweep(
     eval_every: int = 1,
     evaluate: Evaluate | None = None,
     diagnostics: Requested = (),
-    layout: Layout | None = None,
+    layout: Layout | Literal["auto", "tune"] | None = None,
     skip_nonfinite: bool = False,
     system: System | None = None,
     asynchronous: Asynchronous | None = None,
@@ -87,7 +88,8 @@ def sweep(
       eval_every: rounds between evaluations.
       evaluate: more to record at every evaluation.
       diagnostics: what to measure in every round.
-      layout: how clients are run on the hardware; None chooses by a rule.
+      layout: how clients are run on the hardware; None or ``"auto"`` chooses by a rule. What is fastest can be
+        measured before: ``fjs.layout.tune(algorithm, dataset, ...).layout``.
       skip_nonfinite: leaves clients out of a round whose messages or state are not finite.
       system: the clients' devices in virtual time.
       asynchronous: a server that waits for messages, not for cohorts.
@@ -129,7 +131,7 @@ def sweep(
         skip_nonfinite=skip_nonfinite, system=system, asynchronous=asynchronous,
     )  # fmt: skip
     seed_list = check_seeds(seeds)
-    _check(dataset, space, keep_params, chunk)
+    _check(dataset, space, keep_params, chunk, setting.layout)
     if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((algorithm, dataset, setting))):
         raise TypeError("sweep was given traced values: inside jit, grad or vmap call make_train(...)'s function")
     key = jax.random.key(seed_list[0])
@@ -224,8 +226,13 @@ def _joined(finished: list[tuple[list[int], History]], params: Any) -> History:
     )
 
 
-def _check(dataset: Any, space: Any, keep_params: Any, chunk: Any) -> None:
+def _check(dataset: Any, space: Any, keep_params: Any, chunk: Any, layout: Layout | None) -> None:
     """Checks what ``simulate`` does not have."""
+    if isinstance(layout, OnMesh):
+        raise ValueError(
+            f"sweep(layout={shown(layout)}): a sweep gives every device runs of its own, which is faster than to deal "
+            "each cohort to all; leave layout out, or call simulate for each point"
+        )
     if isinstance(dataset, HostDataset):
         raise TypeError(
             "sweep was given a HostDataset: all its runs are one program, with the data on the device; use "

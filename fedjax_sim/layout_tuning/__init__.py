@@ -1,0 +1,1 @@
+"""The layout of a run by measuring: ``layout="tune"`` and ``fjs.layout.tune``."""

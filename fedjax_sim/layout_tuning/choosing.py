@@ -1,0 +1,186 @@
+"""Which layout a run gets by measuring, or by what was measured before."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_sim.algorithms.contract import Method
+from fedjax_sim.client_states import OnDevice
+from fedjax_sim.client_states.rows import UNUSED
+from fedjax_sim.datasets.federated import FederatedDataset
+from fedjax_sim.datasets.host import HostDataset
+from fedjax_sim.descriptions import describe
+from fedjax_sim.drivers.example_windows import Window
+from fedjax_sim.drivers.plan import cohorts, plan
+from fedjax_sim.fingerprints import digest, fingerprint
+from fedjax_sim.layout.base import Layout
+from fedjax_sim.layout.lanes import lanes
+from fedjax_sim.layout.mesh import mesh
+from fedjax_sim.layout.stacked import stacked
+from fedjax_sim.layout.turns import turns
+from fedjax_sim.layout_tuning.measuring import Subject, measure, num_slots
+from fedjax_sim.layout_tuning.remembered import recall, remember
+from fedjax_sim.layout_tuning.report import Timing, Tuning, label
+from fedjax_sim.reporting.progress import progress_bar
+from fedjax_sim.rounds import layout_of
+from fedjax_sim.setting import Setting
+
+_LANES = (4, 8, 16, 32)
+_WINDOW = 4  # rounds that are measured of data on the host: their cohorts' examples are sent to the device
+_ALIKE = 1.03  # the rule's layout is kept where it is so near the best: two measurements would choose the same
+
+
+def default_candidates(setting: Setting, algorithm: Method, dataset: FederatedDataset) -> tuple[Layout, ...]:
+    """What ``layout="tune"`` measures.
+
+    The rule's choice, turns, lanes of 4, 8, 16 and 32 up to S, stacked; with several devices a mesh of all of them too,
+    with turns, lanes of 8 and 32 and stacked on each.
+    """
+    slots = num_slots(setting, dataset)
+    by_rule = layout_of(setting._replace(layout=None), algorithm, dataset)
+    alone = [turns(), *(lanes(count) for count in _LANES if count <= slots), stacked()]
+    devices = jax.device_count()
+    inner = [turns(), *(lanes(count) for count in _LANES[1::2] if count * devices <= slots), stacked()]
+    together = [mesh(inner=one) for one in inner] if devices > 1 else []
+    return tuple(dict.fromkeys([by_rule, *alone, *together]))
+
+
+def tuned(
+    setting: Setting,
+    algorithm: Method,
+    dataset: FederatedDataset | HostDataset,
+    keys: jax.Array,
+    rounds: int,
+    initial_params: Any,
+    *,
+    candidates: Sequence[Layout] | None = None,
+    limit: float = 2.0,
+    repeats: int = 5,
+    refresh: bool = False,
+    progress: bool | None = None,
+) -> Tuning:
+    """The fastest layout of a run that has been checked; measured, or recalled.
+
+    Args:
+      setting: the run; its layout does not count.
+      algorithm: the method.
+      dataset: the data.
+      keys: [seeds], one key a seed.
+      rounds: number of rounds R.
+      initial_params: where all seeds start, or None.
+      candidates: what to choose from; None for :func:`default_candidates`.
+      limit: see :func:`fedjax_sim.layout_tuning.measuring.measure`.
+      repeats: likewise.
+      refresh: measure although there is an earlier measurement.
+      progress: as in ``simulate``.
+
+    Raises:
+      ValueError: the run is spread over several processes.
+      RuntimeError: no candidate could be measured.
+    """
+    if jax.process_count() > 1:
+        raise ValueError(
+            f"the layout cannot be measured in a run of {jax.process_count()} processes, each of which might choose "
+            "another one: measure in one process, print(fedjax_sim.layout.tune(...)), and give all of them that layout"
+        )
+    known = dataset.frame if isinstance(dataset, HostDataset) else dataset
+    keeps = jax.eval_shape(lambda: algorithm.init_client(setting.task.init(jax.random.key(0), known)))
+    places = setting.client_states.in_program() if jax.tree.leaves(keeps) else OnDevice()
+    setting = setting._replace(client_states=places)
+    if candidates is None:
+        candidates = default_candidates(setting, algorithm, known)
+    streamed = isinstance(dataset, HostDataset) or setting.client_states.apart
+    together = jax.default_backend() != "cpu" and not streamed
+    key = _signature(setting, algorithm, known, candidates, len(keys) if together else 1)
+    with progress_bar(len(candidates), progress, "layout") as bar:
+        found = None if refresh else recall(key)
+        if found is None:
+            bar.compiling()
+            subject = Subject(setting, algorithm, known, keys, initial_params, rounds, together=together)
+            if streamed:
+                subject = _in_window(subject, dataset)
+            timings = measure(subject, candidates, limit=limit, repeats=repeats, say=bar.show)
+            found = Tuning(_fastest(timings), tuple(timings))
+            remember(key, found)
+        said = "measured before" if found.cached else "the fastest"
+        bar.show(len(candidates), f"{label(found.layout)}, {found.milliseconds:.3g} ms a round: {said}")
+    return found
+
+
+def _fastest(timings: list[Timing]) -> Layout:
+    """The first candidate, the rule's choice, if none is clearly faster; else the fastest."""
+    measured = [one for one in timings if one.milliseconds is not None]
+    if not measured:
+        reasons = "; ".join(f"{label(one.layout)}: {one.note}" for one in timings)
+        raise RuntimeError(f"no layout could be measured ({reasons}): give the run a layout, or a smaller cohort")
+    best = min(measured, key=lambda one: one.milliseconds or 0.0)
+    first = timings[0]
+    near = first.milliseconds is not None and first.milliseconds <= _ALIKE * (best.milliseconds or 0.0)
+    return first.layout if near else best.layout
+
+
+def _in_window(subject: Subject, dataset: FederatedDataset | HostDataset) -> Subject:
+    """The run's first rounds with what their cohorts need on the device, as a streamed run sees them."""
+    frame, rounds = subject.dataset, min(subject.rounds, _WINDOW)
+    planned = plan(subject.setting, subject.algorithm, frame, subject.keys[0], rounds)
+    subject = subject._replace(rounds=rounds)
+    if subject.setting.client_states.apart:
+        indices = np.unique(cohorts(planned, frame))
+        subject = subject._replace(clients=indices[indices < UNUSED])
+    if isinstance(dataset, HostDataset):
+        positions = np.unique(planned[planned < frame.num_clients])
+        rows = int(np.asarray(dataset.sizes)[positions].sum(dtype=np.int64))
+        # A batch or a piece of a pass is read as a slice, never longer than the largest client.
+        examples, weights, starts = dataset.window(positions, max(rows, dataset.max_size))
+        window = Window(*jax.tree.map(jnp.asarray, (examples, weights, positions, starts)))
+        subject = subject._replace(dataset=window.on(frame))
+    return subject
+
+
+def _signature(
+    setting: Setting, algorithm: Method, dataset: FederatedDataset, candidates: Sequence[Layout], seeds: int
+) -> str:
+    """A checksum of all that decides how fast a round is: device, versions, program, steps; not of values.
+
+    Functions are known by their names. A wrong guess costs time, never a result.
+    """
+    import fedjax_sim
+
+    setting = setting._replace(layout=None)
+    model = jax.eval_shape(lambda: setting.task.init(jax.random.key(0), dataset))
+    leaves, structure = jax.tree.flatten((setting, algorithm, dataset, model))
+    device = jax.devices()[0]
+    on_cpu = device.platform == "cpu"
+    # What decides tau_i counts by its values: work, cohort, devices, the clients' sizes.
+    steps = (setting.cohort, setting.work, setting.system, setting.asynchronous, np.sort(np.asarray(dataset.sizes)))
+    parts = {
+        "versions": [fedjax_sim.__version__, jax.__version__],
+        "device": [device.platform, device.device_kind, jax.device_count(), *(_processor() if on_cpu else [])],
+        "flags": os.environ.get("XLA_FLAGS", ""),
+        "structure": re.sub(r" at 0x[0-9a-f]+", "", str(structure)),
+        "shapes": [f"{jnp.result_type(leaf)}{np.shape(leaf)}" for leaf in leaves],
+        "steps": fingerprint(steps),
+        "candidates": [describe(layout) for layout in candidates],
+        "seeds": seeds,
+    }
+    return digest(json.dumps(parts).encode())
+
+
+def _processor() -> list[Any]:
+    """What is known of the CPU, whose ``device_kind`` says nothing."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    cores = os.cpu_count() if affinity is None else len(affinity(0))
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text(errors="replace").splitlines() if cpuinfo.exists() else []
+    models = {line.partition(":")[2].strip() for line in lines if line.startswith("model name")}
+    return [platform.machine(), cores, *sorted(models)]
