@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from fedjax_sim import asynchronous as asynchronous
     from fedjax_sim import attacks as attacks
     from fedjax_sim import checkpoints as checkpoints
+    from fedjax_sim import client_states as client_states
     from fedjax_sim import cohort as cohort
+    from fedjax_sim import configuration as configuration
     from fedjax_sim import datasets as datasets
     from fedjax_sim import diagnostics as diagnostics
     from fedjax_sim import divergence as divergence
@@ -71,6 +73,7 @@ if TYPE_CHECKING:
     from fedjax_sim.descriptions import describe as describe
     from fedjax_sim.descriptions import factory as factory
     from fedjax_sim.descriptions import register as register
+    from fedjax_sim.devices import use_cpu_devices as use_cpu_devices
     from fedjax_sim.evaluation import Evaluation as Evaluation
     from fedjax_sim.evaluation import evaluate as evaluate
     from fedjax_sim.evaluation import per_client as per_client
@@ -89,9 +92,9 @@ if TYPE_CHECKING:
     from fedjax_sim.verification import verify as verify
 
 _MODULES = (
-    "adjoints", "aggregators", "algorithms", "asynchronous", "attacks", "checkpoints", "cohort", "datasets",
-    "diagnostics", "divergence", "hyper", "layout", "local", "min_norm", "models", "optim", "paths", "privacy",
-    "rates", "reporting", "stopping", "sweeps", "systems",
+    "adjoints", "aggregators", "algorithms", "asynchronous", "attacks", "checkpoints", "client_states", "cohort",
+    "configuration", "datasets", "diagnostics", "divergence", "hyper", "layout", "local", "min_norm", "models", "optim",
+    "paths", "privacy", "rates", "reporting", "stopping", "sweeps", "systems",
 )  # fmt: skip
 _HOME = {
     "Algorithm": "algorithms.base",
@@ -145,6 +148,7 @@ _HOME = {
     "sweep": "sweeps.running",
     "top_k": "algorithms.compression",
     "tune": "hyper.tuning",
+    "use_cpu_devices": "devices",
     "verify": "verification",
     "vrl_sgd": "algorithms.vrl_sgd",
 }

@@ -3,46 +3,38 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
 from fedjax_sim import __version__
+from fedjax_sim.command import completion, demo, init, names, run, show, verify
+
+_COMMANDS = (demo, init, run, show, verify, names)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command.
 
     Args:
-      arguments: the command line without the program's name; None takes ``sys.argv``.
+      arguments: the command line without the program's name. None takes ``sys.argv``, and the process for the command's
+        own: only then are settings of JAX changed (CPU devices, a place for compiled programs).
 
     Returns:
-      The exit status: 0 done (and verified), 2 bad usage, 128 + n stopped by signal n, 1 anything else.
+      The exit status: 0 done (and verified), 2 bad usage or configuration, 128 + n stopped by signal n, 1 all else.
     """
-    parser = argparse.ArgumentParser(prog="fedjax-sim", description="Federated learning simulated in JAX.")
-    parser.add_argument("--version", action="version", version=f"fedjax_sim {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True)
-
-    demo = commands.add_parser("demo", help="compare four methods on two problems: a table, a plot, a JSON of results")
-    demo.add_argument("--out", default="results", metavar="DIR", help="where to write (default: results)")
-    demo.add_argument("--rounds", type=int, default=100, help="rounds of each run (default: 100)")
-    demo.add_argument("--seeds", type=int, default=3, help="seeds of each run (default: 3)")
-    demo.add_argument("--checkpoint", metavar="DIR", help="save the runs here as they go; a demo that was stopped "
-                      "(Ctrl-C, SIGTERM, a crash) goes on from there when it is called again")  # fmt: skip
-
-    show = commands.add_parser("show", help="print the tables of saved histories (.npz)")
-    show.add_argument("histories", nargs="+", metavar="FILE", help="files written by History.save")
-    show.add_argument("--target", type=float, help="also count the rounds until this accuracy (or loss)")
-    show.add_argument("--markdown", action="store_true", help="a Markdown table")
-
-    verify = commands.add_parser("verify", help="run a saved result again, from its own description, and compare")
-    verify.add_argument("history", metavar="FILE", help="a file written by History.save")
-    verify.add_argument("--tolerance", type=float, help="largest relative distance that passes (default: none where "
-                        "versions and device are those of the result, else 1e-3)")  # fmt: skip
-
-    options = parser.parse_args(arguments)
+    options = parser().parse_args(arguments)
+    options.own_process = arguments is None
     try:
-        return {"demo": _demo, "show": _show, "verify": _verify}[options.command](options)
-    except (ValueError, OSError, ImportError) as error:
+        status = int(options.run(options))
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # the reader of a pipe went away: `fedjax-sim list | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + 13
+    except (ValueError, OSError, ImportError, ArithmeticError) as error:
+        if getattr(options, "traceback", False):
+            raise
         print(f"fedjax-sim {options.command}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt as error:
@@ -51,36 +43,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 128 + int(signal)
 
 
-def _demo(options: argparse.Namespace) -> int:
-    from fedjax_sim.experiments.demo import run_demo
-
-    run_demo(options.out, rounds=options.rounds, seeds=options.seeds, checkpoint=options.checkpoint)
-    return 0
-
-
-def _show(options: argparse.Namespace) -> int:
-    from pathlib import Path
-
-    from fedjax_sim.history import History
-    from fedjax_sim.reporting.table import results_table
-
-    histories = {Path(path).stem: History.load(path) for path in options.histories}
-    print(results_table(histories, target=options.target, markdown=options.markdown))
-    return 0
-
-
-def _verify(options: argparse.Namespace) -> int:
-    import jax
-
-    from fedjax_sim.history import History
-    from fedjax_sim.verification import verify
-
-    history = History.load(options.history)
-    if history.description.get("environment", {}).get("float") == "float64":
-        jax.config.update("jax_enable_x64", True)
-    found = verify(history, tolerance=options.tolerance)
-    print(found)
-    return 0 if found.passed else 1
+def parser() -> argparse.ArgumentParser:
+    """The command line; importing nothing heavy, so that help and completion are quick."""
+    made = argparse.ArgumentParser(prog="fedjax-sim", description="Federated learning simulated in JAX.")
+    made.add_argument("--version", action="version", version=f"fedjax_sim {__version__}")
+    completion.add_to(made)
+    commands = made.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for command in _COMMANDS:
+        command.add_to(commands)
+    return made
 
 
 if __name__ == "__main__":

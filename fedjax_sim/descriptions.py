@@ -335,16 +335,32 @@ def decode(value: Any) -> Any:
     name, arguments = value.get("name"), value.get("arguments", {})
     if not isinstance(name, str) or not isinstance(arguments, Mapping):
         raise ValueError(f"not a description: {shown(dict(value))}: it needs a 'name' and a mapping of 'arguments'")
+    make = registered_factory(name)
+    accepted = inspect.signature(make).parameters
+    for key in arguments:
+        if key not in accepted:
+            raise ValueError(f"{name} has no argument {shown(key)}: {suggest(key, list(accepted))}")
+    return make(**{key: decode(argument) for key, argument in arguments.items()})
+
+
+def registered_factory(name: str) -> Callable[..., Any]:
+    """The factory that is registered under ``name``.
+
+    Raises:
+      ValueError: none is; the nearest names are listed.
+    """
     if name not in _FACTORIES:
         _import_all()
     if name not in _FACTORIES:
         kind = name.partition(".")[0]
         raise ValueError(f"unknown name {shown(name)}: {suggest(name, registered(kind) or registered())}")
-    accepted = inspect.signature(_FACTORIES[name]).parameters
-    for key in arguments:
-        if key not in accepted:
-            raise ValueError(f"{name} has no argument {shown(key)}: {suggest(key, list(accepted))}")
-    return _FACTORIES[name](**{key: decode(argument) for key, argument in arguments.items()})
+    return _FACTORIES[name]
+
+
+def all_registered() -> list[str]:
+    """All names, also those of modules that nobody has imported yet."""
+    _import_all()
+    return registered()
 
 
 def _import_all() -> None:
@@ -352,8 +368,8 @@ def _import_all() -> None:
     import importlib
 
     modules = (
-        "adjoints", "aggregators", "algorithms", "asynchronous", "attacks", "cohort", "datasets", "diagnostics",
-        "evaluation", "hyper", "layout", "local", "min_norm", "models", "optim", "personal", "rates",
+        "adjoints", "aggregators", "algorithms", "asynchronous", "attacks", "client_states", "cohort", "datasets",
+        "diagnostics", "evaluation", "hyper", "layout", "local", "min_norm", "models", "optim", "personal", "rates",
         "stopping", "sweeps", "systems", "task",
     )  # fmt: skip
     for module in modules:

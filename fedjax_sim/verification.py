@@ -17,7 +17,7 @@ from fedjax_sim.simulation import simulate
 from fedjax_sim.values import check_real, shown
 
 _PARTS = ("task", "cohort", "work", "batches", "layout")
-_OPTIONAL = ("evaluate", "stop", "system", "asynchronous")
+_OPTIONAL = ("evaluate", "stop", "system", "asynchronous", "client_states")
 
 
 class Difference(NamedTuple):

@@ -14,6 +14,7 @@ import numpy as np
 
 import fedjax_sim as fjs
 from fedjax_sim.checkpoints import Store
+from fedjax_sim.configuration import writing
 from fedjax_sim.history import History
 from fedjax_sim.sweeps.stored import Folder
 from tests.fuzzing import mutations
@@ -256,6 +257,23 @@ def description_files() -> Files:
         fjs.rates.over_rounds([0.1, 0.2]),
     ]
     return {f"{place}.json": json.dumps(fjs.describe(made)).encode() for place, made in enumerate(described)}
+
+
+@functools.cache
+def configuration_files() -> Files:
+    """Tables of parts that allocate nothing, in every spelling."""
+    sgd = fjs.optim.sgd(0.1, momentum=0.9)
+    parts = {
+        "algorithm": fjs.fedprox(client_optimizer=sgd, client_learning_rate={"a": 0.5, "name": np.ones(2)}, mu=0.1),
+        "cohort": fjs.cohort.available(fjs.cohort.uniform(2), fjs.cohort.bernoulli(np.array([0.5, 0.7]))),
+        "work": fjs.local.given_steps(np.array([[1, 2], [0, 3]])),
+        "task": fjs.classification(fjs.models.MLP(3), weight_decay=1e-4),
+        "stop": fjs.stopping.any_of([fjs.stopping.converged(1e-3), fjs.stopping.reached("accuracy", 0.7)]),
+        "server": fjs.optim.from_optax("adam", learning_rate=0.1),
+    }
+    content = {name: writing.plain(fjs.describe(part)) for name, part in parts.items()}
+    text = writing.text({**content, "run": {"rounds": 3, "seeds": [0, 1], "checkpoint": "a 'b' \"c\""}})
+    return {"run.toml": text.encode()}
 
 
 @functools.cache

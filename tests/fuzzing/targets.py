@@ -12,6 +12,7 @@ import numpy as np
 
 import fedjax_sim as fjs
 from fedjax_sim.checkpoints import Store
+from fedjax_sim.configuration import ConfigurationError, building, tables
 from fedjax_sim.datasets.reading.archives import read_members
 from fedjax_sim.datasets.reading.idx import read_idx
 from fedjax_sim.history import History
@@ -118,6 +119,13 @@ def _read_description(folder: Path) -> None:
         fjs.describe(fjs.build(described))
 
 
+def _read_configuration(folder: Path) -> None:
+    """All tables, but not whether they are all that a run needs."""
+    content, place = tables.load(folder / "run.toml", ["run.rounds=4", "algorithm.mu=0.2"])
+    for key, value in content.items():
+        building.value_of(value, place / key)
+
+
 def _read_checkpoints(folder: Path) -> None:
     with Store(folder, keep=3) as store:
         found = store.newest()
@@ -187,6 +195,10 @@ TARGETS: dict[str, Target] = {
         Target(
             "build", samples.description_files, {"": mutations.json_tree}, _read_description, (ValueError, TypeError),
             ("",), opens=False,
+        ),
+        Target(
+            "configuration", samples.configuration_files, {"": mutations.text}, _read_configuration,
+            (ConfigurationError, FileNotFoundError),
         ),
         Target("Store.newest", samples.checkpoint_files, {"": mutations.safetensors}, _read_checkpoints, warns=True),
     )

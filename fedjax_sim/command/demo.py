@@ -1,0 +1,33 @@
+"""``fedjax-sim demo``."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from fedjax_sim.command.completion import FOLDERS, completed
+
+
+def add_to(commands: Any) -> None:
+    """Adds the command."""
+    demo = commands.add_parser("demo", help="compare four methods on two problems: a table, a plot, a JSON of results")
+    out = demo.add_argument("--out", default="results", metavar="DIR", help="where to write (default: results)")
+    demo.add_argument("--rounds", type=int, default=100, help="rounds of each run (default: 100)")
+    demo.add_argument("--seeds", type=int, default=3, help="seeds of each run (default: 3)")
+    kept = demo.add_argument("--checkpoint", metavar="DIR", help="save the runs here as they go; a demo that "
+                             "was stopped (Ctrl-C, SIGTERM, a crash) goes on from there when called again")  # fmt: skip
+    completed(out, FOLDERS)
+    completed(kept, FOLDERS)
+    demo.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Runs it."""
+    from fedjax_sim.command.settling import settle
+    from fedjax_sim.experiments.demo import run_demo
+
+    devices = settle(options)
+    if devices is not None:
+        print(f"on {devices}")
+    run_demo(options.out, rounds=options.rounds, seeds=options.seeds, checkpoint=options.checkpoint)
+    return 0
