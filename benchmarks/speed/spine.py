@@ -1,6 +1,6 @@
 """One round of FedAvg: our program against the loops people write.
 
-    python benchmarks/speed/spine.py [--rounds 10] [--repeats 7] [--out results/spine.json]
+    python -m benchmarks.speed.spine [--rounds 10] [--repeats 7] [--out results/spine.json]
 
 Workloads (one local epoch, batch 20, SGD 0.05, cohorts drawn once and shared by all variants):
   W1  logistic regression 60 -> 10, 1,000 clients of min(int(LogNormal(4, 2)) + 50, 5000) examples, 100 a round
@@ -23,8 +23,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import functools
-import itertools
 import json
 import os
 import pathlib
@@ -40,153 +38,22 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 import fedjax_sim as fjs
-from fedjax_sim.rounds import Setting, init_state, run_round
+from benchmarks.speed.peers import naive_jax, ours, torch_loop
+from benchmarks.speed.peers.child import peak_memory
+from benchmarks.speed.peers.contract import Rounds
+from benchmarks.speed.peers.naive_jax import local_sgd, padded
+from benchmarks.speed.workloads import BATCH, RATE, Weights, Workload
+from benchmarks.speed.workloads import make as make_workload
 
-BATCH, RATE = 20, 0.05
 VARIANTS = ("ours", "ours shuffled", "ours lanes", "ours stacked", "vmap", "jit loop", "torch loop")
 
 
-class Workload:
-    """Arrays, cohorts and start point that all variants share."""
-
-    def __init__(self, name: str, rounds: int) -> None:
-        rng = np.random.default_rng(0)
-        if name == "W1":
-            sizes = np.minimum(rng.lognormal(4, 2, 1000).astype(int) + 50, 5000)
-            self.shape, self.widths, sampled = (60,), (), 100
-        else:
-            sizes = np.minimum(rng.lognormal(3, 1, 1000).astype(int) + 10, 1000)
-            self.shape, self.widths, sampled = (784,), (200, 200), 50
-        total = int(sizes.sum())
-        x = rng.normal(size=(total, *self.shape)).astype(np.float32)
-        y = rng.integers(0, 10, total).astype(np.int32)
-        self.name, self.sizes, self.x, self.y = name, sizes, x, y
-        self.offsets = np.concatenate([[0], np.cumsum(sizes)[:-1]])
-        self.cohorts = np.stack([rng.choice(1000, sampled, replace=False) for _ in range(rounds)])
-        dims = (*self.shape, *self.widths, 10)
-        scale = 0.0 if not self.widths else 1.0
-        self.start = [
-            (scale * rng.normal(size=(a, b)).astype(np.float32) * np.float32(np.sqrt(2 / a)), np.zeros(b, np.float32))
-            for a, b in itertools.pairwise(dims)
-        ]
-
-    def steps(self) -> float:
-        """Mean useful steps a round."""
-        return float(np.mean(np.sum(-(-self.sizes[self.cohorts] // BATCH), axis=1)))
-
-    def loss(self, weights: list[tuple[np.ndarray, np.ndarray]]) -> float:
-        """Mean cross-entropy over all examples, in float64 numpy."""
-        h = self.x.astype(np.float64)
-        for i, (w, b) in enumerate(weights):
-            h = h @ np.asarray(w, np.float64) + np.asarray(b, np.float64)
-            if i + 1 < len(weights):
-                h = np.maximum(h, 0)
-        h -= h.max(axis=1, keepdims=True)
-        return float(np.mean(np.log(np.exp(h).sum(axis=1)) - h[np.arange(len(h)), self.y]))
+Run = Callable[[], Weights]
 
 
-Run = Callable[[], list[tuple[np.ndarray, np.ndarray]]]
-
-
-def ours(work: Workload, *, shuffled: bool, layout: object = None) -> Run:
-    """R rounds of FedAvg as one call."""
-    data = fjs.datasets.from_clients(
-        [
-            (work.x[o : o + n], work.y[o : o + n])
-            for o, n in zip(work.offsets.tolist(), work.sizes.tolist(), strict=True)
-        ]
-    )
-    model = fjs.models.MLP(10, work.widths) if work.widths else fjs.models.LogisticRegression(10)
-    setting = Setting(
-        fjs.classification(model),
-        fjs.cohort.given(work.cohorts),
-        fjs.local.epochs(1),
-        fjs.local.shuffled(BATCH) if shuffled else fjs.local.in_order(BATCH),
-        layout,  # type: ignore[arg-type]
-    )
-    algorithm = fjs.fedavg(client_optimizer=fjs.optim.sgd(RATE))
-    params = {
-        "params": {
-            f"Dense_{i}": {"kernel": jnp.asarray(w), "bias": jnp.asarray(b)} for i, (w, b) in enumerate(work.start)
-        }
-    }
-    key = jax.random.key(0)
-
-    @functools.partial(jax.jit, donate_argnums=4)
-    def program(setting, algorithm, data, key, state):
-        return lax.fori_loop(
-            0, len(work.cohorts), lambda t, state: run_round(setting, algorithm, data, key, state, t)[0], state
-        )
-
-    def run() -> list[tuple[np.ndarray, np.ndarray]]:
-        state = init_state(setting, algorithm, data, key, jax.tree.map(jnp.copy, params))
-        final = program(setting, algorithm, data, key, state).server.params["params"]
-        return [
-            (np.asarray(final[f"Dense_{i}"]["kernel"]), np.asarray(final[f"Dense_{i}"]["bias"]))
-            for i in range(len(final))
-        ]
-
-    return run
-
-
-def client_loss(weights, x, y, mask):
-    """Mean cross-entropy of the rows that are not padding."""
-    h = x
-    for i, (w, b) in enumerate(weights):
-        h = h @ w + b
-        if i + 1 < len(weights):
-            h = jax.nn.relu(h)
-    losses = jax.nn.logsumexp(h, axis=1) - jnp.take_along_axis(h, y[:, None], axis=1)[:, 0]
-    return jnp.sum(losses * mask) / jnp.maximum(jnp.sum(mask), 1)
-
-
-def local_sgd(weights, x, y, size, steps):
-    """``steps`` masked SGD steps on one padded client."""
-
-    def step(weights, k):
-        rows = k * BATCH + jnp.arange(BATCH)
-        mask = (rows < size).astype(jnp.float32)
-        xs, ys = lax.dynamic_slice_in_dim(x, k * BATCH, BATCH), lax.dynamic_slice_in_dim(y, k * BATCH, BATCH)
-        g = jax.grad(client_loss)(weights, xs, ys, mask)
-        return jax.tree.map(lambda p, d: jnp.where(k * BATCH < size, p - RATE * d, p), weights, g), None
-
-    return lax.scan(step, weights, jnp.arange(steps))[0]
-
-
-def padded(work: Workload, client: int, rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """One client's arrays, padded with zeros to ``rows`` examples."""
-    o, n = work.offsets[client], work.sizes[client]
-    x, y = np.zeros((rows, *work.shape), np.float32), np.zeros(rows, np.int32)
-    x[:n], y[:n] = work.x[o : o + n], work.y[o : o + n]
-    return x, y
-
-
-def naive_vmap(work: Workload) -> Run:
-    """(a) The padded cohort under vmap; padding and stacking are part of a round, as they are of such code."""
-    steps = int(-(-work.sizes.max() // BATCH))
-
-    a_round = jax.jit(
-        lambda weights, x, y, sizes: jax.tree.map(
-            lambda leaf: jnp.tensordot(sizes / jnp.sum(sizes), leaf, 1),
-            jax.vmap(lambda x, y, n: local_sgd(weights, x, y, n, steps))(x, y, sizes),
-        )
-    )
-
-    def run() -> list[tuple[np.ndarray, np.ndarray]]:
-        weights = jax.tree.map(jnp.asarray, work.start)
-        for cohort in work.cohorts:
-            arrays = [padded(work, c, steps * BATCH) for c in cohort]
-            x, y = np.stack([a[0] for a in arrays]), np.stack([a[1] for a in arrays])
-            weights = a_round(weights, x, y, work.sizes[cohort].astype(np.float32))
-        return jax.tree.map(np.asarray, weights)  # type: ignore[no-any-return]
-
-    return run
-
-
-def jit_loop(work: Workload) -> Run:
+def jit_loop(work: Workload) -> Rounds:
     """(b) One jitted call a client; steps padded to powers of two, so that a dozen programs serve all sizes."""
     train = jax.jit(local_sgd, static_argnums=4)
     powers = [1 << int(np.ceil(np.log2(-(-n // BATCH)))) for n in work.sizes]
@@ -198,9 +65,9 @@ def jit_loop(work: Workload) -> Run:
     def add(total, weights, share):
         return jax.tree.map(lambda t, w: t + share * w, total, weights)
 
-    def run() -> list[tuple[np.ndarray, np.ndarray]]:
-        weights = jax.tree.map(jnp.asarray, work.start)
-        for cohort in work.cohorts:
+    def rounds(start: Weights, first: int, last: int) -> Weights:
+        weights = jax.tree.map(jnp.asarray, start)
+        for cohort in work.cohorts[first:last]:
             total, mass = jax.tree.map(jnp.zeros_like, weights), work.sizes[cohort].sum()
             for c in cohort:
                 x, y = clients[int(c)]
@@ -208,70 +75,26 @@ def jit_loop(work: Workload) -> Run:
             weights = total
         return jax.tree.map(np.asarray, weights)  # type: ignore[no-any-return]
 
-    return run
-
-
-def torch_loop(work: Workload) -> Run:
-    """(c) Plain PyTorch: a module, an optimiser, a loop over clients and batches."""
-    import torch
-
-    dims = (*work.shape, *work.widths, 10)
-    layers: list[torch.nn.Module] = []
-    for a, b in itertools.pairwise(dims):
-        layers += [torch.nn.Linear(a, b), torch.nn.ReLU()]
-    model = torch.nn.Sequential(*layers[:-1])
-    x, y = torch.from_numpy(work.x), torch.from_numpy(work.y.astype(np.int64))
-    criterion = torch.nn.CrossEntropyLoss()
-    names = [name for name, _ in model.named_parameters()]
-
-    def run(cohorts: np.ndarray = work.cohorts) -> list[tuple[np.ndarray, np.ndarray]]:
-        flat = [torch.from_numpy(a) for w, b in work.start for a in (np.ascontiguousarray(w.T), b)]
-        current = dict(zip(names, [t.clone() for t in flat], strict=True))
-        for cohort in cohorts:
-            mass, total = float(work.sizes[cohort].sum()), {n: torch.zeros_like(t) for n, t in current.items()}
-            for c in cohort:
-                model.load_state_dict(current)
-                optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
-                o, n = int(work.offsets[c]), int(work.sizes[c])
-                for k in range(0, n, BATCH):
-                    rows = slice(o + k, o + min(k + BATCH, n))
-                    optimizer.zero_grad()
-                    criterion(model(x[rows]), y[rows]).backward()
-                    optimizer.step()
-                with torch.no_grad():
-                    for name, parameter in model.named_parameters():
-                        total[name] += parameter * (n / mass)
-            current = total
-        arrays = [current[name].numpy() for name in names]
-        return [(w.T.copy(), b.copy()) for w, b in zip(arrays[::2], arrays[1::2], strict=True)]
-
-    def seconds(threads: int) -> float:
-        torch.set_num_threads(threads)
-        run(work.cohorts[:1])
-        started = time.perf_counter()
-        run(work.cohorts[:1])
-        return time.perf_counter() - started
-
-    torch.set_num_threads(min(range(1, (os.cpu_count() or 1) + 1), key=seconds))  # its best: one, for small models
-    return run
+    return rounds
 
 
 def make(variant: str, work: Workload) -> Run:
     """The variant's function of nothing that trains all rounds and returns the weights."""
-    return {
-        "ours": lambda: ours(work, shuffled=False),
-        "ours shuffled": lambda: ours(work, shuffled=True),
-        "ours lanes": lambda: ours(work, shuffled=False, layout=fjs.layout.lanes(8)),
-        "ours stacked": lambda: ours(work, shuffled=False, layout=fjs.layout.stacked()),
-        "vmap": lambda: naive_vmap(work),
+    rounds = {
+        "ours": lambda: ours.make(work),
+        "ours shuffled": lambda: ours.make(work, shuffled=True),
+        "ours lanes": lambda: ours.make(work, layout=fjs.layout.lanes(8)),
+        "ours stacked": lambda: ours.make(work, layout=fjs.layout.stacked()),
+        "vmap": lambda: naive_jax.make(work),
         "jit loop": lambda: jit_loop(work),
-        "torch loop": lambda: torch_loop(work),
+        "torch loop": lambda: torch_loop.make(work),
     }[variant]()
+    return lambda: rounds(work.start, 0, len(work.cohorts))
 
 
 def measure_alone(variant: str, name: str, rounds: int) -> dict[str, float]:
     """First-call time and peak memory of one variant; meant for a fresh process."""
-    work = Workload(name, rounds)
+    work = make_workload(name, rounds)
     run = make(variant, work)
     started = time.perf_counter()
     run()
@@ -280,12 +103,6 @@ def measure_alone(variant: str, name: str, rounds: int) -> dict[str, float]:
     run()
     second = time.perf_counter() - started
     return {"first_minus_second_s": first - second, "peak_mb": peak_memory()}
-
-
-def peak_memory() -> float:
-    """Peak resident memory of this process in MB (Linux). Not ru_maxrss, which a child inherits from its parent."""
-    status = pathlib.Path("/proc/self/status").read_text(encoding="ascii")
-    return next(int(line.split()[1]) / 1024 for line in status.splitlines() if line.startswith("VmHWM"))
 
 
 def compile_large() -> dict[str, float]:
@@ -334,7 +151,7 @@ def main() -> None:
 
 def run_workload(name: str, arguments: argparse.Namespace) -> dict[str, object]:
     """One workload, all variants in turn."""
-    work = Workload(name, arguments.rounds)
+    work = make_workload(name, arguments.rounds)
     runs = {variant: make(variant, work) for variant in arguments.variants}
     losses = {variant: work.loss(run()) for variant, run in runs.items()}
     same = [value for variant, value in losses.items() if variant != "ours shuffled"]  # another order of the batches
@@ -352,7 +169,7 @@ def run_workload(name: str, arguments: argparse.Namespace) -> dict[str, object]:
     for variant in runs:
         ratio = statistics.median(t / o for t, o in zip(times[variant], times[arguments.variants[0]], strict=True))
         child = subprocess.run(
-            [sys.executable, __file__, "--alone", variant, name, "--rounds", str(arguments.rounds)],
+            [sys.executable, "-m", __spec__.name, "--alone", variant, name, "--rounds", str(arguments.rounds)],
             capture_output=True, text=True, check=True,
         )  # fmt: skip
         alone = json.loads(child.stdout.splitlines()[-1])
