@@ -25,7 +25,7 @@ endef
 
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-all nightly lint format bench clean distclean
+.PHONY: help demo test test-slow test-all nightly lint format bench peers clean distclean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -61,6 +61,9 @@ format: $(VENV)/.stamp-test ## let ruff mend what it can
 
 bench: $(VENV)/.stamp-bench ## the speed benchmarks, with the pinned peer
 	$(bin)/python -m benchmarks.speed.spine $(ARGS)
+
+peers: $(VENV)/.stamp-demo ## other simulators on the same problems, each in an environment of its own (15 GB)
+	$(bin)/python -m benchmarks.speed.peers $(ARGS)
 
 clean: ## remove builds and caches
 	rm -rf build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache

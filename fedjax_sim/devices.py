@@ -41,7 +41,7 @@ def use_cpu_devices(count: int | None = None, threads: int | None = None) -> Cpu
 
     A CPU is one device to JAX, whose operations share out their work over all cores. The operations of small models are
     too small for that: one device a core, each with its share of the cohort, is faster (an MLP 784-200-200-10 with 50
-    clients on two cores: 44 ms a round on one device, 32 ms with one thread, 18 ms on two devices; docs/devices.md).
+    clients on two cores: 36 ms a round on one device, 32 ms with one thread, 19 ms on two devices; docs/devices.md).
     On a machine with a GPU or TPU this changes nothing but the CPU devices beside it.
 
     Args:

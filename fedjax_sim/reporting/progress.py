@@ -9,8 +9,6 @@ import time
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from fedjax_sim.processes import is_first
-
 
 class Progress:
     """Shows how far a run is. This class itself is silent; :func:`progress_bar` returns the one that suits.
@@ -65,8 +63,13 @@ def progress_bar(
     if not isinstance(enabled, bool) and enabled not in (None, "auto"):
         raise TypeError(f"progress is {enabled!r}: it must be True, False, or None (on a terminal only)")
     terminal = sys.stderr is not None and sys.stderr.isatty()
-    if sys.stderr is None or not (terminal and is_first() if enabled in (None, "auto") else enabled):
+    if sys.stderr is None or not (terminal if enabled in (None, "auto") else enabled):
         return Progress()
+    if enabled is not True:
+        from fedjax_sim.processes import is_first  # runs have loaded JAX; who only reads reports need not
+
+        if not is_first():
+            return Progress()
     console = _rich_console(terminal)
     return _Lines(total_rounds, description) if console is None else _Bar(total_rounds, description, console)
 
