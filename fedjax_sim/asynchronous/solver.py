@@ -45,8 +45,10 @@ class StaleSolver(Solver):
     def begin(self, sent: Any, c_i: Any, slot: StaleSlot) -> Progress:  # type: ignore[override]
         return super().begin(slot.sent, c_i, slot.slot)
 
-    def step(self, sent: Any, slot: StaleSlot, progress: Progress, k: jax.Array) -> Progress:  # type: ignore[override]
-        return super().step(slot.sent, slot.slot, progress, k)
+    def step(  # type: ignore[override]
+        self, sent: Any, slot: StaleSlot, progress: Progress, k: jax.Array, *, serial: bool = False
+    ) -> Progress:
+        return super().step(slot.sent, slot.slot, progress, k, serial=serial)
 
     def finish(self, sent: Any, c_i: Any, slot: StaleSlot, progress: Progress) -> tuple[dict[str, Any], Any]:  # type: ignore[override]
         return super().finish(slot.sent, c_i, slot.slot, progress)

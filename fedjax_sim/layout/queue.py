@@ -57,6 +57,7 @@ def run_queue(solver: Solver, sent: Any, states: Any, slots: Slot, *, lanes: int
     size = len(totals)
     order = jnp.argsort(-totals, stable=True).astype(jnp.int32)
     busy = jnp.sum(totals > 0, dtype=jnp.int32)
+    serial = lanes == 1 and jax.default_backend() == "cpu"
 
     def state(places: jax.Array) -> Any:
         at = order[jnp.minimum(places, size - 1)]
@@ -74,7 +75,7 @@ def run_queue(solver: Solver, sent: Any, states: Any, slots: Slot, *, lanes: int
         return jax.tree.map(lambda leaf: leaf[None], only)
 
     def step_lane(slot: Slot, total: jax.Array, progress: Progress, k: jax.Array) -> Progress:
-        moved = solver.step(sent, slot, progress, k)
+        moved = solver.step(sent, slot, progress, k, serial=serial)
         if lanes == 1:
             return moved  # the loop ends with the only lane's last client
         return trees.select(k < total, moved, progress)  # type: ignore[no-any-return]

@@ -63,16 +63,17 @@ def run_turns(solver: Solver, sent: Any, states: Any, slots: Slot, *, most: int 
       most: None for loops of each client's own steps (dynamic); an upper bound of them for masked scans of that many
         (static, differentiable in reverse).
     """
+    serial = jax.default_backend() == "cpu"
 
     def client(sums: Any, x: tuple[Any, Slot, jax.Array]) -> tuple[Any, Any]:
         c_i, slot, total = x
         start = solver.begin(sent, c_i, slot)
         if most is None:
-            progress = lax.fori_loop(0, total, lambda k, p: solver.step(sent, slot, p, k), start)
+            progress = lax.fori_loop(0, total, lambda k, p: solver.step(sent, slot, p, k, serial=serial), start)
         else:
 
             def masked(progress: Any, k: jax.Array) -> tuple[Any, None]:
-                return trees.select(k < total, solver.step(sent, slot, progress, k), progress), None
+                return trees.select(k < total, solver.step(sent, slot, progress, k, serial=serial), progress), None
 
             progress, _ = lax.scan(masked, start, jnp.arange(most, dtype=jnp.int32))
         weighted, stacks, new = finish(solver, sent, c_i, slot, progress)

@@ -120,7 +120,7 @@ class Solver(NamedTuple):
         anchor, mean_loss = (trees.zeros_like(params), self._zero_loss(params)) if self._anchored else ((), ())
         return Progress(params, state, local, trees.zeros_like(params) if self._in_pieces else (), anchor, mean_loss)
 
-    def step(self, sent: Any, slot: Slot, progress: Progress, k: jax.Array) -> Progress:
+    def step(self, sent: Any, slot: Slot, progress: Progress, k: jax.Array, *, serial: bool = False) -> Progress:
         """The client after micro-step ``k``.
 
         Args:
@@ -128,6 +128,7 @@ class Solver(NamedTuple):
           slot: the client.
           progress: the client before.
           k: int32 scalar, 0, 1, ...
+          serial: see :func:`fedjax_sim.local.batches.fetch`.
         """
         size, rows = slot.client.size, self.batches.rows(self.dataset)
         first = batches_in(size, rows) if self._anchored else jnp.int32(0)
@@ -139,7 +140,7 @@ class Solver(NamedTuple):
                 jnp.where(anchoring, jnp.minimum(place, size - 1), positions.rows),
                 jnp.where(anchoring, place < size, positions.mask),
             )
-        batch = fetch(self.dataset, slot.offset, size, positions, contiguous=self.batches.contiguous)
+        batch = fetch(self.dataset, slot.offset, size, positions, contiguous=self.batches.contiguous, serial=serial)
         key = jax.random.fold_in(slot.model_key, k)
         loss, g = jax.value_and_grad(self.task.batch_loss)(progress.params, batch, key)
         if not isinstance(slot.client.scale, tuple):
