@@ -65,6 +65,7 @@ def interruptions() -> Iterator[Caught]:
 
     Example:
       >>> import signal
+      >>> before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
       >>> with contextlib.suppress(KeyboardInterrupt), interruptions() as caught:
       ...     signal.raise_signal(signal.SIGINT)
       ...     print(f"{caught.signal.name} has arrived, this is done all the same")
