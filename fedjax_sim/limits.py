@@ -5,6 +5,7 @@ from __future__ import annotations
 from fedjax_sim.algorithms.contract import Method
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.flat import INT32_MAX
+from fedjax_sim.layout.mesh import OnMesh
 from fedjax_sim.layout.stacked import Stacked
 from fedjax_sim.rounds import bounds
 from fedjax_sim.setting import Setting
@@ -33,7 +34,8 @@ def check_counts(setting: Setting, algorithm: Method, dataset: FederatedDataset,
     slots = setting.cohort.size(dataset.num_clients)
     if slots > INT32_MAX:
         raise ValueError(f"cohort={shown(setting.cohort)} has {slots} slots: at most {INT32_MAX} can be counted")
-    side_by_side = slots if isinstance(setting.layout, Stacked) else getattr(setting.layout, "num_lanes", _LANES)
+    layout = setting.layout.inner if isinstance(setting.layout, OnMesh) else setting.layout
+    side_by_side = slots if isinstance(layout, Stacked) else getattr(layout, "num_lanes", _LANES)
     total = most = 0
     for phase in algorithm.phases():
         limits = bounds(setting, phase, dataset)

@@ -58,6 +58,12 @@ def device_mesh(devices: int | None = None, model: int = 1) -> Mesh:
         raise ValueError(f"a mesh of {count} devices: there are {len(present)}{hint}")
     if count % model:
         raise ValueError(f"a mesh of {count} devices, {model} for each model: they do not make whole groups")
+    without = sorted({device.process_index for device in present} - {one.process_index for one in present[:count]})
+    if without:
+        raise ValueError(
+            f"a mesh of {count} devices: process {without[0]} has none of them, and would have nothing to compute; "
+            f"take all {len(present)}, or start fewer processes"
+        )
     grid = np.asarray(present[:count]).reshape(count // model, model)
     if model == 1:
         return Mesh(grid[:, 0], (CLIENTS,))
@@ -70,8 +76,23 @@ def padded(count: int, parts: int) -> int:
 
 
 def everywhere(tree: Any, mesh: Mesh) -> Any:
-    """The same arrays on every device of the mesh."""
-    return _put(tree, NamedSharding(mesh, EVERYWHERE))
+    """The same arrays on every device of the mesh, or, if they are, sharded within each group by the model's axis."""
+    whole = NamedSharding(mesh, EVERYWHERE)
+
+    def put(leaf: Any) -> Any:
+        return leaf if _is_of_model(leaf, mesh) else _put(leaf, whole)
+
+    return jax.tree.map(put, tree)
+
+
+def _is_of_model(leaf: Any, mesh: Mesh) -> bool:
+    """Whether a concrete array is sharded over the mesh's ``MODEL`` and nothing else."""
+    if MODEL not in mesh.axis_names or isinstance(leaf, jax.core.Tracer):
+        return False
+    sharding = getattr(leaf, "sharding", None)
+    if not isinstance(sharding, NamedSharding) or sharding.mesh != mesh or sharding.is_fully_replicated:
+        return False
+    return all(axes in (None, MODEL, (MODEL,)) for axes in sharding.spec)
 
 
 def shared_out(tree: Any, mesh: Mesh, axis: int = 0) -> Any:
@@ -83,7 +104,9 @@ def as_here(tree: Any) -> Any:
     """Arrays that are everywhere, as this process has them; waits for nothing."""
 
     def here(leaf: jax.Array) -> jax.Array:
-        return leaf if leaf.is_fully_addressable else leaf.addressable_data(0)
+        if leaf.is_fully_addressable:
+            return leaf
+        return leaf.addressable_data(0) if leaf.is_fully_replicated else jnp.asarray(on_host(leaf))
 
     return jax.tree.map(here, tree)
 
@@ -107,6 +130,7 @@ def placed(dataset: FederatedDataset, placement: Placement) -> FederatedDataset:
 
     Rows of sharded examples are padded to a multiple of the groups; no client holds a row of the padding.
     """
+    dataset = whole(dataset)
     mesh = placement.mesh
     rest = dataset.replace(examples=None, example_weights=None, test=None)
     examples, weights = dataset.examples, dataset.example_weights
@@ -121,6 +145,19 @@ def placed(dataset: FederatedDataset, placement: Placement) -> FederatedDataset:
         example_weights=None if weights is None else everywhere(weights, mesh),
         test=None if test is None else placed(test, placement),
         placement=placement,
+    )
+
+
+def whole(dataset: FederatedDataset) -> FederatedDataset:
+    """The data set without a placement and without the padding that sharded rows have, test part included."""
+    placement, test = dataset.placement, dataset.test
+    if placement is None:
+        return dataset
+    rows = dataset.num_examples
+    return dataset.replace(
+        examples=jax.tree.map(lambda leaf: leaf[:rows], dataset.examples) if placement.sharded else dataset.examples,
+        test=None if test is None else whole(test),
+        placement=None,
     )
 
 

@@ -76,11 +76,8 @@ class Saving:
             )
         self._configuration = configuration
         self._rounds, self._eval_every, self._every = rounds, eval_every, every
-        if processes.is_first():
-            self._store = Store(directory, keep)
-        processes.all_said([0])  # now there is a directory
-        if not processes.is_first():
-            self._store = Store(directory, keep, writes=False)
+        first = processes.together(lambda: Store(directory, keep) if processes.is_first() else None)
+        self._store = first or Store(directory, keep, writes=False)
         self._caught = Caught()
         self._path = Path(directory)
         self._saved, self._saved_at, self._cost = 0, time.perf_counter(), 0.0
@@ -108,7 +105,7 @@ class Saving:
         Warns:
           UserWarning: it was written by other versions, or on another device.
         """
-        found = self._store.newest()
+        found = processes.together(self._store.newest)
         rounds = processes.all_said([-1 if found is None else found.round])[:, 0]
         if len(set(rounds.tolist())) > 1:
             raise ValueError(
@@ -173,7 +170,8 @@ class Saving:
             "seconds": seconds,
         }
         stored = {f"{_STORED}{name}": array for name, array in driver.stored().items()}
-        self._path = self._store.save(recording.finished, recording.arrays() | _flattened(states) | stored, about)
+        arrays = recording.arrays() | _flattened(states) | stored
+        self._path = processes.together(lambda: self._store.save(recording.finished, arrays, about))
         self._saved, self._saved_at = recording.finished, time.perf_counter()
         self._cost = self._saved_at - begun
 

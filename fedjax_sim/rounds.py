@@ -17,7 +17,7 @@ from fedjax_sim.drawing import Drawn, draw
 from fedjax_sim.evaluation import mean_values
 from fedjax_sim.keys import Purpose, purpose_key, round_key
 from fedjax_sim.layout.base import Bounds, Layout, LocalResult, finish_shapes
-from fedjax_sim.layout.choose import choose_devices, choose_layout
+from fedjax_sim.layout.choose import choose_devices, choose_layout, choose_sharding
 from fedjax_sim.layout.mesh import mesh
 from fedjax_sim.local.batches import batches_in
 from fedjax_sim.local.solver import Solver, Watch
@@ -194,7 +194,7 @@ def layout_of(setting: Setting, algorithm: Method, dataset: FederatedDataset, *,
     slots = setting.cohort.size(dataset.num_clients) if asynchronous is None else asynchronous.messages
     devices = choose_devices(slots) if several else 1
     if devices > 1:
-        return mesh(devices)
+        return mesh(devices, data=choose_sharding(trees.size_in_bytes(dataset.examples), devices))
     shapes = jax.eval_shape(lambda: setting.task.init(jax.random.key(0), dataset))
     parameters = sum(leaf.size for leaf in jax.tree.leaves(shapes))
     return choose_layout(slots, parameters, bounds(setting, algorithm, dataset))

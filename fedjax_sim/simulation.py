@@ -31,7 +31,7 @@ from fedjax_sim.layout.base import Layout
 from fedjax_sim.layout_tuning.choosing import tuned
 from fedjax_sim.local.batches import Batches
 from fedjax_sim.local.work import Work
-from fedjax_sim.placement import on_host
+from fedjax_sim.placement import on_host, whole
 from fedjax_sim.recording import Recording
 from fedjax_sim.reporting.progress import progress_bar
 from fedjax_sim.resuming import Saving, saved_layout
@@ -258,11 +258,12 @@ def _configuration(
     client_states: ClientStates,
 ) -> dict[str, Any]:
     """All that decides what a run records but the number of rounds, as JSON."""
+    plain = whole(dataset) if isinstance(dataset, FederatedDataset) else dataset
     # The directory of a disk decides nothing.
     states = {} if client_states == OnDevice() else {"client_states": describe(client_states.in_program())}
     return {
         "algorithm": description["algorithm"],
-        "dataset": {**description["dataset"], "checksum": dataset_fingerprint(dataset)},
+        "dataset": {**description["dataset"], "checksum": dataset_fingerprint(plain)},
         "run": {key: value for key, value in description["run"].items() if key not in _APART} | states,
         "seeds": seeds,
         "initial_params": None if initial_params is None else fingerprint(initial_params),
@@ -361,7 +362,11 @@ def describe_run(
             "fedjax_sim": fedjax_sim.__version__,
             "jax": jax.__version__,
             "python": platform.python_version(),
-            "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
+            "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}{_of_processes()}",
             "float": str(jnp.result_type(float)),
         },
     }
+
+
+def _of_processes() -> str:
+    return f" of {jax.process_count()} processes" if jax.process_count() > 1 else ""

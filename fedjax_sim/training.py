@@ -16,11 +16,13 @@ from fedjax_sim.asynchronous.schemes import Asynchronous
 from fedjax_sim.checks import check_run, check_setting
 from fedjax_sim.cohort.participation import Participation
 from fedjax_sim.datasets.federated import FederatedDataset
+from fedjax_sim.descriptions import Described
 from fedjax_sim.diagnostics.base import Requested
 from fedjax_sim.evaluation import mean_values
 from fedjax_sim.layout.base import Layout
 from fedjax_sim.local.batches import Batches
 from fedjax_sim.local.work import Work
+from fedjax_sim.placement import whole
 from fedjax_sim.rounds import init_state, layout_of, prepare, run_round
 from fedjax_sim.setting import Setting, TrainState
 from fedjax_sim.systems.base import System
@@ -195,7 +197,9 @@ def measure(
     params = algorithm.parameters(state.server)
     train = mean_values(setting.task, params, dataset.replace(test=None))
     test = None if dataset.test is None else mean_values(setting.task, params, dataset.test)
-    return all_metrics(train, test, {} if evaluate is None else evaluate(params, dataset))
+    # The package's own evaluations know of placements; others must not see rows of padding.
+    seen = dataset if isinstance(evaluate, Described) else whole(dataset)
+    return all_metrics(train, test, {} if evaluate is None else evaluate(params, seen))
 
 
 def all_metrics(train: dict[str, jax.Array], test: dict[str, jax.Array] | None, given: Any) -> dict[str, jax.Array]:

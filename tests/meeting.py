@@ -26,8 +26,22 @@ def main(address, processes, number, directory):
         "on the host": run(4, data=None, client_states=fjs.client_states.on_host()),
     }
     assert jax.process_count() == processes
+    failures = [
+        failure_of(lambda: run(2, checkpoint=directory / "checkpoints", keep=0)),  # refused by the one that writes
+        failure_of(lambda: run(4, layout=fjs.layout.mesh(DEVICES))),  # a process without a device
+        failure_of(lambda: run(2, checkpoint=directory / str(number))),  # a directory that the others do not have
+    ]
     found = {f"{name}/{index}": leaf for name, of_run in runs.items() for index, leaf in enumerate(of_run)}
-    np.savez(directory / f"{number}.npz", **found)
+    np.savez(directory / f"{number}.npz", failures=np.asarray(failures), **found)
+
+
+def failure_of(action):
+    """What an action raised, in words."""
+    try:
+        action()
+    except (ValueError, RuntimeError, OSError) as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
 
 
 def run(rounds, layout="mesh", data="sharded", **changes):

@@ -293,6 +293,8 @@ def test_a_model_across_the_devices_of_a_group(data):
     algorithm = fjs.fedavg(client_optimizer=LOCAL)
     alone = run(algorithm, data, TURNS, task=task, initial_params=params)
     assert_alike(alone, run(algorithm, data, layout, task=task, initial_params=sharded))
+    kept = [leaf for leaf in jax.tree.leaves(layout.everywhere(sharded)) if not leaf.sharding.is_fully_replicated]
+    assert [leaf.sharding.shard_shape(leaf.shape) for leaf in kept] == [(60, 8)]
 
 
 @pytest.mark.slow
@@ -304,6 +306,30 @@ def test_the_rule_takes_all_devices(data):
     assert layout["name"] == "layout.mesh"
     assert layout["arguments"]["devices"] == 7  # as many as the cohort has clients
     assert_alike(run(algorithm, data, TURNS), history)
+
+
+def test_evaluations_of_ones_own_see_no_padding(data):
+    """And a data set that lies on one mesh can be run on another, with the same checksum."""
+
+    def square(params, dataset):
+        return {"square": jnp.mean(dataset.examples["x"] ** 2), "rows": jnp.float32(len(dataset.test.examples["y"]))}
+
+    algorithm = fjs.fedavg(client_optimizer=LOCAL)
+    assert data.num_examples % 3 > 0
+    alone = run(algorithm, data, TURNS, evaluate=square)
+    placed = MESH(8, data="sharded").placed(data)
+    dealt = run(algorithm, placed, MESH(3, data="sharded"), evaluate=square)
+    assert_alike(alone, dealt)
+
+
+def test_large_data_is_not_copied_for_every_core(data, monkeypatch):
+    from fedjax_sim.layout import choose
+
+    assert choose.choose_sharding(1 << 30, 2) == "replicated"
+    assert choose.choose_sharding(1 << 30, 3) == "sharded"
+    monkeypatch.setattr(choose, "_COPIES", 100)
+    history = run(fjs.fedavg(client_optimizer=LOCAL), data, None, rounds=1, eval_every=1)
+    assert history.description["run"]["layout"]["arguments"]["data"] == "sharded"
 
 
 def test_bad_input(data):

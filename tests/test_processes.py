@@ -19,6 +19,9 @@ ROOT = pathlib.Path(__file__).parents[1]
 def test_alone_a_process_is_the_first_and_hears_itself():
     assert processes.is_first()
     assert processes.all_said([3, 0]).tolist() == [[3, 0]]
+    assert processes.together(lambda: 5) == 5
+    with pytest.raises(ZeroDivisionError):
+        processes.together(lambda: 1 // 0)
 
 
 @pytest.mark.slow
@@ -42,8 +45,13 @@ def test_two_processes_compute_one_run(tmp_path):
             process.kill()
     assert [process.returncode for process in started] == [0, 0], "\n".join(said)
     first, second = (np.load(tmp_path / f"{number}.npz") for number in range(2))
-    for name in first.files:
+    for name in set(first.files) - {"failures"}:
         np.testing.assert_array_equal(first[name], second[name])  # both have the whole result
+    assert "keep" in str(first["failures"][0])
+    assert "process 0 of this run has failed" in str(second["failures"][0])
+    for found in (first, second):
+        assert "process 1 has none of them" in str(found["failures"][1])
+        assert not str(found["failures"][2])  # both directories are new: the first process's is the run's
     leaves = [name.removeprefix("whole/") for name in first.files if name.startswith("whole/")]
     alone = meeting.run(4, layout=fjs.layout.turns())
     for index, expected in zip(leaves, alone, strict=True):

@@ -148,6 +148,8 @@ class Store:
 
     def paths(self) -> list[Path]:
         """The files of the directory's checkpoints, damaged or not, the oldest first."""
+        if not self._directory.is_dir():
+            return []
         return sorted((path for path in self._directory.iterdir() if _NAME.fullmatch(path.name)), key=_round)
 
     def close(self) -> None:

@@ -129,12 +129,8 @@ def start(arguments: Sequence[str], count: int) -> int:
                 return 0
             if failed is not None:
                 break
-            if stopped and time.monotonic() > stopped[0] + 6 * _ENDING:
-                break
             time.sleep(_POLL)
         _end(running)
-        if failed is None:
-            return 128 + signal.SIGTERM
         status = running[failed].returncode
         if not stopped and (failed > 0 or status < 0):
             how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"

@@ -32,7 +32,7 @@ def add_to(commands: Any) -> None:
     out = add("--out", metavar="DIR", help="where to write history.npz, configuration.toml and plot.png (default: "
               "results/NAME of the configuration)")  # fmt: skip
     add("--devices", type=_count, metavar="N", help="on a CPU: virtual devices that share the cohort (default: one a "
-        "core, at most 8); on GPUs or TPUs: how many of those that are there (default: all)")  # fmt: skip
+        "core, at most 8); on GPUs or TPUs: how many of those that are there (default: one)")  # fmt: skip
     add("--threads", type=_count, metavar="N", help="on a CPU: threads that all devices' operations share (default: 1 "
         "where every core has a device, else XLA's choice)")  # fmt: skip
     several = command.add_mutually_exclusive_group()
@@ -126,10 +126,11 @@ def _prepare(options: argparse.Namespace, tables: Tables) -> str:
     asked = precision(tables)
     if asked is not None and options.own_process:
         jax.config.update("jax_enable_x64", asked == "float64")
-    count = options.devices
-    if options.seat is not None and count is None:
-        count = max(1, min(MOST, available_cores() // options.seat.processes))
-    chosen = settle(options, devices=count, threads=options.threads, cache=not options.no_cache)
+    count, threads = options.devices, options.threads
+    if options.seat is not None:  # the processes of one machine share its cores
+        cores = max(1, available_cores() // options.seat.processes)
+        count, threads = count or min(MOST, cores), threads or cores
+    chosen = settle(options, devices=count, threads=threads, cache=not options.no_cache)
     if options.seat is None and not options.distributed:
         return str(chosen or f"{jax.device_count()} x {jax.devices()[0].device_kind}")
     processes.take(options.seat)

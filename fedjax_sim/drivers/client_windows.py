@@ -12,7 +12,7 @@ import numpy as np
 from fedjax_sim.client_states.blocks import Allocate
 from fedjax_sim.client_states.rows import UNUSED, Rows
 from fedjax_sim.client_states.table import Table
-from fedjax_sim.placement import on_host
+from fedjax_sim.placement import as_here, on_host
 
 
 class ClientWindows:
@@ -96,7 +96,7 @@ class ClientWindows:
     def _write(self, rows: Rows, indices: np.ndarray, without: np.ndarray) -> None:
         chosen = np.flatnonzero((indices < UNUSED) & ~np.isin(indices, without))
         if chosen.size:
-            leaves = [np.asarray(leaf)[chosen] for leaf in jax.tree.leaves(rows.leaves)]  # waits for the round
+            leaves = [np.asarray(as_here(leaf))[chosen] for leaf in jax.tree.leaves(rows.leaves)]  # waits for the round
             self._table.write(indices[chosen], leaves)
 
     def _sent(self, indices: np.ndarray, leaves: list[np.ndarray]) -> Rows:

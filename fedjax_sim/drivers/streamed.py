@@ -136,7 +136,7 @@ class StreamedDriver:
             np.int32(number), np.int32(compute),
         )  # fmt: skip
         if clients is not None and compute:
-            clients.computed(number, as_here(rows))
+            clients.computed(number, rows)
         record = as_here(record)
         for leaf in record.values():
             leaf.copy_to_host_async()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import jax
 
 from fedjax_sim.layout.base import Bounds, Layout
@@ -29,6 +31,20 @@ def choose_layout(num_slots: int, num_parameters: int, bounds: Bounds) -> Layout
         return stacked() if bounds.per_client == 1 and num_parameters <= _SMALL_MODEL else turns()
     alike = num_slots * bounds.per_client <= 2 * bounds.per_cohort
     return stacked() if alike else lanes(min(num_slots, _LANES))
+
+
+_COPIES = 1 << 30  # bytes that the copies of the examples for the other devices of one CPU may take
+
+
+def choose_sharding(example_bytes: int, devices: int) -> Literal["replicated", "sharded"]:
+    """Whether each device has all examples, where nothing is said: of one CPU, every copy takes the same memory.
+
+    Args:
+      example_bytes: of all examples.
+      devices: D.
+    """
+    small = jax.default_backend() != "cpu" or example_bytes * (devices - 1) <= _COPIES
+    return "replicated" if small else "sharded"
 
 
 def choose_devices(num_slots: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
@@ -14,6 +15,7 @@ from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.descriptions import factory, static
 from fedjax_sim.layout.base import Bounds, Layout, LocalResult
 from fedjax_sim.layout.choose import choose_layout
+from fedjax_sim.layout.lanes import Lanes, Static
 from fedjax_sim.layout.stacked import Stacked
 from fedjax_sim.local.solver import Slot, Solver
 from fedjax_sim.placement import (
@@ -78,7 +80,19 @@ class OnMesh(Layout):
         return Placement(device_mesh(self.devices, self.model), self.data == "sharded")
 
     def as_it_runs(self) -> OnMesh:
-        return self if self.inner is None else self.replace(inner=self.inner.as_it_runs())
+        return LoopedOnMesh(**{field.name: getattr(self, field.name) for field in dataclasses.fields(self)})
+
+    def of_one(self, sent: Any, slots: int, bounds: Bounds) -> Layout:
+        """How one device runs its clients, about a D-th of the cohort's ``slots``."""
+        parts = self.placement.parts
+        share = -(-slots // parts)
+        inner = self.inner
+        if inner is None:
+            model = sum(leaf.size for leaf in jax.tree.leaves(sent.params))
+            inner = choose_layout(share, model, bounds._replace(per_cohort=-(-bounds.per_cohort // parts)))
+        if isinstance(inner, (Lanes, Static)) and inner.num_lanes > share:
+            return inner.replace(num_lanes=share)  # more would wait for clients that other devices have
+        return inner
 
     def placed(self, dataset: FederatedDataset) -> FederatedDataset:
         return dataset if dataset.placement == self.placement else placed(dataset, self.placement)
@@ -124,10 +138,7 @@ class OnMesh(Layout):
         placement, data = self.placement, solver.dataset
         size, parts = len(slots.offset), placement.parts
         share = -(-size // parts)
-        inner = self.inner
-        if inner is None:
-            model = sum(leaf.size for leaf in jax.tree.leaves(sent.params))
-            inner = choose_layout(share, model, bounds._replace(per_cohort=-(-bounds.per_cohort // parts)))
+        inner = self.of_one(sent, size, bounds)
         # Clients that compute equally much are dealt equally many to each; else a device may have them all but one.
         even = isinstance(inner, Stacked) or size * bounds.per_client <= _ALIKE * bounds.per_cohort
         room = share if even else size
@@ -156,6 +167,15 @@ class OnMesh(Layout):
         specs = (EVERYWHERE, SHARED_OUT, EVERYWHERE, EVERYWHERE, EVERYWHERE, SHARED_OUT)
         ran = placement.map(own, specs, EVERYWHERE)(rest, rows, sent, states, slots, hands)
         return LocalResult(*ran)
+
+
+class LoopedOnMesh(OnMesh):
+    """*mesh* without static schedules: forward mode only."""
+
+    reverse: ClassVar[bool] = False
+
+    def of_one(self, sent: Any, slots: int, bounds: Bounds) -> Layout:
+        return super().of_one(sent, slots, bounds).as_it_runs()
 
 
 _ALIKE = 1.25  # idle over useful steps up to which clients count as having equally many

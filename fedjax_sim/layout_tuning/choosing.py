@@ -47,7 +47,7 @@ def default_candidates(setting: Setting, algorithm: Method, dataset: FederatedDa
     with turns, lanes of 8 and 32 and stacked on each.
     """
     slots = num_slots(setting, dataset)
-    by_rule = layout_of(setting._replace(layout=None), algorithm, dataset)
+    by_rule = layout_of(setting._replace(layout=None), algorithm, dataset, several=True)
     alone = [turns(), *(lanes(count) for count in _LANES if count <= slots), stacked()]
     devices = jax.device_count()
     inner = [turns(), *(lanes(count) for count in _LANES[1::2] if count * devices <= slots), stacked()]
@@ -167,6 +167,7 @@ def _signature(
         "versions": [fedjax_sim.__version__, jax.__version__],
         "device": [device.platform, device.device_kind, jax.device_count(), *(_processor() if on_cpu else [])],
         "flags": os.environ.get("XLA_FLAGS", ""),
+        "threads": os.environ.get("NPROC", ""),
         "structure": re.sub(r" at 0x[0-9a-f]+", "", str(structure)),
         "shapes": [f"{jnp.result_type(leaf)}{np.shape(leaf)}" for leaf in leaves],
         "steps": fingerprint(steps),

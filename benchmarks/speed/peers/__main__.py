@@ -34,7 +34,7 @@ from benchmarks.speed.peers.environments import EnvironmentFailed, default_direc
 from fedjax_sim.reporting.files import write_atomically
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
-_NOT_PASSED_ON = ("JAX_", "XLA_", "PYTHON", "VIRTUAL_ENV")  # what would make another program of a peer
+_NOT_PASSED_ON = ("JAX_", "XLA_", "NPROC", "OMP_", "PYTHON", "VIRTUAL_ENV")  # what would make another program of a peer
 
 
 def main() -> None:
