@@ -75,9 +75,10 @@ def use_cpu_devices(count: int | None = None, threads: int | None = None) -> Cpu
     if _configured() == chosen.devices and said == (str(chosen.threads) if chosen.threads is not None else said):
         return chosen  # said before, or by the environment
     try:
-        # JAX that has started refuses another number, but takes the one it has without a word.
-        for number in (chosen.devices + 1, chosen.devices):
-            jax.config.update("jax_num_cpu_devices", number)
+        if _configured() == chosen.devices:
+            # JAX that has started takes the number it has without a word, with threads that come too late.
+            jax.config.update("jax_num_cpu_devices", chosen.devices + 1)
+        jax.config.update("jax_num_cpu_devices", chosen.devices)
     except RuntimeError as error:
         raise RuntimeError(
             f"use_cpu_devices({chosen.devices}): JAX has started already, with {jax.local_device_count()} "
