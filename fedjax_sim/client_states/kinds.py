@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_sim.client_states.blocks import Allocate, in_file, in_memory
 from fedjax_sim.client_states.rows import kept
@@ -48,7 +49,7 @@ class ClientStates(Described, kw_only=True):
         if self.dtype is None:
             return self
         try:
-            dtype = str(jnp.dtype(self.dtype))
+            dtype = str(jnp.dtype(self.dtype)) if isinstance(self.dtype, (str, type, np.dtype)) else ""
         except TypeError:
             dtype = ""
         if dtype not in _TYPES:

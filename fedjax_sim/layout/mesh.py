@@ -66,7 +66,7 @@ class OnMesh(Layout):
             raise TypeError(
                 f"mesh(inner={shown(self.inner)}): give the layout of one device, fedjax_sim.layout.turns(), or None"
             )
-        if self.data not in self.allowed:
+        if not isinstance(self.data, str) or self.data not in self.allowed:
             raise ValueError(f"mesh(data={shown(self.data)}): it must be one of {', '.join(map(repr, self.allowed))}")
         return self
 
