@@ -209,7 +209,7 @@ class TestResuming:
             np.testing.assert_array_equal(found.arrays[name], array)
             assert found.arrays[name].flags.writeable == (array.nbytes <= 100)
 
-    @pytest.mark.slow
+    @pytest.mark.nightly
     def test_killed(self, tmp_path):
         killer = Killer(tmp_path, "disk", rounds=8, most=3)
         killer.run(3)

@@ -301,7 +301,7 @@ def test_two_processes_compute_what_one_does(tmp_path):
     again = as_slurm_does(tmp_path, "again", *scaffold, "--distributed", "--devices", "1", "--no-cache")
     assert sorted((tmp_path / "cache").rglob("*")) == programs
     alone = fjs.simulate(**read(tmp_path / "small.toml", [*scaffold[1::2], "layout.name=turns"]))
-    assert two.description["environment"]["device"] == "2 x cpu"
+    assert two.description["environment"]["device"] == "2 x cpu of 2 processes"
     for name in two.metrics:
         np.testing.assert_array_equal(two[name], again[name])  # to the last bit
         np.testing.assert_allclose(two[name], alone[name], rtol=1e-5)

@@ -31,7 +31,7 @@ def run(options: argparse.Namespace) -> int:
     environment = history.description.get("environment", {})
     if environment.get("float") == "float64":
         jax.config.update("jax_enable_x64", True)
-    several = re.fullmatch(r"(\d{1,4}) x cpu", str(environment.get("device")))
+    several = re.fullmatch(r"(\d{1,4}) x cpu( of \d{1,6} processes)?", str(environment.get("device")))
     settle(options, devices=int(several[1]) if several else 1)
     found = verify(history, tolerance=options.tolerance)
     print(found)
