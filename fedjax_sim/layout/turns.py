@@ -44,7 +44,7 @@ class LoopedTurns(Turns):
     reverse: ClassVar[bool] = False
 
     def run(self, solver: Solver, sent: Any, states: Any, slots: Slot, bounds: Bounds) -> LocalResult:
-        return run_turns(solver, sent, states, slots)
+        return run_turns(solver, sent, states, slots, skip_void=False)
 
 
 # Idle steps over useful ones up to which the derivative masks a scan over each client's steps. The queue has none, but
@@ -52,7 +52,9 @@ class LoopedTurns(Turns):
 _MOST_IDLE = 1.25
 
 
-def run_turns(solver: Solver, sent: Any, states: Any, slots: Slot, *, most: int | None = None) -> LocalResult:
+def run_turns(
+    solver: Solver, sent: Any, states: Any, slots: Slot, *, most: int | None = None, skip_void: bool = True
+) -> LocalResult:
     """The program of :class:`Turns`.
 
     Args:
@@ -62,6 +64,8 @@ def run_turns(solver: Solver, sent: Any, states: Any, slots: Slot, *, most: int 
       slots: the cohort, leaves [S, ...].
       most: None for loops of each client's own steps (dynamic); an upper bound of them for masked scans of that many
         (static, differentiable in reverse).
+      skip_void: whether void slots are passed by in the dynamic loops. Where these are themselves differentiated they
+        are not: jax 0.6 fails within a choice with a loop in it, before it can say that reverse mode cannot pass.
     """
     serial = jax.default_backend() == "cpu"
 
@@ -80,7 +84,7 @@ def run_turns(solver: Solver, sent: Any, states: Any, slots: Slot, *, most: int 
         return trees.add(sums, weighted), (stacks, new)
 
     def visit(sums: Any, x: tuple[Any, Slot, jax.Array]) -> tuple[Any, Any]:
-        if most is not None:
+        if most is not None or not skip_void:
             return client(sums, x)
 
         def pass_by(sums: Any, x: tuple[Any, Slot, jax.Array]) -> tuple[Any, Any]:
