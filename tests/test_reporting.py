@@ -14,9 +14,11 @@ import pytest
 
 from fedjax_sim import datasets, reporting
 from fedjax_sim.reporting import (
+    Panel,
     comparison,
     curves,
     label_heatmap,
+    panels,
     progress_bar,
     results_table,
     size_histogram,
@@ -235,6 +237,26 @@ class TestComparison:
             with pytest.raises(ValueError, match="comparison"):
                 comparison(problems, tmp_path / "no.png")
         assert list(tmp_path.iterdir()) == []
+
+
+class TestPanels:
+    def test_each_panel_draws_its_metric_and_the_lowest_of_a_column_names_the_axis(self, pyplot):
+        runs = {"a": run([[2, 1]], test_accuracy=[[0.1, 0.5]]), "b": run([[2, 0.5]], test_accuracy=[[0.1, 0.7]])}
+        one = {"b": runs["b"]}
+        figure = panels([[Panel(runs, title="left"), Panel(one, label="F")], [Panel(runs, "test_accuracy"), None]])
+        top_left, top_right, low_left, low_right = figure.axes
+        assert [len(ax.get_lines()) for ax in figure.axes] == [2, 1, 2, 0]
+        assert (top_left.get_title(), top_right.get_ylabel(), low_left.get_ylabel()) == ("left", "F", "test accuracy")
+        assert [ax.get_xlabel() for ax in (top_left, top_right, low_left)] == ["", "rounds", "rounds"]
+        assert not low_right.axison
+        assert top_right.get_lines()[0].get_color() == top_left.get_lines()[1].get_color()
+        assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a", "b"]
+
+    def test_bad_input(self, pyplot):
+        good = Panel({"a": run([[1, 1]])})
+        for rows in ([], [[None]], [[good], [good, good]], [[Panel({})]]):
+            with pytest.raises(ValueError, match="panels: it takes rows"):
+                panels(rows)
 
 
 class TestDatasetFigures:

@@ -13,7 +13,8 @@ from fedjax_sim import systems
 from fedjax_sim.algorithms.contract import Method
 from fedjax_sim.descriptions import registered
 from fedjax_sim.history import History
-from fedjax_sim.reporting.plots import comparison, curves, on_one_axis
+from fedjax_sim.reporting import comparison, curves
+from fedjax_sim.reporting.plots import on_one_axis
 from fedjax_sim.rounds import exchange_cost, init_state, keyed_phases, prepare
 from fedjax_sim.setting import Setting
 from fedjax_sim.systems.flops import count

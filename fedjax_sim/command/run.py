@@ -167,9 +167,9 @@ def _write(
 
 def _plot(history: History, path: Path) -> str | None:
     """Draws the losses and accuracies; returns why not, where matplotlib is missing."""
-    try:
-        from fedjax_sim.reporting.plots import comparison
+    from fedjax_sim.reporting.grid import comparison
 
+    try:
         dataset = str(history.description["dataset"]["name"]).rpartition(".")[2]
         comparison({dataset: {history.algorithm: history}}, path)
     except ImportError as error:

@@ -11,7 +11,7 @@ from typing import Any
 import fedjax_sim as fjs
 from fedjax_sim.history import History
 from fedjax_sim.reporting.files import write_atomically
-from fedjax_sim.reporting.plots import comparison
+from fedjax_sim.reporting.grid import comparison
 from fedjax_sim.reporting.table import results_table
 
 ROUNDS, SEEDS = 100, 3

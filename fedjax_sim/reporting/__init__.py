@@ -6,18 +6,21 @@ are used.
 
 from fedjax_sim.reporting.data_plots import label_heatmap, overview, size_histogram
 from fedjax_sim.reporting.files import write_atomically
-from fedjax_sim.reporting.plots import comparison, curves
+from fedjax_sim.reporting.grid import Panel, comparison, panels
+from fedjax_sim.reporting.plots import curves
 from fedjax_sim.reporting.progress import Progress, progress_bar
 from fedjax_sim.reporting.recorded import Recorded
 from fedjax_sim.reporting.table import results_table
 
 __all__ = [
+    "Panel",
     "Progress",
     "Recorded",
     "comparison",
     "curves",
     "label_heatmap",
     "overview",
+    "panels",
     "progress_bar",
     "results_table",
     "size_histogram",

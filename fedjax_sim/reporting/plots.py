@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import os
-import textwrap
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -67,66 +65,12 @@ def curves(
         _, ax = pyplot.subplots(figsize=(7, 4), layout="constrained")
     drawn_before = len(_labelled(ax))
     styles = {name: line_style(drawn_before + index) for index, name in enumerate(histories)}
-    _draw(ax, histories, metric, styles, log, against)
+    draw(ax, histories, metric, styles, log, against)
     ax.set_xlabel(AXES[against][1])
     beside = own and len(histories) > 1
     place = {"loc": "upper left", "bbox_to_anchor": (1.02, 1.0)} if beside else {"loc": "best"}
-    ax.legend(handles=_handles(_labelled(ax), [ax]), title=_band_words(histories.values()), **LEGEND, **place)
+    ax.legend(handles=legend_entries(_labelled(ax), [ax]), title=band_words(histories.values()), **LEGEND, **place)
     return ax
-
-
-def comparison(
-    problems: Mapping[str, Mapping[str, Recorded]], path: str | os.PathLike[str], *, against: str = "round"
-) -> Any:
-    """One figure of methods on problems: a column per problem, the training loss above the test accuracy.
-
-    A method has one colour and dash in all columns. Where a problem has no test accuracy the training accuracy is
-    drawn; the lower row is left out if no problem has either. See :func:`curves` for how lines are drawn.
-
-    Args:
-      problems: the methods' records by the problem's and the method's name.
-      path: where the figure goes (atomically), as PNG unless the name ends otherwise (``.pdf``, ``.svg``).
-      against: ``"round"``, ``"virtual_time"`` or ``"bytes"``, for all columns.
-
-    Returns:
-      The matplotlib figure.
-
-    Raises:
-      ImportError: matplotlib is not installed.
-      ValueError: no problems, or a problem without methods.
-    """
-    check_matplotlib()
-    from matplotlib.figure import Figure
-
-    if not problems or not all(problems.values()):
-        raise ValueError("comparison: it takes {problem: {method: history}}, with a method for every problem")
-    records = [run for runs in problems.values() for run in runs.values()]
-    methods = list(dict.fromkeys(itertools.chain.from_iterable(problems.values())))
-    styles = {name: line_style(index) for index, name in enumerate(methods)}
-    two_rows = _accuracy(records) is not None
-    width = max(3.3 * len(problems) + 0.6, 4.5)
-    figure = Figure(figsize=(width, 5.6 if two_rows else 3.4), layout="constrained")
-    axes = figure.subplots(1 + two_rows, len(problems), sharex="col", squeeze=False)
-    for (problem, runs), column in zip(problems.items(), axes.T, strict=True):
-        column[0].set_title(textwrap.fill(problem, 36), fontsize="medium")
-        _draw(column[0], runs, "loss", styles, None, against)
-        accuracy = _accuracy(runs.values())
-        if accuracy is not None:
-            recorded = {name: run for name, run in runs.items() if accuracy in run.metrics}
-            _draw(column[1], recorded, accuracy, styles, None, against)
-        elif two_rows:
-            column[1].axis("off")
-            column[0].tick_params(labelbottom=True)
-        column[0 if accuracy is None else 1].set_xlabel(AXES[against][1])
-    for row in axes:
-        for left, right in reversed(list(itertools.pairwise(row))):
-            if left.get_ylabel() == right.get_ylabel():
-                right.set_ylabel("")
-    handles = _handles(_proxies(styles), axes.flat)
-    columns = max(1, min(len(handles), int(width / (0.08 * max(len(h.get_label()) for h in handles) + 0.7))))
-    figure.legend(handles=handles, loc="outside lower center", ncols=columns, title=_band_words(records), **LEGEND)
-    save_figure(figure, path)
-    return figure
 
 
 def save_figure(figure: Any, path: str | os.PathLike[str]) -> None:
@@ -151,12 +95,7 @@ def line_style(index: int) -> dict[str, Any]:
     return {"color": COLOURS[index % len(COLOURS)], "linestyle": _DASHES[index % len(_DASHES)], "linewidth": 1.8}
 
 
-def _accuracy(runs: Iterable[Recorded]) -> str | None:
-    names = {name for run in runs for name in run.metrics}
-    return next((name for name in ("test_accuracy", "accuracy") if name in names), None)
-
-
-def _draw(
+def draw(
     ax: Any,
     histories: Mapping[str, Recorded],
     metric: str,
@@ -257,13 +196,7 @@ def _labelled(ax: Any) -> list[Any]:
     return [line for line in ax.get_lines() if not line.get_label().startswith("_")]
 
 
-def _proxies(styles: Mapping[str, Mapping[str, Any]]) -> list[Any]:
-    from matplotlib.lines import Line2D
-
-    return [Line2D([], [], label=name, **style) for name, style in styles.items()]
-
-
-def _handles(lines: list[Any], axes: Iterable[Any]) -> list[Any]:
+def legend_entries(lines: list[Any], axes: Iterable[Any]) -> list[Any]:
     """The entries of a legend; one for the crosses if there is any."""
     from matplotlib.lines import Line2D
 
@@ -273,7 +206,7 @@ def _handles(lines: list[Any], axes: Iterable[Any]) -> list[Any]:
     return lines
 
 
-def _band_words(runs: Iterable[Recorded]) -> str | None:
+def band_words(runs: Iterable[Recorded]) -> str | None:
     """What the band is; None without one."""
     counts = {int(next(iter(run.metrics.values())).shape[0]) for run in runs}
     if counts == {1}:
