@@ -82,8 +82,14 @@ def data():
 TASK = fjs.classification(fjs.models.LogisticRegression(3), weight_decay=1e-3)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("row", covering(), ids="/".join)
+# The first rows cover most of the pairs.
+ROWS = [
+    pytest.param(row, id="/".join(row), marks=pytest.mark.slow if number < 10 else pytest.mark.nightly)
+    for number, row in enumerate(covering())
+]
+
+
+@pytest.mark.parametrize("row", ROWS)
 def test_any_two_go_together(row):
     method, server, wrapper, cohort, work, batches = row
     made = METHODS[method](server_optimizer=SERVERS[server]())

@@ -205,16 +205,21 @@ def parameters(variants, nightly=lambda name, number: False):
     ]
 
 
-first_variants = pytest.mark.parametrize(("name", "number"), parameters(VARIANTS, lambda name, number: number > 0))
-# Whose derivatives are compared with differences every day: one of each kind.
+# One of each kind, which every test sees every day; the others wait for the night where a test has no surprises left.
 DAILY = {
-    "dp", "fedadam", "fedavg", "fedaware", "fedcm", "feddane", "feddyn", "fednova", "fedprox", "last_k", "qfedavg",
-    "reweighted", "robust", "scaffold", "top_k", "vrl_sgd",
+    "dp", "fedadam", "fedavg", "fedaware", "feddyn", "fednova", "fedprox", "reweighted", "scaffold", "top_k", "vrl_sgd",
 }  # fmt: skip
+# Of methods around methods those of DAILY.
+first_variants = pytest.mark.parametrize(
+    ("name", "number"),
+    parameters(VARIANTS, lambda name, number: number > 0 or ("base" in CASES[name][0] and name not in DAILY)),
+)
 differentiated = pytest.mark.parametrize(
     ("name", "number"), parameters(VARIANTS, lambda name, number: number > 0 or name not in DAILY)
 )
-every_algorithm = pytest.mark.parametrize(("name", "number"), parameters([(name, 0) for name in CASES]))
+every_algorithm = pytest.mark.parametrize(
+    ("name", "number"), parameters([(name, 0) for name in CASES], lambda name, number: name not in DAILY)
+)
 few_daily = pytest.mark.parametrize(
     ("name", "number"),
     parameters([(name, 0) for name in CASES], lambda name, number: name not in ("fedavg", "fednova", "scaffold")),
