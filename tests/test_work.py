@@ -50,6 +50,16 @@ def test_stragglers_draw_uniformly(draw, most):
     assert_uniform(counts[:most])
 
 
+def test_stragglers_within_an_epoch():
+    tau = steps(local.stragglers(1.0, 1, draw="steps"))
+    assert (tau >= 1).all()
+    assert (tau <= np.asarray(EPOCH)).all()
+    for client, most in enumerate(EPOCH.tolist()):
+        if most > 1:
+            assert_uniform(np.bincount(tau[:, client] - 1, minlength=most))
+    assert (steps(local.stragglers(1.0, 2, draw="steps"), epoch=jnp.zeros_like(EPOCH)) == 0).all()
+
+
 def test_dropped_stragglers_are_dropped_by_their_flag():
     kept, dropped = steps(local.stragglers(0.3, 5)), steps(local.stragglers(0.3, 5, keep=False))
     full = 5 * np.asarray(EPOCH)

@@ -178,8 +178,8 @@ class Stragglers(Work):
       fraction: share of stragglers in [0, 1].
       num_epochs: E >= 1, what the others do.
       keep: keep partial work (True) or drop stragglers, even those whose draw is E (False).
-      draw: epochs of a straggler: ``"paper"`` U{1..E}, ``"code"`` U{1..E-1} as in the authors' published code, for
-        E >= 2.
+      draw: how far a straggler gets: ``"paper"`` U{1..E} epochs; ``"code"`` U{1..E-1} as in the authors' published
+        code, for E >= 2; ``"steps"`` U{1..E ceil(n_i / B)} steps, which leaves part of the work undone at E = 1 too.
     """
 
     fraction: Any
@@ -194,8 +194,8 @@ class Stragglers(Work):
         check_real("stragglers(fraction)", self.fraction, low=0.0, high=1.0)
         check_count("stragglers(num_epochs)", self.num_epochs)
         check_flag("stragglers(keep=...)", self.keep)
-        if self.draw not in ("paper", "code"):
-            raise ValueError(f"stragglers(draw={self.draw!r}): {suggest(str(self.draw), ['paper', 'code'])}")
+        if self.draw not in ("paper", "code", "steps"):
+            raise ValueError(f"stragglers(draw={self.draw!r}): {suggest(str(self.draw), ['paper', 'code', 'steps'])}")
         if self.draw == "code" and self.num_epochs == 1:
             raise ValueError(
                 "stragglers(num_epochs=1, draw='code') has no number of epochs from 1 to E - 1 = 0 to draw: give 2 "
@@ -209,10 +209,14 @@ class Stragglers(Work):
         rank = jnp.zeros_like(turn.ids).at[order].set(jnp.arange(len(turn.ids), dtype=turn.ids.dtype))
         size = jnp.sum(turn.valid)
         stragglers = jnp.round(jnp.asarray(self.fraction, jnp.float32) * size.astype(jnp.float32))
-        most = self.num_epochs if self.draw == "paper" else self.num_epochs - 1
-        partial = 1 + sampling.below(turn.draws.work, most)
+        if self.draw == "steps":
+            most = self.num_epochs * turn.epoch
+            partial = jnp.minimum(1 + sampling.below(turn.draws.work, most), most)
+        else:
+            epochs = self.num_epochs if self.draw == "paper" else self.num_epochs - 1
+            partial = (1 + sampling.below(turn.draws.work, epochs)) * turn.epoch
         left = partial if self.keep else jnp.zeros_like(partial)
-        return jnp.where(rank < stragglers.astype(rank.dtype), left, self.num_epochs) * turn.epoch
+        return jnp.where(rank < stragglers.astype(rank.dtype), left, self.num_epochs * turn.epoch)
 
     def most_steps(self, epoch: int) -> int:
         return self.num_epochs * epoch
