@@ -25,7 +25,7 @@ endef
 
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-all nightly lint format bench peers clean distclean
+.PHONY: help demo test test-slow test-docs test-all experiments nightly lint format bench peers reproduce clean distclean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -41,9 +41,15 @@ test-slow: $(VENV)/.stamp-test ## only the slow tests
 	$(call pytest,-n $(JOBS) --dist loadgroup -m "slow and not nightly")
 	$(call pytest_on_devices,-n $(JOBS) --dist loadgroup -m "slow and not nightly")
 
+test-docs: $(VENV)/.stamp-test ## the code blocks of README and docs, and the notebooks
+	$(call pytest,-n $(JOBS) -m docs tests/test_documents.py tests/test_notebooks.py)
+
 test-all: $(VENV)/.stamp-test ## the fast and the slow tests
-	$(call pytest,-n $(JOBS) --dist loadgroup -m "not nightly")
-	$(call pytest_on_devices,-n $(JOBS) --dist loadgroup -m "not nightly")
+	$(call pytest,-n $(JOBS) --dist loadgroup -m "not nightly and not smoke and not docs")
+	$(call pytest_on_devices,-n $(JOBS) --dist loadgroup -m "not nightly and not smoke and not docs")
+
+experiments: $(VENV)/.stamp-test ## every experiment of the papers at its smoke size, in one process
+	$(call pytest,-m smoke --durations=5 tests/test_experiments.py tests/test_experiments_paper.py)
 
 nightly: $(VENV)/.stamp-test ## the slow and the nightly tests, and 20,000 hostile files
 	$(call pytest,-n $(JOBS) --dist loadgroup -m "slow or nightly")
@@ -64,6 +70,9 @@ bench: $(VENV)/.stamp-bench ## the speed benchmarks, with the pinned peer
 
 peers: $(VENV)/.stamp-demo ## other simulators on the same problems, each in an environment of its own (15 GB)
 	$(bin)/python -m benchmarks.speed.peers $(ARGS)
+
+reproduce: $(VENV)/.stamp-demo ## the papers' experiments on two cores, about an hour; goes on where it was stopped
+	$(bin)/fedjax-sim reproduce --all --size cpu --out "$(OUT)/reproduce" $(ARGS)
 
 clean: ## remove builds and caches
 	rm -rf build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -8,9 +8,9 @@ import sys
 from collections.abc import Sequence
 
 from fedjax_sim import __version__
-from fedjax_sim.command import completion, demo, init, names, run, show, verify
+from fedjax_sim.command import completion, demo, init, names, reproduce, run, show, verify
 
-_COMMANDS = (demo, init, run, show, verify, names)
+_COMMANDS = (demo, init, run, reproduce, show, verify, names)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

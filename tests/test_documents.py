@@ -27,7 +27,7 @@ def blocks(page):
     return ["\n" * text.count("\n", 0, match.start(1)) + match[1] for match in found]
 
 
-@pytest.mark.slow
+@pytest.mark.docs
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=lambda page: page.name)
 def test_code_blocks_run(page, tmp_path, monkeypatch):
     matplotlib = pytest.importorskip("matplotlib")

@@ -12,7 +12,7 @@ def cells(notebook):
     return json.loads(notebook.read_text(encoding="utf-8"))["cells"]
 
 
-@pytest.mark.slow
+@pytest.mark.docs
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_code_cells_run(notebook, tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")

@@ -1,0 +1,1 @@
+"""FedAWARE: Zeng et al. 2025."""

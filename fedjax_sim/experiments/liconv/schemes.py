@@ -1,0 +1,183 @@
+"""Figure 4 (and 1c, 1d): four schemes of drawing clients and averaging what they send."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import fedjax_sim as fjs
+from fedjax_sim.experiments.bench import Bench
+from fedjax_sim.experiments.experiment import Claim, Experiment, Outcome, Setting, Table
+from fedjax_sim.experiments.liconv.problems import (
+    ALIKE,
+    BALANCED,
+    SPREADS,
+    STEPS,
+    UNBALANCED,
+    UNLIKE,
+    load,
+    run,
+    settings,
+    start,
+    steps_setting,
+    tail,
+)
+from fedjax_sim.history import History
+from fedjax_sim.reporting.plots import check_matplotlib, curves
+
+EPOCHS = {BALANCED: 20, UNBALANCED: 20, ALIKE: 10, UNLIKE: 10}  # E of appendix D.2
+BATCH = {BALANCED: 64, UNBALANCED: 64, ALIKE: 24, UNLIKE: 24}
+PER_ROUND = 10
+ROUNDS, CPU_ROUNDS = 200, 50  # the axis of Figure 4; of MNIST on two cores
+SMOKE_STEPS = 3
+TUNED = (0.1, 0.5, 0.9, 1.1)  # eta0 of the original scheme; the others take 0.1
+
+ORIGINAL, I, II, TRANSFORMED = "original", "scheme I", "scheme II", "transformed scheme II"
+
+
+class Schemes(NamedTuple):
+    """The runs of a data set.
+
+    Attributes:
+      runs: by scheme.
+      eta0: the best one of the original scheme.
+    """
+
+    runs: dict[str, History]
+    eta0: float
+
+    def labelled(self) -> dict[str, History]:
+        """By the name to print."""
+        return {f"original, eta0 = {self.eta0:g}" if name == ORIGINAL else name: of for name, of in self.runs.items()}
+
+
+def runs_of(bench: Bench, name: str) -> Schemes:
+    """All four on a data set; the initial step size of the original scheme is the one with the least final loss."""
+    K = bench.choose(smoke=2, cpu=PER_ROUND, paper=PER_ROUND)
+    setting: dict[str, Any] = {
+        "rounds": bench.choose(smoke=3, cpu=ROUNDS if name in SPREADS else CPU_ROUNDS, paper=ROUNDS),
+        "eval_every": bench.choose(smoke=1, cpu=1 if name in SPREADS else 2, paper=1),
+        "most": EPOCHS[name] * STEPS,
+        "batch": BATCH[name],
+    }
+    steps = bench.choose(smoke=SMOKE_STEPS, cpu=EPOCHS[name] * STEPS, paper=EPOCHS[name] * STEPS)
+    others = {
+        I: fjs.cohort.with_replacement(K),
+        II: fjs.cohort.scheme_ii(K),
+        TRANSFORMED: fjs.cohort.transformed(K),
+    }
+    data = load(bench, name)
+    tuned = run(bench, f"{name}, {ORIGINAL}", name, data, fjs.cohort.original(K), steps, eta0=TUNED, **setting)
+    ends = [tail(history) for history in tuned]
+    best = int(np.nanargmin(np.where(np.isfinite(ends), ends, np.inf)))
+    runs = {ORIGINAL: tuned[best]}
+    for scheme, cohort in others.items():
+        runs[scheme] = run(bench, f"{name}, {scheme}", name, data, cohort, steps, **setting)[0]
+    return Schemes(runs, TUNED[best])
+
+
+def unsteadiness(history: History) -> float:
+    """The mean of max(0, F_t - F_s) from an evaluation to the next, over the second half of the rounds."""
+    losses = history["loss"]
+    return float(np.maximum(np.diff(losses[:, losses.shape[1] // 2 :], axis=1), 0.0).mean())
+
+
+def balanced_claims(bench: Bench, name: str, found: Schemes) -> list[Claim]:
+    """Figure 1c."""
+    told = bench.size != "smoke"
+    ends = {scheme: tail(history) for scheme, history in found.runs.items()}
+    fall = start(found.runs[I]) - ends[I]
+    gap = float(np.abs(found.runs[II]["loss"] - found.runs[TRANSFORMED]["loss"]).max())
+    return [
+        Claim(f"{name}: schemes I and II are nearly the same (at the end within 5 % of the fall)",
+              abs(ends[I] - ends[II]) < 0.05 * fall if told else None, ends),
+        Claim(f"{name}: both end below the original scheme", max(ends[I], ends[II]) < ends[ORIGINAL] if told else None,
+              ends | {"eta0 of the original scheme": found.eta0}),
+        Claim(f"{name}: scheme I ends slightly below scheme II", ends[I] < ends[II] if told else None, ends),
+        Claim(f"{name}: transformed scheme II is scheme II where clients have equally many examples",
+              gap < 1e-3 if told else None, {"largest difference of the losses": gap}),
+    ]  # fmt: skip
+
+
+def unbalanced_claims(bench: Bench, name: str, found: Schemes) -> list[Claim]:
+    """Figures 1d and 4."""
+    told = bench.size != "smoke"
+    ends = {scheme: tail(history) for scheme, history in found.runs.items()}
+    rises = {scheme: unsteadiness(history) for scheme, history in found.runs.items()}
+    return [
+        Claim(f"{name}: scheme I ends lowest", ends[I] == min(ends.values()) if told else None, ends),
+        Claim(f"{name}: the original scheme is second, even with the best eta0",
+              sorted(ends, key=ends.__getitem__)[1] == ORIGINAL if told else None,
+              ends | {"eta0 of the original scheme": found.eta0}),
+        Claim(f"{name}: scheme II is unstable (from round to round its loss rises at least five times as much as "
+              "scheme I's)", rises[II] > 5 * rises[I] if told else None, {"mean rise": rises}),
+        Claim(f"{name}: transformed scheme II is stable (its loss rises less than a fifth of scheme II's)",
+              rises[TRANSFORMED] < rises[II] / 5 if told else None, {"mean rise": rises}),
+        Claim(f"{name}: transformed scheme II converges more slowly than scheme I", ends[TRANSFORMED] > ends[I]
+              if told else None, ends),
+    ]  # fmt: skip
+
+
+def own_settings(bench: Bench, names: tuple[str, ...], prefix: str = "") -> list[Setting]:
+    """What belongs to the schemes."""
+    reduced, epochs, batch = names[0] not in SPREADS, EPOCHS[names[0]], BATCH[names[0]]
+    rounds = bench.choose(smoke=3, cpu=CPU_ROUNDS if reduced else ROUNDS, paper=ROUNDS)
+    return [
+        steps_setting(bench, epochs, SMOKE_STEPS, prefix),
+        Setting(f"{prefix}clients a round, batch size", f"10, {batch}",
+                f"{bench.choose(smoke=2, cpu=PER_ROUND, paper=PER_ROUND)}, {batch}"),
+        Setting(f"{prefix}eta0 of the original scheme", "the best of 0.1, 0.5, 0.9, 1.1",
+                "the same, by the loss at the end"),
+        Setting(f"{prefix}rounds", "200 in Figure 4, not given for 1", str(rounds)),
+    ]  # fmt: skip
+
+
+def table(found: Mapping[str, Schemes]) -> Table:
+    """Loss at the end and how much it rises from round to round."""
+    return Table(
+        "Averaging schemes",
+        ("data", "scheme", "loss at the end", "mean rise", "worst loss of the second half"),
+        [
+            (name, label, tail(history), unsteadiness(history), float(_second_half(history).max()))
+            for name, schemes in found.items() for label, history in schemes.labelled().items()
+        ],
+        "The paper gives figures only.",
+    )  # fmt: skip
+
+
+def draw(ax: Any, found: Schemes) -> None:
+    """The panel; losses above twice the start are cut off."""
+    curves(found.labelled(), "loss", ax, log=False)
+    losses = np.concatenate([history["loss"].ravel() for history in found.runs.values()])
+    losses = losses[np.isfinite(losses)]
+    ax.set_ylim(losses.min() - 0.1, min(losses.max(), 2 * start(found.runs[I])) + 0.1)
+    ax.set_ylabel("global loss")
+
+
+def perform(bench: Bench) -> Outcome:
+    """The two synthetic data sets."""
+    check_matplotlib()
+    from matplotlib.figure import Figure
+
+    found = {name: runs_of(bench, name) for name in (ALIKE, UNLIKE)}
+    figure = Figure(figsize=(9.5, 3.8), layout="constrained")
+    for ax, (name, schemes) in zip(figure.subplots(1, 2), found.items(), strict=True):
+        draw(ax, schemes)
+        ax.set_title(name, fontsize="medium")
+    claims = [claim for name, schemes in found.items() for claim in unbalanced_claims(bench, name, schemes)]
+    rows = own_settings(bench, (ALIKE, UNLIKE))
+    return Outcome(settings(bench, rows), claims, {"figure4": figure}, [table(found)])
+
+
+def _second_half(history: History) -> np.ndarray:
+    losses: np.ndarray = history["loss"]
+    return losses[:, losses.shape[1] // 2 :]
+
+
+EXPERIMENTS = {
+    "liconv-fig4": Experiment(
+        "Li et al. 2020 (convergence of FedAvg), Figure 4", {"smoke": 1, "cpu": 2, "paper": 1}, perform
+    ),
+}

@@ -1,0 +1,103 @@
+"""Li et al.: the exact construction against its definition, and what the figures are read with."""
+
+import math
+
+import numpy as np
+import pytest
+
+from fedjax_sim.experiments.bench import Bench
+from fedjax_sim.experiments.liconv import cohort_sizes, local_steps, problems, schemes, theorem4
+from fedjax_sim.history import History
+
+
+def history(losses, every=1):
+    losses = np.atleast_2d(np.asarray(losses, float))
+    evaluated = every * np.arange(losses.shape[1])
+    return History(evaluated, {"loss": losses}, {}, {}, list(range(len(losses))), 0.0, 0.0, {})
+
+
+def by_steps(made, eta, steps, rounds):
+    """Rounds of FedAvg, step after step."""
+    w = np.zeros(made.b.shape[1])
+    path = [w]
+    for _ in range(rounds):
+        ends = []
+        for H, b in zip(made.H, made.b, strict=True):
+            y = w
+            for _ in range(steps):
+                y = y - eta * (H @ y - b)
+            ends.append(y)
+        w = np.mean(ends, axis=0)
+        path.append(w)
+    return np.array(path)
+
+
+class TestTheorem4:
+    made = theorem4.problem()
+
+    def test_the_construction(self):
+        # the sum of the A_k is the second difference, whose minimum without mu is 1 - i / (N p + 2)
+        size = theorem4.CLIENTS * theorem4.BLOCK + 1
+        A = (self.made.H - theorem4.MU * np.eye(size)).sum(axis=0)
+        np.testing.assert_allclose(A, 2 * np.eye(size) - np.eye(size, k=1) - np.eye(size, k=-1), atol=1e-12)
+        found = np.linalg.solve(A, self.made.b.sum(axis=0))
+        np.testing.assert_allclose(found, 1 - np.arange(1, size + 1) / (size + 1), rtol=1e-9)
+
+    def test_the_recursion_is_fedavg(self):
+        rates = np.full((2, 6), 0.1)
+        rates[1] = 0.04
+        found = self.made.trajectories(rates, 7)
+        for row, eta in zip(found, rates[:, 0], strict=True):
+            np.testing.assert_allclose(row, by_steps(self.made, eta, 7, 6), rtol=1e-9, atol=1e-12)
+
+    def test_the_fixed_point_is_fixed(self):
+        for eta, steps in ((0.1, 10), (0.01, 2)):
+            point = self.made.fixed_point(eta, steps)
+            moved = self.made.moved(np.asarray(eta), steps)
+            step = np.einsum("ijk,ik->j", moved, self.made.b - self.made.H @ point)
+            assert np.abs(step).max() < 1e-12
+        np.testing.assert_allclose(self.made.fixed_point(0.1, 1), self.made.optimum(), rtol=1e-9)
+
+    def test_the_distance_tends_to_its_limit(self):
+        assert self.made.limit() == pytest.approx(0.0772, abs=5e-5)
+        for steps in (2, 10):
+            distance = np.linalg.norm(self.made.fixed_point(1e-4, steps) - self.made.optimum())
+            assert distance / ((steps - 1) * 1e-4) == pytest.approx(self.made.limit(), rel=1e-3)
+        assert 10 < self.made.limit() / self.made.printed_bound() < 40
+
+    def test_a_run_follows_the_recursion(self, tmp_path):
+        outcome = theorem4.perform(Bench("smoke", 1, tmp_path, show=lambda line: None))
+        assert outcome.claims[0].held
+
+
+def test_a_valley_lies_inside():
+    assert local_steps.is_valley([3, 1, 2])
+    assert local_steps.is_valley([math.inf, 1, 2])
+    assert not local_steps.is_valley([3, 2, 1])
+    assert not local_steps.is_valley([3, 1, 1])
+    assert not local_steps.is_valley([1, 2, 3])
+
+
+def test_the_moved_target_is_the_paper_s_where_the_losses_are():
+    least = local_steps.LEAST[problems.ALIKE]
+    runs = [history([math.log(10), 1.2, 0.9]), history([math.log(10), 1.0, least])]
+    assert local_steps.moved_target(problems.ALIKE, runs) == pytest.approx(0.95)
+
+
+def test_unsteadiness_counts_rises_of_the_second_half():
+    assert schemes.unsteadiness(history([9, 1, 9, 3, 2, 1])) == 0
+    assert schemes.unsteadiness(history([9, 8, 7, 3, 5, 4])) == pytest.approx(1.0)
+
+
+def test_claims_about_cohort_sizes(tmp_path):
+    bench = Bench("cpu", 1, tmp_path)
+    near, far = history(np.linspace(2, 1.00, 21)), history(np.linspace(2, 1.01, 21))
+    assert [claim.held for claim in cohort_sizes.claims_of(bench, "a", {10: far, 100: near})] == [True, True, True]
+    apart = history(np.linspace(2, 1.5, 21))
+    assert [claim.held for claim in cohort_sizes.claims_of(bench, "a", {10: near, 100: apart})] == [False, False, True]
+
+
+def test_small_digits_in_the_place_of_balanced_mnist():
+    data = problems._even_digits()
+    assert data.num_clients == problems.CLIENTS
+    assert len(set(data.sizes.tolist())) == 1
