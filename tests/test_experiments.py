@@ -86,9 +86,11 @@ class TestBench:
         def measure(scale: float) -> Callable[..., dict[str, Any]]:
             return lambda params, dataset: {"size": scale * (params**2).sum()}
 
-        one = bench.simulate("one", algorithm(), data(), **RUN, evaluate=measure(1.0))
-        two = bench.simulate("two", algorithm(), data(), **RUN, evaluate=measure(2.0))
-        np.testing.assert_allclose(two["size"], 2 * one["size"])
+        one = bench.simulate("scale=1.0", algorithm(), data(), **RUN, evaluate=measure(1.0))
+        two = bench.simulate("scale=1.5", algorithm(), data(), **RUN, evaluate=measure(1.5))
+        np.testing.assert_allclose(two["size"], 1.5 * one["size"], rtol=1e-6)
+        other = again(bench).simulate("scale=1.0", algorithm(0.2), data(), **RUN, evaluate=measure(1.0))
+        assert (other["size"] != one["size"]).any()
 
     def test_a_label_is_used_once(self, bench: Bench) -> None:
         bench.simulate("a", algorithm(), data(), **RUN)
@@ -143,7 +145,7 @@ def perform(bench: Bench) -> Outcome:
     return Outcome(
         [Setting("clients", "30", "3"), Setting("rounds", "2", "2")],
         [Claim("it falls", bool(loss < 1), {"loss": loss}), Claim("it rises", False, {"ratio": np.float64(np.nan)}),
-         Claim("it flies", None, {}, note="no wings")],
+         Claim("it flies", None, {}, note="no wings"), Claim("it adds up", True, {}, own=True)],
         {"figure9": figure},
         [Table("Losses", ("method", "paper", "ours"), [("a|b", None, 1234.5), ("b", 0.1234, math.inf)], "Note.")],
         {"closed form": np.arange(3.0)},
@@ -181,6 +183,7 @@ class TestReproduce:
             ["it falls", True],
             ["it rises", False],
             ["it flies", None],
+            ["it adds up", True],
         ]
         assert claims["claims"][1][2] == {"ratio": "nan"}
         raw = json.loads((folder / "results.json").read_text())
@@ -213,8 +216,8 @@ class TestReproduce:
         assert "good: complete already" not in run()
         assert any("Traceback" in line for line in said)
         board = (tmp_path / "smoke" / "board.md").read_text()
-        assert "| good | 1 | 1 | 1 | 1 |" in board
-        assert "| bad | error: RuntimeError: it broke | | | | |" in board
+        assert "| good | 1 | 1 | 1 | 1 of 1 | 1 |" in board
+        assert "| bad | error: RuntimeError: it broke | | | | | |" in board
         assert "- did NOT hold  it rises" in board
         assert "good: complete already" in run()
         assert "good: complete already" not in run(seeds=2)
@@ -236,7 +239,7 @@ class TestReproduce:
         assert cli.main(["reproduce", "good", *out]) == 0
         assert cli.main(["reproduce", "--all", *out]) == 1
         printed = capsys.readouterr()
-        assert "| **all** | 1 | 1 | 1 | |" in printed.out
+        assert "| **all** | 1 | 1 | 1 | 1 of 1 | |" in printed.out
         assert "ended with an error: bad" in printed.err
         assert cli.main(["reproduce", "good", "gold", *out]) == 2
         assert "did you mean 'good'" in capsys.readouterr().err

@@ -25,6 +25,11 @@ def test_the_last_tenth_of_the_rounds():
     assert methods.last_accuracy(diverged) == [0]
 
 
+def test_a_run_that_diverged_is_the_slowest():
+    assert methods.area(history([[0, 0]], [0, 1], loss=[[2, 1]])) == 1.5
+    assert methods.area(history([[0, 0]], [0, 1], loss=[[2, np.nan]])) == np.inf
+
+
 def test_spikes_and_dynamics():
     run = history([[0.9, 0.1, 0.5, 0.2, 0.4]], [0, 5, 10, 15, 20], e_lud=[[1.0, 2.0, 3.0, 6.0]])
     np.testing.assert_allclose(methods.spikes(run), 0.3 / 2)
@@ -111,11 +116,22 @@ def test_the_papers_size_is_the_papers(monkeypatch, tmp_path):
     monkeypatch.setattr(fjs.datasets, "cifar100_dirichlet", lambda *_: small)
     monkeypatch.setattr(fjs.datasets, "ag_news", lambda *_, **__: small)
     monkeypatch.setattr(fjs.models, "load_pythia", lambda *_, **__: (fjs.models.MLP(4), {"params": {}}))
-    found = {problem.name: problem for problem in tasks.problems(Bench("paper", 3, tmp_path, lambda _: None))}
+    monkeypatch.setenv("FEDJAX_SIM_DATA", str(tmp_path))
+    bench = Bench("paper", 3, tmp_path, lambda _: None)
+    with pytest.raises(FileNotFoundError, match=r"pythia-70m: tokenizer\.json"):
+        tasks.problems(bench)
+    (tmp_path / "pythia-70m").mkdir()
+    for name in ("tokenizer.json", "config.json", "model.safetensors"):
+        (tmp_path / "pythia-70m" / name).touch()
+    found = {problem.name: problem for problem in tasks.problems(bench)}
+    rows = tasks.settings(bench, *found.values())
+    assert {"CIFAR-100: rounds, local learning rate", "AG News: length of a text"} <= {row.what for row in rows}
+    assert all(row.paper == row.here for row in rows if "rounds" in row.what)
     assert tuple(found) == comparison.TASKS
     assert [problem.run["rounds"] for problem in found.values()] == [500, 600, 300]
     assert [problem.learning_rate for problem in found.values()] == [0.01, 0.01, 1e-4]
     assert all(problem.run["batch_size"] == 64 for problem in found.values())
+    assert [problem.run["chunk"] for problem in found.values()] == [16, 2, 1]
     run = found["CIFAR-10"].run
     assert run["task"].model == fjs.models.CifarCNN(10)
     assert run["cohort"].size(100) == 10

@@ -7,6 +7,8 @@ import pytest
 import fedjax_sim as fjs
 from fedjax_sim.experiments.fednova import cifar, quadratics, weights
 from fedjax_sim.experiments.fednova.pooled import pooled
+from fedjax_sim.experiments.fednova.reaching import rounds_to_each
+from fedjax_sim.history import History
 
 RNG = np.random.default_rng(0)
 E, TAU, ETA = RNG.standard_normal((3, 2)), np.array([[1, 4, 2], [3, 1, 5], [2, 2, 6]]), np.array([0.1, 0.1, 0.02])
@@ -84,6 +86,17 @@ def test_pooled_images_are_means_of_blocks():
     np.testing.assert_allclose(small.examples["x"][1, 1, 2], images[1, 2:4, 4:6].mean(axis=(0, 1)), rtol=1e-6)
     assert small.test.examples["x"].shape == (1, 2, 3, 3)
     np.testing.assert_array_equal(small.examples["y"], made.examples["y"])
+
+
+def test_every_seed_has_its_own_target():
+    metrics = {
+        "test_accuracy": np.array([[0.1, 0.3, 0.2], [0.1, 0.4, 0.5]]),
+        "loss": np.array([[3, 2, 1.0], [3, 1, 2]]),
+    }
+    run = History(np.array([0, 5, 10]), metrics, {}, {}, [0, 1], 0.0, 0.0, {})
+    assert rounds_to_each(run, "test_accuracy", run.final("test_accuracy")) == (5 + 10) / 2
+    assert rounds_to_each(run, "loss", np.array([2.0, 1 - 1e-12])) == 5
+    assert rounds_to_each(run, "loss", np.array([2.0, 0.5])) == np.inf
 
 
 def test_the_paper_s_cells_lie_in_the_ranges_of_its_text():

@@ -84,9 +84,18 @@ def test_the_moved_target_is_the_paper_s_where_the_losses_are():
     assert local_steps.moved_target(problems.ALIKE, runs) == pytest.approx(0.95)
 
 
-def test_unsteadiness_counts_rises_of_the_second_half():
-    assert schemes.unsteadiness(history([9, 1, 9, 3, 2, 1])) == 0
-    assert schemes.unsteadiness(history([9, 8, 7, 3, 5, 4])) == pytest.approx(1.0)
+def test_schemes_that_are_not_finite_any_more(tmp_path):
+    bench = Bench("cpu", 1, tmp_path)
+    steady, lost = history(np.linspace(2, 1, 21)), history([2.0, 3.0] * 5 + [np.nan] * 11)
+    above, between = history(np.linspace(2, 1.5, 21)), history(np.linspace(2, 1.2, 21))
+    runs = {schemes.ORIGINAL: above, schemes.I: steady, schemes.II: lost, schemes.TRANSFORMED: between}
+
+    def held(runs):
+        return [claim.held for claim in schemes.unbalanced_claims(bench, "a", schemes.Schemes(runs, 0.9))]
+
+    assert held(runs) == [True, False, True, True, True]
+    assert held(runs | {schemes.TRANSFORMED: lost}) == [True, True, True, False, True]
+    assert held(runs | {schemes.I: lost}) == [False, True, None, True, False]
 
 
 def test_claims_about_cohort_sizes(tmp_path):

@@ -97,9 +97,34 @@ def test_rounds_to_a_target_that_is_kept():
     accuracies = np.array([[0.9, 0.1, 0.6, 0.2, 0.5, 0.6, 0.6], [0.0] * 7])
     assert tuning.rounds_to(accuracies, 0.5, 1).tolist() == [2, np.inf]
     assert tuning.rounds_to(accuracies, 0.5, 3).tolist() == [6, np.inf]
-    stop = tuning.Steady(0.5, over=3)
-    reasons = [stop.reason(np.arange(t + 1), {tuning.METRIC: accuracies[0, : t + 1]}) for t in range(1, 7)]
-    assert [reason is None for reason in reasons] == [True] * 5 + [False]
+    assert tuning.rounds_to(np.array([[0.0, 0.45]], np.float32), 0.45, 1).tolist() == [1]
+
+
+def test_what_did_not_reach_the_target_is_no_evidence():
+    inf, limit = np.inf, 400
+    assert tuning.at_most(3, 3, limit) is True
+    assert tuning.less(3, 3, limit) is False
+    assert tuning.less(3, inf, limit) is True
+    assert tuning.at_most(inf, 3, limit) is False
+    assert tuning.at_most(inf, inf, limit) is None
+    assert tuning.at_most(inf, 100, limit, 1.5) is False
+    assert tuning.at_most(inf, 300, limit, 1.5) is None  # 401 rounds would be at most 450
+    assert tuning.every([True, None]) is None
+    assert tuning.every([None, False, True]) is False
+    assert tuning.every([]) is None
+    lost = {key: tuning.Tuned(1.0, np.array([inf]), limit) for key in emnist.PAPER3}
+    assert {claim.held for claim in emnist._claims3(lost, {}, emnist.EPOCHS, emnist.EPOCHS, limit)} == {None}
+    shares = emnist.SAMPLED
+    lost = {key: tuning.Tuned(1.0, np.array([inf]), limit) for key in emnist.PAPER4}
+    assert {claim.held for claim in emnist._claims4(lost, shares, images.SIMILARITIES[:2], limit)} == {None}
+
+
+def test_a_table_of_ratios():
+    found = {key: tuning.Tuned(1.0, np.array([100.0]), 400) for key in emnist.PAPER3}
+    rows = emnist._ratios_table("", "epochs", found, emnist.PAPER3, emnist._speed_up).rows
+    of = {tuple(row[:2]): row[2:] for row in rows}
+    assert of["SCAFFOLD", 5][:3] == pytest.approx([317 / 152, 1.0, 1 - 317 / 152])
+    assert of["FedProx", 5][:3] == [None, 1.0, None]  # the paper's did not reach the target
 
 
 def test_the_papers_numbers_and_speed_ups():

@@ -112,7 +112,7 @@ class Bench:
         """
         setting, keep = self._checked(dataset, setting)
         place = self._place("run", label, algorithm, dataset, setting, keep)
-        stored = place.with_suffix(".npz")
+        stored = place.with_name(f"{place.name}.npz")  # no with_suffix: labels have dots
         if stored.exists():
             history = History.load(stored)
         else:
@@ -122,7 +122,16 @@ class Bench:
             self._tell(label, history.seconds, history.compile_seconds)
         return self._record(label, history)
 
-    def sweep(self, label: str, algorithm: Method, dataset: FederatedDataset, space: Space, **setting: Any) -> Sweep:
+    def sweep(
+        self,
+        label: str,
+        algorithm: Method,
+        dataset: FederatedDataset,
+        space: Space,
+        *,
+        chunk: int | None = None,
+        **setting: Any,
+    ) -> Sweep:
         """:func:`fedjax_sim.sweep` with the bench's seeds; runs that are stored already are not run again.
 
         All points and seeds are one program and shared out over all devices, which on a CPU of several cores is the
@@ -133,12 +142,13 @@ class Bench:
           algorithm: as for ``sweep``, as all that follows.
           dataset: whose data.
           space: the points.
-          **setting: keywords of ``sweep``.
+          chunk: the most runs at once, where they go side by side; not part of what decides a run.
+          **setting: other keywords of ``sweep``.
         """
         setting, keep = self._checked(dataset, setting)
         folder = self._place("sweep", label, algorithm, dataset, setting | {"space": space}, keep)
         new = not folder.exists()
-        result = sweep(algorithm, dataset, space, **setting, keep_params=keep, resume=folder)
+        result = sweep(algorithm, dataset, space, **setting, keep_params=keep, chunk=chunk, resume=folder)
         if new:
             self._tell(label, result.seconds, result.compile_seconds)
         return self._record(label, result)
@@ -174,6 +184,8 @@ class Bench:
             "keep_params": keep,
             "precision": str(jax.numpy.result_type(float)),
         }
+        if jax.default_backend() != "cpu":  # another machine's results are near, not equal
+            decides["backend"] = jax.default_backend()
         key = digest(json.dumps(decides, sort_keys=True).encode())
         stem = "".join(letter if letter.isalnum() or letter in "-_.,=" else "-" for letter in label)
         # Functions are known by their names alone: the label tells two apart, and such runs are not shared.

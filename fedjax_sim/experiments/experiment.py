@@ -20,12 +20,14 @@ class Claim(NamedTuple):
       held: whether it did; None where this size cannot tell.
       numbers: what the answer rests on, plain JSON data.
       note: why it cannot be told, or what else a reader should know.
+      own: it is a check or a question of ours, which the paper does not claim; boards count these apart.
     """
 
     statement: str
     held: bool | None
     numbers: Mapping[str, Any]
     note: str = ""
+    own: bool = False
 
 
 class Setting(NamedTuple):

@@ -41,7 +41,7 @@ def reproduce(
     Args:
       name: of the catalogue: ``"fednova-fig2"``.
       size: ``"smoke"`` (seconds, to see that everything works), ``"cpu"`` (at most eight minutes on two cores; what is
-        smaller than the paper's setting is printed beside it) or ``"paper"`` (the exact setting; most want a GPU).
+        smaller than the paper's setting is printed beside it) or ``"paper"`` (the paper's setting; most want a GPU).
       seeds: their number; None for the experiment's own at this size.
       out: folder.
       fresh: forget finished runs first (they are told apart by settings, data and the package's version, not by its
@@ -62,7 +62,7 @@ def reproduce(
         check_count("reproduce(seeds=...)", seeds)
     folder = Path(out) / size
     if fresh:
-        shutil.rmtree(folder / "runs", ignore_errors=True)
+        _forget(folder)
     experiment = load(name)
     title = CATALOGUE[name].title
     bench = Bench(size, experiment.seeds[size] if seeds is None else seeds, folder / "runs", show)
@@ -71,7 +71,9 @@ def reproduce(
     outcome = experiment.perform(bench)
     report = writing.Report(
         name=name, title=title, source=experiment.source, size=size, seeds=len(bench.seeds), version=__version__,
-        seconds=round(time.perf_counter() - begin, 1), where=_where(), data=bench.data, settings=list(outcome.settings),
+        seconds=round(time.perf_counter() - begin, 1),
+        run_seconds=round(sum(run.seconds + run.compile_seconds for run in bench.recorded.values()), 1),
+        where=_where(), data=bench.data, settings=list(outcome.settings),
         claims=[claim._replace(numbers=writing.plain(claim.numbers)) for claim in outcome.claims],
         figures=list(outcome.figures),
     )  # fmt: skip
@@ -132,49 +134,67 @@ def reproduce_all(
         check_name(name)
     folder = Path(out) / size
     if fresh:
-        shutil.rmtree(folder / "runs", ignore_errors=True)
+        _forget(folder)
     lines = []
     for name in names:
-        wanted = load(name).seeds[size] if seeds is None else seeds
-        known = None if fresh else writing.read(folder / name)
-        if known is not None and (known.version, known.seeds) == (__version__, wanted):
-            show(f"{name}: complete already")
-            lines.append(Line(name, known, ""))
-            continue
         try:
+            wanted = load(name).seeds[size] if seeds is None else seeds
+            known = writing.read(folder / name)
+            if known is not None and (known.version, known.seeds) == (__version__, wanted):
+                show(f"{name}: complete already{'' if not known.data else f' ({known.data[0]})'}")
+                lines.append(Line(name, known, ""))
+                continue
             lines.append(Line(name, reproduce(name, size=size, seeds=seeds, out=out, show=show), ""))
         except Exception as error:  # the others should not be lost for one
             show(traceback.format_exc())
             lines.append(Line(name, None, f"{type(error).__name__}: {error}".partition("\n")[0]))
         jax.clear_caches()  # some hundred programs would take more memory maps than Linux grants a process
         gc.collect()
-        write_atomically(folder / "board.md", board(lines, size).encode())
-    write_atomically(folder / "board.md", board(lines, size).encode())
+    rest = [Line(name, writing.read(folder / name), "") for name in CATALOGUE if name not in names]
+    both = [*lines, *(line for line in rest if line.report is not None)]
+    places = {name: place for place, name in enumerate(CATALOGUE)}
+    write_atomically(folder / "board.md", board(sorted(both, key=lambda line: places[line.name]), size).encode())
     return lines
+
+
+def _forget(folder: Path) -> None:
+    """Finished runs and what was made of them: an experiment is not complete without its runs."""
+    shutil.rmtree(folder / "runs", ignore_errors=True)
+    for head in folder.glob(f"*/{writing.CLAIMS}"):
+        head.unlink()
 
 
 def board(lines: Sequence[Line], size: Size) -> str:
     """All claims in Markdown: a table of how many held, then every one."""
-    rows = ["| experiment | held | did not hold | not testable | seeds | seconds |", "|---|---:|---:|---:|---:|---:|"]
+    rows = [
+        "| experiment | held | did not hold | not testable | our own checks | seeds | seconds of its runs |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
     total = [0, 0, 0]
+    checks = [0, 0]
     for line in lines:
         if line.report is None:
-            rows.append(f"| {line.name} | error: {line.error} | | | | |")
+            rows.append(f"| {line.name} | error: {_escaped(line.error)} | | | | | |")
             continue
         counts = line.report.counts()
         total = [sum(pair) for pair in zip(total, counts, strict=True)]
-        held, failed, unknown = counts
-        rows.append(
-            f"| {line.name} | {held} | {failed} | {unknown} | {line.report.seeds} | {line.report.seconds:.0f} |"
-        )
-    seconds = sum(line.report.seconds for line in lines if line.report is not None)
-    rows.append(f"| **all** | {total[0]} | {total[1]} | {total[2]} | | {seconds:.0f} |")
-    parts = [f"# Claims at size `{size}`", "", *rows, ""]
+        passed = [claim.held for claim in line.report.claims if claim.own]
+        checks = [checks[0] + passed.count(True), checks[1] + len(passed)]
+        own = f"{passed.count(True)} of {len(passed)}" if passed else ""
+        held = " | ".join(map(str, counts))
+        rows.append(f"| {line.name} | {held} | {own} | {line.report.seeds} | {line.report.run_seconds:.0f} |")
+    rows.append(f"| **all** | {' | '.join(map(str, total))} | {checks[0]} of {checks[1]} | | |")
+    note = ["The answers mean nothing at this size: it shows that everything works.", ""] if size == "smoke" else []
+    parts = [f"# Claims at size `{size}`", "", *note, *rows, ""]
     for line in lines:
         if line.report is not None:
             claims = writing.claims_in_words(line.report.claims)
             parts += [f"## {line.name}: {line.report.title}", "", *(f"- {claim}" for claim in claims), ""]
     return "\n".join(parts)
+
+
+def _escaped(text: str) -> str:
+    return text.replace("|", "\\|")
 
 
 def _where() -> str:

@@ -20,6 +20,7 @@ from fedjax_sim.sweeps.result import Sweep
 CLAIMS, RESULTS, TABLES = "claims.json", "results.json", "tables.md"
 _KINDS = ("png", "svg")
 _FORMAT = 1
+_LONGEST = 2000  # characters of an array in a description
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +34,9 @@ class Report:
       size: ``"smoke"``, ``"cpu"`` or ``"paper"``.
       seeds: how many.
       version: of this package.
-      seconds: wall time, with compilation, of what was not stored already.
+      seconds: wall time of this call, in which stored runs are read and not run.
+      run_seconds: wall time of all runs it is drawn from, whenever they were run; runs that experiments share count in
+        each of them.
       where: backend, devices, versions.
       data: which data was used, in words.
       settings: the paper's beside ours.
@@ -48,6 +51,7 @@ class Report:
     seeds: int
     version: str
     seconds: float
+    run_seconds: float
     where: str
     data: list[str]
     settings: list[Setting]
@@ -55,8 +59,8 @@ class Report:
     figures: list[str]
 
     def counts(self) -> tuple[int, int, int]:
-        """How many claims held, did not hold, cannot be told."""
-        held = [claim.held for claim in self.claims]
+        """How many claims of the paper held, did not hold, cannot be told."""
+        held = [claim.held for claim in self.claims if not claim.own]
         return held.count(True), held.count(False), held.count(None)
 
 
@@ -70,6 +74,8 @@ def write(folder: Path, report: Report, outcome: Outcome, recorded: Mapping[str,
       recorded: its runs by their labels.
     """
     (folder / CLAIMS).unlink(missing_ok=True)
+    for drawn in (*folder.glob("*.png"), *folder.glob("*.svg")):
+        drawn.unlink()  # also those that have another name now
     for name, figure in outcome.figures.items():
         for kind in _KINDS:
             save_figure(figure, folder / f"{name}.{kind}")
@@ -95,7 +101,7 @@ def read(folder: Path) -> Report | None:
 def claims_in_words(claims: Sequence[Claim]) -> list[str]:
     """A line for each claim: "held", "did NOT hold" or "not testable", and what it says."""
     words = {True: "held        ", False: "did NOT hold", None: "not testable"}
-    return [f"{words[claim.held]}  {claim.statement}" for claim in claims]
+    return [f"{words[claim.held]}  {claim.statement}{' (our own)' if claim.own else ''}" for claim in claims]
 
 
 def _document(report: Report, tables: Sequence[Table]) -> str:
@@ -113,9 +119,9 @@ def _document(report: Report, tables: Sequence[Table]) -> str:
     lines += _markdown(
         Table(
             "Claims",
-            ("claim of the paper", "", "numbers"),
-            [(claim.statement + (f" ({claim.note})" if claim.note else ""), _answer(claim.held), _brief(claim.numbers))
-             for claim in report.claims],
+            ("claim", "", "numbers"),
+            [(claim.statement + "".join(f" ({note})" for note in (claim.note, "our own" * claim.own) if note),
+              _answer(claim.held), _brief(claim.numbers)) for claim in report.claims],
         )
     )  # fmt: skip
     for figure in report.figures:
@@ -176,8 +182,18 @@ def _record(run: History | Sweep) -> dict[str, Any]:
         "coordinates": run.coordinates if isinstance(run, Sweep) else {"seed": run.seeds},
         "seconds": run.seconds,
         "compile_seconds": run.compile_seconds,
-        "description": run.description,
+        "description": _shortened(run.description),
     }
+
+
+def _shortened(value: Any) -> Any:
+    """A description without long arrays, which would be most of the file."""
+    if isinstance(value, Mapping):
+        array = value.get("array")
+        if isinstance(array, list) and len(str(array)) > _LONGEST:
+            return {"array": f"left out: {np.shape(array)}", **{name: value[name] for name in value if name != "array"}}
+        return {name: _shortened(item) for name, item in value.items()}
+    return [_shortened(item) for item in value] if isinstance(value, list) else value
 
 
 def _json(value: Any, indent: int | None = None) -> bytes:

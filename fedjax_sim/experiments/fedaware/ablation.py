@@ -65,7 +65,7 @@ def perform(bench: Bench) -> Outcome:
         table,
         "The paper gives figures only. FedAvg-Full's e-LUD is that of all clients, the others' of the cohort.",
     )
-    return Outcome(_settings(bench, tasks[0]), claims, {"figure4": panels(rows)}, [made])
+    return Outcome(_settings(bench, tasks), claims, {"figure4": panels(rows)}, [made])
 
 
 def _runs(bench: Bench, problem: Problem) -> tuple[dict[float, History], dict[float, History], History]:
@@ -86,12 +86,12 @@ def _accuracy(run: History) -> float:
     return float(last_accuracy(run).mean())
 
 
-def _settings(bench: Bench, first: Problem) -> list[Setting]:
+def _settings(bench: Bench, tasks: list[Problem]) -> list[Setting]:
     own = [
         Setting("alpha", "0.1, 0.3, 0.5, 0.7, 0.9", bench.choose(smoke="0.5, 0.9", cpu="the same", paper="the same")),
         Setting("FedAWARE-NA", "uniform weights", "uniform over the clients seen; FedAvg until all were seen"),
     ]
-    return [*settings(bench, first), *own]
+    return [*settings(bench, *tasks), *own]
 
 
 EXPERIMENTS = {

@@ -11,7 +11,7 @@ import numpy as np
 import fedjax_sim as fjs
 from fedjax_sim.experiments.bench import Bench
 from fedjax_sim.experiments.experiment import Claim, Experiment, Outcome, Setting, Table
-from fedjax_sim.experiments.fedaware.methods import dynamics, last_accuracy, with_dynamics
+from fedjax_sim.experiments.fedaware.methods import area, dynamics, last_accuracy, with_dynamics
 from fedjax_sim.experiments.fedaware.tasks import cifar10, dirichlet, settings
 from fedjax_sim.history import History
 from fedjax_sim.reporting import Panel, panels
@@ -30,16 +30,16 @@ def perform_figure1(bench: Bench) -> Outcome:
         [Panel(named, "test_accuracy", title="(a)"), Panel(named, "e_lud", title="(b)", label="e-LUD")],
         [Panel(named, NORM, title="(c)", label="norm of the pseudo-gradient"), Panel(named, "loss", title="(d)")],
     ]
-    lud, accuracy, loss = (_by_alpha(runs, of) for of in (_diversity, _accuracy, _area))
+    lud, accuracy, loss = (_by_alpha(runs, of) for of in (_diversity, _accuracy, area))
     ends = {alpha: (_early(run, "e_lud"), _late(run, "e_lud")) for alpha, run in runs.items()}
-    norms = {alpha: (_early(run, NORM), _highest(run, NORM), _late(run, NORM)) for alpha, run in runs.items()}
+    norms = {alpha: (_early(run, NORM), _late(run, NORM)) for alpha, run in runs.items()}
     claims = [
         Claim("the LUD grows in the course of training at every degree of heterogeneity",
               all(late > early for early, late in ends.values()), {"mean of the first and the last fifth": ends}),
-        Claim("the norm of the pseudo-gradient decays at every degree of heterogeneity",
-              all(late < highest for _, highest, late in norms.values())
-              and all(late < early for early, _, late in norms.values()),
-              {"mean of the first fifth, highest fifth, last fifth": norms}),
+        Claim("the norm of the pseudo-gradient decays at every degree of heterogeneity (but on IID clients, of which "
+              "appendix B.2 says otherwise)",
+              all(late < early for alpha, (early, late) in norms.items() if alpha not in ALIKE),
+              {"mean of the first and the last fifth": norms}),
         Claim("FedAvg attains a higher LUD where the clients are more alike", _rising(lud), {"mean e-LUD": lud}),
         Claim("FedAvg converges faster where the clients are more alike", _rising({a: -v for a, v in loss.items()}),
               {"mean training loss of all evaluations": loss}),
@@ -63,10 +63,14 @@ def perform_figure8(bench: Bench) -> Outcome:
         for of in (lambda r: float(r[NORM].mean()), lambda r: _late(r, "e_lud"), lambda r: float(r["consensus"].sum()),
                    _accuracy)
     )  # fmt: skip
+    norms = {alpha: (_early(run, NORM), _late(run, NORM)) for alpha, run in runs.items()}
     coherence = {alpha: (_early(run, "coherence"), _late(run, "coherence")) for alpha, run in runs.items()}
     claims = [
         Claim("the norm of the pseudo-gradient is lower on IID clients, Dir(1) and Dir(10), than on the others",
               _alike_above(norm, below=True), {"mean norm": norm}),
+        Claim("on IID clients the norm of the pseudo-gradient need not decay: at Dir(1) or Dir(10) it does not",
+              any(late >= early for alpha, (early, late) in norms.items() if alpha in ALIKE),
+              {"mean norm of the first and the last fifth": norms}),
         Claim("the LUD is higher on IID clients", _alike_above(late_lud), {"mean e-LUD of the last fifth": late_lud}),
         Claim("the cumulative client consensus is lower on IID clients", _alike_above(consensus, below=True),
               {"sum of the consensus": consensus}),
@@ -107,10 +111,6 @@ def _diversity(run: History) -> float:
     return float(dynamics(run).mean())
 
 
-def _area(run: History) -> float:
-    return float(run["loss"].mean())
-
-
 def _fifths(run: History, name: str) -> np.ndarray:
     """Means over the seeds and over consecutive fifths of the rounds (over each round where there are fewer)."""
     values = run[name].mean(axis=0)
@@ -123,10 +123,6 @@ def _early(run: History, name: str) -> float:
 
 def _late(run: History, name: str) -> float:
     return float(_fifths(run, name)[-1])
-
-
-def _highest(run: History, name: str) -> float:
-    return float(_fifths(run, name).max())
 
 
 def _rising(values: Mapping[float, float]) -> bool:
@@ -146,7 +142,7 @@ def _table(runs: Mapping[float, History]) -> Table:
     return Table(
         "FedAvg by the Dirichlet concentration",
         ("alpha", "test accuracy", "mean loss", "mean e-LUD", "norm of the pseudo-gradient: mean", "coherence: mean"),
-        [(alpha, _accuracy(run), _area(run), _diversity(run), float(run[NORM].mean()), float(run["coherence"].mean()))
+        [(alpha, _accuracy(run), area(run), _diversity(run), float(run[NORM].mean()), float(run["coherence"].mean()))
          for alpha, run in runs.items()],
         "The paper gives figures only.",
     )  # fmt: skip

@@ -153,6 +153,12 @@ def last_accuracy(history: History) -> np.ndarray:
     return np.where(np.isfinite(history.final("loss")), found, 0.0)
 
 
+def area(history: History) -> float:
+    """The mean training loss of all evaluations and seeds, what is lower converged faster; inf where one diverged."""
+    losses = history["loss"]
+    return _mean(np.where(np.isfinite(losses), losses, np.inf))
+
+
 def dynamics(history: History) -> np.ndarray:
     """The mean of the e-LUD over the rounds, [seeds]: the paper's e-LUD_D."""
     found: np.ndarray = history[DYNAMICS][:, -1]

@@ -10,7 +10,7 @@ import numpy as np
 
 import fedjax_sim as fjs
 from fedjax_sim.datasets import partition as partitions
-from fedjax_sim.datasets.reading.places import data_dir
+from fedjax_sim.datasets.reading.places import find
 from fedjax_sim.datasets.sources.cifar_files import CIFAR10
 from fedjax_sim.experiments.bench import Bench
 from fedjax_sim.experiments.experiment import Setting
@@ -23,7 +23,7 @@ DATA_SEED = 0
 # that a client still takes some twenty steps a round, and the learning rate grows, because the rounds are fewer.
 CPU_IMAGES, CPU_TEST_IMAGES = 4000, 1000
 CPU_CHANNELS, CPU_HIDDEN = (8, 16, 16), 32
-CPU_BATCH, CPU_RATE, CPU_ROUNDS = 8, 0.1, 80
+CPU_BATCH, CPU_RATE, CPU_ROUNDS, CPU_EVERY = 8, 0.05, 200, 10
 
 DIAGNOSTICS = ("e_lud", "lud", "consensus", "coherence")
 
@@ -37,7 +37,7 @@ class Problem(NamedTuple):
       name: the paper's.
       data: shared out to the clients.
       learning_rate: eta_l.
-      run: keywords of a run.
+      run: keywords of a run, with the most runs at once.
     """
 
     name: str
@@ -71,28 +71,32 @@ def cifar10(bench: Bench, deal: Deal | None = None) -> Problem:
     rate = bench.choose(smoke=CPU_RATE, cpu=CPU_RATE, paper=0.01)
     batch = bench.choose(smoke=BATCH, cpu=CPU_BATCH, paper=BATCH)
     rounds = bench.choose(smoke=2, cpu=CPU_ROUNDS, paper=500)
-    return Problem("CIFAR-10", data, rate, _run(bench, bench.model(cnn, 10), rounds, batch))
+    return Problem("CIFAR-10", data, rate, _run(bench, bench.model(cnn, 10), rounds, batch, chunk=16))
 
 
 def cifar100(bench: Bench) -> Problem:
     """CIFAR-100 and ResNet-18 with GroupNorm; for a GPU."""
     what = "CIFAR-100"
     data = bench.load(what, lambda: fjs.datasets.cifar100_dirichlet(ALPHA, CLIENTS, DATA_SEED), _none(what), "nothing")
-    return Problem(what, data, 0.01, _run(bench, fjs.models.ResNet18(100), 600, BATCH))
+    return Problem(what, data, 0.01, _run(bench, fjs.models.ResNet18(100), 600, BATCH, chunk=2))
 
 
 def ag_news(bench: Bench) -> Problem:
     """AG News and a pretrained Pythia-70M, fine-tuned; for a GPU."""
-    what, folder = "AG News", data_dir() / "pythia-70m"
+    what = "AG News"
+    files = ("tokenizer.json", "config.json", "model.safetensors")  # looked for before the texts are read
+    folder, *_ = [find(CHECKPOINT, name, get=f"Get it from https://huggingface.co/EleutherAI/{CHECKPOINT}").parent
+                  for name in files]  # fmt: skip
     encode = functools.partial(pythia_tokens, str(folder / "tokenizer.json"))
     data = bench.load(
         what, lambda: fjs.datasets.ag_news(CLIENTS, ALPHA, seed=DATA_SEED, articles="full", encode=encode), _none(what),
         "nothing",
     )  # fmt: skip
     model, params = fjs.models.load_pythia(folder, num_classes=4, padding=PADDING)
-    return Problem(what, data, 1e-4, _run(bench, model, 300, BATCH) | {"initial_params": params})
+    return Problem(what, data, 1e-4, _run(bench, model, 300, BATCH, chunk=1) | {"initial_params": params})
 
 
+CHECKPOINT = "pythia-70m"
 PADDING, TOKENS = 1, 64  # Pythia's <|padding|>; the paper does not say how long a text may be
 
 
@@ -113,8 +117,8 @@ def dirichlet(bench: Bench, alpha: float) -> Deal:
     return lambda labels: partitions.dirichlet(labels, clients, alpha, DATA_SEED, least)
 
 
-def settings(bench: Bench, problem: Problem) -> list[Setting]:
-    """The paper's setting on CIFAR-10 beside ours."""
+def settings(bench: Bench, problem: Problem, *others: Problem) -> list[Setting]:
+    """The paper's setting on CIFAR-10 beside ours, and what is different on the other tasks."""
     smoke = bench.size == "smoke"
     paper_data = "CIFAR-10, 50,000 images of 32x32, 10,000 for testing"
     data = bench.choose(
@@ -135,28 +139,48 @@ def settings(bench: Bench, problem: Problem) -> list[Setting]:
         Setting("local epochs", "3", "1" if smoke else "3"),
         Setting("batch size", "64", str(run["batch_size"])),
         Setting("local learning rate", "0.01", f"{problem.learning_rate:g}"),
+        Setting("weight decay", "not given; the authors' code: 5e-4 in local training", "none"),
         Setting("rounds", "500", str(run["rounds"])),
         Setting(
             "who takes part", "10 at random; the authors' code: everybody once, then at random", "as the code does"
         ),
         Setting("evaluated every", "not given", f"{run['eval_every']} rounds"),
         Setting("seeds", "3", str(len(bench.seeds))),
+        *(row for other in others for row in _other(other)),
     ]
+
+
+def _other(problem: Problem) -> list[Setting]:
+    """Rows of a task that only the paper's size has."""
+    text = problem.name == "AG News"
+    rounds, rate, here = str(problem.run["rounds"]), f"{problem.learning_rate:g}", problem.run["batch_size"]
+    rows = [
+        Setting("model", *2 * ("Pythia-70M, pretrained" if text else "ResNet-18, group normalisation",)),
+        Setting("rounds, local learning rate", "300, 0.0001" if text else "600, 0.01", f"{rounds}, {rate}"),
+    ]
+    if text:
+        rows += [
+            Setting("length of a text", "not given", f"{TOKENS} tokens, cut or padded"),
+            Setting("batch size, local epochs", "64, 3; the authors' code: 32, 1", f"{here}, {EPOCHS}"),
+        ]
+    return [row._replace(what=f"{problem.name}: {row.what}") for row in rows]
 
 
 def _size(cohort: Any) -> str:
     return str(getattr(cohort, "num_sampled", "all"))
 
 
-def _run(bench: Bench, model: Any, rounds: int, batch: int) -> dict[str, Any]:
+def _run(bench: Bench, model: Any, rounds: int, batch: int, *, chunk: int) -> dict[str, Any]:
+    """``chunk``: the most runs side by side on a GPU, where FedAWARE keeps a vector of every client for each."""
     return {
         "task": fjs.classification(model),
         "rounds": rounds,
         "cohort": fjs.cohort.shuffled(bench.choose(smoke=4, cpu=PER_ROUND, paper=PER_ROUND), passes="uniform"),
         "work": fjs.local.epochs(bench.choose(smoke=1, cpu=EPOCHS, paper=EPOCHS)),
         "batch_size": batch,
-        "eval_every": bench.choose(smoke=1, cpu=5, paper=5),
+        "eval_every": bench.choose(smoke=1, cpu=CPU_EVERY, paper=5),
         "diagnostics": list(DIAGNOSTICS),
+        "chunk": bench.choose(smoke=None, cpu=None, paper=chunk),
     }
 
 

@@ -11,6 +11,7 @@ import fedjax_sim as fjs
 from fedjax_sim.experiments.bench import Bench
 from fedjax_sim.experiments.experiment import Claim, Experiment, Outcome, Setting, Table
 from fedjax_sim.experiments.fednova.pooled import pooled
+from fedjax_sim.experiments.fednova.reaching import rounds_to_each
 from fedjax_sim.history import History
 from fedjax_sim.reporting import Panel, panels
 
@@ -22,6 +23,7 @@ IMAGES, POOL, HIDDEN = 10_000, 4, (64,)  # at the cpu size: images, pixels a sid
 DATA_SEED = 0
 
 SGD, HEAVY, PROX, VR, HEAVY_VR = "SGD", "momentum", "proximal", "VR", "momentum + VR"
+SERVER, HYBRID = "server momentum", "momentum + server momentum"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,22 +45,24 @@ class Regime:
 
 REGIMES = (
     Regime("E = 2", fjs.local.epochs(2), 0.005, (SGD, HEAVY, PROX)),
-    Regime("E(t) ~ U(2, 5)", fjs.local.random_epochs(2, 5), 0.001, (SGD, HEAVY, PROX, VR, HEAVY_VR)),
+    Regime("E(t) ~ U(2, 5)", fjs.local.random_epochs(2, 5), 0.001, (SGD, HEAVY, PROX, VR, HEAVY_VR, SERVER, HYBRID)),
 )
 
-# Test accuracy in percent, FedAvg's and FedNova's column: Table 2 of the preprint arXiv:2007.07481.
+# Test accuracy in percent, FedAvg's and FedNova's column: Table 2 of the preprint arXiv:2007.07481; the last two are
+# in the text (of the method with server momentum alone it does not say that it is FedNova).
 PAPER = {
     ("E = 2", SGD): (60.68, 66.31), ("E = 2", HEAVY): (65.26, 73.32), ("E = 2", PROX): (60.44, 69.92),
     ("E(t) ~ U(2, 5)", SGD): (64.22, 73.22), ("E(t) ~ U(2, 5)", HEAVY): (70.44, 77.07),
     ("E(t) ~ U(2, 5)", PROX): (63.74, 73.41), ("E(t) ~ U(2, 5)", VR): (74.72, 74.72),
-    ("E(t) ~ U(2, 5)", HEAVY_VR): (None, 79.19),
+    ("E(t) ~ U(2, 5)", HEAVY_VR): (None, 79.19), ("E(t) ~ U(2, 5)", SERVER): (None, 77.49),
+    ("E(t) ~ U(2, 5)", HYBRID): (None, 81.15),
 }  # fmt: skip
 
 Pair = dict[str, History]  # "FedAvg" (where it is defined) and "FedNova"
 
 
 def perform(bench: Bench) -> Outcome:
-    """Eight programs: for each regime what averages, what normalises, and the proximal one; with VR two more."""
+    """Nine programs: for each regime what averages, what normalises, and the proximal one; U(2, 5) has three more."""
     data = _data(bench)
     runs = {regime.name: _runs(bench, data, regime) for regime in REGIMES}
     both = [(regime, (SGD, HEAVY, PROX)) for regime in REGIMES]
@@ -66,7 +70,9 @@ def perform(bench: Bench) -> Outcome:
         [Panel(runs[regime.name][solver], "test_accuracy", f"{regime.name}, {solver}") for solver in solvers]
         for regime, solvers in (*both, (REGIMES[1], (VR, HEAVY_VR)))
     ]
-    rows[-1].append(None)
+    [*_, last] = runs.values()
+    with_server = {f"FedNova, {solver}": last[solver]["FedNova"] for solver in (SERVER, HYBRID)}
+    rows[-1].append(Panel(with_server, "test_accuracy", f"{REGIMES[1].name}, {SERVER}"))
     return Outcome(_settings(bench, data), _claims(runs, bench.size), {"accuracy": panels(rows)}, [_table(runs)])
 
 
@@ -121,7 +127,10 @@ def _runs(bench: Bench, data: fjs.FederatedDataset, regime: Regime) -> dict[str,
     if VR in regime.solvers:
         [control] = swept("SCAFFOLD", fjs.scaffold(**solver), light)
         reduced = swept("FedNova, VR", fjs.fednova(variance_reduction=True, **solver), light, heavy)
-        found |= {VR: {"FedAvg": control, "FedNova": reduced[0]}, HEAVY_VR: {"FedNova": reduced[1]}}
+        server = fjs.fednova(server_optimizer=fjs.optim.sgd(1.0, momentum=MOMENTUM), **solver)
+        alone, both = swept("FedNova, server momentum", server, light, heavy)
+        found |= {VR: {"FedAvg": control, "FedNova": reduced[0]}, HEAVY_VR: {"FedNova": reduced[1]},
+                  SERVER: {"FedNova": alone}, HYBRID: {"FedNova": both}}  # fmt: skip
     return found
 
 
@@ -148,7 +157,7 @@ def _table(runs: dict[str, dict[str, Pair]]) -> Table:
             gaps: tuple[float | None, ...] = (None, None, None)
             if average is not None:
                 gaps = (_gap(pair), nova - average, _gap(pair) - (nova - average))
-            plain = _spread(pair["FedAvg"]) if "FedAvg" in pair else "not defined"
+            plain = _spread(pair["FedAvg"]) if "FedAvg" in pair else None
             rows.append((regime, solver, plain, _spread(pair["FedNova"]), average, nova, *gaps))
     return Table(
         "Test accuracy at the end in percent (± standard deviation over seeds)",
@@ -156,7 +165,8 @@ def _table(runs: dict[str, dict[str, Pair]]) -> Table:
          "difference"),
         rows,
         "FedAvg with VR is SCAFFOLD (sample-weighted). The paper's cells are quoted from memory of the preprint, "
-        "arXiv:2007.07481, whose table was not at hand; they lie in the ranges that the paper's text states.",
+        "arXiv:2007.07481, whose table was not at hand; they lie in the ranges that the paper's text states. Those of "
+        "the last two rows are in the text.",
     )  # fmt: skip
 
 
@@ -191,20 +201,24 @@ def _claims(runs: dict[str, dict[str, Pair]], size: str) -> list[Claim]:
                   all(points > 0 for points in better.values()), {"points": better}, "the paper: 3 to 7 points"),
         ]  # fmt: skip
         if VR in solvers:
-            best = max((value, solver, name) for solver, of in finals.items() for name, value in of.items())
+            local = {solver: of for solver, of in finals.items() if solver not in (SERVER, HYBRID)}
+            best = max((value, solver, name) for solver, of in local.items() for name, value in of.items())
+            server = {solver: finals[solver]["FedNova"] for solver in (SERVER, HYBRID)}
             claims += [
                 Claim(f"{regime}: with variance reduction FedNova is as accurate as SCAFFOLD (within 1 point)",
                       abs(gaps[VR]) <= 1, {"points": gaps[VR]}),
-                Claim(f"{regime}: FedNova with momentum and variance reduction is the most accurate of all",
-                      best[1:] == (HEAVY_VR, "FedNova"), {"accuracy": finals}),
+                Claim(f"{regime}: FedNova with momentum and variance reduction is the most accurate local solver",
+                      best[1:] == (HEAVY_VR, "FedNova"), {"accuracy": local}),
+                Claim(f"{regime}: local and server momentum together are more accurate than server momentum alone",
+                      server[HYBRID] > server[SERVER], {"accuracy": server}, "the paper: 81.15 and 77.49"),
             ]  # fmt: skip
     return claims
 
 
 def _rounds_to_fedavg(pair: Pair) -> dict[str, float]:
-    """Rounds to the mean test accuracy at which FedAvg ends, mean of the seeds."""
-    target = _accuracy(pair["FedAvg"]) / 100
-    return {name: float(np.mean(run.rounds_to("test_accuracy", target))) for name, run in pair.items()}
+    """Rounds to the test accuracy at which the seed's FedAvg ends, mean of the seeds."""
+    targets = pair["FedAvg"].final("test_accuracy")
+    return {name: rounds_to_each(run, "test_accuracy", targets) for name, run in pair.items()}
 
 
 def _settings(bench: Bench, data: fjs.FederatedDataset) -> list[Setting]:
@@ -217,13 +231,19 @@ def _settings(bench: Bench, data: fjs.FederatedDataset) -> list[Setting]:
                              cpu=f"{IMAGES:,} (batch 1), averaged to {side} x {side}, not augmented; {held}",
                              paper=f"not augmented; {held}")),
         Setting("clients", "16, Dir(0.1)", "4, Dir(0.1)" if bench.size == "smoke" else "16, Dir(0.1)"),
+        Setting("partition", f"authors' code: at least {SMALLEST} images each, and who has n/16 gets no further class",
+                "whatever comes out" if bench.size == "smoke" else f"at least {SMALLEST} images each"),
         Setting("model", "VGG-11",
                 bench.choose(smoke="MLP, 16 hidden", cpu=f"MLP, {HIDDEN[0]} hidden", paper="VGG-11")),
         Setting("rounds", "100", bench.choose(smoke="2", cpu=str(ROUNDS), paper=str(ROUNDS))),
         Setting("local epochs", "2; U(2, 5)", "1" if bench.size == "smoke" else "2; U(2, 5)"),
+        Setting("U(2, 5)", "in the authors' code numpy's randint(2, 5): 2 to 4", "2 to 5"),
         Setting("batch size", "32", "32"),
         Setting("learning rate", "0.05, momentum 0.02; tuned for FedAvg; decayed by a constant after 50 and 75 %",
                 "0.05, momentum 0.02; not tuned; x 0.1 after 50 and 75 %"),
+        Setting("weight decay", "authors' code: 1e-4", "none"),
+        Setting("server momentum", "not given", f"{MOMENTUM:g}"),
+        Setting("accuracy", "authors' code logs that of all rounds and the best", "after the last round"),
         Setting("mu", "0.005 (E = 2), 0.001 (U(2, 5)); the best of four", "0.005 (E = 2), 0.001 (U(2, 5))"),
         Setting("seeds", "3", str(len(bench.seeds))),
     ]  # fmt: skip

@@ -47,16 +47,17 @@ def perform(bench: Bench) -> Outcome:
     clients = bench.choose(smoke=4, cpu=CLIENTS, paper=CLIENTS)
     alphas = np.linspace(0.0, 1.0, bench.choose(smoke=3, cpu=101, paper=101))
     found: dict[str, Quantities] = {}
-    errors = {}
+    errors, means = {}, {}
     for reading, std in READINGS.items():
         taus = [draw_steps(std, clients, seed) for seed in bench.seeds]
+        means[reading] = np.array([tau.mean() for tau in taus])
         with double_precision():
             found[reading] = stacked([[Quantities(*map(float, of_solver(tau, float(alpha)))) for alpha in alphas]
                                       for tau in taus])  # fmt: skip
         formulas = stacked([[closed_form(tau, float(alpha)) for alpha in alphas] for tau in taus])
         errors[reading] = max(float(np.abs(a - b).max()) for a, b in zip(found[reading], formulas, strict=True))
     return Outcome(
-        _settings(bench), _claims(found, errors), {"figure4": _figure(alphas, found)}, [_table(alphas, found)],
+        _settings(bench), _claims(found, means, errors), {"figure4": _figure(alphas, found)}, [_table(alphas, found)],
         {"alpha": alphas, "quantities": {reading: of._asdict() for reading, of in found.items()}},
     )  # fmt: skip
 
@@ -108,25 +109,30 @@ def stacked(rows: Sequence[Sequence[Quantities]]) -> Quantities:
     return Quantities(*(np.array([[getattr(one, name) for one in row] for row in rows]) for name in Quantities._fields))
 
 
-def _claims(found: dict[str, Quantities], errors: dict[str, float]) -> list[Claim]:
+def _claims(found: dict[str, Quantities], means: dict[str, np.ndarray], errors: dict[str, float]) -> list[Claim]:
+    """``means``: of tau, by reading and draw."""
     tight = 1e-9
     claims = [
         Claim("the solver's own accumulation vectors give the closed forms (within 1e-9)",
-              all(error < tight for error in errors.values()), {"largest difference": errors}),
+              all(error < tight for error in errors.values()), {"largest difference": errors},
+              own=True),
     ]  # fmt: skip
     for reading, of in found.items():
         bias, slowdown, variance = (values.mean(axis=0) for values in of)
+        second = reading != next(iter(READINGS))  # N(mean, variance) is the usual notation
         claims += [
             Claim(f"{reading}: the weight bias falls as alpha grows, and is 0 at alpha = 1",
                   bool((np.diff(of.weight_bias) < tight).all() and bias[-1] < tight < bias[0]),
-                  {"alpha = 0, middle, 1": bias[[0, len(bias) // 2, -1]]}),
+                  {"alpha = 0, middle, 1": bias[[0, len(bias) // 2, -1]]}, own=second),
             Claim(f"{reading}: the slowdown grows with alpha, from 1 to the mean of tau at alpha = 1",
-                  bool((np.diff(of.slowdown) > -tight).all() and abs(slowdown[0] - 1) < tight and slowdown[-1] > 2),
-                  {"alpha = 0, middle, 1": slowdown[[0, len(slowdown) // 2, -1]]}),
+                  bool((np.diff(of.slowdown) > -tight).all() and np.abs(of.slowdown[:, 0] - 1).max() < tight
+                       and np.abs(of.slowdown[:, -1] - means[reading]).max() < tight),
+                  {"alpha = 0, middle, 1": slowdown[[0, len(slowdown) // 2, -1]],
+                   "mean of tau": means[reading].mean()}, own=second),
             Claim(f"{reading}: the relative variance is 1 at both ends and smaller between",
                   bool(np.abs(of.relative_variance[:, [0, -1]] - 1).max() < tight and (variance[1:-1] < 1).all()),
                   {"alpha = 0, least, 1": [variance[0], variance.min(), variance[-1]]},
-                  "follows from eq. 10; the paper shows the curve without words"),
+                  "follows from eq. 10; the paper shows the curve without words", True),
         ]  # fmt: skip
     return claims
 

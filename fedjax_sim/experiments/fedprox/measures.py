@@ -15,10 +15,14 @@ TAIL = 10  # a level is the mean over the last tenth of the evaluations: single 
 
 
 def level(history: History, metric: str) -> float:
-    """The mean of a metric, or of a record of every round, over its last tenth and the seeds; inf for a loss of NaN."""
+    """The mean of a metric, or of a record of every round, over its last tenth and the seeds; the worst for NaN.
+
+    A run that is not finite any more has an infinite loss and variance, and an accuracy of 0.
+    """
     values = np.asarray(history[metric], float)
     mean = float(values[:, -max(1, values.shape[1] // TAIL) :].mean())
-    return math.inf if math.isnan(mean) and metric == "loss" else mean
+    worst = 0.0 if metric.endswith("accuracy") else math.inf
+    return worst if math.isnan(mean) else mean
 
 
 def levels(runs: dict[str, History], metric: str) -> dict[str, float]:

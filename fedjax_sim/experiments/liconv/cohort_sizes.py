@@ -44,11 +44,11 @@ def runs_of(bench: Bench, name: str, local_steps: int = EPOCHS * STEPS) -> Runs:
     rounds = _rounds(bench, name)
     most, few = EPOCHS * STEPS, bench.size == "smoke"
     data = load(bench, name)
-    every = 1 if few or name in SPREADS else bench.choose(smoke=1, cpu=2, paper=1)
     return {
         K: run(
             bench, f"{name}, K={K}, {local_steps} steps", name, data, fjs.cohort.with_replacement(K),
-            SMOKE_STEPS if few else local_steps, most=most, batch=batch_size(name), rounds=rounds, eval_every=every,
+            SMOKE_STEPS if few else local_steps, most=most, batch=batch_size(name), rounds=rounds,
+            eval_every=_every(bench, name),
         )[0]
         for K in _sizes(bench, name)
     }  # fmt: skip
@@ -83,6 +83,8 @@ def own_settings(bench: Bench, prefix: str = "") -> list[Setting]:
                 few if bench.size == "cpu" else several),
         Setting(f"{prefix}rounds", "not given (published code: 80)",
                 str(rounds) if rounds == on_mnist else f"{rounds}; on MNIST {on_mnist}"),
+        Setting(f"{prefix}evaluated", "not given",
+                "every round" + (f"; on MNIST every {_every(bench, BALANCED)}" if bench.size == "cpu" else "")),
         Setting(f"{prefix}batch size", "64 on MNIST, 24 on synthetic data", "the same"),
     ]  # fmt: skip
 
@@ -144,6 +146,10 @@ def _falls(history: History) -> bool:
 
 def _rounds(bench: Bench, name: str) -> int:
     return bench.choose(smoke=2, cpu=ROUNDS if name in SPREADS else ROUNDS // 2, paper=ROUNDS)
+
+
+def _every(bench: Bench, name: str) -> int:
+    return bench.choose(smoke=1, cpu=1 if name in SPREADS else 2, paper=1)
 
 
 def _sizes(bench: Bench, name: str) -> tuple[int, ...]:

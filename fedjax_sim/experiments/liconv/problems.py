@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -151,9 +152,10 @@ def steps_setting(bench: Bench, number: int, smoke: int, prefix: str = "") -> Se
 
 
 def tail(history: History, share: float = 0.1) -> float:
-    """The mean loss over the last evaluations and the seeds."""
+    """The mean loss over the last evaluations and the seeds; inf for NaN."""
     losses = history["loss"]
-    return float(losses[:, -max(1, int(share * losses.shape[1])) :].mean())
+    mean = float(losses[:, -max(1, int(share * losses.shape[1])) :].mean())
+    return math.inf if math.isnan(mean) else mean
 
 
 def start(history: History) -> float:

@@ -15,7 +15,7 @@ from fedjax_sim.reporting import Panel, panels
 
 HIDDEN = 100
 EPOCHS = 5
-ROUNDS, CPU_ROUNDS = 1000, 150
+ROUNDS = 1000
 RATES = {"SGD": (10.0, 3.0, 1.0), "FedAvg": (3.0, 1.0, 0.3), "SCAFFOLD": (3.0, 1.0, 0.3)}
 SIMILARITIES = images.SIMILARITIES[:2]
 ALIKE = 0.02  # accuracies of SGD that differ by less are called equal
@@ -48,12 +48,12 @@ def perform(bench: Bench) -> Outcome:
 
 def _run(bench: Bench, data: fjs.FederatedDataset) -> dict[str, Any]:
     epochs = bench.choose(smoke=1, cpu=EPOCHS, paper=EPOCHS)
-    rounds = bench.choose(smoke=2, cpu=CPU_ROUNDS, paper=ROUNDS)
+    rounds = bench.choose(smoke=2, cpu=ROUNDS, paper=ROUNDS)
     classes = data.num_classes or 0
     return {
         "task": fjs.classification(bench.model(fjs.models.MLP(classes, (HIDDEN,)), classes)),
         "rounds": rounds,
-        "eval_every": bench.choose(smoke=1, cpu=5, paper=10),
+        "eval_every": bench.choose(smoke=1, cpu=10, paper=10),
         "cohort": fjs.cohort.uniform(
             bench.choose(smoke=images.SMOKE_SAMPLED, cpu=images.SAMPLED, paper=images.SAMPLED)
         ),
@@ -63,13 +63,13 @@ def _run(bench: Bench, data: fjs.FederatedDataset) -> dict[str, Any]:
 
 
 def _settings(bench: Bench) -> list[Setting]:
-    smoke, cpu = bench.size == "smoke", bench.size == "cpu"
+    smoke = bench.size == "smoke"
     grids = "; ".join(f"{name} {', '.join(f'{rate:g}' for rate in rates)}" for name, rates in RATES.items())
     return [
         *images.settings(bench),
         Setting("model", "2 layer fully connected network, width not given",
                 f"one hidden layer of {16 if smoke else HIDDEN}, ReLU"),
-        Setting("rounds", "1000", "2" if smoke else str(CPU_ROUNDS) if cpu else "1000"),
+        Setting("rounds", "1000", "2" if smoke else "1000"),
         Setting("clients sampled, epochs", "20 %, 5", "half, 1" if smoke else "20 %, 5"),
         Setting("local step size", "tuned for each algorithm, grid not given", f"best of: {grids}"),
     ]  # fmt: skip

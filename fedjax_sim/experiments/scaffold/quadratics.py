@@ -192,7 +192,7 @@ def _exact(
         "all trajectories are those of the closed-form recursions (float64)",
         max(errors.values()) <= EXACT,
         {"largest |x - x closed| / max(1, largest |x closed|)": errors},
-        "not a claim of the paper",
+        own=True,
     )
 
 
@@ -218,7 +218,7 @@ def _fedavg_claims(runs: Runs, tuned: Mapping[tuple[str, int, float], float]) ->
         ),
         Claim(
             "FedAvg gets slower with more local steps, for every G (best rate of a grid for each)",
-            all(slower), {"rounds to 1 % of f(x_0): SGD, K = 2, K = 10": told},
+            all(slower), {"rounds to 1 % of f(x_0): SGD, K = 2, K = 10": told}, own=True,
         ),
         Claim(
             "FedAvg gets slower as G grows",
@@ -260,6 +260,7 @@ def _scaffold_claims(
             all(abs(slow[k] / k - 1) < 0.15 for k in STEPS) if known else None,
             {f"the same to {TUNED_TARGET:g} f(x_0) at eta_l = {SMALL_RATE:g}": {f"K = {k}": slow[k] for k in STEPS}},
             "from theory, not from the paper's figure",
+            own=True,
         ),
         Claim(
             "SCAFFOLD is not affected by G: started from c_i = f_i'(x_0) all its iterates are the same",
@@ -270,6 +271,7 @@ def _scaffold_claims(
             all(abs(value - row[0]) <= 1e-6 for row in rates.values() for value in row) if known else None,
             {"spectral radius of a round, G = 1, 10, 100": rates, "rounds to the target": zero},
             "its first round is FedAvg's, which depends on G, so the iterates do",
+            own=True,
         ),
     ]  # fmt: skip
 

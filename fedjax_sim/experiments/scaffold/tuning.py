@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 import fedjax_sim as fjs
 from fedjax_sim.algorithms.contract import Method
-from fedjax_sim.descriptions import static
 from fedjax_sim.experiments.bench import Bench, rounds_in_words
-from fedjax_sim.stopping import Stopping
 
 METRIC = "test_accuracy"
 
@@ -40,20 +39,34 @@ class Tuned(NamedTuple):
         return rounds_in_words(self.mean, self.limit)
 
 
-class Steady(Stopping):
-    """Stops where the mean of the last test accuracies reaches a target.
+def at_most(a: float, b: float, limit: int, factor: float = 1.0, *, strict: bool = False) -> bool | None:
+    """Whether a <= factor b, as far as runs of ``limit`` rounds can tell; None where they cannot.
 
     Args:
-      target: the accuracy.
-      over: evaluations that are averaged.
+      a: rounds to a target; inf for more than ``limit``.
+      b: the same of another run.
+      limit: the most rounds of both.
+      factor: at least 1.
+      strict: whether a < factor b.
     """
+    if math.isinf(b):
+        return None if math.isinf(a) else True
+    if math.isinf(a):
+        return False if limit >= factor * b else None
+    return a < factor * b if strict else a <= factor * b
 
-    target: Any
-    over: int = static(default=1)
 
-    def reason(self, evaluated: np.ndarray, metrics: Mapping[str, np.ndarray]) -> str | None:
-        found = np.isfinite(rounds_to(np.asarray(metrics[METRIC])[None], float(self.target), self.over)[0])
-        return f"the mean of {self.over} evaluations reached {float(self.target):g}" if found else None
+def less(a: float, b: float, limit: int, factor: float = 1.0) -> bool | None:
+    """:func:`at_most`, strictly."""
+    return at_most(a, b, limit, factor, strict=True)
+
+
+def every(answers: Iterable[bool | None]) -> bool | None:
+    """Whether all are true: False if one is not, None if that is open or there are none."""
+    given = list(answers)
+    if False in given:
+        return False
+    return True if given and None not in given else None
 
 
 def rounds_to(accuracies: np.ndarray, target: float, over: int) -> np.ndarray:
@@ -68,7 +81,7 @@ def rounds_to(accuracies: np.ndarray, target: float, over: int) -> np.ndarray:
         return np.full(len(accuracies), np.inf)
     sums = np.cumsum(accuracies.astype(float), axis=1)
     means = (sums[:, over:] - sums[:, :-over]) / over  # of rounds t - over + 1 .. t, t = over .. R
-    there = means >= target - 1e-9
+    there = means >= target - 1e-6  # 0.45 in single precision is less than 0.45
     return np.where(there.any(axis=1), there.argmax(axis=1) + over, np.inf)
 
 
@@ -86,8 +99,9 @@ def tuned(
 ) -> tuple[Tuned, Tuned]:
     """The fewest rounds to a test accuracy, over local step sizes.
 
-    They are tried from the largest to the smallest, until a smaller one is no better. Runs stop at the target, and a
-    step size is given up after as many rounds as the slowest seed needed with the best one before it.
+    They are tried from the largest to the smallest, until a smaller one is no better. Runs stop at the target if it is
+    that of a single round, and a step size is given up after as many rounds as the slowest seed needed with the best
+    one before it.
 
     Args:
       bench: what runs it.
@@ -104,11 +118,12 @@ def tuned(
       The best for the first round at the target, and for the mean of ``over`` rounds.
     """
     best: dict[int, Tuned] = {}
+    stop = {"stop": fjs.stopping.reached(METRIC, target)} if over == 1 else {}
     nearest = dict.fromkeys((1, over), -1.0)
     for rate in sorted(rates, reverse=True):
         known = best.get(over)
         history = bench.simulate(
-            f"{label}, rate={rate:g}", method(rate), data, eval_every=1, stop=Steady(target, over=over), **setting,
+            f"{label}, rate={rate:g}", method(rate), data, eval_every=1, **stop, **setting,
             rounds=limit if known is None or np.isinf(known.mean) else int(known.rounds.max()),
         )  # fmt: skip
         accuracies = history[METRIC]
