@@ -8,9 +8,9 @@ from typing import Any
 
 import jax
 
-# Bytes of the largest intermediate array. 128 MB leave room for a few of them in 2 GB. On a CPU what leaves the cache is
-# slow: an evaluation of a small CNN took 502 ms with 128 MB, 363 with 16, 233 with 8, 201 with 4 and 207 with 2 (of
-# FemnistCNN 1,247, 1,081, 976, 859, 872; of logistic regression the same with all).
+# Bytes of the largest intermediate array. 128 MB leave room for a few of them in 2 GB. On a CPU what leaves the cache
+# is slow: an evaluation of a small CNN took 502 ms with 128 MB, 363 with 16, 233 with 8, 201 with 4 and 207 with 2
+# (of FemnistCNN 1,247, 1,081, 976, 859, 872; of logistic regression the same with all).
 _BUDGETS = {"cpu": 1 << 22}
 _BUDGET = 1 << 27
 _PROBE = (

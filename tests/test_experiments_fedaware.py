@@ -81,6 +81,11 @@ def test_the_table_has_the_papers_differences():
     assert all(set(of) == set(methods.NAMES) for of in comparison.PAPER.values())
 
 
+def test_what_is_drawn_is_the_mean_of_the_last_ten_rounds():
+    found = dissimilarity.smoothed(np.arange(12.0)[None])
+    np.testing.assert_allclose(found[0, [0, 1, 9, 10, 11]], [0, 0.5, 4.5, 5.5, 6.5])
+
+
 def test_orders_and_ranks():
     assert dissimilarity._rising({10.0: 3, 0.1: 1, 0.5: 2})
     assert not dissimilarity._rising({10.0: 2, 0.1: 1, 0.5: 2})

@@ -22,6 +22,7 @@ from fedjax_sim.descriptions import describe
 from fedjax_sim.experiments.experiment import Size
 from fedjax_sim.fingerprints import dataset_fingerprint, digest, fingerprint
 from fedjax_sim.history import History
+from fedjax_sim.layout import turns
 from fedjax_sim.models.mlp import MLP
 from fedjax_sim.simulation import simulate
 from fedjax_sim.sweeps.result import Sweep
@@ -116,7 +117,7 @@ class Bench:
         if stored.exists():
             history = History.load(stored)
         else:
-            history = simulate(algorithm, dataset, **setting)
+            history = simulate(algorithm, dataset, **_on_one_device() | setting)
             history = history if keep else dataclasses.replace(history, params={})
             history.save(stored)
             self._tell(label, history.seconds, history.compile_seconds)
@@ -207,6 +208,14 @@ def double_precision() -> Iterator[None]:
 def rounds_in_words(reached: float, limit: int) -> str:
     """A number of rounds as tables of papers print it: "77", or "1000+" where the target was not reached."""
     return f"{limit}+" if math.isinf(reached) else f"{reached:.0f}"
+
+
+def _on_one_device() -> dict[str, Any]:
+    """On a CPU, the layout that uses one of its devices.
+
+    Under load XLA's all-reduce between devices of one CPU was seen to wait for ever and end the process.
+    """
+    return {"layout": turns()} if jax.default_backend() == "cpu" else {}
 
 
 def _plain(value: Any) -> Any:

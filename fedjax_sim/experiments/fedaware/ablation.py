@@ -5,6 +5,7 @@ from __future__ import annotations
 import fedjax_sim as fjs
 from fedjax_sim.experiments.bench import Bench
 from fedjax_sim.experiments.experiment import Claim, Experiment, Outcome, Setting, Table
+from fedjax_sim.experiments.fedaware.comparison import same_heights
 from fedjax_sim.experiments.fedaware.methods import (
     AVERAGE,
     DYNAMICS,
@@ -65,7 +66,7 @@ def perform(bench: Bench) -> Outcome:
         table,
         "The paper gives figures only. FedAvg-Full's e-LUD is that of all clients, the others' of the cohort.",
     )
-    return Outcome(_settings(bench, tasks), claims, {"figure4": panels(rows)}, [made])
+    return Outcome(_settings(bench, tasks), claims, {"figure4": same_heights(panels(rows))}, [made])
 
 
 def _runs(bench: Bench, problem: Problem) -> tuple[dict[float, History], dict[float, History], History]:

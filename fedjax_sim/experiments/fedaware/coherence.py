@@ -102,7 +102,7 @@ def _figure(curves: Mapping[str, np.ndarray], matrices: Mapping[int, np.ndarray]
 
     figure = Figure(figsize=(10.5, 6.2), layout="constrained")
     axes = figure.subplots(2, 3)
-    labels = {"coherence": "client coherence", "consensus": "norm of the pseudo-gradient", "lud": "LUD"}
+    labels = {"coherence": "client coherence", "consensus": "norm of the\npseudo-gradient", "lud": "LUD"}
     for ax, (name, values) in zip(axes[0], curves.items(), strict=True):
         shown = np.sqrt(values) if name == "consensus" else values
         ax.plot(np.arange(1, len(values) + 1), shown, color=COLOURS[0], linewidth=1.8)
@@ -112,6 +112,8 @@ def _figure(curves: Mapping[str, np.ndarray], matrices: Mapping[int, np.ndarray]
     for ax, (moment, matrix) in zip(axes[1], matrices.items(), strict=True):
         image = ax.imshow(matrix, cmap="RdBu_r", vmin=-1, vmax=1, interpolation="nearest")
         ax.set_title(f"round {moment}", fontsize="medium")
+        ax.set_xticks(range(0, len(matrix), 5))
+        ax.set_yticks(range(0, len(matrix), 5))
         ax.set_xlabel("client")
     axes[1][0].set_ylabel("client")
     figure.colorbar(image, ax=list(axes[1]), label="cosine", shrink=0.9)

@@ -129,7 +129,7 @@ def perform_figure3(bench: Bench) -> Outcome:
             for metric, label in (("loss", None), ("test_accuracy", None), (DYNAMICS, "e-LUD, mean so far"))
         ]  # fmt: skip
         name = "figure3" if task == "CIFAR-100" else f"figure6-{task.lower().replace(' ', '-')}"
-        figures[name] = _same_heights(panels(rows))
+        figures[name] = same_heights(panels(rows))
     claims = []
     for task in TASKS:
         slower_expected = task != "AG News"  # section 5 and appendix B.2
@@ -275,7 +275,7 @@ def _dynamics_table(runs: Mapping[str, Compared]) -> Table:
     )
 
 
-def _same_heights(figure: Any) -> Any:
+def same_heights(figure: Any) -> Any:
     """The two panels of each row on one vertical scale."""
     for pair in zip(figure.axes[::2], figure.axes[1::2], strict=True):
         lows, highs = zip(*(ax.get_ylim() for ax in pair), strict=True)

@@ -20,6 +20,8 @@ ALPHAS = (0.1, 0.5, 1.0, 10.0)  # from unlike to alike; the last two are the app
 ALIKE = (1.0, 10.0)
 NORM = "pseudo_gradient_norm"
 WINDOW = 0.2  # the share of the rounds whose means are "early" and "late"
+DRAWN = 10  # rounds whose mean is drawn where there is a number for every round
+OVER = f"\n(mean of {DRAWN} rounds)"
 
 
 def perform_figure1(bench: Bench) -> Outcome:
@@ -27,8 +29,8 @@ def perform_figure1(bench: Bench) -> Outcome:
     runs = _runs(bench)
     named = _named(runs)
     rows = [
-        [Panel(named, "test_accuracy", title="(a)"), Panel(named, "e_lud", title="(b)", label="e-LUD")],
-        [Panel(named, NORM, title="(c)", label="norm of the pseudo-gradient"), Panel(named, "loss", title="(d)")],
+        [Panel(named, "test_accuracy", title="(a)"), Panel(named, "e_lud", title="(b)", label=f"e-LUD{OVER}")],
+        [Panel(named, NORM, title="(c)", label=f"pseudo-gradient norm{OVER}"), Panel(named, "loss", title="(d)")],
     ]
     lud, accuracy, loss = (_by_alpha(runs, of) for of in (_diversity, _accuracy, area))
     ends = {alpha: (_early(run, "e_lud"), _late(run, "e_lud")) for alpha, run in runs.items()}
@@ -55,8 +57,8 @@ def perform_figure8(bench: Bench) -> Outcome:
     runs = _runs(bench)
     named = _named(runs)
     rows = [
-        [Panel(named, "coherence", label="client coherence"), Panel(named, "e_lud", label="e-LUD")],
-        [Panel(named, NORM, label="norm of the pseudo-gradient"), Panel(named, "test_accuracy")],
+        [Panel(named, "coherence", label=f"client coherence{OVER}"), Panel(named, "e_lud", label=f"e-LUD{OVER}")],
+        [Panel(named, NORM, label=f"pseudo-gradient norm{OVER}"), Panel(named, "test_accuracy")],
     ]
     norm, late_lud, consensus, accuracy = (
         _by_alpha(runs, of)
@@ -96,7 +98,19 @@ def _runs(bench: Bench) -> dict[float, History]:
 
 
 def _named(runs: Mapping[float, History]) -> dict[str, History]:
-    return {f"Dir({alpha:g})": run for alpha, run in runs.items()}
+    """For drawing: what is recorded in every round as its mean over the last rounds."""
+    drawn = ("e_lud", "coherence", NORM)
+    return {
+        f"Dir({alpha:g})": dataclasses.replace(run, rounds={name: smoothed(run[name]) for name in drawn})
+        for alpha, run in runs.items()
+    }
+
+
+def smoothed(values: np.ndarray) -> np.ndarray:
+    """Means over the last ``DRAWN`` rounds, or as many as there were, [seeds, rounds]."""
+    sums = np.cumsum(np.pad(values, ((0, 0), (DRAWN, 0))), axis=1)
+    means: np.ndarray = (sums[:, DRAWN:] - sums[:, :-DRAWN]) / np.minimum(np.arange(1, values.shape[1] + 1), DRAWN)
+    return means
 
 
 def _by_alpha(runs: Mapping[float, History], measure: Callable[[History], float]) -> dict[float, float]:

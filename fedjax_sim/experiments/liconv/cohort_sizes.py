@@ -83,7 +83,7 @@ def own_settings(bench: Bench, prefix: str = "") -> list[Setting]:
                 few if bench.size == "cpu" else several),
         Setting(f"{prefix}rounds", "not given (published code: 80)",
                 str(rounds) if rounds == on_mnist else f"{rounds}; on MNIST {on_mnist}"),
-        Setting(f"{prefix}evaluated", "not given",
+        Setting(f"{prefix}evaluated", "every round",
                 "every round" + (f"; on MNIST every {_every(bench, BALANCED)}" if bench.size == "cpu" else "")),
         Setting(f"{prefix}batch size", "64 on MNIST, 24 on synthetic data", "the same"),
     ]  # fmt: skip
