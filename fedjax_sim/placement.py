@@ -101,13 +101,21 @@ def shared_out(tree: Any, mesh: Mesh, axis: int = 0) -> Any:
 
 
 def as_here(tree: Any) -> Any:
-    """Arrays that are everywhere, as this process has them; waits for nothing."""
+    """Arrays that are everywhere, as the first device of this process has them.
+
+    On the devices of a CPU it waits until all of them are done. Their work shares one pool of threads, and XLA admits 32
+    computations a device: those that nobody waits for pile up until a launch blocks the thread that would run them,
+    and the other devices wait for it in an all-reduce for ever (jax 0.10.2). For the same reason nothing is computed
+    from the copies of other devices.
+    """
 
     def here(leaf: jax.Array) -> jax.Array:
-        if leaf.is_fully_addressable:
-            return leaf
-        return leaf.addressable_data(0) if leaf.is_fully_replicated else jnp.asarray(on_host(leaf))
+        if leaf.is_fully_replicated:
+            return leaf.addressable_data(0)
+        return leaf if leaf.is_fully_addressable else jnp.asarray(on_host(leaf))
 
+    if jax.default_backend() == "cpu" and any(len(leaf.sharding.device_set) > 1 for leaf in jax.tree.leaves(tree)):
+        jax.block_until_ready(tree)
     return jax.tree.map(here, tree)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import fedjax_sim as fjs
+from fedjax_sim.drivers.resident import ResidentDriver
 from fedjax_sim.layout.mesh import deal, most_of_one
 from tests import test_sweep as sweep
 
@@ -220,6 +221,21 @@ def test_dealing_into_bounded_room():
     hands = np.asarray(deal(totals, jnp.ones(7, bool), 2, 4)).reshape(2, 4)
     assert sorted(hands.ravel().tolist()) == [0, 1, 2, 3, 4, 5, 6, 7]
     assert (hands < 7).sum(axis=1).tolist() == [3, 4]
+
+
+def test_what_a_run_hands_out_lies_on_one_device(data, monkeypatch):
+    """Computing from copies on devices that nobody waits for fills XLA's queues until the devices wait for ever."""
+    handed = []
+    advance = ResidentDriver.advance
+
+    def watched(self, start, count, running):
+        handed.append(advance(self, start, count, running))
+        return handed[-1]
+
+    monkeypatch.setattr(ResidentDriver, "advance", watched)
+    run(fjs.fedavg(client_optimizer=LOCAL), data, MESH(4))
+    places = {len(leaf.sharding.device_set) for leaf in jax.tree.leaves(handed)}
+    assert places == {1}
 
 
 @pytest.mark.slow
