@@ -103,10 +103,10 @@ def shared_out(tree: Any, mesh: Mesh, axis: int = 0) -> Any:
 def as_here(tree: Any) -> Any:
     """Arrays that are everywhere, as the first device of this process has them.
 
-    On the devices of a CPU it waits until all of them are done. Their work shares one pool of threads, and XLA admits 32
-    computations a device: those that nobody waits for pile up until a launch blocks the thread that would run them,
-    and the other devices wait for it in an all-reduce for ever (jax 0.10.2). For the same reason nothing is computed
-    from the copies of other devices.
+    On the devices of a CPU it waits until all of them are done. Their work shares one pool of threads, and XLA admits
+    32 computations a device: those that nobody waits for pile up until a launch blocks the thread that would run
+    them, and the other devices wait for it in an all-reduce for ever (jax 0.10.2). For the same reason nothing is
+    computed from the copies of other devices.
     """
 
     def here(leaf: jax.Array) -> jax.Array:

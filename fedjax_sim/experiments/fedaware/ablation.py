@@ -18,6 +18,7 @@ from fedjax_sim.experiments.fedaware.tasks import Problem, problems, settings
 from fedjax_sim.history import History
 from fedjax_sim.reporting import Panel, panels
 
+ALPHAS, SMOKE_ALPHAS = (0.1, 0.3, 0.5, 0.7, 0.9), (0.5, 0.9)
 FULL = "FedAvg-Full"
 
 
@@ -70,13 +71,18 @@ def perform(bench: Bench) -> Outcome:
 
 
 def _runs(bench: Bench, problem: Problem) -> tuple[dict[float, History], dict[float, History], History]:
-    adaptive, average = fedaware(bench, problem), fedaware(bench, problem, AVERAGE)
+    alphas = _alphas(bench)
+    adaptive, average = fedaware(bench, problem, alphas=alphas), fedaware(bench, problem, AVERAGE, alphas)
     result = bench.sweep(
         f"{problem.name}, {FULL}", fjs.fedavg(client_optimizer=problem.optimizer), problem.data,
         fjs.sweeps.points([{"client_optimizer.learning_rate": problem.learning_rate}]),
         **(dict(problem.run) | {"cohort": fjs.cohort.full()}),
     )  # fmt: skip
     return adaptive, average, with_dynamics(result.at(0))
+
+
+def _alphas(bench: Bench) -> tuple[float, ...]:
+    return bench.choose(smoke=SMOKE_ALPHAS, cpu=ALPHAS, paper=ALPHAS)
 
 
 def _named(runs: dict[float, History]) -> dict[str, History]:
@@ -89,7 +95,7 @@ def _accuracy(run: History) -> float:
 
 def _settings(bench: Bench, tasks: list[Problem]) -> list[Setting]:
     own = [
-        Setting("alpha", "0.1, 0.3, 0.5, 0.7, 0.9", bench.choose(smoke="0.5, 0.9", cpu="the same", paper="the same")),
+        Setting("alpha", *(", ".join(map(str, alphas)) for alphas in (ALPHAS, _alphas(bench)))),
         Setting("FedAWARE-NA", "uniform weights", "uniform over the clients seen; FedAvg until all were seen"),
     ]
     return [*settings(bench, *tasks), *own]

@@ -18,7 +18,6 @@ from fedjax_sim.history import History
 Point = Mapping[str, float]
 
 ALPHA = 0.5  # of FedAWARE's moving average
-ALPHAS = (0.1, 0.3, 0.5, 0.7, 0.9)  # Figure 4
 LAST = 0.1  # the share of the rounds at the end whose mean test accuracy is reported
 DYNAMICS = "e_lud_dynamics"
 
@@ -137,13 +136,19 @@ def compared(bench: Bench, problem: Problem) -> Compared:
     )
 
 
-def fedaware(bench: Bench, problem: Problem, name: str = "FedAWARE") -> dict[float, History]:
-    """FedAWARE or a variant of it by alpha."""
+def fedaware(
+    bench: Bench, problem: Problem, name: str = "FedAWARE", alphas: Sequence[float] = (ALPHA,)
+) -> dict[float, History]:
+    """FedAWARE or a variant of it by alpha; ``ALPHA`` is a sweep of its own, which Table 2 and Figure 4 share."""
     algorithm = fjs.fedaware(client_optimizer=problem.optimizer, alpha=ALPHA, **VARIANTS[name])
-    alphas = (ALPHA,) if name == WRITTEN else bench.choose(smoke=(ALPHA, 0.9), cpu=ALPHAS, paper=ALPHAS)
-    space = fjs.sweeps.points(_of("alpha", alphas))
-    result = bench.sweep(_label(problem, name), algorithm, problem.data, space, **problem.run)
-    return {alpha: with_dynamics(result.at(number)) for number, alpha in enumerate(alphas)}
+    found: dict[float, History] = {}
+    others = [alpha for alpha in alphas if alpha != ALPHA]
+    for part in [[ALPHA]] * (ALPHA in alphas) + [others] * bool(others):
+        space = fjs.sweeps.points(_of("alpha", part))
+        label = _label(problem, name if part != others else f"{name}, other alphas")
+        result = bench.sweep(label, algorithm, problem.data, space, **problem.run)
+        found |= {alpha: with_dynamics(result.at(number)) for number, alpha in enumerate(part)}
+    return {alpha: found[alpha] for alpha in alphas}
 
 
 def last_accuracy(history: History) -> np.ndarray:

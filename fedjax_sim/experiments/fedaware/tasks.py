@@ -15,15 +15,15 @@ from fedjax_sim.datasets.sources.cifar_files import CIFAR10
 from fedjax_sim.experiments.bench import Bench
 from fedjax_sim.experiments.experiment import Setting
 
-CLIENTS, PER_ROUND, EPOCHS, BATCH = 100, 10, 3, 64  # section 5
+CLIENTS, PER_ROUND, EPOCHS, BATCH, RATE = 100, 10, 3, 64, 0.01  # section 5
 ALPHA = 0.1  # of the Dirichlet partition
 DATA_SEED = 0
 
 # The CPU's part of CIFAR-10: fewer and smaller images, narrower layers. The batch shrinks with the clients' data, so
-# that a client still takes some twenty steps a round, and the learning rate grows, because the rounds are fewer.
+# that a client still takes some twenty steps a round.
 CPU_IMAGES, CPU_TEST_IMAGES = 4000, 1000
 CPU_CHANNELS, CPU_HIDDEN = (8, 16, 16), 32
-CPU_BATCH, CPU_RATE, CPU_ROUNDS, CPU_EVERY = 8, 0.05, 200, 10
+CPU_BATCH, CPU_ROUNDS, CPU_EVERY = 8, 200, 10
 
 DIAGNOSTICS = ("e_lud", "lud", "consensus", "coherence")
 
@@ -68,17 +68,16 @@ def cifar10(bench: Bench, deal: Deal | None = None) -> Problem:
     data = bench.load(what, lambda: _real(bench, deal), lambda: _digits(deal), "scikit-learn's digits")
     large, small = fjs.models.CifarCNN(10), fjs.models.CifarCNN(10, CPU_CHANNELS, CPU_HIDDEN)
     cnn = bench.choose(smoke=small, cpu=small, paper=large)
-    rate = bench.choose(smoke=CPU_RATE, cpu=CPU_RATE, paper=0.01)
     batch = bench.choose(smoke=BATCH, cpu=CPU_BATCH, paper=BATCH)
     rounds = bench.choose(smoke=2, cpu=CPU_ROUNDS, paper=500)
-    return Problem("CIFAR-10", data, rate, _run(bench, bench.model(cnn, 10), rounds, batch, chunk=16))
+    return Problem("CIFAR-10", data, RATE, _run(bench, bench.model(cnn, 10), rounds, batch, chunk=16))
 
 
 def cifar100(bench: Bench) -> Problem:
     """CIFAR-100 and ResNet-18 with GroupNorm; for a GPU."""
     what = "CIFAR-100"
     data = bench.load(what, lambda: fjs.datasets.cifar100_dirichlet(ALPHA, CLIENTS, DATA_SEED), _none(what), "nothing")
-    return Problem(what, data, 0.01, _run(bench, fjs.models.ResNet18(100), 600, BATCH, chunk=2))
+    return Problem(what, data, RATE, _run(bench, fjs.models.ResNet18(100), 600, BATCH, chunk=2))
 
 
 def ag_news(bench: Bench) -> Problem:
@@ -138,7 +137,7 @@ def settings(bench: Bench, problem: Problem, *others: Problem) -> list[Setting]:
         Setting("clients, a round", "100, 10", f"{problem.data.num_clients}, {_size(run['cohort'])}"),
         Setting("local epochs", "3", "1" if smoke else "3"),
         Setting("batch size", "64", str(run["batch_size"])),
-        Setting("local learning rate", "0.01", f"{problem.learning_rate:g}"),
+        Setting("local learning rate", f"{RATE:g}", f"{problem.learning_rate:g}"),
         Setting("weight decay", "not given; the authors' code: 5e-4 in local training", "none"),
         Setting("rounds", "500", str(run["rounds"])),
         Setting(
@@ -156,7 +155,7 @@ def _other(problem: Problem) -> list[Setting]:
     rounds, rate, here = str(problem.run["rounds"]), f"{problem.learning_rate:g}", problem.run["batch_size"]
     rows = [
         Setting("model", *2 * ("Pythia-70M, pretrained" if text else "ResNet-18, group normalisation",)),
-        Setting("rounds, local learning rate", "300, 0.0001" if text else "600, 0.01", f"{rounds}, {rate}"),
+        Setting("rounds, local learning rate", "300, 0.0001" if text else f"600, {RATE:g}", f"{rounds}, {rate}"),
     ]
     if text:
         rows += [
