@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from fedjax_sim import algorithms as algorithms
     from fedjax_sim import asynchronous as asynchronous
     from fedjax_sim import attacks as attacks
+    from fedjax_sim import callbacks as callbacks
     from fedjax_sim import checkpoints as checkpoints
     from fedjax_sim import client_states as client_states
     from fedjax_sim import cohort as cohort
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from fedjax_sim import stopping as stopping
     from fedjax_sim import sweeps as sweeps
     from fedjax_sim import systems as systems
+    from fedjax_sim import trackers as trackers
     from fedjax_sim.algorithms.attacked import attacked as attacked
     from fedjax_sim.algorithms.averaging import ema as ema
     from fedjax_sim.algorithms.averaging import last_k as last_k
@@ -68,6 +70,7 @@ if TYPE_CHECKING:
     from fedjax_sim.algorithms.robust import robust as robust
     from fedjax_sim.algorithms.scaffold import scaffold as scaffold
     from fedjax_sim.algorithms.vrl_sgd import vrl_sgd as vrl_sgd
+    from fedjax_sim.citations import cite as cite
     from fedjax_sim.datasets.federated import FederatedDataset as FederatedDataset
     from fedjax_sim.descriptions import build as build
     from fedjax_sim.descriptions import describe as describe
@@ -92,9 +95,9 @@ if TYPE_CHECKING:
     from fedjax_sim.verification import verify as verify
 
 _MODULES = (
-    "adjoints", "aggregators", "algorithms", "asynchronous", "attacks", "checkpoints", "client_states", "cohort",
-    "configuration", "datasets", "diagnostics", "divergence", "hyper", "layout", "local", "min_norm", "models", "optim",
-    "paths", "privacy", "rates", "reporting", "stopping", "sweeps", "systems",
+    "adjoints", "aggregators", "algorithms", "asynchronous", "attacks", "callbacks", "checkpoints", "client_states",
+    "cohort", "configuration", "datasets", "diagnostics", "divergence", "hyper", "layout", "local", "min_norm",
+    "models", "optim", "paths", "privacy", "rates", "reporting", "stopping", "sweeps", "systems", "trackers",
 )  # fmt: skip
 _HOME = {
     "Algorithm": "algorithms.base",
@@ -108,6 +111,7 @@ _HOME = {
     "attacked": "algorithms.attacked",
     "aware": "algorithms.fedaware",
     "build": "descriptions",
+    "cite": "citations",
     "classification": "task",
     "clipped": "algorithms.clipping",
     "dane": "algorithms.feddane",

@@ -16,6 +16,7 @@ import numpy as np
 
 from fedjax_sim.algorithms.contract import Method
 from fedjax_sim.asynchronous.schemes import Asynchronous
+from fedjax_sim.callbacks import Callback, Calls, Started, check_callbacks
 from fedjax_sim.checks import check_client_states, check_run, check_setting, check_streamed
 from fedjax_sim.client_states import ClientStates, OnDevice
 from fedjax_sim.cohort.participation import Participation
@@ -32,6 +33,7 @@ from fedjax_sim.layout_tuning.choosing import tuned
 from fedjax_sim.local.batches import Batches
 from fedjax_sim.local.work import Work
 from fedjax_sim.placement import on_host, whole
+from fedjax_sim.processes import is_first
 from fedjax_sim.recording import Recording
 from fedjax_sim.reporting.progress import progress_bar
 from fedjax_sim.resuming import Saving, saved_layout
@@ -71,6 +73,7 @@ def simulate(
     keep: int = 2,
     allow_opaque: bool = False,
     progress: bool | None = None,
+    callbacks: Iterable[Callback] = (),
 ) -> History:
     """Runs an algorithm on a data set and returns what was recorded.
 
@@ -115,7 +118,9 @@ def simulate(
       every: rounds between checkpoints (at an evaluation); None for as often as costs 5 % of the time.
       keep: how many checkpoints stay.
       allow_opaque: resume although parts of the run are bare functions or optax objects, known by their names alone.
-      progress: a progress bar; None shows one on a terminal only.
+      progress: a progress bar, which moves within long chunks too; None shows one on a terminal only.
+      callbacks: what is told of every evaluation while the run goes on, objects of :mod:`fedjax_sim.trackers` or your
+        own :class:`fedjax_sim.callbacks.Callback`; of several processes, in the first.
 
     Returns:
       A :class:`fedjax_sim.History`.
@@ -145,6 +150,7 @@ def simulate(
         skip_nonfinite=skip_nonfinite, system=system, asynchronous=asynchronous,
     )  # fmt: skip
     _check_ends(stop, on_divergence)
+    calls = Calls(check_callbacks(callbacks) if is_first() else [])
     if every is not None and checkpoint is None:
         raise ValueError(f"every={every} without checkpoint=...: give the directory where checkpoints are kept")
     seed_list = check_seeds(seeds)
@@ -184,6 +190,7 @@ def simulate(
 
     with saving or contextlib.nullcontext(), contextlib.ExitStack() as opened:
         bar = opened.enter_context(progress_bar(rounds, progress, type(algorithm).__name__))
+        opened.callback(calls.end, None)
         started = time.perf_counter()
         bar.compiling()
         driver = make_driver(
@@ -196,22 +203,29 @@ def simulate(
         if before is None or (recording.finished < rounds and recording.running.any()):
             first = jax.block_until_ready(driver.start())
             compiled = time.perf_counter()
+            calls.start(Started(description, seed_list, rounds, recording.finished))
             if before is None:
                 recording.add({}, first, 0)
+                calls.report(0, first, {})
             if bar.enabled:
-                bar.update(recording.finished, float(jnp.mean(first["loss"])))
+                bar.update(recording.finished, _shown_metrics(first))
+        # Processes must call their programs alike; between evaluations there is no time that all agree on.
+        tell = bar.update if bar.enabled and jax.process_count() == 1 else None
+        clients = int(np.sum(recording.rounds().get("cohort_size", 0)))
         for start in range(recording.finished, rounds, length):
             if not recording.running.any():
                 break
             count = min(length, rounds - start)
-            record, measured = driver.advance(start, count, recording.running)
+            record, measured = driver.advance(start, count, recording.running, tell)
             recording.add(record, measured, count)
             _check_overflow(record, start)
             if on_divergence == "raise" and (found := recording.divergences()):
                 raise DivergenceError(found)
+            calls.report(start + count, measured, record)
             recording.judge(stop, diverged=on_divergence == "stop")
             if bar.enabled:
-                bar.update(start + count, float(jnp.mean(measured["loss"])))
+                clients += int(np.sum(np.asarray(record["cohort_size"])))
+                bar.update(start + count, _shown_metrics(measured), clients)
             if saving is not None:
                 last = start + count == rounds or not recording.running.any()
                 saving.after(driver, recording, (before or 0.0) + time.perf_counter() - compiled, last=last)
@@ -219,21 +233,29 @@ def simulate(
         metrics = recording.metrics()
         jax.block_until_ready(states)
         finished = time.perf_counter()
+        recorded = recording.public_rounds()
+        warn_of_negative_weights(recorded, algorithm)
+        history = History(
+            evaluated=recording.evaluated,
+            metrics=metrics,
+            rounds=recorded,
+            params=on_host(jax.vmap(algorithm.parameters)(states.server)),
+            seeds=seed_list,
+            seconds=(before or 0.0) + finished - compiled,
+            compile_seconds=compiled - started,
+            description=description,
+            divergences=recording.divergences(),
+            stops={seed_list[row]: stop for row, stop in sorted(recording.stops.items())},
+        )
+        calls.end(history)
+    return history
 
-    recorded = recording.public_rounds()
-    warn_of_negative_weights(recorded, algorithm)
-    return History(
-        evaluated=recording.evaluated,
-        metrics=metrics,
-        rounds=recorded,
-        params=on_host(jax.vmap(algorithm.parameters)(states.server)),
-        seeds=seed_list,
-        seconds=(before or 0.0) + finished - compiled,
-        compile_seconds=compiled - started,
-        description=description,
-        divergences=recording.divergences(),
-        stops={seed_list[row]: stop for row, stop in sorted(recording.stops.items())},
-    )
+
+def _shown_metrics(measured: dict[str, jax.Array]) -> dict[str, float]:
+    """What a progress bar shows of an evaluation: means over the seeds."""
+    accuracy = next((name for name in ("test_accuracy", "accuracy") if name in measured), None)
+    names = ["loss"] if accuracy is None else ["loss", accuracy]
+    return {name: float(np.mean(np.asarray(measured[name]))) for name in names}
 
 
 def _check_ends(stop: Any, on_divergence: Any) -> None:

@@ -63,7 +63,7 @@ RUNS = {
         pytest.param("fedaware-availability", marks=pytest.mark.nightly),
     ],
 )
-def test_a_run_on_windows_is_the_run_on_all_data(name: str) -> None:
+def test_a_run_on_windows_is_the_run_on_all_data(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     algorithm, cohort, batches = RUNS[name]
     data = small_data(weighted=name == "fedavg")
     common = {
@@ -71,7 +71,10 @@ def test_a_run_on_windows_is_the_run_on_all_data(name: str) -> None:
         "seeds": [4, 7], "diagnostics": ("drift", "surrogate"), "evaluate": fjs.per_client(TASK, worst=0.25), **batches,
     }  # fmt: skip
     on_device = fjs.simulate(algorithm, data, **common)
-    on_host = fjs.simulate(algorithm, fjs.datasets.on_host(data), **common)
+    capsys.readouterr()
+    on_host = fjs.simulate(algorithm, fjs.datasets.on_host(data), **common, progress=True)
+    said = capsys.readouterr().err
+    assert all(f": round {done}/5, " in said for done in (1, 3, 5))  # within chunks of two rounds too
     for one, other in zip(jax.tree.leaves(on_device.params), jax.tree.leaves(on_host.params), strict=True):
         # XLA fuses the products of FedDANE's two phases differently in the two programs.
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-7 if name == "feddane-two-cohorts" else 0)

@@ -94,6 +94,29 @@ def test_one_call_of_the_program_a_chunk(monkeypatch):
     assert calls == [(0, [0, 0]), (0, [2, 2]), (2, [2, 2]), (4, [1, 1])]  # the start, then a call a chunk
 
 
+@pytest.mark.parametrize("pause", [0.0, 1e-3, 3600.0])
+def test_a_chunk_in_parts_for_the_progress_bar_has_the_same_bits(pause, monkeypatch, capsys):
+    from fedjax_sim.drivers import resident
+
+    monkeypatch.setattr(resident, "_PAUSE", pause)
+    given = settings(rounds=9, eval_every=6) | {"seeds": [0, 1]}
+    history = fjs.simulate(fednova(), data(), **given, progress=True)
+    said = capsys.readouterr().err
+    # a part of one round finds out how long a round takes
+    expected = {0.0: range(1, 10), 3600.0: (1, 6, 9)}.get(pause, ())
+    assert all(f"round {done}/9" in said for done in expected)
+    assert said.count("round ") <= 9
+    assert ", loss" in said
+    assert "clients/s" in said
+    plain = fjs.simulate(fednova(), data(), **given, progress=False)
+    assert history.evaluated.tolist() == [0, 6, 9]
+    for name in plain.metrics:
+        np.testing.assert_array_equal(history[name], plain[name])
+    for name in plain.rounds:
+        np.testing.assert_array_equal(history.rounds[name], plain.rounds[name])
+    jax.tree.map(np.testing.assert_array_equal, history.params, plain.params)
+
+
 def test_no_data_in_the_program():
     # a data set that is closed over would be printed as a constant of its size
     assert len(text(data(6, 400))) == pytest.approx(len(text(data(6, 40))), rel=0.01)

@@ -329,7 +329,7 @@ class TestProgress:
         with bar:
             bar.compiling()
             for done in range(1, rounds + 1):
-                bar.update(done, 1.0 / done)
+                bar.update(done, {"loss": 1.0 / done})
 
     @pytest.mark.parametrize("enabled", [None, "auto", False])
     def test_silent_where_disabled_or_not_on_a_terminal(self, capfd, enabled):
@@ -360,14 +360,14 @@ class TestProgress:
 
     def test_few_updates_and_rounds(self, capsys):
         with progress_bar(3, True, "a") as bar:
-            bar.update(0, 2.0)
-            bar.update(2, float("nan"))
-            bar.update(3, 1.0)
+            bar.update(0, {"loss": 2.0})
+            bar.update(2, {"loss": float("nan")})
+            bar.update(3, {"loss": 1.0})
         lines = capsys.readouterr().err.splitlines()
         assert [line.split(",")[0] for line in lines] == ["a: round 2/3", "a: round 3/3"]
         assert "loss nan" in lines[0]
         with progress_bar(1, True, "a") as bar:
-            bar.update(1, 2.0)
+            bar.update(1, {"loss": 2.0})
         assert capsys.readouterr().err == "a: round 1/1, loss 2\n"  # one update: no speed is known
 
     @pytest.mark.parametrize("enabled", [None, True])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import jax
@@ -23,13 +23,16 @@ class Driver(Protocol):
         """Compiles the programs; what is recorded at the evaluation before the first round, leaves [seeds, ...]."""
         ...
 
-    def advance(self, start: int, count: int, running: np.ndarray) -> tuple[Record, dict[str, jax.Array]]:
+    def advance(
+        self, start: int, count: int, running: np.ndarray, tell: Callable[[int], None] | None = None
+    ) -> tuple[Record, dict[str, jax.Array]]:
         """Rounds ``start`` to ``start + count - 1``, then an evaluation.
 
         Args:
           start: number of the first round.
           count: of rounds.
           running: bool[seeds]; the others keep their state, and their rows of the record are zero.
+          tell: called from time to time with the number of rounds that are finished.
 
         Returns:
           ``(record, metrics)``: leaves [seeds, count, ...] and [seeds, ...].

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -19,6 +20,8 @@ from fedjax_sim.placement import as_here
 from fedjax_sim.rounds import Record, init_state, layout_of, prepare
 from fedjax_sim.setting import Setting, TrainState
 from fedjax_sim.training import Evaluate, measure
+
+_PAUSE = 0.5  # seconds of rounds between two reports; a call of the program takes about a thousandth of it
 
 
 class ResidentDriver:
@@ -48,6 +51,7 @@ class ResidentDriver:
         may_stop: bool,
     ) -> None:
         self._seeds, self._num_clients = len(keys), dataset.num_clients
+        self._pace: float | None = None  # seconds a round, once it is known
         self._layout = layout_of(setting, algorithm, dataset)
         dataset = self._layout.placed(dataset)
         setting, algorithm, keys, initial_params = self._layout.everywhere((setting, algorithm, keys, initial_params))
@@ -59,10 +63,40 @@ class ResidentDriver:
     def start(self) -> dict[str, jax.Array]:
         return self.advance(0, 0, np.ones(self._seeds, bool))[1]
 
-    def advance(self, start: int, count: int, running: np.ndarray) -> tuple[Record, dict[str, jax.Array]]:
+    def advance(
+        self, start: int, count: int, running: np.ndarray, tell: Callable[[int], None] | None = None
+    ) -> tuple[Record, dict[str, jax.Array]]:
+        if tell is not None and count > 1:
+            return self._in_parts(start, count, running, tell)
+        record, metrics = self._called(start, count, running, last=True)
+        return jax.tree.map(lambda leaf: leaf[:, :count], record), metrics
+
+    def _in_parts(
+        self, start: int, count: int, running: np.ndarray, tell: Callable[[int], None]
+    ) -> tuple[Record, dict[str, jax.Array]]:
+        """A chunk by several calls of the program, about ``_PAUSE`` apart, of which the last one evaluates.
+
+        A callback from inside the program would keep it from being cached, and would count rounds of derivatives.
+        """
+        done, pace, records = 0, self._pace, []
+        while done < count:
+            part = min(max(1, int(_PAUSE / pace)) if pace else 1, count - done)
+            began = time.perf_counter()
+            record, metrics = self._called(start + done, part, running, last=done + part == count)
+            # Sliced on the host: on the device each length would be a program of its own.
+            records.append(jax.tree.map(lambda leaf, part=part: np.asarray(leaf)[:, :part], record))  # waits for it
+            pace = (time.perf_counter() - began) / part
+            done += part
+            tell(start + done)
+        self._pace = pace
+        return jax.tree.map(lambda *parts: np.concatenate(parts, axis=1), *records), metrics
+
+    def _called(
+        self, start: int, count: int, running: np.ndarray, *, last: bool
+    ) -> tuple[Record, dict[str, jax.Array]]:
         counts = np.where(running, count, 0).astype(np.int32)
-        self._states, record, metrics = self._run(self._states, np.int32(start), counts)
-        return jax.tree.map(lambda leaf: leaf[:, :count], as_here(record)), as_here(metrics)
+        self._states, record, metrics = self._run(self._states, np.int32(start), counts, np.bool_(last))
+        return as_here(record), as_here(metrics)
 
     def states(self) -> TrainState:
         # Of several devices, each has as many rows.
@@ -104,19 +138,24 @@ def _advance(
     states: TrainState,
     start: jax.Array,
     counts: jax.Array,
+    last: jax.Array,
     *,
     length: int,
     evaluate: Evaluate | None,
     may_stop: bool,
 ) -> tuple[TrainState, Record, dict[str, jax.Array]]:
-    """``counts[s]`` <= ``length`` rounds of seed s from round ``start``, then an evaluation."""
+    """``counts[s]`` <= ``length`` rounds of seed s from round ``start``; if ``last``, an evaluation, else zeros."""
 
     def rounds(key: jax.Array, state: TrainState, count: jax.Array) -> tuple[TrainState, Record]:
         prepared = prepare(setting, algorithm, dataset, key)
         return loop_of_rounds(setting, prepared, dataset, key, state, start, count, length=length)
 
-    def measured(key: jax.Array, state: TrainState) -> dict[str, jax.Array]:
+    def evaluation(key: jax.Array, state: TrainState) -> dict[str, jax.Array]:
         return measure(setting, prepare(setting, algorithm, dataset, key), dataset, state, evaluate)
+
+    def measured(key: jax.Array, state: TrainState) -> dict[str, jax.Array]:
+        nothing = trees.zeros_like(jax.eval_shape(evaluation, key, state))
+        return lax.cond(last, evaluation, lambda key, state: nothing, key, state)  # type: ignore[no-any-return]
 
     if jax.default_backend() == "cpu":
         # Vmapped dynamic loops would make every seed wait for the slowest.

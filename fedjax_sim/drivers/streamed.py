@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -26,6 +26,8 @@ from fedjax_sim.prefetch import prefetched
 from fedjax_sim.rounds import Record, init_state, layout_of, prepare
 from fedjax_sim.setting import Setting, TrainState
 from fedjax_sim.training import Evaluate, all_metrics, measure
+
+_AHEAD = 2  # rounds that may be sent to the device before the oldest is told of
 
 
 class StreamedDriver:
@@ -88,13 +90,18 @@ class StreamedDriver:
         self._nothing = self._round(0, 0, self._window(0, 0) if self._examples else None, compute=False)
         return self._measure()
 
-    def advance(self, start: int, count: int, running: np.ndarray) -> tuple[Record, dict[str, jax.Array]]:
+    def advance(
+        self, start: int, count: int, running: np.ndarray, tell: Callable[[int], None] | None = None
+    ) -> tuple[Record, dict[str, jax.Array]]:
         turns = list(itertools.product(range(start, start + count), np.flatnonzero(running).tolist()))
         windows = prefetched(lambda turn: self._window(*turns[turn]), len(turns)) if self._examples else None
         records: list[list[Record]] = [[] for _ in self._keys]
         for number, seed in turns:
             window = None if windows is None else next(windows)
             records[seed].append(self._round(number, seed, window, compute=True))
+            if tell is not None:
+                jax.block_until_ready(records[seed][-_AHEAD:][0])
+                tell(number)  # the rounds of all seeds before this one
         metrics = self._measure()
         return _joined([of_seed or [self._nothing] * count for of_seed in records]), metrics
 

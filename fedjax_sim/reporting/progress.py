@@ -6,6 +6,7 @@ import datetime
 import importlib.util
 import sys
 import time
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -30,11 +31,16 @@ class Progress:
     def compiling(self) -> None:
         """Says that the program is being compiled, until the first :meth:`update`."""
 
-    def update(self, rounds_done: int, loss: float) -> None:
+    def update(self, rounds_done: int, metrics: Mapping[str, float] | None = None, clients: int | None = None) -> None:
         """Shows the state after ``rounds_done`` rounds.
 
-        The speed is measured from the first update, so that it leaves compilation out; ``update(0, loss)`` before the
-        first round makes it known from the next one on.
+        The speed is measured from the first update, so that it leaves compilation out; ``update(0)`` before the first
+        round makes it known from the next one on.
+
+        Args:
+          rounds_done: how many.
+          metrics: the newest evaluation, shown until there is another one; None where there is none.
+          clients: that have taken part in all rounds so far, of all seeds; None where it is not known yet.
         """
 
     def show(self, done: int, text: str) -> None:
@@ -58,7 +64,7 @@ def progress_bar(
     Example:
       >>> with progress_bar(200, False) as bar:
       ...     bar.compiling()
-      ...     bar.update(200, 0.5)
+      ...     bar.update(200, {"loss": 0.5})
     """
     if not isinstance(enabled, bool) and enabled not in (None, "auto"):
         raise TypeError(f"progress is {enabled!r}: it must be True, False, or None (on a terminal only)")
@@ -80,20 +86,32 @@ class _Clock:
     def __init__(self, total: int):
         self.total = total
         self.start: tuple[int, float] | None = None
+        self.metrics: dict[str, float] = {}
+        self.a_round: float | None = None  # clients
 
-    def status(self, done: int, loss: float) -> str:
-        """``12.5 rounds/s, loss 0.1234, 0:00:08 left``."""
+    def status(self, done: int, metrics: Mapping[str, float] | None, clients: int | None) -> str:
+        """``12.5 rounds/s, 125 clients/s, loss 0.1234, test accuracy 0.8, 0:00:08 left``."""
         now = time.perf_counter()
         if self.start is None:
             self.start = (done, now)
         first, since = self.start
-        parts = [f"loss {loss:.4g}"]
+        self.metrics.update(metrics or {})
+        if clients is not None and done:
+            self.a_round = clients / done
+        parts = [f"{name.replace('_', ' ')} {value:.4g}" for name, value in self.metrics.items()]
         if done > first and now > since:
             speed = (done - first) / (now - since)
-            parts.insert(0, f"{speed:.3g} rounds/s" if speed < 100 else f"{speed:.0f} rounds/s")
+            speeds = [f"{_rounded(speed)} rounds/s"]
+            if self.a_round is not None:
+                speeds.append(f"{_rounded(speed * self.a_round)} clients/s")
+            parts = speeds + parts
             if done < self.total:
                 parts.append(f"{datetime.timedelta(seconds=round((self.total - done) / speed))} left")
         return ", ".join(parts)
+
+
+def _rounded(speed: float) -> str:
+    return f"{speed:.3g}" if speed < 100 else f"{speed:,.0f}"
 
 
 class _Lines(Progress):
@@ -110,8 +128,8 @@ class _Lines(Progress):
     def compiling(self) -> None:
         self._print("compiling")
 
-    def update(self, rounds_done: int, loss: float) -> None:
-        status = self._clock.status(rounds_done, loss)
+    def update(self, rounds_done: int, metrics: Mapping[str, float] | None = None, clients: int | None = None) -> None:
+        status = self._clock.status(rounds_done, metrics, clients)
         tenths = 10 * rounds_done // max(self._total, 1)
         if tenths > self._shown:
             self._shown = tenths
@@ -157,8 +175,8 @@ class _Bar(Progress):
     def compiling(self) -> None:
         self._bar.update(self._task, total=None, status="compiling")  # without a total the bar pulses
 
-    def update(self, rounds_done: int, loss: float) -> None:
-        status = self._clock.status(rounds_done, loss)
+    def update(self, rounds_done: int, metrics: Mapping[str, float] | None = None, clients: int | None = None) -> None:
+        status = self._clock.status(rounds_done, metrics, clients)
         self._bar.update(self._task, total=self._total, completed=rounds_done, status=status)
 
     def show(self, done: int, text: str) -> None:

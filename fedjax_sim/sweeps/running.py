@@ -171,7 +171,7 @@ def sweep(
                 done = total - len(missing) + first + len(numbers)
                 losses = history.final("loss")
                 finite = losses[np.isfinite(losses)]
-                bar.update(done * rounds, float(np.median(finite)) if finite.size else np.nan)
+                bar.update(done * rounds, {"loss": float(np.median(finite)) if finite.size else np.nan})
     shapes = jax.eval_shape(lambda: setting.task.init(jax.random.key(0), dataset)) if keep_params else None
     runs = _joined(finished, shapes)
     warn_of_negative_weights(runs.rounds, algorithm)
