@@ -3,14 +3,33 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
+import re
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from fedjax_sim import __version__
-from fedjax_sim.command import completion, demo, init, names, reproduce, run, show, verify
+from fedjax_sim.command import (
+    algorithms,
+    compare,
+    completion,
+    data,
+    demo,
+    doctor,
+    init,
+    names,
+    report,
+    reproduce,
+    run,
+    show,
+    sweep,
+    tune,
+    verify,
+)
 
-_COMMANDS = (demo, init, run, reproduce, show, verify, names)
+_COMMANDS = (demo, init, run, compare, sweep, tune, reproduce, report, show, verify, algorithms, data, names, doctor)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -45,13 +64,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """The command line; importing nothing heavy, so that help and completion are quick."""
-    made = argparse.ArgumentParser(prog="fedjax-sim", description="Federated learning simulated in JAX.")
+    made = _Parser(prog="fedjax-sim", description="Federated learning simulated in JAX.")
     made.add_argument("--version", action="version", version=f"fedjax_sim {__version__}")
     completion.add_to(made)
     commands = made.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for command in _COMMANDS:
         command.add_to(commands)
     return made
+
+
+class _Parser(argparse.ArgumentParser):
+    """With the nearest spelling of a word that is none of the choices."""
+
+    def error(self, message: str) -> NoReturn:
+        found = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
+        near = difflib.get_close_matches(found[1], re.findall(r"[\w-]+", found[2]), n=1) if found is not None else []
+        super().error(f"{message}{f'; did you mean {near[0]!r}?' if near else ''}")
 
 
 if __name__ == "__main__":

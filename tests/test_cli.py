@@ -26,6 +26,14 @@ def test_the_exit_status_says_which_signal(monkeypatch, capsys):
     assert capsys.readouterr().err == "fedjax-sim demo: stopped\n"
 
 
+@pytest.mark.parametrize(("arguments", "near"), [(["comparee"], "compare"), (["data", "descripe", "x"], "describe")])
+def test_a_command_that_is_none(arguments, near, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(arguments)
+    assert ended.value.code == 2
+    assert f"did you mean {near!r}?" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_a_demo_with_checkpoints_goes_on(tmp_path, monkeypatch, capsys):
     pytest.importorskip("sklearn")

@@ -21,6 +21,12 @@ LIGHT = [
     ["run", "--help"],
     ["demo", "--help"],
     ["init", "-"],
+    ["algorithms"],
+    ["compare", "--help"],
+    ["sweep", "--help"],
+    ["tune", "--help"],
+    ["data", "describe", "--help"],
+    ["doctor", "--help"],
 ]
 CALLS = """
 import contextlib, io, json, sys
@@ -49,6 +55,7 @@ def test_help_version_lists_and_completion_import_nothing_heavy():
     assert all(said.values()), said
     assert "fedprox" in said["list"]
     assert "fednova" in said["list algorithm"]
+    assert "fednova" in said["algorithms"]
     assert "--processes" in said["run --help"]
     assert "--seat" not in said["run --help"]
     assert "[algorithm]" in said["init -"]
@@ -82,7 +89,7 @@ def test_completion_scripts(shell, capsys):
         cli.main(["--print-completion", shell])
     assert not ended.value.code
     script = capsys.readouterr().out
-    for word in ("verify", "processes", "markdown", "init"):
+    for word in ("verify", "processes", "markdown", "init", "compare", "variant", "describe", "doctor"):
         assert word in script
     assert shell == "tcsh" or "--seat" not in script
     if shell != "tcsh" and shutil.which(shell):

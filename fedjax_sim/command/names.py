@@ -21,11 +21,21 @@ class Named(NamedTuple):
 
     Attributes:
       name: ``"kind.name"``.
-      what: the first line of its documentation, or "".
+      about: its documentation, or "".
     """
 
     name: str
-    what: str
+    about: str
+
+    @property
+    def short(self) -> str:
+        """Without the kind."""
+        return self.name.partition(".")[2]
+
+    @property
+    def what(self) -> str:
+        """The first line of its documentation."""
+        return self.about.partition("\n")[0]
 
 
 def add_to(commands: Any) -> None:
@@ -51,9 +61,9 @@ def run(options: argparse.Namespace) -> int:
     else:
         names = [one.name for one in found if what in (one.name, _short(one.name))]
         if not names:
-            print(f"fedjax-sim list: {_unknown(what, [*kinds, *(one.name for one in found)])}", file=sys.stderr)
+            print(f"fedjax-sim list: {unknown(what, [*kinds, *(one.name for one in found)])}", file=sys.stderr)
             return 2
-        print("\n\n".join(map(_explained, names)))
+        print("\n\n".join(map(explained, names)))
     return 0
 
 
@@ -77,19 +87,19 @@ def _sources(folder: Traversable) -> Iterator[Traversable]:
 
 def _registered_in(module: ast.Module) -> Iterator[Named]:
     """The names of ``register("kind.name", thing)``, ``factory("kind.name", Thing)`` and ``@recipe("kind.name")``."""
-    lines: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for node in module.body:
         if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
-            lines[node.name] = (ast.get_docstring(node) or "").partition("\n")[0]
+            texts[node.name] = ast.get_docstring(node) or ""
             for decorator in node.decorator_list:
                 if (name := _name_in(decorator)) is not None:
-                    yield Named(name, lines[node.name])
+                    yield Named(name, texts[node.name])
     for statement in module.body:
         for call in ast.walk(statement):
             name = _name_in(call)
             if name is not None and isinstance(call, ast.Call) and len(call.args) == 2:
                 thing = call.args[1]
-                yield Named(name, lines.get(thing.id, "") if isinstance(thing, ast.Name) else "")
+                yield Named(name, texts.get(thing.id, "") if isinstance(thing, ast.Name) else "")
 
 
 def _name_in(node: ast.AST) -> str | None:
@@ -101,7 +111,7 @@ def _name_in(node: ast.AST) -> str | None:
     return first.value if isinstance(first.value, str) else None
 
 
-def _explained(name: str) -> str:
+def explained(name: str) -> str:
     """The arguments of a factory and its documentation; here jax is needed."""
     import inspect
 
@@ -118,11 +128,14 @@ def _explained(name: str) -> str:
     return "\n".join([*lines, *(["", textwrap.indent(about, "    ")] if about else [])])
 
 
-def _unknown(what: str, known: list[str]) -> str:
+def unknown(what: str, known: list[str], kind: str | None = None) -> str:
+    """Words for a name that nothing has, with the nearest one."""
     import difflib
 
     near = difflib.get_close_matches(what, [*known, *map(_short, known)], n=1)
-    return f"nothing is called {what!r}{f': did you mean {near[0]!r}?' if near else ''}; `fedjax-sim list` names all"
+    said = f"nothing is called {what!r}" if kind is None else f"no {kind} is called {what!r}"
+    listing = "fedjax-sim list" if kind is None else f"fedjax-sim list {kind}"
+    return f"{said}{f': did you mean {near[0]!r}?' if near else ''}; `{listing}` names all"
 
 
 def _wrapped(kind: str, names: str) -> str:

@@ -6,12 +6,14 @@ import argparse
 from typing import Any
 
 from fedjax_sim.command.completion import FILES, completed
+from fedjax_sim.command.results import named
 
 
 def add_to(commands: Any) -> None:
     """Adds the command."""
     show = commands.add_parser("show", help="print the tables of saved histories (.npz)")
-    files = show.add_argument("histories", nargs="+", metavar="FILE", help="files written by History.save")
+    files = show.add_argument("histories", nargs="+", metavar="RESULT", help="folders of runs, or files written "
+                                "by History.save")  # fmt: skip
     show.add_argument("--target", type=float, help="also count the rounds until this accuracy (or loss)")
     show.add_argument("--markdown", action="store_true", help="a Markdown table")
     completed(files, FILES)
@@ -20,11 +22,9 @@ def add_to(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Runs it."""
-    from pathlib import Path
-
     from fedjax_sim.history import History
     from fedjax_sim.reporting.table import results_table
 
-    histories = {Path(path).stem: History.load(path) for path in options.histories}
+    histories = {name: History.load(path) for name, path in named(options.histories).items()}
     print(results_table(histories, target=options.target, markdown=options.markdown))
     return 0

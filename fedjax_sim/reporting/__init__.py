@@ -7,6 +7,7 @@ are used.
 from fedjax_sim.reporting.data_plots import label_heatmap, overview, size_histogram
 from fedjax_sim.reporting.files import write_atomically
 from fedjax_sim.reporting.grid import Panel, comparison, panels
+from fedjax_sim.reporting.html import report
 from fedjax_sim.reporting.plots import curves
 from fedjax_sim.reporting.progress import Progress, progress_bar
 from fedjax_sim.reporting.recorded import Recorded
@@ -22,6 +23,7 @@ __all__ = [
     "overview",
     "panels",
     "progress_bar",
+    "report",
     "results_table",
     "size_histogram",
     "write_atomically",

@@ -1,0 +1,212 @@
+"""Recorded numbers as the few points that a page draws."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_sim.reporting.plots import on_one_axis
+from fedjax_sim.reporting.recorded import AXES, Recorded, clock, held, positions, rounds_of
+
+MOST_POINTS = 500
+_MANY = 60_000  # points of all curves of a page: with more curves each one gets fewer
+_FEWEST = 60
+_LARGEST = 1e300  # beyond it differences of two numbers may be infinite: no axis could hold them
+_LEVELS = 5  # minimum, quartiles, maximum
+
+
+class Curve(NamedTuple):
+    """One record of one run on one axis.
+
+    Attributes:
+      x: where the values belong, not decreasing.
+      y: the mean over seeds (of quantiles the median's); NaN where it is not finite for all of them.
+      low: the smallest of the seeds (of quantiles the lower quartile); None where it is the line itself.
+      high: the largest of them (the upper quartile).
+      lost: from where on no value is finite; None if the last one is.
+      stepped: whether a value holds until the next one.
+    """
+
+    x: np.ndarray
+    y: np.ndarray
+    low: np.ndarray | None
+    high: np.ndarray | None
+    lost: float | None
+    stepped: bool
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data of six digits a number; null for what is not finite."""
+        found: dict[str, Any] = {"x": _numbers(self.x), "y": _numbers(self.y)}
+        if self.low is not None and self.high is not None:
+            found |= {"low": _numbers(self.low), "high": _numbers(self.high)}
+        if self.lost is not None:
+            found["lost"] = _number(self.lost)
+        if self.stepped:
+            found["stepped"] = True
+        return found
+
+
+class Record(NamedTuple):
+    """What some runs recorded under one name.
+
+    Attributes:
+      name: of the metric or record.
+      metric: whether it belongs to evaluations, not to rounds.
+      quantiles: whether each value is minimum, quartiles and maximum.
+    """
+
+    name: str
+    metric: bool
+    quantiles: bool
+
+
+def records(histories: Mapping[str, Recorded]) -> tuple[list[Record], list[str]]:
+    """What can be drawn as curves, metrics first, and the names of what cannot (matrices, clients' values)."""
+    drawn: dict[str, Record] = {}
+    left: dict[str, None] = {}
+    for run in histories.values():
+        for metric, table in ((True, run.metrics), (False, getattr(run, "rounds", {}))):
+            for name, values in table.items():
+                array = np.asarray(values)
+                quantiles = not metric and _are_quantiles(array)
+                if array.size and (array.ndim == 2 or quantiles):
+                    drawn.setdefault(name, Record(name, metric, quantiles))
+                else:
+                    left[name] = None
+    ordered = sorted(drawn.values(), key=lambda record: (not record.metric, _first(record.name), record.name))
+    return ordered, sorted(left.keys() - drawn.keys())
+
+
+def axes(histories: Mapping[str, Recorded]) -> list[str]:
+    """The axes of which at least one run has a record."""
+    return [axis for axis in AXES if any(axis in axes_of(run) for run in histories.values())]
+
+
+def axes_of(run: Recorded) -> Iterator[str]:
+    """The axes that a run can be drawn against: rounds, and what it has recorded of the others."""
+    for axis in AXES:
+        try:
+            if axis == "round" or np.isfinite(clock(run, axis)).all():
+                yield axis
+        except (ValueError, KeyError):
+            continue
+
+
+def most_points(histories: Mapping[str, Recorded], known: Sequence[Record], kinds: int) -> int:
+    """How many points a curve of a page may have: 500, and fewer where there are many long ones."""
+    tables = [table for run in histories.values() for table in (run.metrics, getattr(run, "rounds", {}))]
+    lengths = [np.asarray(table[one.name]).shape[1] for one in known for table in tables if one.name in table]
+    most = MOST_POINTS
+    while most > _FEWEST and kinds * sum(min(length, most) for length in lengths) > _MANY:
+        most -= 20
+    return most
+
+
+def curve(run: Recorded, record: Record, axis: str, most: int) -> Curve | None:
+    """A record of a run as a curve; None where the run has no such record, or nothing on this axis.
+
+    Args:
+      run: its history.
+      record: of :func:`records`.
+      axis: a name of ``AXES``.
+      most: number of points above which :func:`thinned` leaves some out.
+    """
+    try:
+        values, stopped = held(run, record.name)
+    except KeyError:
+        return None
+    if values.ndim != (3 if record.quantiles else 2) or not values.size:
+        return None
+    if axis not in axes_of(run):
+        return None
+    stepped = axis != "round"
+    if stepped:
+        places, values = _on_one_axis(positions(run, record.name, axis), values, stopped)
+    else:
+        places = np.asarray(rounds_of(run, record.name), dtype=float)
+    if not places.size:
+        return None
+    with np.errstate(invalid="ignore", over="ignore"):
+        y, low, high = _summary(values, record.quantiles)
+    finite = np.isfinite(y)
+    after = len(y) if finite[-1] else int(finite.nonzero()[0].max(initial=-1)) + 1
+    lost = float(places[after]) if after < len(y) else None
+    kept = thinned(low if low is not None else y, high if high is not None else y, most)
+    return Curve(places[kept], y[kept], _at(low, kept), _at(high, kept), lost, stepped)
+
+
+def thinned(low: np.ndarray, high: np.ndarray, most: int) -> np.ndarray:
+    """Which points of a long curve are kept: each stretch's first, lowest and highest, and the last of all.
+
+    A point whose neighbour is finite where it is not, or the other way round, is kept too while there are few of them.
+
+    Args:
+      low: [n], lower edge of the curve; NaN where there is none.
+      high: [n], upper edge.
+      most: about how many points to keep; all if there are no more.
+
+    Returns:
+      int[k], rising places.
+    """
+    count = len(low)
+    if count <= most:
+        return np.arange(count)
+    finite = np.isfinite(low) & np.isfinite(high)
+    edges = np.flatnonzero(finite[1:] != finite[:-1])
+    kept = {0, count - 1, *(np.concatenate([edges, edges + 1]).tolist() if len(edges) < most // 4 else ())}
+    for stretch in np.array_split(np.arange(count), max((most - len(kept)) // 3, 1)):
+        kept.add(int(stretch[0]))
+        inside = stretch[finite[stretch]]
+        if inside.size:
+            kept |= {int(inside[low[inside].argmin()]), int(inside[high[inside].argmax()])}
+    return np.array(sorted(kept))
+
+
+def _summary(values: np.ndarray, quantiles: bool) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
+    """Line and band of [seeds, n] or [seeds, n, 5]; NaN where they are not finite."""
+    if quantiles:
+        levels = values.mean(axis=0)
+        lines = (levels[:, 2], levels[:, 1], levels[:, 3])
+    else:
+        lines = (values.mean(axis=0), values.min(axis=0), values.max(axis=0))
+    finite = (np.abs(lines) < _LARGEST).all(axis=0)  # False for NaN
+    y, low, high = (np.where(finite, line, np.nan) for line in lines)
+    return (y, low, high) if quantiles or len(values) > 1 else (y, None, None)
+
+
+def _on_one_axis(places: np.ndarray, values: np.ndarray, stopped: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """As :func:`on_one_axis`, for quantiles level by level."""
+    if values.ndim == 2:
+        return on_one_axis(places, values, stopped)
+    levels = [on_one_axis(places, values[..., level], stopped) for level in range(values.shape[-1])]
+    return levels[0][0], np.stack([level for _, level in levels], axis=-1)
+
+
+def _are_quantiles(array: np.ndarray) -> bool:
+    if array.ndim != 3 or array.shape[-1] != _LEVELS or array.dtype.kind not in "fiu" or not array.size:
+        return False
+    with np.errstate(invalid="ignore"):
+        return not (np.diff(array.astype(float), axis=-1) < 0).any()
+
+
+def _first(name: str) -> int:
+    """Where a metric stands among the others: the objective and the accuracies first."""
+    known = ("loss", "test_accuracy", "accuracy", "test_loss")
+    return known.index(name) if name in known else len(known)
+
+
+def _at(values: np.ndarray | None, places: np.ndarray) -> np.ndarray | None:
+    return None if values is None else values[places]
+
+
+def _numbers(values: np.ndarray) -> list[float | int | None]:
+    return [_number(value) for value in values.tolist()]
+
+
+def _number(value: float) -> float | int | None:
+    if not np.isfinite(value):
+        return None
+    rounded = float(f"{value:.6g}") if abs(value) < 1e6 or value != int(value) else value
+    return int(rounded) if rounded == int(rounded) and abs(rounded) < 2**53 else rounded

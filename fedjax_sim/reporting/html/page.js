@@ -1,0 +1,149 @@
+// What a reader can change: colours of the page, order of the table, curves, axes, runs.
+
+addEventListener("error", (event) => {
+  const place = document.getElementById("trouble");
+  place.textContent = `The curves cannot be drawn here: ${event.message}`;
+  place.hidden = false;
+});
+
+const root = document.documentElement;
+const data = JSON.parse(document.getElementById("data").textContent);
+const asked = new URLSearchParams(location.search);
+const runs = data.runs.map((run, number) => ({ ...run, number, shown: true }));
+
+function themes() {
+  const button = document.getElementById("theme");
+  const system = matchMedia("(prefers-color-scheme: dark)");
+  const isDark = () => (root.dataset.theme ?? (system.matches ? "dark" : "light")) === "dark";
+  const tell = () => button.setAttribute("aria-pressed", String(isDark()));
+  if (["dark", "light"].includes(asked.get("theme"))) root.dataset.theme = asked.get("theme");
+  button.addEventListener("click", () => {
+    root.dataset.theme = isDark() ? "light" : "dark";
+    tell();
+  });
+  system.addEventListener("change", tell);
+  button.hidden = false;
+  tell();
+}
+
+// Headings of the columns become buttons: numbers sort from high to low first, missing ones stay below.
+function sortable(table) {
+  const heads = [...table.tHead.rows[0].cells];
+  const body = table.tBodies[0];
+  heads.forEach((head, column) => {
+    const button = make("button", { type: "button", class: "sort" }, ...head.childNodes);
+    head.replaceChildren(button);
+    head.setAttribute("aria-sort", "none");
+    button.addEventListener("click", () => {
+      const isText = head.dataset.kind === "text";
+      const before = head.getAttribute("aria-sort");
+      const rising = before === "none" ? isText : before === "descending";
+      for (const other of heads) other.setAttribute("aria-sort", "none");
+      head.setAttribute("aria-sort", rising ? "ascending" : "descending");
+      const key = (row) => row.cells[column].dataset.value ?? "";
+      const compare = (a, b) => {
+        if (isText) return key(a).localeCompare(key(b), "en", { numeric: true }) * (rising ? 1 : -1);
+        if (key(a) === "" || key(b) === "") return (key(a) === "") - (key(b) === "");
+        return (Number(key(a)) - Number(key(b))) * (rising ? 1 : -1);
+      };
+      body.append(...[...body.rows].sort(compare));
+    });
+  });
+}
+
+function legend(changed) {
+  const list = document.getElementById("legend");
+  const buttons = runs.map((run) => {
+    const button = make("button", { type: "button", "aria-pressed": "true" }, swatch(run), make("span", {}, run.name));
+    button.addEventListener("click", () => show((one) => (one === run ? !one.shown : one.shown)));
+    return button;
+  });
+  function show(which) {
+    for (const [number, run] of runs.entries()) {
+      run.shown = which(run);
+      buttons[number].setAttribute("aria-pressed", String(run.shown));
+    }
+    changed();
+  }
+  list.replaceChildren(...buttons.map((button) => make("li", {}, button)));
+  if (runs.length > 2) {
+    const all = make("button", { type: "button", class: "plain" }, "show all");
+    const none = make("button", { type: "button", class: "plain" }, "hide all");
+    all.addEventListener("click", () => show(() => true));
+    none.addEventListener("click", () => show(() => false));
+    list.append(make("li", {}, all), make("li", {}, none));
+  }
+}
+
+function unpacked(curve) {
+  return curve && { ...curve, x: data.places[curve.x] };
+}
+
+function curvePanel(record, axis) {
+  const curves = (record.curves[axis.id] ?? []).map(unpacked);
+  if (!curves.some(Boolean)) return null;
+  const xText = axis.id === "bytes" ? shownBytes : (value) => shown(value);
+  return { title: record.label, what: record.what, note: record.note, loss: record.loss, xLabel: axis.label, xWord: axis.word, xText,
+    whole: axis.id === "round", holds: axis.id !== "round", curves };
+}
+
+function spreadPanel(spread) {
+  return { title: spread.label, what: spread.what, note: spread.note, loss: false, xLabel: spread.label, xWord: spread.label, range: [0, 1.02],
+    xText: (value) => shown(value), whole: false, holds: true, curves: spread.curves.map(unpacked) };
+}
+
+function main() {
+  const form = document.getElementById("controls");
+  const host = document.getElementById("curves");
+  const options = { scale: "auto", bands: true };
+  const linear = { scale: "linear", bands: false };
+  const boxes = [...form.querySelectorAll("input[name=curve]")];
+  let panels = [];
+  const spreads = document.getElementById("spreads");
+  let below = [];
+
+  for (const name of ["axis", "scale"]) {
+    const choice = form.elements[name];
+    if (choice && [...choice.options].some((option) => option.value === asked.get(name))) choice.value = asked.get(name);
+  }
+  if (asked.has("curves")) {
+    const names = asked.get("curves").split(",");
+    for (const box of boxes) box.checked = names.includes(data.records[box.value].name);
+    for (const fold of form.querySelectorAll("details")) fold.open = fold.querySelector(":checked") !== null;
+  }
+  function build() {
+    const axis = data.axes.find((one) => one.id === (form.elements.axis?.value ?? "round"));
+    options.scale = form.elements.scale.value;
+    options.bands = form.elements.bands?.checked ?? true;
+    const wanted = boxes.filter((box) => box.checked).map((box) => curvePanel(data.records[box.value], axis));
+    host.replaceChildren();
+    host.classList.toggle("single", wanted.filter(Boolean).length === 1);
+    panels = wanted.filter(Boolean).map((panel) => makePanel(host, panel, runs, options));
+    const missing = wanted.length - panels.length;
+    if (missing) host.append(make("p", { class: "note" }, `${missing} of the chosen curves were not recorded against ${axis.label}.`));
+    if (!wanted.length) host.append(make("p", { class: "note" }, "No curve is chosen."));
+    draw(panels); // once all of them are there, and so as wide as they will be
+  }
+  const draw = (some) => some.forEach((panel) => panel.draw());
+  const redraw = () => draw([...panels, ...below]);
+  form.addEventListener("change", build);
+  form.addEventListener("submit", (event) => event.preventDefault());
+  form.hidden = false;
+  legend(redraw);
+  build();
+  if (spreads) {
+    spreads.replaceChildren();
+    below = data.spreads.map((spread) => makePanel(spreads, spreadPanel(spread), runs, linear));
+    draw(below);
+  }
+  let width = innerWidth;
+  addEventListener("resize", () => {
+    if (innerWidth !== width) redraw();
+    width = innerWidth;
+  });
+}
+
+themes();
+for (const table of document.querySelectorAll("table.sortable")) sortable(table);
+main();
+root.dataset.drawn = "true";

@@ -1,0 +1,170 @@
+"""Curves as plain SVG: what a page shows where no script runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from html import escape
+from typing import NamedTuple
+
+import numpy as np
+
+from fedjax_sim.reporting.html.curves import Curve
+from fedjax_sim.reporting.html.palette import MARKERS, classes
+
+_WIDTH, _HEIGHT = 560, 300
+_LEFT, _RIGHT, _TOP, _BOTTOM = 66, 548, 12, 256
+_MARKS = 6
+
+
+class Drawing(NamedTuple):
+    """One panel.
+
+    Attributes:
+      title: above it.
+      what: is drawn, in the words of a reader who does not see it.
+      note: below the title, or "".
+      x_label: below the horizontal axis.
+      curves: one a run; None where it has none.
+      log: whether the vertical axis is logarithmic; None chooses as in :func:`fedjax_sim.reporting.curves`.
+      loss: whether the axis stops a little above the start where a curve runs away.
+    """
+
+    title: str
+    what: str
+    note: str
+    x_label: str
+    curves: Sequence[Curve | None]
+    log: bool | None = False
+    loss: bool = False
+
+
+def figure(drawing: Drawing) -> str:
+    """The panel as a figure element."""
+    present = [(number, curve) for number, curve in enumerate(drawing.curves) if curve is not None]
+    y = np.concatenate([curve.y for _, curve in present] or [np.empty(0)])
+    y = y[np.isfinite(y)]
+    log = (
+        bool(drawing.loss and y.size and y.min() > 0 and y.max() > 10 * y.min()) if drawing.log is None else drawing.log
+    )
+    low, high = _range([curve for _, curve in present], drawing.loss, log)
+    ends = [float(x) for _, curve in present for x in (curve.x[0], curve.lost or curve.x[-1], curve.x[-1])] or [
+        0.0,
+        1.0,
+    ]
+    left, right = (min(ends), max(ends)) if min(ends) < max(ends) else (min(ends) - 0.5, max(ends) + 0.5)
+
+    def across(x: np.ndarray) -> np.ndarray:
+        return _LEFT + (x - left) / (right - left) * (_RIGHT - _LEFT)
+
+    def up(values: np.ndarray) -> np.ndarray:
+        with np.errstate(invalid="ignore", divide="ignore"):
+            mapped = np.log10(np.where(values > 0, values, np.nan)) if log else values
+        bottom, top = (math.log10(low), math.log10(high)) if log else (low, high)
+        return np.clip(_BOTTOM - (mapped - bottom) / (top - bottom) * (_BOTTOM - _TOP), _TOP - 2, _BOTTOM + 2)
+
+    parts = []
+    for tick in _log_ticks(low, high) if log else _ticks(low, high, 5):
+        place = float(up(np.array([tick]))[0])
+        parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_RIGHT}" y1="{place:.1f}" y2="{place:.1f}"/>')
+        parts.append(f'<text class="tick" x="{_LEFT - 7}" y="{place + 4:.1f}" text-anchor="end">{tick:.4g}</text>')
+    for tick in _ticks(left, right, 6):
+        place = float(across(np.array([tick]))[0])
+        parts.append(f'<text class="tick" x="{place:.1f}" y="{_BOTTOM + 18}" text-anchor="middle">{tick:.4g}</text>')
+    parts.append(f'<path class="edge" d="M{_LEFT} {_TOP}V{_BOTTOM}H{_RIGHT}"/>')
+    parts.append(
+        f'<text class="label" x="{(_LEFT + _RIGHT) // 2}" y="{_HEIGHT - 8}" text-anchor="middle">'
+        f"{escape(drawing.x_label)}</text>"
+    )
+    for number, curve in present:
+        if curve.low is not None and curve.high is not None:
+            area = _area(across(curve.x), up(curve.low), up(curve.high))
+            parts.append(f'<path class="band {classes(number).split()[0]}" d="{area}"/>')
+    for number, curve in present:
+        x, heights = across(curve.x), up(curve.y)
+        parts.append(f'<path class="curve {classes(number)}" d="{_path(x, heights, curve.stepped)}"/>')
+        places = np.flatnonzero(np.isfinite(heights))
+        every = max(1, len(places) // _MARKS)
+        for i in places[(number * 3) % every :: every]:
+            parts.append(_mark(number, "mark", MARKERS[number % len(MARKERS)], float(x[i]), float(heights[i])))
+        if curve.lost is not None:
+            parts.append(_mark(number, "lost", "M-4-4L4 4M-4 4L4-4", float(across(np.array(curve.lost))), _TOP))
+    note = f'<p class="note">{escape(drawing.note)}</p>' if drawing.note else ""
+    words = escape(f"{drawing.what} against {drawing.x_label}")
+    return (
+        f'<figure class="panel"><figcaption><h3>{escape(drawing.title)}</h3>{note}</figcaption>'
+        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{words}">{"".join(parts)}</svg></figure>'
+    )
+
+
+def swatch(number: int) -> str:
+    """The line of the number-th run, as legends show it."""
+    line = f'<path class="curve {classes(number)}" d="M1 6H33"/>'
+    mark = _mark(number, "mark", MARKERS[number % len(MARKERS)], 17, 6)
+    return f'<svg class="swatch" viewBox="0 0 34 12" width="34" height="12" aria-hidden="true">{line}{mark}</svg>'
+
+
+def _mark(number: int, kind: str, path: str, x: float, y: float) -> str:
+    return f'<path class="{kind} {classes(number).split()[0]}" d="{path}" transform="translate({x:.1f} {y:.1f})"/>'
+
+
+def _path(x: np.ndarray, y: np.ndarray, stepped: bool) -> str:
+    """A line with gaps where a value is not finite; a point between gaps is a dot."""
+    parts, pen = [], False
+    finite = [*np.isfinite(y).tolist(), False]
+    for number, (across, up) in enumerate(zip(x.tolist(), y.tolist(), strict=True)):
+        if finite[number]:
+            if pen:
+                parts.append(f"H{across:.1f}V{up:.1f}" if stepped else f"L{across:.1f} {up:.1f}")
+            else:
+                parts.append(f"M{across:.1f} {up:.1f}{'' if finite[number + 1] else 'h.01'}")
+        pen = finite[number]
+    return "".join(parts)
+
+
+def _area(x: np.ndarray, low: np.ndarray, high: np.ndarray) -> str:
+    """A band, in as many pieces as gaps make of it."""
+    finite = np.isfinite(low) & np.isfinite(high)
+    ends = np.flatnonzero(np.diff(np.concatenate([[False], finite, [False]]).astype(int)))
+    parts = []
+    for start, end in ends.reshape(-1, 2).tolist():
+        there = [f"{a:.1f} {b:.1f}" for a, b in zip(x[start:end], high[start:end], strict=True)]
+        back = [f"{a:.1f} {b:.1f}" for a, b in zip(x[start:end][::-1], low[start:end][::-1], strict=True)]
+        parts.append(f"M{'L'.join(there + back)}Z")
+    return "".join(parts)
+
+
+def _range(curves: Sequence[Curve], loss: bool, log: bool) -> tuple[float, float]:
+    """The ends of the vertical axis; of a loss that runs away, a little above the start."""
+    lines = [line for curve in curves for line in (curve.y, curve.low, curve.high) if line is not None]
+    values = np.concatenate(lines or [np.empty(0)])
+    values = values[np.isfinite(values) & ((values > 0) | (not log))]
+    if not values.size:
+        return (0.1, 1.0) if log else (0.0, 1.0)
+    low, high = float(values.min()), float(values.max())
+    start = max((abs(float(curve.y[0])) for curve in curves if np.isfinite(curve.y[0])), default=0.0)
+    if loss and start > 0 and high > 100 * start:
+        return (min(low, start) / 1.5, 10 * start) if log else (low - 0.1 * start, 2 * start)
+    if log:
+        return (low / 1.2, high * 1.2)
+    space = 0.05 * (high - low) if low < high else max(0.1 * abs(low), 1e-6)
+    return low - space, high + space
+
+
+def _ticks(low: float, high: float, count: int) -> list[float]:
+    rough = (high - low) / count
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)
+    return [
+        float(f"{number * step:.12g}")
+        for number in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)
+    ]
+
+
+def _log_ticks(low: float, high: float) -> list[float]:
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    factors = (1, 2, 5) if len(powers) < 4 else (1,)
+    every = max(1, len(powers) // 6)
+    ticks = [factor * 10.0**power for power in powers[::every] for factor in factors]
+    inside = [tick for tick in ticks if low <= tick <= high]
+    return inside if len(inside) > 1 else _ticks(low, high, 4)
