@@ -23,7 +23,7 @@ CPU_SHARE = 4  # one in so many of the CPU's images: everybody takes part in eve
 
 def perform(bench: Bench) -> Outcome:
     """Measures against rounds, and the cosines of all pairs at three of them."""
-    problem = cifar10(bench, half_balanced(bench))
+    problem = cifar10(bench, half_balanced(bench), alone=True)
     rounds = bench.choose(smoke=3, cpu=MOMENTS[-1], paper=MOMENTS[-1])
     moments = bench.choose(smoke=(1, 2, 3), cpu=MOMENTS, paper=MOMENTS)
     run = dict(problem.run) | {

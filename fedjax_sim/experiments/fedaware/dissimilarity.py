@@ -87,7 +87,7 @@ def perform_figure8(bench: Bench) -> Outcome:
 def _runs(bench: Bench) -> dict[float, History]:
     found = {}
     for alpha in bench.choose(smoke=(0.1, 10.0), cpu=ALPHAS, paper=ALPHAS):
-        problem = cifar10(bench, dirichlet(bench, alpha))
+        problem = cifar10(bench, dirichlet(bench, alpha), alone=True)
         result = bench.sweep(
             f"{problem.name}, FedAvg, Dir({alpha:g})", fjs.fedavg(client_optimizer=problem.optimizer), problem.data,
             fjs.sweeps.points([{"client_optimizer.learning_rate": problem.learning_rate}]), **problem.run,
@@ -165,7 +165,7 @@ def _table(runs: Mapping[float, History]) -> Table:
 def _settings(bench: Bench) -> list[Setting]:
     here = bench.choose(smoke="0.1, 10", cpu="0.1, 0.5, 1, 10", paper="0.1, 0.5, 1, 10")
     own = Setting("Dirichlet alpha", "Figure 8: 0.1, 0.5, 1, 10; Figure 1: 0.1 and others", here)
-    return [*settings(bench, cifar10(bench)), own]
+    return [*settings(bench, cifar10(bench, alone=True)), own]
 
 
 EXPERIMENTS = {
