@@ -25,13 +25,16 @@ endef
 
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-docs test-all experiments nightly lint format bench peers reproduce clean distclean
+.PHONY: help demo site test test-slow test-docs test-all experiments notebooks nightly lint format bench peers reproduce clean distclean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
 
 demo: $(VENV)/.stamp-demo ## install what the demo needs and run it; writes to OUT=results
 	$(bin)/fedjax-sim demo --out "$(OUT)" $(ARGS)
+
+site: $(VENV)/.stamp-docs ## the documentation as a site, in build/site; a broken link is an error
+	NO_MKDOCS_2_WARNING=1 $(bin)/python -m mkdocs build -f docs/site/mkdocs.yml
 
 test: $(VENV)/.stamp-test ## the fast tests and the docstrings' examples
 	$(call pytest,-n $(JOBS) --dist loadgroup)
@@ -50,6 +53,9 @@ test-all: $(VENV)/.stamp-test ## the fast and the slow tests
 
 experiments: $(VENV)/.stamp-test ## every experiment of the papers at its smoke size, in one process
 	$(call pytest,-m smoke --durations=5 tests/test_experiments.py tests/test_experiments_paper.py)
+
+notebooks: $(bin)/python ## write what all notebooks begin with: badges, the cell that installs
+	$(bin)/python notebooks/first_cells.py
 
 nightly: $(VENV)/.stamp-test ## the slow and the nightly tests, and 20,000 hostile files
 	$(call pytest,-n $(JOBS) --dist loadgroup -m "slow or nightly")
@@ -91,6 +97,10 @@ $(VENV)/.stamp-demo: pyproject.toml | $(bin)/python
 
 $(VENV)/.stamp-test: pyproject.toml | $(bin)/python
 	$(install) '.[test]'
+	@touch $@
+
+$(VENV)/.stamp-docs: pyproject.toml | $(bin)/python
+	$(install) '.[docs]'
 	@touch $@
 
 $(VENV)/.stamp-bench: pyproject.toml | $(bin)/python

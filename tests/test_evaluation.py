@@ -1,5 +1,7 @@
 """Evaluation: overall, per client and of the worst, in pieces, on the device and from the host."""
 
+from typing import Any
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -129,3 +131,19 @@ def test_rows_follow_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     huge = fjs.datasets.from_clients([(np.zeros((2, 1), np.float32), [0, 1])])
     assert chunks.rows_within(lambda p, e: jnp.broadcast_to(e["x"], (*e["x"].shape[:1], 1 << 30)), {}, huge.examples,
                               most=8) == 1  # fmt: skip
+
+
+def test_many_models_side_by_side() -> None:
+    """jaxlib 0.10.2 took rows of other models in sums of more than 32,768 results (jax issue 39103)."""
+    data = fjs.datasets.synthetic(1.0, 1.0, num_clients=30, seed=0)
+    task = fjs.classification(fjs.models.LogisticRegression(10))
+    models = jax.vmap(lambda key: jax.tree.map(lambda leaf: jax.random.normal(key, leaf.shape), task.init(key, data)))(
+        jax.random.split(jax.random.key(0), 12)
+    )
+    assert 12 * data.num_examples > 2 * 32_768
+
+    def loss(params: Any) -> jax.Array:
+        return fjs.evaluate(task, params, data).overall["loss"]
+
+    alone = [float(jax.jit(loss)(jax.tree.map(lambda leaf, at=at: leaf[at], models))) for at in range(12)]
+    np.testing.assert_allclose(jax.jit(jax.vmap(loss))(models), alone, rtol=1e-5)

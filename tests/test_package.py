@@ -19,15 +19,20 @@ import fedjax_sim
 ROOT = pathlib.Path(__file__).parents[1]
 EXTRAS = [
     "dp_accounting",
+    "griffe",
     "matplotlib",
+    "mkdocs",
+    "mlflow",
     "orbax.checkpoint",
     "pandas",
     "pyarrow",
     "safetensors",
     "sklearn",
     "tensorflow",
+    "tensorboardX",
     "tensorflow_datasets",
     "torch",
+    "wandb",
     "xarray",
 ]
 
@@ -103,11 +108,12 @@ def test_lower_bounds_are_the_versions_that_ci_tests():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     tested = [
-        extras[name] for name in ("completion", "data", "frames", "plot", "privacy", "progress", "tables", "text")
+        extras[name]
+        for name in ("completion", "data", "docs", "frames", "plot", "privacy", "progress", "tables", "text", "trackers")
     ]
     requirements = [*project["dependencies"], *(requirement for extra in tested for requirement in extra)]
     pins = dict(re.findall(r"^([\w-]+)==([\w.]+)$", (ROOT / ".ci" / "oldest.txt").read_text(), re.MULTILINE))
-    bounds = dict(requirement.split(">=") for requirement in requirements)
+    bounds = dict(requirement.partition(",")[0].split(">=") for requirement in requirements)
     assert bounds == {name: pins.get(name) for name in bounds}
 
 

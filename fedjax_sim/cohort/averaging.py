@@ -123,6 +123,7 @@ AVERAGES = {
     # x + sum_S (p_i / pi_i) Delta_i: unbiased whatever the inclusion probabilities pi_i.
     "inverse": Averaging(weigh=_inverse, unequal="sum p_i F_i"),
 }
+"""The averages by name, each an :class:`Averaging`."""
 
 # (1/K) sum over K draws with P(i) = p_i: the draws carry the weights.
 SCHEME_I = Averaging(weigh=_over_drawn, unequal="sum E[w_i] F_i, w_i = count_i / K")

@@ -88,6 +88,7 @@ class Diagnostic(Described):
 
 
 Requested: TypeAlias = str | Diagnostic | Sequence[str | Diagnostic]
+"""What ``diagnostics=`` takes: a name, a diagnostic, or a sequence of both."""
 
 
 def by_name(name: str) -> Diagnostic:

@@ -13,6 +13,7 @@ from fedjax_sim.training import TrainResult
 from fedjax_sim.values import shown, suggest
 
 Objective = Callable[[TrainResult], jax.Array]
+"""A function of a run's result to a scalar: what a study by gradient minimises."""
 
 
 class Final(Described):
