@@ -208,7 +208,7 @@ def simulate(
                 recording.add({}, first, 0)
                 calls.report(0, first, {})
             if bar.enabled:
-                bar.update(recording.finished, _shown_metrics(first))
+                bar.update(recording.finished, first)
         # Processes must call their programs alike; between evaluations there is no time that all agree on.
         tell = bar.update if bar.enabled and jax.process_count() == 1 else None
         clients = int(np.sum(recording.rounds().get("cohort_size", 0)))
@@ -225,7 +225,7 @@ def simulate(
             recording.judge(stop, diverged=on_divergence == "stop")
             if bar.enabled:
                 clients += int(np.sum(np.asarray(record["cohort_size"])))
-                bar.update(start + count, _shown_metrics(measured), clients)
+                bar.update(start + count, measured, clients)
             if saving is not None:
                 last = start + count == rounds or not recording.running.any()
                 saving.after(driver, recording, (before or 0.0) + time.perf_counter() - compiled, last=last)
@@ -249,13 +249,6 @@ def simulate(
         )
         calls.end(history)
     return history
-
-
-def _shown_metrics(measured: dict[str, jax.Array]) -> dict[str, float]:
-    """What a progress bar shows of an evaluation: means over the seeds."""
-    accuracy = next((name for name in ("test_accuracy", "accuracy") if name in measured), None)
-    names = ["loss"] if accuracy is None else ["loss", accuracy]
-    return {name: float(np.mean(np.asarray(measured[name]))) for name in names}
 
 
 def _check_ends(stop: Any, on_divergence: Any) -> None:

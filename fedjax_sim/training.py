@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_sim.adjoints.base import Adjoint, Operands, Run
 from fedjax_sim.adjoints.forward import without_reverse_mode
@@ -27,6 +28,7 @@ from fedjax_sim.rounds import init_state, layout_of, prepare, run_round
 from fedjax_sim.setting import Setting, TrainState
 from fedjax_sim.systems.base import System
 from fedjax_sim.task import Task
+from fedjax_sim.telling import OnRound, silent, teller
 from fedjax_sim.values import shown
 
 Evaluate = Callable[[Any, Any], dict[str, jax.Array]]  # (params, dataset) -> {name: array}
@@ -79,6 +81,7 @@ def make_train(
     system: System | None = None,
     asynchronous: Asynchronous | None = None,
     adjoint: Adjoint | None = None,
+    on_round: OnRound | None = None,
 ) -> Train:
     """Makes ``train(algorithm, dataset, key)``, a pure function to jit, vmap and differentiate.
 
@@ -109,6 +112,12 @@ def make_train(
         one update of the server's model. None for synchronous rounds.
       adjoint: how rounds are differentiated: an object of ``fjs.adjoints``. None for ``per_round()``, which stores the
         state before each round and computes the round again on the way back.
+      on_round: called on the host, while the program runs, as ``on_round(rounds_done, metrics)``: once at the start,
+        with 0, and once after every round. ``metrics`` are numpy arrays by name where the round is evaluated, else
+        ``{}``.
+        Under ``vmap`` over seeds or settings it is still one call a round, with the metrics' axes in front; where the
+        run is differentiated there is none. ``progress_bar(rounds).update`` of ``fjs.reporting`` is such a function;
+        ``jax.effects_barrier()`` waits for the last call.
 
     Returns:
       ``train(algorithm, dataset, key, *, initial_params=None) -> TrainResult``.
@@ -144,6 +153,10 @@ def make_train(
             f"adjoint is {shown(adjoint)}: it must be an Adjoint, for instance fedjax_sim.adjoints.nested(), or None"
         )
 
+    if on_round is not None and not callable(on_round):
+        raise TypeError(f"on_round is {shown(on_round)}: it must be a function of (rounds_done, metrics), or None")
+    tell = silent if on_round is None else teller(_unless_evaluated(on_round, rounds, eval_every))
+
     def train(
         algorithm: Method, dataset: FederatedDataset, key: jax.Array, *, initial_params: Any = None
     ) -> TrainResult:
@@ -162,7 +175,7 @@ def make_train(
             return measure(operands.setting, operands.algorithm, operands.dataset, state, evaluate)
 
         operands = Operands(setting, algorithm, dataset, key)
-        ran = chosen.run(Run(step, evaluation, rounds, eval_every), operands, state)
+        ran = chosen.run(Run(step, evaluation, rounds, eval_every, tell), operands, state)
         if given.layout is not None and not given.layout.reverse:
             ran = without_reverse_mode(ran, f"layout={shown(given.layout)} {_FORWARD_ONLY}")
         evaluated = evaluation_rounds(rounds, eval_every)
@@ -172,6 +185,16 @@ def make_train(
         return TrainResult(algorithm.parameters(state.server), state, metrics, ran.records)
 
     return train
+
+
+def _unless_evaluated(on_round: OnRound, rounds: int, eval_every: int) -> OnRound:
+    """``on_round`` without the calls after rounds whose evaluation makes the call."""
+
+    def called(done: int, metrics: dict[str, np.ndarray]) -> None:
+        if metrics or not (done % eval_every == 0 or done == rounds):
+            on_round(done, metrics)
+
+    return called
 
 
 _FORWARD_ONLY = (

@@ -24,16 +24,17 @@ SOURCE = """\
 import importlib.util
 import os
 import pathlib
-import re
 import subprocess
 import sys
 from importlib.metadata import version
 
 REPOSITORY = ""  # of [project.urls] in pyproject.toml
-OLDEST_JAX = ()  # of its dependencies
+JAX = ""  # of its dependencies
 NEEDED = ["fedjax_sim", "flax", "jax", "matplotlib", "optax", "rich", "sklearn"]
 
 if any(importlib.util.find_spec(name) is None for name in NEEDED):
+    from packaging.specifiers import SpecifierSet  # Jupyter has it
+
     folders = [pathlib.Path.cwd(), *pathlib.Path.cwd().parents]
     checkout = next((folder for folder in folders if (folder / "fedjax_sim" / "simulation.py").exists()), None)
     if checkout is None and not REPOSITORY:
@@ -43,9 +44,10 @@ if any(importlib.util.find_spec(name) is None for name in NEEDED):
             "install the package first: pip install -e 'PATH/OF/THE/CHECKOUT[demo]'"
         )
     wanted = [f"fedjax_sim[demo] @ git+{REPOSITORY}"] if checkout is None else ["-e", f"{checkout}[demo]"]
-    if importlib.util.find_spec("jax"):  # a jax that is recent enough stays as it is: Colab's fits its GPU or TPU
-        installed = tuple(int(number) for number in re.findall(r"\\d+", version("jax"))[:3])
-        wanted += [f"jax=={version('jax')}", f"jaxlib=={version('jaxlib')}"] if installed >= OLDEST_JAX else []
+    jaxes = [name for name in ("jax", "jaxlib") if importlib.util.find_spec(name)]
+    fit = SpecifierSet(JAX, prereleases=True)
+    if all(version(name) in fit for name in jaxes):  # they stay as they are: Colab's are for its GPU or TPU
+        wanted += [f"{name}=={version(name)}" for name in jaxes]
     done = subprocess.run([sys.executable, "-m", "pip", "install", "-q", *wanted], capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"pip install {' '.join(wanted)}\\n{done.stdout}{done.stderr}")
@@ -58,18 +60,17 @@ import matplotlib.pyplot as plt
 
 import fedjax_sim as fjs
 
-plt.switch_backend(plt.get_backend())  # so that Jupyter also shows figures that pyplot has not made
 plt.rcParams.update({"axes.spines.right": False, "axes.spines.top": False})
 SMOKE = os.environ.get("FEDJAX_SIM_SMOKE") == "1"  # everything smaller: the tests run the notebooks so
 print(f"fedjax_sim {fjs.__version__}, jax {jax.__version__} on {jax.device_count()} x {jax.devices()[0].device_kind}")
 """
 
 
-def settings(pyproject: Path = ROOT / "pyproject.toml") -> tuple[str, tuple[int, ...]]:
-    """The repository's address, "" without one, and the oldest jax that the package takes."""
+def settings(pyproject: Path = ROOT / "pyproject.toml") -> tuple[str, str]:
+    """The repository's address, "" without one, and the versions of jax that the package takes."""
     project = tomllib.loads(pyproject.read_text(encoding="utf-8"))["project"]
-    bound = next(found[1] for line in project["dependencies"] if (found := re.fullmatch(r"jax>=([\d.]+)", line)))
-    return project.get("urls", {}).get("Repository", "").rstrip("/"), tuple(map(int, bound.split(".")))
+    bounds = next(found[1] for line in project["dependencies"] if (found := re.fullmatch(r"jax([<>=!~].*)", line)))
+    return project.get("urls", {}).get("Repository", "").rstrip("/"), bounds
 
 
 def badge(name: str, repository: str) -> str:
@@ -81,20 +82,20 @@ def badge(name: str, repository: str) -> str:
     return f"[![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)]({place})"
 
 
-def install_source(repository: str, oldest: tuple[int, ...]) -> str:
+def install_source(repository: str, bounds: str) -> str:
     """The code of the cell that installs the package."""
     filled = SOURCE.replace('REPOSITORY = ""', f'REPOSITORY = "{repository}"')
-    return filled.replace("OLDEST_JAX = ()", f"OLDEST_JAX = {oldest}").rstrip("\n")
+    return filled.replace('JAX = ""', f'JAX = "{bounds}"').rstrip("\n")
 
 
-def updated(notebook: dict[str, Any], name: str, repository: str, oldest: tuple[int, ...]) -> dict[str, Any]:
+def updated(notebook: dict[str, Any], name: str, repository: str, bounds: str) -> dict[str, Any]:
     """The notebook with the two cells as they should be: the badge above all, the installation before any code."""
     cells = [cell for cell in notebook["cells"] if cell["id"] not in (BADGE, INSTALL)]
     code = [cell["cell_type"] for cell in cells].index("code")
     heads = [number for number in range(code) if cells[number]["source"][0].startswith("## ")]
     install = {
         "cell_type": "code", "execution_count": None, "id": INSTALL, "metadata": {}, "outputs": [],
-        "source": install_source(repository, oldest).splitlines(keepends=True),
+        "source": install_source(repository, bounds).splitlines(keepends=True),
     }  # fmt: skip
     cells.insert(heads[0] if heads else code, install)
     if text := badge(name, repository):
@@ -109,10 +110,10 @@ def written(notebook: dict[str, Any]) -> str:
 
 def main() -> int:
     """Updates every notebook of this folder and says which have changed."""
-    repository, oldest = settings()
+    repository, bounds = settings()
     for path in sorted(Path(__file__).parent.glob("*.ipynb")):
         before = path.read_text(encoding="utf-8")
-        after = written(updated(json.loads(before), path.name, repository, oldest))
+        after = written(updated(json.loads(before), path.name, repository, bounds))
         if after != before:
             path.write_text(after, encoding="utf-8")
             print(f"updated {path.name}")

@@ -152,6 +152,20 @@ def test_many_seeds_and_settings_side_by_side(x64):
     np.testing.assert_allclose(both[1], jax.jit(lambda rate: final(TURNS, rate))(rates[1]), rtol=1e-10)
 
 
+@pytest.mark.parametrize("layout", [MESH(3), MESH(8, data="sharded")], ids=["whole", "sharded"])
+def test_the_host_is_told_of_every_round_once(layout, data):
+    told = []
+    train = fjs.make_train(
+        task=LOGISTIC, rounds=5, batch_size=8, cohort=fjs.cohort.uniform(7), work=fjs.local.epochs(1), eval_every=2,
+        layout=layout, on_round=lambda done, metrics: told.append((done, metrics)),
+    )  # fmt: skip
+    result = jax.jit(train)(fjs.fedavg(client_optimizer=LOCAL), data, jax.random.key(0))
+    jax.effects_barrier()
+    assert [done for done, _ in told] == list(range(6))
+    losses = [metrics["loss"] for _, metrics in told if metrics]
+    np.testing.assert_array_equal(losses, result.metrics["loss"])
+
+
 def test_states_of_clients_are_shared_out(data):
     """Each device has its rows of the clients' states and of the examples, and no more."""
     layout = MESH(4, data="sharded")

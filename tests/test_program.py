@@ -139,12 +139,14 @@ def test_simulate_is_make_train():
 def test_the_keyword_lists_agree():
     ours = inspect.signature(fjs.simulate).parameters
     theirs = dict(inspect.signature(fjs.make_train).parameters)
-    del theirs["adjoint"]  # of derivatives, which simulate does not have
+    for name in ("adjoint", "on_round"):  # simulate has no derivatives, and callbacks
+        del theirs[name]
     assert [name for name in ours if name in theirs] == list(theirs)
     for name, parameter in theirs.items():
         assert ours[name].default == parameter.default
         assert ours[name].annotation == parameter.annotation
     more = {"stop", "on_divergence", "checkpoint", "every", "keep", "allow_opaque"}  # what ends and resumes a run
+    more |= {"callbacks"}
     more |= {"client_states"}  # off the device they are no JAX function's, and words of bits have no derivative
     assert set(ours) - set(theirs) == {"algorithm", "dataset", "seeds", "initial_params", "progress"} | more
 

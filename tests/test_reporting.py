@@ -252,6 +252,11 @@ class TestPanels:
         assert top_right.get_lines()[0].get_color() == top_left.get_lines()[1].get_color()
         assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a", "b"]
 
+    def test_a_notebook_shows_what_pyplot_does_not_know(self, pyplot):
+        figure = panels([[Panel({"a": run([[1, 1]])})]])
+        assert figure._repr_png_().startswith(PNG)
+        assert not pyplot.get_fignums()
+
     def test_bad_input(self, pyplot):
         good = Panel({"a": run([[1, 1]])})
         for rows in ([], [[None]], [[good], [good, good]], [[Panel({})]]):

@@ -13,6 +13,7 @@ from fedjax_sim.algorithms.contract import Method
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.descriptions import Described
 from fedjax_sim.setting import Setting, TrainState
+from fedjax_sim.telling import Tell, silent
 
 
 class Operands(NamedTuple):
@@ -39,12 +40,15 @@ class Run(NamedTuple):
       measure: ``(operands, state) -> metrics``, an evaluation.
       rounds: R.
       eval_every: rounds between evaluations.
+      tell: ``(state, rounds done, metrics) -> (state, rounds done)``, the identity, called at the start and after every
+        round, with the metrics where there is an evaluation.
     """
 
     step: Callable[[Operands, TrainState, jax.Array], tuple[TrainState, Any]]
     measure: Callable[[Operands, TrainState], Any]
     rounds: int
     eval_every: int
+    tell: Tell = silent
 
 
 class Span(NamedTuple):
@@ -118,8 +122,18 @@ class Scanned(Adjoint):
     def between(self, run: Run, operands: Operands, state: TrainState, start: int, stop: int) -> Ran:
         """Rounds ``start`` to ``stop - 1`` and the evaluations before them; after them too where they are the last."""
         every = run.eval_every
-        step = self.stored(lambda state, t: run.step(operands, state, t))
-        measure = self.stored(lambda state: run.measure(operands, state))
+        stored_step = self.stored(lambda state, t: run.step(operands, state, t))
+        stored_measure = self.stored(lambda state: run.measure(operands, state))
+
+        def step(state: TrainState, t: jax.Array) -> tuple[TrainState, Any]:
+            state, record = stored_step(state, t)
+            if every > 1:
+                state, _ = run.tell(state, t + 1, {})
+            return state, record
+
+        def measure(state: TrainState, done: jax.Array) -> tuple[TrainState, jax.Array, Any]:
+            measured = stored_measure(state)
+            return *run.tell(state, done, measured), measured
 
         def rounds(state: TrainState, ts: jax.Array) -> tuple[TrainState, Any]:
             if len(ts) == 1:  # a loop around it would store the state once more
@@ -129,8 +143,8 @@ class Scanned(Adjoint):
 
         def block(state: TrainState, ts: jax.Array) -> tuple[TrainState, Any]:
             # Evaluated before its rounds, not after: what an evaluation and the first round store is then one state.
-            measured = measure(state)
-            state, records = rounds(state, ts)
+            state, first, measured = measure(state, ts[0])
+            state, records = rounds(state, ts + (first - ts[0]))  # zero: no round starts before the call was made
             return state, (records, measured)
 
         records: list[Any] = []
@@ -150,7 +164,8 @@ class Scanned(Adjoint):
             records.append(record)
             metrics.append(_row(one))
         if stop == run.rounds:
-            metrics.append(_row(measure(state)))
+            state, _, measured = measure(state, jnp.int32(run.rounds))
+            metrics.append(_row(measured))
         return Ran(state, joined(records), joined(metrics))
 
 

@@ -26,5 +26,5 @@ def setting_of(run: dict[str, Any]) -> tuple[Setting, int]:
     Raises:
       TypeError, ValueError: as ``make_train``.
     """
-    given = {name: value for name, value in run.items() if name != "adjoint"}
+    given = {name: value for name, value in run.items() if name not in ("adjoint", "on_round")}
     return check_setting(**{**_DEFAULTS, **given}), given["rounds"]

@@ -30,6 +30,7 @@ from fedjax_sim.command.working import (
     refused,
     taken_by,
 )
+from fedjax_sim.reporting.figures import new_figure
 
 if TYPE_CHECKING:
     from fedjax_sim.sweeps.ranking import Ranked
@@ -195,8 +196,6 @@ def _plot(result: Sweep, metric: str, some: bool, path: Path) -> None:
     from fedjax_sim.reporting.plots import check_matplotlib, save_figure
 
     check_matplotlib()
-    from matplotlib.figure import Figure
-
     from fedjax_sim.reporting.ticks import leading_digits, plain_numbers
 
     names, dims = result.space.names[:_PANELS], result.space.dims
@@ -204,7 +203,7 @@ def _plot(result: Sweep, metric: str, some: bool, path: Path) -> None:
     count = (1 if mapped else len(names)) + some
     columns = min(count, 3)
     rows = -(-count // columns)
-    figure = Figure(figsize=(5.6 * columns, 3.9 * rows), layout="constrained")
+    figure = new_figure(5.6 * columns, 3.9 * rows)
     axes = list(figure.subplots(rows, columns, squeeze=False).flat)
     if mapped:
         result.heatmap(metric, ax=axes[0])

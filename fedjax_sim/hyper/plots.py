@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedjax_sim.reporting.figures import new_figure
 from fedjax_sim.reporting.plots import COLOURS, LEGEND, check_matplotlib, plain
 
 if TYPE_CHECKING:
@@ -30,12 +31,11 @@ def traces(tuned: Tuned) -> Any:
       ImportError: matplotlib is not installed.
     """
     check_matplotlib()
-    from matplotlib.figure import Figure
 
     count = 1 + len(tuned.hyper)
     columns = min(count, _COLUMNS)
     rows = -(-count // columns)
-    figure = Figure(figsize=(3.6 * columns, 2.9 * rows), layout="constrained")
+    figure = new_figure(3.6 * columns, 2.9 * rows)
     axes = list(figure.subplots(rows, columns, squeeze=False).flat)
     objective, *others = axes
     _trace(objective, tuned, tuned.values, "objective")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from fedjax_sim.reporting.figures import new_figure
 from fedjax_sim.reporting.plots import COLOURS, LEGEND, check_matplotlib, plain, save_figure
 from fedjax_sim.reporting.ticks import plain_numbers
 
@@ -153,16 +154,15 @@ def overview(dataset: FederatedDataset, path: str | os.PathLike[str] | None = No
       ValueError: an unknown ``sort``.
     """
     check_matplotlib()
-    from matplotlib.figure import Figure
 
     statistics = dataset.statistics()
     if statistics.label_table is None:
-        figure = Figure(figsize=(6, 3.5), layout="constrained")
+        figure = new_figure(6, 3.5)
         size_histogram(dataset, figure.subplots())
     else:
         classes = statistics.label_table.shape[1]
         height = float(np.clip(0.25 * classes + 0.9, 2.2, 7))
-        figure = Figure(figsize=(10, height + 3.0), layout="constrained")
+        figure = new_figure(10, height + 3.0)
         axes = figure.subplot_mosaic([["map", "map"], ["sizes", "classes"]], height_ratios=[height, 3.0])
         label_heatmap(dataset, axes["map"], sort=sort)
         size_histogram(dataset, axes["sizes"])

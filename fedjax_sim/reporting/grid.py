@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from fedjax_sim.reporting.figures import new_figure
 from fedjax_sim.reporting.plots import (
     LEGEND,
     band_words,
@@ -57,7 +58,6 @@ def panels(rows: Sequence[Sequence[Panel | None]], *, against: str = "round") ->
       ValueError: no panels, rows of different lengths, or a panel without runs.
     """
     check_matplotlib()
-    from matplotlib.figure import Figure
 
     all_panels = [panel for row in rows for panel in row if panel is not None]
     if not all_panels or not all(panel.runs for panel in all_panels) or len({len(row) for row in rows}) != 1:
@@ -66,7 +66,7 @@ def panels(rows: Sequence[Sequence[Panel | None]], *, against: str = "round") ->
     styles = {name: line_style(index) for index, name in enumerate(methods)}
     columns = len(rows[0])
     width = max(_PANEL[0] * columns + 0.6, 4.5)
-    figure = Figure(figsize=(width, _PANEL[1] * len(rows) + 0.5), layout="constrained")
+    figure = new_figure(width, _PANEL[1] * len(rows) + 0.5)
     axes = figure.subplots(len(rows), columns, sharex="col", squeeze=False)
     for row, places in zip(rows, axes, strict=True):
         for panel, ax in zip(row, places, strict=True):

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Literal, Self
 
+import numpy as np
+
 
 class Progress:
     """Shows how far a run is. This class itself is silent; :func:`progress_bar` returns the one that suits.
@@ -31,7 +33,7 @@ class Progress:
     def compiling(self) -> None:
         """Says that the program is being compiled, until the first :meth:`update`."""
 
-    def update(self, rounds_done: int, metrics: Mapping[str, float] | None = None, clients: int | None = None) -> None:
+    def update(self, rounds_done: int, metrics: Mapping[str, Any] | None = None, clients: int | None = None) -> None:
         """Shows the state after ``rounds_done`` rounds.
 
         The speed is measured from the first update, so that it leaves compilation out; ``update(0)`` before the first
@@ -39,7 +41,8 @@ class Progress:
 
         Args:
           rounds_done: how many.
-          metrics: the newest evaluation, shown until there is another one; None where there is none.
+          metrics: the newest evaluation, of which the loss and the accuracy, on the test data if that is there, are
+            shown until there is another one: means over all seeds. None or empty where there is none.
           clients: that have taken part in all rounds so far, of all seeds; None where it is not known yet.
         """
 
@@ -89,13 +92,13 @@ class _Clock:
         self.metrics: dict[str, float] = {}
         self.a_round: float | None = None  # clients
 
-    def status(self, done: int, metrics: Mapping[str, float] | None, clients: int | None) -> str:
+    def status(self, done: int, metrics: Mapping[str, Any] | None, clients: int | None) -> str:
         """``12.5 rounds/s, 125 clients/s, loss 0.1234, test accuracy 0.8, 0:00:08 left``."""
         now = time.perf_counter()
         if self.start is None:
             self.start = (done, now)
         first, since = self.start
-        self.metrics.update(metrics or {})
+        self.metrics.update(_means(metrics or {}))
         if clients is not None and done:
             self.a_round = clients / done
         parts = [f"{name.replace('_', ' ')} {value:.4g}" for name, value in self.metrics.items()]
@@ -108,6 +111,11 @@ class _Clock:
             if done < self.total:
                 parts.append(f"{datetime.timedelta(seconds=round((self.total - done) / speed))} left")
         return ", ".join(parts)
+
+
+def _means(metrics: Mapping[str, Any]) -> dict[str, float]:
+    accuracy = "test_accuracy" if "test_accuracy" in metrics else "accuracy"
+    return {name: float(np.mean(np.asarray(metrics[name]))) for name in ("loss", accuracy) if name in metrics}
 
 
 def _rounded(speed: float) -> str:
@@ -128,7 +136,7 @@ class _Lines(Progress):
     def compiling(self) -> None:
         self._print("compiling")
 
-    def update(self, rounds_done: int, metrics: Mapping[str, float] | None = None, clients: int | None = None) -> None:
+    def update(self, rounds_done: int, metrics: Mapping[str, Any] | None = None, clients: int | None = None) -> None:
         status = self._clock.status(rounds_done, metrics, clients)
         tenths = 10 * rounds_done // max(self._total, 1)
         if tenths > self._shown:
@@ -175,7 +183,7 @@ class _Bar(Progress):
     def compiling(self) -> None:
         self._bar.update(self._task, total=None, status="compiling")  # without a total the bar pulses
 
-    def update(self, rounds_done: int, metrics: Mapping[str, float] | None = None, clients: int | None = None) -> None:
+    def update(self, rounds_done: int, metrics: Mapping[str, Any] | None = None, clients: int | None = None) -> None:
         status = self._clock.status(rounds_done, metrics, clients)
         self._bar.update(self._task, total=self._total, completed=rounds_done, status=status)
 

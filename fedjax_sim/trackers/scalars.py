@@ -24,6 +24,7 @@ def scalars(reported: Reported, seeds: list[int], *, each_seed: bool = False) ->
       each_seed: also every seed's own number, ``..._seed_3``.
 
     Example:
+      >>> import numpy as np
       >>> scalars(Reported(2, {"loss": np.array([1.0, 3.0])}, {"cohort_size": np.array([[4, 4], [4, 4]])}), [0, 1])
       {'loss': 2.0, 'loss_std': 1.0, 'rounds/cohort_size': 4.0, 'rounds/cohort_size_std': 0.0}
     """

@@ -9,6 +9,7 @@ import numpy as np
 
 from fedjax_sim.experiments.all_methods.ranking import cliques
 from fedjax_sim.experiments.all_methods.scores import Scores
+from fedjax_sim.reporting.figures import new_figure
 from fedjax_sim.reporting.plots import COLOURS, LEGEND, check_matplotlib, plain
 
 _LINE = 0.26  # inches a method
@@ -27,10 +28,9 @@ def critical_differences(panels: Mapping[str, Mapping[str, float]], difference: 
       The matplotlib figure.
     """
     check_matplotlib()
-    from matplotlib.figure import Figure
 
     lines = max((len(of) + 1) // 2 for of in panels.values())
-    figure = Figure(figsize=(_WIDTH, len(panels) * (_LINE * lines + 1.5)), layout="constrained")
+    figure = new_figure(_WIDTH, len(panels) * (_LINE * lines + 1.5))
     for ax, (title, mean_ranks) in zip(np.ravel(figure.subplots(len(panels), 1)), panels.items(), strict=True):
         _mean_ranks(ax, title, mean_ranks, difference)
     return figure
@@ -81,9 +81,8 @@ def score_panels(budgets: Mapping[str, Scores], metrics: Mapping[str, str], orde
       The matplotlib figure.
     """
     check_matplotlib()
-    from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(2.7 * len(metrics) + 1.2, _LINE * len(order) + 1.4), layout="constrained")
+    figure = new_figure(2.7 * len(metrics) + 1.2, _LINE * len(order) + 1.4)
     axes = np.ravel(figure.subplots(1, len(metrics), sharey=True))
     heights = {name: height for height, name in enumerate(order)}
     for ax, (problem, metric) in zip(axes, metrics.items(), strict=True):

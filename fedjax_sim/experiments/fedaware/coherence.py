@@ -13,6 +13,7 @@ from fedjax_sim.datasets import partition as partitions
 from fedjax_sim.experiments.bench import Bench
 from fedjax_sim.experiments.experiment import Claim, Experiment, Outcome, Setting, Table
 from fedjax_sim.experiments.fedaware.tasks import ALPHA, CPU_IMAGES, DATA_SEED, Deal, cifar10, settings
+from fedjax_sim.reporting.figures import new_figure
 from fedjax_sim.reporting.plots import COLOURS, check_matplotlib, plain
 
 BALANCED, UNBALANCED = 10, 10
@@ -98,9 +99,8 @@ def _among(matrix: np.ndarray, balanced: int) -> dict[str, float]:
 
 def _figure(curves: Mapping[str, np.ndarray], matrices: Mapping[int, np.ndarray]) -> Any:
     check_matplotlib()
-    from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10.5, 6.2), layout="constrained")
+    figure = new_figure(10.5, 6.2)
     axes = figure.subplots(2, 3)
     labels = {"coherence": "client coherence", "consensus": "norm of the\npseudo-gradient", "lud": "LUD"}
     for ax, (name, values) in zip(axes[0], curves.items(), strict=True):

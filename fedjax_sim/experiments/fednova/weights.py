@@ -17,6 +17,7 @@ from fedjax_sim.diagnostics import measures
 from fedjax_sim.experiments.bench import Bench, double_precision
 from fedjax_sim.experiments.experiment import Claim, Experiment, Outcome, Setting, Table
 from fedjax_sim.optim.probe import accumulation
+from fedjax_sim.reporting.figures import new_figure
 from fedjax_sim.reporting.plots import LEGEND, check_matplotlib, line_style, plain
 
 CLIENTS, MEAN = 30, 20.0
@@ -150,9 +151,8 @@ def _table(alphas: np.ndarray, found: dict[str, Quantities]) -> Table:
 
 def _figure(alphas: np.ndarray, found: dict[str, Quantities]) -> Any:
     check_matplotlib()
-    from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8.4, 3.6), layout="constrained")
+    figure = new_figure(8.4, 3.6)
     axes = figure.subplots(1, len(found), sharey=True)
     for ax, (reading, of) in zip(axes, found.items(), strict=True):
         for number, (name, values) in enumerate(zip(NAMES.values(), of, strict=True)):

@@ -27,6 +27,7 @@ from fedjax_sim.experiments.liconv.problems import (
     tail,
 )
 from fedjax_sim.history import History
+from fedjax_sim.reporting.figures import new_figure
 from fedjax_sim.reporting.plots import check_matplotlib, curves
 
 EPOCHS = 5  # "E = 5"
@@ -122,11 +123,10 @@ def draw(ax: Any, runs: Runs) -> None:
 def perform(bench: Bench) -> Outcome:
     """Four panels, and the synthetic ones again with E as the text has it."""
     check_matplotlib()
-    from matplotlib.figure import Figure
 
     found = {name: runs_of(bench, name) for name in NAMES}
     literal = {name: runs_of(bench, name, EPOCHS) for name in SPREADS}
-    figure = Figure(figsize=(9.5, 7.2), layout="constrained")
+    figure = new_figure(9.5, 7.2)
     for ax, (name, runs) in zip(figure.subplots(2, 2).flat, found.items(), strict=True):
         draw(ax, runs)
         ax.set_title(name, fontsize="medium")

@@ -6,19 +6,19 @@ from fedjax_sim.experiments.bench import Bench
 from fedjax_sim.experiments.experiment import Experiment, Outcome
 from fedjax_sim.experiments.liconv import cohort_sizes, local_steps, schemes
 from fedjax_sim.experiments.liconv.problems import ALIKE, BALANCED, UNBALANCED, settings
+from fedjax_sim.reporting.figures import new_figure
 from fedjax_sim.reporting.plots import check_matplotlib
 
 
 def perform(bench: Bench) -> Outcome:
     """Four panels."""
     check_matplotlib()
-    from matplotlib.figure import Figure
 
     needed = local_steps.measured(bench)
     by_size = cohort_sizes.runs_of(bench, ALIKE)
     averaged = {name: schemes.runs_of(bench, name) for name in (BALANCED, UNBALANCED)}
 
-    figure = Figure(figsize=(10, 7.6), layout="constrained")
+    figure = new_figure(10, 7.6)
     (a, b), (c, d) = figure.subplots(2, 2)
     local_steps.draw(a, needed)
     cohort_sizes.draw(b, by_size)

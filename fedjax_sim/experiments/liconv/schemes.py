@@ -27,6 +27,7 @@ from fedjax_sim.experiments.liconv.problems import (
     tail,
 )
 from fedjax_sim.history import History
+from fedjax_sim.reporting.figures import new_figure
 from fedjax_sim.reporting.plots import check_matplotlib, curves
 
 EPOCHS = {BALANCED: 20, UNBALANCED: 20, ALIKE: 10, UNLIKE: 10}  # E of appendix D.2
@@ -160,10 +161,9 @@ def draw(ax: Any, found: Schemes) -> None:
 def perform(bench: Bench) -> Outcome:
     """The two synthetic data sets."""
     check_matplotlib()
-    from matplotlib.figure import Figure
 
     found = {name: runs_of(bench, name) for name in (ALIKE, UNLIKE)}
-    figure = Figure(figsize=(9.5, 3.8), layout="constrained")
+    figure = new_figure(9.5, 3.8)
     for ax, (name, schemes) in zip(figure.subplots(1, 2), found.items(), strict=True):
         draw(ax, schemes)
         ax.set_title(name, fontsize="medium")

@@ -11,6 +11,7 @@ import numpy as np
 import fedjax_sim as fjs
 from fedjax_sim.experiments.bench import Bench, double_precision
 from fedjax_sim.experiments.experiment import Claim, Experiment, Outcome, Setting, Table
+from fedjax_sim.reporting.figures import new_figure
 from fedjax_sim.reporting.plots import LEGEND, check_matplotlib, line_style, plain
 
 CLIENTS, BLOCK, MU = 5, 4, 2e-4  # N, p and mu of appendix C.2
@@ -276,9 +277,8 @@ def _settings(bench: Bench) -> list[Setting]:
 
 def _figure(made: Problem, curves: dict[int, np.ndarray], every: int) -> Any:
     check_matplotlib()
-    from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8.6, 3.6), layout="constrained")
+    figure = new_figure(8.6, 3.6)
     left, right = figure.subplots(1, 2, sharey=True)
     optimum = float(made.loss(made.optimum()))
     best = {E: 1 + int(np.argmin(losses[1:, -1])) for E, losses in curves.items()}

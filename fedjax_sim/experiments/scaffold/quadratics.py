@@ -21,6 +21,7 @@ import fedjax_sim as fjs
 from fedjax_sim.algorithms.contract import Method
 from fedjax_sim.experiments.bench import Bench, double_precision, rounds_in_words
 from fedjax_sim.experiments.experiment import Claim, Experiment, Outcome, Setting, Table
+from fedjax_sim.reporting.figures import new_figure
 from fedjax_sim.reporting.plots import LEGEND, check_matplotlib, line_style, plain
 from fedjax_sim.rounds import init_state, prepare, run_round
 from fedjax_sim.setting import Setting as RunSetting
@@ -336,10 +337,9 @@ def _tables(
 def _figure(runs: Runs, informed: Mapping[tuple[int, float], np.ndarray]) -> Any:
     """FedAvg above, SCAFFOLD below, each beside SGD; G grows to the right. SCAFFOLD from zero is a row of its own."""
     check_matplotlib()
-    from matplotlib.figure import Figure
 
     low = STEPS[0]
-    figure = Figure(figsize=(9.5, 7.2), layout="constrained")
+    figure = new_figure(9.5, 7.2)
     axes = figure.subplots(3, len(SPREADS), sharex=True, sharey="row", squeeze=False)
     words = ("FedAvg", "SCAFFOLD", "SCAFFOLD from $c_i = 0$")
     for row, name in enumerate(words):

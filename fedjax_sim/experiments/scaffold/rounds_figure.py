@@ -8,6 +8,7 @@ from typing import Any
 
 from fedjax_sim.experiments.scaffold.images import METHODS
 from fedjax_sim.experiments.scaffold.tuning import Tuned
+from fedjax_sim.reporting.figures import new_figure
 from fedjax_sim.reporting.plots import COLOURS, LEGEND, check_matplotlib, plain
 from fedjax_sim.reporting.ticks import plain_numbers
 
@@ -36,12 +37,11 @@ def rounds_figure(
       limit: the most rounds of ours.
     """
     check_matplotlib()
-    from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
     methods = list(dict.fromkeys(key[0] for key in found))
     colours = dict(zip(METHODS, COLOURS, strict=False))  # the same in all tables
-    figure = Figure(figsize=(3.4 * len(similarities) + 0.6, 3.9), layout="constrained")
+    figure = new_figure(3.4 * len(similarities) + 0.6, 3.9)
     axes = figure.subplots(1, len(similarities), sharey=True, squeeze=False)[0]
     places = {number: place for place, number in enumerate(numbers)}
     for ax, similarity in zip(axes, similarities, strict=True):

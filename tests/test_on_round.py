@@ -1,0 +1,111 @@
+"""``make_train(on_round=...)``: who is told what, how often, from inside one compiled program."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedjax_sim as fjs
+
+DATA = fjs.datasets.synthetic(1.0, 1.0, num_clients=5, max_size=30, seed=0)
+FEDAVG = fjs.fedavg(client_optimizer=fjs.optim.sgd(0.02))
+KEY = jax.random.key(0)
+ADJOINTS = {
+    "per_round": fjs.adjoints.per_round(), "direct": fjs.adjoints.direct(), "nested": fjs.adjoints.nested(),
+    "forward": fjs.adjoints.forward(), "truncated": fjs.adjoints.truncated(3),
+}  # fmt: skip
+
+
+class Told(list):
+    def __call__(self, done, metrics):
+        self.append((done, metrics))
+
+    @property
+    def rounds(self):
+        jax.effects_barrier()
+        return [done for done, _ in self]
+
+
+def make(told, **changes):
+    return fjs.make_train(
+        **{
+            "task": fjs.classification(fjs.models.LogisticRegression(10)), "rounds": 7, "eval_every": 3,
+            "batch_size": 10, "cohort": fjs.cohort.uniform(2), "work": fjs.local.steps(2), "on_round": told, **changes,
+        }
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("adjoint", "eval_every"),
+    [("per_round", 1), ("per_round", 7), ("per_round", 20), *((name, 3) for name in ADJOINTS)],
+)
+def test_once_at_the_start_and_after_every_round(adjoint, eval_every):
+    told = Told()
+    changes = {"eval_every": eval_every, "adjoint": ADJOINTS[adjoint]}
+    result = jax.jit(make(told, **changes))(FEDAVG, DATA, KEY)
+    assert told.rounds == list(range(8))
+    evaluated = {done: metrics for done, metrics in told if metrics}
+    assert list(evaluated) == result.metrics["round"].tolist()
+    for at, metrics in enumerate(evaluated.values()):
+        assert set(metrics) == set(result.metrics) - {"round"}
+        for name, value in metrics.items():
+            np.testing.assert_array_equal(value, result.metrics[name][at])
+    silent = jax.jit(make(None, **changes))(FEDAVG, DATA, KEY)
+    for a, b in zip(jax.tree.leaves(result), jax.tree.leaves(silent), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("algorithm", [fjs.scaffold, fjs.fedadam], ids=["scaffold", "fedadam"])
+def test_one_call_under_any_number_of_vmaps(algorithm):
+    """Of states with clients' and an optimiser's parts, some of them batched and some (a counter) not."""
+    told = Told()
+    algorithm = algorithm(client_optimizer=fjs.optim.sgd(0.02))
+    keys = jax.vmap(jax.random.key)(jnp.arange(3))
+    rates = jnp.asarray([0.01, 0.1])
+
+    def run(rate, key):
+        return make(told)(algorithm.replace(server_learning_rate=rate), DATA, key)
+
+    result = jax.jit(jax.vmap(jax.vmap(run, (None, 0)), (0, None)))(rates, keys)
+    assert told.rounds == list(range(8))
+    for at, metrics in enumerate(metrics for _, metrics in told if metrics):
+        assert metrics["loss"].shape == (2, 3)
+        np.testing.assert_array_equal(metrics["loss"], result.metrics["loss"][:, :, at])
+
+
+@pytest.mark.parametrize("adjoint", ["per_round", pytest.param("nested", marks=pytest.mark.slow)])
+def test_none_where_the_run_is_differentiated(adjoint):
+    told = Told()
+
+    def loss(algorithm, told):
+        return make(told, adjoint=ADJOINTS[adjoint])(algorithm, DATA, KEY).metrics["loss"][-1]
+
+    ours = jax.jit(jax.grad(lambda algorithm: loss(algorithm, told)))(FEDAVG)
+    assert told.rounds == []
+    silent = jax.jit(jax.grad(lambda algorithm: loss(algorithm, None)))(FEDAVG)
+    assert ours.client_optimizer.learning_rate == silent.client_optimizer.learning_rate != 0
+    jax.jit(jax.jacfwd(lambda algorithm: loss(algorithm, told)))(FEDAVG)
+    assert told.rounds == []
+
+
+def test_without_jit():
+    told = Told()
+    with jax.disable_jit():
+        make(told, rounds=2, eval_every=2)(FEDAVG, DATA, KEY)
+    assert told.rounds == [0, 1, 2]
+
+
+def test_a_progress_bar_takes_the_calls(capsys):
+    with fjs.reporting.progress_bar(7, True) as bar:
+        keys = jax.vmap(jax.random.key)(jnp.arange(2))
+        result = jax.jit(jax.vmap(make(bar.update, eval_every=1), (None, None, 0)))(FEDAVG, DATA, keys)
+        jax.effects_barrier()
+    shown = capsys.readouterr().err.splitlines()
+    assert len(shown) == 7
+    assert shown[-1].startswith("rounds: round 7/7, ")
+    assert f"loss {float(result.metrics['loss'][:, -1].mean()):.4g}" in shown[-1]
+
+
+def test_what_is_no_function_is_refused():
+    with pytest.raises(TypeError, match=r"on_round is 5: it must be a function of \(rounds_done, metrics\), or None"):
+        make(5)
