@@ -16,6 +16,7 @@ from fedjax_sim.datasets.reading.npz import MAX_BYTES, read_npz
 from fedjax_sim.divergence import Divergence
 from fedjax_sim.files import parsing
 from fedjax_sim.recording import Stop
+from fedjax_sim.reporting import frames
 from fedjax_sim.reporting.files import write_atomically
 from fedjax_sim.reporting.recorded import clock, first_reached, positions, rounds_of
 from fedjax_sim.values import numeric_dtype, shown, suggest
@@ -155,6 +156,32 @@ class History:
         if self[metric].ndim == 3:
             return round_plots.bands(self, metric, seed=seed, ax=ax)
         return plots.curves({self.algorithm: self}, metric, ax=ax, against=against)
+
+    def to_pandas(self, *, each: str = "evaluation") -> Any:
+        """A ``pandas.DataFrame`` with a line for each seed and evaluation, or each seed and round; needs pandas.
+
+        Args:
+          each: ``"evaluation"`` for the columns ``"seed"``, ``"round"`` and every metric that is one number;
+            ``"round"`` for those of the records of every round, 1 to R.
+
+        Raises:
+          ImportError: pandas is not installed.
+          ValueError: another value of ``each``.
+        """
+        return frames.data_frame(frames.run_columns(self, each))
+
+    def to_xarray(self) -> Any:
+        """An ``xarray.Dataset`` of all metrics and records; needs xarray.
+
+        Metrics have the dimensions ``"seed"`` and ``"evaluation"`` (with the coordinate ``"round"``), records
+        ``"seed"`` and ``"t"``, the rounds 0 to R - 1; further axes are called after the array.
+
+        Raises:
+          ImportError: xarray is not installed.
+        """
+        coordinates = {"seed": ("seed", self.seeds), "round": ("evaluation", self.evaluated)}
+        attributes = {"algorithm": self.algorithm, "seconds": self.seconds}
+        return frames.data_set(("seed",), self.metrics, self.rounds, coordinates, attributes)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes everything to one ``.npz`` file, atomically and without pickle."""

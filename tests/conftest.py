@@ -10,6 +10,7 @@ import os
 import pathlib
 import shutil
 import tempfile
+import zlib
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_NUMPY_DTYPE_PROMOTION", "strict")
@@ -43,6 +44,21 @@ def x64() -> Iterator[None]:
         from jax.experimental import enable_x64
     with enable_x64(True):
         yield
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--one-in", type=int, default=1, metavar="N", help="of the slow tests, run one in N: always the same ones"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out all but one in N of the slow tests, by a checksum of their names."""
+    share = config.getoption("one_in")
+    left_out = [item for item in items if "slow" in item.keywords and zlib.crc32(item.nodeid.encode()) % share]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in set(left_out)]
 
 
 _MAPS = pathlib.Path("/proc/self/maps")

@@ -44,6 +44,35 @@ def test_what_is_recorded():
     assert h.description["run"]["layout"]["name"] == "layout.turns"
 
 
+def with_norms():
+    return dataclasses.replace(history(), rounds=history().rounds | {"norms": np.ones((2, 5, 3))})
+
+
+def test_to_pandas():
+    pytest.importorskip("pandas")
+    frame = history().to_pandas()
+    assert len(frame) == 2 * 4
+    assert list(frame.columns[:2]) == ["seed", "round"]
+    row = frame[(frame["seed"] == 5) & (frame["round"] == 4)]
+    assert row["test_accuracy"].item() == history()["test_accuracy"][1, 2]
+    by_round = with_norms().to_pandas(each="round")
+    assert by_round["round"].tolist() == [1, 2, 3, 4, 5] * 2
+    assert by_round["useful_steps"].tolist() == history().rounds["useful_steps"].ravel().tolist()
+    assert "norms" not in by_round  # several numbers a round
+    with pytest.raises(ValueError, match=r"to_pandas\(each='seed'\): it must be one of 'evaluation', 'round'"):
+        history().to_pandas(each="seed")
+
+
+def test_to_xarray():
+    pytest.importorskip("xarray")
+    labelled = with_norms().to_xarray()
+    assert labelled["loss"].dims == ("seed", "evaluation")
+    np.testing.assert_array_equal(labelled["loss"].sel(seed=5).values, history()["loss"][1])
+    assert labelled["round"].values.tolist() == [0, 2, 4, 5]
+    assert labelled["norms"].dims == ("seed", "t", "norms_0")
+    assert labelled.attrs["algorithm"] == "scaffold"
+
+
 def test_save_and_load(tmp_path):
     h = history()
     h.save(tmp_path / "new" / "run.npz")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedjax_sim.history import History
-from fedjax_sim.reporting import plots, sweep_plots
+from fedjax_sim.reporting import frames, plots, sweep_plots
 from fedjax_sim.reporting.recorded import Recorded, in_words
 from fedjax_sim.reporting.table import final_values, markdown_rows, text_rows
 from fedjax_sim.sweeps.ranking import less_is_better
@@ -110,10 +110,6 @@ def curves(sweep: Sweep, metric: str, ax: Any, *, top: int) -> Any:
 
 def to_pandas(sweep: Sweep) -> Any:
     """See :meth:`fedjax_sim.sweeps.Sweep.to_pandas`."""
-    try:
-        import pandas
-    except ImportError as error:
-        raise ImportError("to_pandas needs pandas: pip install 'fedjax_sim[frames]'") from error
     evaluations, seeds = len(sweep.evaluated), len(sweep.seeds)
     points = {name: values for name, values in sweep.space.points().items() if values.ndim == 1}
     columns: dict[str, Any] = {name: np.repeat(values, seeds * evaluations) for name, values in points.items()}
@@ -121,28 +117,17 @@ def to_pandas(sweep: Sweep) -> Any:
     columns["round"] = np.tile(sweep.evaluated, sweep.space.num_points * seeds)
     columns["diverged"] = np.repeat(sweep.diverged.ravel(), evaluations)
     columns |= {name: values.ravel() for name, values in sweep.runs.metrics.items() if values.ndim == 2}
-    return pandas.DataFrame(columns)
+    return frames.data_frame(columns)
 
 
 def to_xarray(sweep: Sweep) -> Any:
     """See :meth:`fedjax_sim.sweeps.Sweep.to_xarray`."""
-    try:
-        import xarray
-    except ImportError as error:
-        raise ImportError("to_xarray needs xarray: pip install 'fedjax_sim[frames]'") from error
-
-    def labelled(name: str, values: np.ndarray, time: str) -> tuple[tuple[str, ...], np.ndarray]:
-        more = values.ndim - len(sweep.dims) - 1
-        return (*sweep.dims, time, *(f"{name}_{axis}" for axis in range(more))), values
-
     coordinates: dict[str, Any] = {
         name: (dim, values) for name, (dim, values) in sweep.space.coordinates().items() if values.ndim == 1
     }
     coordinates |= {"seed": ("seed", sweep.seeds), "round": ("evaluation", sweep.evaluated)}
-    arrays = {name: labelled(name, values, "evaluation") for name, values in sweep.metrics.items()}
-    arrays |= {name: labelled(name, values, "t") for name, values in sweep.rounds.items()}
     attributes = {"algorithm": sweep.runs.algorithm, "seconds": sweep.seconds}
-    return xarray.Dataset(arrays, coords=coordinates, attrs=attributes)
+    return frames.data_set(sweep.dims, sweep.metrics, sweep.rounds, coordinates, attributes)
 
 
 def short_names(names: tuple[str, ...]) -> dict[str, str]:

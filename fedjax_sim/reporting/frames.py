@@ -1,0 +1,62 @@
+"""Results as data frames and labelled arrays; imports pandas and xarray where they are used."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from fedjax_sim.reporting.recorded import rounds_of
+from fedjax_sim.values import shown
+
+_EACH = {"evaluation": "metrics", "round": "rounds"}
+
+
+def data_frame(columns: Mapping[str, np.ndarray]) -> Any:
+    """A ``pandas.DataFrame`` of columns by name.
+
+    Raises:
+      ImportError: pandas is not installed.
+    """
+    try:
+        import pandas
+    except ImportError as error:
+        raise ImportError("to_pandas needs pandas: pip install 'fedjax_sim[frames]'") from error
+    return pandas.DataFrame(dict(columns))
+
+
+def data_set(
+    dims: tuple[str, ...],
+    metrics: Mapping[str, np.ndarray],
+    rounds: Mapping[str, np.ndarray],
+    coordinates: Mapping[str, Any],
+    attributes: Mapping[str, Any],
+) -> Any:
+    """An ``xarray.Dataset`` of metrics [*dims, evaluation, ...] and records of rounds [*dims, t, ...].
+
+    Raises:
+      ImportError: xarray is not installed.
+    """
+    try:
+        import xarray
+    except ImportError as error:
+        raise ImportError("to_xarray needs xarray: pip install 'fedjax_sim[frames]'") from error
+
+    def labelled(name: str, values: np.ndarray, time: str) -> tuple[tuple[str, ...], np.ndarray]:
+        more = values.ndim - len(dims) - 1
+        return (*dims, time, *(f"{name}_{axis}" for axis in range(more))), values
+
+    arrays = {name: labelled(name, values, "evaluation") for name, values in metrics.items()}
+    arrays |= {name: labelled(name, values, "t") for name, values in rounds.items()}
+    return xarray.Dataset(arrays, coords=dict(coordinates), attrs=dict(attributes))
+
+
+def run_columns(run: Any, each: str) -> dict[str, np.ndarray]:
+    """See :meth:`fedjax_sim.History.to_pandas`."""
+    if each not in _EACH:
+        raise ValueError(f"to_pandas(each={shown(each)}): it must be one of {', '.join(map(repr, _EACH))}")
+    records = {name: values for name, values in getattr(run, _EACH[each]).items() if values.ndim == 2}
+    times = run.evaluated if each == "evaluation" else rounds_of(run, next(iter(records)))
+    columns = {"seed": np.repeat(run.seeds, len(times)), "round": np.tile(times, len(run.seeds))}
+    return columns | {name: values.ravel() for name, values in records.items()}

@@ -1,0 +1,65 @@
+"""JAX's modes: NaN checks, double precision, no compilation (which test_sweep.py has for every method)."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedjax_sim as fjs
+
+METHODS = ["fedavg", "scaffold", "fednova", "fedadam", "feddyn", "fedaware", "qfedavg", "feddane"]
+few = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (number > 1)) for number, name in enumerate(METHODS)]
+)
+SETTING = {
+    "task": fjs.classification(fjs.models.LogisticRegression(10), weight_decay=1e-3), "rounds": 3, "eval_every": 2,
+    "batch_size": 10, "cohort": fjs.cohort.uniform(3), "work": fjs.local.stragglers(0.5, 2),
+}  # fmt: skip
+
+
+def made(name, **changes):
+    return getattr(fjs, name)(client_optimizer=fjs.optim.sgd(0.05), **changes)
+
+
+def problem(dtype="float32"):
+    return fjs.datasets.synthetic(1.0, 1.0, num_clients=6, max_size=40, seed=0, dtype=dtype)
+
+
+@few
+def test_no_nan_is_made_on_the_way(name):
+    """Masked steps, dropped clients and empty slots divide nothing by zero, nor do their derivatives."""
+    data, key = problem(), jax.random.key(0)
+    setting = SETTING | {
+        "cohort": fjs.cohort.independent(0.4), "diagnostics": ["e_lud", "coherence", "drift", "update_norms"],
+        "system": fjs.systems.devices(seconds_per_step=0.1, dropout=0.3),
+    }  # fmt: skip
+
+    def final(algorithm):
+        return fjs.make_train(**setting)(algorithm, data, key).metrics["loss"][-1]
+
+    with jax.debug_nans(True):
+        history = fjs.simulate(made(name), data, **setting, seeds=range(2))
+        slope = jax.jit(jax.grad(final))(made(name)).client_optimizer.learning_rate
+    assert (history.rounds["cohort_size"] < 6).any()
+    assert np.isfinite(history["loss"]).all()
+    assert np.isfinite(slope)
+
+
+def test_a_nan_that_is_made_is_found():
+    with jax.debug_nans(True), pytest.raises(FloatingPointError):
+        fjs.simulate(made("fedavg").replace(server_learning_rate=jnp.nan), problem(), **SETTING)
+
+
+@few
+@pytest.mark.usefixtures("x64")
+def test_double_precision(name):
+    """Numbers given in Python fit any precision; the model's and the data's own types stay as they are."""
+    single = fjs.simulate(made(name), problem(), **SETTING)
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(single.params)} == {"float32"}
+    data = problem("float64")
+    start = jax.tree.map(lambda leaf: leaf[0].astype("float64") * 0, single.params)
+    double = fjs.simulate(made(name), data, **SETTING, initial_params=start)
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(double.params)} == {"float64"}
+    assert double["loss"].dtype == "float64"
+    np.testing.assert_allclose(single["loss"], double["loss"], rtol=2e-5)
+    assert (single["loss"] != double["loss"]).any()
