@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Literal, Self
 
-import numpy as np
-
 
 class Progress:
     """Shows how far a run is. This class itself is silent; :func:`progress_bar` returns the one that suits.
@@ -114,6 +112,8 @@ class _Clock:
 
 
 def _means(metrics: Mapping[str, Any]) -> dict[str, float]:
+    import numpy as np  # who only asks the command for help need not wait for it
+
     accuracy = "test_accuracy" if "test_accuracy" in metrics else "accuracy"
     return {name: float(np.mean(np.asarray(metrics[name]))) for name in ("loss", accuracy) if name in metrics}
 
