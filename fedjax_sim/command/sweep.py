@@ -30,7 +30,6 @@ from fedjax_sim.command.working import (
     refused,
     taken_by,
 )
-from fedjax_sim.reporting.figures import new_figure
 
 if TYPE_CHECKING:
     from fedjax_sim.sweeps.ranking import Ranked
@@ -193,10 +192,11 @@ def _as_json(result: Sweep, metric: str, ranked: list[Ranked], files: dict[str, 
 
 def _plot(result: Sweep, metric: str, some: bool, path: Path) -> None:
     """The metric over the hyper-parameters, and beside it the best points against rounds."""
+    from fedjax_sim.reporting.figures import new_figure
     from fedjax_sim.reporting.plots import check_matplotlib, save_figure
+    from fedjax_sim.reporting.ticks import leading_digits, plain_numbers
 
     check_matplotlib()
-    from fedjax_sim.reporting.ticks import leading_digits, plain_numbers
 
     names, dims = result.space.names[:_PANELS], result.space.dims
     mapped = len(dims) > 1
