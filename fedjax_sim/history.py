@@ -136,23 +136,26 @@ class History:
     ) -> Any:
         """Draws a metric or a record of every round; needs matplotlib.
 
-        One number a round is a line with its band over seeds, quantiles (``"update_norms"``) are bands around their
-        middle, a matrix (``"cosine_matrix"``) is a heat map of one round.
+        One number a round is a line with its band over seeds, a value for each client (``"test_client_accuracy"``) is
+        the distribution over the clients, quantiles (``"update_norms"``) are bands around their middle, a matrix
+        (``"cosine_matrix"``) is a heat map of one round.
 
         Args:
           metric: its name.
           ax: matplotlib axes to draw on; None makes a figure.
           against: of one number a round, what the horizontal axis is: ``"round"``, ``"virtual_time"`` or ``"bytes"``.
-          round: of a matrix, the round to draw, 1 to R; None for the last.
+          round: of a matrix, the round to draw, 1 to R; of clients' values an evaluated one; None for the last.
           seed: of quantiles and matrices, the position of the seed to draw.
 
         Returns:
           The axes.
         """
-        from fedjax_sim.reporting import plots, round_plots
+        from fedjax_sim.reporting import client_plots, plots, round_plots
 
         if self[metric].ndim == 4:
             return round_plots.heat_map(self, metric, round=round, seed=seed, ax=ax)
+        if self[metric].ndim == 3 and metric in self.metrics:
+            return client_plots.distributions({self.algorithm: self}, metric, ax=ax, round=round)
         if self[metric].ndim == 3:
             return round_plots.bands(self, metric, seed=seed, ax=ax)
         return plots.curves({self.algorithm: self}, metric, ax=ax, against=against)

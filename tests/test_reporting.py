@@ -17,6 +17,7 @@ from fedjax_sim.reporting import (
     Panel,
     comparison,
     curves,
+    distributions,
     label_heatmap,
     panels,
     progress_bar,
@@ -204,6 +205,42 @@ class TestCurves:
             curves({})
         with pytest.raises(ValueError, match=r"'per_class' of 'a' has shape \(1, 2, 3\)"):
             curves({"a": run([[1, 1]], per_class=np.ones((1, 2, 3)))}, "per_class")
+
+
+class TestDistributions:
+    def test_a_line_is_the_share_of_clients_at_or_below(self, pyplot):
+        one = [[0.5, 0.25, np.nan, 0.75]]  # an evaluation of four clients, one without examples
+        both = np.array([one, [[0.5, 0.5, 0.5, 0.75]]])
+        histories = {"a": run([[1]] * 2, client_accuracy=both), "b": run([[1]], client_accuracy=np.array([one]))}
+        ax = distributions(histories, "client_accuracy")
+        line, alone = ax.get_lines()
+        x, shares = line.get_data()
+        assert x[1:-1].tolist() == [0.25, 0.5, 0.75]
+        assert shares.tolist() == pytest.approx([0, 1 / 6, (2 / 3 + 3 / 4) / 2, 1, 1])
+        assert alone.get_ydata().tolist() == pytest.approx([0, 1 / 3, 2 / 3, 1, 1])
+        assert len(ax.collections) == 1  # the band of two seeds
+        assert (ax.get_xlabel(), ax.get_ylabel()) == ("client accuracy", "share of clients at or below")
+
+    def test_at_one_evaluation(self, pyplot):
+        runs = {"a": run([[2, 1]], client_loss=np.array([[[1, 2], [3, 4]]]))}
+        for chosen, found in ((0, [1, 2]), (10, [3, 4]), (None, [3, 4])):
+            line = distributions(runs, "client_loss", round=chosen).get_lines()[0]
+            assert line.get_xdata()[1:-1].tolist() == found
+
+    def test_clients_all_alike(self, pyplot):
+        ax = distributions({"a": run([[1]], client_loss=np.ones((1, 1, 3)))}, "client_loss")
+        assert ax.get_xlim() == (0.5, 1.5)
+
+    def test_bad_input(self, pyplot):
+        with pytest.raises(ValueError, match="no histories"):
+            distributions({}, "client_loss")
+        with pytest.raises(ValueError, match=r"'loss' of 'a' has shape .* a value for each client"):
+            distributions({"a": run([[1]])}, "loss")
+        good = {"a": run([[1]], client_loss=np.ones((1, 1, 3)))}
+        with pytest.raises(ValueError, match=r"round is 3: 'a' was evaluated after the rounds \[0\]"):
+            distributions(good, "client_loss", round=3)
+        with pytest.raises(ValueError, match="not one finite value"):
+            distributions({"a": run([[1]], client_loss=np.full((1, 1, 3), np.nan))}, "client_loss")
 
 
 class TestComparison:

@@ -194,10 +194,8 @@ def _plot(result: Sweep, metric: str, some: bool, path: Path) -> None:
     """The metric over the hyper-parameters, and beside it the best points against rounds."""
     from fedjax_sim.reporting.figures import new_figure
     from fedjax_sim.reporting.plots import check_matplotlib, save_figure
-    from fedjax_sim.reporting.ticks import leading_digits, plain_numbers
 
     check_matplotlib()
-
     names, dims = result.space.names[:_PANELS], result.space.dims
     mapped = len(dims) > 1
     count = (1 if mapped else len(names)) + some
@@ -210,9 +208,6 @@ def _plot(result: Sweep, metric: str, some: bool, path: Path) -> None:
     else:
         for name, ax in zip(names, axes, strict=False):
             result.profile(metric, name, ax=ax)
-            low, high = ax.get_xlim()
-            if ax.get_xscale() == "log":
-                plain_numbers(ax.xaxis, leading_digits(high / low))
     if some:
         result.curves(metric, ax=axes[count - 1], top=5)
     for ax in axes[count:]:

@@ -187,6 +187,10 @@ def _finish(ax: Any, x: Axis, label: str, diverged: np.ndarray, *, legend: bool)
         shown = shown[np.isfinite(shown)].astype(float)
         if shown.size and shown.min() > 0 and shown.max() > 10 * shown.min():
             ax.set_yscale("log")
+    for axis in (ax.xaxis, ax.yaxis):
+        if axis.get_scale() == "log":
+            low, high = sorted(axis.get_view_interval())
+            plain_numbers(axis, leading_digits(high / low))
     for number, value in enumerate(diverged):
         ax.plot(
             value, 1.0, transform=ax.get_xaxis_transform(), clip_on=False, linestyle="", marker="x", color="0.45",
