@@ -44,6 +44,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     options = parser().parse_args(arguments)
     options.own_process = arguments is None
+    if options.own_process:
+        # XLA calls programs that it compiled and kept here unfit for this machine, in lines of 2 kB: it takes tuning
+        # hints for features of the processor. What goes wrong is raised; only the log is silenced.
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     try:
         status = int(options.run(options))
         sys.stdout.flush()
