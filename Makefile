@@ -9,7 +9,11 @@ ARGS ?=
 
 bin := $(VENV)/bin
 # -qq: only errors. A stamp is as old as the last install; a changed pyproject.toml makes it stale.
-install := PIP_DISABLE_PIP_VERSION_CHECK=1 $(bin)/python -m pip install -qq -e
+define install
+@echo "installing .[$(1)] into $(VENV): a minute or two, silent unless something is wrong"
+@PIP_DISABLE_PIP_VERSION_CHECK=1 $(bin)/python -m pip install -qq -e '.[$(1)]'
+endef
+bench_extras := demo,bench
 
 # $(call pytest,OPTIONS): pytest's exit code 5 says that nothing was collected.
 define pytest
@@ -92,17 +96,17 @@ $(bin)/python:
 	$(PYTHON) -m venv "$(VENV)"
 
 $(VENV)/.stamp-demo: pyproject.toml | $(bin)/python
-	$(install) '.[demo]'
+	$(call install,demo)
 	@touch $@
 
 $(VENV)/.stamp-test: pyproject.toml | $(bin)/python
-	$(install) '.[test]'
+	$(call install,test)
 	@touch $@
 
 $(VENV)/.stamp-docs: pyproject.toml | $(bin)/python
-	$(install) '.[docs]'
+	$(call install,docs)
 	@touch $@
 
 $(VENV)/.stamp-bench: pyproject.toml | $(bin)/python
-	$(install) '.[demo,bench]'
+	$(call install,$(bench_extras))
 	@touch $@

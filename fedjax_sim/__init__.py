@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from fedjax_sim import sweeps as sweeps
     from fedjax_sim import systems as systems
     from fedjax_sim import trackers as trackers
+    from fedjax_sim import trees as trees
     from fedjax_sim.algorithms.attacked import attacked as attacked
     from fedjax_sim.algorithms.averaging import ema as ema
     from fedjax_sim.algorithms.averaging import last_k as last_k
@@ -75,6 +76,7 @@ if TYPE_CHECKING:
     from fedjax_sim.descriptions import build as build
     from fedjax_sim.descriptions import describe as describe
     from fedjax_sim.descriptions import factory as factory
+    from fedjax_sim.descriptions import recipe as recipe
     from fedjax_sim.descriptions import register as register
     from fedjax_sim.devices import use_cpu_devices as use_cpu_devices
     from fedjax_sim.evaluation import Evaluation as Evaluation
@@ -97,7 +99,7 @@ if TYPE_CHECKING:
 _MODULES = (
     "adjoints", "aggregators", "algorithms", "asynchronous", "attacks", "callbacks", "checkpoints", "client_states",
     "cohort", "configuration", "datasets", "diagnostics", "divergence", "hyper", "layout", "local", "min_norm",
-    "models", "optim", "paths", "privacy", "rates", "reporting", "stopping", "sweeps", "systems", "trackers",
+    "models", "optim", "paths", "privacy", "rates", "reporting", "stopping", "sweeps", "systems", "trackers", "trees",
 )  # fmt: skip
 _HOME = {
     "Algorithm": "algorithms.base",
@@ -143,6 +145,7 @@ _HOME = {
     "quadratic": "task",
     "quantised": "algorithms.compression",
     "random_k": "algorithms.compression",
+    "recipe": "descriptions",
     "register": "descriptions",
     "regression": "task",
     "reweighted": "algorithms.reweighted",

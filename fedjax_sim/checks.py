@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import jax
@@ -26,6 +27,7 @@ from fedjax_sim.setting import Guard, Setting
 from fedjax_sim.systems.base import System
 from fedjax_sim.systems.closing import Clock
 from fedjax_sim.task import Task
+from fedjax_sim.task.shapes import check_values
 from fedjax_sim.values import check_count, check_flag, shown
 
 
@@ -59,6 +61,8 @@ def check_setting(
     layout = _check_layout(layout)
     if evaluate is not None and not callable(evaluate):
         raise TypeError(f"evaluate is {evaluate!r}: it must be a function evaluate(params, dataset) -> {{name: array}}")
+    if isinstance(inspect.unwrap(evaluate), type):
+        raise TypeError(f"evaluate is {evaluate!r}, which makes an evaluation: call it, {evaluate.__name__}(task)")
     if (batch_size is None) == (batches is None):
         raise ValueError(
             f"batch_size={batch_size!r} and batches={batches!r}: give exactly one, batch_size=20 for shuffled epochs "
@@ -151,6 +155,7 @@ def check_run(
         if optimizer is not None:
             optimizer.transform()  # checks that its hyper-parameters are single numbers
     params = jax.eval_shape(lambda k: setting.task.init(k, dataset), key)
+    check_values(setting.task, params, dataset.examples, training=True)
     rate = algorithm.client_learning_rate
     single = jax.tree_util.all_leaves([rate]) and np.shape(rate) == ()
     if not isinstance(rate, Rate) and not single:
@@ -268,7 +273,8 @@ def _check_layout(layout: Any) -> Layout | None:
 def _check_kind(what: str, value: Any, kind: type, example: str) -> None:
     if not isinstance(value, kind):
         article = "an" if kind.__name__[0] in "AEIOU" else "a"
-        raise TypeError(f"{what} is {shown(value)}: it must be {article} {kind.__name__}, for instance {example}")
+        call = ", so call it" if inspect.isroutine(value) or isinstance(value, type) else ""
+        raise TypeError(f"{what} is {shown(value)}: it must be {article} {kind.__name__}{call}, for instance {example}")
 
 
 def _check_like(what: str, tree: Any, like: Any, rule: str, *, numbers: bool = False) -> None:

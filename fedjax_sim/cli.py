@@ -8,7 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from fedjax_sim import __version__
 from fedjax_sim.command import (
@@ -30,6 +30,8 @@ from fedjax_sim.command import (
 )
 
 _COMMANDS = (demo, init, run, compare, sweep, tune, reproduce, report, show, verify, algorithms, data, names, doctor)
+# Keys of a configuration's [run] that are given as options by mistake.
+_OF_RUN = ("rounds", "seeds", "batch_size", "eval_every", "diagnostics", "checkpoint")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -78,12 +80,34 @@ def parser() -> argparse.ArgumentParser:
 
 
 class _Parser(argparse.ArgumentParser):
-    """With the nearest spelling of a word that is none of the choices."""
+    """With the nearest spelling of a word that is none of the choices, and what a change looks like."""
+
+    _given: Sequence[str] = ()
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        self._given = sys.argv[1:] if args is None else list(args)
+        return super().parse_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
+        rest = message.removeprefix("unrecognized arguments: ")
+        if rest != message:
+            super().error(f"{message}{_as_change(rest.split(), self._given)}")
         found = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
         near = difflib.get_close_matches(found[1], re.findall(r"[\w-]+", found[2]), n=1) if found is not None else []
         super().error(f"{message}{f'; did you mean {near[0]!r}?' if near else ''}")
+
+
+def _as_change(rest: Sequence[str], given: Sequence[str]) -> str:
+    """How to write what was probably meant as a change of the configuration, or ""."""
+    for option, key, value in zip(given, given[1:], given[2:], strict=False):
+        if option == "--set" and "=" not in key and value in rest:
+            return f"; write --set {key}={value}, in one word"
+    name = next((word.lstrip("-").partition("=")[0] for word in rest if word.startswith("--")), "")
+    if not name:
+        return ""
+    value = next((word for word in rest if not word.startswith("--")), "VALUE")
+    table = "run" if name.replace("-", "_") in _OF_RUN else "TABLE"
+    return f"; values of a configuration are changed by --set {table}.{name.replace('-', '_')}={value}"
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from fedjax_sim.values import numeric_dtype, shown, suggest
+from fedjax_sim.values import numeric_dtype, shown, suggest, wrong_call
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -59,10 +59,21 @@ class Described:
     def __init_subclass__(cls, kw_only: bool = False, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         dataclasses.dataclass(frozen=True, kw_only=kw_only)(cls)
+        cls.__setattr__ = _refuse_assignment  # type: ignore[method-assign]  # the dataclass's own names no way out
         _register_pytree(cls)
 
     def replace(self, **changes: Any) -> Self:
-        """A copy with other values in the fields named."""
+        """A copy with other values in the fields named.
+
+        Raises:
+          TypeError: there is no such field.
+        """
+        known = [field.name for field in dataclasses.fields(self)]  # type: ignore[arg-type]
+        for name in changes:
+            if name not in known:
+                inner = f"to change what is inside, use fedjax_sim.paths.replace(given, {{{name!r}: value}})"
+                hint = inner if "." in name else suggest(name, known)
+                raise TypeError(f"{type(self).__name__}.replace(...) has no field {name!r}: {hint}")
         return dataclasses.replace(self, **changes)  # type: ignore[type-var]
 
     def checked(self) -> Self:
@@ -71,6 +82,14 @@ class Described:
         Called once by the factory. Traced values cannot be looked at and pass unchecked.
         """
         return self
+
+
+def _refuse_assignment(self: Any, name: str, value: Any) -> None:
+    """In the place of ``__setattr__``: what is built is a value, which programs and descriptions rely on."""
+    raise dataclasses.FrozenInstanceError(
+        f"{type(self).__name__}.{name} cannot be assigned, objects do not change: make a copy with another value, "
+        f"changed = given.replace({name}=...)"
+    )
 
 
 def _register_pytree(cls: type[Any]) -> None:
@@ -132,7 +151,7 @@ def factory(name: str, cls: Callable[P, T]) -> Callable[P, T]:
         try:
             signature.bind(*args, **kwargs)
         except TypeError as error:
-            raise TypeError(f"{make.__name__}(...): {error}; its signature is {_signature_text(signature)}") from None
+            raise TypeError(wrong_call(make.__name__, signature, args, kwargs, error)) from None
         made: Any = cls(*args, **kwargs)
         made = _reals_as_floats(made).checked()
         return made  # type: ignore[no-any-return]
@@ -241,11 +260,6 @@ def opaque_parts(description: Any, path: str = "") -> list[str]:
 def registered(kind: str | None = None) -> list[str]:
     """All registered names, or those of one kind (``"algorithm"``, ``"optim"``, ``"cohort"``, ...)."""
     return sorted(name for name in _FACTORIES if kind is None or name.startswith(kind + "."))
-
-
-def _signature_text(signature: inspect.Signature) -> str:
-    parts = [name if p.default is p.empty else f"{name}={p.default!r}" for name, p in signature.parameters.items()]
-    return f"({', '.join(parts)})"
 
 
 def _reals_as_floats(obj: Any) -> Any:

@@ -18,7 +18,7 @@ from fedjax_sim.files import parsing
 from fedjax_sim.recording import Stop
 from fedjax_sim.reporting import frames
 from fedjax_sim.reporting.files import write_atomically
-from fedjax_sim.reporting.recorded import clock, first_reached, positions, rounds_of
+from fedjax_sim.reporting.recorded import clock, first_reached, measured, positions, rounds_of
 from fedjax_sim.values import numeric_dtype, shown, suggest
 
 _FORMAT = 1
@@ -72,10 +72,12 @@ class History:
     def rounds_to(self, name: str, target: float) -> np.ndarray:
         """Rounds until a metric or record reaches a target: at most it for losses, at least it for all others.
 
+        Metrics of a model whose loss is not finite reach nothing.
+
         Returns:
           float[seeds]; inf where it was never reached.
         """
-        values = self[name]
+        values = measured(self, name)
         at = np.broadcast_to(np.asarray(rounds_of(self, name), dtype=float), values.shape[:2])
         return first_reached(values, at, target, falling=name.endswith("loss"))
 
@@ -90,7 +92,8 @@ class History:
         Raises:
           ValueError: the run has no clock.
         """
-        return first_reached(self[name], positions(self, name, "virtual_time"), target, falling=name.endswith("loss"))
+        at = positions(self, name, "virtual_time")
+        return first_reached(measured(self, name), at, target, falling=name.endswith("loss"))
 
     @property
     def virtual_time(self) -> np.ndarray:
@@ -223,46 +226,65 @@ class History:
 
         Raises:
           FileNotFoundError: no such file, or something else than a file.
-          ValueError: not such a file, damaged, more than ``max_bytes``, or of a later version of this package.
+          ValueError: not such a file, damaged, more than ``max_bytes``, of a later version of this package, or a sweep.
         """
-        place = Path(path)
-        wrong = "is not a result of fedjax_sim, or is damaged"
-        try:
-            arrays = read_npz(place, kinds="biufcV", max_bytes=max_bytes)
-        except ValueError as error:
-            raise ValueError(f"{place} {wrong}: {str(error).removeprefix(str(place)).lstrip(': ')}") from error
-        with parsing(place, wrong, "give a file that History.save wrote"):
-            about = json.loads(arrays.pop("about").tobytes())
-            if isinstance(about["format"], int) and about["format"] > _FORMAT:
-                raise ValueError(
-                    f"{place} has format {about['format']}, and this version of fedjax_sim knows formats up to "
-                    f"{_FORMAT}: use the version that wrote it, or a later one"
-                )
-            if about["format"] != _FORMAT:
-                raise ValueError(f"format {about['format']}")
-            for name, dtype in about["dtypes"].items():
-                arrays[name] = arrays[name].view(numeric_dtype(dtype))
-            _check_record(arrays, about)
-            evaluated = arrays.pop("evaluated")
-            parts: dict[str, dict[str, np.ndarray]] = {"metrics": {}, "rounds": {}, "params": {}}
-            for name, value in arrays.items():
-                part, _, rest = name.partition("/")
-                parts[part][rest] = value
-            return cls(
-                evaluated=evaluated,
-                metrics=parts["metrics"],
-                rounds=parts["rounds"],
-                params=_filled(about["params"], parts["params"]) if "params" in about else _by_path(parts["params"]),
-                seeds=about["seeds"],
-                seconds=about["seconds"],
-                compile_seconds=about["compile_seconds"],
-                description=about["description"],
-                divergences=[
-                    Divergence(seed, number, what, tuple(clients), algorithm)
-                    for seed, number, what, clients, algorithm in about.get("divergences", ())
-                ],
-                stops={seed: Stop(*stop) for seed, *stop in about.get("stops", ())},
+        record = read_record(path, max_bytes=max_bytes)
+        if is_sweep(record):
+            count = len(record.seeds) // max(len(record.description["seeds"]), 1)
+            raise ValueError(
+                f"{os.fspath(path)} is no run but a sweep of {count} points: read it with "
+                "fedjax_sim.sweeps.Sweep.load, whose at(0), at(1), ... are the histories of the points; `fedjax-sim "
+                "report` and `show` take it as it is"
             )
+        return record
+
+
+def read_record(path: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES) -> History:
+    """As :meth:`History.load`, and also the runs of a sweep, one "seed" a run, with their :func:`is_sweep`."""
+    place = Path(path)
+    wrong = "is not a result of fedjax_sim, or is damaged"
+    try:
+        arrays = read_npz(place, kinds="biufcV", max_bytes=max_bytes)
+    except ValueError as error:
+        raise ValueError(f"{place} {wrong}: {str(error).removeprefix(str(place)).lstrip(': ')}") from error
+    with parsing(place, wrong, "give a file that History.save wrote"):
+        about = json.loads(arrays.pop("about").tobytes())
+        if isinstance(about["format"], int) and about["format"] > _FORMAT:
+            raise ValueError(
+                f"{place} has format {about['format']}, and this version of fedjax_sim knows formats up to "
+                f"{_FORMAT}: use the version that wrote it, or a later one"
+            )
+        if about["format"] != _FORMAT:
+            raise ValueError(f"format {about['format']}")
+        for name, dtype in about["dtypes"].items():
+            arrays[name] = arrays[name].view(numeric_dtype(dtype))
+        _check_record(arrays, about)
+        evaluated = arrays.pop("evaluated")
+        parts: dict[str, dict[str, np.ndarray]] = {"metrics": {}, "rounds": {}, "params": {}}
+        for name, value in arrays.items():
+            part, _, rest = name.partition("/")
+            parts[part][rest] = value
+        return History(
+            evaluated=evaluated,
+            metrics=parts["metrics"],
+            rounds=parts["rounds"],
+            params=_filled(about["params"], parts["params"]) if "params" in about else _by_path(parts["params"]),
+            seeds=about["seeds"],
+            seconds=about["seconds"],
+            compile_seconds=about["compile_seconds"],
+            description=about["description"],
+            divergences=[
+                Divergence(seed, number, what, tuple(clients), algorithm)
+                for seed, number, what, clients, algorithm in about.get("divergences", ())
+            ],
+            stops={seed: Stop(*stop) for seed, *stop in about.get("stops", ())},
+        )
+
+
+def is_sweep(record: History) -> bool:
+    """Whether a record holds all runs of a sweep, by its description."""
+    seeds = record.description.get("seeds")
+    return "space" in record.description and isinstance(seeds, list)
 
 
 def _check_record(arrays: dict[str, np.ndarray], about: dict[str, Any]) -> None:

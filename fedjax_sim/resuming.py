@@ -118,7 +118,7 @@ class Saving:
         changes = environment_changes(found.about["configuration"], self._configuration)
         if changes:
             warnings.warn(
-                f"{found.path} was written elsewhere ({changes}): results may differ by round-off", stacklevel=3
+                f"{found.path} was written elsewhere ({changes}): results may differ by round-off", stacklevel=4
             )
         record = {name: array for name, array in found.arrays.items() if not name.startswith("state")}
         stops = {int(row): Stop(*stop) for row, stop in found.about["stops"].items()}

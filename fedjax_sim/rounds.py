@@ -10,6 +10,7 @@ from jax import lax
 
 from fedjax_sim import client_states, trees
 from fedjax_sim.algorithms.contract import Cohort, Method
+from fedjax_sim.algorithms.declarations import check_declarations
 from fedjax_sim.asynchronous.buffer import draw_buffer, first_flight, solver_of
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.diagnostics.base import RoundView
@@ -32,6 +33,7 @@ _NAMED = 4  # clients that the record of a round names when they diverge
 
 def prepare(setting: Setting, algorithm: Method, dataset: FederatedDataset, key: jax.Array) -> Method:
     """The algorithm with the traced values of bare optax objects made explicit; call before any round."""
+    check_declarations(algorithm)
     return algorithm.hoisted(jax.eval_shape(lambda k: setting.task.init(k, dataset), key))
 
 
@@ -136,7 +138,12 @@ def run_round(
         record["lowest_weight"] = jnp.where(drawn.cohort.size > 0, drawn.lowest, 0)
     if clocks:
         record |= jax.tree.map(lambda *values: sum(values[1:], start=values[0]), *clocks)._asdict()
-    record |= waited | algorithm.report(state.server)
+    record |= waited
+    reported = algorithm.report(state.server)
+    if record.keys() & reported.keys():
+        taken = min(record.keys() & reported.keys())
+        raise ValueError(f"{type(algorithm).__name__}.report returned {taken!r}, which is recorded already")
+    record |= reported
     if setting.diagnostics:
         view = RoundView(
             task=setting.task, dataset=data, algorithm=algorithm, before=algorithm.model(before.server),
@@ -225,7 +232,7 @@ def _run_phase(
     else:
         server = algorithm.aggregate(state.server, messages, cohort)
     new = result.clients
-    if algorithm.settles:
+    if algorithm.settles and jax.tree.leaves(new):
         new = jax.vmap(lambda c_i: algorithm.settle(server, c_i))(new)
     clients = layout.put(state.clients, cohort.indices, new)
     return state._replace(server=server, clients=clients), result, drawn

@@ -43,9 +43,10 @@ from fedjax_sim.stopping import Stopping
 from fedjax_sim.systems.base import System
 from fedjax_sim.task import Task
 from fedjax_sim.training import Evaluate
-from fedjax_sim.values import shown
+from fedjax_sim.values import known_names, shown
 
 
+@known_names(adjoint="derivatives of a run are make_train's: fedjax_sim.make_train(..., adjoint=...)")
 def simulate(
     algorithm: Method,
     dataset: FederatedDataset | HostDataset,
@@ -306,7 +307,7 @@ def warn_of_negative_weights(recorded: dict[str, np.ndarray], algorithm: Method)
             f"{type(algorithm).__name__}: a local solver counts some gradients with a negative weight (down to "
             f"{lowest.min():.3g}, history.rounds['lowest_weight']), so the sum it is normalised by is less than the "
             "norm of its weights: lower the momentum or eta mu",
-            stacklevel=3,
+            stacklevel=4,  # past known_names, to who called simulate or sweep
         )
 
 

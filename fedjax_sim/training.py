@@ -29,7 +29,7 @@ from fedjax_sim.setting import Setting, TrainState
 from fedjax_sim.systems.base import System
 from fedjax_sim.task import Task
 from fedjax_sim.telling import OnRound, silent, teller
-from fedjax_sim.values import shown
+from fedjax_sim.values import known_names, shown
 
 Evaluate = Callable[[Any, Any], dict[str, jax.Array]]  # (params, dataset) -> {name: array}
 
@@ -65,6 +65,12 @@ class Train(Protocol):
         ...
 
 
+@known_names(
+    seeds="a seed is the key that the returned function takes, train(algorithm, dataset, jax.random.key(seed)); for "
+    "several, jax.vmap(train, (None, None, 0)) and keys",
+    seed="a seed is the key that the returned function takes, train(algorithm, dataset, jax.random.key(seed))",
+    initial_params="the returned function takes it, train(algorithm, dataset, key, initial_params=...)",
+)
 def make_train(
     *,
     task: Task,

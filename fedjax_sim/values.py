@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+import difflib
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _LISTED = 3000  # characters; all functions of optax are fewer
 
 
 def suggest(name: str, known: list[str]) -> str:
     """The end of an error message: the nearest spelling of ``name`` among ``known``, and all of them."""
-    import difflib
-
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     listed = ", ".join(known)
@@ -25,6 +30,60 @@ def shown(value: Any) -> str:
     """How an error message shows a value: its ``repr``, cut where it is long."""
     text = repr(value)
     return text if len(text) <= 200 else f"{text[:200]}..."
+
+
+def wrong_call(
+    name: str, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any], error: TypeError
+) -> str:
+    """The error message of a call that does not fit a signature.
+
+    Args:
+      name: what was called.
+      signature: what it takes.
+      args: what was given by position.
+      kwargs: what was given by name.
+      error: what Python says of it, where nothing better is known.
+    """
+    parameters = signature.parameters
+    parts = [key if one.default is one.empty else f"{key}={one.default!r}" for key, one in parameters.items()]
+    places = [key for key, one in parameters.items() if one.kind is not one.KEYWORD_ONLY]
+    if len(places) < len(parts):
+        parts.insert(len(places), "*")
+    unknown = [key for key in kwargs if key not in parameters]
+    named = [key for key in parameters if key not in places and key not in kwargs]
+    required = [key for key in named if parameters[key].default is inspect.Parameter.empty]
+    by_name = required or (named if len(args) > len(places) else [])
+    if unknown:
+        near = difflib.get_close_matches(unknown[0], parameters, n=1)
+        wrong = f"has no argument {unknown[0]!r}" + (f", did you mean {near[0]!r}?" if near else "")
+    elif args and by_name:
+        wrong = f"{error}: what comes after * is given by its name, {name}({by_name[0]}=...)"
+    else:
+        wrong = str(error)
+    return f"{name}(...): {wrong}; its signature is ({', '.join(parts)})"
+
+
+def known_names(**elsewhere: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Decorates a function of many named arguments: a name it does not have is an error that suggests one.
+
+    Args:
+      **elsewhere: names it does not have and people look for, and what to do instead.
+    """
+
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        known = list(inspect.signature(function).parameters)
+
+        @functools.wraps(function)
+        def called(*args: P.args, **kwargs: P.kwargs) -> T:
+            for name in kwargs:
+                if name not in known:
+                    fix = elsewhere.get(name) or suggest(name, known)
+                    raise TypeError(f"{function.__name__}(...) has no argument {name!r}: {fix}")
+            return function(*args, **kwargs)
+
+        return called
+
+    return decorate
 
 
 def is_concrete(value: Any) -> bool:

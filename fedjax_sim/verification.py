@@ -12,7 +12,7 @@ from flax import serialization
 
 from fedjax_sim.checkpoints.differences import environment_changes
 from fedjax_sim.descriptions import build, decode, opaque_parts
-from fedjax_sim.history import History
+from fedjax_sim.history import History, is_sweep
 from fedjax_sim.simulation import simulate
 from fedjax_sim.values import check_real, shown
 
@@ -105,6 +105,11 @@ def verify(result: History, *, tolerance: float | None = None, progress: bool | 
         raise TypeError(f"verify was given {shown(result)}: give a History; those of a sweep are sweep.at(0), ...")
     check_real("verify(tolerance=...)", tolerance, low=0.0, optional=True)
     description = result.description
+    if is_sweep(result):
+        raise ValueError(
+            "these are all runs of a sweep, which no single run can be compared with: verify its points, verify("
+            "sweep.at(0)), ..."
+        )
     missing = [key for key in ("algorithm", "dataset", "run", "environment") if key not in description]
     if missing:
         raise ValueError(f"this result has no description of its {missing[0]}: only what simulate returned can be run")
@@ -112,8 +117,8 @@ def verify(result: History, *, tolerance: float | None = None, progress: bool | 
     if opaque:
         raise ValueError(
             f"this result cannot be run again: {'; '.join(opaque)} {'was' if len(opaque) == 1 else 'were'} given as "
-            "bare objects, whose arguments were never recorded; use registered factories (fedjax_sim.register makes "
-            "your own one)"
+            "bare objects, whose arguments were never recorded; use registered factories (fedjax_sim.factory, register "
+            "and recipe make your own: docs/algorithms.md)"
         )
     precision = description["environment"].get("float")
     if precision not in (None, str(jnp.result_type(float))):

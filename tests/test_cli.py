@@ -34,6 +34,29 @@ def test_a_command_that_is_none(arguments, near, capsys):
     assert f"did you mean {near!r}?" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["run", "a.toml", "--set", "algorithm.mu", "0.2"], "write --set algorithm.mu=0.2, in one word"),
+        (["run", "a.toml", "--rounds", "10"], "changed by --set run.rounds=10"),
+        (["run", "a.toml", "--batch-size=5"], "changed by --set run.batch_size="),
+        (["sweep", "a.toml", "--over", "a=1", "--mu", "3"], "changed by --set TABLE.mu=3"),
+        (["show", "a.npz", "--quiet"], "unrecognized arguments: --quiet"),
+    ],
+)
+def test_changes_that_are_options(arguments, said, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(arguments)
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_what_comes_after_the_demo(monkeypatch, capsys):
+    monkeypatch.setattr(demo, "run_demo", lambda *_, **__: {})
+    assert cli.main(["demo", "--out", "my results"]) == 0
+    assert "fedjax-sim report 'my results'" in capsys.readouterr().out
+
+
 @pytest.mark.slow
 def test_a_demo_with_checkpoints_goes_on(tmp_path, monkeypatch, capsys):
     pytest.importorskip("sklearn")

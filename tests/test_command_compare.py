@@ -131,3 +131,22 @@ def test_as_json_with_a_note_on_what_differs(folder, capsys):
     assert cli.main(["compare", "small.toml", "other.toml", "--quiet", "--out", "q"]) == 0
     said = capsys.readouterr()
     assert (said.out, said.err) == ("", "")
+
+
+@pytest.mark.slow
+def test_a_note_where_methods_do_not_minimise_the_same(folder, capsys):
+    call = ["compare", "small.toml", "--algorithms", "fedavg", "scaffold", "--set", "run.rounds=1"]
+    assert cli.main([*call, "--out", "n"]) == 0
+    said = "not the same objectives: fedavg: sum p_i F_i (average 'sample'); scaffold: (1/N) sum F_i (average 'plain')"
+    assert f"note: {said}" in capsys.readouterr().out
+    notes = json.loads((folder / "n" / "results.json").read_text())["notes"]
+    assert [note for note in notes if note.startswith(said)] == notes
+    assert cli.main([*call, "--set", "cohort.average=plain", "--json", "--out", "p"]) == 0
+    assert json.loads(capsys.readouterr().out)["notes"] == []
+
+
+@pytest.mark.slow
+def test_a_run_that_is_refused_says_by_which_table(folder, capsys):
+    call = ["compare", "small.toml", "--variant", "large", "cohort.num_sampled=40", "--variant", "run.rounds=1"]
+    assert cli.main([*call, "--out", "n"]) == 1
+    assert "large failed: small.toml, [cohort]: " in capsys.readouterr().err

@@ -11,7 +11,8 @@ from fedjax_sim import cli
 from fedjax_sim.command import algorithms, data_files, doctor, names
 from fedjax_sim.descriptions import registered_factory
 
-DERIVED = {"flip_labels", "from_tfds", "on_host", "random_labels"}  # made of other data
+OWN = {"from_directory", "from_leaf", "from_table"}
+DERIVED = {"flip_labels", "from_tfds", "on_host", "random_labels"} | OWN  # made of other data
 
 
 @pytest.fixture

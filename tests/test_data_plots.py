@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedjax_sim.datasets import FederatedDataset, from_clients, from_partition, partition
-from fedjax_sim.reporting import label_heatmap, overview, size_histogram
+from fedjax_sim.reporting import label_heatmap, overview, size_histogram, sweep_plots
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +54,7 @@ def test_columns_are_wide_enough_to_be_seen(clients: int) -> None:
     np.testing.assert_allclose(shown[0], table[:together].mean(axis=0))
     np.testing.assert_allclose(shown[-1], table[(len(shown) - 1) * together :].mean(axis=0))
     labels = [other.get_ylabel() for other in ax.figure.axes if other is not ax]
-    assert labels == ["examples" if together == 1 else f"examples, mean of {together} clients"]
+    assert labels == [f"examples{'' if together == 1 else f', mean of {together} clients'} (white: none)"]
 
 
 @pytest.mark.parametrize("sort", ["size", "class"])
@@ -99,6 +99,23 @@ def test_overview(clients: int, tmp_path) -> None:
     assert figure.get_suptitle().endswith(f"{data.test.num_examples:,} test examples")
     held = figure.axes[2].patches[: data.num_classes]
     assert sum(bar.get_height() for bar in held) == clients
+    assert "label entropy" in figure.axes[2].get_legend().get_texts()[1].get_text()
+
+
+def test_the_colour_bar_does_not_begin_at_none() -> None:
+    (image,) = label_heatmap(made(100)).get_images()
+    assert image.norm.vmin == 1
+    (image,) = label_heatmap(from_clients([(np.zeros((2, 1)), np.arange(2))] * 3)).get_images()
+    assert (image.norm.vmin, image.norm.vmax) == (0, 1)  # one colour for all
+
+
+def test_the_legend_of_a_profile_is_above_its_band(pyplot) -> None:
+    x = sweep_plots.Axis("mu", np.array([0.1, 1.0, 10.0]))
+    for lines in ([[0.6, 0.7], [0.6, 0.7], [0.6, 0.7]], [[1.0, 90.0], [1.0, 80.0], [np.nan, np.nan]]):
+        ax = sweep_plots.line(x, np.array(lines), label="loss")
+        ax.figure.canvas.draw()
+        top = ax.transData.transform((1.0, np.nanmax(lines)))[1]
+        assert ax.get_legend().get_window_extent().y0 > top
 
 
 def test_overview_without_labels_is_the_histogram(tmp_path) -> None:

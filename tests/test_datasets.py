@@ -298,6 +298,25 @@ def test_from_partition_splits_each_client() -> None:
     np.testing.assert_array_equal(whole.examples["row"], np.concatenate(rows))
 
 
+def test_a_client_that_is_tested_also_trains() -> None:
+    sizes = [1, 2, 5, 10, 103]
+    rows = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
+    given = [{"row": mine} for mine in rows]
+    owner = np.repeat([7, 3, 0, 1, 9], sizes)
+    for fraction in (0.2, 0.99):
+        clients = from_clients(given, client_ids=[7, 3, 0, 1, 9], test_fraction=fraction, seed=3)
+        for data in (clients, from_ids({"row": np.arange(owner.size)}, owner, test_fraction=fraction, seed=3)):
+            assert data.test is not None
+            kept = np.maximum(1, np.floor((1 - fraction) * np.bincount(owner)[data.client_ids] + 1e-9))
+            np.testing.assert_array_equal(data.sizes, kept)
+            assert data.test.client_ids.tolist() == data.client_ids.tolist()
+            for position, client in enumerate(data.client_ids.tolist()):
+                both = np.concatenate([part.client(position)["row"] for part in (data, data.test)])
+                np.testing.assert_array_equal(np.sort(both), np.flatnonzero(owner == client))
+    assert leaves_equal(clients, from_clients(given, client_ids=[7, 3, 0, 1, 9], test_fraction=0.99, seed=3))
+    assert from_clients(given).test is None
+
+
 def test_the_held_out_examples_are_drawn_uniformly() -> None:
     counts = np.zeros(10)
     for seed in range(300):
@@ -305,6 +324,13 @@ def test_the_held_out_examples_are_drawn_uniformly() -> None:
         assert data.test is not None
         counts[data.client(0)["row"]] += 1
     assert ((counts - 210) ** 2 / 63).sum() < 34  # about chi-square, 9 degrees of freedom
+
+
+class DataFrame:
+    """As much of pandas' one as is looked at."""
+
+    columns = ("x", "y")
+    dtypes = (float, int)
 
 
 X2, Y2 = np.zeros((2, 3)), np.array([0, 1])
@@ -356,6 +382,21 @@ BAD_CLIENTS: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: from_clients([(X2, Y2)] * 2, test=[None]), ValueError, "test has 1 clients but there are 2"),
     (lambda: from_clients([(X2, Y2)], test=[{"x": X2}]), ValueError, "the test examples are PyTreeDef"),
     (lambda: from_clients([(X2, Y2)], test=[(X2[:, :1], Y2)]), ValueError, r"test examples\['x'\] are float64\[2, 1\]"),
+    (
+        lambda: from_clients({"ann": (X2, Y2), "rob": (X2, Y2)}),  # type: ignore[arg-type]
+        TypeError,
+        r"a dict with the keys \['ann', 'rob'\]: give a list.*from_ids takes names",
+    ),
+    (lambda: from_clients([(X2, Y2), DataFrame()]), TypeError, "client 1 is a DataFrame: .*pandas.concat.*from_table"),
+    (lambda: from_clients([(X2, Y2)], test_fraction=1.0), ValueError, r"test_fraction is 1.0: it must be in \[0, 1\)"),
+    (lambda: from_clients([(X2, Y2)], test=[None], test_fraction=0.5), ValueError, "test_fraction is 0.5, but test"),
+    (lambda: from_clients([(X2, Y2)], test_fraction=0.5, seed=-1), ValueError, "seed is -1"),
+    (lambda: from_ids((X2, Y2), [0, 0], test_fraction="half"), TypeError, "test_fraction is 'half'"),  # type: ignore[arg-type]
+    (
+        lambda: from_ids((X2, Y2), [0, 1], test=(X2, Y2), test_ids=[0, 1], test_fraction=0.5),
+        ValueError,
+        "test_fraction is 0.5, but test has the held-out examples",
+    ),
     (lambda: from_ids((X2, Y2), [0]), ValueError, "2 rows but ids has 1"),
     (lambda: from_ids((X2, Y2), [[0], [1]]), ValueError, "one-dimensional"),
     (lambda: from_ids((X2, Y2), [0.0, 1.0]), TypeError, "integers or strings"),

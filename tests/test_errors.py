@@ -123,6 +123,112 @@ def fedavg(**kwargs: Any) -> Algorithm:
     return fjs.fedavg(client_optimizer=kwargs.pop("client_optimizer", sgd(0.1)), **kwargs)
 
 
+def squares(params: Any, examples: Any) -> jax.Array:
+    return jnp.square(examples["x"] @ params["w"] - 1.0)
+
+
+def own(losses: Any = squares, **functions: Any) -> fjs.Task:
+    """A linear model of one output; what is given replaces a function that is right."""
+    init = functions.pop("init", lambda key: {"w": jnp.zeros((3,))})
+    named = {f"{name}_function": function for name, function in functions.items()}
+    return fjs.functions(init, losses, **named)
+
+
+def of_a_matrix(losses: Any) -> fjs.Task:
+    return own(losses, init=lambda key: {"w": jnp.zeros((3, 1))})
+
+
+class Halves(fjs.Task):
+    """A task by its own class whose metric is a mean already."""
+
+    def init(self, key: jax.Array, dataset: fjs.FederatedDataset) -> Any:
+        return {"w": jnp.zeros((3,))}
+
+    def losses(self, params: Any, examples: Any, key: jax.Array | None = None) -> jax.Array:
+        return squares(params, examples) / 2
+
+    def metrics(self, params: Any, examples: Any) -> dict[str, jax.Array]:
+        return {"half": jnp.mean(self.losses(params, examples))}
+
+
+# A task whose values are not one number an example: a run would train another model without a word.
+TASKS: dict[str, tuple[Callable[[], fjs.Task], type[Exception], tuple[str, ...]]] = {
+    "losses: a mean": (
+        lambda: own(lambda p, e: squares(p, e).mean()),
+        ValueError,
+        ("losses_function returns float32[] for 5 examples", "one loss for each, float32[5]", "leave out .mean()"),
+    ),
+    "losses: a sum": (lambda: own(lambda p, e: squares(p, e).sum()), ValueError, ("float32[]", "or .sum()")),
+    "losses: broadcast": (
+        lambda: of_a_matrix(lambda p, e: (e["x"] @ p["w"] - e["y"].astype(jnp.float32)[None, :]) ** 2),
+        ValueError,
+        ("float32[5, 5] for 5 examples", "[5, 1] was broadcast against one of [5]", "output[:, 0]"),
+    ),
+    "losses: a column": (lambda: of_a_matrix(squares), ValueError, ("float32[5, 1]", "drop its last axis, [:, 0]")),
+    "losses: one of them": (
+        lambda: own(lambda p, e: squares(p, e)[:1]),
+        ValueError,
+        ("float32[1] for 5 examples", "keep the first axis"),
+    ),
+    "losses: one for each output": (
+        lambda: own(squares, init=lambda key: {"w": jnp.zeros((3, 4))}),
+        ValueError,
+        ("float32[5, 4]", ".mean(axis=1)"),
+    ),
+    "losses: one for each output and place": (
+        lambda: own(lambda p, e: squares(p, e)[:, None, None] + jnp.zeros((1, 2, 7))),
+        ValueError,
+        ("float32[5, 2, 7]", ".mean(axis=(1, 2))"),
+    ),
+    "losses: with something else": (
+        lambda: own(lambda p, e: (squares(p, e), p)),
+        TypeError,
+        ("(float32[5], {'w': float32[3]})", "one loss for each"),
+    ),
+    "losses: None": (lambda: own(lambda p, e: None), TypeError, ("losses_function returns None", "an array [5]")),
+    "losses: integers": (lambda: own(lambda p, e: e["y"]), TypeError, ("int32[5]", "real", ".astype('float32')")),
+    "losses: examples are no tuple": (
+        lambda: own(lambda p, e: squares(p, {"x": e[0]})),
+        ValueError,
+        ("losses_function(params, examples)", "{'w': float32[3]}", "'x': float32[5, 3], 'y': int32[5]", "KeyError: 0"),
+    ),
+    "metrics: a mean": (
+        lambda: own(metrics=lambda p, e: {"mse": squares(p, e).mean()}),
+        ValueError,
+        ("metrics_function, 'mse', returns float32[]", "one number for each", "leave out .mean()"),
+    ),
+    "metrics of a class": (Halves, ValueError, ("Halves.metrics, 'half', returns float32[]", "leave out .mean()")),
+    "metrics: no names": (
+        lambda: own(metrics=squares),
+        TypeError,
+        ("metrics_function returns float32[5]", "by name", "{'accuracy'"),
+    ),
+    "metrics: None": (lambda: own(metrics=lambda p, e: None), TypeError, ("metrics_function returns None", "by name")),
+    "metrics: a taken name": (
+        lambda: own(metrics=lambda p, e: {"loss": squares(p, e)}),
+        ValueError,
+        ("metrics_function", "'loss'", "records itself", "choose another"),
+    ),
+    "metrics: a number as name": (
+        lambda: own(metrics=lambda p, e: {3: squares(p, e)}),
+        ValueError,
+        ("metrics_function", "for 3", "names must be text"),
+    ),
+    "penalty: a vector": (
+        lambda: own(penalty=lambda p: p["w"] ** 2),
+        ValueError,
+        ("penalty_function returns float32[3]", "one number", "jnp.sum(...)"),
+    ),
+    "penalty: a tree": (lambda: own(penalty=lambda p: p), ValueError, ("{'w': float32[3]}", "one number")),
+    "parameters: integers": (
+        lambda: own(init=lambda key: {"w": jnp.zeros((3,), int)}),
+        TypeError,
+        ("init_function", "int32[3] at ['w']", "real numbers", ".astype('float32')"),
+    ),
+    "parameters: None": (lambda: own(init=lambda key: None), TypeError, ("init_function returns None", "arrays")),
+}
+
+
 # What only the run can know: each through all drivers. A value is made when its test runs.
 RUNS: dict[str, tuple[dict[str, Callable[[], Any]], type[Exception], tuple[str, ...]]] = {
     "cohort too large": (
@@ -163,11 +269,20 @@ RUNS: dict[str, tuple[dict[str, Callable[[], Any]], type[Exception], tuple[str, 
     ),
     "task None": ({"task": lambda: None}, TypeError, ("task is None", "a Task")),
     "cohort a number": ({"cohort": lambda: 10}, TypeError, ("cohort is 10", "a Participation", "uniform(10)")),
-    "cohort a factory": ({"cohort": lambda: fjs.cohort.uniform}, TypeError, ("cohort is <function", "uniform(10)")),
+    "cohort a factory": (
+        {"cohort": lambda: fjs.cohort.uniform},
+        TypeError,
+        ("cohort is <function", "call it", "uniform(10)"),
+    ),
     "work a number": ({"work": lambda: 1}, TypeError, ("work is 1", "a Work", "epochs(1)")),
     "work a batch scheme": ({"work": lambda: fjs.local.shuffled(2)}, TypeError, ("work is Shuffled", "epochs(1)")),
     "layout a name": ({"layout": lambda: "turns"}, ValueError, ("layout is 'turns'", "layout.turns()", "None")),
     "layout a factory": ({"layout": lambda: fjs.layout.turns}, TypeError, ("a Layout", "layout.turns()")),
+    "evaluate a factory": (
+        {"evaluate": lambda: fjs.per_client},
+        TypeError,
+        ("evaluate is <function per_client", "call it, per_client(task)"),
+    ),
     "evaluate a name": ({"evaluate": lambda: "loss"}, TypeError, ("evaluate is 'loss'", "evaluate(params, dataset)")),
     "algorithm None": ({"algorithm": lambda: None}, TypeError, ("algorithm is None", "a Method", "fedavg(")),
     "algorithm a factory": ({"algorithm": lambda: fjs.fedavg}, TypeError, ("algorithm is <function", "fedavg(")),
@@ -210,7 +325,7 @@ RUNS: dict[str, tuple[dict[str, Callable[[], Any]], type[Exception], tuple[str, 
     "labels that are floats": (
         {"dataset": lambda: fjs.datasets.from_clients([{"x": np.ones((2, 3)), "y": np.ones(2)}] * 2)},
         ValueError,
-        ("float32", "integers"),
+        ("float32", "integers", "y.astype('int32')", "fedjax_sim.regression"),
     ),
     "no labels": (
         {"dataset": lambda: fjs.datasets.from_clients([{"x": np.ones((2, 3))}] * 2)},
@@ -308,6 +423,64 @@ RUNS: dict[str, tuple[dict[str, Callable[[], Any]], type[Exception], tuple[str, 
 def test_a_run_refuses(name: str, drive: Callable[..., None]) -> None:
     arguments, error, fragments = RUNS[name]
     check(lambda: drive(**{key: make() for key, make in arguments.items()}), error, *fragments)
+
+
+@pytest.mark.usefixtures("no_program")
+@every_driver
+@pytest.mark.parametrize("name", TASKS)
+def test_a_run_refuses_a_task(name: str, drive: Callable[..., None]) -> None:
+    make, error, fragments = TASKS[name]
+    check(lambda: drive(task=make()), error, *fragments)
+
+
+def test_a_refused_task_compiles_nothing() -> None:
+    mean = own(lambda p, e: squares(p, e).mean())
+    for drive in (through_simulate, through_train, through_jit):
+        with pytest.raises(ValueError, match=r"\.mean\(\)"):
+            drive(task=mean)
+    COMPILED.clear()
+    for drive in (through_simulate, through_train, through_jit):
+        with pytest.raises(ValueError, match=r"\.mean\(\)"):
+            drive(task=mean)
+    assert COMPILED == []
+
+
+def test_a_task_is_checked_under_transformations() -> None:
+    """Its shapes are known whatever is traced, mapped or differentiated around the run."""
+    given = {**common(), "work": fjs.local.steps(1)}
+    algorithm, dataset = given.pop("algorithm"), given.pop("dataset")
+    keys = jax.random.split(jax.random.key(0), 2)
+
+    def final(scale: Any, task: fjs.Task, key: Any) -> jax.Array:
+        train = fjs.make_train(**{**given, "task": task})
+        return train(algorithm, dataset, key, initial_params={"w": scale * jnp.ones((3,))}).metrics["loss"][-1]
+
+    right, wrong = own(penalty=lambda p: 0.5), own(lambda p, e: squares(p, e).mean())
+    transformed = jax.jit(jax.vmap(jax.grad(final), (None, None, 0)), static_argnums=1)
+    assert np.isfinite(transformed(0.5, right, keys)).all()
+    with pytest.raises(ValueError, match=r"losses_function returns float32\[\]"):
+        transformed(0.5, wrong, keys)
+
+    def scaled(scale: Any) -> jax.Array:  # a loss that closes over a traced value
+        return final(0.5, own(lambda p, e: scale * squares(p, e)), keys[0])
+
+    assert np.isfinite(jax.jit(jax.vmap(scaled))(jnp.ones(2))).all()
+
+
+def test_a_task_is_traced_once() -> None:
+    """The check costs nothing from the second run on."""
+    calls = []
+
+    def counted(params: Any, examples: Any) -> jax.Array:
+        calls.append(examples["x"].shape)
+        return squares(params, examples)
+
+    task = own(counted)
+    through_simulate(task=task)
+    assert (5, 3) in calls
+    calls.clear()
+    through_simulate(task=task)
+    assert calls == []
 
 
 def zero(params: Any, dataset: fjs.FederatedDataset) -> jax.Array:
@@ -470,6 +643,10 @@ def test_reals_are_not_none(name: str) -> None:
     check(lambda: make(None), TypeError, f"{what} is None")
 
 
+def _without_data() -> dict[str, Any]:
+    return {name: value for name, value in common().items() if name not in ("algorithm", "dataset")}
+
+
 CASES: dict[str, tuple[Callable[[], object], type[Exception], tuple[str, ...]]] = {
     "random_epochs(3, 1)": (
         lambda: fjs.local.random_epochs(3, 1),
@@ -564,10 +741,20 @@ CASES: dict[str, tuple[Callable[[], object], type[Exception], tuple[str, ...]]] 
         TypeError,
         ("FedAvg(client_optimizer=...) is 0.1", "optim.sgd(0.1)"),
     ),
+    "an object as optimiser": (
+        lambda: fjs.fedavg(client_optimizer=object()),
+        TypeError,
+        ("FedAvg(client_optimizer=...) is <object", "give an optimiser", "optim.sgd(0.1)"),
+    ),
+    "a factory as optimiser": (
+        lambda: fjs.fedavg(client_optimizer=sgd),
+        TypeError,
+        ("client_optimizer=...) is <function sgd", "call it", "optim.sgd(0.1)"),
+    ),
     "an optax function as optimiser": (
         lambda: fjs.fedavg(client_optimizer=optax.sgd),
         TypeError,
-        ("client_optimizer", "optax.sgd(0.1)"),
+        ("client_optimizer", "call it", "optax.sgd(0.1)"),
     ),
     "text as server optimiser": (
         lambda: fjs.fedavg(client_optimizer=sgd(0.1), server_optimizer="adam"),
@@ -578,18 +765,74 @@ CASES: dict[str, tuple[Callable[[], object], type[Exception], tuple[str, ...]]] 
     "an optimiser by position": (
         lambda: fjs.fedavg(sgd(0.1)),
         TypeError,
-        ("fedavg(", "positional", "client_optimizer"),
+        ("fedavg(", "positional", "given by its name, fedavg(client_optimizer=...)", "(*, client_optimizer"),
+    ),
+    "an optimiser in the place of mu": (
+        lambda: fjs.fedprox(sgd(0.1)),
+        TypeError,
+        ("fedprox(", "missing", "given by its name, fedprox(client_optimizer=...)"),
     ),
     "an unknown argument": (
         lambda: fjs.fedprox(client_optimizer=sgd(0.1), nu=1),
         TypeError,
-        ("fedprox(", "'nu'", "mu=1.0"),
+        ("fedprox(", "has no argument 'nu'", "mu=1.0"),
+    ),
+    "a misspelt argument": (
+        lambda: fedavg(client_lerning_rate=1.0),
+        TypeError,
+        ("has no argument 'client_lerning_rate', did you mean 'client_learning_rate'?",),
+    ),
+    "lr": (lambda: sgd(lr=0.1), TypeError, ("sgd(", "has no argument 'lr'", "learning_rate")),
+    "replace an unknown field": (
+        lambda: fedavg().replace(mu=1.0),
+        TypeError,
+        ("FedAvg.replace(...)", "no field 'mu'", "client_optimizer, client_learning_rate"),
+    ),
+    "replace a field inside": (
+        lambda: fedavg().replace(**{"client_optimizer.learning_rate": 0.3}),
+        TypeError,
+        ("'client_optimizer.learning_rate'", "fedjax_sim.paths.replace(given"),
+    ),
+    "assignment": (
+        lambda: setattr(fedavg(), "server_learning_rate", 2.0),
+        AttributeError,
+        ("FedAvg.server_learning_rate cannot be assigned", "given.replace(server_learning_rate=...)"),
+    ),
+    "seeds of make_train": (
+        lambda: fjs.make_train(**_without_data(), seeds=3),
+        TypeError,
+        ("make_train(...) has no argument 'seeds'", "jax.random.key(seed)", "jax.vmap"),
+    ),
+    "round of simulate": (
+        lambda: through_simulate(round=3),
+        TypeError,
+        ("simulate(...) has no argument 'round'", "did you mean 'rounds'?"),
+    ),
+    "epochs of sweep": (
+        lambda: fjs.sweep(fedavg(), data(), None, epochs=3),  # type: ignore[call-arg,arg-type]
+        TypeError,
+        ("sweep(...) has no argument 'epochs'", "known: algorithm"),
     ),
     "a name as model": (lambda: fjs.classification("mlp"), TypeError, ("'mlp'", "flax.linen module", "functions")),
     "a class as model": (lambda: fjs.classification(fjs.models.MLP), TypeError, ("MLP", "flax.linen module")),
     "hidden a number": (lambda: fjs.models.MLP(3, 4), TypeError, ("hidden=4", "tuple of widths")),
     "start NaN": (lambda: fjs.quadratic(start=NAN), ValueError, ("quadratic(start=...) is nan", "finite")),
     "functions of no functions": (lambda: fjs.functions(1, 2), TypeError, ("init_function=1", "give a function")),
+    "functions of x and y": (
+        lambda: fjs.functions(lambda key: 0.0, lambda w, x, y: w),
+        TypeError,
+        (
+            "functions(losses_function=...) takes (w, x, y)",
+            "losses_function(params, examples)",
+            "'y'",
+            "{'x': ..., 'y'",
+        ),
+    ),
+    "functions of no key": (
+        lambda: fjs.functions(lambda: 0.0, squares),
+        TypeError,
+        ("functions(init_function=...) takes ()", "init_function(key)"),
+    ),
     "functions of bad metrics": (
         lambda: fjs.functions(lambda key: 0.0, lambda w, b: w, metrics_function="loss"),
         TypeError,
@@ -637,6 +880,7 @@ CASES: dict[str, tuple[Callable[[], object], type[Exception], tuple[str, ...]]] 
         ValueError,
         ("-1", "[0, inf)"),
     ),
+    "a name of the optimisers": (lambda: fjs.optim.sdg, AttributeError, ("'sdg'", "did you mean 'sgd'?")),
     "a name of the package": (lambda: fjs.fednvoa, AttributeError, ("'fednvoa'", "did you mean 'fednova'?")),
 }
 

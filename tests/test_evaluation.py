@@ -104,6 +104,30 @@ def test_bad_share(data, worst) -> None:
         fjs.per_client("loss")
 
 
+@pytest.mark.parametrize("home", ["device", "host"])
+def test_models_of_all_seeds_are_refused(data, home) -> None:
+    given = data if home == "device" else fjs.datasets.on_host(data)
+    stacked = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), model())
+    with pytest.raises(ValueError, match=r"params has 2 models on a leading axis.*leaf\[0\]"):
+        fjs.evaluate(TASK, stacked, given)
+    with pytest.raises(ValueError, match=r"params has 1 models on a leading axis"):
+        fjs.evaluate(TASK, jax.tree.map(lambda leaf: leaf[None], model()), given.test)
+    side_by_side = jax.vmap(lambda params: fjs.evaluate(TASK, params, data).overall["loss"])(stacked)
+    np.testing.assert_allclose(side_by_side, fjs.evaluate(TASK, model(), given).overall["loss"], rtol=1e-6)
+
+
+@pytest.mark.parametrize("home", ["device", "host"])
+def test_values_that_are_not_of_single_examples_are_refused(data, home) -> None:
+    given = data if home == "device" else fjs.datasets.on_host(data)
+    mean = fjs.functions(lambda key: model(), lambda p, e: TASK.losses(p, e).mean())
+    with pytest.raises(ValueError, match=r"losses_function returns float32\[\].*leave out \.mean"):
+        fjs.evaluate(mean, model(), given)
+    with pytest.raises(ValueError, match=r"losses_function returns float32\[\]"):
+        jax.jit(lambda params: fjs.evaluate(mean, params, data).overall)(model())
+    with pytest.raises(ValueError, match=r"losses\(params, examples\).*failed on params \{'w': float32\[2\]\}"):
+        fjs.evaluate(TASK, {"w": jnp.zeros(2)}, given)
+
+
 class Wide(nn.Module):
     """An inner program (a scan) holds the largest array: 4 MB an example."""
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from fedjax_sim import cli
-from fedjax_sim.command.results import named
+from fedjax_sim.command.results import files_of, named
 from fedjax_sim.divergence import Divergence
 from fedjax_sim.history import History
 from fedjax_sim.recording import Stop
@@ -24,6 +24,7 @@ from fedjax_sim.reporting import report
 from fedjax_sim.reporting.html import page
 from fedjax_sim.reporting.html.clients import spreads
 from fedjax_sim.reporting.html.curves import Record, curve, records, thinned
+from fedjax_sim.reporting.html.palette import DASHES, LIGHT_LINES, classes
 from fedjax_sim.reporting.html.settings import differing, settings
 
 HOSTILE = (
@@ -182,7 +183,7 @@ class TestStructure:
         drawn = [one for one in elements.all("path") if "figure" in one["in"]]
         assert len([one for one in drawn if "curve" in one["class"]]) == 9  # four runs twice, the clients of one
         assert len([one for one in drawn if "band" in one["class"]]) == 6
-        assert len([one for one in drawn if "lost" in one["class"]]) == 1
+        assert len([one for one in drawn if "lost" in one["class"]]) == 2  # with the loss the accuracy ends too
         assert not [one for one in drawn if re.search("nan|inf", one["d"])]
         assert [one["id"] for one in elements.all("button")] == ["theme"]
         assert all("hidden" in one for one in elements.all("button", "form"))
@@ -203,9 +204,11 @@ class TestContent:
         table = Elements(page({"a": made(system=True), "d": diverged()}))
         cells = [one["text"] for one in table.all("td") if one.get("class", "").startswith("number")]
         assert cells[:2] == ["0.1452 ± 0.0707", "0.9637 ± 0.0177"]
-        assert cells[2:9] == ["2", "20", "0", "1.50", "80 MB", "10", "50.0%"]
-        assert cells[9] == "diverged (1 of 2)"
-        assert cells[13] == "1"
+        assert cells[2:7] == ["0", "1.50", "80 MB", "10", "50.0%"]
+        assert cells[7:10] == ["diverged (1 of 2)", "diverged (1 of 2)", "1"]
+        assert "2 seeds, 20 rounds each." in table.all("caption")[0]["text"]  # a column where runs differ in it
+        heads = [one["text"] for one in Elements(page(SEVERAL)).all("th") if one.get("scope") == "col"]
+        assert {"seeds", "rounds"} <= set(heads)
         assert any("fedprox" in one["text"] for one in elements.all("p"))
 
     def test_data_are_the_history_s(self):
@@ -276,6 +279,9 @@ class TestContent:
         assert differing([first, second]) == {"algorithm.mu": ["0.1", "0.5"], "run.seeds": ["[0, 1]", "[0, 1, 2]"]}
         some = [{"a": "x"}, {"a": "y", "a.p": "1", "a.q": "2"}, {"a": "z", "a.p": "1", "a.q": "3", "b": "4"}]
         assert list(differing(some)) == ["a", "a.q", "b"]
+        bounded = made(mu=0.1)
+        bounded.description["bounds"] = {"per_client": 3}
+        assert settings(bounded) == first  # nobody chose them
         assert first["work"] == "steps"
         assert first["work.num_steps"] == "3"
         assert "all runs have the same settings" in page({"a": made(), "b": made()})
@@ -340,6 +346,13 @@ class TestColours:
                 for name in (name for name in theme if name.startswith("line-")):
                     assert contrast(theme[name], theme[behind]) >= 3, (name, behind)
 
+    def test_runs_of_one_colour_have_dashes_that_are_not_neighbours(self):
+        count = len(LIGHT_LINES)
+        of = [int(classes(number).rpartition("-")[2]) for number in range(3 * count)]
+        for number in range(2 * count):
+            apart = abs(of[number] - of[number + count]) % len(DASHES)
+            assert min(apart, len(DASHES) - apart) > 1
+
     @pytest.mark.parametrize("sight", ["normal", "protanopia", "deuteranopia", "tritanopia"])
     def test_lines_differ_for_colour_blind_readers(self, elements, sight):
         for theme in self.themes(elements):
@@ -398,13 +411,15 @@ class TestCommand:
             (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / path).touch()
         one, other, third, fourth = tmp_path / "x/a", tmp_path / "y/a", tmp_path / "y/b.npz", tmp_path / "y/b"
-        assert list(named([str(one), str(third)])) == ["a", "b"]
-        assert list(named([str(one), str(other / "history.npz")])) == ["x/a", "y/a"]
-        assert len(named(list(map(str, (one, other, third, fourth))))) == 4
+
+        def names(*results):
+            return list(named(files_of(list(map(str, results)))[0]))
+
+        assert names(one, third) == ["a", "b"]
+        assert names(one, other / "history.npz") == ["x/a", "y/a"]
+        assert len(names(one, other, third, fourth)) == 4
         with pytest.raises(ValueError, match="given twice"):
-            named([str(one), str(one / "history.npz")])
-        with pytest.raises(FileNotFoundError, match=r"has no history\.npz"):
-            named([str(tmp_path)])
+            names(one, one / "history.npz")
 
     def test_exit_status_of_what_is_no_result(self, tmp_path, capsys):
         (tmp_path / "history.npz").write_bytes(b"no")
@@ -468,8 +483,14 @@ for (const frame of document.querySelectorAll("iframe")) frame.addEventListener(
   found.badThen = all("path").filter((path) => /NaN|Infinity|undefined/.test(path.getAttribute("d"))).length;
   const colour = () => frame.contentWindow.getComputedStyle(page.body).color;
   const before = colour();
-  page.getElementById("theme").click();
+  const button = page.getElementById("theme");
+  found.offers = [button.textContent];
+  button.click();
   found.themes = [before, colour()];
+  found.offers.push(button.textContent);
+  const wide = all(".scroll")[0];
+  const more = () => page.defaultView.getComputedStyle(wide.querySelector(".more")).display !== "none";
+  found.more = [more(), wide.scrollWidth > wide.clientWidth + 3];
   for (const fold of all("details")) fold.open = true;
   found.opened = [page.documentElement.clientWidth, page.documentElement.scrollWidth];
   said[frame.id] = found;
@@ -530,12 +551,15 @@ class TestBrowser:
                 assert needed <= shown <= frames[name][0], name
             assert found["everything"][0] == found["everything"][1] > 2
             assert found["themes"][0] != found["themes"][1]
+            assert sorted(found["offers"]) == ["Dark colours", "Light colours"]  # the other ones, each time
+            assert found["more"][0] == found["more"][1], name
             assert found["tip"] > 0
             assert (found["pressed"], found["sorted"]) == ("false", "ascending")
             assert found["panels"] == 2
             assert found["fewer"] == found["lines"] - 2
         desktop = said["desktop"]
-        assert (desktop["lines"], desktop["crosses"], desktop["spreads"]) == (8, 1, 1)
+        assert said["phone"]["more"] == [True, True]
+        assert (desktop["lines"], desktop["crosses"], desktop["spreads"]) == (8, 2, 1)
         assert desktop["first"].startswith("round 0: ")
         assert "diverged 2.05" in desktop["first"]
         assert desktop["second"].startswith("round 1: ")

@@ -242,8 +242,8 @@ def test_what_a_run_hands_out_lies_on_one_device(data, monkeypatch):
     handed = []
     advance = ResidentDriver.advance
 
-    def watched(self, start, count, running):
-        handed.append(advance(self, start, count, running))
+    def watched(self, *arguments):
+        handed.append(advance(self, *arguments))
         return handed[-1]
 
     monkeypatch.setattr(ResidentDriver, "advance", watched)

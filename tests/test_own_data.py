@@ -70,6 +70,8 @@ def test_categories(kind: str, tmp_path: Path) -> None:
     np.testing.assert_array_equal(labels.examples["y"], [0, 2, 2, 1])  # blue, green, red; clients a, b, b, c
     features = datasets.from_table(table, client="site", x=["dose", "colour"], encode=["colour"])
     np.testing.assert_array_equal(features.client(0)["x"], [[1.0, 1, 0, 0]])
+    one = datasets.from_table(table, client="site", x=["dose", "colour"], encode="colour")
+    np.testing.assert_array_equal(one.examples["x"], features.examples["x"])
     with pytest.raises(ValueError, match=r"'colour' \(x\) has strings, first 'red'.*encode=\['colour'\].*0 and 1"):
         datasets.from_table(table, client="site", x=["dose", "colour"])
     with pytest.raises(ValueError, match=r"'colour' \(y\) has strings.*class numbers"):
@@ -108,6 +110,24 @@ def test_the_split_is_that_of_a_partition() -> None:
     mask = held_out(np.sort(owner, kind="stable"), 0.4, seed=5)
     cut = datasets.from_partition({"x": x}, rows, test_fraction=0.4, seed=5)
     np.testing.assert_array_equal(cut.examples["x"], x[np.argsort(owner, kind="stable")][~mask])
+    same = datasets.from_clients([{"x": x[row]} for row in rows], test_fraction=0.4, seed=5)
+    np.testing.assert_array_equal(same.examples["x"], cut.examples["x"])
+
+
+def test_the_split_of_a_table_is_that_of_ids() -> None:
+    ids = np.array(["b", "a", "c", "a", "b", "b", "a", "b", "b", "a"])
+    x = np.arange(10.0)
+    mask = held_out(ids, 0.4, seed=5)
+    for data in (
+        datasets.from_ids({"x": x}, ids, test_fraction=0.4, seed=5),
+        datasets.from_table({"who": ids, "x": x}, client="who", x="x", test_fraction=0.4, seed=5),
+        datasets.host.from_ids({"x": x}, ids, test_fraction=0.4, seed=5).on_device(),
+    ):
+        order = np.argsort(ids, kind="stable")
+        assert data.test is not None
+        np.testing.assert_array_equal(data.examples["x"], x[order][~mask[order]])
+        np.testing.assert_array_equal(data.test.examples["x"], x[order][mask[order]])
+        assert data.test.sizes.tolist() == [2, 2, 0]
 
 
 def test_columns_of_higher_rank() -> None:
@@ -341,8 +361,16 @@ def test_a_damaged_body_is_found(tmp_path: Path) -> None:
 def test_folders_that_do_not_do(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="not a directory"):
         datasets.from_directory(tmp_path / "none")
-    with pytest.raises(FileNotFoundError, match=r"has no \*.npz files"):
+    with pytest.raises(FileNotFoundError, match=r"has no \*.npz files: write one for each client, numpy.savez"):
         datasets.from_directory(tmp_path)
+    for name in ("berlin.csv", "paris.CSV", "notes.txt"):
+        (tmp_path / name).write_text("a,b\n1,2\n")
+    with pytest.raises(FileNotFoundError, match=r"2 \.csv files, 1 \.txt file: put them .* one table .*from_table"):
+        datasets.from_directory(tmp_path)
+    (tmp_path / "leaf").mkdir()
+    (tmp_path / "leaf" / "all_data_0.json").write_text("{}")
+    with pytest.raises(FileNotFoundError, match=r"1 \.json file: from_leaf"):
+        datasets.from_directory(tmp_path / "leaf")
     fill(tmp_path / "test", {"ann": ANN})
     with pytest.raises(ValueError, match="'test' but no 'train'"):
         datasets.from_directory(tmp_path)

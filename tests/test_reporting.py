@@ -26,6 +26,7 @@ from fedjax_sim.reporting import (
     write_atomically,
 )
 from fedjax_sim.reporting.plots import save_figure
+from fedjax_sim.reporting.recorded import measured
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -74,7 +75,7 @@ class TestTable:
         assert lines[2].split() == ["fedavg", "0.6000", "±", "0.1414", "0.7000", "±", "0.0000", "12.35", "97.5%"]
         assert lines[3].split() == ["scaffold", "0.2500", "±", "0.0000", "0.8000", "±", "0.1414", "12.35", "97.5%"]
         assert lines[4] == ""
-        assert "over 2 seeds" in lines[5]
+        assert "over 2 seeds" in lines[-1]
 
     def test_rounds_to_the_target_are_a_median_or_a_dash(self):
         lines = results_table(TWO, target=0.65).split("\n")
@@ -111,6 +112,14 @@ class TestTable:
         assert "inf" not in table
         assert "over 2 to 3 seeds" in table
 
+    def test_a_model_that_diverged_has_no_accuracy(self):
+        argmax_of_nan = run([[2, np.nan], [2, 0.5]], test_accuracy=[[0.1, 0.9], [0.1, 0.7]])
+        lines = results_table({"a": argmax_of_nan}, target=0.8).split("\n")
+        assert lines[2].count("diverged (1 of 2)") == 2
+        assert "–" in lines[2]  # the target was not reached by a model
+        only_test = run([[2, 0.1]], test_loss=[[2, np.inf]], test_accuracy=[[0.1, 0.7]])
+        assert results_table({"a": only_test}).split("\n")[2].split()[:3] == ["a", "0.1000", "diverged"]
+
     def test_numbers_of_a_column_have_one_form(self):
         table = results_table({"a": run([[1.0, 2e-9]]), "b": run([[1.0, 0.5]])})
         assert "2.000e-09" in table
@@ -133,6 +142,21 @@ class TestTable:
     def test_no_histories(self):
         with pytest.raises(ValueError, match="no histories"):
             results_table({})
+
+    def test_names_may_be_numbers(self):
+        assert results_table({0.1: run([[2.0, 0.5]])}).split("\n")[2].split()[0] == "0.1"  # type: ignore[dict-item]
+
+
+def test_metrics_of_a_model_that_diverged_are_not_measured():
+    values = {"loss": [[2, np.inf, 1]], "test_loss": [[2, 2, np.nan]], "accuracy": [[0.1, 0.2, 0.3]]}
+    one = run(**values, client_accuracy=np.ones((1, 3, 4)))
+    np.testing.assert_array_equal(measured(one, "accuracy"), np.array([[0.1, np.nan, np.nan]], np.float32))
+    assert np.isnan(measured(one, "client_accuracy")).all(axis=2).tolist() == [[False, True, True]]
+    np.testing.assert_array_equal(measured(one, "loss"), one["loss"])  # losses say themselves what they are
+    np.testing.assert_array_equal(measured(one, "test_loss"), one["test_loss"])
+    assert np.isfinite(one["accuracy"]).all()  # the record stays as it is
+    one.metrics["count"] = np.array([[1, 2, 3]])
+    np.testing.assert_array_equal(measured(one, "count"), [[1, np.nan, np.nan]])
 
 
 class TestCurves:
@@ -190,6 +214,83 @@ class TestCurves:
         assert 0.01 < ax.get_ylim()[0] < 0.05
         assert ax.get_legend().get_texts()[-1].get_text() == "a seed diverged"
 
+    def test_an_accuracy_ends_where_the_loss_does(self, pyplot):
+        lost = run([[2, 1, np.nan, np.nan], [2, 1, 1, 1]], test_accuracy=[[0.1, 0.5, 0.07, 0.07], [0.1, 0.5, 0.6, 0.7]])
+        line, cross = curves({"a": lost}, "test_accuracy").get_lines()
+        assert line.get_xdata().tolist() == [0, 10]
+        assert cross.get_xdata().tolist() == [20]
+
+    @pytest.mark.parametrize(
+        ("band", "half", "said"),
+        [
+            ("range", [1.0, 2.0], "mean and range of 3 seeds"),
+            ("std", [1.0, 2.0], "mean ± standard deviation of 3 seeds"),
+            ("sem", [1 / np.sqrt(3), 2 / np.sqrt(3)], "mean ± standard error of 3 seeds"),
+            (None, None, "mean of 3 seeds"),
+        ],
+    )
+    def test_bands(self, pyplot, band, half, said):
+        runs = {"a": run([[2, 3], [3, 5], [4, 7]])}
+        ax = curves(runs, band=band)
+        assert ax.get_legend().get_title().get_text() == said
+        assert ax.get_lines()[0].get_ydata().tolist() == [3, 5]
+        assert len(ax.collections) == (half is not None)
+        for area in ax.collections:
+            edges = np.unique(area.get_paths()[0].vertices, axis=0)
+            assert edges == pytest.approx(
+                np.array([[0, 3 - half[0]], [0, 3 + half[0]], [10, 5 - half[1]], [10, 5 + half[1]]])
+            )
+        figure = panels([[Panel(runs)]], band=band)
+        assert figure.legends[0].get_title().get_text() == said
+
+    def test_a_standard_deviation_may_overflow(self, pyplot):
+        runs = {"a": Run(np.arange(2), {"loss": np.array([[1.0, 1e200], [1.0, 3e200]])})}
+        (area,) = curves(runs, band="std").collections
+        assert np.isfinite(area.get_paths()[0].vertices).all()
+
+    def test_a_band_below_zero_does_not_stretch_a_logarithmic_axis(self, pyplot):
+        ax = curves({"a": run([[1.0, 0.01], [1.0, 1e-6]])}, band="std", log=True)
+        assert ax.get_ylim()[0] == pytest.approx(0.005 / 2, rel=1e-2)
+
+    FALL = (2.5, 1.2, 0.9, *np.linspace(0.62, 0.6, 18))
+
+    def test_the_first_evaluations_do_not_take_the_whole_axis(self, pyplot):
+        runs = {"a": run([self.FALL]), "b": run([np.array(self.FALL) + 0.05])}
+        bottom, top = curves(runs).get_ylim()
+        assert 0.5 < bottom < 0.6
+        assert top == pytest.approx(0.6 + (2.55 - 0.6) / 4, rel=0.01)  # never less than a quarter of the fall
+        assert curves({"a": run([np.linspace(2.5, 0.5, 20)])}).get_ylim()[1] > 2.5
+        assert curves({"a": run([[2.5, 0.6, 0.6, 0.6, 0.6]])}).get_ylim()[1] > 2.5  # too few points
+        assert curves({"a": run([self.FALL], accuracy=[self.FALL])}, "accuracy").get_ylim()[1] > 2.5
+
+    def test_limits_that_were_set_stay_and_further_lines_are_taken_into_view(self, pyplot):
+        _, ax = pyplot.subplots()
+        ax.set_ylim(0, 9)
+        assert curves({"a": run([self.FALL])}, ax=ax).get_ylim() == (0, 9)
+        ax = curves({"a": run([self.FALL])})
+        curves({"b": run([np.full(21, 3.0)])}, ax=ax)
+        assert ax.get_ylim()[1] > 3
+        ax = curves({"a": run([self.FALL])})
+        ax.plot([0, 200], [2.0, 2.0])
+        assert ax.get_ylim()[1] > 2.5
+        _, ax = pyplot.subplots()
+        ax.axhline(0.58, label="target")  # in other coordinates than the curves
+        assert curves({"a": run([self.FALL])}, ax=ax).get_ylim()[1] < 1.2
+
+    def test_line_widths_follow_matplotlib(self, pyplot):
+        assert curves({"a": run([[2, 1]])}).get_lines()[0].get_linewidth() == pytest.approx(1.8)
+        with pyplot.rc_context({"lines.linewidth": 1.0}):
+            assert curves({"a": run([[2, 1]])}).get_lines()[0].get_linewidth() == pytest.approx(1.2)
+
+    @pytest.mark.parametrize("methods", [2, 3, 35])
+    def test_the_legend_is_below_and_leaves_the_width_to_the_curves(self, pyplot, methods):
+        ax = curves({f"method {i}": run([[2, 1]]) for i in range(methods)})
+        ax.figure.canvas.draw()
+        legend, axes, xlabel = (one.get_window_extent() for one in (ax.get_legend(), ax, ax.xaxis.label))
+        assert axes.width > 0.85 * ax.figure.bbox.width
+        assert 0 < legend.y0 < legend.y1 < xlabel.y0
+        assert axes.height > (0.3 if methods == 35 else 0.6) * ax.figure.bbox.height
+
     def test_nothing_finite_at_all(self, pyplot):
         ax = curves({"a": run([[np.nan, np.nan]])})
         assert ax.get_lines()[0].get_xdata().size == 0
@@ -205,6 +306,8 @@ class TestCurves:
             curves({})
         with pytest.raises(ValueError, match=r"'per_class' of 'a' has shape \(1, 2, 3\)"):
             curves({"a": run([[1, 1]], per_class=np.ones((1, 2, 3)))}, "per_class")
+        with pytest.raises(ValueError, match=r"curves\(band='ci'\): it must be one of 'range', 'std', 'sem', None"):
+            curves(TWO, band="ci")
 
 
 class TestDistributions:
@@ -226,6 +329,17 @@ class TestDistributions:
         for chosen, found in ((0, [1, 2]), (10, [3, 4]), (None, [3, 4])):
             line = distributions(runs, "client_loss", round=chosen).get_lines()[0]
             assert line.get_xdata()[1:-1].tolist() == found
+
+    def test_seeds_whose_model_diverged_are_left_out(self, pyplot):
+        values = np.array([[[0.5, 0.5]], [[0.07, 0.07]]])
+        runs = {
+            "one": run([[1], [np.nan]], client_accuracy=values),
+            "all": run([[np.nan]] * 2, client_accuracy=values),
+        }
+        ax = distributions(runs, "client_accuracy")
+        assert ax.get_lines()[0].get_xdata()[1:-1].tolist() == [0.5]
+        words = [text.get_text() for text in ax.get_legend().get_texts()]
+        assert words == ["one (1 of 2 seeds diverged)", "all (diverged)"]
 
     def test_clients_all_alike(self, pyplot):
         ax = distributions({"a": run([[1]], client_loss=np.ones((1, 1, 3)))}, "client_loss")
@@ -269,6 +383,19 @@ class TestComparison:
         comparison({"quadratic": {"a": run([[1, 0.5]])}}, tmp_path / f"one.{suffix}")
         assert suffix in (tmp_path / f"one.{suffix}").read_bytes()[:400].decode("latin-1").lower()
 
+    def test_size_and_fonts(self, pyplot, tmp_path):
+        figure = comparison({"quadratic": {"a": run([[1, 0.5]] * 2)}}, tmp_path / "one.pdf", size=(3, 2), band="sem")
+        assert figure.get_size_inches().tolist() == [3, 2]
+        figure.savefig(tmp_path / "two.pdf")  # a notebook's or a script's own call
+        save_figure(curves(TWO).figure, tmp_path / "three.pdf")
+        for name in ("one", "two", "three"):
+            content = (tmp_path / f"{name}.pdf").read_bytes()
+            assert b"/Type3" not in content
+            assert b"/CIDFontType2" in content
+        for size in ((3,), (0, 2), 3, (float("nan"), 1), "ab"):
+            with pytest.raises(ValueError, match=r"panels: size is .* \(width, height\) in inches"):
+                panels([[Panel(TWO)]], size=size)
+
     def test_bad_input_leaves_no_file(self, pyplot, tmp_path):
         for problems in ({}, {"digits": {}}):
             with pytest.raises(ValueError, match="comparison"):
@@ -289,6 +416,13 @@ class TestPanels:
         assert top_right.get_lines()[0].get_color() == top_left.get_lines()[1].get_color()
         assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a", "b"]
 
+    def test_limits_of_a_panel(self, pyplot):
+        figure = panels([[Panel(TWO, limits=(0.5, 4)), Panel(TWO, limits=(None, 3))]])
+        assert figure.axes[0].get_ylim() == (0.5, 4)
+        assert figure.axes[1].get_ylim()[1] == 3
+        with pytest.raises(ValueError, match=r"Panel\(limits\) is 3: it must be \(bottom, top\)"):
+            panels([[Panel(TWO, limits=3)]])  # type: ignore[arg-type]
+
     def test_a_notebook_shows_what_pyplot_does_not_know(self, pyplot):
         figure = panels([[Panel({"a": run([[1, 1]])})]])
         assert figure._repr_png_().startswith(PNG)
@@ -299,6 +433,47 @@ class TestPanels:
         for rows in ([], [[None]], [[good], [good, good]], [[Panel({})]]):
             with pytest.raises(ValueError, match="panels: it takes rows"):
                 panels(rows)
+
+
+class Grid:
+    """As a sweep: metrics of many points."""
+
+    evaluated, metrics, space = np.arange(2), TWO["fedavg"].metrics, None
+
+    def at(self, number: int) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: results_table(TWO["fedavg"]), r"results_table: histories is a Run: it takes {name: history}; give "),
+        (lambda: results_table(list(TWO.values())), r"a list of 2: .*; give dict\(zip\(names, histories\)\)"),
+        (lambda: results_table({"a": Grid()}), r"histories\['a'\] is a Grid: .*; give sweep.at\(number\)"),
+        (lambda: curves(TWO["fedavg"]), "curves: histories is a Run: it takes"),
+        (lambda: curves(Grid()), r"histories is a Grid: .*; give sweep.at\(number\)"),
+        (lambda: curves({"a": "run.npz"}), r"histories\['a'\] is 'run.npz': .*; give fedjax_sim.History.load"),
+        (lambda: curves(None), "curves: histories is None: it takes"),
+        (lambda: curves({"digits": TWO}), r"histories\['digits'\] is a dict of 2: .* use comparison"),
+        (lambda: curves({"a": {"loss": [1]}}), r"histories\['a'\] is a dict of 1: it takes {name: history}$"),
+        (lambda: distributions([TWO["fedavg"]]), "distributions: histories is a list of 1: it takes"),
+        (lambda: panels(TWO), "panels: rows is a dict of 2: it takes rows of panels"),
+        (lambda: panels(Panel(TWO)), r"rows is a Panel: .*; give \[\[panel\]\]"),
+        (lambda: panels([Panel(TWO)]), r"rows\[0\] is a Panel: .*; for one row give \[panels\]"),
+        (lambda: panels([[None], [TWO]]), r"rows\[1\]\[0\] is a dict of 2: it takes rows of panels"),
+        (lambda: panels([["loss"]]), r"rows\[0\]\[0\] is 'loss': it takes rows of panels"),
+        (lambda: panels([[Panel(TWO["fedavg"])]]), r"Panel\(runs\) is a Run: it takes {name: history}"),
+        (lambda: comparison(TWO, "no.png"), r"problems\['fedavg'\] is a Run: .*; for one problem give"),
+        (lambda: comparison([TWO], "no.png"), "comparison: problems is a list of 1: it takes {problem: {method"),
+        (lambda: comparison({"p": [1]}, "no.png"), r"problems\['p'\] is a list of 1: it takes"),
+        (lambda: comparison({"p": {"a": 1}}, "no.png"), r"problems\['p'\]\['a'\] is 1: it takes {name: history}"),
+    ],
+)  # fmt: skip
+def test_other_containers_are_named_with_the_fix(pyplot, tmp_path, monkeypatch, call, said):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(TypeError, match=said):
+        call()
+    assert not list(tmp_path.iterdir())
 
 
 class TestDatasetFigures:

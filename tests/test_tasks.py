@@ -46,6 +46,10 @@ def real_targets(outputs=None):
     )
 
 
+def labelled(y):
+    return fjs.datasets.from_clients([(np.ones((3, 4), np.float32), np.asarray(y))])
+
+
 def test_labels_with_axes() -> None:
     data, task = sequences(), fjs.classification(Positions())
     task.check(data)
@@ -133,6 +137,22 @@ def test_a_module_knows_when_it_trains(model) -> None:
     [
         (fjs.classification(Line(3)), sequences(), ValueError, r"logits of one example have the shape.*\[6\]"),
         (fjs.classification(Line(3)), real_targets(), ValueError, "float32: classification needs integers"),
+        (
+            fjs.classification(Line(3)),
+            real_targets(),
+            ValueError,
+            r"y\.astype\('int32'\), or use fedjax_sim\.regression",
+        ),
+        (fjs.classification(Line(2)), labelled([[0], [1], [1]]), ValueError, r"label the shape \[1\].*give y\[:, 0\]"),
+        (fjs.classification(Line(2)), labelled([[0.0], [1.0], [1.0]]), ValueError, r"float32.*give y\[:, 0\]"),
+        (
+            fjs.classification(Line(2)),
+            labelled(np.eye(2, dtype=int)[[0, 1, 1]]),
+            ValueError,
+            r"one-hot, give y\.argmax",
+        ),
+        (fjs.classification(Line(2)), labelled(np.eye(2)[[0, 1, 1]]), ValueError, r"one-hot, give y\.argmax\(-1\)"),
+        (fjs.classification(Line(squeezed=True)), labelled([0, 1, 1]), ValueError, r"has the shape \[\].*\[classes\]"),
         (fjs.classification(Positions(4)), sequences(), ValueError, "5 classes and the model 4 outputs"),
         (fjs.regression(Line()), sequences(), ValueError, "int32: regression needs floats"),
         (fjs.regression(Line(2)), real_targets(3), ValueError, r"shape \[2\] and its target the shape \[3\]"),
@@ -149,6 +169,12 @@ def test_bad_arguments() -> None:
         fjs.regression(Line)
     with pytest.raises(ValueError, match=r"regression\(weight_decay=\.\.\.\)"):
         fjs.regression(Line(), weight_decay=-1.0)
+
+
+def test_a_function_that_does_not_say_what_it_takes_is_accepted() -> None:
+    task = fjs.functions(lambda *given: jnp.zeros(()), lambda *given, **more: jnp.zeros((2,)))
+    assert task.init(jax.random.key(0), sequences()) == 0
+    assert fjs.functions(jnp.float32, np.add).losses_function is np.add  # a class and a ufunc
 
 
 class Normalised(nn.Module):

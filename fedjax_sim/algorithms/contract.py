@@ -27,6 +27,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim import optim, trees
+from fedjax_sim.algorithms import declarations, hooks
 from fedjax_sim.descriptions import Described
 from fedjax_sim.optim.probe import Probed, probe
 
@@ -141,6 +142,12 @@ class Method(Described, kw_only=True):
     client_learning_rate: ClassVar[Any]
     server_learning_rate: ClassVar[Any]
     server_optimizer: ClassVar[Any]
+
+    def __init_subclass__(cls, kw_only: bool = False, **kwargs: Any) -> None:
+        declarations.check_no_init(cls)
+        super().__init_subclass__(kw_only=kw_only, **kwargs)
+        declarations.check_class(cls, Method)
+        hooks.watched(cls)
 
     @property
     def innermost(self) -> Method:

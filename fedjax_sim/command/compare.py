@@ -136,7 +136,8 @@ def _checked(chosen: Sequence[Variant]) -> dict[str, dict[str, Any]]:
 
 def _outcome(variant: Variant, folder: Path, options: argparse.Namespace) -> Outcome:
     """Runs one; whatever it fails of, the others go on."""
-    from fedjax_sim.configuration.building import arguments
+    from fedjax_sim.configuration.building import arguments, placed
+    from fedjax_sim.configuration.tables import ConfigurationError
     from fedjax_sim.simulation import simulate
 
     files = {"history": folder / f"{variant.stem}.npz", "configuration": folder / f"{variant.stem}.toml"}
@@ -150,21 +151,25 @@ def _outcome(variant: Variant, folder: Path, options: argparse.Namespace) -> Out
     except Exception as error:
         if options.traceback:
             raise
+        if isinstance(error, (ValueError, TypeError)) and not isinstance(error, ConfigurationError):
+            error = placed(str(error), variant.tables)
         return Outcome(variant, None, " ".join(str(error).split())[:500] or type(error).__name__)
     return Outcome(variant, dataclasses.replace(history, params={}), files=files)
 
 
 def _write(outcomes: list[Outcome], notes: list[str], folder: Path, options: argparse.Namespace, say: Say) -> None:
     from fedjax_sim.reporting.files import write_atomically
+    from fedjax_sim.reporting.table import objectives
 
     done = {outcome.variant.label: outcome.history for outcome in outcomes if outcome.history is not None}
     plotted = drawn(lambda: _plot(done, folder / "comparison.png")) if done else "no run was finished"
+    found = objectives(done)  # known in the end: a method may choose its average
     files = {"results": folder / "results.json"}
     if plotted is None:
         files["plot"] = folder / "comparison.png"
     about = {
         "runs": [_as_json(outcome) for outcome in outcomes],
-        "notes": notes,
+        "notes": [*notes, *found],
         "files": {name: str(path) for name, path in files.items()},
     }
     write_atomically(files["results"], json.dumps(about, indent=1, allow_nan=False).encode())
@@ -172,6 +177,8 @@ def _write(outcomes: list[Outcome], notes: list[str], folder: Path, options: arg
         print(json.dumps(about, allow_nan=False))
         return
     say(f"\n{table(outcomes)}")
+    for line in found:
+        say(f"note: {line}")
     for outcome in outcomes:
         for divergence in outcome.history.divergences if outcome.history is not None else ():
             say(f"{outcome.variant.label} diverged: {divergence}")
@@ -182,7 +189,7 @@ def _write(outcomes: list[Outcome], notes: list[str], folder: Path, options: arg
 def table(outcomes: Sequence[Outcome]) -> str:
     """A line for each run, those that failed too."""
     from fedjax_sim.reporting.recorded import in_words
-    from fedjax_sim.reporting.table import final_values, text_rows
+    from fedjax_sim.reporting.table import USEFUL_STEPS, final_values, text_rows
 
     runs = [outcome.history for outcome in outcomes if outcome.history is not None]
     if not runs:
@@ -201,7 +208,7 @@ def table(outcomes: Sequence[Outcome]) -> str:
     counts = sorted({len(run.seeds) for run in runs})
     seeds = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     note = "one seed" if counts == [1] else f"mean ± standard deviation over {seeds} seeds"
-    return "\n".join([*lines, "", f"{note}; seconds: all seeds, without compilation"])
+    return "\n".join([*lines, "", USEFUL_STEPS, f"{note}; seconds: all seeds, without compilation"])
 
 
 def _plot(histories: dict[str, History], path: Path) -> None:
@@ -229,7 +236,9 @@ def _as_json(outcome: Outcome) -> dict[str, Any]:
         return {**told, "error": outcome.error}
     import numpy as np
 
-    finals = {name: outcome.history.final(name).astype(float) for name in outcome.history.metrics}
+    from fedjax_sim.reporting.recorded import measured
+
+    finals = {name: measured(outcome.history, name)[:, -1].astype(float) for name in outcome.history.metrics}
     with np.errstate(all="ignore"):
         means = {name: final.mean(axis=0).tolist() for name, final in finals.items()}
         ddof = min(len(outcome.history.seeds) - 1, 1)

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedjax_sim.command.completion import FILES, completed
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from fedjax_sim.command.data_files import Source
 
 _KIND = "dataset"
+_OWN = ("from_table", "from_directory", "from_leaf")
 _DRAWN = ("synthetic", "quadratics")
 
 
@@ -65,7 +67,8 @@ def _list(options: argparse.Namespace) -> int:
     for name in found:
         about = _shortened(what[name], terminal - 4 - width - beside)
         print(f"{name:{width}}  {states[name]:{beside}}  {about}".rstrip())
-    print(f"\nmade of other data: {', '.join(others)}; your own: docs/data/own.md")
+    print(f"\nmade of other data: {', '.join(name for name in others if name not in _OWN)}")
+    print(f"your own files: {', '.join(_OWN)} (docs/data/own.md)")
     said = os.environ.get(DATA_VARIABLE)
     there = "" if data_dir().is_dir() else ", which is not there"
     print(f"files are looked for in {data_dir()} ({DATA_VARIABLE} is {said or 'not set'}){there}")
@@ -141,7 +144,21 @@ def _check_name(name: str) -> None:
 
     known = [one.short for one in registered_names() if one.name.startswith(f"{_KIND}.")]
     if name.removeprefix(f"{_KIND}.") not in known:
+        reader = _reader(Path(name))
+        if reader is not None:
+            raise ValueError(f"{name} is no name of a data set but a place of your own data: {reader}")
         raise ValueError(f"no data set is called {name!r}: {suggest(name, known)}")
+
+
+def _reader(path: Path) -> str | None:
+    """How to describe what lies there; None where nothing does."""
+    if path.suffix == ".json" or (path.is_dir() and any(path.glob("*.json"))):
+        said = f"from_leaf train={path}"
+    elif path.is_dir():
+        said = f"from_directory folder={path}"
+    else:
+        said = f"from_table table={path} client=COLUMN"
+    return f"fedjax-sim data describe {said}" if path.exists() else None
 
 
 def _about(data: Any) -> dict[str, Any]:

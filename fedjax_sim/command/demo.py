@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import shlex
+import shutil
+import sys
+from pathlib import Path
 from typing import Any
 
 from fedjax_sim.command.completion import FOLDERS, completed
@@ -30,4 +34,15 @@ def run(options: argparse.Namespace) -> int:
     if devices is not None:
         print(f"on {devices}")
     run_demo(options.out, rounds=options.rounds, seeds=options.seeds, checkpoint=options.checkpoint)
+    program = _program(options)
+    print("\nnext:")
+    print(f"  {program} report {shlex.quote(options.out)}  # the runs on one page, for a browser")
+    print(f"  {program} init  # run.toml, a configuration to change; then: {program} run run.toml")
     return 0
+
+
+def _program(options: argparse.Namespace) -> str:
+    """How this command is called: by its path where the shell would not find it, as after ``make demo``."""
+    name = "fedjax-sim"
+    called = Path(sys.argv[0])
+    return str(called) if options.own_process and called.name == name and shutil.which(name) is None else name

@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_sim.command.completion import FILES, completed
-from fedjax_sim.command.results import named
+from fedjax_sim.command.results import HELP, read, say
 
 
 def add_to(commands: Any) -> None:
     """Adds the command."""
-    made = commands.add_parser("report", help="one HTML page that compares saved histories, to open in any browser")
-    results = made.add_argument("results", nargs="+", metavar="RESULT", help="folders that `fedjax-sim run` wrote, or "
-                                "files written by History.save")  # fmt: skip
+    made = commands.add_parser("report", help="one HTML page that compares saved runs, to open in any browser")
+    results = made.add_argument("results", nargs="+", metavar="RESULT", help=HELP)
     out = made.add_argument("--out", default="report.html", metavar="FILE", help="the page (default: report.html)")
     made.add_argument("--title", metavar="TEXT", help="its heading")
     completed(results, FILES)
@@ -24,10 +23,10 @@ def add_to(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Runs it."""
-    from fedjax_sim.history import History
     from fedjax_sim.reporting.html import report
 
-    histories = {name: History.load(path) for name, path in named(options.results).items()}
-    report(histories, options.out, title=options.title)
+    found = read(options.results)
+    say("report", found.notes)
+    report(found.histories, options.out, title=options.title or found.heading)
     print(f"wrote {options.out} ({Path(options.out).stat().st_size / 1000:,.0f} kB)")
     return 0

@@ -29,6 +29,7 @@ from fedjax_sim.command.working import (
     in_short,
     make_writable,
     refused,
+    refused_by_run,
     share_out,
     summary,
     write_run,
@@ -61,13 +62,16 @@ def run(options: argparse.Namespace) -> int:
 
     try:
         tables = load(options.configuration, options.changes)
+    except ValueError as error:
+        return refused(options, error)
+    try:
         if options.processes is not None and options.processes > 1:
             make_writable(folder_of(options, options.configuration))
             return processes.start(_arguments(options), options.processes)
         if options.seat is None and not options.distributed:
             return _run(options, tables)
     except (ValueError, TypeError) as error:
-        return refused(options, error, str(options.configuration))
+        return refused_by_run(options, error, tables)
     return _run_with_others(options, tables)
 
 
@@ -81,7 +85,7 @@ def _run_with_others(options: argparse.Namespace, tables: Tables) -> int:
             try:
                 status = _run(options, tables)
             except (ValueError, TypeError) as error:
-                status = refused(options, error, str(options.configuration))
+                status = refused_by_run(options, error, tables)
             except (OSError, ImportError, ArithmeticError) as error:
                 print(f"fedjax-sim run: {error}", file=sys.stderr)
             except KeyboardInterrupt as error:

@@ -6,14 +6,13 @@ import argparse
 from typing import Any
 
 from fedjax_sim.command.completion import FILES, completed
-from fedjax_sim.command.results import named
+from fedjax_sim.command.results import HELP, read, say
 
 
 def add_to(commands: Any) -> None:
     """Adds the command."""
-    show = commands.add_parser("show", help="print the tables of saved histories (.npz)")
-    files = show.add_argument("histories", nargs="+", metavar="RESULT", help="folders of runs, or files written "
-                                "by History.save")  # fmt: skip
+    show = commands.add_parser("show", help="print saved runs and sweeps as one table")
+    files = show.add_argument("histories", nargs="+", metavar="RESULT", help=HELP)
     show.add_argument("--target", type=float, help="also count the rounds until this accuracy (or loss)")
     show.add_argument("--markdown", action="store_true", help="a Markdown table")
     completed(files, FILES)
@@ -22,9 +21,9 @@ def add_to(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Runs it."""
-    from fedjax_sim.history import History
     from fedjax_sim.reporting.table import results_table
 
-    histories = {name: History.load(path) for name, path in named(options.histories).items()}
-    print(results_table(histories, target=options.target, markdown=options.markdown))
+    found = read(options.histories)
+    say("show", found.notes)
+    print(results_table(found.histories, target=options.target, markdown=options.markdown))
     return 0

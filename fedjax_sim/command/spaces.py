@@ -55,6 +55,31 @@ def space_of(over: Sequence[str], *, zipped: bool, random: int | None, seed: int
     return sweeps.zipped(values) if zipped else sweeps.grid(values)
 
 
+def check_real(given: Mapping[str, Any], names: Sequence[str]) -> None:
+    """Checks that hyper-parameters are no structure, which no program can vary.
+
+    Args:
+      given: arguments of ``simulate``.
+      names: the library's names of hyper-parameters of them.
+
+    Raises:
+      ValueError: one is; of another command.
+    """
+    from fedjax_sim.paths import real_leaves
+
+    for name in names:
+        part, _, rest = name.partition(".") if name.partition(".")[0] in given else ("algorithm", "", name)
+        value = given[part]
+        for step in rest.split("."):
+            value = getattr(value, step, None)
+        if value is not None and not any(f"{real}.".startswith(f"{rest}.") for real in real_leaves(given[part])):
+            key = f"{part}.{rest}"
+            raise ValueError(
+                f"{_OPTION} {name}: it is {value!r}, which is fixed when a program is compiled, so that each value "
+                f"needs a run of its own: fedjax-sim compare CONFIG.toml --variant {key}=... --variant {key}=..."
+            )
+
+
 def transforms_of(over: Sequence[str]) -> dict[str, Transform | None]:
     """What a tuning varies: ``["algorithm.mu", "algorithm.momentum=interval(0, 0.9)"]`` by the library's names.
 

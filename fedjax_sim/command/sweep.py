@@ -17,7 +17,7 @@ from fedjax_sim.command.options import (
     count,
     voice,
 )
-from fedjax_sim.command.spaces import space_of
+from fedjax_sim.command.spaces import check_real, space_of
 from fedjax_sim.command.working import (
     begin,
     check_devices,
@@ -28,6 +28,7 @@ from fedjax_sim.command.working import (
     in_short,
     make_writable,
     refused,
+    refused_by_run,
     taken_by,
 )
 
@@ -69,16 +70,20 @@ def run(options: argparse.Namespace) -> int:
 
     try:
         tables = load(options.configuration, options.changes)
+    except ValueError as error:
+        return refused(options, error)
+    try:
         devices = begin(options, tables, devices=options.devices, threads=options.threads)
         from fedjax_sim.configuration.building import arguments
 
         space = space_of(options.over, zipped=options.zip, random=options.random, seed=options.random_seed)
         given = arguments(tables)
+        check_real(given, space.names)
         folder = folder_of(options, options.configuration, "-sweep")
         make_writable(folder)
         result = _result(given, space, options, devices, voice(options))
     except (ValueError, TypeError) as error:
-        return refused(options, error, str(options.configuration))
+        return refused_by_run(options, error, tables)
     _write(result, folder, options, voice(options))
     return 0
 

@@ -17,6 +17,7 @@ from fedjax_sim.command.working import (
     in_short,
     make_writable,
     refused,
+    refused_by_run,
     summary,
     taken_by,
     write_run,
@@ -60,6 +61,9 @@ def run(options: argparse.Namespace) -> int:
     say = voice(options)
     try:
         tables = load(options.configuration, options.changes)
+    except ValueError as error:
+        return refused(options, error)
+    try:
         devices = begin(options, tables, devices=1)  # a derivative takes one run after the other
         from fedjax_sim.configuration.building import arguments
 
@@ -71,7 +75,7 @@ def run(options: argparse.Namespace) -> int:
         say(f"on {hardware(devices, None)}")
         tuned = _tuned(given, over, options, say)
     except (ValueError, TypeError) as error:
-        return refused(options, error, str(options.configuration))
+        return refused_by_run(options, error, tables)
     tuned.save(folder / "tuning.json")
     _write(tuned, given, tables, folder, options, say)
     return 0

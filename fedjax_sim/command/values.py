@@ -6,7 +6,7 @@ import re
 import tomllib
 from typing import Any, NamedTuple
 
-_WORD = re.compile(r"[A-Za-z_][\w.-]*")
+_WORD = re.compile(r"[A-Za-z_][\w./-]*|\.{0,2}/[\w./-]*")  # a word, or a path
 _CALL = re.compile(r"([A-Za-z_]\w*)\((.*)\)", re.DOTALL)
 _NUMBERS = 'a number, true, false, "text", [1, 2] or { name = "..." }'
 

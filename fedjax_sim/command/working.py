@@ -106,6 +106,16 @@ def refused(options: argparse.Namespace, error: Exception, source: str | None = 
     return USAGE
 
 
+def refused_by_run(options: argparse.Namespace, error: Exception, tables: Tables) -> int:
+    """As :func:`refused`, with the table of the configuration that the error is about."""
+    from fedjax_sim.configuration.building import placed
+    from fedjax_sim.configuration.tables import ConfigurationError
+
+    if isinstance(error, ConfigurationError) or str(error).startswith("--") or getattr(options, "traceback", False):
+        return refused(options, error)
+    return refused(options, placed(str(error), tables))
+
+
 def in_short(given: dict[str, Any]) -> str:
     """``fedprox on synthetic, 100 rounds, 3 seeds``."""
     from fedjax_sim.descriptions import describe

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import difflib
 import inspect
 import os
+import re
+import tomllib
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NoReturn
 
 import flax.linen as nn
 import jax.numpy as jnp
 
-from fedjax_sim.configuration.tables import MAX_DEPTH, Place, Tables, load
+from fedjax_sim.configuration.tables import MAX_DEPTH, ConfigurationError, Place, Tables, load
 from fedjax_sim.descriptions import all_registered, decode, registered_factory
 from fedjax_sim.simulation import simulate
 from fedjax_sim.values import shown, suggest
@@ -35,6 +38,7 @@ PARTS = {
 }
 # Keys by which a table says that it is neither an object nor a mapping, as in a description; TOML has no null.
 SPECIAL = ("name", "array", "mapping", "dtype", "opaque", "none")
+_MOST_NUMBERS = 200  # characters of text that may be meant as numbers
 _PRECISIONS = ("float32", "float64")
 
 
@@ -84,9 +88,12 @@ def arguments(tables: Tables) -> dict[str, Any]:
     for key, value in content.items():
         if key not in known:
             said = f"unknown table [{key}]" if isinstance(value, dict) else f"unknown key {shown(key)} ({shown(value)})"
-            # A key of [run] that stands before the first table is the commonest slip.
-            hint = ": it belongs into [run]" if key in _plain_arguments() else f": {suggest(key, known)}"
-            raise place.error(said + hint, key)
+            # Keys without their table are the commonest slip, in files of [run]'s, and in changes.
+            tables_of = [".".join(path) for path in (_owners(key, content) if not isinstance(value, dict) else ())]
+            meant = f"it belongs into {' or '.join(f'[{table}]' for table in tables_of)}"
+            if (key,) in place.changes:
+                meant += f": did you mean {' or '.join(f'{table}.{key}' for table in tables_of)}?"
+            raise place.error(f"{said}: {meant if tables_of else suggest(key, known)}", key)
     asked, now = precision(tables), str(jnp.result_type(float))
     if asked not in (None, now):
         switch = "1" if asked == "float64" else "0"
@@ -105,9 +112,27 @@ def arguments(tables: Tables) -> dict[str, Any]:
             raise at.error(f"unknown key {shown(key)} (it is {shown(value)}): {hint}", key)
         if key in given:
             raise at.error(f"{key} is {shown(value)}, and there is a table [{key}]: give one of them")
+        _check_unquoted(key, value, at)
         given[key] = _part(key, PARTS[key], value, at / key) if key in PARTS else _value(value, at / key)
     _check_complete(given, place)
     return given
+
+
+def placed(message: str, tables: Tables) -> ConfigurationError:
+    """What a run refuses, with the table that it is about, as far as the words tell; else with the file alone.
+
+    An argument is named by the first word, or as ``num_classes=``; a part by its name, as ``uniform(100)``. What two
+    tables may mean says nothing.
+    """
+    every = list(_tables(tables.content))
+    for word in re.findall(r"^\w+|\w+(?==)|\w+(?=\()", message):
+        having = [path for path, table in every if word in table and word != "name"]
+        if not having and word in _plain_arguments():
+            having = [("run",)]
+        called = [path for path, table in every if _short_name(table) == word]
+        if len(having or called) == 1:
+            return tables.place._replace(path=(having or called)[0]).error(message, word if having else None)
+    return tables.place.error(message)
 
 
 def value_of(value: Any, place: Place) -> Any:
@@ -117,6 +142,54 @@ def value_of(value: Any, place: Place) -> Any:
       ConfigurationError: an unknown name or argument, or a value that its factory refuses.
     """
     return _value(value, place)
+
+
+def _tables(content: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
+    """All tables in tables, with the keys that lead to them."""
+    for key, value in content.items():
+        if isinstance(value, dict):
+            yield (*path, key), value
+            yield from _tables(value, (*path, key))
+
+
+def _short_name(table: Mapping[str, Any]) -> str:
+    return str(table.get("name", "")).rpartition(".")[2]
+
+
+def _owners(key: str, content: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """The tables in which a key may stand: that of ``simulate``'s arguments, or those of parts that take it."""
+    if key in _plain_arguments():
+        return [("run",)]
+    found = []
+    for path, table in _tables(content):
+        names = [name for name in all_registered() if _short(name) == _short_name(table)]
+        kind = PARTS.get(path[0]) if len(path) == 1 else None
+        of_kind = [name for name in names if name.startswith(f"{kind}.")] or names
+        if len(of_kind) == 1 and key in accepted_arguments(registered_factory(of_kind[0])):
+            found.append(path)
+    return found
+
+
+def _check_unquoted(key: str, value: Any, place: Place) -> None:
+    """Refuses numbers in quotes, which TOML takes for text."""
+    if not isinstance(value, str) or len(value) > _MOST_NUMBERS or key in PARTS or _takes_text(key):
+        return
+    inside = None
+    with contextlib.suppress(ValueError, RecursionError):
+        inside = tomllib.loads(f"value = [{value}]")["value"]
+    if inside and all(isinstance(item, (int, float)) for item in inside):
+        right = value.strip() if len(inside) == 1 else f"[{value.strip()}]"
+        raise place.error(f"{key} is {shown(value)}, which is text: write {key} = {right}, without quotes", key)
+
+
+def _takes_text(argument: str) -> bool:
+    """Whether ``simulate`` takes text, or paths, for an argument."""
+    waiting, found = [typing.get_type_hints(simulate)[argument]], False
+    while waiting and not found:
+        one = waiting.pop()
+        waiting += typing.get_args(one)
+        found = one is str or isinstance(one, str) or typing.get_origin(one) is os.PathLike
+    return found
 
 
 def _plain_arguments() -> list[str]:
@@ -220,11 +293,20 @@ def _object(table: dict[str, Any], place: Place, kind: str | None = None) -> Any
         if key not in accepted:
             said = f"{name} has no argument {shown(key)} (it is {shown(item)}): {suggest(key, accepted)}"
             raise place.error(said, key)
+    parameters = inspect.signature(make).parameters
+    missing = [key for key in accepted if key not in given and _is_needed(parameters[key])]
+    if missing:
+        raise place.error(f"{name} needs {' and '.join(missing)}: add {'them' if len(missing) > 1 else 'it'}")
     made = {key: _value(item, place / key) for key, item in given.items()}
     try:
         return make(**made)
     except (TypeError, ValueError, ArithmeticError) as error:
         _refused(error, place)
+
+
+def _is_needed(parameter: inspect.Parameter) -> bool:
+    several = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    return parameter.default is parameter.empty and not several
 
 
 def _refused(error: Exception, place: Place) -> NoReturn:

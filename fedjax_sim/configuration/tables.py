@@ -15,7 +15,7 @@ MAX_BYTES = 4 * 2**20  # of a file
 MAX_DEPTH = 32  # of tables in tables
 # The time that tomllib takes for a key grows with the square of its parts.
 _LONG_KEY = re.compile(rb"""(?:[\w"'-]+[ \t]*\.[ \t]*){%d}""" % (2 * MAX_DEPTH))
-_WORD = re.compile(r"[A-Za-z_][\w.-]*")
+_WORD = re.compile(r"[A-Za-z_][\w./-]*|\.{0,2}/[\w./-]*")  # a word, or a path
 
 
 class ConfigurationError(ValueError):

@@ -20,6 +20,8 @@ def from_clients(
     *,
     test: Sequence[Any] | None = None,
     client_ids: Sequence[int] | np.ndarray | None = None,
+    test_fraction: float = 0.0,
+    seed: int = 0,
     num_classes: int | None = None,
 ) -> FederatedDataset:
     """A data set from one pytree of arrays (or one ``(x, y)``) per client.
@@ -29,6 +31,9 @@ def from_clients(
         count as arrays), or a tuple ``(x, y)``, which becomes ``{"x": x, "y": y}``.
       test: held-out examples of the same clients in the same order; an entry may be None or have no rows.
       client_ids: unique non-negative integers; 0 .. N-1 by default.
+      test_fraction: in the place of ``test``: the share of each client's examples to hold out, as in
+        :func:`from_partition`.
+      seed: of the draw of the held-out examples.
       num_classes: number of classes; by default the largest label + 1, over training and test examples, where the
         examples are a mapping with integer ``"y"``, and None otherwise.
 
@@ -38,15 +43,17 @@ def from_clients(
 
     Raises:
       ValueError: no clients, an empty client, leaves of unequal length, structure or shapes that differ between
-        clients, NaN or infinite features, labels outside [0, num_classes), repeated or negative ids.
-      TypeError: leaves that are not numbers, labels that are not integers though ``num_classes`` is given.
+        clients, NaN or infinite features, labels outside [0, num_classes), repeated or negative ids, both ``test``
+        and ``test_fraction``.
+      TypeError: a mapping or tables instead of a list of pytrees, leaves that are not numbers, labels that are not
+        integers though ``num_classes`` is given.
 
     Example:
       >>> import numpy as np
       >>> from_clients([(np.zeros((3, 2)), [0, 1, 1]), (np.ones((1, 2)), [2])])
       FederatedDataset(2 clients, 4 examples, 3 classes)
     """
-    return _assembled(given_clients(clients, test, client_ids), num_classes)
+    return _assembled(given_clients(clients, test, client_ids, test_fraction, seed), num_classes)
 
 
 def from_ids(
@@ -55,6 +62,8 @@ def from_ids(
     *,
     test: Any = None,
     test_ids: Any = None,
+    test_fraction: float = 0.0,
+    seed: int = 0,
     num_classes: int | None = None,
 ) -> FederatedDataset:
     """A data set from flat arrays and the client each example belongs to.
@@ -66,10 +75,14 @@ def from_ids(
         other ids are numbered 0 .. N-1 (:func:`fedjax_sim.datasets.client_names` gives back strings).
       test: held-out examples, like ``examples``.
       test_ids: the client of each held-out example; each must have training examples too.
+      test_fraction: in the place of both: the share of each client's examples to hold out, as in
+        :func:`from_partition`.
+      seed: of the draw of the held-out examples.
       num_classes: as in :func:`from_clients`.
 
     Raises:
-      ValueError: lengths that differ, no examples, test clients without training examples, bad values.
+      ValueError: lengths that differ, no examples, test clients without training examples, both ``test`` and
+        ``test_fraction``, bad values.
       TypeError: ids that are neither integers nor strings.
 
     Example:
@@ -78,7 +91,7 @@ def from_ids(
       >>> data.client(0)["x"]
       array([1., 3.], dtype=float32)
     """
-    given = given_ids(examples, ids, test, test_ids)
+    given = given_ids(examples, ids, test, test_ids, test_fraction, seed)
     made = _assembled(given, num_classes)
     return named(made, given.names.tolist()) if given.names.dtype.kind == "U" else made
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -19,7 +19,7 @@ from fedjax_sim.datasets.validate import (
     shape_text,
     who,
 )
-from fedjax_sim.values import check_count, check_real
+from fedjax_sim.values import check_count, check_real, shown
 
 
 class Given(NamedTuple):
@@ -38,8 +38,16 @@ class Given(NamedTuple):
     names: np.ndarray
 
 
-def given_clients(clients: Sequence[Any], test: Sequence[Any] | None, client_ids: Any) -> Given:
+def given_clients(
+    clients: Sequence[Any],
+    test: Sequence[Any] | None,
+    client_ids: Any,
+    test_fraction: float = 0.0,
+    seed: int = 0,
+) -> Given:
     """See :func:`fedjax_sim.datasets.from_clients`."""
+    _check_split(test, test_fraction, seed)
+    _check_list(clients)
     if len(clients) == 0:
         raise ValueError("from_clients: no clients were given; a data set needs at least one")
     count = len(clients)
@@ -47,16 +55,17 @@ def given_clients(clients: Sequence[Any], test: Sequence[Any] | None, client_ids
     train = _joined(clients, ids, None)
     for position in np.flatnonzero(train.sizes == 0)[:1]:
         raise ValueError(f"{who(ids, position)} has no examples: drop this client or give it examples")
-    held_out = None
-    if test is not None:
-        if len(test) != count:
-            raise ValueError(f"test has {len(test)} clients but there are {count}: give one entry (or None) for each")
-        held_out = _joined(test, ids, train)
-    return Given(train, held_out, ids, ids)
+    if test is None:
+        owner = np.repeat(np.arange(count), train.sizes)
+        return Given(*_cut(train, held_out_of(owner, train.sizes, test_fraction, seed)), ids, ids)
+    if len(test) != count:
+        raise ValueError(f"test has {len(test)} clients but there are {count}: give one entry (or None) for each")
+    return Given(train, _joined(test, ids, train), ids, ids)
 
 
-def given_ids(examples: Any, ids: Any, test: Any, test_ids: Any) -> Given:
+def given_ids(examples: Any, ids: Any, test: Any, test_ids: Any, test_fraction: float = 0.0, seed: int = 0) -> Given:
     """See :func:`fedjax_sim.datasets.from_ids`."""
+    _check_split(test, test_fraction, seed)
     names, owner = np.unique(checked_owner(ids, "ids"), return_inverse=True)
     if names.size == 0:
         raise ValueError("from_ids: no examples were given; a data set needs at least one client with one example")
@@ -65,8 +74,12 @@ def given_ids(examples: Any, ids: Any, test: Any, test_ids: Any) -> Given:
     train = _grouped(_as_arrays(examples), owner, names.size, "ids")
     if (test is None) != (test_ids is None):
         raise ValueError("from_ids: test and test_ids come together; only one of them was given")
-    held_out = None
-    if test is not None:
+    if test is None:
+        held = held_out_of(
+            owner, train.sizes, test_fraction, seed
+        )  # drawn in the order of the rows, as they were given
+        train, held_out = _cut(train, held if train.rows is None else held[train.rows])
+    else:
         test_owner = checked_owner(test_ids, "test_ids")
         if test_owner.size and (test_owner.dtype.kind == "U") != (names.dtype.kind == "U"):
             raise TypeError(f"test_ids have dtype {test_owner.dtype} but ids have {names.dtype}: use the same kind")
@@ -92,13 +105,41 @@ def given_partition(examples: Any, partition: Sequence[Any], test_fraction: floa
     total = common_length(flat, None)
     ids = np.arange(len(partition))
     rows, sizes = checked_partition(partition, total)
-    owner = np.repeat(ids, sizes)
-    held = held_out_of(owner, sizes, test_fraction, seed)
+    held = held_out_of(np.repeat(ids, sizes), sizes, test_fraction, seed)
+    return Given(*_cut(Flat(flat, sizes, rows), held), ids, ids)
 
-    def part(mask: np.ndarray) -> Flat:
-        return Flat(flat, np.bincount(owner[mask], minlength=ids.size), rows[mask])
 
-    return Given(part(~held), part(held) if held.any() else None, ids, ids)
+def _check_split(test: Any, test_fraction: Any, seed: Any) -> None:
+    check_real("test_fraction", test_fraction, low=0.0, below=1.0)
+    check_count("seed", seed, low=0)
+    if test is not None and test_fraction != 0.0:
+        raise ValueError(f"test_fraction is {test_fraction}, but test has the held-out examples: leave one of them out")
+
+
+def _check_list(clients: Any) -> None:
+    """Checks that there is one entry a client, and that no entry is a table."""
+    if isinstance(clients, Mapping):
+        raise TypeError(
+            f"from_clients was given a {type(clients).__name__} with the keys {shown(list(clients))}: give a list with "
+            "one entry for each client, list(clients.values()); from_ids takes names, one for each row"
+        )
+    for position, client in enumerate(clients):
+        if hasattr(client, "columns") and hasattr(client, "dtypes"):
+            raise TypeError(
+                f"from_clients: client {position} is a {type(client).__name__}: put the tables into one, with a column "
+                "that names the client (pandas.concat), and give it to from_table(table, client=..., y=...)"
+            )
+
+
+def _cut(flat: Flat, held: np.ndarray) -> tuple[Flat, Flat | None]:
+    """The part to train on and the part that is ``held`` out, bool[n] client after client; None for no such part."""
+    if not held.any():
+        return flat, None
+    count = flat.sizes.size
+    owner = np.repeat(np.arange(count), flat.sizes)
+    rows = np.arange(owner.size) if flat.rows is None else flat.rows
+    train, test = (Flat(flat.examples, np.bincount(owner[mask], minlength=count), rows[mask]) for mask in (~held, held))
+    return train, test
 
 
 def _as_arrays(examples: Any) -> Any:

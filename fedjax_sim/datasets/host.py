@@ -171,14 +171,23 @@ def from_clients(
     *,
     test: Sequence[Any] | None = None,
     client_ids: Sequence[int] | np.ndarray | None = None,
+    test_fraction: float = 0.0,
+    seed: int = 0,
     num_classes: int | None = None,
 ) -> HostDataset:
     """As :func:`fedjax_sim.datasets.from_clients`, in host memory; the clients' arrays are joined there."""
-    return _hosted(given_clients(clients, test, client_ids), num_classes)
+    return _hosted(given_clients(clients, test, client_ids, test_fraction, seed), num_classes)
 
 
 def from_ids(
-    examples: Any, ids: Any, *, test: Any = None, test_ids: Any = None, num_classes: int | None = None
+    examples: Any,
+    ids: Any,
+    *,
+    test: Any = None,
+    test_ids: Any = None,
+    test_fraction: float = 0.0,
+    seed: int = 0,
+    num_classes: int | None = None,
 ) -> HostDataset:
     """As :func:`fedjax_sim.datasets.from_ids`; the arrays stay where they are, in their own order.
 
@@ -188,7 +197,7 @@ def from_ids(
       >>> data, data.client(0)["x"]
       (HostDataset(2 clients, 4 examples), array([1., 3.], dtype=float32))
     """
-    return _hosted(given_ids(examples, ids, test, test_ids), num_classes)
+    return _hosted(given_ids(examples, ids, test, test_ids, test_fraction, seed), num_classes)
 
 
 def from_partition(

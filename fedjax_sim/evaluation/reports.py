@@ -12,7 +12,8 @@ from fedjax_sim.datasets.host import HostDataset
 from fedjax_sim.descriptions import Described, factory, static
 from fedjax_sim.evaluation.passes import Sums, client_sums, streamed_client_sums
 from fedjax_sim.task import Task
-from fedjax_sim.values import check_real
+from fedjax_sim.task.shapes import check_values
+from fedjax_sim.values import check_real, shown
 
 
 class Evaluation(NamedTuple):
@@ -46,7 +47,7 @@ class PerClient(Described):
 
     def checked(self) -> PerClient:
         if not isinstance(self.task, Task):
-            raise TypeError(f"per_client(task={self.task!r}): give the run's task")
+            raise TypeError(f"per_client(task={shown(self.task)}): give the run's task")
         _check_worst("per_client(worst=...)", self.worst)
         return self
 
@@ -126,6 +127,7 @@ def worst_mean(values: jax.Array, share: float, *, highest: bool, held: jax.Arra
 
 
 def _client_sums(task: Task, params: Any, dataset: FederatedDataset | HostDataset) -> Sums:
+    _check_model(task, params, dataset.frame if isinstance(dataset, HostDataset) else dataset)
     if isinstance(dataset, HostDataset):
         return streamed_client_sums(task, [params], dataset)[0]
     sums: Sums = client_sums(task, params, dataset)
@@ -136,6 +138,22 @@ def _client_means(task: Task, params: Any, dataset: FederatedDataset | HostDatas
     sizes = jnp.maximum(dataset.sizes, 1)
     means = task.with_penalty(params, {name: total / sizes.astype(total.dtype) for name, total in sums.items()})
     return {name: jnp.where(dataset.sizes > 0, mean, jnp.full_like(mean, jnp.nan)) for name, mean in means.items()}
+
+
+def _check_model(task: Task, params: Any, dataset: FederatedDataset) -> None:
+    """Checks that the task has one number for each example at this model, and that it is one model."""
+    try:
+        check_values(task, params, dataset.examples, training=False)
+    except (TypeError, ValueError):
+        shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(params)]
+        wanted = jax.tree.leaves(jax.eval_shape(lambda: task.init(jax.random.key(0), dataset)))
+        models = shapes[0][0] if shapes and shapes[0] else 0
+        if models and shapes == [(models, *leaf.shape) for leaf in wanted]:
+            raise ValueError(
+                f"params has {models} models on a leading axis, as history.params has one for each seed: give "
+                "one, jax.tree.map(lambda leaf: leaf[0], params)"
+            ) from None
+        raise
 
 
 def _check_worst(what: str, worst: float) -> None:

@@ -82,6 +82,7 @@ def run_demo(
     results: dict[str, dict[str, History]] = {}
     for name, (data, algorithms, settings) in problems().items():
         show(f"\n{name}: {data.num_clients} clients, {data.num_examples:,} training examples")
+        show(f"compiling and running {', '.join(algorithms)}: half a minute the first time")
         histories = {}
         for method, algorithm in algorithms.items():
             stem = _stem(name, method)
@@ -93,9 +94,9 @@ def run_demo(
         layout = next(iter(histories.values())).description["run"]["layout"]["name"].rpartition(".")[2]
         total = sum(h.seconds for h in histories.values())
         compiling = sum(h.compile_seconds for h in histories.values())
-        show(f"{rounds} rounds, 10 clients a round, 1 to 5 local epochs each; layout {layout!r}\n")
+        show(f"{rounds} rounds, 10 clients a round, 1 to 5 local epochs each\n")
         show(results_table(histories, target=TARGETS[name]))
-        show(f"compiling {compiling:.1f} s, running {total:.1f} s")
+        show(f"compiling {compiling:.1f} s, running {total:.1f} s; layout {layout!r}: how clients share the hardware")
 
     comparison(results, folder / "comparison.png")
     summary = {

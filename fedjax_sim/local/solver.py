@@ -15,6 +15,7 @@ from flax import struct
 
 from fedjax_sim import trees
 from fedjax_sim.algorithms.contract import Client, Method
+from fedjax_sim.algorithms.declarations import check_stacked, check_weights
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.local.batches import Batches, Positions, batches_in, fetch
 from fedjax_sim.task import Task
@@ -160,6 +161,7 @@ class Solver(NamedTuple):
         """``(messages, new c_i)``; of a void slot, zero messages and the old c_i."""
         client = slot.client._replace(anchor=progress.anchor, mean_loss=progress.mean_loss)
         messages, new = self._messages(sent, c_i, client, progress)
+        check_stacked(self.algorithm, messages)
         valid = client.steps > 0
         finite = trees.all_finite((messages, new)) if self.watch.finite else jnp.bool_(True)
         if self.watch.updates or self.watch.drift:
@@ -176,11 +178,9 @@ class Solver(NamedTuple):
     def weigh(self, slot: Slot, messages: dict[str, Any]) -> dict[str, Any]:
         """The messages that are summed, each times its weight."""
         weights = self.algorithm.weigh(slot.client)
-        return {
-            name: trees.scale(weights.get(name, slot.client.weight), message)
-            for name, message in messages.items()
-            if name not in self.stacked
-        }
+        summed = {name: message for name, message in messages.items() if name not in self.stacked}
+        check_weights(self.algorithm, weights, [*summed, *self.algorithm.stacked])
+        return {name: trees.scale(weights.get(name, slot.client.weight), one) for name, one in summed.items()}
 
     def _descend(
         self, sent: Any, client: Client, progress: Progress, g: Any, part: jax.Array, k: jax.Array

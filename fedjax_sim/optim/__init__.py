@@ -1,5 +1,7 @@
 """Optimisers of clients and servers as pytrees, and the probe that measures a client's."""
 
+from typing import TYPE_CHECKING
+
 from fedjax_sim.optim.adaptive import fedadagrad, fedadam, fedams, fedyogi
 from fedjax_sim.optim.described import (
     Optimizer,
@@ -13,6 +15,7 @@ from fedjax_sim.optim.described import (
     sgd,
 )
 from fedjax_sim.optim.foreign import lenient, third_party
+from fedjax_sim.values import suggest
 
 __all__ = [
     "Optimizer",
@@ -31,3 +34,8 @@ __all__ = [
     "sgd",
     "third_party",
 ]
+
+if not TYPE_CHECKING:  # a type checker would take any name for one of this module
+
+    def __getattr__(name):
+        raise AttributeError(f"module 'fedjax_sim.optim' has no attribute {name!r}: {suggest(name, __all__)}")

@@ -234,11 +234,12 @@ def as_optimizer(given: Any, what: str) -> Optimizer:
     Raises:
       TypeError: neither; the message names the argument ``what``.
     """
-    if isinstance(given, (Optimizer, jax.core.Tracer)) or type(given) is object:
+    if isinstance(given, (Optimizer, jax.core.Tracer)):
         return given  # type: ignore[return-value]
     if isinstance(given, optax.GradientTransformation):
         return Bare(transformation=given)
-    raise TypeError(f"{what} is {given!r}: give an optimiser, for instance fedjax_sim.optim.sgd(0.1) or optax.sgd(0.1)")
+    fix = "call it" if callable(given) else "give an optimiser"
+    raise TypeError(f"{what} is {shown(given)}: {fix}, for instance fedjax_sim.optim.sgd(0.1) or optax.sgd(0.1)")
 
 
 def hoist(optimizer: Optimizer, params: Any) -> Optimizer:

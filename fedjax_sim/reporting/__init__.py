@@ -9,7 +9,7 @@ from fedjax_sim.reporting.data_plots import label_heatmap, overview, size_histog
 from fedjax_sim.reporting.files import write_atomically
 from fedjax_sim.reporting.grid import Panel, comparison, panels
 from fedjax_sim.reporting.html import report
-from fedjax_sim.reporting.plots import curves
+from fedjax_sim.reporting.plots import curves, save_figure
 from fedjax_sim.reporting.progress import Progress, progress_bar
 from fedjax_sim.reporting.recorded import Recorded
 from fedjax_sim.reporting.table import results_table
@@ -27,6 +27,7 @@ __all__ = [
     "progress_bar",
     "report",
     "results_table",
+    "save_figure",
     "size_histogram",
     "write_atomically",
 ]

@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_sim.reporting.given import check_runs
 from fedjax_sim.reporting.plots import LEGEND, check_matplotlib, line_style, plain
-from fedjax_sim.reporting.recorded import Recorded, in_words
+from fedjax_sim.reporting.recorded import Recorded, in_words, measured
+from fedjax_sim.reporting.seed_bands import band_words
 
 
 def distributions(
@@ -17,7 +19,8 @@ def distributions(
     """Draws the share of the clients whose value is at most x, one line per name.
 
     Lines are means over seeds, bands run from the lowest to the highest share of a seed. The further right (of losses:
-    left) a line, the better; the steeper, the more alike the clients are served.
+    left) a line, the better; the steeper, the more alike the clients are served. Seeds whose model had diverged are
+    left out, and the legend says how many.
 
     Args:
       histories: records by name.
@@ -31,6 +34,7 @@ def distributions(
 
     Raises:
       ImportError: matplotlib is not installed.
+      TypeError: another container than ``{name: history}``.
       ValueError: no histories, a metric of another shape, or no evaluation after that round.
 
     Example:
@@ -45,8 +49,7 @@ def distributions(
       'share of clients at or below'
     """
     check_matplotlib()
-    if not histories:
-        raise ValueError("distributions: no histories were given; it takes {name: history}")
+    check_runs("distributions: histories", histories)
     chosen = {name: _at(name, run, metric, round) for name, run in histories.items()}
     if ax is None:
         from matplotlib import pyplot
@@ -54,24 +57,30 @@ def distributions(
         _, ax = pyplot.subplots(figsize=(6, 4), layout="constrained")
     ends = _ends(np.concatenate([values.ravel() for values in chosen.values()]))
     for number, (name, values) in enumerate(chosen.items()):
-        x, shares = _shares(values, *ends)
+        sound = values[~np.isnan(values).all(axis=1)]
+        lost = len(values) - len(sound)
+        label = f"{name} ({lost} of {len(values)} seeds diverged)" if lost else name
         style = line_style(number)
-        ax.plot(x, shares.mean(axis=0), drawstyle="steps-post", label=name, **style)
-        if len(values) > 1:
+        if lost == len(values):
+            ax.plot([], [], label=f"{name} (diverged)", **style)
+            continue
+        x, shares = _shares(sound, *ends)
+        ax.plot(x, shares.mean(axis=0), drawstyle="steps-post", label=label, **style)
+        if len(sound) > 1:
             band = {"color": style["color"], "alpha": 0.15, "linewidth": 0, "step": "post"}
             ax.fill_between(x, shares.min(axis=0), shares.max(axis=0), **band)
     ax.set_xlim(*ends)
     ax.set_ylim(0.0, 1.0)
     ax.set_xlabel(in_words(metric))
     ax.set_ylabel("share of clients at or below")
-    ax.legend(loc="best", **LEGEND)
+    ax.legend(loc="best", title=band_words(histories.values()), **LEGEND)
     plain(ax)
     return ax
 
 
 def _at(name: str, run: Recorded, metric: str, round: int | None) -> np.ndarray:
     """The values [seeds, N] at one evaluation."""
-    values = np.asarray(run[metric], dtype=float)
+    values = measured(run, metric).astype(float)
     if values.ndim != 3 or metric not in run.metrics:
         raise ValueError(
             f"{metric!r} of {name!r} has shape {values.shape}: a distribution needs a value for each client at every "

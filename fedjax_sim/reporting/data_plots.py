@@ -61,7 +61,9 @@ def label_heatmap(dataset: FederatedDataset, ax: Any = None, *, sort: Sort = "st
         _, ax = pyplot.subplots(figsize=size, layout="constrained")
     held = shown[shown > 0]
     uneven = bool(held.max() > 20 * np.median(held))
-    norm = LogNorm(vmin=min(1, held.min()), vmax=held.max()) if uneven else Normalize(vmin=0, vmax=held.max())
+    least = min(1, held.min())  # not 0, which is white
+    alike = held.max() == least
+    norm = (LogNorm if uneven else Normalize)(vmin=0 if alike else least, vmax=held.max())
     image = ax.imshow(
         np.ma.masked_equal(shown.T, 0), aspect="auto", origin="lower", cmap="viridis_r", norm=norm,
         interpolation="nearest", extent=(-0.5, shown.shape[0] * together - 0.5, -0.5, classes - 0.5),
@@ -80,7 +82,7 @@ def label_heatmap(dataset: FederatedDataset, ax: Any = None, *, sort: Sort = "st
         ax.yaxis.set_major_locator(MaxNLocator(integer=True))
     if table.size <= _NUMBERED_CELLS and clients <= _NUMBERED_CLIENTS:
         _write_counts(ax, shown, image)
-    label = "examples" if together == 1 else f"examples, mean of {together} clients"
+    label = "examples (white: none)" if together == 1 else f"examples, mean of {together} clients (white: none)"
     bar = ax.figure.colorbar(image, ax=ax, label=label, pad=0.02)
     if uneven:
         plain_numbers(bar.ax.yaxis, (1.0, 2.0, 5.0))
@@ -118,6 +120,7 @@ def size_histogram(dataset: FederatedDataset, ax: Any = None) -> Any:
     else:
         step = max(1, -(-(high + 1 - low) // bins))
         edges = np.arange(low, high + 1 + step, step) - 0.5
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.hist(sizes, bins=edges, color=COLOURS[0], edgecolor="white", linewidth=0.5)
     if ax.get_xscale() == "log":
         ax.set_xlim(left=max(0.55, 0.85 * edges[0]))  # no tick at half an example
@@ -138,6 +141,9 @@ def size_histogram(dataset: FederatedDataset, ax: Any = None) -> Any:
 
 def overview(dataset: FederatedDataset, path: str | os.PathLike[str] | None = None, *, sort: Sort = "stored") -> Any:
     """One figure of a data set: the label heat map, below it client sizes and classes per client.
+
+    A client's effective number of classes is the exponential of the entropy of its labels: C if it has equally many
+    examples of C classes, near 1 if almost all are of one class, whatever else it holds.
 
     Without labels the figure has the size histogram alone.
 
@@ -182,7 +188,7 @@ def _classes_histogram(statistics: Any, ax: Any) -> None:
     classes = statistics.label_table.shape[1]
     step = max(1, classes // 40)
     edges = np.arange(1, classes + 1 + step, step) - 0.5
-    values = {"held": statistics.classes_per_client, "effective": statistics.effective_classes}
+    values = {"held": statistics.classes_per_client, "effective (exp of label entropy)": statistics.effective_classes}
     filled = {"color": COLOURS[5], "edgecolor": "white", "linewidth": 0.5}
     outline = {"histtype": "step", "color": COLOURS[1], "linewidth": 1.6}
     for (name, of_client), style in zip(values.items(), (filled, outline), strict=True):

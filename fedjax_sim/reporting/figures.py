@@ -6,6 +6,9 @@ import functools
 import io
 from typing import Any
 
+# TrueType fonts in PDF and PostScript; many venues refuse matplotlib's default, Type 3.
+FONTS: Any = {"pdf.fonttype": 42, "ps.fonttype": 42}
+
 
 def new_figure(width: float, height: float) -> Any:
     """An empty matplotlib figure, in inches.
@@ -17,9 +20,14 @@ def new_figure(width: float, height: float) -> Any:
 
 @functools.cache
 def _class() -> Any:
+    import matplotlib
     from matplotlib.figure import Figure
 
     class Shown(Figure):
+        def savefig(self, *args: Any, **kwargs: Any) -> None:
+            with matplotlib.rc_context(FONTS):
+                super().savefig(*args, **kwargs)
+
         def _repr_png_(self) -> bytes:
             buffer = io.BytesIO()
             self.savefig(buffer, format="png", dpi=100)

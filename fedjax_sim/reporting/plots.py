@@ -9,9 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_sim.reporting.figures import FONTS
 from fedjax_sim.reporting.files import write_atomically
+from fedjax_sim.reporting.given import check_runs
 from fedjax_sim.reporting.recorded import AXES, Recorded, held, in_words, positions, rounds_of
+from fedjax_sim.reporting.seed_bands import Band, band_words, check_band, edges
 from fedjax_sim.reporting.ticks import plain_numbers
+from fedjax_sim.reporting.views import keep_in_view, spans_a_decade
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart, without its yellow, which nobody sees on white.
 # Seven colours and five dashes have no common divisor: 35 methods before a pair comes again.
@@ -19,6 +23,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 _DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (7, 1.5, 1.5, 1.5)), (0, (3, 1, 1, 1, 1, 1)))
 _DIVERGED = "a seed diverged"
 _DPI = 150
+_WIDTH = 7.0  # inches, of a figure of one axes
 
 
 def curves(
@@ -28,15 +33,20 @@ def curves(
     *,
     log: bool | None = None,
     against: str = "round",
+    band: Band = "range",
 ) -> Any:
-    """Draws a metric against rounds: the mean over seeds as a line, their range (minimum to maximum) as a band.
+    """Draws a metric against rounds: the mean over seeds as a line, by default their range as a band.
 
     Against virtual time or bytes each seed is evaluated at places of its own. There a seed's value holds until its next
     evaluation, so the lines are steps: what was known by then. A line ends where the first of its seeds does. A seed
     that was stopped early holds its last value.
 
     A cross at the upper edge marks the first evaluation at which a seed was NaN or infinite; there the method's line
-    ends. An axis of losses stops at ten times the start (twice, if it is linear) when a method runs away.
+    ends. All metrics of a seed count as not finite where its training or test loss is not: the accuracy of such a model
+    says nothing.
+
+    An axis of losses stops at ten times the start (twice, if it is linear) when a method runs away. A linear one begins
+    below the first evaluations where these would take most of its height. Limits that were set before stay.
 
     Args:
       histories: the methods' records by the name to print.
@@ -45,6 +55,9 @@ def curves(
       log: whether the metric's axis is logarithmic; None chooses it for positive losses whose means span more than a
         decade.
       against: ``"round"``, ``"virtual_time"`` or ``"bytes"``; the last two are recorded by runs with a ``system=``.
+      band: ``"range"``, from the lowest to the highest seed; ``"std"``, the standard deviation of a sample (as
+        :func:`results_table` prints) on either side of the mean; ``"sem"``, the standard error of the mean (the former
+        over the root of the number of seeds); None for no band. The legend says which.
 
     Returns:
       The axes.
@@ -52,31 +65,54 @@ def curves(
     Raises:
       ImportError: matplotlib is not installed.
       KeyError: a record lacks the metric.
-      ValueError: no histories, a metric that is not one number per seed and evaluation, or an axis that a run did not
-        record.
+      TypeError: another container than ``{name: history}``.
+      ValueError: no histories, a metric that is not one number per seed and evaluation, an axis that a run did not
+        record, or another ``band``.
     """
     check_matplotlib()
-    if not histories:
-        raise ValueError("curves: no histories were given; it takes {name: history}")
+    check_runs("curves: histories", histories)
+    check_band("curves", band)
     own = ax is None
     if own:
         from matplotlib import pyplot
 
-        _, ax = pyplot.subplots(figsize=(7, 4), layout="constrained")
+        rows = -(-len(histories) // columns_fitting(map(str, histories), _WIDTH - 0.8))
+        _, ax = pyplot.subplots(figsize=(_WIDTH, 4 + 0.2 * rows), layout="constrained")
     drawn_before = len(_labelled(ax))
     styles = {name: line_style(drawn_before + index) for index, name in enumerate(histories)}
-    draw(ax, histories, metric, styles, log, against)
+    draw(ax, histories, metric, styles, log, against, band)
     ax.set_xlabel(AXES[against][1])
-    beside = own and len(histories) > 1
-    place = {"loc": "upper left", "bbox_to_anchor": (1.02, 1.0)} if beside else {"loc": "best"}
-    ax.legend(handles=legend_entries(_labelled(ax), [ax]), title=band_words(histories.values()), **LEGEND, **place)
+    handles = legend_entries(_labelled(ax), [ax])
+    below = own and len(histories) > 1
+    ax.legend(
+        handles=handles, title=band_words(histories.values(), band), **LEGEND,
+        **(_below([handle.get_label() for handle in handles]) if below else {"loc": "best"}),
+    )  # fmt: skip
     return ax
 
 
 def save_figure(figure: Any, path: str | os.PathLike[str]) -> None:
-    """Writes a matplotlib figure atomically at 150 dots an inch, as PNG unless the name ends otherwise."""
+    """Writes a matplotlib figure atomically, with fonts that venues of papers take.
+
+    Args:
+      figure: matplotlib's; of axes it is ``ax.figure``.
+      path: where it goes, as PNG with 150 dots an inch unless the name ends otherwise (``.pdf``, ``.svg``, ``.eps``).
+        Fonts in PDF and PostScript are TrueType (42), not Type 3.
+
+    Raises:
+      ImportError: matplotlib is not installed.
+      ValueError: a kind of file that matplotlib cannot write.
+    """
+    check_matplotlib()
+    import matplotlib
+
     kind = Path(path).suffix[1:] or "png"
-    write_atomically(path, lambda file: figure.savefig(file, format=kind, dpi=_DPI))
+
+    def write(file: Any) -> None:
+        with matplotlib.rc_context(FONTS):
+            figure.savefig(file, format=kind, dpi=_DPI)
+
+    write_atomically(path, write)
 
 
 LEGEND: dict[str, Any] = {"fontsize": "small", "title_fontsize": "small", "frameon": False, "handlelength": 2.8}
@@ -91,8 +127,28 @@ def check_matplotlib() -> None:
 
 
 def line_style(index: int) -> dict[str, Any]:
-    """Colour, dash and width of the index-th line."""
-    return {"color": COLOURS[index % len(COLOURS)], "linestyle": _DASHES[index % len(_DASHES)], "linewidth": 1.8}
+    """Colour, dash and width of the index-th line; the width is 1.2 times matplotlib's ``lines.linewidth``."""
+    import matplotlib
+
+    width = 1.2 * matplotlib.rcParams["lines.linewidth"]
+    return {"color": COLOURS[index % len(COLOURS)], "linestyle": _DASHES[index % len(_DASHES)], "linewidth": width}
+
+
+def columns_fitting(labels: Iterable[str], width: float) -> int:
+    """How many columns a legend in so many inches may have, at least 1 and at most one for each label."""
+    import matplotlib
+
+    labels = list(labels)
+    inches = matplotlib.rcParams["font.size"] / 10 * (0.08 * max(map(len, labels)) + 0.7)
+    return max(1, min(len(labels), int(width / inches)))
+
+
+def _below(labels: list[str]) -> dict[str, Any]:
+    """A legend below the label of the horizontal axis; its distance is in units of the legend's font."""
+    return {
+        "loc": "upper center", "bbox_to_anchor": (0.5, 0.0), "borderaxespad": 4.5,
+        "ncols": columns_fitting(labels, _WIDTH - 0.8),
+    }  # fmt: skip
 
 
 def draw(
@@ -102,11 +158,12 @@ def draw(
     styles: Mapping[str, Mapping[str, Any]],
     log: bool | None,
     against: str,
+    band: Band = "range",
 ) -> None:
     """The lines, bands and crosses of one axes, and its scale."""
     from matplotlib.ticker import MaxNLocator
 
-    means, kept_values = [], []
+    means = []
     for name, run in histories.items():
         values, stopped = held(run, metric)
         if values.ndim != 2:
@@ -127,21 +184,21 @@ def draw(
         kept = values[:, :end]
         mean = kept.mean(axis=0)
         ax.plot(places[:end], mean, label=name, drawstyle="steps-post" if stepped else "default", **styles[name])
-        if len(kept) > 1:
-            band = {"color": styles[name]["color"], "alpha": 0.15, "linewidth": 0}
-            band |= {"step": "post"} if stepped else {}
-            ax.fill_between(places[:end], kept.min(axis=0), kept.max(axis=0), **band)
+        area = edges(kept, band)
+        if area is not None:
+            look = {"color": styles[name]["color"], "alpha": 0.15, "linewidth": 0}
+            look |= {"step": "post"} if stepped else {}
+            ax.fill_between(places[:end], *area, **look)
         if end < len(finite):
             cross = {"color": styles[name]["color"], "marker": "x", "markersize": 7, "markeredgewidth": 2}
             ax.plot(places[end], 1.0, transform=ax.get_xaxis_transform(), clip_on=False, label=f"_{_DIVERGED}", **cross)
         means.append(mean)
-        kept_values.append(kept.ravel())
     if log is None:
-        log = metric.endswith("loss") and _spans_a_decade(np.concatenate(means))
+        log = metric.endswith("loss") and spans_a_decade(np.concatenate(means))
     if log:
         ax.set_yscale("log")
     if metric.endswith("loss"):
-        _keep_in_view(ax, np.concatenate(kept_values), np.array([mean[0] for mean in means if mean.size]), log)
+        keep_in_view(ax)
     if log and min(ax.get_ylim()) > 0 and ax.get_ylim()[1] < 1000 * ax.get_ylim()[0]:
         plain_numbers(ax.yaxis, (1.0, 2.0, 5.0))  # beyond three decades powers of ten are easier to read
     locator = ax.xaxis.get_major_locator()
@@ -170,21 +227,6 @@ def on_one_axis(places: np.ndarray, values: np.ndarray, stopped: np.ndarray) -> 
     return axis, np.stack(rows)
 
 
-def _spans_a_decade(values: np.ndarray) -> bool:
-    return values.size > 0 and bool(values.min() > 0 and values.max() > 10 * values.min())
-
-
-def _keep_in_view(ax: Any, values: np.ndarray, starts: np.ndarray, log: bool) -> None:
-    """Where a loss runs away, the axis stops a little above the start, and the other lines can still be read."""
-    start = np.abs(starts).max(initial=0.0)
-    if start == 0 or values.max() <= 100 * start:
-        return
-    if log:
-        ax.set_ylim(values[values > 0].min() / 1.5, 10 * start)
-    else:
-        ax.set_ylim(values.min() - 0.1 * start, 2 * start)
-
-
 def plain(ax: Any) -> None:
     """No frame above and to the right, a faint grid behind."""
     ax.spines[["top", "right"]].set_visible(False)
@@ -204,11 +246,3 @@ def legend_entries(lines: list[Any], axes: Iterable[Any]) -> list[Any]:
         cross = Line2D([], [], linestyle="", marker="x", color="0.3", markersize=7, markeredgewidth=2, label=_DIVERGED)
         return [*lines, cross]
     return lines
-
-
-def band_words(runs: Iterable[Recorded]) -> str | None:
-    """What the band is; None without one."""
-    counts = {int(next(iter(run.metrics.values())).shape[0]) for run in runs}
-    if counts == {1}:
-        return None
-    return f"mean and range of {counts.pop()} seeds" if len(counts) == 1 else "mean and range of the seeds"

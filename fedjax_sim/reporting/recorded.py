@@ -88,9 +88,29 @@ def positions(run: Recorded, name: str, axis: str) -> np.ndarray:
     return values
 
 
+# The losses of a model: where one of them is not finite, no other metric says anything about the model.
+_LOSSES = ("loss", "test_loss")
+
+
+def measured(run: Recorded, name: str) -> np.ndarray:
+    """A copy of the values of ``name``, floats, NaN at the evaluations of a seed at which its model had diverged.
+
+    A model that is not finite still has an accuracy: the argmax of NaN is class 0. So a metric counts as not finite
+    where the seed's training or test loss is not. The losses themselves, and records of rounds, stay as they are.
+    """
+    values = np.array(run[name])
+    values = values if values.dtype.kind == "f" else values.astype(float)
+    if name in _LOSSES or name not in run.metrics:
+        return values
+    for loss in (np.asarray(run.metrics[one], dtype=float) for one in _LOSSES if one in run.metrics):
+        if loss.shape[:2] == values.shape[:2]:
+            values[~np.isfinite(loss).all(axis=tuple(range(2, loss.ndim)))] = np.nan
+    return values
+
+
 def held(run: Recorded, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """The values of ``name`` as floats, and which seeds stopped early, bool[seeds]: these hold their last value."""
-    values = np.array(run[name], dtype=float)
+    """What was :func:`measured`, and which seeds stopped early, bool[seeds]: these hold their last value."""
+    values = measured(run, name).astype(float)
     stops, seeds = getattr(run, "stops", {}), getattr(run, "seeds", range(len(values)))
     stopped = np.asarray([seed in stops for seed in seeds], bool)
     if values.ndim > 1 and name not in run.metrics:

@@ -128,7 +128,9 @@ def line(
         )  # fmt: skip
     means = np.where(finite, lines.mean(axis=1), np.nan)
     ax.plot(values, means, color=COLOURS[0], marker="o", markersize=4, label="mean")
-    _finish(ax, x, label, values[~finite], legend=lines.shape[1] > 1 or not finite.all())
+    _finish(ax, x, label, values[~finite], legend=False)
+    if lines.shape[1] > 1 or not finite.all():
+        _legend_above_the_curves(ax)
     if others:
         ax.set_title(f"best over {', '.join(others)}", fontsize="medium")
     return ax
@@ -201,6 +203,14 @@ def _finish(ax: Any, x: Axis, label: str, diverged: np.ndarray, *, legend: bool)
     if legend:
         ax.legend(loc="best", **LEGEND)
     plain(ax)
+
+
+def _legend_above_the_curves(ax: Any) -> None:
+    """A legend of one row, with room for it: a band may fill the axes so that no place within is free."""
+    low, high = ax.get_ylim()
+    room = 0.15
+    ax.set_ylim(low, high * (high / low) ** room if ax.get_yscale() == "log" else high + room * (high - low))
+    ax.legend(loc="upper left", ncols=3, columnspacing=1.2, **LEGEND)
 
 
 def _number_axis(axis: Any, values: np.ndarray) -> None:

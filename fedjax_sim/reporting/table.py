@@ -6,10 +6,13 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from fedjax_sim.reporting.recorded import Recorded, in_words
+from fedjax_sim.reporting.given import check_runs
+from fedjax_sim.reporting.recorded import Recorded, first_reached, in_words, measured
 
 _ACCURACIES = ("test_accuracy", "accuracy")
 _NONE = "–"
+_MOST_NAMES = 6
+USEFUL_STEPS = "useful steps: the gradients that clients needed, of those that were computed"
 
 
 def results_table(histories: Mapping[str, Recorded], *, target: float | None = None, markdown: bool = False) -> str:
@@ -17,7 +20,8 @@ def results_table(histories: Mapping[str, Recorded], *, target: float | None = N
 
     Values are the mean ± standard deviation over seeds (of a sample: divided by seeds - 1), or the plain value of a
     single seed. A method whose last value is NaN or infinite for some seeds has no mean: the cell says for how many
-    of them.
+    of them. That holds for all metrics of a seed whose training or test loss is not finite: an accuracy of such a model
+    says nothing.
 
     Args:
       histories: the methods' records by the name to print.
@@ -26,13 +30,14 @@ def results_table(histories: Mapping[str, Recorded], *, target: float | None = N
       markdown: a Markdown table, not aligned text.
 
     Returns:
-      The table, with a line below it that explains it.
+      The table, and below it what its columns mean, and where runs do not minimise the same (:func:`objectives`).
 
     Raises:
+      TypeError: another container than ``{name: history}``.
       ValueError: no histories.
     """
-    if not histories:
-        raise ValueError("results_table: no histories were given; it takes {name: history}")
+    check_runs("results_table: histories", histories)
+    histories = {str(name): run for name, run in histories.items()}
     runs = list(histories.values())
     accuracy = next((name for name in _ACCURACIES if any(name in run.metrics for run in runs)), None)
     columns = [("method", [name.replace("|", r"\|") if markdown else name for name in histories])]
@@ -45,7 +50,35 @@ def results_table(histories: Mapping[str, Recorded], *, target: float | None = N
     columns.append(("seconds", _fixed([run.seconds for run in runs])))
     columns.append(("useful steps", [f"{run.useful_ratio:.1%}" for run in runs]))
     rows = markdown_rows(columns) if markdown else text_rows(columns)
-    return "\n".join([*rows, "", _note(runs, target)])
+    notes = [f"note: {note}" for note in objectives(histories)]
+    return "\n".join([*rows, "", *notes, USEFUL_STEPS, _note(runs, target)])
+
+
+def objectives(histories: Mapping[str, Recorded]) -> list[str]:
+    """A line where runs minimise different objectives or average their clients differently, as they describe it.
+
+    Methods have averages of their own (SCAFFOLD's is the plain one, FedAvg's weighs clients by their examples), so
+    that runs of one configuration may differ in more than the method.
+    """
+    groups: dict[tuple[str, str], list[str]] = {}
+    for name, run in histories.items():
+        about = getattr(run, "description", None)
+        told = (about.get("objective"), about.get("average")) if isinstance(about, Mapping) else ()
+        if told and all(isinstance(one, str) for one in told):
+            groups.setdefault(told, []).append(name)  # type: ignore[arg-type]
+    if len(groups) < 2:
+        return []
+    said = "; ".join(
+        f"{_listed(names)}: {objective} (average {average!r})" for (objective, average), names in groups.items()
+    )
+    several = len({average for _, average in groups}) > 1
+    same = "; the cohort scheme's average= sets one average for all" if several else ""
+    return [f"not the same objectives: {said}. The loss is sum p_i F_i of all, p_i = n_i / n{same}"]
+
+
+def _listed(names: list[str]) -> str:
+    rest = len(names) - _MOST_NAMES
+    return ", ".join(names[:_MOST_NAMES]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def _note(runs: list[Recorded], target: float | None) -> str:
@@ -67,7 +100,7 @@ def _seeds(run: Recorded) -> int:
 
 def final_values(runs: list[Recorded], name: str, decimals: int | None) -> list[str]:
     """The cells of one metric; ``decimals`` None finds a number of them, or an exponent, that suits the column."""
-    finals = [np.asarray(run[name])[:, -1].astype(float) if name in run.metrics else None for run in runs]
+    finals = [measured(run, name)[:, -1].astype(float) if name in run.metrics else None for run in runs]
     means = np.array([final.mean() for final in finals if final is not None and np.isfinite(final).all()])
     sizes = np.abs(means[means != 0])
     exponent = decimals is None and sizes.size > 0 and bool(sizes.min() < 1e-3 or sizes.max() >= 1e6)
@@ -89,8 +122,14 @@ def _cell(final: np.ndarray | None, form: str) -> str:
 
 
 def _rounds_to(runs: list[Recorded], name: str, target: float) -> list[str]:
-    medians = [float(np.median(run.rounds_to(name, target))) if name in run.metrics else np.inf for run in runs]
+    medians = [_median_rounds(run, name, target) if name in run.metrics else np.inf for run in runs]
     return [f"{median:.0f}" if np.isfinite(median) else _NONE for median in medians]
+
+
+def _median_rounds(run: Recorded, name: str, target: float) -> float:
+    values = measured(run, name)
+    at = np.broadcast_to(np.asarray(run.evaluated, float), values.shape)
+    return float(np.median(first_reached(values, at, target, falling=name.endswith("loss"))))
 
 
 def _fixed(values: list[float]) -> list[str]:

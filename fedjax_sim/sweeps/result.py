@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from fedjax_sim.descriptions import build
-from fedjax_sim.history import History
+from fedjax_sim.history import History, is_sweep, read_record
 from fedjax_sim.sweeps import export, ranking
 from fedjax_sim.sweeps.placing import described
 from fedjax_sim.sweeps.ranking import Ranked
@@ -301,8 +301,8 @@ class Sweep:
         Raises:
           ValueError: not such a file, or damaged.
         """
-        runs = History.load(path)
-        if not {"space", "seeds"} <= runs.description.keys():
+        runs = read_record(path)
+        if not is_sweep(runs):
             raise ValueError(f"{os.fspath(path)} has no sweep: read it with fedjax_sim.History.load")
         return cls(runs, build(runs.description["space"]), list(runs.description["seeds"]))
 

@@ -37,9 +37,10 @@ from fedjax_sim.sweeps.space import Space
 from fedjax_sim.systems.base import System
 from fedjax_sim.task import Task
 from fedjax_sim.training import Evaluate
-from fedjax_sim.values import check_count, check_flag, shown
+from fedjax_sim.values import check_count, check_flag, known_names, shown
 
 
+@known_names()
 def sweep(
     algorithm: Method,
     dataset: FederatedDataset,

@@ -51,12 +51,16 @@ class Task(Described):
     def check(self, dataset: FederatedDataset) -> None:
         """Raises ``ValueError`` where the data cannot be this task's."""
 
+    def called(self, function: str) -> str:
+        """How error messages name what the user gave as ``"init"``, ``"losses"``, ``"metrics"`` or ``"penalty"``."""
+        return f"{type(self).__name__}.{function}"
+
     def batch_loss(self, params: Any, batch: Batch, key: jax.Array | None = None) -> jax.Array:
         """(1/count) sum_j v_j loss_j + penalty: an unbiased estimate of F_i from a uniform batch."""
         losses = self.losses(params, batch.examples, key)
         mean = jnp.sum(losses * batch.weights.astype(losses.dtype)) / batch.count.astype(losses.dtype)
         penalty = self.penalty(params)
-        return mean if penalty is None else mean + penalty.astype(mean.dtype)
+        return mean if penalty is None else mean + jnp.asarray(penalty).astype(mean.dtype)
 
     def values(self, params: Any, examples: Any, weights: jax.Array | None = None) -> dict[str, jax.Array]:
         """Loss and metrics of each example without training's randomness, [B] by name; ``"loss"`` has no penalty.
@@ -76,4 +80,4 @@ class Task(Described):
         penalty = self.penalty(params)
         if penalty is None:
             return means
-        return {**means, "loss": means["loss"] + penalty.astype(means["loss"].dtype)}
+        return {**means, "loss": means["loss"] + jnp.asarray(penalty).astype(means["loss"].dtype)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -49,11 +50,24 @@ class Functions(Task):
     They must not close over traced values, which a derivative could not reach: write a subclass of :class:`Task` with
     those values as fields, or pass them through the data or ``initial_params``.
 
+    Examples come B at a time, B whatever suits the hardware; some may be padding, which the run weights by 0. So losses
+    and metrics are one number for each example, never a mean over them; a run refuses anything else.
+
     Args:
-      init_function: ``init_function(key) -> params``.
-      losses_function: ``losses_function(params, examples) -> [B]``.
-      metrics_function: ``metrics_function(params, examples) -> {name: [B]}``.
-      penalty_function: ``penalty_function(params) -> scalar``.
+      init_function: ``init_function(key) -> params``, a pytree of real arrays.
+      losses_function: ``losses_function(params, examples) -> [B]``; examples is what the data set holds, often a dict
+        ``{"x": [B, ...], "y": [B]}``.
+      metrics_function: ``metrics_function(params, examples) -> {name: [B]}``, or None.
+      penalty_function: ``penalty_function(params) -> scalar``, added to every client's mean loss, or None.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, fedjax_sim as fjs
+      >>> task = fjs.functions(
+      ...     lambda key: {"w": jnp.zeros((3,))},
+      ...     lambda params, examples: (examples["x"] @ params["w"] - examples["y"]) ** 2,
+      ... )
+      >>> task.losses({"w": jnp.ones((3,))}, {"x": jnp.ones((2, 3)), "y": jnp.array([3.0, 1.0])}).tolist()
+      [0.0, 4.0]
     """
 
     init_function: Callable[[jax.Array], Any] = static()
@@ -66,7 +80,12 @@ class Functions(Task):
             function, optional = getattr(self, name), name in ("metrics_function", "penalty_function")
             if not (callable(function) or (optional and function is None)):
                 raise TypeError(f"functions({name}={function!r}): give a function{' or None' if optional else ''}")
+            if function is not None:
+                _check_takes(name, function)
         return self
+
+    def called(self, function: str) -> str:
+        return f"{function}_function"
 
     def init(self, key: jax.Array, dataset: FederatedDataset) -> Any:
         return self.init_function(key)
@@ -79,6 +98,33 @@ class Functions(Task):
 
     def penalty(self, params: Any) -> jax.Array | None:
         return None if self.penalty_function is None else self.penalty_function(params)
+
+
+_GIVEN = {
+    "init_function": ("key",),
+    "losses_function": ("params", "examples"),
+    "metrics_function": ("params", "examples"),
+    "penalty_function": ("params",),
+}
+
+
+def _check_takes(name: str, function: Callable[..., Any]) -> None:
+    """Checks that a function can be called as a run calls it, where Python knows what it takes.
+
+    Raises:
+      TypeError: it cannot.
+    """
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some that are not written in Python do not say
+        return
+    try:
+        signature.bind(*_GIVEN[name])
+    except TypeError as error:
+        hint = "; examples is what the data set holds, often {'x': ..., 'y': ...}" if "examples" in _GIVEN[name] else ""
+        raise TypeError(
+            f"functions({name}=...) takes {signature} and is called as {name}({', '.join(_GIVEN[name])}): {error}{hint}"
+        ) from None
 
 
 quadratic = factory("task.quadratic", Quadratic)

@@ -37,7 +37,10 @@ class Supervised(Task):
         name = type(self).__name__.lower()
         if not isinstance(self.model, nn.Module):
             hint = " (give an object, Model(...))" if isinstance(self.model, type) else ""
-            raise TypeError(f"{name}(model={shown(self.model)}): give a flax.linen module{hint}, or use task.functions")
+            raise TypeError(
+                f"{name}(model={shown(self.model)}): give a flax.linen module{hint}, or write any other model as "
+                "fedjax_sim.functions(init, losses)"
+            )
         check_real(f"{name}(weight_decay=...)", self.weight_decay, low=0.0, optional=True)
         return self
 
@@ -72,7 +75,7 @@ class Supervised(Task):
 
     def output_shape(self, dataset: FederatedDataset) -> tuple[int, ...]:
         """The shape of the model's output for one example."""
-        outputs = jax.eval_shape(lambda: self.outputs(self.init(jax.random.key(0), dataset), {"x": self._one(dataset)}))
+        outputs: jax.ShapeDtypeStruct = _first_outputs.eval_shape(self, dataset)
         return tuple(outputs.shape[1:])
 
     def _mode(self, *, train: bool) -> dict[str, Any]:
@@ -102,13 +105,21 @@ class Classification(Supervised):
     def check(self, dataset: FederatedDataset) -> None:
         super().check(dataset)
         labels = dataset.examples["y"]
+        outputs = self.output_shape(dataset)
+        if not outputs:
+            raise ValueError(
+                "the model's output of one example has the shape []: classification needs a logit for each class, "
+                "[classes], as flax.linen.Dense(classes) gives; for a real target use fedjax_sim.regression(model)"
+            )
+        *positions, classes = outputs
+        fix = _labels_fix(labels.shape[1:], outputs)
         if not jnp.issubdtype(labels.dtype, jnp.integer):
-            raise ValueError(f"labels 'y' are {labels.dtype}: classification needs integers (or use task.regression)")
-        *positions, classes = self.output_shape(dataset)
+            cast = "cast whole numbers with y.astype('int32'), or use fedjax_sim.regression for real targets"
+            raise ValueError(f"labels 'y' are {labels.dtype}: classification needs integers: {fix or cast}")
         if tuple(positions) != labels.shape[1:]:
             raise ValueError(
-                f"the model's logits of one example have the shape {[*positions, classes]} and its label the shape "
-                f"{list(labels.shape[1:])}: logits need the label's axes and then the classes"
+                f"the model's logits of one example have the shape {list(outputs)} and its label the shape "
+                f"{list(labels.shape[1:])}: logits need the label's axes and then the classes{fix and f': {fix}'}"
             )
         if dataset.num_classes is not None and dataset.num_classes > classes:
             raise ValueError(
@@ -168,6 +179,20 @@ class Regression(Supervised):
         outputs = self.outputs(params, examples, key)
         errors: jax.Array = outputs.reshape(examples["y"].shape) - examples["y"].astype(outputs.dtype)
         return errors
+
+
+@jax.jit  # for its shapes alone, which JAX remembers of a jitted function: a large model takes a second to trace
+def _first_outputs(task: Supervised, dataset: FederatedDataset) -> jax.Array:
+    return task.outputs(task.init(jax.random.key(0), dataset), {"x": task._one(dataset)})
+
+
+def _labels_fix(label: tuple[int, ...], logits: tuple[int, ...]) -> str:
+    """What to do about labels of one example that have an axis too many; empty where they have not."""
+    if label == logits and label[-1] > 1:
+        return "these labels are one-hot, give y.argmax(-1)"
+    if label == (1,) and len(logits) == 1:
+        return "give y[:, 0].astype('int32')"
+    return ""
 
 
 def _per_example(values: jax.Array) -> jax.Array:

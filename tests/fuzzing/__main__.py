@@ -31,12 +31,10 @@ def main() -> int:
     names = given.only or list(TARGETS)
     each = -(-given.inputs // len(names))
     if given.only or given.together:
-        tallies = {}
-        for place, name in enumerate(names):
-            if place == 0:
-                run(TARGETS[name], 1, given.seed)  # what is loaded at the first use is not the reader's
-                bound_memory()
-            tallies[name] = run(TARGETS[name], each, given.seed, note=given.note)
+        for name in names:
+            run(TARGETS[name], 1, given.seed)  # what is loaded at the first use is not the reader's
+        bound_memory()
+        tallies = {name: run(TARGETS[name], each, given.seed, note=given.note) for name in names}
     else:
         tallies = {name: _in_a_process(name, each, given.seed) for name in names}
     if given.json:

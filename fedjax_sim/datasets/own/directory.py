@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,19 @@ from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.flat import INT32_MAX
 from fedjax_sim.datasets.names import named
 from fedjax_sim.datasets.reading.npz import MAX_BYTES, Header, npz_headers, read_npz
-from fedjax_sim.datasets.split import held_out
 from fedjax_sim.datasets.validate import kind_of
 from fedjax_sim.values import check_count
 
 Headers = dict[str, dict[str, Header]]
+_READERS = (
+    (
+        {".csv", ".parquet"},
+        "put them into one table with a column for the client, pandas.concat({name: table, ...}, names=['client'])"
+        ".reset_index('client'), which from_table(table, client='client', y=...) takes",
+    ),
+    ({".json"}, "from_leaf reads json, where it is LEAF's"),
+)
+_WRITE = "write one for each client, numpy.savez(f'{client}.npz', x=x, y=y)"
 
 
 def from_directory(
@@ -87,12 +96,9 @@ def from_directory(
             raise ValueError(f"{path} has no counterpart in {root / 'train'}: a client that is tested must train too")
     ids = _ids([Path(path).stem for path in train])
     examples, owner = _joined(train, ids)
-    rest: dict[str, Any] = {}
+    rest: dict[str, Any] = {"test_fraction": test_fraction, "seed": seed}
     if test is not None:
         rest["test"], rest["test_ids"] = _joined(test, ids)
-    elif (mask := held_out(owner, test_fraction, seed)).any():
-        rest = {"test": {name: array[mask] for name, array in examples.items()}, "test_ids": owner[mask]}
-        examples, owner = {name: array[~mask] for name, array in examples.items()}, owner[~mask]
     data = from_ids(examples, owner, **rest, num_classes=num_classes)
     return named(data, [str(name) for name in sorted(ids.values())])
 
@@ -102,8 +108,18 @@ def _headers(folder: Path, max_bytes: int) -> Headers:
         raise FileNotFoundError(f"{folder} is not a directory: give one with a file <client>.npz for each client")
     files = sorted(folder.glob("*.npz"))
     if not files:
-        raise FileNotFoundError(f"{folder} has no *.npz files: write one for each client with numpy.savez")
+        raise FileNotFoundError(f"{folder} has no *.npz files{_instead(folder)}")
     return {str(path): npz_headers(path, max_bytes=max_bytes) for path in files}
+
+
+def _instead(folder: Path) -> str:
+    """What a folder without npz files has, and what reads that; the end of a message."""
+    counts = Counter(path.suffix.lower() or path.name for path in folder.iterdir() if path.is_file())
+    if not counts:
+        return f": {_WRITE}"
+    found = ", ".join(f"{count} {kind} file{'s' if count > 1 else ''}" for kind, count in counts.most_common(3))
+    advice = next((reader for kinds, reader in _READERS if counts.keys() & kinds), _WRITE)
+    return f" but {found}: {advice}"
 
 
 def _check_total(files: Headers, max_bytes: int) -> None:

@@ -11,7 +11,6 @@ from fedjax_sim.datasets.construct import from_ids
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.names import named
 from fedjax_sim.datasets.reading.tables import columns_of
-from fedjax_sim.datasets.split import held_out
 from fedjax_sim.values import shown, suggest
 
 
@@ -21,7 +20,7 @@ def from_table(
     client: str,
     x: str | Sequence[str] | None = None,
     y: str | None = None,
-    encode: Collection[str] = (),
+    encode: str | Collection[str] = (),
     test_fraction: float = 0.0,
     seed: int = 0,
     num_classes: int | None = None,
@@ -35,8 +34,8 @@ def from_table(
       x: the columns of features, side by side: [n, k]. One name instead of several takes that column as it is,
         [n] or [n, ...]. None takes all columns but ``client`` and ``y``.
       y: the column of labels (integers or booleans) or regression targets (floats); None for examples without.
-      encode: columns of categories (strings, integers or booleans). As ``y``, the i-th category in sorted order
-        becomes the class i; as a feature, it becomes one column of 0 and 1 for each category.
+      encode: column or columns of categories (strings, integers or booleans). As ``y``, the i-th category in sorted
+        order becomes the class i; as a feature, it becomes one column of 0 and 1 for each category.
       test_fraction: share of each client's examples to hold out, drawn uniformly, in [0, 1).
       seed: of that draw.
       num_classes: as in :func:`from_clients`.
@@ -58,6 +57,7 @@ def from_table(
       [[40.0, 0.5], [62.0, 1.5]]
     """
     columns = columns_of(table)
+    encode = [encode] if isinstance(encode, str) else encode
     features = (
         [name for name in columns if name not in (client, y)] if x is None else [x] if isinstance(x, str) else list(x)
     )
@@ -86,10 +86,7 @@ def from_table(
     if y is not None:
         examples["y"] = _codes(columns[y]) if y in encode else _numbers("y", y, columns[y])
     ids = columns[client]
-    mask = held_out(ids, test_fraction, seed) if ids.ndim == 1 else np.zeros(ids.shape[0], bool)
-    kept, held = ({name: array[part] for name, array in examples.items()} for part in (~mask, mask))
-    test = {"test": held, "test_ids": ids[mask]} if mask.any() else {}
-    data = from_ids(kept, ids[~mask], **test, num_classes=num_classes)
+    data = from_ids(examples, ids, test_fraction=test_fraction, seed=seed, num_classes=num_classes)
     return named(data, [str(name) for name in np.unique(ids).tolist()])
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_sim.reporting.recorded import Recorded
+from fedjax_sim.reporting.recorded import Recorded, measured
 
 LEVELS = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0)  # of the table of quantiles
 _MOST_POINTS = 300
@@ -55,7 +55,7 @@ def spreads(histories: Mapping[str, Recorded]) -> dict[str, dict[str, Spread]]:
         for name, values in run.metrics.items():
             array = np.asarray(values)
             if array.ndim == 3 and array.size:
-                last = array[:, -1].astype(float)
+                last = measured(run, name)[:, -1].astype(float)
                 finite = np.isfinite(last)
                 spread = Spread(np.sort(last[finite]), last.shape[1], int((~finite).sum()))
                 found.setdefault(name, {})[run_name] = spread

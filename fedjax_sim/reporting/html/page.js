@@ -15,7 +15,7 @@ function themes() {
   const button = document.getElementById("theme");
   const system = matchMedia("(prefers-color-scheme: dark)");
   const isDark = () => (root.dataset.theme ?? (system.matches ? "dark" : "light")) === "dark";
-  const tell = () => button.setAttribute("aria-pressed", String(isDark()));
+  const tell = () => { button.textContent = isDark() ? "Light colours" : "Dark colours"; }; // what a click brings
   if (["dark", "light"].includes(asked.get("theme"))) root.dataset.theme = asked.get("theme");
   button.addEventListener("click", () => {
     root.dataset.theme = isDark() ? "light" : "dark";
@@ -24,6 +24,18 @@ function themes() {
   system.addEventListener("change", tell);
   button.hidden = false;
   tell();
+}
+
+// A table wider than its place says so, as long as there is more to the right of what is seen.
+function widths() {
+  const tell = (place) => place.classList.toggle("more", place.scrollWidth - place.clientWidth - place.scrollLeft > 3);
+  const seen = new ResizeObserver((entries) => entries.forEach((entry) => tell(entry.target.closest(".scroll"))));
+  for (const place of document.querySelectorAll(".scroll")) {
+    place.addEventListener("scroll", () => tell(place), { passive: true });
+    seen.observe(place);
+    seen.observe(place.firstElementChild);
+    tell(place);
+  }
 }
 
 // Headings of the columns become buttons: numbers sort from high to low first, missing ones stay below.
@@ -145,5 +157,6 @@ function main() {
 
 themes();
 for (const table of document.querySelectorAll("table.sortable")) sortable(table);
+widths();
 main();
 root.dataset.drawn = "true";

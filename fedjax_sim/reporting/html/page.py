@@ -21,6 +21,7 @@ from fedjax_sim.reporting.html.palette import MARKERS, classes, style_sheet
 from fedjax_sim.reporting.html.settings import differing, environment, settings
 from fedjax_sim.reporting.html.static import Drawing, figure, swatch
 from fedjax_sim.reporting.recorded import AXES, Recorded, in_words
+from fedjax_sim.reporting.table import objectives
 
 _SCRIPTS = ("scales.js", "chart.js", "panels.js", "page.js")
 _AT_FIRST = ("loss", "test_accuracy", "accuracy", "test_loss")  # the first two of those that are recorded are shown
@@ -64,7 +65,7 @@ def page(histories: Mapping[str, Recorded], *, title: str | None = None) -> str:
     left = [name for name in left if name not in spread]
     lost = any(one and one.lost is not None for by in found.values() for lines in by.values() for one in lines)
     sections = [
-        ("final", "Final values", tables.final_table(histories)),
+        ("final", "Final values", tables.final_table(histories) + _notes(objectives(histories))),
         ("drawn", "Curves", _curves(histories, known, kinds, left, most, lost)),
     ]
     if spread:
@@ -103,7 +104,7 @@ def _document(title: str, about: str, sections: Sequence[tuple[str, str, str]], 
 <a class="skip" href="#main">to the content</a>
 <header>
 <div><h1>{tables.text(title)}</h1>{about}</div>
-<button type="button" id="theme" aria-pressed="false" hidden>Dark colours</button>
+<button type="button" id="theme" hidden>Dark colours</button>
 </header>
 <nav aria-label="On this page"><ul>{links}</ul></nav>
 <main id="main">
@@ -204,11 +205,14 @@ def _curves(
         notes.append(f"Curves of more than {most} points are thinned; the lowest and highest of each stretch are kept.")
     if left:
         notes.append(f"Recorded, and not drawn here: {', '.join(left)}.")
-    said = "".join(f'<p class="note">{tables.text(note)}</p>' for note in notes)
     return (
         f'{form}<ul id="legend" class="legend" aria-label="Runs">{keys}</ul>'
-        f'<div id="curves" class="panels">{"".join(map(figure, drawings))}</div>{said}'
+        f'<div id="curves" class="panels">{"".join(map(figure, drawings))}</div>{_notes(notes)}'
     )
+
+
+def _notes(notes: Sequence[str]) -> str:
+    return "".join(f'<p class="note">{tables.text(note[:1].upper() + note[1:])}</p>' for note in notes)
 
 
 def _clients(names: Sequence[str], spread: Mapping[str, Mapping[str, Spread]]) -> str:

@@ -16,6 +16,7 @@ LIGHT = {
     "soft": "#555c66",
     "edge": "#c9ced6",
     "grid": "#e6e9ed",
+    "shade": "#b7bec9",
     "link": "#0b57d0",
     "alarm": "#a8201a",
 }
@@ -26,13 +27,15 @@ DARK = {
     "soft": "#a9b0bb",
     "edge": "#434b57",
     "grid": "#2c323b",
+    "shade": "#5a6472",
     "link": "#8ab4f8",
     "alarm": "#ff9b92",
 }
 LIGHT_LINES = ("#003587", "#d95700", "#16784d", "#c0579b", "#502900", "#1f90fb", "#1a1a1a")
 DARK_LINES = ("#2ad5ff", "#e98d39", "#2c8a5b", "#ab599c", "#ffd212", "#8e82fa", "#f2f2f2")
-# Seven colours, five dashes and six markers: 210 runs before all three come again, 35 before colour and dash do.
-DASHES = ("", "7 2.5", "2 2.5", "9 2.5 2 2.5", "4.5 2.5 1 2.5 1 2.5")
+# Seven colours, five dashes and six markers: 210 runs before all three come again, 35 before colour and dash do. The
+# second run of a colour has the dash after the next one: neighbours here may be alike, those next but one are not.
+DASHES = ("", "8 3.5", "9 2.5 2 2.5", "5 2.5 1.5 2.5 1.5 2.5", "1.8 2.6")
 MARKERS = (
     "M-3.4 0a3.4 3.4 0 1 0 6.8 0a3.4 3.4 0 1 0-6.8 0z",
     "M-3-3h6v6h-6z",

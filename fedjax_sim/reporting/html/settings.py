@@ -10,6 +10,7 @@ from fedjax_sim.reporting.recorded import Recorded
 
 _LONGEST = 240  # characters of a value
 _DEEPEST = 24
+_ELSEWHERE = ("run", "environment", "bounds")  # bounds: of the program's loops, nobody's choice
 _SPECIAL = ("opaque", "array", "dtype")
 # Of a description's "run": what has a table of its own in a configuration. All else is in [run].
 _PARTS = frozenset(
@@ -26,7 +27,7 @@ def settings(run: Recorded) -> dict[str, str]:
     described = getattr(run, "description", None)
     if not isinstance(described, Mapping):
         return {}
-    parts = {str(key): value for key, value in described.items() if key not in ("run", "environment")}
+    parts = {str(key): value for key, value in described.items() if key not in _ELSEWHERE}
     found: dict[str, str] = {}
     inner = described.get("run")
     for key, value in inner.items() if isinstance(inner, Mapping) else ():

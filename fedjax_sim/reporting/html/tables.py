@@ -11,8 +11,8 @@ import numpy as np
 from fedjax_sim.reporting.html.clients import LEVELS, Spread, entries_of
 from fedjax_sim.reporting.html.curves import axes_of, records
 from fedjax_sim.reporting.html.static import swatch
-from fedjax_sim.reporting.recorded import Recorded, clock, in_words
-from fedjax_sim.reporting.table import final_values
+from fedjax_sim.reporting.recorded import Recorded, clock, in_words, measured
+from fedjax_sim.reporting.table import USEFUL_STEPS, final_values
 
 NONE = "–"
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
@@ -36,12 +36,15 @@ def final_table(histories: Mapping[str, Recorded]) -> str:
     """One row a run: final metrics, rounds, time, bytes, divergences; its headings can become buttons that sort."""
     runs = list(histories.values())
     columns = [_metric(runs, record.name) for record in records(histories)[0] if record.metric]
-    columns += [
-        _numbers("seeds", [float(len(_first_metric(run))) for run in runs], "{:.0f}"),
-        _numbers("rounds", [float(run.evaluated[-1]) if len(run.evaluated) else None for run in runs], "{:,.0f}"),
-        _numbers("diverged seeds", [float(len(getattr(run, "divergences", ()))) for run in runs], "{:.0f}"),
-        _numbers("seconds", [_finite(run.seconds) for run in runs], "{:,.2f}"),
-    ]
+    seeds = [float(len(_first_metric(run))) for run in runs]
+    rounds = [float(run.evaluated[-1]) if len(run.evaluated) else None for run in runs]
+    alike = [f"{values[0]:,.0f} {what if values[0] != 1 else what.removesuffix('s')}"
+             for values, what in ((seeds, "seeds"), (rounds, "rounds")) if _told_once(values)]  # fmt: skip
+    columns += [] if _told_once(seeds) else [_numbers("seeds", seeds, "{:.0f}")]
+    columns += [] if _told_once(rounds) else [_numbers("rounds", rounds, "{:,.0f}")]
+    diverged = [float(len(getattr(run, "divergences", ()))) for run in runs]
+    columns += [_numbers("diverged seeds", diverged, "{:.0f}")] if any(diverged) else []
+    columns.append(_numbers("seconds", [_finite(run.seconds) for run in runs], "{:,.2f}"))
     volume = [_end(run, "bytes") for run in runs]
     if any(value is not None for value in volume):
         columns.append(Column("bytes", [NONE if value is None else in_bytes(value) for value in volume], volume))
@@ -49,11 +52,11 @@ def final_table(histories: Mapping[str, Recorded]) -> str:
     if any(value is not None for value in times):
         columns.append(_numbers("virtual time (s)", times, "{:,.4g}"))
     columns.append(_numbers("useful steps", [_finite(_useful(run)) for run in runs], "{:.1%}"))
-    return _table(
-        "Values at the last evaluation: mean ± standard deviation over seeds. Seconds: all seeds, without compilation. "
-        "Bytes and virtual time: mean over seeds.",
-        histories, columns, "sortable",
-    )  # fmt: skip
+    said = "Values at the last evaluation: mean ± standard deviation over seeds. Seconds: of all seeds, not compiling."
+    if any("bytes" in column.title or "virtual" in column.title for column in columns):
+        said += " Bytes and virtual time: mean over seeds."
+    said += f" {USEFUL_STEPS.capitalize()}." + (f" {', '.join(alike)} each." if alike else "")
+    return _table(said, histories, columns, "sortable")
 
 
 def spread_table(name: str, spreads: Mapping[str, Spread], order: Sequence[str]) -> str:
@@ -83,9 +86,7 @@ def differences(names: Sequence[str], rows: Mapping[str, Sequence[str | None]]) 
         "only some runs have are here where they differ among these."
     )
     head = f'<thead><tr><th scope="col" data-kind="text">setting</th>{heads}</tr></thead>'
-    return scrolled(
-        f"<table><caption><span>{caption}</span></caption>{head}<tbody>{body}</tbody></table>", "What differs"
-    )
+    return scrolled(f"<table>{captioned(caption)}{head}<tbody>{body}</tbody></table>", "What differs")
 
 
 def pairs(rows: Mapping[str, str], caption: str) -> str:
@@ -99,6 +100,12 @@ def pairs(rows: Mapping[str, str], caption: str) -> str:
 def label(number: int, name: str) -> str:
     """The line of the number-th run, and its name."""
     return f'<span class="named">{swatch(number)}<span>{text(name)}</span></span>'
+
+
+def captioned(said: str) -> str:
+    """A table's caption; where the table is wider than its place, the page's script shows its end."""
+    more = '<span class="more" aria-hidden="true">More columns: scroll →</span>'
+    return f"<caption><span>{escape(said)} {more}</span></caption>"
 
 
 def scrolled(table: str, label: str) -> str:
@@ -142,9 +149,7 @@ def _table(
         rows.append(f'<tr><th scope="row" data-value="{said}">{label(number, name)}</th>{cells}</tr>')
     head = f'<thead><tr><th scope="col" data-kind="text">run</th>{heads}</tr></thead>'
     about = f' class="{kind}"' if kind else ""
-    table = (
-        f"<table{about}><caption><span>{escape(caption)}</span></caption>{head}<tbody>{''.join(rows)}</tbody></table>"
-    )
+    table = f"<table{about}>{captioned(caption)}{head}<tbody>{''.join(rows)}</tbody></table>"
     return scrolled(table, caption.partition(":")[0])
 
 
@@ -158,13 +163,18 @@ def _metric(runs: list[Recorded], name: str) -> Column:
     scalar = [run for run, one in zip(runs, has, strict=True) if one]
     cells = iter(final_values(scalar, name, decimals=4 if name.endswith("accuracy") else None))
     with np.errstate(invalid="ignore", over="ignore"):
-        values = [_finite(np.asarray(run[name])[:, -1].astype(float).mean()) if one else None
+        values = [_finite(measured(run, name)[:, -1].astype(float).mean()) if one else None
                   for run, one in zip(runs, has, strict=True)]  # fmt: skip
     return Column(in_words(name), [next(cells) if one else NONE for one in has], values)
 
 
 def _numbers(title: str, values: Sequence[float | None], form: str) -> Column:
     return Column(title, [NONE if value is None else form.format(value) for value in values], values)
+
+
+def _told_once(values: Sequence[float | None]) -> bool:
+    """Whether several runs have the same: a column of it would say nothing."""
+    return len(values) > 1 and values[0] is not None and len(set(values)) == 1
 
 
 def _finite(value: float) -> float | None:

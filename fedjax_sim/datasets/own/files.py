@@ -1,0 +1,152 @@
+"""Own data by the names of files, as configurations give them: what was read is known again by its checksum.
+
+Each set remembers how it was made, with the SHA-256 of its files, so that a run of it can be made again and does not
+take other data for the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fedjax_sim.datasets.federated import FederatedDataset
+from fedjax_sim.datasets.own.directory import from_directory
+from fedjax_sim.datasets.own.leaf import from_leaf
+from fedjax_sim.datasets.own.table import from_table
+from fedjax_sim.descriptions import register
+from fedjax_sim.files import open_regular
+from fedjax_sim.values import shown
+
+_CHUNK = 2**20
+
+
+def table_file(
+    table: str,
+    *,
+    client: str,
+    x: str | Sequence[str] | None = None,
+    y: str | None = None,
+    encode: Sequence[str] = (),
+    test_fraction: float = 0.0,
+    seed: int = 0,
+    num_classes: int | None = None,
+    sha256: str | None = None,
+) -> FederatedDataset:
+    """A csv or parquet file with one row for each example and a column that names its client; needs pyarrow.
+
+    Args:
+      table: the file.
+      client: as in :func:`fedjax_sim.datasets.from_table`, as all others but the last.
+      x: the columns of features.
+      y: the column of labels or targets.
+      encode: columns of categories.
+      test_fraction: share of each client's examples to hold out.
+      seed: of that draw.
+      num_classes: of the labels.
+      sha256: checksum of the file; another content is refused. It is written down by itself.
+
+    Raises:
+      TypeError: ``table`` is no name of a file.
+      ValueError: another checksum.
+    """
+    given = dict(locals())
+    found = _checked("from_table", "table", [table], sha256)
+    data = from_table(
+        table, client=client, x=x, y=y, encode=encode, test_fraction=test_fraction, seed=seed, num_classes=num_classes
+    )
+    return _remembering("dataset.from_table", data, {**given, "sha256": found})
+
+
+def client_files(
+    folder: str,
+    *,
+    test_fraction: float = 0.0,
+    seed: int = 0,
+    num_classes: int | None = None,
+    sha256: str | None = None,
+) -> FederatedDataset:
+    """A directory with one npz file for each client, ``<client>.npz``, or with such ones in ``train`` and ``test``.
+
+    Args:
+      folder: the directory.
+      test_fraction: as in :func:`fedjax_sim.datasets.from_directory`, as the next two.
+      seed: of the draw.
+      num_classes: of the labels.
+      sha256: checksum of all files; another content is refused. It is written down by itself.
+
+    Raises:
+      TypeError: ``folder`` is no name of a directory.
+      ValueError: another checksum.
+    """
+    given = dict(locals())
+    found = _checked("from_directory", "folder", [folder], sha256, "*.npz", "train/*.npz", "test/*.npz")
+    data = from_directory(folder, test_fraction=test_fraction, seed=seed, num_classes=num_classes)
+    return _remembering("dataset.from_directory", data, {**given, "sha256": found})
+
+
+def leaf_files(
+    train: str | Sequence[str],
+    test: str | Sequence[str] | None = None,
+    *,
+    num_classes: int | None = None,
+    sha256: str | None = None,
+) -> FederatedDataset:
+    """LEAF's json files whose examples are numbers (FEMNIST, synthetic, your own); text is encoded in Python.
+
+    Args:
+      train: a file, several, or a folder of them.
+      test: the same for the held-out examples.
+      num_classes: as in :func:`fedjax_sim.datasets.from_leaf`.
+      sha256: checksum of all files; another content is refused. It is written down by itself.
+
+    Raises:
+      TypeError: no names of files.
+      ValueError: another checksum.
+    """
+    given = dict(locals())
+    sources = [[one] if isinstance(one, str) else list(one) for one in (train, test) if one is not None]
+    found = _checked("from_leaf", "train and test", [path for source in sources for path in source], sha256, "*.json")
+    data = from_leaf(train, test, num_classes=num_classes)
+    return _remembering("dataset.from_leaf", data, {**given, "sha256": found})
+
+
+def _checked(name: str, argument: str, places: Sequence[Any], wanted: str | None, *inside: str) -> str:
+    """The checksum of files, and of those of folders that match one of ``inside``, which must be ``wanted`` or None."""
+    files: list[tuple[str, Path]] = []
+    for place in places:
+        if not isinstance(place, str):
+            raise TypeError(f"{name}({argument}) has {shown(place)}: a configuration names files; in Python, "
+                            f"fedjax_sim.datasets.{name} takes other things too")  # fmt: skip
+        path = Path(place)
+        found = sorted(one for pattern in inside for one in path.glob(pattern)) if path.is_dir() else []
+        files += [(one.relative_to(path).as_posix(), one) for one in found] or [(path.name, path)]
+    sums = [f"{_sum(path)}  {called}\n" for called, path in files if not path.is_dir()]
+    # Of one file it is what sha256sum prints; of several, that of what it prints of them, in order.
+    digest = sums[0][:64] if len(sums) == 1 else hashlib.sha256("".join(sums).encode()).hexdigest()
+    if wanted not in (None, digest):
+        raise ValueError(
+            f"{', '.join(map(str, places))}: the content has the SHA-256 {digest}, and sha256 = {shown(wanted)}: give "
+            "the data of then, or leave sha256 out to take these"
+        )
+    return digest
+
+
+def _sum(path: Path) -> str:
+    digest = hashlib.sha256()
+    with open_regular(path) as stream:
+        while chunk := stream.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _remembering(name: str, made: FederatedDataset, given: dict[str, Any]) -> FederatedDataset:
+    """A data set that describes itself by these arguments, as a recipe's does."""
+    object.__setattr__(made, "_recipe", (name, given))
+    return made
+
+
+register("dataset.from_table", table_file)
+register("dataset.from_directory", client_files)
+register("dataset.from_leaf", leaf_files)
