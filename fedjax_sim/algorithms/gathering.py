@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import jax
+
 from fedjax_sim import trees
 from fedjax_sim.algorithms.contract import Client, Cohort, Method
 from fedjax_sim.algorithms.wrapper import Wrapped, Wrapper
@@ -62,6 +64,9 @@ class Gathering(Wrapper):
         }
         averaged = {name: message for name, message in messages.items() if name not in {*own, *single}}
         return {SENT: Messages(averaged, summed, single)}, new
+
+    def weigh(self, client: Client) -> dict[str, jax.Array]:
+        return {} if self.gathers else super().weigh(client)  # the base's weights are in the stack already
 
     def upload_bytes(self, messages: dict[str, Any], sent: Any) -> int:
         if self.gathers and SENT in messages:
