@@ -1,9 +1,11 @@
-"""How many devices JAX sees on a CPU: said before JAX starts, with the rule of what is best."""
+"""What JAX computes with: how many devices it sees on a CPU, said before it starts, and the precision of a block."""
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -131,3 +133,12 @@ def _configured() -> int:
     """What JAX has been told, by its own variable or by us; -1 for nothing."""
     config: Any = jax.config
     return int(config.jax_num_cpu_devices)
+
+
+def double_precision(enabled: bool = True) -> AbstractContextManager[Any]:
+    """A context in which JAX has double precision (or has not), whatever it is set to outside; of one thread."""
+    enable: Any = getattr(jax, "enable_x64", None)
+    if enable is None:  # jax < 0.8
+        enable = importlib.import_module("jax.experimental").enable_x64
+    context: AbstractContextManager[Any] = enable(enabled)
+    return context

@@ -7,6 +7,11 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
+import jax
+import jax.numpy as jnp
+
+from fedjax_sim.devices import double_precision
+
 T = TypeVar("T")
 
 _AHEAD = 2  # one being used by the device, one ready, one being made
@@ -16,13 +21,20 @@ def prefetched(make: Callable[[int], T], count: int) -> Iterator[T]:
     """Yields ``make(0)``, ..., ``make(count - 1)``, each made in a background thread before it is asked for.
 
     An error in ``make`` is raised where its item is asked for. What was begun is finished or dropped when the iterator
-    is closed.
+    is closed. ``make`` sees the caller's precision and default device, which contexts set for one thread alone: float64
+    examples would arrive as float32 without them.
 
     Args:
       make: makes one item; called in order, never twice at a time.
       count: number of items.
     """
-    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="fedjax_sim-prefetch") as thread:
+    double, device = jnp.result_type(float) == jnp.float64, jax.config.jax_default_device
+
+    def begin() -> None:  # contexts that end with their thread
+        double_precision(double).__enter__()
+        jax.default_device(device).__enter__()
+
+    with ThreadPoolExecutor(1, thread_name_prefix="fedjax_sim-prefetch", initializer=begin) as thread:
         waiting: deque[Future[T]] = deque()
         try:
             for item in range(count):

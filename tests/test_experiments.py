@@ -14,8 +14,9 @@ import pytest
 
 import fedjax_sim as fjs
 from fedjax_sim import cli
+from fedjax_sim.devices import double_precision
 from fedjax_sim.experiments import catalogue, reproducing, writing
-from fedjax_sim.experiments.bench import Bench, double_precision, rounds_in_words
+from fedjax_sim.experiments.bench import Bench, rounds_in_words
 from fedjax_sim.experiments.experiment import Claim, Experiment, Outcome, Setting, Table
 
 matplotlib = pytest.importorskip("matplotlib")

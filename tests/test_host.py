@@ -173,6 +173,14 @@ def test_prefetched() -> None:
     assert list(prefetched(make, 0)) == []
 
 
+def test_what_is_prefetched_has_the_precision_of_who_asks_for_it(x64: None) -> None:
+    """It is set for one thread alone, and examples are sent to the device from another one."""
+    assert [item.dtype for item in prefetched(lambda number: jax.device_put(np.ones(number)), 2)] == [np.float64] * 2
+    with jax.default_device(jax.devices()[-1]):
+        (item,) = prefetched(lambda number: jnp.zeros(number), 1)
+        assert item.devices() == {jax.devices()[-1]}
+
+
 def test_jnp_is_not_needed_to_gather() -> None:
     """Rows are gathered by numpy alone, in the types of the device: a memory-mapped file works like an array."""
     host = fjs.datasets.on_host(small_data())

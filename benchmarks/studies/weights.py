@@ -24,6 +24,7 @@ import optax
 import fedjax_sim as fjs
 from benchmarks.studies.command import Study
 from fedjax_sim.algorithms import reweighted
+from fedjax_sim.devices import double_precision
 from fedjax_sim.hyper import final, tune
 
 ETA = 0.1
@@ -35,7 +36,7 @@ SIZES: dict[str, dict[str, Any]] = {
 
 def run(size: str) -> dict[str, Any]:
     """Learns the weights and compares them with the rule."""
-    with _double_precision():
+    with double_precision():
         return _run(**SIZES[size])
 
 
@@ -87,14 +88,6 @@ def _run(clients: int, rounds: int, steps: int) -> dict[str, Any]:
         "tuning_seconds": tuned.seconds,
         "rejected": tuned.rejected,
     }
-
-
-def _double_precision() -> Any:
-    if hasattr(jax, "enable_x64"):
-        return jax.enable_x64(True)
-    from jax.experimental import enable_x64  # jax < 0.8
-
-    return enable_x64(True)
 
 
 def lines(result: dict[str, Any]) -> list[str]:

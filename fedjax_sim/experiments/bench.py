@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import importlib
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -192,17 +190,6 @@ class Bench:
         # Functions are known by their names alone: the label tells two apart, and such runs are not shared.
         known = "opaque" not in json.dumps(decides)
         return self._runs / (f"{kind}-{key}" if known else f"{kind}-{stem}-{key}")
-
-
-@contextlib.contextmanager
-def double_precision() -> Iterator[None]:
-    """Runs, data and closed forms in float64 inside, whatever JAX is set to outside."""
-    if hasattr(jax, "enable_x64"):
-        with jax.enable_x64(True):
-            yield
-    else:  # jax < 0.8
-        with importlib.import_module("jax.experimental").enable_x64(True):
-            yield
 
 
 def rounds_in_words(reached: float, limit: int) -> str:

@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedjax_sim as fjs
-from fedjax_sim.experiments.bench import Bench, double_precision
+from fedjax_sim.devices import double_precision
+from fedjax_sim.experiments.bench import Bench
 from fedjax_sim.experiments.experiment import Claim, Experiment, Outcome, Setting, Table
 from fedjax_sim.history import History
 from fedjax_sim.keys import client_draws

@@ -13,8 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedjax_sim as fjs
+from fedjax_sim.devices import double_precision
 from fedjax_sim.diagnostics import measures
-from fedjax_sim.experiments.bench import Bench, double_precision
+from fedjax_sim.experiments.bench import Bench
 from fedjax_sim.experiments.experiment import Claim, Experiment, Outcome, Setting, Table
 from fedjax_sim.optim.probe import accumulation
 from fedjax_sim.reporting.figures import new_figure

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedjax_sim as fjs
-from fedjax_sim.experiments.bench import Bench, double_precision
+from fedjax_sim.devices import double_precision
+from fedjax_sim.experiments.bench import Bench
 from fedjax_sim.experiments.experiment import Claim, Experiment, Outcome, Setting, Table
 from fedjax_sim.reporting.figures import new_figure
 from fedjax_sim.reporting.plots import LEGEND, check_matplotlib, line_style, plain

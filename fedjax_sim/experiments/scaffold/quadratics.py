@@ -19,7 +19,8 @@ from jax import lax
 
 import fedjax_sim as fjs
 from fedjax_sim.algorithms.contract import Method
-from fedjax_sim.experiments.bench import Bench, double_precision, rounds_in_words
+from fedjax_sim.devices import double_precision
+from fedjax_sim.experiments.bench import Bench, rounds_in_words
 from fedjax_sim.experiments.experiment import Claim, Experiment, Outcome, Setting, Table
 from fedjax_sim.reporting.figures import new_figure
 from fedjax_sim.reporting.plots import LEGEND, check_matplotlib, line_style, plain
