@@ -27,6 +27,8 @@ import hypothesis
 import jax
 import pytest
 
+from fedjax_sim.devices import double_precision
+
 atexit.register(shutil.rmtree, os.environ["FEDJAX_SIM_CACHE"], ignore_errors=True)
 
 # Compilation makes the first example slow, so there is no deadline; in CI the examples are the same every time.
@@ -38,11 +40,7 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
 @pytest.fixture
 def x64() -> Iterator[None]:
     """Runs the test in double precision."""
-    if hasattr(jax, "enable_x64"):
-        enable_x64 = jax.enable_x64
-    else:  # jax < 0.8
-        from jax.experimental import enable_x64
-    with enable_x64(True):
+    with double_precision():
         yield
 
 
@@ -50,6 +48,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--one-in", type=int, default=1, metavar="N", help="of the slow tests, run one in N: always the same ones"
     )
+    parser.addoption("--record", action="store_true", help="record the runs of tests/test_regression.py again")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
