@@ -23,12 +23,20 @@ def fingerprint(tree: Any) -> str:
 
 
 def dataset_fingerprint(dataset: FederatedDataset | HostDataset) -> str:
-    """A checksum of a data set; of one on the host, of its clients and of 4,096 examples spread over it."""
+    """A checksum of a data set; of one on the host, of its clients and of 4,096 examples spread over it.
+
+    Whose each example is, how much it weighs, and the held-out examples count there too.
+    """
     if not isinstance(dataset, HostDataset):
         return fingerprint(dataset)
     leaves = jax.tree.leaves(dataset.examples)
     places = np.linspace(0, len(leaves[0]) - 1, min(_ROWS, len(leaves[0]))).astype(np.int64)
-    return fingerprint((dataset.frame, [leaf[places] for leaf in leaves], len(leaves[0])))
+    seen = (dataset.frame, [leaf[places] for leaf in leaves], len(leaves[0]))
+    test = None if dataset.test is None else dataset_fingerprint(dataset.test)
+    # Left out where there is none, so that older checkpoints are still of the same data.
+    plain = dataset.rows is None and dataset.example_weights is None
+    known = fingerprint(seen if plain else (*seen, dataset.rows, dataset.example_weights))
+    return known if test is None else digest(known.encode(), test.encode())
 
 
 def digest(*parts: bytes) -> str:

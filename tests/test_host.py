@@ -1,7 +1,9 @@
 """Data on the host: a run on windows is the run on all the data."""
 
+import dataclasses
 import json
 import threading
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +14,7 @@ import fedjax_sim as fjs
 from fedjax_sim.datasets import storing
 from fedjax_sim.drivers.example_windows import rounded_up
 from fedjax_sim.drivers.plan import plan as planned_rounds
+from fedjax_sim.fingerprints import dataset_fingerprint, fingerprint
 from fedjax_sim.prefetch import prefetched
 from fedjax_sim.setting import Setting
 
@@ -237,3 +240,38 @@ def test_bad_values_are_named_where_they_are(monkeypatch) -> None:
             module.from_ids((np.zeros((40, 2)), np.full(40, 9)), ids, num_classes=3)
         with pytest.raises(ValueError, match="outside int32"):
             module.from_ids({"x": np.arange(40) * 2**27}, ids)
+
+
+def test_a_checksum_knows_whose_an_example_is() -> None:
+    inputs, labels = np.arange(8, dtype=np.float32)[:, None], np.arange(8) % 2
+    owners, weights = np.repeat([0, 1], 4), np.ones(8, np.float32)
+
+    def checksum(owners: np.ndarray, weights: np.ndarray | None = None) -> str:
+        data = fjs.datasets.host.from_ids({"x": inputs, "y": labels}, owners)
+        return dataset_fingerprint(dataclasses.replace(data, example_weights=weights))
+
+    kinds = [checksum(owners), checksum(np.roll(owners, 1)), checksum(owners, weights), checksum(owners, 2 * weights)]
+    assert len(set(kinds)) == len(kinds)
+    assert checksum(owners.copy()) == kinds[0]
+    # The held-out examples count too; of data without any of these the checksum is what it always was.
+    data = small_data()
+    test = data.test
+    assert test is not None
+    changed = data.replace(test=test.replace(examples=jax.tree.map(lambda leaf: leaf[::-1], test.examples)))
+    assert dataset_fingerprint(fjs.datasets.on_host(data)) != dataset_fingerprint(fjs.datasets.on_host(changed))
+    plain = fjs.datasets.on_host(data.replace(test=None))
+    rows = [leaf[np.arange(plain.num_examples)] for leaf in jax.tree.leaves(plain.examples)]
+    assert plain.rows is None
+    assert dataset_fingerprint(plain) == fingerprint((plain.frame, rows, plain.num_examples))
+
+
+def test_double_precision_of_this_thread_alone_is_kept(x64: None) -> None:
+    data = fjs.datasets.quadratics(num_clients=6, dim=4, seed=0)
+    run = {
+        "task": fjs.quadratic(), "rounds": 3, "cohort": fjs.cohort.uniform(3), "work": fjs.local.steps(2),
+        "batches": fjs.local.full_batch(),
+    }  # fmt: skip
+    algorithm = fjs.fedavg(client_optimizer=SGD)
+    here, there = (fjs.simulate(algorithm, each, **run) for each in (data, fjs.datasets.on_host(data)))
+    np.testing.assert_allclose(there["loss"], here["loss"], rtol=1e-13)
+    np.testing.assert_allclose(there.params, here.params, rtol=1e-13)
