@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import platform
 import re
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -101,6 +102,14 @@ def available_cores() -> int:
     cores = len({_core(processor) for processor in processors})
     quota = _quota()
     return max(1, cores if quota is None else min(cores, int(quota)))
+
+
+def processor() -> list[str]:
+    """What is known of the CPU, whose ``device_kind`` says nothing: its kind and the models."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text(errors="replace").splitlines() if cpuinfo.exists() else []
+    models = {line.partition(":")[2].strip() for line in lines if line.startswith("model name")}
+    return [platform.machine(), *sorted(models)]
 
 
 def _core(processor: int) -> tuple[str, ...]:

@@ -12,11 +12,22 @@ call of threefry costs a CPU a tenth of a second of compilation.
 from __future__ import annotations
 
 import enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import flax
 import jax
 import jax.numpy as jnp
+import jaxlib.version
 
+# What decides which words a seed becomes, by JAX's and flax's own names, as both have it unless they are told otherwise
+# (flax's setting is of models' first parameters).
+GENERATOR: dict[str, Any] = {
+    "jax_default_prng_impl": "threefry2x32",
+    "jax_threefry_partitionable": True,
+    "jax_random_seed_offset": 0,
+    "jax_high_dynamic_range_gumbel": False,
+    "flax_fix_rng_separator": False,
+}
 _WORK, _LOT, _ORDER = 0, 1, 2  # columns of ClientDraws.words: what each word is for, never reused
 ORDER_WORDS = 16
 
@@ -65,6 +76,34 @@ class ClientDraws(NamedTuple):
     def purpose(self, purpose: Purpose) -> jax.Array:
         """One key a client for a purpose of its own, [S]."""
         return jax.vmap(lambda key: purpose_key(key, purpose))(self.keys)
+
+
+def generator() -> dict[str, Any]:
+    """The random generator in force: the names of ``GENERATOR`` with their values in this thread now.
+
+    XLA's own generators may draw other words on another kind of device or in another version: these are part of them.
+    """
+    found = {name: getattr(_library(name).config, name, usual) for name, usual in GENERATOR.items()}
+    if found["jax_default_prng_impl"] != GENERATOR["jax_default_prng_impl"]:
+        found["drawn_by"] = f"jaxlib {jaxlib.version.__version__} on {jax.default_backend()}"
+    return found
+
+
+def use_generator(wanted: dict[str, Any]) -> None:
+    """Makes the random generator what :func:`generator` gave elsewhere, for this process; other names are left alone.
+
+    Raises:
+      ValueError: there is no such generator.
+    """
+    now = generator()
+    for name, usual in GENERATOR.items():
+        value = wanted.get(name, usual)
+        if type(value) is type(usual) and value != now[name]:
+            _library(name).config.update(name, value)
+
+
+def _library(name: str) -> Any:
+    return {"jax": jax, "flax": flax}[name.partition("_")[0]]
 
 
 def purpose_key(key: jax.Array, purpose: Purpose) -> jax.Array:

@@ -22,6 +22,7 @@ from fedjax_sim.checkpoints.signals import Caught, Interrupted, interruptions
 from fedjax_sim.checkpoints.store import Store
 from fedjax_sim.descriptions import build, opaque_parts
 from fedjax_sim.drivers.base import Driver
+from fedjax_sim.keys import GENERATOR
 from fedjax_sim.layout.base import Layout
 from fedjax_sim.layout.mesh import OnMesh
 from fedjax_sim.placement import on_host
@@ -81,6 +82,7 @@ class Saving:
         self._caught = Caught()
         self._path = Path(directory)
         self._saved, self._saved_at, self._cost = 0, time.perf_counter(), 0.0
+        self.earlier: list[str] = []  # what was another environment in rounds before, oldest first
 
     def __enter__(self) -> Self:
         self._context = interruptions()
@@ -103,7 +105,7 @@ class Saving:
           ValueError: it is of a run of another configuration (the message lists the differences), or of more rounds.
 
         Warns:
-          UserWarning: it was written by other versions, or on another device.
+          UserWarning: it was written by other versions, under other settings, or on another device.
         """
         found = processes.together(self._store.newest)
         rounds = processes.all_said([-1 if found is None else found.round])[:, 0]
@@ -115,8 +117,12 @@ class Saving:
         if found is None:
             return None
         self._check(found)
-        changes = environment_changes(found.about["configuration"], self._configuration)
+        saved = found.about["configuration"]
+        self.earlier = list(saved.get("environment", {}).get("earlier", ()))
+        changes = environment_changes(saved, self._configuration)
         if changes:
+            words = ("before", f"from round {found.round} on")
+            self.earlier.append(str(environment_changes(saved, self._configuration, words)))
             warnings.warn(
                 f"{found.path} was written elsewhere ({changes}): results may differ by round-off", stacklevel=4
             )
@@ -164,8 +170,9 @@ class Saving:
             return
         states = jax.block_until_ready(driver.states())
         begun = time.perf_counter()
+        environment = self._configuration["environment"] | ({"earlier": self.earlier} if self.earlier else {})
         about = {
-            "configuration": self._configuration,
+            "configuration": self._configuration | {"environment": environment},
             "stops": {str(row): list(stop) for row, stop in recording.stops.items()},
             "seconds": seconds,
         }
@@ -176,7 +183,9 @@ class Saving:
         self._cost = self._saved_at - begun
 
     def _check(self, found: Checkpoint) -> None:
-        differing = differences(found.about["configuration"], self._configuration)
+        saved = found.about["configuration"]
+        # An older checkpoint does not say which random generator it had: what nobody chooses is assumed.
+        differing = differences(saved | {"generator": GENERATOR | saved.get("generator", {})}, self._configuration)
         if differing:
             more = f"; and {len(differing) - _SHOWN} more" if len(differing) > _SHOWN else ""
             raise ValueError(

@@ -5,14 +5,18 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import re
 import time
 import warnings
 from collections.abc import Iterable
 from typing import Any, Literal
 
+import flax
 import jax
 import jax.numpy as jnp
+import jaxlib.version
 import numpy as np
+import optax
 
 from fedjax_sim.algorithms.contract import Method
 from fedjax_sim.asynchronous.schemes import Asynchronous
@@ -23,11 +27,13 @@ from fedjax_sim.cohort.participation import Participation
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.host import HostDataset
 from fedjax_sim.descriptions import describe, encode
+from fedjax_sim.devices import processor
 from fedjax_sim.diagnostics.base import Requested
 from fedjax_sim.divergence import DivergenceError
 from fedjax_sim.drivers.choose import make_driver
 from fedjax_sim.fingerprints import dataset_fingerprint, fingerprint
 from fedjax_sim.history import History
+from fedjax_sim.keys import generator
 from fedjax_sim.layout.base import Layout
 from fedjax_sim.layout_tuning.choosing import tuned
 from fedjax_sim.local.batches import Batches
@@ -200,6 +206,8 @@ def simulate(
         )  # fmt: skip
         opened.callback(driver.close)
         before = None if saving is None else saving.restore(driver, recording)
+        if saving is not None and saving.earlier:
+            description["environment"]["earlier"] = saving.earlier
         compiled = time.perf_counter()
         if before is None or (recording.finished < rounds and recording.running.any()):
             first = jax.block_until_ready(driver.start())
@@ -284,6 +292,7 @@ def _configuration(
         "seeds": seeds,
         "initial_params": None if initial_params is None else fingerprint(initial_params),
         "float": description["environment"]["float"],
+        "generator": description["environment"]["generator"],
         # Another layout changes results by round-off, as another machine does.
         "environment": {**description["environment"], "layout": description["run"]["layout"]},
     }
@@ -347,8 +356,6 @@ def describe_run(
     on_divergence: str = "record",
 ) -> dict[str, Any]:
     """The resolved configuration and where it ran, as JSON."""
-    import fedjax_sim
-
     return {
         "algorithm": describe(algorithm),
         "dataset": describe(dataset),
@@ -374,14 +381,53 @@ def describe_run(
         "average": setting.average(algorithm),
         "objective": algorithm.minimises(setting.cohort.objective(setting.average(algorithm))),
         "bounds": bounds(setting, algorithm, known)._asdict(),
-        "environment": {
-            "fedjax_sim": fedjax_sim.__version__,
-            "jax": jax.__version__,
-            "python": platform.python_version(),
-            "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}{_of_processes()}",
-            "float": str(jnp.result_type(float)),
-        },
+        "environment": _environment(),
     }
+
+
+# JAX's settings that change how results are rounded and no draw, as they are unless it is told otherwise.
+_ROUNDING = {
+    "jax_allow_f16_reductions": True,
+    "jax_compiler_enable_remat_pass": True,
+    "jax_default_device": None,
+    "jax_default_matmul_precision": None,
+    "jax_disable_jit": False,
+    "jax_disable_most_optimizations": False,
+    "jax_exec_time_optimization_effort": 0.0,
+    "jax_optimization_level": "UNKNOWN",
+    "jax_softmax_custom_jvp": False,
+    "jax_use_direct_linearize": True,
+}
+# Flags of XLA that only say how many CPU devices there are, what else is written down, or what is logged.
+_NO_MATTER = re.compile(r"--xla_(force_host_platform_device_count|dump_|hlo_dump|\w*_log|log)")
+
+
+def _environment() -> dict[str, Any]:
+    """Where a run computes: versions, device, and the settings in force that change draws or rounding."""
+    import fedjax_sim
+
+    settings = {name: getattr(jax.config, name, usual) for name, usual in _ROUNDING.items()}
+    flags = os.environ.get("XLA_FLAGS", "").split()
+    device = jax.devices()[0]
+    return {
+        "fedjax_sim": fedjax_sim.__version__,
+        "jax": jax.__version__,
+        "jaxlib": jaxlib.version.__version__,
+        "numpy": np.__version__,
+        "flax": flax.__version__,
+        "optax": optax.__version__,
+        "python": platform.python_version(),
+        "device": f"{jax.device_count()} x {device.device_kind}{_of_processes()}",
+        **({"processor": processor()} if device.platform == "cpu" else {"driver": device.client.platform_version}),
+        "float": str(jnp.result_type(float)),
+        "generator": generator(),
+        "settings": {name: _as_json(value) for name, value in settings.items() if value != _ROUNDING[name]},
+        "flags": sorted(flag for flag in flags if not _NO_MATTER.match(flag)),
+    }
+
+
+def _as_json(value: Any) -> Any:
+    return value if value is None or isinstance(value, (bool, int, float)) else str(value)
 
 
 def _of_processes() -> str:

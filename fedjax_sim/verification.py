@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -10,13 +11,17 @@ import jax.numpy as jnp
 import numpy as np
 from flax import serialization
 
-from fedjax_sim.checkpoints.differences import environment_changes
+from fedjax_sim.checkpoints.differences import differences, environment_changes
 from fedjax_sim.descriptions import build, decode, opaque_parts
 from fedjax_sim.history import History, is_sweep
+from fedjax_sim.keys import GENERATOR, generator
 from fedjax_sim.simulation import simulate
 from fedjax_sim.values import check_real, shown
 
 _PARTS = ("task", "cohort", "work", "batches", "layout")
+_GIVEN = ("algorithm", "dataset", "run", "environment")  # of a description: what the run is made of, and where it was
+_WORDS = ("in the result", "now")
+_SHOWN = 10  # differences in a text
 _OPTIONAL = ("evaluate", "stop", "system", "asynchronous", "client_states")
 
 
@@ -27,7 +32,7 @@ class Difference(NamedTuple):
       name: ``"metrics/loss"``, ``"rounds/cohort_size"``, ``"params/..."``.
       equal: whether it is the same to the last bit.
       distance: max |a - b| / max(|a|, |b|) over the array's entries that are finite in both; inf where it has another
-        shape, or NaN or infinity in other places.
+        shape or type, or NaN or infinity in other places; 0 where only bits differ, as those of 0 and -0.
     """
 
     name: str
@@ -41,24 +46,31 @@ class Verification(NamedTuple):
     Attributes:
       differences: one an array.
       tolerance: the largest distance that passes; 0 asks for equality to the last bit.
-      environment: which versions or device are others than those of the result, or None.
+      environment: which versions, settings or device are others than those of the result, or were others in a part of
+        it that was resumed elsewhere; or None.
       models: whether the result has its final models; a sweep keeps them only if it is told to.
+      said: what else the result says and this run does not, a line each: its seeds, divergences and stops, and what
+        its description says that follows from the rest.
+      unsaid: entries of the environment that the result does not have: it is older than they are.
     """
 
     differences: list[Difference]
     tolerance: float
     environment: str | None
     models: bool = True
+    said: tuple[str, ...] = ()
+    unsaid: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:
-        """Whether every array is within the tolerance."""
-        return not self.failed
+        """Whether every array is within the tolerance, and all else the same."""
+        return not self.failed and not self.said
 
     @property
     def failed(self) -> list[Difference]:
         """The arrays that are not, the worst first."""
-        far = [one for one in self.differences if not one.equal and one.distance > self.tolerance]
+        bits = self.tolerance == 0
+        far = [one for one in self.differences if not one.equal and (bits or one.distance > self.tolerance)]
         return sorted(far, key=lambda one: -one.distance)
 
     def __str__(self) -> str:
@@ -72,24 +84,31 @@ class Verification(NamedTuple):
             lines.append("final models were not kept, so they are not compared")
         if self.environment:
             lines.append(f"computed elsewhere: {self.environment}")
-        lines += [f"differs: {one.name}, by {one.distance:.3g}" for one in self.failed[:10]]
+        if self.unsaid and not self.passed:
+            lines.append(f"perhaps computed elsewhere: the result does not say its {', '.join(self.unsaid)}")
+        lines += [f"differs: {one.name}, by {one.distance:.3g}" for one in self.failed[:_SHOWN]]
+        lines += [f"differs: {line}" for line in self.said[:_SHOWN]]
         return "\n".join([*lines, f"verified ({within})" if self.passed else f"NOT verified ({within})"])
 
 
 def verify(result: History, *, tolerance: float | None = None, progress: bool | None = None) -> Verification:
-    """Runs a result again, from the description it carries, and compares every metric, record and parameter.
+    """Runs a result again, from the description it carries, and compares all that it says but the time it took.
+
+    That is every metric, record and parameter, the evaluated rounds, the seeds, ``divergences`` and ``stops``, and what
+    follows from the description: the average, the objective, the bounds.
 
     Args:
       result: what ``simulate`` returned, or ``History.load`` read.
       tolerance: largest relative distance that passes; None asks for equality to the last bit where versions and
         device are those of the result, and for 1e-3 elsewhere: other compilers round differently, and training makes
-        such differences grow.
+        such differences grow. What is no array must always be the same.
       progress: as in ``simulate``.
 
     Raises:
       TypeError: not a History (a sweep's points are histories: ``sweep.at(0)``).
       ValueError: parts of the run were given as bare functions or arrays, so they cannot be made again (they are
-        named); or it was computed in another precision than JAX has now.
+        named); or it was computed in another precision, or drawn by another random generator, than JAX has now. A
+        result that does not say its generator, an older one, is compared all the same.
 
     Example:
       >>> import fedjax_sim as fjs
@@ -110,7 +129,7 @@ def verify(result: History, *, tolerance: float | None = None, progress: bool | 
             "these are all runs of a sweep, which no single run can be compared with: verify its points, verify("
             "sweep.at(0)), ..."
         )
-    missing = [key for key in ("algorithm", "dataset", "run", "environment") if key not in description]
+    missing = [key for key in _GIVEN if not isinstance(description.get(key), dict)]
     if missing:
         raise ValueError(f"this result has no description of its {missing[0]}: only what simulate returned can be run")
     opaque = opaque_parts({key: description[key] for key in ("algorithm", "dataset", "run")})
@@ -120,17 +139,44 @@ def verify(result: History, *, tolerance: float | None = None, progress: bool | 
             "bare objects, whose arguments were never recorded; use registered factories (fedjax_sim.factory, register "
             "and recipe make your own: docs/algorithms.md)"
         )
-    precision = description["environment"].get("float")
+    where = description["environment"]
+    precision = where.get("float")
     if precision not in (None, str(jnp.result_type(float))):
         switch = "JAX_ENABLE_X64=1" if precision == "float64" else "JAX_ENABLE_X64=0"
         raise ValueError(f"this result was computed in {precision}: set {switch} in the environment and verify again")
+    _check_generator(where.get("generator"))
     again = _again(result, progress)
-    elsewhere = environment_changes(description, again.description, ("in the result", "now"))
+    changes = environment_changes(description, again.description, _WORDS)
+    earlier = [f"resumed elsewhere, {shown(where['earlier'])}"] if where.get("earlier") else []
+    elsewhere = "; ".join(filter(None, [changes, *earlier])) or None
     if tolerance is None:
         tolerance = 1e-3 if elsewhere else 0.0
-    if result.params is None:
-        again = dataclasses.replace(again, params=None)
-    return Verification(_compared(result, again), float(tolerance), elsewhere, result.params is not None)
+    models = bool(jax.tree.leaves(result.params))
+    if not models:
+        again = dataclasses.replace(again, params=result.params)
+    return Verification(
+        _compared(result, again),
+        float(tolerance),
+        elsewhere,
+        models,
+        tuple(differences(_said(result), _said(again, of=description), _WORDS)),
+        tuple(key for key in again.description["environment"] if key not in where),
+    )
+
+
+def _check_generator(drawn: Any) -> None:
+    """Checks that a result's random generator, if it says which, is the one that JAX has now."""
+    now = generator()
+    lines = [] if drawn is None else differences({"generator": drawn}, {"generator": now}, _WORDS)
+    if lines:
+        known = drawn if isinstance(drawn, dict) else {}
+        switches = [
+            f"{name.upper()}={value:d}" if isinstance(value, int) else f"{name.upper()}={value}"
+            for name, value in known.items()
+            if name in GENERATOR and type(value) is type(GENERATOR[name]) and value != now[name]
+        ]
+        fix = f"set {' '.join(switches)} in the environment and verify again" if switches else "verify it there"
+        raise ValueError(f"this result was drawn by another random generator ({'; '.join(lines)}): {fix}")
 
 
 def _again(result: History, progress: bool | None) -> History:
@@ -155,21 +201,43 @@ def _again(result: History, progress: bool | None) -> History:
     )
 
 
+def _said(history: History, of: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """What a history says besides its arrays and the time: plain data by name.
+
+    Args:
+      history: whose.
+      of: the description whose derived entries count; None for its own. Older results do not have all of them.
+    """
+    diverged: dict[str, list[str]] = {}
+    for one in history.divergences:
+        clients = f", clients {', '.join(map(str, one.clients))}" if one.clients else ""
+        diverged.setdefault(f"seed {one.seed}", []).append(f"{one.algorithm}, round {one.round}, {one.what}{clients}")
+    derived = [key for key in (of or history.description) if key not in _GIVEN]
+    return {
+        "seeds": list(history.seeds),
+        "divergences": {seed: "; ".join(each) for seed, each in diverged.items()},
+        "stops": {f"seed {seed}": f"round {stop.round}, {stop.reason}" for seed, stop in history.stops.items()},
+        **{key: history.description[key] for key in derived if key in history.description},
+    }
+
+
 def _compared(one: History, other: History) -> list[Difference]:
     arrays, others = _named(one), _named(other)
     found = []
-    for name in {**arrays, **others}:
-        a, b = arrays.get(name), others.get(name)
-        if a is None or b is None or a.shape != b.shape:
+    for path in {**arrays, **others}:
+        a, b = arrays.get(path), others.get(path)
+        name = "/".join(path)
+        if a is None or b is None or a.shape != b.shape or a.dtype != b.dtype:
             found.append(Difference(name, False, float("inf")))
             continue
-        equal = a.dtype == b.dtype and a.tobytes() == b.tobytes()
+        equal = a.tobytes() == b.tobytes()
         found.append(Difference(name, equal, 0.0 if equal else _distance(a, b)))
     return found
 
 
 def _distance(a: np.ndarray, b: np.ndarray) -> float:
-    a, b = a.astype(float), b.astype(float)
+    wide = complex if a.dtype.kind == "c" else float
+    a, b = a.astype(wide), b.astype(wide)
     finite = np.isfinite(a)
     if not np.array_equal(finite, np.isfinite(b)) or not np.array_equal(a[~finite], b[~finite], equal_nan=True):
         return float("inf")
@@ -177,10 +245,10 @@ def _distance(a: np.ndarray, b: np.ndarray) -> float:
     return float(gaps.max(initial=0.0) / max(sizes.max(initial=0.0), np.finfo(float).tiny))
 
 
-def _named(history: History) -> dict[str, np.ndarray]:
+def _named(history: History) -> dict[tuple[str, ...], np.ndarray]:
     parts = {"evaluated": history.evaluated, "metrics": history.metrics, "rounds": history.rounds}
     flat = jax.tree_util.tree_flatten_with_path({**parts, "params": serialization.to_state_dict(history.params)})[0]
-    return {"/".join(_key(key) for key in path): np.asarray(leaf) for path, leaf in flat}
+    return {tuple(_key(key) for key in path): np.asarray(leaf) for path, leaf in flat}
 
 
 def _key(key: Any) -> str:

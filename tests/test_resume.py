@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,6 +20,7 @@ import optax
 import pytest
 
 import fedjax_sim as fjs
+from fedjax_sim import simulation
 from fedjax_sim.checkpoints import Interrupted, Store, read
 from fedjax_sim.drivers.resident import ResidentDriver
 from tests import killing
@@ -205,6 +207,16 @@ OTHERS = [
 ]
 
 
+@contextlib.contextmanager
+def seeds_offset(by: int) -> Iterator[None]:
+    """What ``JAX_RANDOM_SEED_OFFSET`` does, inside."""
+    jax.config.update("jax_random_seed_offset", by)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_random_seed_offset", 0)
+
+
 class TestOtherRuns:
     @pytest.mark.parametrize(
         ("changes", "line"), OTHERS, ids=lambda value: "-" if isinstance(value, str) else "-".join(value)
@@ -229,6 +241,69 @@ class TestOtherRuns:
     def test_the_precision_is_part_of_the_run(self, copied, x64):
         with pytest.raises(ValueError, match="float: float32 in the checkpoint, float64 now"):
             fjs.simulate(**RUN, rounds=ROUNDS, checkpoint=copied)
+
+    @pytest.mark.parametrize(
+        ("generator", "line"),
+        [
+            (
+                lambda: jax.default_prng_impl("rbg"),
+                r"jax_default_prng_impl: threefry2x32 in the checkpoint, rbg now; .*",
+            ),
+            (lambda: jax.threefry_partitionable(False), r"jax_threefry_partitionable: true in .*, false now"),
+            (lambda: seeds_offset(1), r"jax_random_seed_offset: 0 in the checkpoint, 1 now"),
+        ],
+        ids=["implementation", "partitionable", "offset"],
+    )
+    def test_so_is_the_random_generator(self, copied, generator, line):
+        said = rf"is of another run \(generator\.{line}\)"
+        with generator(), pytest.raises(ValueError, match=said):
+            fjs.simulate(**RUN, rounds=ROUNDS, checkpoint=copied)
+        of_old_kind(copied)
+        with generator(), pytest.raises(ValueError, match=said):
+            fjs.simulate(**RUN, rounds=ROUNDS, checkpoint=copied)
+
+    def test_older_checkpoints_say_less_and_are_resumed(self, copied, whole):
+        of_old_kind(copied)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            history = fjs.simulate(**RUN, rounds=ROUNDS, checkpoint=copied)
+        assert_same(history, whole)
+
+    @pytest.mark.parametrize(
+        ("elsewhere", "line"),
+        [
+            (lambda patch: patch.setattr(np, "__version__", "9.0"), r"numpy: \S+ in the checkpoint, 9\.0 now"),
+            (
+                lambda patch: patch.setenv("XLA_FLAGS", "--xla_dump_to=x --xla_cpu_enable_fast_math=true"),
+                r'flags: \[.*\] in the checkpoint, \["--xla_cpu_enable_fast_math=true"\] now',
+            ),
+            (
+                lambda patch: patch.setattr(simulation, "processor", lambda: ["abacus"]),
+                r'processor: \[".* in the checkpoint, \["abacus"\] now',
+            ),
+        ],
+        ids=["numpy", "flags", "processor"],
+    )
+    def test_what_rounds_otherwise_is_warned_of(self, copied, monkeypatch, whole, elsewhere, line):
+        elsewhere(monkeypatch)
+        with pytest.warns(UserWarning, match=rf"was written elsewhere \({line}\)"):
+            history = fjs.simulate(**RUN, rounds=ROUNDS, checkpoint=copied)
+        assert history["loss"].tobytes() == whole["loss"].tobytes()
+
+    def test_a_run_says_that_a_part_of_it_was_elsewhere(self, copied, monkeypatch):
+        with jax.default_matmul_precision("highest"), pytest.warns(UserWarning, match="was written elsewhere"):
+            fjs.simulate(**RUN, rounds=ROUNDS + 2, checkpoint=copied)
+        with pytest.warns(UserWarning, match="was written elsewhere"):
+            history = fjs.simulate(**RUN, rounds=ROUNDS + 2, checkpoint=copied)
+        name = "settings.jax_default_matmul_precision"
+        assert history.description["environment"]["earlier"] == [
+            f"{name}: nothing before, highest from round {ROUNDS} on",
+            f"{name}: highest before, nothing from round {ROUNDS + 2} on",
+        ]
+        found = fjs.verify(history)
+        assert found.passed
+        assert found.tolerance == 1e-3
+        assert f"computed elsewhere: resumed elsewhere, ['{name}: nothing before" in str(found)
 
     def test_other_versions_are_warned_of(self, copied, monkeypatch, whole):
         monkeypatch.setattr(jax, "__version__", "99.0")
@@ -276,6 +351,19 @@ class TestOtherRuns:
     def test_bad_arguments(self, tmp_path, arguments, error, told):
         with pytest.raises(error, match=told):
             fjs.simulate(**RUN, rounds=2, **{"checkpoint": tmp_path} | arguments)
+
+
+def of_old_kind(path: pathlib.Path) -> None:
+    """Makes the newest checkpoint of a directory one that was written before the generator was, and the only one."""
+    paths = sorted(path.glob("*.safetensors"))
+    found = read(paths[-1])
+    configuration = {name: part for name, part in found.about["configuration"].items() if name != "generator"}
+    known = ("fedjax_sim", "jax", "python", "device", "float", "layout")
+    configuration["environment"] = {name: configuration["environment"][name] for name in known}
+    for one in paths:
+        one.unlink()
+    with Store(path) as store:
+        store.save(found.round, found.arrays, found.about | {"configuration": configuration})
 
 
 class TestDamage:

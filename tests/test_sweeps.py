@@ -17,7 +17,7 @@ import fedjax_sim as fjs
 from fedjax_sim import sweeps
 from fedjax_sim.fingerprints import fingerprint
 from fedjax_sim.history import History
-from fedjax_sim.sweeps import Sweep, execution, stored, sweep
+from fedjax_sim.sweeps import Sweep, execution, running, stored, sweep
 from fedjax_sim.sweeps.program import compute
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -123,6 +123,11 @@ def test_a_diverged_run_is_recorded_and_never_the_best(grid_sweep):
     assert "diverged" in result.table().splitlines()[2]
     assert "diverged" in result.table("loss").splitlines()[3]
     assert "2 of 4 runs diverged" in repr(result)
+    wild = fjs.fedprox(client_optimizer=fjs.optim.sgd(1e30), mu=0.1)
+    said = fjs.simulate(wild, data(), **settings(), seeds=SEEDS).divergences
+    assert [sign.seed for sign in said] == SEEDS
+    assert result.at(0).divergences == said
+    assert result.at(1).divergences == []
 
 
 def made(finals, space, seeds):
@@ -234,6 +239,53 @@ def test_an_interrupted_sweep_goes_on(grid_sweep, tmp_path, monkeypatch):
     assert again.compile_seconds == 0
     np.testing.assert_array_equal(again["loss"], grid_sweep["loss"])
     jax.tree.map(np.testing.assert_array_equal, again.params, grid_sweep.params)
+
+
+def tiny(**changes):
+    """A sweep that compiles in no time."""
+    algorithm = fjs.fedavg(client_optimizer=fjs.optim.sgd(0.1))
+    common = {
+        "task": fjs.quadratic(), "rounds": 2, "eval_every": 2, "cohort": fjs.cohort.uniform(2),
+        "work": fjs.local.random_epochs(1, 9), "batches": fjs.local.full_batch(), "seeds": [3, 7],
+    }  # fmt: skip
+    space = sweeps.grid({RATE: [0.1, 0.2]})
+    quadratics = fjs.datasets.quadratics(num_clients=4, dim=2, seed=0)
+    return sweep(algorithm, quadratics, space, **common, **changes), (algorithm, quadratics, common)
+
+
+def test_another_generator_is_another_program_and_another_sweep(tmp_path, monkeypatch):
+    usual, (algorithm, quadratics, common) = tiny(resume=tmp_path / "new")
+    with jax.default_prng_impl("rbg"):
+        drawn, _ = tiny()
+        history = fjs.simulate(algorithm, quadratics, **common)
+        with pytest.raises(ValueError, match=r"generator\.jax_default_prng_impl: threefry2x32 there, rbg here"):
+            tiny(resume=tmp_path / "new")
+    assert drawn.at(0)["useful_steps"].tolist() == history["useful_steps"].tolist()
+    assert drawn.at(0)["useful_steps"].tolist() != usual.at(0)["useful_steps"].tolist()
+    assert drawn.description["environment"]["generator"]["jax_default_prng_impl"] == "rbg"
+
+    described = running._configuration
+    with monkeypatch.context() as patch:
+
+        def older(*args, **kwargs):
+            return {name: part for name, part in described(*args, **kwargs).items() if name != "generator"}
+
+        patch.setattr(running, "_configuration", older)
+        tiny(resume=tmp_path / "old")
+    monkeypatch.setattr(execution.Executor, "run", None)
+    again, _ = tiny(resume=tmp_path / "old")
+    np.testing.assert_array_equal(again["loss"], usual["loss"])
+    with jax.default_prng_impl("rbg"), pytest.raises(ValueError, match=r"generator\.jax_default_prng_impl"):
+        tiny(resume=tmp_path / "old")
+
+
+def test_runs_that_were_computed_elsewhere_are_warned_of(tmp_path, monkeypatch):
+    tiny(resume=tmp_path)
+    monkeypatch.setattr(np, "__version__", "9.0")
+    with pytest.warns(UserWarning, match=r"runs in the folder were computed elsewhere \(numpy: \S+ there, 9\.0 here\)"):
+        result, _ = tiny(resume=tmp_path)
+    assert [change[:5] for change in result.description["environment"]["earlier"]] == ["numpy"]
+    assert "resumed elsewhere, ['numpy" in fjs.verify(result.at(0)).environment
 
 
 def test_another_sweep_in_the_folder_is_refused(tmp_path, monkeypatch):

@@ -10,7 +10,10 @@ import pytest
 
 import fedjax_sim as fjs
 from fedjax_sim import cli, stopping
-from fedjax_sim.verification import Difference, Verification, verify
+from fedjax_sim.divergence import Divergence
+from fedjax_sim.keys import GENERATOR, generator, use_generator
+from fedjax_sim.recording import Stop
+from fedjax_sim.verification import Difference, Verification, _compared, verify
 
 SETTINGS = {
     "task": fjs.quadratic(),
@@ -53,6 +56,91 @@ def test_what_differs_is_named(history):
     assert verify(dataclasses.replace(history, metrics=changed), tolerance=0.02).passed
     fewer = {name: values for name, values in history.metrics.items() if name != "loss"}
     assert verify(dataclasses.replace(history, metrics=fewer)).failed == [Difference("metrics/loss", False, np.inf)]
+
+
+def test_what_is_no_array_counts_too(history):
+    assert history.divergences == []
+    invented = Divergence(3, 2, "clients", (4, 5), "Scaffold")
+    found = verify(dataclasses.replace(history, divergences=[invented]), tolerance=1.0)
+    assert not found.passed
+    assert found.failed == []
+    assert "differs: divergences.seed 3: Scaffold, round 2, clients, clients 4, 5 in the result, nothing now" in str(
+        found
+    )
+    assert str(found).endswith("NOT verified (to the last bit or within 1)")
+
+    found = verify(dataclasses.replace(history, stops={1: Stop(4, "loss reached 0")}))
+    assert found.said == ("stops.seed 1: round 4, loss reached 0 in the result, nothing now",)
+    assert not found.passed
+
+    about = history.description
+    claimed = about | {"average": "weighted", "bounds": about["bounds"] | {"per_client": 1}, "epsilon": 0.1}
+    found = verify(dataclasses.replace(history, description=claimed))
+    assert [line.partition(":")[0] for line in found.said] == ["average", "bounds.per_client", "epsilon"]
+    older = {name: part for name, part in about.items() if name not in ("average", "bounds")}
+    assert verify(dataclasses.replace(history, description=older)).passed
+
+
+def test_to_the_last_bit_is_meant_so(history):
+    zeros = {"zero": np.zeros_like(history["loss"])}
+    found = _compared(
+        dataclasses.replace(history, metrics=zeros), dataclasses.replace(history, metrics={"zero": -zeros["zero"]})
+    )
+    assert not Verification(found, 0.0, None).passed
+    assert Verification(found, 1e-9, None).passed
+    wide = history.metrics | {"loss": history["loss"].astype(np.float64)}
+    assert verify(dataclasses.replace(history, metrics=wide)).failed == [Difference("metrics/loss", False, np.inf)]
+    turned = [dataclasses.replace(history, metrics={"z": np.full((2, 4), 1 + phase)}) for phase in (1j, 2j)]
+    assert [one.distance > 0.1 for one in _compared(*turned) if one.name == "metrics/z"] == [True]
+
+
+def test_models_that_were_not_kept_are_not_compared(history):
+    found = verify(dataclasses.replace(history, params={}))
+    assert found.passed
+    assert "final models were not kept" in str(found)
+
+
+def test_another_random_generator_is_named(history):
+    with jax.default_prng_impl("rbg"):
+        other = fjs.simulate(
+            fjs.scaffold(client_optimizer=fjs.optim.sgd(0.1)), fjs.datasets.quadratics(num_clients=6, dim=4), **SETTINGS
+        )
+        assert verify(other).passed
+        with pytest.raises(ValueError, match=r"set JAX_DEFAULT_PRNG_IMPL=threefry2x32 in the environment and verify"):
+            verify(history)
+    said = r"drawn by another random generator \(generator\.jax_default_prng_impl: rbg in the result, threefry2x32 now"
+    with pytest.raises(
+        ValueError, match=rf"{said}.*\): set JAX_DEFAULT_PRNG_IMPL=rbg in the environment and verify again"
+    ):
+        verify(other)
+    environment = dict(history.description["environment"])
+    drawn = environment.pop("generator")
+    offset = history.description | {
+        "environment": environment
+        | {"generator": drawn | {"jax_random_seed_offset": 2, "jax_threefry_partitionable": False}}
+    }
+    with pytest.raises(ValueError, match=r": set JAX_THREEFRY_PARTITIONABLE=0 JAX_RANDOM_SEED_OFFSET=2 in the env"):
+        verify(dataclasses.replace(history, description=offset))
+    # An older file does not say: it is compared, and where that fails it is said what may be the cause.
+    older = dataclasses.replace(history, description=history.description | {"environment": environment})
+    assert "does not say" not in str(verify(older))
+    lost = older.metrics | {"loss": history["loss"] + 1}
+    assert "the result does not say its generator" in str(verify(dataclasses.replace(older, metrics=lost)))
+
+
+def test_a_generator_can_be_taken_over():
+    before = generator()
+    try:
+        use_generator(
+            before | {"jax_random_seed_offset": 3, "jax_threefry_partitionable": "no", "jax_enable_x64": True}
+        )
+        assert generator() == before | {"jax_random_seed_offset": 3}
+        assert jax.config.jax_enable_x64 is False
+        with pytest.raises(ValueError, match="dice"):
+            use_generator({"jax_default_prng_impl": "dice"})
+    finally:
+        use_generator(before)
+    assert generator() == before == GENERATOR
 
 
 def test_elsewhere_round_off_is_allowed(history):

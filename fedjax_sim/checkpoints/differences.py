@@ -9,6 +9,7 @@ from typing import Any
 WORDS = ("in the checkpoint", "now")
 _NOTHING = object()
 _ENVIRONMENT = "environment"
+_SILENT = ("python", "earlier")  # of an environment: Python computes nothing, and where a run was before is no change
 _LONG = 60  # characters of a value in a message
 
 
@@ -36,10 +37,10 @@ def differences(saved: Mapping[str, Any], given: Mapping[str, Any], words: tuple
 def environment_changes(
     saved: Mapping[str, Any], given: Mapping[str, Any], words: tuple[str, str] = WORDS
 ) -> str | None:
-    """Says which versions, or which device, are others than those of the checkpoint; None where none is.
+    """Says which versions, settings or device are others than those of the checkpoint; None where none is.
 
     Results are the same to the last bit in one environment only, so this is worth a warning. Python's version is not:
-    it computes nothing.
+    it computes nothing. What an older checkpoint does not say of its environment is not compared.
 
     Args:
       saved: JSON data with an entry ``environment``, of a checkpoint.
@@ -50,7 +51,9 @@ def environment_changes(
       >>> environment_changes({"environment": {"jax": "0.6.2"}}, {"environment": {"jax": "0.10.2"}})
       'jax: 0.6.2 in the checkpoint, 0.10.2 now'
     """
-    old, new = ({k: v for k, v in node.get(_ENVIRONMENT, {}).items() if k != "python"} for node in (saved, given))
+    found, now = (one if isinstance(one := node.get(_ENVIRONMENT), dict) else {} for node in (saved, given))
+    old = {key: value for key, value in found.items() if key not in _SILENT}
+    new = {key: value for key, value in now.items() if key in old}
     return "; ".join(_lines(old, new, "", words)) or None
 
 

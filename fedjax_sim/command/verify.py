@@ -20,17 +20,20 @@ def add_to(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Runs it, with the precision and the number of CPU devices of the result."""
+    """Runs it, with the precision, the random generator and the number of CPU devices of the result."""
     import jax
 
     from fedjax_sim.command.settling import settle
     from fedjax_sim.history import History
+    from fedjax_sim.keys import use_generator
     from fedjax_sim.verification import verify
 
     history = History.load(options.history)
     environment = history.description.get("environment", {})
     if environment.get("float") == "float64":
         jax.config.update("jax_enable_x64", True)
+    if options.own_process and isinstance(environment.get("generator"), dict):
+        use_generator(environment["generator"])
     several = re.fullmatch(r"(\d{1,4}) x cpu( of \d{1,6} processes)?", str(environment.get("device")))
     settle(options, devices=int(several[1]) if several else 1)
     found = verify(history, tolerance=options.tolerance)

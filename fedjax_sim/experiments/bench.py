@@ -20,6 +20,7 @@ from fedjax_sim.descriptions import describe
 from fedjax_sim.experiments.experiment import Size
 from fedjax_sim.fingerprints import dataset_fingerprint, digest, fingerprint
 from fedjax_sim.history import History
+from fedjax_sim.keys import GENERATOR, generator
 from fedjax_sim.layout import turns
 from fedjax_sim.models.mlp import MLP
 from fedjax_sim.simulation import simulate
@@ -35,8 +36,9 @@ SMOKE_ROUNDS, SMOKE_CLIENTS = 3, 8  # the most of a smoke size, whose only aim i
 class Bench:
     """Runs methods for an experiment, at one size.
 
-    Every run is stored under a checksum of all that decides it (algorithm, data, setting, seeds, precision, version),
-    so that figures which are drawn from the same runs share them, and what was interrupted goes on where it was.
+    Every run is stored under a checksum of all that decides it (algorithm, data, setting, seeds, precision, random
+    generator, version), so that figures which are drawn from the same runs share them, and what was interrupted goes on
+    where it was.
 
     Args:
       size: of the experiment.
@@ -183,6 +185,8 @@ class Bench:
             "keep_params": keep,
             "precision": str(jax.numpy.result_type(float)),
         }
+        if generator() != GENERATOR:
+            decides["generator"] = generator()
         if jax.default_backend() != "cpu":  # another machine's results are near, not equal
             decides["backend"] = jax.default_backend()
         key = digest(json.dumps(decides, sort_keys=True).encode())

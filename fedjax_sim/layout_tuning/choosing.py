@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -20,6 +18,7 @@ from fedjax_sim.client_states.rows import UNUSED
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.host import HostDataset
 from fedjax_sim.descriptions import describe
+from fedjax_sim.devices import processor
 from fedjax_sim.drivers.example_windows import Window
 from fedjax_sim.drivers.plan import cohorts, plan
 from fedjax_sim.fingerprints import digest, fingerprint
@@ -160,12 +159,14 @@ def _signature(
     model = jax.eval_shape(lambda: setting.task.init(jax.random.key(0), dataset))
     leaves, structure = jax.tree.flatten((setting, algorithm, dataset, model))
     device = jax.devices()[0]
-    on_cpu = device.platform == "cpu"
+    kind, *models = processor() if device.platform == "cpu" else [""]
+    affinity = getattr(os, "sched_getaffinity", None)
+    cores = os.cpu_count() if affinity is None else len(affinity(0))
     # What decides tau_i counts by its values: work, cohort, devices, the clients' sizes.
     steps = (setting.cohort, setting.work, setting.system, setting.asynchronous, np.sort(np.asarray(dataset.sizes)))
     parts = {
         "versions": [fedjax_sim.__version__, jax.__version__],
-        "device": [device.platform, device.device_kind, jax.device_count(), *(_processor() if on_cpu else [])],
+        "device": [device.platform, device.device_kind, jax.device_count(), *([kind, cores, *models] if kind else [])],
         "flags": os.environ.get("XLA_FLAGS", ""),
         "threads": os.environ.get("NPROC", ""),
         "structure": re.sub(r" at 0x[0-9a-f]+", "", str(structure)),
@@ -175,13 +176,3 @@ def _signature(
         "seeds": seeds,
     }
     return digest(json.dumps(parts).encode())
-
-
-def _processor() -> list[Any]:
-    """What is known of the CPU, whose ``device_kind`` says nothing."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    cores = os.cpu_count() if affinity is None else len(affinity(0))
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text(errors="replace").splitlines() if cpuinfo.exists() else []
-    models = {line.partition(":")[2].strip() for line in lines if line.startswith("model name")}
-    return [platform.machine(), cores, *sorted(models)]

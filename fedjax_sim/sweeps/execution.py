@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fedjax_sim.datasets.federated import FederatedDataset
-from fedjax_sim.divergence import IDS
+from fedjax_sim.divergence import IDS, divergences
 from fedjax_sim.history import History
 from fedjax_sim.sweeps.placing import Parts
 from fedjax_sim.sweeps.program import AXIS, Outcome, Runs, compute
@@ -59,8 +60,10 @@ class Executor:
         self._mesh = Mesh(np.array(used), (AXIS,)) if len(used) > 1 else None
         self._spread: Any = used[0] if self._mesh is None else NamedSharding(self._mesh, PartitionSpec(AXIS))
         everywhere: Any = used[0] if self._mesh is None else NamedSharding(self._mesh, PartitionSpec())
+        self._parts = parts
         self._given = jax.device_put((parts, dataset, initial_params), everywhere)
         self._values, self._seeds = values, np.asarray(seeds, np.uint32)
+        self._keys = jax.vmap(jax.random.key)(jnp.asarray(self._seeds))
         self._rounds, self._eval_every = rounds, eval_every
         self._evaluate, self._keep_params = evaluate, keep_params
         self._in_turn = takes_turns(used[0])
@@ -73,24 +76,33 @@ class Executor:
         return time.perf_counter() - started
 
     def run(self, numbers: Sequence[int]) -> History:
-        """What the runs of these numbers, at most ``size``, recorded: a history with one "seed" a run."""
+        """What the runs of these numbers, at most ``size``, recorded: a history with one "seed" a run.
+
+        Its divergences have the runs' numbers in the place of seeds, which several runs share.
+        """
         started = time.perf_counter()
         evaluated = evaluation_rounds(self._rounds, self._eval_every)
         outcome = jax.tree.map(lambda leaf: np.asarray(leaf)[: len(numbers)], self._call(numbers, len(evaluated)))
+        algorithm, setting = self._parts
 
         def by_round(record: np.ndarray) -> np.ndarray:
             after_start = record[:, 1:]
             return after_start.reshape(len(record), -1, *record.shape[3:])[:, : self._rounds]
 
+        rounds = {name: by_round(record) for name, record in outcome.records.items()}
+        skipped = setting.guard.skip or algorithm.excludes_nonfinite
         return History(
             evaluated=np.asarray(evaluated),
             metrics=outcome.metrics,
-            rounds={name: by_round(record) for name, record in outcome.records.items() if name != IDS},
+            rounds={name: record for name, record in rounds.items() if name != IDS},
             params=outcome.params if self._keep_params else None,
             seeds=[int(self._seeds[number % len(self._seeds)]) for number in numbers],
             seconds=time.perf_counter() - started,
             compile_seconds=0.0,
             description={},
+            divergences=divergences(
+                type(algorithm).__name__, list(numbers), np.asarray(evaluated), outcome.metrics, rounds, skipped=skipped
+            ),
         )
 
     def _call(self, numbers: Sequence[int], evaluations: int) -> Outcome:
@@ -100,7 +112,7 @@ class Executor:
         points, seeds = np.divmod(padded, len(self._seeds))
         runs = Runs(
             values={name: column[points] for name, column in self._values.items()},
-            seeds=self._seeds[seeds],
+            keys=self._keys[seeds],
             evaluations=np.asarray([evaluations] * len(numbers) + [0] * left, np.int32),
         )
         outcome = compute(

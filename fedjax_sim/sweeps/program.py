@@ -24,13 +24,14 @@ class Runs(NamedTuple):
 
     Attributes:
       values: [C, ...] by name.
-      seeds: uint32[C].
+      keys: typed PRNG keys [C], whose type says by which generator they draw: made inside, the program of one would
+        be run for another.
       evaluations: int32[C], evaluations of the run, the one before the first round included; 0 where a place is left
         over, whose results mean nothing.
     """
 
     values: dict[str, Any]
-    seeds: Any
+    keys: Any
     evaluations: Any
 
 
@@ -86,7 +87,7 @@ def compute(
             return lax.map(lambda run: one(*run), runs)  # type: ignore[no-any-return]
         # One count for all: a count of its own would make every step of every run a choice.
         most = jnp.max(runs.evaluations)
-        return jax.vmap(one, (0, 0, None))(runs.values, runs.seeds, most)
+        return jax.vmap(one, (0, 0, None))(runs.values, runs.keys, most)
 
     if mesh is None:
         return on_one_device(parts, dataset, initial_params, runs)
@@ -103,7 +104,7 @@ def _whole_run(
     dataset: FederatedDataset,
     initial_params: Any,
     values: dict[str, jax.Array],
-    seed: jax.Array,
+    key: jax.Array,
     evaluations: jax.Array,
     *,
     rounds: int,
@@ -113,7 +114,6 @@ def _whole_run(
 ) -> Outcome:
     """One run; the first ``evaluations`` evaluations of it and the rounds before them."""
     algorithm, setting = placed(parts, values)
-    key = jax.random.key(seed)
     algorithm = prepare(setting, algorithm, dataset, key)
     state = init_state(setting, algorithm, dataset, key, initial_params)
     length = min(eval_every, rounds)

@@ -28,7 +28,8 @@ class Sweep:
     11 evaluations is [3, 4, 5, 11]. A space that is a list has one axis, ``"point"``.
 
     Attributes:
-      runs: everything recorded, as a history with one "seed" a run: point by point, seeds within.
+      runs: everything recorded, as a history with one "seed" a run: point by point, seeds within. Its divergences have
+        the numbers of runs, 0 to the last, in the place of seeds.
       space: the points.
       seeds: the seeds of every point.
     """
@@ -141,6 +142,11 @@ class Sweep:
             seconds=self.seconds / count,
             compile_seconds=self.compile_seconds / count,
             description=described(about, self.space.point(int(number))),
+            divergences=[
+                found._replace(seed=self.seeds[found.seed - rows.start])
+                for found in self.runs.divergences
+                if rows.start <= found.seed < rows.stop
+            ],
         )
 
     def compared(self, metric: str) -> tuple[np.ndarray, np.ndarray]:

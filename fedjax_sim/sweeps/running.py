@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import serialization
 
@@ -113,6 +112,10 @@ def sweep(
         with what differs.
       RuntimeError: a cohort scheme drew more clients than it has slots.
 
+    Warns:
+      UserWarning: with ``resume``, runs in the folder were computed by other versions, under other settings, or on
+        another device.
+
     Example:
       >>> import fedjax_sim as fjs
       >>> space = fjs.sweeps.grid({"mu": [0.01, 1.0], "client_optimizer.learning_rate": [0.01, 0.02, 0.05]})
@@ -149,8 +152,10 @@ def sweep(
     if resume is not None:
         about = {"evaluate": evaluate, "initial_params": initial_params, "keep_params": keep_params}
         configuration = _configuration(description, dataset, space, seed_list, **about)
-        folder = stored.Folder(resume, configuration)
+        folder = stored.Folder(resume, configuration, description["environment"])
         finished = folder.finished()
+        if folder.earlier:
+            description["environment"] = description["environment"] | {"earlier": folder.earlier}
     total = space.num_points * len(seed_list)
     missing = sorted(set(range(total)) - {number for numbers, _ in finished for number in numbers})
     executor = Executor(
@@ -200,7 +205,8 @@ def _configuration(
         "seeds": seeds,
         "initial_params": None if initial_params is None else fingerprint(initial_params),
         "keep_params": keep_params,
-        "float": str(jnp.result_type(float)),
+        "float": description["environment"]["float"],
+        "generator": description["environment"]["generator"],
     }
 
 
@@ -224,6 +230,7 @@ def _joined(finished: list[tuple[list[int], History]], params: Any) -> History:
         params=jax.tree.map(together, *models) if models else None,
         seeds=together(*(np.asarray(part.seeds) for part in parts)).tolist(),
         seconds=sum(part.seconds for part in parts),
+        divergences=sorted(found for part in parts for found in part.divergences),
     )
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
-from fedjax_sim.checkpoints.differences import differences
+from fedjax_sim.checkpoints.differences import differences, environment_changes
 from fedjax_sim.files import json_object, parsing, read_json
 from fedjax_sim.fingerprints import digest
 from fedjax_sim.history import History
+from fedjax_sim.keys import GENERATOR
 from fedjax_sim.reporting.files import write_atomically
 from fedjax_sim.values import shown
 
@@ -29,31 +31,41 @@ class Folder:
     Args:
       path: of the folder; it is made where it does not exist.
       configuration: plain JSON data that decides the results.
+      environment: where the runs to come are computed, as in a description; None does not say.
+
+    Attributes:
+      earlier: what was another environment for runs that :meth:`finished` has read.
 
     Raises:
       ValueError: the folder has a sweep of another configuration (the message lists the differences), of a later
         version of this package, or other files.
     """
 
-    def __init__(self, path: str | os.PathLike[str], configuration: dict[str, Any]) -> None:
-        self._path = Path(path)
+    def __init__(
+        self, path: str | os.PathLike[str], configuration: dict[str, Any], environment: dict[str, Any] | None = None
+    ) -> None:
+        self._path, self._environment = Path(path), environment or {}
+        self.earlier: list[str] = []
         # through JSON, so that tuples and lists are one
         configuration = json.loads(json.dumps(configuration))
-        self._digest = digest(json.dumps(configuration, sort_keys=True).encode())
         about = self._path / _NAME
         if os.path.lexists(about):
-            self._compare(about, configuration)
+            configuration = self._compare(about, configuration)
         elif self._path.exists() and any(self._path.iterdir()):
             raise ValueError(f"sweep(resume={str(self._path)!r}): the folder has other files: give an empty or new one")
         else:
             content = {"format": _FORMAT, "configuration": configuration}
             write_atomically(about, json.dumps(content, indent=1).encode())
+        self._digest = digest(json.dumps(configuration, sort_keys=True).encode())
 
     def finished(self) -> list[tuple[list[int], History]]:
         """The stored runs: their numbers and what they recorded.
 
         Raises:
           ValueError: a file is damaged, of another sweep, or has runs that another file has.
+
+        Warns:
+          UserWarning: runs were computed by other versions, under other settings, or on another device.
         """
         found = []
         seen: dict[int, str] = {}
@@ -69,6 +81,15 @@ class Folder:
                     raise ValueError(f"{file} has run {number}, and so has {seen.get(number, 'no sweep')}: delete it")
                 seen[number] = file.name
             found.append((numbers, history))
+            changes = environment_changes(history.description, {"environment": self._environment}, ("there", "here"))
+            if changes is not None and changes not in self.earlier:
+                self.earlier.append(changes)
+        if self.earlier:
+            warnings.warn(
+                f"sweep(resume={str(self._path)!r}): runs in the folder were computed elsewhere "
+                f"({'; or '.join(self.earlier)}): they may differ by round-off from what is computed now",
+                stacklevel=4,
+            )
         return found
 
     def add(self, numbers: list[int], history: History) -> None:
@@ -78,10 +99,11 @@ class Folder:
           numbers: of the runs, in the history's order.
           history: what they recorded, one "seed" a run.
         """
-        about = {"sweep": self._digest, "runs": numbers}
+        about = {"sweep": self._digest, "runs": numbers, "environment": self._environment}
         dataclasses.replace(history, description=about).save(self._path / f"runs-{numbers[0]:06d}.npz")
 
-    def _compare(self, about: Path, configuration: dict[str, Any]) -> None:
+    def _compare(self, about: Path, configuration: dict[str, Any]) -> dict[str, Any]:
+        """The folder's own configuration; older ones say less of it."""
         content = json_object(about, read_json(about, wrong="is damaged", fix=_FIX))
         if type(content.get("format")) is int and content["format"] > _FORMAT:
             raise ValueError(
@@ -89,10 +111,14 @@ class Folder:
                 f"{_FORMAT}: use the version that wrote it, or a later one"
             )
         with parsing(about, "is damaged", _FIX):
-            lines = differences(content["configuration"], configuration, ("there", "here"))
+            saved: dict[str, Any] = content["configuration"]
+            # An older folder does not say which random generator it had: what nobody chooses is assumed.
+            known = saved | {"generator": GENERATOR | saved.get("generator", {})}
+            lines = differences(known, configuration, ("there", "here"))
         if lines:
             more = f"; and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
             raise ValueError(
                 f"sweep(resume={str(self._path)!r}): the folder has another sweep ({'; '.join(lines[:_SHOWN])}{more}): "
                 "give the same arguments, or another folder"
             )
+        return saved
