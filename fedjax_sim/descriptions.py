@@ -30,7 +30,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _FACTORIES: dict[str, Callable[..., Any]] = {}
-_MAX_ARRAY = 100_000  # elements of one array argument; above this a description would no longer be something to read
+MAX_ARRAY = 100_000  # elements of one array argument; above this a description would no longer be something to read
 
 
 def static(**kwargs: Any) -> Any:
@@ -305,7 +305,7 @@ def encode(value: Any) -> Any:
     if isinstance(value, jax.core.Tracer):
         raise TypeError("a traced hyper-parameter cannot be described: describe the object outside jit, grad and vmap")
     if isinstance(value, (np.ndarray, jax.Array)):
-        if value.size > _MAX_ARRAY or jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+        if value.size > MAX_ARRAY or jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
             return {"opaque": f"array {value.dtype}{list(value.shape)}"}
         return {"array": np.asarray(value).tolist(), "dtype": str(value.dtype)}
     if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):

@@ -102,6 +102,11 @@ def use_generator(wanted: dict[str, Any]) -> None:
             _library(name).config.update(name, value)
 
 
+def switch(name: str, value: Any) -> str:
+    """What says a setting of JAX in the environment of a process: ``JAX_THREEFRY_PARTITIONABLE=0``."""
+    return f"{name.upper()}={int(value) if isinstance(value, bool) else value}"
+
+
 def _library(name: str) -> Any:
     return {"jax": jax, "flax": flax}[name.partition("_")[0]]
 

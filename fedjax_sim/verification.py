@@ -14,7 +14,7 @@ from flax import serialization
 from fedjax_sim.checkpoints.differences import differences, environment_changes
 from fedjax_sim.descriptions import build, decode, opaque_parts
 from fedjax_sim.history import History, is_sweep
-from fedjax_sim.keys import GENERATOR, generator
+from fedjax_sim.keys import GENERATOR, generator, switch
 from fedjax_sim.simulation import simulate
 from fedjax_sim.values import check_real, shown
 
@@ -142,8 +142,8 @@ def verify(result: History, *, tolerance: float | None = None, progress: bool | 
     where = description["environment"]
     precision = where.get("float")
     if precision not in (None, str(jnp.result_type(float))):
-        switch = "JAX_ENABLE_X64=1" if precision == "float64" else "JAX_ENABLE_X64=0"
-        raise ValueError(f"this result was computed in {precision}: set {switch} in the environment and verify again")
+        x64 = switch("jax_enable_x64", precision == "float64")
+        raise ValueError(f"this result was computed in {precision}: set {x64} in the environment and verify again")
     _check_generator(where.get("generator"))
     again = _again(result, progress)
     changes = environment_changes(description, again.description, _WORDS)
@@ -171,7 +171,7 @@ def _check_generator(drawn: Any) -> None:
     if lines:
         known = drawn if isinstance(drawn, dict) else {}
         switches = [
-            f"{name.upper()}={value:d}" if isinstance(value, int) else f"{name.upper()}={value}"
+            switch(name, value)
             for name, value in known.items()
             if name in GENERATOR and type(value) is type(GENERATOR[name]) and value != now[name]
         ]

@@ -1,10 +1,12 @@
 """Configurations: every registered thing can be written as TOML and read again, and what is wrong is named."""
 
+import dataclasses
 import inspect
 import json
 import pathlib
 import tomllib
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -166,6 +168,10 @@ def test_every_argument_of_simulate_has_a_place():
         ("environment.float=float16", ["[environment]", "'float16'", "'float32' or 'float64'"]),
         ("environment.float=float64", ["JAX_ENABLE_X64=1"]),
         ("environment.floats=float64", ["'floats'", "did you mean 'float'"]),
+        ("environment.generator.jax_default_prng_impl=rbg", ["'threefry2x32'", "set JAX_DEFAULT_PRNG_IMPL=rbg"]),
+        ("environment.generator.jax_threefry_partitionable=false", ["set JAX_THREEFRY_PARTITIONABLE=0"]),
+        ("environment.generator.jax_random_seed_offset=true", ["[environment.generator]", "is True", "like 0"]),
+        ("environment.generator.jax_enable_x64=true", ["[environment.generator]", "'jax_enable_x64'"]),
         ("run.seeds=2026-01-01", ["[run.seeds]", "2026-01-01"]),
         ("algorithm.client_learning_rate={array=[1.0], dtypes='x'}", ["'dtypes'", "array and dtype"]),
         ("algorithm.client_learning_rate={array=['x'], dtype='float32'}", ["[algorithm.client_learning_rate]", "'x'"]),
@@ -270,6 +276,18 @@ def test_the_resolved_configuration_is_the_same_run(file):
     assert again.seeds == [5, 6]
     for name in history.metrics:
         np.testing.assert_array_equal(again[name], history[name])
+
+
+def test_a_configuration_says_which_random_generator_is_not_the_usual_one(file):
+    history = fjs.simulate(**read(file(SMALL), ["run.rounds=1"]))
+    assert tomllib.loads(written(history))["environment"] == {"float": "float32"}
+    environment = history.description["environment"]
+    drawn = environment | {"generator": environment["generator"] | {"jax_default_prng_impl": "rbg"}}
+    text = written(dataclasses.replace(history, description=history.description | {"environment": drawn}))
+    assert tomllib.loads(text)["environment"]["generator"] == {"jax_default_prng_impl": "rbg"}
+    assert "set JAX_DEFAULT_PRNG_IMPL=rbg" in refused(file(text))
+    with jax.default_prng_impl("rbg"):
+        assert list(read(file(text))["seeds"]) == history.seeds
 
 
 def test_a_run_of_bare_objects_has_no_configuration():

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import threading
-from typing import Any
 
 import jax
 import jax.numpy as jnp

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import fedjax_sim as fjs
-from fedjax_sim import sweeps
+from fedjax_sim import descriptions, sweeps
 from fedjax_sim.fingerprints import fingerprint
 from fedjax_sim.history import History
 from fedjax_sim.sweeps import Sweep, execution, running, stored, sweep
@@ -250,7 +250,7 @@ def tiny(**changes):
     }  # fmt: skip
     space = sweeps.grid({RATE: [0.1, 0.2]})
     quadratics = fjs.datasets.quadratics(num_clients=4, dim=2, seed=0)
-    return sweep(algorithm, quadratics, space, **common, **changes), (algorithm, quadratics, common)
+    return sweep(algorithm, quadratics, space, **common | changes), (algorithm, quadratics, common)
 
 
 def test_another_generator_is_another_program_and_another_sweep(tmp_path, monkeypatch):
@@ -277,6 +277,15 @@ def test_another_generator_is_another_program_and_another_sweep(tmp_path, monkey
     np.testing.assert_array_equal(again["loss"], usual["loss"])
     with jax.default_prng_impl("rbg"), pytest.raises(ValueError, match=r"generator\.jax_default_prng_impl"):
         tiny(resume=tmp_path / "old")
+
+
+def test_arrays_too_large_for_a_description_are_told_apart(tmp_path, monkeypatch):
+    for module in (descriptions, running):
+        monkeypatch.setattr(module, "MAX_ARRAY", 3)
+    weights = np.arange(1.0, 5.0)
+    tiny(resume=tmp_path, cohort=fjs.cohort.weighted(2, weights=weights))
+    with pytest.raises(ValueError, match=r"\(arrays: [0-9a-f]{16} there, [0-9a-f]{16} here\)"):
+        tiny(resume=tmp_path, cohort=fjs.cohort.weighted(2, weights=weights[::-1]))
 
 
 def test_runs_that_were_computed_elsewhere_are_warned_of(tmp_path, monkeypatch):

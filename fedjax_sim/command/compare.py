@@ -106,12 +106,15 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _check_precision(chosen: Sequence[Variant]) -> None:
-    from fedjax_sim.configuration.building import precision
+    from fedjax_sim.configuration.building import precision, random_generator
 
     asked = {precision(variant.tables): variant.label for variant in chosen}
     if len(asked) > 1:
         said = ", ".join(f"{label}: {one or 'not said'}" for one, label in asked.items())
         raise ValueError(f"the precisions differ ({said}): one process has one; --set environment.float=float32")
+    drawn = [random_generator(variant.tables) for variant in chosen]
+    if any(one != drawn[0] for one in drawn):
+        raise ValueError("the random generators differ (environment.generator): one process has one; leave it out")
 
 
 def _checked(chosen: Sequence[Variant]) -> dict[str, dict[str, Any]]:

@@ -26,15 +26,18 @@ _NOTHING_SAID = {
 def begin(
     options: argparse.Namespace, tables: Tables, *, devices: int | None = None, threads: int | None = None
 ) -> str | None:
-    """Precision, CPU devices and kept programs, before JAX starts; returns the devices in words, if they were set."""
+    """Precision, generator, CPU devices, kept programs, before JAX starts; returns the devices in words, if set."""
     import jax
 
     from fedjax_sim.command.settling import settle
-    from fedjax_sim.configuration.building import precision
+    from fedjax_sim.configuration.building import precision, random_generator
+    from fedjax_sim.keys import use_generator
 
-    asked = precision(tables)
+    asked, drawn = precision(tables), random_generator(tables)
     if asked is not None and options.own_process:
         jax.config.update("jax_enable_x64", asked == "float64")
+    if drawn and options.own_process:
+        use_generator(drawn)
     chosen = settle(options, devices=devices, threads=threads, cache=not options.no_cache)
     return None if chosen is None else str(chosen)
 

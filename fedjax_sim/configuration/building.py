@@ -18,6 +18,7 @@ import jax.numpy as jnp
 
 from fedjax_sim.configuration.tables import MAX_DEPTH, ConfigurationError, Place, Tables, load
 from fedjax_sim.descriptions import all_registered, decode, registered_factory
+from fedjax_sim.keys import GENERATOR, generator, switch
 from fedjax_sim.simulation import simulate
 from fedjax_sim.values import shown, suggest
 
@@ -66,15 +67,38 @@ def precision(tables: Tables) -> str | None:
     Raises:
       ConfigurationError: something else.
     """
-    place = tables.place / "environment"
-    environment = _table(tables.content.get("environment", {}), place)
-    for key in environment:
-        if key != "float":
-            raise place.error(f"unknown key {shown(key)} (it is {shown(environment[key])}): {suggest(key, ['float'])}")
+    environment, place = _environment(tables)
     asked = environment.get("float")
     if asked is not None and asked not in _PRECISIONS:
         raise place.error(f"float is {shown(asked)}: it must be {' or '.join(map(repr, _PRECISIONS))}")
     return None if asked is None else str(asked)
+
+
+def random_generator(tables: Tables) -> dict[str, Any]:
+    """What a configuration asks of the random generator, by the names of ``fedjax_sim.keys.GENERATOR``; mostly nothing.
+
+    Raises:
+      ConfigurationError: something else.
+    """
+    environment, place = _environment(tables)
+    place = place / "generator"
+    asked = _table(environment.get("generator", {}), place)
+    for key, value in asked.items():
+        if key not in GENERATOR:
+            raise place.error(f"unknown key {shown(key)} (it is {shown(value)}): {suggest(key, list(GENERATOR))}")
+        if type(value) is not type(GENERATOR[key]):
+            raise place.error(f"{key} is {shown(value)}: it must be like {shown(GENERATOR[key])}")
+    return dict(asked)
+
+
+def _environment(tables: Tables) -> tuple[Mapping[str, Any], Place]:
+    place = tables.place / "environment"
+    environment = _table(tables.content.get("environment", {}), place)
+    for key, value in environment.items():
+        if key not in ("float", "generator"):
+            known = ["float", "generator"]
+            raise place.error(f"unknown key {shown(key)} (it is {shown(value)}): {suggest(key, known)}")
+    return environment, place
 
 
 def arguments(tables: Tables) -> dict[str, Any]:
@@ -96,10 +120,17 @@ def arguments(tables: Tables) -> dict[str, Any]:
             raise place.error(f"{said}: {meant if tables_of else suggest(key, known)}", key)
     asked, now = precision(tables), str(jnp.result_type(float))
     if asked not in (None, now):
-        switch = "1" if asked == "float64" else "0"
+        x64 = switch("jax_enable_x64", asked == "float64")
         raise (place / "environment").error(
-            f"float is {asked!r}, and JAX computes in {now}: set JAX_ENABLE_X64={switch} before it starts"
+            f"float is {asked!r}, and JAX computes in {now}: set {x64} before it starts"
         )
+    drawn = generator()
+    for name, wanted in random_generator(tables).items():
+        if wanted != drawn[name]:
+            raise (place / "environment").error(
+                f"the generator's {name} is {shown(wanted)}, and in JAX it is {shown(drawn[name])}: set "
+                f"{switch(name, wanted)} before it starts"
+            )
     given: dict[str, Any] = {}
     for name, kind in PARTS.items():
         if name in content:

@@ -11,6 +11,7 @@ from typing import Any
 from fedjax_sim.configuration.building import PARTS, SPECIAL
 from fedjax_sim.descriptions import opaque_parts, registered_factory
 from fedjax_sim.history import History
+from fedjax_sim.keys import GENERATOR
 from fedjax_sim.simulation import simulate
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
@@ -42,6 +43,9 @@ def written(history: History, more: Mapping[str, Any] | None = None) -> str:
     content["run"] |= {key: value for key, value in (more or {}).items() if key not in told}
     where = about["environment"]
     content["environment"] = {"float": where["float"]}
+    drawn = where.get("generator", {})
+    if other := {name: drawn[name] for name, usual in GENERATOR.items() if drawn.get(name, usual) != usual}:
+        content["environment"]["generator"] = other
     ran = f"# fedjax_sim {where['fedjax_sim']}, jax {where['jax']}, Python {where['python']}, {where['device']}"
     return f"{ran}\n\n{text(content)}"
 

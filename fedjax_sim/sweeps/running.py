@@ -17,7 +17,7 @@ from fedjax_sim.checks import check_run, check_setting
 from fedjax_sim.cohort.participation import Participation
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.host import HostDataset
-from fedjax_sim.descriptions import describe
+from fedjax_sim.descriptions import MAX_ARRAY, describe
 from fedjax_sim.diagnostics.base import Requested
 from fedjax_sim.fingerprints import fingerprint
 from fedjax_sim.history import History
@@ -150,7 +150,8 @@ def sweep(
 
     folder, finished = None, []
     if resume is not None:
-        about = {"evaluate": evaluate, "initial_params": initial_params, "keep_params": keep_params}
+        large = [leaf for leaf in jax.tree.leaves(parts) if np.size(leaf) > MAX_ARRAY]
+        about = {"evaluate": evaluate, "initial_params": initial_params, "keep_params": keep_params, "large": large}
         configuration = _configuration(description, dataset, space, seed_list, **about)
         folder = stored.Folder(resume, configuration, description["environment"])
         finished = folder.finished()
@@ -194,8 +195,9 @@ def _configuration(
     evaluate: Evaluate | None,
     initial_params: Any,
     keep_params: bool,
+    large: list[Any],
 ) -> dict[str, Any]:
-    """All that decides what a sweep records, as JSON."""
+    """All that decides what a sweep records, as JSON; ``large`` are arrays of which the description has no values."""
     return {
         "algorithm": description["algorithm"],
         "dataset": {**description["dataset"], "checksum": fingerprint(dataset)},
@@ -207,6 +209,7 @@ def _configuration(
         "keep_params": keep_params,
         "float": description["environment"]["float"],
         "generator": description["environment"]["generator"],
+        **({"arrays": fingerprint(large)} if large else {}),
     }
 
 
