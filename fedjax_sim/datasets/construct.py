@@ -11,7 +11,6 @@ import numpy as np
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.flat import INT32_MAX, int32, offsets_of
 from fedjax_sim.datasets.given import Given, given_clients, given_ids, given_partition
-from fedjax_sim.datasets.names import named
 from fedjax_sim.datasets.storing import in_memory, stored_parts
 
 
@@ -72,7 +71,7 @@ def from_ids(
       examples: pytree of arrays with the common leading axis n, or a tuple ``(x, y)``.
       ids: integer or string [n], the client of each example. Clients are stored in sorted order of their id and
         keep the order of their examples. Integers that are non-negative and fit int32 become the ``client_ids``;
-        other ids are numbered 0 .. N-1 (:func:`fedjax_sim.datasets.client_names` gives back strings).
+        other ids are numbered 0 .. N-1, and :func:`fedjax_sim.datasets.client_names` has them as strings.
       test: held-out examples, like ``examples``.
       test_ids: the client of each held-out example; each must have training examples too.
       test_fraction: in the place of both: the share of each client's examples to hold out, as in
@@ -81,9 +80,9 @@ def from_ids(
       num_classes: as in :func:`from_clients`.
 
     Raises:
-      ValueError: lengths that differ, no examples, test clients without training examples, both ``test`` and
-        ``test_fraction``, bad values.
-      TypeError: ids that are neither integers nor strings.
+      ValueError: lengths that differ, no examples, missing or masked ids, test clients without training examples,
+        both ``test`` and ``test_fraction``, bad values.
+      TypeError: ids that are neither all integers nor all strings.
 
     Example:
       >>> import numpy as np
@@ -92,8 +91,7 @@ def from_ids(
       array([1., 3.], dtype=float32)
     """
     given = given_ids(examples, ids, test, test_ids, test_fraction, seed)
-    made = _assembled(given, num_classes)
-    return named(made, given.names.tolist()) if given.names.dtype.kind == "U" else made
+    return given.remembered(_assembled(given, num_classes))
 
 
 def from_partition(

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
 
+from fedjax_sim.datasets.arrays import host_array
 from fedjax_sim.datasets.flat import INT32_MAX, Flat
+from fedjax_sim.datasets.names import named
 from fedjax_sim.datasets.split import held_out_of
 from fedjax_sim.datasets.validate import (
+    as_int64,
     checked_ids,
     checked_owner,
     checked_partition,
     common_length,
+    integers_apart,
     kind_of,
     shape_text,
     who,
 )
 from fedjax_sim.values import check_count, check_real, shown
+
+T = TypeVar("T")
 
 
 class Given(NamedTuple):
@@ -36,6 +42,10 @@ class Given(NamedTuple):
     test: Flat | None
     client_ids: np.ndarray
     names: np.ndarray
+
+    def remembered(self, data: T) -> T:
+        """``data``, with the ids that could not be its ``client_ids`` as the names of its clients."""
+        return data if self.names is self.client_ids else named(data, [str(name) for name in self.names.tolist()])
 
 
 def given_clients(
@@ -70,8 +80,8 @@ def given_ids(examples: Any, ids: Any, test: Any, test_ids: Any, test_fraction: 
     if names.size == 0:
         raise ValueError("from_ids: no examples were given; a data set needs at least one client with one example")
     numbered = names.dtype.kind in "iu" and int(names[0]) >= 0 and int(names[-1]) <= INT32_MAX
-    client_ids = names.astype(np.int64) if numbered else np.arange(names.size)
-    train = _grouped(_as_arrays(examples), owner, names.size, "ids")
+    client_ids = names if numbered else np.arange(names.size)
+    train = _grouped(_as_arrays("examples", examples), owner, names.size, "ids")
     if (test is None) != (test_ids is None):
         raise ValueError("from_ids: test and test_ids come together; only one of them was given")
     if test is None:
@@ -83,13 +93,16 @@ def given_ids(examples: Any, ids: Any, test: Any, test_ids: Any, test_fraction: 
         test_owner = checked_owner(test_ids, "test_ids")
         if test_owner.size and (test_owner.dtype.kind == "U") != (names.dtype.kind == "U"):
             raise TypeError(f"test_ids have dtype {test_owner.dtype} but ids have {names.dtype}: use the same kind")
-        position = np.minimum(np.searchsorted(names, test_owner), names.size - 1)
-        for row in np.flatnonzero(names[position] != test_owner)[:1]:
+        known, wanted = names, test_owner
+        if names.dtype.kind != test_owner.dtype.kind:  # int64 beside uint64 would be compared as floats
+            known, wanted = names.astype(object), test_owner.astype(object)
+        position = np.minimum(np.searchsorted(known, wanted), names.size - 1)
+        for row in np.flatnonzero(known[position] != wanted)[:1]:
             raise ValueError(
                 f"client {test_owner[row].item()!r} has test examples but no training examples: drop them or give the "
                 "client training examples"
             )
-        held_out = _grouped(_as_arrays(test), position, names.size, "test_ids")
+        held_out = _grouped(_as_arrays("test examples", test), position, names.size, "test_ids")
     return Given(train, held_out, client_ids, names)
 
 
@@ -101,7 +114,7 @@ def given_partition(examples: Any, partition: Sequence[Any], test_fraction: floa
     if test_fraction == 1.0:
         raise ValueError("from_partition(test_fraction=1.0): it must be below 1, or nothing is left to train on")
     check_count("from_partition(seed=...)", seed, low=0)
-    flat = _as_arrays(examples)
+    flat = _as_arrays("examples", examples)
     total = common_length(flat, None)
     ids = np.arange(len(partition))
     rows, sizes = checked_partition(partition, total)
@@ -142,13 +155,24 @@ def _cut(flat: Flat, held: np.ndarray) -> tuple[Flat, Flat | None]:
     return train, test
 
 
-def _as_arrays(examples: Any) -> Any:
-    """Host arrays; a tuple (x, y) becomes a mapping; lists are arrays, not pytree nodes."""
+def _as_arrays(what: str, examples: Any, owner: str = "") -> Any:
+    """Host arrays; a tuple (x, y) becomes a mapping; lists are arrays, not pytree nodes.
+
+    Args:
+      what: "examples" or "test examples".
+      examples: what was given.
+      owner: whose they are, for messages, or "".
+    """
     if isinstance(examples, tuple) and not hasattr(examples, "_fields"):
         if len(examples) != 2:
             raise ValueError(f"a tuple of {len(examples)} was given: examples are (x, y), a mapping or another pytree")
         examples = {"x": examples[0], "y": examples[1]}
-    arrays = jax.tree.map(np.asarray, examples, is_leaf=lambda node: isinstance(node, list))
+    suffix = f" of {owner}" if owner else ""
+    arrays = jax.tree_util.tree_map_with_path(
+        lambda path, leaf: host_array(f"{what}{jax.tree_util.keystr(path)}{suffix}", leaf),
+        examples,
+        is_leaf=lambda node: isinstance(node, list),
+    )
     if not jax.tree.leaves(arrays):
         raise ValueError(f"the examples have no arrays: {examples!r}; give a pytree of arrays or (x, y)")
     return arrays
@@ -156,7 +180,11 @@ def _as_arrays(examples: Any) -> Any:
 
 def _joined(clients: Sequence[Any], ids: np.ndarray, like: Flat | None) -> Flat:
     """Concatenates the clients' pytrees; ``like`` gives the structure where a client (of the test part) is empty."""
-    trees = [None if client is None and like is not None else _as_arrays(client) for client in clients]
+    what = "examples" if like is None else "test examples"
+    trees = [
+        None if client is None and like is not None else _as_arrays(what, client, who(ids, i))
+        for i, client in enumerate(clients)
+    ]
     sizes = np.array([0 if tree is None else common_length(tree, who(ids, i)) for i, tree in enumerate(trees)])
     filled = [(i, tree) for i, tree in enumerate(trees) if sizes[i] > 0]
     if not filled:
@@ -176,7 +204,28 @@ def _joined(clients: Sequence[Any], ids: np.ndarray, like: Flat | None) -> Flat:
                     f"{shape_text(column[0])}: one shape and kind of number for all clients"
                 )
             column.append(leaf)
-    return Flat(jax.tree.unflatten(structure, [np.concatenate(column) for column in columns]), sizes)
+    owners = [who(ids, i) for i, _ in filled]
+    joined = [_concatenated(f"{what}{path}", column, owners) for path, column in zip(paths, columns, strict=True)]
+    return Flat(jax.tree.unflatten(structure, joined), sizes)
+
+
+def _concatenated(what: str, column: list[np.ndarray], owners: list[str]) -> np.ndarray:
+    """Arrays of one kind of number end to end, in a type that holds all of them."""
+    if integers_apart(leaf.dtype for leaf in column):
+        column = [as_int64(leaf) for leaf in column]
+    kind = column[0].dtype
+    for leaf, owner in zip(column, owners, strict=True):
+        try:
+            found = np.promote_types(kind, leaf.dtype)
+        except TypeError:
+            found = None
+        if found is None or integers_apart((kind, leaf.dtype)):
+            raise ValueError(
+                f"{what} of {owner} are {shape_text(leaf)} but those of {owners[0]} are {shape_text(column[0])}: no "
+                "type holds the numbers of both; give all clients one"
+            )
+        kind = found
+    return np.concatenate(column, dtype=kind)
 
 
 def _grouped(examples: Any, owner: np.ndarray, count: int, ids_name: str) -> Flat:

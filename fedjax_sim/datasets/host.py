@@ -197,7 +197,8 @@ def from_ids(
       >>> data, data.client(0)["x"]
       (HostDataset(2 clients, 4 examples), array([1., 3.], dtype=float32))
     """
-    return _hosted(given_ids(examples, ids, test, test_ids, test_fraction, seed), num_classes)
+    given = given_ids(examples, ids, test, test_ids, test_fraction, seed)
+    return given.remembered(_hosted(given, num_classes))
 
 
 def from_partition(

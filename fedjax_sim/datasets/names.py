@@ -3,36 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, TypeVar
 
-from fedjax_sim.datasets.federated import FederatedDataset
+T = TypeVar("T")
 
 
-def named(data: FederatedDataset, names: Sequence[str]) -> FederatedDataset:
+def named(data: T, names: Sequence[str]) -> T:
     """``data``, remembering the names of its clients in storage order.
 
     The memory sits on this object alone, as that of a recipe does: it is no part of the pytree, so programs are not
     compiled again for other names, and a copy (``replace``, ``reordered``, ``jax.tree.map``) has none.
 
     Args:
-      data: the data set.
+      data: the data set, on the device or the host.
       names: one for each client, unique.
 
     Raises:
       ValueError: another number of names, or a name used twice.
     """
-    if len(names) != data.num_clients or len(set(names)) != len(names):
-        raise ValueError(
-            f"{len(names)} names ({len(set(names))} different) for {data.num_clients} clients: give each one"
-        )
+    count: int = data.num_clients  # type: ignore[attr-defined]  # both kinds have it
+    if len(names) != count or len(set(names)) != len(names):
+        raise ValueError(f"{len(names)} names ({len(set(names))} different) for {count} clients: give each one")
     object.__setattr__(data, "_client_names", tuple(str(name) for name in names))
     return data
 
 
-def client_names(data: FederatedDataset) -> tuple[str, ...]:
+def client_names(data: Any) -> tuple[str, ...]:
     """The names of the clients in storage order: speaking roles, accounts, LEAF users, file names, table entries.
 
     Args:
-      data: a data set that was read from a source with names, itself and not a copy.
+      data: a data set that was read from a source with names, itself and not a copy; on the device or the host.
 
     Raises:
       ValueError: it has no names, or is a changed copy that forgot them.

@@ -5,16 +5,19 @@ A message names the client (and its id, where that is another number), the value
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_sim.datasets.arrays import host_array, missing_values
 from fedjax_sim.datasets.flat import INT32_MAX, Flat, default_float, offsets_of, owner_of
 from fedjax_sim.datasets.parts import Partition
 from fedjax_sim.values import check_count
+
+INT64_MAX = 2**63 - 1
 
 
 def common_length(examples: Any, owner: str | None) -> int:
@@ -36,7 +39,7 @@ def common_length(examples: Any, owner: str | None) -> int:
 
 def checked_ids(client_ids: Any, count: int) -> np.ndarray:
     """``client_ids`` as int64[count], unique, non-negative and small enough for int32."""
-    ids = np.asarray(client_ids)
+    ids = host_array("client_ids", client_ids)
     if ids.dtype.kind not in "iu":
         raise TypeError(f"client_ids have dtype {ids.dtype}: they must be integers (see from_ids for other ids)")
     if ids.shape != (count,):
@@ -51,14 +54,28 @@ def checked_ids(client_ids: Any, count: int) -> np.ndarray:
 
 def checked_owner(ids: Any, name: str) -> np.ndarray:
     """The client of each example, as integers or strings; ``name`` is the argument that a message blames."""
-    owner = np.asarray(ids)
+    owner = host_array(name, ids)
     if owner.ndim != 1:
         raise ValueError(f"{name} has shape {owner.shape}: it must be one-dimensional, one id per example")
-    if owner.dtype.kind == "O" and all(isinstance(item, str) for item in owner):
-        owner = owner.astype(str)
+    if owner.dtype.kind == "f" and np.isnan(owner).any():
+        raise missing_values(name, np.isnan(owner))
     if owner.dtype.kind not in "iuU" and owner.size:
-        raise TypeError(f"{name} has dtype {owner.dtype}: client ids are integers or strings")
-    return owner
+        raise TypeError(
+            f"{name} has dtype {owner.dtype}, first {owner[0]}: client ids are integers or strings"
+        )
+    return as_int64(owner)
+
+
+def as_int64(array: np.ndarray) -> np.ndarray:
+    """Integers of any type as int64, or as they are where one is beyond it; other arrays as they are."""
+    fits = array.dtype.kind == "i" or (array.dtype.kind == "u" and int(array.max(initial=0)) <= INT64_MAX)
+    return array.astype(np.int64, copy=False) if fits else array
+
+
+def integers_apart(types: Iterable[np.dtype]) -> bool:
+    """Whether these types, all of integers, have none in common: numpy would make floats of int64 and uint64."""
+    found = set(types)
+    return all(one.kind in "iu" for one in found) and np.result_type(*found).kind == "f"
 
 
 def checked_partition(partition: Sequence[Any], total: int) -> tuple[np.ndarray, np.ndarray]:
@@ -74,7 +91,7 @@ def checked_partition(partition: Sequence[Any], total: int) -> tuple[np.ndarray,
 
 
 def _end_to_end(partition: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
-    parts = [np.asarray(indices) for indices in partition]
+    parts = [host_array(f"the indices of client {client}", rows) for client, rows in enumerate(partition)]
     for client, part in enumerate(parts):
         if part.size == 0:
             raise ValueError(f"client {client} has no examples: drop this client or give it examples")

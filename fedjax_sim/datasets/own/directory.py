@@ -16,7 +16,7 @@ from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.flat import INT32_MAX
 from fedjax_sim.datasets.names import named
 from fedjax_sim.datasets.reading.npz import MAX_BYTES, Header, npz_headers, read_npz
-from fedjax_sim.datasets.validate import kind_of
+from fedjax_sim.datasets.validate import as_int64, integers_apart, kind_of
 from fedjax_sim.values import check_count
 
 Headers = dict[str, dict[str, Header]]
@@ -180,16 +180,17 @@ def _joined(files: Headers, ids: Mapping[str, int | str]) -> tuple[dict[str, np.
     """The arrays of all files end to end, and the client of each row."""
     sizes = [_rows(arrays) for arrays in files.values()]
     wanted = next(iter(files.values()))
-    joined = {
-        name: np.empty((sum(sizes), *shape[1:]), np.result_type(*(arrays[name][1] for arrays in files.values())))
-        for name, (shape, _) in wanted.items()
-    }
+    types = {name: [arrays[name][1] for arrays in files.values()] for name in wanted}
+    kinds = {name: np.int64 if integers_apart(found) else np.result_type(*found) for name, found in types.items()}
+    joined = {name: np.empty((sum(sizes), *shape[1:]), kinds[name]) for name, (shape, _) in wanted.items()}
     start = 0
     for path, size in zip(files, sizes, strict=True):
         for name, array in read_npz(Path(path), max_bytes=_bytes(files[path])).items():
             if array.dtype.kind == "f" and not np.isfinite(array).all():
                 row = int(np.flatnonzero(~np.isfinite(array).reshape(size, -1).all(axis=1))[0])
                 raise ValueError(f"{path}: the array {name!r} has NaN or infinite values, first in row {row}: clean it")
+            if kinds[name] is np.int64 and as_int64(array).dtype != np.int64:
+                raise ValueError(f"{path}: the array {name!r} has {array.max()}: integers must fit int32; renumber them")
             joined[name][start : start + size] = array
         start += size
     return joined, np.repeat([ids[Path(path).stem] for path in files], sizes)
