@@ -18,6 +18,7 @@ import pytest
 
 from fedjax_sim import datasets
 from fedjax_sim.datasets.reading.archives import read_members
+from fedjax_sim.datasets.sources.idx_files import MNIST
 from fedjax_sim.descriptions import build, describe, opaque_parts
 
 REAL_DATA = os.environ.get("FEDJAX_SIM_DATA", "")
@@ -531,6 +532,32 @@ def test_two_digits_balanced(many_digits: Path) -> None:
     np.testing.assert_array_equal(own > 0, held > 0)  # tested on the digits that it trains on
     np.testing.assert_array_equal(held[held > 0], np.full(40, 5))
     assert_same(again(data), data)
+    # image i is all i mod 251: the first 120 of each digit, in 4 runs of 30, and all 20 test images in 4 runs of 5
+    for part, run, count in ((data, 30, 120), (data.test, 5, 20)):
+        pixels, labels = np.asarray(part.examples["x"])[:, 0] * 255, np.asarray(part.examples["y"])
+        for digit in range(10):
+            expected = np.float32(np.arange(digit, 10 * count, 10) % 251)
+            starts = {tuple(piece) for piece in np.rint(pixels[labels == digit]).reshape(-1, run).tolist()}
+            assert starts == {tuple(piece) for piece in expected.reshape(-1, run).tolist()}
+
+
+def test_two_digits_of_random_images(many_digits: Path) -> None:
+    data = datasets.mnist_two_digits(20, balanced=True, images="random", verify=False)
+    assert_same(again(data), data)
+    first = datasets.mnist_two_digits(20, balanced=True, verify=False)
+    np.testing.assert_array_equal(first.statistics().label_table, data.statistics().label_table)
+    assert not np.array_equal(first.examples["x"], data.examples["x"])
+    # Descriptions name all arguments: one without images is older than it, and means random ones.
+    described = describe(data)
+    del described["arguments"]["images"]
+    assert_same(build(described), data)
+    written_by_hand = {"name": "dataset.mnist_two_digits", "arguments": {"num_clients": 20, "balanced": True}}
+    written_by_hand["arguments"]["verify"] = False
+    assert_same(build(written_by_hand), first)
+    with pytest.raises(ValueError, match=r"images='frist'.: did you mean 'first'"):
+        datasets.mnist_two_digits(20, balanced=True, images="frist", verify=False)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="without balanced=True all images are used"):
+        datasets.mnist_two_digits(20, images="random", verify=False)
 
 
 def test_two_digits_standardised(many_digits: Path) -> None:
@@ -588,7 +615,11 @@ def test_real_two_digits_of_fedprox() -> None:
 @needs("mnist")
 def test_real_two_digits_of_li_et_al() -> None:
     """Their Table 2: balanced 54,200 samples, 542 each; unbalanced 62,864 training samples, mean 628, std 800."""
-    balanced = datasets.mnist_two_digits(100, balanced=True, scaled=False).statistics()
+    data = datasets.mnist_two_digits(100, balanced=True, scaled=False)
+    images, labels = MNIST.read("train", verify=False)
+    first = [np.flatnonzero(labels == digit)[:5420] for digit in range(10)]  # data/mnist/generate_equal.py
+    assert sorted(map(bytes, np.asarray(data.examples["x"]))) == sorted(map(bytes, images[np.concatenate(first)]))
+    balanced = data.statistics()
     assert (balanced.clients, balanced.examples, balanced.mean, balanced.std) == (100, 54_200, 542.0, 0.0)
     unbalanced = datasets.mnist_two_digits(100, seed=2, test_fraction=0.1, scaled=False).statistics()
     assert unbalanced.examples == pytest.approx(62_864, rel=0.002)
