@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import os
+import warnings
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from fedjax_sim.datasets.reading.npz import MAX_BYTES, Header, npz_headers, read
 from fedjax_sim.datasets.validate import as_int64, integers_apart, kind_of
 from fedjax_sim.values import check_count
 
+_LISTED = 10  # of the files that a warning names
 Headers = dict[str, dict[str, Header]]
 _READERS = (
     (
@@ -47,7 +49,7 @@ def from_directory(
 
     Args:
       folder: the directory. Where it has a subdirectory ``train``, the files are read from there, and held-out
-        examples of the same clients from ``test`` where that exists too.
+        examples of the same clients from ``test`` where that exists too. A warning names what else is there.
       test_fraction: share of each client's examples to hold out, drawn uniformly, in [0, 1); for directories without
         held-out examples of their own.
       seed: of that draw.
@@ -94,6 +96,7 @@ def from_directory(
     for path in test or ():
         if str(root / "train" / Path(path).name) not in train:
             raise ValueError(f"{path} has no counterpart in {root / 'train'}: a client that is tested must train too")
+    _warn_of_others(root, {"train", "test"} if split else set(), [*train, *(test or ())])
     ids = _ids([Path(path).stem for path in train])
     examples, owner = _joined(train, ids)
     rest: dict[str, Any] = {"test_fraction": test_fraction, "seed": seed}
@@ -120,6 +123,25 @@ def _instead(folder: Path) -> str:
     found = ", ".join(f"{count} {kind} file{'s' if count > 1 else ''}" for kind, count in counts.most_common(3))
     advice = next((reader for kinds, reader in _READERS if counts.keys() & kinds), _WRITE)
     return f" but {found}: {advice}"
+
+
+def _warn_of_others(root: Path, folders: set[str], read: Collection[str]) -> None:
+    """Names what is beside the files that are read, which may be a client's examples; hidden files are nobody's."""
+    places = [root, *(root / name for name in sorted(folders) if (root / name).is_dir())]
+    beside = [path for place in places for path in sorted(place.iterdir()) if path not in places]
+    others = [
+        f"{path.relative_to(root)}{'/' if path.is_dir() else ''}"
+        for path in beside
+        if str(path) not in read and not path.name.startswith(".")
+    ]
+    if others:
+        listed = ", ".join(others[:_LISTED]) + (f" and {len(others) - _LISTED} more" if len(others) > _LISTED else "")
+        where = "the folders train and test" if folders else "the folder itself"
+        warnings.warn(
+            f"from_directory: {root} has {listed}, which {'is' if len(others) == 1 else 'are'} not read: only *.npz in "
+            f"{where}; move them there, or elsewhere",
+            stacklevel=3,  # past from_directory, to who called it
+        )
 
 
 def _check_total(files: Headers, max_bytes: int) -> None:
@@ -190,7 +212,7 @@ def _joined(files: Headers, ids: Mapping[str, int | str]) -> tuple[dict[str, np.
                 row = int(np.flatnonzero(~np.isfinite(array).reshape(size, -1).all(axis=1))[0])
                 raise ValueError(f"{path}: the array {name!r} has NaN or infinite values, first in row {row}: clean it")
             if kinds[name] is np.int64 and as_int64(array).dtype != np.int64:
-                raise ValueError(f"{path}: the array {name!r} has {array.max()}: integers must fit int32; renumber them")
+                raise ValueError(f"{path}: the array {name!r} has {array.max()}: integers must fit int32")
             joined[name][start : start + size] = array
         start += size
     return joined, np.repeat([ids[Path(path).stem] for path in files], sizes)

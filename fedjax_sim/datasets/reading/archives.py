@@ -118,15 +118,28 @@ def _zip_members(place: Path, wanted: frozenset[str], max_bytes: int) -> Iterato
             yield member.filename, content
 
 
-def _check_member(place: Path, name: str, seen: set[str]) -> None:
-    """Refuses a name that would be dangerous on some system, or that is there twice."""
-    parts = PurePosixPath(name).parts
-    unsafe = not name or name.startswith("/") or ".." in parts or any(sign in name for sign in "\\:")
-    if unsafe or any(ord(sign) < 32 for sign in name):
+def check_inside(place: Path, name: str, signs: str = "\\:") -> None:
+    """Refuses the name of a member that would lead out of the folder on some system if it were unpacked.
+
+    Args:
+      place: the archive.
+      name: of the member.
+      signs: those that may not be in it, besides control characters.
+
+    Raises:
+      ValueError: such a name.
+    """
+    unsafe = not name or name.startswith("/") or name[1:2] == ":" or ".." in PurePosixPath(name).parts
+    if unsafe or any(ord(sign) < 32 or sign in signs for sign in name):
         raise ValueError(
             f"{place} has a member with the unsafe path {shown(name)} (absolute, with '..', or with signs that some "
             "systems read as a path of their own): do not use this archive"
         )
+
+
+def _check_member(place: Path, name: str, seen: set[str]) -> None:
+    """Refuses a name that would be dangerous on some system, or that is there twice."""
+    check_inside(place, name)
     key = str(PurePosixPath(name)).casefold()
     if key in seen:
         raise ValueError(f"{place} has the member {shown(name)} twice: which one is meant cannot be known")

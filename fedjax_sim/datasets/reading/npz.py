@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjax_sim.datasets.reading.archives import check_inside
 from fedjax_sim.files import open_regular, parsing
 from fedjax_sim.values import shown
 
@@ -40,7 +41,8 @@ def npz_headers(path: Path, *, kinds: str = NUMBERS, max_bytes: int = MAX_BYTES)
     Raises:
       FileNotFoundError: no such file, or something else than a file.
       ValueError: not an npz file, damaged, arrays of Python objects (which only pickle could read) or of something
-        else than numbers, a size that is not the one its header announces, or more than ``max_bytes``.
+        else than numbers, names that would lead out of a folder (``../x``), a size that is not the one its header
+        announces, or more than ``max_bytes``.
     """
     with _opened(path) as archive:
         return {name: member.header for name, member in _members(path, archive, kinds, max_bytes).items()}
@@ -75,6 +77,7 @@ def _members(path: Path, archive: zipfile.ZipFile, kinds: str, max_bytes: int) -
     members: dict[str, _Member] = {}
     total = 0
     for info in archive.infolist():
+        check_inside(path, info.filename, signs="\\")  # a result may have a metric with a colon in its name
         name = info.filename.removesuffix(".npy")
         if name in members:
             raise ValueError(f"{path} has the array {shown(name)} twice: write it again")
