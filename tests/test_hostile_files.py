@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import fedjax_sim as fjs
+from fedjax_sim.datasets import arrays
 from fedjax_sim.datasets.reading import tables
 from fedjax_sim.datasets.reading.archives import read_members
 from fedjax_sim.datasets.reading.idx import read_idx
@@ -67,6 +68,7 @@ def test_bombs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(tmp_path / "run.npz", npz(**content, **{"params/9": np.zeros(2**23)}))
     bounded(lambda: fjs.History.load(tmp_path / "run.npz", max_bytes=2**22), "more than 4194304 bytes")
     monkeypatch.setattr(tables, "_MAX_BYTES", 2**20)
+    monkeypatch.setattr(arrays, "_MAX_BYTES", 2**20)
     rows = b"who,x\n" + b"1,1\n" * 2**20
     table = put(tmp_path / "t.csv.gz", gzip.compress(rows, 9))
     bounded(lambda: fjs.datasets.from_table(table, client="who"), "more than 1048576 bytes")

@@ -131,7 +131,10 @@ def _mixture(what: str, values: list[Any]) -> Exception:
     """Names the first entry that is missing, or else the first that is of another kind than the first one."""
     of_row = [_kinds(what, [value]) for value in values]
     found = set().union(*of_row)
-    missing = ["missing" in kinds or ("str" in found and value != value) for kinds, value in zip(of_row, values)]
+    missing = [
+        "missing" in kinds or ("str" in found and isinstance(value, (float, np.floating)) and bool(np.isnan(value)))
+        for kinds, value in zip(of_row, values, strict=True)
+    ]
     if any(missing):
         return missing_values(what, np.array(missing))
     other = next((row for row, kinds in enumerate(of_row) if kinds != of_row[0]), 0)
@@ -171,6 +174,6 @@ def _integers(what: str, values: list[Any]) -> np.ndarray:
     least, most = np.iinfo(np.int64).min, np.iinfo(np.int64).max
     row = next(place[0] for place, value in np.ndenumerate(objects) if not least <= value <= most)
     raise ValueError(
-        f"{what} has {shown(values[row])} in row {row}: no integers of 64 bits hold all of them; names of clients may "
-        "be strings"
+        f"{what} has {shown(values[row])} in row {row}, more than integers of 64 bits hold: give numbers as floats, "
+        "names of clients as strings"
     )

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from fedjax_sim.datasets.arrays import host_array
 from fedjax_sim.datasets.flat import default_float, int32, offsets_of, ranges
 from fedjax_sim.datasets.statistics import Statistics, label_table, summarise
 from fedjax_sim.descriptions import static
@@ -143,7 +144,12 @@ class FederatedDataset(struct.PyTreeNode, kw_only=True, eq=False):
         if weights is None:
             return self.replace(example_weights=None)
         if is_concrete(weights):
-            check_real("with_example_weights(weights)", np.asarray(weights), low=0.0)
+            what = "with_example_weights(weights)"
+            given = host_array(what, weights)
+            check_real(what, given, low=0.0)
+            with np.errstate(over="ignore"):
+                weights = given.astype(default_float())
+            check_real(what, weights)  # 1e39 is infinite in float32
         array = jnp.array(weights, default_float())
         if array.shape != (self.num_examples,):
             raise ValueError(

@@ -8,6 +8,7 @@ from typing import Any, overload
 
 import numpy as np
 
+from fedjax_sim.datasets.arrays import host_array
 from fedjax_sim.datasets.flat import offsets_of, ranges
 from fedjax_sim.datasets.statistics import Statistics, label_table, summarise
 
@@ -44,7 +45,7 @@ class Partition(Sequence[np.ndarray]):
 
     def __post_init__(self) -> None:
         for name in ("rows", "sizes"):
-            array = np.asarray(getattr(self, name))
+            array = host_array(f"Partition({name}=...)", getattr(self, name))
             if array.ndim != 1 or array.dtype.kind not in "iu":
                 raise TypeError(
                     f"Partition({name}=...) is {array.dtype}{list(array.shape)}: a 1-d array of integers is needed"
@@ -91,7 +92,7 @@ class Partition(Sequence[np.ndarray]):
         """
         if labels is None:
             return summarise(self.sizes)
-        of_rows = np.asarray(labels)
+        of_rows = host_array("statistics(labels)", labels)
         classes = int(of_rows.max(initial=0)) + 1
         return summarise(self.sizes, label_table(of_rows[self.rows], self.sizes, classes))
 

@@ -8,6 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_sim.datasets.arrays import host_array
 from fedjax_sim.datasets.draws import Draws
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.flat import ranges
@@ -37,7 +38,7 @@ def flip_labels(
       ValueError: no labels, an index that no client has, or a table that is not one class for each.
     """
     rows, old, classes = _labels_of("flip_labels", data, clients)
-    table = np.arange(classes)[::-1] if labels is None else np.asarray(labels)
+    table = np.arange(classes)[::-1] if labels is None else host_array("flip_labels(labels=...)", labels)
     valid = table.shape == (classes,) and np.issubdtype(table.dtype, np.integer)
     if not valid or table.min() < 0 or table.max() >= classes:
         raise ValueError(
@@ -74,7 +75,7 @@ def _labels_of(what: str, data: FederatedDataset, clients: Any) -> tuple[np.ndar
         raise TypeError(f"{what}({shown(data)}): give a data set of fedjax_sim.datasets that is on the device")
     if data.num_classes is None:
         raise ValueError(f"{what}: the data set has no labels to change; give one whose examples have classes")
-    chosen = np.asarray(clients)
+    chosen = host_array(f"{what}(clients=...)", clients)
     if chosen.size and not np.issubdtype(chosen.dtype, np.integer):
         raise TypeError(f"{what}(clients={shown(clients)}): give client indices, integers")
     wrong = chosen[(chosen < 0) | (chosen >= data.num_clients)] if chosen.size else chosen

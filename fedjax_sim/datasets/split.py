@@ -8,6 +8,7 @@ import numpy as np
 
 from fedjax_sim.datasets.draws import Draws
 from fedjax_sim.datasets.flat import offsets_of, sorted_within
+from fedjax_sim.datasets.validate import checked_owner
 from fedjax_sim.values import check_count, check_real
 
 
@@ -34,7 +35,7 @@ def held_out(owner: Any, fraction: float, seed: int) -> np.ndarray:
     """
     check_real("test_fraction", fraction, low=0.0, below=1.0)
     check_count("seed", seed, low=0)
-    _, number, sizes = np.unique(np.asarray(owner), return_inverse=True, return_counts=True)
+    _, number, sizes = np.unique(checked_owner(owner, "owner"), return_inverse=True, return_counts=True)
     return held_out_of(number, sizes, fraction, seed)
 
 

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_sim.datasets.arrays import host_array
 from fedjax_sim.datasets.construct import from_clients, from_ids, from_partition
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.descriptions import recipe
@@ -142,7 +143,7 @@ def quadratics(
     check_count("quadratics(dim)", dim)
     check_count("quadratics(seed)", seed, low=0)
     check_real("quadratics(scale=...)", scale, low=0.0)
-    given = np.eye(dim) if hessians is None else np.asarray(hessians)
+    given = np.eye(dim) if hessians is None else host_array("quadratics(hessians=...)", hessians)
     if given.shape not in ((dim, dim), (num_clients, dim, dim)):
         raise ValueError(
             f"quadratics(hessians=...) has shape {given.shape}: it must be {(num_clients, dim, dim)}, or {(dim, dim)} "
@@ -165,7 +166,7 @@ def quadratics_from(H: Any, e: Any, *, sizes: Sequence[int] | None = None, dtype
       ValueError: shapes that do not agree, an H_i that is not symmetric, sizes below one.
     """
     made = _float_dtype("quadratics_from", dtype)
-    hessians, linear = np.asarray(H).astype(made), np.asarray(e).astype(made)
+    hessians, linear = (_reals(f"quadratics_from({name})", given, made) for name, given in (("H", H), ("e", e)))
     if linear.ndim != 2 or hessians.shape != (*linear.shape, linear.shape[-1]):
         raise ValueError(
             f"quadratics_from: H has shape {hessians.shape} and e has shape {linear.shape}; they must be [N, d, d] and "
@@ -204,8 +205,15 @@ def _log_normal_sizes(num_clients: int, seed: int) -> np.ndarray:
     return np.floor(_stream(seed, 0).lognormal(4.0, 2.0, num_clients)).astype(np.int64) + 50
 
 
+def _reals(what: str, values: Any, dtype: Any) -> np.ndarray:
+    array = host_array(what, values)
+    if array.dtype.kind not in "biu" and not jnp.issubdtype(array.dtype, jnp.floating):
+        raise TypeError(f"{what} has dtype {array.dtype}: give real numbers")
+    return array.astype(dtype)
+
+
 def _checked_sizes(what: str, sizes: Any, num_clients: int) -> np.ndarray:
-    counts = np.asarray(sizes)
+    counts = host_array(f"{what}(sizes=...)", sizes)
     if counts.dtype.kind not in "iu":
         raise TypeError(f"{what}(sizes=...) has dtype {counts.dtype}: it must be integers")
     if counts.shape != (num_clients,):

@@ -60,9 +60,7 @@ def checked_owner(ids: Any, name: str) -> np.ndarray:
     if owner.dtype.kind == "f" and np.isnan(owner).any():
         raise missing_values(name, np.isnan(owner))
     if owner.dtype.kind not in "iuU" and owner.size:
-        raise TypeError(
-            f"{name} has dtype {owner.dtype}, first {owner[0]}: client ids are integers or strings"
-        )
+        raise TypeError(f"{name} has dtype {owner.dtype}, first {owner[0]}: client ids are integers or strings")
     return as_int64(owner)
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_sim.datasets.arrays import exact_floats
 from fedjax_sim.datasets.construct import from_clients
 from fedjax_sim.datasets.federated import FederatedDataset
-from fedjax_sim.datasets.flat import default_float
 from fedjax_sim.datasets.names import named
 from fedjax_sim.datasets.reading.leaf import Encode, Source, read_leaf
 
@@ -74,13 +74,16 @@ def from_leaf(
     parts = [pair for part in (own, held) for pair in part.values() if len(pair[0])]
     as_float = [_mixed([pair[position] for pair in parts]) for position in (0, 1)]
 
-    def prepared(pair: tuple[np.ndarray, np.ndarray]) -> dict[str, np.ndarray]:
-        x, y = (array.astype(default_float()) if f else array for array, f in zip(pair, as_float, strict=True))
+    def prepared(name: str, pair: tuple[np.ndarray, np.ndarray]) -> dict[str, np.ndarray]:
+        x, y = (
+            exact_floats(f"{what} of the user {name!r}", array) if f else array
+            for what, array, f in zip("xy", pair, as_float, strict=True)
+        )
         whole = num_classes is not None and y.dtype.kind == "f" and bool(np.all(y == np.rint(y)))
         return {"x": x, "y": y.astype(np.int64) if whole else y}
 
     data = from_clients(
-        [prepared(pair) for pair in own.values()],
+        [prepared(name, pair) for name, pair in own.items()],
         test=[_tested(held, name, prepared) for name in own] if held else None,
         num_classes=num_classes,
     )
@@ -89,7 +92,7 @@ def from_leaf(
 
 def _tested(held: Users, name: str, prepared: Any) -> Any:
     pair = held.get(name)
-    return None if pair is None or len(pair[0]) == 0 else prepared(pair)
+    return None if pair is None or len(pair[0]) == 0 else prepared(name, pair)
 
 
 def _mixed(arrays: list[np.ndarray]) -> bool:

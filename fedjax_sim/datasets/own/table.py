@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
 
+from fedjax_sim.datasets.arrays import exact_floats
 from fedjax_sim.datasets.construct import from_ids
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.names import named
 from fedjax_sim.datasets.reading.tables import columns_of
+from fedjax_sim.datasets.validate import checked_owner, integers_apart
 from fedjax_sim.values import shown, suggest
 
 
@@ -30,7 +34,8 @@ def from_table(
     Args:
       table: a mapping of columns (arrays of any rank), a pandas DataFrame, a pyarrow Table, or the path of a ``.csv``
         or ``.parquet`` file (read with pyarrow, ``pip install 'fedjax_sim[tables]'``).
-      client: the column of client ids, integers or strings; treated as the ids of :func:`from_ids`.
+      client: the column of client ids, integers or strings; treated as the ids of :func:`from_ids`. They are what is
+        written: a csv column with ``007`` is one of strings, in which ``7`` is another client.
       x: the columns of features, side by side: [n, k]. One name instead of several takes that column as it is,
         [n] or [n, ...]. None takes all columns but ``client`` and ``y``.
       y: the column of labels (integers or booleans) or regression targets (floats); None for examples without.
@@ -47,8 +52,8 @@ def from_table(
       ImportError: a path, and pyarrow is not installed.
       FileNotFoundError: no such file.
       ValueError: an unknown column (the nearest is named), missing values (the row is named), strings that are not
-        to be encoded.
-      TypeError: not a table; columns that are neither numbers nor strings; a client column of floats.
+        to be encoded, integers that would be rounded as floats beside others.
+      TypeError: not a table; columns that are neither all numbers nor all strings; a client column of floats.
 
     Example:
       >>> table = {"site": ["b", "a", "b"], "age": [40, 51, 62], "dose": [0.5, 1.0, 1.5], "ill": [0, 1, 1]}
@@ -56,8 +61,8 @@ def from_table(
       >>> data.client(1)["x"].tolist()
       [[40.0, 0.5], [62.0, 1.5]]
     """
-    columns = columns_of(table)
     encode = [encode] if isinstance(encode, str) else encode
+    columns = columns_of(table, [client, *encode])
     features = (
         [name for name in columns if name not in (client, y)] if x is None else [x] if isinstance(x, str) else list(x)
     )
@@ -71,6 +76,8 @@ def from_table(
     for name in encode:
         if name not in features and name != y:
             raise ValueError(f"from_table(encode=...): {name!r} is neither y nor a feature: {shown([*features, y])}")
+    if y == client:
+        raise ValueError(f"from_table(client={client!r}, y={y!r}): one column is both the client and what is predicted")
     for name in (client, y):
         if name in features:
             raise ValueError(
@@ -85,7 +92,7 @@ def from_table(
     }
     if y is not None:
         examples["y"] = _codes(columns[y]) if y in encode else _numbers("y", y, columns[y])
-    ids = columns[client]
+    ids = checked_owner(columns[client], f"from_table: the column {client!r}")
     data = from_ids(examples, ids, test_fraction=test_fraction, seed=seed, num_classes=num_classes)
     return named(data, [str(name) for name in np.unique(ids).tolist()])
 
@@ -100,6 +107,11 @@ def _side_by_side(columns: dict[str, np.ndarray], names: Sequence[str], encode: 
                 f"stand side by side; take it alone with x={name!r}"
             )
         parts.append(part if part.ndim == 2 else part[:, None])
+    if integers_apart(part.dtype for part in parts) or any(part.dtype.kind == "f" for part in parts):
+        parts = [
+            exact_floats(f"from_table: the column {name!r}", part) if part.dtype.kind in "iu" else part
+            for name, part in zip(names, parts, strict=True)
+        ]
     return np.concatenate(parts, axis=1)
 
 
@@ -113,12 +125,20 @@ def _feature(name: str, column: np.ndarray, encoded: bool) -> np.ndarray:
 
 def _numbers(what: str, name: str, column: np.ndarray) -> np.ndarray:
     if column.dtype.kind == "U":
+        texts = column.reshape(-1).tolist()
+        first = next((text for text in texts if not _is_number(text)), texts[0])
         meaning = "class numbers" if what == "y" else "one column of 0 and 1 for each value"
         raise ValueError(
-            f"from_table: the column {name!r} ({what}) has strings, first {shown(column.reshape(-1)[0].item())}: name "
+            f"from_table: the column {name!r} ({what}) has strings, first {shown(first)}: name "
             f"it in encode=[{name!r}] to have {meaning}, or leave it out"
         )
     return column
+
+
+def _is_number(text: str) -> bool:
+    with contextlib.suppress(ValueError):
+        return math.isfinite(float(text))
+    return False
 
 
 def _codes(column: np.ndarray) -> np.ndarray:

@@ -77,5 +77,5 @@ def natural(ids: Any) -> Partition:
     owner = checked_owner(ids, "natural(ids)")
     if owner.size == 0:
         raise ValueError("natural: there are no ids; a partition needs at least one client with one example")
-    names, places = renumbered(owner)
-    return hands(np.arange(owner.size), places, names.size)
+    places = renumbered(owner)
+    return hands(np.arange(owner.size), places, int(places.max()) + 1)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_sim.datasets.arrays import host_array
 from fedjax_sim.datasets.flat import default_float
 from fedjax_sim.files import read_json
 from fedjax_sim.values import shown
@@ -121,11 +122,13 @@ def _converted(x: list[Any], y: list[Any], encode: Encode | None, encode_label: 
         if function is None and _has_text(values):  # numpy would give every entry the length of the longest
             return _Lists(None, f"{what} has text, first {shown(values[0])}: turn it into numbers with {argument}=")
         try:
-            array = np.asarray(values if function is None else function(values))
+            made = values if function is None else function(values)
         except Exception as error:  # whatever a user's function raises belongs to this user of the file
-            if function is None:
-                return _Lists(None, f"{what} is ragged: its entries must have one shape ({error})", error)
             return _Lists(None, f"{argument} failed: {type(error).__name__}: {error}", error)
+        try:
+            array = host_array(what if function is None else f"what {argument} returned", made)
+        except (TypeError, ValueError) as error:
+            return _Lists(None, str(error), error)
         if values and array.dtype.kind not in "biuf":
             fix = "give numbers" if function is None else f"{argument} must return numbers"
             return _Lists(None, f"{what} is no array of numbers but {array.dtype}, first {shown(values[0])}: {fix}")

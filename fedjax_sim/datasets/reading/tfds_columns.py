@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from fedjax_sim.datasets.arrays import host_array
 from fedjax_sim.values import suggest
 
 _CHUNK = 1024  # examples decoded before they are packed into arrays: many small objects take more room
@@ -157,7 +158,7 @@ def read_split(builder: Any, split: str, columns: Columns) -> tuple[Any, np.ndar
             owners.extend(_client(_value(example, columns.client)) for example in decoded)
         chunks.append(_packed(decoded, columns))
     examples = _joined(np.concatenate, chunks)
-    return examples, None if columns.client is None else np.asarray(owners)
+    return examples, None if columns.client is None else host_array("from_tfds(client=...)", owners)
 
 
 def _decoded(features: Any, records: list[bytes]) -> list[Any]:

@@ -83,8 +83,8 @@ def features(images: np.ndarray, *, flat: bool, scaled: bool, normalisation: Nor
 
 def _channels(pair: Sequence[object]) -> list[list[float]]:
     return [
-        [float(number) for number in values if isinstance(number, numbers.Real)]
-        if isinstance(values, (Sequence, np.ndarray))
+        [float(number) for number in values]
+        if isinstance(values, (Sequence, np.ndarray)) and all(isinstance(number, numbers.Real) for number in values)
         else []
         for values in pair
     ]
