@@ -142,8 +142,9 @@ def test_example_weights_are_checked_and_copied() -> None:
         data.with_example_weights(np.ones(3))
     with pytest.raises(ValueError, match=r"must be in \[0, inf\)"):
         data.with_example_weights(np.linspace(-1, 1, 11))
-    with pytest.raises(ValueError, match="must be finite"):
-        data.with_example_weights(np.full(11, np.nan))
+    for weight in (np.nan, 1e39):  # infinite in float32
+        with pytest.raises(ValueError, match="must be finite"):
+            data.with_example_weights(np.full(11, weight))
     mine = np.ones(11, np.float32)
     weighted = data.with_example_weights(mine)
     mine[:] = 5
@@ -423,6 +424,83 @@ BAD_CLIENTS: list[tuple[Callable[[], object], type[Exception], str]] = [
 ]
 
 
+MASKED = np.ma.array([0, 1, 1], mask=[False, True, False])
+MASKED_X = np.ma.array(np.zeros((3, 2)), mask=[[False, False], [False, True], [False, False]])
+X3, Y3 = np.zeros((3, 2)), np.array([0, 1, 1])
+WHERE_DATA_ARE_TAKEN: dict[str, tuple[Callable[[Any, Any], object], str]] = {
+    "features": (lambda x, y: from_clients([(X3, Y3), (x, Y3)]), r"examples\['x'\] of client 1"),
+    "labels": (lambda x, y: from_clients([(X3, y)], client_ids=[4]), r"examples\['y'\] of client 0 \(id 4\)"),
+    "a list of arrays": (lambda x, y: from_clients([{"x": list(x)}]), r"examples\['x'\] of client 0"),
+    "a leaf": (lambda x, y: from_clients([{"a": [X3, x][1]}]), r"examples\['a'\] of client 0"),
+    "test": (lambda x, y: from_clients([(X3, Y3)], test=[(X3, y)]), r"test examples\['y'\] of client 0"),
+    "client_ids": (lambda x, y: from_clients([(X3, Y3)] * 3, client_ids=y * [1, 1, 2]), "client_ids"),
+    "rows": (lambda x, y: from_ids((x, Y3), [1, 2, 3]), r"examples\['x'\]"),
+    "ids": (lambda x, y: from_ids((X3, Y3), y), "ids"),
+    "test rows": (
+        lambda x, y: from_ids((X3, Y3), [1] * 3, test=(x, Y3), test_ids=[1] * 3), r"test examples\['x'\]",
+    ),
+    "partition": (lambda x, y: from_partition((X3, Y3), [y * [1, 1, 2]]), "the indices of client 0"),
+    "partitioned": (lambda x, y: from_partition((X3, y), [[0, 2], [1]]), r"examples\['y'\]"),
+    "host": (lambda x, y: datasets.host.from_clients([(x, Y3)]), r"examples\['x'\] of client 0"),
+    "host ids": (lambda x, y: datasets.host.from_ids((X3, Y3), y), "ids"),
+    "partitioner": (lambda x, y: datasets.partition.dirichlet(y, 1, 1.0, 0), r"dirichlet\(labels\)"),
+    "sizes": (lambda x, y: datasets.partition.sized(9, y + 1, 0), r"sized\(sizes=...\)"),
+    "weights": (lambda x, y: from_ids({"x": X3}, Y3).with_example_weights(y), r"with_example_weights\(weights\)"),
+    "quadratics": (
+        lambda x, y: datasets.quadratics_from(np.eye(2)[None].repeat(3, 0), x), r"quadratics_from\(e\)",
+    ),
+    "flipped": (lambda x, y: datasets.flip_labels(from_clients([(X3, Y3)]), [0], y), "flip_labels"),
+    "table": (lambda x, y: datasets.from_table({"who": Y3, "x": y}, client="who"), "from_table: the column 'x'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("where", WHERE_DATA_ARE_TAKEN)
+def test_what_is_masked_is_not_data(where: str) -> None:
+    call, name = WHERE_DATA_ARE_TAKEN[where]
+    with pytest.raises(ValueError, match=f"{name}.* has 1 masked values, first in row 1 .*fill them in, with .filled"):
+        call(MASKED_X, MASKED)
+    call(MASKED_X.filled(0.0), MASKED.filled(1))
+    call(np.ma.array(X3), np.ma.array(Y3))  # nothing is hidden
+
+
+def test_one_type_for_all_clients() -> None:
+    small, large = np.array([1, 2], np.uint64), np.array([0, 2**64 - 1], np.uint64)
+    for module in (datasets, datasets.host):
+        data = module.from_clients([(X2, Y2), (X2, small), (X2, Y2.astype(np.uint8))])
+        assert data.num_classes == 3  # and no targets of regression
+        assert data.client(1)["y"].tolist() == [1, 2]
+        for clients in ([(X2, Y2), (X2, large)], [(X2, small), (X2, Y2), (X2, large)]):
+            other = len(clients) - 1
+            with pytest.raises(
+                ValueError, match=rf"'y'\] of client {other} are uint64\[2\] but those of client 0 are "
+            ):
+                module.from_clients(clients)
+        half = [{"x": np.zeros(2, np.float16)}, {"x": jnp.zeros(2, jnp.bfloat16)}]
+        with pytest.raises(ValueError, match=r"of client 1 are bfloat16\[2\] but .* no type holds the numbers of both"):
+            module.from_clients(half)
+        wide = module.from_clients([{"x": np.zeros(2, np.float32)}, *half])
+        assert wide.client(1)["x"].dtype == np.float32
+        with pytest.raises(ValueError, match=r"'x'\] of client 1 \(id 8\) has lists of different lengths: pad them"):
+            module.from_clients([{"x": [[1], [2]]}, {"x": [[1], [1, 2]]}], client_ids=[3, 8])
+
+
+@pytest.mark.parametrize(
+    ("values", "stored"),
+    [([2**63, 1], "beyond"), ([[1, 2], [3, 2**63]], "beyond"), ([True, 0.5], "mixes"), ([1, "1"], "mixes"),
+     ([None, 1.0], "missing"), ([[1.0], [None]], "missing"), ([[1], [True]], "mixes"), ([1, 2.5], "float32")],
+)  # fmt: skip
+def test_lists_of_numbers(values: Any, stored: str) -> None:
+    def made() -> FederatedDataset:
+        return from_clients([{"x": values}], client_ids=[7])
+
+    if stored == "float32":
+        assert made().examples["x"].dtype == jnp.float32
+    else:
+        message = {"beyond": "has a value outside int32", "missing": "has 1 missing values", "mixes": "mixes "}[stored]
+        with pytest.raises((TypeError, ValueError), match=rf"examples\['x'\] of client 0 \(id 7\) {message}"):
+            made()
+
+
 @pytest.mark.parametrize(("call", "error", "message"), BAD_CLIENTS)
 def test_bad_values_are_refused_at_construction(
     call: Callable[[], object], error: type[Exception], message: str
@@ -559,6 +637,12 @@ def test_synthetic_sizes_and_cap() -> None:
         (lambda: datasets.quadratics(2, 2, sizes=[1, -1]), ValueError, "client 1 -1 examples"),
         (lambda: datasets.quadratics_from(np.eye(2), np.ones((1, 2))), ValueError, r"\[N, d, d\]"),
         (lambda: datasets.quadratics_from(np.full((1, 1, 1), np.nan), np.ones((1, 1))), ValueError, "NaN"),
+        (lambda: datasets.quadratics_from(np.eye(1)[None], [["1"]]), TypeError, r"quadratics_from\(e\) has dtype <U1"),
+        (
+            lambda: datasets.quadratics_from(1j * np.eye(1)[None], [[1]]),
+            TypeError,
+            "quadratics_from.H. has dtype compl",
+        ),
     ],
 )
 def test_bad_arguments_of_drawn_data(call: Callable[[], object], error: type[Exception], message: str) -> None:

@@ -46,6 +46,12 @@ def npz(**arrays: Any) -> bytes:
     return buffer.getvalue()
 
 
+def npy(array: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, array)
+    return buffer.getvalue()
+
+
 def put(path: Path, content: bytes) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
@@ -273,6 +279,16 @@ def test_files_of_later_versions_say_so(tmp_path: Path) -> None:
 )
 def test_records_of_other_shapes(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
     bounded(lambda: fjs.History.load(record(tmp_path / "run.npz", **changes)), message)
+
+
+@pytest.mark.parametrize("name", ["../about", "/tmp/about", "metrics/../../about", "C:/about", "..\\about"])
+def test_members_of_a_record_that_lead_elsewhere(name: str, tmp_path: Path) -> None:
+    arrays = dict(np.load(io.BytesIO(samples.history_files()["run.npz"])))
+    put(tmp_path / "run.npz", mutations.zip_of([(f"{key}.npy", npy(value)) for key, value in arrays.items()]))
+    fjs.History.load(tmp_path / "run.npz")  # else what follows would pass for a wrong reason
+    arrays[name] = np.zeros(3)
+    put(tmp_path / "run.npz", mutations.zip_of([(f"{key}.npy", npy(value)) for key, value in arrays.items()]))
+    bounded(lambda: fjs.History.load(tmp_path / "run.npz"), "has a member with the unsafe path")
 
 
 def test_runs_that_are_there_twice(tmp_path: Path) -> None:

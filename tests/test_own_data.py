@@ -1,7 +1,9 @@
 """Anyone's own data: tables with a client column, directories with a file for each client."""
 
+import contextlib
 import io
 import pathlib
+import re
 import sys
 import tempfile
 import tracemalloc
@@ -179,14 +181,244 @@ def test_tables_of_other_types(tmp_path: Path) -> None:
     when = np.array(["2020-01-01", "2020-01-02"], "datetime64[D]")
     with pytest.raises(TypeError, match=r"'day' has dtype datetime64.*timedelta64"):
         datasets.from_table({"who": [0, 1], "day": when}, client="who")
-    with pytest.raises(TypeError, match="'x' mixes int, str"):
-        datasets.from_table({"who": [0, 1], "x": np.array([1, "a"], object)}, client="who")
     with pytest.raises(TypeError, match="client ids are integers or strings"):
         datasets.from_table({"who": [0.0, 1.0], "x": [1, 2]}, client="who", x="x")
     with pytest.raises(ValueError, match=r"ends in neither \.csv nor \.parquet"):
         datasets.from_table(tmp_path / "table.pkl", client="who")
     with pytest.raises(FileNotFoundError, match="not there"):
         datasets.from_table(tmp_path / "table.csv", client="who")
+
+
+# Who owns which rows: ids are what is written.
+
+INTEGER = re.compile("[+-]?[0-9]+")
+NUMBER = re.compile(r"[+-]?([0-9]+[.]?[0-9]*|[.][0-9]+)(e[+-]?[0-9]+)?")
+ANY_IDS = st.one_of(
+    st.lists(st.integers(-2, 9), min_size=1, max_size=12),
+    st.lists(st.integers(2**31 - 2, 2**31 + 1), min_size=1, max_size=6),
+    st.lists(st.integers(2**63 - 2, 2**63 + 1), min_size=1, max_size=6),
+    st.lists(st.text('07.e-+ aA\u00e9\u0301",', min_size=1, max_size=4), min_size=1, max_size=12),
+    st.lists(st.sampled_from(["7", "007", "07", "7 ", " 7", "7.0", "-7"]), min_size=1, max_size=12),
+)
+
+
+def names_of(data: Any) -> list[str]:
+    try:
+        return list(datasets.client_names(data))
+    except ValueError:
+        return [str(number) for number in np.asarray(data.client_ids).tolist()]
+
+
+@hypothesis.settings(max_examples=15)
+@hypothesis.given(ANY_IDS)
+def test_the_clients_rows_put_together_are_the_table(ids: list[Any]) -> None:
+    """Whatever the ids and whoever reads them: no row is another client's, and no two ids are one client."""
+    rows = {name: [row for row, other in enumerate(ids) if other == name] for name in sorted(set(ids))}
+    given = ids if isinstance(ids[0], str) else np.array(ids, np.uint64 if max(ids) > 2**62 else np.int64)
+    table = {"who": given, "row": np.arange(len(ids), dtype=np.float32), "y": np.arange(len(ids)) % 3}
+    x = {"x": table["row"], "y": table["y"]}
+    whole = [
+        datasets.from_ids(x, ids), datasets.host.from_ids(x, given), datasets.host.from_ids(x, np.array(given, object)),
+    ]  # fmt: skip
+    numbered = [
+        datasets.from_partition(x, datasets.partition.natural(ids)),
+        datasets.host.from_partition(x, datasets.partition.natural(given)),
+        datasets.from_clients([{name: column[own] for name, column in x.items()} for own in rows.values()]),
+        datasets.host.from_clients([{name: column[own] for name, column in x.items()} for own in rows.values()]),
+        datasets.on_host(whole[0]),
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        for kind in KINDS:
+            try:
+                made = make(kind, table, pathlib.Path(folder))
+            except pytest.skip.Exception:
+                continue
+            texts = [str(name) for name in ids]
+            if kind == "csv" and all(map(NUMBER.fullmatch, texts)) and not all(map(INTEGER.fullmatch, texts)):
+                with pytest.raises(TypeError, match="'who' has dtype float64, first"):
+                    datasets.from_table(made, client="who", x="row", y="y")
+                continue
+            whole.append(datasets.from_table(made, client="who", x="row", y="y"))
+            if kind == "pandas":
+                made["who"] = made["who"].astype("category")
+                whole.append(datasets.from_table(made, client="who", x="row", y="y"))
+    for data in whole:
+        found = {name: data.client(place)["x"].astype(int).tolist() for place, name in enumerate(names_of(data))}
+        assert found == {str(name): own for name, own in rows.items()}
+    for data in [*whole, *numbered]:
+        held = [data.client(place) for place in range(data.num_clients)]
+        assert sorted(client["x"].astype(int).tolist() for client in held) == sorted(rows.values())
+        assert all((client["x"].astype(int) % 3 == client["y"]).all() for client in held)
+
+
+@pytest.mark.parametrize(
+    ("content", "names", "ids"),
+    [
+        ("who,x\n007,1\n7,2\n0,3\n", ("0", "007", "7"), [0, 1, 2]),
+        ("who,x\n70,1\n7,2\n-0,3\n", ("-0", "7", "70"), [0, 1, 2]),
+        ("who,x\n70,1\n7,2\n3,3\n", ("3", "7", "70"), [3, 7, 70]),
+        ("who,x\n123456789012345678901,1\n7,2\n", ("123456789012345678901", "7"), [0, 1]),
+        ("who,x\n12345678901234567890,1\n7,2\n", ("7", "12345678901234567890"), [0, 1]),
+        ('who,x\n"a,b",1\n"a ",2\na,3\n', ("a", "a ", "a,b"), [0, 1, 2]),
+        ('who,x\n"NA",1\ntrue,2\n1e5,3\n', ("1e5", "NA", "true"), [0, 1, 2]),
+        ("\ufeffwho,x\n2,1\n1,2\n", ("1", "2"), [1, 2]),
+    ],
+    ids=["zeros", "minus", "plain", "text", "beyond int64", "quoted", "alike", "bom"],
+)
+def test_ids_of_csv_files(tmp_path: Path, content: str, names: tuple[str, ...], ids: list[int]) -> None:
+    pytest.importorskip("pyarrow")
+    (tmp_path / "t.csv").write_text(content, encoding="utf-8")
+    data = datasets.from_table(tmp_path / "t.csv", client="who", x="x")
+    assert (datasets.client_names(data), np.asarray(data.client_ids).tolist()) == (names, ids)
+
+
+def test_a_csv_column_is_of_one_type(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+
+    def table(*cells: str, **arguments: Any) -> Any:
+        (tmp_path / "t.csv").write_text("who,z\n" + "".join(f"{row},{cell}\n" for row, cell in enumerate(cells)))
+        return datasets.from_table(tmp_path / "t.csv", client="who", **{"x": "z", **arguments}).examples
+
+    assert table("007", " 7", "+7")["x"].tolist() == [7, 7, 7]  # as numbers they are the same
+    assert table("007", "7", x=["z"], encode="z")["x"].tolist() == [[1, 0], [0, 1]]
+    assert table("1.5", "7")["x"].tolist() == [1.5, 7.0]
+    assert table("true", "FALSE")["x"].tolist() == [True, False]
+    with pytest.raises(ValueError, match=r"'z' .x. has strings, first 'many'"):
+        table("3", "many")
+    with pytest.raises(ValueError, match="'z' has integers beyond 64 bits, first '18446744073709551616' in row 1"):
+        table("3", "18446744073709551616")
+    with pytest.raises(ValueError, match=r"client 1 .* outside int32"):
+        table("3", "18446744073709551615")
+    (tmp_path / "t.csv").write_text("who,x,y\n1,1,18446744073709551616\n")
+    with pytest.raises(ValueError, match="'y' has integers beyond 64 bits"):  # not a target of regression
+        datasets.from_table(tmp_path / "t.csv", client="who", x="x", y="y")
+
+
+def missing_ids() -> dict[str, Any]:
+    """Columns without an entry in row 1."""
+    mask = np.ma.array(["a", "b", "c"], mask=[False, True, False])
+    kinds: dict[str, Any] = {
+        "none": ["a", None, "b"], "nan": ["a", NAN, "b"], "of integers": [1, None, 2], "floats": [1.0, NAN, 2.0],
+        "array": np.array([1.0, NAN, 2.0]), "objects": np.array(["a", None, "b"], object), "masked": mask,
+        "a masked one": [1, np.ma.masked, 2],
+    }  # fmt: skip
+    with contextlib.suppress(ImportError):
+        import pandas
+
+        kinds |= {
+            "series": pandas.Series(["a", None, "b"]), "Int64": pandas.Series([1, None, 2], dtype="Int64"),
+            "string": pandas.Series(["a", None, "b"], dtype="string"), "float": pandas.Series([1, None, 2]),
+            "category": pandas.Series(["a", None, "b"], dtype="category"),
+            "times": pandas.Series(pandas.to_datetime(["2020-01-01", None, "2020-01-02"])),
+            "NA": [1, pandas.NA, 2],
+        }  # fmt: skip
+    with contextlib.suppress(ImportError):
+        import pyarrow
+
+        values = pyarrow.array(["a", None, "b"])
+        kinds |= {
+            "arrow": values, "chunks": pyarrow.chunked_array([[1], [None, 2]]),
+            "dictionary": values.dictionary_encode(),
+            "in the dictionary": pyarrow.DictionaryArray.from_arrays([0, 1, 2], values),
+        }  # fmt: skip
+    return kinds
+
+
+@pytest.mark.parametrize("kind", missing_ids())
+def test_missing_ids_are_nobody_s(kind: str) -> None:
+    ids, x = missing_ids()[kind], np.arange(3.0)
+    for name, call in {
+        "ids": lambda: datasets.from_ids({"x": x}, ids),
+        "test_ids": lambda: datasets.from_ids({"x": x}, ["a"] * 3, test={"x": x}, test_ids=ids),
+        r"natural\(ids\)": lambda: datasets.partition.natural(ids),
+        "owner": lambda: held_out(ids, 0.5, 0),
+        "from_table: the column 'who'": lambda: datasets.from_table({"who": ids, "x": x}, client="who"),
+        "from_table: the column 'kind'": lambda: datasets.from_table(
+            {"who": [0, 1, 2], "x": x, "kind": ids}, client="who", encode="kind"
+        ),
+    }.items():
+        with pytest.raises(ValueError, match=f"^{name} has 1 (missing|masked|missing or infinite) values, .* row 1"):
+            call()
+
+
+@pytest.mark.parametrize(("cell", "row"), [("", 1), ('""', 1), ("NA", 1), ("null", 1)])
+def test_empty_cells_are_nobody_s(tmp_path: Path, cell: str, row: int) -> None:
+    pytest.importorskip("pyarrow")
+    for other in ("a", "7"):
+        for column in ("who", "x", "kind"):
+            values = {"who": other, "x": "1", "kind": other} | {column: cell}
+            (tmp_path / "t.csv").write_text(f"who,x,kind\n{other},1,{other}\n{','.join(values.values())}\n")
+            with pytest.raises(ValueError, match=f"the column '{column}' has 1 missing values, first in row {row}"):
+                datasets.from_table(tmp_path / "t.csv", client="who", x=["x", "kind"], encode="kind")
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        ([1, "1"], r"mixes int, str .row 0 has 1, row 1 '1'."),
+        (["1", "a", 1], r"mixes int, str .row 0 has '1', row 2 1."),
+        ([1, True], r"mixes bool, int .row 0 has 1, row 1 True."),
+        ([b"a", "a"], r"mixes bytes, str .row 0 has b'a', row 1 'a'."),
+        (np.array([1, "1"], object), "mixes int, str"),
+        ([1, 1.5], "dtype float64, first 1.0: client ids are integers or strings"),
+        ([1, -0.0], "dtype float64"),
+        ([True, False], "dtype bool, first True"),
+        ([b"a", b"b"], r"dtype \|S1"),
+        ([1 + 0j, 2], "dtype complex128|mixes complex, int"),
+        (np.array(["2020-01-01"], "datetime64[D]"), "dtype datetime64"),
+    ],
+)
+def test_ids_are_of_one_type(ids: Any, message: str) -> None:
+    x = {"x": np.zeros(len(ids))}
+    for module in (datasets, datasets.host):
+        with pytest.raises(TypeError, match=message):
+            module.from_ids(x, ids)
+    if "mixes" in message:
+        with pytest.raises(TypeError, match=f"the column 'who' {message}"):
+            datasets.from_table({"who": ids, **x}, client="who")
+        with pytest.raises(TypeError, match=f"the column 'y' {message}"):
+            datasets.from_table({"who": np.arange(len(ids)), **x, "y": ids}, client="who", y="y", encode="y")
+
+
+def test_ids_that_numpy_cannot_hold() -> None:
+    x = {"x": np.arange(2.0)}
+    with pytest.raises(ValueError, match=r"ids has 'a\\x00' in row 0: numpy's texts lose a NUL"):
+        datasets.from_ids(x, ["a\0", "a"])
+    with pytest.raises(ValueError, match=f"ids has {2**64} in row 1, more than integers of 64 bits"):
+        datasets.from_ids(x, [1, 2**64])
+    with pytest.raises(ValueError, match=f"ids has {2**63} in row 0, more than"):
+        datasets.from_ids(x, [2**63, -1])
+    data = datasets.from_ids(x, [2**63 + 1, 2**63], test=x, test_ids=[2**63, 2**63])  # as floats they are the same
+    assert datasets.client_names(data) == (str(2**63), str(2**63 + 1))
+    assert data.test is not None
+    assert data.test.sizes.tolist() == [2, 0]
+    with pytest.raises(ValueError, match=f"client {2**53 + 1} has test examples but no"):
+        datasets.from_ids(x, np.array([2**53, 2**63], np.uint64), test=x, test_ids=[2**53 + 1, 2**53 + 1])
+
+
+def test_names_of_ids_that_are_no_client_ids() -> None:
+    x = {"x": np.arange(3.0)}
+    for module in (datasets, datasets.host):
+        assert datasets.client_names(module.from_ids(x, ["007", "7", "007"])) == ("007", "7")
+        assert datasets.client_names(module.from_ids(x, [-7, 2**40, -7])) == ("-7", str(2**40))
+
+
+def test_integers_beside_floats_are_not_rounded() -> None:
+    table = {"who": [0, 1], "count": [3, 2**24 + 1], "dose": [0.5, 1.5], "big": np.array([1, 2], np.uint64)}
+    for x in (["count", "dose"], ["dose", "count"]):
+        with pytest.raises(ValueError, match="'count' has the integer 16777217 in row 1, which float32 would round"):
+            datasets.from_table(table, client="who", x=x)
+    assert datasets.from_table(table, client="who", x="count").examples["x"].tolist() == [3, 2**24 + 1]
+    exact = datasets.from_table({**table, "count": [3, 2**24 + 2]}, client="who", x=["count", "dose"])
+    assert exact.examples["x"].tolist() == [[3.0, 0.5], [2.0**24 + 2, 1.5]]
+    table["big"] = np.array([1, 2**64 - 1], np.uint64)
+    with pytest.raises(ValueError, match=f"'big' has the integer {2**64 - 1} in row 1, which float32 would round"):
+        datasets.from_table({**table, "count": [3, -4]}, client="who", x=["count", "big"])
+
+
+def test_a_client_is_not_predicted() -> None:
+    with pytest.raises(ValueError, match=r"'ill', y='ill'.: one column is both the client and what is predicted"):
+        datasets.from_table(NUMBERS, client="ill", y="ill", x="age")
 
 
 def test_files_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,6 +482,12 @@ def test_directory(tmp_path: Path) -> None:
     assert (data.num_classes, data.test) == (3, None)
     np.testing.assert_array_equal(data.client(0)["x"], ANN["x"])
     np.testing.assert_array_equal(data.client(1)["y"], [2])
+    for number in range(12):
+        (tmp_path / f"{number:02}.csv").write_text("x,y\n")
+    with pytest.warns(UserWarning, match="has 00.csv, .*, 09.csv and 2 more, which are not read: .* the folder itself"):
+        datasets.from_directory(tmp_path)
+    for number in range(12):
+        (tmp_path / f"{number:02}.csv").unlink()
     cut = datasets.from_directory(str(tmp_path), test_fraction=0.5, num_classes=7)
     assert cut.test is not None
     assert cut.num_classes == 7
@@ -265,6 +503,16 @@ def test_directory_with_a_test_part(tmp_path: Path) -> None:
     np.testing.assert_array_equal(data.test.client(1)["x"], ANN["x"])
     with pytest.raises(ValueError, match="has the test examples: leave it at 0"):
         datasets.from_directory(tmp_path, test_fraction=0.1)
+    (tmp_path / "old").mkdir()
+    for name in ("eve.npz", "README", ".hidden", "train/zoe.NPZ", "train/.hidden"):
+        (tmp_path / name).write_bytes(b"")
+    listed = r"has README, eve.npz, old/, train/zoe.NPZ, which are not read: only \*.npz in the folders train and test"
+    with pytest.warns(UserWarning, match=listed) as warned:
+        assert datasets.from_directory(tmp_path).num_clients == 2
+    assert warned[0].filename == __file__
+    for name in ("eve.npz", "README", "train/zoe.NPZ"):
+        (tmp_path / name).unlink()
+    (tmp_path / "old").rmdir()
     fill(tmp_path / "test", {"eve": ROB})
     with pytest.raises(ValueError, match=r"eve.npz has no counterpart in"):
         datasets.from_directory(tmp_path)
@@ -310,6 +558,9 @@ def huge_header() -> bytes:
     return stream.getvalue() + bytes(64)
 
 
+UNSAFE = ("../x__npy", "/x__npy", "a/../../x__npy", "C:x__npy", "C:/x__npy", "..\\x__npy", "a\nx__npy")
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -330,10 +581,12 @@ def huge_header() -> bytes:
         (npz_bytes(x__npy=npy(np.ones((1, 2))), y__npy=npy(np.ones(1))), r"'y' is float64\[1\] but int64"),
         (npz_bytes(x__npy=npy(np.ones((1, 2))), y__npy=npy(np.ones(2, int))), "'y' has 2 rows but 'x' has 1"),
         (npz_bytes(x__npy=npy(np.full((2, 2), NAN)), y__npy=npy(np.ones(2, int))), "NaN or infinite .* row 0"),
+        (npz_bytes(x__npy=npy(np.ones((1, 2))), y__npy=npy(np.full(1, 2**63, np.uint64))), f"'y' has {2**63}: "),
+        *((npz_bytes(**{name: npy(np.ones(1))}), "the unsafe path") for name in UNSAFE),
     ],
     ids=[
         "empty", "cut", "a pickle", "objects", "huge", "truncated", "version", "member", "text", "complex", "scalar",
-        "no rows", "names", "shape", "kind", "rows", "nan",
+        "no rows", "names", "shape", "kind", "rows", "nan", "uint64", *UNSAFE,
     ],
 )  # fmt: skip
 def test_files_that_do_not_do(tmp_path: Path, content: bytes, message: str) -> None:
@@ -346,6 +599,14 @@ def test_files_that_do_not_do(tmp_path: Path, content: bytes, message: str) -> N
     tracemalloc.stop()
     assert str(tmp_path / "eve.npz") in str(caught.value)
     assert peak < 8 << 20
+
+
+def test_integers_of_several_types_in_files(tmp_path: Path) -> None:
+    y = {"ann": np.array([0, 2]), "rob": np.array([1], np.uint64), "zoe": np.array([3], np.uint8)}
+    data = datasets.from_directory(
+        fill(tmp_path, {name: {"x": np.zeros(own.size), "y": own} for name, own in y.items()})
+    )
+    assert (data.num_classes, data.examples["y"].tolist()) == (4, [0, 2, 1, 3])
 
 
 def test_a_damaged_body_is_found(tmp_path: Path) -> None:
