@@ -449,7 +449,7 @@ WHERE_DATA_ARE_TAKEN: dict[str, tuple[Callable[[Any, Any], object], str]] = {
     "quadratics": (
         lambda x, y: datasets.quadratics_from(np.eye(2)[None].repeat(3, 0), x), r"quadratics_from\(e\)",
     ),
-    "flipped": (lambda x, y: datasets.flip_labels(from_clients([(X3, Y3)]), [0], y), "flip_labels"),
+    "flipped": (lambda x, y: datasets.flip_labels(from_clients([(X3, Y3)], num_classes=3), [0], y), "flip_labels"),
     "table": (lambda x, y: datasets.from_table({"who": Y3, "x": y}, client="who"), "from_table: the column 'x'"),
 }  # fmt: skip
 
