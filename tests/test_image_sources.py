@@ -618,7 +618,8 @@ def test_real_two_digits_of_li_et_al() -> None:
     data = datasets.mnist_two_digits(100, balanced=True, scaled=False)
     images, labels = MNIST.read("train", verify=False)
     first = [np.flatnonzero(labels == digit)[:5420] for digit in range(10)]  # data/mnist/generate_equal.py
-    assert sorted(map(bytes, np.asarray(data.examples["x"]))) == sorted(map(bytes, images[np.concatenate(first)]))
+    same = sorted(map(bytes, np.asarray(data.examples["x"]))) == sorted(map(bytes, images[np.concatenate(first)]))
+    assert same  # pytest would compare the lists
     balanced = data.statistics()
     assert (balanced.clients, balanced.examples, balanced.mean, balanced.std) == (100, 54_200, 542.0, 0.0)
     unbalanced = datasets.mnist_two_digits(100, seed=2, test_fraction=0.1, scaled=False).statistics()

@@ -19,12 +19,13 @@ _KINDS = {"b": "bool", "i": "int", "u": "int", "f": "float", "U": "str", "S": "b
 _ALONE = [{"bool"}, {"int"}, {"float"}, {"int", "float"}, {"str"}]
 
 
-def host_array(what: str, values: Any) -> np.ndarray:
+def host_array(what: str, values: Any, *, objects: bool = True) -> np.ndarray:
     """``values`` as a host array.
 
     Args:
       what: how a message names it, ``"examples['x'] of client 3"``.
       values: array of any package, column of a table, or nested lists.
+      objects: whether an array of Python objects is looked into as a list is; False leaves it one of objects.
 
     Raises:
       ValueError: missing or masked values (the row is named), rows of different shapes, integers beyond 64 bits, text
@@ -37,7 +38,7 @@ def host_array(what: str, values: Any) -> np.ndarray:
     if not hasattr(values, "__array__") and isinstance(values, Sequence) and not isinstance(values, (str, bytes)):
         return _of_list(what, list(values))
     array = np.asarray(values.to_numpy() if hasattr(values, "isna") else values)
-    if array.dtype.kind in "OT" and array.ndim:  # objects, as pandas has them, and numpy's texts of any length
+    if objects and array.dtype.kind in "OT" and array.ndim:  # as pandas has them, and numpy's texts of any length
         return _of_list(what, array.tolist())
     return array
 

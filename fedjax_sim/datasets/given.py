@@ -169,7 +169,7 @@ def _as_arrays(what: str, examples: Any, owner: str = "") -> Any:
         examples = {"x": examples[0], "y": examples[1]}
     suffix = f" of {owner}" if owner else ""
     arrays = jax.tree_util.tree_map_with_path(
-        lambda path, leaf: host_array(f"{what}{jax.tree_util.keystr(path)}{suffix}", leaf),
+        lambda path, leaf: host_array(f"{what}{jax.tree_util.keystr(path)}{suffix}", leaf, objects=False),
         examples,
         is_leaf=lambda node: isinstance(node, list),
     )

@@ -127,7 +127,10 @@ def _of_texts(name: str, column: Any, written: bool) -> Any:
                 return compute.cast(unsigned, kind)
         if written:
             return column
-        row = next(row for row, cell in enumerate(unsigned.to_pylist()) if not -(2**63) <= int(cell) < 2**63)
+        row = next(
+            row for row, cell in enumerate(unsigned.to_pylist())
+            if len(cell) > 4000 or not -(2**63) <= int(cell) < 2**63  # Python refuses to look at more digits
+        )  # fmt: skip
         raise ValueError(
             f"from_table: the column {name!r} has integers beyond 64 bits, first {shown(cells[row].as_py())} in row "
             f"{row}: write them with a decimal point if floats will do, or leave the column out"
