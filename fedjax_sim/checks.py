@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -15,6 +17,7 @@ from fedjax_sim.client_states import ClientStates, OnDevice
 from fedjax_sim.cohort.participation import Participation
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.host import HostDataset
+from fedjax_sim.descriptions import Described
 from fedjax_sim.diagnostics.base import Diagnostic, as_diagnostics
 from fedjax_sim.layout.base import Layout
 from fedjax_sim.layout.mesh import OnMesh
@@ -28,7 +31,7 @@ from fedjax_sim.systems.base import System
 from fedjax_sim.systems.closing import Clock
 from fedjax_sim.task import Task
 from fedjax_sim.task.shapes import check_values
-from fedjax_sim.values import check_count, check_flag, shown
+from fedjax_sim.values import check_count, check_flag, check_real, conditions, shown
 
 
 def check_setting(
@@ -168,6 +171,43 @@ def check_run(
                 raise TypeError(f"initial_params has a leaf of {jnp.result_type(leaf)}: it must be {wanted.dtype}")
     check_counts(setting, algorithm, dataset, rounds)
     return setting
+
+
+def unmet(parts: Any, dataset: FederatedDataset) -> jax.Array | None:
+    """Whether a traced value is one that its object's check would refuse; bool scalar, None where nothing is traced.
+
+    Args:
+      parts: a pytree with all that a run is made of.
+      dataset: the data.
+    """
+    with conditions() as met:
+        for part in _traced_parts(parts):
+            try:
+                part.checked()
+            except _NEEDS_VALUES:  # a check of somebody's own
+                continue
+        if _is_traced(dataset.example_weights):
+            check_real("with_example_weights(weights)", dataset.example_weights, low=0.0)
+    return ~jnp.all(jnp.stack(met)) if met else None
+
+
+_NEEDS_VALUES = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
+
+
+def _traced_parts(tree: Any) -> Iterator[Described]:
+    """All described objects in ``tree``, those inside others too, that have a traced leaf."""
+    for node in jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, Described)):
+        if isinstance(node, Described) and _is_traced(node):
+            yield node
+            yield from _traced_parts([getattr(node, field.name) for field in dataclasses.fields(node)])  # type: ignore[arg-type]
+
+
+def _is_traced(tree: Any) -> bool:
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))
 
 
 def _check_apart(setting: Setting, name: str) -> None:

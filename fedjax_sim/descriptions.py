@@ -265,7 +265,10 @@ def registered(kind: str | None = None) -> list[str]:
 def _reals_as_floats(obj: Any) -> Any:
     def as_float(leaf: Any) -> Any:
         real = isinstance(leaf, (int, float, np.integer, np.floating)) and not isinstance(leaf, bool)
-        return float(leaf) if real else leaf
+        try:
+            return float(leaf) if real else leaf
+        except OverflowError:  # an integer beyond all floats: the object's own check says what it must be
+            return leaf
 
     changed = {}
     for field in dataclasses.fields(obj):

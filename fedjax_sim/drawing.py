@@ -32,6 +32,8 @@ class Drawn(NamedTuple):
         system.
       undamped: [S], the weights of the average before an asynchronous server's staleness; ``()`` where they are the
         cohort's.
+      refused: int32, slots that are void because an id or a number of steps given for them cannot be meant; ``()``
+        where none is given.
     """
 
     slots: Slot
@@ -40,6 +42,7 @@ class Drawn(NamedTuple):
     lowest: Any
     clock: Any = ()
     undamped: Any = ()
+    refused: Any = ()
 
 
 def draw(
@@ -79,13 +82,17 @@ def draw(
         tau = setting.work.steps(turn)
     else:
         tau = jnp.ones_like(sizes)  # an exchange without local steps has no stragglers
+    refused = selection.refused
+    if setting.work.may_refuse:
+        refused = jnp.sum(valid & (tau < 0), dtype=jnp.int32) + (0 if isinstance(refused, tuple) else refused)
     valid = valid & (tau > 0)
     clock: Any = ()
     if setting.system is not None:
         assert cost is not None
         closed = close_exchange(setting.system, visit._replace(valid=valid, steps=tau), key, round_, cost)
         valid, tau, clock = closed.reported, closed.steps, closed.clock
-    return assemble(setting, algorithm, dataset, key, sent, round_, selection, draws, tau, valid, clock=clock)
+    drawn = assemble(setting, algorithm, dataset, key, sent, round_, selection, draws, tau, valid, clock=clock)
+    return drawn._replace(refused=refused)
 
 
 def assemble(

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.descriptions import Described
-from fedjax_sim.values import is_concrete, shown, suggest
+from fedjax_sim.values import check_real, is_concrete, shown, suggest
 
 T = TypeVar("T")
 
@@ -164,6 +164,7 @@ def _as_real(path: str, value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         value = np.asarray(value)
     if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
+        check_real(repr(path), value)
         return float(value)
     dtype = getattr(value, "dtype", None)
     if dtype is not None and jnp.issubdtype(dtype, jnp.integer):

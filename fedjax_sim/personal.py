@@ -29,7 +29,7 @@ from fedjax_sim.loops import bounded_loop
 from fedjax_sim.rounds import bounds, layout_of
 from fedjax_sim.setting import Setting
 from fedjax_sim.task import Task
-from fedjax_sim.values import check_count, check_flag, check_real, shown
+from fedjax_sim.values import LARGEST_SEED, check_count, check_flag, check_real, shown
 
 _ROWS = 256  # test examples of one client at a time at most: enough to keep a core busy
 _VALUES = "values"
@@ -107,7 +107,7 @@ class Personalise(Described):
             if not (isinstance(given, kind) or (optional and given is None)):
                 raise TypeError(f"personalise({name}={shown(given)}): give {example}")
         check_flag("personalise(first_order=...)", self.first_order)
-        check_count("personalise(seed=...)", self.seed, low=0)
+        check_count("personalise(seed=...)", self.seed, low=0, high=LARGEST_SEED)
         check_real("personalise(worst=...)", self.worst, low=0.0, high=1.0)
         if self.worst == 0:
             raise ValueError("personalise(worst=...) is 0: it must be in (0, 1], a share of the clients")

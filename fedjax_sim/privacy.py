@@ -92,7 +92,7 @@ def epsilon(
     Kasiviswanathan 2019, "Subsampled Renyi differential privacy and analytical moments accountant", Theorem 27
     (without replacement).
     """
-    check_real("epsilon(noise_multiplier=...)", noise_multiplier, low=0.0)
+    check_real("epsilon(noise_multiplier=...)", noise_multiplier, low=0.0, host=True)
     _check("epsilon", rounds, delta)
     mechanism = _mechanism(sampling, num_clients)
     name = _accountant(accountant, mechanism)
@@ -124,7 +124,7 @@ def noise_multiplier(
       ValueError: a value out of its range, or a scheme or an accountant that has no answer.
       ImportError: the extra ``privacy`` is not installed.
     """
-    check_real("noise_multiplier(epsilon=...)", epsilon, low=0.0, open_=True)
+    check_real("noise_multiplier(epsilon=...)", epsilon, low=0.0, open_=True, host=True)
     _check("noise_multiplier", rounds, delta)
     mechanism = _mechanism(sampling, num_clients)
     name = _accountant(accountant, mechanism)
@@ -208,7 +208,7 @@ def spent(
 
 def _check(name: str, rounds: Any, delta: Any) -> None:
     check_count(f"{name}(rounds=...)", rounds)
-    check_real(f"{name}(delta=...)", delta, low=0.0, high=1.0, open_=True)
+    check_real(f"{name}(delta=...)", delta, low=0.0, high=1.0, open_=True, host=True)
 
 
 def _mechanism(sampling: Any, num_clients: int | None) -> _Mechanism:

@@ -81,6 +81,7 @@ def run_round(
     Returns:
       The state after the round, and scalars or arrays by name: ``"cohort_size"``, ``"useful_steps"`` (gradients that
       the clients needed) and ``"computed_steps"`` (that the layout computed); ``"overflow"`` of schemes that can;
+      ``"refused_slots"`` (void because of an id or a number of steps that cannot be meant) where these are traced;
       ``"nonfinite_clients"`` (those whose messages or state were not finite), ``"nonfinite_ids"`` (the first of them,
       -1 for none) and ``"diverged"`` (whether the new model is not finite); ``"lowest_weight"`` where the local solver
       is probed; what a :class:`fedjax_sim.systems.closing.Clock` has, in runs with a system; whose messages they are
@@ -134,6 +135,8 @@ def run_round(
     if setting.cohort.may_overflow:
         state = _poisoned(algorithm, state, overflow)
         record["overflow"] = overflow
+    if setting.guard.traced and not isinstance(drawn.refused, tuple):
+        record["refused_slots"] = drawn.refused
     if not isinstance(drawn.lowest, tuple):
         record["lowest_weight"] = jnp.where(drawn.cohort.size > 0, drawn.lowest, 0)
     if clocks:

@@ -19,13 +19,16 @@ from fedjax_sim.task import Task
 
 
 class Guard(Described):
-    """What a run does about clients whose messages or state are not finite; pure structure.
+    """What a run does about what no check before it can see; pure structure.
 
     Attributes:
-      skip: whether they are left out of the round, as stragglers are who drop out; otherwise they are counted only.
+      skip: whether clients whose messages or state are not finite are left out of the round, as stragglers are who drop
+        out; otherwise they are counted only.
+      traced: whether ids and steps are traced, so that the record says of each round how many were refused.
     """
 
     skip: bool = static(default=False)
+    traced: bool = static(default=False)
 
 
 class Setting(NamedTuple):
@@ -38,7 +41,7 @@ class Setting(NamedTuple):
       batches: which examples a step sees.
       layout: how clients are run, or None for the rule of ``choose_layout``.
       diagnostics: what is measured in every round.
-      guard: what becomes of clients that diverge.
+      guard: what becomes of clients that diverge, and of ids and steps that are traced.
       system: the clients' devices in virtual time, or None for no clock.
       asynchronous: what a server does that waits for messages, not for cohorts; None for rounds.
       client_states: where client states are kept, and in which type.

@@ -41,7 +41,7 @@ class Converged(Stopping):
     metric: str = static(default="loss")
 
     def checked(self) -> Converged:
-        check_real("converged(change)", self.change, low=0.0, open_=True)
+        check_real("converged(change)", self.change, low=0.0, open_=True, host=True)
         return self
 
     def reason(self, evaluated: np.ndarray, metrics: Mapping[str, np.ndarray]) -> str | None:

@@ -14,7 +14,7 @@ from fedjax_sim.adjoints.forward import without_reverse_mode
 from fedjax_sim.adjoints.scans import per_round
 from fedjax_sim.algorithms.contract import Method
 from fedjax_sim.asynchronous.schemes import Asynchronous
-from fedjax_sim.checks import check_run, check_setting
+from fedjax_sim.checks import check_run, check_setting, unmet
 from fedjax_sim.cohort.participation import Participation
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.descriptions import Described
@@ -29,7 +29,7 @@ from fedjax_sim.setting import Setting, TrainState
 from fedjax_sim.systems.base import System
 from fedjax_sim.task import Task
 from fedjax_sim.telling import OnRound, silent, teller
-from fedjax_sim.values import known_names, shown
+from fedjax_sim.values import is_concrete, known_names, shown
 
 Evaluate = Callable[[Any, Any], dict[str, jax.Array]]  # (params, dataset) -> {name: array}
 
@@ -167,6 +167,9 @@ def make_train(
         algorithm: Method, dataset: FederatedDataset, key: jax.Array, *, initial_params: Any = None
     ) -> TrainResult:
         setting = check_run(given, algorithm, dataset, key, rounds, initial_params)
+        wrong = unmet((algorithm, setting, chosen, evaluate), dataset)
+        given_arrays = (setting.cohort, setting.work, dataset.client_ids)
+        setting = setting._replace(guard=setting.guard.replace(traced=not is_concrete(given_arrays)))
         chosen.check(setting, algorithm, rounds)
         setting = chosen.fitted(setting, algorithm, dataset)
         layout = layout_of(setting, algorithm, dataset)
@@ -188,9 +191,25 @@ def make_train(
         metrics = {"round": jnp.asarray(evaluated, jnp.int32), **ran.metrics}
         clients = jax.tree.map(lambda leaf: leaf[: dataset.num_clients], ran.state.clients)
         state = ran.state._replace(clients=clients)
-        return TrainResult(algorithm.parameters(state.server), state, metrics, ran.records)
+        result = TrainResult(algorithm.parameters(state.server), state, metrics, ran.records)
+        return result if wrong is None else _spoilt(result, wrong)
 
     return train
+
+
+def _spoilt(result: TrainResult, wrong: jax.Array) -> TrainResult:
+    """The result, all of whose real numbers are NaN where ``wrong``.
+
+    A product, because a choice would make the derivative 0, which looks like a minimum.
+    """
+
+    def spoil(leaf: jax.Array) -> jax.Array:
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            return leaf
+        return leaf * jnp.where(wrong, jnp.nan, 1).astype(leaf.dtype)
+
+    spoilt: TrainResult = jax.tree.map(spoil, result)
+    return spoilt
 
 
 def _unless_evaluated(on_round: OnRound, rounds: int, eval_every: int) -> OnRound:

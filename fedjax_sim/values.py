@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import difflib
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, ParamSpec, TypeVar
 
 import jax
@@ -14,6 +16,9 @@ import numpy as np
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+INT32_MAX = 2**31 - 1
+LARGEST_SEED = 2**32 - 1  # of jax.random.key, which takes others modulo 2^32
 
 _LISTED = 3000  # characters; all functions of optax are fewer
 
@@ -28,7 +33,10 @@ def suggest(name: str, known: list[str]) -> str:
 
 def shown(value: Any) -> str:
     """How an error message shows a value: its ``repr``, cut where it is long."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no integer of many thousand digits
+        return _length(value) if isinstance(value, int) else f"{type(value).__name__}(...)"
     return text if len(text) <= 200 else f"{text[:200]}..."
 
 
@@ -95,6 +103,27 @@ def is_concrete(value: Any) -> bool:
     )
 
 
+_collected: contextvars.ContextVar[list[jax.Array] | None] = contextvars.ContextVar("conditions", default=None)
+
+
+@contextlib.contextmanager
+def conditions() -> Iterator[list[jax.Array]]:
+    """Collects what checks cannot say of traced values: a bool scalar each, true where the check would pass."""
+    found: list[jax.Array] = []
+    token = _collected.set(found)
+    try:
+        yield found
+    finally:
+        _collected.reset(token)
+
+
+def demand(condition: Callable[[], Any]) -> None:
+    """A check of traced values: what ``condition`` returns goes to :func:`conditions`, where somebody collects them."""
+    found = _collected.get()
+    if found is not None:
+        found.append(jnp.all(condition()))
+
+
 def check_real(
     what: str,
     value: Any,
@@ -104,17 +133,24 @@ def check_real(
     open_: bool = False,
     below: float | None = None,
     optional: bool = False,
+    infinite: bool = False,
+    host: bool = False,
 ) -> None:
-    """Checks that a concrete hyper-parameter is finite and inside [low, high] (the open interval if ``open_``).
+    """Checks that a hyper-parameter is finite and inside [low, high] (the open interval if ``open_``).
+
+    It must be so in the float type of programs too: 1e39 is infinite in float32, and 1e-60 is 0. Of traced values the
+    type is checked, and the rest left to :func:`conditions`.
 
     Args:
       what: how the message names the value, ``"fedprox(mu=...)"``.
-      value: number, array or pytree of them; traced values pass.
+      value: number, array or pytree of them.
       low: smallest allowed value.
       high: largest allowed value.
       open_: whether the ends are excluded.
       below: an upper end that is excluded whatever ``open_``, in the place of ``high``.
       optional: whether None is allowed too.
+      infinite: whether infinity is allowed.
+      host: whether the value stays on the host, in double precision.
 
     Raises:
       ValueError: naming the value and the rule.
@@ -122,37 +158,83 @@ def check_real(
     """
     if value is None and not optional:
         raise TypeError(f"{what} is None: it must be a real number or an array of them")
+    bounds = "" if low is None and high is None and below is None else f" {_interval(low, high, open_, below)}"
+
+    def inside(array: Any) -> Any:
+        met = True
+        if low is not None:
+            met = (array > low) if open_ else (array >= low)
+        if high is not None:
+            met = met & ((array < high) if open_ else (array <= high))
+        return met if below is None else met & (array < below)
+
+    def finite(array: Any, numpy: Any) -> Any:
+        return ~numpy.isnan(array) if infinite else numpy.isfinite(array)
+
     for leaf in jax.tree.leaves(value):
-        if isinstance(leaf, jax.core.Tracer) or type(leaf) is object:
+        if type(leaf) is object:
             continue
+        traced = isinstance(leaf, jax.core.Tracer)
         if isinstance(leaf, (str, bytes, bool)) or not isinstance(
             leaf, (int, float, np.ndarray, np.generic, jax.Array)
         ):
             raise TypeError(f"{what} is {leaf!r}: it must be a real number or an array of them")
-        array = np.asarray(leaf)
-        if not (np.issubdtype(array.dtype, np.integer) or jnp.issubdtype(array.dtype, jnp.floating)):
+        array: Any = leaf if traced else _as_array(what, leaf)
+        whole = jnp.issubdtype(array.dtype, jnp.integer)
+        if not (whole or jnp.issubdtype(array.dtype, jnp.floating)):
             raise TypeError(f"{what} is an array of {array.dtype}: it must be a real number or an array of them")
-        bounds = "" if low is None and high is None and below is None else f" {_interval(low, high, open_, below)}"
-        if not np.all(np.isfinite(array)):
+        if traced:
+            real = array.astype(jnp.result_type(float)) if whole else array
+            demand(lambda real=real: finite(real, jnp) & inside(real))  # type: ignore[misc]
+            continue
+        if not np.all(finite(array, np)):
             raise ValueError(f"{what} is {leaf}: it must be finite{bounds and ' and in' + bounds}")
-        under = low is not None and np.any((array <= low) if open_ else (array < low))
-        above = high is not None and np.any((array >= high) if open_ else (array > high))
-        above = above or (below is not None and np.any(array >= below))
-        if under or above:
+        if not np.all(inside(array)):
             raise ValueError(f"{what} is {leaf}: it must be in{bounds}")
+        if host:
+            continue
+        held = _in_program(array)
+        if np.any(np.isinf(held) & np.isfinite(array)):
+            largest = float(jnp.finfo(held.dtype).max)
+            raise ValueError(f"{what} is {leaf}, infinite in {held.dtype}: it must be at most {largest:.8g}")
+        if not np.all(inside(held)):
+            wrong = held[~inside(held)].flat[0]
+            raise ValueError(f"{what} is {leaf}, which is {wrong} in {held.dtype}: it must be in{bounds}")
 
 
-def check_count(what: str, value: Any, *, low: int = 1) -> None:
-    """Checks that ``value`` is an integer of at least ``low``.
+def _as_array(what: str, leaf: Any) -> np.ndarray:
+    try:
+        return np.asarray(float(leaf)) if isinstance(leaf, int) else np.asarray(leaf)
+    except OverflowError:
+        raise ValueError(f"{what} is {_length(leaf)}: it must be finite as a float, at most 1.8e308") from None
+
+
+def _length(number: int) -> str:
+    return f"an integer of about {number.bit_length() * 0.30103:.0f} digits"
+
+
+def _in_program(array: np.ndarray) -> np.ndarray:
+    """``array`` as programs hold it: what is too small for a float of full precision is 0 there."""
+    real = array.dtype if jnp.issubdtype(array.dtype, jnp.floating) else np.float64
+    dtype = jax.dtypes.canonicalize_dtype(real)
+    with np.errstate(over="ignore", under="ignore"):
+        held = array.astype(dtype)
+    return np.where(np.abs(held) < jnp.finfo(dtype).tiny, np.zeros_like(held), held)
+
+
+def check_count(what: str, value: Any, *, low: int = 1, high: int | None = None) -> None:
+    """Checks that ``value`` is an integer of at least ``low`` and at most ``high``.
 
     Raises:
       TypeError: not an integer.
-      ValueError: below ``low``.
+      ValueError: out of these bounds.
     """
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
         raise TypeError(f"{what} is {value!r}: it must be an integer of at least {low}")
     if value < low:
-        raise ValueError(f"{what} is {value}: it must be at least {low}")
+        raise ValueError(f"{what} is {shown(value)}: it must be at least {low}")
+    if high is not None and value > high:
+        raise ValueError(f"{what} is {shown(value)}: it must be at most {high}")
 
 
 def check_scalar(what: str, value: Any) -> None:
@@ -194,28 +276,38 @@ def numeric_dtype(name: Any) -> Any:
     return dtype
 
 
-def integer_array(what: str, value: Any, axes: str) -> np.ndarray:
-    """``value`` as a host array of integers that fit int32.
+def integer_array(what: str, value: Any, axes: str) -> Any:
+    """``value`` as a host array of integers that fit int32; traced as it is, once type and shape are right.
 
     Args:
       what: how the message names the value.
-      value: concrete array or nested lists of integers.
+      value: array or nested lists of integers.
       axes: its two axes as the message names them, ``"[rounds, N]"``.
 
     Raises:
       ValueError: of another type or shape, or too large.
     """
+    traced = isinstance(value, jax.core.Tracer)
     try:
-        array = np.asarray(value)
+        array = value if traced else np.asarray(value)
     except ValueError as error:
         raise ValueError(f"{what} is {value!r}: all rows must be equally long, {axes}") from error
-    if array.ndim != 2 or not np.issubdtype(array.dtype, np.integer):
+    if array.ndim != 2 or not jnp.issubdtype(array.dtype, jnp.integer):
         given = repr(value) if array.ndim == 0 else f"{array.dtype}{list(array.shape)}"
         raise ValueError(f"{what} is {given}: it must be an array of integers {axes}")
-    largest = int(np.iinfo(np.int32).max)
-    if array.size and int(array.max()) > largest:
-        raise ValueError(f"{what} has the entry {array.max()}: entries must be at most {largest}")
+    if not traced and array.size and int(array.max()) > INT32_MAX:
+        raise ValueError(f"{what} has the entry {array.max()}: entries must be at most {INT32_MAX}")
     return array
+
+
+def as_int32(array: Any, other: int) -> jax.Array:
+    """``array`` in int32, with ``other`` in the place of integers that do not fit."""
+    array = jnp.asarray(array)
+    cast: jax.Array = array.astype(jnp.int32)
+    if array.dtype == jnp.int32 or array.dtype.itemsize < 4:
+        return cast
+    fits = (cast.astype(array.dtype) == array) & ((cast >= 0) | jnp.issubdtype(array.dtype, jnp.signedinteger))
+    return jnp.where(fits, cast, other)
 
 
 def _interval(low: float | None, high: float | None, open_: bool, below: float | None) -> str:

@@ -122,7 +122,7 @@ def verify(result: History, *, tolerance: float | None = None, progress: bool | 
     """
     if not isinstance(result, History):
         raise TypeError(f"verify was given {shown(result)}: give a History; those of a sweep are sweep.at(0), ...")
-    check_real("verify(tolerance=...)", tolerance, low=0.0, optional=True)
+    check_real("verify(tolerance=...)", tolerance, low=0.0, optional=True, host=True)
     description = result.description
     if is_sweep(result):
         raise ValueError(

@@ -155,7 +155,7 @@ def test_fewer_positive_traced_weights_leave_slots_void():
     def select(weights):
         return co.weighted(3, weights).select(DATA, KEY, jnp.int32(0))
 
-    indices, count, _ = select(jnp.asarray([0.0, 0.0, 1.0, 0.0, 0.0, 2.0]))
+    indices, count, *_ = select(jnp.asarray([0.0, 0.0, 1.0, 0.0, 0.0, 2.0]))
     assert sorted(np.asarray(indices).tolist()) == [2, 5, N]
     assert int(count.sum()) == 2
 

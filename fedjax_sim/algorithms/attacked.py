@@ -16,7 +16,7 @@ from fedjax_sim.algorithms.wrapper import Wrapped, Wrapper
 from fedjax_sim.attacks.base import Attack, Collusion
 from fedjax_sim.attacks.single import sign_flip
 from fedjax_sim.descriptions import factory, integers
-from fedjax_sim.values import is_concrete, shown
+from fedjax_sim.values import INT32_MAX, as_int32, is_concrete, shown
 
 _LOT = 0x417AC4ED  # the branch of a client's key that attacks draw from
 
@@ -60,10 +60,9 @@ class Attacked(Gathering):
             raise TypeError(
                 f"attacked(attack={shown(self.attack)}): give an attack, for instance fedjax_sim.attacks.scaling(10.0)"
             )
-        if isinstance(self.clients, jax.core.Tracer):
-            return super().checked()
-        clients = np.asarray([] if self.clients is None else self.clients)
-        if clients.size and not np.issubdtype(clients.dtype, np.integer):
+        traced = isinstance(self.clients, jax.core.Tracer)
+        clients = self.clients if traced else np.asarray([] if self.clients is None else self.clients)
+        if clients.size and not jnp.issubdtype(clients.dtype, jnp.integer):
             raise TypeError(
                 f"attacked(clients={shown(self.clients)}): give the attackers' client indices, integers; a fraction is "
                 "drawn by fedjax_sim.attacks.draw_attackers(data, 0.2, seed=0)"
@@ -72,6 +71,14 @@ class Attacked(Gathering):
             raise ValueError(
                 f"attacked(clients={shown(self.clients)}): give one row of client indices, [3, 7]; its shape is "
                 f"{clients.shape}"
+            )
+        if traced:
+            return super().checked()
+        if clients.size and not -1 <= clients.min() <= clients.max() <= INT32_MAX:
+            wrong = clients[(clients < -1) | (clients > INT32_MAX)]
+            raise ValueError(
+                f"attacked(clients=...) has {wrong.tolist()[:5]}: clients are numbered from 0 in the order of their "
+                "ids (-1 for nobody)"
             )
         checked: Self = Wrapper.checked(self.replace(clients=jnp.asarray(clients, jnp.int32)))
         return checked
@@ -121,7 +128,7 @@ class Attacked(Gathering):
 
     @property
     def _clients(self) -> jax.Array:
-        return jnp.asarray(self.clients).astype(jnp.int32)
+        return as_int32(self.clients, -1)
 
     def _counted(self, server: Wrapped, cohort: Cohort) -> Wrapped:
         return server._replace(extra=jnp.sum(self._among(cohort), dtype=jnp.int32))

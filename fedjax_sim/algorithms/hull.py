@@ -12,7 +12,7 @@ from fedjax_sim import trees
 from fedjax_sim.algorithms.contract import Client, Cohort
 from fedjax_sim.descriptions import Described, integers, static
 from fedjax_sim.min_norm import MinNormSolver, gram_rows, shortest
-from fedjax_sim.values import check_flag, check_real, check_scalar
+from fedjax_sim.values import as_int32, check_flag, check_real, check_scalar, demand
 
 
 class Memory(NamedTuple):
@@ -210,11 +210,17 @@ class Hull(Described, kw_only=True):
         return chosen
 
     def _with_clusters(self, name: str) -> Self:
-        if self.clusters is None or isinstance(self.clusters, jax.core.Tracer):
+        if self.clusters is None:
             return self
-        clusters = np.asarray(self.clusters)
-        if clusters.ndim != 1 or not np.issubdtype(clusters.dtype, np.integer) or clusters.min(initial=0) < 0:
+        traced = isinstance(self.clusters, jax.core.Tracer)
+        clusters = self.clusters if traced else np.asarray(self.clusters)
+        whole = clusters.ndim == 1 and jnp.issubdtype(clusters.dtype, jnp.integer)
+        if not whole or (not traced and clusters.min(initial=0) < 0):
             raise ValueError(f"{name}(clusters={self.clusters!r}): give one integer from 0 on for each client")
+        if traced:
+            given, most = as_int32(clusters, -1), self.num_clusters or clusters.shape[0]
+            demand(lambda: (given >= 0) & (given < most))
+            return self
         count = int(clusters.max(initial=0)) + 1
         return self.replace(clusters=jnp.asarray(clusters, jnp.int32), num_clusters=count)
 

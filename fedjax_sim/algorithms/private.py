@@ -23,7 +23,7 @@ from fedjax_sim.algorithms.clipping import (
 from fedjax_sim.algorithms.contract import Client, Cohort, Method, took_part
 from fedjax_sim.algorithms.wrapper import Wrapped, Wrapper
 from fedjax_sim.descriptions import factory
-from fedjax_sim.values import check_real, check_scalar, is_concrete
+from fedjax_sim.values import check_real, check_scalar, demand, is_concrete
 
 _NOISE, _COUNT = 0x4450, 0x4451  # branches of the server's key of a round: for the model, for the count
 
@@ -175,7 +175,9 @@ class Dp(Wrapper):
                 "of its own; give count_noise, for instance a twentieth of the expected cohort, as Andrew et al. do"
             )
         pair = (self.noise_multiplier, self.count_noise)
-        if is_concrete(pair) and np.any(np.asarray(pair[1], float) <= np.asarray(pair[0], float) / 2):
+        if not is_concrete(pair):
+            demand(lambda: jnp.asarray(self.count_noise) > jnp.asarray(self.noise_multiplier) / 2)
+        elif np.any(np.asarray(pair[1], float) <= np.asarray(pair[0], float) / 2):
             raise ValueError(
                 f"dp(count_noise={self.count_noise}) is too small for noise_multiplier={self.noise_multiplier}: the "
                 "count alone would cost more than both may; give more than half the noise multiplier"

@@ -112,7 +112,10 @@ def draw_buffer(
         "staleness_mean": jnp.sum(missed) / jnp.maximum(events.count, 1).astype(missed.dtype),
         "staleness_max": jnp.max(staleness),
     }
-    return Buffered(drawn._replace(slots=slots, cohort=cohort, undamped=drawn.cohort.weights), left, record)
+    drawn = drawn._replace(slots=slots, cohort=cohort, undamped=drawn.cohort.weights)
+    if setting.work.may_refuse:
+        drawn = drawn._replace(refused=events.refused)
+    return Buffered(drawn, left, record)
 
 
 def _may_fail(setting: Setting) -> bool:
@@ -151,7 +154,7 @@ def _departure(
             steps = jnp.ones_like(epoch)
         gradients = jnp.where(steps > 0, visit.passes + steps * visit.pieces, 0)
         times = system.times(visit.indices, visit.ids, gradients, key, round_, each)
-        failed = system.failed(visit.indices, visit.ids, key, round_) | (steps == 0)
+        failed = system.failed(visit.indices, visit.ids, key, round_) | (steps <= 0)
         return jax.tree.map(lambda leaf: leaf[0], Departure(steps.astype(jnp.int32), times.total, failed))  # type: ignore[no-any-return]
 
     left: Departure = jax.vmap(alone)(own, draws, cohort, flops, setting.batches.epoch(sizes, rows))

@@ -49,6 +49,7 @@ class Events(NamedTuple):
       redraws: int32, how many further draws there were.
       sent_off: int32, models sent.
       failures: int32, messages that were lost.
+      refused: int32, of these, those of clients that were given a negative number of steps.
       count: int32, messages that arrived.
       reports: [K], the clients they are of, in the order of arrival; client N in places without one.
       slots: int32[K], the slots these had.
@@ -62,6 +63,7 @@ class Events(NamedTuple):
     redraws: jax.Array
     sent_off: jax.Array
     failures: jax.Array
+    refused: jax.Array
     count: jax.Array  # type: ignore[assignment]
     reports: Trip
     slots: jax.Array
@@ -177,6 +179,7 @@ def fill_buffer(
             arrival=at.arrival.at[slot].set(jnp.inf),
             now=at.arrival[slot],
             failures=at.failures + failed.astype(jnp.int32),
+            refused=at.refused + (failed & (at.trips.steps[slot] < 0)).astype(jnp.int32),
             count=at.count + (~failed).astype(jnp.int32),
             reports=jax.tree.map(
                 lambda all_, of_slot: all_.at[place].set(of_slot[slot], mode="drop"), at.reports, at.trips
@@ -187,7 +190,7 @@ def fill_buffer(
     none = jnp.int32(0)
     unheard = Trip(jnp.full_like(nobody, num_clients), nobody, nobody, nobody)
     now = jnp.zeros((), arrival.dtype)
-    start = Events(trips, arrival, lost, now, none, none, none, none, none, unheard, nobody)
+    start = Events(trips, arrival, lost, now, none, none, none, none, none, none, unheard, nobody)
     if not may_fail:
         at, _ = lax.scan(lambda at, _: (next_event(at), None), start, None, length=messages)
         return at

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.descriptions import Described
-from fedjax_sim.values import check_count, check_real, shown
+from fedjax_sim.values import LARGEST_SEED, check_count, check_real, shown
 
 
 class Attack(Described):
@@ -61,7 +61,7 @@ def draw_attackers(data: FederatedDataset, fraction: float, seed: int = 0) -> np
     if not hasattr(data, "client_ids"):
         raise TypeError(f"draw_attackers({shown(data)}): give a data set of fedjax_sim.datasets")
     check_real("draw_attackers(fraction=...)", fraction, low=0.0, high=1.0)
-    check_count("draw_attackers(seed=...)", seed, low=0)
+    check_count("draw_attackers(seed=...)", seed, low=0, high=LARGEST_SEED)
     ids = jnp.asarray(np.sort(np.asarray(data.client_ids)))
     keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), ids)
     lots = np.asarray(jax.vmap(lambda key: jax.random.bits(key, (), jnp.uint32))(keys))

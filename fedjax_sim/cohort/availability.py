@@ -121,14 +121,15 @@ class Periodic(_Scheduled):
         check_count("periodic(on)", self.on)
         if self.on > self.period:
             raise ValueError(f"periodic({self.period}, on={self.on}): on must be at most the period")
-        if self.offsets is None or isinstance(self.offsets, jax.core.Tracer):
+        if self.offsets is None:
             return self
-        offsets = np.asarray(self.offsets)
-        if offsets.ndim != 1 or not np.issubdtype(offsets.dtype, np.integer):
+        traced = isinstance(self.offsets, jax.core.Tracer)
+        offsets = self.offsets if traced else np.asarray(self.offsets)
+        if offsets.ndim != 1 or not jnp.issubdtype(offsets.dtype, jnp.integer):
             raise ValueError(
                 f"periodic(offsets) is {offsets.dtype}{list(offsets.shape)}: give an integer a client, or None"
             )
-        return self.replace(offsets=jnp.asarray(offsets % self.period, jnp.int32))
+        return self if traced else self.replace(offsets=jnp.asarray(offsets % self.period, jnp.int32))
 
     def check(self, dataset: FederatedDataset, rounds: int) -> None:
         check_length("periodic(offsets)", self.offsets, dataset.num_clients)
@@ -137,7 +138,10 @@ class Periodic(_Scheduled):
         if self.offsets is None:
             offsets = jnp.asarray(np.arange(num_clients) * self.period // num_clients, jnp.int32)
         else:
-            offsets = jnp.asarray(self.offsets).astype(jnp.int32)
+            offsets = jnp.asarray(self.offsets)
+            if offsets.dtype.itemsize < 4:  # too narrow, perhaps, for the period
+                offsets = offsets.astype(jnp.int32)
+            offsets = (offsets % self.period).astype(jnp.int32)
         return (round_ % self.period + offsets[indices]) % self.period < self.on
 
 
@@ -154,15 +158,14 @@ class Trace(_Scheduled):
 
     def checked(self) -> Self:
         check_flag("trace(repeat=...)", self.repeat)
-        if isinstance(self.available, jax.core.Tracer):
-            return self
-        available = np.asarray(self.available)
+        traced = isinstance(self.available, jax.core.Tracer)
+        available = self.available if traced else np.asarray(self.available)
         if available.dtype != bool or available.ndim != 2 or available.shape[0] == 0:
             raise ValueError(
                 f"trace(available) is {available.dtype}{list(available.shape)}: it must be an array of True and False "
                 "[rounds, N], a round or more"
             )
-        return self.replace(available=jnp.asarray(available))
+        return self if traced else self.replace(available=jnp.asarray(available))
 
     def check(self, dataset: FederatedDataset, rounds: int) -> None:
         length, width = np.shape(self.available)

@@ -11,13 +11,15 @@ import numpy as np
 from fedjax_sim.cohort.participation import Participation, Selection, everyone
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.descriptions import factory, integers
-from fedjax_sim.values import integer_array, is_concrete
+from fedjax_sim.values import as_int32, integer_array, is_concrete
 
 
 class Given(Participation):
     """Cohorts from an array: cohorts[t] are the client ids of round t; -1 leaves a slot void.
 
     For golden tests and for replaying the cohorts of another program. Inclusion probability 1 or 0: nothing is drawn.
+    Traced: a slot whose id no client has, or an earlier slot of the round has too, is void, and ``"refused_slots"`` of
+    the round counts it.
 
     Args:
       cohorts: integer array [rounds, S] of client ids, no id twice in a round.
@@ -37,11 +39,11 @@ class Given(Participation):
                 "given(average='inverse'): given cohorts are not drawn, so that there is no inclusion probability to "
                 "divide by; use 'sample', 'plain' or another average"
             )
-        if isinstance(self.cohorts, jax.core.Tracer):
-            return self
         cohorts = integer_array("given(cohorts)", self.cohorts, "[rounds, S] of client ids")
         if cohorts.shape[1] == 0:
             raise ValueError(f"given(cohorts) is {cohorts.dtype}{list(cohorts.shape)}: a round needs a slot or more")
+        if isinstance(cohorts, jax.core.Tracer):
+            return self
         if cohorts.size and cohorts.min() < -1:
             raise ValueError(f"given(cohorts) has the entry {cohorts.min()}: give client ids, or -1 for a void slot")
         for t, row in enumerate(cohorts):
@@ -74,15 +76,29 @@ class Given(Participation):
         return self._cohort(dataset, round_)
 
     def inclusion(self, dataset: FederatedDataset, round_: int | jax.Array = 0) -> jax.Array:
-        indices, count, _ = self._cohort(dataset, round_)
+        selection = self._cohort(dataset, round_)
         nobody = everyone(dataset.num_clients, 0.0)
-        return nobody.at[indices].add(count.astype(nobody.dtype), mode="drop")
+        return nobody.at[selection.indices].add(selection.count.astype(nobody.dtype), mode="drop")
 
     def _cohort(self, dataset: FederatedDataset, round_: int | jax.Array) -> Selection:
-        ids = jnp.asarray(self.cohorts)[round_].astype(jnp.int32)
-        indices = jnp.searchsorted(dataset.client_ids[dataset.order], ids).astype(jnp.int32)
-        valid = ids >= 0
-        return Selection(jnp.where(valid, indices, dataset.num_clients), valid.astype(jnp.int32))
+        ids = as_int32(jnp.asarray(self.cohorts)[round_], _NO_ID)
+        known = dataset.client_ids[dataset.order]
+        indices = jnp.searchsorted(known, ids).astype(jnp.int32)
+        found = known.at[indices].get(mode="clip") == ids
+        valid = found & ~_repeats(jnp.where(found, indices, dataset.num_clients))
+        refused = jnp.sum((ids != _VOID) & ~valid, dtype=jnp.int32)
+        return Selection(jnp.where(valid, indices, dataset.num_clients), valid.astype(jnp.int32), refused=refused)
+
+
+_VOID, _NO_ID = -1, -2
+
+
+def _repeats(indices: jax.Array) -> jax.Array:
+    """bool[S], whether an earlier slot has the same index."""
+    order = jnp.argsort(indices, stable=True)
+    ordered = indices[order]
+    again = jnp.concatenate([jnp.zeros((1,), bool), ordered[1:] == ordered[:-1]])
+    return jnp.zeros_like(again).at[order].set(again)
 
 
 given = factory("cohort.given", Given)

@@ -24,9 +24,9 @@ def per_client(what: str, value: Any, *, low: float | None = 0.0, high: float | 
       TypeError: not numbers.
       ValueError: out of range or of more than one axis.
     """
+    check_real(what, value, low=low, high=high)
     if isinstance(value, (list, tuple)):
         value = jnp.asarray(value)
-    check_real(what, value, low=low, high=high)
     if np.ndim(value) > 1 or 0 in np.shape(value):
         raise ValueError(f"{what} has shape {np.shape(value)}: give one number, or one a client")
     return value

@@ -123,7 +123,7 @@ def given_partition(examples: Any, partition: Sequence[Any], test_fraction: floa
 
 
 def _check_split(test: Any, test_fraction: Any, seed: Any) -> None:
-    check_real("test_fraction", test_fraction, low=0.0, below=1.0)
+    check_real("test_fraction", test_fraction, low=0.0, below=1.0, host=True)
     check_count("seed", seed, low=0)
     if test is not None and test_fraction != 0.0:
         raise ValueError(f"test_fraction is {test_fraction}, but test has the held-out examples: leave one of them out")

@@ -90,7 +90,7 @@ def from_tfds(
             "from_tfds: who holds the examples? Give either partition=functools.partial(partition.dirichlet, "
             "num_clients=..., alpha=..., seed=...) or client='the feature that names the client'"
         )
-    check_real("from_tfds(test_fraction=...)", test_fraction, low=0.0, below=1.0)
+    check_real("from_tfds(test_fraction=...)", test_fraction, low=0.0, below=1.0, host=True)
     if test_split is not None and test_fraction:
         raise ValueError("from_tfds: give test_split or test_fraction, not both")
     check_count("from_tfds(seed=...)", seed, low=0)

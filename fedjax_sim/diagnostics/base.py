@@ -18,7 +18,7 @@ _KIND = "diagnostic"
 _OBSERVABLE = frozenset({"updates", "drift", "accumulation"})
 _TAKEN = (
     "client_ids", "client_staleness", "cohort_size", "computed_steps", "diverged", "lowest_weight", "nonfinite_clients",
-    "nonfinite_ids", "overflow", "staleness", "staleness_max", "staleness_mean", "useful_steps",
+    "nonfinite_ids", "overflow", "refused_slots", "staleness", "staleness_max", "staleness_mean", "useful_steps",
 )  # fmt: skip
 
 

@@ -22,7 +22,7 @@ from fedjax_sim.hyper.tuned import Tuned
 from fedjax_sim.reporting.progress import progress_bar
 from fedjax_sim.simulation import check_seeds
 from fedjax_sim.training import make_train
-from fedjax_sim.values import check_count, check_real, shown
+from fedjax_sim.values import LARGEST_SEED, check_count, check_real, shown
 
 Values = dict[str, jax.Array]  # by path
 
@@ -124,7 +124,7 @@ def tune(
     solver = optim.as_optimizer(optim.adam(0.1) if optimizer is None else optimizer, "tune(optimizer=...)")
     check_count("tune(steps=...)", steps)
     check_count("tune(restarts=...)", restarts)
-    check_count("tune(restart_seed=...)", restart_seed, low=0)
+    check_count("tune(restart_seed=...)", restart_seed, low=0, high=LARGEST_SEED)
     check_real("tune(spread=...)", spread, low=0.0)
     seed_list = check_seeds(seeds)
     check_inputs("tune", algorithm, dataset)

@@ -114,7 +114,7 @@ def tune(
         skip_nonfinite=skip_nonfinite, system=system, asynchronous=asynchronous,
     )  # fmt: skip
     seed_list = check_seeds(seeds)
-    check_real("tune(limit=...)", limit, low=0.0, open_=True)
+    check_real("tune(limit=...)", limit, low=0.0, open_=True, host=True)
     check_count("tune(repeats=...)", repeats)
     check_flag("tune(refresh=...)", refresh)
     if candidates is not None:

@@ -17,7 +17,7 @@ from fedjax_sim.cohort.per_client import at_clients, check_length, per_client
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.descriptions import Described, factory, integers, static
 from fedjax_sim.keys import ClientDraws
-from fedjax_sim.values import check_count, check_flag, check_real, integer_array, suggest
+from fedjax_sim.values import as_int32, check_count, check_flag, check_real, integer_array, suggest
 
 
 class Turn(NamedTuple):
@@ -49,11 +49,14 @@ class Work(Described):
       may_drop: whether tau can be 0.
       needs_system: whether it reads ``turn.seconds_per_step``.
       compares: whether a client's tau depends on who else was drawn.
+      may_refuse: whether tau can be negative: numbers that are given traced and cannot be meant. The client is dropped,
+        and the round's record counts it.
     """
 
     may_drop: ClassVar[bool] = False
     needs_system: ClassVar[bool] = False
     compares: ClassVar[bool] = False
+    may_refuse: ClassVar[bool] = False
 
     def steps(self, turn: Turn) -> jax.Array:
         """tau of each slot, int32[S]; what void slots get does not matter."""
@@ -312,26 +315,27 @@ class Window(Work):
 class GivenSteps(Work):
     """Steps from an array: tau[t, client]; 0 drops the client from that round.
 
-    Clients are numbered in the order of their ids (the id itself where ids are 0..N-1).
+    Clients are numbered in the order of their ids (the id itself where ids are 0..N-1). Traced: a client with a
+    negative entry, or one above ``most``, is dropped from the round, and ``"refused_slots"`` of the round counts it.
 
     Args:
       tau: integer array [rounds, N].
-      most: upper bound of its entries; read from ``tau`` where that is concrete. A traced ``tau`` cannot be checked:
-        its larger entries are cut to it.
+      most: upper bound of its entries; read from ``tau`` where that is concrete.
     """
 
     tau: Any = integers()
     most: int = static(default=0)
 
     may_drop: ClassVar[bool] = True
+    may_refuse: ClassVar[bool] = True
 
     def checked(self) -> GivenSteps:
         check_count("given_steps(most=...)", self.most, low=0)
-        if isinstance(self.tau, jax.core.Tracer):
+        tau = integer_array("given_steps(tau)", self.tau, "[rounds, N]")
+        if isinstance(tau, jax.core.Tracer):
             if self.most < 1:
                 raise ValueError("given_steps(tau): a traced tau needs most=..., an upper bound of its entries")
             return self
-        tau = integer_array("given_steps(tau)", self.tau, "[rounds, N]")
         if tau.size and tau.min() < 0:
             raise ValueError(f"given_steps(tau) has the entry {tau.min()}: steps must be at least 0")
         most = max(int(tau.max(initial=1)), 1)
@@ -340,8 +344,8 @@ class GivenSteps(Work):
         return self.replace(tau=jnp.asarray(tau, jnp.int32), most=self.most or most)
 
     def steps(self, turn: Turn) -> jax.Array:
-        tau: jax.Array = self.tau[turn.round].at[turn.indices].get(mode="clip")
-        return jnp.minimum(tau, self.most).astype(jnp.int32)
+        tau = as_int32(self.tau[turn.round].at[turn.indices].get(mode="clip"), _REFUSED)
+        return jnp.where(tau <= self.most, tau, _REFUSED)
 
     def most_steps(self, epoch: int) -> int:
         return self.most
@@ -353,6 +357,8 @@ class GivenSteps(Work):
                 f"given_steps(tau) is {list(shape)}: the run needs [{rounds} rounds, {dataset.num_clients} clients]"
             )
 
+
+_REFUSED = -1
 
 steps = factory("work.steps", Steps)
 random_epochs = factory("work.random_epochs", RandomEpochs)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from fedjax_sim.files import check_regular, json_object, parsing, read_json
 from fedjax_sim.models.transformer import GPTNeoX, GPTNeoXClassifier
-from fedjax_sim.values import check_count, check_flag, shown
+from fedjax_sim.values import LARGEST_SEED, check_count, check_flag, shown
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _FLOATS = ("F16", "BF16", "F32", "F64")
@@ -71,7 +71,7 @@ def load_pythia(
     """
     check_count("load_pythia(num_classes=...)", num_classes)
     check_flag("load_pythia(new_head=...)", new_head)
-    check_count("load_pythia(seed=...)", seed, low=0)
+    check_count("load_pythia(seed=...)", seed, low=0, high=LARGEST_SEED)
     folder = Path(directory)
     config = _config(folder / "config.json")
     decoder = _decoder(config, folder / "config.json", param_dtype)

@@ -52,7 +52,7 @@ def stacked(parts: Parts, space: Space) -> dict[str, np.ndarray]:
     """The values of all points, [P, ...] by name, in the dtypes of the leaves that they replace.
 
     Raises:
-      ValueError: a name is no real leaf, or its values have another shape than the leaf.
+      ValueError: a name is no real leaf, or its values have another shape than the leaf or are rounded in its type.
     """
     values = {}
     for name, column in space.points().items():
@@ -66,7 +66,19 @@ def stacked(parts: Parts, space: Space) -> dict[str, np.ndarray]:
                 f"{np.shape(leaf)}: they must be the same"
             )
         values[name] = column.astype(jnp.result_type(leaf))
+        _check_exact(name, column, values[name])
     return values
+
+
+def _check_exact(name: str, given: np.ndarray, held: np.ndarray) -> None:
+    """Refuses values that a leaf of half precision would round: the result would name others than those that ran."""
+    back = held.astype(np.float64)
+    if held.dtype.itemsize < 4 and (back != given).any():
+        at = np.flatnonzero(back != given)[0]
+        raise ValueError(
+            f"sweep: the value {given.flat[at]:.9g} of {name!r} would be {back.flat[at]:.9g} in the leaf's "
+            f"{held.dtype}: give numbers that {held.dtype} has, or make the object with a Python number there"
+        )
 
 
 def checked_parts(
@@ -127,7 +139,7 @@ def described(description: dict[str, Any], point: Mapping[str, Any]) -> dict[str
     changed = dict(description)
     for name, value in point.items():
         part, rest = _part(name)
-        plain = {"array": np.asarray(value).tolist(), "dtype": "float32"} if np.ndim(value) else value
+        plain = np.asarray(value).tolist()
         if part == "algorithm":
             changed["algorithm"] = _substituted(changed["algorithm"], rest.split("."), plain)
         else:
@@ -137,7 +149,8 @@ def described(description: dict[str, Any], point: Mapping[str, Any]) -> dict[str
 
 def _substituted(node: Any, path: list[str], value: Any) -> Any:
     if not path:
-        return value
+        array = isinstance(node, Mapping) and ("array" in node or "opaque" in node)
+        return {"array": value, "dtype": node.get("dtype", "float32")} if array else value
     if isinstance(node, list):
         at = int(path[0])
         return [_substituted(item, path[1:], value) if i == at else item for i, item in enumerate(node)]

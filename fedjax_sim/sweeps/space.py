@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.descriptions import Described, factory, static
@@ -74,9 +75,16 @@ class Grid(Space):
     def checked(self) -> Grid:
         columns = _columns("grid", self.values)
         for name, column in columns:
-            if len(set(column)) < len(column):
-                twice = next(value for i, value in enumerate(column) if value in column[:i])
-                raise ValueError(f"grid({{{name!r}: ...}}) has the value {twice!r} twice: give each value once")
+            held = [_tuples(np.asarray(value, jnp.result_type(float)).tolist()) for value in column]
+            for i, value in enumerate(column):
+                if value in column[:i]:
+                    raise ValueError(f"grid({{{name!r}: ...}}) has the value {value!r} twice: give each value once")
+                if held[i] in held[:i]:
+                    other = column[held.index(held[i])]
+                    raise ValueError(
+                        f"grid({{{name!r}: ...}}) has the values {other!r} and {value!r}, which are one number in "
+                        f"{jnp.result_type(float)}: give each value once"
+                    )
         return self.replace(values=columns)
 
     @property

@@ -14,7 +14,7 @@ from fedjax_sim.keys import Purpose, purpose_key, round_key
 from fedjax_sim.systems.base import Cost, System, Times
 from fedjax_sim.systems.distributions import Distribution
 from fedjax_sim.systems.policies import Policy, WaitForAll
-from fedjax_sim.values import check_count, check_real, shown
+from fedjax_sim.values import LARGEST_SEED, check_count, check_real, shown
 
 # What a device has for good, in the order of the words it is drawn from, never to be changed.
 _FIXED = ("seconds_per_step", "flops_per_second", "download", "upload", "latency", "dropout")
@@ -106,7 +106,7 @@ class Devices(System):
                 f"devices(policy={shown(self.policy)}): it must be fedjax_sim.systems.wait_for_all(), "
                 "deadline(seconds) or first(K)"
             )
-        check_count("devices(seed=...)", self.seed, low=0)
+        check_count("devices(seed=...)", self.seed, low=0, high=LARGEST_SEED)
         return self.replace(**changed)
 
     def check(self, dataset: FederatedDataset, rounds: int) -> None:

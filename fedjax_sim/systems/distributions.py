@@ -14,7 +14,7 @@ import numpy as np
 from jax import lax
 
 from fedjax_sim.descriptions import Described, factory, static
-from fedjax_sim.values import check_count, check_real
+from fedjax_sim.values import check_count, check_real, demand, is_concrete
 
 
 class Distribution(Described):
@@ -73,8 +73,10 @@ class Uniform(Distribution):
     def checked(self) -> Uniform:
         check_real("uniform(low, ...)", self.low, low=0.0)
         check_real("uniform(..., high)", self.high, low=0.0)
-        if isinstance(self.low, float) and isinstance(self.high, float) and self.high < self.low:
-            raise ValueError(f"uniform({self.low:g}, {self.high:g}): high must be at least low")
+        if not is_concrete((self.low, self.high)):
+            demand(lambda: jnp.asarray(self.high) >= jnp.asarray(self.low))
+        elif np.any(np.asarray(self.high) < np.asarray(self.low)):
+            raise ValueError(f"uniform({self.low}, {self.high}): high must be at least low")
         return self
 
     def quantile(self, u: jax.Array) -> jax.Array:

@@ -120,7 +120,7 @@ def windows(
     """
     check_count("windows(length=...)", length)
     check_count("windows(stride=...)", stride)
-    check_real("windows(test_fraction=...)", test_fraction, low=0.0, below=1.0)
+    check_real("windows(test_fraction=...)", test_fraction, low=0.0, below=1.0, host=True)
     if most is not None:
         check_count("windows(most=...)", most)
     if numbers.size <= length:
