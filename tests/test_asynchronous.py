@@ -310,6 +310,23 @@ def test_a_history_has_clock_traffic_and_staleness():
     assert fjs.build(history.description["run"]["asynchronous"]) == scheme
 
 
+def test_traced_steps_that_cannot_be_meant_are_lost_and_counted():
+    tau = np.full((ROUNDS, N), 2)
+    tau[:, 1], tau[:, 3] = -1, 9  # their devices are fast, so both are often sent off
+
+    def run(tau):
+        work = fjs.local.given_steps(tau, most=2)
+        function = fjs.make_train(**arguments(asynchronous.fedbuff(2), work=work, evaluate=None, eval_every=ROUNDS))
+        return function(fjs.fedavg(client_optimizer=sgd()), quadratics(), KEY)
+
+    jitted = jax.jit(run)
+    ours, theirs = jitted(tau), jitted(np.where((tau < 0) | (tau > 2), 0, tau))
+    assert int(ours.rounds["refused_slots"].sum()) == int(ours.rounds["failed"].sum()) > 0
+    assert int(theirs.rounds["refused_slots"].sum()) == 0
+    assert not np.isin(ours.rounds["client_ids"], [1, 3]).any()
+    jax.tree.map(np.testing.assert_array_equal, ours.metrics, theirs.metrics)
+
+
 BAD = {
     "asynchronous is 3: it must be an Asynchronous": lambda: {"asynchronous": 3},
     "asynchronous=... without system=...": lambda: {"system": None},

@@ -15,6 +15,7 @@ import pytest
 
 import fedjax_sim as fjs
 from fedjax_sim.algorithms.base import Algorithm
+from fedjax_sim.checks import unmet
 from fedjax_sim.drivers import resident
 
 NAN = float("nan")
@@ -1025,3 +1026,151 @@ def test_traced_hyper_parameters_pass_unchecked() -> None:
 
     assert jax.jit(made)(-2.0) == -2.0
     assert jax.grad(made)(-2.0) == 1.0
+
+
+def noisy_count(noise: Any) -> Algorithm:
+    return fjs.dp(fedavg(), noise_multiplier=1.0, quantile=0.5, count_noise=noise)
+
+
+def clustered(clusters: Any) -> Algorithm:
+    return fjs.fedaware(client_optimizer=sgd(1), weights="uniform", clusters=clusters)
+
+
+TRACED: dict[str, tuple[Callable[[Any], object], Any, Any]] = {
+    "rate": (lambda v: fjs.fedavg(client_optimizer=sgd(v)), 0.0, -0.1),
+    "rate, NaN": (lambda v: fjs.fedavg(client_optimizer=sgd(v)), 0.1, NAN),
+    "momentum": (lambda v: sgd(0.1, momentum=v), 0.99, 1.0),
+    "replaced": (lambda v: fjs.fedprox(client_optimizer=sgd(0.1)).replace(mu=v), 0.0, -1e-9),
+    "inside": (lambda v: fjs.ema(fjs.clipped(fjs.fedprox(client_optimizer=sgd(0.1), mu=v))), 0.0, -1.0),
+    "rates over rounds": (lambda v: fedavg(client_learning_rate=fjs.rates.over_rounds(v)), [1.0, 0.0], [1.0, -1.0]),
+    "rates by layer": (lambda v: fedavg(client_learning_rate={"a": 1.0, "b": v}), 1.0, NAN),
+    "server's": (lambda v: fjs.fedavg(client_optimizer=sgd(1), server_optimizer=fjs.optim.fedadam(tau=v)), 0.1, 0.0),
+    "logits": (lambda v: fjs.reweighted(fedavg(), v), [-1.0, 2.0], [0.0, np.inf]),
+    "norm": (lambda v: fjs.clipped(fedavg(), v), np.inf, NAN),
+    "norm, negative": (lambda v: fjs.clipped(fedavg(), v), 1.0, -np.inf),
+    "noise": (lambda v: fjs.dp(fedavg(), noise_multiplier=v), 0.0, -1.0),
+    "noise of the count": (noisy_count, 0.6, 0.5),
+    "clusters": (clustered, [0, 2, 1], [0, -1, 1]),
+    "clusters, too many": (clustered, [0, 2, 1], [0, 3, 1]),
+    "attack": (lambda v: fjs.attacked(fedavg(), [0], fjs.attacks.gaussian(v)), 0.0, -1.0),
+    "aggregator": (lambda v: fjs.robust(fedavg(), fjs.aggregators.geometric_median(v)), 0.1, 0.0),
+    "probability": (lambda v: fjs.cohort.independent(v, cap=3), [0.0, 0.5, 1.0], [0.0, 0.5, 1.1]),
+    "weights": (lambda v: fjs.cohort.weighted(1, v), [0.0, 2.0], [1.0, -1.0]),
+    "available": (lambda v: fjs.cohort.available(fjs.cohort.full(), fjs.cohort.bernoulli(v)), 1.0, -0.1),
+    "spread": (lambda v: fjs.local.gaussian_steps(3, v, 5), 0.0, -1.0),
+    "variance": (lambda v: fjs.local.gaussian_steps(3, most=5, variance=v), 0.0, NAN),
+    "stragglers": (lambda v: fjs.local.stragglers(v, 2), 1.0, 1.5),
+    "speeds": (lambda v: fjs.local.deadline(1.0, v, 2), [0.0, 2.0], [0.0, -2.0]),
+    "window": (lambda v: fjs.local.window(v, 2), 0.0, -1.0),
+    "weight decay": (lambda v: fjs.classification(fjs.models.LogisticRegression(3), weight_decay=v), 0.0, -1.0),
+    "device": (lambda v: fjs.systems.devices(seconds_per_step=v), [0.0, 1.0], [-1.0, 1.0]),
+    "bandwidth": (lambda v: fjs.systems.devices(seconds_per_step=1.0, download=v), 1.0, 0.0),
+    "failures": (lambda v: fjs.systems.devices(seconds_per_step=1.0, dropout=v), 1.0, 2.0),
+    "fleet": (lambda v: fjs.systems.devices(seconds_per_step=fjs.systems.lognormal(v, 1.0)), 1.0, 0.0),
+    "ends": (lambda v: fjs.systems.devices(seconds_per_step=fjs.systems.uniform(1.0, v)), 1.0, 0.5),
+    "policy": (lambda v: fjs.systems.devices(seconds_per_step=1.0, policy=fjs.systems.deadline(v)), 1.0, 0.0),
+    "alpha": (lambda v: fjs.asynchronous.fedasync(v), 1.0, 1.5),
+    "staleness": (lambda v: fjs.asynchronous.fedbuff(2, fjs.asynchronous.hinge(b=v)), 0.0, -1.0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TRACED)
+def test_traced_values_are_seen_by_the_run(name: str) -> None:
+    """What a check would refuse of a concrete value, and nothing else."""
+    make, good, bad = TRACED[name]
+    wrong = jax.jit(lambda value: unmet((make(value), None), data()))
+    good, bad = (np.asarray(value, np.int32 if "clusters" in name else np.float32) for value in (good, bad))
+    assert not wrong(good)
+    assert wrong(bad)
+    if name not in ("replaced", "clusters, too many"):
+        with pytest.raises(ValueError, match=r"must be|give|too small"):
+            make(bad)
+    assert unmet((make(good),), data()) is None  # nothing is traced
+
+
+def test_traced_example_weights_are_seen_by_the_run() -> None:
+    wrong = jax.jit(lambda weights: unmet((), data().with_example_weights(weights)))
+    ones = np.ones(data().num_examples, np.float32)
+    assert not wrong(0 * ones)
+    assert wrong(-ones)
+
+
+def test_a_check_of_ones_own_that_needs_the_value_is_left_out() -> None:
+    class Own(fjs.local.Work):
+        share: Any
+
+        def checked(self) -> "Own":
+            if self.share < 0:
+                raise ValueError
+            return self
+
+    assert jax.jit(lambda share: unmet((Own(share), sgd(share)), data()))(-1.0)  # of sgd
+
+
+def test_a_run_with_a_bad_traced_value_is_nan() -> None:
+    """All of it, the derivative too; the values beside it and a good one run as if nothing were checked."""
+    dataset = fjs.datasets.quadratics(num_clients=3, dim=2, seed=0)
+    train = fjs.make_train(
+        task=fjs.quadratic(), rounds=2, eval_every=2, cohort=fjs.cohort.full(), work=fjs.local.steps(2),
+        batches=fjs.local.full_batch(), system=fjs.systems.devices(seconds_per_step=1.0),
+    )  # fmt: skip
+
+    def run(mu: Any) -> tuple[jax.Array, Any]:
+        result = train(fjs.fedprox(client_optimizer=sgd(0.1), mu=mu), dataset, jax.random.key(0))
+        return result.metrics["loss"][-1], result
+
+    mapped = jax.jit(jax.vmap(jax.grad(run, has_aux=True)))
+    slopes, results = mapped(jnp.asarray([0.5, -0.5, NAN]))
+    assert np.isnan(slopes).tolist() == [False, True, True]
+    for leaf in jax.tree.leaves(results):
+        if jnp.issubdtype(leaf.dtype, jnp.floating):
+            assert np.isfinite(leaf[0]).all()
+            assert np.isnan(leaf[1:]).all()
+    jax.tree.map(
+        lambda a, b: np.testing.assert_array_equal(a[0], b[0]), results, mapped(jnp.asarray([0.5, 0.5, 0.1]))[1]
+    )
+
+
+HUGE = 10**400
+NUMBERS: dict[str, tuple[Callable[[], object], tuple[str, ...]]] = {
+    "huge": (lambda: sgd(HUGE), ("sgd(learning_rate=...)", "400 digits", "1.8e308")),
+    "beyond writing": (lambda: sgd(10**5000), ("sgd(learning_rate=...)", "5000 digits")),
+    "huge in a list": (lambda: fjs.rates.over_rounds([1.0, HUGE]), ("over_rounds(values)", "400 digits")),
+    "huge of clients": (lambda: fjs.cohort.independent([HUGE]), ("independent(probability)", "400 digits")),
+    "huge in a grid": (lambda: fjs.sweeps.grid({"mu": [HUGE]}), ("grid({'mu': ...})", "400 digits")),
+    "huge by path": (lambda: fjs.paths.replace(sgd(0.1), {"learning_rate": HUGE}), ("'learning_rate'", "400 digits")),
+    "infinite in float32": (lambda: sgd(1e39), ("1e+39", "infinite in float32", "at most 3.4028235e+38")),
+    "infinite, an array": (
+        lambda: fjs.rates.over_clients(np.asarray([1.0, 1e39])), ("over_clients(values)", "infinite in float32"),
+    ),
+    "infinite in a grid": (lambda: fjs.sweeps.grid({"mu": [1e39]}), ("infinite in float32",)),
+    "zero in float32": (
+        lambda: fjs.optim.fedadam(tau=1e-60), ("fedadam(tau=...) is 1e-60", "0.0 in float32", "(0, inf)"),
+    ),
+    "zero in a program": (lambda: fjs.clipped(fedavg(), 1e-40), ("clipped(norm=...)", "0.0 in float32")),
+    "one in float32": (lambda: sgd(0.1, momentum=1 - 1e-12), ("momentum", "1.0 in float32", "[0, 1)")),
+    "boundary": (lambda: fjs.rates.piecewise(1.0, (BIG,)), ("boundaries", str(BIG), "at most 2147483647")),
+    "patience": (lambda: fjs.fedprox(client_optimizer=sgd(1), patience=BIG), ("patience", "at most 2147483647")),
+    "buffer": (lambda: fjs.asynchronous.fedbuff(BIG), ("fedbuff(buffer=...)", "at most 2147483647")),
+    "seed of a fleet": (
+        lambda: fjs.systems.devices(seconds_per_step=1.0, seed=2**32), ("devices(seed=...)", "at most 4294967295"),
+    ),
+    "attackers": (lambda: fjs.attacked(fedavg(), np.asarray([2**32 + 1])), ("[4294967297]", "-1 for nobody")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_that_a_program_does_not_hold(name: str) -> None:
+    call, fragments = NUMBERS[name]
+    check(call, ValueError, *fragments)
+
+
+def test_small_numbers_pass_where_zero_does() -> None:
+    assert sgd(1e-60).learning_rate == 1e-60
+    assert fjs.stopping.converged(1e-60).change == 1e-60  # compared on the host, in double precision
+
+
+@pytest.mark.usefixtures("x64")
+def test_double_precision_holds_more() -> None:
+    assert sgd(1e39, momentum=1 - 1e-12).learning_rate == 1e39
+    fjs.optim.fedadam(tau=1e-60)

@@ -254,6 +254,81 @@ def test_probabilities_can_be_traced_and_differentiated():
     np.testing.assert_allclose(slope, np.where(drawn, -P / Q**2, 0), rtol=1e-5)
 
 
+def test_traced_ids_that_are_no_client_s_leave_slots_void():
+    """Nine is nobody, the second 0 a repeat, -5 and an integer beyond int32 no ids; the run is that of void slots."""
+
+    def run(ids):
+        train = fjs.make_train(
+            task=fjs.quadratic(), rounds=2, cohort=co.given(ids), work=fjs.local.steps(1),
+            batches=fjs.local.full_batch(), eval_every=2,
+        )  # fmt: skip
+        return train(fjs.scaffold(client_optimizer=fjs.optim.sgd(0.1)), DATA, KEY)
+
+    given = jnp.asarray([[[0, 9, 0], [1, 2, -5]], [[3, 9, 9], [5, 4, 5]]])
+    void = jnp.asarray([[[0, -1, -1], [1, 2, -1]], [[3, -1, -1], [5, 4, -1]]])
+    mapped = jax.jit(jax.vmap(run))
+    ours, theirs = mapped(given), mapped(void)
+    assert ours.rounds["refused_slots"].tolist() == [[2, 1], [2, 1]]
+    assert ours.rounds["refused_slots"].dtype == jnp.int32
+    assert theirs.rounds["refused_slots"].tolist() == [[0, 0], [0, 0]]
+    jax.tree.map(np.testing.assert_array_equal, (ours.state, ours.metrics), (theirs.state, theirs.metrics))
+    np.testing.assert_array_equal(ours.rounds["cohort_size"], [[1, 2], [1, 2]])
+    assert "refused_slots" not in run(void[0]).rounds  # what is given here was checked
+    with pytest.raises(ValueError, match="client id 9"):
+        run(given[0])
+
+
+@pytest.mark.parametrize(
+    ("ids", "indices", "refused"),
+    [
+        (np.asarray([[1, 2**31 + 1, 2**32 - 1]], np.uint32), [1, N, N], 2),
+        (np.asarray([[255, 3, 3]], np.uint8), [N, 3, N], 2),
+        (np.asarray([[-1, 3, 2]], np.int8), [N, 3, 2], 0),
+    ],
+    ids=["uint32", "uint8", "int8"],
+)
+def test_traced_ids_of_other_integers(ids, indices, refused):
+    """They are not wrapped round."""
+
+    @jax.jit
+    def select(ids):
+        given = co.given(ids)
+        scheme = co.available(given, co.bernoulli(1.0))
+        return scheme.select(DATA, KEY, jnp.int32(0)), given.inclusion(DATA)
+
+    selection, inclusion = select(ids)
+    assert selection.indices.tolist() == indices
+    assert selection.present.tolist() == [index < N for index in indices]
+    assert int(selection.refused) == refused
+    assert inclusion.tolist() == [float(i in indices) for i in range(N)]
+
+
+def test_traced_offsets_are_those_given():
+    offsets = np.asarray([0, 1, 2**31 - 1, -4, 2**31 - 2, 7], np.int32)
+    chance = jax.jit(lambda offsets: co.periodic(3, 1, offsets).chance(jnp.int32(5), N))
+    np.testing.assert_array_equal(chance(offsets), co.periodic(3, 1, offsets).chance(jnp.int32(5), N))
+
+
+@pytest.mark.parametrize(
+    ("make", "like", "message"),
+    [
+        (co.given, np.ones((2, 3), np.float32), r"given\(cohorts\) is float32\[2, 3\]"),
+        (co.given, np.ones(3, np.int32), r"given\(cohorts\) is int32\[3\]"),
+        (lambda offsets: co.periodic(3, 1, offsets), np.ones(3, np.float32), r"periodic\(offsets\) is float32\[3\]"),
+        (co.trace, np.ones((2, 3), np.float32), r"trace\(available\) is float32\[2, 3\]"),
+        (fjs.local.given_steps, np.ones((2, 3), np.float32), r"given_steps\(tau\) is float32\[2, 3\]"),
+        (
+            lambda who: fjs.attacked(fjs.fedavg(client_optimizer=fjs.optim.sgd(0.1)), who),
+            np.ones(3, np.float32),
+            "attackers' client indices, integers",
+        ),
+    ],
+)
+def test_the_type_of_traced_arrays_is_checked(make, like, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        jax.eval_shape(make, like)
+
+
 DROPPED = {  # weights of clients 0 (n = 1), 3 (n = 10) and 5 (n = 6) when client 3 drops out
     "sample": ([1 / 7, 0, 6 / 7], None),
     "plain": ([1 / 2, 0, 1 / 2], None),

@@ -601,3 +601,34 @@ def test_values_take_the_dtypes_of_the_leaves(x64):
     algorithm = fjs.fedprox(client_optimizer=fjs.optim.sgd(jnp.float32(0.1)), mu=0.1)
     values = stacked(Parts(algorithm, None), GRID)
     assert (values["mu"].dtype, values[RATE].dtype) == (np.float64, np.float32)
+
+
+def test_values_that_half_precision_rounds_are_refused():
+    algorithm = fjs.fedprox(client_optimizer=fjs.optim.sgd(jnp.bfloat16(0.5)), mu=0.1)
+    with pytest.raises(ValueError, match=rf"value 0.1 of '{RATE}' would be 0.100097656 in the leaf's bfloat16"):
+        sweep(algorithm, data(), sweeps.grid({RATE: [0.5, 0.1]}), **settings())
+    from fedjax_sim.sweeps.placing import Parts, stacked
+
+    exact = stacked(Parts(algorithm, None), sweeps.grid({RATE: [0.5, 0.10009765625]}))
+    assert exact[RATE].astype(float).tolist() == [0.5, 0.10009765625]
+
+
+def test_values_that_are_one_in_a_program_are_refused():
+    with pytest.raises(ValueError, match=r"0.1 and 0.1000000001, which are one number in float32"):
+        sweeps.grid({"mu": [0.1, 0.2, 0.1000000001]})
+
+
+def test_descriptions_keep_the_dtype_of_an_array():
+    from fedjax_sim.sweeps.placing import described
+
+    about = {"algorithm": fjs.describe(fjs.reweighted(fjs.fedavg(client_optimizer=fjs.optim.sgd(0.1)), np.ones(2)))}
+    changed = described(about, {"logits": np.asarray([0.1, 0.2])})["algorithm"]["arguments"]["logits"]
+    assert changed == {"array": [0.1, 0.2], "dtype": "float64"}
+
+
+def test_descriptions_of_numbers_keep_them():
+    from fedjax_sim.sweeps.placing import described
+
+    about = {"algorithm": fjs.describe(fjs.optim.sgd(jnp.bfloat16(0.5)))}
+    changed = described(about, {"learning_rate": 0.25})["algorithm"]["arguments"]["learning_rate"]
+    assert changed == {"array": 0.25, "dtype": "bfloat16"}

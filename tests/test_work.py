@@ -148,6 +148,28 @@ def test_bounds_of_an_epoch(make):
         assert sum(per_epoch[-slots:]) <= scheme.most_in_epochs(data, slots) <= slots * per_epoch[-1]
 
 
+def test_traced_steps_that_cannot_be_meant_drop_the_client():
+    """Below 0 and above ``most``; the run is that of zeros in their place."""
+
+    def run(tau):
+        train = fjs.make_train(
+            task=fjs.quadratic(), rounds=2, cohort=fjs.cohort.full(), work=local.given_steps(tau, most=3),
+            batches=local.full_batch(), eval_every=2,
+        )  # fmt: skip
+        return train(fjs.fednova(client_optimizer=fjs.optim.sgd(0.1)), DATA, jax.random.key(0))
+
+    tau = np.asarray([[1, 2, 3, 4, -1, 0, 1, 1, 1, 1], [3, 3, 3, 2**31 - 1, -(2**31), -7, 1, 1, 1, 1]], np.int32)
+    wrong = (tau < 0) | (tau > 3)
+    jitted = jax.jit(run)
+    ours, theirs = jitted(tau), jitted(np.where(wrong, 0, tau))
+    assert ours.rounds["refused_slots"].tolist() == [2, 3]
+    assert theirs.rounds["refused_slots"].tolist() == [0, 0]
+    jax.tree.map(np.testing.assert_array_equal, (ours.state, ours.metrics), (theirs.state, theirs.metrics))
+    np.testing.assert_array_equal(ours.rounds["useful_steps"], np.where(wrong, 0, tau).sum(1))
+    unsigned = jax.jit(lambda tau: local.given_steps(tau, most=3).steps(turn()))
+    assert unsigned(np.full((1, S), 2**32 - 1, np.uint32)).tolist() == [-1] * S
+
+
 ERRORS = {
     "draw": (lambda: local.stragglers(0.5, 2, draw="codes"), ValueError, ("'codes'", "did you mean 'code'")),
     "draw of nothing": (lambda: local.stragglers(0.5, 1, draw="code"), ValueError, ("E - 1 = 0", "draw='paper'")),
