@@ -193,7 +193,7 @@ def check_real(
             raise ValueError(f"{what} is {leaf}: it must be in{bounds}")
         if host:
             continue
-        held = _in_program(array)
+        held = in_program(array)
         if np.any(np.isinf(held) & np.isfinite(array)):
             largest = float(jnp.finfo(held.dtype).max)
             raise ValueError(f"{what} is {leaf}, infinite in {held.dtype}: it must be at most {largest:.8g}")
@@ -213,7 +213,7 @@ def _length(number: int) -> str:
     return f"an integer of about {number.bit_length() * 0.30103:.0f} digits"
 
 
-def _in_program(array: np.ndarray) -> np.ndarray:
+def in_program(array: np.ndarray) -> np.ndarray:
     """``array`` as programs hold it: what is too small for a float of full precision is 0 there."""
     real = array.dtype if jnp.issubdtype(array.dtype, jnp.floating) else np.float64
     dtype = jax.dtypes.canonicalize_dtype(real)

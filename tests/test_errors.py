@@ -1152,6 +1152,13 @@ NUMBERS: dict[str, tuple[Callable[[], object], tuple[str, ...]]] = {
     "boundary": (lambda: fjs.rates.piecewise(1.0, (BIG,)), ("boundaries", str(BIG), "at most 2147483647")),
     "patience": (lambda: fjs.fedprox(client_optimizer=sgd(1), patience=BIG), ("patience", "at most 2147483647")),
     "buffer": (lambda: fjs.asynchronous.fedbuff(BIG), ("fedbuff(buffer=...)", "at most 2147483647")),
+    "iterations": (lambda: fjs.aggregators.geometric_median(iterations=BIG), ("iterations", "at most 2147483647")),
+    "clipping": (lambda: fjs.aggregators.centered_clipping(1.0, iterations=BIG), ("iterations", "at most 2147483647")),
+    "steps of a solver": (lambda: fjs.adjoints.neumann(max_steps=BIG), ("max_steps", "at most 2147483647")),
+    "restart": (lambda: fjs.adjoints.gmres(restart=BIG), ("restart", "at most 2147483647")),
+    "shortest vector": (lambda: fjs.min_norm.active_set(max_steps=BIG), ("max_steps", "at most 2147483647")),
+    "last models": (lambda: fjs.last_k(fedavg(), BIG), ("last_k(k=...)", "at most 2147483647")),
+    "ranks": (lambda: fjs.systems.zipf(1.0, 1.0, most=BIG), ("zipf(most=...)", "at most 2147483647")),
     "seed of a fleet": (
         lambda: fjs.systems.devices(seconds_per_step=1.0, seed=2**32), ("devices(seed=...)", "at most 4294967295"),
     ),
@@ -1163,6 +1170,20 @@ NUMBERS: dict[str, tuple[Callable[[], object], tuple[str, ...]]] = {
 def test_numbers_that_a_program_does_not_hold(name: str) -> None:
     call, fragments = NUMBERS[name]
     check(call, ValueError, *fragments)
+
+
+def test_integer_arrays_for_real_hyper_parameters_are_floats() -> None:
+    """A rate that is an array of an integer type would cut the decay that it is multiplied by to 0."""
+    one, two = np.asarray(1), jnp.int32(2)
+
+    def at_two(rate: fjs.rates.Rate) -> float:
+        return float(rate.at(jnp.int32(2), jnp.int32(0)))
+
+    assert at_two(fjs.rates.inverse_time(one, 0.5)) == 0.5
+    assert at_two(fjs.rates.piecewise(two, (1,), 0.5)) == 1.0
+    assert at_two(fjs.rates.piecewise(jnp.int32(1), (1, 2), 0.5)) == 0.25
+    assert jax.jit(lambda rate: fjs.rates.inverse_time(rate, 0.5).at(jnp.int32(2), jnp.int32(0)))(2) == 1.0
+    assert fjs.rates.over_rounds(np.asarray([1, 2])).values.dtype == np.float32
 
 
 def test_small_numbers_pass_where_zero_does() -> None:

@@ -275,7 +275,7 @@ def test_traced_ids_that_are_no_client_s_leave_slots_void():
     np.testing.assert_array_equal(ours.rounds["cohort_size"], [[1, 2], [1, 2]])
     assert "refused_slots" not in run(void[0]).rounds  # what is given here was checked
     with pytest.raises(ValueError, match="client id 9"):
-        run(given[0])
+        run(jnp.asarray([[0, 9], [1, 2]]))
 
 
 @pytest.mark.parametrize(
@@ -425,6 +425,7 @@ ERRORS = {
     "weighted, scalar": (lambda: co.weighted(2, 1.0), ValueError, ("1.0", "one weight a client")),
     "weighted, negative": (lambda: co.weighted(1, [1.0, -1.0]), ValueError, ("weighted(weights)", "[0, inf)")),
     "weighted, zeros": (lambda: co.weighted(2, [1.0, 0.0]), ValueError, ("1 positive", "at most 1")),
+    "weighted, too small": (lambda: co.weighted(2, np.asarray([1.0, 1e-60])), ValueError, ("1 positive", "at most 1")),
     "weighted, length": (lambda: co.weighted(2, [1.0] * 3).check(DATA, 1), ValueError, ("3 values", "6 clients")),
     "weighted, count": (lambda: co.weighted(7).check(DATA, 1), ValueError, ("weighted(7)", "at most 6")),
     "shuffled, count": (lambda: co.shuffled(7).check(DATA, 1), ValueError, ("shuffled(7)", "at most 6")),

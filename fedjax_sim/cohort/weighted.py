@@ -16,7 +16,7 @@ from fedjax_sim.cohort.per_client import at_clients, check_length, per_client
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.descriptions import factory, static
 from fedjax_sim.keys import cohort_key
-from fedjax_sim.values import check_count, is_concrete
+from fedjax_sim.values import check_count, in_program, is_concrete
 
 _SIMULATED = 2**14  # draws behind Weighted.inclusion: standard error of at most 0.004
 
@@ -98,7 +98,7 @@ class Weighted(Participation):
         if np.ndim(weights) != 1:
             raise ValueError(f"weighted(weights) is {weights}: give one weight a client, or None for p_i = n_i / n")
         if is_concrete(weights):
-            positive = int(np.sum(np.asarray(weights) > 0))
+            positive = int(np.sum(in_program(np.asarray(weights)) > 0))
             if positive < self.num_sampled:
                 raise ValueError(
                     f"weighted({self.num_sampled}, weights) has {positive} positive weights: a client of weight 0 is "
