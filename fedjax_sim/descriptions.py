@@ -79,7 +79,8 @@ class Described:
     def checked(self) -> Self:
         """Returns this object normalised; raises ``ValueError`` or ``TypeError`` for bad concrete values.
 
-        Called once by the factory. Traced values cannot be looked at and pass unchecked.
+        Called once by the factory, and again by a run whose values are traced: :func:`fedjax_sim.values.check_real`
+        passes them and leaves the run a condition.
         """
         return self
 

@@ -46,7 +46,7 @@ class TrainResult(NamedTuple):
       rounds: arrays by name, leading axis rounds: ``"cohort_size"``, ``"useful_steps"``, ``"computed_steps"``,
         ``"nonfinite_clients"``, ``"nonfinite_ids"``, ``"diverged"``, with a system ``"duration"``, ``"bytes_down"``,
         ``"bytes_up"``, ``"reported"``, ``"dropped_late"`` and ``"failed"``, what the algorithm reports and the
-        diagnostics measure.
+        diagnostics measure; ``"refused_slots"`` where ids or steps that are given are traced.
     """
 
     params: Any
@@ -95,7 +95,9 @@ def make_train(
     ``(0, None, None)`` over stacked hyper-parameters many settings; ``jax.grad`` and ``jax.jacfwd`` of anything it
     returns with respect to the algorithm (the gradient has the algorithm's shape), the task, ``initial_params`` or the
     data set's example weights work in every layout. The ``adjoint`` says what a derivative stores, computes again or
-    leaves out; it changes nothing of what the function returns.
+    leaves out; it changes nothing of what the function returns. Traced: where a real number is one that its check would
+    refuse, all real numbers of the result are NaN; ids and steps that cannot be meant leave their slots void, and
+    ``"refused_slots"`` counts them.
 
     Args:
       task: what is learned.

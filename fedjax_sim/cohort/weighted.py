@@ -72,7 +72,7 @@ class Weighted(Participation):
     :meth:`inclusion` simulates them (16,384 draws with a fixed key, standard error at most 0.004).
 
     Args:
-      num_sampled: K, at most the number of positive weights; fewer take part where traced weights have fewer.
+      num_sampled: K, at most the number of positive weights. Traced: fewer take part where fewer are positive.
       weights: one non-negative number a client, in the order of the ids; None for p_i. A client of weight 0 is never
         drawn.
       average: ``"plain"`` (default), another one of :data:`fedjax_sim.cohort.averaging.AVERAGES` but ``"inverse"``,
