@@ -265,8 +265,6 @@ def registered(kind: str | None = None) -> list[str]:
 
 def _reals_as_floats(obj: Any) -> Any:
     def as_float(leaf: Any) -> Any:
-        if isinstance(leaf, (np.ndarray, jax.Array)) and jnp.issubdtype(leaf.dtype, jnp.integer):
-            return leaf.astype(jnp.result_type(float))  # else what is cast to its type loses its fraction
         real = isinstance(leaf, (int, float, np.integer, np.floating)) and not isinstance(leaf, bool)
         try:
             return float(leaf) if real else leaf
@@ -277,7 +275,7 @@ def _reals_as_floats(obj: Any) -> Any:
     for field in dataclasses.fields(obj):
         value = getattr(obj, field.name)
         real = field.metadata.get("pytree_node", True) and not field.metadata.get("integers", False)
-        if real and isinstance(value, (int, float, np.generic, np.ndarray, jax.Array, dict, list, tuple)):
+        if real and isinstance(value, (int, float, np.generic, dict, list, tuple)):
             changed[field.name] = jax.tree.map(as_float, value)
     return obj.replace(**changed)
 

@@ -94,7 +94,7 @@ class InverseTime(Rate):
         return self
 
     def at(self, round_: jax.Array, client: jax.Array) -> Any:
-        initial = jnp.asarray(self.initial)
+        initial = _real(self.initial)
         time = round_.astype(initial.dtype)
         return initial / (1 + jnp.asarray(self.decay).astype(initial.dtype) * time)
 
@@ -122,7 +122,7 @@ class Piecewise(Rate):
         return self.replace(boundaries=tuple(int(b) for b in self.boundaries))
 
     def at(self, round_: jax.Array, client: jax.Array) -> Any:
-        value, factor = jnp.asarray(self.initial), jnp.asarray(self.factor)
+        value, factor = _real(self.initial), jnp.asarray(self.factor)
         for boundary in self.boundaries:
             value = jnp.where(round_ >= boundary, value * factor.astype(value.dtype), value)
         return value
@@ -136,6 +136,12 @@ class FromFunction(Rate):
     def at(self, round_: jax.Array, client: jax.Array) -> Any:
         with third_party():
             return jnp.asarray(self.function(round_))
+
+
+def _real(value: Any) -> jax.Array:
+    """``value`` as an array of floats: what is cast to an integer's type would lose its fraction."""
+    array = jnp.asarray(value)
+    return array.astype(jnp.result_type(float)) if jnp.issubdtype(array.dtype, jnp.integer) else array
 
 
 def _one_axis(what: str, values: Any, each: str) -> Any:
