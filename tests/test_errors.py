@@ -1078,10 +1078,9 @@ TRACED: dict[str, tuple[Callable[[Any], object], Any, Any]] = {
 def test_traced_values_are_seen_by_the_run(name: str) -> None:
     """What a check would refuse of a concrete value, and nothing else."""
     make, good, bad = TRACED[name]
-    wrong = jax.jit(lambda value: unmet((make(value), None), data()))
     good, bad = (np.asarray(value, np.int32 if "clusters" in name else np.float32) for value in (good, bad))
-    assert not wrong(good)
-    assert wrong(bad)
+    wrong = jax.vmap(lambda value: unmet((make(value), None), data()))(np.stack([good, bad]))
+    assert wrong.tolist() == [False, True]
     if name not in ("replaced", "clusters, too many"):
         with pytest.raises(ValueError, match=r"must be|give|too small"):
             make(bad)
@@ -1089,30 +1088,33 @@ def test_traced_values_are_seen_by_the_run(name: str) -> None:
 
 
 def test_traced_example_weights_are_seen_by_the_run() -> None:
-    wrong = jax.jit(lambda weights: unmet((), data().with_example_weights(weights)))
+    wrong = jax.vmap(lambda weights: unmet((), data().with_example_weights(weights)))
     ones = np.ones(data().num_examples, np.float32)
-    assert not wrong(0 * ones)
-    assert wrong(-ones)
+    assert wrong(np.stack([0 * ones, -ones])).tolist() == [False, True]
 
 
-def test_a_check_of_ones_own_that_needs_the_value_is_left_out() -> None:
+@pytest.mark.parametrize(
+    "refused", [lambda share: share < 0, lambda share: not isinstance(share, float), lambda share: share.is_integer()]
+)
+def test_a_check_of_ones_own_that_needs_the_value_is_left_out(refused: Callable[[Any], bool]) -> None:
     class Own(fjs.local.Work):
         share: Any
 
         def checked(self) -> "Own":
-            if self.share < 0:
+            if refused(self.share):
                 raise ValueError
             return self
 
-    assert jax.jit(lambda share: unmet((Own(share), sgd(share)), data()))(-1.0)  # of sgd
+    seen = jax.vmap(lambda share: unmet((Own(share), sgd(share)), data()))(np.asarray([0.5, -1.0], np.float32))
+    assert seen.tolist() == [False, True]  # of sgd
 
 
 def test_a_run_with_a_bad_traced_value_is_nan() -> None:
     """All of it, the derivative too; the values beside it and a good one run as if nothing were checked."""
     dataset = fjs.datasets.quadratics(num_clients=3, dim=2, seed=0)
     train = fjs.make_train(
-        task=fjs.quadratic(), rounds=2, eval_every=2, cohort=fjs.cohort.full(), work=fjs.local.steps(2),
-        batches=fjs.local.full_batch(), system=fjs.systems.devices(seconds_per_step=1.0),
+        task=fjs.quadratic(), rounds=1, cohort=fjs.cohort.full(), work=fjs.local.steps(2), layout=fjs.layout.stacked(),
+        batches=fjs.local.full_batch(), adjoint=fjs.adjoints.direct(),
     )  # fmt: skip
 
     def run(mu: Any) -> tuple[jax.Array, Any]:

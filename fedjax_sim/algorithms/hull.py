@@ -67,8 +67,8 @@ class Hull(Described, kw_only=True):
       warm_up: steps like the base method until everybody was seen; the round that sees the last one uses d.
       layers: names of the parameters (parts of their paths) that the Gram matrix is computed from; None for all.
       clusters: int[N], the cluster of each client (in the order of ids): one m per cluster, updated with the plain mean
-        of its members in the cohort; None for one per client.
-      num_clusters: C, read from ``clusters`` where that is concrete.
+        of its members in the cohort; None for one per client. Traced: a run with one that is not in 0 .. C - 1 is NaN.
+      num_clusters: C, read from ``clusters`` where that is concrete; N where it is traced and none is given.
       solver: of ``fedjax_sim.min_norm``; None for active sets up to 512 vectors, away steps beyond.
     """
 

@@ -33,7 +33,8 @@ class Independent(Participation):
 
     Args:
       probability: q in [0, 1]: a number, or one a client in the order of the ids.
-      cap: number of slots; None for the smallest that is safe. Needed where ``probability`` is traced.
+      cap: number of slots; None for the smallest that is safe. Needed where ``probability`` is traced. Traced: a round
+        that draws more clients than that makes the model NaN, and ``"overflow"`` of the round is true.
       average: see :data:`fedjax_sim.cohort.averaging.AVERAGES`, or None for the algorithm's own.
 
     Raises:

@@ -136,7 +136,8 @@ class FederatedDataset(struct.PyTreeNode, kw_only=True, eq=False):
         """The same data set with a weight for every training example (None removes them).
 
         Args:
-          weights: float[n], in the stored order of the examples; may be traced.
+          weights: float[n], in the stored order of the examples. Traced: a run of ``make_train`` with one that is
+            negative or not finite is NaN.
 
         Raises:
           ValueError: another shape, or a concrete weight that is negative or not finite.
