@@ -1,4 +1,4 @@
-"""Checks of concrete values: every message has the value, the rule and the fix."""
+"""Checks of values: every message has the value, the rule and the fix."""
 
 from __future__ import annotations
 
