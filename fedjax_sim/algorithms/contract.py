@@ -276,7 +276,11 @@ class Method(Described, kw_only=True):
         return server
 
     def report(self, server: Any) -> dict[str, jax.Array]:
-        """What the method adds to the record of the round that led to ``server``: numbers by name."""
+        """What the method adds to the record of the round that led to ``server``: numbers by name.
+
+        Of a quantity that changes from round to round it is what that round used: what the next one will use is another
+        field of the server's state. Where nobody took part the state stays, and so does what is reported of it.
+        """
         return {}
 
 

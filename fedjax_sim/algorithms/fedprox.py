@@ -13,9 +13,17 @@ from fedjax_sim.values import INT32_MAX, check_count, check_flag, check_real, ch
 
 
 class Steering(NamedTuple):
-    """The state of an adaptive mu: its value, the falls of F in a row, and F after the last round."""
+    """The state of an adaptive mu.
+
+    Attributes:
+      mu: of the next round.
+      used: of the last one.
+      falls: of F in a row.
+      objective: F after the last round.
+    """
 
     mu: jax.Array
+    used: jax.Array
     falls: jax.Array
     objective: jax.Array
 
@@ -37,8 +45,8 @@ class FedProx(Algorithm):
     State per client: none. One model down, one up a round and client.
 
     With ``adaptive``, mu follows the objective F (section 5.3.2): a round after which F is higher adds ``increment``;
-    ``patience`` falls in a row take it away again, down to 0. It holds from the next round on, and is recorded as
-    ``"mu"``. One evaluation of F a round is what this costs.
+    ``patience`` falls in a row take it away again, down to 0. It holds from the next round on. Recorded: ``"mu"``, the
+    one that the round's clients used. One evaluation of F a round is what this costs.
 
     Args:
       mu: strength of the proximal term, >= 0; where ``adaptive`` begins.
@@ -71,7 +79,8 @@ class FedProx(Algorithm):
             return server
         check_scalar("fedprox(mu=...)", self.mu)
         dtype = jnp.result_type(float)
-        return server._replace(extra=Steering(jnp.asarray(self.mu, dtype), jnp.int32(0), jnp.zeros((), dtype)))
+        mu = jnp.asarray(self.mu, dtype)
+        return server._replace(extra=Steering(mu, mu, jnp.int32(0), jnp.zeros((), dtype)))
 
     def broadcast(self, server: ServerState) -> ProxSent:
         return ProxSent(server.params, server.extra.mu if self.adaptive else self.mu)
@@ -85,16 +94,16 @@ class FedProx(Algorithm):
         return server._replace(extra=start)
 
     def after(self, server: ServerState, objective: jax.Array) -> ServerState:
-        mu, falls, before = server.extra
+        used, _, falls, before = server.extra
         objective = objective.astype(before.dtype)
-        increment = jnp.asarray(self.increment).astype(mu.dtype)
+        increment = jnp.asarray(self.increment).astype(used.dtype)
         falls = jnp.where(objective > before, 0, jnp.where(objective < before, falls + 1, falls))
         enough = falls == self.patience
-        mu = jnp.where(objective > before, mu + increment, jnp.where(enough, jnp.maximum(mu - increment, 0), mu))
-        return server._replace(extra=Steering(mu, jnp.where(enough, 0, falls), objective))
+        mu = jnp.where(objective > before, used + increment, jnp.where(enough, jnp.maximum(used - increment, 0), used))
+        return server._replace(extra=Steering(mu, used, jnp.where(enough, 0, falls), objective))
 
     def report(self, server: ServerState) -> dict[str, jax.Array]:
-        return {"mu": server.extra.mu} if self.adaptive else {}
+        return {"mu": server.extra.used} if self.adaptive else {}
 
 
 fedprox = factory("algorithm.fedprox", FedProx)
