@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 IDS = "nonfinite_ids"  # the record of every round that becomes the clients of a Divergence
-EXPLODED = 1e3  # times the first loss (or 1, where that is less)
+OF_IDS = ("client_ids", IDS)  # records whose numbers are clients, -1 for nobody: nothing to draw or to average
+FACTOR = 10.0  # times its first value: the loss of a run that explodes
+KINDS = ("clients", "model", "loss")
 
 
 class Divergence(NamedTuple):
@@ -18,9 +20,10 @@ class Divergence(NamedTuple):
       seed: of the run.
       round: number of rounds finished when it was seen, from 1; 0 if the start itself was not finite.
       what: ``"clients"`` (messages or state of clients were not finite), ``"model"`` (the new global model was not) or
-        ``"loss"`` (the evaluated loss was not finite, or more than 1e3 max(|F(x_0)|, 1)).
+        ``"loss"`` (the evaluated loss was not finite, or it exploded).
       clients: ids of the first clients that were not finite in that round, at most 4.
       algorithm: name of the method.
+      factor: of a loss that exploded, how many times |F(x_0)| was too much; else None.
     """
 
     seed: int
@@ -28,13 +31,15 @@ class Divergence(NamedTuple):
     what: str
     clients: tuple[int, ...]
     algorithm: str
+    factor: float | None = None
 
     def __str__(self) -> str:
         who = f" of the clients {', '.join(map(str, self.clients))}" if self.clients else ""
+        exploded = None if self.factor is None else f"the loss is more than {self.factor:,g} times what it was at first"
         seen = {
             "clients": f"updates{who} are not finite",
             "model": "the global model is not finite",
-            "loss": "the loss is not finite, or more than 1,000 times what it was",
+            "loss": exploded or "the loss is not finite",
         }[self.what]
         return f"{self.algorithm}, seed {self.seed}, round {self.round}: {seen}"
 
@@ -59,6 +64,7 @@ def divergences(
     rounds: Mapping[str, Any],
     *,
     skipped: bool,
+    factor: float | None,
 ) -> list[Divergence]:
     """The first sign of divergence of every seed that shows one, in the order of the seeds.
 
@@ -69,14 +75,18 @@ def divergences(
       metrics: [seeds, E, ...] by name.
       rounds: [seeds, R, ...] by name.
       skipped: whether clients that were not finite were left out, and so did no harm.
+      factor: a loss above ``factor`` |F(x_0)| has exploded; where that is 0, or for None, only losses that are not
+        finite count.
     """
     losses = np.asarray(metrics["loss"], float)
-    limits = EXPLODED * np.maximum(np.abs(losses[:, :1]), 1)
-    with np.errstate(invalid="ignore"):
+    first = np.abs(losses[:, :1])
+    with np.errstate(invalid="ignore", over="ignore"):
+        exploded = (losses > factor * first) & (first > 0) if factor is not None else np.zeros(losses.shape, bool)
+        exploded &= np.isfinite(losses)
         seen = {
             "clients": (np.asarray(rounds.get("nonfinite_clients", ())) > 0) & (not skipped),
             "model": np.asarray(rounds.get("diverged", ()), bool),
-            "loss": ~(losses <= limits),
+            "loss": exploded | ~np.isfinite(losses),
         }
     numbers = {"clients": 1, "model": 1}
     found = []
@@ -90,5 +100,6 @@ def divergences(
         if signs:
             number, _, what = min(signs)
             ids = np.asarray(rounds[IDS])[row, number - 1] if what == "clients" else np.empty(0, int)
-            found.append(Divergence(seed, number, what, tuple(int(i) for i in ids if i >= 0), algorithm))
+            much = factor if what == "loss" and exploded[row, np.searchsorted(evaluated, number)] else None
+            found.append(Divergence(seed, number, what, tuple(int(i) for i in ids if i >= 0), algorithm, much))
     return found

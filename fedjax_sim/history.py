@@ -13,7 +13,7 @@ import numpy as np
 from flax import serialization, traverse_util
 
 from fedjax_sim.datasets.reading.npz import MAX_BYTES, read_npz
-from fedjax_sim.divergence import Divergence
+from fedjax_sim.divergence import OF_IDS, Divergence
 from fedjax_sim.files import parsing
 from fedjax_sim.recording import Stop
 from fedjax_sim.reporting import frames
@@ -31,8 +31,9 @@ class History:
     Attributes:
       evaluated: int[E], numbers of finished rounds at the evaluations; starts with 0.
       metrics: [seeds, E, ...] arrays by name: ``"loss"`` (training objective F), the task's metrics, ``"test_..."``.
-      rounds: [seeds, R, ...] arrays by name: ``"cohort_size"``, ``"useful_steps"``, ``"computed_steps"``, and what the
-        algorithm and the diagnostics recorded of every round.
+      rounds: [seeds, R, ...] arrays by name, those of :class:`fedjax_sim.TrainResult`: ``"cohort_size"``,
+        ``"useful_steps"``, ``"computed_steps"``, ``"nonfinite_clients"``..., and what the algorithm and the diagnostics
+        recorded of every round.
       params: the final global models, leaves [seeds, ...].
       seeds: one number a run.
       seconds: wall time of all rounds and evaluations of all seeds, after compilation.
@@ -40,7 +41,7 @@ class History:
       description: the resolved configuration, as ``describe`` writes it, and where it ran.
       divergences: where seeds began to diverge (:class:`fedjax_sim.divergence.Divergence`); empty if none did.
       stops: by seed, when and why it stopped before the last round. From then on its metrics stay as they are, and its
-        records of rounds are zero.
+        records of rounds are zero (ids of clients -1, nobody).
     """
 
     evaluated: np.ndarray
@@ -155,6 +156,8 @@ class History:
         """
         from fedjax_sim.reporting import client_plots, plots, round_plots
 
+        if metric in OF_IDS:
+            raise ValueError(f"plot({metric!r}): these are ids of clients, which have no curve: see history[{metric!r}]")
         if self[metric].ndim == 4:
             return round_plots.heat_map(self, metric, round=round, seed=seed, ax=ax)
         if self[metric].ndim == 3 and metric in self.metrics:

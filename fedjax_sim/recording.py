@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_sim.divergence import IDS, Divergence, divergences
+from fedjax_sim.divergence import OF_IDS, Divergence, divergences
 from fedjax_sim.stopping import Stopping
 
 _PENDING = 512  # calls whose arrays may wait on the device: a long run must not collect them there
@@ -31,10 +31,11 @@ class Recording:
       algorithm: name of the method.
       seeds: one a run.
       skipped: whether clients that are not finite are left out.
+      factor: times its first value, above which a loss has exploded; None for never.
     """
 
-    def __init__(self, algorithm: str, seeds: list[int], *, skipped: bool) -> None:
-        self._algorithm, self._seeds, self._skipped = algorithm, seeds, skipped
+    def __init__(self, algorithm: str, seeds: list[int], *, skipped: bool, factor: float | None) -> None:
+        self._algorithm, self._seeds, self._skipped, self._factor = algorithm, seeds, skipped, factor
         self._evaluated: list[int] = []
         self._metrics, self._rounds = _Growing(), _Growing()
         self.finished = 0
@@ -69,11 +70,22 @@ class Recording:
         """[seeds, R, ...] by name; empty before the first round."""
         return self._rounds.values()
 
+    def public_rounds(self) -> dict[str, np.ndarray]:
+        """What a history shows: :meth:`rounds`, with nobody among the ids of the rounds after a seed has stopped."""
+        found = self.rounds()
+        for name in OF_IDS:
+            if name in found and self.stops:
+                found[name] = found[name].copy()
+                for row, stop in self.stops.items():
+                    found[name][row, stop.round :] = -1
+        return found
+
     def divergences(self) -> list[Divergence]:
         """The first sign of divergence of every seed that shows one."""
         return divergences(
-            self._algorithm, self._seeds, self.evaluated, self.metrics(), self.rounds(), skipped=self._skipped
-        )
+            self._algorithm, self._seeds, self.evaluated, self.metrics(), self.rounds(),
+            skipped=self._skipped, factor=self._factor,
+        )  # fmt: skip
 
     def judge(self, rule: Stopping | None, *, diverged: bool) -> None:
         """Stops the seeds for which the rule gives a reason, and those that diverge where ``diverged`` says so."""
@@ -109,10 +121,6 @@ class Recording:
         self._metrics.add(parts["metrics"], len(self._evaluated))
         if parts["rounds"]:
             self._rounds.add(parts["rounds"], self.finished)
-
-    def public_rounds(self) -> dict[str, np.ndarray]:
-        """The records of every round that a history shows: the ids are in its divergences."""
-        return {name: values for name, values in self.rounds().items() if name != IDS}
 
 
 class _Growing:

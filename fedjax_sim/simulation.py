@@ -29,7 +29,7 @@ from fedjax_sim.datasets.host import HostDataset
 from fedjax_sim.descriptions import describe, encode
 from fedjax_sim.devices import processor
 from fedjax_sim.diagnostics.base import Requested
-from fedjax_sim.divergence import DivergenceError
+from fedjax_sim.divergence import FACTOR, DivergenceError
 from fedjax_sim.drivers.choose import make_driver
 from fedjax_sim.fingerprints import dataset_fingerprint, fingerprint
 from fedjax_sim.history import History
@@ -49,7 +49,7 @@ from fedjax_sim.stopping import Stopping
 from fedjax_sim.systems.base import System
 from fedjax_sim.task import Task
 from fedjax_sim.training import Evaluate
-from fedjax_sim.values import known_names, shown
+from fedjax_sim.values import check_real, known_names, shown
 
 
 @known_names(adjoint="derivatives of a run are make_train's: fedjax_sim.make_train(..., adjoint=...)")
@@ -75,6 +75,7 @@ def simulate(
     initial_params: Any = None,
     stop: Stopping | None = None,
     on_divergence: Literal["record", "stop", "raise"] = "record",
+    divergence_factor: float | None = FACTOR,
     checkpoint: str | os.PathLike[str] | None = None,
     every: int | None = None,
     keep: int = 2,
@@ -120,6 +121,8 @@ def simulate(
       on_divergence: what becomes of a seed whose clients, model or loss are not finite any more, or whose loss
         explodes: ``"record"`` (and go on; ``history.divergences`` says where it began), ``"stop"`` that seed, or
         ``"raise"``.
+      divergence_factor: a loss above so many times |F(x_0)| has exploded, at least 1; None for never. Where F(x_0) is 0
+        only a loss that is not finite counts.
       checkpoint: a directory for checkpoints of this run. Call again with the same arguments after an interruption, and
         the run goes on from the newest one, with the same result to the last bit; more ``rounds`` may be asked for.
       every: rounds between checkpoints (at an evaluation); None for as often as costs 5 % of the time.
@@ -156,7 +159,7 @@ def simulate(
         eval_every=eval_every, layout=None if tune else layout, evaluate=evaluate, diagnostics=diagnostics,
         skip_nonfinite=skip_nonfinite, system=system, asynchronous=asynchronous,
     )  # fmt: skip
-    _check_ends(stop, on_divergence)
+    divergence_factor = _check_ends(stop, on_divergence, divergence_factor)
     calls = Calls(check_callbacks(callbacks) if is_first() else [])
     if every is not None and checkpoint is None:
         raise ValueError(f"every={every} without checkpoint=...: give the directory where checkpoints are kept")
@@ -181,7 +184,7 @@ def simulate(
     setting = setting._replace(layout=layout_of(setting, algorithm, known, several=True), client_states=where)
     description = describe_run(
         setting, algorithm, dataset, known, rounds, eval_every, evaluate=evaluate,
-        initial_params=initial_params, stop=stop, on_divergence=on_divergence,
+        initial_params=initial_params, stop=stop, on_divergence=on_divergence, divergence_factor=divergence_factor,
     )  # fmt: skip
     if tuning is not None:
         description["run"]["layout_tuning"] = tuning.to_json()
@@ -192,7 +195,10 @@ def simulate(
             checkpoint, configuration, rounds=rounds, eval_every=eval_every, every=every, keep=keep,
             allow_opaque=allow_opaque,
         )  # fmt: skip
-    recording = Recording(type(algorithm).__name__, seed_list, skipped=skip_nonfinite or algorithm.excludes_nonfinite)
+    recording = Recording(
+        type(algorithm).__name__, seed_list,
+        skipped=skip_nonfinite or algorithm.excludes_nonfinite, factor=divergence_factor,
+    )  # fmt: skip
     length = min(eval_every, rounds)
 
     with saving or contextlib.nullcontext(), contextlib.ExitStack() as opened:
@@ -260,7 +266,8 @@ def simulate(
     return history
 
 
-def _check_ends(stop: Any, on_divergence: Any) -> None:
+def _check_ends(stop: Any, on_divergence: Any, divergence_factor: Any) -> float | None:
+    """Checks what ends a run; the factor as a float."""
     if stop is not None and not isinstance(stop, Stopping):
         raise TypeError(
             f"stop is {shown(stop)}: give a rule, for instance fedjax_sim.stopping.converged(1e-4), or None"
@@ -268,6 +275,12 @@ def _check_ends(stop: Any, on_divergence: Any) -> None:
     allowed = ("record", "stop", "raise")
     if on_divergence not in allowed:
         raise ValueError(f"on_divergence is {shown(on_divergence)}: it must be one of {', '.join(map(repr, allowed))}")
+    if divergence_factor is None:
+        return None
+    if not isinstance(divergence_factor, (int, float, np.number)):
+        raise TypeError(f"divergence_factor is {shown(divergence_factor)}: it must be a number of at least 1, or None")
+    check_real("divergence_factor", divergence_factor, low=1.0)
+    return float(divergence_factor)
 
 
 # Of a run's description: what may differ when it is resumed, or is compared by its checksum.
@@ -354,6 +367,7 @@ def describe_run(
     initial_params: Any,
     stop: Stopping | None = None,
     on_divergence: str = "record",
+    divergence_factor: float | None = FACTOR,
 ) -> dict[str, Any]:
     """The resolved configuration and where it ran, as JSON."""
     return {
@@ -375,6 +389,7 @@ def describe_run(
             "initial_params": None if initial_params is None else encode(initial_params),
             "stop": None if stop is None else describe(stop),
             "on_divergence": on_divergence,
+            "divergence_factor": divergence_factor,
             # Left out where it is the default, so that older checkpoints and sweeps are still of the same run.
             **({} if setting.client_states == OnDevice() else {"client_states": describe(setting.client_states)}),
         },

@@ -13,6 +13,7 @@ from flax import serialization
 
 from fedjax_sim.checkpoints.differences import differences, environment_changes
 from fedjax_sim.descriptions import build, decode, opaque_parts
+from fedjax_sim.divergence import FACTOR
 from fedjax_sim.history import History, is_sweep
 from fedjax_sim.keys import GENERATOR, generator, switch
 from fedjax_sim.simulation import simulate
@@ -195,6 +196,7 @@ def _again(result: History, progress: bool | None) -> History:
         diagnostics=[build(one) for one in run["diagnostics"]],
         skip_nonfinite=run.get("skip_nonfinite", False),
         on_divergence=run.get("on_divergence", "record"),
+        divergence_factor=run.get("divergence_factor", FACTOR),
         initial_params=None if initial is None else decode(initial),
         seeds=result.seeds,
         progress=progress,

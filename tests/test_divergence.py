@@ -238,7 +238,7 @@ def test_errors(data):
 
 
 def test_a_recording_that_grows():
-    recording = Recording("FedAvg", [0, 1], skipped=False)
+    recording = Recording("FedAvg", [0, 1], skipped=False, factor=10.0)
     for number in range(700):  # more than wait on the device
         count = int(number > 0)
         rounds = {"nonfinite_clients": np.full((2, count), number), "nonfinite_ids": np.zeros((2, count, 3), int)}
@@ -246,7 +246,7 @@ def test_a_recording_that_grows():
     assert recording.finished == 699
     assert recording.metrics()["loss"].tolist() == [list(range(700)), [-float(n) for n in range(700)]]
     assert recording.rounds()["nonfinite_clients"][1].tolist() == list(range(1, 700))
-    other = Recording("FedAvg", [0, 1], skipped=False)
+    other = Recording("FedAvg", [0, 1], skipped=False, factor=10.0)
     other.restore(recording.arrays(), {1: Stop(3, "why")})
     assert other.running.tolist() == [True, False]
     for name, values in recording.arrays().items():

@@ -37,7 +37,11 @@ def written(history: History, more: Mapping[str, Any] | None = None) -> str:
         raise ValueError(f"this run has no configuration: {'; '.join(opaque)} cannot be made from names and arguments")
     accepted = inspect.signature(simulate).parameters
     content: dict[str, Any] = {name: plain(parts[name]) for name in PARTS if parts.get(name) is not None}
-    run = {key: value for key, value in parts.items() if key in accepted and key not in PARTS and value is not None}
+    run = {
+        key: value
+        for key, value in parts.items()
+        if key in accepted and key not in PARTS and (value is not None or accepted[key].default is not None)
+    }
     content["run"] = {key: plain(value) for key, value in run.items()} | {"seeds": history.seeds}
     told = {*content, *run, "batch_size"}  # a batch_size has become a table [batches]
     content["run"] |= {key: value for key, value in (more or {}).items() if key not in told}

@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fedjax_sim.datasets.federated import FederatedDataset
-from fedjax_sim.divergence import IDS, divergences
+from fedjax_sim.divergence import FACTOR, divergences
 from fedjax_sim.history import History
 from fedjax_sim.sweeps.placing import Parts
 from fedjax_sim.sweeps.program import AXIS, Outcome, Runs, compute
@@ -94,15 +94,16 @@ class Executor:
         return History(
             evaluated=np.asarray(evaluated),
             metrics=outcome.metrics,
-            rounds={name: record for name, record in rounds.items() if name != IDS},
+            rounds=rounds,
             params=outcome.params if self._keep_params else None,
             seeds=[int(self._seeds[number % len(self._seeds)]) for number in numbers],
             seconds=time.perf_counter() - started,
             compile_seconds=0.0,
             description={},
             divergences=divergences(
-                type(algorithm).__name__, list(numbers), np.asarray(evaluated), outcome.metrics, rounds, skipped=skipped
-            ),
+                type(algorithm).__name__, list(numbers), np.asarray(evaluated), outcome.metrics, rounds,
+                skipped=skipped, factor=FACTOR,
+            ),  # fmt: skip
         )
 
     def _call(self, numbers: Sequence[int], evaluations: int) -> Outcome:

@@ -9,7 +9,6 @@ from types import ModuleType
 from typing import Any
 
 from fedjax_sim.callbacks import Reported
-from fedjax_sim.divergence import IDS
 
 
 def scalars(reported: Reported, seeds: list[int], *, each_seed: bool = False) -> dict[str, float]:
@@ -30,7 +29,7 @@ def scalars(reported: Reported, seeds: list[int], *, each_seed: bool = False) ->
     """
     found = {name: values for name, values in reported.metrics.items() if values.ndim == 1}
     for name, values in reported.rounds.items():
-        if values.ndim == 2 and name != IDS:
+        if values.ndim == 2:
             found[f"rounds/{name}"] = values.mean(axis=1)
     numbers: dict[str, float] = {}
     for name, values in found.items():

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjax_sim.divergence import IDS, OF_IDS
 from fedjax_sim.reporting.plots import on_one_axis
 from fedjax_sim.reporting.recorded import AXES, Recorded, clock, held, positions, rounds_of
 
@@ -70,7 +71,9 @@ def records(histories: Mapping[str, Recorded]) -> tuple[list[Record], list[str]]
         for metric, table in ((True, run.metrics), (False, getattr(run, "rounds", {}))):
             for name, values in table.items():
                 array = np.asarray(values)
-                quantiles = not metric and _are_quantiles(array)
+                if name == IDS:
+                    continue  # the divergences of a run say it
+                quantiles = not metric and name not in OF_IDS and _are_quantiles(array)
                 if array.size and (array.ndim == 2 or quantiles):
                     drawn.setdefault(name, Record(name, metric, quantiles))
                 else:
