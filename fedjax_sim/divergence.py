@@ -23,7 +23,7 @@ class Divergence(NamedTuple):
         ``"loss"`` (the evaluated loss was not finite, or it exploded).
       clients: ids of the first clients that were not finite in that round, at most 4.
       algorithm: name of the method.
-      factor: of a loss that exploded, how many times |F(x_0)| was too much; else None.
+      factor: of a loss that exploded, above how many times |F(x_0)| that is; else None.
     """
 
     seed: int
@@ -35,7 +35,7 @@ class Divergence(NamedTuple):
 
     def __str__(self) -> str:
         who = f" of the clients {', '.join(map(str, self.clients))}" if self.clients else ""
-        exploded = None if self.factor is None else f"the loss is more than {self.factor:,g} times what it was at first"
+        exploded = self.factor and f"the loss is more than {self.factor:,g} times what it was at first"
         seen = {
             "clients": f"updates{who} are not finite",
             "model": "the global model is not finite",
@@ -75,14 +75,12 @@ def divergences(
       metrics: [seeds, E, ...] by name.
       rounds: [seeds, R, ...] by name.
       skipped: whether clients that were not finite were left out, and so did no harm.
-      factor: a loss above ``factor`` |F(x_0)| has exploded; where that is 0, or for None, only losses that are not
-        finite count.
+      factor: a loss above ``factor`` |F(x_0)| has exploded, or above ``factor`` where F(x_0) is 0; None for never.
     """
     losses = np.asarray(metrics["loss"], float)
-    first = np.abs(losses[:, :1])
+    first = np.where(losses[:, :1] == 0, 1, np.abs(losses[:, :1]))
     with np.errstate(invalid="ignore", over="ignore"):
-        exploded = (losses > factor * first) & (first > 0) if factor is not None else np.zeros(losses.shape, bool)
-        exploded &= np.isfinite(losses)
+        exploded = np.isfinite(losses) & (losses > (np.inf if factor is None else factor) * first)
         seen = {
             "clients": (np.asarray(rounds.get("nonfinite_clients", ())) > 0) & (not skipped),
             "model": np.asarray(rounds.get("diverged", ()), bool),

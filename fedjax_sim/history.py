@@ -15,7 +15,7 @@ from flax import serialization, traverse_util
 from fedjax_sim.datasets.reading.npz import MAX_BYTES, read_npz
 from fedjax_sim.divergence import OF_IDS, Divergence
 from fedjax_sim.files import parsing
-from fedjax_sim.recording import Stop
+from fedjax_sim.recording import Stop, check_record
 from fedjax_sim.reporting import frames
 from fedjax_sim.reporting.files import write_atomically
 from fedjax_sim.reporting.recorded import clock, first_reached, measured, positions, rounds_of
@@ -260,8 +260,10 @@ def read_record(path: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES) -> 
         if about["format"] != _FORMAT:
             raise ValueError(f"format {about['format']}")
         for name, dtype in about["dtypes"].items():
-            arrays[name] = arrays[name].view(numeric_dtype(dtype))
-        _check_record(arrays, about)
+            arrays[name] = _typed(arrays[name], numeric_dtype(dtype))
+        if any(array.dtype.type is np.void for array in arrays.values()):
+            raise ValueError("it has an array of an unknown type")
+        check_record(arrays, about)
         evaluated = arrays.pop("evaluated")
         parts: dict[str, dict[str, np.ndarray]] = {"metrics": {}, "rounds": {}, "params": {}}
         for name, value in arrays.items():
@@ -273,12 +275,12 @@ def read_record(path: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES) -> 
             rounds=parts["rounds"],
             params=_filled(about["params"], parts["params"]) if "params" in about else _by_path(parts["params"]),
             seeds=about["seeds"],
-            seconds=about["seconds"],
-            compile_seconds=about["compile_seconds"],
+            seconds=float(about["seconds"]),
+            compile_seconds=float(about["compile_seconds"]),
             description=about["description"],
             divergences=[
-                Divergence(seed, number, what, tuple(clients), algorithm)
-                for seed, number, what, clients, algorithm in about.get("divergences", ())
+                Divergence(seed, number, what, tuple(clients), *rest)
+                for seed, number, what, clients, *rest in about.get("divergences", ())
             ],
             stops={seed: Stop(*stop) for seed, *stop in about.get("stops", ())},
         )
@@ -288,27 +290,6 @@ def is_sweep(record: History) -> bool:
     """Whether a record holds all runs of a sweep, by its description."""
     seeds = record.description.get("seeds")
     return "space" in record.description and isinstance(seeds, list)
-
-
-def _check_record(arrays: dict[str, np.ndarray], about: dict[str, Any]) -> None:
-    """Checks that what was read has the types and the common axes of a record."""
-    seeds, evaluated = about["seeds"], arrays["evaluated"]
-    if not (isinstance(seeds, list) and seeds and all(type(seed) is int for seed in seeds)):
-        raise ValueError(f"its seeds are {shown(seeds)}, not a list of integers")
-    for name in ("seconds", "compile_seconds"):
-        if isinstance(about[name], bool) or not isinstance(about[name], (int, float)):
-            raise ValueError(f"its {name} are {shown(about[name])}, not a number")
-    description = about["description"]
-    if not isinstance(description, dict) or not isinstance(description.get("algorithm", {}), dict):
-        raise ValueError(f"its description is {shown(description)}, not an object that has one for the algorithm")
-    if evaluated.ndim != 1 or evaluated.dtype.kind not in "iu":
-        raise ValueError(f"'evaluated' is {evaluated.dtype}{list(evaluated.shape)}, not integers [E]")
-    for name, array in arrays.items():
-        leading = {"metrics": (len(seeds), evaluated.size), "rounds": (len(seeds),)}.get(name.partition("/")[0], ())
-        if array.shape[: len(leading)] != leading or (leading and array.ndim < 2):
-            raise ValueError(f"{shown(name)} has the shape {list(array.shape)}: the leading axes are {list(leading)}")
-        if array.dtype.kind == "V" and array.dtype.type is np.void:
-            raise ValueError(f"{shown(name)} has the unknown type {array.dtype}")
 
 
 def _numbered(state: Any, leaves: list[np.ndarray]) -> Any:
@@ -322,10 +303,29 @@ def _numbered(state: Any, leaves: list[np.ndarray]) -> Any:
 
 
 def _filled(structure: Any, leaves: dict[str, np.ndarray]) -> Any:
-    """The inverse of :func:`_numbered`."""
-    if isinstance(structure, dict):
-        return {key: _filled(value, leaves) for key, value in structure.items()}
-    return None if structure is None else leaves[str(structure)]
+    """The inverse of :func:`_numbered`; each leaf has its place."""
+    left = dict(leaves)
+
+    def fill(node: Any) -> Any:
+        if isinstance(node, dict):
+            return {key: fill(value) for key, value in node.items()}
+        if node is None:
+            return None
+        if type(node) is not int:
+            raise ValueError(f"its parameters have {shown(node)} in the place of an array's number")
+        return left.pop(str(node))
+
+    filled = fill(structure)
+    if left:
+        raise ValueError(f"its parameters have no place for the array {shown(min(left))}")
+    return filled
+
+
+def _typed(array: np.ndarray, dtype: Any) -> np.ndarray:
+    """An array whose type numpy's format does not know, with that type."""
+    if array.dtype.type is not np.void or array.dtype.itemsize != dtype.itemsize:
+        raise ValueError(f"it has an array of {array.dtype} as one of {dtype}")
+    return array.view(dtype)
 
 
 def _by_path(params: dict[str, np.ndarray]) -> Any:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_sim.divergence import OF_IDS, Divergence, divergences
+from fedjax_sim.divergence import KINDS, OF_IDS, Divergence, divergences
 from fedjax_sim.stopping import Stopping
+from fedjax_sim.values import is_real, shown, wrong_name
 
 _PENDING = 512  # calls whose arrays may wait on the device: a long run must not collect them there
 
@@ -100,6 +103,11 @@ class Recording:
             for row in running:
                 reason = rule.reason(evaluated, {name: values[row] for name, values in metrics.items()})
                 if reason is not None:
+                    if not isinstance(reason, str):
+                        raise TypeError(
+                            f"{type(rule).__name__}.reason(...) returned {shown(reason)}: it must return why the run "
+                            "should stop, in words, or None to go on"
+                        )
                     self.stops.setdefault(int(row), Stop(self.finished, reason))
 
     def arrays(self) -> dict[str, np.ndarray]:
@@ -123,16 +131,120 @@ class Recording:
             self._rounds.add(parts["rounds"], self.finished)
 
 
+# Integers that every run has of every round, and other records that are one number a round.
+_COUNTS = ("cohort_size", "useful_steps", "computed_steps")
+_NUMBERS = (*_COUNTS, "nonfinite_clients", "diverged", "duration", "virtual_time", "bytes_down", "bytes_up")
+_LARGEST = 2**31  # rounds are int32 in a run's program
+
+
+def check_record(arrays: Mapping[str, np.ndarray], about: Mapping[str, Any]) -> None:
+    """Checks that what was read has the structure of a run's record, on which all rests that shows one.
+
+    Args:
+      arrays: ``"evaluated"``, ``"metrics/..."``, ``"rounds/..."``, ``"params/..."``.
+      about: the rest, as JSON.
+
+    Raises:
+      ValueError: it has another one.
+    """
+    seeds, evaluated = about["seeds"], arrays["evaluated"]
+    if not (isinstance(seeds, list) and seeds and all(type(seed) is int and 0 <= seed < 2**32 for seed in seeds)):
+        raise ValueError(f"its seeds are {shown(seeds)}, not a list of integers in [0, 2^32)")
+    for name in ("seconds", "compile_seconds"):
+        if type(about[name]) not in (int, float) or not 0 <= about[name] <= sys.float_info.max:
+            raise ValueError(f"its {name} are {shown(about[name])}, not a number of at least 0")
+    description = about["description"]
+    if not isinstance(description, dict) or not isinstance(description.get("algorithm", {}), dict):
+        raise ValueError(f"its description is {shown(description)}, not an object that has one for the algorithm")
+    called = description.get("algorithm", {}).get("name", "run")
+    if wrong_name(called) is not None:
+        raise ValueError(f"its algorithm is called {shown(called)}: {wrong_name(called)}")
+    if evaluated.ndim != 1 or evaluated.dtype.kind not in "iu":
+        raise ValueError(f"'evaluated' is {evaluated.dtype}{list(evaluated.shape)}, not integers [E]")
+    numbers = evaluated.tolist()
+    if numbers[:1] != [0] or len(numbers) < 2 or numbers != sorted(set(numbers)) or numbers[-1] >= _LARGEST:
+        raise ValueError(f"'evaluated' is {shown(numbers)}: it must start with 0 and increase")
+    _check_arrays(arrays, len(seeds), len(numbers), numbers[-1])
+    _check_signs(about, set(seeds), numbers[-1])
+
+
+def _check_arrays(arrays: Mapping[str, np.ndarray], seeds: int, evaluations: int, rounds: int) -> None:
+    """Checks names, types and shapes."""
+    axes = {"metrics": (seeds, evaluations), "rounds": (seeds, rounds), "params": (seeds,)}
+    names: dict[str, set[str]] = {part: set() for part in axes}
+    for full, array in arrays.items():
+        part, _, name = full.partition("/")
+        if part not in axes:
+            continue
+        names[part].add(name)
+        if array.shape[: len(axes[part])] != axes[part]:
+            raise ValueError(f"{shown(full)} has the shape {list(array.shape)}: the first axes are {list(axes[part])}")
+        if part == "params":
+            continue
+        if wrong_name(name) is not None:
+            raise ValueError(f"{shown(full)}: {wrong_name(name)}")
+        if not is_real(array.dtype):
+            raise ValueError(f"{shown(full)} is {array.dtype}, not real numbers")
+        if (part == "rounds" and name in _NUMBERS) or full == "metrics/loss":
+            if array.ndim != 2:
+                raise ValueError(f"{shown(full)} has the shape {list(array.shape)}, and it is one number at a time")
+            if name in _COUNTS and array.dtype.kind not in "iu":
+                raise ValueError(f"{shown(full)} is {array.dtype}, not integers")
+    missing = [f"metrics/{name}" for name in ("loss",) if name not in names["metrics"]]
+    missing += [f"rounds/{name}" for name in _COUNTS if name not in names["rounds"]]
+    if missing:
+        raise ValueError(f"it has no {missing[0]}")
+    both = sorted(names["metrics"] & names["rounds"])
+    if both:
+        raise ValueError(f"a metric and a record of every round are both called {shown(both[0])}")
+
+
+def _check_signs(about: Mapping[str, Any], seeds: set[int], rounds: int) -> None:
+    """Checks where seeds diverged and stopped."""
+    for entry in about.get("divergences", ()):
+        seed, number, what, clients, algorithm, *factor = entry
+        sound = type(seed) is type(number) is int and seed in seeds and 0 <= number <= rounds and what in KINDS
+        sound = sound and isinstance(clients, list) and all(type(one) is int for one in clients)
+        sound = sound and isinstance(algorithm, str) and len(factor) <= 1
+        if not sound or any(one is not None and type(one) is not float for one in factor):
+            raise ValueError(
+                f"it has the divergence {shown(entry)}, not [a seed of its, a round of its, one of {', '.join(KINDS)}, "
+                "clients' ids, the method, a factor or null]"
+            )
+    stopped = set()
+    for entry in about.get("stops", ()):
+        seed, number, reason = entry
+        sound = type(seed) is type(number) is int and seed in seeds - stopped and 1 <= number <= rounds
+        if not sound or not isinstance(reason, str):
+            raise ValueError(f"it has the stop {shown(entry)}, not [a seed of its, a round of its, the reason]")
+        stopped.add(seed)
+
+
 class _Growing:
     """Arrays by name that grow along their second axis, without copying what is there at every step."""
 
     def __init__(self) -> None:
         self._pending: list[tuple[Any, int]] = []
         self._room: dict[str, np.ndarray] = {}
+        self._kinds: dict[str, Any] = {}
         self._length = 0
 
     def add(self, arrays: Any, count: int) -> None:
-        """``count`` more along the second axis; device arrays are fetched when values are asked for, or soon after."""
+        """``count`` more along the second axis; device arrays are fetched when values are asked for, or soon after.
+
+        Raises:
+          ValueError: other names, types or shapes than before.
+        """
+        kinds = {name: (values.dtype, values.shape[:1] + values.shape[2:]) for name, values in arrays.items()}
+        if self._kinds and kinds != self._kinds:
+            name = next(name for name in {**self._kinds, **kinds} if self._kinds.get(name) != kinds.get(name))
+            before, now = ("nothing" if kind is None else f"{kind[0]}{list(kind[1][1:])}"
+                           for kind in (self._kinds.get(name), kinds.get(name)))  # fmt: skip
+            raise ValueError(
+                f"{name!r} was {before} at first and is {now} now: what is recorded must have the same names, types "
+                "and shapes at all evaluations (from evaluate= return arrays of a fixed dtype, jnp.float32(...))"
+            )
+        self._kinds = kinds
         self._pending.append((arrays, count))
         if len(self._pending) >= _PENDING:
             self.values()

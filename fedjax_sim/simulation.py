@@ -121,8 +121,8 @@ def simulate(
       on_divergence: what becomes of a seed whose clients, model or loss are not finite any more, or whose loss
         explodes: ``"record"`` (and go on; ``history.divergences`` says where it began), ``"stop"`` that seed, or
         ``"raise"``.
-      divergence_factor: a loss above so many times |F(x_0)| has exploded, at least 1; None for never. Where F(x_0) is 0
-        only a loss that is not finite counts.
+      divergence_factor: a loss above so many times |F(x_0)| (where that is 0: above this number) has exploded, at least
+        1; None for never.
       checkpoint: a directory for checkpoints of this run. Call again with the same arguments after an interruption, and
         the run goes on from the newest one, with the same result to the last bit; more ``rounds`` may be asked for.
       every: rounds between checkpoints (at an evaluation); None for as often as costs 5 % of the time.
@@ -338,7 +338,7 @@ def check_seeds(seeds: Any) -> list[int]:
 
     Raises:
       TypeError: neither an integer nor several.
-      ValueError: none, or one outside [0, 2^32).
+      ValueError: none, one outside [0, 2^32), or one twice.
     """
     if isinstance(seeds, jax.Array) and jnp.issubdtype(seeds.dtype, jnp.integer):
         seeds = np.asarray(seeds).reshape(-1)
@@ -352,7 +352,11 @@ def check_seeds(seeds: Any) -> list[int]:
             raise TypeError(f"seeds has {seed!r}: seeds must be integers")
         if not 0 <= seed < 2**32:
             raise ValueError(f"seeds has {seed}: seeds must be in [0, 2^32)")
-    return [int(seed) for seed in values]
+    found = [int(seed) for seed in values]
+    if len(set(found)) < len(found):
+        twice = next(seed for number, seed in enumerate(found) if seed in found[:number])
+        raise ValueError(f"seeds has {twice} twice: a seed is a run, and again it would be the same run: give it once")
+    return found
 
 
 def describe_run(

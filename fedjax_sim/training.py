@@ -29,7 +29,7 @@ from fedjax_sim.setting import Setting, TrainState
 from fedjax_sim.systems.base import System
 from fedjax_sim.task import Task
 from fedjax_sim.telling import OnRound, silent, teller
-from fedjax_sim.values import is_concrete, known_names, shown
+from fedjax_sim.values import is_concrete, is_real, known_names, shown, wrong_name
 
 Evaluate = Callable[[Any, Any], dict[str, jax.Array]]  # (params, dataset) -> {name: array}
 
@@ -189,6 +189,7 @@ def make_train(
         ran = chosen.run(Run(step, evaluation, rounds, eval_every, tell), operands, state)
         if given.layout is not None and not given.layout.reverse:
             ran = without_reverse_mode(ran, f"layout={shown(given.layout)} {_FORWARD_ONLY}")
+        check_recorded(ran.metrics, ran.records)
         evaluated = evaluation_rounds(rounds, eval_every)
         metrics = {"round": jnp.asarray(evaluated, jnp.int32), **ran.metrics}
         clients = jax.tree.map(lambda leaf: leaf[: dataset.num_clients], ran.state.clients)
@@ -256,17 +257,51 @@ def all_metrics(train: dict[str, jax.Array], test: dict[str, jax.Array] | None, 
     """What is recorded at an evaluation, of the training data, the test data and what ``evaluate`` returned.
 
     Raises:
-      ValueError: ``evaluate`` returned a name that is taken.
+      ValueError: ``evaluate`` returned a name that is taken or cannot be one, or two metrics of the task clash.
       TypeError: it returned something else than arrays by name.
     """
-    metrics = train | {f"test_{name}": value for name, value in (test or {}).items()}
+    held_out = {f"test_{name}": value for name, value in (test or {}).items()}
+    if train.keys() & held_out.keys():
+        name = min(train.keys() & held_out.keys())
+        raise ValueError(f"the task has a metric {name!r}, which is the name of another one on the test data: rename it")
+    metrics = train | held_out
     if not isinstance(given, Mapping):
         raise TypeError(f"evaluate(...) returns {given!r}: it must return a mapping {{name: array}}")
     more = {name: _as_array(name, value) for name, value in given.items()}
-    taken = sorted({"round", *metrics} & set(more))
-    if taken:
-        raise ValueError(f"evaluate(...) returns {taken[0]!r}, a name the run records itself: choose another")
+    for name in more:
+        rule = "a name the run records itself: choose another" if name in metrics else wrong_name(name)
+        if rule is not None:
+            raise ValueError(f"evaluate(...) returns {shown(name)}, {rule}")
     return metrics | more
+
+
+def check_recorded(metrics: Mapping[str, Any], rounds: Mapping[str, Any]) -> None:
+    """Checks what a run will record, from its names and types: so that it can be kept, found by name and drawn.
+
+    Args:
+      metrics: of an evaluation.
+      rounds: of every round: the run's own, what the algorithm reports and what the diagnostics measure.
+
+    Raises:
+      ValueError: a name that cannot be one, or a metric and a record of one name.
+      TypeError: other things than real numbers and truth values.
+    """
+    for what, recorded in (("metric", metrics), ("record of every round", rounds)):
+        for name, values in recorded.items():
+            rule = wrong_name(name)
+            if rule is not None:
+                raise ValueError(f"the {what} {shown(name)}: {rule}")
+            if not is_real(values.dtype):
+                raise TypeError(
+                    f"the {what} {name!r} is {values.dtype}: it must be real numbers or truth values; of complex "
+                    "numbers record .real and .imag, or their absolute value"
+                )
+    both = sorted(metrics.keys() & rounds.keys())
+    if both:
+        raise ValueError(
+            f"a metric and a record of every round are both called {both[0]!r}, so history[{both[0]!r}] could be "
+            "either: rename what evaluate=, the task, the algorithm's report or the diagnostic calls so"
+        )
 
 
 def _as_array(name: Any, value: Any) -> jax.Array:
@@ -274,6 +309,11 @@ def _as_array(name: Any, value: Any) -> jax.Array:
         array = jnp.asarray(value)
     except (TypeError, ValueError):
         array = None
+    except OverflowError:  # a Python integer; JAX cuts the bits off one of numpy's
+        array = jnp.int32(0)
     if array is None or not isinstance(name, str):
         raise TypeError(f"evaluate(...) returns {value!r} for {name!r}: it must return arrays or numbers by name")
+    whole = isinstance(value, (int, np.integer, np.ndarray)) and np.asarray(value).dtype.kind in "iuO"
+    if whole and not np.array_equal(np.asarray(value), np.asarray(array)):
+        raise ValueError(f"evaluate(...) returns {shown(value)} for {name!r}, beyond {array.dtype}: return a float")
     return array

@@ -21,6 +21,9 @@ INT32_MAX = 2**31 - 1
 LARGEST_SEED = 2**32 - 1  # of jax.random.key, which takes others modulo 2^32
 
 _LISTED = 3000  # characters; all functions of optax are fewer
+_COLUMNS = ("seed", "round")  # of every table of results
+_LONGEST_NAME = 200
+_UNFIT = "$\\"  # a figure takes $ for mathematics, a zip file on Windows \ for /
 
 
 def suggest(name: str, known: list[str]) -> str:
@@ -38,6 +41,20 @@ def shown(value: Any) -> str:
     except ValueError:  # Python writes no integer of many thousand digits
         return _length(value) if isinstance(value, int) else f"{type(value).__name__}(...)"
     return text if len(text) <= 200 else f"{text[:200]}..."
+
+
+def wrong_name(name: Any) -> str | None:
+    """What is wrong with the name of a metric or a record of rounds; None for nothing.
+
+    It becomes the name of a member in a file, of a column in a table and of an axis in a figure.
+    """
+    if not isinstance(name, str):
+        return "names must be text"
+    if name in _COLUMNS:
+        return "a name the run records itself: choose another"
+    if not 0 < len(name) <= _LONGEST_NAME or not name.isprintable() or set(name) & set(_UNFIT):
+        return f"a name must have 1 to {_LONGEST_NAME} printable characters, without $ and \\: choose another"
+    return None
 
 
 def wrong_call(
@@ -258,6 +275,11 @@ def check_flag(what: str, value: Any) -> None:
     """
     if not isinstance(value, bool):
         raise TypeError(f"{what} is {value!r}: it must be True or False")
+
+
+def is_real(dtype: Any) -> bool:
+    """Whether a dtype is one of real numbers or truth values, bfloat16 and the like among them."""
+    return any(jnp.issubdtype(dtype, kind) for kind in (jnp.floating, jnp.integer, jnp.bool_))
 
 
 def numeric_dtype(name: Any) -> Any:

@@ -6,7 +6,7 @@ import pytest
 
 import fedjax_sim as fjs
 from fedjax_sim import stopping
-from fedjax_sim.divergence import Divergence, DivergenceError
+from fedjax_sim.divergence import Divergence, DivergenceError, divergences
 from fedjax_sim.recording import Recording, Stop
 
 sgd = fjs.optim.sgd
@@ -169,7 +169,32 @@ def test_a_loss_that_explodes(data):
         fjs.fedavg(client_optimizer=sgd(3.0)), data, **settings(work=fjs.local.steps(6), eval_every=2)
     )
     assert [(one.what, one.round) for one in history.divergences] == [("loss", 2)]
-    assert "more than 1,000 times" in str(history.divergences[0])
+    assert str(history.divergences[0]) == (
+        "FedAvg, seed 0, round 2: the loss is more than 10 times what it was at first"
+    )
+
+
+def found(losses, factor=10.0):
+    """The rounds at which losses of one seed, evaluated every second round, count as diverged, and why."""
+    metrics = {"loss": np.array([losses])}
+    evaluated = 2 * np.arange(len(losses))
+    signs = divergences("FedAvg", [3], evaluated, metrics, {}, skipped=False, factor=factor)
+    return [(sign.round, sign.what, sign.factor) for sign in signs]
+
+
+def test_when_a_loss_has_exploded():
+    assert found([2.3, 22.9, 23.0, 23.1, 1.0]) == [(6, "loss", 10.0)]
+    assert found([2.3, 54.0]) == [(2, "loss", 10.0)]
+    assert found([2.3, 54.0], 100.0) == found([2.3, 54.0], None) == []
+    assert found([2.3, 2.4], 1.0) == [(2, "loss", 1.0)]
+    assert found([-2.0, 19.0, 21.0]) == [(4, "loss", 10.0)]  # by |F(x_0)|
+    assert found([-2.0, -1e30]) == []
+    assert found([0.0, 10.0, 10.1]) == [(4, "loss", 10.0)]
+    assert found([1e-6, 1e-4]) == [(2, "loss", 10.0)]
+    for bad in (np.nan, np.inf, -np.inf):
+        assert found([2.3, bad]) == found([2.3, bad], None) == [(2, "loss", None)]
+        assert found([bad, 1.0]) == [(0, "loss", None)]
+    assert found([1e-300, 1e308], 1e300) == [(2, "loss", 1e300)]
 
 
 def test_rules():

@@ -95,11 +95,11 @@ def test_one_array_of_parameters_comes_back_as_one(tmp_path):
 
 
 def test_bfloat16_parameters_keep_their_type(tmp_path):
-    params = {"w": np.asarray(jnp.ones((1, 2), jnp.bfloat16))}
+    params = {"w": np.asarray(jnp.ones((2, 2), jnp.bfloat16))}
     dataclasses.replace(history(), params=params).save(tmp_path / "run.npz")
     back = fjs.History.load(tmp_path / "run.npz").params["w"]
     assert back.dtype == jnp.bfloat16
-    np.testing.assert_array_equal(back.astype(np.float32), np.ones((1, 2), np.float32))
+    np.testing.assert_array_equal(back.astype(np.float32), np.ones((2, 2), np.float32))
 
 
 @pytest.mark.parametrize("keep", [0, 10, 200, -30, -1])
@@ -203,7 +203,7 @@ def test_plots_of_every_round():
 
 
 def test_parameters_keep_their_structure(tmp_path):
-    params = {"a/b": {"": np.ones((1, 2)), "none": {}}, "a": {"b": np.zeros((1, 3))}, "state": {}}
+    params = {"a/b": {"": np.ones((2, 2)), "none": {}}, "a": {"b": np.zeros((2, 3))}, "state": {}}
     dataclasses.replace(history(), params=params).save(tmp_path / "run.npz")
     back = fjs.History.load(tmp_path / "run.npz").params
     assert jax.tree.structure(back) == jax.tree.structure(params)
@@ -218,5 +218,5 @@ def test_files_that_name_parameters_by_their_path_still_load(tmp_path):
     about = json.loads(arrays["about"].tobytes())
     del about["params"]
     arrays["about"] = np.frombuffer(json.dumps(about).encode(), np.uint8)
-    np.savez(path, **arrays, **{"params/params/Dense_0/bias": np.ones((1, 2))})
-    np.testing.assert_array_equal(fjs.History.load(path).params["params"]["Dense_0"]["bias"], np.ones((1, 2)))
+    np.savez(path, **arrays, **{"params/params/Dense_0/bias": np.ones((2, 2))})
+    np.testing.assert_array_equal(fjs.History.load(path).params["params"]["Dense_0"]["bias"], np.ones((2, 2)))

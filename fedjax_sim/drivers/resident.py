@@ -19,7 +19,7 @@ from fedjax_sim.drivers.base import loop_of_rounds
 from fedjax_sim.placement import as_here
 from fedjax_sim.rounds import Record, init_state, layout_of, prepare
 from fedjax_sim.setting import Setting, TrainState
-from fedjax_sim.training import Evaluate, measure
+from fedjax_sim.training import Evaluate, check_recorded, measure
 
 _PAUSE = 0.5  # seconds of rounds between two reports; a call of the program takes about a thousandth of it
 
@@ -164,13 +164,17 @@ def _advance(
             state, record = rounds(key, state, count)
             return state, record, measured(key, state)
 
-        return lax.map(one, (keys, states, counts))  # type: ignore[no-any-return]
+        after, records, metrics = lax.map(one, (keys, states, counts))
+        check_recorded(metrics, records)
+        return after, records, metrics
     # One count for all: a count of its own would make every step of every seed a choice.
     most = jnp.max(counts)
     after, records = jax.vmap(lambda key, state: rounds(key, state, most))(keys, states)
     if may_stop:
         after, records = _kept(counts == most, (after, records), (states, trees.zeros_like(records)))
-    return after, records, jax.vmap(measured)(keys, after)
+    metrics = jax.vmap(measured)(keys, after)
+    check_recorded(metrics, records)
+    return after, records, metrics
 
 
 def _kept(rows: jax.Array, new: Any, old: Any) -> Any:

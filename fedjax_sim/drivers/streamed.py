@@ -25,7 +25,7 @@ from fedjax_sim.placement import as_here
 from fedjax_sim.prefetch import prefetched
 from fedjax_sim.rounds import Record, init_state, layout_of, prepare
 from fedjax_sim.setting import Setting, TrainState
-from fedjax_sim.training import Evaluate, all_metrics, measure
+from fedjax_sim.training import Evaluate, all_metrics, check_recorded, measure
 
 _AHEAD = 2  # rounds that may be sent to the device before the oldest is told of
 
@@ -88,7 +88,9 @@ class StreamedDriver:
 
     def start(self) -> dict[str, jax.Array]:
         self._nothing = self._round(0, 0, self._window(0, 0) if self._examples else None, compute=False)
-        return self._measure()
+        metrics = self._measure()
+        check_recorded(metrics, self._nothing)
+        return metrics
 
     def advance(
         self, start: int, count: int, running: np.ndarray, tell: Callable[[int], None] | None = None

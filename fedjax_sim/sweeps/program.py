@@ -14,7 +14,7 @@ from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.drivers.base import loop_of_rounds
 from fedjax_sim.rounds import Record, init_state, prepare
 from fedjax_sim.sweeps.placing import Parts, placed
-from fedjax_sim.training import Evaluate, evaluation_rounds, measure
+from fedjax_sim.training import Evaluate, check_recorded, evaluation_rounds, measure
 
 AXIS = "runs"  # of the mesh over which runs are spread
 
@@ -123,7 +123,9 @@ def _whole_run(
         start = jnp.maximum(number - 1, 0) * length
         count = jnp.where(number > 0, jnp.minimum(length, rounds - start), 0)
         state, record = loop_of_rounds(setting, algorithm, dataset, key, state, start, count, length=length)
-        return state, (measure(setting, algorithm, dataset, state, evaluate), record)
+        metrics = measure(setting, algorithm, dataset, state, evaluate)
+        check_recorded(metrics, record)
+        return state, (metrics, record)
 
     def body(number: jax.Array, carry: Any) -> Any:
         state, kept = carry

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.task.base import Task
-from fedjax_sim.values import shown
+from fedjax_sim.values import shown, wrong_name
 
 
 def check_values(task: Task, params: Any, examples: Any, *, training: bool) -> None:
@@ -52,9 +52,9 @@ def check_values(task: Task, params: Any, examples: Any, *, training: bool) -> N
             f"{{'accuracy': array of {rows} for {rows} examples}}"
         )
     for name, values in metrics.items():
-        if name in ("loss", "round") or not isinstance(name, str):
-            rule = "a name the run records itself: choose another" if isinstance(name, str) else "names must be text"
-            raise ValueError(f"{task.called('metrics')} returns a value for {name!r}: {rule}")
+        rule = wrong_name("round" if name == "loss" else name)
+        if rule is not None:
+            raise ValueError(f"{task.called('metrics')} returns a value for {shown(name)}: {rule}")
         _check_each(f"{task.called('metrics')}, {name!r},", values, rows, "number")
     penalty = _returned(task, "penalty", params)
     if penalty is not None and getattr(penalty, "shape", None) != ():
