@@ -77,6 +77,9 @@ class History:
 
         Returns:
           float[seeds]; inf where it was never reached.
+
+        Raises:
+          ValueError: not one number a seed and evaluation or round.
         """
         values = measured(self, name)
         at = np.broadcast_to(np.asarray(rounds_of(self, name), dtype=float), values.shape[:2])
@@ -91,7 +94,7 @@ class History:
           float[seeds]; inf where it was never reached.
 
         Raises:
-          ValueError: the run has no clock.
+          ValueError: the run has no clock, or not one number a seed and evaluation or round.
         """
         at = positions(self, name, "virtual_time")
         return first_reached(measured(self, name), at, target, falling=name.endswith("loss"))

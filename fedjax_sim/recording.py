@@ -190,6 +190,8 @@ def _check_arrays(arrays: Mapping[str, np.ndarray], seeds: int, evaluations: int
                 raise ValueError(f"{shown(full)} has the shape {list(array.shape)}, and it is one number at a time")
             if name in _COUNTS and array.dtype.kind not in "iu":
                 raise ValueError(f"{shown(full)} is {array.dtype}, not integers")
+            if part == "rounds" and (array < 0).any():
+                raise ValueError(f"{shown(full)} has an entry below 0")
     missing = [f"metrics/{name}" for name in ("loss",) if name not in names["metrics"]]
     missing += [f"rounds/{name}" for name in _COUNTS if name not in names["rounds"]]
     if missing:

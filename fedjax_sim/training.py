@@ -313,7 +313,8 @@ def _as_array(name: Any, value: Any) -> jax.Array:
         array = jnp.int32(0)
     if array is None or not isinstance(name, str):
         raise TypeError(f"evaluate(...) returns {value!r} for {name!r}: it must return arrays or numbers by name")
-    whole = isinstance(value, (int, np.integer, np.ndarray)) and np.asarray(value).dtype.kind in "iuO"
-    if whole and not np.array_equal(np.asarray(value), np.asarray(array)):
-        raise ValueError(f"evaluate(...) returns {shown(value)} for {name!r}, beyond {array.dtype}: return a float")
+    if jnp.issubdtype(array.dtype, jnp.integer) and isinstance(value, (int, np.integer, np.ndarray)):
+        held = jnp.iinfo(array.dtype)
+        if np.any(np.asarray(value) < held.min) or np.any(np.asarray(value) > held.max):
+            raise ValueError(f"evaluate(...) returns {shown(value)} for {name!r}, beyond {array.dtype}: return a float")
     return array

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedjax_sim.reporting.given import check_runs
 from fedjax_sim.reporting.plots import LEGEND, check_matplotlib, line_style, plain
-from fedjax_sim.reporting.recorded import Recorded, in_words, measured
+from fedjax_sim.reporting.recorded import Recorded, drawable, in_words, measured
 from fedjax_sim.reporting.seed_bands import band_words
 
 
@@ -95,7 +95,7 @@ def _at(name: str, run: Recorded, metric: str, round: int | None) -> np.ndarray:
 
 def _ends(values: np.ndarray) -> tuple[float, float]:
     """The least and the largest finite value, a little apart where they are the same."""
-    finite = values[np.isfinite(values)]
+    finite = values[drawable(values)]
     if not finite.size:
         raise ValueError("distributions: there is not one finite value to draw")
     low, high = float(finite.min()), float(finite.max())
@@ -108,6 +108,6 @@ def _shares(values: np.ndarray, low: float, high: float) -> tuple[np.ndarray, np
 
     Infinite values count as clients beyond the right end.
     """
-    x = np.concatenate([[low], np.unique(values[np.isfinite(values)]), [high]])
+    x = np.concatenate([[low], np.unique(values[drawable(values)]), [high]])
     held = [np.sort(row[~np.isnan(row)]) for row in values]
     return x, np.stack([np.searchsorted(row, x, side="right") / max(row.size, 1) for row in held])

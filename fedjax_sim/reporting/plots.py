@@ -12,7 +12,7 @@ import numpy as np
 from fedjax_sim.reporting.figures import FONTS
 from fedjax_sim.reporting.files import write_atomically
 from fedjax_sim.reporting.given import check_runs
-from fedjax_sim.reporting.recorded import AXES, Recorded, held, in_words, positions, rounds_of
+from fedjax_sim.reporting.recorded import AXES, Recorded, drawable, held, in_words, positions, rounds_of
 from fedjax_sim.reporting.seed_bands import Band, band_words, check_band, edges
 from fedjax_sim.reporting.ticks import plain_numbers
 from fedjax_sim.reporting.views import keep_in_view, spans_a_decade
@@ -179,7 +179,7 @@ def draw(
             places, values = on_one_axis(at, values, stopped)
         else:
             places = np.asarray(rounds_of(run, metric))
-        finite = np.isfinite(values).all(axis=0)
+        finite = drawable(values).all(axis=0)
         end = len(finite) if finite.all() else int(np.argmin(finite))
         kept = values[:, :end]
         mean = kept.mean(axis=0)

@@ -76,7 +76,7 @@ def clock(run: Recorded, axis: str) -> np.ndarray:
             f"diagnostics=[{name!r}]"
         )
     if not names:
-        seeds, rounds = np.asarray(run["cohort_size"]).shape[:2]
+        seeds, rounds = len(next(iter(run.metrics.values()))), int(run.evaluated[-1])
         return np.broadcast_to(np.arange(rounds + 1, dtype=float), (seeds, rounds + 1))
     each = sum(np.asarray(run[name], dtype=float) for name in names)
     return np.concatenate([np.zeros((len(each), 1)), np.cumsum(each, axis=1)], axis=1)  # type: ignore[arg-type]
@@ -108,6 +108,16 @@ def measured(run: Recorded, name: str) -> np.ndarray:
     return values
 
 
+# Beyond it differences of two numbers may be infinite: no axis could hold them.
+_LARGEST = 1e300
+
+
+def drawable(values: np.ndarray) -> np.ndarray:
+    """Which values an axis can hold: finite ones, and not next to the largest of all."""
+    found: np.ndarray = np.abs(values) < _LARGEST  # False for NaN
+    return found
+
+
 def held(run: Recorded, name: str) -> tuple[np.ndarray, np.ndarray]:
     """What was :func:`measured`, and which seeds stopped early, bool[seeds]: these hold their last value."""
     values = measured(run, name).astype(float)
@@ -121,7 +131,13 @@ def held(run: Recorded, name: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def first_reached(values: np.ndarray, at: np.ndarray, target: float, *, falling: bool) -> np.ndarray:
-    """The first of the places ``at`` at which ``values`` reach the target, float[seeds]; inf where they never do."""
+    """The first of the places ``at`` at which ``values`` reach the target, float[seeds]; inf where they never do.
+
+    Raises:
+      ValueError: several values at one place.
+    """
+    if values.ndim != 2:
+        raise ValueError(f"rounds to a target: the values have the shape {values.shape}: give one number a seed and place")
     reached = values <= target if falling else values >= target
     rows = np.arange(len(values))
     first: np.ndarray = np.where(reached.any(axis=1), at[rows, reached.argmax(axis=1)], np.inf)
@@ -129,6 +145,9 @@ def first_reached(values: np.ndarray, at: np.ndarray, target: float, *, falling:
 
 
 def _has(run: Recorded, name: str) -> bool:
+    """Whether a run has a record of every round of that name."""
+    if name in run.metrics:
+        return False
     try:
         run[name]
     except KeyError:

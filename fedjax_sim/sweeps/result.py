@@ -6,12 +6,14 @@ import dataclasses
 import math
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
 from fedjax_sim.descriptions import build
+from fedjax_sim.files import parsing
 from fedjax_sim.history import History, is_sweep, read_record
 from fedjax_sim.sweeps import export, ranking
 from fedjax_sim.sweeps.placing import described
@@ -310,7 +312,18 @@ class Sweep:
         runs = read_record(path)
         if not is_sweep(runs):
             raise ValueError(f"{os.fspath(path)} has no sweep: read it with fedjax_sim.History.load")
-        return cls(runs, build(runs.description["space"]), list(runs.description["seeds"]))
+        with parsing(Path(path), "is no sweep of fedjax_sim, or is damaged", "give a file that Sweep.save wrote"):
+            space, seeds = build(runs.description["space"]), runs.description["seeds"]
+            if not isinstance(space, Space):
+                raise ValueError(f"its space is {shown(space)}")
+            if len(runs.seeds) != space.num_points * len(seeds) or runs.seeds != seeds * space.num_points:
+                raise ValueError(
+                    f"it has {len(runs.seeds)} runs, not those of {space.num_points} points with the seeds {shown(seeds)}"
+                )
+            if runs.divergences or runs.stops:
+                raise ValueError("it has the divergences or stops of single runs")
+            described(runs.description, space.point(0))  # it has the leaves that the points change
+            return cls(runs, space, seeds)
 
     def _shaped(self, values: np.ndarray) -> np.ndarray:
         return values.reshape(*self.shape, *values.shape[1:])

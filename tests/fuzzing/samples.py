@@ -1,6 +1,7 @@
 """Small valid files of every format that the package reads, by their paths in a folder."""
 
 import csv
+import dataclasses
 import functools
 import gzip
 import io
@@ -10,12 +11,15 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 import fedjax_sim as fjs
 from fedjax_sim.checkpoints import Store
 from fedjax_sim.configuration import writing
+from fedjax_sim.divergence import Divergence
 from fedjax_sim.history import History
+from fedjax_sim.recording import Stop
 from fedjax_sim.sweeps.stored import Folder
 from tests.fuzzing import mutations
 
@@ -231,6 +235,56 @@ def _saved(path: Path, record: History) -> bytes:
 def history_files() -> Files:
     with tempfile.TemporaryDirectory() as folder:
         return {"run.npz": _saved(Path(folder, "run.npz"), history())}
+
+
+@functools.cache
+def record_files() -> Files:
+    """A record that has everything a file can have."""
+    rng = _rng()
+    plain = history()
+    counts = {"nonfinite_clients": np.array([[0, 1, 2, 2], [0] * 4]), "diverged": np.array([[0, 0, 1, 1], [0] * 4], bool)}
+    ids = np.full((2, 4, 3), -1, np.int32)
+    ids[0, 1:, 0] = 7
+    matrix = np.tile(np.eye(3, dtype=np.float32), (2, 4, 1, 1))
+    norms = np.sort(rng.uniform(size=(2, 4, 5)).astype(np.float32), axis=-1)
+    clock = {name: rng.uniform(1, 9, (2, 4)) for name in ("duration", "bytes_down", "bytes_up")}
+    accuracies = {"test_accuracy": rng.uniform(size=(2, 3)), "test_client_accuracy": rng.uniform(size=(2, 3, 6))}
+    half = np.asarray(jnp.ones((2, 3), jnp.bfloat16))
+    about = {
+        "algorithm": fjs.describe(fjs.fedprox(client_optimizer=fjs.optim.sgd(0.1), mu=0.1)),
+        "run": {"rounds": 4, "task": fjs.describe(fjs.quadratic()), "cohort": fjs.describe(fjs.cohort.uniform(2))},
+        "objective": "sum p_i F_i", "average": "sample", "environment": {"jax": "0.10.1", "float": "float32"},
+    }  # fmt: skip
+    record = dataclasses.replace(
+        plain,
+        metrics=plain.metrics | accuracies | {"half": half, "count": np.array([[1, 2, 3]] * 2)},
+        rounds=plain.rounds | counts | clock | {"nonfinite_ids": ids, "cosine_matrix": matrix, "update_norms": norms},
+        params=plain.params | {"half": half, "none": None, "empty": {}},
+        description=about,
+        divergences=[Divergence(0, 2, "clients", (7,), "FedProx"), Divergence(1, 4, "loss", (), "FedProx", 10.0)],
+        stops={1: Stop(3, "loss reached 0.1")},
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        return {"run.npz": _saved(Path(folder, "run.npz"), record)}
+
+
+@functools.cache
+def swept_files() -> Files:
+    """A sweep of four points and two seeds."""
+    rng = _rng()
+    space = fjs.sweeps.grid({"mu": [0.1, 1.0], "client_optimizer.learning_rate": [0.1, 0.2]})
+    about = {
+        "algorithm": fjs.describe(fjs.fedprox(client_optimizer=fjs.optim.sgd(0.1), mu=0.1)),
+        "run": {"rounds": 4}, "space": fjs.describe(space), "seeds": [3, 5],
+    }  # fmt: skip
+    record = dataclasses.replace(
+        history(),
+        metrics={"loss": rng.uniform(size=(8, 3)).astype(np.float32), "test_accuracy": rng.uniform(size=(8, 3))},
+        rounds={name: rng.integers(1, 9, (8, 4)) for name in ("cohort_size", "useful_steps", "computed_steps")},
+        params={"w": rng.normal(size=(8, 2))}, seeds=[3, 5] * 4, description=about,
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        return {"sweep.npz": _saved(Path(folder, "sweep.npz"), record)}
 
 
 CONFIGURATION: dict[str, Any] = {"algorithm": {"name": "algorithm.fedavg"}, "run": {"rounds": 4}, "seeds": [0, 1]}

@@ -1,23 +1,31 @@
 """The readers, each with the changes that are made to its files, and what it may raise."""
 
+import contextlib
 import dataclasses
 import functools
+import io
 import json
 import random
-from collections.abc import Callable
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import fedjax_sim as fjs
+from fedjax_sim import cli
 from fedjax_sim.checkpoints import Store
 from fedjax_sim.configuration import ConfigurationError, building, tables
 from fedjax_sim.datasets.reading.archives import read_members
 from fedjax_sim.datasets.reading.idx import read_idx
 from fedjax_sim.history import History
+from fedjax_sim.reporting.html import page
+from fedjax_sim.reporting.html.curves import axes_of
+from fedjax_sim.sweeps import Sweep
 from fedjax_sim.sweeps.stored import Folder
-from tests.fuzzing import mutations, samples
+from tests.fuzzing import mutations, samples, structures
 from tests.fuzzing.mutations import Change
 from tests.fuzzing.samples import Files
 
@@ -105,6 +113,89 @@ def _read_history(folder: Path) -> None:
     assert record.metrics == {} or record.final(next(iter(record.metrics))).shape[0] == len(record.seeds)
 
 
+def _use_history(folder: Path) -> None:
+    """What loads can be used for everything that a history is for."""
+    record = History.load(folder / "run.npz", max_bytes=2**24)
+    with _used():
+        assert repr(record)
+        assert "useful steps" in record.table(target=0.5)
+        names = sorted({*record.metrics, *record.rounds})
+        for name in names:
+            record.final(name)
+            if record[name].ndim == 2:
+                record.rounds_to(name, 0.5)
+        for name in random.Random((folder / "run.npz").read_bytes()).sample(names, min(len(names), 4)):
+            _drawn(lambda name=name: record.plot(name), flat=record[name].ndim == 2)
+        for axis in axes_of(record):
+            _drawn(lambda axis=axis: record.plot("loss", against=axis))
+        assert len(record.to_pandas()) == len(record.seeds) * len(record.evaluated)
+        assert len(record.to_pandas(each="round")) == len(record.seeds) * int(record.evaluated[-1])
+        record.to_xarray()
+        page({"a": record, "b": record})
+        record.save(folder.parent / "again.npz")
+        again = History.load(folder.parent / "again.npz")
+        (folder.parent / "again.npz").unlink()
+        assert again.rounds.keys() == record.rounds.keys()
+        assert (again.divergences, again.stops) == (record.divergences, record.stops)
+        _show(folder / "run.npz")
+
+
+def _use_sweep(folder: Path) -> None:
+    sweep = Sweep.load(folder / "sweep.npz")
+    with _used():
+        assert repr(sweep)
+        sweep.table()
+        for name in (*sweep.metrics, *sweep.rounds):
+            sweep.final(name)
+        for number in range(sweep.space.num_points):
+            sweep.at(number).table()
+        assert sweep.diverged.shape == sweep.shape
+        if sweep.ranked("loss"):
+            sweep.best("loss")
+            _drawn(lambda: sweep.curves("loss"))
+        _drawn(sweep.profile, flat=all(np.ndim(value) == 0 for value in sweep.space.point(0).values()))
+        sweep.to_pandas()
+        sweep.to_xarray()
+        sweep.coordinates, sweep.params  # noqa: B018
+        _show(folder / "sweep.npz")
+
+
+@contextlib.contextmanager
+def _used() -> Iterator[None]:
+    """Whatever is raised for a record that was loaded is a fault, an error of a documented type too."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        where = ", ".join(f"{Path(frame.filename).name}:{frame.lineno}" for frame in frames[-4:])
+        raise AssertionError(f"{type(error).__name__}: {str(error)[:200]} ({where})") from error
+
+
+def _drawn(plot: Callable[[], Any], *, flat: bool = True) -> None:
+    """Draws, where something can be drawn: of an array of several axes there may be nothing."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    try:
+        plot().figure.canvas.draw()
+    except ValueError:
+        if flat:
+            raise
+    finally:
+        pyplot.close("all")
+
+
+def _show(path: Path) -> None:
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        status = cli.main(["show", str(path)])
+    assert status == 0, said.getvalue()
+
+
 def _read_sweep(folder: Path) -> None:
     numbers = [number for runs, _ in Folder(folder, samples.CONFIGURATION).finished() for number in runs]
     assert len(set(numbers)) == len(numbers)
@@ -188,6 +279,8 @@ TARGETS: dict[str, Target] = {
             "History.load", samples.history_files,
             {"": mutations.zipped(lambda data, rng: _about(data, rng))}, _read_history,
         ),
+        Target("a history's structure", samples.record_files, {"": structures.changed}, _use_history),
+        Target("a sweep's structure", samples.swept_files, {"": structures.changed}, _use_sweep),
         Target(
             "sweep folder", samples.sweep_files,
             {".json": mutations.json_tree, "": mutations.zipped(lambda data, rng: _about(data, rng))}, _read_sweep,

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_sim.reporting.recorded import Recorded, measured
+from fedjax_sim.reporting.recorded import Recorded, drawable, measured
 
 LEVELS = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0)  # of the table of quantiles
 _MOST_POINTS = 300
@@ -56,7 +56,7 @@ def spreads(histories: Mapping[str, Recorded]) -> dict[str, dict[str, Spread]]:
             array = np.asarray(values)
             if array.ndim == 3 and array.size:
                 last = measured(run, name)[:, -1].astype(float)
-                finite = np.isfinite(last)
+                finite = drawable(last)
                 spread = Spread(np.sort(last[finite]), last.shape[1], int((~finite).sum()))
                 found.setdefault(name, {})[run_name] = spread
     return dict(sorted(found.items(), key=lambda item: (not item[0].startswith("test_"), item[0])))

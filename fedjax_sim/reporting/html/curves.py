@@ -9,12 +9,11 @@ import numpy as np
 
 from fedjax_sim.divergence import IDS, OF_IDS
 from fedjax_sim.reporting.plots import on_one_axis
-from fedjax_sim.reporting.recorded import AXES, Recorded, clock, held, positions, rounds_of
+from fedjax_sim.reporting.recorded import AXES, Recorded, clock, drawable, held, positions, rounds_of
 
 MOST_POINTS = 500
 _MANY = 60_000  # points of all curves of a page: with more curves each one gets fewer
 _FEWEST = 60
-_LARGEST = 1e300  # beyond it differences of two numbers may be infinite: no axis could hold them
 _LEVELS = 5  # minimum, quartiles, maximum
 
 
@@ -91,7 +90,7 @@ def axes_of(run: Recorded) -> Iterator[str]:
     """The axes that a run can be drawn against: rounds, and what it has recorded of the others."""
     for axis in AXES:
         try:
-            if axis == "round" or np.isfinite(clock(run, axis)).all():
+            if axis == "round" or drawable(clock(run, axis)).all():
                 yield axis
         except (ValueError, KeyError):
             continue
@@ -174,7 +173,7 @@ def _summary(values: np.ndarray, quantiles: bool) -> tuple[np.ndarray, np.ndarra
         lines = (levels[:, 2], levels[:, 1], levels[:, 3])
     else:
         lines = (values.mean(axis=0), values.min(axis=0), values.max(axis=0))
-    finite = (np.abs(lines) < _LARGEST).all(axis=0)  # False for NaN
+    finite = drawable(np.asarray(lines)).all(axis=0)
     y, low, high = (np.where(finite, line, np.nan) for line in lines)
     return (y, low, high) if quantiles or len(values) > 1 else (y, None, None)
 

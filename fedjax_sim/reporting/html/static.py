@@ -15,6 +15,7 @@ from fedjax_sim.reporting.html.palette import MARKERS, classes
 _WIDTH, _HEIGHT = 560, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 66, 548, 12, 256
 _MARKS = 6
+_NARROWEST = 1e-290  # of an axis: less cannot be divided into ticks
 
 
 class Drawing(NamedTuple):
@@ -52,7 +53,9 @@ def figure(drawing: Drawing) -> str:
         0.0,
         1.0,
     ]
-    left, right = (min(ends), max(ends)) if min(ends) < max(ends) else (min(ends) - 0.5, max(ends) + 0.5)
+    left, right = min(ends), max(ends)
+    if right - left < _NARROWEST:
+        left, right = left - 0.5, right + 0.5
 
     def across(x: np.ndarray) -> np.ndarray:
         return _LEFT + (x - left) / (right - left) * (_RIGHT - _LEFT)
@@ -147,7 +150,7 @@ def _range(curves: Sequence[Curve], loss: bool, log: bool) -> tuple[float, float
         return (min(low, start) / 1.5, 10 * start) if log else (low - 0.1 * start, 2 * start)
     if log:
         return (low / 1.2, high * 1.2)
-    space = 0.05 * (high - low) if low < high else max(0.1 * abs(low), 1e-6)
+    space = 0.05 * (high - low) if high - low > _NARROWEST else max(0.1 * abs(low), 1e-6)
     return low - space, high + space
 
 
