@@ -31,6 +31,7 @@ from fedjax_sim.task import Task
 from fedjax_sim.telling import OnRound, silent, teller
 from fedjax_sim.values import is_concrete, is_real, known_names, shown, wrong_name
 
+_REAL = "it must be real numbers or truth values; of complex ones record .real and .imag, or their absolute value"
 Evaluate = Callable[[Any, Any], dict[str, jax.Array]]  # (params, dataset) -> {name: array}
 
 
@@ -292,10 +293,7 @@ def check_recorded(metrics: Mapping[str, Any], rounds: Mapping[str, Any]) -> Non
             if rule is not None:
                 raise ValueError(f"the {what} {shown(name)}: {rule}")
             if not is_real(values.dtype):
-                raise TypeError(
-                    f"the {what} {name!r} is {values.dtype}: it must be real numbers or truth values; of complex "
-                    "numbers record .real and .imag, or their absolute value"
-                )
+                raise TypeError(f"the {what} {name!r} is {values.dtype}: {_REAL}")
     both = sorted(metrics.keys() & rounds.keys())
     if both:
         raise ValueError(
@@ -313,6 +311,8 @@ def _as_array(name: Any, value: Any) -> jax.Array:
         array = jnp.int32(0)
     if array is None or not isinstance(name, str):
         raise TypeError(f"evaluate(...) returns {value!r} for {name!r}: it must return arrays or numbers by name")
+    if not is_real(array.dtype):
+        raise TypeError(f"evaluate(...) returns {shown(value)} for {name!r}: {_REAL}")
     if jnp.issubdtype(array.dtype, jnp.integer) and isinstance(value, (int, np.integer, np.ndarray)):
         held = jnp.iinfo(array.dtype)
         if np.any(np.asarray(value) < held.min) or np.any(np.asarray(value) > held.max):

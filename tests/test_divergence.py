@@ -197,6 +197,45 @@ def test_when_a_loss_has_exploded():
     assert found([1e-300, 1e308], 1e300) == [(2, "loss", 1e300)]
 
 
+def growing(start=1.0, **changes):
+    """Full gradient steps on clients who agree: every round multiplies the loss by 9."""
+    alike = np.tile(np.eye(2), (2, 1, 1))
+    data = fjs.datasets.quadratics(num_clients=2, dim=2, hessians=alike, scale=0.0)
+    return {
+        "algorithm": fjs.fedavg(client_optimizer=sgd(4.0)), "dataset": data, "task": fjs.quadratic(start=start),
+        "rounds": 6, "batches": fjs.local.full_batch(), "cohort": fjs.cohort.full(), "work": fjs.local.steps(1),
+    } | changes  # fmt: skip
+
+
+def test_the_factor_is_the_run_s(tmp_path):
+    recorded = fjs.simulate(**growing())
+    np.testing.assert_allclose(recorded["loss"][0], 9.0 ** np.arange(7), rtol=1e-12)
+    assert recorded.divergences == [Divergence(0, 2, "loss", (), "FedAvg", 10.0)]  # 9 is not, 81 is
+    assert fjs.simulate(**growing(divergence_factor=None)).divergences == []
+    assert fjs.simulate(**growing(divergence_factor=9.0)).divergences[0].round == 2
+    with pytest.raises(DivergenceError, match="round 3: the loss is more than 100 times what it was at first"):
+        fjs.simulate(**growing(on_divergence="raise", divergence_factor=100))
+    ending = {"on_divergence": "stop", "divergence_factor": 100.0}
+    stopped = fjs.simulate(**growing(**ending))
+    assert list(stopped.stops) == [0]
+    assert stopped.stops[0].round == stopped.evaluated[-1] == 3
+    assert "more than 100 times" in stopped.stops[0].reason
+    assert stopped.description["run"]["divergence_factor"] == 100.0
+    # off the device, resumed, and run again from its description
+    there = growing(**ending)
+    streamed = fjs.simulate(**there | {"dataset": fjs.datasets.on_host(there["dataset"])})
+    fjs.simulate(**growing(**ending, rounds=2), checkpoint=tmp_path / "saved")
+    resumed = fjs.simulate(**growing(**ending), checkpoint=tmp_path / "saved")
+    for other in (streamed, resumed):
+        assert (other.stops, other.divergences) == (stopped.stops, stopped.divergences)
+        np.testing.assert_allclose(other["loss"], stopped["loss"], rtol=1e-12)
+    with pytest.raises(ValueError, match=r"run\.divergence_factor: 100\.0 in the checkpoint, 10\.0 now"):
+        fjs.simulate(**growing(on_divergence="stop"), checkpoint=tmp_path / "saved")
+    assert fjs.verify(stopped).passed
+    stopped.save(tmp_path / "run.npz")
+    assert fjs.History.load(tmp_path / "run.npz").divergences == stopped.divergences
+
+
 def test_rules():
     evaluated = np.array([0, 5, 10, 15])
     metrics = {"loss": np.array([3.0, 1.0, 2.5, 2.50001]), "test_accuracy": np.array([0.1, 0.5, 0.6, 0.6])}
@@ -252,6 +291,12 @@ def test_errors(data):
         fjs.simulate(algorithm, data, **settings(), stop=0.1)
     with pytest.raises(ValueError, match=r"on_divergence is 'skip': it must be one of 'record', 'stop', 'raise'"):
         fjs.simulate(algorithm, data, **settings(), on_divergence="skip")
+    for wrong in ("much", True, [10.0], np.ones(2)):
+        with pytest.raises(TypeError, match=r"divergence_factor is"):
+            fjs.simulate(algorithm, data, **settings(), divergence_factor=wrong)
+    for wrong in (0.5, -1, np.nan, np.inf):
+        with pytest.raises(ValueError, match=r"divergence_factor is .*\[1, inf\)"):
+            fjs.simulate(algorithm, data, **settings(), divergence_factor=wrong)
     with pytest.raises(TypeError, match="skip_nonfinite"):
         fjs.simulate(algorithm, data, **settings(), skip_nonfinite="yes")
     with pytest.raises(ValueError, match=r"any_of\(\[\]\): give at least one rule"):
@@ -276,3 +321,36 @@ def test_a_recording_that_grows():
     assert other.running.tolist() == [True, False]
     for name, values in recording.arrays().items():
         np.testing.assert_array_equal(other.arrays()[name], values)
+
+
+def test_what_is_recorded_stays_of_one_kind():
+    """A dtype, shape or name that changes would be cut or lost without a word."""
+    for first, then, message in [
+        ({"loss": np.zeros(1), "x": np.zeros(1, np.int32)}, {"loss": np.zeros(1), "x": np.full(1, 0.5)}, "'x' was int32"),
+        ({"loss": np.zeros(1)}, {"loss": np.zeros(1), "x": np.zeros(1)}, "'x' was nothing at first"),
+        ({"loss": np.zeros(1), "x": np.zeros((1, 2))}, {"loss": np.zeros(1), "x": np.zeros((1, 1))}, r"float64\[2\]"),
+    ]:
+        recording = Recording("FedAvg", [0], skipped=False, factor=10.0)
+        recording.add({}, first, 0)
+        with pytest.raises(ValueError, match=message):
+            recording.add({"cohort_size": np.ones((1, 1), int)}, then, 1)
+
+
+def test_a_reason_to_stop_is_in_words():
+    class Wordless(stopping.Stopping):
+        def reason(self, evaluated, metrics):
+            return False  # no: that is None
+
+    recording = Recording("FedAvg", [0], skipped=False, factor=10.0)
+    recording.add({}, {"loss": np.ones(1)}, 0)
+    with pytest.raises(TypeError, match=r"Wordless\.reason\(\.\.\.\) returned False: .*or None to go on"):
+        recording.judge(Wordless(), diverged=False)
+
+
+def test_the_ids_of_a_seed_that_stopped_are_nobody_s():
+    recording = Recording("FedAvg", [0, 1], skipped=False, factor=10.0)
+    rounds = {"cohort_size": np.ones((2, 3), int), "nonfinite_ids": np.zeros((2, 3, 1), int)}
+    recording.add(rounds, {"loss": np.ones(2)}, 3)
+    recording.stops[1] = Stop(2, "why")
+    assert recording.public_rounds()["nonfinite_ids"][..., 0].tolist() == [[0, 0, 0], [0, 0, -1]]
+    assert recording.rounds()["nonfinite_ids"].max() == 0

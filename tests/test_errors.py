@@ -14,6 +14,7 @@ import optax
 import pytest
 
 import fedjax_sim as fjs
+from fedjax_sim.training import all_metrics
 from fedjax_sim.algorithms.base import Algorithm
 from fedjax_sim.checks import unmet
 from fedjax_sim.drivers import resident
@@ -209,6 +210,11 @@ TASKS: dict[str, tuple[Callable[[], fjs.Task], type[Exception], tuple[str, ...]]
         lambda: own(metrics=lambda p, e: {"loss": squares(p, e)}),
         ValueError,
         ("metrics_function", "'loss'", "records itself", "choose another"),
+    ),
+    "metrics: a name no file can have": (
+        lambda: own(metrics=lambda p, e: {"a\0b": squares(p, e)}),
+        ValueError,
+        ("metrics_function", r"'a\x00b'", "printable characters"),
     ),
     "metrics: a number as name": (
         lambda: own(metrics=lambda p, e: {3: squares(p, e)}),
@@ -499,8 +505,9 @@ def zero(params: Any, dataset: fjs.FederatedDataset) -> jax.Array:
         (lambda *at: None, TypeError, ("returns None", "{name: array}")),
         (lambda *at: {"norm": "large"}, TypeError, ("'large'", "'norm'", "arrays or numbers")),
         (lambda *at: {3: zero(*at)}, TypeError, ("for 3", "by name")),
+        (lambda *at: {"cohort_size": zero(*at)}, ValueError, ("both called 'cohort_size'", "could be either", "rename")),
     ],
-    ids=["loss", "round", "accuracy", "list", "None", "text", "a number as name"],
+    ids=["loss", "round", "accuracy", "list", "None", "text", "a number as name", "a record's name"],
 )
 def test_what_evaluate_returns_is_checked(
     drive: Callable[..., None], evaluate: Any, error: type[Exception], fragments: tuple[str, ...]
@@ -513,6 +520,27 @@ def test_what_evaluate_returns_is_checked(
         assert COMPILED == []
 
 
+@pytest.mark.parametrize(
+    ("returned", "error", "fragments"),
+    [
+        ({"seed": 0.0}, ValueError, ("returns 'seed'", "choose another")),
+        ({"a\0b": 0.0}, ValueError, (r"returns 'a\x00b'", "printable characters")),
+        ({"\ud800": 0.0}, ValueError, ("returns", "printable characters")),
+        ({"a" * 70_000: 0.0}, ValueError, ("returns 'aaa", "1 to 200")),
+        ({"": 0.0}, ValueError, ("returns ''", "1 to 200")),
+        ({"$x$": 0.0}, ValueError, ("returns '$x$'", "without $")),
+        ({"norm": 1j}, TypeError, ("1j for 'norm'", "real numbers", ".real")),
+        ({"key": jax.random.key(0)}, TypeError, ("for 'key'", "real numbers")),
+        ({"n": np.int64(2**40)}, ValueError, ("1099511627776", "'n'", "int32", "return a float")),
+        ({"n": 2**70}, ValueError, ("1180591620717411303424", "'n'", "return a float")),
+    ],
+)
+def test_what_evaluate_returns_can_be_kept(returned: dict[str, Any], error: type[Exception], fragments: Any) -> None:
+    check(lambda: all_metrics({"loss": jnp.ones(())}, None, returned), error, *fragments)
+    kept = {"a/b": True, "é ß": np.int64(5), "n" * 200: jnp.bfloat16(1), "test_loss": [1.0]}
+    assert list(all_metrics({"loss": jnp.ones(())}, None, kept)) == ["loss", *kept]
+
+
 def test_the_listener_sees_a_compilation() -> None:
     COMPILED.clear()
     jax.jit(lambda x: x * 3 + 1)(jnp.ones(3)).block_until_ready()
@@ -522,6 +550,8 @@ def test_the_listener_sees_a_compilation() -> None:
 def test_a_taken_test_metric_is_refused() -> None:
     tested = clients(test=[(np.ones((1, 3)), [0])] * 3)
     check(lambda: through_jit(dataset=tested, evaluate=lambda *at: {"test_loss": zero(*at)}), ValueError, "'test_loss'")
+    twice = own(metrics=lambda p, e: {"test_loss": squares(p, e)})
+    check(lambda: through_jit(dataset=tested, task=twice), ValueError, "a metric 'test_loss'", "on the test data", "rename")
 
 
 @pytest.mark.usefixtures("no_program")
@@ -546,6 +576,7 @@ def test_the_key_is_one_typed_key(key: Callable[[], Any], shown: str) -> None:
         ([], ValueError, ("seeds is empty", "at least one")),
         (-1, ValueError, ("-1", "[0, 2^32)")),
         ([0, -2], ValueError, ("-2", "[0, 2^32)")),
+        ([3, 5, np.int64(3)], ValueError, ("seeds has 3 twice", "the same run", "once")),
         (2**32, ValueError, ("4294967296", "[0, 2^32)")),
         (1.0, TypeError, ("seeds is 1.0", "integer", "range(5)")),
         ([0, 1.5], TypeError, ("1.5", "integers")),

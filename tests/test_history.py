@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 import fedjax_sim as fjs
+from fedjax_sim.recording import Stop
+from tests.fuzzing.structures import packed, unpacked
 
 
 @functools.cache
@@ -220,3 +222,111 @@ def test_files_that_name_parameters_by_their_path_still_load(tmp_path):
     arrays["about"] = np.frombuffer(json.dumps(about).encode(), np.uint8)
     np.savez(path, **arrays, **{"params/params/Dense_0/bias": np.ones((2, 2))})
     np.testing.assert_array_equal(fjs.History.load(path).params["params"]["Dense_0"]["bias"], np.ones((2, 2)))
+
+
+# What a file holds: a list of changes that used to load, and then failed in a table, a plot or a page
+
+
+def about_with(**entries):
+    return lambda arrays, about: about.update(entries)
+
+
+def arrays_with(**entries):
+    def change(arrays, about):
+        for name, array in entries.items():
+            arrays[name.replace("__", "/")] = np.asarray(array)
+
+    return change
+
+
+def evaluated_at(*numbers):
+    return arrays_with(evaluated=np.array(numbers, int))
+
+
+def changed(name, change):
+    def apply(arrays, about):
+        arrays[name] = change(arrays[name])
+
+    return apply
+
+
+WRONG = {
+    "a divergence": (about_with(divergences=[[0, 1, "evil", [1], "x"]]), "divergence"),
+    "a divergence of another seed": (about_with(divergences=[[9, 1, "loss", [], "x"]]), "divergence"),
+    "a divergence after the end": (about_with(divergences=[[3, 6, "loss", [], "x"]]), "divergence"),
+    "a divergence before the start": (about_with(divergences=[[3, -1, "loss", [], "x"]]), "divergence"),
+    "a divergence of a half": (about_with(divergences=[[3, 0.5, "loss", [], "x"]]), "divergence"),
+    "a divergence's clients": (about_with(divergences=[[3, 1, "clients", ["x"], "x"]]), "divergence"),
+    "a divergence's factor": (about_with(divergences=[[3, 1, "loss", [], "x", "10"]]), "divergence"),
+    "a short divergence": (about_with(divergences=[[3, 1, "loss"]]), "ValueError"),
+    "a stop": (about_with(stops=[[0, "x", 5]]), "stop"),
+    "a stop of another seed": (about_with(stops=[[9, 1, "x"]]), "stop"),
+    "a stop at the start": (about_with(stops=[[3, 0, "x"]]), "stop"),
+    "two stops of a seed": (about_with(stops=[[3, 1, "x"], [3, 2, "x"]]), "stop"),
+    "no seeds": (about_with(seeds=[]), "seeds"),
+    "a seed of text": (about_with(seeds=["3", 5]), "seeds"),
+    "a negative seed": (about_with(seeds=[-3, 5]), "seeds"),
+    "endless seconds": (about_with(seconds=10**400), "seconds"),
+    "seconds that are no number": (about_with(seconds=float("nan")), "seconds"),
+    "negative seconds": (about_with(compile_seconds=-1), "compile_seconds"),
+    "an algorithm that is a number": (about_with(description={"algorithm": {"name": 3}}), "algorithm"),
+    "nothing evaluated": (evaluated_at(), "evaluated"),
+    "not from the start": (evaluated_at(1, 2, 4, 5), "evaluated"),
+    "decreasing": (evaluated_at(0, 4, 2, 5), "evaluated"),
+    "negative": (evaluated_at(-1, 2, 4, 5), "evaluated"),
+    "twice": (evaluated_at(0, 2, 2, 5), "evaluated"),
+    "other rounds": (evaluated_at(0, 2, 4, 6), "the first axes are"),
+    "rounds of another length": (arrays_with(rounds__mine=np.ones((2, 4))), "the first axes are"),
+    "a complex metric": (arrays_with(metrics__mine=np.ones((2, 4), complex)), "real numbers"),
+    "two of one name": (arrays_with(metrics__cohort_size=np.ones((2, 4))), "both called 'cohort_size'"),
+    "a name that is a column": (arrays_with(metrics__seed=np.ones((2, 4))), "seed"),
+    "no name": (arrays_with(metrics__=np.ones((2, 4))), "1 to 200"),
+    "no loss": (lambda arrays, about: arrays.pop("metrics/loss"), "it has no metrics/loss"),
+    "no cohort sizes": (lambda arrays, about: arrays.pop("rounds/cohort_size"), "it has no rounds/cohort_size"),
+    "a loss by client": (changed("metrics/loss", lambda loss: loss[..., None]), "one number"),
+    "steps that are no integers": (changed("rounds/useful_steps", lambda steps: steps + 0.5), "integers"),
+    "fewer than no steps": (changed("rounds/useful_steps", lambda steps: -steps), "below 0"),
+    "parameters of one seed": (changed("params/0", lambda leaf: leaf[:1]), "the first axes are"),
+    "parameters by text": (about_with(params={"w": "0"}), "array's number"),
+    "parameters without a place": (about_with(params=None), "no place"),
+    "parameters that are not there": (about_with(params={"w": 99}), "99"),
+    "a type for what has one": (about_with(dtypes={"metrics/loss": "int32"}), "float32 as one of int32"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_file_of_another_structure_is_refused(tmp_path, name):
+    change, message = WRONG[name]
+    path = tmp_path / "run.npz"
+    history().save(path)
+    arrays, about = unpacked(path.read_bytes())
+    change(arrays, about)
+    path.write_bytes(packed(arrays, about))
+    with pytest.raises(ValueError, match=r"run\.npz is not a result of fedjax_sim, or is damaged.*") as caught:
+        fjs.History.load(path)
+    assert message in str(caught.value)
+
+
+def test_unchanged_arrays_pass(tmp_path):
+    path = tmp_path / "run.npz"
+    history().save(path)
+    arrays, about = unpacked(path.read_bytes())
+    about["divergences"] = [[3, 2, "loss", [], "x"], [5, 2, "loss", [], "x", 10.0]]  # older files have no factor
+    about["stops"] = [[5, 4, "x"]]
+    path.write_bytes(packed(arrays, about))
+    read = fjs.History.load(path)
+    assert [one.factor for one in read.divergences] == [None, 10.0]
+    assert read.stops == {5: Stop(4, "x")}
+
+
+def test_what_has_several_values_reaches_no_target():
+    h = dataclasses.replace(history(), metrics=history().metrics | {"each": np.ones((2, 4, 3))})
+    with pytest.raises(ValueError, match=r"shape \(2, 4, 3\): give one number"):
+        h.rounds_to("each", 0.5)
+
+
+def test_ids_are_not_drawn():
+    pytest.importorskip("matplotlib")
+    assert (history()["nonfinite_ids"] == -1).all()
+    with pytest.raises(ValueError, match=r"plot\('nonfinite_ids'\): these are ids of clients"):
+        history().plot("nonfinite_ids")

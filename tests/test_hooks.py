@@ -142,6 +142,15 @@ def test_what_a_hook_returns(name):
         traced(mine(**members))
 
 
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("a\n", r"record of every round 'a\\n': .*printable"), ("", "''"), ("seed", "'seed'"), ("loss", "both called 'loss'")],
+)
+def test_what_a_report_may_be_called(name, message):
+    with pytest.raises(ValueError, match=message):
+        traced(mine(report=lambda self, server: {name: jnp.float32(1)}))
+
+
 def test_a_base_s_hook_is_named_with_its_class():
     base = mine(aggregate=lambda self, server, sums, cohort: None)
     with pytest.raises(TypeError, match=r"^Theirs.aggregate \(of Mine\) returned None"):
