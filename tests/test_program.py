@@ -136,6 +136,40 @@ def test_simulate_is_make_train():
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-6), ours, result.params)
 
 
+KINDS = {
+    "overflow, diagnostics, a report": lambda sgd: {
+        "algorithm": fjs.fedprox(client_optimizer=sgd, adaptive=True), "cohort": fjs.cohort.independent(0.05),
+        "diagnostics": ["e_lud", "communication"],
+    },
+    "a system, a wrapper's report": lambda sgd: {
+        "algorithm": fjs.adaptively_clipped(fjs.fednova(client_optimizer=sgd)), "cohort": fjs.cohort.uniform(2),
+        "system": fjs.systems.devices(seconds_per_step=0.1),
+    },
+    "asynchronous": lambda sgd: {
+        "algorithm": fjs.fedavg(client_optimizer=sgd), "cohort": fjs.cohort.uniform(2),
+        "system": fjs.systems.devices(seconds_per_step=0.1), "asynchronous": fjs.asynchronous.fedbuff(2),
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_histories_have_what_train_results_have(kind):
+    run = {"task": fjs.quadratic(), "rounds": 2, "batches": fjs.local.full_batch(), "work": fjs.local.steps(1)}
+    run |= KINDS[kind](fjs.optim.sgd(0.1))
+    algorithm, dataset = run.pop("algorithm"), fjs.datasets.quadratics(num_clients=60, dim=2, seed=0)
+    shapes = jax.eval_shape(fjs.make_train(**run), algorithm, dataset, jax.random.key(0))
+    if "overflow" in kind:  # a sweep of one point, whose runs are simulate's
+        space = fjs.sweeps.grid({"mu": [0.5]})
+        history = fjs.sweep(algorithm, dataset, space, **run, seeds=3).at(0)
+    else:
+        history = fjs.simulate(algorithm, dataset, **run, seeds=3)
+    for ours, theirs in ((history.metrics, shapes.metrics), (history.rounds, shapes.rounds)):
+        found = {name: (values.shape[1:], values.dtype) for name, values in ours.items()}
+        assert found == {name: (shape.shape, shape.dtype) for name, shape in theirs.items() if name != "round"}
+    assert {"nonfinite_ids", "nonfinite_clients", "diverged"} <= history.rounds.keys()
+    assert ("overflow" in history.rounds) == ("overflow" in kind)
+
+
 def test_the_keyword_lists_agree():
     ours = inspect.signature(fjs.simulate).parameters
     theirs = dict(inspect.signature(fjs.make_train).parameters)

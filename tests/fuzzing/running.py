@@ -84,12 +84,12 @@ def _attempt(target: Target, top: Path, tally: Tally, which: str) -> None:
     fault = None
     tally.inputs += 1
     try:
-        with limited(SECONDS), warnings.catch_warnings():
+        with limited(target.patience * SECONDS), warnings.catch_warnings():
             warnings.simplefilter("ignore" if target.warns else "error")
             target.read(folder)
         tally.accepted += 1
     except _Stuck:
-        fault = f"not finished after {SECONDS} s"
+        fault = f"not finished after {target.patience * SECONDS} s"
     except target.refuses as error:
         kind = type(error).__name__
         tally.refused[kind] = tally.refused.get(kind, 0) + 1

@@ -44,6 +44,7 @@ class Target:
       bound: bytes that reading may take at its peak.
       opens: whether the reader opens the files itself.
       warns: whether it may warn.
+      patience: how many times longer than other readers it may take.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Target:
     bound: int = 2**27
     opens: bool = True
     warns: bool = False
+    patience: float = 1.0
 
     def changed(self, rng: random.Random) -> Files:
         """The valid files with one of them, seldom two, changed."""
@@ -280,8 +282,8 @@ TARGETS: dict[str, Target] = {
             "History.load", samples.history_files,
             {"": mutations.zipped(lambda data, rng: _about(data, rng))}, _read_history,
         ),
-        Target("a history's structure", samples.record_files, {"": structures.changed}, _use_history),
-        Target("a sweep's structure", samples.swept_files, {"": structures.changed}, _use_sweep),
+        Target("a history's structure", samples.record_files, {"": structures.changed}, _use_history, patience=6.0),
+        Target("a sweep's structure", samples.swept_files, {"": structures.changed}, _use_sweep, patience=6.0),
         Target(
             "sweep folder", samples.sweep_files,
             {".json": mutations.json_tree, "": mutations.zipped(lambda data, rng: _about(data, rng))}, _read_sweep,
