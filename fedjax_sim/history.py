@@ -18,7 +18,7 @@ from fedjax_sim.files import parsing
 from fedjax_sim.recording import Stop, check_record
 from fedjax_sim.reporting import frames
 from fedjax_sim.reporting.files import write_atomically
-from fedjax_sim.reporting.recorded import clock, first_reached, measured, positions, rounds_of
+from fedjax_sim.reporting.recorded import clock, first_reached, measured, positions, recorded_as, rounds_of
 from fedjax_sim.values import numeric_dtype, shown, suggest
 
 _FORMAT = 1
@@ -30,7 +30,8 @@ class History:
 
     Attributes:
       evaluated: int[E], numbers of finished rounds at the evaluations; starts with 0.
-      metrics: [seeds, E, ...] arrays by name: ``"loss"`` (training objective F), the task's metrics, ``"test_..."``.
+      metrics: [seeds, E, ...] arrays by name: ``"loss"`` (training objective F, penalty included), ``"data_loss"``
+        (without the penalty, of tasks that have one), the task's metrics, ``"test_..."``.
       rounds: [seeds, R, ...] arrays by name, those of :class:`fedjax_sim.TrainResult`: ``"cohort_size"``,
         ``"useful_steps"``, ``"computed_steps"``, ``"nonfinite_clients"``..., and what the algorithm and the diagnostics
         recorded of every round.
@@ -58,9 +59,12 @@ class History:
     def __getitem__(self, name: str) -> np.ndarray:
         """The metric ``name``, [seeds, E, ...], or the record ``name`` of every round, [seeds, R, ...].
 
+        ``"data_loss"`` of a run whose task has no penalty is its ``"loss"``; likewise ``"test_data_loss"``.
+
         Raises:
           KeyError: nothing of that name was recorded; the nearest names are listed.
         """
+        name = recorded_as(self, name)
         for records in (self.metrics, self.rounds):
             if name in records:
                 return records[name]
@@ -161,6 +165,7 @@ class History:
 
         if metric in OF_IDS:
             raise ValueError(f"plot({metric!r}): these are ids of clients, which have no curve: see history[{metric!r}]")
+        metric = recorded_as(self, metric)
         if self[metric].ndim == 4:
             return round_plots.heat_map(self, metric, round=round, seed=seed, ax=ax)
         if self[metric].ndim == 3 and metric in self.metrics:

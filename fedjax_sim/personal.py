@@ -41,7 +41,8 @@ class Personalise(Described):
     y_i = x after tau_i local steps of the client's optimiser on its training examples;
     F(x) = (1/M) sum_i f_i(y_i(x)) over the M clients with test examples, f_i the mean test loss of client i
 
-    Returned are, by name, for the loss (penalty included) and every metric of the task:
+    Returned are, by name, for the loss (penalty included; where there is one also ``data_loss``, without it) and every
+    metric of the task:
 
     * ``"personal_<name>"``: the mean over the M clients, each counting the same;
     * ``"personal_<name>_worst"``: the mean over the clients that are served worst;

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_sim.descriptions import Described, factory, static
+from fedjax_sim.reporting.recorded import known_as
 from fedjax_sim.values import check_count, check_real, shown, suggest
 
 
@@ -133,6 +134,7 @@ def fedprox() -> AnyOf:
 
 
 def _values(metrics: Mapping[str, np.ndarray], name: str) -> np.ndarray:
+    name = known_as(name, metrics)
     if name not in metrics:
         raise ValueError(f"stop asks for {name!r}, which this run does not record: {suggest(name, list(metrics))}")
     values = np.asarray(metrics[name], float)

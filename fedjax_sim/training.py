@@ -42,8 +42,9 @@ class TrainResult(NamedTuple):
       params: the final global model.
       state: the final server and client states.
       metrics: arrays by name, leading axis evaluations: ``"round"`` (0, then every ``eval_every``, then the last),
-        ``"loss"`` (the objective F on the training data, penalty included), the task's metrics, ``"test_..."`` where
-        the data set has test examples, and what ``evaluate`` returns.
+        ``"loss"`` (the objective F on the training data, penalty included), ``"data_loss"`` (without the penalty, of
+        tasks that have one), the task's metrics, ``"test_..."`` where the data set has test examples, and what
+        ``evaluate`` returns.
       rounds: arrays by name, leading axis rounds: ``"cohort_size"``, ``"useful_steps"``, ``"computed_steps"``,
         ``"nonfinite_clients"``, ``"nonfinite_ids"``, ``"diverged"``, with a system ``"duration"``, ``"bytes_down"``,
         ``"bytes_up"``, ``"reported"``, ``"dropped_late"`` and ``"failed"``, what the algorithm reports and the
@@ -269,8 +270,9 @@ def all_metrics(train: dict[str, jax.Array], test: dict[str, jax.Array] | None, 
     if not isinstance(given, Mapping):
         raise TypeError(f"evaluate(...) returns {given!r}: it must return a mapping {{name: array}}")
     more = {name: _as_array(name, value) for name, value in given.items()}
+    taken = {"data_loss", "test_data_loss", *metrics}
     for name in more:
-        rule = "a name the run records itself: choose another" if name in metrics else wrong_name(name)
+        rule = "a name the run records itself: choose another" if name in taken else wrong_name(name)
         if rule is not None:
             raise ValueError(f"evaluate(...) returns {shown(name)}, {rule}")
     return metrics | more

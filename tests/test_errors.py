@@ -216,6 +216,11 @@ TASKS: dict[str, tuple[Callable[[], fjs.Task], type[Exception], tuple[str, ...]]
         ValueError,
         ("metrics_function", r"'a\x00b'", "printable characters"),
     ),
+    "metrics: the name of the loss without the penalty": (
+        lambda: own(metrics=lambda p, e: {"data_loss": squares(p, e)}),
+        ValueError,
+        ("metrics_function", "'data_loss'", "records itself", "choose another"),
+    ),
     "metrics: a number as name": (
         lambda: own(metrics=lambda p, e: {3: squares(p, e)}),
         ValueError,
@@ -500,6 +505,7 @@ def zero(params: Any, dataset: fjs.FederatedDataset) -> jax.Array:
     [
         (lambda *at: {"loss": zero(*at)}, ValueError, ("returns 'loss'", "records itself", "choose another")),
         (lambda *at: {"round": zero(*at)}, ValueError, ("returns 'round'", "choose another")),
+        (lambda *at: {"test_data_loss": zero(*at)}, ValueError, ("returns 'test_data_loss'", "choose another")),
         (lambda *at: {"accuracy": zero(*at)}, ValueError, ("returns 'accuracy'", "choose another")),
         (lambda *at: [1.0], TypeError, ("returns [1.0]", "{name: array}")),
         (lambda *at: None, TypeError, ("returns None", "{name: array}")),
@@ -507,7 +513,7 @@ def zero(params: Any, dataset: fjs.FederatedDataset) -> jax.Array:
         (lambda *at: {3: zero(*at)}, TypeError, ("for 3", "by name")),
         (lambda *at: {"cohort_size": zero(*at)}, ValueError, ("both called 'cohort_size'", "could be either", "rename")),
     ],
-    ids=["loss", "round", "accuracy", "list", "None", "text", "a number as name", "a record's name"],
+    ids=["loss", "round", "data_loss", "accuracy", "list", "None", "text", "a number as name", "a record's name"],
 )
 def test_what_evaluate_returns_is_checked(
     drive: Callable[..., None], evaluate: Any, error: type[Exception], fragments: tuple[str, ...]

@@ -171,3 +171,98 @@ def test_many_models_side_by_side() -> None:
 
     alone = [float(jax.jit(loss)(jax.tree.map(lambda leaf, at=at: leaf[at], models))) for at in range(12)]
     np.testing.assert_allclose(jax.jit(jax.vmap(loss))(models), alone, rtol=1e-5)
+
+
+# A loss with its penalty and without: w = 2 and w = 1.3, losses (w x - y)^2, penalty w^2 / 4; all by hand.
+
+SQUARES = fjs.functions(
+    lambda key: jnp.asarray(2.0), lambda w, e: (w * e["x"] - e["y"]) ** 2, penalty_function=lambda w: w**2 / 4
+)
+# By name, at w = 2 and after a step of 0.1 down the gradient 18/3 + 1, at w = 1.3.
+BY_HAND = {
+    "loss": [14 / 3 + 1, 4.34 / 3 + 0.4225],
+    "data_loss": [14 / 3, 4.34 / 3],
+    "test_loss": [6 + 1, 4.7 / 3 + 0.4225],
+    "test_data_loss": [6, 4.7 / 3],
+    "client_data_loss": [[6.5, 1], [2.125, 0.09]],
+    "client_loss": [[7.5, 2], [2.5475, 0.5125]],
+    "test_client_data_loss": [[1, 8.5], [0.09, 2.305]],
+    "test_client_loss": [[2, 9.5], [0.5125, 2.7275]],
+    "data_loss_worst": [6.5, 2.125],
+    "loss_worst": [7.5, 2.5475],
+    "test_data_loss_worst": [8.5, 2.305],
+    "test_loss_worst": [9.5, 2.7275],
+}
+
+
+def lines():
+    def part(x, y):
+        return {"x": np.array(x, float), "y": np.array(y, float)}
+
+    test = [part([1], [1]), part([3, 0], [2, 1])]
+    return fjs.datasets.from_clients([part([1, 2], [0, 1]), part([1], [1])], test=test)
+
+
+def line_run(task=SQUARES, **changes):
+    return {
+        "task": task, "rounds": 1, "batches": fjs.local.full_batch(), "cohort": fjs.cohort.full(),
+        "work": fjs.local.steps(1), "evaluate": fjs.per_client(task, worst=0.5), **changes,
+    }  # fmt: skip
+
+
+STEP = fjs.fedavg(client_optimizer=fjs.optim.sgd(0.1))
+
+
+def line_test(home, request):
+    """The data in double precision; that of the host is sent by a thread, which the fixture does not reach."""
+    if home == "host":
+        return fjs.datasets.on_host(lines()), 1e-6
+    request.getfixturevalue("x64")
+    return lines(), 1e-14
+
+
+@pytest.mark.parametrize("home", ["device", "host", "sweep"])
+def test_the_loss_without_the_penalty_is_recorded_beside_the_objective(home, request) -> None:
+    data, tolerance = line_test(home, request)
+    if home == "sweep":
+        space = fjs.sweeps.points([{"client_optimizer.learning_rate": 0.1}])
+        history = fjs.sweep(STEP, data, space, **line_run()).at(0)
+    else:
+        history = fjs.simulate(STEP, data, **line_run())
+    assert set(history.metrics) == set(BY_HAND)
+    for name, values in BY_HAND.items():
+        np.testing.assert_allclose(history[name][0], values, rtol=tolerance, err_msg=name)
+
+
+@pytest.mark.parametrize("home", ["device", "host"])
+def test_evaluate_tells_the_penalty_from_the_loss(home, request) -> None:
+    data, _ = line_test(home, request)
+    found = fjs.evaluate(SQUARES, jnp.asarray(2.0), data.test, worst=0.5)
+    assert {name: float(value) for name, value in found.overall.items()} == {"loss": 7, "data_loss": 6}
+    assert {name: float(value) for name, value in found.worst.items()} == {"loss": 9.5, "data_loss": 8.5}
+    assert {name: value.tolist() for name, value in found.clients.items()} == {"loss": [2, 9.5], "data_loss": [1, 8.5]}
+
+
+@pytest.mark.usefixtures("x64")
+def test_a_study_minimises_the_objective_unless_it_is_told_otherwise() -> None:
+    result = fjs.make_train(**line_run())(STEP, lines(), jax.random.key(0))
+    for name, values in BY_HAND.items():
+        np.testing.assert_allclose(result.metrics[name], values, rtol=1e-14, err_msg=name)
+    for objective, name in ((fjs.hyper.final(), "test_loss"), (fjs.hyper.final("test_data_loss"), "test_data_loss")):
+        assert float(objective(result)) == float(result.metrics[name][-1])
+
+
+def test_without_a_penalty_nothing_is_recorded_twice_and_the_name_is_known() -> None:
+    task = fjs.functions(SQUARES.init_function, SQUARES.losses_function)
+    stop = fjs.stopping.reached("test_data_loss", 2.5)
+    history = fjs.simulate(STEP, lines(), **line_run(task, stop=stop, rounds=2))
+    assert not [name for name in history.metrics if "data_loss" in name]
+    for name in ("loss", "test_loss", "test_client_loss", "loss_worst"):
+        assert history[name.replace("loss", "data_loss")] is history[name]
+    assert history.rounds_to("test_data_loss", 2.5).tolist() == [1]
+    assert history.stops[0] == (1, "test_data_loss reached 2.5")
+    found = {name: values[0] for name, values in history.metrics.items()}
+    result = fjs.training.TrainResult(None, None, found, {})
+    assert fjs.hyper.final("test_data_loss")(result) == history["test_loss"][0, -1]
+    with pytest.raises(KeyError, match="nothing called 'data_lost' was recorded"):
+        history["data_lost"]

@@ -191,14 +191,15 @@ def _write(outcomes: list[Outcome], notes: list[str], folder: Path, options: arg
 
 def table(outcomes: Sequence[Outcome]) -> str:
     """A line for each run, those that failed too."""
-    from fedjax_sim.reporting.recorded import in_words
-    from fedjax_sim.reporting.table import USEFUL_STEPS, final_values, text_rows
+    from fedjax_sim.reporting.recorded import in_words, loss_of_data
+    from fedjax_sim.reporting.table import USEFUL_STEPS, WITHOUT_PENALTY, final_values, text_rows
 
     runs = [outcome.history for outcome in outcomes if outcome.history is not None]
     if not runs:
         return "\n".join(f"{outcome.variant.label}  failed: {outcome.error}" for outcome in outcomes)
     accuracy = next((name for name in _ACCURACIES if any(name in run.metrics for run in runs)), None)
-    columns: dict[str, list[str]] = {in_words("loss"): final_values(list(runs), "loss", None)}
+    loss = loss_of_data(runs)
+    columns: dict[str, list[str]] = {in_words(loss, runs): final_values(list(runs), loss, None)}
     if accuracy is not None:
         columns[in_words(accuracy)] = final_values(list(runs), accuracy, 4)
     columns["seconds"] = [f"{run.seconds:.2f}" for run in runs]
@@ -211,7 +212,8 @@ def table(outcomes: Sequence[Outcome]) -> str:
     counts = sorted({len(run.seeds) for run in runs})
     seeds = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     note = "one seed" if counts == [1] else f"mean ± standard deviation over {seeds} seeds"
-    return "\n".join([*lines, "", USEFUL_STEPS, f"{note}; seconds: all seeds, without compilation"])
+    notes = [WITHOUT_PENALTY, USEFUL_STEPS] if loss != "loss" else [USEFUL_STEPS]
+    return "\n".join([*lines, "", *notes, f"{note}; seconds: all seeds, without compilation"])
 
 
 def _plot(histories: dict[str, History], path: Path) -> None:

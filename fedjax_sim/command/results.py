@@ -17,7 +17,7 @@ HELP = ("folders that `fedjax-sim run`, `compare`, `sweep`, `tune` or `demo` wro
 MOST_POINTS = 12
 _OF_FOLDERS = ("history.npz", "sweep.npz")  # of `run`, of `sweep`: such a file goes by the name of its folder
 _BESIDE = (".json", ".toml", ".png", ".pdf", ".svg", ".html")  # what commands write beside histories
-_CHOOSING = ("test_accuracy", "test_loss", "loss")  # the first that is recorded says which points are best
+_CHOOSING = ("test_accuracy", "test_data_loss", "test_loss", "loss")  # by the first that is recorded points are best
 _LONGEST = 200  # characters of a label
 
 
@@ -179,7 +179,7 @@ def _points(sweep: Sweep) -> tuple[dict[str, History], str]:
         metric = next((name for name in _CHOOSING if name in sweep.runs.metrics), None)
         ranked = [] if metric is None else [one.number for one in sweep.ranked(metric)]
         numbers = (ranked or numbers)[:MOST_POINTS]
-        which = f"best {len(numbers)} of {count} points by {in_words(str(metric))}"
+        which = f"best {len(numbers)} of {count} points by {in_words(str(metric), [sweep.runs])}"
         left_out = f"the {which if ranked else f'first {len(numbers)} of {count} points'}"
     labels = _point_labels(sweep, numbers)
     return {label: sweep.at(number) for label, number in zip(labels, numbers, strict=True)}, left_out

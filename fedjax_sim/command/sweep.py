@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from fedjax_sim.sweeps.result import Sweep
     from fedjax_sim.sweeps.space import Space
 
-_CHOOSING = ("test_accuracy", "test_loss", "loss")  # the first that is recorded chooses
+_CHOOSING = ("test_accuracy", "test_data_loss", "test_loss", "loss")  # the first that is recorded chooses
 _PANELS = 6
 
 
@@ -111,13 +111,14 @@ def _check_metric(given: dict[str, Any], metric: str) -> None:
     """Refuses what the runs will not record, before they are run: by tracing one."""
     import jax
 
+    from fedjax_sim.reporting.recorded import known_as
     from fedjax_sim.training import make_train
     from fedjax_sim.values import suggest
 
     setting = taken_by(make_train, given)[0]
     result = jax.eval_shape(make_train(**setting), given["algorithm"], given["dataset"], jax.random.key(0))
     single = [name for name, leaf in {**result.rounds, **result.metrics}.items() if len(leaf.shape) == 1]
-    if metric not in single:
+    if known_as(metric, single) not in single:
         raise ValueError(
             f"--metric {metric}: nothing of that name is recorded as one number: {suggest(metric, single)}"
         )
@@ -164,7 +165,7 @@ def _best_in_words(result: Sweep, metric: str, ranked: list[Ranked], files: dict
     )  # fmt: skip
     other = [max(result.seeds) + 1 + number for number in range(len(result.seeds))]
     return (
-        f"best by {in_words(metric)}: {point} ({best.mean:.4g}{spread}){ended}\n{by}\n"
+        f"best by {in_words(metric, [result.runs])}: {point} ({best.mean:.4g}{spread}){ended}\n{by}\n"
         f"with seeds that the sweep has not seen: fedjax-sim run {files['best']} --set 'run.seeds={other}'"
     )
 

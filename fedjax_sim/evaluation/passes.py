@@ -54,7 +54,7 @@ class Block(NamedTuple):
 
 @jax.jit
 def mean_values(task: Task, params: Any, dataset: FederatedDataset) -> Sums:
-    """Objective F and mean metrics over the flat data: ``{"loss": F(params), ...}``.
+    """Objective F and mean metrics over the flat data: ``{"loss": F(params), ...}``; see ``Task.with_penalty``.
 
     Args:
       task: what is learned.

@@ -17,7 +17,9 @@ from fedjax_sim.values import check_real, shown
 
 
 class Evaluation(NamedTuple):
-    """What :func:`evaluate` returns; loss is the objective, penalty included.
+    """What :func:`evaluate` returns.
+
+    ``"loss"`` is the objective, penalty included; ``"data_loss"``, of tasks with a penalty, the mean loss without it.
 
     Attributes:
       overall: mean over all examples by name, ``"loss"``, ``"accuracy"``...: sum_i p_i of the clients' means.
@@ -34,8 +36,8 @@ class PerClient(Described):
     """For ``simulate(evaluate=...)`` and ``make_train(evaluate=...)``: every client's values at every evaluation.
 
     Records ``"client_<name>"``, float[N] in storage order, and ``"<name>_worst"``, the mean over the clients that are
-    served worst, for the loss and every metric of the task; with the prefix ``"test_"`` for the test part, where there
-    is one. Clients without test examples are NaN and left out of the worst.
+    served worst, for the losses (see :class:`Evaluation`) and every metric of the task; with the prefix ``"test_"`` for
+    the test part, where there is one. Clients without test examples are NaN and left out of the worst.
 
     Args:
       task: what is learned.

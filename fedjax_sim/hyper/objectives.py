@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.descriptions import Described, factory, static
+from fedjax_sim.reporting.recorded import known_as
 from fedjax_sim.training import TrainResult
 from fedjax_sim.values import shown, suggest
 
@@ -20,7 +21,8 @@ class Final(Described):
     """The last recorded value of a metric, or of a record of every round.
 
     Args:
-      name: ``"test_loss"``, ``"loss"``, a diagnostic's name, ...
+      name: ``"test_loss"``, ``"loss"``, a diagnostic's name, ... A loss has the task's penalty in it, with which a
+        weight decay that is tuned itself looks better the smaller it is: for that there is ``"test_data_loss"``.
     """
 
     name: str = static(default="test_loss")
@@ -32,8 +34,9 @@ class Final(Described):
 
     def __call__(self, result: TrainResult) -> jax.Array:
         recorded = {**result.rounds, **result.metrics}
-        if self.name in recorded:
-            return recorded[self.name][-1]
+        name = known_as(self.name, recorded)
+        if name in recorded:
+            return recorded[name][-1]
         if self.name.startswith("test_") and self.name.removeprefix("test_") in recorded:
             raise ValueError(
                 f"final({self.name!r}): the data set has no test examples to validate on; hold some out "

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedjax_sim.reporting.given import check_runs
 from fedjax_sim.reporting.plots import LEGEND, check_matplotlib, line_style, plain
-from fedjax_sim.reporting.recorded import Recorded, drawable, in_words, measured
+from fedjax_sim.reporting.recorded import Recorded, drawable, in_words, measured, recorded_as
 from fedjax_sim.reporting.seed_bands import band_words
 
 
@@ -71,7 +71,7 @@ def distributions(
             ax.fill_between(x, shares.min(axis=0), shares.max(axis=0), **band)
     ax.set_xlim(*ends)
     ax.set_ylim(0.0, 1.0)
-    ax.set_xlabel(in_words(metric))
+    ax.set_xlabel(in_words(metric, histories.values()))
     ax.set_ylabel("share of clients at or below")
     ax.legend(loc="best", title=band_words(histories.values()), **LEGEND)
     plain(ax)
@@ -81,7 +81,7 @@ def distributions(
 def _at(name: str, run: Recorded, metric: str, round: int | None) -> np.ndarray:
     """The values [seeds, N] at one evaluation."""
     values = measured(run, metric).astype(float)
-    if values.ndim != 3 or metric not in run.metrics:
+    if values.ndim != 3 or recorded_as(run, metric) not in run.metrics:
         raise ValueError(
             f"{metric!r} of {name!r} has shape {values.shape}: a distribution needs a value for each client at every "
             "evaluation, for instance 'test_client_accuracy' of simulate(evaluate=fjs.per_client(task))"

@@ -19,7 +19,7 @@ from fedjax_sim.reporting.plots import (
     line_style,
     save_figure,
 )
-from fedjax_sim.reporting.recorded import AXES, Recorded
+from fedjax_sim.reporting.recorded import AXES, Recorded, loss_of_data
 from fedjax_sim.reporting.seed_bands import Band, band_words, check_band
 
 _PANEL = (3.3, 2.6)  # inches
@@ -121,8 +121,8 @@ def comparison(
 ) -> Any:
     """One figure of methods on problems: a column per problem, the training loss above the test accuracy.
 
-    Where a problem has no test accuracy the training accuracy is drawn; the lower row is left out if no problem has
-    either. See :func:`panels`.
+    The loss is without the penalty where tasks have one, and its axis says so. Where a problem has no test accuracy the
+    training accuracy is drawn; the lower row is left out if no problem has either. See :func:`panels`.
 
     Args:
       problems: the methods' records by the problem's and the method's name.
@@ -141,7 +141,7 @@ def comparison(
     """
     check_matplotlib()
     check_problems(problems)
-    above = [Panel(runs, "loss", problem) for problem, runs in problems.items()]
+    above = [Panel(runs, loss_of_data(runs.values()), problem) for problem, runs in problems.items()]
     below = []
     for runs in problems.values():
         accuracy = _accuracy(runs.values())

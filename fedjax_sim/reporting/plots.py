@@ -204,7 +204,7 @@ def draw(
     locator = ax.xaxis.get_major_locator()
     if isinstance(locator, MaxNLocator) and against == "round":
         locator.set_params(integer=True)
-    ax.set_ylabel(in_words(metric))
+    ax.set_ylabel(in_words(metric, histories.values()))
     plain(ax)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Protocol
 
 import numpy as np
@@ -40,8 +40,42 @@ class Recorded(Protocol):
         ...
 
 
+# A loss is what is minimised, the mean over the data and the task's penalty. Where there is a penalty, the loss without
+# it, which publications report, has a name of its own: "data_loss", "test_data_loss", "test_client_data_loss", ...
+_OBJECTIVE, _DATA = "loss", "data_loss"
+
+
+def known_as(name: str, names: Container[str]) -> str:
+    """``name`` as it is among ``names``: the data loss of a task without a penalty is its loss."""
+    plain = name.replace(_DATA, _OBJECTIVE)
+    return plain if name not in names and _DATA not in names and plain in names else name
+
+
+def recorded_as(run: Recorded, name: str) -> str:
+    """:func:`known_as` of what a run has recorded."""
+    if name in getattr(run, "rounds", {}) or _tells_of_penalty(run):
+        return name
+    return known_as(name, run.metrics)
+
+
+def loss_of_data(runs: Iterable[Recorded], name: str = _OBJECTIVE) -> str:
+    """The loss to show beside those of publications: without the penalty if one of the runs has a penalty."""
+    data = name.replace(_OBJECTIVE, _DATA)
+    return data if any(data in run.metrics for run in runs) else name
+
+
+def _tells_of_penalty(run: Recorded) -> bool:
+    """Whether a run's description has a penalty: runs of earlier versions did not record the loss without it."""
+    about = getattr(run, "description", None)
+    for key in ("run", "task", "arguments"):
+        about = about.get(key) if isinstance(about, Mapping) else None
+    given = ("weight_decay", "penalty_function")
+    return isinstance(about, Mapping) and any(about.get(name) is not None for name in given)
+
+
 def rounds_of(run: Recorded, name: str) -> np.ndarray:
     """Where the values of ``name`` belong: the evaluated rounds of a metric, 1 to R of a record of every round."""
+    name = recorded_as(run, name)
     return run.evaluated if name in run.metrics else np.arange(1, run[name].shape[1] + 1)
 
 
@@ -89,7 +123,7 @@ def positions(run: Recorded, name: str, axis: str) -> np.ndarray:
 
 
 # The losses of a model: where one of them is not finite, no other metric says anything about the model.
-_LOSSES = ("loss", "test_loss")
+_LOSSES = ("loss", "test_loss", "data_loss", "test_data_loss")
 
 
 def measured(run: Recorded, name: str) -> np.ndarray:
@@ -98,6 +132,7 @@ def measured(run: Recorded, name: str) -> np.ndarray:
     A model that is not finite still has an accuracy: the argmax of NaN is class 0. So a metric counts as not finite
     where the seed's training or test loss is not. The losses themselves, and records of rounds, stay as they are.
     """
+    name = recorded_as(run, name)
     values = np.array(run[name])
     values = values if values.dtype.kind == "f" else values.astype(float)
     if name in _LOSSES or name not in run.metrics:
@@ -120,6 +155,7 @@ def drawable(values: np.ndarray) -> np.ndarray:
 
 def held(run: Recorded, name: str) -> tuple[np.ndarray, np.ndarray]:
     """What was :func:`measured`, and which seeds stopped early, bool[seeds]: these hold their last value."""
+    name = recorded_as(run, name)
     values = measured(run, name).astype(float)
     stops, seeds = getattr(run, "stops", {}), getattr(run, "seeds", range(len(values)))
     stopped = np.asarray([seed in stops for seed in seeds], bool)
@@ -155,8 +191,21 @@ def _has(run: Recorded, name: str) -> bool:
     return True
 
 
-def in_words(metric: str) -> str:
-    """A metric's name for a reader: ``test_accuracy`` is the test accuracy, ``loss`` the training loss."""
-    return {"loss": "training loss", "accuracy": "training accuracy", "e_lud": "e-LUD", "lud": "LUD"}.get(
-        metric, metric.replace("_", " ")
-    )
+def in_words(metric: str, runs: Iterable[Recorded] = ()) -> str:
+    """A metric's name for a reader: ``test_accuracy`` is the test accuracy, ``loss`` the training loss.
+
+    Args:
+      metric: its name.
+      runs: those of which it is shown: where one of them has a penalty, a loss says that it is in it.
+    """
+    plain = metric.replace(_DATA, _OBJECTIVE)
+    named = {"loss": "training loss", "accuracy": "training accuracy", "e_lud": "e-LUD", "lud": "LUD"}
+    words = named.get(plain, plain.replace("_", " "))
+    if plain != metric:
+        return f"{words} without penalty"
+    return f"{words} with penalty" if any(_with_penalty(run, metric) for run in runs) else words
+
+
+def _with_penalty(run: Recorded, metric: str) -> bool:
+    data = metric.replace(_OBJECTIVE, _DATA)
+    return data != metric and (data in run.metrics or (metric in _LOSSES and _tells_of_penalty(run)))

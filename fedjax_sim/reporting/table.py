@@ -7,17 +7,21 @@ from collections.abc import Mapping
 import numpy as np
 
 from fedjax_sim.reporting.given import check_runs
-from fedjax_sim.reporting.recorded import Recorded, first_reached, in_words, measured
+from fedjax_sim.reporting.recorded import Recorded, first_reached, in_words, loss_of_data, measured, recorded_as
 
 _ACCURACIES = ("test_accuracy", "accuracy")
 _NONE = "–"
 _MOST_NAMES = 6
+WITHOUT_PENALTY = (
+    "without penalty: the mean loss of the data, as publications report it; what is minimised has the penalty"
+)
 USEFUL_STEPS = "useful steps: the gradients that clients needed, of those that were computed"
 
 
 def results_table(histories: Mapping[str, Recorded], *, target: float | None = None, markdown: bool = False) -> str:
     """One row per method: final values, rounds to a target, time, and the share of the computed steps that was needed.
 
+    The loss is that of the training data, without the penalty if one of the tasks has one; its heading then says so.
     Values are the mean ± standard deviation over seeds (of a sample: divided by seeds - 1), or the plain value of a
     single seed. A method whose last value is NaN or infinite for some seeds has no mean: the cell says for how many
     of them. That holds for all metrics of a seed whose training or test loss is not finite: an accuracy of such a model
@@ -41,16 +45,18 @@ def results_table(histories: Mapping[str, Recorded], *, target: float | None = N
     runs = list(histories.values())
     accuracy = next((name for name in _ACCURACIES if any(name in run.metrics for run in runs)), None)
     columns = [("method", [name.replace("|", r"\|") if markdown else name for name in histories])]
-    columns.append((in_words("loss"), final_values(runs, "loss", decimals=None)))
+    loss = loss_of_data(runs)
+    columns.append((in_words(loss, runs), final_values(runs, loss, decimals=None)))
     if accuracy is not None:
         columns.append((in_words(accuracy), final_values(runs, accuracy, decimals=4)))
     if target is not None:
-        reached = accuracy or "loss"
-        columns.append((f"rounds to {target:g} {in_words(reached)}", _rounds_to(runs, reached, target)))
+        reached = accuracy or loss
+        columns.append((f"rounds to {target:g} {in_words(reached, runs)}", _rounds_to(runs, reached, target)))
     columns.append(("seconds", _fixed([run.seconds for run in runs])))
     columns.append(("useful steps", [f"{run.useful_ratio:.1%}" for run in runs]))
     rows = markdown_rows(columns) if markdown else text_rows(columns)
     notes = [f"note: {note}" for note in objectives(histories)]
+    notes += [WITHOUT_PENALTY] if loss != "loss" else []
     return "\n".join([*rows, "", *notes, USEFUL_STEPS, _note(runs, target)])
 
 
@@ -100,7 +106,8 @@ def _seeds(run: Recorded) -> int:
 
 def final_values(runs: list[Recorded], name: str, decimals: int | None) -> list[str]:
     """The cells of one metric; ``decimals`` None finds a number of them, or an exponent, that suits the column."""
-    finals = [measured(run, name)[:, -1].astype(float) if name in run.metrics else None for run in runs]
+    has = [recorded_as(run, name) in run.metrics for run in runs]
+    finals = [measured(run, name)[:, -1].astype(float) if one else None for run, one in zip(runs, has, strict=True)]
     means = np.array([final.mean() for final in finals if final is not None and np.isfinite(final).all()])
     sizes = np.abs(means[means != 0])
     exponent = decimals is None and sizes.size > 0 and bool(sizes.min() < 1e-3 or sizes.max() >= 1e6)
@@ -122,7 +129,8 @@ def _cell(final: np.ndarray | None, form: str) -> str:
 
 
 def _rounds_to(runs: list[Recorded], name: str, target: float) -> list[str]:
-    medians = [_median_rounds(run, name, target) if name in run.metrics else np.inf for run in runs]
+    has = [recorded_as(run, name) in run.metrics for run in runs]
+    medians = [_median_rounds(run, name, target) if one else np.inf for run, one in zip(runs, has, strict=True)]
     return [f"{median:.0f}" if np.isfinite(median) else _NONE for median in medians]
 
 

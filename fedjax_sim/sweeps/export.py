@@ -9,7 +9,7 @@ import numpy as np
 
 from fedjax_sim.history import History
 from fedjax_sim.reporting import frames, plots, sweep_plots
-from fedjax_sim.reporting.recorded import Recorded, in_words
+from fedjax_sim.reporting.recorded import Recorded, in_words, loss_of_data, recorded_as
 from fedjax_sim.reporting.table import final_values, markdown_rows, text_rows
 from fedjax_sim.sweeps.ranking import less_is_better
 from fedjax_sim.sweeps.space import POINT
@@ -18,7 +18,7 @@ from fedjax_sim.values import check_count, suggest
 if TYPE_CHECKING:
     from fedjax_sim.sweeps.result import Sweep
 
-_NAMED = ("loss", "test_loss", "accuracy", "test_accuracy")
+_LOSSES, _ACCURACIES = ("loss", "test_loss"), ("accuracy", "test_accuracy")
 
 
 def table(sweep: Sweep, metric: str | None, *, top: int | None, markdown: bool) -> str:
@@ -34,11 +34,13 @@ def table(sweep: Sweep, metric: str | None, *, top: int | None, markdown: bool) 
     points = [sweep.space.point(number) for number in numbers]
     short = short_names(sweep.space.names)
     columns = [(short[name], [_cell(point[name]) for point in points]) for name in sweep.space.names]
-    names = [name for name in _NAMED if name in sweep.runs.metrics]
+    losses = [loss_of_data([sweep.runs], name) for name in _LOSSES]
+    names = [name for name in (*losses, *_ACCURACIES) if name in sweep.runs.metrics]
+    metric = None if metric is None else recorded_as(sweep.runs, metric)
     if metric is not None and metric not in names:
         names.append(metric)
     decimals = {name: 4 for name in names if name.endswith("accuracy")}
-    columns += [(in_words(name), final_values(histories, name, decimals.get(name))) for name in names]
+    columns += [(in_words(name, [sweep.runs]), final_values(histories, name, decimals.get(name))) for name in names]
     rows = markdown_rows(columns) if markdown else text_rows(columns)
     seeds = len(sweep.seeds)
     note = "one seed" if seeds == 1 else f"mean ± standard deviation over {seeds} seeds"
@@ -67,7 +69,7 @@ def heatmap(sweep: Sweep, metric: str, x: str | None, y: str | None, ax: Any) ->
     others = [short[name] for name in dims if name not in (x, y)]
     return sweep_plots.heat_map(
         reduced, sweep_plots.Axis(short[x], along[x]), sweep_plots.Axis(short[y], along[y]),
-        label=in_words(metric), less_is_better=less_is_better(metric), others=others, ax=ax,
+        label=in_words(metric, [sweep.runs]), less_is_better=less_is_better(metric), others=others, ax=ax,
     )  # fmt: skip
 
 
@@ -78,7 +80,7 @@ def profile(sweep: Sweep, metric: str, x: str | None, ax: Any) -> Any:
     if x not in names:
         raise ValueError(f"profile: the space has no {x!r}: {suggest(x, names)}")
     finals, means = sweep.compared(metric)
-    label, name, values = in_words(metric), short_names(sweep.space.names)[x], sweep.coordinates[x]
+    label, name, values = in_words(metric, [sweep.runs]), short_names(sweep.space.names)[x], sweep.coordinates[x]
     if values.ndim != 1:
         raise ValueError(f"profile: {x!r} is an array at every point: it is no coordinate of a plot")
     if sweep.space.dims == (POINT,):

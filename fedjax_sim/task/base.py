@@ -76,8 +76,12 @@ class Task(Described):
         return {**self.metrics(params, examples), "loss": losses}
 
     def with_penalty(self, params: Any, means: dict[str, jax.Array]) -> dict[str, jax.Array]:
-        """Mean values with the penalty added to the loss, which makes it an objective."""
+        """Mean values with the penalty added to the loss, which makes it an objective; ``"data_loss"`` is without it.
+
+        Where there is no penalty the two are the same, and ``"data_loss"`` is left out.
+        """
         penalty = self.penalty(params)
         if penalty is None:
             return means
-        return {**means, "loss": means["loss"] + jnp.asarray(penalty).astype(means["loss"].dtype)}
+        loss = means["loss"]
+        return {**means, "loss": loss + jnp.asarray(penalty).astype(loss.dtype), "data_loss": loss}

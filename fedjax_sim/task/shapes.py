@@ -52,7 +52,7 @@ def check_values(task: Task, params: Any, examples: Any, *, training: bool) -> N
             f"{{'accuracy': array of {rows} for {rows} examples}}"
         )
     for name, values in metrics.items():
-        rule = wrong_name("round" if name == "loss" else name)
+        rule = wrong_name("round" if name in ("loss", "data_loss") else name)
         if rule is not None:
             raise ValueError(f"{task.called('metrics')} returns a value for {shown(name)}: {rule}")
         _check_each(f"{task.called('metrics')}, {name!r},", values, rows, "number")

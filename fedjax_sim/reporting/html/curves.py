@@ -11,6 +11,7 @@ from fedjax_sim.divergence import IDS, OF_IDS
 from fedjax_sim.reporting.plots import on_one_axis
 from fedjax_sim.reporting.recorded import AXES, Recorded, clock, drawable, held, positions, rounds_of
 
+KNOWN = ("data_loss", "loss", "test_accuracy", "accuracy", "test_data_loss", "test_loss")  # in this order
 MOST_POINTS = 500
 _MANY = 60_000  # points of all curves of a page: with more curves each one gets fewer
 _FEWEST = 60
@@ -194,9 +195,8 @@ def _are_quantiles(array: np.ndarray) -> bool:
 
 
 def _first(name: str) -> int:
-    """Where a metric stands among the others: the objective and the accuracies first."""
-    known = ("loss", "test_accuracy", "accuracy", "test_loss")
-    return known.index(name) if name in known else len(known)
+    """Where a metric stands among the others: the losses and the accuracies first."""
+    return KNOWN.index(name) if name in KNOWN else len(KNOWN)
 
 
 def _at(values: np.ndarray | None, places: np.ndarray) -> np.ndarray | None:

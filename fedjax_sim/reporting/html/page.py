@@ -16,15 +16,14 @@ import numpy as np
 from fedjax_sim import __version__
 from fedjax_sim.reporting.html import tables
 from fedjax_sim.reporting.html.clients import Spread, entries_of, spreads
-from fedjax_sim.reporting.html.curves import Curve, Record, axes, curve, most_points, records
+from fedjax_sim.reporting.html.curves import KNOWN, Curve, Record, axes, curve, most_points, records
 from fedjax_sim.reporting.html.palette import MARKERS, classes, style_sheet
 from fedjax_sim.reporting.html.settings import differing, environment, settings
 from fedjax_sim.reporting.html.static import Drawing, figure, swatch
-from fedjax_sim.reporting.recorded import AXES, Recorded, in_words
+from fedjax_sim.reporting.recorded import AXES, Recorded, in_words, loss_of_data
 from fedjax_sim.reporting.table import objectives
 
 _SCRIPTS = ("scales.js", "chart.js", "panels.js", "page.js")
-_AT_FIRST = ("loss", "test_accuracy", "accuracy", "test_loss")  # the first two of those that are recorded are shown
 _STATIC_POINTS = 120
 _WORDS = {"round": "round", "virtual_time": "second", "bytes": "bytes"}
 
@@ -57,8 +56,10 @@ def page(histories: Mapping[str, Recorded], *, title: str | None = None) -> str:
     data = {
         "runs": [_run(number, name) for number, name in enumerate(names)],
         "axes": [{"id": axis, "label": AXES[axis][1], "word": _WORDS[axis]} for axis in kinds],
-        "records": [_record(record, found[record.name], drawn) for record in known],
-        "spreads": [_spread(name, by, names, drawn) for name, by in spread.items()],
+        "records": [
+            _record(record, in_words(record.name, histories.values()), found[record.name], drawn) for record in known
+        ],
+        "spreads": [_spread(name, in_words(name, histories.values()), by, names, drawn) for name, by in spread.items()],
         "places": drawn.all,
     }
     title = title or (names[0] if len(names) == 1 else f"{len(names)} runs compared")
@@ -69,7 +70,7 @@ def page(histories: Mapping[str, Recorded], *, title: str | None = None) -> str:
         ("drawn", "Curves", _curves(histories, known, kinds, left, most, lost)),
     ]
     if spread:
-        sections.append(("clients", "Clients", _clients(names, spread)))
+        sections.append(("clients", "Clients", _clients(histories, spread)))
     each = [settings(run) | {f"environment.{k}": v for k, v in environment(run).items()} for run in histories.values()]
     if len(names) > 1:
         sections.append(("differs", "What differs", _differing(names, each)))
@@ -156,13 +157,14 @@ def _curves(
     lost: bool,
 ) -> str:
     """Controls (for the script), the legend, and the first curves without a script."""
-    wanted = [name for name in _AT_FIRST if any(record.name == name for record in known)][:2]
-    wanted = wanted or [record.name for record in known[:2]]
+    runs = list(histories.values())
+    names = [record.name for record in known]
+    wanted = [name for name in KNOWN if name in names and name == loss_of_data(runs, name)][:2] or names[:2]
     choices = {True: "", False: ""}
     for number, record in enumerate(known):
         checked = " checked" if record.name in wanted else ""
         box = f'<input type="checkbox" name="curve" value="{number}"{checked}>'
-        choices[record.metric] += f"<label>{box}{tables.text(in_words(record.name))}</label>"
+        choices[record.metric] += f"<label>{box}{tables.text(in_words(record.name, runs))}</label>"
     groups = "".join(
         f'<fieldset><legend>{heading}</legend><div class="row">{choices[metric]}</div></fieldset>'
         for metric, heading in ((True, "Of evaluations"), (False, "Of every round"))
@@ -190,7 +192,7 @@ def _curves(
     for record in known:
         if record.name in wanted:
             lines = [curve(run, record, "round", min(most, _STATIC_POINTS)) for run in histories.values()]
-            label, loss = in_words(record.name), record.name.endswith("loss")
+            label, loss = in_words(record.name, runs), record.name.endswith("loss")
             drawings.append(Drawing(label, label, _note(record), AXES["round"][1], lines, log=None, loss=loss))
     notes = []
     if lost:
@@ -215,12 +217,13 @@ def _notes(notes: Sequence[str]) -> str:
     return "".join(f'<p class="note">{tables.text(note[:1].upper() + note[1:])}</p>' for note in notes)
 
 
-def _clients(names: Sequence[str], spread: Mapping[str, Mapping[str, Spread]]) -> str:
-    drawings, found = [], []
+def _clients(histories: Mapping[str, Recorded], spread: Mapping[str, Mapping[str, Spread]]) -> str:
+    drawings, found, names = [], [], list(histories)
     for name, by in spread.items():
         lines = [_steps(by[run]) if run in by else None for run in names]
-        drawings.append(figure(Drawing(in_words(name), _share(name), _share_note(name), in_words(name), lines)))
-        found.append(tables.spread_table(name, by, names))
+        words = in_words(name, histories.values())
+        drawings.append(figure(Drawing(words, _share(name), _share_note(name), words, lines)))
+        found.append(tables.spread_table(name, words, by, names))
     return f'<div id="spreads" class="panels">{"".join(drawings)}</div>' + "".join(found)
 
 
@@ -286,13 +289,15 @@ def _run(number: int, name: str) -> dict[str, str]:
     }
 
 
-def _record(record: Record, by_axis: Mapping[str, Sequence[Curve | None]], drawn: _Places) -> dict[str, Any]:
+def _record(
+    record: Record, words: str, by_axis: Mapping[str, Sequence[Curve | None]], drawn: _Places
+) -> dict[str, Any]:
     lines = {
         axis: [None if one is None else drawn.of(one.as_json()) for one in lines]
         for axis, lines in by_axis.items()
     }  # fmt: skip
     return {
-        "name": record.name, "label": in_words(record.name), "what": in_words(record.name), "note": _note(record),
+        "name": record.name, "label": words, "what": words, "note": _note(record),
         "loss": record.name.endswith("loss"), "curves": lines,
     }  # fmt: skip
 
@@ -301,10 +306,10 @@ def _note(record: Record) -> str:
     return "median and middle half of the clients, mean over seeds" if record.quantiles else ""
 
 
-def _spread(name: str, by: Mapping[str, Spread], names: Sequence[str], drawn: _Places) -> dict[str, Any]:
+def _spread(name: str, words: str, by: Mapping[str, Spread], names: Sequence[str], drawn: _Places) -> dict[str, Any]:
     lines = [_steps(by[run]) if run in by else None for run in names]
     return {
-        "label": in_words(name), "what": _share(name), "note": _share_note(name),
+        "label": words, "what": _share(name), "note": _share_note(name),
         "curves": [None if one is None else drawn.of(one.as_json()) for one in lines],
     }  # fmt: skip
 

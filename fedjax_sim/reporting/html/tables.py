@@ -11,8 +11,8 @@ import numpy as np
 from fedjax_sim.reporting.html.clients import LEVELS, Spread, entries_of
 from fedjax_sim.reporting.html.curves import axes_of, records
 from fedjax_sim.reporting.html.static import swatch
-from fedjax_sim.reporting.recorded import Recorded, clock, in_words, measured
-from fedjax_sim.reporting.table import USEFUL_STEPS, final_values
+from fedjax_sim.reporting.recorded import Recorded, clock, in_words, loss_of_data, measured, recorded_as
+from fedjax_sim.reporting.table import USEFUL_STEPS, WITHOUT_PENALTY, final_values
 
 NONE = "–"
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
@@ -35,7 +35,8 @@ class Column(NamedTuple):
 def final_table(histories: Mapping[str, Recorded]) -> str:
     """One row a run: final metrics, rounds, time, bytes, divergences; its headings can become buttons that sort."""
     runs = list(histories.values())
-    columns = [_metric(runs, record.name) for record in records(histories)[0] if record.metric]
+    names = [record.name for record in records(histories)[0] if record.metric]
+    columns = [_metric(runs, name) for name in names]
     seeds = [float(len(_first_metric(run))) for run in runs]
     rounds = [float(run.evaluated[-1]) if len(run.evaluated) else None for run in runs]
     alike = [f"{values[0]:,.0f} {what if values[0] != 1 else what.removesuffix('s')}"
@@ -55,12 +56,13 @@ def final_table(histories: Mapping[str, Recorded]) -> str:
     said = "Values at the last evaluation: mean ± standard deviation over seeds. Seconds: of all seeds, not compiling."
     if any("bytes" in column.title or "virtual" in column.title for column in columns):
         said += " Bytes and virtual time: mean over seeds."
+    said += f" {WITHOUT_PENALTY.capitalize()}." if loss_of_data(runs) != "loss" else ""
     said += f" {USEFUL_STEPS.capitalize()}." + (f" {', '.join(alike)} each." if alike else "")
     return _table(said, histories, columns, "sortable")
 
 
-def spread_table(name: str, spreads: Mapping[str, Spread], order: Sequence[str]) -> str:
-    """Quantiles over the clients, one row a run."""
+def spread_table(name: str, words: str, spreads: Mapping[str, Spread], order: Sequence[str]) -> str:
+    """Quantiles over the clients, one row a run; ``words`` is the metric's name for a reader."""
     present = {run: spreads[run] for run in order if run in spreads}
     entries = entries_of(name)
     found = np.array([spread.quantiles() for spread in present.values()])
@@ -68,7 +70,7 @@ def spread_table(name: str, spreads: Mapping[str, Spread], order: Sequence[str])
     columns = [_numbers(title, [_finite(v) for v in found[:, i]], "{:.4g}") for i, title in enumerate(titles)]
     columns.append(_numbers(entries, [float(spread.clients) for spread in present.values()], "{:,.0f}"))
     columns.append(_numbers("without a value", [float(spread.missing) for spread in present.values()], "{:,.0f}"))
-    caption = f"{in_words(name).capitalize()} at the last evaluation: quantiles over the {entries}, all seeds together."
+    caption = f"{words.capitalize()} at the last evaluation: quantiles over the {entries}, all seeds together."
     return _table(caption, list(present), columns, "", numbers=[order.index(run) for run in present])
 
 
@@ -159,13 +161,14 @@ def _cell(said: str, value: float | None) -> str:
 
 
 def _metric(runs: list[Recorded], name: str) -> Column:
-    has = [name in run.metrics and np.asarray(run.metrics[name]).ndim == 2 for run in runs]
+    places = [run.metrics.get(recorded_as(run, name)) for run in runs]
+    has = [place is not None and np.asarray(place).ndim == 2 for place in places]
     scalar = [run for run, one in zip(runs, has, strict=True) if one]
     cells = iter(final_values(scalar, name, decimals=4 if name.endswith("accuracy") else None))
     with np.errstate(invalid="ignore", over="ignore"):
         values = [_finite(measured(run, name)[:, -1].astype(float).mean()) if one else None
                   for run, one in zip(runs, has, strict=True)]  # fmt: skip
-    return Column(in_words(name), [next(cells) if one else NONE for one in has], values)
+    return Column(in_words(name, runs), [next(cells) if one else NONE for one in has], values)
 
 
 def _numbers(title: str, values: Sequence[float | None], form: str) -> Column:
