@@ -211,6 +211,24 @@ class TestContent:
         assert {"seeds", "rounds"} <= set(heads)
         assert any("fedprox" in one["text"] for one in elements.all("p"))
 
+    def test_a_loss_with_a_penalty_and_without(self):
+        decay, plain = made(), made(algorithm="fedprox")
+        decay.metrics["data_loss"] = decay.metrics["loss"] - 0.0625
+        found = page({"decay": decay, "plain": plain})
+        table = Elements(found)
+        heads = [one["text"] for one in table.all("th") if one.get("scope") == "col"]
+        assert heads[1:3] == ["training loss without penalty", "training loss with penalty"]
+        cells = [one["text"] for one in table.all("td") if one.get("class", "").startswith("number")]
+        assert cells[:2] == ["0.0827 ± 0.0707", "0.1452 ± 0.0707"]
+        assert cells[5:7] == ["0.1452 ± 0.0707"] * 2
+        assert "Without penalty: the mean loss of the data" in table.all("caption")[0]["text"]
+        drawings = [one["aria-label"] for one in table.all("svg") if one.get("role") == "img"]
+        assert drawings == ["training loss without penalty against rounds", "test accuracy against rounds"]
+        first = data_of(found)["records"][0]
+        assert (first["name"], first["label"]) == ("data_loss", "training loss without penalty")
+        assert all(one is not None for one in first["curves"]["round"])
+        assert "penalty" not in page({"plain": plain}).partition("<footer>")[0].partition("<main")[2]
+
     def test_data_are_the_history_s(self):
         history = made(system=True)
         data = data_of(page({"a": history}))

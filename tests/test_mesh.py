@@ -12,6 +12,7 @@ import pytest
 import fedjax_sim as fjs
 from fedjax_sim.drivers.resident import ResidentDriver
 from fedjax_sim.layout.mesh import deal, most_of_one
+from tests import test_evaluation as evaluation
 from tests import test_sweep as sweep
 
 pytestmark = pytest.mark.skipif(jax.device_count() < 8, reason="needs eight devices: JAX_NUM_CPU_DEVICES=8")
@@ -70,6 +71,13 @@ def test_results_are_those_of_one_device(name, data, alone):
     history = run(fjs.scaffold(client_optimizer=LOCAL), data, LAYOUTS[name], seeds=range(2))
     assert_alike(alone, history)
     np.testing.assert_array_equal(history.rounds["useful_steps"], alone.rounds["useful_steps"])
+
+
+def test_the_loss_without_the_penalty():
+    placed = MESH(2, data="sharded").placed(evaluation.lines())
+    found = fjs.evaluate(evaluation.SQUARES, jnp.asarray(2.0), placed.test, worst=0.5)
+    assert {name: float(value) for name, value in found.overall.items()} == {"loss": 7, "data_loss": 6}
+    assert {name: float(value) for name, value in found.worst.items()} == {"loss": 9.5, "data_loss": 8.5}
 
 
 def test_reruns_have_the_same_bits(data):

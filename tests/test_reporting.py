@@ -147,6 +147,68 @@ class TestTable:
         assert results_table({0.1: run([[2.0, 0.5]])}).split("\n")[2].split()[0] == "0.1"  # type: ignore[dict-item]
 
 
+class TestPenalty:
+    """A task with a penalty records its loss with and without it."""
+
+    decay = run([[2.0, 0.625]], data_loss=[[2.0, 0.5]], test_loss=[[2.0, 0.75]], test_data_loss=[[2.0, 0.625]])
+    plain = run([[2.0, 0.25]], test_loss=[[2.0, 0.375]])
+
+    @staticmethod
+    def older(penalty: Any, name: str = "weight_decay") -> Run:
+        """Of a version that did not record the loss without the penalty; what it did is in its description."""
+        one = run([[2.0, 0.875]])
+        one.description = {"run": {"task": {"name": "task.x", "arguments": {name: penalty}}}}  # type: ignore[attr-defined]
+        return one
+
+    def test_tables_have_the_loss_that_publications_report(self):
+        table = results_table({"decay": self.decay, "plain": self.plain}, target=0.25)
+        lines = table.split("\n")
+        assert "training loss without penalty  rounds to 0.25 training loss without penalty" in lines[0]
+        assert [line.split()[:3] for line in lines[2:4]] == [["decay", "0.5000", "–"], ["plain", "0.2500", "10"]]
+        assert "\nwithout penalty: the mean loss of the data, as publications report it" in table
+        assert "penalty" not in results_table({"plain": self.plain})
+
+    @pytest.mark.parametrize("name", ["weight_decay", "penalty_function"])
+    def test_older_runs_with_a_penalty_show_no_loss_without_it(self, name):
+        older = self.older(0.1, name)
+        lines = results_table({"older": older, "decay": self.decay, "none": self.older(None, name)}).split("\n")
+        assert [line.split()[1] for line in lines[2:5]] == ["–", "0.5000", "0.8750"]
+        lines = results_table({"older": older}).split("\n")
+        assert "training loss with penalty" in lines[0]
+        assert lines[2].split()[1] == "0.8750"
+
+    def test_curves_say_which_loss_they_are(self, pyplot):
+        histories = {"decay": self.decay, "plain": self.plain}
+        for metric, label, ends in (
+            ("loss", "training loss with penalty", [0.625, 0.25]),
+            ("data_loss", "training loss without penalty", [0.5, 0.25]),
+            ("test_loss", "test loss with penalty", [0.75, 0.375]),
+            ("test_data_loss", "test loss without penalty", [0.625, 0.375]),
+        ):
+            ax = curves(histories, metric)
+            assert ax.get_ylabel() == label
+            assert [line.get_ydata()[-1] for line in ax.get_lines()] == ends
+        assert curves({"plain": self.plain}, "loss").get_ylabel() == "training loss"
+
+    def test_a_comparison_draws_the_loss_that_publications_report(self, pyplot, tmp_path):
+        problems = {"one": {"decay": self.decay, "plain": self.plain}, "two": {"plain": self.plain}}
+        figure = comparison(problems, tmp_path / "one.png")
+        assert [ax.get_ylabel() for ax in figure.axes] == ["training loss without penalty", "training loss"]
+        assert [line.get_ydata()[-1] for line in figure.axes[0].get_lines()] == [0.5, 0.25]
+
+    def test_distributions_over_the_clients(self, pyplot):
+        decay = run([[1]], client_loss=np.ones((1, 1, 3)), client_data_loss=np.zeros((1, 1, 3)))
+        plain = run([[1]], client_loss=np.full((1, 1, 3), 0.5))
+        ax = distributions({"decay": decay, "plain": plain}, "client_data_loss")
+        assert ax.get_xlabel() == "client loss without penalty"
+        assert distributions({"decay": decay}, "client_loss").get_xlabel() == "client loss with penalty"
+
+    def test_losses_say_themselves_that_they_are_not_finite(self):
+        one = run([[2, np.inf]], data_loss=[[2, 1]], test_loss=[[2, 1]], accuracy=[[0.1, 0.2]])
+        assert measured(one, "data_loss").tolist() == [[2, 1]]
+        assert np.isnan(measured(one, "accuracy")).tolist() == [[False, True]]
+
+
 def test_metrics_of_a_model_that_diverged_are_not_measured():
     values = {"loss": [[2, np.inf, 1]], "test_loss": [[2, 2, np.nan]], "accuracy": [[0.1, 0.2, 0.3]]}
     one = run(**values, client_accuracy=np.ones((1, 3, 4)))

@@ -144,6 +144,21 @@ def made(finals, space, seeds):
     return Sweep(runs, space, list(seeds))
 
 
+def test_a_table_has_the_losses_that_publications_report():
+    result = made(np.array([[3.0], [1.0]]), sweeps.zipped({"a": [1.0, 2.0]}), [0])
+    result.runs.metrics["data_loss"] = result.runs.metrics["loss"] - 0.5
+    lines = result.table().splitlines()
+    assert lines[0].split("  ")[1:3] == ["training loss without penalty", "test accuracy"]
+    assert [line.split()[1] for line in lines[2:4]] == ["2.5000", "0.5000"]
+    lines = result.table("loss").splitlines()
+    assert lines[0].endswith("training loss with penalty")
+    assert [line.split()[-1] for line in lines[2:4]] == ["1.0000", "3.0000"]
+    assert result.best("data_loss").mean == 0.5
+    del result.runs.metrics["data_loss"]
+    assert result.best("data_loss").mean == 1.0  # of a task without a penalty
+    assert "penalty" not in result.table("data_loss")
+
+
 def test_ranking():
     space = sweeps.zipped({"a": [1.0, 2.0, 3.0, 4.0]})
     result = made(np.array([[3.0, 3.0], [0.1, np.nan], [1.0, 3.0], [np.inf, np.inf]]), space, [0, 1])
