@@ -18,7 +18,15 @@ from fedjax_sim.files import parsing
 from fedjax_sim.recording import Stop, check_record
 from fedjax_sim.reporting import frames
 from fedjax_sim.reporting.files import write_atomically
-from fedjax_sim.reporting.recorded import clock, first_reached, measured, positions, recorded_as, rounds_of
+from fedjax_sim.reporting.recorded import (
+    clock,
+    first_reached,
+    less_is_better,
+    measured,
+    positions,
+    recorded_as,
+    rounds_of,
+)
 from fedjax_sim.values import numeric_dtype, shown, suggest
 
 _FORMAT = 1
@@ -75,7 +83,7 @@ class History:
         return self[name][:, -1]
 
     def rounds_to(self, name: str, target: float) -> np.ndarray:
-        """Rounds until a metric or record reaches a target: at most it for losses, at least it for all others.
+        """Rounds until a metric or record reaches a target: at most it for losses and errors, at least it for others.
 
         Metrics of a model whose loss is not finite reach nothing.
 
@@ -87,7 +95,7 @@ class History:
         """
         values = measured(self, name)
         at = np.broadcast_to(np.asarray(rounds_of(self, name), dtype=float), values.shape[:2])
-        return first_reached(values, at, target, falling=name.endswith("loss"))
+        return first_reached(values, at, target, falling=less_is_better(name))
 
     def time_to(self, name: str, target: float) -> np.ndarray:
         """Virtual seconds until a metric or record reaches a target, as :meth:`rounds_to`.
@@ -101,7 +109,7 @@ class History:
           ValueError: the run has no clock, or not one number a seed and evaluation or round.
         """
         at = positions(self, name, "virtual_time")
-        return first_reached(measured(self, name), at, target, falling=name.endswith("loss"))
+        return first_reached(measured(self, name), at, target, falling=less_is_better(name))
 
     @property
     def virtual_time(self) -> np.ndarray:

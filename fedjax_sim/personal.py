@@ -26,6 +26,7 @@ from fedjax_sim.local.batches import Batches, batches_in, full_batch
 from fedjax_sim.local.solver import Solver
 from fedjax_sim.local.work import Work
 from fedjax_sim.loops import bounded_loop
+from fedjax_sim.reporting.recorded import less_is_better
 from fedjax_sim.rounds import bounds, layout_of
 from fedjax_sim.setting import Setting
 from fedjax_sim.task import Task
@@ -138,7 +139,7 @@ class Personalise(Described):
         for values, when in ((before, "_before"), (after, "")):
             for name, value in values.items():
                 found[f"personal_{name}{when}"] = _mean(value, held)
-                worst = worst_mean(value, self.worst, highest=name != "accuracy", held=held)
+                worst = worst_mean(value, self.worst, highest=less_is_better(name), held=held)
                 found[f"personal_{name}_worst{when}"] = worst
                 found[f"personal_client_{name}{when}"] = value
         return found

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_sim.descriptions import Described, factory, static
-from fedjax_sim.reporting.recorded import known_as
+from fedjax_sim.reporting.recorded import known_as, less_is_better
 from fedjax_sim.values import check_count, check_real, shown, suggest
 
 
@@ -81,10 +81,11 @@ class Rising(Stopping):
 
 
 class Reached(Stopping):
-    """f_t <= target for losses, f_t >= target for all other metrics.
+    """f_t <= target for losses and errors, f_t >= target for all other metrics.
 
     Args:
-      metric: f, ``"test_accuracy"`` for instance; what ends in "loss" must fall, all else rise.
+      metric: f, ``"test_accuracy"`` for instance; what ends in "loss", "mse", "mae", "error", "gap" or
+        "perplexity" must fall, all else rise.
       target: its value.
     """
 
@@ -99,8 +100,7 @@ class Reached(Stopping):
 
     def reason(self, evaluated: np.ndarray, metrics: Mapping[str, np.ndarray]) -> str | None:
         value, target = _values(metrics, self.metric)[-1], float(self.target)
-        falls = self.metric.endswith("loss")
-        if not (value <= target if falls else value >= target):
+        if not (value <= target if less_is_better(self.metric) else value >= target):
             return None
         return f"{self.metric} reached {target:g}"
 

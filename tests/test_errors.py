@@ -221,6 +221,11 @@ TASKS: dict[str, tuple[Callable[[], fjs.Task], type[Exception], tuple[str, ...]]
         ValueError,
         ("metrics_function", "'data_loss'", "records itself", "choose another"),
     ),
+    "metrics: complex numbers": (
+        lambda: own(metrics=lambda p, e: {"phase": squares(p, e).astype("complex64")}),
+        TypeError,
+        ("metrics_function, 'phase', returns complex64[5]", "use .real"),
+    ),
     "metrics: a number as name": (
         lambda: own(metrics=lambda p, e: {3: squares(p, e)}),
         ValueError,

@@ -266,3 +266,39 @@ def test_without_a_penalty_nothing_is_recorded_twice_and_the_name_is_known() -> 
     assert fjs.hyper.final("test_data_loss")(result) == history["test_loss"][0, -1]
     with pytest.raises(KeyError, match="nothing called 'data_lost' was recorded"):
         history["data_lost"]
+
+
+@pytest.mark.parametrize("home", ["device", "host"])
+@pytest.mark.parametrize("kind", ["bfloat16", "float16", "bool", "int8"])
+def test_means_are_not_summed_in_the_type_of_the_values(kind, home) -> None:
+    """1,200 examples of which half are 1: a sum in half precision stops at 256 or 2,048, one of int8 at 127."""
+    count = 4800 if kind == "float16" else 1200
+    values = {"x": np.arange(count) % 2}
+    data = fjs.datasets.from_clients([values])
+
+    def of_kind(w, e):
+        return e["x"].astype(kind)
+
+    def losses(w, e):
+        return of_kind(w, e) if "float" in kind else w * e["x"].astype("float32")
+
+    task = fjs.functions(lambda key: jnp.float32(1.0), losses, lambda w, e: {"kind": of_kind(w, e)})
+    given = data if home == "device" else fjs.datasets.on_host(data)
+    found = fjs.evaluate(task, jnp.float32(1.0), given)
+    for values in (found.overall, found.clients, found.worst):
+        assert {name: float(value.sum()) for name, value in values.items()} == {"loss": 0.5, "kind": 0.5}
+    if home == "device":
+        assert {name: float(value) for name, value in evaluation.mean_values(task, jnp.float32(1.0), data).items()} == {
+            "loss": 0.5, "kind": 0.5,
+        }  # fmt: skip
+
+
+def test_the_worst_of_what_should_be_large_is_the_lowest() -> None:
+    def named(*names):
+        metrics = lambda w, e: {name: e["x"] for name in names}  # noqa: E731
+        return fjs.functions(lambda key: jnp.float32(1.0), lambda w, e: w * e["x"], metrics)
+
+    data = fjs.datasets.from_clients([{"x": np.array([size], np.float32)} for size in (0.25, 0.5, 0.75)])
+    found = fjs.evaluate(named("top5_accuracy", "f1", "mse", "perplexity"), jnp.float32(1.0), data, worst=0.3)
+    worst = {name: float(value) for name, value in found.worst.items()}
+    assert worst == {"loss": 0.75, "top5_accuracy": 0.25, "f1": 0.25, "mse": 0.75, "perplexity": 0.75}

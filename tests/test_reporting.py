@@ -124,6 +124,9 @@ class TestTable:
         table = results_table({"a": run([[1.0, 2e-9]]), "b": run([[1.0, 0.5]])})
         assert "2.000e-09" in table
         assert "5.000e-01" in table
+        table = results_table({"a": run([[1.0, 2345.678]]), "b": run([[1.0, 0.0125]])})
+        assert "2.346e+03" in table
+        assert "1.250e-02" in table  # not 0.0
         table = results_table({"a": run([[1.0, 12345.678]]), "b": run([[1.0, 0.5]])})
         assert "12345.7" in table
         assert " 0.5 " in table

@@ -159,6 +159,25 @@ def test_a_table_has_the_losses_that_publications_report():
     assert "penalty" not in result.table("data_loss")
 
 
+def test_values_of_clients_without_examples_are_no_divergence():
+    result = made(np.array([[3.0], [1.0]]), sweeps.zipped({"a": [1.0, 2.0]}), [0])
+    result.runs.metrics["test_client_loss"] = np.array([[[1.0, np.nan]] * 2] * 2)
+    assert not result.diverged.any()
+    assert result.best().number == 1
+
+
+@pytest.mark.parametrize("metric", ["loss_worst", "test_data_loss_worst", "personal_loss_worst_before", "mse"])
+def test_the_best_point_has_the_least_loss_of_the_worst_clients(metric):
+    result = made(np.array([[3.0], [1.0]]), sweeps.zipped({"a": [1.0, 2.0]}), [0])
+    result.runs.metrics[metric] = result.runs.metrics["loss"]
+    assert result.best(metric).number == 1
+    assert result.at(1).rounds_to(metric, 1.0).tolist() == [0]
+    assert result.at(0).rounds_to(metric, 0.5).tolist() == [np.inf]
+    reached = fjs.stopping.reached(metric, 2.0)
+    ends = {number: reached.reason(result.evaluated, {metric: result.at(number)[metric][0]}) for number in (0, 1)}
+    assert ends == {0: None, 1: f"{metric} reached 2"}
+
+
 def test_ranking():
     space = sweeps.zipped({"a": [1.0, 2.0, 3.0, 4.0]})
     result = made(np.array([[3.0, 3.0], [0.1, np.nan], [1.0, 3.0], [np.inf, np.inf]]), space, [0, 1])

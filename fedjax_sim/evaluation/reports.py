@@ -11,6 +11,7 @@ from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.host import HostDataset
 from fedjax_sim.descriptions import Described, factory, static
 from fedjax_sim.evaluation.passes import Sums, client_sums, streamed_client_sums
+from fedjax_sim.reporting.recorded import less_is_better
 from fedjax_sim.task import Task
 from fedjax_sim.task.shapes import check_values
 from fedjax_sim.values import check_real, shown
@@ -74,7 +75,7 @@ def evaluate(task: Task, params: Any, dataset: FederatedDataset | HostDataset, *
       worst: the share of the clients (of those with examples) that are the worst, in (0, 1]: 0.1 is the worst decile.
 
     Returns:
-      An :class:`Evaluation`. Lowest accuracies are worst, highest values of anything else.
+      An :class:`Evaluation`. The highest losses and errors are the worst, and the lowest values of anything else.
 
     Raises:
       ValueError: ``worst`` is out of its range.
@@ -92,7 +93,7 @@ def evaluate(task: Task, params: Any, dataset: FederatedDataset | HostDataset, *
     overall = {name: jnp.sum(total) / dataset.num_examples for name, total in sums.items()}
     clients = _client_means(task, params, dataset, sums)
     held = dataset.sizes > 0
-    found = {name: worst_mean(value, worst, highest=name != "accuracy", held=held) for name, value in clients.items()}
+    found = {name: worst_mean(value, worst, highest=less_is_better(name), held=held) for name, value in clients.items()}
     return Evaluation(task.with_penalty(params, overall), clients, found)
 
 

@@ -175,7 +175,7 @@ def tune(
             if number == 0:
                 _check_first(records[0])
             if bar.enabled:
-                bar.update(number + 1, {"loss": float(np.mean(records[-1].by_seed[0]))})
+                bar.update(number + 1, {"objective": float(np.mean(records[-1].by_seed[0]))})
     finished = time.perf_counter()
     history = jax.tree.map(lambda *leaves: np.stack(leaves, axis=1), *records)
     return Tuned.of(

@@ -39,8 +39,9 @@ class Progress:
 
         Args:
           rounds_done: how many.
-          metrics: the newest evaluation, of which the loss and the accuracy, on the test data if that is there, are
-            shown until there is another one: means over all seeds. None or empty where there is none.
+          metrics: the newest evaluation, of which the loss (of a study its objective) and the accuracy, on the test
+            data if that is there, are shown until there is another one: means over all seeds. None or empty where there
+            is none.
           clients: that have taken part in all rounds so far, of all seeds; None where it is not known yet.
         """
 
@@ -115,7 +116,8 @@ def _means(metrics: Mapping[str, Any]) -> dict[str, float]:
     import numpy as np  # who only asks the command for help need not wait for it
 
     accuracy = "test_accuracy" if "test_accuracy" in metrics else "accuracy"
-    return {name: float(np.mean(np.asarray(metrics[name]))) for name in ("loss", accuracy) if name in metrics}
+    shown = (name for name in ("loss", "objective", accuracy) if name in metrics)
+    return {name: float(np.mean(np.asarray(metrics[name]))) for name in shown}
 
 
 def _rounded(speed: float) -> str:

@@ -166,6 +166,17 @@ def held(run: Recorded, name: str) -> tuple[np.ndarray, np.ndarray]:
     return values, stopped
 
 
+_SMALL = ("loss", "mse", "mae", "error", "gap", "perplexity")
+_OF_SOME = ("_worst", "_before")  # how names go on: of the clients served worst, of the model before fine-tuning
+
+
+def less_is_better(name: str) -> bool:
+    """Whether a metric is one to make small, judged by its name: losses and errors are, accuracies are not."""
+    for end in reversed(_OF_SOME):
+        name = name.removesuffix(end)
+    return name.endswith(_SMALL)
+
+
 def first_reached(values: np.ndarray, at: np.ndarray, target: float, *, falling: bool) -> np.ndarray:
     """The first of the places ``at`` at which ``values`` reach the target, float[seeds]; inf where they never do.
 

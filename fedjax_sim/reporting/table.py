@@ -7,7 +7,15 @@ from collections.abc import Mapping
 import numpy as np
 
 from fedjax_sim.reporting.given import check_runs
-from fedjax_sim.reporting.recorded import Recorded, first_reached, in_words, loss_of_data, measured, recorded_as
+from fedjax_sim.reporting.recorded import (
+    Recorded,
+    first_reached,
+    in_words,
+    less_is_better,
+    loss_of_data,
+    measured,
+    recorded_as,
+)
 
 _ACCURACIES = ("test_accuracy", "accuracy")
 _NONE = "–"
@@ -110,9 +118,10 @@ def final_values(runs: list[Recorded], name: str, decimals: int | None) -> list[
     finals = [measured(run, name)[:, -1].astype(float) if one else None for run, one in zip(runs, has, strict=True)]
     means = np.array([final.mean() for final in finals if final is not None and np.isfinite(final).all()])
     sizes = np.abs(means[means != 0])
-    exponent = decimals is None and sizes.size > 0 and bool(sizes.min() < 1e-3 or sizes.max() >= 1e6)
+    low, high = (sizes.min(), sizes.max()) if sizes.size else (1.0, 1.0)
+    exponent = decimals is None and bool(low < 1e-3 or high >= 1e6 or (low < 0.1 and high >= 1e3))
     if decimals is None:
-        decimals = 4 if not sizes.size or sizes.max() < 1e3 else 1
+        decimals = 4 if high < 1e3 else 1
     form = "{:.3e} ± {:.1e}" if exponent else f"{{:.{decimals}f}} ± {{:.{decimals}f}}"
     return [_cell(final, form) for final in finals]
 
@@ -137,7 +146,7 @@ def _rounds_to(runs: list[Recorded], name: str, target: float) -> list[str]:
 def _median_rounds(run: Recorded, name: str, target: float) -> float:
     values = measured(run, name)
     at = np.broadcast_to(np.asarray(run.evaluated, float), values.shape)
-    return float(np.median(first_reached(values, at, target, falling=name.endswith("loss"))))
+    return float(np.median(first_reached(values, at, target, falling=less_is_better(name))))
 
 
 def _fixed(values: list[float]) -> list[str]:

@@ -9,9 +9,8 @@ import numpy as np
 
 from fedjax_sim.history import History
 from fedjax_sim.reporting import frames, plots, sweep_plots
-from fedjax_sim.reporting.recorded import Recorded, in_words, loss_of_data, recorded_as
+from fedjax_sim.reporting.recorded import Recorded, in_words, less_is_better, loss_of_data, recorded_as
 from fedjax_sim.reporting.table import final_values, markdown_rows, text_rows
-from fedjax_sim.sweeps.ranking import less_is_better
 from fedjax_sim.sweeps.space import POINT
 from fedjax_sim.values import check_count, suggest
 

@@ -6,8 +6,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-_FALLING = ("loss", "mse", "mae", "error", "gap")
-
 
 class Ranked(NamedTuple):
     """A point and how it did.
@@ -25,11 +23,6 @@ class Ranked(NamedTuple):
     values: np.ndarray
     mean: float
     std: float
-
-
-def less_is_better(metric: str) -> bool:
-    """Whether a metric is one to make small, judged by its name: losses and errors are, accuracies are not."""
-    return metric.endswith(_FALLING)
 
 
 def means(finals: np.ndarray, diverged: np.ndarray) -> np.ndarray:

@@ -15,6 +15,7 @@ import numpy as np
 from fedjax_sim.descriptions import build
 from fedjax_sim.files import parsing
 from fedjax_sim.history import History, is_sweep, read_record
+from fedjax_sim.reporting.recorded import less_is_better
 from fedjax_sim.sweeps import export, ranking
 from fedjax_sim.sweeps.placing import described
 from fedjax_sim.sweeps.ranking import Ranked
@@ -93,9 +94,12 @@ class Sweep:
 
     @property
     def diverged(self) -> np.ndarray:
-        """bool[*shape], whether a metric of the run was NaN or infinite at the last evaluation."""
-        finals = [values[:, -1] for values in self.runs.metrics.values() if values.dtype.kind not in "iub"]
-        finite = [np.isfinite(final.astype(float)).reshape(len(final), -1).all(axis=1) for final in finals]
+        """bool[*shape], whether a metric of the run was NaN or infinite at the last evaluation.
+
+        Metrics of one number: those of every client are NaN for a client without examples.
+        """
+        metrics = [values for values in self.runs.metrics.values() if values.ndim == 2]
+        finite = [np.isfinite(values[:, -1].astype(float)) for values in metrics]
         return self._shaped(~np.logical_and.reduce(finite))
 
     def __getitem__(self, name: str) -> np.ndarray:
@@ -179,7 +183,7 @@ class Sweep:
           ValueError: a metric of another shape.
         """
         finals, means = self.compared(metric)
-        less = ranking.less_is_better(metric) if less is None else less
+        less = less_is_better(metric) if less is None else less
         ddof = min(len(self.seeds) - 1, 1)
         return [
             Ranked(

@@ -65,15 +65,19 @@ class Task(Described):
     def values(self, params: Any, examples: Any, weights: jax.Array | None = None) -> dict[str, jax.Array]:
         """Loss and metrics of each example without training's randomness, [B] by name; ``"loss"`` has no penalty.
 
+        They are reals of at least single precision, as they are to be summed: a sum in half precision stops growing at
+        a few hundred.
+
         Args:
           params: parameters.
           examples: pytree, leading axis B.
           weights: [B], the data set's example weights v_j, which multiply the losses; None where it has none.
         """
-        losses = self.losses(params, examples)
+        losses = _single(self.losses(params, examples))
         if weights is not None:
             losses = losses * weights.astype(losses.dtype)
-        return {**self.metrics(params, examples), "loss": losses}
+        metrics = {name: _single(value) for name, value in self.metrics(params, examples).items()}
+        return {**metrics, "loss": losses}
 
     def with_penalty(self, params: Any, means: dict[str, jax.Array]) -> dict[str, jax.Array]:
         """Mean values with the penalty added to the loss, which makes it an objective; ``"data_loss"`` is without it.
@@ -85,3 +89,9 @@ class Task(Described):
             return means
         loss = means["loss"]
         return {**means, "loss": loss + jnp.asarray(penalty).astype(loss.dtype), "data_loss": loss}
+
+
+def _single(values: jax.Array) -> jax.Array:
+    if not jnp.issubdtype(values.dtype, jnp.floating):
+        return values.astype(jnp.result_type(float))
+    return values if jnp.finfo(values.dtype).bits >= 32 else values.astype(jnp.float32)

@@ -81,6 +81,8 @@ def _check_each(what: str, values: Any, rows: int, number: str) -> None:
     rule = f"for {rows} examples: it must return one {number} for each"
     if not isinstance(values, jax.ShapeDtypeStruct):
         raise TypeError(f"{what} returns {_shapes(values)} {rule}, an array [{rows}]")
+    if jnp.issubdtype(values.dtype, jnp.complexfloating):
+        raise TypeError(f"{what} returns {_text(values)} {rule}, a real one: use .real, or jnp.abs(...)")
     if values.shape != (rows,):
         raise ValueError(f"{what} returns {_text(values)} {rule}, {values.dtype}[{rows}]: {_fix(values.shape, rows)}")
 

@@ -15,7 +15,7 @@ from fedjax_sim.experiments.all_methods.ranking import critical_difference, frie
 from fedjax_sim.experiments.all_methods.scores import ROUNDS, Score, Scores, run_all, score_bytes, score_rounds
 from fedjax_sim.experiments.bench import Bench
 from fedjax_sim.experiments.experiment import Experiment, Outcome, Setting, Table
-from fedjax_sim.sweeps.ranking import less_is_better
+from fedjax_sim.reporting.recorded import less_is_better
 
 BY_ROUNDS, BY_BYTES = "equal rounds", "equal bytes"
 

@@ -12,7 +12,7 @@ from fedjax_sim.experiments.all_methods.problems import DIGITS, FULL_PARTICIPATI
 from fedjax_sim.experiments.all_methods.ranking import friedman, spearman
 from fedjax_sim.experiments.all_methods.scores import Score, Scores
 from fedjax_sim.experiments.experiment import Claim
-from fedjax_sim.sweeps.ranking import less_is_better
+from fedjax_sim.reporting.recorded import less_is_better
 
 LEVEL = 0.05
 ERRORS = 2.0  # standard errors of a paired difference that count as a difference

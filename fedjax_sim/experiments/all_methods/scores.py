@@ -10,7 +10,8 @@ import fedjax_sim as fjs
 from fedjax_sim.experiments.all_methods.methods import METHODS, SMOKE
 from fedjax_sim.experiments.all_methods.problems import Problem, halves
 from fedjax_sim.experiments.bench import Bench
-from fedjax_sim.sweeps.ranking import less_is_better, means
+from fedjax_sim.reporting.recorded import less_is_better
+from fedjax_sim.sweeps.ranking import means
 from fedjax_sim.sweeps.result import Sweep
 
 ROUNDS = {"smoke": 2, "cpu": 60, "paper": 300}
