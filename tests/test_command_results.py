@@ -56,6 +56,17 @@ def test_a_sweep_is_its_points(folder):
     assert list(read(["run", "out"]).histories) == ["run", "out: mu=0", "out: mu=0.5", "out: mu=1"]
 
 
+def test_points_are_compared_without_their_penalties(folder):
+    """As a sweep over a weight decay needs: with its penalty in the loss the weakest one wins."""
+    sweep = swept(30, seeds=1)
+    sweep.runs.metrics["test_loss"] = sweep.runs.metrics["loss"]  # the 30th is the least
+    sweep.runs.metrics["test_data_loss"] = -sweep.runs.metrics["loss"]  # the first
+    sweep.save("out/sweep.npz")
+    found = read(["out"])
+    assert list(found.histories)[:2] == ["mu=0", "mu=0.5"]
+    assert found.notes == ["out/sweep.npz: the best 12 of 30 points by test loss without penalty"]
+
+
 def test_of_many_points_there_are_the_best(folder, capsys):
     swept(30, seeds=1).save("out/sweep.npz")
     found = read(["out"])

@@ -54,8 +54,8 @@ def add_to(commands: Any) -> None:
                      "combinations")  # fmt: skip
     how.add_argument("--random", type=count, metavar="N", help="N points drawn at random")
     add("--random-seed", type=int, default=0, metavar="SEED", help="of the draws (default: 0)")
-    add("--metric", metavar="NAME", help="what chooses the best point (default: test_accuracy, else test_loss, else "
-        "loss)")  # fmt: skip
+    add("--metric", metavar="NAME", help="what chooses the best point (default: test_accuracy, else test_data_loss "
+        "(without a penalty), else test_loss, else loss)")  # fmt: skip
     add("--top", type=count, default=10, metavar="N", help="lines of the table (default: 10)")
     add_out(command, "sweep.npz, sweep.json, sweep.png and best.toml", "results/NAME-sweep")
     add_devices(command, "the runs")
