@@ -224,6 +224,11 @@ class TestContent:
         assert "Without penalty: the mean loss of the data" in table.all("caption")[0]["text"]
         drawings = [one["aria-label"] for one in table.all("svg") if one.get("role") == "img"]
         assert drawings == ["training loss without penalty against rounds", "test accuracy against rounds"]
+        for run in (decay, plain):
+            run.metrics["client_loss"] = np.ones((2, 5, 3))
+        decay.metrics["client_data_loss"] = np.zeros((2, 5, 3))
+        spread = spreads({"decay": decay, "plain": plain})["client_data_loss"]
+        assert {name: one.values.mean() for name, one in spread.items()} == {"decay": 0, "plain": 1}
         first = data_of(found)["records"][0]
         assert (first["name"], first["label"]) == ("data_loss", "training loss without penalty")
         assert all(one is not None for one in first["curves"]["round"])

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_sim.reporting.recorded import Recorded, drawable, measured
+from fedjax_sim.reporting.recorded import Recorded, drawable, measured, recorded_as
 
 LEVELS = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0)  # of the table of quantiles
 _MOST_POINTS = 300
@@ -51,9 +51,10 @@ def entries_of(name: str) -> str:
 def spreads(histories: Mapping[str, Recorded]) -> dict[str, dict[str, Spread]]:
     """By metric and run; metrics of which some run has several values at once, [seeds, E, N]."""
     found: dict[str, dict[str, Spread]] = {}
+    names = list(dict.fromkeys(name for run in histories.values() for name in run.metrics))
     for run_name, run in histories.items():
-        for name, values in run.metrics.items():
-            array = np.asarray(values)
+        for name in names:
+            array = np.asarray(run.metrics.get(recorded_as(run, name)))
             if array.ndim == 3 and array.size:
                 last = measured(run, name)[:, -1].astype(float)
                 finite = drawable(last)
