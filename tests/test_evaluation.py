@@ -295,7 +295,7 @@ def test_means_are_not_summed_in_the_type_of_the_values(kind, home) -> None:
 
 def test_the_worst_of_what_should_be_large_is_the_lowest() -> None:
     def named(*names):
-        metrics = lambda w, e: {name: e["x"] for name in names}  # noqa: E731
+        metrics = lambda w, e: dict.fromkeys(names, e["x"])
         return fjs.functions(lambda key: jnp.float32(1.0), lambda w, e: w * e["x"], metrics)
 
     data = fjs.datasets.from_clients([{"x": np.array([size], np.float32)} for size in (0.25, 0.5, 0.75)])
