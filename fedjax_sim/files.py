@@ -32,7 +32,12 @@ def check_regular(path: Path) -> None:
     except OSError as error:  # among them links that lead in a circle
         raise FileNotFoundError(f"{path} is not there ({error.strerror})") from error
     if not stat.S_ISREG(mode):
-        raise FileNotFoundError(f"{path} is not a file but {_KINDS.get(stat.S_IFMT(mode), 'something else')}")
+        raise FileNotFoundError(f"{path} is not a file but {kind_of(mode)}")
+
+
+def kind_of(mode: int) -> str:
+    """What something that is no file is, by its ``st_mode``: ``"a pipe"``."""
+    return _KINDS.get(stat.S_IFMT(mode), "something else")
 
 
 def open_regular(path: str | os.PathLike[str]) -> BinaryIO:

@@ -2,10 +2,12 @@
 
 import contextlib
 import errno
+import fcntl
 import json
 import os
 import pathlib
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -31,6 +33,8 @@ from fedjax_sim.checkpoints import (
     interruptions,
     read,
 )
+from fedjax_sim.checkpoints.lock import Lock
+from tests.killing import without_permission
 
 ROOT = pathlib.Path(__file__).parents[1]
 STANDARD = [
@@ -280,7 +284,7 @@ class TestStore:
             assert (found.round, found.arrays["round"], found.about) == (20, 20, ABOUT)
             assert [path.name for path in store.paths()] == [f"round-{n:08d}.safetensors" for n in (10, 15, 20)]
         rest = sorted(path.name for path in tmp_path.iterdir() if not path.name.startswith("round-000"))
-        assert rest == [".lock", "notes.txt", "round-12.safetensors"]
+        assert rest == ["notes.txt", "round-12.safetensors"]
 
     def test_another_store_goes_on(self, tmp_path):
         for round in range(4):
@@ -352,14 +356,10 @@ class TestStore:
                 store.newest()
 
     def test_what_killed_writers_left_is_deleted_and_nothing_of_others(self, tmp_path):
-        whole = encoded(ARRAYS)
-        ours = {f".{n:016x}.tmp": whole[:length] for n, length in enumerate([0, 4, 20, 200, len(whole)])}
-        os.mkfifo(tmp_path / ".aaaaaaaaaaaaaaaa.tmp")
-        others = {".0123456789abcdef.tmp": b"PK\3\4 is an archive", ".x.tmp": b"", "0123456789abcdef.tmp": b""}
-        for name, content in (ours | others).items():
-            (tmp_path / name).write_bytes(content)
+        (tmp_path / ".fedjax_sim-0123456789abcdef.tmp").write_bytes(encoded(ARRAYS)[:200])
+        (tmp_path / ".0123456789abcdef.tmp").write_bytes(b"PK\3\4 is an archive")
         Store(tmp_path).close()
-        assert {path.name for path in tmp_path.iterdir()} == {*others, ".aaaaaaaaaaaaaaaa.tmp", ".lock"}
+        assert [path.name for path in tmp_path.iterdir()] == [".0123456789abcdef.tmp"]
 
     @pytest.mark.parametrize("keep", [0, -1])
     def test_keep_is_at_least_one(self, tmp_path, keep):
@@ -382,6 +382,36 @@ class TestStore:
         monkeypatch.setattr(os, "open", refuse)
         with pytest.raises(PermissionError, match=rf"cannot be written here \(Permission denied\): '{tmp_path}'"):
             Store(tmp_path)
+
+    def test_so_is_one_whose_lock_can_be_written(self, tmp_path, monkeypatch):
+        (tmp_path / ".lock").write_bytes(b"process 1 on a host\n")
+        without_permission(monkeypatch, tmp_path)
+        with pytest.raises(PermissionError, match=rf"cannot be written here \(Permission denied\): '{tmp_path}'"):
+            Store(tmp_path)
+
+    @pytest.mark.parametrize("kind", ["a link to nowhere", "a pipe", "a socket", "a directory", "one with files"])
+    def test_what_is_no_file_is_passed_over(self, tmp_path, kind):
+        with Store(tmp_path) as store:
+            store.save(1, {}, {})
+        newest = tmp_path / "round-00000002.safetensors"
+        if kind == "a link to nowhere":
+            newest.symlink_to(tmp_path / "nowhere")
+        elif kind == "a pipe":
+            os.mkfifo(newest)
+        elif kind == "a socket":
+            os.mknod(newest, stat.S_IFSOCK | 0o600)
+        else:
+            newest.mkdir()
+            if kind == "one with files":
+                (newest / "of a user").write_bytes(b"")
+        with Store(tmp_path) as store:
+            with pytest.warns(UserWarning, match=r"02\.safetensors is not .*: using round-00000001"):
+                assert store.newest().round == 1
+            store.save(2, {}, {})  # the same name
+            assert store.newest().round == 2
+        left = [path for path in tmp_path.iterdir() if path.is_dir()]
+        assert len(left) == (kind in ("a directory", "one with files"))
+        assert [path.name for folder in left for path in folder.iterdir()] == ["of a user"] * ("files" in kind)
 
 
 HOLD = """
@@ -419,6 +449,55 @@ class TestLock:
                 holder.kill()
             holder.wait(10)
             Store(tmp_path).close()
+
+    def test_it_leaves_nothing_and_takes_over_what_a_killed_process_left(self, tmp_path):
+        (tmp_path / ".lock").write_bytes(b"process 1 on a host\n")
+        with Lock(tmp_path, "tests"):
+            assert (tmp_path / ".lock").read_text().startswith(f"process {os.getpid()} on ")
+            with Lock(tmp_path, "tests", "another"):
+                pass
+        assert list(tmp_path.iterdir()) == []
+
+    @pytest.mark.parametrize("kind", ["a link", "a hard link", "a user's file", "a pipe", "a directory", "a socket"])
+    def test_what_is_no_lock_of_ours_is_not_touched(self, tmp_path, kind):
+        lock, target = tmp_path / ".lock", tmp_path / "target"
+        target.write_bytes(b"process of mine, described")
+        if kind == "a link":
+            lock.symlink_to(target)
+        elif kind == "a hard link":
+            os.link(target, lock)
+        elif kind == "a user's file":
+            lock.write_bytes(b"Process")
+        elif kind == "a pipe":
+            os.mkfifo(lock)
+        elif kind == "a directory":
+            lock.mkdir()
+        else:
+            os.mknod(lock, stat.S_IFSOCK | 0o600)
+        with pytest.raises(FileExistsError, match=r"\.lock is no lock of ours: take it away, or give"):
+            Store(tmp_path)
+        assert target.read_bytes() == b"process of mine, described"
+        assert kind != "a user's file" or lock.read_bytes() == b"Process"
+
+    def test_a_lock_that_its_holder_has_removed_is_nobody_s(self, tmp_path, monkeypatch):
+        flock, holders = fcntl.flock, [Lock(tmp_path, "tests")]
+
+        def late(file, how):
+            if holders and how & fcntl.LOCK_NB:  # between opening and locking the holder ends, and another one begins
+                holders.pop().release()
+                (tmp_path / ".lock").write_bytes(b"process 1 on a host\n")
+            flock(file, how)
+
+        monkeypatch.setattr("fcntl.flock", late)
+        with Lock(tmp_path, "tests"), pytest.raises(BlockingIOError):
+            Lock(tmp_path, "tests")
+
+    def test_a_process_that_was_forked_does_not_remove_it(self, tmp_path, monkeypatch):
+        with Lock(tmp_path, "tests") as lock:
+            with monkeypatch.context() as patch:
+                patch.setattr(os, "getpid", lambda: -1)
+                lock.release()
+            assert (tmp_path / ".lock").exists()
 
     def test_a_file_system_without_locks_is_warned_of(self, tmp_path, monkeypatch):
         def flock(*_):
@@ -490,7 +569,7 @@ class TestFullDisk:
                 store.save(1, ARRAYS, ABOUT)
                 with pytest.raises(OSError, match=self.MESSAGE.format("No space left on device")):
                     store.save(2, {"x": np.ones(200_000)}, ABOUT)
-                assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "round-00000001.safetensors"]
+                assert sorted(path.name for path in tmp_path.iterdir()) == ["round-00000001.safetensors"]
                 assert same(store.newest().arrays["keys"], ARRAYS["keys"])
                 store.save(3, {"x": np.ones(50_000)}, ABOUT)
         finally:
@@ -508,7 +587,7 @@ class TestFullDisk:
         message, newest = json.loads(done.stdout)
         assert "(File too large)" in message
         assert newest == 1
-        assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "round-00000001.safetensors"]
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["round-00000001.safetensors"]
 
 
 def described(**changes: Any) -> dict[str, Any]:

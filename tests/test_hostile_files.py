@@ -257,7 +257,7 @@ def test_files_of_later_versions_say_so(tmp_path: Path) -> None:
     ):
         fjs.History.load(record(tmp_path / "run.npz", format=2, something_new={}))
     folder = tmp_path / "sweep"
-    Folder(folder, {"rounds": 1})
+    Folder(folder, {"rounds": 1}).close()
     about = json.loads((folder / "sweep.json").read_text())
     (folder / "sweep.json").write_text(json.dumps(about | {"format": 2, "configuration": "of another kind"}))
     with pytest.raises(ValueError, match=r"sweep\.json has format 2, and this version of fedjax_sim knows"):

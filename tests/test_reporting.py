@@ -1,8 +1,11 @@
 """Tables, figures, the progress bar and files: what a user reads of a run."""
 
 import dataclasses
+import errno
+import fcntl
 import io
 import os
+import pathlib
 import stat
 import subprocess
 import sys
@@ -25,8 +28,10 @@ from fedjax_sim.reporting import (
     size_histogram,
     write_atomically,
 )
+from fedjax_sim.reporting.files import check_replaceable, check_writable, remove_left_overs
 from fedjax_sim.reporting.plots import save_figure
 from fedjax_sim.reporting.recorded import measured
+from tests.killing import without_permission
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -732,9 +737,98 @@ class TestFiles:
         write_atomically(tmp_path / "new", b"two")
         assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o640
 
-    def test_a_link_is_followed(self, tmp_path):
+    def test_a_link_gives_way_and_is_not_followed(self, tmp_path):
         (tmp_path / "target").write_bytes(b"old")
         (tmp_path / "link").symlink_to(tmp_path / "target")
-        write_atomically(tmp_path / "link", b"new")
+        (tmp_path / "to nowhere").symlink_to(tmp_path / "nowhere")
+        for name in ("link", "to nowhere"):
+            write_atomically(tmp_path / name, b"new")
+            assert not (tmp_path / name).is_symlink()
+            assert (tmp_path / name).read_bytes() == b"new"
+        assert (tmp_path / "target").read_bytes() == b"old"
+        assert not (tmp_path / "nowhere").exists()
+
+    def test_in_a_folder_that_is_a_link(self, tmp_path):
+        (tmp_path / "target").mkdir()
+        (tmp_path / "link").symlink_to(tmp_path / "target")
+        write_atomically(tmp_path / "link" / "a", b"one")
         assert (tmp_path / "link").is_symlink()
-        assert (tmp_path / "target").read_bytes() == b"new"
+        assert (tmp_path / "target" / "a").read_bytes() == b"one"
+
+    @pytest.mark.parametrize("kind", ["a pipe", "a device", "a directory", "a socket"])
+    @pytest.mark.parametrize("linked", [False, True], ids=["itself", "linked"])
+    def test_what_is_no_file_is_not_replaced(self, tmp_path, kind, linked):
+        path = tmp_path / "there"
+        if kind == "a pipe":
+            os.mkfifo(path)
+        elif kind == "a socket":
+            os.mknod(path, stat.S_IFSOCK | 0o600)
+        elif kind == "a directory":
+            path.mkdir()
+        else:
+            path = pathlib.Path("/dev/null")
+        if linked:
+            (tmp_path / "link").symlink_to(path)
+            path = tmp_path / "link"
+        elif kind == "a device":  # as root it would be replaced
+            with pytest.raises(OSError, match="this is a device"):
+                check_replaceable(path)
+            return
+        before = path.lstat()
+        with pytest.raises(OSError, match=f"this {'leads to' if linked else 'is'} {kind}, and no file is written over"):
+            write_atomically(path, b"new")
+        assert path.lstat() == before
+
+    def test_a_temporary_name_that_is_a_link(self, tmp_path, monkeypatch):
+        (tmp_path / "target").write_bytes(b"old")
+        (tmp_path / ".fedjax_sim-0123456789abcdef.tmp").symlink_to(tmp_path / "target")
+        monkeypatch.setattr("secrets.token_hex", lambda _: "0123456789abcdef")
+        with pytest.raises(FileExistsError):
+            write_atomically(tmp_path / "new", b"new")
+        assert (tmp_path / "target").read_bytes() == b"old"
+
+    def test_what_killed_processes_left_is_deleted_and_nothing_else(self, tmp_path):
+        left, living, piped, linked, folder = (
+            tmp_path / f".fedjax_sim-{number:016x}.tmp" for number in (1, 2, 3, 4, 0xABCDEF)
+        )
+        left.write_bytes(b"hal")
+        os.mkfifo(piped)
+        (tmp_path / "target").write_bytes(b"of a user")
+        linked.symlink_to(tmp_path / "target")
+        folder.mkdir()
+        names = [".0123456789abcdef.tmp", ".fedjax_sim-1.tmp", "fedjax_sim-0123456789abcdef.tmp", ".fedjax_sim-x.tmp"]
+        for name in names:
+            (tmp_path / name).write_bytes(b"of a user")
+        with open(living, "wb") as writing:
+            fcntl.flock(writing, fcntl.LOCK_EX)
+            remove_left_overs(tmp_path)
+            assert not left.exists()
+            rest = {*names, "target", living.name, piped.name, linked.name, folder.name}
+            assert {path.name for path in tmp_path.iterdir()} == rest
+        remove_left_overs(tmp_path)
+        assert {path.name for path in tmp_path.iterdir()} == rest - {living.name}
+        remove_left_overs(tmp_path / "not there")
+
+    def test_a_file_that_is_being_written_is_not_taken_for_left_over(self, tmp_path):
+        write_atomically(tmp_path / "a", lambda file: remove_left_overs(tmp_path) or file.write(b"one"))
+        assert (tmp_path / "a").read_bytes() == b"one"
+
+    def test_where_there_are_no_locks_what_is_left_is_deleted(self, tmp_path, monkeypatch):
+        def flock(*_):
+            raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+        monkeypatch.setattr("fcntl.flock", flock)
+        (tmp_path / ".fedjax_sim-0123456789abcdef.tmp").write_bytes(b"hal")
+        remove_left_overs(tmp_path)
+        assert list(tmp_path.iterdir()) == []
+        write_atomically(tmp_path / "a", b"one")
+
+    def test_whether_a_folder_can_be_written_is_tried(self, tmp_path, monkeypatch):
+        check_writable(tmp_path / "new" / "deep")
+        assert list((tmp_path / "new" / "deep").iterdir()) == []
+        (tmp_path / "file").write_bytes(b"")
+        with pytest.raises(NotADirectoryError, match="a file, and a directory is needed"):
+            check_writable(tmp_path / "file")
+        without_permission(monkeypatch, tmp_path / "new")
+        with pytest.raises(PermissionError):
+            check_writable(tmp_path / "new")

@@ -19,6 +19,7 @@ from fedjax_sim.fingerprints import fingerprint
 from fedjax_sim.history import History
 from fedjax_sim.sweeps import Sweep, execution, running, stored, sweep
 from fedjax_sim.sweeps.program import compute
+from tests.killing import without_permission
 
 ROOT = pathlib.Path(__file__).parents[1]
 RATE = "client_optimizer.learning_rate"
@@ -329,6 +330,41 @@ def test_runs_that_were_computed_elsewhere_are_warned_of(tmp_path, monkeypatch):
         result, _ = tiny(resume=tmp_path)
     assert [change[:5] for change in result.description["environment"]["earlier"]] == ["numpy"]
     assert "resumed elsewhere, ['numpy" in fjs.verify(result.at(0)).environment
+
+
+def test_a_sweep_that_was_killed_in_its_first_write_goes_on(tmp_path):
+    (tmp_path / ".fedjax_sim-0123456789abcdef.tmp").write_bytes(b'{"format": 1, "conf')
+    (tmp_path / ".lock").write_bytes(b"process 1 on a host\n")
+    with stored.Folder(tmp_path, {"rounds": 1}) as folder:
+        assert folder.finished() == []
+    assert [file.name for file in tmp_path.iterdir()] == ["sweep.json"]
+    (tmp_path / ".fedjax_sim-0123456789abcdef.tmp").write_bytes(b"PK\3\4")
+    stored.Folder(tmp_path, {"rounds": 1}).close()
+    assert [file.name for file in tmp_path.iterdir()] == ["sweep.json"]
+
+
+@pytest.mark.slow
+def test_a_kill_at_any_step_leaves_nothing(tmp_path):
+    done = subprocess.run([sys.executable, "-m", "tests.killing", str(tmp_path)], cwd=ROOT, capture_output=True,
+                          text=True, timeout=300, check=False)  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert min(map(int, done.stdout.split())) > 40  # steps of a sweep's folder, and of one of checkpoints
+
+
+def test_the_folder_has_one_writer_and_is_tried_before_anything_runs(tmp_path, monkeypatch):
+    monkeypatch.setattr(execution.Executor, "compile", lambda self: pytest.fail("it was compiled"))
+    with stored.Folder(tmp_path / "a", {}), pytest.raises(BlockingIOError, match="another run writes a sweep to this"):
+        swept(resume=tmp_path / "a")
+    with pytest.raises(ValueError, match="another sweep"):
+        swept(resume=tmp_path / "a")  # it is free again
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(NotADirectoryError, match=r"a sweep cannot be written here \(this is a file"):
+        swept(resume=tmp_path / "file")
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / ".lock").write_bytes(b"process 1 on a host\n")  # which may be written
+    without_permission(monkeypatch, tmp_path / "b")
+    with pytest.raises(PermissionError, match="a sweep cannot be written here"):
+        swept(resume=tmp_path / "b")
 
 
 def test_another_sweep_in_the_folder_is_refused(tmp_path, monkeypatch):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import re
+import secrets
 import shutil
 import warnings
 from collections.abc import Mapping
@@ -15,22 +15,20 @@ from typing import Any, Self
 
 import numpy as np
 
-from fedjax_sim.checkpoints.files import MAGIC, Checkpoint, Damaged, Encoded, read
+from fedjax_sim.checkpoints.files import Checkpoint, Damaged, Encoded, read
 from fedjax_sim.checkpoints.lock import Lock
-from fedjax_sim.files import open_regular
 from fedjax_sim.reporting.files import write_atomically
 from fedjax_sim.values import check_count
 
 _NAME = re.compile(r"round-(\d{8,})\.safetensors")
-_LEFT_OVER = re.compile(r"\.[0-9a-f]{16}\.tmp")  # temporary files of write_atomically
 
 
 class Store:
     """A directory of checkpoints, locked for this process until it is closed.
 
     One file a checkpoint, ``round-00000120.safetensors``, written whole or not at all. The directory is made where it
-    does not exist, and temporary files that a killed process left in it are deleted; other files are left alone. A
-    process that dies releases the lock.
+    does not exist, and temporary files that a killed process left in it are deleted; other files are left alone. It is
+    tried at once whether it can be written. A process that dies releases the lock.
 
     Args:
       directory: where.
@@ -59,22 +57,8 @@ class Store:
             raise NotADirectoryError(
                 errno.ENOTDIR, "checkpoints need a directory, and this is a file", os.fspath(directory)
             )
-        if not writes:
-            return
-        try:
-            self._directory.mkdir(parents=True, exist_ok=True)
-            self._lock = Lock(self._directory)
-        except BlockingIOError:
-            raise
-        except OSError as error:
-            raise OSError(
-                error.errno, f"checkpoints cannot be written here ({error.strerror})", os.fspath(directory)
-            ) from error
-        try:
-            self._clean()
-        except BaseException:
-            self.close()
-            raise
+        if writes:
+            self._lock = Lock(self._directory, "checkpoints")
 
     def save(self, round: int, arrays: Mapping[str, np.ndarray], about: Mapping[str, Any]) -> Path:
         """Writes a checkpoint, then deletes the oldest beyond ``keep`` and those that :meth:`newest` found damaged.
@@ -104,12 +88,14 @@ class Store:
         path = self._directory / f"round-{round:08d}.safetensors"
         encoded = Encoded(round, arrays, about)
         try:
+            if path in self._damaged:  # perhaps no file
+                _discard(path)
             write_atomically(path, encoded.write)
         except OSError as error:
             raise self._failed(error, path, encoded.size, there) from error
         kept = [*(old for old in there if old != path), path][-self._keep :]
         for old in {*there, *self._damaged} - {*kept}:
-            old.unlink(missing_ok=True)
+            _discard(old)
         self._damaged = []
         return path
 
@@ -128,7 +114,7 @@ class Store:
         for path in reversed(self.paths()):
             try:
                 found = self._read(path)
-            except Damaged as error:
+            except (Damaged, FileNotFoundError) as error:  # not found: a link that leads nowhere, or no file
                 reasons.append(str(error))
                 continue
             if reasons:
@@ -176,17 +162,6 @@ class Store:
             raise Damaged(f"{path} is of round {found.round}, not of the round in its name")
         return found
 
-    def _clean(self) -> None:
-        """Deletes what a killed process has not finished: our temporary files, told by how they begin."""
-        for path in self._directory.iterdir():
-            if not _LEFT_OVER.fullmatch(path.name):
-                continue
-            with contextlib.suppress(OSError):  # it may be another's, or gone by now
-                with open_regular(path) as file:
-                    begin = file.read(8 + len(MAGIC))[8:]
-                if MAGIC.startswith(begin):
-                    path.unlink(missing_ok=True)
-
     def _failed(self, error: OSError, path: Path, size: int, there: list[Path]) -> OSError:
         try:
             room = f"{shutil.disk_usage(self._directory).free:,} are free"
@@ -199,6 +174,16 @@ class Store:
             f"{room}; {last}",
             os.fspath(path),
         )
+
+
+def _discard(path: Path) -> None:
+    """Deletes a checkpoint; a directory of such a name, which is none of ours, gets another one."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError:
+        if not path.is_dir():
+            raise
+        path.rename(path.with_name(f"{path.name}.{secrets.token_hex(4)}.aside"))
 
 
 def _round(path: Path) -> int:

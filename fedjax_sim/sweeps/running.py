@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 from collections.abc import Iterable, Sequence
@@ -110,6 +111,8 @@ def sweep(
     Raises:
       TypeError, ValueError: bad input, before anything is compiled; with ``resume`` also a folder of another sweep,
         with what differs.
+      OSError: with ``resume``, before anything is compiled: the folder cannot be written, or another process writes a
+        sweep to it.
       RuntimeError: a cohort scheme drew more clients than it has slots.
 
     Warns:
@@ -148,37 +151,38 @@ def sweep(
         setting, algorithm, dataset, dataset, rounds, eval_every, evaluate=evaluate, initial_params=initial_params
     )
 
-    folder, finished = None, []
-    if resume is not None:
-        large = [leaf for leaf in jax.tree.leaves(parts) if np.size(leaf) > MAX_ARRAY]
-        about = {"evaluate": evaluate, "initial_params": initial_params, "keep_params": keep_params, "large": large}
-        configuration = _configuration(description, dataset, space, seed_list, **about)
-        folder = stored.Folder(resume, configuration, description["environment"])
-        finished = folder.finished()
-        if folder.earlier:
-            description["environment"] = description["environment"] | {"earlier": folder.earlier}
-    total = space.num_points * len(seed_list)
-    missing = sorted(set(range(total)) - {number for numbers, _ in finished for number in numbers})
-    executor = Executor(
-        parts, dataset, initial_params, values, seed_list, count=len(missing), chunk=chunk,
-        devices=jax.local_devices() if devices is None else devices, rounds=rounds, eval_every=eval_every,
-        evaluate=evaluate, keep_params=keep_params,
-    )  # fmt: skip
-    with progress_bar(total * rounds, progress, f"{type(algorithm).__name__} sweep") as bar:
-        bar.compiling()
-        compile_seconds = executor.compile() if missing else 0.0
-        for first in range(0, len(missing), executor.size):
-            numbers = missing[first : first + executor.size]
-            history = executor.run(numbers)
-            _check_overflow(history, [space.point(number // len(seed_list)) for number in numbers])
-            if folder is not None:
-                folder.add(numbers, history)
-            finished.append((numbers, history))
-            if bar.enabled:
-                done = total - len(missing) + first + len(numbers)
-                losses = history.final("loss")
-                finite = losses[np.isfinite(losses)]
-                bar.update(done * rounds, {"loss": float(np.median(finite)) if finite.size else np.nan})
+    with contextlib.ExitStack() as stack:
+        folder, finished = None, []
+        if resume is not None:
+            large = [leaf for leaf in jax.tree.leaves(parts) if np.size(leaf) > MAX_ARRAY]
+            about = {"evaluate": evaluate, "initial_params": initial_params, "keep_params": keep_params, "large": large}
+            configuration = _configuration(description, dataset, space, seed_list, **about)
+            folder = stack.enter_context(stored.Folder(resume, configuration, description["environment"]))
+            finished = folder.finished()
+            if folder.earlier:
+                description["environment"] = description["environment"] | {"earlier": folder.earlier}
+        total = space.num_points * len(seed_list)
+        missing = sorted(set(range(total)) - {number for numbers, _ in finished for number in numbers})
+        executor = Executor(
+            parts, dataset, initial_params, values, seed_list, count=len(missing), chunk=chunk,
+            devices=jax.local_devices() if devices is None else devices, rounds=rounds, eval_every=eval_every,
+            evaluate=evaluate, keep_params=keep_params,
+        )  # fmt: skip
+        with progress_bar(total * rounds, progress, f"{type(algorithm).__name__} sweep") as bar:
+            bar.compiling()
+            compile_seconds = executor.compile() if missing else 0.0
+            for first in range(0, len(missing), executor.size):
+                numbers = missing[first : first + executor.size]
+                history = executor.run(numbers)
+                _check_overflow(history, [space.point(number // len(seed_list)) for number in numbers])
+                if folder is not None:
+                    folder.add(numbers, history)
+                finished.append((numbers, history))
+                if bar.enabled:
+                    done = total - len(missing) + first + len(numbers)
+                    losses = history.final("loss")
+                    finite = losses[np.isfinite(losses)]
+                    bar.update(done * rounds, {"loss": float(np.median(finite)) if finite.size else np.nan})
     shapes = jax.eval_shape(lambda: setting.task.init(jax.random.key(0), dataset)) if keep_params else None
     runs = _joined(finished, shapes)
     warn_of_negative_weights(runs.rounds, algorithm)

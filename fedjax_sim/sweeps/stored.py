@@ -7,9 +7,11 @@ import json
 import os
 import warnings
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 from fedjax_sim.checkpoints.differences import differences, environment_changes
+from fedjax_sim.checkpoints.lock import NAME, Lock
 from fedjax_sim.files import json_object, parsing, read_json
 from fedjax_sim.fingerprints import digest
 from fedjax_sim.history import History
@@ -17,7 +19,7 @@ from fedjax_sim.keys import GENERATOR
 from fedjax_sim.reporting.files import write_atomically
 from fedjax_sim.values import shown
 
-_NAME = "sweep.json"
+_ABOUT = "sweep.json"
 _FORMAT = 1
 _SHOWN = 5  # differences in a message
 _FIX = "delete the folder, or give another one"
@@ -26,7 +28,8 @@ _FIX = "delete the folder, or give another one"
 class Folder:
     """A folder with one sweep: ``sweep.json`` says which, each ``runs-....npz`` has some of its runs.
 
-    Every file is written whole or not at all, and an interrupted sweep leaves nothing to clean up.
+    Every file is written whole or not at all, and an interrupted sweep leaves nothing to clean up. The folder is locked
+    for this process until it is closed.
 
     Args:
       path: of the folder; it is made where it does not exist.
@@ -39,6 +42,7 @@ class Folder:
     Raises:
       ValueError: the folder has a sweep of another configuration (the message lists the differences), of a later
         version of this package, or other files.
+      OSError: it is no folder, cannot be made or written, or another process stores a sweep in it.
     """
 
     def __init__(
@@ -46,17 +50,12 @@ class Folder:
     ) -> None:
         self._path, self._environment = Path(path), environment or {}
         self.earlier: list[str] = []
-        # through JSON, so that tuples and lists are one
-        configuration = json.loads(json.dumps(configuration))
-        about = self._path / _NAME
-        if os.path.lexists(about):
-            configuration = self._compare(about, configuration)
-        elif self._path.exists() and any(self._path.iterdir()):
-            raise ValueError(f"sweep(resume={str(self._path)!r}): the folder has other files: give an empty or new one")
-        else:
-            content = {"format": _FORMAT, "configuration": configuration}
-            write_atomically(about, json.dumps(content, indent=1).encode())
-        self._digest = digest(json.dumps(configuration, sort_keys=True).encode())
+        self._lock = Lock(self._path, "a sweep")
+        try:
+            self._begin(configuration)
+        except BaseException:
+            self.close()
+            raise
 
     def finished(self) -> list[tuple[list[int], History]]:
         """The stored runs: their numbers and what they recorded.
@@ -101,6 +100,31 @@ class Folder:
         """
         about = {"sweep": self._digest, "runs": numbers, "environment": self._environment}
         dataclasses.replace(history, description=about).save(self._path / f"runs-{numbers[0]:06d}.npz")
+
+    def close(self) -> None:
+        """Releases the folder."""
+        self._lock.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _begin(self, configuration: dict[str, Any]) -> None:
+        # through JSON, so that tuples and lists are one
+        configuration = json.loads(json.dumps(configuration))
+        about = self._path / _ABOUT
+        if os.path.lexists(about):
+            configuration = self._compare(about, configuration)
+        elif any(item.name != NAME for item in self._path.iterdir()):
+            raise ValueError(f"sweep(resume={str(self._path)!r}): the folder has other files: give an empty or new one")
+        else:
+            content = {"format": _FORMAT, "configuration": configuration}
+            write_atomically(about, json.dumps(content, indent=1).encode())
+        self._digest = digest(json.dumps(configuration, sort_keys=True).encode())
 
     def _compare(self, about: Path, configuration: dict[str, Any]) -> dict[str, Any]:
         """The folder's own configuration; older ones say less of it."""

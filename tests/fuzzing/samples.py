@@ -293,9 +293,9 @@ CONFIGURATION: dict[str, Any] = {"algorithm": {"name": "algorithm.fedavg"}, "run
 @functools.cache
 def sweep_files() -> Files:
     with tempfile.TemporaryDirectory() as folder:
-        stored = Folder(folder, CONFIGURATION)
-        stored.add([0, 1], history())
-        stored.add([2, 3], history())
+        with Folder(folder, CONFIGURATION) as stored:
+            stored.add([0, 1], history())
+            stored.add([2, 3], history())
         return {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir())}
 
 

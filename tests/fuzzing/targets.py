@@ -200,7 +200,8 @@ def _show(path: Path) -> None:
 
 
 def _read_sweep(folder: Path) -> None:
-    numbers = [number for runs, _ in Folder(folder, samples.CONFIGURATION).finished() for number in runs]
+    with Folder(folder, samples.CONFIGURATION) as stored:
+        numbers = [number for runs, _ in stored.finished() for number in runs]
     assert len(set(numbers)) == len(numbers)
 
 
