@@ -19,11 +19,13 @@ from fedjax_sim.command import (
     demo,
     doctor,
     init,
+    interrupting,
     names,
     report,
     reproduce,
     run,
     show,
+    streams,
     sweep,
     tune,
     verify,
@@ -44,19 +46,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
       The exit status: 0 done (and verified), 2 bad usage or configuration, 128 + n stopped by signal n, 1 all else.
     """
-    options = parser().parse_args(arguments)
-    options.own_process = arguments is None
-    if options.own_process:
+    own_process = arguments is None
+    if own_process:
+        interrupting.watch()
         # XLA calls programs that it compiled and kept here unfit for this machine, in lines of 2 kB: it takes tuning
         # hints for features of the processor. What goes wrong is raised; only the log is silenced.
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    with streams.usable(own_process):
+        try:
+            try:
+                status = _done(arguments)
+            finally:
+                sys.stdout.flush()
+        except BrokenPipeError:  # the reader of a pipe went away: `fedjax-sim list | head`
+            status = 128 + 13
+        except OSError as error:  # of what is printed: all others are answered by then
+            print(f"fedjax-sim: standard output cannot be written ({error.strerror})", file=sys.stderr)
+            status = 1
+        if own_process:
+            streams.discard()
+            if status > 128:
+                interrupting.leave(status)
+    return status
+
+
+def _done(arguments: Sequence[str] | None) -> int:
+    """Does what a command line says; returns the exit status."""
+    options = parser().parse_args(arguments)
+    options.own_process = arguments is None
     try:
-        status = int(options.run(options))
-        sys.stdout.flush()
-        return status
-    except BrokenPipeError:  # the reader of a pipe went away: `fedjax-sim list | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + 13
+        return int(options.run(options))
+    except BrokenPipeError:
+        raise
     except (ValueError, OSError, ImportError, ArithmeticError) as error:
         if getattr(options, "traceback", False):
             raise

@@ -33,7 +33,7 @@ from fedjax_sim.checkpoints import (
     interruptions,
     read,
 )
-from fedjax_sim.checkpoints.lock import Lock
+from fedjax_sim.reporting.lock import Lock
 from tests.killing import without_permission
 
 ROOT = pathlib.Path(__file__).parents[1]

@@ -16,8 +16,8 @@ from typing import Any, Self
 import numpy as np
 
 from fedjax_sim.checkpoints.files import Checkpoint, Damaged, Encoded, read
-from fedjax_sim.checkpoints.lock import Lock
 from fedjax_sim.reporting.files import write_atomically
+from fedjax_sim.reporting.lock import Lock
 from fedjax_sim.values import check_count
 
 _NAME = re.compile(r"round-(\d{8,})\.safetensors")

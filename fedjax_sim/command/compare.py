@@ -19,8 +19,8 @@ from fedjax_sim.command.working import (
     finite,
     folder_of,
     hardware,
-    make_writable,
     refused,
+    results_in,
     share_out,
     summary,
     write_run,
@@ -86,9 +86,17 @@ def run(options: argparse.Namespace) -> int:
     except (ValueError, TypeError) as error:
         return refused(options, error)
     folder = folder_of(options, options.configurations[0], "-compare")
-    make_writable(folder)
+    runs = [f"{variant.stem}.{kind}" for variant in chosen for kind in ("npz", "toml")]
+    with results_in(folder, "comparison.png", "results.json", *runs):
+        return _compare(chosen, about, folder, hardware(devices, options.devices), options)
+
+
+def _compare(
+    chosen: Sequence[Variant], about: dict[str, dict[str, Any]], folder: Path, where: str, options: argparse.Namespace
+) -> int:
+    """Runs all of them and writes what became of them."""
     say = voice(options)
-    say(f"{len(chosen)} runs on {hardware(devices, options.devices)}")
+    say(f"{len(chosen)} runs on {where}")
     notes = differences(about) if about else []
     for note in notes:
         say(f"note: {note}")

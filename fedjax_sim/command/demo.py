@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_sim.command.completion import FOLDERS, completed
+from fedjax_sim.command.working import results_in
 
 
 def add_to(commands: Any) -> None:
@@ -33,7 +34,8 @@ def run(options: argparse.Namespace) -> int:
     devices = settle(options)
     if devices is not None:
         print(f"on {devices}")
-    run_demo(options.out, rounds=options.rounds, seeds=options.seeds, checkpoint=options.checkpoint)
+    with results_in(Path(options.out), "comparison.png", "results.json"):
+        run_demo(options.out, rounds=options.rounds, seeds=options.seeds, checkpoint=options.checkpoint)
     program = _program(options)
     print("\nnext:")
     print(f"  {program} report {shlex.quote(options.out)}  # the runs on one page, for a browser")

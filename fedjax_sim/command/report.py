@@ -23,8 +23,12 @@ def add_to(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Runs it."""
+    from fedjax_sim.reporting.files import check_replaceable, check_writable
     from fedjax_sim.reporting.html import report
 
+    page = Path(options.out)
+    check_replaceable(page)
+    check_writable(page.parent)
     found = read(options.results)
     say("report", found.notes)
     report(found.histories, options.out, title=options.title or found.heading)

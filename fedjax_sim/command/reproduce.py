@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 from typing import Any
 
 from fedjax_sim.command.completion import FOLDERS, completed
+from fedjax_sim.command.working import results_in
 
 
 def add_to(commands: Any) -> None:
@@ -51,6 +53,13 @@ def run(options: argparse.Namespace) -> int:
     from fedjax_sim.command.settling import settle
 
     settle(options)
+    with results_in(Path(options.out)):
+        return _reproduce(options)
+
+
+def _reproduce(options: argparse.Namespace) -> int:
+    """Performs the experiments that are asked for."""
+    from fedjax_sim.experiments.catalogue import CATALOGUE
     from fedjax_sim.experiments.reproducing import board, reproduce, reproduce_all
 
     if len(options.names) == 1:

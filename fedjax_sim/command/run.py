@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import sys
@@ -27,9 +28,9 @@ from fedjax_sim.command.working import (
     folder_of,
     hardware,
     in_short,
-    make_writable,
     refused,
     refused_by_run,
+    results_in,
     share_out,
     summary,
     write_run,
@@ -38,6 +39,8 @@ from fedjax_sim.command.working import (
 if TYPE_CHECKING:
     from fedjax_sim.configuration.tables import Tables
     from fedjax_sim.history import History
+
+_FILES = ("history.npz", "configuration.toml", "plot.png")
 
 
 def add_to(commands: Any) -> None:
@@ -64,14 +67,11 @@ def run(options: argparse.Namespace) -> int:
         tables = load(options.configuration, options.changes)
     except ValueError as error:
         return refused(options, error)
-    try:
-        if options.processes is not None and options.processes > 1:
-            make_writable(folder_of(options, options.configuration))
-            return processes.start(_arguments(options), options.processes)
-        if options.seat is None and not options.distributed:
-            return _run(options, tables)
-    except (ValueError, TypeError) as error:
-        return refused_by_run(options, error, tables)
+    if options.processes is not None and options.processes > 1:
+        results_in(folder_of(options, options.configuration), *_FILES).release()  # the first process will hold it
+        return processes.start(_arguments(options), options.processes)
+    if options.seat is None and not options.distributed:
+        return _run(options, tables)
     return _run_with_others(options, tables)
 
 
@@ -84,9 +84,7 @@ def _run_with_others(options: argparse.Namespace, tables: Tables) -> int:
         with processes.only_our_words():
             try:
                 status = _run(options, tables)
-            except (ValueError, TypeError) as error:
-                status = refused_by_run(options, error, tables)
-            except (OSError, ImportError, ArithmeticError) as error:
+            except (ValueError, OSError, ImportError, ArithmeticError) as error:
                 print(f"fedjax-sim run: {error}", file=sys.stderr)
             except KeyboardInterrupt as error:
                 print(f"fedjax-sim run: {str(error) or 'stopped'}", file=sys.stderr)
@@ -100,26 +98,30 @@ def _run_with_others(options: argparse.Namespace, tables: Tables) -> int:
 
 
 def _run(options: argparse.Namespace, tables: Tables) -> int:
-    devices = _prepare(options, tables)
-    import jax
-
-    from fedjax_sim.configuration.building import arguments
-
-    first = jax.process_index() == 0
     folder = folder_of(options, options.configuration)
-    if first:
-        make_writable(folder)
-    say = voice(options) if first else _nothing
-    given = arguments(tables)
-    share_out(given, options.devices)
-    say(f"{Path(options.configuration).name}: {in_short(given)}")
-    say(f"on {hardware(devices, options.devices)}")
+    with contextlib.ExitStack() as stack:
+        try:
+            devices = _prepare(options, tables)
+            import jax
 
-    from fedjax_sim.simulation import simulate
+            from fedjax_sim.configuration.building import arguments
 
-    history = simulate(**given, progress=None if first and say is print else False)
-    if first:
-        _write(history, folder, tables, options, say)
+            first = jax.process_index() == 0
+            if first:
+                stack.enter_context(results_in(folder, *_FILES))
+            say = voice(options) if first else _nothing
+            given = arguments(tables)
+            share_out(given, options.devices)
+            say(f"{Path(options.configuration).name}: {in_short(given)}")
+            say(f"on {hardware(devices, options.devices)}")
+
+            from fedjax_sim.simulation import simulate
+
+            history = simulate(**given, progress=None if first and say is print else False)
+        except (ValueError, TypeError) as error:
+            return refused_by_run(options, error, tables)
+        if first:
+            _write(history, folder, tables, options, say)
     return 0
 
 
@@ -141,11 +143,12 @@ def _prepare(options: argparse.Namespace, tables: Tables) -> str | None:
 
 
 def _write(history: History, folder: Path, tables: Tables, options: argparse.Namespace, say: Say) -> None:
-    files = {"history": folder / "history.npz", "configuration": folder / "configuration.toml"}
-    write_run(history, tables, files["history"], files["configuration"])
-    plotted = drawn(lambda: _plot(history, folder / "plot.png"))
+    places = [folder / name for name in _FILES]
+    files = {"history": places[0], "configuration": places[1]}
+    write_run(history, tables, *files.values())
+    plotted = drawn(lambda: _plot(history, places[2]))
     if plotted is None:
-        files["plot"] = folder / "plot.png"
+        files["plot"] = places[2]
     if options.json:
         print(json.dumps(summary(history, files), allow_nan=False))
         return

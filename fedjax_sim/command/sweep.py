@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,9 +27,9 @@ from fedjax_sim.command.working import (
     folder_of,
     hardware,
     in_short,
-    make_writable,
     refused,
     refused_by_run,
+    results_in,
     taken_by,
 )
 
@@ -72,19 +73,20 @@ def run(options: argparse.Namespace) -> int:
         tables = load(options.configuration, options.changes)
     except ValueError as error:
         return refused(options, error)
-    try:
-        devices = begin(options, tables, devices=options.devices, threads=options.threads)
-        from fedjax_sim.configuration.building import arguments
+    folder = folder_of(options, options.configuration, "-sweep")
+    with contextlib.ExitStack() as stack:
+        try:
+            devices = begin(options, tables, devices=options.devices, threads=options.threads)
+            from fedjax_sim.configuration.building import arguments
 
-        space = space_of(options.over, zipped=options.zip, random=options.random, seed=options.random_seed)
-        given = arguments(tables)
-        check_real(given, space.names)
-        folder = folder_of(options, options.configuration, "-sweep")
-        make_writable(folder)
-        result = _result(given, space, options, devices, voice(options))
-    except (ValueError, TypeError) as error:
-        return refused_by_run(options, error, tables)
-    _write(result, folder, options, voice(options))
+            space = space_of(options.over, zipped=options.zip, random=options.random, seed=options.random_seed)
+            given = arguments(tables)
+            check_real(given, space.names)
+            stack.enter_context(results_in(folder, "sweep.npz", "sweep.json", "sweep.png", "best.toml"))
+            result = _result(given, space, options, devices, voice(options))
+        except (ValueError, TypeError) as error:
+            return refused_by_run(options, error, tables)
+        _write(result, folder, options, voice(options))
     return 0
 
 

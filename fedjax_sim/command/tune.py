@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,9 +16,9 @@ from fedjax_sim.command.working import (
     folder_of,
     hardware,
     in_short,
-    make_writable,
     refused,
     refused_by_run,
+    results_in,
     summary,
     taken_by,
     write_run,
@@ -63,21 +64,23 @@ def run(options: argparse.Namespace) -> int:
         tables = load(options.configuration, options.changes)
     except ValueError as error:
         return refused(options, error)
-    try:
-        devices = begin(options, tables, devices=1)  # a derivative takes one run after the other
-        from fedjax_sim.configuration.building import arguments
+    folder = folder_of(options, options.configuration, "-tune")
+    with contextlib.ExitStack() as stack:
+        try:
+            devices = begin(options, tables, devices=1)  # a derivative takes one run after the other
+            from fedjax_sim.configuration.building import arguments
 
-        over = transforms_of(options.over)
-        given = {key: value for key, value in arguments(tables).items() if key not in _RESUMING}
-        folder = folder_of(options, options.configuration, "-tune")
-        make_writable(folder)
-        say(f"{Path(options.configuration).name}: {in_short(given)}; {options.steps} steps over {', '.join(over)}")
-        say(f"on {hardware(devices, None)}")
-        tuned = _tuned(given, over, options, say)
-    except (ValueError, TypeError) as error:
-        return refused_by_run(options, error, tables)
-    tuned.save(folder / "tuning.json")
-    _write(tuned, given, tables, folder, options, say)
+            over = transforms_of(options.over)
+            given = {key: value for key, value in arguments(tables).items() if key not in _RESUMING}
+            runs = [f"{name}.{kind}" for name in ("start", "tuned") for kind in ("npz", "toml")]
+            stack.enter_context(results_in(folder, "tuning.json", "tuning.png", *runs))
+            say(f"{Path(options.configuration).name}: {in_short(given)}; {options.steps} steps over {', '.join(over)}")
+            say(f"on {hardware(devices, None)}")
+            tuned = _tuned(given, over, options, say)
+        except (ValueError, TypeError) as error:
+            return refused_by_run(options, error, tables)
+        tuned.save(folder / "tuning.json")
+        _write(tuned, given, tables, folder, options, say)
     return 0
 
 

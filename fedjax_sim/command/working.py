@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import inspect
 import math
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedjax_sim.configuration.tables import Tables
     from fedjax_sim.history import History
+    from fedjax_sim.reporting.lock import Lock
 
 USAGE = 2  # the exit status of a configuration that cannot be run
 # Arguments of simulate, and the values with which they say nothing that other functions would not do.
@@ -93,11 +93,22 @@ def folder_of(options: argparse.Namespace, configuration: str, ending: str = "")
     return Path("results", Path(configuration).stem + ending) if options.out is None else Path(options.out)
 
 
-def make_writable(folder: Path) -> None:
-    """Fails before the run, and not after it, where its results could not be written."""
-    folder.mkdir(parents=True, exist_ok=True)
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise PermissionError(f"{folder} cannot be written: give another folder by --out")
+def results_in(folder: Path, *files: str) -> Lock:
+    """The folder for results, which nobody else writes to until the lock is released.
+
+    Args:
+      folder: it is made where it is missing.
+      files: names of the results.
+
+    Raises:
+      OSError: before the run, and not after it: they cannot be written there, or another run writes to the folder.
+    """
+    from fedjax_sim.reporting.files import check_replaceable
+    from fedjax_sim.reporting.lock import Lock
+
+    for name in files:
+        check_replaceable(folder / name)
+    return Lock(folder, "results", ".results.lock")
 
 
 def refused(options: argparse.Namespace, error: Exception, source: str | None = None) -> int:

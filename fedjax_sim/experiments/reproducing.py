@@ -18,7 +18,7 @@ from fedjax_sim.experiments import writing
 from fedjax_sim.experiments.bench import Bench
 from fedjax_sim.experiments.catalogue import CATALOGUE, check_name, load
 from fedjax_sim.experiments.experiment import Size
-from fedjax_sim.reporting.files import write_atomically
+from fedjax_sim.reporting.files import check_writable, remove_left_overs, write_atomically
 from fedjax_sim.values import check_count
 
 SIZES: tuple[Size, ...] = ("smoke", "cpu", "paper")
@@ -54,6 +54,7 @@ def reproduce(
     Raises:
       ValueError: an unknown name or size.
       FileNotFoundError: at the paper's size, data is missing; the message says which and how to come by it.
+      OSError: the folder cannot be written; before anything is run.
     """
     check_name(name)
     if size not in SIZES:
@@ -63,6 +64,9 @@ def reproduce(
     folder = Path(out) / size
     if fresh:
         _forget(folder)
+    for place in (folder / "runs", folder / name):
+        check_writable(place)
+        remove_left_overs(place)
     experiment = load(name)
     title = CATALOGUE[name].title
     bench = Bench(size, experiment.seeds[size] if seeds is None else seeds, folder / "runs", show)

@@ -11,12 +11,12 @@ from types import TracebackType
 from typing import Any, Self
 
 from fedjax_sim.checkpoints.differences import differences, environment_changes
-from fedjax_sim.checkpoints.lock import NAME, Lock
 from fedjax_sim.files import json_object, parsing, read_json
 from fedjax_sim.fingerprints import digest
 from fedjax_sim.history import History
 from fedjax_sim.keys import GENERATOR
 from fedjax_sim.reporting.files import write_atomically
+from fedjax_sim.reporting.lock import NAME, Lock
 from fedjax_sim.values import shown
 
 _ABOUT = "sweep.json"
