@@ -1,13 +1,23 @@
-"""The command line: what stops it, and what it does then."""
+"""The command line: what stops it, and what it does then; streams that cannot be written to; folders of results."""
 
+import io
+import os
+import pathlib
 import signal
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 
 from fedjax_sim import cli
 from fedjax_sim.checkpoints import Interrupted
+from fedjax_sim.command import names
 from fedjax_sim.experiments import demo
+from fedjax_sim.reporting.lock import Lock
+from tests.fuzzing import samples
+
+ROOT = pathlib.Path(__file__).parents[1]
 
 
 def test_the_exit_status_says_which_signal(monkeypatch, capsys):
@@ -24,6 +34,136 @@ def test_the_exit_status_says_which_signal(monkeypatch, capsys):
     monkeypatch.setattr(demo, "run_demo", interrupted)
     assert cli.main(["demo"]) == 128 + signal.SIGINT
     assert capsys.readouterr().err == "fedjax-sim demo: stopped\n"
+
+
+# What a command may be busy with: work that Python cannot interrupt (hashing lets other threads go on), what loses the
+# exception, and what answers itself, as a run with checkpoints does.
+BUSY = {
+    "in a library": "hashlib.pbkdf2_hmac('sha256', b'', b'', 2**31 - 1)",
+    "lost": """
+    while True:
+        try:
+            time.sleep(60)
+        except KeyboardInterrupt:
+            pass""",
+    "answered": """
+    signal.signal(signal.SIGINT, lambda *_: None)
+    hashlib.pbkdf2_hmac('sha256', b'', b'', 2**31 - 1)""",
+}
+WAITING = """
+import hashlib, os, signal, sys, threading, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
+from fedjax_sim import cli
+from fedjax_sim.command import interrupting, names
+interrupting._ANSWER = 0.2
+def run(options):
+    print("before")
+    threading.Timer(0.3, os.write, (1, b"ready\\n")).start()
+    {busy}
+names.run = run
+sys.argv = ["fedjax-sim", "list"]
+sys.exit(cli.main())
+"""
+
+
+@pytest.mark.parametrize("busy", BUSY)
+def test_ctrl_c_ends_what_does_not_listen(busy):
+    environment = {**os.environ, "PYTHONUNBUFFERED": ""}
+    with subprocess.Popen([sys.executable, "-c", WAITING.format(busy=BUSY[busy])], cwd=ROOT, env=environment,
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:  # fmt: skip
+        try:
+            assert process.stdout.readline() == "ready\n"
+            if busy == "answered":
+                process.send_signal(signal.SIGINT)
+                with pytest.raises(subprocess.TimeoutExpired):
+                    process.wait(0.5)  # longer than others are given
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == 130
+        finally:
+            process.kill()
+        assert process.stdout.read() == "before\n"  # what was printed is not lost
+        assert process.stderr.read() == "fedjax-sim: stopped\n"
+
+
+SAID = "0.5 ± 0.1 – 2² → ü √ 你 \ud800"
+
+
+def test_letters_that_cannot_be_encoded(monkeypatch):
+    streams = {name: io.TextIOWrapper(io.BytesIO(), encoding="ascii") for name in ("stdout", "stderr")}
+    for name, stream in streams.items():
+        monkeypatch.setattr(sys, name, stream)
+    monkeypatch.setattr(names, "run", lambda _: print(SAID) or print(SAID, file=sys.stderr) or 0)
+    assert cli.main(["list"]) == 0
+    for stream in streams.values():
+        stream.flush()
+        assert stream.buffer.getvalue() == b"0.5 +- 0.1 - 22 -> u sqrt ? ?\n"
+        assert stream.errors == "strict"  # as it was
+
+
+def test_letters_that_can_be_are_printed(monkeypatch, capsys):
+    monkeypatch.setattr(names, "run", lambda _: print(SAID[:-1]) or 0)
+    assert cli.main(["list"]) == 0
+    assert capsys.readouterr().out == f"{SAID[:-1]}\n"
+
+
+def test_a_table_in_ascii(monkeypatch, tmp_path):
+    samples.history().save(tmp_path / "a.npz")
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    assert cli.main(["show", str(tmp_path / "a.npz")]) == 0
+    assert b" +- " in sys.stdout.buffer.getvalue()
+
+
+def test_closed_streams(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    monkeypatch.setattr(sys, "stderr", None)
+    assert cli.main(["list"]) == 0
+    assert cli.main(["show", "nothing.npz"]) == 1
+    assert (sys.stdout, sys.stderr) == (None, None)
+
+
+SHELL = """
+exec 3>&1
+fedjax() { "$PYTHON" -m fedjax_sim.command "$@"; }
+fedjax list >&-; echo closed $? >&3
+fedjax list >/dev/full; echo full $? >&3
+fedjax init new.toml <&- >&- 2>&-; echo all $? >&3
+fedjax list >&4; echo unread $? >&3
+"""
+
+
+def test_streams_of_a_shell(tmp_path):
+    environment = {**os.environ, "PYTHON": sys.executable, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": ""}
+    reading, writing = os.pipe()
+    os.close(reading)
+    script = f"exec 4>&{writing}\n{SHELL}"
+    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True,
+                          timeout=120, check=True, pass_fds=[writing])  # fmt: skip
+    os.close(writing)
+    assert done.stdout.splitlines() == ["closed 0", "full 1", "all 0", "unread 141"]
+    assert done.stderr == "fedjax-sim: standard output cannot be written (No space left on device)\n"
+    assert (tmp_path / "new.toml").read_text().startswith("# A run of fedjax_sim")  # descriptor 1 was not its file's
+
+
+@pytest.mark.parametrize("command", [["demo"], ["reproduce", "fednova-fig2"], ["reproduce", "--all", "--fresh"]])
+def test_one_command_a_folder_of_results(tmp_path, monkeypatch, capsys, command):
+    for name in ("fedjax_sim.experiments.demo.run_demo", "fedjax_sim.command.reproduce._reproduce"):
+        monkeypatch.setattr(name, lambda *_, **__: 0)
+    with Lock(tmp_path / "out", "results", ".results.lock"):
+        assert cli.main([*command, "--out", str(tmp_path / "out")]) == 1
+    assert "another run writes results to this directory (process" in capsys.readouterr().err
+    assert cli.main([*command, "--out", str(tmp_path / "out")]) == 0
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_where_a_report_goes_is_known_before_it_is_made(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("fedjax_sim.command.report.read", lambda _: pytest.fail("it was read"))
+    (tmp_path / "file").write_bytes(b"")
+    for out, said in [
+        ("", "this is a directory, and no file is written over it"),
+        ("file/report.html", "this is a file"),
+    ]:
+        assert cli.main(["report", "a.npz", "--out", str(tmp_path / out)]) == 1
+        assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("arguments", "near"), [(["comparee"], "compare"), (["data", "descripe", "x"], "describe")])

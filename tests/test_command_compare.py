@@ -13,6 +13,7 @@ from fedjax_sim import cli
 from fedjax_sim.command import compare as command
 from fedjax_sim.command import variants
 from fedjax_sim.configuration import read
+from fedjax_sim.reporting.lock import Lock
 
 PROX = SMALL.replace('name = "fedavg"', 'name = "fedprox"\nmu = 0.5').replace(
     "rounds = 2", "rounds = 3\nseeds = [1, 2]"
@@ -67,6 +68,8 @@ def test_files_of_the_same_name_are_told_apart(folder):
 @pytest.mark.parametrize(
     ("arguments", "status", "said"),
     [
+        (["small.toml", "other.toml", "--out", "taken"], 1, "another run writes results to this directory (process"),
+        (["small.toml", "other.toml", "--out", "there"], 1, "this is a directory, and no file is written over it"),
         (["small.toml"], 2, "there is one run"),
         (["small.toml", "--algorithms", "fedavg"], 2, "there is one run"),
         (["small.toml", "--algorithms", "fedprocks", "fedavg"], 2, "did you mean 'fedprox'?"),
@@ -81,7 +84,9 @@ def test_files_of_the_same_name_are_told_apart(folder):
 )  # fmt: skip
 def test_how_it_fails_before_anything_runs(folder, capsys, monkeypatch, arguments, status, said):
     monkeypatch.setattr(command, "_outcome", lambda *_: pytest.fail("something was run"))
-    assert cli.main(["compare", *arguments]) == status
+    (folder / "there" / "other.npz").mkdir(parents=True)
+    with Lock(folder / "taken", "results", ".results.lock"):
+        assert cli.main(["compare", *arguments]) == status
     out, err = capsys.readouterr()
     assert err.startswith("fedjax-sim compare: ")
     assert said in err

@@ -18,6 +18,8 @@ from fedjax_sim import cli
 from fedjax_sim.command import cache, processes
 from fedjax_sim.command import run as command
 from fedjax_sim.configuration import read
+from fedjax_sim.reporting.lock import Lock
+from tests.killing import without_permission
 
 
 @pytest.fixture
@@ -103,6 +105,59 @@ def test_how_it_fails(folder, capsys, monkeypatch, arguments, status, said):
     assert said in err
     assert err.count("\n") == 1
     assert "wrote" not in out
+
+
+HUGE = "1" * 5001
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["small.toml", "--set", f"run.rounds={HUGE}"], "--set run.rounds=1111"),
+        (["small.toml", "--set", f"run.seeds=[1, 0x{HUGE}]"], "--set run.seeds=[1, 0x1111"),
+        (["huge.toml"], "huge.toml, line 2 (b): it has an integer"),
+        (["hex.toml"], "hex.toml, [a.b]: it has an integer"),
+    ],
+)
+def test_integers_of_thousands_of_digits(folder, capsys, arguments, said):
+    (folder / "huge.toml").write_text(f"# a comment\na = {{ c = 1, b = [1, {HUGE}] }}\nd = 2")
+    (folder / "hex.toml").write_text(f"a = {{ b = 0x{HUGE} }}")
+    assert cli.main(["run", *arguments]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"fedjax-sim run: {said}")
+    assert "it has an integer of more than 300 digits: write a smaller one" in err
+    assert len(err) < 600
+
+
+def test_the_folder_is_for_one_run_and_is_tried_before_it(folder, capsys, monkeypatch):
+    monkeypatch.setattr("fedjax_sim.simulation.simulate", lambda **_: pytest.fail("something was run"))
+    with Lock(folder / "out", "results", ".results.lock"):
+        for more in ([], ["--processes", "2"]):
+            assert cli.main(["run", "small.toml", "--out", "out", *more]) == 1
+            assert "another run writes results to this directory (process" in capsys.readouterr().err
+    (folder / "full" / "history.npz").mkdir(parents=True)
+    assert cli.main(["run", "small.toml", "--out", "full"]) == 1
+    assert "this is a directory, and no file is written over it" in capsys.readouterr().err
+    with monkeypatch.context() as patch:
+        without_permission(patch, pathlib.Path("out"))
+        assert cli.main(["run", "small.toml", "--out", "out"]) == 1
+    assert "results cannot be written here (Permission denied)" in capsys.readouterr().err
+
+
+def test_what_fails_after_the_run_is_no_refusal(folder, capsys, monkeypatch):
+    def fails(*_):
+        raise ValueError("no such colour")
+
+    def simulated(**_):
+        assert pathlib.Path("out/.results.lock").exists()
+
+    monkeypatch.setattr("fedjax_sim.simulation.simulate", simulated)
+    monkeypatch.setattr(command, "_write", fails)
+    (folder / "out").mkdir()
+    (folder / "out" / ".results.lock").write_bytes(b"process 1 on a host\n")  # of one that was killed
+    assert cli.main(["run", "small.toml", "--quiet", "--out", "out"]) == 1
+    assert capsys.readouterr().err == "fedjax-sim run: no such colour\n"
+    assert list((folder / "out").iterdir()) == []
 
 
 @pytest.mark.parametrize(

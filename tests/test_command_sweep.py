@@ -1,6 +1,12 @@
 """``fedjax-sim sweep`` and ``tune``: the spaces that texts stand for, and what is written of a study."""
 
 import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
 
 import numpy as np
 import pytest
@@ -13,8 +19,22 @@ from fedjax_sim.command import sweep as sweep_command
 from fedjax_sim.command import tune as tune_command
 from fedjax_sim.command.working import taken_by
 from fedjax_sim.configuration import read
+from fedjax_sim.configuration.tables import toml_value
+from fedjax_sim.reporting.lock import Lock
 
+ROOT = pathlib.Path(__file__).parents[1]
 RATE = "algorithm.client_optimizer.learning_rate"
+# A command that tells when its program is compiled.
+INTERRUPTIBLE = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
+from fedjax_sim.sweeps.execution import Executor
+run = Executor.run
+Executor.run = lambda *given: (os.write(1, b"it computes\\n"), run(*given))[1]
+from fedjax_sim import cli
+sys.argv = ["fedjax-sim", *sys.argv[1:], "--quiet", "--no-cache", "--out", "small-sweep"]
+sys.exit(cli.main())
+"""
 
 
 @pytest.fixture
@@ -82,10 +102,10 @@ def test_texts_are_transforms():
 def test_values():
     assert values.call("f(1, 'a')", "here") == values.Call("f", [1, "a"])
     assert values.call("1", "here") is None
-    assert values.toml_value("word", "here") == "word"
-    assert values.toml_value("{ name = 'a' }", "here") == {"name": "a"}
+    assert toml_value("word", "here") == "word"
+    assert toml_value("{ name = 'a' }", "here") == {"name": "a"}
     with pytest.raises(ValueError, match="give one value"):
-        values.toml_value("1\nb = 2", "here")
+        toml_value("1\nb = 2", "here")
 
 
 @pytest.mark.parametrize(
@@ -98,6 +118,8 @@ def test_values():
         (["tune", "small.toml", "--over", "algorithm.mux"], "did you mean 'mu'?"),
         (["tune", "small.toml", "--over", "algorithm.mu=interval(0, 0.1)"], "the start is outside"),
         (["tune", "small.toml", "--over", "algorithm.mu", "--rate", "-1"], "-1"),
+        (["sweep", "small.toml", "--over", f"algorithm.mu=1,{'1' * 5001}"], "--over algorithm.mu=1,1111"),
+        (["sweep", "small.toml", "--over", f"algorithm.mu=geomspace(1, 2, 0x{'1' * 5001})"], "of more than 300 digits"),
     ],
 )
 def test_how_they_fail_before_anything_runs(folder, capsys, monkeypatch, arguments, said):
@@ -110,12 +132,40 @@ def test_how_they_fail_before_anything_runs(folder, capsys, monkeypatch, argumen
     assert "wrote" not in out
 
 
+@pytest.mark.parametrize("name", ["sweep", "tune"])
+def test_one_command_a_folder(folder, capsys, monkeypatch, name):
+    for command in (sweep_command, tune_command):
+        monkeypatch.setattr(command, f"_{'result' if command is sweep_command else 'tuned'}",
+                            lambda *_: pytest.fail("something was run"))  # fmt: skip
+    over = "algorithm.mu=1,2" if name == "sweep" else "algorithm.mu"
+    with Lock(folder / "out", "results", ".results.lock"):
+        assert cli.main([name, "small.toml", "--over", over, "--out", "out"]) == 1
+    assert "another run writes results to this directory (process" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("arguments", [[], ["small.toml"], ["small.toml", "--over", "a=1", "--zip", "--random", "2"]])
 def test_bad_usage(folder, capsys, arguments):
     with pytest.raises(SystemExit) as ended:
         cli.main(["sweep", *arguments])
     assert ended.value.code == 2
     assert "usage: fedjax-sim sweep" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_a_sweep_whose_device_has_hours_to_go(folder):
+    arguments = ["sweep", "small.toml", "--over", "algorithm.mu=1,2", "--set", "run.rounds=300_000_000", "--set",
+                 "run.eval_every=100_000_000", "--set", "run.checkpoint='stored'"]  # fmt: skip
+    with subprocess.Popen([sys.executable, "-c", INTERRUPTIBLE, *arguments], env={**os.environ, "PYTHONPATH": str(ROOT)},
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:  # fmt: skip
+        try:
+            assert process.stdout.readline() == "it computes\n"
+            time.sleep(1)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(30) == 130
+        finally:
+            process.kill()
+    assert [path.name for path in (folder / "stored").iterdir()] == ["sweep.json"]
+    assert list((folder / "small-sweep").iterdir()) == []
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedjax_sim.command.completion import FILES, completed
 from fedjax_sim.command.options import add_json, add_traceback, add_voice, voice
-from fedjax_sim.command.values import key_and_text, toml_value
+from fedjax_sim.command.values import key_and_text
 from fedjax_sim.command.working import USAGE, drawn, finite, refused
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def _shortened(text: str, room: int) -> str:
 
 def _describe(options: argparse.Namespace) -> int:
     from fedjax_sim.configuration.building import value_of
-    from fedjax_sim.configuration.tables import Place, load
+    from fedjax_sim.configuration.tables import Place, load, toml_value
     from fedjax_sim.reporting.data_plots import overview
 
     try:

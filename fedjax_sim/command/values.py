@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from typing import Any, NamedTuple
 
-_WORD = re.compile(r"[A-Za-z_][\w./-]*|\.{0,2}/[\w./-]*")  # a word, or a path
 _CALL = re.compile(r"([A-Za-z_]\w*)\((.*)\)", re.DOTALL)
-_NUMBERS = 'a number, true, false, "text", [1, 2] or { name = "..." }'
 
 
 class Call(NamedTuple):
@@ -35,29 +32,14 @@ def key_and_text(said: str, option: str, example: str) -> tuple[str, str]:
     return key.strip(), text.strip()
 
 
-def toml_value(text: str, where: str) -> Any:
-    """A TOML value; a bare word is text.
-
-    Raises:
-      ValueError: neither.
-    """
-    try:
-        found = tomllib.loads(f"value = {text}")
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        if _WORD.fullmatch(text.strip()):
-            return text.strip()
-        raise ValueError(f"{where}: {text.strip()[:200]!r} is no TOML value ({error}): write {_NUMBERS}") from error
-    if set(found) != {"value"}:
-        raise ValueError(f"{where}: give one value")
-    return found["value"]
-
-
 def call(text: str, where: str) -> Call | None:
     """``name(1, 2)`` as a call; None for another text.
 
     Raises:
       ValueError: arguments that are no TOML values.
     """
+    from fedjax_sim.configuration.tables import toml_value
+
     found = _CALL.fullmatch(text.strip())
     return None if found is None else Call(found[1], toml_value(f"[{found[2]}]", where))
 
@@ -68,6 +50,8 @@ def numbers(text: str, where: str) -> list[float]:
     Raises:
       ValueError: something else.
     """
+    from fedjax_sim.configuration.tables import toml_value
+
     listed = toml_value(text if text.strip().startswith("[") else f"[{text}]", where)
     for value in listed if isinstance(listed, list) else [listed]:
         if isinstance(value, bool) or not isinstance(value, (int, float)):

@@ -13,9 +13,11 @@ from fedjax_sim.files import open_regular, parsing
 
 MAX_BYTES = 4 * 2**20  # of a file
 MAX_DEPTH = 32  # of tables in tables
+MAX_DIGITS = 300  # of an integer, so that every one is in a float's range; TOML asks for 64 bits
 # The time that tomllib takes for a key grows with the square of its parts.
 _LONG_KEY = re.compile(rb"""(?:[\w"'-]+[ \t]*\.[ \t]*){%d}""" % (2 * MAX_DEPTH))
 _WORD = re.compile(r"[A-Za-z_][\w./-]*|\.{0,2}/[\w./-]*")  # a word, or a path
+_LONG_INTEGER = re.compile(rf"(?<![\d_])\d(?:_?\d){{{MAX_DIGITS},}}")
 
 
 class ConfigurationError(ValueError):
@@ -44,7 +46,7 @@ class Place(NamedTuple):
         path = self.path if key is None else (*self.path, key)
         lengths = range(len(path), 0, -1)
         change = next((self.changes[path[:n]] for n in lengths if path[:n] in self.changes), None)
-        return ConfigurationError(f"{self.source}{table}{f' (--set {change})' if change else ''}: {what}")
+        return ConfigurationError(f"{self.source}{table}{f' (--set {change[:200]})' if change else ''}: {what}")
 
 
 class Tables(NamedTuple):
@@ -81,8 +83,10 @@ def load(path: str | os.PathLike[str], changes: Iterable[str] = ()) -> Tables:
         with parsing(source, "is not TOML", "see https://toml.io, or write an example with `fedjax-sim init`"):
             content = tomllib.loads(raw.decode("utf-8-sig"))
     except ValueError as error:
-        raise ConfigurationError(str(error)) from error
-    _check_depth(content, Place(str(source)))
+        # Python refuses to read integers of thousands of digits, and does not say where.
+        where = _long_integer(raw.decode("utf-8-sig")) if type(error.__cause__) is ValueError else None
+        raise ConfigurationError(str(error) if where is None else f"{source}, {where}") from error
+    _check_values(content, Place(str(source)))
     changed: dict[tuple[str, ...], str] = {}
     for change in changes:
         keys, value = _parsed(change)
@@ -91,15 +95,58 @@ def load(path: str | os.PathLike[str], changes: Iterable[str] = ()) -> Tables:
     return Tables(content, Place(str(source), changes=changed))
 
 
-def _check_depth(value: Any, place: Place, depth: int = 0) -> None:
+def toml_value(text: str, where: str, depth: int = 0) -> Any:
+    """A TOML value; a bare word is text.
+
+    Args:
+      text: of the value.
+      where: it stands, for messages.
+      depth: of the table that it goes into.
+
+    Raises:
+      ConfigurationError: neither, or one that is too deep or too large.
+    """
+    try:
+        found = tomllib.loads(f"value = {text}")
+    except (ValueError, RecursionError) as error:
+        if type(error) is ValueError:
+            raise ConfigurationError(f"{where}: {_TOO_LONG}") from error
+        if _WORD.fullmatch(text.strip()):
+            return text.strip()
+        raise ConfigurationError(
+            f"{where}: {text.strip()[:200]!r} is no TOML value ({error}): write a number, true, "
+            'false, "text", [1, 2] or { name = "..." }'
+        ) from error
+    if set(found) != {"value"}:
+        raise ConfigurationError(f"{where}: give one value")
+    _check_values(found["value"], Place(where), depth)
+    return found["value"]
+
+
+_TOO_LONG = f"it has an integer of more than {MAX_DIGITS} digits: write a smaller one, or 1e300 for a large number"
+
+
+def _check_values(value: Any, place: Place, depth: int = 0) -> None:
     if depth > MAX_DEPTH:
         raise place._replace(path=place.path[:2]).error(f"tables are nested more than {MAX_DEPTH} deep")
     if isinstance(value, dict):
         for key, item in value.items():
-            _check_depth(item, place / key, depth + 1)
+            _check_values(item, place / key, depth + 1)
     elif isinstance(value, list):
         for item in value:
-            _check_depth(item, place, depth + 1)
+            _check_values(item, place, depth + 1)
+    elif isinstance(value, int) and abs(value) >= 10**MAX_DIGITS:
+        raise place.error(_TOO_LONG)
+
+
+def _long_integer(text: str) -> str | None:
+    """Which line of a file has an integer that is too long, and the key before it, in words; None if none has."""
+    found = _LONG_INTEGER.search(text)
+    if found is None:
+        return None
+    before = text[: found.start()]
+    key = re.split(r"[\n,{=]", before.rpartition("=")[0])[-1].strip()
+    return f"line {before.count(chr(10)) + 1}{f' ({key[:200]})' if key else ''}: {_TOO_LONG}"
 
 
 def _parsed(change: str) -> tuple[tuple[str, ...], Any]:
@@ -113,19 +160,7 @@ def _parsed(change: str) -> tuple[tuple[str, ...], Any]:
         raise ConfigurationError(
             f"--set {change[:200]}: {left.strip()!r} is no key: write a dotted one, for instance algorithm.mu=0.1"
         ) from error
-    try:
-        parsed = tomllib.loads(f"value = {right}")
-        if set(parsed) != {"value"}:
-            raise ConfigurationError(f"--set {change[:200]}: give one value")
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        if not _WORD.fullmatch(right.strip()):
-            raise ConfigurationError(
-                f"--set {change[:200]}: {right.strip()[:200]!r} is no TOML value ({error}): write a number, true, "
-                'false, "text", [1, 2] or { name = "..." }'
-            ) from error
-        parsed = {"value": right.strip()}
-    _check_depth(parsed["value"], Place(f"--set {change[:200]}"), len(keys))
-    return keys, parsed["value"]
+    return keys, toml_value(right, f"--set {change[:200]}", len(keys))
 
 
 def _only_path(table: dict[str, Any]) -> tuple[str, ...]:
