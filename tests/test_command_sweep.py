@@ -153,9 +153,10 @@ def test_bad_usage(folder, capsys, arguments):
 
 @pytest.mark.slow
 def test_ctrl_c_ends_a_sweep_whose_device_has_hours_to_go(folder):
-    arguments = ["sweep", "small.toml", "--over", "algorithm.mu=1,2", "--set", "run.rounds=300_000_000", "--set",
-                 "run.eval_every=100_000_000", "--set", "run.checkpoint='stored'"]  # fmt: skip
-    with subprocess.Popen([sys.executable, "-c", INTERRUPTIBLE, *arguments], env={**os.environ, "PYTHONPATH": str(ROOT)},
+    changes = ["run.rounds=100_000", "run.eval_every=1000", "work.num_steps=10_000", "run.checkpoint='stored'"]
+    arguments = ["sweep", "small.toml", "--over", "algorithm.mu=1,2", *(f"--set={change}" for change in changes)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen([sys.executable, "-c", INTERRUPTIBLE, *arguments], env=environment,
                           stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:  # fmt: skip
         try:
             assert process.stdout.readline() == "it computes\n"
