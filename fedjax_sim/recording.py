@@ -165,7 +165,11 @@ def check_record(arrays: Mapping[str, np.ndarray], about: Mapping[str, Any]) -> 
     if numbers[:1] != [0] or len(numbers) < 2 or numbers != sorted(set(numbers)) or numbers[-1] >= _LARGEST:
         raise ValueError(f"'evaluated' is {shown(numbers)}: it must start with 0 and increase")
     _check_arrays(arrays, len(seeds), len(numbers), numbers[-1])
-    _check_signs(about, set(seeds), numbers[-1])
+    # Several runs of a sweep share a seed: what is said of one names it by its number.
+    runs = description.get("runs", list(range(len(seeds))) if "space" in description else seeds)
+    if not isinstance(runs, list) or not all(type(run) is int for run in runs):
+        raise ValueError(f"its runs are {shown(runs)}, not a list of integers")
+    _check_signs(about, set(runs), numbers[-1])
 
 
 def _check_arrays(arrays: Mapping[str, np.ndarray], seeds: int, evaluations: int, rounds: int) -> None:

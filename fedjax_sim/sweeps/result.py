@@ -324,8 +324,8 @@ class Sweep:
                 raise ValueError(
                     f"it has {len(runs.seeds)} runs, not those of {space.num_points} points with the seeds {shown(seeds)}"
                 )
-            if runs.divergences or runs.stops:
-                raise ValueError("it has the divergences or stops of single runs")
+            if runs.stops:
+                raise ValueError("it has the stops of single runs")
             described(runs.description, space.point(0))  # it has the leaves that the points change
             return cls(runs, space, seeds)
 
