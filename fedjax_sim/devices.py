@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import platform
@@ -104,12 +105,13 @@ def available_cores() -> int:
     return max(1, cores if quota is None else min(cores, int(quota)))
 
 
-def processor() -> list[str]:
+@functools.cache
+def processor() -> tuple[str, ...]:
     """What is known of the CPU, whose ``device_kind`` says nothing: its kind and the models."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text(errors="replace").splitlines() if cpuinfo.exists() else []
     models = {line.partition(":")[2].strip() for line in lines if line.startswith("model name")}
-    return [platform.machine(), *sorted(models)]
+    return (platform.machine(), *sorted(models))
 
 
 def _core(processor: int) -> tuple[str, ...]:

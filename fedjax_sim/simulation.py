@@ -437,7 +437,7 @@ def _environment() -> dict[str, Any]:
         "optax": optax.__version__,
         "python": platform.python_version(),
         "device": f"{jax.device_count()} x {device.device_kind}{_of_processes()}",
-        **({"processor": processor()} if device.platform == "cpu" else {"driver": device.client.platform_version}),
+        **({"processor": list(processor())} if device.platform == "cpu" else {"driver": device.client.platform_version}),
         "float": str(jnp.result_type(float)),
         "generator": generator(),
         "settings": {name: _as_json(value) for name, value in settings.items() if value != _ROUNDING[name]},

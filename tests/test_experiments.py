@@ -82,6 +82,9 @@ class TestBench:
         monkeypatch.setattr("fedjax_sim.experiments.bench.__version__", "99")
         run(again(bench), "x")
         assert len(list(bench._runs.iterdir())) == len(stored) + len(others) + 1
+        monkeypatch.setattr("fedjax_sim.experiments.bench.generator", lambda: {"jax_random_seed_offset": 1})
+        run(again(bench), "x")
+        assert len(list(bench._runs.iterdir())) == len(stored) + len(others) + 2
 
     def test_runs_with_functions_are_not_shared_between_labels(self, bench: Bench) -> None:
         def measure(scale: float) -> Callable[..., dict[str, Any]]:
