@@ -228,7 +228,14 @@ def _flattened(states: TrainState) -> dict[str, np.ndarray]:
 def _unflattened(like: TrainState, found: Checkpoint) -> Any:
     """The arrays of a checkpoint in the structure of ``like``."""
     leaves: list[Any] = []
-    for name, leaf in _named(like):
+    known = _named(like)
+    for name in found.arrays.keys() - {name for name, _ in known}:
+        if name.startswith("state"):
+            raise ValueError(
+                f"{found.path} has {name}, which this run does not: it was written by another version of the package or "
+                "of the method, which cannot be resumed with this one"
+            )
+    for name, leaf in known:
         plain, saved = _plain(leaf), found.arrays.get(name)
         if saved is None or saved.shape != plain.shape or saved.dtype != plain.dtype:
             raise ValueError(

@@ -428,6 +428,7 @@ def _environment() -> dict[str, Any]:
     settings = {name: getattr(jax.config, name, usual) for name, usual in _ROUNDING.items()}
     flags = os.environ.get("XLA_FLAGS", "").split()
     device = jax.devices()[0]
+    on_cpu = device.platform == "cpu"
     return {
         "fedjax_sim": fedjax_sim.__version__,
         "jax": jax.__version__,
@@ -437,7 +438,7 @@ def _environment() -> dict[str, Any]:
         "optax": optax.__version__,
         "python": platform.python_version(),
         "device": f"{jax.device_count()} x {device.device_kind}{_of_processes()}",
-        **({"processor": list(processor())} if device.platform == "cpu" else {"driver": device.client.platform_version}),
+        **({"processor": list(processor())} if on_cpu else {"driver": device.client.platform_version}),
         "float": str(jnp.result_type(float)),
         "generator": generator(),
         "settings": {name: _as_json(value) for name, value in settings.items() if value != _ROUNDING[name]},

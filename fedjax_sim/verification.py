@@ -33,7 +33,7 @@ class Difference(NamedTuple):
       name: ``"metrics/loss"``, ``"rounds/cohort_size"``, ``"params/..."``.
       equal: whether it is the same to the last bit.
       distance: max |a - b| / max(|a|, |b|) over the array's entries that are finite in both; inf where it has another
-        shape or type, or NaN or infinity in other places; 0 where only bits differ, as those of 0 and -0.
+        shape or kind of numbers, or NaN or infinity in other places; 0 where only bits differ, as those of 0 and -0.
     """
 
     name: str
@@ -229,10 +229,10 @@ def _compared(one: History, other: History) -> list[Difference]:
     for path in {**arrays, **others}:
         a, b = arrays.get(path), others.get(path)
         name = "/".join(path)
-        if a is None or b is None or a.shape != b.shape or a.dtype != b.dtype:
+        if a is None or b is None or a.shape != b.shape or a.dtype.kind != b.dtype.kind:
             found.append(Difference(name, False, float("inf")))
             continue
-        equal = a.tobytes() == b.tobytes()
+        equal = a.dtype == b.dtype and a.tobytes() == b.tobytes()
         found.append(Difference(name, equal, 0.0 if equal else _distance(a, b)))
     return found
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -21,7 +21,7 @@ import pytest
 
 import fedjax_sim as fjs
 from fedjax_sim import simulation
-from fedjax_sim.checkpoints import Interrupted, Store, read
+from fedjax_sim.checkpoints import Checkpoint, Interrupted, Store, read
 from fedjax_sim.drivers.resident import ResidentDriver
 from tests import killing
 
@@ -290,6 +290,11 @@ class TestOtherRuns:
             history = fjs.simulate(**RUN, rounds=ROUNDS, checkpoint=copied)
         assert history["loss"].tobytes() == whole["loss"].tobytes()
 
+    def test_state_that_the_run_has_not_is_not_dropped(self, copied):
+        written_again(copied, lambda found: (found.arrays | {"state.server.more": np.zeros(2)}, found.about))
+        with pytest.raises(ValueError, match=r"has state\.server\.more, which this run does not: it was written by"):
+            fjs.simulate(**RUN, rounds=ROUNDS, checkpoint=copied)
+
     def test_a_run_says_that_a_part_of_it_was_elsewhere(self, copied, monkeypatch):
         with jax.default_matmul_precision("highest"), pytest.warns(UserWarning, match="was written elsewhere"):
             fjs.simulate(**RUN, rounds=ROUNDS + 2, checkpoint=copied)
@@ -353,17 +358,26 @@ class TestOtherRuns:
             fjs.simulate(**RUN, rounds=2, **{"checkpoint": tmp_path} | arguments)
 
 
-def of_old_kind(path: pathlib.Path) -> None:
-    """Makes the newest checkpoint of a directory one that was written before the generator was, and the only one."""
+def written_again(path: pathlib.Path, changed: Callable[[Checkpoint], tuple[Any, Any]]) -> None:
+    """Leaves the newest checkpoint of a directory alone there, with other arrays and another ``about``."""
     paths = sorted(path.glob("*.safetensors"))
     found = read(paths[-1])
-    configuration = {name: part for name, part in found.about["configuration"].items() if name != "generator"}
-    known = ("fedjax_sim", "jax", "python", "device", "float", "layout")
-    configuration["environment"] = {name: configuration["environment"][name] for name in known}
     for one in paths:
         one.unlink()
     with Store(path) as store:
-        store.save(found.round, found.arrays, found.about | {"configuration": configuration})
+        store.save(found.round, *changed(found))
+
+
+def of_old_kind(path: pathlib.Path) -> None:
+    """Makes the newest checkpoint of a directory one that was written before the generator was, and the only one."""
+    known = ("fedjax_sim", "jax", "python", "device", "float", "layout")
+
+    def older(found: Checkpoint) -> tuple[Any, Any]:
+        configuration = {name: part for name, part in found.about["configuration"].items() if name != "generator"}
+        configuration["environment"] = {name: configuration["environment"][name] for name in known}
+        return found.arrays, found.about | {"configuration": configuration}
+
+    written_again(path, older)
 
 
 class TestDamage:

@@ -89,7 +89,10 @@ def test_to_the_last_bit_is_meant_so(history):
     assert not Verification(found, 0.0, None).passed
     assert Verification(found, 1e-9, None).passed
     wide = history.metrics | {"loss": history["loss"].astype(np.float64)}
-    assert verify(dataclasses.replace(history, metrics=wide)).failed == [Difference("metrics/loss", False, np.inf)]
+    assert verify(dataclasses.replace(history, metrics=wide)).failed == [Difference("metrics/loss", False, 0.0)]
+    whole = history.rounds | {"cohort_size": history["cohort_size"].astype(np.float32)}
+    found = verify(dataclasses.replace(history, rounds=whole), tolerance=0.1)
+    assert found.failed == [Difference("rounds/cohort_size", False, np.inf)]
     turned = [dataclasses.replace(history, metrics={"z": np.full((2, 4), 1 + phase)}) for phase in (1j, 2j)]
     assert [one.distance > 0.1 for one in _compared(*turned) if one.name == "metrics/z"] == [True]
 
