@@ -232,8 +232,8 @@ def _unflattened(like: TrainState, found: Checkpoint) -> Any:
     for name in found.arrays.keys() - {name for name, _ in known}:
         if name.startswith("state"):
             raise ValueError(
-                f"{found.path} has {name}, which this run does not: it was written by another version of the package or "
-                "of the method, which cannot be resumed with this one"
+                f"{found.path} has {name}, which this run has not: it was written by another version of the package "
+                "or of the method, which cannot be resumed with this one"
             )
     for name, leaf in known:
         plain, saved = _plain(leaf), found.arrays.get(name)

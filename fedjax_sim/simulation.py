@@ -417,8 +417,8 @@ _ROUNDING = {
     "jax_softmax_custom_jvp": False,
     "jax_use_direct_linearize": True,
 }
-# Flags of XLA that only say how many CPU devices there are, what else is written down, or what is logged.
-_NO_MATTER = re.compile(r"--xla_(force_host_platform_device_count|dump_|hlo_dump|\w*_log|log)")
+# Flags of XLA that change no result: how many CPU devices there are is said beside them; files to look at.
+_NO_MATTER = re.compile(r"--xla_(force_host_platform_device_count|dump_)")
 
 
 def _environment() -> dict[str, Any]:

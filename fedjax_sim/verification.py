@@ -214,12 +214,12 @@ def _said(history: History, of: Mapping[str, Any] | None = None) -> dict[str, An
     for one in history.divergences:
         clients = f", clients {', '.join(map(str, one.clients))}" if one.clients else ""
         diverged.setdefault(f"seed {one.seed}", []).append(f"{one.algorithm}, round {one.round}, {one.what}{clients}")
-    derived = [key for key in (of or history.description) if key not in _GIVEN]
+    derived = (of or history.description).keys() & history.description.keys() - set(_GIVEN)
     return {
         "seeds": list(history.seeds),
         "divergences": {seed: "; ".join(each) for seed, each in diverged.items()},
         "stops": {f"seed {seed}": f"round {stop.round}, {stop.reason}" for seed, stop in history.stops.items()},
-        **{key: history.description[key] for key in derived if key in history.description},
+        "description": {key: history.description[key] for key in sorted(derived)},
     }
 
 

@@ -292,7 +292,7 @@ class TestOtherRuns:
 
     def test_state_that_the_run_has_not_is_not_dropped(self, copied):
         written_again(copied, lambda found: (found.arrays | {"state.server.more": np.zeros(2)}, found.about))
-        with pytest.raises(ValueError, match=r"has state\.server\.more, which this run does not: it was written by"):
+        with pytest.raises(ValueError, match=r"has state\.server\.more, which this run has not: it was written by"):
             fjs.simulate(**RUN, rounds=ROUNDS, checkpoint=copied)
 
     def test_a_run_says_that_a_part_of_it_was_elsewhere(self, copied, monkeypatch):

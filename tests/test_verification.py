@@ -76,7 +76,8 @@ def test_what_is_no_array_counts_too(history):
     about = history.description
     claimed = about | {"average": "weighted", "bounds": about["bounds"] | {"per_client": 1}, "epsilon": 0.1}
     found = verify(dataclasses.replace(history, description=claimed))
-    assert [line.partition(":")[0] for line in found.said] == ["average", "bounds.per_client", "epsilon"]
+    names = ["description.average", "description.bounds.per_client", "description.epsilon"]
+    assert [line.partition(":")[0] for line in found.said] == names
     older = {name: part for name, part in about.items() if name not in ("average", "bounds")}
     assert verify(dataclasses.replace(history, description=older)).passed
 
