@@ -287,7 +287,7 @@ def test_a_csv_column_is_of_one_type(tmp_path: Path) -> None:
         table("3", "many")
     with pytest.raises(ValueError, match="'z' has integers beyond 64 bits, first '18446744073709551616' in row 1"):
         table("3", "18446744073709551616")
-    with pytest.raises(ValueError, match="'z' has integers beyond 64 bits, first '999.*in row 1"):
+    with pytest.raises(ValueError, match=r"'z' has integers beyond 64 bits, first '999.*in row 1"):
         table("3", "9" * 5000)
     with pytest.raises(ValueError, match=r"client 1 .* outside int32"):
         table("3", "18446744073709551615")

@@ -66,9 +66,10 @@ def even_classes(
     """c classes a client, and every class at the same number of clients (N c / C, up to one), in random combinations.
 
     By default a class is split evenly among its holders. The MNIST of Li et al. 2020 has 100 clients with 2 digits
-    each, so 20 holders of a digit: *balanced* is ``equal_sizes=True`` (542 images each, 54,200 in all). Their
+    each, so 20 holders of a digit: *balanced* is ``equal_sizes=True`` (542 images each, 54,200 in all; theirs are the
+    first of each digit, which :func:`fedjax_sim.datasets.mnist_two_digits` takes, here they are random). Their
     *unbalanced* set fits :func:`consecutive_classes` on all 70,000 images, which is what
-    :func:`fedjax_sim.datasets.mnist_two_digits` does; ``weights`` that follow a power law make a set like it.
+    that function does then; ``weights`` that follow a power law make a set like it.
 
     Args:
       labels: integer [n].
