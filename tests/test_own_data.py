@@ -296,13 +296,26 @@ def test_a_csv_column_is_of_one_type(tmp_path: Path) -> None:
         datasets.from_table(tmp_path / "t.csv", client="who", x="x", y="y")
 
 
+class Polars:
+    """As much of a polars Series as is looked at: numpy would take what is missing for a zero."""
+
+    def __init__(self, values: list[Any]) -> None:
+        self.values = values
+
+    def is_null(self) -> Any:
+        return np.array([value is None for value in self.values])
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        return np.array([0 if value is None else value for value in self.values], dtype)
+
+
 def missing_ids() -> dict[str, Any]:
     """Columns without an entry in row 1."""
     mask = np.ma.array(["a", "b", "c"], mask=[False, True, False])
     kinds: dict[str, Any] = {
         "none": ["a", None, "b"], "nan": ["a", NAN, "b"], "of integers": [1, None, 2], "floats": [1.0, NAN, 2.0],
         "array": np.array([1.0, NAN, 2.0]), "objects": np.array(["a", None, "b"], object), "masked": mask,
-        "a masked one": [1, np.ma.masked, 2],
+        "a masked one": [1, np.ma.masked, 2], "polars": Polars([1, None, 2]),
     }  # fmt: skip
     with contextlib.suppress(ImportError):
         import pandas

@@ -6,6 +6,7 @@ type of integer holds, and drops the mask of a masked array.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -98,34 +99,46 @@ def _kinds(what: str, values: Sequence[Any]) -> set[str]:
     """The kinds of the entries of nested lists; over numbers at the speed of ``set``."""
     found: set[str] = set()
     for kind in set(map(type, values)):
-        if issubclass(kind, (list, tuple)):
+        name = _name(kind)
+        if name == "list":
             found = found.union(*(_kinds(what, value) for value in values if type(value) is kind))
-        elif issubclass(kind, np.generic) or not hasattr(kind, "__array__"):
-            found.add(_name(kind))
-        else:
+        elif kind is np.ndarray:
+            found |= {_kind_of(dtype) for dtype in {value.dtype for value in values if type(value) is kind}}
+        elif name == "array":
             for row, value in enumerate(values):
                 if type(value) is kind:
                     hidden, how = _missing(value)
                     if hidden.any():
                         raise missing_values(what, np.arange(row + 1) == row, how)
-                    array = np.asarray(value)
-                    found |= _kinds(what, array.ravel().tolist()) if array.dtype.kind == "O" else {_kind_of(array)}
+                    found.add(_kind_of(np.asarray(value).dtype))
+        else:
+            found.add(name)
+    if "object" in found:  # arrays of objects: look into them
+        found -= {"object"}
+        for value in values:
+            inner = np.asarray(value) if hasattr(value, "__array__") else np.empty(0)
+            if inner.dtype.kind == "O":
+                found |= _kinds(what, inner.ravel().tolist())
     return found
 
 
+@functools.cache
 def _name(kind: type[Any]) -> str:
-    """What a type of single values is called: one name for Python's and numpy's of a kind."""
-    for base, name in ((bool, "bool"), (int, "int"), (float, "float"), (str, "str"), (bytes, "bytes")):
+    """What a type of entries is called: one name for Python's and numpy's of a kind, "list" and "array" for more."""
+    names = {bool: "bool", int: "int", float: "float", str: "str", bytes: "bytes", list: "list", tuple: "list"}
+    for base, name in names.items():
         if issubclass(kind, base):
             return name
     if issubclass(kind, np.generic):
-        return _kind_of(np.empty(0, kind))
+        return _kind_of(np.dtype(kind))
+    if hasattr(kind, "__array__"):
+        return "array"
     return "missing" if kind.__name__ in ("NoneType", "NAType", "NaTType") else kind.__name__
 
 
-def _kind_of(array: np.ndarray) -> str:
+def _kind_of(dtype: np.dtype) -> str:
     # bfloat16 and its like are of kind V
-    return _KINDS.get(array.dtype.kind, "float" if "float" in array.dtype.name else array.dtype.name)
+    return _KINDS.get(dtype.kind, "float" if "float" in dtype.name else dtype.name)
 
 
 def _mixture(what: str, values: list[Any]) -> Exception:
@@ -150,19 +163,20 @@ def _ragged(what: str) -> ValueError:
 
 
 def _texts(what: str, values: list[Any]) -> np.ndarray:
-    objects = np.asarray(values, dtype=object)
-    texts = objects.ravel().tolist()
-    if not all(isinstance(text, str) for text in texts):  # lists: objects may be ragged
+    flat = all(issubclass(kind, str) for kind in set(map(type, values)))
+    texts = values if flat else np.asarray(values, dtype=object).ravel().tolist()
+    if not flat and not all(isinstance(text, str) for text in texts):  # lists: objects may be ragged
         raise _ragged(what)
-    for place in (place for place, text in enumerate(texts) if text.endswith("\0")):
-        row = place * len(values) // len(texts)
-        raise ValueError(f"{what} has {shown(texts[place])} in row {row}: numpy's texts lose a NUL at their end")
+    if "\0" in "".join(texts):
+        for place in (place for place, text in enumerate(texts) if text.endswith("\0")):
+            row = place * len(values) // len(texts)
+            raise ValueError(f"{what} has {shown(texts[place])} in row {row}: numpy's texts lose a NUL at their end")
     longest = max(map(len, texts))
-    if 4 * longest * objects.size > _MAX_BYTES:  # numpy gives every entry the length of the longest
+    if 4 * longest * len(texts) > _MAX_BYTES:  # numpy gives every entry the length of the longest
         raise ValueError(
-            f"{what} has {objects.size} texts and one of {longest} characters: turn them into numbers or leave it out"
+            f"{what} has {len(texts)} texts and one of {longest} characters: turn them into numbers or leave it out"
         )
-    return objects.astype(np.str_)
+    return np.asarray(values)
 
 
 def _integers(what: str, values: list[Any]) -> np.ndarray:

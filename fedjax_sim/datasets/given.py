@@ -167,25 +167,34 @@ def _as_arrays(what: str, examples: Any, owner: str = "") -> Any:
         if len(examples) != 2:
             raise ValueError(f"a tuple of {len(examples)} was given: examples are (x, y), a mapping or another pytree")
         examples = {"x": examples[0], "y": examples[1]}
+    leaves = jax.tree.leaves(examples, is_leaf=_is_list)
+    if not leaves:
+        raise ValueError(f"the examples have no arrays: {examples!r}; give a pytree of arrays or (x, y)")
+    if all(type(leaf) is np.ndarray for leaf in leaves):  # as a million clients have them
+        return examples
     suffix = f" of {owner}" if owner else ""
-    arrays = jax.tree_util.tree_map_with_path(
+    return jax.tree_util.tree_map_with_path(
         lambda path, leaf: host_array(f"{what}{jax.tree_util.keystr(path)}{suffix}", leaf, objects=False),
         examples,
-        is_leaf=lambda node: isinstance(node, list),
+        is_leaf=_is_list,
     )
-    if not jax.tree.leaves(arrays):
-        raise ValueError(f"the examples have no arrays: {examples!r}; give a pytree of arrays or (x, y)")
-    return arrays
+
+
+def _is_list(node: Any) -> bool:
+    return isinstance(node, list)
 
 
 def _joined(clients: Sequence[Any], ids: np.ndarray, like: Flat | None) -> Flat:
     """Concatenates the clients' pytrees; ``like`` gives the structure where a client (of the test part) is empty."""
     what = "examples" if like is None else "test examples"
+    owners = [who(ids, i) for i in range(len(clients))]
     trees = [
-        None if client is None and like is not None else _as_arrays(what, client, who(ids, i))
-        for i, client in enumerate(clients)
+        None if client is None and like is not None else _as_arrays(what, client, owner)
+        for client, owner in zip(clients, owners, strict=True)
     ]
-    sizes = np.array([0 if tree is None else common_length(tree, who(ids, i)) for i, tree in enumerate(trees)])
+    sizes = np.array(
+        [0 if tree is None else common_length(tree, owner) for tree, owner in zip(trees, owners, strict=True)]
+    )
     filled = [(i, tree) for i, tree in enumerate(trees) if sizes[i] > 0]
     if not filled:
         return Flat(trees[0] if like is None else like.examples, sizes)
@@ -204,7 +213,7 @@ def _joined(clients: Sequence[Any], ids: np.ndarray, like: Flat | None) -> Flat:
                     f"{shape_text(column[0])}: one shape and kind of number for all clients"
                 )
             column.append(leaf)
-    owners = [who(ids, i) for i, _ in filled]
+    owners = [owners[i] for i, _ in filled]
     joined = [_concatenated(f"{what}{path}", column, owners) for path, column in zip(paths, columns, strict=True)]
     return Flat(jax.tree.unflatten(structure, joined), sizes)
 
