@@ -244,6 +244,10 @@ def test_test_examples_take_the_training_types() -> None:
     )
     assert data.test is not None
     assert (data.test.examples["x"].dtype, data.test.examples["t"].dtype) == (jnp.float32, jnp.uint8)
+    for wide in (np.float32, jnp.bfloat16):
+        with pytest.raises(ValueError, match=r"test examples\['x'\] are .*float16\[2\], whose type would round them"):
+            from_clients([{"x": np.zeros(2, np.float16)}], test=[{"x": jnp.zeros(2, wide)}])
+    assert from_clients([{"x": np.zeros(2)}], test=[{"x": np.zeros(2, np.float16)}]).test is not None
 
 
 def test_number_of_classes() -> None:

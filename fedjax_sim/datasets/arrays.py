@@ -98,7 +98,8 @@ def _of_list(what: str, values: list[Any]) -> np.ndarray:
 def _kinds(what: str, values: Sequence[Any]) -> set[str]:
     """The kinds of the entries of nested lists; over numbers at the speed of ``set``."""
     found: set[str] = set()
-    for kind in set(map(type, values)):
+    kinds: set[Any] = set(map(type, values))
+    for kind in kinds:
         name = _name(kind)
         if name == "list":
             found = found.union(*(_kinds(what, value) for value in values if type(value) is kind))

@@ -111,6 +111,11 @@ def check_alike(train: Any, test: Any) -> None:
                 f"test examples{jax.tree_util.keystr(path)} are {shape_text(other)} but the training examples are "
                 f"{shape_text(one)}: one shape and kind of number for both"
             )
+        if kind_of(one) == "float" and not _holds(stored_float(one), stored_float(other)):
+            raise ValueError(
+                f"test examples{jax.tree_util.keystr(path)} are {shape_text(other)} but the training examples are "
+                f"{shape_text(one)}, whose type would round them: give both one type"
+            )
 
 
 def checked_classes(parts: list[tuple[str, Flat]], names: np.ndarray, num_classes: int | None) -> int | None:
@@ -165,9 +170,8 @@ def stored_leaf(
         return leaf.astype(target)
     if kind != "float":
         raise TypeError(f"{name} has dtype {leaf.dtype}: examples must be arrays of numbers; encode them as integers")
-    wide = leaf.dtype.itemsize > np.dtype(default_float()).itemsize
     with np.errstate(over="ignore"):
-        stored = leaf.astype(like if like is not None else default_float() if wide else leaf.dtype)
+        stored = leaf.astype(stored_float(leaf) if like is None else like)
     for row in _rows_where(~np.isfinite(stored)):
         client = owner_of(part, first + row)
         place = first + row - int(offsets_of(part.sizes)[client])
@@ -176,6 +180,20 @@ def stored_leaf(
             "clean or drop these examples"
         )
     return stored
+
+
+def stored_float(leaf: np.ndarray) -> np.dtype:
+    """The type that floats are kept in: their own where the default float is not narrower."""
+    default = np.dtype(default_float())
+    return default if leaf.dtype.itemsize > default.itemsize else leaf.dtype.newbyteorder("=")
+
+
+def _holds(kind: np.dtype, other: np.dtype) -> bool:
+    """Whether floats of the type ``kind`` can be all that those of ``other`` are."""
+    try:
+        return np.promote_types(kind, other) == kind
+    except TypeError:  # numpy knows no type for float16 and bfloat16
+        return False
 
 
 def kind_of(leaf: np.ndarray) -> str:
