@@ -510,7 +510,8 @@ def names_of(algorithm):
 def directional(value, theta, individually):
     """Directions [M, P] in the flattened theta, and fourth-order central differences of ``value`` along them.
 
-    One direction for each of the first ``individually`` coordinates and for the last two, one for all others.
+    One direction for each of the first ``individually`` coordinates and for the last two, one for all others. Of a
+    coordinate that is 0, third-order differences upwards: below may be no hyper-parameter, and the run is NaN.
     """
     flat, unravel = ravel_pytree(theta)
     rest = np.zeros(flat.size)
@@ -519,10 +520,13 @@ def directional(value, theta, individually):
     directions = np.stack([*rows[:individually], rest, *rows[-2:]])
     scales = np.abs(directions * np.asarray(flat)).max(axis=1)
     steps = 1e-3 * np.where(scales == 0, 1.0, np.minimum(scales, 1.0))
-    offsets = np.array([-2.0, -1.0, 1.0, 2.0])
-    points = np.asarray(flat) + (offsets[None, :, None] * steps[:, None, None]) * directions[:, None, :]
+    at_zero = (scales == 0)[:, None]
+    offsets = np.where(at_zero, [0.0, 1.0, 2.0, 3.0], [-2.0, -1.0, 1.0, 2.0])
+    weights = np.where(at_zero, [-22.0, 36.0, -18.0, 4.0], [1.0, -8.0, 8.0, -1.0])
+    points = np.asarray(flat) + (offsets[:, :, None] * steps[:, None, None]) * directions[:, None, :]
     values = jax.jit(lambda points: jax.lax.map(lambda p: value(unravel(p)), points))(points.reshape(-1, flat.size))
-    return directions, values.reshape(-1, 4) @ np.array([1.0, -8.0, 8.0, -1.0]) / (12 * steps)
+    values = np.asarray(values).reshape(-1, 4)
+    return directions, np.sum((values - values[:, :1]) * weights, axis=1) / (12 * steps)
 
 
 @differentiated
