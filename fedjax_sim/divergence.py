@@ -78,9 +78,9 @@ def divergences(
       factor: a loss above ``factor`` |F(x_0)| has exploded, or above ``factor`` where F(x_0) is 0; None for never.
     """
     losses = np.asarray(metrics["loss"], float)
-    first = np.where(losses[:, :1] == 0, 1, np.abs(losses[:, :1]))
+    start = np.where(losses[:, :1] == 0, 1, np.abs(losses[:, :1]))
     with np.errstate(invalid="ignore", over="ignore"):
-        exploded = np.isfinite(losses) & (losses > (np.inf if factor is None else factor) * first)
+        exploded = np.isfinite(losses) & (losses > (np.inf if factor is None else factor) * start)
         seen = {
             "clients": (np.asarray(rounds.get("nonfinite_clients", ())) > 0) & (not skipped),
             "model": np.asarray(rounds.get("diverged", ()), bool),

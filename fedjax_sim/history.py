@@ -172,7 +172,7 @@ class History:
         from fedjax_sim.reporting import client_plots, plots, round_plots
 
         if metric in OF_IDS:
-            raise ValueError(f"plot({metric!r}): these are ids of clients, which have no curve: see history[{metric!r}]")
+            raise ValueError(f"plot({metric!r}): these are ids of clients, which have no curve: history[{metric!r}]")
         metric = recorded_as(self, metric)
         if self[metric].ndim == 4:
             return round_plots.heat_map(self, metric, round=round, seed=seed, ax=ax)

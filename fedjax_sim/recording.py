@@ -217,7 +217,7 @@ def _check_signs(about: Mapping[str, Any], seeds: set[int], rounds: int) -> None
                 f"it has the divergence {shown(entry)}, not [a seed of its, a round of its, one of {', '.join(KINDS)}, "
                 "clients' ids, the method, a factor or null]"
             )
-    stopped = set()
+    stopped: set[int] = set()
     for entry in about.get("stops", ()):
         seed, number, reason = entry
         sound = type(seed) is type(number) is int and seed in seeds - stopped and 1 <= number <= rounds

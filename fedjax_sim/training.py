@@ -265,7 +265,7 @@ def all_metrics(train: dict[str, jax.Array], test: dict[str, jax.Array] | None, 
     held_out = {f"test_{name}": value for name, value in (test or {}).items()}
     if train.keys() & held_out.keys():
         name = min(train.keys() & held_out.keys())
-        raise ValueError(f"the task has a metric {name!r}, which is the name of another one on the test data: rename it")
+        raise ValueError(f"the task has a metric {name!r}, as another one is called on the test data: rename it")
     metrics = train | held_out
     if not isinstance(given, Mapping):
         raise TypeError(f"evaluate(...) returns {given!r}: it must return a mapping {{name: array}}")

@@ -14,10 +14,10 @@ import optax
 import pytest
 
 import fedjax_sim as fjs
-from fedjax_sim.training import all_metrics
 from fedjax_sim.algorithms.base import Algorithm
 from fedjax_sim.checks import unmet
 from fedjax_sim.drivers import resident
+from fedjax_sim.training import all_metrics
 
 NAN = float("nan")
 BIG = 2**40
@@ -516,7 +516,7 @@ def zero(params: Any, dataset: fjs.FederatedDataset) -> jax.Array:
         (lambda *at: None, TypeError, ("returns None", "{name: array}")),
         (lambda *at: {"norm": "large"}, TypeError, ("'large'", "'norm'", "arrays or numbers")),
         (lambda *at: {3: zero(*at)}, TypeError, ("for 3", "by name")),
-        (lambda *at: {"cohort_size": zero(*at)}, ValueError, ("both called 'cohort_size'", "could be either", "rename")),
+        (lambda *at: {"cohort_size": zero(*at)}, ValueError, ("both called 'cohort_size'", "could be either")),
     ],
     ids=["loss", "round", "data_loss", "accuracy", "list", "None", "text", "a number as name", "a record's name"],
 )
@@ -562,7 +562,7 @@ def test_a_taken_test_metric_is_refused() -> None:
     tested = clients(test=[(np.ones((1, 3)), [0])] * 3)
     check(lambda: through_jit(dataset=tested, evaluate=lambda *at: {"test_loss": zero(*at)}), ValueError, "'test_loss'")
     twice = own(metrics=lambda p, e: {"test_loss": squares(p, e)})
-    check(lambda: through_jit(dataset=tested, task=twice), ValueError, "a metric 'test_loss'", "on the test data", "rename")
+    check(lambda: through_jit(dataset=tested, task=twice), ValueError, "a metric 'test_loss'", "on the test data")
 
 
 @pytest.mark.usefixtures("no_program")

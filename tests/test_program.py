@@ -179,8 +179,8 @@ def test_the_keyword_lists_agree():
     for name, parameter in theirs.items():
         assert ours[name].default == parameter.default
         assert ours[name].annotation == parameter.annotation
-    more = {"stop", "on_divergence", "divergence_factor", "checkpoint", "every", "keep", "allow_opaque"}  # what ends and resumes a run
-    more |= {"callbacks"}
+    more = {"stop", "on_divergence", "checkpoint", "every", "keep", "allow_opaque"}  # what ends and resumes a run
+    more |= {"callbacks", "divergence_factor"}
     more |= {"client_states"}  # off the device they are no JAX function's, and words of bits have no derivative
     assert set(ours) - set(theirs) == {"algorithm", "dataset", "seeds", "initial_params", "progress"} | more
 

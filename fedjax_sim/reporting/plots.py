@@ -179,7 +179,7 @@ def draw(
             places, values = on_one_axis(at, values, stopped)
         else:
             places = np.asarray(rounds_of(run, metric))
-        finite = drawable(values).all(axis=0)
+        finite = np.asarray(drawable(values).all(axis=0))
         end = len(finite) if finite.all() else int(np.argmin(finite))
         kept = values[:, :end]
         mean = kept.mean(axis=0)

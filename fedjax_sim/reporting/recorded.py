@@ -184,7 +184,7 @@ def first_reached(values: np.ndarray, at: np.ndarray, target: float, *, falling:
       ValueError: several values at one place.
     """
     if values.ndim != 2:
-        raise ValueError(f"rounds to a target: the values have the shape {values.shape}: give one number a seed and place")
+        raise ValueError(f"a target: the values have the shape {values.shape}: give one number a seed and place")
     reached = values <= target if falling else values >= target
     rows = np.arange(len(values))
     first: np.ndarray = np.where(reached.any(axis=1), at[rows, reached.argmax(axis=1)], np.inf)

@@ -242,7 +242,8 @@ def record_files() -> Files:
     """A record that has everything a file can have."""
     rng = _rng()
     plain = history()
-    counts = {"nonfinite_clients": np.array([[0, 1, 2, 2], [0] * 4]), "diverged": np.array([[0, 0, 1, 1], [0] * 4], bool)}
+    broken = np.array([[0, 1, 2, 2], [0] * 4])
+    counts = {"nonfinite_clients": broken, "diverged": broken > 1}
     ids = np.full((2, 4, 3), -1, np.int32)
     ids[0, 1:, 0] = 7
     matrix = np.tile(np.eye(3, dtype=np.float32), (2, 4, 1, 1))

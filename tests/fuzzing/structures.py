@@ -13,17 +13,19 @@ import numpy as np
 Arrays = dict[str, np.ndarray]
 
 VALUES: tuple[Any, ...] = (
-    None, True, False, 0, 1, -1, 2, 3, 4, 5, 2**31, 2**32, 2**63, 2**64, 10**400, 0.5, -0.5, 1e308, float("nan"), float("inf"),
-    "", "x", "a" * 999, "\ud800", "a\0b", "$\\x$", "_x", "space.grid", "loss", "clients", [], {}, [0], [[]], ["x"], [0, 0],
+    None, True, False, 0, 1, -1, 2, 3, 4, 5, 2**31, 2**32, 2**63, 2**64, 10**400, 0.5, -0.5, 1e308, float("nan"),
+    float("inf"), "", "x", "a" * 999, "\ud800", "a\0b", "$\\x$", "_x", "space.grid", "loss", "clients", [], {}, [0],
+    [[]], ["x"], [0, 0],
     [[0, 1, "evil", [1], "x"]], [[0, "x", 5]], [[9, 1, "loss", [], "x"]], [[0, 1, "loss", [], "x"]], [[0, 1, "why"]],
     {"x": 1}, {"name": "x"}, {"name": 3}, {"name": "algorithm.fedavg", "arguments": {}}, {"name": "space.random"},
     {"mapping": {}}, {"array": [1.0], "dtype": "float32"}, {"opaque": "x"}, {"loss": 1},
 )  # fmt: skip
 NAMES = (
-    "evaluated", "about", "metrics/loss", "metrics/test_loss", "metrics/", "metrics", "metrics/cohort_size", "metrics/mine",
-    "metrics/test_accuracy", "metrics/seed", "metrics/duration", "metrics/virtual_time", "metrics/$\\x$", "metrics/a/b",
-    "rounds/loss", "rounds/mine", "rounds/duration", "rounds/virtual_time", "rounds/bytes_up", "rounds/round", "rounds/mu",
-    "rounds/nonfinite_ids", "params/0", "params/1", "params/9", "params/x", "other/x", "x",
+    "evaluated", "about", "metrics/loss", "metrics/test_loss", "metrics/", "metrics", "metrics/cohort_size",
+    "metrics/mine", "metrics/test_accuracy", "metrics/seed", "metrics/duration", "metrics/virtual_time",
+    "metrics/$\\x$", "metrics/a/b", "rounds/loss", "rounds/mine", "rounds/duration", "rounds/virtual_time",
+    "rounds/bytes_up", "rounds/round", "rounds/mu", "rounds/nonfinite_ids", "params/0", "params/1", "params/9",
+    "params/x", "other/x", "x",
 )  # fmt: skip
 KINDS = (
     np.bool_, np.int8, np.int64, np.uint8, np.uint64, np.float16, np.float32, np.float64, np.complex64, np.dtype(">f8"),
@@ -128,11 +130,11 @@ def _change_array(arrays: Arrays, rng: random.Random) -> None:
 
 
 def _reshaped(array: np.ndarray, rng: random.Random) -> np.ndarray:
-    axis = rng.randrange(max(array.ndim, 1))
-    shapes = [array[None], array[..., None], array.reshape(-1), array[:0]] if array.ndim else [array[None]]
+    shapes = [array[None], array[..., None], array.reshape(-1), np.stack([array] * 5, -1), array.T]
     if array.ndim:
-        shapes += [array.take(range(array.shape[axis] - 1), axis) if array.shape[axis] else array, array.T]
-        shapes += [np.concatenate([array, array], axis), array[0], array.reshape(-1)[:1].reshape(())
-                   if array.size else array, array.take([], axis)]  # fmt: skip
-        shapes.append(np.stack([array] * 5, -1))
-    return np.ascontiguousarray(rng.choice(shapes))
+        axis = rng.randrange(array.ndim)
+        shapes += [np.concatenate([array, array], axis), array.take([], axis), array[:0]]
+        shapes += [array[:-1].copy(), array.take(range(max(array.shape[axis] - 1, 0)), axis)]
+    if array.size:
+        shapes += [array.reshape(-1)[0].reshape(()), array.take(0, array.ndim - 1) if array.ndim else array]
+    return np.array(rng.choice(shapes))
