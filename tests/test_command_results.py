@@ -22,7 +22,8 @@ def swept(count, *, seeds=2):
     runs.metrics["loss"][:, -1] = np.repeat(count - np.arange(count), seeds)
     del runs.metrics["test_accuracy"]
     about = {**runs.description, "space": describe(space), "seeds": list(range(seeds))}
-    return sweeps.Sweep(dataclasses.replace(runs, description=about), space, list(range(seeds)))
+    runs = dataclasses.replace(runs, description=about, seeds=list(range(seeds)) * count)
+    return sweeps.Sweep(runs, space, list(range(seeds)))
 
 
 @pytest.fixture
@@ -86,7 +87,7 @@ def test_points_that_look_alike_have_numbers(folder):
     space = sweeps.grid({"mu": [0.1, 0.1 + 1e-9]})
     runs = made(seeds=2)
     about = {**runs.description, "space": describe(space), "seeds": [0]}
-    sweeps.Sweep(dataclasses.replace(runs, description=about), space, [0]).save("sweep.npz")
+    sweeps.Sweep(dataclasses.replace(runs, description=about, seeds=[0, 0]), space, [0]).save("sweep.npz")
     assert list(read(["sweep.npz"]).histories) == ["point 0: mu=0.1", "point 1: mu=0.1"]
 
 

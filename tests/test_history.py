@@ -325,6 +325,13 @@ def test_what_has_several_values_reaches_no_target():
         h.rounds_to("each", 0.5)
 
 
+def test_an_accuracy_by_class_is_no_column():
+    by_class = {"test_accuracy": np.ones((2, 4, 3)), "accuracy": np.full((2, 4), 0.25)}
+    table = dataclasses.replace(history(), metrics=history().metrics | by_class).table(target=0.2)
+    assert "test accuracy" not in table
+    assert "0.2500 ± 0.0000" in table
+
+
 def test_ids_are_not_drawn():
     pytest.importorskip("matplotlib")
     assert (history()["nonfinite_ids"] == -1).all()

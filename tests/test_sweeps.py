@@ -491,6 +491,28 @@ def test_the_keyword_list_is_simulate_s():
         assert ours[name].annotation == parameter.annotation or name == "dataset"
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("seeds", [3]),
+        ("seeds", [7, 3]),
+        ("space", {"name": "optim.sgd", "arguments": {"learning_rate": 0.1}}),
+        ("space", {"name": "space.grid", "arguments": 3}),
+        ("space", fjs.describe(sweeps.grid({"mu": [0.0, 0.5]}))),
+        ("space", fjs.describe(sweeps.grid({"asynchronous.alpha": [0.0, 0.5], RATE: RATES}))),
+        ("algorithm", {"name": "algorithm.fedprox", "arguments": 3}),
+    ],
+)
+def test_a_file_of_another_structure_is_refused(grid_sweep, tmp_path, name, value):
+    path = tmp_path / "sweep.npz"
+    grid_sweep.save(path)
+    assert sweeps.Sweep.load(path).shape == grid_sweep.shape
+    runs = grid_sweep.runs
+    dataclasses.replace(runs, description=runs.description | {name: value}).save(path)
+    with pytest.raises(ValueError, match=r"sweep\.npz is no sweep of fedjax_sim, or is damaged"):
+        sweeps.Sweep.load(path)
+
+
 def test_to_pandas(grid_sweep):
     pytest.importorskip("pandas")
     frame = grid_sweep.to_pandas()

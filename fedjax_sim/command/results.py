@@ -172,11 +172,12 @@ def _is_label(label: Any) -> bool:
 def _points(sweep: Sweep) -> tuple[dict[str, History], str]:
     """The points of a sweep by their values, the best of them where there are many, and what was left out."""
     from fedjax_sim.reporting.recorded import in_words
+    from fedjax_sim.reporting.table import one_number
 
     count = sweep.space.num_points
     numbers, left_out = list(range(count)), ""
     if count > MOST_POINTS:
-        metric = next((name for name in _CHOOSING if name in sweep.runs.metrics), None)
+        metric = next((name for name in _CHOOSING if one_number(sweep.runs, name)), None)
         ranked = [] if metric is None else [one.number for one in sweep.ranked(metric)]
         numbers = (ranked or numbers)[:MOST_POINTS]
         which = f"best {len(numbers)} of {count} points by {in_words(str(metric), [sweep.runs])}"

@@ -51,7 +51,7 @@ def results_table(histories: Mapping[str, Recorded], *, target: float | None = N
     check_runs("results_table: histories", histories)
     histories = {str(name): run for name, run in histories.items()}
     runs = list(histories.values())
-    accuracy = next((name for name in _ACCURACIES if any(name in run.metrics for run in runs)), None)
+    accuracy = next((name for name in _ACCURACIES if any(one_number(run, name) for run in runs)), None)
     columns = [("method", [name.replace("|", r"\|") if markdown else name for name in histories])]
     loss = loss_of_data(runs)
     columns.append((in_words(loss, runs), final_values(runs, loss, decimals=None)))
@@ -112,10 +112,14 @@ def _seeds(run: Recorded) -> int:
     return int(next(iter(run.metrics.values())).shape[0])
 
 
+def one_number(run: Recorded, name: str) -> bool:
+    """Whether a run has a metric of that name that is one number a seed and evaluation."""
+    return np.ndim(run.metrics.get(recorded_as(run, name))) == 2
+
+
 def final_values(runs: list[Recorded], name: str, decimals: int | None) -> list[str]:
     """The cells of one metric; ``decimals`` None finds a number of them, or an exponent, that suits the column."""
-    has = [recorded_as(run, name) in run.metrics for run in runs]
-    finals = [measured(run, name)[:, -1].astype(float) if one else None for run, one in zip(runs, has, strict=True)]
+    finals = [measured(run, name)[:, -1].astype(float) if one_number(run, name) else None for run in runs]
     means = np.array([final.mean() for final in finals if final is not None and np.isfinite(final).all()])
     sizes = np.abs(means[means != 0])
     low, high = (sizes.min(), sizes.max()) if sizes.size else (1.0, 1.0)
@@ -138,8 +142,7 @@ def _cell(final: np.ndarray | None, form: str) -> str:
 
 
 def _rounds_to(runs: list[Recorded], name: str, target: float) -> list[str]:
-    has = [recorded_as(run, name) in run.metrics for run in runs]
-    medians = [_median_rounds(run, name, target) if one else np.inf for run, one in zip(runs, has, strict=True)]
+    medians = [_median_rounds(run, name, target) if one_number(run, name) else np.inf for run in runs]
     return [f"{median:.0f}" if np.isfinite(median) else _NONE for median in medians]
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from fedjax_sim.history import History
 from fedjax_sim.reporting import frames, plots, sweep_plots
 from fedjax_sim.reporting.recorded import Recorded, in_words, less_is_better, loss_of_data, recorded_as
-from fedjax_sim.reporting.table import final_values, markdown_rows, text_rows
+from fedjax_sim.reporting.table import final_values, markdown_rows, one_number, text_rows
 from fedjax_sim.sweeps.space import POINT
 from fedjax_sim.values import check_count, suggest
 
@@ -34,7 +34,7 @@ def table(sweep: Sweep, metric: str | None, *, top: int | None, markdown: bool) 
     short = short_names(sweep.space.names)
     columns = [(short[name], [_cell(point[name]) for point in points]) for name in sweep.space.names]
     losses = [loss_of_data([sweep.runs], name) for name in _LOSSES]
-    names = [name for name in (*losses, *_ACCURACIES) if name in sweep.runs.metrics]
+    names = [name for name in (*losses, *_ACCURACIES) if one_number(sweep.runs, name)]
     metric = None if metric is None else recorded_as(sweep.runs, metric)
     if metric is not None and metric not in names:
         names.append(metric)

@@ -322,7 +322,7 @@ class Sweep:
                 raise ValueError(f"its space is {shown(space)}")
             if len(runs.seeds) != space.num_points * len(seeds) or runs.seeds != seeds * space.num_points:
                 raise ValueError(
-                    f"it has {len(runs.seeds)} runs, not {space.num_points} points with the seeds {shown(seeds)}"
+                    f"its runs have the seeds {shown(runs.seeds)}, not {shown(seeds)} at {space.num_points} points"
                 )
             if runs.stops:
                 raise ValueError("it has the stops of single runs")
