@@ -101,6 +101,8 @@ def test_scalars():
     alone = Reported(1, {"loss": np.array([np.nan])}, {})
     assert np.isnan(scalars(alone, [0])["loss"])
     assert list(scalars(alone, [0])) == ["loss"]
+    named = Reported(2, {"loss_std": np.array([7.0, 9.0]), "loss": np.array([1.0, 3.0])}, {})
+    assert scalars(named, [4, 7])["loss_std"] == 8.0  # a metric, not the deviation of another
 
 
 def test_a_configuration_by_dotted_names():

@@ -20,6 +20,7 @@ from fedjax_sim.command import tune as tune_command
 from fedjax_sim.command.working import taken_by
 from fedjax_sim.configuration import read
 from fedjax_sim.configuration.tables import toml_value
+from fedjax_sim.divergence import FACTOR
 from fedjax_sim.reporting.lock import Lock
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -228,4 +229,5 @@ def test_a_tuning_is_judged_on_other_seeds(folder, capsys):
 
 def test_arguments_that_a_sweep_does_not_take_are_named_if_they_matter():
     given = {"rounds": 2, "stop": fjs.stopping.converged(1e-3), "on_divergence": "record", "keep": 2}
+    given |= {"divergence_factor": FACTOR}
     assert taken_by(sweeps.sweep, given) == ({"rounds": 2}, ["stop"])

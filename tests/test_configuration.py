@@ -264,8 +264,10 @@ def test_only_files_are_opened(tmp_path):
 
 
 def test_the_resolved_configuration_is_the_same_run(file):
-    run = read(file(SMALL), ["run.seeds=[5, 6]", "run.diagnostics=['drift', {name='client_losses', worst=0.5}]"])
+    changes = ["run.seeds=[5, 6]", "run.diagnostics=['drift', {name='client_losses', worst=0.5}]"]
+    run = read(file(SMALL), [*changes, "run.divergence_factor={none=true}"])
     history = fjs.simulate(**run)
+    assert history.description["run"]["divergence_factor"] is None  # what is None stays so where that says something
     text = written(history, {"checkpoint": "somewhere", "rounds": 99, "layout": "tune", "batch_size": 3})
     resolved = tomllib.loads(text)
     assert resolved["run"].pop("checkpoint") == "somewhere"

@@ -31,14 +31,16 @@ def scalars(reported: Reported, seeds: list[int], *, each_seed: bool = False) ->
     for name, values in reported.rounds.items():
         if values.ndim == 2:
             found[f"rounds/{name}"] = values.mean(axis=1)
+    means = {name: float(values.mean()) for name, values in found.items()}
     numbers: dict[str, float] = {}
     for name, values in found.items():
-        numbers[name] = float(values.mean())
+        more = {name: means[name]}
         if len(seeds) > 1:
-            numbers[f"{name}_std"] = float(values.std())
+            more[f"{name}_std"] = float(values.std())
             if each_seed:
-                numbers |= {f"{name}_seed_{seed}": float(value) for seed, value in zip(seeds, values, strict=True)}
-    return numbers
+                more |= {f"{name}_seed_{seed}": float(value) for seed, value in zip(seeds, values, strict=True)}
+        numbers |= more
+    return numbers | means  # a metric may be called as the deviation of another is
 
 
 def configuration(description: Mapping[str, Any]) -> dict[str, str | int | float | bool]:
