@@ -226,6 +226,14 @@ class TestReproduce:
         assert "good: complete already" in run()
         assert "good: complete already" not in run(seeds=2)
         assert "good: complete already" not in run(fresh=True)
+        assert "good: complete already" in run()
+        (tmp_path / "smoke" / "runs").rename(tmp_path / "elsewhere")
+        (tmp_path / "elsewhere" / "run-1.npz").write_bytes(b"")
+        (tmp_path / "smoke" / "runs").symlink_to(tmp_path / "elsewhere")
+        (tmp_path / "smoke" / "good" / ".fedjax_sim-0123456789abcdef.tmp").write_bytes(b"hal")
+        assert "good: complete already" not in run(fresh=True)
+        assert not (tmp_path / "elsewhere" / "run-1.npz").exists()  # runs that are linked to are forgotten too
+        assert not list((tmp_path / "smoke" / "good").glob(".*"))
         (tmp_path / "smoke" / "good" / "claims.json").write_text("{")
         assert "good: complete already" not in run()
 

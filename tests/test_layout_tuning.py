@@ -229,8 +229,11 @@ def test_a_measurement_is_kept(monkeypatch):
 def test_the_file_is_bounded(monkeypatch):
     tuning = Tuning(TURNS, (Timing(TURNS, 1.0, 2, 3.0, 1.0),))
     monkeypatch.setattr(remembered, "_MOST", 3)
+    kept().parent.mkdir(parents=True, exist_ok=True)
+    (kept().parent / ".fedjax_sim-0123456789abcdef.tmp").write_bytes(b"{")  # of a process that was killed
     for key in "abcade":
         remembered.remember(key, tuning)
+    assert not list(kept().parent.glob(".fedjax_sim-*"))
     assert list(json.loads(kept().read_text())["layouts"]) == ["a", "d", "e"]
     assert remembered.recall("b") is None
     assert remembered.recall("a") == tuning._replace(cached=True)

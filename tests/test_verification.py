@@ -198,6 +198,12 @@ def test_the_command(history, tmp_path, capsys):
     assert cli.main(["verify", str(tmp_path / "other.npz")]) == 1
     assert "NOT verified" in capsys.readouterr().out
     assert cli.main(["verify", str(tmp_path / "none.npz")]) == 1
+    description = json.loads(json.dumps(history.description))
+    description["environment"]["float"] = "float64"
+    dataclasses.replace(history, description=description).save(tmp_path / "double.npz")
+    assert cli.main(["verify", str(tmp_path / "double.npz")]) == 1  # it leaves the settings of who called it alone
+    assert "set JAX_ENABLE_X64=1" in capsys.readouterr().err
+    assert not jax.config.jax_enable_x64
 
 
 def test_the_text_of_a_long_list():

@@ -30,7 +30,7 @@ def run(options: argparse.Namespace) -> int:
 
     history = History.load(options.history)
     environment = history.description.get("environment", {})
-    if environment.get("float") == "float64":
+    if environment.get("float") == "float64" and options.own_process:
         jax.config.update("jax_enable_x64", True)
     if options.own_process and isinstance(environment.get("generator"), dict):
         use_generator(environment["generator"])

@@ -133,10 +133,15 @@ def reproduce_all(
 
     Returns:
       A line for each experiment.
+
+    Raises:
+      ValueError: an unknown name.
+      OSError: the folder cannot be written; before anything is run.
     """
     for name in names:
         check_name(name)
     folder = Path(out) / size
+    check_writable(folder)
     if fresh:
         _forget(folder)
     lines = []
@@ -163,7 +168,12 @@ def reproduce_all(
 
 def _forget(folder: Path) -> None:
     """Finished runs and what was made of them: an experiment is not complete without its runs."""
-    shutil.rmtree(folder / "runs", ignore_errors=True)
+    runs = folder / "runs"  # perhaps a link to a larger disk, which stays
+    for item in runs.iterdir() if runs.is_dir() else ():
+        if item.is_dir() and not item.is_symlink():
+            shutil.rmtree(item)
+        else:
+            item.unlink()
     for head in folder.glob(f"*/{writing.CLAIMS}"):
         head.unlink()
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_sim.experiments.experiment import Claim, Outcome, Setting, Table
+from fedjax_sim.files import read_json
 from fedjax_sim.history import History
 from fedjax_sim.reporting.files import write_atomically
 from fedjax_sim.reporting.plots import save_figure
@@ -88,7 +89,7 @@ def write(folder: Path, report: Report, outcome: Outcome, recorded: Mapping[str,
 def read(folder: Path) -> Report | None:
     """The report of a finished experiment; None where there is none, or one that cannot be read."""
     try:
-        content = json.loads((folder / CLAIMS).read_text(encoding="utf-8"))
+        content = read_json(folder / CLAIMS)
         if content.pop("format") != _FORMAT:
             return None
         content["settings"] = [Setting(*setting) for setting in content["settings"]]

@@ -11,7 +11,7 @@ from typing import Any
 from fedjax_sim.caches import cache_directory
 from fedjax_sim.files import json_object, read_json
 from fedjax_sim.layout_tuning.report import Tuning
-from fedjax_sim.reporting.files import write_atomically
+from fedjax_sim.reporting.files import remove_left_overs, write_atomically
 
 _VERSION = 1
 _MOST = 256  # measurements; the oldest go first
@@ -49,6 +49,7 @@ def remember(key: str, tuning: Tuning) -> None:
     known.pop(key, None)
     kept = dict([*known.items(), (key, tuning.to_json())][-_MOST:])
     try:
+        remove_left_overs(_path().parent)
         write_atomically(_path(), json.dumps({"version": _VERSION, "layouts": kept}, indent=1).encode())
     except (OSError, RuntimeError) as error:
         warnings.warn(
