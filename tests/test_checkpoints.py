@@ -569,7 +569,7 @@ class TestFullDisk:
                 store.save(1, ARRAYS, ABOUT)
                 with pytest.raises(OSError, match=self.MESSAGE.format("No space left on device")):
                     store.save(2, {"x": np.ones(200_000)}, ABOUT)
-                assert sorted(path.name for path in tmp_path.iterdir()) == ["round-00000001.safetensors"]
+                assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "round-00000001.safetensors"]
                 assert same(store.newest().arrays["keys"], ARRAYS["keys"])
                 store.save(3, {"x": np.ones(50_000)}, ABOUT)
         finally:
