@@ -575,6 +575,19 @@ class TestFullDisk:
         finally:
             subprocess.run(["umount", "-l", str(tmp_path)], check=True)
 
+    def test_a_file_system_that_can_be_read_only(self, tmp_path):
+        mounted = subprocess.run(["mount", "-t", "tmpfs", "tmpfs", str(tmp_path)], capture_output=True, check=False)
+        if mounted.returncode:
+            pytest.skip("this user may not mount a small file system")
+        try:
+            Store(tmp_path).close()
+            (tmp_path / ".lock").write_bytes(b"process 1 on a host\n")
+            subprocess.run(["mount", "-o", "remount,ro", str(tmp_path)], check=True)
+            with pytest.raises(OSError, match=r"checkpoints cannot be written here \(Read-only file system\)"):
+                Store(tmp_path)
+        finally:
+            subprocess.run(["umount", "-l", str(tmp_path)], check=True)
+
     def test_a_limit_of_the_process(self, tmp_path):
         done = subprocess.run(
             [sys.executable, "-c", LIMITED, str(tmp_path)],
