@@ -48,6 +48,9 @@ BUSY = {
             pass""",
     "answered": """
     signal.signal(signal.SIGINT, lambda *_: None)
+    if not os.fork():
+        signal.raise_signal(signal.SIGINT)  # a terminal tells children too, which is no second Ctrl-C
+        os._exit(0)
     hashlib.pbkdf2_hmac('sha256', b'', b'', 2**31 - 1)""",
 }
 WAITING = """
@@ -82,7 +85,7 @@ def test_ctrl_c_ends_what_does_not_listen(busy):
         finally:
             process.kill()
         assert process.stdout.read() == "before\n"  # what was printed is not lost
-        assert process.stderr.read() == "fedjax-sim: stopped\n"
+        assert process.stderr.read().endswith("fedjax-sim: stopped\n")
 
 
 SAID = "0.5 ± 0.1 – 2² → ü √ 你 \ud800"

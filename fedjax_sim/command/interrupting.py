@@ -26,6 +26,7 @@ def watch() -> None:
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))  # the terminal's Ctrl-C would count twice
     threading.Thread(target=_answer, args=(reading,), daemon=True).start()
 
 
