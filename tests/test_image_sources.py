@@ -441,6 +441,7 @@ def test_normalised_and_raw_pixels(small_mnist: Path) -> None:
         ({"normalise": ((0.1,), (0.0,))}, ValueError, "must be positive"),
         ({"normalise": ((0.1,), (float("nan"),))}, ValueError, "1 finite number"),
         ({"normalise": (("a",), (1.0,))}, ValueError, "1 finite number"),
+        ({"normalise": ((0.1, "a"), (1.0,))}, ValueError, "1 finite number"),
         ({"normalise": (0.1, 0.2)}, ValueError, "1 finite number"),
         ({"normalise": 3}, TypeError, "True, False or a pair"),
         ({"normalise": "usual"}, TypeError, "True, False or a pair"),

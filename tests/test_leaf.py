@@ -185,6 +185,19 @@ def test_files_that_do_not_go_together(tmp_path: Path) -> None:
         datasets.from_leaf([])
 
 
+def test_integers_of_some_users_are_not_rounded_for_the_floats_of_others(tmp_path: Path) -> None:
+    users = {"ann": {"x": [[2**24 + 1]], "y": [0]}, "rob": {"x": [[0.5]], "y": [1]}}
+    with pytest.raises(
+        ValueError, match="x of the user 'ann' has the integer 16777217 in row 0, which float32 would round"
+    ):
+        datasets.from_leaf(write(tmp_path / "a.json", users))
+    users["ann"]["x"] = [[2**24 + 2]]
+    assert datasets.from_leaf(write(tmp_path / "a.json", users)).examples["x"].tolist() == [[2.0**24 + 2], [0.5]]
+    users["ann"] = {"x": [[1.0], [0.5]], "y": [1, True]}
+    with pytest.raises(ValueError, match=r"the user 'ann': y mixes bool, int .row 0 has 1, row 1 True."):
+        datasets.from_leaf(write(tmp_path / "a.json", users))
+
+
 def test_lists_are_not_kept(tmp_path: Path) -> None:
     """The parser's lists of one user are gone before those of the next are read."""
     rng = np.random.Generator(np.random.PCG64(0))
