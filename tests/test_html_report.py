@@ -592,3 +592,12 @@ class TestBrowser:
         order = [HOSTILE.replace("\0", "\ufffd"), "fedavg", "scaffold", "diverged"]
         assert desktop["falling"] == order
         assert desktop["rising"] == [*order[2::-1], "diverged"]
+
+
+def test_ids_of_clients_are_no_quantiles():
+    ids = np.tile(np.arange(5), (2, 20, 1))  # five numbers in rising order
+    run = made(seeds=2)
+    run.rounds.update(client_ids=ids, nonfinite_ids=np.full((2, 20, 4), -1))
+    known, left = records({"a": run})
+    assert "client_ids" not in {record.name for record in known}
+    assert left == ["client_ids"]
