@@ -33,11 +33,11 @@ def setting(problem, *, scale=1.0, eta=by_round, **more):
     return methods.Run(problem.clients, problem.x0, eta=lambda t, i: scale * eta(t, i), **more)
 
 
-def client(*, scale=1.0, rate=None, rho=0.0, nesterov=False, gamma=None):
-    """The local solver."""
+def client(*, scale=1.0, rate=None, rho=None, nesterov=False, gamma=None):
+    """The local solver; with a momentum of 0.0 it has the program of any other one."""
     decay = {} if gamma is None else {"decay": gamma}
     rate = fjs.rates.over_rounds(ROUND_RATES) if rate is None else rate
-    solver = fjs.optim.sgd(scale, momentum=rho or None, nesterov=nesterov, **decay)
+    solver = fjs.optim.sgd(scale, momentum=rho, nesterov=nesterov, **decay)
     return {"client_optimizer": solver, "client_learning_rate": rate}
 
 
@@ -55,8 +55,8 @@ def check(problem, algorithm, expected, models=None, layout=None):
     models = methods.trajectory(expected) if models is None else models
     assert np.isfinite(models).all()
     assert np.linalg.norm(models[-1] - models[0]) > 1e-3
-    assert_equal(result.metrics["x"], models)
+    assert_equal(result.x, models)
     for t in range(len(run.cohorts)):
         if not expected.taking_part(t):
-            np.testing.assert_array_equal(result.metrics["x"][t + 1], result.metrics["x"][t])
+            np.testing.assert_array_equal(result.x[t + 1], result.x[t])
     return result

@@ -5,6 +5,7 @@ zero steps, a round in which everybody is dropped and one in which nobody is dra
 """
 
 import functools
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,8 +16,11 @@ from jax.flatten_util import ravel_pytree
 
 import fedjax_sim as fjs
 from fedjax_sim.algorithms import FedNova
+from fedjax_sim.checks import check_run
 from fedjax_sim.keys import client_draws
 from fedjax_sim.local.work import Turn
+from fedjax_sim.rounds import init_state, prepare, run_round
+from fedjax_sim.setting import Setting, TrainState
 from fedjax_sim.training import TrainResult
 
 N, ROUNDS = 6, 5
@@ -26,6 +30,7 @@ CLIENT_RATES = np.array([0.02, 0.05, 0.04, 0.03, 0.06, 0.01])
 ROUND_RATES = np.array([0.06, 0.05, 0.04, 0.03, 0.02])
 SERVER_RATES = np.array([1.0, 0.7, 1.0, 1.0, 1.4])
 KEY = jax.random.key(7)
+slow = pytest.mark.slow
 
 
 class QuadraticProblem:
@@ -71,6 +76,7 @@ class LogisticProblem:
 
 
 PROBLEMS = {
+    "whole": lambda: QuadraticProblem(fjs.local.full_batch()),
     # every client of more than two examples needs several pieces for one gradient
     "quadratic": lambda: QuadraticProblem(fjs.local.full_batch(piece_size=2)),
     # batches of 4, the last of an epoch partial for 5 of 6 clients
@@ -95,11 +101,55 @@ def compiled(batches, average, layout):
     return run
 
 
-def run(problem, algorithm, *, cohorts=COHORTS, tau=TAU, average=None, layout=None) -> TrainResult:
+def whole_run(problem, algorithm, *, cohorts=COHORTS, tau=TAU, average=None, layout=None) -> TrainResult:
     ids = np.where(cohorts < 0, -1, problem.ids[cohorts])
     arrays = jnp.asarray(ids, jnp.int32), jnp.asarray(tau, jnp.int32)
     program = compiled(problem.batches, average, layout)
     return program(problem.task, algorithm, problem.dataset, *arrays, problem.initial_params())
+
+
+class Followed(NamedTuple):
+    """A run round by round.
+
+    Attributes:
+      x: evaluated models x_0 .. x_T, [T + 1, d].
+      state: the last one.
+      rounds: what each recorded, leading axis rounds.
+    """
+
+    x: np.ndarray
+    state: TrainState
+    rounds: dict[str, np.ndarray]
+
+
+@jax.jit
+def one_round(setting, algorithm, dataset, key, state, t):
+    algorithm = prepare(setting, algorithm, dataset, key)
+    state, record = run_round(setting, algorithm, dataset, key, state, t)
+    return state, record, algorithm.parameters(state.server)
+
+
+def follow(setting, algorithm, dataset, params, rounds, key=KEY) -> Followed:
+    """The rounds one after another: the program of one takes half as long to compile as that of a whole run."""
+    setting = check_run(setting, algorithm, dataset, key, rounds, params)
+    prepared = prepare(setting, algorithm, dataset, key)
+    state = init_state(setting, prepared, dataset, key, params)
+    models, records = [prepared.parameters(state.server)], []
+    for t in range(rounds):
+        state, record, params = one_round(setting, algorithm, dataset, key, state, jnp.int32(t))
+        models.append(params)
+        records.append(record)
+    x = np.stack([np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(model)]) for model in models])
+    return Followed(x, state, {name: np.stack([record[name] for record in records]) for name in records[0]})
+
+
+def run(problem, algorithm, *, cohorts=COHORTS, tau=TAU, average=None, layout=None) -> Followed:
+    ids = np.where(cohorts < 0, -1, problem.ids[cohorts])
+    setting = Setting(
+        task=problem.task, cohort=fjs.cohort.given(ids, average=average), work=fjs.local.given_steps(tau, most=6),
+        batches=problem.batches, layout=layout,
+    )  # fmt: skip
+    return follow(setting, algorithm, problem.dataset, problem.initial_params(), len(tau))
 
 
 def drawn(cohort, dataset, rounds):
@@ -138,7 +188,8 @@ def over_rounds():
 
 
 @pytest.mark.parametrize(
-    ("kind", "average"), [("quadratic", "sample"), ("logistic", "plain"), ("logistic-full", "sample")]
+    ("kind", "average"),
+    [pytest.param("quadratic", "sample", marks=slow), ("logistic", "plain"), ("logistic-full", "sample")],
 )
 def test_fedavg(x64, kind, average):
     problem = PROBLEMS[kind]()
@@ -147,7 +198,7 @@ def test_fedavg(x64, kind, average):
         client_learning_rate=over_clients(),
         server_learning_rate=fjs.rates.over_rounds(SERVER_RATES),
     )
-    result = run(problem, algorithm, average=average)
+    result = whole_run(problem, algorithm, average=average)
     expected = reference.fedavg(problem.clients, problem.x0, COHORTS, TAU, by_client, eta_g=server, average=average)
     assert result.metrics["x"].dtype == jnp.float64
     assert_equal(result.metrics["x"], expected)
@@ -181,10 +232,10 @@ def test_fedavg_with_momentum_on_both_sides(x64):
         rho=0.8,
         beta=0.6,
     )
-    assert_equal(result.metrics["x"], expected)
+    assert_equal(result.x, expected)
 
 
-@pytest.mark.parametrize("kind", ["quadratic", "logistic-full"])
+@pytest.mark.parametrize("kind", ["quadratic", pytest.param("logistic-full", marks=slow)])
 def test_fedprox_through_the_momentum_buffer(x64, kind):
     problem = PROBLEMS[kind]()
     for mu, rho in [(0.7, 0.8), (3.0, 0.0), (0.0, 0.5)]:
@@ -192,11 +243,12 @@ def test_fedprox_through_the_momentum_buffer(x64, kind):
             mu=mu, client_optimizer=fjs.optim.sgd(1.0, momentum=rho), client_learning_rate=over_rounds()
         )
         expected = reference.fedavg(problem.clients, problem.x0, COHORTS, TAU, by_round, mu=mu, rho=rho)
-        assert_equal(run(problem, algorithm).metrics["x"], expected)
+        assert_equal(run(problem, algorithm).x, expected)
 
 
 @pytest.mark.parametrize(
-    ("kind", "rate", "eta"), [("logistic", over_clients, by_client), ("logistic-full", over_rounds, by_round)]
+    ("kind", "rate", "eta"),
+    [("logistic", over_clients, by_client), pytest.param("logistic-full", over_rounds, by_round, marks=slow)],
 )
 def test_fednova(x64, kind, rate, eta):
     problem = PROBLEMS[kind]()
@@ -209,7 +261,7 @@ def test_fednova(x64, kind, rate, eta):
         expected = reference.fednova(
             problem.clients, problem.x0, COHORTS, TAU, lambda t, i: 0.8 * eta(t, i), eta_g=server, rho=rho
         )
-        assert_equal(run(problem, algorithm).metrics["x"], expected)
+        assert_equal(run(problem, algorithm).x, expected)
 
 
 class FedNovaProx(FedNova):
@@ -226,12 +278,12 @@ def test_fednova_with_a_proximal_term(x64):
     expected = reference.fednova(
         problem.clients, problem.x0, COHORTS, TAU, lambda t, i: 0.1 * by_client(t, i), mu=1.5, rho=0.4
     )
-    assert_equal(run(problem, algorithm).metrics["x"], expected)
+    assert_equal(run(problem, algorithm).x, expected)
 
 
 @pytest.mark.parametrize(
     ("kind", "option", "average"),
-    [("quadratic", "II", "sample"), ("logistic", "II", "plain"), ("logistic", "I", "sample")],
+    [("quadratic", "II", "sample"), ("logistic", "II", "plain"), pytest.param("logistic", "I", "sample", marks=slow)],
 )
 def test_scaffold(x64, kind, option, average):
     problem = PROBLEMS[kind]()
@@ -246,7 +298,7 @@ def test_scaffold(x64, kind, option, average):
         problem.clients, problem.x0, COHORTS, TAU, lambda t, i: 0.9 * by_client(t, i),
         option=option, eta_g=server, average=average,
     )  # fmt: skip
-    assert_equal(result.metrics["x"], expected.x)
+    assert_equal(result.x, expected.x)
     assert_equal(ravel_pytree(result.state.server.extra)[0], expected.c[-1])
     assert_equal(jax.vmap(lambda tree: ravel_pytree(tree)[0])(result.state.clients), expected.c_i[-1])
 
@@ -257,11 +309,11 @@ def test_scaffold_with_momentum(x64):
     algorithm = fjs.scaffold(client_optimizer=fjs.optim.sgd(1.0, momentum=0.7), client_learning_rate=over_rounds())
     result = run(problem, algorithm)
     expected = reference.scaffold(problem.clients, problem.x0, COHORTS, TAU, by_round, option="II", rho=0.7)
-    assert_equal(result.metrics["x"], expected.x)
+    assert_equal(result.x, expected.x)
     assert_equal(ravel_pytree(result.state.server.extra)[0], expected.c[-1])
 
 
-@pytest.mark.parametrize("make", [fjs.fednova, fjs.scaffold], ids=["fednova", "scaffold"])
+@pytest.mark.parametrize("make", [fjs.fednova, pytest.param(fjs.scaffold, marks=slow)], ids=["fednova", "scaffold"])
 def test_step_sizes_by_parameter(x64, make):
     # a pytree like the parameters: a number for the bias, an array for the kernel
     problem = PROBLEMS["logistic"]()
@@ -277,11 +329,13 @@ def test_step_sizes_by_parameter(x64, make):
         expected = reference.scaffold(*arguments, option="II", rho=0.5).x
     else:
         expected = reference.fednova(*arguments, rho=0.5)
-    assert_equal(result.metrics["x"], expected)
+    assert_equal(result.x, expected)
 
 
 @pytest.mark.parametrize(
-    "layout", [fjs.layout.turns(), fjs.layout.stacked(), fjs.layout.lanes(2)], ids=["turns", "stacked", "lanes"]
+    "layout",
+    [fjs.layout.turns(), fjs.layout.stacked(), pytest.param(fjs.layout.lanes(2), marks=slow)],
+    ids=["turns", "stacked", "lanes"],
 )
 def test_every_layout(x64, layout):
     # the hardest local work: an anchor, then gradients in several pieces, with void slots and dropped clients
@@ -289,8 +343,11 @@ def test_every_layout(x64, layout):
     algorithm = fjs.scaffold(option="I", client_optimizer=fjs.optim.sgd(1.0), client_learning_rate=over_clients())
     result = run(problem, algorithm, layout=layout)
     expected = reference.scaffold(problem.clients, problem.x0, COHORTS, TAU, by_client, option="I")
-    assert_equal(result.metrics["x"], expected.x)
+    assert_equal(result.x, expected.x)
     assert_equal(jax.vmap(lambda tree: ravel_pytree(tree)[0])(result.state.clients), expected.c_i[-1])
+    pieces = [-(-client.size // 4) for client in problem.clients]  # of an anchor, and of each step
+    useful = [sum((1 + TAU[t, i]) * pieces[i] for i in reference.members(COHORTS[t], TAU[t])) for t in range(ROUNDS)]
+    assert result.rounds["useful_steps"].tolist() == useful
 
 
 def test_scheme_one_counts_duplicates(x64):
@@ -305,14 +362,13 @@ def test_scheme_one_counts_duplicates(x64):
         repeated.append(np.repeat(np.asarray(draw.ids), count))
     assert max(len(row) - len(set(row)) for row in repeated) >= 2  # these draws do repeat clients
     tau = 1 + TAU[:3]
-    train = fjs.make_train(
-        task=problem.task, rounds=3, cohort=cohort, work=fjs.local.given_steps(tau), batches=problem.batches,
-        evaluate=lambda params, _: {"x": params},
-    )  # fmt: skip
+    tau[:, 2] = 0  # who is dropped stays at x
+    setting = Setting(problem.task, cohort, fjs.local.given_steps(tau), problem.batches, None)
     algorithm = fjs.fedavg(client_optimizer=fjs.optim.sgd(1.0), client_learning_rate=over_clients())
-    result = jax.jit(train)(algorithm, problem.dataset, KEY, initial_params=problem.initial_params())
-    assert_equal(result.metrics["x"], reference.scheme_one(problem.clients, problem.x0, repeated, tau, by_client))
-    assert result.rounds["cohort_size"].tolist() == [len(set(row)) for row in repeated]
+    result = follow(setting, algorithm, problem.dataset, problem.initial_params(), 3)
+    assert_equal(result.x, reference.scheme_one(problem.clients, problem.x0, repeated, tau, by_client))
+    assert all(2 in row for row in repeated)
+    assert result.rounds["cohort_size"].tolist() == [len(set(row) - {2}) for row in repeated]
 
 
 def test_example_weights(x64):
@@ -323,7 +379,7 @@ def test_example_weights(x64):
     for index, position in enumerate(np.asarray(problem.dataset.order)):
         first = int(problem.dataset.offsets[position])
         problem.clients[index].v = v[first : first + problem.clients[index].size]
-    result = run(problem, fjs.fedavg(client_optimizer=fjs.optim.sgd(0.1)))
+    result = whole_run(problem, fjs.fedavg(client_optimizer=fjs.optim.sgd(0.1)))
     expected = reference.fedavg(problem.clients, problem.x0, COHORTS, TAU, lambda t, i: 0.1)
     assert_equal(result.metrics["x"], expected)
     assert_equal(result.metrics["loss"], [objective(problem.clients, x) for x in expected])

@@ -16,11 +16,17 @@ import reference_memory as memory
 import reference_methods as methods
 import reference_server as servers
 from golden import COHORTS, FULL, FULL_TAU, TAU, both, check, setting
-from test_golden import KEY, PROBLEMS, assert_equal, drawn, run
+from test_golden import KEY, PROBLEMS, assert_equal, drawn, follow, run
 
 import fedjax_sim as fjs
+from fedjax_sim.setting import Setting
 
-pytestmark = pytest.mark.slow
+slow = pytest.mark.slow
+
+
+def rest_slow(cases, first=1):
+    """All cases, of which the ``first`` run every time."""
+    return [pytest.param(case, marks=slow) if number >= first else case for number, case in enumerate(cases)]
 
 
 def test_the_reference_agrees_with_itself():
@@ -58,7 +64,7 @@ def test_the_reference_agrees_with_itself():
     assert_equal(weighted, methods.trajectory(methods.FedAvg(full)))
 
 
-@pytest.mark.parametrize("kind", ["quadratic", "logistic"])
+@pytest.mark.parametrize("kind", rest_slow(["quadratic", "logistic"]))
 def test_fedprox_with_adaptive_mu(x64, kind):
     # a server step of 3 makes F rise and fall; nothing is counted in a round without clients, not even in the first
     problem = PROBLEMS[kind]()
@@ -78,6 +84,7 @@ def test_fedprox_with_adaptive_mu(x64, kind):
         assert any(np.diff(path).max() > 0 and np.diff(path).min() < 0 for path in paths)
 
 
+@slow
 @pytest.mark.parametrize("same", [False, True])
 def test_feddane(x64, same):
     # given cohorts are the same in both phases; nobody is dropped from phase 1
@@ -87,22 +94,25 @@ def test_feddane(x64, same):
         check(problem, algorithm, methods.FedDane(setting(problem), mu))
 
 
-def test_feddane_draws_two_cohorts(x64):
-    problem = PROBLEMS["quadratic"]()
+@pytest.mark.parametrize("same", rest_slow([False, True]))
+def test_feddane_draws_two_cohorts(x64, same):
+    problem = PROBLEMS["whole"]()
     cohort, data, rounds = fjs.cohort.uniform(3), problem.dataset, len(TAU)
     draws = jax.jit(jax.vmap(lambda key, t: cohort.draw(data, key, t).ids, (None, 0)))
     ts = jnp.arange(rounds, dtype=jnp.int32)
     first, second = (np.searchsorted(problem.ids, draws(key, ts)) for key in (jax.random.fold_in(KEY, 1), KEY))
     assert (np.sort(first) != np.sort(second)).any()
-    train = fjs.make_train(
-        task=problem.task, rounds=rounds, cohort=cohort, work=fjs.local.given_steps(TAU), batches=problem.batches,
-        evaluate=lambda x, _: {"x": x},
+    run_ = Setting(
+        task=problem.task, cohort=cohort, work=fjs.local.given_steps(TAU), batches=problem.batches,
+        layout=fjs.layout.turns(),
     )  # fmt: skip
-    for same in (False, True):
-        algorithm = fjs.feddane(mu=0.3, same_cohort=same, **both())
-        result = jax.jit(train)(algorithm, data, KEY, initial_params=problem.initial_params())
-        expected = methods.FedDane(setting(problem, cohorts=second), 0.3, second if same else first)
-        assert_equal(result.metrics["x"], methods.trajectory(expected))
+    algorithm = fjs.feddane(mu=0.3, same_cohort=same, **both())
+    result = follow(run_, algorithm, data, problem.initial_params(), rounds)
+    expected = methods.FedDane(setting(problem, cohorts=second), 0.3, second if same else first)
+    assert_equal(result.x, methods.trajectory(expected))
+    # of both phases: a full gradient each of the first cohort; steps, and another full gradient, of the second
+    steps = [3 + sum(TAU[t, i] + 1 for i in expected.taking_part(t)) for t in range(rounds)]
+    assert result.rounds["useful_steps"].tolist() == result.rounds["computed_steps"].tolist() == steps
 
 
 def test_dane(x64):
@@ -117,6 +127,7 @@ def test_dane(x64):
 
 
 FEDNOVA = {
+    "variance reduction, momentum": [({"variance_reduction": True}, {"rho": 0.6}, {"average": "plain"})],
     "proximal: tau_eff = sum w tau": [({"mu": 1.5}, {}, {}), ({"mu": 0.3}, {}, {})],
     "proximal, sum w s": [({"mu": 1.5, "tau_eff": "slope"}, {"rho": 0.4}, {})],
     "sum w tau": [({"tau_eff": "steps"}, {"rho": 0.7}, {})],
@@ -127,7 +138,6 @@ FEDNOVA = {
     "momentum, decayed": [({}, {"rho": 0.9, "gamma": 0.7}, {})],
     "Nesterov": [({}, {"rho": 0.8, "nesterov": True}, {})],
     "variance reduction": [({"variance_reduction": True}, {}, {"average": "sample"})],
-    "variance reduction, momentum": [({"variance_reduction": True}, {"rho": 0.6}, {"average": "plain"})],
     "variance reduction, proximal": [({"variance_reduction": True, "mu": 0.8, "tau_eff": "slope"}, {"rho": 0.5}, {})],
     "authors' normaliser": [
         ({"mu": 1.5, "prox_momentum": "outside"}, {"rho": 0.9}, {}),
@@ -137,7 +147,7 @@ FEDNOVA = {
 }
 
 
-@pytest.mark.parametrize("variant", FEDNOVA)
+@pytest.mark.parametrize("variant", rest_slow(FEDNOVA))
 def test_fednova(x64, variant):
     problem = PROBLEMS["logistic"]()
     for options, solver, more in FEDNOVA[variant]:
@@ -146,6 +156,7 @@ def test_fednova(x64, variant):
         check(problem, fjs.fednova(**options, **both(**solver)), expected)
 
 
+@slow
 def test_fednova_of_unequal_step_sizes(x64):
     # the step is sum w_i eta_i s_i (or eta_i tau_i) times sum w_i Delta_i / (eta_i s_i)
     problem = PROBLEMS["quadratic"]()
@@ -172,6 +183,7 @@ class AdamNova(methods.FedNova):
         return -self.adam(t, i, 0.0, lambda y, k: 1.0)
 
 
+@slow
 def test_fednova_with_adam_is_opt_in(x64):
     problem, arguments = PROBLEMS["logistic"](), {**both(), "client_optimizer": fjs.optim.adam(1.0)}
     with pytest.raises(ValueError, match="linear"):
@@ -179,6 +191,7 @@ def test_fednova_with_adam_is_opt_in(x64):
     check(problem, fjs.fednova(accept_nonlinear=True, **arguments), AdamNova(setting(problem)))
 
 
+@slow
 def test_fednova_with_server_momentum(x64):
     problem = PROBLEMS["quadratic"]()
     run_ = setting(problem, rule=lambda: servers.Momentum(0.6), rho=0.5)
@@ -186,21 +199,24 @@ def test_fednova_with_server_momentum(x64):
     check(problem, algorithm, methods.FedNova(run_))
 
 
-def test_vrl_sgd_with_dropped_clients(x64):
+@pytest.mark.parametrize(
+    ("average", "rho"), [("plain", 0.5), pytest.param("sample", 0.0, marks=slow)], ids=["plain", "sample"]
+)
+def test_vrl_sgd_with_dropped_clients(x64, average, rho):
     # a dropped client keeps its v_i, made from the average of the round that it was last in
     problem = PROBLEMS["logistic"]()
-    for average, rho in [("plain", 0.0), ("sample", 0.5)]:
-        full = {"cohorts": FULL, "tau": FULL_TAU, "average": average, "eta_g": lambda t: 1.0}
-        check(problem, fjs.vrl_sgd(**golden.client(rho=rho)), memory.VrlSgd(setting(problem, rho=rho, **full)))
+    full = {"cohorts": FULL, "tau": FULL_TAU, "average": average, "eta_g": lambda t: 1.0}
+    check(problem, fjs.vrl_sgd(**golden.client(rho=rho)), memory.VrlSgd(setting(problem, rho=rho, **full)))
 
 
+@slow
 def test_vrl_sgd_with_a_server_step(x64):
     # xhat is the average of the models, whatever the server makes of it
     problem = PROBLEMS["quadratic"]()
     check(problem, fjs.vrl_sgd(**both()), memory.VrlSgd(setting(problem, cohorts=FULL, tau=FULL_TAU, average="plain")))
 
 
-@pytest.mark.parametrize("scaling", ["mean", "direction"])
+@pytest.mark.parametrize("scaling", rest_slow(["mean", "direction"]))
 def test_fedcm(x64, scaling):
     problem = PROBLEMS["logistic"]()
     for alpha, rho in [(0.1, 0.0), (0.6, 0.5)]:
@@ -217,7 +233,7 @@ def test_feddyn(x64, form):
         check(problem, fjs.feddyn(alpha=alpha, form=form, **both(rho=rho)), expected)
 
 
-@pytest.mark.parametrize("kind", ["quadratic", "logistic"])
+@pytest.mark.parametrize("kind", rest_slow(["quadratic", "logistic"]))
 def test_large_batch_sgd(x64, kind):
     # one full local gradient of everybody who was drawn, whatever the work and the batches say
     problem = PROBLEMS[kind]()
@@ -243,7 +259,7 @@ AWARE = {
 }
 
 
-@pytest.mark.parametrize("variant", AWARE)
+@pytest.mark.parametrize("variant", rest_slow(AWARE))
 def test_fedaware(x64, variant):
     problem = PROBLEMS["logistic"]()
     options = AWARE[variant]
@@ -256,12 +272,10 @@ def test_fedaware(x64, variant):
 
 def bases(problem):
     """Methods that AWARE extends, of the package and of the reference."""
-    plain = setting(problem, average="plain")
     moment = setting(problem, rule=lambda: servers.Momentum(0.7))
     return {
         "fedavgm": (fjs.fedavgm(momentum=0.7, **both()), methods.FedAvg(moment)),
         "fednova": (fjs.fednova(variance_reduction=True, **both()), methods.FedNova(setting(problem), 0, None, True)),
-        "fedcm": (fjs.fedcm(alpha=0.3, **both()), memory.FedCm(plain, 0.3)),
         "feddane": (fjs.feddane(mu=0.3, **both()), methods.FedDane(setting(problem), 0.3)),
         "fedprox": (
             fjs.fedprox(mu=0.3, adaptive=True, patience=1, **both()),
@@ -270,7 +284,7 @@ def bases(problem):
     }
 
 
-@pytest.mark.parametrize("name", ["fedavgm", "fednova", "fedcm", "feddane", "fedprox"])
+@pytest.mark.parametrize("name", rest_slow(["fedavgm", "fednova", "feddane", "fedprox"]))
 def test_aware_projects_the_step_of_any_method(x64, name):
     problem = PROBLEMS["logistic"]()
     algorithm, base = bases(problem)[name]
@@ -283,7 +297,7 @@ def test_aware_refuses_feddyn():
         fjs.aware(fjs.feddyn(**both()))
 
 
-@pytest.mark.slow
+@slow
 @pytest.mark.parametrize("layout", [fjs.layout.stacked(), fjs.layout.lanes(2)], ids=["stacked", "lanes"])
 def test_every_layout(x64, layout):
     # work that ends early, stacked messages, state of the clients, anchors
@@ -297,7 +311,7 @@ def test_every_layout(x64, layout):
         check(problem, algorithm, expected, layout=layout)
 
 
-@pytest.mark.parametrize("average", ["original", "scheme_ii", "transformed"])
+@pytest.mark.parametrize("average", rest_slow(["transformed", "original", "scheme_ii"]))
 def test_averaging_schemes(x64, average):
     # dropped stragglers: x stays in the place of their models
     problem = PROBLEMS["logistic"]()
@@ -313,6 +327,7 @@ def test_fednova_refuses_weights_that_do_not_sum_to_one(x64):
             run(problem, fjs.fednova(**both()), average=average)
 
 
+@slow
 def test_inverse_probabilities_need_a_random_cohort(x64):
     with pytest.raises(ValueError, match="inverse"):
         fjs.cohort.given(np.zeros((1, 1), int), average="inverse")

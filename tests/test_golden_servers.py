@@ -5,16 +5,14 @@ import pytest
 import reference_methods as methods
 import reference_server as servers
 from golden import both, check, setting
-from test_golden import PROBLEMS, assert_equal
+from test_golden import PROBLEMS
 
 import fedjax_sim as fjs
-
-pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_fedavgm(x64, nesterov):
-    problem = PROBLEMS["quadratic"]()
+    problem = PROBLEMS["whole"]()
     for beta in (0.9, 0.4):
         expected = methods.FedAvg(setting(problem, rule=lambda beta=beta: servers.Momentum(beta, nesterov)))
         check(problem, fjs.fedavgm(momentum=beta, nesterov=nesterov, **both()), expected)
@@ -23,7 +21,7 @@ def test_fedavgm(x64, nesterov):
 @pytest.mark.parametrize("form", ["paper", "optax"])
 @pytest.mark.parametrize("kind", ["adagrad", "adam", "yogi"])
 def test_adaptive_server_optimisers(x64, kind, form):
-    problem = PROBLEMS["quadratic"]()
+    problem = PROBLEMS["whole"]()
     rule = {"paper": servers.Adaptive, "optax": servers.AdaptiveOptax}[form]
     make = getattr(fjs, f"fed{kind}")
     for beta1, beta2, tau in [(0.9, 0.99, 1e-3), (0.5, 0.8, 0.1)]:
@@ -34,7 +32,7 @@ def test_adaptive_server_optimisers(x64, kind, form):
 
 @pytest.mark.parametrize("form", ["paper", "code"])
 def test_fedams(x64, form):
-    problem = PROBLEMS["quadratic"]()
+    problem = PROBLEMS["whole"]()
     for beta1, beta2, eps, initial in [(0.9, 0.99, 1e-3, 1e-3), (0.5, 0.8, 0.02, 0.3)]:
 
         def made(arguments=(beta1, beta2, eps), initial=initial):
@@ -62,13 +60,12 @@ def test_afl(x64, average):
     assert (np.array(expected.path) == 0).any()  # the projection puts clients to zero
 
 
-def test_averages_of_models(x64):
+@pytest.mark.parametrize("k", [3, pytest.param(1, marks=pytest.mark.slow)])
+def test_averages_of_models(x64, k):
     # the evaluated model only: the training is that of the base method
-    problem = PROBLEMS["quadratic"]()
+    problem = PROBLEMS["whole"]()
     run = setting(problem, rule=lambda: servers.Momentum(0.7))
     base = fjs.fedavgm(momentum=0.7, **both())
     for decay in (0.9, 0.3):
         check(problem, fjs.ema(base, decay=decay), methods.FedAvg(run), servers.ema(methods.FedAvg(run), decay))
-    for k in (1, 3):
-        result = check(problem, fjs.last_k(base, k=k), methods.FedAvg(run), servers.last_k(methods.FedAvg(run), k))
-    assert_equal(result.params, result.metrics["x"][-1])
+    check(problem, fjs.last_k(base, k=k), methods.FedAvg(run), servers.last_k(methods.FedAvg(run), k))
