@@ -10,17 +10,24 @@ import pathlib
 import re
 import subprocess
 import sys
+from typing import Any, NamedTuple
 
 import hypothesis
 import hypothesis.strategies as st
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import fedjax_sim as fjs
 from fedjax_sim.drivers import resident
 from fedjax_sim.layout import makespan
-from fedjax_sim.setting import TrainState
+from fedjax_sim.layout.base import Bounds
+from fedjax_sim.layout.lanes import queue_bound
+from fedjax_sim.layout.queue import run_queue
+from fedjax_sim.layout.turns import run_turns
+from fedjax_sim.rounds import bounds
+from fedjax_sim.setting import Setting, TrainState
 
 LAYOUTS = {
     "turns": fjs.layout.turns(),
@@ -46,6 +53,7 @@ def test_the_makespan_is_that_of_the_queue(taus, num_lanes):
     found, lanes = makespan(taus, num_lanes), min(num_lanes, len(taus))
     assert found.iterations == busy_lanes(taus, lanes)
     assert found.longest == max(taus)
+    assert found.iterations <= queue_bound(Bounds(max(taus), sum(taus)), lanes)
     if sum(taus):
         assert found.share == sum(taus) / lanes
         assert found.ratio == found.iterations / found.share
@@ -89,6 +97,119 @@ def test_bad_arguments_of_makespan():
         makespan([3], 0)
 
 
+class Counted(NamedTuple):
+    """A client of :class:`Counting`; what a layout asks of a slot."""
+
+    steps: Any
+    name: Any
+
+    @property
+    def client(self):
+        return self
+
+    @property
+    def offset(self):
+        return self.name
+
+
+class Counting(NamedTuple):
+    """A solver in integers, whose client's value tells which steps it took, in which order, and from which state."""
+
+    stacked = ("value",)
+
+    def micro_steps(self, slot):
+        return slot.steps
+
+    def begin(self, sent, c_i, slot):
+        return (sent + c_i) * 8 + slot.name
+
+    def step(self, sent, slot, progress, k, *, serial=False):
+        return progress * 3 + slot.name * 5 + k
+
+    def finish(self, sent, c_i, slot, progress):
+        there = (slot.steps > 0).astype(jnp.int32)
+        return {"value": there * progress, "sum": there * progress}, jnp.where(there, c_i * 7 + progress, c_i)
+
+    def weigh(self, slot, messages):
+        return {"sum": messages["sum"] * (slot.name + 1)}
+
+    def by_hand(self, sent, states, taus):
+        """Values, new states and the weighted sum, modulo 2^32 as the integers of the program."""
+        values, new = [], []
+        for name, (tau, c_i) in enumerate(zip(taus.tolist(), states.tolist(), strict=True)):
+            value = (sent + c_i) * 8 + name
+            for k in range(tau):
+                value = value * 3 + name * 5 + k
+            values.append(value if tau else 0)
+            new.append(c_i * 7 + value if tau else c_i)
+        total = sum(value * (name + 1) for name, value in enumerate(values))
+        return [np.array(part, object).astype(np.uint64).astype(np.uint32) for part in (values, new, [total])]
+
+
+TAUS = np.array([[3, 0, 1, 6, 2], [1, 1, 1, 1, 1], [0, 0, 0, 6, 0], [6, 6, 6, 6, 6], [0, 0, 0, 0, 0], [2, 3, 2, 3, 6]])
+LONGEST, MOST = 6, 30
+PROGRAMS = {
+    "turns": lambda *given: fjs.layout.turns().run(*given, Bounds(LONGEST, MOST)),
+    "masked turns": lambda *given: run_turns(*given, most=LONGEST),
+    "every turn": lambda *given: run_turns(*given, skip_void=False),
+    "stacked": lambda *given: fjs.layout.stacked().run(*given, Bounds(LONGEST, MOST)),
+}
+for count in (1, 2, 3, 50):
+    PROGRAMS[f"{count} lanes"] = lambda *given, count=count: fjs.layout.lanes(count).run(*given, Bounds(LONGEST, MOST))
+    PROGRAMS[f"{count} static"] = lambda *given, count=count: run_queue(*given, lanes=min(count, 5), bound=MOST)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_every_client_takes_its_own_steps_and_leaves_what_it_made(name):
+    """Exactly, with void slots, clients that end together, and lanes without clients."""
+    names = jnp.arange(5, dtype=jnp.int32)
+    states = names * 11 + 1
+    run = jax.jit(lambda taus: PROGRAMS[name](Counting(), jnp.int32(4), states, Counted(taus, names)))
+    for taus in TAUS:
+        found = run(jnp.asarray(taus, jnp.int32))
+        values, new, total = Counting().by_hand(4, states, taus)
+        np.testing.assert_array_equal(found.stacks["value"].astype(jnp.uint32), values)
+        np.testing.assert_array_equal(found.clients.astype(jnp.uint32), new)
+        assert int(found.sums["sum"].astype(jnp.uint32)) == total
+        if name.endswith(("lanes", "static")):
+            lanes = min(int(name.split()[0]), 5)
+            assert found.computed == lanes * makespan(taus.tolist(), lanes).iterations
+        else:
+            assert found.computed == (5 * LONGEST if name in ("masked turns", "stacked") else taus.sum())
+
+
+SIZES = np.array([1, 7, 10, 4, 13])
+BATCHES = {
+    "in order": (fjs.local.in_order(4), False),
+    "shuffled": (fjs.local.shuffled(4), False),
+    "in pieces": (fjs.local.full_batch(4), True),
+}
+
+
+@pytest.mark.parametrize("batches", BATCHES)
+def test_no_round_takes_more_steps_than_its_bounds(batches):
+    """One client's bound is what the largest takes; a cohort's holds for the largest clients together."""
+    dataset = fjs.datasets.quadratics_from(np.ones((5, 1, 1)), np.ones((5, 1)), sizes=SIZES.tolist())
+    scheme, whole = BATCHES[batches]
+    passes = -(-SIZES // 4)
+    local = fjs.optim.sgd(0.1)
+    for work, tau in ((fjs.local.epochs(2), 2 if whole else 2 * passes), (fjs.local.steps(3), 3)):
+        steps = tau * passes if whole else tau * np.ones(5, int)
+        for algorithm, micro in (
+            (fjs.fedavg(client_optimizer=local), steps),
+            (fjs.scaffold(option="I", client_optimizer=local), steps + passes),
+            (fjs.large_batch_sgd(client_optimizer=local), passes),
+        ):
+            for slots in (1, 3, 5):
+                run = Setting(fjs.quadratic(), fjs.cohort.uniform(slots), work, scheme, None)
+                found = bounds(run, algorithm, dataset)
+                assert (found.per_client, found.distinct) == (micro.max(), True)
+                assert np.sort(micro)[-slots:].sum() <= found.per_cohort <= slots * micro.max()
+                messages = fjs.asynchronous.fedbuff(7)  # of which one client may send all
+                found = bounds(run._replace(asynchronous=messages), algorithm, dataset)
+                assert found == Bounds(micro.max(), 7 * micro.max(), distinct=False)
+
+
 TAU = np.array([[7, 0, 2, 9, 1, 3, 3], [1, 1, 1, 1, 1, 1, 30], [0, 0, 0, 5, 0, 0, 0], [4, 4, 4, 4, 4, 4, 4]])
 
 
@@ -104,12 +225,10 @@ def data(dim=3):
     return fjs.datasets.quadratics(num_clients=TAU.shape[1], dim=dim, seed=0)
 
 
-@pytest.mark.parametrize("num_lanes", [3, 50])
-def test_the_program_takes_as_many_iterations(num_lanes):
-    train = jax.jit(fjs.make_train(**setting(fjs.layout.lanes(num_lanes))))
+def test_the_program_takes_as_many_iterations():
+    train = jax.jit(fjs.make_train(**setting(fjs.layout.lanes(3))))
     rounds = train(fjs.fedavg(client_optimizer=fjs.optim.sgd(0.1)), data(), jax.random.key(0)).rounds
-    lanes = min(num_lanes, TAU.shape[1])
-    expected = [lanes * makespan(taus, num_lanes).iterations for taus in TAU]
+    expected = [3 * makespan(taus, 3).iterations for taus in TAU]
     assert rounds["computed_steps"].tolist() == expected
     assert rounds["useful_steps"].tolist() == TAU.sum(axis=1).tolist()
 
@@ -122,7 +241,9 @@ def state_of(values):
     return jax.tree.leaves(next(value for value in values if isinstance(value, TrainState)))
 
 
-@pytest.mark.parametrize("name", ["turns", pytest.param("stacked", marks=pytest.mark.slow), "lanes"])
+@pytest.mark.parametrize(
+    "name", ["turns", *(pytest.param(name, marks=pytest.mark.slow) for name in ("stacked", "lanes"))]
+)
 def test_states_stay_where_they_are_and_nothing_leaves_the_device_within_a_chunk(name, monkeypatch):
     calls, texts, advance = [], [], resident._advance
 
