@@ -105,7 +105,7 @@ EXACT = {
     "forward": adjoints.forward(),
     "bounded": adjoints.bounded(18, 6),
 }
-FAST = ("nested", "truncated")
+FAST = ("nested",)
 NIGHTLY = dict.fromkeys(("nested-2", "truncated-nested"), pytest.mark.nightly)
 together = pytest.mark.xdist_group("adjoints")  # one process compiles what they share
 every_exact = pytest.mark.parametrize(
@@ -162,6 +162,55 @@ def test_truncated_is_the_derivative_of_the_last_rounds(x64, last):
     np.testing.assert_array_equal(cut[: ROUNDS - last], 0)
     np.testing.assert_allclose(cut[ROUNDS - last :], full[ROUNDS - last :], rtol=1e-11)
     assert (np.abs(full) > 1e-7).all()
+
+
+def by_hand(scale, x, rounds, every, last):
+    """What is recorded of :func:`rated`, where nothing before the last rounds has a derivative."""
+    cut, total = max(rounds - last, 0), 0.0
+    early = jax.lax.stop_gradient(scale)
+    for t in range(rounds + 1):
+        if t == cut and cut:
+            x = jax.lax.stop_gradient(x)
+        at = early if t < cut else scale
+        if t % every == 0 or t == rounds:
+            loss = at[-1] * jnp.sum(x**2)
+            total += loss if t >= cut else jax.lax.stop_gradient(loss)
+        if t < rounds:
+            x = jnp.sin(at[t] * x) + t
+            total += jnp.mean(x) if t >= cut else jax.lax.stop_gradient(jnp.mean(x))
+    return total
+
+
+def rated(rounds, every):
+    """A run without clients; every round and every evaluation has an operand of its own."""
+
+    def step(scale, x, t):
+        x = jnp.sin(scale[t] * x) + t.astype(x.dtype)
+        return x, {"mean": jnp.mean(x)}
+
+    return Run(step, lambda scale, x: {"loss": scale[-1] * jnp.sum(x**2)}, rounds, every)
+
+
+@pytest.mark.parametrize("every", [3, 1])
+def test_truncated_stops_at_the_right_round_and_keeps_what_is_recorded_later(x64, every):
+    def value(scale, x, last):
+        ran = adjoints.truncated(last).run(rated(ROUNDS, every), scale, x)
+        return jnp.sum(ran.metrics["loss"]) + jnp.sum(ran.records["mean"])
+
+    @jax.jit
+    def gradients(scale, x):
+        both = []
+        for last in (1, 4, ROUNDS):
+            both.append(jax.value_and_grad(value, (0, 1))(scale, x, last))
+            both.append(jax.value_and_grad(by_hand, (0, 1))(scale, x, ROUNDS, every, last))
+        return both
+
+    found = gradients(jnp.linspace(0.7, 1.2, ROUNDS + 1), jnp.linspace(0.1, 1, 4))
+    for actual, expected in zip(found[::2], found[1::2], strict=True):
+        assert_close(actual, expected)
+    for (_, (of_scale, of_x)), last in zip(found[::2], (1, 4, ROUNDS), strict=True):
+        assert (np.asarray(of_scale[:ROUNDS]) != 0).tolist() == [t >= ROUNDS - last for t in range(ROUNDS)]
+        assert bool(np.any(of_x)) == (last == ROUNDS)
 
 
 @pytest.mark.slow

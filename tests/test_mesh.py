@@ -52,23 +52,31 @@ def assert_same_bits(one, other):
 
 
 LAYOUTS = {
-    "three": MESH(3),
+    "three, sharded": MESH(3, data="sharded"),
+    "more devices than clients": MESH(8),
     "more devices than clients, sharded": MESH(8, data="sharded"),
+    "three": MESH(3),
     "stacked": MESH(2, inner=fjs.layout.stacked()),
     "lanes, sharded": MESH(2, inner=fjs.layout.lanes(2), data="sharded"),
 }
 
 
 @pytest.fixture(scope="module")
-def alone(data):
-    return run(fjs.scaffold(client_optimizer=LOCAL), data, TURNS, seeds=range(2))
+def weighted(data):
+    """The same with a weight for each example."""
+    return data.with_example_weights(np.random.default_rng(0).uniform(0.5, 2, data.num_examples))
+
+
+@pytest.fixture(scope="module")
+def alone(weighted):
+    return run(fjs.scaffold(client_optimizer=LOCAL), weighted, TURNS, seeds=range(2))
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * ("stacked" in name or "lanes" in name)) for name in LAYOUTS]
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (number > 1)) for number, name in enumerate(LAYOUTS)]
 )
-def test_results_are_those_of_one_device(name, data, alone):
-    history = run(fjs.scaffold(client_optimizer=LOCAL), data, LAYOUTS[name], seeds=range(2))
+def test_results_are_those_of_one_device(name, weighted, alone):
+    history = run(fjs.scaffold(client_optimizer=LOCAL), weighted, LAYOUTS[name], seeds=range(2))
     assert_alike(alone, history)
     np.testing.assert_array_equal(history.rounds["useful_steps"], alone.rounds["useful_steps"])
 
@@ -160,7 +168,9 @@ def test_many_seeds_and_settings_side_by_side(x64):
     np.testing.assert_allclose(both[1], jax.jit(lambda rate: final(TURNS, rate))(rates[1]), rtol=1e-10)
 
 
-@pytest.mark.parametrize("layout", [MESH(3), MESH(8, data="sharded")], ids=["whole", "sharded"])
+@pytest.mark.parametrize(
+    "layout", [pytest.param(MESH(3), marks=pytest.mark.slow), MESH(8, data="sharded")], ids=["whole", "sharded"]
+)
 def test_the_host_is_told_of_every_round_once(layout, data):
     told = []
     train = fjs.make_train(
@@ -194,10 +204,9 @@ def test_states_of_clients_are_shared_out(data):
 
 
 @pytest.mark.parametrize("sharded", [pytest.param("replicated", marks=pytest.mark.slow), "sharded"])
-def test_evaluation_reads_every_example_once(sharded, data):
+def test_evaluation_reads_every_example_once(sharded, data, weighted):
     """Also where a device has several blocks of rows, or none."""
     params = LOGISTIC.init(jax.random.key(0), data)
-    weighted = data.with_example_weights(np.random.default_rng(0).uniform(0.5, 2, data.num_examples))
     for devices, dataset in ((3, data), (8, weighted.replace(test=None)), (3, data.test)):
         expected = fjs.evaluate(LOGISTIC, params, dataset)
         found = fjs.evaluate(LOGISTIC, params, MESH(devices, data=sharded).placed(dataset))
@@ -218,6 +227,7 @@ def test_evaluation_in_blocks(data, monkeypatch):
     jax.clear_caches()
 
 
+dealt = jax.jit(deal, static_argnums=(2, 3))
 TOTALS = np.random.default_rng(0).lognormal(4, 2, (40, 100)).astype(np.int32) // 20 + 1
 
 
@@ -227,7 +237,7 @@ def test_dealing_by_steps_is_even(parts):
     ratios = []
     for totals in TOTALS:
         valid = np.arange(100) % 7 > 0
-        hands = np.asarray(deal(jnp.asarray(totals), jnp.asarray(valid), parts, 100)).reshape(parts, 100)
+        hands = np.asarray(dealt(totals, valid, parts, 100)).reshape(parts, 100)
         assert sorted(hands[hands < 100].tolist()) == np.flatnonzero(valid).tolist()
         loads = [int((totals[hand[hand < 100]] + 1).sum()) for hand in hands]
         work = totals[valid] + 1
@@ -240,7 +250,7 @@ def test_dealing_by_steps_is_even(parts):
 
 def test_dealing_into_bounded_room():
     totals = jnp.array([100, 1, 1, 1, 1, 1, 1], jnp.int32)
-    hands = np.asarray(deal(totals, jnp.ones(7, bool), 2, 4)).reshape(2, 4)
+    hands = np.asarray(dealt(totals, jnp.ones(7, bool), 2, 4)).reshape(2, 4)
     assert sorted(hands.ravel().tolist()) == [0, 1, 2, 3, 4, 5, 6, 7]
     assert (hands < 7).sum(axis=1).tolist() == [3, 4]
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from fedjax_sim.datasets import from_partition, partition
 from fedjax_sim.datasets.draws import Draws
 from fedjax_sim.datasets.partition.dealing import apportioned, within_bounds
+from fedjax_sim.datasets.partition.proportions import _filled
 
 LABELS = np.arange(1000) % 10
 METHODS: dict[str, Callable[[int], partition.Partition]] = {
@@ -154,6 +155,13 @@ def test_dirichlet_balanced_caps_the_sizes_before_the_last_classes() -> None:
     ]
     # a client stops below 500 before it gets its last class, which has 500
     assert max(capped) < 1000 < max(plain)
+
+
+def test_dirichlet_balanced_passes_over_who_holds_n_over_N_exactly() -> None:
+    # n/N = 4: client 0 holds 4 after the first class and gets nothing more, client 1 holds 3 and does
+    shares = np.array([[0.5, 0.375, 0.125], [0.5, 0.5, 0.0]])
+    counts = _filled(shares, np.array([8, 4]))
+    assert counts.tolist() == [[4, 3, 1], [0, 4, 0]]
 
 
 def test_labels_need_not_be_numbered_from_zero() -> None:

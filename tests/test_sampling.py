@@ -45,6 +45,32 @@ def test_large_sizes_stay_in_range_and_distinct(n, seed):
     assert len(np.unique(image[: len(index)])) == len(index)
 
 
+def test_products_are_exact():
+    """floor(w b / 2^32) of all pairs of words and bounds near powers of two and anywhere."""
+    near = [1 << bit for bit in range(32)]
+    numbers = sorted({*near, *(n - 1 for n in near), *(n + 1 for n in near[:31]), 2**32 - 1})
+    numbers += np.random.default_rng(0).integers(0, 2**32, 100).tolist()
+    words, bounds = np.meshgrid(np.array(numbers, np.uint32), np.array(numbers, np.uint32))
+    expected = (words.astype(object) * bounds.astype(object)) >> 32  # Python's integers
+    found = jax.jit(sampling._multiply_high)(words, bounds)
+    np.testing.assert_array_equal(found, expected.astype(np.uint32))
+
+
+@pytest.mark.parametrize("n", [3 << 16, 100_003, 2**31 - 1])
+def test_large_sizes_are_uniform(n):
+    """Where the images of a few places lie among 64 equal parts of the range."""
+    draws, index = 40_000, jnp.array([0, 1, n // 3, n - 1], jnp.int32)
+    image = np.asarray(permuted(keys(draws, seed=n % 97), jnp.int32(n), index)).ravel()
+    parts = np.bincount(image.astype(np.int64) * 64 // n, minlength=64)
+    chi2 = np.sum((parts - image.size / 64) ** 2) / (image.size / 64)
+    assert abs(chi2 - 63) < 5 * np.sqrt(2 * 63)
+
+
+@jax.jit
+def permuted(round_keys, n, index):
+    return jax.vmap(lambda k: sampling.permute(k, n, index))(round_keys)
+
+
 @pytest.mark.parametrize("n", [2, 3, 4, 5])
 @pytest.mark.parametrize("number", [0, 3])
 def test_all_orders_are_equally_likely(n, number):

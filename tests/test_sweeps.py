@@ -690,6 +690,20 @@ def test_too_few_slots_end_the_sweep():
         _check_overflow(history, [{"a": 1.0}, {"a": 2.0}])
 
 
+@pytest.mark.parametrize("probabilities", [[0.01, 0.1, 0.05], [0.1, 0.01, 0.05]])
+def test_the_program_has_the_slots_of_the_widest_cohort(probabilities):
+    from fedjax_sim.adjoints.given import setting_of
+    from fedjax_sim.sweeps.placing import Parts, checked_parts
+
+    dataset = data(30)
+    given, rounds = setting_of(settings(cohort=fjs.cohort.independent(0.02), rounds=3))
+    space = sweeps.zipped({"cohort.probability": probabilities})
+    parts = checked_parts(Parts(method(), given), given, space, dataset, jax.random.key(0), rounds, None)
+    size = parts.setting.cohort.size(30)
+    assert size == fjs.cohort.independent(0.1).size(30) > fjs.cohort.independent(0.05).size(30)
+    assert parts.setting.cohort.probability == probabilities[0]
+
+
 def test_values_take_the_dtypes_of_the_leaves(x64):
     from fedjax_sim.sweeps.placing import Parts, stacked
 
