@@ -44,7 +44,7 @@ CASES = {
             "average": "plain",
         },
         {
-            "client_optimizer": adam(0.05, eps=0.02, eps_root=1e-3),
+            "client_optimizer": adam(0.05, b2=0.99, eps=0.02, eps_root=1e-3),  # differences of b2 must stay below 1
             "client_learning_rate": fjs.rates.inverse_time(1.2, decay=0.4),
             "server_optimizer": adam(0.1, b2=0.9, eps=0.03, eps_root=2e-3),
         },
