@@ -101,9 +101,14 @@ class Executor:
             compile_seconds=0.0,
             description={},
             divergences=divergences(
-                type(algorithm).__name__, list(numbers), np.asarray(evaluated), outcome.metrics, rounds,
-                skipped=skipped, factor=FACTOR,
-            ),  # fmt: skip
+                type(algorithm).__name__,
+                list(numbers),
+                np.asarray(evaluated),
+                outcome.metrics,
+                rounds,
+                skipped=skipped,
+                factor=FACTOR,
+            ),
         )
 
     def _call(self, numbers: Sequence[int], evaluations: int) -> Outcome:
