@@ -28,7 +28,7 @@ def prefetched(make: Callable[[int], T], count: int) -> Iterator[T]:
       make: makes one item; called in order, never twice at a time.
       count: number of items.
     """
-    double, device = jnp.result_type(float) == jnp.float64, jax.config.jax_default_device
+    double, device = jnp.result_type(float) == jnp.float64, jax.config.jax_default_device  # type: ignore[attr-defined]
 
     def begin() -> None:  # contexts that end with their thread
         double_precision(double).__enter__()

@@ -87,6 +87,20 @@ def choose(key: jax.Array, population: int, count: int) -> jax.Array:
     return chosen
 
 
+def happens(words: jax.Array, probability: jax.Array) -> jax.Array:
+    """Whether events of these probabilities happen, by words of 32 random bits: bool in the shape of both.
+
+    A real draw in single precision has 23 of them: an event of probability 1e-6 would happen with 1.07e-6.
+
+    Args:
+      words: uint32, one for each event.
+      probability: in [0, 1].
+    """
+    probability = probability.astype(jnp.float32)
+    # The largest words are rounded up to 2^32, where 1 would miss them.
+    return (words.astype(jnp.float32) < probability * 2.0**32) | (probability >= 1)
+
+
 def choose_weighted(key: jax.Array, weights: jax.Array, count: int) -> jax.Array:
     """``count`` successive draws without replacement, each with P(i) proportional to the weights of those left.
 

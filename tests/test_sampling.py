@@ -165,3 +165,12 @@ def test_orders_of_successive_epochs_are_unrelated():
     assert len(np.unique(rows, axis=0)) == epochs
     kept = np.sum(rows[1:] == rows[:-1])  # an example keeps its place once in n epochs
     assert abs(kept - (epochs - 1)) < 5 * np.sqrt(epochs - 1)
+
+
+def test_rare_events_have_their_probability() -> None:
+    """All 32 bits of a word count: those of a real draw would make 9 / 2^23 of 1e-6."""
+    edge = 1e-6 * 2**32
+    words = np.array([0, int(edge) - 1, int(edge) + 1, 2**32 - 1], np.uint32)
+    assert sampling.happens(words, np.float32(1e-6)).tolist() == [True, True, False, False]
+    assert sampling.happens(words, np.float32(1)).all()
+    assert not sampling.happens(words, np.float32(0)).any()

@@ -18,6 +18,7 @@ from fedjax_sim.cohort.per_client import at_clients, check_length, per_client
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.descriptions import Described, factory, integers, static
 from fedjax_sim.keys import Purpose, purpose_key, round_key
+from fedjax_sim.sampling import happens
 from fedjax_sim.values import check_count, check_flag
 
 
@@ -74,8 +75,8 @@ class Bernoulli(Availability):
     def present(
         self, key: jax.Array, round_: jax.Array, indices: jax.Array, ids: jax.Array, num_clients: int
     ) -> jax.Array:
-        draws = jax.vmap(lambda id_: jax.random.uniform(jax.random.fold_in(key, id_), (), jnp.float32))(ids)
-        return draws < at_clients(self.probability, indices).astype(jnp.float32)
+        words = jax.vmap(lambda id_: jax.random.bits(jax.random.fold_in(key, id_), (), jnp.uint32))(ids)
+        return happens(words, at_clients(self.probability, indices))
 
     def chance(self, round_: jax.Array, num_clients: int) -> jax.Array:
         return at_clients(self.probability, jnp.arange(num_clients, dtype=jnp.int32))

@@ -14,6 +14,7 @@ from fedjax_sim.cohort.per_client import at_clients, check_length, per_client
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.descriptions import factory, static
 from fedjax_sim.keys import cohort_key
+from fedjax_sim.sampling import happens
 from fedjax_sim.values import check_count, is_concrete
 
 _OVERFLOW = 1e-12  # the largest probability of an overflow in one round
@@ -75,8 +76,8 @@ class Independent(Participation):
     def select(self, dataset: FederatedDataset, key: jax.Array, round_: jax.Array) -> Selection:
         num_clients = dataset.num_clients
         slots = self.size(num_clients)
-        draws = jax.random.uniform(cohort_key(key, round_), (num_clients,), jnp.float32)
-        coming = draws < self.inclusion(dataset).astype(jnp.float32)
+        words = jax.random.bits(cohort_key(key, round_), (num_clients,), jnp.uint32)
+        coming = happens(words, self.inclusion(dataset))
         (indices,) = jnp.nonzero(coming, size=slots, fill_value=num_clients)
         indices = indices.astype(jnp.int32)
         overflow = jnp.sum(coming, dtype=jnp.int32) > slots

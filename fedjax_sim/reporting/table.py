@@ -114,7 +114,8 @@ def _seeds(run: Recorded) -> int:
 
 def one_number(run: Recorded, name: str) -> bool:
     """Whether a run has a metric of that name that is one number a seed and evaluation."""
-    return np.ndim(run.metrics.get(recorded_as(run, name))) == 2
+    name = recorded_as(run, name)
+    return name in run.metrics and np.ndim(run.metrics[name]) == 2
 
 
 def final_values(runs: list[Recorded], name: str, decimals: int | None) -> list[str]:
