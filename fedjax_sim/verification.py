@@ -52,7 +52,7 @@ class Verification(NamedTuple):
       models: whether the result has its final models; a sweep keeps them only if it is told to.
       said: what else the result says and this run does not, a line each: its seeds, divergences and stops, and what
         its description says that follows from the rest.
-      unsaid: entries of the environment that the result does not have: it is older than they are.
+      unsaid: entries of the environment and arrays that the result does not have: it is older than they are.
     """
 
     differences: list[Difference]
@@ -85,8 +85,12 @@ class Verification(NamedTuple):
             lines.append("final models were not kept, so they are not compared")
         if self.environment:
             lines.append(f"computed elsewhere: {self.environment}")
+        unrecorded = [name for name in self.unsaid if "/" in name]
+        if unrecorded:
+            lines.append(f"not recorded by the version that wrote it, so not compared: {', '.join(unrecorded)}")
         if self.unsaid and not self.passed:
-            lines.append(f"perhaps computed elsewhere: the result does not say its {', '.join(self.unsaid)}")
+            where = ", ".join(name for name in self.unsaid if name not in unrecorded)
+            lines.append(f"perhaps computed elsewhere: the result does not say its {where}")
         lines += [f"differs: {one.name}, by {one.distance:.3g}" for one in self.failed[:_SHOWN]]
         lines += [f"differs: {line}" for line in self.said[:_SHOWN]]
         return "\n".join([*lines, f"verified ({within})" if self.passed else f"NOT verified ({within})"])
@@ -155,13 +159,19 @@ def verify(result: History, *, tolerance: float | None = None, progress: bool | 
     models = bool(jax.tree.leaves(result.params))
     if not models:
         again = dataclasses.replace(again, params=result.params)
+    compared = _compared(result, again)
+    unsaid = [key for key in again.description["environment"] if key not in where]
+    if "generator" in unsaid:  # an older version wrote it, which recorded less
+        known = {"/".join(path) for path in _named(result)}
+        unsaid += [one.name for one in compared if one.name not in known]
+        compared = [one for one in compared if one.name in known]
     return Verification(
-        _compared(result, again),
+        compared,
         float(tolerance),
         elsewhere,
         models,
         tuple(differences(_said(result), _said(again, of=description), _WORDS)),
-        tuple(key for key in again.description["environment"] if key not in where),
+        tuple(unsaid),
     )
 
 

@@ -128,6 +128,11 @@ def test_another_random_generator_is_named(history):
     # An older file does not say: it is compared, and where that fails it is said what may be the cause.
     older = dataclasses.replace(history, description=history.description | {"environment": environment})
     assert "does not say" not in str(verify(older))
+    less = dataclasses.replace(older, rounds={k: v for k, v in older.rounds.items() if k != "nonfinite_ids"})
+    assert verify(less).passed
+    assert "so not compared: rounds/nonfinite_ids" in str(verify(less))
+    with_entry = dataclasses.replace(less, description=history.description)
+    assert [one.name for one in verify(with_entry).failed] == ["rounds/nonfinite_ids"]
     lost = older.metrics | {"loss": history["loss"] + 1}
     assert "the result does not say its generator" in str(verify(dataclasses.replace(older, metrics=lost)))
 

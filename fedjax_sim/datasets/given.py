@@ -113,7 +113,7 @@ def given_partition(examples: Any, partition: Sequence[Any], test_fraction: floa
     check_real("from_partition(test_fraction=...)", test_fraction, low=0.0, high=1.0)
     if test_fraction == 1.0:
         raise ValueError("from_partition(test_fraction=1.0): it must be below 1, or nothing is left to train on")
-    check_count("from_partition(seed=...)", seed, low=0)
+    check_count("from_partition(seed=...)", seed, low=0, high=None)
     flat = _as_arrays("examples", examples)
     total = common_length(flat, None)
     ids = np.arange(len(partition))
@@ -124,7 +124,7 @@ def given_partition(examples: Any, partition: Sequence[Any], test_fraction: floa
 
 def _check_split(test: Any, test_fraction: Any, seed: Any) -> None:
     check_real("test_fraction", test_fraction, low=0.0, below=1.0, host=True)
-    check_count("seed", seed, low=0)
+    check_count("seed", seed, low=0, high=None)
     if test is not None and test_fraction != 0.0:
         raise ValueError(f"test_fraction is {test_fraction}, but test has the held-out examples: leave one of them out")
 

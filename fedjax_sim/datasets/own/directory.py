@@ -74,7 +74,7 @@ def from_directory(
       >>> from_directory(folder)
       FederatedDataset(2 clients, 5 examples, 3 classes)
     """
-    check_count("from_directory(max_bytes=...)", max_bytes)
+    check_count("from_directory(max_bytes=...)", max_bytes, high=None)
     root = Path(folder)
     if (root / "test").is_dir() and not (root / "train").is_dir():
         raise ValueError(
