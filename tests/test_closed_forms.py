@@ -134,6 +134,7 @@ def test_two_clients_of_unequal_speed(x64):
         assert x**2 == pytest.approx(limit, rel=tolerance)
 
 
+@pytest.mark.slow
 def test_scaffold_finds_the_minimum_with_unequal_steps(x64):
     # At a fixed point c = 0 and c_i = grad F_i(x): x minimises (1/N) sum F_i, whatever the tau_i
     H, e = hessians_and_terms()
@@ -153,6 +154,7 @@ class Frozen(Scaffold):
         return {**messages, "control": jax.tree.map(jnp.zeros_like, c_i)}, c_i
 
 
+@pytest.mark.slow
 def test_methods_that_are_the_same(x64):
     H, e = hessians_and_terms()
     data, x0 = dataset_of(H, e), np.array([1.0, -2.0, 0.5])
@@ -234,6 +236,7 @@ def test_scaffold_invariants(x64):
                 np.testing.assert_array_equal(c_i[t + 1, i], c_i[t, i])
 
 
+@pytest.mark.slow
 def test_scaffold_of_one_client_and_one_step_is_saga(x64):
     # SAGA (Defazio et al. 2014): x <- x - eta (grad f_i(x) - phi_i + mean_j phi_j), then phi_i <- the old grad f_i(x)
     H, e = hessians_and_terms()

@@ -88,6 +88,7 @@ def test_the_loss_without_the_penalty():
     assert {name: float(value) for name, value in found.worst.items()} == {"loss": 9.5, "data_loss": 8.5}
 
 
+@pytest.mark.slow
 def test_reruns_have_the_same_bits(data):
     algorithm, layout = fjs.scaffold(client_optimizer=LOCAL), MESH(8, data="sharded")
     first = run(algorithm, data, layout)
