@@ -16,6 +16,7 @@ import pytest
 
 import fedjax_sim as fjs
 from fedjax_sim import adjoints, descriptions, hyper, sweeps
+from fedjax_sim.checks import _traced_parts
 from fedjax_sim.descriptions import Described, build, describe, opaque_parts, registered, static
 
 sgd = fjs.optim.sgd
@@ -312,6 +313,23 @@ def test_the_table_has_every_registered_factory() -> None:
     load_everything()
     ours = {name for name in registered() if descriptions._FACTORIES[name].__module__.startswith("fedjax_sim.")}
     assert ours == set(MADE)
+
+
+def test_checks_take_traced_values() -> None:
+    """A run repeats them on its traced parts, and takes one that raises for somebody's own."""
+    apart = {name for name in MADE if name.startswith(("transform.", "dataset."))}  # of no run
+    made = [MADE[name]() for name in sorted(set(MADE) - apart)]
+    leaves, structure = jax.tree.flatten([one for one in made if isinstance(one, Described)])
+
+    def checked(leaves: Any) -> int:
+        parts = list(_traced_parts(jax.tree.unflatten(structure, leaves)))
+        for part in parts:
+            part.checked()
+        return len(parts)
+
+    count: list[int] = []
+    jax.eval_shape(lambda leaves: count.append(checked(leaves)), leaves)
+    assert count[0] > 80
 
 
 @pytest.mark.parametrize(
