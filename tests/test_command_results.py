@@ -84,7 +84,7 @@ def test_of_many_points_there_are_the_best(folder, capsys):
 
 
 def test_points_that_look_alike_have_numbers(folder):
-    space = sweeps.grid({"mu": [0.1, 0.1 + 1e-9]})
+    space = sweeps.grid({"mu": [0.1, 0.1 + 1e-6]})
     runs = made(seeds=2)
     about = {**runs.description, "space": describe(space), "seeds": [0]}
     sweeps.Sweep(dataclasses.replace(runs, description=about, seeds=[0, 0]), space, [0]).save("sweep.npz")

@@ -268,7 +268,7 @@ def test_files_of_later_versions_say_so(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"seeds": "01"}, "its seeds are '01'"),
-        ({"seeds": [0]}, "leading axes are"),
+        ({"seeds": [0]}, "first axes are"),
         ({"seconds": "long"}, "its seconds are 'long'"),
         ({"description": [1]}, r"its description is \[1\]"),
         ({"format": "1"}, "format 1"),

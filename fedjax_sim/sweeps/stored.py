@@ -137,7 +137,8 @@ class Folder:
         with parsing(about, "is damaged", _FIX):
             saved: dict[str, Any] = content["configuration"]
             # An older folder does not say which random generator it had: what nobody chooses is assumed.
-            known = saved | {"generator": GENERATOR | saved.get("generator", {})}
+            said = saved.get("generator", {})
+            known = saved | {"generator": GENERATOR | said} if said or "generator" in configuration else saved
             lines = differences(known, configuration, ("there", "here"))
         if lines:
             more = f"; and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
