@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from fedjax_sim.algorithms.contract import Method
 from fedjax_sim.datasets.federated import FederatedDataset
-from fedjax_sim.datasets.flat import INT32_MAX
 from fedjax_sim.layout.mesh import OnMesh
 from fedjax_sim.layout.stacked import Stacked
 from fedjax_sim.rounds import bounds
 from fedjax_sim.setting import Setting
-from fedjax_sim.values import shown
+from fedjax_sim.values import INT32_MAX, shown
 
 _LANES = 32  # clients side by side, at most, where the rule chooses the layout
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from fedjax_sim.descriptions import Described, factory, static
 from fedjax_sim.optim import third_party
-from fedjax_sim.values import check_count, check_real
+from fedjax_sim.values import INT32_MAX, check_count, check_real
 
 
 class Rate(Described):
@@ -118,7 +118,7 @@ class Piecewise(Rate):
         if not isinstance(self.boundaries, (tuple, list, np.ndarray)):
             raise TypeError(f"piecewise(boundaries={self.boundaries!r}): give a tuple of rounds, (600, 900)")
         for boundary in self.boundaries:
-            check_count("piecewise(boundaries=...)", boundary, low=0)
+            check_count("piecewise(boundaries=...)", boundary, low=0, high=INT32_MAX)
         return self.replace(boundaries=tuple(int(b) for b in self.boundaries))
 
     def at(self, round_: jax.Array, client: jax.Array) -> Any:

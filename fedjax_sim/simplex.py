@@ -10,7 +10,7 @@ import jax.scipy as jsp
 from jax import lax
 
 from fedjax_sim.descriptions import Described, static
-from fedjax_sim.values import check_count, check_real
+from fedjax_sim.values import INT32_MAX, check_count, check_real
 
 ROUND_OFF = 4.0  # rounding errors that an inner product is allowed, in units of eps times the two lengths
 _REFRESH = 1000  # steps after which a gradient that is kept up to date is computed anew
@@ -94,7 +94,7 @@ class MinNormSolver(Described):
     def checked(self) -> Self:
         name = f"min_norm.{type(self)._registered_name.rpartition('.')[2]}"  # type: ignore[attr-defined]
         check_real(f"{name}(tolerance=...)", self.tolerance, low=0.0, optional=True)
-        check_count(f"{name}(max_steps=...)", self.max_steps)
+        check_count(f"{name}(max_steps=...)", self.max_steps, high=INT32_MAX)
         return self
 
     def relative_gap(self, eps: float, dtype: Any) -> jax.Array:

@@ -239,8 +239,8 @@ def in_program(array: np.ndarray) -> np.ndarray:
     return np.where(np.abs(held) < jnp.finfo(dtype).tiny, np.zeros_like(held), held)
 
 
-def check_count(what: str, value: Any, *, low: int = 1, high: int | None = INT32_MAX) -> None:
-    """Checks that ``value`` is an integer of at least ``low`` and at most ``high``: what programs count is int32.
+def check_count(what: str, value: Any, *, low: int = 1, high: int | None = None) -> None:
+    """Checks that ``value`` is an integer of at least ``low`` and at most ``high``.
 
     Raises:
       TypeError: not an integer.

@@ -12,7 +12,7 @@ from jax import lax
 from fedjax_sim import trees
 from fedjax_sim.descriptions import Described, factory, static
 from fedjax_sim.optim import third_party
-from fedjax_sim.values import check_count, check_real
+from fedjax_sim.values import INT32_MAX, check_count, check_real
 
 Matvec = Callable[[Any], Any]
 
@@ -46,7 +46,7 @@ class LinearSolver(Described, kw_only=True):
     def checked(self) -> LinearSolver:
         name = type(self).__name__.lower()
         check_real(f"{name}(tolerance=...)", self.tolerance, low=0.0, open_=True, optional=True)
-        check_count(f"{name}(max_steps=...)", self.max_steps)
+        check_count(f"{name}(max_steps=...)", self.max_steps, high=INT32_MAX)
         return self
 
     def limit(self, b: Any) -> float:
@@ -94,7 +94,7 @@ class Gmres(LinearSolver):
     restart: int = static(default=20)
 
     def checked(self) -> Gmres:
-        check_count("gmres(restart=...)", self.restart)
+        check_count("gmres(restart=...)", self.restart, high=INT32_MAX)
         super().checked()
         return self
 

@@ -11,7 +11,7 @@ from jax import lax
 from fedjax_sim import trees
 from fedjax_sim.aggregators.base import Aggregator, Combined, Present, distances, weighted_sum
 from fedjax_sim.descriptions import factory, static
-from fedjax_sim.values import check_count, check_real, check_scalar
+from fedjax_sim.values import INT32_MAX, check_count, check_real, check_scalar
 
 
 class CenteredClipping(Aggregator):
@@ -37,7 +37,7 @@ class CenteredClipping(Aggregator):
 
     def checked(self) -> Self:
         check_real("centered_clipping(tau=...)", self.tau, low=0.0, open_=True)
-        check_count("centered_clipping(iterations=...)", self.iterations)
+        check_count("centered_clipping(iterations=...)", self.iterations, high=INT32_MAX)
         return self
 
     def init(self, params: Any) -> Any:

@@ -12,7 +12,7 @@ from fedjax_sim import trees
 from fedjax_sim.aggregators.base import Aggregator, Combined, Present, distances, number, weighted_sum
 from fedjax_sim.aggregators.coordinates import Median
 from fedjax_sim.descriptions import factory, static
-from fedjax_sim.values import check_count, check_real, check_scalar
+from fedjax_sim.values import INT32_MAX, check_count, check_real, check_scalar
 
 
 class GeometricMedian(Aggregator):
@@ -47,7 +47,7 @@ class GeometricMedian(Aggregator):
 
     def checked(self) -> Self:
         check_real("geometric_median(nu=...)", self.nu, low=0.0, open_=True)
-        check_count("geometric_median(iterations=...)", self.iterations)
+        check_count("geometric_median(iterations=...)", self.iterations, high=INT32_MAX)
         return self
 
     def unreported(self) -> dict[str, jax.Array]:

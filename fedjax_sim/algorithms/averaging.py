@@ -11,7 +11,7 @@ from fedjax_sim import trees
 from fedjax_sim.algorithms.contract import Cohort
 from fedjax_sim.algorithms.wrapper import Wrapped, Wrapper
 from fedjax_sim.descriptions import factory, static
-from fedjax_sim.values import check_count, check_real, check_scalar
+from fedjax_sim.values import INT32_MAX, check_count, check_real, check_scalar
 
 
 class Ema(Wrapper):
@@ -71,7 +71,7 @@ class LastK(Wrapper):
     k: int = static(default=5)
 
     def checked(self) -> Self:
-        check_count("last_k(k=...)", self.k)
+        check_count("last_k(k=...)", self.k, high=INT32_MAX)
         return super().checked()
 
     def init(self, params: Any, num_clients: int) -> Wrapped:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from fedjax_sim.algorithms.base import Algorithm, ServerState
 from fedjax_sim.descriptions import factory, static
-from fedjax_sim.values import check_count, check_flag, check_real, check_scalar
+from fedjax_sim.values import INT32_MAX, check_count, check_flag, check_real, check_scalar
 
 
 class Steering(NamedTuple):
@@ -70,7 +70,7 @@ class FedProx(Algorithm):
         check_real("fedprox(mu=...)", self.mu, low=0.0)
         check_flag("fedprox(adaptive=...)", self.adaptive)
         check_real("fedprox(increment=...)", self.increment, low=0.0)
-        check_count("fedprox(patience=...)", self.patience)
+        check_count("fedprox(patience=...)", self.patience, high=INT32_MAX)
         return super().checked()
 
     def init(self, params: Any, num_clients: int) -> ServerState:

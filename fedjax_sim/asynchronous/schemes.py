@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from fedjax_sim.asynchronous.staleness import Polynomial, Staleness
 from fedjax_sim.descriptions import Described, factory, static
-from fedjax_sim.values import check_count, check_real, check_scalar, shown
+from fedjax_sim.values import INT32_MAX, check_count, check_real, check_scalar, shown
 
 
 class Asynchronous(Described):
@@ -62,7 +62,7 @@ class FedBuff(Asynchronous):
     staleness: Staleness = Polynomial()
 
     def checked(self) -> Self:
-        check_count("fedbuff(buffer=...)", self.buffer)
+        check_count("fedbuff(buffer=...)", self.buffer, high=INT32_MAX)
         _check_staleness("fedbuff", self.staleness)
         return self
 

@@ -9,9 +9,10 @@ import jax
 import numpy as np
 
 from fedjax_sim.datasets.federated import FederatedDataset
-from fedjax_sim.datasets.flat import INT32_MAX, int32, offsets_of
+from fedjax_sim.datasets.flat import int32, offsets_of
 from fedjax_sim.datasets.given import Given, given_clients, given_ids, given_partition
 from fedjax_sim.datasets.storing import in_memory, stored_parts
+from fedjax_sim.values import INT32_MAX
 
 
 def from_clients(

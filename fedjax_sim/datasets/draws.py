@@ -27,7 +27,7 @@ class Draws:
     """
 
     def __init__(self, what: str, seed: int) -> None:
-        check_count(f"{what}(seed=...)", seed, low=0, high=None)
+        check_count(f"{what}(seed=...)", seed, low=0)
         self._bits = np.random.PCG64(np.random.SeedSequence([int(seed), zlib.crc32(what.encode())]))
 
     def words(self, count: int) -> np.ndarray:

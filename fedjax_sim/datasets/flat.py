@@ -9,8 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-INT32_MAX = 2**31 - 1
-
 
 @dataclasses.dataclass(frozen=True)
 class Flat:

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from fedjax_sim.datasets.arrays import host_array
-from fedjax_sim.datasets.flat import INT32_MAX, Flat
+from fedjax_sim.datasets.flat import Flat
 from fedjax_sim.datasets.names import named
 from fedjax_sim.datasets.split import held_out_of
 from fedjax_sim.datasets.validate import (
@@ -23,7 +23,7 @@ from fedjax_sim.datasets.validate import (
     shape_text,
     who,
 )
-from fedjax_sim.values import check_count, check_real, shown
+from fedjax_sim.values import INT32_MAX, check_count, check_real, shown
 
 T = TypeVar("T")
 
@@ -113,7 +113,7 @@ def given_partition(examples: Any, partition: Sequence[Any], test_fraction: floa
     check_real("from_partition(test_fraction=...)", test_fraction, low=0.0, high=1.0)
     if test_fraction == 1.0:
         raise ValueError("from_partition(test_fraction=1.0): it must be below 1, or nothing is left to train on")
-    check_count("from_partition(seed=...)", seed, low=0, high=None)
+    check_count("from_partition(seed=...)", seed, low=0)
     flat = _as_arrays("examples", examples)
     total = common_length(flat, None)
     ids = np.arange(len(partition))
@@ -124,7 +124,7 @@ def given_partition(examples: Any, partition: Sequence[Any], test_fraction: floa
 
 def _check_split(test: Any, test_fraction: Any, seed: Any) -> None:
     check_real("test_fraction", test_fraction, low=0.0, below=1.0, host=True)
-    check_count("seed", seed, low=0, high=None)
+    check_count("seed", seed, low=0)
     if test is not None and test_fraction != 0.0:
         raise ValueError(f"test_fraction is {test_fraction}, but test has the held-out examples: leave one of them out")
 

@@ -34,7 +34,7 @@ def held_out(owner: Any, fraction: float, seed: int) -> np.ndarray:
       array([ True, False,  True, False,  True])
     """
     check_real("test_fraction", fraction, low=0.0, below=1.0, host=True)
-    check_count("seed", seed, low=0, high=None)
+    check_count("seed", seed, low=0)
     _, number, sizes = np.unique(checked_owner(owner, "owner"), return_inverse=True, return_counts=True)
     return held_out_of(number, sizes, fraction, seed)
 

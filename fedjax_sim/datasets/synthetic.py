@@ -76,7 +76,7 @@ def synthetic(
     check_real("synthetic(alpha)", alpha, low=0.0)
     check_real("synthetic(beta)", beta, low=0.0)
     check_count("synthetic(num_clients)", num_clients)
-    check_count("synthetic(seed)", seed, low=0, high=None)
+    check_count("synthetic(seed)", seed, low=0)
     if spread not in ("std", "variance"):
         raise ValueError(f"synthetic(spread={spread!r}): it must be 'std' (the authors' code) or 'variance' (the text)")
     if iid and (alpha != 0 or beta != 0):
@@ -141,7 +141,7 @@ def quadratics(
     """
     check_count("quadratics(num_clients)", num_clients)
     check_count("quadratics(dim)", dim)
-    check_count("quadratics(seed)", seed, low=0, high=None)
+    check_count("quadratics(seed)", seed, low=0)
     check_real("quadratics(scale=...)", scale, low=0.0)
     given = np.eye(dim) if hessians is None else host_array("quadratics(hessians=...)", hessians)
     if given.shape not in ((dim, dim), (num_clients, dim, dim)):

@@ -93,7 +93,7 @@ def from_tfds(
     check_real("from_tfds(test_fraction=...)", test_fraction, low=0.0, below=1.0, host=True)
     if test_split is not None and test_fraction:
         raise ValueError("from_tfds: give test_split or test_fraction, not both")
-    check_count("from_tfds(seed=...)", seed, low=0, high=None)
+    check_count("from_tfds(seed=...)", seed, low=0)
     check_flag("from_tfds(scaled=...)", scaled)
     builder = open_builder(name, data_dir)
     columns = chosen_columns(builder, features, client, transform, scaled)

@@ -88,6 +88,6 @@ def random_table(words: int, width: int = 300, seed: int = 0) -> FrozenTable:
     """
     check_count("random_table(words=...)", words)
     check_count("random_table(width=...)", width)
-    check_count("random_table(seed=...)", seed, low=0, high=None)
+    check_count("random_table(seed=...)", seed, low=0)
     rng = np.random.Generator(np.random.PCG64(seed))
     return FrozenTable((rng.standard_normal((words, width)) / np.sqrt(width)).astype(np.float32))

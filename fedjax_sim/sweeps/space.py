@@ -171,7 +171,7 @@ class Random(Space):
                     "fedjax_sim.sweeps.log_uniform(1e-3, 1)"
                 )
         check_count("random(count=...)", self.count)
-        check_count("random(seed=...)", self.seed, low=0, high=None)
+        check_count("random(seed=...)", self.seed, low=0)
         return self.replace(distributions=pairs)
 
     @property

@@ -14,7 +14,7 @@ import numpy as np
 from jax import lax
 
 from fedjax_sim.descriptions import Described, factory, static
-from fedjax_sim.values import check_count, check_real, demand, is_concrete
+from fedjax_sim.values import INT32_MAX, check_count, check_real, demand, is_concrete
 
 
 class Distribution(Described):
@@ -156,7 +156,7 @@ class Zipf(Distribution):
     def checked(self) -> Zipf:
         check_real("zipf(scale, ...)", self.scale, low=0.0, open_=True)
         check_real("zipf(..., exponent)", self.exponent, low=0.0)
-        check_count("zipf(most=...)", self.most)
+        check_count("zipf(most=...)", self.most, high=INT32_MAX)
         return self
 
     def quantile(self, u: jax.Array) -> jax.Array:

@@ -14,11 +14,10 @@ import numpy as np
 
 from fedjax_sim.datasets.construct import from_ids
 from fedjax_sim.datasets.federated import FederatedDataset
-from fedjax_sim.datasets.flat import INT32_MAX
 from fedjax_sim.datasets.names import named
 from fedjax_sim.datasets.reading.npz import MAX_BYTES, Header, npz_headers, read_npz
 from fedjax_sim.datasets.validate import as_int64, integers_apart, kind_of
-from fedjax_sim.values import check_count
+from fedjax_sim.values import INT32_MAX, check_count
 
 _LISTED = 10  # of the files that a warning names
 Headers = dict[str, dict[str, Header]]
@@ -74,7 +73,7 @@ def from_directory(
       >>> from_directory(folder)
       FederatedDataset(2 clients, 5 examples, 3 classes)
     """
-    check_count("from_directory(max_bytes=...)", max_bytes, high=None)
+    check_count("from_directory(max_bytes=...)", max_bytes)
     root = Path(folder)
     if (root / "test").is_dir() and not (root / "train").is_dir():
         raise ValueError(

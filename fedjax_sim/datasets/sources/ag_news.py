@@ -83,7 +83,7 @@ def ag_news(
     for name, value, known in (("articles", articles, ["full", "subset"]), ("labels", labels, ["true", "noisy"])):
         if value is not None and value not in known:
             raise ValueError(f"ag_news({name}={value!r}): {suggest(str(value), known)}")
-    check_count("ag_news(seed=...)", seed, low=0, high=None)
+    check_count("ag_news(seed=...)", seed, low=0)
     choose = partitioner("ag_news", partition, num_clients, alpha, shards_per_client, seed)
     full = articles == "full" or (articles is None and (data_dir() / "ag_news" / "train.csv").exists())
     if full and labels == "noisy":

@@ -82,7 +82,7 @@ def mnist_writers(
             "mnist_writers(writers='all', test='official'): the writers of the test images are clients then and train "
             "on them; give test='local'"
         )
-    check_count("mnist_writers(seed=...)", seed, low=0, high=None)
+    check_count("mnist_writers(seed=...)", seed, low=0)
     normalisation = checked_normalisation("mnist_writers", "mnist", scaled, normalise)
     to_features = functools.partial(features, flat=flat, scaled=scaled, normalisation=normalisation)
     halves = ["train", "test"] if writers == "all" or test == "official" else ["train"]

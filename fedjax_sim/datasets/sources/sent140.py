@@ -66,7 +66,7 @@ def sent140(
     Source: Go, Bhayani and Huang 2009; Li et al. 2020 (FedProx), arXiv:1812.06127, Table 1.
     """
     check_count("sent140(min_tweets=...)", min_tweets)
-    check_count("sent140(seed=...)", seed, low=0, high=None)
+    check_count("sent140(seed=...)", seed, low=0)
     path = find("sent140", _FILE, get=_GET)
     counts = collections.Counter(
         row[_USER] for row in csv_rows(path, 6, encoding="latin-1") if row[_POLARITY] in _CLASS

@@ -130,7 +130,7 @@ def _roles(
 ) -> FederatedDataset:
     check_count(f"{what}(min_chars=...)", min_chars)
     check_count(f"{what}(length=...)", length)
-    check_count(f"{what}(seed=...)", seed, low=0, high=None)
+    check_count(f"{what}(seed=...)", seed, low=0)
     names = sorted(name for name, text in spoken.items() if len(text) >= max(min_chars, length + 1))
     if num_roles is not None:
         check_count(f"{what}(num_roles=...)", num_roles)

@@ -79,7 +79,7 @@ def share_out(
     """
     if test not in ("official", "local"):
         raise ValueError(f"{what}(test={test!r}): {suggest(str(test), ['official', 'local'])}")
-    check_count(f"{what}(seed=...)", seed, low=0, high=None)
+    check_count(f"{what}(seed=...)", seed, low=0)
     images, labels = read("train")
     rows = choose(labels)
     if test == "local":
