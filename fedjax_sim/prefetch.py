@@ -30,16 +30,16 @@ def prefetched(make: Callable[[int], T], count: int) -> Iterator[T]:
     """
     double, device = jnp.result_type(float) == jnp.float64, jax.config.jax_default_device  # type: ignore[attr-defined]
 
-    def begin() -> None:  # contexts that end with their thread
-        double_precision(double).__enter__()
-        jax.default_device(device).__enter__()
+    def made(item: int) -> T:
+        with double_precision(double), jax.default_device(device):
+            return make(item)
 
-    with ThreadPoolExecutor(1, thread_name_prefix="fedjax_sim-prefetch", initializer=begin) as thread:
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="fedjax_sim-prefetch") as thread:
         waiting: deque[Future[T]] = deque()
         try:
             for item in range(count):
                 while len(waiting) <= _AHEAD and item + len(waiting) < count:
-                    waiting.append(thread.submit(make, item + len(waiting)))
+                    waiting.append(thread.submit(made, item + len(waiting)))
                 yield waiting.popleft().result()
         finally:
             for future in waiting:
