@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -18,14 +18,12 @@ from fedjax_sim.algorithms.partial import Partial
 from fedjax_sim.algorithms.wrapper import Wrapper
 from fedjax_sim.arguments import RunArguments
 from fedjax_sim.asynchronous.checking import check_method, check_scheme
-from fedjax_sim.client_states import ClientStates, OnDevice
 from fedjax_sim.cohort.participation import Participation
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.host import HostDataset
 from fedjax_sim.descriptions import Described
 from fedjax_sim.diagnostics.base import Diagnostic, as_diagnostics
 from fedjax_sim.layout.base import Layout
-from fedjax_sim.layout.mesh import OnMesh
 from fedjax_sim.limits import check_counts
 from fedjax_sim.local import batches as batch_schemes
 from fedjax_sim.local.batches import Batches, FullBatch
@@ -52,9 +50,9 @@ def check_arguments(run: RunArguments) -> Plan:
       ValueError: a number is out of its range, or both or neither of ``batch_size`` and ``batches`` are given.
     """
     task, cohort, work, evaluate = run["task"], run["cohort"], run["work"], run["evaluate"]
-    _check_kind("task", task, Task, "fedjax_sim.classification(model)")
-    _check_kind("cohort", cohort, Participation, "fedjax_sim.cohort.uniform(10)")
-    _check_kind("work", work, Work, "fedjax_sim.local.epochs(1)")
+    check_kind("task", task, Task, "fedjax_sim.classification(model)")
+    check_kind("cohort", cohort, Participation, "fedjax_sim.cohort.uniform(10)")
+    check_kind("work", work, Work, "fedjax_sim.local.epochs(1)")
     check_count("rounds", run["rounds"])
     check_count("eval_every", run["eval_every"])
     layout = _check_layout(run["layout"])
@@ -70,11 +68,11 @@ def check_arguments(run: RunArguments) -> Plan:
         )
     if batch_size is not None:
         batches = batch_schemes.shuffled(batch_size)
-    _check_kind("batches", batches, Batches, "fedjax_sim.local.shuffled(20)")
+    check_kind("batches", batches, Batches, "fedjax_sim.local.shuffled(20)")
     check_flag("skip_nonfinite", run["skip_nonfinite"])
     asked, system, asynchronous = as_diagnostics(run["diagnostics"]), run["system"], run["asynchronous"]
     if system is not None:
-        _check_kind("system", system, System, "fedjax_sim.systems.devices(seconds_per_step=0.1)")
+        check_kind("system", system, System, "fedjax_sim.systems.devices(seconds_per_step=0.1)")
         asked = _beside_the_clock(asked)
     elif work.needs_system:
         raise ValueError(
@@ -98,13 +96,13 @@ def check_run(plan: Plan, rounds: int, initial_params: Any = None) -> Plan:
       ValueError: they do not fit each other or the rest.
     """
     algorithm, dataset, key = plan.algorithm, plan.dataset, plan.key
-    _check_kind("algorithm", algorithm, Method, "fedjax_sim.fedavg(client_optimizer=fedjax_sim.optim.sgd(0.1))")
+    check_kind("algorithm", algorithm, Method, "fedjax_sim.fedavg(client_optimizer=fedjax_sim.optim.sgd(0.1))")
     if isinstance(dataset, HostDataset):
         raise TypeError(
             "make_train was given a HostDataset: a run whose data stays on the host is no JAX function of it, so only "
             "simulate takes one; use dataset.on_device() if the device has room for all of it"
         )
-    _check_kind("dataset", dataset, FederatedDataset, "fedjax_sim.datasets.synthetic(1.0, 1.0)")
+    check_kind("dataset", dataset, FederatedDataset, "fedjax_sim.datasets.synthetic(1.0, 1.0)")
     if not (hasattr(key, "dtype") and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)) or jnp.shape(key) != ():
         raise TypeError(f"key is {key!r}: give one typed PRNG key, jax.random.key(0)")
     name = type(algorithm).__name__
@@ -161,7 +159,7 @@ def check_run(plan: Plan, rounds: int, initial_params: Any = None) -> Plan:
     for optimizer in (algorithm.client_optimizer, algorithm.server_optimizer):
         if optimizer is not None:
             optimizer.transform()  # checks that its hyper-parameters are single numbers
-    params = jax.eval_shape(lambda k: plan.task.init(k, dataset), key)
+    params = plan.params
     losses = check_values(plan.task, params, dataset.examples, training=True)
     _check_statistics(plan, params)
     rate = algorithm.client_learning_rate
@@ -189,62 +187,10 @@ def resolve(asked: Plan, rounds: int, initial_params: Any = None, *, several: bo
       TypeError, ValueError: see :func:`check_run`.
     """
     plan = check_run(asked, rounds, initial_params)
-    prepared = hoisted(plan.algorithm, jax.eval_shape(lambda key: plan.task.init(key, plan.dataset), plan.key))
+    prepared = hoisted(plan.algorithm, plan.params)
     guard = plan.guard.replace(traced=not is_concrete((plan.cohort, plan.work, plan.dataset.client_ids)))
     plan = plan._replace(algorithm=prepared, guard=guard)
     return plan if plan.layout is not None else plan._replace(layout=layout_by_rule(plan, several=several))
-
-
-def resolve_seeds(
-    asked: Plan, dataset: Any, seeds: list[int], rounds: int, initial_params: Any, client_states: Any
-) -> Plan:
-    """The plan of a run of several seeds, one key each, whose data and client states may be off the device.
-
-    Args:
-      asked: what was asked for, with an algorithm.
-      dataset: the data; of a :class:`HostDataset` the plan has the frame, all that a run but for the readers of
-        examples needs to know.
-      seeds: one or more.
-      rounds: R.
-      initial_params: where all seeds start, or None.
-      client_states: the argument of ``simulate``.
-
-    Raises:
-      TypeError, ValueError: see :func:`check_run`; or rounds need more than their cohorts' examples or states.
-    """
-    keys = jax.vmap(jax.random.key)(jnp.asarray(seeds, jnp.uint32))
-    streamed = isinstance(dataset, HostDataset)
-    asked = asked._replace(dataset=dataset.frame if streamed else dataset, key=keys[0])
-    plan = resolve(asked, rounds, initial_params, several=True)
-    if streamed:
-        check_streamed(plan)
-    return plan._replace(key=keys, client_states=check_client_states(client_states, plan))
-
-
-def check_seeds(seeds: Any) -> list[int]:
-    """The seeds as a list of integers.
-
-    Raises:
-      TypeError: neither an integer nor several.
-      ValueError: none, one outside [0, 2^32), or one twice.
-    """
-    if isinstance(seeds, jax.Array) and jnp.issubdtype(seeds.dtype, jnp.integer):
-        seeds = np.asarray(seeds).reshape(-1)
-    if isinstance(seeds, (str, jax.Array)) or not isinstance(seeds, (int, np.integer, np.ndarray, Iterable)):
-        raise TypeError(f"seeds is {seeds!r}: give an integer or several, range(5)")
-    values = [seeds] if isinstance(seeds, (int, np.integer)) else list(seeds)
-    if not values:
-        raise ValueError("seeds is empty: give at least one seed")
-    for seed in values:
-        if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)):
-            raise TypeError(f"seeds has {seed!r}: seeds must be integers")
-        if not 0 <= seed < 2**32:
-            raise ValueError(f"seeds has {seed}: seeds must be in [0, 2^32)")
-    found = [int(seed) for seed in values]
-    if len(set(found)) < len(found):
-        twice = next(seed for number, seed in enumerate(found) if seed in found[:number])
-        raise ValueError(f"seeds has {twice} twice: a seed is a run, and again it would be the same run: give it once")
-    return found
 
 
 def unmet(parts: Any, dataset: FederatedDataset) -> jax.Array | None:
@@ -325,56 +271,6 @@ def _check_apart(plan: Plan) -> None:
         )
 
 
-def check_streamed(plan: Plan) -> None:
-    """Checks that a round needs no more examples than its cohort's, for data that stays on the host.
-
-    Raises:
-      ValueError: it does.
-    """
-    if plan.asynchronous is not None:
-        raise ValueError(
-            "asynchronous=... with a HostDataset: who reports in a round is known once its clock has run, too late for "
-            "sending the examples ahead: use dataset.on_device()"
-        )
-    if isinstance(plan.layout, OnMesh) and plan.layout.data == "sharded":
-        raise ValueError(
-            f"layout={shown(plan.layout)} with a HostDataset: only the examples of a round's cohort are on the "
-            "devices, on all of them: use data='replicated'"
-        )
-    needing = [type(diagnostic).__name__ for diagnostic in plan.diagnostics if diagnostic.everyone]
-    if plan.algorithm.requires.objective:
-        needing.insert(0, type(plan.algorithm).__name__)
-    if needing:
-        raise ValueError(
-            f"{needing[0]} reads the examples of all clients in every round, and this data set stays on the host: a "
-            "round sees its cohort's examples alone. Use dataset.on_device(), or do without"
-        )
-
-
-def check_client_states(given: Any, plan: Plan) -> ClientStates:
-    """Where client states are kept, from the argument of ``simulate``; None for ``on_device()``.
-
-    Raises:
-      TypeError: it is something else.
-      ValueError: the run or the method cannot do without them on the device.
-    """
-    if given is None:
-        return OnDevice()
-    _check_kind("client_states", given, ClientStates, "fedjax_sim.client_states.on_host(), or None for on_device()")
-    if given.apart and plan.asynchronous is not None:
-        raise ValueError(
-            f"asynchronous=... with client_states={shown(given)}: who reports in a round is known once its clock has "
-            "run, too late for sending client states ahead: use client_states=fedjax_sim.client_states.on_device()"
-        )
-    if given != OnDevice() and plan.algorithm.requires.remembers_everyone:
-        raise ValueError(
-            f"{type(plan.algorithm).__name__} keeps a vector of every client on the server and reads all of them in "
-            f"every round, so client_states={shown(given)} would save nothing: leave client_states out, or give the "
-            "method fewer vectors (clusters=...)"
-        )
-    return given  # type: ignore[no-any-return]
-
-
 def _beside_the_clock(diagnostics: tuple[Diagnostic, ...]) -> tuple[Diagnostic, ...]:
     """The diagnostics without ``communication()``, whose records a run with a system has anyway.
 
@@ -409,11 +305,12 @@ def _check_layout(layout: Any) -> Layout | None:
             "measures what is fastest), or 'auto' or None (a rule chooses)"
         )
     example = "fedjax_sim.layout.turns(), 'tune' (simulate measures), or 'auto' or None (a rule chooses)"
-    _check_kind("layout", layout, Layout, example)
+    check_kind("layout", layout, Layout, example)
     return layout  # type: ignore[no-any-return]
 
 
-def _check_kind(what: str, value: Any, kind: type, example: str) -> None:
+def check_kind(what: str, value: Any, kind: type, example: str) -> None:
+    """Raises ``TypeError`` for a ``value`` that is no ``kind``; ``example`` is one that is."""
     if not isinstance(value, kind):
         article = "an" if kind.__name__[0] in "AEIOU" else "a"
         call = ", so call it" if inspect.isroutine(value) or isinstance(value, type) else ""

@@ -7,18 +7,20 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_sim import client_states, trees
 from fedjax_sim.algorithms.contract import Client, Cohort, Method
 from fedjax_sim.algorithms.probe import probe
-from fedjax_sim.algorithms.wrapper import surveys
+from fedjax_sim.algorithms.wrapper import Wrapped, surveys
 from fedjax_sim.cohort.participation import Selection
 from fedjax_sim.keys import ClientDraws, Purpose, client_draws, purpose_key, round_key
 from fedjax_sim.local.batches import batches_in
-from fedjax_sim.local.solver import Slot
+from fedjax_sim.local.solver import Slot, Solver
 from fedjax_sim.local.work import Turn
-from fedjax_sim.plan import Phase, Plan
+from fedjax_sim.plan import Phase, Plan, TrainState
 from fedjax_sim.rates import rate_at
 from fedjax_sim.systems.base import Cost
 from fedjax_sim.systems.closing import Clock, Visit, close_exchange, seconds_per_step
+from fedjax_sim.systems.flops import gradient_flops
 
 
 class Drawn(NamedTuple):
@@ -168,14 +170,13 @@ def _probed(plan: Plan, method: Method, sent: Any, client: Client) -> tuple[Clie
     requires, lowest = method.requires, None
     if not (requires.slope or requires.step_size):
         return client, lowest
-    params = jax.eval_shape(lambda: plan.task.init(jax.random.key(0), plan.dataset))
     if requires.slope:
         most = plan.work.most_steps(plan.batches.most_in_epoch(plan.dataset))
-        slope, lows = probe(method, params, sent, client, most)
+        slope, lows = probe(method, plan.params, sent, client, most)
         lowest, client = jnp.min(lows), client._replace(slope=slope)
     if requires.step_size:
         one = client._replace(steps=jnp.minimum(client.steps, 1))
-        client = client._replace(step_size=probe(method, params, sent, one, 1).slope)
+        client = client._replace(step_size=probe(method, plan.params, sent, one, 1).slope)
     return client, lowest
 
 
@@ -190,3 +191,34 @@ def before_work(
         cost = cost._replace(flops_per_step=jnp.asarray(cost.flops_per_step, part.dtype) * part)
     nobody = jnp.zeros(indices.shape, bool)
     return Visit(indices, ids, nobody, jnp.zeros_like(sizes), pieces, passes), cost
+
+
+def exchange_cost(plan: Plan, phase: Phase, sent: Any, t: jax.Array, state: TrainState) -> Cost:
+    """What a phase's exchange with one client costs, in a run with a system.
+
+    Args:
+      plan: the run, with its training data.
+      phase: the exchange.
+      sent: the phase's broadcast.
+      t: int32 scalar.
+      state: before the exchange.
+    """
+    assert plan.system is not None
+    # The shapes of the messages, from the slots of a draw that is never computed.
+    slots = jax.eval_shape(lambda: draw(plan, phase, sent, t, Cost(0.0, 0.0)).slots)
+    down, up = traffic(Solver(phase.method, plan.task, plan.batches, plan.dataset), sent, state, slots)
+    flops = 0.0
+    if plan.system.counts_flops:
+        flops = gradient_flops(plan.task, plan.params, plan.dataset, plan.batches.rows(plan.dataset))
+    return Cost(down, up, flops)
+
+
+def traffic(solver: Solver, sent: Any, state: TrainState, slots: Slot) -> tuple[int, int]:
+    """Bytes that one client receives, with what it hears when the exchange is over, and sends; from shapes."""
+    states = jax.eval_shape(client_states.take, state.clients, slots.client.index)
+    c_i, slot = jax.tree.map(lambda leaf: jax.eval_shape(lambda x: x[0], leaf), (states, slots))
+    down, up = solver.traffic(sent, c_i, slot)
+    server, hears = state.server, solver.algorithm.requires.hears
+    while hears and isinstance(server, Wrapped):
+        server = server.base
+    return down + trees.size_in_bytes([getattr(server, name) for name in hears]), up

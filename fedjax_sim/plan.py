@@ -112,10 +112,14 @@ class Plan(NamedTuple):
         return self.cohort.may_be_empty or dropped or (self.system is not None and self.system.may_be_empty)
 
     @property
+    def params(self) -> Any:
+        """The task's parameters, as shapes."""
+        return jax.eval_shape(lambda: self.task.init(jax.random.key(0), self.dataset))
+
+    @property
     def keeps_clients(self) -> bool:
         """Whether anything is kept for a client from visit to visit."""
-        params = jax.eval_shape(lambda: self.task.init(jax.random.key(0), self.dataset))
-        kept = jax.eval_shape(self.algorithm.init_client, params)
+        kept = jax.eval_shape(self.algorithm.init_client, self.params)
         return bool(self.algorithm.keep_optimizer or jax.tree.leaves(kept))
 
     def observes(self, what: str) -> bool:
@@ -209,6 +213,5 @@ def layout_by_rule(plan: Plan, *, several: bool = False) -> Layout:
     devices = choose_devices(plan.slots) if several else 1
     if devices > 1:
         return mesh(devices, data=choose_sharding(trees.size_in_bytes(plan.dataset.examples), devices))
-    shapes = jax.eval_shape(lambda: plan.task.init(jax.random.key(0), plan.dataset))
-    parameters = sum(leaf.size for leaf in jax.tree.leaves(shapes))
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(plan.params))
     return choose_layout(plan.slots, parameters, plan.bounds(plan.algorithm))

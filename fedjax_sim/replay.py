@@ -14,16 +14,15 @@ from jax import lax
 from fedjax_sim.adjoints.given import asked_of
 from fedjax_sim.algorithms.contract import Method
 from fedjax_sim.algorithms.wrapper import surveys
-from fedjax_sim.checks import resolve
+from fedjax_sim.checks import is_traced, resolve
 from fedjax_sim.cohort.averaging import AVERAGES, SCHEME_I
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.host import HostDataset
-from fedjax_sim.drawing import draw
 from fedjax_sim.keys import Purpose, purpose_key
 from fedjax_sim.local.batches import batches_in
 from fedjax_sim.local.solver import Slot
 from fedjax_sim.plan import Plan
-from fedjax_sim.rounds import exchange_cost, init_state
+from fedjax_sim.rounds import init_state, take_part
 from fedjax_sim.values import LARGEST_SEED, check_count, shown
 
 
@@ -53,7 +52,7 @@ class Draws(NamedTuple):
         in each of P pieces of B / P rows; P is 1 otherwise.
       model_keys: keys[T, S], of which step keys are ``fold_in(key, k)``: k counts the pieces of steps, and before them
         the batches of B / P rows of a client's pass over all its examples in stored order, of methods that begin with
-        one (an *anchor*: SCAFFOLD's option I, FedDANE). The pass draws no rows.
+        one (a survey: SCAFFOLD's option I, FedDANE). The pass draws no rows.
       client_keys: keys[T, S], of each client for the method's own draws.
       server_keys: keys[T], of the server for the method's own draws.
       init_key: the key of the first model, ``task.init(init_key, dataset)``.
@@ -125,7 +124,7 @@ def draws(
       ((2, 2), [[3, 3], [3, 3]], (2, 2, 3, 20))
       >>> first_batch = data.client(d.positions[0, 0])["x"][d.rows[0, 0, 0][d.mask[0, 0, 0]]]
     """
-    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((algorithm, dataset, seed, at, run))):
+    if is_traced((algorithm, dataset, seed, at, run)):
         raise TypeError("draws was given traced values, whose draws are not known: call it outside of jit")
     if "seeds" in run:
         raise TypeError("draws(...) has no argument 'seeds': it looks at one run, so give seed=...")
@@ -145,7 +144,7 @@ def draws(
     found: list[Draws] = []
     for phase, (slots, arrays) in zip(plan.phases(), _drawn(plan, ts), strict=True):
         most = int(np.max(arrays["steps"], initial=0))
-        batches = _batches(plan, slots, arrays["steps"], most, anchored=surveys(phase.method))
+        batches = _batches(plan, slots, arrays["steps"], most, surveyed=surveys(phase.method))
         averaging = plan.averaging(phase.method)
         names: dict[int, str | None] = {id(one): name for name, one in AVERAGES.items()} | {id(SCHEME_I): None}
         made = Draws(
@@ -185,11 +184,9 @@ def _drawn(plan: Plan, ts: jax.Array) -> list[tuple[Slot, dict[str, Any]]]:
     def of_round(t: jax.Array) -> list[tuple[Slot, dict[str, Any]]]:
         found = []
         for phase in plan.phases():
-            method, sent, cost = phase.method, phase.method.send(state.server), None
-            if plan.system is not None:
-                cost = exchange_cost(plan, phase, sent, t, state.clients)
+            method = phase.method
             selection = phase.cohort.select(data, phase.key, t)
-            slots, cohort, *_ = draw(plan, phase, sent, t, cost)
+            slots, cohort, *_ = take_part(plan, phase, method.send(state.server), state, t)[0]
             client, somebody = slots.client, selection.count != 0
             asked = plan.average(method) == "inverse" or method.requires.expected_size
             arrays = {
@@ -214,9 +211,9 @@ def _drawn(plan: Plan, ts: jax.Array) -> list[tuple[Slot, dict[str, Any]]]:
     return lax.map(of_round, jnp.asarray(ts))  # type: ignore[no-any-return]
 
 
-@functools.partial(jax.jit, static_argnames=("most", "anchored"))
+@functools.partial(jax.jit, static_argnames=("most", "surveyed"))
 def _batches(
-    plan: Plan, slots: Slot, steps: jax.Array, most: int, *, anchored: bool
+    plan: Plan, slots: Slot, steps: jax.Array, most: int, *, surveyed: bool
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Rows, mask [T, S, K, B] and keys [T, S, K, P] of the first K = ``most`` steps of each slot."""
     batches = plan.batches
@@ -229,7 +226,7 @@ def _batches(
         number = k * own + piece
         positions = batches.positions(slot.draws, size, number, rows)
         mask = positions.mask & (k < tau) & (piece < own)
-        first = batches_in(size, rows) if anchored else jnp.int32(0)
+        first = batches_in(size, rows) if surveyed else jnp.int32(0)
         return jnp.where(mask, positions.rows, 0), mask, jax.random.fold_in(slot.model_key, first + number)
 
     def of_slot(slot: Slot, tau: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:

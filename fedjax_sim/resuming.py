@@ -20,11 +20,15 @@ from fedjax_sim.checkpoints.differences import differences, environment_changes
 from fedjax_sim.checkpoints.files import Checkpoint, read_about
 from fedjax_sim.checkpoints.signals import Caught, Interrupted, interruptions
 from fedjax_sim.checkpoints.store import Store
-from fedjax_sim.descriptions import build, opaque_parts
+from fedjax_sim.client_states import ClientStates, OnDevice
+from fedjax_sim.datasets.federated import FederatedDataset
+from fedjax_sim.datasets.host import HostDataset
+from fedjax_sim.descriptions import build, describe, opaque_parts
 from fedjax_sim.drivers.base import Driver
+from fedjax_sim.fingerprints import dataset_fingerprint, fingerprint
 from fedjax_sim.layout.base import Layout
 from fedjax_sim.layout.mesh import OnMesh
-from fedjax_sim.placement import on_host
+from fedjax_sim.placement import on_host, whole
 from fedjax_sim.plan import TrainState
 from fedjax_sim.recording import Recording, Stop
 from fedjax_sim.values import check_count, check_flag
@@ -253,3 +257,31 @@ def _named(states: Any) -> list[tuple[str, jax.Array]]:
 def _plain(leaf: jax.Array) -> jax.Array:
     """Numbers that a file can hold: typed PRNG keys as their words."""
     return jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
+
+
+# Of a run's description: what may differ when it is resumed, or is compared by its checksum.
+_APART = ("rounds", "initial_params", "layout", "layout_tuning", "client_states")
+
+
+def configuration(
+    description: dict[str, Any],
+    seeds: list[int],
+    dataset: FederatedDataset | HostDataset,
+    initial_params: Any,
+    client_states: ClientStates,
+) -> dict[str, Any]:
+    """All that decides what a run records but the number of rounds, as JSON."""
+    plain = whole(dataset) if isinstance(dataset, FederatedDataset) else dataset
+    # The directory of a disk decides nothing.
+    states = {} if client_states == OnDevice() else {"client_states": describe(client_states.in_program())}
+    return {
+        "algorithm": description["algorithm"],
+        "dataset": {**description["dataset"], "checksum": dataset_fingerprint(plain)},
+        "run": {key: value for key, value in description["run"].items() if key not in _APART} | states,
+        "seeds": seeds,
+        "initial_params": None if initial_params is None else fingerprint(initial_params),
+        "float": description["environment"]["float"],
+        "generator": description["environment"]["generator"],
+        # Another layout changes results by round-off, as another machine does.
+        "environment": {**description["environment"], "layout": description["run"]["layout"]},
+    }

@@ -10,14 +10,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_sim import client_states, trees
+from fedjax_sim import trees
 from fedjax_sim.algorithms.contract import Cohort, Mean, Method, nobody
 from fedjax_sim.algorithms.messages import received
 from fedjax_sim.algorithms.probe import accumulation
-from fedjax_sim.algorithms.wrapper import Wrapped, keeps_personal
+from fedjax_sim.algorithms.wrapper import keeps_personal
 from fedjax_sim.asynchronous.buffer import draw_buffer, first_flight
 from fedjax_sim.diagnostics.base import RoundView
-from fedjax_sim.drawing import Drawn, draw
+from fedjax_sim.drawing import Drawn, draw, exchange_cost, traffic
 from fedjax_sim.evaluation import mean_values
 from fedjax_sim.keys import Purpose, purpose_key, round_key
 from fedjax_sim.layout.base import LocalResult
@@ -25,8 +25,6 @@ from fedjax_sim.local.solver import Kept, Slot, Solver, Watch
 from fedjax_sim.loops import counted
 from fedjax_sim.optim import parts
 from fedjax_sim.plan import Phase, Plan, TrainState
-from fedjax_sim.systems.base import Cost
-from fedjax_sim.systems.flops import gradient_flops
 
 Record = dict[str, jax.Array]
 Scan = Callable[..., tuple[Any, Any]]  # (body, carry, xs) -> (carry, ys), as of lax.scan
@@ -169,7 +167,7 @@ def run_round(plan: Plan, state: TrainState, t: jax.Array) -> tuple[TrainState, 
         state = state._replace(server=_opened(plan, state.server))
     for phase in plan.phases():
         sent = phase.method.send(state.server)
-        drawn, flight = _take_part(plan, phase, sent, state, t)
+        drawn, flight = take_part(plan, phase, sent, state, t)
         solver = _solver(plan, phase)
         states = plan.layout.take(state.clients, drawn.cohort.indices)
         result = plan.layout.run(solver, sent, states, drawn.slots, plan.bounds(phase.method))
@@ -189,11 +187,19 @@ def run_round(plan: Plan, state: TrainState, t: jax.Array) -> tuple[TrainState, 
 _traced_once = jax.jit(run_round)  # for the shapes of its record and for the loop
 
 
-def _take_part(plan: Plan, phase: Phase, sent: Any, state: TrainState, t: jax.Array) -> tuple[Drawn, Any]:
-    """Who takes part in an exchange, and who is in flight when it ends."""
+def take_part(plan: Plan, phase: Phase, sent: Any, state: TrainState, t: jax.Array) -> tuple[Drawn, Any]:
+    """Who takes part in an exchange, and who is in flight when it ends.
+
+    Args:
+      plan: the run, with its training data.
+      phase: the exchange.
+      sent: the phase's broadcast.
+      state: before the exchange.
+      t: int32 scalar.
+    """
     if plan.system is None:
         return draw(plan, phase, sent, t), state.flight
-    cost = exchange_cost(plan, phase, sent, t, state.clients)
+    cost = exchange_cost(plan, phase, sent, t, state)
     if plan.asynchronous is None:
         return draw(plan, phase, sent, t, cost), state.flight
     return draw_buffer(plan, phase, sent, t, state.flight, cost)
@@ -314,7 +320,7 @@ def _measured(
     down = up = jnp.zeros((), jnp.result_type(float))  # a large model's bytes do not fit an int32
     for one in exchanges:
         each = one.drawn.cohort.size.astype(down.dtype)
-        bytes_down, bytes_up = _traffic(one.solver, one.sent, state.clients, one.drawn.slots)
+        bytes_down, bytes_up = traffic(one.solver, one.sent, state, one.drawn.slots)
         down, up = down + each * float(bytes_down), up + each * float(bytes_up)
     last, algorithm = exchanges[-1], plan.algorithm
     view = RoundView(
@@ -342,8 +348,7 @@ def _accumulation(plan: Plan, exchange: Exchange) -> Any:
     if not plan.observes("accumulation"):
         return ()
     most = plan.work.most_steps(plan.batches.most_in_epoch(plan.dataset))
-    params = jax.eval_shape(lambda: plan.task.init(plan.key, plan.dataset))
-    return accumulation(exchange.solver.algorithm, params, exchange.sent, exchange.drawn.slots.client, most)
+    return accumulation(exchange.solver.algorithm, plan.params, exchange.sent, exchange.drawn.slots.client, most)
 
 
 def _poisoned(algorithm: Method, state: TrainState, overflow: jax.Array) -> TrainState:
@@ -354,48 +359,3 @@ def _poisoned(algorithm: Method, state: TrainState, overflow: jax.Array) -> Trai
 
     model = jax.tree.map(poison, algorithm.model(state.server))
     return state._replace(server=algorithm.with_model(state.server, model))
-
-
-def exchange_cost(plan: Plan, phase: Phase, sent: Any, t: jax.Array, states: Any) -> Cost:
-    """What a phase's exchange with one client costs, in a run with a system.
-
-    Args:
-      plan: the run, with its training data.
-      phase: the exchange.
-      sent: the phase's broadcast.
-      t: int32 scalar.
-      states: of all clients.
-    """
-    assert plan.system is not None
-    # The shapes of the messages, from the slots of a draw that is never computed.
-    slots = jax.eval_shape(lambda: draw(plan, phase, sent, t, Cost(0.0, 0.0)).slots)
-    down, up = _traffic(Solver(phase.method, plan.task, plan.batches, plan.dataset), sent, states, slots)
-    flops = 0.0
-    if plan.system.counts_flops:
-        params = jax.eval_shape(lambda: plan.task.init(plan.key, plan.dataset))
-        flops = gradient_flops(plan.task, params, plan.dataset, plan.batches.rows(plan.dataset))
-    return Cost(down, up, flops)
-
-
-def _traffic(solver: Solver, sent: Any, states: Any, slots: Any) -> tuple[int, int]:
-    """Bytes that one client receives and sends; ``states`` are of all clients, as they are kept."""
-    states = jax.eval_shape(client_states.take, states, slots.client.index)
-    c_i, slot = jax.tree.map(lambda leaf: jax.eval_shape(lambda x: x[0], leaf), (states, slots))
-    down, up = solver.traffic(sent, c_i, slot)
-    return down + _heard(solver), up
-
-
-def _heard(solver: Solver) -> int:
-    """Bytes that a client hears when the round is over."""
-    algorithm, data = solver.algorithm, solver.dataset
-    if not algorithm.requires.hears:
-        return 0
-
-    def first() -> Any:
-        params = solver.task.init(jax.random.key(0), data)
-        return algorithm.init(params, jnp.zeros((data.num_clients,)))
-
-    server = jax.eval_shape(first)
-    while isinstance(server, Wrapped):
-        server = server.base
-    return trees.size_in_bytes([getattr(server, name) for name in algorithm.requires.hears])

@@ -16,7 +16,7 @@ import numpy as np
 from fedjax_sim.algorithms.contract import Method
 from fedjax_sim.arguments import Evaluate, RunArguments, takes_run
 from fedjax_sim.callbacks import Callback, Calls, Started, check_callbacks
-from fedjax_sim.checks import check_arguments, check_initial, check_seeds, is_traced, resolve_seeds
+from fedjax_sim.checks import check_arguments, check_initial, is_traced
 from fedjax_sim.client_states import ClientStates, OnDevice, as_arrays
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.host import HostDataset
@@ -24,17 +24,18 @@ from fedjax_sim.descriptions import describe, encode
 from fedjax_sim.divergence import FACTOR, DivergenceError
 from fedjax_sim.drivers.base import Driver
 from fedjax_sim.drivers.choose import make_driver
+from fedjax_sim.drivers.resolving import check_seeds, resolve_seeds
 from fedjax_sim.environment import environment
-from fedjax_sim.fingerprints import dataset_fingerprint, fingerprint
+from fedjax_sim.fingerprints import fingerprint
 from fedjax_sim.history import History
 from fedjax_sim.layout_tuning.choosing import tuned
 from fedjax_sim.layout_tuning.report import Tuning
-from fedjax_sim.placement import on_host, whole
+from fedjax_sim.placement import on_host
 from fedjax_sim.plan import Plan, TrainState
 from fedjax_sim.processes import is_first
 from fedjax_sim.recording import Recording
 from fedjax_sim.reporting.progress import Progress, progress_bar
-from fedjax_sim.resuming import Saving, saved_layout
+from fedjax_sim.resuming import Saving, configuration, saved_layout
 from fedjax_sim.rounds import EachSeed, Record
 from fedjax_sim.stopping import Stopping
 from fedjax_sim.training import asks_for_clients, given_state
@@ -172,9 +173,9 @@ def simulate(
         description["run"]["initial_state"] = fingerprint(as_arrays(initial_state))
     saving = None
     if checkpoint is not None:
-        configuration = _configuration(description, seed_list, dataset, initial_params, plan.client_states)
+        decisive = configuration(description, seed_list, dataset, initial_params, plan.client_states)
         saving = Saving(
-            checkpoint, configuration, rounds=rounds, eval_every=eval_every, every=every, keep=keep,
+            checkpoint, decisive, rounds=rounds, eval_every=eval_every, every=every, keep=keep,
             allow_opaque=allow_opaque,
         )  # fmt: skip
     recording = Recording(
@@ -297,7 +298,7 @@ def _start(initial_params: Any, plan: Plan) -> Any:
     """Where the seeds start, checked: one model for all, or :class:`EachSeed`."""
     if initial_params is None:
         return None
-    params = jax.eval_shape(lambda key: plan.task.init(key, plan.dataset), plan.key[0])
+    params = plan.params
     found: Any = jax.tree.structure(initial_params)
     if found == jax.tree.structure(params) or not isinstance(initial_params, list):
         check_initial("initial_params", initial_params, params)
@@ -326,34 +327,6 @@ def _kept(driver: Driver) -> TrainState:
     """The final state of a run, for its history; who is in flight means nothing after its end."""
     states = driver.states()
     return TrainState(as_arrays(states.server), driver.clients(), None, as_arrays(states.visited))
-
-
-# Of a run's description: what may differ when it is resumed, or is compared by its checksum.
-_APART = ("rounds", "initial_params", "layout", "layout_tuning", "client_states")
-
-
-def _configuration(
-    description: dict[str, Any],
-    seeds: list[int],
-    dataset: FederatedDataset | HostDataset,
-    initial_params: Any,
-    client_states: ClientStates,
-) -> dict[str, Any]:
-    """All that decides what a run records but the number of rounds, as JSON."""
-    plain = whole(dataset) if isinstance(dataset, FederatedDataset) else dataset
-    # The directory of a disk decides nothing.
-    states = {} if client_states == OnDevice() else {"client_states": describe(client_states.in_program())}
-    return {
-        "algorithm": description["algorithm"],
-        "dataset": {**description["dataset"], "checksum": dataset_fingerprint(plain)},
-        "run": {key: value for key, value in description["run"].items() if key not in _APART} | states,
-        "seeds": seeds,
-        "initial_params": None if initial_params is None else fingerprint(initial_params),
-        "float": description["environment"]["float"],
-        "generator": description["environment"]["generator"],
-        # Another layout changes results by round-off, as another machine does.
-        "environment": {**description["environment"], "layout": description["run"]["layout"]},
-    }
 
 
 def _check_overflow(record: Record, start: int) -> None:

@@ -18,7 +18,7 @@ from fedjax_sim import rounds
 from fedjax_sim.algorithms import Algorithm, FedAvg, Requires
 from fedjax_sim.checks import unmet
 from fedjax_sim.drivers import resident
-from fedjax_sim.training import all_metrics
+from fedjax_sim.evaluation.metrics import all_metrics
 
 NAN = float("nan")
 BIG = 2**40

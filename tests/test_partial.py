@@ -12,8 +12,9 @@ import fedjax_sim as fjs
 from fedjax_sim import trees
 from fedjax_sim.algorithms.partial import merged, split
 from fedjax_sim.checks import resolve
+from fedjax_sim.drawing import exchange_cost
 from fedjax_sim.plan import Plan
-from fedjax_sim.rounds import exchange_cost, init_state
+from fedjax_sim.rounds import init_state
 from fedjax_sim.trees import add, add_scaled, scale, subtract
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -212,7 +213,7 @@ def test_bytes_are_those_of_what_is_sent() -> None:
             of_key = plan._replace(key=key)
             state, phase = init_state(of_key), of_key.phases()[-1]
             sent = phase.method.send(state.server)
-            found.append(exchange_cost(of_key, phase, sent, jnp.int32(0), state.clients))
+            found.append(exchange_cost(of_key, phase, sent, jnp.int32(0), state))
 
         jax.eval_shape(trace, KEY)
         return found[0].bytes_down // 8, found[0].bytes_up // 8

@@ -13,11 +13,12 @@ from fedjax_sim import systems
 from fedjax_sim.algorithms.contract import Method
 from fedjax_sim.checks import resolve
 from fedjax_sim.descriptions import registered
+from fedjax_sim.drawing import exchange_cost
 from fedjax_sim.history import History
 from fedjax_sim.plan import Plan
 from fedjax_sim.reporting import comparison, curves
 from fedjax_sim.reporting.plots import on_one_axis
-from fedjax_sim.rounds import exchange_cost, init_state
+from fedjax_sim.rounds import init_state
 from fedjax_sim.systems.flops import count
 
 KEY = jax.random.key(5)
@@ -113,7 +114,7 @@ def traffic(algorithm):
         state = init_state(of_key)
         for phase in of_key.phases():
             sent = phase.method.send(state.server)
-            found.append(exchange_cost(of_key, phase, sent, jnp.int32(0), state.clients))
+            found.append(exchange_cost(of_key, phase, sent, jnp.int32(0), state))
 
     jax.eval_shape(trace, KEY)
     return sum(cost.bytes_down for cost in found), sum(cost.bytes_up for cost in found)

@@ -10,9 +10,9 @@ import pytest
 import fedjax_sim as fjs
 from fedjax_sim import systems
 from fedjax_sim.checks import resolve
-from fedjax_sim.drawing import draw
+from fedjax_sim.drawing import draw, exchange_cost
 from fedjax_sim.plan import Plan
-from fedjax_sim.rounds import exchange_cost, init_state
+from fedjax_sim.rounds import init_state
 
 KEY = jax.random.key(5)
 N, DIM, SIZES = 6, 3, [4, 2, 6, 3, 5, 8]
@@ -89,7 +89,7 @@ def drawn(algorithm=None, t=0, **more):
         state, found = init_state(plan), []
         for phase in plan.phases():
             sent = phase.method.send(state.server)
-            cost = None if plan.system is None else exchange_cost(plan, phase, sent, t, state.clients)
+            cost = None if plan.system is None else exchange_cost(plan, phase, sent, t, state)
             one = draw(plan, phase, sent, t, cost)
             found.append((one.slots.client.steps, one.cohort, one.clock))
         return found

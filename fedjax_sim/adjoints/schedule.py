@@ -19,14 +19,13 @@ from fedjax_sim.adjoints.base import Adjoint, Ran, Run
 from fedjax_sim.adjoints.given import asked_of
 from fedjax_sim.adjoints.scans import PerRound
 from fedjax_sim.algorithms.contract import Method
-from fedjax_sim.checks import resolve
+from fedjax_sim.checks import is_traced, resolve
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.descriptions import factory, static
-from fedjax_sim.drawing import draw
 from fedjax_sim.layout.base import Around, Bounds, Layout, LocalResult
 from fedjax_sim.local.solver import Slot, Solver
 from fedjax_sim.plan import Plan, TrainState
-from fedjax_sim.rounds import exchange_cost, init_state
+from fedjax_sim.rounds import init_state, take_part
 from fedjax_sim.values import check_count, shown
 
 
@@ -141,7 +140,7 @@ def reverse_bound(algorithm: Method, dataset: FederatedDataset, keys: jax.Array,
       True
       >>> train = fjs.make_train(**run, adjoint=bound.adjoint(fjs.adjoints.nested()))
     """
-    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((algorithm, dataset, keys, run))):
+    if is_traced((algorithm, dataset, keys, run)):
         raise TypeError("reverse_bound was given traced values, whose draws are not known: call it outside of jit")
     asked, rounds = asked_of(run)
     if asked.asynchronous is not None:
@@ -176,8 +175,7 @@ def _drawn_steps(plan: Plan, ts: jax.Array) -> tuple[jax.Array, jax.Array]:
             steps = []
             for phase in run.phases():
                 sent = phase.method.send(state.server)
-                cost = None if run.system is None else exchange_cost(run, phase, sent, t, state.clients)
-                slots = draw(run, phase, sent, t, cost).slots
+                slots = take_part(run, phase, sent, state, t)[0].slots
                 steps.append(Solver(phase.method, run.task, run.batches, run.dataset).micro_steps(slots))
             return jnp.stack([jnp.sum(one) for one in steps]), jnp.stack([jnp.max(one) for one in steps])
 

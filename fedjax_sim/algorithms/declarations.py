@@ -56,6 +56,10 @@ _ELSEWHERE = {
 _FORMER_ARGUMENTS = {"init": "num_clients", "finish": "local", "encode": "change"}
 
 
+class Misuse(TypeError):
+    """A hook uses what it is given in a way that it must not; the end of a message."""
+
+
 def check_no_init(cls: type[Any]) -> None:
     """Checks, before ``cls`` is a dataclass, that it leaves ``__init__`` to that.
 

@@ -25,6 +25,7 @@ from jax import lax
 
 from fedjax_sim import trees
 from fedjax_sim.algorithms.contract import Client, Method
+from fedjax_sim.algorithms.declarations import Misuse
 from fedjax_sim.algorithms.messages import received
 from fedjax_sim.loops import bounded_loop
 from fedjax_sim.optim import parts
@@ -45,23 +46,26 @@ class Probed(NamedTuple):
     lowest: jax.Array
 
 
-class _NoLoss:
-    """F = 0: what the probe of a local solver puts in the place of the data."""
+class NoLoss:
+    """F for an objective whose slope is probed, which may read nothing of the data but F(y): 0, or what is given."""
 
     other = None
 
+    def __init__(self, F: Any = None) -> None:
+        self._F = F
+
     def __call__(self, params: Any) -> jax.Array:
-        return jnp.zeros(())
+        return jnp.zeros(()) if self._F is None else self._F(params)
 
     def mean(self, values: Any) -> jax.Array:
-        return jnp.zeros(())
+        return jnp.zeros(()) if self._F is None else self._F.mean(values)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # jax.grad asks functions for their names
             raise AttributeError(name)
-        raise ValueError(
-            f"an objective that reads F.{name} has no slope: requires(slope=True) is for methods whose terms beside "
-            "F(y) are quadratic or linear in y"
+        raise Misuse(
+            f"reads F.{name}, and such an objective has no slope: Requires(slope=True) is for methods whose terms "
+            "beside F(y) are quadratic or linear in y"
         )
 
 
@@ -187,7 +191,7 @@ def _told(known: _Known) -> Client:
     method, sent, kept, client = known
     if not method.requires.survey:
         return client  # type: ignore[no-any-return]
-    return client._replace(survey=method.survey(_NoLoss(), sent, kept, client))  # type: ignore[no-any-return]
+    return client._replace(survey=method.survey(NoLoss(), sent, kept, client))  # type: ignore[no-any-return]
 
 
 def _step(known: _Known, k: jax.Array, y: Any, state: Any, unit: Any) -> tuple[Any, Any]:
@@ -198,7 +202,7 @@ def _step(known: _Known, k: jax.Array, y: Any, state: Any, unit: Any) -> tuple[A
 
     def objective(y: Any) -> jax.Array:
         with jax.numpy_dtype_promotion("standard"):
-            value = method.objective(_NoLoss(), y, k, sent, kept, holding)
+            value = method.objective(NoLoss(), y, k, sent, kept, holding)
         return jnp.asarray(value)
 
     g = jax.tree.map(lambda leaf: leaf + trees.as_dtype(unit, leaf), jax.grad(objective)(y))

@@ -127,9 +127,9 @@ def _check_precision(chosen: Sequence[Variant]) -> None:
 
 def _checked(chosen: Sequence[Variant]) -> dict[str, dict[str, Any]]:
     """Builds every run once before the first is computed; returns what they should share."""
-    from fedjax_sim.checks import check_seeds
     from fedjax_sim.configuration.building import arguments
     from fedjax_sim.descriptions import describe
+    from fedjax_sim.drivers.resolving import check_seeds
 
     about = {}
     for variant in chosen:

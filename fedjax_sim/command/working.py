@@ -132,8 +132,8 @@ def refused_by_run(options: argparse.Namespace, error: Exception, tables: Tables
 
 def in_short(given: dict[str, Any]) -> str:
     """``fedprox on synthetic, 100 rounds, 3 seeds``."""
-    from fedjax_sim.checks import check_seeds
     from fedjax_sim.descriptions import describe
+    from fedjax_sim.drivers.resolving import check_seeds
 
     names = [describe(given[part]).get("name", "?").rpartition(".")[2] for part in ("algorithm", "dataset")]
     seeds = check_seeds(given.get("seeds", 0))

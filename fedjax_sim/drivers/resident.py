@@ -15,10 +15,11 @@ from jax import lax
 from fedjax_sim import trees
 from fedjax_sim.arguments import Evaluate
 from fedjax_sim.client_states.rows import as_arrays
+from fedjax_sim.evaluation.metrics import check_recorded
 from fedjax_sim.placement import as_here
 from fedjax_sim.plan import Plan, TrainState
 from fedjax_sim.rounds import Record, chunk_of_rounds, initial_states
-from fedjax_sim.training import check_recorded, measure
+from fedjax_sim.training import measure
 
 _PAUSE = 0.5  # seconds of rounds between two reports; a call of the program takes about a thousandth of it
 

@@ -18,12 +18,13 @@ from fedjax_sim.datasets.host import HostDataset
 from fedjax_sim.drivers.ahead import cohorts, drawn_ahead
 from fedjax_sim.drivers.client_windows import ClientWindows
 from fedjax_sim.drivers.example_windows import ExampleWindows, Window
+from fedjax_sim.evaluation.metrics import all_metrics, check_recorded
 from fedjax_sim.evaluation.passes import streamed_mean_values
 from fedjax_sim.placement import as_here
 from fedjax_sim.plan import Plan, TrainState
 from fedjax_sim.prefetch import prefetched
 from fedjax_sim.rounds import EachSeed, Record, chunk_of_rounds, init_state
-from fedjax_sim.training import all_metrics, asks_for_clients, check_recorded, evaluated, measure
+from fedjax_sim.training import asks_for_clients, evaluated, measure
 
 _AHEAD = 2  # rounds that may be sent to the device before the oldest is told of
 

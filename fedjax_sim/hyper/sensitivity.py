@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.algorithms.contract import Method
-from fedjax_sim.checks import check_seeds
 from fedjax_sim.datasets.federated import FederatedDataset
+from fedjax_sim.drivers.resolving import check_seeds
 from fedjax_sim.evaluation import example_owners
 from fedjax_sim.hyper.objectives import Objective, check_objective, evaluated, final
 from fedjax_sim.hyper.subject import check_inputs

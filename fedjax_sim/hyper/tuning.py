@@ -12,9 +12,9 @@ import numpy as np
 
 from fedjax_sim import optim
 from fedjax_sim.algorithms.contract import Method
-from fedjax_sim.checks import check_seeds
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.descriptions import describe
+from fedjax_sim.drivers.resolving import check_seeds
 from fedjax_sim.hyper.descent import Descent, advance, all_finite, begin
 from fedjax_sim.hyper.objectives import Objective, check_objective, evaluated, final
 from fedjax_sim.hyper.subject import Subject, check_inputs

@@ -143,7 +143,7 @@ def _signature(plan: Plan, candidates: Sequence[Layout], seeds: int) -> str:
     """
     import fedjax_sim
 
-    model = jax.eval_shape(lambda: plan.task.init(jax.random.key(0), plan.dataset))
+    model = plan.params
     leaves, structure = jax.tree.flatten((plan._replace(layout=None, key=None), model))  # type: ignore[arg-type]
     device = jax.devices()[0]
     kind, *models = processor() if device.platform == "cpu" else [""]

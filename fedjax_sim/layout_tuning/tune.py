@@ -7,10 +7,11 @@ from typing import Any, Unpack
 
 from fedjax_sim.algorithms.contract import Method
 from fedjax_sim.arguments import RunArguments, takes_run
-from fedjax_sim.checks import check_arguments, check_seeds, is_traced, resolve_seeds
+from fedjax_sim.checks import check_arguments, is_traced
 from fedjax_sim.client_states import ClientStates
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.host import HostDataset
+from fedjax_sim.drivers.resolving import check_seeds, resolve_seeds
 from fedjax_sim.layout.base import Layout
 from fedjax_sim.layout_tuning.choosing import tuned
 from fedjax_sim.layout_tuning.report import Tuning

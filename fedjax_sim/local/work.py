@@ -277,7 +277,7 @@ class Window(Work):
 
     Rounds of a fixed length in wall-clock time, one of FedNova's reasons for unequal tau_i: all clients compute equally
     long, so that fast ones take more steps, whatever they hold. How long a step takes in this round, its jitter
-    included, says the run's system; the time of transfers and of passes over all local data (anchors) is not part of
+    included, says the run's system; the time of transfers and of passes over all local data (surveys) is not part of
     the window. A step that fits up to one part in a million counts as done. Clients who do not finish a single step are
     dropped.
 

@@ -11,11 +11,12 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 from fedjax_sim.arguments import Evaluate
+from fedjax_sim.evaluation.metrics import check_recorded
 from fedjax_sim.loops import counted
 from fedjax_sim.plan import Plan, TrainState
 from fedjax_sim.rounds import Record, chunk_of_rounds, init_state
 from fedjax_sim.sweeps.placing import placed
-from fedjax_sim.training import check_recorded, evaluation_rounds, measure
+from fedjax_sim.training import evaluation_rounds, measure
 
 AXIS = "runs"  # of the mesh over which runs are spread
 

@@ -14,10 +14,11 @@ from flax import serialization
 
 from fedjax_sim.algorithms.contract import Method
 from fedjax_sim.arguments import Evaluate, RunArguments, takes_run
-from fedjax_sim.checks import check_arguments, check_seeds, is_traced, resolve
+from fedjax_sim.checks import check_arguments, is_traced, resolve
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.host import HostDataset
 from fedjax_sim.descriptions import MAX_ARRAY, describe
+from fedjax_sim.drivers.resolving import check_seeds
 from fedjax_sim.fingerprints import fingerprint
 from fedjax_sim.history import History
 from fedjax_sim.layout.base import Layout
@@ -157,7 +158,7 @@ def sweep(
                     losses = history.final("loss")
                     finite = losses[np.isfinite(losses)]
                     bar.update(done * rounds, {"loss": float(np.median(finite)) if finite.size else np.nan})
-    shapes = jax.eval_shape(lambda: plan.task.init(jax.random.key(0), dataset)) if keep_params else None
+    shapes = plan.params if keep_params else None
     runs = _joined(finished, shapes)
     warn_of_negative_weights(runs.rounds, plan.algorithm)
     description |= {"space": describe(space), "seeds": seed_list}

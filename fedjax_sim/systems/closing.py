@@ -40,7 +40,7 @@ class Visit(NamedTuple):
       valid: bool, false in void slots.
       steps: int32, tau_i.
       pieces: int32, batches that make up one local step; 0 in an exchange without local steps.
-      passes: int32, batches before the first local step (an anchor's pass over all local data).
+      passes: int32, batches before the first local step (a survey's pass over all local data).
     """
 
     indices: jax.Array

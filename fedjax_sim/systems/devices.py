@@ -51,7 +51,7 @@ class Devices(System):
         compute    tau_i * seconds_per_step_i * jitter     or   tau_i * flops_per_step / flops_per_second_i * jitter
         upload     (latency_i + bytes_up / upload_i) * network jitter
 
-    tau_i counts gradients on one batch: passes over all local data (anchors) and the batches of a full gradient count
+    tau_i counts gradients on one batch: passes over all local data (surveys) and the batches of a full gradient count
     too. ``flops_per_step`` is counted from the task's own gradient (:mod:`fedjax_sim.systems.flops`), so a larger
     model or batch takes longer; the clock is that of FedScale, with measured FLOPs in the place of its milliseconds an
     example.
