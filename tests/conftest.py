@@ -27,7 +27,7 @@ import hypothesis
 import jax
 import pytest
 
-from fedjax_sim.devices import double_precision
+from fedjax_sim.core.devices import double_precision
 
 atexit.register(shutil.rmtree, os.environ["FEDJAX_SIM_CACHE"], ignore_errors=True)
 

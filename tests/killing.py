@@ -178,7 +178,7 @@ def _forked(work: Callable[[], object], place: pathlib.Path, dies: int | None) -
 
 def stored_sweep() -> None:
     """Stores two pieces of a sweep, those that are missing."""
-    from fedjax_sim.sweeps.stored import Folder
+    from fedjax_sim.studies.sweeps.stored import Folder
     from tests.fuzzing import samples
 
     history = samples.history()
@@ -204,7 +204,7 @@ def stored_checkpoints() -> None:
 def every_kill(directory: pathlib.Path) -> None:
     warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called")  # no thread of JAX runs yet
     fjs.simulate, fjs.checkpoints.Store, fjs.History  # noqa: B018, loads them, once for all processes
-    from fedjax_sim.sweeps import stored  # noqa: F401
+    from fedjax_sim.studies.sweeps import stored  # noqa: F401
     from tests.fuzzing import samples
 
     samples.history()

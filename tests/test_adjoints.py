@@ -9,9 +9,9 @@ import pytest
 
 import fedjax_sim as fjs
 from fedjax_sim import adjoints
-from fedjax_sim.adjoints.base import Run, Span
-from fedjax_sim.adjoints.scans import segment_lengths, segmented_scan
-from fedjax_sim.layout.turns import LoopedTurns
+from fedjax_sim.engine.adjoints.base import Run, Span
+from fedjax_sim.engine.adjoints.scans import segment_lengths, segmented_scan
+from fedjax_sim.engine.layout.turns import LoopedTurns
 
 KEY = jax.random.key(4)
 N, DIM, ROUNDS, EVERY = 5, 3, 7, 3

@@ -12,8 +12,8 @@ from test_golden import follow
 
 import fedjax_sim as fjs
 from fedjax_sim import asynchronous, systems
-from fedjax_sim.adjoints.given import asked_of
-from fedjax_sim.keys import Purpose, cohort_key, purpose_key
+from fedjax_sim.core.keys import Purpose, cohort_key, purpose_key
+from fedjax_sim.engine.adjoints.asked import asked_of
 
 KEY = jax.random.key(5)
 N, M, DIM, SIZES = 6, 3, 4, [1, 2, 5, 3, 1, 4]

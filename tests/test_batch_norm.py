@@ -12,9 +12,9 @@ from sketches import Ditto
 import fedjax_sim as fjs
 from fedjax_sim.algorithms import FedAvg
 from fedjax_sim.algorithms.partial import merged, split
+from fedjax_sim.models.task import Batch
 from fedjax_sim.optim import third_party
-from fedjax_sim.personal import personalise
-from fedjax_sim.task import Batch
+from fedjax_sim.studies.personalise import personalise
 
 KEY = jax.random.key(3)
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import fedjax_sim as fjs
-from fedjax_sim.callbacks import Callback, Reported
-from fedjax_sim.trackers import configuration, scalars
+from fedjax_sim.run.callbacks import Callback, Reported
+from fedjax_sim.run.trackers import configuration, scalars
 
 DATA = fjs.datasets.synthetic(1.0, 1.0, num_clients=5, max_size=30, seed=0)
 SETTING = {

@@ -23,7 +23,8 @@ import numpy as np
 import pytest
 
 import fedjax_sim as fjs
-from fedjax_sim.checkpoints import (
+from fedjax_sim.core.locks import Lock
+from fedjax_sim.run.checkpoints import (
     Damaged,
     Interrupted,
     Store,
@@ -33,7 +34,6 @@ from fedjax_sim.checkpoints import (
     interruptions,
     read,
 )
-from fedjax_sim.reporting.lock import Lock
 from tests.killing import without_permission
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -416,7 +416,7 @@ class TestStore:
 
 HOLD = """
 import sys, time
-from fedjax_sim.checkpoints import Store
+from fedjax_sim.run.checkpoints import Store
 store = Store(sys.argv[1])
 print("held", flush=True)
 sys.stdin.read()
@@ -511,7 +511,7 @@ class TestLock:
 LIMITED = """
 import json, resource, sys
 import numpy as np
-from fedjax_sim.checkpoints import Store
+from fedjax_sim.run.checkpoints import Store
 with Store(sys.argv[1]) as store:
     store.save(1, {"x": np.ones(10)}, {})
     resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, 500_000))
@@ -684,7 +684,7 @@ class TestDifferences:
 
 TERMINATED = """
 import signal
-from fedjax_sim.checkpoints import interruptions
+from fedjax_sim.run.checkpoints import interruptions
 with interruptions():
     signal.raise_signal(signal.SIGTERM)
     print("work", flush=True)

@@ -8,7 +8,8 @@ import unicodedata
 import pytest
 
 import fedjax_sim as fjs
-from fedjax_sim import citations, descriptions
+from fedjax_sim.core import descriptions
+from fedjax_sim.reporting import citations
 
 ROOT = pathlib.Path(__file__).parents[1]
 NO_PAPER = {"aggregator.mean", "algorithm.attacked", "algorithm.robust"}

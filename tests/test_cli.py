@@ -10,11 +10,11 @@ import sys
 import numpy as np
 import pytest
 
-from fedjax_sim import cli
-from fedjax_sim.checkpoints import Interrupted
-from fedjax_sim.command import names
-from fedjax_sim.experiments import demo
-from fedjax_sim.reporting.lock import Lock
+from fedjax_sim.cli import list_names as names
+from fedjax_sim.cli import main as cli
+from fedjax_sim.core.locks import Lock
+from fedjax_sim.papers import demo
+from fedjax_sim.run.checkpoints import Interrupted
 from tests.fuzzing import samples
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -57,7 +57,7 @@ WAITING = """
 import hashlib, os, signal, sys, threading, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
 from fedjax_sim import cli
-from fedjax_sim.command import interrupting, names
+from fedjax_sim.cli import interrupting, names
 interrupting._ANSWER = 0.2
 def run(options):
     print("before")
@@ -126,7 +126,7 @@ def test_closed_streams(monkeypatch):
 
 SHELL = """
 exec 3>&1
-fedjax() { "$PYTHON" -m fedjax_sim.command "$@"; }
+fedjax() { "$PYTHON" -m fedjax_sim.cli "$@"; }
 fedjax list >&-; echo closed $? >&3
 fedjax list >/dev/full; echo full $? >&3
 fedjax init new.toml <&- >&- 2>&-; echo all $? >&3
@@ -149,7 +149,7 @@ def test_streams_of_a_shell(tmp_path):
 
 @pytest.mark.parametrize("command", [["demo"], ["reproduce", "fednova-fig2"], ["reproduce", "--all", "--fresh"]])
 def test_one_command_a_folder_of_results(tmp_path, monkeypatch, capsys, command):
-    for name in ("fedjax_sim.experiments.demo.run_demo", "fedjax_sim.command.reproduce._reproduce"):
+    for name in ("fedjax_sim.papers.demo.run_demo", "fedjax_sim.cli.reproduce._reproduce"):
         monkeypatch.setattr(name, lambda *_, **__: 0)
     with Lock(tmp_path / "out", "results", ".results.lock"):
         assert cli.main([*command, "--out", str(tmp_path / "out")]) == 1
@@ -159,7 +159,7 @@ def test_one_command_a_folder_of_results(tmp_path, monkeypatch, capsys, command)
 
 
 def test_where_a_report_goes_is_known_before_it_is_made(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("fedjax_sim.command.report.read", lambda _: pytest.fail("it was read"))
+    monkeypatch.setattr("fedjax_sim.cli.report.read", lambda _: pytest.fail("it was read"))
     (tmp_path / "file").write_bytes(b"")
     for out, said in [
         ("", "this is a directory, and no file is written over it"),

@@ -16,13 +16,14 @@ import pytest
 
 import fedjax_sim as fjs
 from fedjax_sim import client_states
-from fedjax_sim.checkpoints import Store, files, read
-from fedjax_sim.client_states import blocks, on_device, on_disk, on_host, table
-from fedjax_sim.client_states.rows import UNUSED, Rows, kept, moved
-from fedjax_sim.client_states.table import Table
-from fedjax_sim.drivers import choose, client_windows
-from fedjax_sim.drivers.ahead import cohorts
-from fedjax_sim.drivers.client_windows import ClientWindows
+from fedjax_sim.engine import client_windows
+from fedjax_sim.engine.client_states import blocks, on_device, on_disk, on_host, table
+from fedjax_sim.engine.client_states.rows import UNUSED, Rows, kept, moved
+from fedjax_sim.engine.client_states.table import Table
+from fedjax_sim.engine.client_windows import ClientWindows
+from fedjax_sim.engine.draw_ahead import cohorts
+from fedjax_sim.run.checkpoints import Store, files, read
+from fedjax_sim.run.drivers import choose
 from tests.test_resume import Killer, assert_same, dies
 
 SGD = fjs.optim.sgd(0.05)

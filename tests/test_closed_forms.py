@@ -13,9 +13,9 @@ import fedjax_sim as fjs
 from fedjax_sim.algorithms import Scaffold, Share
 from fedjax_sim.algorithms.contract import nobody
 from fedjax_sim.algorithms.probe import probe
-from fedjax_sim.checks import resolve
-from fedjax_sim.plan import Plan, TrainState
-from fedjax_sim.rounds import init_state, run_round
+from fedjax_sim.engine.checks import resolve
+from fedjax_sim.engine.plan import Plan, TrainState
+from fedjax_sim.engine.rounds import init_state, run_round
 
 KEY = jax.random.key(3)
 N, DIM, SIZES, MOST = 4, 3, [1, 3, 2, 2], 8

@@ -9,11 +9,11 @@ from test_configuration import SMALL
 from test_html_report import made as history_of_numbers
 
 import fedjax_sim as fjs
-from fedjax_sim import cli
-from fedjax_sim.command import compare as command
-from fedjax_sim.command import variants
-from fedjax_sim.configuration import read
-from fedjax_sim.reporting.lock import Lock
+from fedjax_sim.cli import compare as command
+from fedjax_sim.cli import main as cli
+from fedjax_sim.cli import variants
+from fedjax_sim.core.locks import Lock
+from fedjax_sim.run.configuration import read
 
 PROX = SMALL.replace('name = "fedavg"', 'name = "fedprox"\nmu = 0.5').replace(
     "rounds = 2", "rounds = 3\nseeds = [1, 2]"

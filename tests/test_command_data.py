@@ -7,9 +7,10 @@ import sys
 import pytest
 
 import fedjax_sim as fjs
-from fedjax_sim import cli
-from fedjax_sim.command import algorithms, data_files, doctor, names
-from fedjax_sim.descriptions import registered_factory
+from fedjax_sim.cli import algorithms, data_files, doctor
+from fedjax_sim.cli import list_names as names
+from fedjax_sim.cli import main as cli
+from fedjax_sim.core.descriptions import registered_factory
 
 OWN = {"from_directory", "from_leaf", "from_table"}
 DERIVED = {"flip_labels", "from_tfds", "on_host", "random_labels"} | OWN  # made of other data
@@ -245,7 +246,7 @@ def test_a_broken_jax_is_no_end_of_the_doctor(monkeypatch, probe, said):
 def test_without_jax_it_is_said_where_data_would_be(nothing, tmp_path, monkeypatch, capsys):
     healthy(monkeypatch, tmp_path, jax=False)
     nothing.mkdir()
-    monkeypatch.setitem(sys.modules, "fedjax_sim.command.data_files", None)  # it cannot be imported
+    monkeypatch.setitem(sys.modules, "fedjax_sim.cli.data_files", None)  # it cannot be imported
     cli.main(["doctor", "--json"])
     about = json.loads(capsys.readouterr().out)
     assert about["jax"] is None

@@ -8,9 +8,10 @@ import pytest
 from test_html_report import made
 
 import fedjax_sim as fjs
-from fedjax_sim import cli, sweeps
-from fedjax_sim.command.results import MOST_POINTS, read
-from fedjax_sim.descriptions import describe
+from fedjax_sim import sweeps
+from fedjax_sim.cli import main as cli
+from fedjax_sim.cli.results import MOST_POINTS, read
+from fedjax_sim.core.descriptions import describe
 from fedjax_sim.reporting import results_table
 from fedjax_sim.reporting.table import objectives
 

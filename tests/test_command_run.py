@@ -14,11 +14,12 @@ import pytest
 from test_configuration import SMALL
 
 import fedjax_sim as fjs
-from fedjax_sim import cli
-from fedjax_sim.command import cache, processes
-from fedjax_sim.command import run as command
-from fedjax_sim.configuration import read
-from fedjax_sim.reporting.lock import Lock
+from fedjax_sim.cli import cache
+from fedjax_sim.cli import launch as processes
+from fedjax_sim.cli import main as cli
+from fedjax_sim.cli import run as command
+from fedjax_sim.core.locks import Lock
+from fedjax_sim.run.configuration import read
 from tests.killing import without_permission
 
 
@@ -130,7 +131,7 @@ def test_integers_of_thousands_of_digits(folder, capsys, arguments, said):
 
 
 def test_the_folder_is_for_one_run_and_is_tried_before_it(folder, capsys, monkeypatch):
-    monkeypatch.setattr("fedjax_sim.simulation.simulate", lambda **_: pytest.fail("something was run"))
+    monkeypatch.setattr("fedjax_sim.run.simulation.simulate", lambda **_: pytest.fail("something was run"))
     with Lock(folder / "out", "results", ".results.lock"):
         for more in ([], ["--processes", "2"]):
             assert cli.main(["run", "small.toml", "--out", "out", *more]) == 1
@@ -151,7 +152,7 @@ def test_what_fails_after_the_run_is_no_refusal(folder, capsys, monkeypatch):
     def simulated(**_):
         assert pathlib.Path("out/.results.lock").exists()
 
-    monkeypatch.setattr("fedjax_sim.simulation.simulate", simulated)
+    monkeypatch.setattr("fedjax_sim.run.simulation.simulate", simulated)
     monkeypatch.setattr(command, "_write", fails)
     (folder / "out").mkdir()
     (folder / "out" / ".results.lock").write_bytes(b"process 1 on a host\n")  # of one that was killed
@@ -227,7 +228,7 @@ def test_signals_are_passed_on(monkeypatch):
 
 
 def test_a_process_ends_with_its_parent():
-    program = "import time; from fedjax_sim.command.processes import end_with_parent; end_with_parent(); time.sleep(60)"
+    program = "import time; from fedjax_sim.cli.launch import end_with_parent; end_with_parent(); time.sleep(60)"
     process = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, env=environment())
     process.stdin.close()
     assert process.wait(20) == 128 + signal.SIGTERM
@@ -287,7 +288,7 @@ def count(event, **kwargs):
     for name in counted:
         counted[name] += event == f"/jax/compilation_cache/cache_{name}"
 jax.monitoring.register_event_listener(count)
-from fedjax_sim.cli import main
+from fedjax_sim.cli.main import main
 status = main()
 print(status, counted["hits"], counted["misses"], len(jax.devices()))
 """
@@ -322,7 +323,7 @@ def test_the_second_run_compiles_nothing(tmp_path):
 
 
 def several(folder, name, *more):
-    begun = [sys.executable, "-m", "fedjax_sim.command", "run", "small.toml", "--json", "--out", name]
+    begun = [sys.executable, "-m", "fedjax_sim.cli", "run", "small.toml", "--json", "--out", name]
     done = subprocess.run(
         [*begun, *more], cwd=folder, capture_output=True, text=True, check=False, timeout=120,
         env=environment(FEDJAX_SIM_CACHE=str(folder / "cache")),
@@ -334,7 +335,7 @@ def several(folder, name, *more):
 
 def as_slurm_does(folder, name, *more):
     """Two tasks of one job on this machine, with the variables that SLURM sets."""
-    begun = [sys.executable, "-m", "fedjax_sim.command", "run", "small.toml", "--json", "--out", name]
+    begun = [sys.executable, "-m", "fedjax_sim.cli", "run", "small.toml", "--json", "--out", name]
     tasks = []
     for rank in range(2):
         variables = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_NODELIST": processes.LOOPBACK, "SLURM_NTASKS": "2",

@@ -13,15 +13,17 @@ import pytest
 from test_command_compare import PROX
 
 import fedjax_sim as fjs
-from fedjax_sim import cli, hyper, sweeps
-from fedjax_sim.command import spaces, values
-from fedjax_sim.command import sweep as sweep_command
-from fedjax_sim.command import tune as tune_command
-from fedjax_sim.command.working import taken_by
-from fedjax_sim.configuration import read
-from fedjax_sim.configuration.tables import toml_value
-from fedjax_sim.divergence import FACTOR
-from fedjax_sim.reporting.lock import Lock
+from fedjax_sim import hyper, sweeps
+from fedjax_sim.cli import main as cli
+from fedjax_sim.cli import numbers as values
+from fedjax_sim.cli import spaces
+from fedjax_sim.cli import sweep as sweep_command
+from fedjax_sim.cli import tune as tune_command
+from fedjax_sim.cli.output import taken_by
+from fedjax_sim.core.locks import Lock
+from fedjax_sim.reporting.divergence import FACTOR
+from fedjax_sim.run.configuration import read
+from fedjax_sim.run.configuration.tables import toml_value
 
 ROOT = pathlib.Path(__file__).parents[1]
 RATE = "algorithm.client_optimizer.learning_rate"
@@ -29,7 +31,7 @@ RATE = "algorithm.client_optimizer.learning_rate"
 INTERRUPTIBLE = """
 import os, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
-from fedjax_sim.sweeps.execution import Executor
+from fedjax_sim.studies.sweeps.execution import Executor
 run = Executor.run
 Executor.run = lambda *given: (os.write(1, b"it computes\\n"), run(*given))[1]
 from fedjax_sim import cli

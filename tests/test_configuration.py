@@ -13,8 +13,8 @@ import pytest
 from test_descriptions import MADE
 
 import fedjax_sim as fjs
-from fedjax_sim.configuration import ConfigurationError, building, read, tables, writing, written
-from fedjax_sim.descriptions import all_registered, describe, opaque_parts, registered_factory
+from fedjax_sim.core.descriptions import all_registered, describe, opaque_parts, registered_factory
+from fedjax_sim.run.configuration import ConfigurationError, building, read, tables, writing, written
 
 EXAMPLE = (pathlib.Path(fjs.__file__).parent / "command" / "example.toml").read_text()
 # Of data sets, those that need no files.

@@ -14,8 +14,8 @@ import reference
 
 import fedjax_sim as fjs
 from fedjax_sim.algorithms import Client, Cohort, FedAvg, Sent, Stack
-from fedjax_sim.layout.base import Bounds
-from fedjax_sim.local.solver import Slot, Solver
+from fedjax_sim.engine.layout.base import Bounds
+from fedjax_sim.engine.solver import Slot, Solver
 
 KEY = jax.random.key(11)
 N, DIM, SIZES = 6, 7, [1, 2, 5, 3, 1, 4]

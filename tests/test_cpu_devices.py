@@ -9,7 +9,7 @@ import jax
 import pytest
 
 import fedjax_sim as fjs
-from fedjax_sim import devices
+from fedjax_sim.core import devices
 
 PROGRAM = """
 import json, os

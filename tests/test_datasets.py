@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedjax_sim import datasets
+from fedjax_sim.core.descriptions import build, describe, opaque_parts
 from fedjax_sim.datasets import FederatedDataset, from_clients, from_ids, from_partition
-from fedjax_sim.descriptions import build, describe, opaque_parts
 
 
 def three_clients(**kwargs: Any) -> FederatedDataset:

@@ -15,9 +15,10 @@ import optax
 import pytest
 
 import fedjax_sim as fjs
-from fedjax_sim import adjoints, descriptions, hyper, sweeps
-from fedjax_sim.checks import _traced_parts
-from fedjax_sim.descriptions import Described, build, describe, opaque_parts, registered, static
+from fedjax_sim import adjoints, hyper, sweeps
+from fedjax_sim.core import descriptions
+from fedjax_sim.core.descriptions import Described, build, describe, opaque_parts, registered, static
+from fedjax_sim.engine.checks import _traced_parts
 
 sgd = fjs.optim.sgd
 STEPS = np.array([[1, 2], [3, 0]])

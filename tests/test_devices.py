@@ -10,7 +10,7 @@ import scipy.stats
 
 import fedjax_sim as fjs
 from fedjax_sim import systems
-from fedjax_sim.systems.policies import Reports
+from fedjax_sim.clients.systems.policies import Reports
 
 KEY = jax.random.key(5)
 RNG = np.random.default_rng(8)

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 import fedjax_sim as fjs
-from fedjax_sim import descriptions, evaluation
 from fedjax_sim import diagnostics as dg
 from fedjax_sim.algorithms.base import Client, Cohort
+from fedjax_sim.core import descriptions
 from fedjax_sim.diagnostics import measures
 from fedjax_sim.diagnostics.gradients import client_inexactness
 from fedjax_sim.diagnostics.hessian import spectral_norm
+from fedjax_sim.models import evaluation
 
 RNG = np.random.default_rng(0)
 

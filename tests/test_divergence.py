@@ -6,8 +6,8 @@ import pytest
 
 import fedjax_sim as fjs
 from fedjax_sim import stopping
-from fedjax_sim.divergence import Divergence, DivergenceError, divergences
-from fedjax_sim.recording import Recording, Stop
+from fedjax_sim.reporting.divergence import Divergence, DivergenceError, divergences
+from fedjax_sim.run.recording import Recording, Stop
 
 sgd = fjs.optim.sgd
 N, ROUNDS, BAD = 6, 4, 4

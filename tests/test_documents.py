@@ -13,11 +13,11 @@ import pytest
 
 import fedjax_sim as fjs
 import fedjax_sim.algorithms
-from fedjax_sim import descriptions
 from fedjax_sim.algorithms import Algorithm, Client, Partial, Wrapper
 from fedjax_sim.algorithms.messages import received
 from fedjax_sim.algorithms.wrapper import encoded, uploaded
-from fedjax_sim.trees import size_in_bytes
+from fedjax_sim.core import descriptions
+from fedjax_sim.core.trees import size_in_bytes
 
 ROOT = pathlib.Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -7,7 +7,7 @@ import pytest
 
 import fedjax_sim as fjs
 from fedjax_sim import asynchronous, attacks, systems
-from fedjax_sim.verification import verify
+from fedjax_sim.run.verification import verify
 
 pytestmark = pytest.mark.usefixtures("x64")
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import fedjax_sim as fjs
-from fedjax_sim.plan import Guard, Plan
-from fedjax_sim.rounds import init_state, run_round
+from fedjax_sim.engine.plan import Guard, Plan
+from fedjax_sim.engine.rounds import init_state, run_round
 
 KEY = jax.random.key(0)
 SGD = fjs.optim.sgd(0.1)

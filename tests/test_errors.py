@@ -14,11 +14,11 @@ import optax
 import pytest
 
 import fedjax_sim as fjs
-from fedjax_sim import rounds
 from fedjax_sim.algorithms import Algorithm, FedAvg, Requires
-from fedjax_sim.checks import unmet
-from fedjax_sim.drivers import resident
-from fedjax_sim.evaluation.metrics import all_metrics
+from fedjax_sim.engine import rounds
+from fedjax_sim.engine.checks import unmet
+from fedjax_sim.models.evaluation.metrics import all_metrics
+from fedjax_sim.run.drivers import resident
 
 NAN = float("nan")
 BIG = 2**40
@@ -795,7 +795,7 @@ CASES: dict[str, tuple[Callable[[], object], type[Exception], tuple[str, ...]]] 
     "given: earlier is an array": (
         lambda: fjs.cohort.given([[0]], earlier=[[0]]),
         TypeError,
-        ("given(earlier) is [[0", "give fedjax_sim.cohort.given(...)"),
+        ("given(earlier) is [[0", "give fedjax_sim.cohort.fixed(...)"),
     ),
     "given: earlier with other slots": (
         lambda: fjs.cohort.given([[0]], earlier=fjs.cohort.given([[0, 1]])),

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 import fedjax_sim as fjs
-from fedjax_sim import chunks, evaluation
-from fedjax_sim.evaluation import passes
+from fedjax_sim.core import memory as chunks
+from fedjax_sim.models import evaluation
+from fedjax_sim.models.evaluation import passes
 
 TASK = fjs.classification(fjs.models.LogisticRegression(3), weight_decay=0.01)
 

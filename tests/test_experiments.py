@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 import fedjax_sim as fjs
-from fedjax_sim import cli
-from fedjax_sim.devices import double_precision
-from fedjax_sim.experiments import catalogue, reproducing, writing
-from fedjax_sim.experiments.bench import Bench, rounds_in_words
-from fedjax_sim.experiments.experiment import Claim, Experiment, Outcome, Setting, Table
+from fedjax_sim.cli import main as cli
+from fedjax_sim.core.devices import double_precision
+from fedjax_sim.papers import catalogue, reproducing, writing
+from fedjax_sim.papers.bench import Bench, rounds_in_words
+from fedjax_sim.papers.experiment import Claim, Experiment, Outcome, Setting, Table
 
 matplotlib = pytest.importorskip("matplotlib")
 
@@ -79,10 +79,10 @@ class TestBench:
         for count, other in enumerate(others, start=1):
             other()
             assert len(list(bench._runs.iterdir())) == len(stored) + count
-        monkeypatch.setattr("fedjax_sim.experiments.bench.__version__", "99")
+        monkeypatch.setattr("fedjax_sim.papers.bench.__version__", "99")
         run(again(bench), "x")
         assert len(list(bench._runs.iterdir())) == len(stored) + len(others) + 1
-        monkeypatch.setattr("fedjax_sim.experiments.bench.generator", lambda: {"jax_random_seed_offset": 1})
+        monkeypatch.setattr("fedjax_sim.papers.bench.generator", lambda: {"jax_random_seed_offset": 1})
         run(again(bench), "x")
         assert len(list(bench._runs.iterdir())) == len(stored) + len(others) + 2
 

@@ -13,29 +13,15 @@ import pytest
 
 import fedjax_sim as fjs
 from fedjax_sim import paths
-from fedjax_sim.experiments.all_methods import page
-from fedjax_sim.experiments.all_methods.diagram import critical_differences, score_panels
-from fedjax_sim.experiments.all_methods.methods import METHODS, SMOKE
-from fedjax_sim.experiments.all_methods.problems import (
-    NAMES,
-    Problem,
-    at_most,
-    halves,
-    problems,
-    standard_targets,
-)
-from fedjax_sim.experiments.all_methods.questions import claims, gain
-from fedjax_sim.experiments.all_methods.ranking import (
-    cliques,
-    critical_difference,
-    friedman,
-    nemenyi,
-    ranks,
-    spearman,
-)
-from fedjax_sim.experiments.all_methods.scores import Score, score_bytes, score_rounds, sent
-from fedjax_sim.experiments.bench import Bench
-from fedjax_sim.reporting.files import write_atomically
+from fedjax_sim.core.atomic import write_atomically
+from fedjax_sim.papers.all_methods import page
+from fedjax_sim.papers.all_methods.diagram import critical_differences, score_panels
+from fedjax_sim.papers.all_methods.methods import METHODS, SMOKE
+from fedjax_sim.papers.all_methods.problems import NAMES, Problem, at_most, halves, problems, standard_targets
+from fedjax_sim.papers.all_methods.questions import claims, gain
+from fedjax_sim.papers.all_methods.ranking import cliques, critical_difference, friedman, nemenyi, ranks, spearman
+from fedjax_sim.papers.all_methods.scores import Score, score_bytes, score_rounds, sent
+from fedjax_sim.papers.bench import Bench
 
 
 def test_ranks_share_ties_and_put_what_diverged_last() -> None:

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import fedjax_sim as fjs
-from fedjax_sim.experiments.bench import Bench
-from fedjax_sim.experiments.fedaware import ablation, coherence, comparison, dissimilarity, methods, tasks
-from fedjax_sim.history import History
+from fedjax_sim.papers.bench import Bench
+from fedjax_sim.papers.fedaware import ablation, coherence, comparison, dissimilarity, methods, tasks
+from fedjax_sim.run.history import History
 
 
 def history(accuracy, evaluated, loss=None, **rounds):

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 
 import fedjax_sim as fjs
-from fedjax_sim.experiments.fednova import cifar, quadratics, weights
-from fedjax_sim.experiments.fednova.pooled import pooled
-from fedjax_sim.experiments.fednova.reaching import rounds_to_each
-from fedjax_sim.history import History
+from fedjax_sim.papers.fednova import cifar, quadratics, weights
+from fedjax_sim.papers.fednova.pooled import pooled
+from fedjax_sim.papers.fednova.reaching import rounds_to_each
+from fedjax_sim.run.history import History
 
 RNG = np.random.default_rng(0)
 E, TAU, ETA = RNG.standard_normal((3, 2)), np.array([[1, 4, 2], [3, 1, 5], [2, 2, 6]]), np.array([0.1, 0.1, 0.02])

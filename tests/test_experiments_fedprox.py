@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import fedjax_sim as fjs
-from fedjax_sim.experiments.bench import Bench
-from fedjax_sim.experiments.fedprox import measures, problems, stragglers, synthetics
-from fedjax_sim.history import History
+from fedjax_sim.papers.bench import Bench
+from fedjax_sim.papers.fedprox import measures, problems, stragglers, synthetics
+from fedjax_sim.run.history import History
 
 
 def history(losses, accuracies=None, every=1):

@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from fedjax_sim.experiments.bench import Bench
-from fedjax_sim.experiments.liconv import cohort_sizes, local_steps, problems, schemes, theorem4
-from fedjax_sim.history import History
+from fedjax_sim.papers.bench import Bench
+from fedjax_sim.papers.liconv import cohort_sizes, local_steps, problems, schemes, theorem4
+from fedjax_sim.run.history import History
 
 
 def history(losses, every=1):

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import fedjax_sim as fjs
-from fedjax_sim.experiments import bench, catalogue, reproducing
-from fedjax_sim.history import History
-from fedjax_sim.sweeps.result import Sweep
+from fedjax_sim.papers import bench, catalogue, reproducing
+from fedjax_sim.run.history import History
+from fedjax_sim.studies.sweeps.result import Sweep
 
 pytest.importorskip("matplotlib")
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import fedjax_sim as fjs
-from fedjax_sim.experiments.bench import Bench
-from fedjax_sim.experiments.scaffold import emnist, images, network, quadratics, tuning
+from fedjax_sim.papers.bench import Bench
+from fedjax_sim.papers.scaffold import emnist, images, network, quadratics, tuning
 
 
 @pytest.fixture

@@ -16,13 +16,13 @@ from jax.flatten_util import ravel_pytree
 
 import fedjax_sim as fjs
 from fedjax_sim.algorithms import FedNova
-from fedjax_sim.checks import resolve
-from fedjax_sim.keys import client_draws
-from fedjax_sim.local.work import Turn
-from fedjax_sim.plan import Plan, TrainState
-from fedjax_sim.rounds import init_state, run_round
-from fedjax_sim.training import TrainResult
-from fedjax_sim.trees import square, subtract
+from fedjax_sim.clients.local.work import Turn
+from fedjax_sim.core.keys import client_draws
+from fedjax_sim.core.trees import square, subtract
+from fedjax_sim.engine.checks import resolve
+from fedjax_sim.engine.plan import Plan, TrainState
+from fedjax_sim.engine.rounds import init_state, run_round
+from fedjax_sim.run.training import TrainResult
 
 N, ROUNDS = 6, 5
 COHORTS = np.array([[0, 2, 3, 5], [4, -1, 1, 0], [1, 3, -1, 5], [-1, -1, -1, -1], [5, 4, 1, 2]])  # by client index

@@ -19,7 +19,7 @@ from golden import COHORTS, FULL, FULL_TAU, TAU, both, check, setting
 from test_golden import KEY, PROBLEMS, assert_equal, drawn, follow, run
 
 import fedjax_sim as fjs
-from fedjax_sim.plan import Plan
+from fedjax_sim.engine.plan import Plan
 
 slow = pytest.mark.slow
 

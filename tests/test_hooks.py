@@ -24,8 +24,8 @@ from fedjax_sim.algorithms import (
     Sum,
     Wrapper,
 )
-from fedjax_sim.local import checking, hooks
-from fedjax_sim.task.shapes import check_values
+from fedjax_sim.engine import hook_checks, hooks
+from fedjax_sim.models.task.shapes import check_values
 
 KEY = jax.random.key(0)
 
@@ -40,7 +40,7 @@ def checked(cls, wrap=lambda method: method, **fields):
     params = jax.eval_shape(lambda key: task.init(key, data), KEY)
     losses = check_values(task, params, data.examples, training=True)
     method = wrap(cls(client_optimizer=fjs.optim.sgd(0.1), **fields))
-    checking.check_hooks(method, task, params, losses, data, 2)
+    hook_checks.check_hooks(method, task, params, losses, data, 2)
 
 
 def requires(**fields):
@@ -465,7 +465,7 @@ def test_what_a_report_may_be_called(name, message):
 def test_a_program_has_nothing_of_the_checks(monkeypatch):
     cls = mine(init_client=lambda self, params: jnp.zeros_like(params))
     with_checks = str(traced(cls))
-    monkeypatch.setattr("fedjax_sim.checks.check_hooks", lambda *_: None)
+    monkeypatch.setattr("fedjax_sim.engine.checks.check_hooks", lambda *_: None)
     assert str(traced(cls)) == with_checks
 
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 import fedjax_sim as fjs
+from fedjax_sim.core.prefetch import prefetched
 from fedjax_sim.datasets import storing
-from fedjax_sim.drivers.ahead import drawn_ahead
-from fedjax_sim.drivers.example_windows import rounded_up
-from fedjax_sim.fingerprints import dataset_fingerprint, fingerprint
-from fedjax_sim.plan import Plan
-from fedjax_sim.prefetch import prefetched
+from fedjax_sim.datasets.fingerprints import dataset_fingerprint, fingerprint
+from fedjax_sim.engine.draw_ahead import drawn_ahead
+from fedjax_sim.engine.example_windows import rounded_up
+from fedjax_sim.engine.plan import Plan
 
 
 def small_data(*, weighted=False):

@@ -18,7 +18,7 @@ from fedjax_sim.datasets import arrays
 from fedjax_sim.datasets.reading import tables
 from fedjax_sim.datasets.reading.archives import read_members
 from fedjax_sim.datasets.reading.idx import read_idx
-from fedjax_sim.sweeps.stored import Folder
+from fedjax_sim.studies.sweeps.stored import Folder
 
 pytest.importorskip("pyarrow", reason="needs pyarrow (pip install 'fedjax_sim[tables]')")
 pytest.importorskip("safetensors", reason="needs safetensors (pip install 'fedjax_sim[text]')")

@@ -15,17 +15,17 @@ from importlib import resources
 import numpy as np
 import pytest
 
-from fedjax_sim import cli
-from fedjax_sim.command.results import files_of, named
-from fedjax_sim.divergence import Divergence
-from fedjax_sim.history import History
-from fedjax_sim.recording import Stop
+from fedjax_sim.cli import main as cli
+from fedjax_sim.cli.results import files_of, named
 from fedjax_sim.reporting import report
+from fedjax_sim.reporting.divergence import Divergence
 from fedjax_sim.reporting.html import page
 from fedjax_sim.reporting.html.clients import spreads
 from fedjax_sim.reporting.html.curves import Record, curve, records, thinned
 from fedjax_sim.reporting.html.palette import DASHES, LIGHT_LINES, classes
 from fedjax_sim.reporting.html.settings import differing, settings
+from fedjax_sim.run.history import History
+from fedjax_sim.run.recording import Stop
 
 HOSTILE = (
     "</script><script>document.documentElement.dataset.hacked=1</script><img src=x onerror=alert(1)>\"'&amp;\0<!--"

@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 from fedjax_sim import datasets
+from fedjax_sim.core.descriptions import build, describe, opaque_parts
 from fedjax_sim.datasets.reading.archives import read_members
 from fedjax_sim.datasets.sources.idx_files import MNIST
-from fedjax_sim.descriptions import build, describe, opaque_parts
 
 REAL_DATA = os.environ.get("FEDJAX_SIM_DATA", "")
 

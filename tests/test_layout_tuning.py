@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 import fedjax_sim as fjs
-from fedjax_sim import resuming
-from fedjax_sim.adjoints.given import asked_of
-from fedjax_sim.caches import cache_directory
-from fedjax_sim.layout_tuning import choosing, measuring, remembered
-from fedjax_sim.layout_tuning.report import Timing, Tuning, label
+from fedjax_sim.core.caches import cache_directory
+from fedjax_sim.engine.adjoints.asked import asked_of
+from fedjax_sim.engine.layout_tuning import choosing, measuring, remembered
+from fedjax_sim.engine.layout_tuning.report import Timing, Tuning, label
+from fedjax_sim.run import resuming
 
 TURNS, STACKED, LANES = fjs.layout.turns(), fjs.layout.stacked(), fjs.layout.lanes
 TAU = np.array([[3, 1, 2, 5], [1, 1, 1, 1], [2, 0, 4, 1], [1, 2, 3, 4]])
@@ -400,7 +400,7 @@ def test_an_asynchronous_run():
 TWO_DEVICES = """
 import jax, json
 import fedjax_sim as fjs
-from fedjax_sim.layout_tuning.report import label
+from fedjax_sim.engine.layout_tuning.report import label
 
 data = fjs.datasets.quadratics(num_clients=5, dim=2, seed=0)
 algorithm = fjs.scaffold(client_optimizer=fjs.optim.sgd(0.1))

@@ -20,14 +20,14 @@ import numpy as np
 import pytest
 
 import fedjax_sim as fjs
-from fedjax_sim.drivers import resident
-from fedjax_sim.layout import makespan
-from fedjax_sim.layout.base import Bounds
-from fedjax_sim.layout.lanes import queue_bound
-from fedjax_sim.layout.queue import run_queue
-from fedjax_sim.layout.turns import run_turns
-from fedjax_sim.local.solver import Left, Progress, Watch
-from fedjax_sim.plan import Plan, TrainState
+from fedjax_sim.engine.layout import makespan
+from fedjax_sim.engine.layout.base import Bounds
+from fedjax_sim.engine.layout.lanes import queue_bound
+from fedjax_sim.engine.layout.queue import run_queue
+from fedjax_sim.engine.layout.turns import run_turns
+from fedjax_sim.engine.plan import Plan, TrainState
+from fedjax_sim.engine.solver import Left, Progress, Watch
+from fedjax_sim.run.drivers import resident
 
 LAYOUTS = {
     "turns": fjs.layout.turns(),

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import fedjax_sim as fjs
-from fedjax_sim.drivers.resident import ResidentDriver
-from fedjax_sim.layout.mesh import deal, most_of_one
+from fedjax_sim.engine.layout.mesh import deal, most_of_one
+from fedjax_sim.run.drivers.resident import ResidentDriver
 from tests import test_evaluation as evaluation
 from tests import test_sweep as sweep
 
@@ -216,7 +216,7 @@ def test_evaluation_reads_every_example_once(sharded, data, weighted):
 
 @pytest.mark.slow
 def test_evaluation_in_blocks(data, monkeypatch):
-    from fedjax_sim.evaluation import passes
+    from fedjax_sim.models.evaluation import passes
 
     params = LOGISTIC.init(jax.random.key(0), data)
     expected = fjs.evaluate(LOGISTIC, params, data)
@@ -372,7 +372,7 @@ def test_evaluations_of_ones_own_see_no_padding(data):
 
 
 def test_large_data_is_not_copied_for_every_core(data, monkeypatch):
-    from fedjax_sim.layout import choose
+    from fedjax_sim.engine.layout import choose
 
     assert choose.choose_sharding(1 << 30, 2) == "replicated"
     assert choose.choose_sharding(1 << 30, 3) == "sharded"

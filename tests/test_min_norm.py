@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedjax_sim import min_norm
-from fedjax_sim.min_norm import active_set, away_steps, frank_wolfe, full_gram, gram_rows, shortest
+from fedjax_sim.optim.min_norm import active_set, away_steps, frank_wolfe, full_gram, gram_rows, shortest
 
 SOLVERS = (active_set, away_steps, frank_wolfe)
 

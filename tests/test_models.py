@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import fedjax_sim as fjs
-from fedjax_sim.descriptions import build, describe
+from fedjax_sim.core.descriptions import build, describe
 from fedjax_sim.diagnostics.base import Diagnostic, RoundView
 from fedjax_sim.models.lstm import _states
 from fedjax_sim.models.resnet import _block

@@ -36,7 +36,7 @@ def test_code_cells_run(notebook, tmp_path, monkeypatch):
     matplotlib = pytest.importorskip("matplotlib")
     pytest.importorskip("sklearn")
     pyplot = pytest.importorskip("matplotlib.pyplot")
-    from fedjax_sim import descriptions
+    from fedjax_sim.core import descriptions
 
     descriptions._import_all()  # what a notebook registers is forgotten with it
     monkeypatch.setattr(descriptions, "_FACTORIES", dict(descriptions._FACTORIES))

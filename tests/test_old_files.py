@@ -12,15 +12,16 @@ import numpy as np
 import pytest
 
 import fedjax_sim as fjs
-from fedjax_sim import cli, earlier
-from fedjax_sim.checkpoints import Store, read
-from fedjax_sim.descriptions import build, describe
-from fedjax_sim.devices import double_precision
-from fedjax_sim.experiments import writing
-from fedjax_sim.keys import GENERATOR
+from fedjax_sim.cli import main as cli
+from fedjax_sim.core import old_formats as earlier
+from fedjax_sim.core.descriptions import build, describe
+from fedjax_sim.core.devices import double_precision
+from fedjax_sim.core.keys import GENERATOR
+from fedjax_sim.papers import writing
 from fedjax_sim.reporting.recorded import in_words
-from fedjax_sim.simulation import _check_ends
-from fedjax_sim.sweeps import Sweep, execution
+from fedjax_sim.run.checkpoints import Store, read
+from fedjax_sim.run.simulation import _check_ends
+from fedjax_sim.studies.sweeps import Sweep, execution
 from tests.data_0_1_0 import write
 
 OLD = write.HERE

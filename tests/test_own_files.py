@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import fedjax_sim as fjs
-from fedjax_sim import cli
-from fedjax_sim.configuration import read, written
-from fedjax_sim.descriptions import build, describe, opaque_parts
+from fedjax_sim.cli import main as cli
+from fedjax_sim.core.descriptions import build, describe, opaque_parts
+from fedjax_sim.run.configuration import read, written
 
 RUN = """
 cohort = "full"

@@ -12,8 +12,8 @@ from jax.flatten_util import ravel_pytree
 from test_golden import KEY, TAU, LogisticProblem, QuadraticProblem, assert_equal, drawn, follow
 
 import fedjax_sim as fjs
-from fedjax_sim.plan import Guard, Plan
-from fedjax_sim.rounds import init_state, run_round
+from fedjax_sim.engine.plan import Guard, Plan
+from fedjax_sim.engine.rounds import init_state, run_round
 
 COHORT = fjs.cohort.with_replacement(7)
 RATES = np.array([0.06, 0.05, 0.04])

@@ -11,11 +11,11 @@ import pytest
 import fedjax_sim as fjs
 from fedjax_sim import trees
 from fedjax_sim.algorithms.partial import merged, split
-from fedjax_sim.checks import resolve
-from fedjax_sim.drawing import exchange_cost
-from fedjax_sim.plan import Plan
-from fedjax_sim.rounds import init_state
-from fedjax_sim.trees import add, add_scaled, scale, subtract
+from fedjax_sim.core.trees import add, add_scaled, scale, subtract
+from fedjax_sim.engine.checks import resolve
+from fedjax_sim.engine.draw import exchange_cost
+from fedjax_sim.engine.plan import Plan
+from fedjax_sim.engine.rounds import init_state
 
 pytestmark = pytest.mark.usefixtures("x64")
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import fedjax_sim as fjs
-from fedjax_sim.cohort import AVERAGES
-from fedjax_sim.cohort.independent import least_cap
+from fedjax_sim.clients.cohort import AVERAGES
+from fedjax_sim.clients.cohort.independent import least_cap
 
 co = fjs.cohort
 SIZES = np.array([1, 2, 3, 10, 4, 6])

@@ -7,7 +7,7 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 import fedjax_sim as fjs
-from fedjax_sim.personal import personalise
+from fedjax_sim.studies.personalise import personalise
 
 pytestmark = pytest.mark.usefixtures("x64")
 

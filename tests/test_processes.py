@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import fedjax_sim as fjs
-from fedjax_sim import processes
+from fedjax_sim.core import processes
 from tests import meeting
 
 ROOT = pathlib.Path(__file__).parents[1]

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from fedjax_sim import datasets, reporting
+from fedjax_sim.core.atomic import check_replaceable, check_writable, remove_left_overs
 from fedjax_sim.reporting import (
     Panel,
     comparison,
@@ -28,7 +29,6 @@ from fedjax_sim.reporting import (
     size_histogram,
     write_atomically,
 )
-from fedjax_sim.reporting.files import check_replaceable, check_writable, remove_left_overs
 from fedjax_sim.reporting.plots import save_figure
 from fedjax_sim.reporting.recorded import measured
 from tests.killing import without_permission

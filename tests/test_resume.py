@@ -19,9 +19,9 @@ import optax
 import pytest
 
 import fedjax_sim as fjs
-from fedjax_sim import environment
-from fedjax_sim.checkpoints import Checkpoint, Interrupted, Store, read
-from fedjax_sim.drivers.resident import ResidentDriver
+from fedjax_sim.core import environment
+from fedjax_sim.run.checkpoints import Checkpoint, Interrupted, Store, read
+from fedjax_sim.run.drivers.resident import ResidentDriver
 from tests import killing
 
 ROOT = pathlib.Path(__file__).parents[1]

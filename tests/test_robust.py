@@ -12,9 +12,9 @@ import pytest
 
 import fedjax_sim as fjs
 from fedjax_sim import aggregators, attacks
-from fedjax_sim.aggregators.base import present
-from fedjax_sim.aggregators.krum import krum_scores
-from fedjax_sim.aggregators.order import sorted_rows
+from fedjax_sim.algorithms.aggregators.base import present
+from fedjax_sim.algorithms.aggregators.krum import krum_scores
+from fedjax_sim.algorithms.aggregators.order import sorted_rows
 
 sgd = fjs.optim.sgd
 SLOTS = 10

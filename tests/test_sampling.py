@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedjax_sim as fjs
-from fedjax_sim import sampling
-from fedjax_sim.keys import client_draws
+from fedjax_sim.core import sampling
+from fedjax_sim.core.keys import client_draws
 
 
 def shuffles(n, number, keys):

@@ -14,7 +14,7 @@ from test_sweep import N, problem, start
 
 import fedjax_sim as fjs
 from fedjax_sim.algorithms import FedAvg
-from fedjax_sim.trees import add_scaled, norm, scale, subtract
+from fedjax_sim.core.trees import add_scaled, norm, scale, subtract
 
 pytestmark = [pytest.mark.usefixtures("x64")]
 

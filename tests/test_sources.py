@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from fedjax_sim import datasets
-from fedjax_sim.descriptions import build, describe
+from fedjax_sim.core.descriptions import build, describe
 
 REAL_DATA = os.environ.get("FEDJAX_SIM_DATA", "")
 

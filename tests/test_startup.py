@@ -8,9 +8,10 @@ import sys
 
 import pytest
 
-from fedjax_sim import cli
-from fedjax_sim.command import completion, names
-from fedjax_sim.descriptions import all_registered, registered_factory
+from fedjax_sim.cli import completion
+from fedjax_sim.cli import list_names as names
+from fedjax_sim.cli import main as cli
+from fedjax_sim.core.descriptions import all_registered, registered_factory
 
 HEAVY = ["jax", "jaxlib", "flax", "optax", "chex", "numpy", "matplotlib", "rich"]
 LIGHT = [
@@ -30,7 +31,7 @@ LIGHT = [
 ]
 CALLS = """
 import contextlib, io, json, sys
-from fedjax_sim.cli import main
+from fedjax_sim.cli.main import main
 said = {}
 for arguments in json.loads(sys.argv[1]):
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.suppress(SystemExit):
@@ -113,7 +114,7 @@ def test_without_shtab_the_error_says_what_to_install(monkeypatch, capsys):
 
 
 def test_a_reader_that_goes_away_is_no_error():
-    command = f"{sys.executable} -m fedjax_sim.command list algorithm | head -n 1"
+    command = f"{sys.executable} -m fedjax_sim.cli list algorithm | head -n 1"
     bash = shutil.which("bash")
     if bash is None:
         pytest.skip("needs bash")

@@ -14,7 +14,7 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 import fedjax_sim as fjs
-from fedjax_sim import descriptions
+from fedjax_sim.core import descriptions
 
 pytestmark = pytest.mark.usefixtures("x64")
 

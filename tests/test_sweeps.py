@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 
 import fedjax_sim as fjs
-from fedjax_sim import descriptions, sweeps
-from fedjax_sim.fingerprints import fingerprint
-from fedjax_sim.history import History
-from fedjax_sim.sweeps import Sweep, execution, running, stored, sweep
-from fedjax_sim.sweeps.program import compute
+from fedjax_sim import sweeps
+from fedjax_sim.core import descriptions
+from fedjax_sim.datasets.fingerprints import fingerprint
+from fedjax_sim.run.history import History
+from fedjax_sim.studies.sweeps import Sweep, execution, running, stored, sweep
+from fedjax_sim.studies.sweeps.program import compute
 from tests.killing import without_permission
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -672,7 +673,7 @@ def test_too_few_slots_end_the_sweep():
     flags = np.zeros((2, 5), bool)
     flags[1, 3] = True
     history = dataclasses.replace(history, rounds={**history.rounds, "overflow": flags})
-    from fedjax_sim.sweeps.running import _check_overflow
+    from fedjax_sim.studies.sweeps.running import _check_overflow
 
     with pytest.raises(RuntimeError, match=r"a = 2, seed 0: round 3 drew more clients"):
         _check_overflow(history, [{"a": 1.0}, {"a": 2.0}])
@@ -680,9 +681,9 @@ def test_too_few_slots_end_the_sweep():
 
 @pytest.mark.parametrize("probabilities", [[0.01, 0.1, 0.05], [0.1, 0.01, 0.05]])
 def test_the_program_has_the_slots_of_the_widest_cohort(probabilities):
-    from fedjax_sim.adjoints.given import asked_of
-    from fedjax_sim.checks import resolve
-    from fedjax_sim.sweeps.placing import of_all_points
+    from fedjax_sim.engine.adjoints.asked import asked_of
+    from fedjax_sim.engine.checks import resolve
+    from fedjax_sim.studies.sweeps.placing import of_all_points
 
     dataset = data(30)
     asked, rounds = asked_of(settings(cohort=fjs.cohort.independent(0.02), rounds=3))
@@ -695,8 +696,8 @@ def test_the_program_has_the_slots_of_the_widest_cohort(probabilities):
 
 
 def test_values_take_the_dtypes_of_the_leaves(x64):
-    from fedjax_sim.adjoints.given import asked_of
-    from fedjax_sim.sweeps.placing import stacked
+    from fedjax_sim.engine.adjoints.asked import asked_of
+    from fedjax_sim.studies.sweeps.placing import stacked
 
     algorithm = fjs.fedprox(client_optimizer=fjs.optim.sgd(jnp.float32(0.1)), mu=0.1)
     values = stacked(asked_of(settings())[0]._replace(algorithm=algorithm), GRID)
@@ -707,8 +708,8 @@ def test_values_that_half_precision_rounds_are_refused():
     algorithm = fjs.fedprox(client_optimizer=fjs.optim.sgd(jnp.bfloat16(0.5)), mu=0.1)
     with pytest.raises(ValueError, match=rf"value 0.1 of '{RATE}' would be 0.100097656 in the leaf's bfloat16"):
         sweep(algorithm, data(), sweeps.grid({RATE: [0.5, 0.1]}), **settings())
-    from fedjax_sim.adjoints.given import asked_of
-    from fedjax_sim.sweeps.placing import stacked
+    from fedjax_sim.engine.adjoints.asked import asked_of
+    from fedjax_sim.studies.sweeps.placing import stacked
 
     asked, _ = asked_of(settings())
     exact = stacked(asked._replace(algorithm=algorithm), sweeps.grid({RATE: [0.5, 0.10009765625]}))
@@ -721,7 +722,7 @@ def test_values_that_are_one_in_a_program_are_refused():
 
 
 def test_descriptions_keep_the_dtype_of_an_array():
-    from fedjax_sim.sweeps.placing import described
+    from fedjax_sim.studies.sweeps.placing import described
 
     about = {"algorithm": fjs.describe(fjs.reweighted(fjs.fedavg(client_optimizer=fjs.optim.sgd(0.1)), np.ones(2)))}
     changed = described(about, {"logits": np.asarray([0.1, 0.2])})["algorithm"]["arguments"]["logits"]
@@ -729,7 +730,7 @@ def test_descriptions_keep_the_dtype_of_an_array():
 
 
 def test_descriptions_of_numbers_keep_them():
-    from fedjax_sim.sweeps.placing import described
+    from fedjax_sim.studies.sweeps.placing import described
 
     about = {"algorithm": fjs.describe(fjs.optim.sgd(jnp.bfloat16(0.5)))}
     changed = described(about, {"learning_rate": 0.25})["algorithm"]["arguments"]["learning_rate"]

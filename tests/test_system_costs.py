@@ -11,15 +11,15 @@ import pytest
 import fedjax_sim as fjs
 from fedjax_sim import systems
 from fedjax_sim.algorithms.contract import Method
-from fedjax_sim.checks import resolve
-from fedjax_sim.descriptions import registered
-from fedjax_sim.drawing import exchange_cost
-from fedjax_sim.history import History
-from fedjax_sim.plan import Plan
+from fedjax_sim.clients.systems.flops import count
+from fedjax_sim.core.descriptions import registered
+from fedjax_sim.engine.checks import resolve
+from fedjax_sim.engine.draw import exchange_cost
+from fedjax_sim.engine.plan import Plan
+from fedjax_sim.engine.rounds import init_state
 from fedjax_sim.reporting import comparison, curves
 from fedjax_sim.reporting.plots import on_one_axis
-from fedjax_sim.rounds import init_state
-from fedjax_sim.systems.flops import count
+from fedjax_sim.run.history import History
 
 KEY = jax.random.key(5)
 sgd = fjs.optim.sgd

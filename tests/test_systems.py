@@ -9,10 +9,10 @@ import pytest
 
 import fedjax_sim as fjs
 from fedjax_sim import systems
-from fedjax_sim.checks import resolve
-from fedjax_sim.drawing import draw, exchange_cost
-from fedjax_sim.plan import Plan
-from fedjax_sim.rounds import init_state
+from fedjax_sim.engine.checks import resolve
+from fedjax_sim.engine.draw import draw, exchange_cost
+from fedjax_sim.engine.plan import Plan
+from fedjax_sim.engine.rounds import init_state
 
 KEY = jax.random.key(5)
 N, DIM, SIZES = 6, 3, [4, 2, 6, 3, 5, 8]
@@ -269,7 +269,7 @@ def test_messages_of_runs():
 @pytest.mark.slow
 def test_a_system_in_every_driver():
     """Described, swept, streamed from the host; communication() beside it changes nothing."""
-    from fedjax_sim.hyper import final
+    from fedjax_sim.studies.hyper import final
 
     system = systems.devices(
         seconds_per_step=systems.lognormal(1.0, 1.0), upload=100.0, jitter=systems.uniform(0.5, 1.5), dropout=0.1,

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fedjax_sim import datasets
-from fedjax_sim.descriptions import build, describe
+from fedjax_sim.core.descriptions import build, describe
 
 REAL = Path(os.environ.get("FEDJAX_SIM_DATA", "nowhere"))
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import fedjax_sim as fjs
-from fedjax_sim.task import Batch
+from fedjax_sim.models.task import Batch
 
 
 class Positions(nn.Module):

@@ -20,10 +20,10 @@ import pytest
 from tfds_builder.examples import WRITERS, example
 
 from fedjax_sim import datasets
+from fedjax_sim.core.descriptions import build, describe, opaque_parts
 from fedjax_sim.datasets import partition
 from fedjax_sim.datasets.names import client_names
 from fedjax_sim.datasets.reading import tfds_columns
-from fedjax_sim.descriptions import build, describe, opaque_parts
 
 # What tensorflow-datasets itself does with newer versions of its dependencies (protobuf) is not ours to mend.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:tensorflow_datasets")

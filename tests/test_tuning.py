@@ -13,10 +13,10 @@ import pytest
 
 import fedjax_sim as fjs
 from fedjax_sim import hyper
-from fedjax_sim.descriptions import build
-from fedjax_sim.hyper import final, influence, tune
-from fedjax_sim.hyper.descent import advance, begin
-from fedjax_sim.hyper.subject import Subject
+from fedjax_sim.core.descriptions import build
+from fedjax_sim.studies.hyper import final, influence, tune
+from fedjax_sim.studies.hyper.descent import advance, begin
+from fedjax_sim.studies.hyper.subject import Subject
 
 sgd = fjs.optim.sgd
 RATE = "client_optimizer.learning_rate"

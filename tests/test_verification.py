@@ -9,11 +9,12 @@ import optax
 import pytest
 
 import fedjax_sim as fjs
-from fedjax_sim import cli, stopping
-from fedjax_sim.divergence import Divergence
-from fedjax_sim.keys import GENERATOR, generator, use_generator
-from fedjax_sim.recording import Stop
-from fedjax_sim.verification import Difference, Verification, _compared, verify
+from fedjax_sim import stopping
+from fedjax_sim.cli import main as cli
+from fedjax_sim.core.keys import GENERATOR, generator, use_generator
+from fedjax_sim.reporting.divergence import Divergence
+from fedjax_sim.run.recording import Stop
+from fedjax_sim.run.verification import Difference, Verification, _compared, verify
 
 SETTINGS = {
     "task": fjs.quadratic(),

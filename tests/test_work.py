@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import fedjax_sim as fjs
-from fedjax_sim.keys import client_draws
-from fedjax_sim.local import Turn
+from fedjax_sim.clients.local import Turn
+from fedjax_sim.core.keys import client_draws
 
 local = fjs.local
 S, ROUNDS = 10, 4000

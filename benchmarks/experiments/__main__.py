@@ -12,11 +12,11 @@ import shutil
 import sys
 from pathlib import Path
 
-from fedjax_sim.devices import use_cpu_devices
-from fedjax_sim.experiments import writing
-from fedjax_sim.experiments.catalogue import CATALOGUE
-from fedjax_sim.experiments.reproducing import Line, board, reproduce_all
-from fedjax_sim.reporting.files import write_atomically
+from fedjax_sim.core.atomic import write_atomically
+from fedjax_sim.core.devices import use_cpu_devices
+from fedjax_sim.papers import writing
+from fedjax_sim.papers.catalogue import CATALOGUE
+from fedjax_sim.papers.reproducing import Line, board, reproduce_all
 
 RESULTS = Path(__file__).parent / "results"
 _MOST = 5_000_000  # bytes of all that is kept

@@ -40,10 +40,10 @@ import numpy as np
 from jax import lax
 
 import fedjax_sim as fjs
-from fedjax_sim.checks import resolve
+from fedjax_sim.engine.checks import resolve
+from fedjax_sim.engine.plan import Plan
+from fedjax_sim.engine.rounds import init_state, run_round
 from fedjax_sim.models.conv import Conv, max_pool
-from fedjax_sim.plan import Plan
-from fedjax_sim.rounds import init_state, run_round
 
 BATCH, RATE, CLASSES = 20, 0.05, 62
 Params = Any

@@ -24,10 +24,10 @@ import numpy as np
 
 import fedjax_sim as fjs
 from fedjax_sim.algorithms.hull import Memory
-from fedjax_sim.checks import resolve
-from fedjax_sim.min_norm import full_gram
-from fedjax_sim.plan import Plan
-from fedjax_sim.rounds import init_state, run_round
+from fedjax_sim.engine.checks import resolve
+from fedjax_sim.engine.plan import Plan
+from fedjax_sim.engine.rounds import init_state, run_round
+from fedjax_sim.optim.min_norm import full_gram
 
 
 def data(num_clients: int) -> fjs.FederatedDataset:

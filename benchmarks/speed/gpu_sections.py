@@ -21,11 +21,11 @@ from jax import lax
 
 import fedjax_sim as fjs
 from benchmarks.speed.machine import bytes_per_second, gemm_flops
-from fedjax_sim.checks import resolve
+from fedjax_sim.engine.checks import resolve
+from fedjax_sim.engine.plan import Plan
+from fedjax_sim.engine.rounds import init_state, some_rounds
 from fedjax_sim.models import Dense
 from fedjax_sim.models.conv import Conv, conv_general_dilated, matmul_conv, max_pool
-from fedjax_sim.plan import Plan
-from fedjax_sim.rounds import init_state, some_rounds
 
 BATCH, RATE, CLASSES = 20, 0.05, 10
 SHAPES = {"logistic": (60,), "mlp": (784,), "cnn": (28, 28, 1)}

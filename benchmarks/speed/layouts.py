@@ -50,10 +50,10 @@ def main() -> None:
     import numpy as np
 
     import fedjax_sim as fjs
-    from fedjax_sim.adjoints.given import asked_of
-    from fedjax_sim.checks import resolve
-    from fedjax_sim.layout_tuning.measuring import Subject, measure
-    from fedjax_sim.layout_tuning.report import label
+    from fedjax_sim.engine.adjoints.asked import asked_of
+    from fedjax_sim.engine.checks import resolve
+    from fedjax_sim.engine.layout_tuning.measuring import Subject, measure
+    from fedjax_sim.engine.layout_tuning.report import label
 
     if jax.device_count() < options.devices:
         sys.exit(f"--devices {options.devices}: there are {jax.device_count()}")

@@ -45,13 +45,13 @@ from jax import lax
 import fedjax_sim as fjs
 from benchmarks.speed.machine import bytes_per_second, gemm_flops, product_seconds, products, seconds_of
 from benchmarks.speed.workloads import BATCH, NAMES, RATE, Workload, make
-from fedjax_sim.checks import resolve
-from fedjax_sim.evaluation import mean_values
-from fedjax_sim.plan import Plan
-from fedjax_sim.reporting.files import write_atomically
-from fedjax_sim.rounds import init_state, run_round, some_rounds
-from fedjax_sim.systems.flops import gradient_flops
-from fedjax_sim.task import Batch
+from fedjax_sim.clients.systems.flops import gradient_flops
+from fedjax_sim.core.atomic import write_atomically
+from fedjax_sim.engine.checks import resolve
+from fedjax_sim.engine.plan import Plan
+from fedjax_sim.engine.rounds import init_state, run_round, some_rounds
+from fedjax_sim.models.evaluation import mean_values
+from fedjax_sim.models.task import Batch
 
 # Relative, of models after the rounds. Round-off decides some of a CNN's ReLUs and max-pools the other way, and each of
 # them is another path of training (seen: 7e-3 after the rounds measured here).

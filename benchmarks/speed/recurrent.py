@@ -38,10 +38,10 @@ import numpy as np
 from jax import lax
 
 import fedjax_sim as fjs
-from fedjax_sim.checks import resolve
+from fedjax_sim.engine.checks import resolve
+from fedjax_sim.engine.plan import Plan
+from fedjax_sim.engine.rounds import init_state, run_round
 from fedjax_sim.optim import third_party
-from fedjax_sim.plan import Plan
-from fedjax_sim.rounds import init_state, run_round
 
 ALPHABET, WINDOW, EMBEDDING, HIDDEN, LAYERS = 80, 80, 8, 100, 2
 CLIENTS, RATE = 4, 0.8

@@ -40,7 +40,7 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
     import numpy as np
 
     import fedjax_sim as fjs
-    from fedjax_sim.sweeps import sweep, zipped
+    from fedjax_sim.studies.sweeps import sweep, zipped
 
     data = fjs.datasets.synthetic(1.0, 1.0, num_clients=options.clients, max_size=200, seed=0)
     run: dict[str, Any] = {

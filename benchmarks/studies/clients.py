@@ -26,8 +26,8 @@ import numpy as np
 
 import fedjax_sim as fjs
 from benchmarks.studies.command import Study
-from fedjax_sim.evaluation import example_owners
-from fedjax_sim.hyper import influence
+from fedjax_sim.models.evaluation import example_owners
+from fedjax_sim.studies.hyper import influence
 
 SIZES: dict[str, dict[str, Any]] = {
     "smoke": {"clients": 5, "rounds": 8, "poisoned": (1,)},

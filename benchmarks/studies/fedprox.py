@@ -21,7 +21,7 @@ import numpy as np
 
 import fedjax_sim as fjs
 from benchmarks.studies.command import Study, at_points, validation_and_test
-from fedjax_sim.hyper import final, tune
+from fedjax_sim.studies.hyper import final, tune
 
 MU, RATE = "mu", "client_optimizer.learning_rate"
 PAPER_MU, PAPER_RATE = (0.001, 0.01, 0.1, 1.0), 0.01

@@ -20,7 +20,7 @@ import numpy as np
 
 import fedjax_sim as fjs
 from benchmarks.studies.command import Study, at_points
-from fedjax_sim.hyper import final, tune
+from fedjax_sim.studies.hyper import final, tune
 
 SIZES: dict[str, dict[str, Any]] = {
     "smoke": {"clients": 4, "cohort": 2, "largest": 30, "rounds": 4, "steps": 8, "seeds": 1},

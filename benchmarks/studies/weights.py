@@ -24,8 +24,8 @@ import optax
 import fedjax_sim as fjs
 from benchmarks.studies.command import Study
 from fedjax_sim.algorithms import reweighted
-from fedjax_sim.devices import double_precision
-from fedjax_sim.hyper import final, tune
+from fedjax_sim.core.devices import double_precision
+from fedjax_sim.studies.hyper import final, tune
 
 ETA = 0.1
 SIZES: dict[str, dict[str, Any]] = {

@@ -8,15 +8,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim import trees
-from fedjax_sim.aggregators.base import column, weighted_sum
+from fedjax_sim.algorithms.aggregators.base import column, weighted_sum
+from fedjax_sim.algorithms.attacks.base import Attack, Collusion
+from fedjax_sim.algorithms.attacks.single import sign_flip
 from fedjax_sim.algorithms.contract import Client, Cohort, Message
 from fedjax_sim.algorithms.gathering import Gathering, Messages
 from fedjax_sim.algorithms.wrapper import Wrapped, Wrapper
-from fedjax_sim.attacks.base import Attack, Collusion
-from fedjax_sim.attacks.single import sign_flip
-from fedjax_sim.descriptions import factory, integers
-from fedjax_sim.values import INT32_MAX, as_int32, is_concrete, shown
+from fedjax_sim.core import trees
+from fedjax_sim.core.descriptions import factory, integers
+from fedjax_sim.core.values import INT32_MAX, as_int32, is_concrete, shown
 
 _LOT = 0x417AC4ED  # the branch of a client's key that attacks draw from
 

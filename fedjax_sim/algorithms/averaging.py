@@ -7,11 +7,11 @@ from typing import Any, NamedTuple, Self
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim import trees
 from fedjax_sim.algorithms.contract import Cohort
 from fedjax_sim.algorithms.wrapper import Wrapped, Wrapper
-from fedjax_sim.descriptions import factory, static
-from fedjax_sim.values import INT32_MAX, check_count, check_real, check_scalar
+from fedjax_sim.core import trees
+from fedjax_sim.core.descriptions import factory, static
+from fedjax_sim.core.values import INT32_MAX, check_count, check_real, check_scalar
 
 
 class Ema(Wrapper):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, Self
 
-from fedjax_sim import optim, rates
+from fedjax_sim import optim
 from fedjax_sim.algorithms.contract import Client, Cohort, Method
-from fedjax_sim.descriptions import static
-from fedjax_sim.values import check_flag
+from fedjax_sim.core.descriptions import static
+from fedjax_sim.core.values import check_flag
+from fedjax_sim.optim import rates
 
 
 class Sent(NamedTuple):

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple, Self
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim import trees
 from fedjax_sim.algorithms.contract import Client, Cohort, Message, Sum
 from fedjax_sim.algorithms.wrapper import Wrapped, Wrapper
-from fedjax_sim.descriptions import factory
-from fedjax_sim.values import check_real, check_scalar
+from fedjax_sim.core import trees
+from fedjax_sim.core.descriptions import factory
+from fedjax_sim.core.values import check_real, check_scalar
 
 WITHIN = "within the norm"  # a message: 1 of a client whose change is no longer than the bound, else 0
 

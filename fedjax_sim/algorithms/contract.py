@@ -31,7 +31,7 @@ import jax.numpy as jnp
 
 from fedjax_sim.algorithms import declarations
 from fedjax_sim.algorithms.messages import Each, Mean, Message, Share, Stack, Sum
-from fedjax_sim.descriptions import Described
+from fedjax_sim.core.descriptions import Described
 from fedjax_sim.optim.parts import Parts
 
 

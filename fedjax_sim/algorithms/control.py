@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 
 from fedjax_sim.algorithms.fedavg import FedAvg
-from fedjax_sim.trees import zeros_like
+from fedjax_sim.core.trees import zeros_like
 
 
 class ControlSent(NamedTuple):

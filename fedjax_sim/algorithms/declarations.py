@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from fedjax_sim.values import shown
+from fedjax_sim.core.values import shown
 
 _NEAR = 0.82  # of difflib: "udpate" is 0.83 from "update", "report_of" 0.80 from "report"
 _MEMBERS = (property, classmethod, staticmethod, functools.cached_property)

@@ -11,9 +11,9 @@ import optax
 from fedjax_sim import optim
 from fedjax_sim.algorithms.contract import Client, Cohort, Each, Message, Requires, Stack, Sum
 from fedjax_sim.algorithms.fedavg import FedAvg
-from fedjax_sim.descriptions import factory
-from fedjax_sim.trees import as_dtype, divide, scale, square
-from fedjax_sim.values import check_real, check_scalar
+from fedjax_sim.core.descriptions import factory
+from fedjax_sim.core.trees import as_dtype, divide, scale, square
+from fedjax_sim.core.values import check_real, check_scalar
 
 _onto_simplex = optim.lenient(optax.projections.projection_simplex)
 

@@ -7,12 +7,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim import optim, rates
+from fedjax_sim import optim
 from fedjax_sim.algorithms.base import Algorithm, Sent, ServerState
 from fedjax_sim.algorithms.contract import Client, Cohort, Mean, Message, Requires
-from fedjax_sim.descriptions import factory
-from fedjax_sim.optim import parts
-from fedjax_sim.trees import add_scaled, subtract
+from fedjax_sim.core.descriptions import factory
+from fedjax_sim.core.trees import add_scaled, subtract
+from fedjax_sim.optim import parts, rates
 
 
 class FedAvg(Algorithm):

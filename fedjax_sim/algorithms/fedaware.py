@@ -7,14 +7,14 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim import trees
 from fedjax_sim.algorithms.base import ServerState
 from fedjax_sim.algorithms.contract import Client, Cohort, Mean, Message, Method, Requires
 from fedjax_sim.algorithms.fedavg import FedAvg
 from fedjax_sim.algorithms.feddyn import FedDyn
 from fedjax_sim.algorithms.hull import Hull
 from fedjax_sim.algorithms.wrapper import Wrapped, Wrapper, innermost
-from fedjax_sim.descriptions import factory
+from fedjax_sim.core import trees
+from fedjax_sim.core.descriptions import factory
 
 _SHORT = 1e-8  # of max |m_i|: below this length d has no direction to speak of
 

@@ -8,9 +8,9 @@ import jax
 
 from fedjax_sim.algorithms.contract import Client, Cohort, Mean, Message, Requires
 from fedjax_sim.algorithms.fedavg import FedAvg
-from fedjax_sim.descriptions import factory, static
-from fedjax_sim.trees import divide, inner, multiply, scale, zeros_like
-from fedjax_sim.values import check_real, check_scalar
+from fedjax_sim.core.descriptions import factory, static
+from fedjax_sim.core.trees import divide, inner, multiply, scale, zeros_like
+from fedjax_sim.core.values import check_real, check_scalar
 
 
 class MomentumSent(NamedTuple):

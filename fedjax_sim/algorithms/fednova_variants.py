@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from fedjax_sim.algorithms.contract import Client, Cohort, Message, Parts, Share
 from fedjax_sim.algorithms.control import Controlled
 from fedjax_sim.algorithms.fednova import FedNova
+from fedjax_sim.core.trees import add, as_dtype, inner, multiply, scale, subtract, zeros_like
 from fedjax_sim.optim.described import Sgd
-from fedjax_sim.trees import add, as_dtype, inner, multiply, scale, subtract, zeros_like
 
 
 class FedNovaReduced(Controlled, FedNova):

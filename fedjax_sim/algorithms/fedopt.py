@@ -7,7 +7,7 @@ from typing import Any, Self
 from fedjax_sim import optim
 from fedjax_sim.algorithms.contract import Requires
 from fedjax_sim.algorithms.fedavg import FedAvg
-from fedjax_sim.descriptions import factory, static
+from fedjax_sim.core.descriptions import factory, static
 
 
 class _ServerMethod(FedAvg):

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 
 from fedjax_sim.algorithms.contract import Client, Requires
 from fedjax_sim.algorithms.fedavg import FedAvg
-from fedjax_sim.descriptions import factory, static
-from fedjax_sim.trees import as_dtype, square, subtract
-from fedjax_sim.values import INT32_MAX, check_count, check_flag, check_real, check_scalar
+from fedjax_sim.core.descriptions import factory, static
+from fedjax_sim.core.trees import as_dtype, square, subtract
+from fedjax_sim.core.values import INT32_MAX, check_count, check_flag, check_real, check_scalar
 
 
 class Steering(NamedTuple):

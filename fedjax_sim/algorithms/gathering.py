@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from fedjax_sim import trees
 from fedjax_sim.algorithms.contract import Client, Cohort, Mean, Message, Method, Share, Stack
 from fedjax_sim.algorithms.wrapper import Wrapped, Wrapper
+from fedjax_sim.core import trees
 
 SENT = "sent"  # the stack as the clients made it
 RECEIVED = "received"  # the stack as the server got it, on its way to the wrapper that makes sums of it

@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim import trees
 from fedjax_sim.algorithms.contract import Client, Cohort, Message, Stack
-from fedjax_sim.descriptions import Described, integers, static
-from fedjax_sim.min_norm import MinNormSolver, gram_rows, shortest
-from fedjax_sim.values import as_int32, check_flag, check_real, check_scalar, demand
+from fedjax_sim.core import trees
+from fedjax_sim.core.descriptions import Described, integers, static
+from fedjax_sim.core.values import as_int32, check_flag, check_real, check_scalar, demand
+from fedjax_sim.optim.min_norm import MinNormSolver, gram_rows, shortest
 
 
 class Memory(NamedTuple):

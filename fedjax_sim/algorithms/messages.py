@@ -7,7 +7,7 @@ from typing import Any
 import jax
 from flax import struct
 
-from fedjax_sim import trees
+from fedjax_sim.core import trees
 
 
 class Message(struct.PyTreeNode):

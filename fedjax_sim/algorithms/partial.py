@@ -15,14 +15,14 @@ from typing import Any, NamedTuple, Self
 import jax
 import numpy as np
 
-from fedjax_sim import trees
 from fedjax_sim.algorithms.contract import Client, Message, Method, Requires
 from fedjax_sim.algorithms.wrapper import Remembering, Wrapped, Wrapper
-from fedjax_sim.descriptions import factory, static
+from fedjax_sim.core import trees
+from fedjax_sim.core.descriptions import factory, static
+from fedjax_sim.core.values import shown, suggest
 from fedjax_sim.optim import parts
 from fedjax_sim.optim.parts import Parts
-from fedjax_sim.rates import Rate
-from fedjax_sim.values import shown, suggest
+from fedjax_sim.optim.rates import Rate
 
 _BASE, _OWN = "shared", "own"  # names of the Parts that a client trains
 

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim import trees
 from fedjax_sim.algorithms.clipping import (
     WITHIN,
     Bound,
@@ -22,8 +21,9 @@ from fedjax_sim.algorithms.clipping import (
 )
 from fedjax_sim.algorithms.contract import Client, Cohort, Mean, Message, Method, Requires, Stack, Sum
 from fedjax_sim.algorithms.wrapper import Wrapped, Wrapper
-from fedjax_sim.descriptions import factory
-from fedjax_sim.values import check_real, check_scalar, demand, is_concrete
+from fedjax_sim.core import trees
+from fedjax_sim.core.descriptions import factory
+from fedjax_sim.core.values import check_real, check_scalar, demand, is_concrete
 
 _NOISE, _COUNT = 0x4450, 0x4451  # branches of the server's key of a round: for the model, for the count
 

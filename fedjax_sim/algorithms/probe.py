@@ -23,11 +23,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fedjax_sim import trees
 from fedjax_sim.algorithms.contract import Client, Method
 from fedjax_sim.algorithms.declarations import Misuse
 from fedjax_sim.algorithms.messages import received
-from fedjax_sim.loops import bounded_loop
+from fedjax_sim.core import trees
+from fedjax_sim.core.loops import bounded_loop
 from fedjax_sim.optim import parts
 from fedjax_sim.optim.parts import Parts
 

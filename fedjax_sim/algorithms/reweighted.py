@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim import trees
 from fedjax_sim.algorithms.contract import Client, Cohort, Mean, Message, Method, Requires, Share, Sum
 from fedjax_sim.algorithms.wrapper import Wrapped, Wrapper
-from fedjax_sim.descriptions import factory
-from fedjax_sim.values import check_real
+from fedjax_sim.core import trees
+from fedjax_sim.core.descriptions import factory
+from fedjax_sim.core.values import check_real
 
 _AVERAGED = "reweighted"  # the message that holds all those which the cohort's average is taken of
 

@@ -7,15 +7,15 @@ from typing import Any, NamedTuple, Self
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim import trees
-from fedjax_sim.aggregators.base import Aggregator, among, finite, slots_of
-from fedjax_sim.aggregators.clipping import CenteredClipping
-from fedjax_sim.aggregators.coordinates import median
+from fedjax_sim.algorithms.aggregators.base import Aggregator, among, finite, slots_of
+from fedjax_sim.algorithms.aggregators.clipping import CenteredClipping
+from fedjax_sim.algorithms.aggregators.coordinates import median
 from fedjax_sim.algorithms.contract import Client, Cohort, Message, Requires
 from fedjax_sim.algorithms.gathering import SENT, Gathering, Messages
 from fedjax_sim.algorithms.wrapper import Wrapped, Wrapper
-from fedjax_sim.descriptions import factory
-from fedjax_sim.values import shown
+from fedjax_sim.core import trees
+from fedjax_sim.core.descriptions import factory
+from fedjax_sim.core.values import shown
 
 
 class Ruled(NamedTuple):

@@ -8,8 +8,8 @@ import jax
 
 from fedjax_sim.algorithms.contract import Client, Cohort, Mean, Message, Requires, Share
 from fedjax_sim.algorithms.control import Controlled
-from fedjax_sim.descriptions import factory, static
-from fedjax_sim.trees import add, divide, inner, subtract
+from fedjax_sim.core.descriptions import factory, static
+from fedjax_sim.core.trees import add, divide, inner, subtract
 
 
 class Scaffold(Controlled):

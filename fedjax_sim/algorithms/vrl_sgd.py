@@ -8,8 +8,8 @@ import jax
 
 from fedjax_sim.algorithms.contract import Client, Cohort, Mean, Message, Requires
 from fedjax_sim.algorithms.fedavg import FedAvg
-from fedjax_sim.descriptions import factory
-from fedjax_sim.trees import add, divide, inner, subtract, zeros_like
+from fedjax_sim.core.descriptions import factory
+from fedjax_sim.core.trees import add, divide, inner, subtract, zeros_like
 
 
 class VrlSgd(FedAvg):

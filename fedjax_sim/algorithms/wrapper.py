@@ -6,10 +6,10 @@ from typing import Any, NamedTuple, Self
 
 import jax
 
-from fedjax_sim import trees
 from fedjax_sim.algorithms.contract import Client, Cohort, Message, Method, Requires
-from fedjax_sim.descriptions import static
-from fedjax_sim.values import shown
+from fedjax_sim.core import trees
+from fedjax_sim.core.descriptions import static
+from fedjax_sim.core.values import shown
 
 
 class Wrapped(NamedTuple):

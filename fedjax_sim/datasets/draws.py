@@ -12,7 +12,7 @@ import zlib
 
 import numpy as np
 
-from fedjax_sim.values import check_count
+from fedjax_sim.core.values import check_count
 
 _FEWEST_BITS = 20  # of a random word that must be left beside the row and the group in a sort key
 

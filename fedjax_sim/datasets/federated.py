@@ -16,12 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from fedjax_sim.datasets.arrays import host_array
+from fedjax_sim.core.descriptions import static
+from fedjax_sim.core.values import check_count, check_real, is_concrete
+from fedjax_sim.datasets.array_checks import host_array
 from fedjax_sim.datasets.flat import default_float, int32, offsets_of, ranges
+from fedjax_sim.datasets.placement import Placement
 from fedjax_sim.datasets.statistics import Statistics, label_table, summarise
-from fedjax_sim.descriptions import static
-from fedjax_sim.placement import Placement
-from fedjax_sim.values import check_count, check_real, is_concrete
 
 
 class FederatedDataset(struct.PyTreeNode, kw_only=True, eq=False):
@@ -40,7 +40,7 @@ class FederatedDataset(struct.PyTreeNode, kw_only=True, eq=False):
       num_examples: n.
       max_size: the largest n_i.
       num_classes: number of classes C, or None where the examples have no labels.
-      placement: how it lies on several devices (see :mod:`fedjax_sim.placement`), or None. Where the examples are
+      placement: how it lies on several devices (:mod:`fedjax_sim.datasets.placement`), or None. Where the examples are
         sharded, rows of padding follow the n-th.
       largest: for each count c in 1, 2, 4, ... and N: (c, sum of the c largest sizes, the c-th largest size).
     """

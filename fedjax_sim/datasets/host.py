@@ -19,13 +19,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_sim.core.descriptions import recipe
 from fedjax_sim.datasets.construct import packed
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.flat import int32, offsets_of, ranges
-from fedjax_sim.datasets.given import Given, given_clients, given_ids, given_partition
+from fedjax_sim.datasets.from_arrays import Given, given_clients, given_ids, given_partition
 from fedjax_sim.datasets.statistics import Statistics
 from fedjax_sim.datasets.storing import stored_parts, type_alone
-from fedjax_sim.descriptions import recipe
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

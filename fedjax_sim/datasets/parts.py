@@ -8,7 +8,7 @@ from typing import Any, overload
 
 import numpy as np
 
-from fedjax_sim.datasets.arrays import host_array
+from fedjax_sim.datasets.array_checks import host_array
 from fedjax_sim.datasets.flat import offsets_of, ranges
 from fedjax_sim.datasets.statistics import Statistics, label_table, summarise
 

@@ -8,12 +8,12 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.datasets.arrays import host_array
+from fedjax_sim.core.descriptions import recipe
+from fedjax_sim.core.values import shown
+from fedjax_sim.datasets.array_checks import host_array
 from fedjax_sim.datasets.draws import Draws
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.flat import ranges
-from fedjax_sim.descriptions import recipe
-from fedjax_sim.values import shown
 
 
 @recipe("dataset.flip_labels")

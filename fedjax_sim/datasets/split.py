@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_sim.core.values import check_count, check_real
 from fedjax_sim.datasets.draws import Draws
 from fedjax_sim.datasets.flat import offsets_of, sorted_within
 from fedjax_sim.datasets.validate import checked_owner
-from fedjax_sim.values import check_count, check_real
 
 
 def held_out(owner: Any, fraction: float, seed: int) -> np.ndarray:

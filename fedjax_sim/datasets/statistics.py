@@ -7,8 +7,8 @@ import os
 
 import numpy as np
 
+from fedjax_sim.core.atomic import write_atomically
 from fedjax_sim.datasets.reports import report_text, table_of_report
-from fedjax_sim.reporting.files import write_atomically
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

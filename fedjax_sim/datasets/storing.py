@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from fedjax_sim.datasets.flat import Flat
-from fedjax_sim.datasets.given import Given
+from fedjax_sim.datasets.from_arrays import Given
 from fedjax_sim.datasets.validate import check_alike, checked_classes, stored_leaf
 
 _PIECE = 1 << 26  # bytes of examples that are looked at in one go

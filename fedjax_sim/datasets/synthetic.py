@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.datasets.arrays import host_array
+from fedjax_sim.core.descriptions import recipe
+from fedjax_sim.core.values import check_count, check_real
+from fedjax_sim.datasets.array_checks import host_array
 from fedjax_sim.datasets.construct import from_clients, from_ids, from_partition
 from fedjax_sim.datasets.federated import FederatedDataset
-from fedjax_sim.descriptions import recipe
-from fedjax_sim.values import check_count, check_real
 
 _FEATURES = 60
 _CLASSES = 10

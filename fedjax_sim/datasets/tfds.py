@@ -13,6 +13,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from fedjax_sim.core.descriptions import recipe
+from fedjax_sim.core.values import check_count, check_flag, check_real
 from fedjax_sim.datasets.construct import from_ids, from_partition
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.names import named
@@ -20,8 +22,6 @@ from fedjax_sim.datasets.reading.tfds_columns import chosen_columns, open_builde
 from fedjax_sim.datasets.sources.sharing import deal
 from fedjax_sim.datasets.split import held_out
 from fedjax_sim.datasets.validate import checked_partition
-from fedjax_sim.descriptions import recipe
-from fedjax_sim.values import check_count, check_flag, check_real
 
 Partition = Sequence[Any] | Callable[[np.ndarray], Sequence[Any]]
 

@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.datasets.arrays import host_array, missing_values
+from fedjax_sim.core.values import INT32_MAX, check_count
+from fedjax_sim.datasets.array_checks import host_array, missing_values
 from fedjax_sim.datasets.flat import Flat, default_float, offsets_of, owner_of
 from fedjax_sim.datasets.parts import Partition
-from fedjax_sim.values import INT32_MAX, check_count
 
 INT64_MAX = 2**63 - 1
 

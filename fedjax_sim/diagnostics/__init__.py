@@ -17,7 +17,7 @@ from fedjax_sim.diagnostics.gradients import (
 from fedjax_sim.diagnostics.offline import Fit, Gamma, fit_dissimilarity, gamma, running_mean
 from fedjax_sim.diagnostics.streams import client_gradient_moments
 from fedjax_sim.diagnostics.updates import coherence, consensus, cosine_matrix, drift, e_lud, lud, update_norms
-from fedjax_sim.evaluation import client_values
+from fedjax_sim.models.evaluation import client_values
 
 __all__ = [
     "Diagnostic",

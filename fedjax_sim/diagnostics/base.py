@@ -9,10 +9,10 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 import jax
 
 from fedjax_sim.algorithms.contract import Client, Cohort
+from fedjax_sim.core.descriptions import Described, build, registered
+from fedjax_sim.core.values import shown, suggest
 from fedjax_sim.datasets.federated import FederatedDataset
-from fedjax_sim.descriptions import Described, build, registered
-from fedjax_sim.task import Task
-from fedjax_sim.values import shown, suggest
+from fedjax_sim.models.task import Task
 
 _KIND = "diagnostic"
 _OBSERVABLE = frozenset({"updates", "drift", "accumulation"})

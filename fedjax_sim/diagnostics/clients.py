@@ -7,22 +7,22 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim import trees
 from fedjax_sim.algorithms.fednova import FedNova
 from fedjax_sim.algorithms.wrapper import innermost
-from fedjax_sim.cohort.per_client import check_length, per_client
+from fedjax_sim.clients.cohort.per_client import check_length, per_client
+from fedjax_sim.clients.systems.base import Cost
+from fedjax_sim.clients.systems.devices import Devices
+from fedjax_sim.clients.systems.exchange import Visit, close_exchange
+from fedjax_sim.core import trees
+from fedjax_sim.core.descriptions import factory, static
+from fedjax_sim.core.values import check_real
 from fedjax_sim.datasets.federated import FederatedDataset
-from fedjax_sim.descriptions import factory, static
 from fedjax_sim.diagnostics import measures
 from fedjax_sim.diagnostics.base import Diagnostic, RoundView
 from fedjax_sim.diagnostics.streams import Piece, read_clients
 from fedjax_sim.diagnostics.updates import cohort_shares
-from fedjax_sim.evaluation import client_values, worst_mean
-from fedjax_sim.systems.base import Cost
-from fedjax_sim.systems.closing import Visit, close_exchange
-from fedjax_sim.systems.devices import Devices
-from fedjax_sim.task import Task
-from fedjax_sim.values import check_real
+from fedjax_sim.models.evaluation import client_values, worst_mean
+from fedjax_sim.models.task import Task
 
 _FAIRNESS = ("worst", "std", "gini", "jain")
 

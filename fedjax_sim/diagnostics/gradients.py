@@ -7,15 +7,15 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim import trees
+from fedjax_sim.core import trees
+from fedjax_sim.core.descriptions import factory, static
+from fedjax_sim.core.values import check_count, check_flag, check_real
 from fedjax_sim.datasets.federated import FederatedDataset
-from fedjax_sim.descriptions import factory, static
 from fedjax_sim.diagnostics.base import Diagnostic, RoundView
 from fedjax_sim.diagnostics.hessian import hessian_dissimilarity as largest_difference
 from fedjax_sim.diagnostics.measures import Moments, root_ratio
 from fedjax_sim.diagnostics.streams import Piece, client_gradient_moments, read_clients
-from fedjax_sim.task import Task
-from fedjax_sim.values import check_count, check_flag, check_real
+from fedjax_sim.models.task import Task
 
 
 class _OfGradients(Diagnostic):

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 from jax import lax
 from jax.flatten_util import ravel_pytree
 
-from fedjax_sim import sampling, trees
+from fedjax_sim.core import sampling, trees
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.diagnostics.streams import Piece, mean_over_examples, read_clients
+from fedjax_sim.models.task import Batch, Task
 from fedjax_sim.optim import third_party
-from fedjax_sim.task import Batch, Task
 
 
 def spectral_norm(apply: Callable[[jax.Array], jax.Array], start: jax.Array, iterations: int) -> jax.Array:

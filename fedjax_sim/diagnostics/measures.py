@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim import trees
+from fedjax_sim.core import trees
 
 
 class Moments(NamedTuple):

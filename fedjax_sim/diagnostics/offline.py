@@ -11,11 +11,11 @@ import numpy as np
 import optax
 from jax import lax
 
-from fedjax_sim import trees
+from fedjax_sim.core import trees
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.diagnostics.streams import Piece, everyone, read_clients
+from fedjax_sim.models.task import Task
 from fedjax_sim.optim import third_party
-from fedjax_sim.task import Task
 
 
 class Fit(NamedTuple):

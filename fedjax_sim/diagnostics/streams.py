@@ -13,13 +13,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_sim import trees
+from fedjax_sim.clients.local.batches import Positions, batches_in, fetch
+from fedjax_sim.core import trees
+from fedjax_sim.core.loops import bounded_loop
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.diagnostics.measures import Moments
-from fedjax_sim.evaluation import example_owners
-from fedjax_sim.local.batches import Positions, batches_in, fetch
-from fedjax_sim.loops import bounded_loop
-from fedjax_sim.task import Batch, Task
+from fedjax_sim.models.evaluation import example_owners
+from fedjax_sim.models.task import Batch, Task
 
 _GRADIENT_ROWS = 512  # rows per gradient: bounds the memory of the backward pass, also of convolutional models
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.descriptions import factory
+from fedjax_sim.core.descriptions import factory
 from fedjax_sim.diagnostics import measures
 from fedjax_sim.diagnostics.base import Diagnostic, RoundView
 

@@ -61,7 +61,7 @@ def features_of(
       variables: its parameters, and its running statistics where it has some.
       x: [B, ...].
       key: PRNG key of a training step, or None in evaluation.
-      weights: [B], 0 for rows that must not count in the batch's statistics (see :class:`fedjax_sim.task.Batch`); None
+      weights: [B], 0 for rows that must not count in the batch's statistics (see ``models.task.Batch``); None
         where all count.
 
     Raises:

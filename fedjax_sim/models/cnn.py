@@ -8,13 +8,13 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.descriptions import register
+from fedjax_sim.core.descriptions import register
+from fedjax_sim.core.values import check_count, check_real
 from fedjax_sim.models.conv import Conv, max_pool
 from fedjax_sim.models.dense import Dense
 from fedjax_sim.models.dropout import Dropout
 from fedjax_sim.models.inputs import as_images
 from fedjax_sim.models.widths import check_widths
-from fedjax_sim.values import check_count, check_real
 
 
 class FemnistCNN(nn.Module):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import flax.linen as nn
 import jax
 
-from fedjax_sim.values import check_real
+from fedjax_sim.core.values import check_real
 
 
 class Dropout(nn.Module):
     """Zeroes each value with probability ``rate`` and divides the others by 1 - rate, where a dropout key is given.
 
-    :class:`fedjax_sim.task.Classification` gives the key ``"dropout"`` in local training only, another one to every
+    ``Classification`` gives the key ``"dropout"`` in local training only, another one to every
     client, round and step; evaluations get none and are deterministic.
 
     Attributes:

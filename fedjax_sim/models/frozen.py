@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_sim.descriptions import recipe
-from fedjax_sim.values import check_count
+from fedjax_sim.core.descriptions import recipe
+from fedjax_sim.core.values import check_count
 
 
 @jax.tree_util.register_static

@@ -8,9 +8,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.descriptions import register
+from fedjax_sim.core.descriptions import register
+from fedjax_sim.core.values import check_real
 from fedjax_sim.models.calling import told
-from fedjax_sim.values import check_real
 
 
 def as_images(model: str, x: jax.Array, dtype: Any, smallest: int) -> jax.Array:

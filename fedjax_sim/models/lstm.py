@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_sim.values import check_count
+from fedjax_sim.core.values import check_count
 
 
 class LSTM(nn.Module):

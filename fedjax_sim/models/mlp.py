@@ -8,9 +8,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.descriptions import register
+from fedjax_sim.core.descriptions import register
+from fedjax_sim.core.values import check_count
 from fedjax_sim.models.dense import Dense
-from fedjax_sim.values import check_count
 
 
 class LogisticRegression(nn.Module):

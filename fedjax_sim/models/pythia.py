@@ -11,9 +11,9 @@ from typing import Any, NamedTuple, NoReturn
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.files import check_regular, json_object, parsing, read_json
+from fedjax_sim.core.files import check_regular, json_object, parsing, read_json
+from fedjax_sim.core.values import LARGEST_SEED, check_count, check_flag, shown
 from fedjax_sim.models.transformer import GPTNeoX, GPTNeoXClassifier
-from fedjax_sim.values import LARGEST_SEED, check_count, check_flag, shown
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _FLOATS = ("F16", "BF16", "F32", "F64")

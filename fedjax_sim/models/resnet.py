@@ -8,12 +8,12 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.descriptions import register
+from fedjax_sim.core.descriptions import register
+from fedjax_sim.core.values import check_count, check_flag
 from fedjax_sim.models.conv import Conv, max_pool
 from fedjax_sim.models.dense import Dense
 from fedjax_sim.models.inputs import as_images
 from fedjax_sim.models.widths import check_groups
-from fedjax_sim.values import check_count, check_flag
 
 _HE = nn.initializers.variance_scaling(2.0, "fan_out", "normal")
 

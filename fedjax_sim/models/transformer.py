@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.descriptions import register
+from fedjax_sim.core.descriptions import register
+from fedjax_sim.core.values import check_count, check_flag, check_real
 from fedjax_sim.models.inputs import as_tokens
-from fedjax_sim.values import check_count, check_flag, check_real
 
 _NORMAL = nn.initializers.normal(0.02)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedjax_sim.values import check_count
+from fedjax_sim.core.values import check_count
 
 
 def check_widths(what: str, values: Any, number: int | None = None) -> None:

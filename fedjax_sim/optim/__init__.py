@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from fedjax_sim.core.values import suggest
 from fedjax_sim.optim.adaptive import fedadagrad, fedadam, fedams, fedyogi
 from fedjax_sim.optim.described import (
     Optimizer,
@@ -15,7 +16,6 @@ from fedjax_sim.optim.described import (
     sgd,
 )
 from fedjax_sim.optim.foreign import lenient, third_party
-from fedjax_sim.values import suggest
 
 __all__ = [
     "Optimizer",

@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_sim import trees
-from fedjax_sim.descriptions import factory, static
+from fedjax_sim.core import trees
+from fedjax_sim.core.descriptions import factory, static
+from fedjax_sim.core.values import check_real, check_scalar
 from fedjax_sim.optim.described import Optimizer
-from fedjax_sim.values import check_real, check_scalar
 
 
 class Moments(NamedTuple):

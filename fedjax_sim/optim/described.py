@@ -17,10 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_sim import trees
-from fedjax_sim.descriptions import Described, factory, static
+from fedjax_sim.core import trees
+from fedjax_sim.core.descriptions import Described, factory, static
+from fedjax_sim.core.values import check_flag, check_real, check_scalar, shown, suggest
 from fedjax_sim.optim.foreign import lenient, third_party
-from fedjax_sim.values import check_flag, check_real, check_scalar, shown, suggest
 
 
 class Optimizer(Described):

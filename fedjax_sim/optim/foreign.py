@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from fedjax_sim.loops import with_static_derivative
+from fedjax_sim.core.loops import with_static_derivative
 
 
 @contextlib.contextmanager

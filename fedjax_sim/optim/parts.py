@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from fedjax_sim import trees
+from fedjax_sim.core import trees
 from fedjax_sim.optim.described import Optimizer, move
 
 

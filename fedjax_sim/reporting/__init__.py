@@ -4,11 +4,11 @@ Everything here reads recorded arrays and nothing of it runs a simulation. matpl
 are used.
 """
 
+from fedjax_sim.core.atomic import write_atomically
 from fedjax_sim.reporting.client_plots import distributions, gains
 from fedjax_sim.reporting.data_plots import label_heatmap, overview, size_histogram
-from fedjax_sim.reporting.files import write_atomically
-from fedjax_sim.reporting.grid import Panel, comparison, panels
 from fedjax_sim.reporting.html import report
+from fedjax_sim.reporting.panels import Panel, comparison, panels
 from fedjax_sim.reporting.plots import curves, save_figure
 from fedjax_sim.reporting.progress import Progress, progress_bar
 from fedjax_sim.reporting.recorded import Recorded

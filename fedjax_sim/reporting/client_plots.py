@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_sim.reporting.given import check_runs
+from fedjax_sim.reporting.containers import check_runs
 from fedjax_sim.reporting.plots import LEGEND, check_matplotlib, line_style, plain
 from fedjax_sim.reporting.recorded import Recorded, drawable, in_words, measured, recorded_as
 from fedjax_sim.reporting.seed_bands import band_words

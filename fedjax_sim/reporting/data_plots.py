@@ -49,7 +49,7 @@ def label_heatmap(dataset: FederatedDataset, ax: Any = None, *, sort: Sort = "st
     if table is None:
         raise ValueError(f"label_heatmap: {dataset} has no labels (examples['y'] as integers)")
     if sort not in _ORDERS:
-        from fedjax_sim.values import suggest  # here: it imports jax, which reports do without
+        from fedjax_sim.core.values import suggest  # here: it imports jax, which reports do without
 
         raise ValueError(f"label_heatmap(sort={sort!r}): {suggest(str(sort), list(_ORDERS))}")
     order = _ORDERS[sort](table)

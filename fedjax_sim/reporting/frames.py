@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_sim.core.values import shown
 from fedjax_sim.reporting.recorded import rounds_of
-from fedjax_sim.values import shown
 
 _EACH = {"evaluation": "metrics", "round": "rounds"}
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_sim.core.atomic import write_atomically
+from fedjax_sim.reporting.containers import check_runs
 from fedjax_sim.reporting.figures import FONTS
-from fedjax_sim.reporting.files import write_atomically
-from fedjax_sim.reporting.given import check_runs
 from fedjax_sim.reporting.recorded import AXES, Recorded, drawable, held, in_words, positions, rounds_of
 from fedjax_sim.reporting.seed_bands import Band, band_words, check_band, edges
 from fedjax_sim.reporting.ticks import plain_numbers

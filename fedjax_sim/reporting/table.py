@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from fedjax_sim.reporting.given import check_runs
+from fedjax_sim.reporting.containers import check_runs
 from fedjax_sim.reporting.recorded import (
     Recorded,
     first_reached,

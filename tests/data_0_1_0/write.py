@@ -17,7 +17,7 @@ import optax
 
 import fedjax_sim as fjs
 from fedjax_sim import stopping
-from fedjax_sim.checkpoints import Store
+from fedjax_sim.run.checkpoints import Store
 
 HERE = pathlib.Path(__file__).parent
 

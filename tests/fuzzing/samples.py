@@ -15,12 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedjax_sim as fjs
-from fedjax_sim.checkpoints import Store
-from fedjax_sim.configuration import writing
-from fedjax_sim.divergence import Divergence
-from fedjax_sim.history import History
-from fedjax_sim.recording import Stop
-from fedjax_sim.sweeps.stored import Folder
+from fedjax_sim.reporting.divergence import Divergence
+from fedjax_sim.run.checkpoints import Store
+from fedjax_sim.run.configuration import writing
+from fedjax_sim.run.history import History
+from fedjax_sim.run.recording import Stop
+from fedjax_sim.studies.sweeps.stored import Folder
 from tests.fuzzing import mutations
 
 Files = dict[str, bytes]

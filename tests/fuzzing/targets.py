@@ -15,16 +15,16 @@ from typing import Any
 import numpy as np
 
 import fedjax_sim as fjs
-from fedjax_sim import cli
-from fedjax_sim.checkpoints import Store
-from fedjax_sim.configuration import ConfigurationError, building, tables
+from fedjax_sim.cli import main as cli
 from fedjax_sim.datasets.reading.archives import read_members
 from fedjax_sim.datasets.reading.idx import read_idx
-from fedjax_sim.history import History
 from fedjax_sim.reporting.html import page
 from fedjax_sim.reporting.html.curves import axes_of
-from fedjax_sim.sweeps import Sweep
-from fedjax_sim.sweeps.stored import Folder
+from fedjax_sim.run.checkpoints import Store
+from fedjax_sim.run.configuration import ConfigurationError, building, tables
+from fedjax_sim.run.history import History
+from fedjax_sim.studies.sweeps import Sweep
+from fedjax_sim.studies.sweeps.stored import Folder
 from tests.fuzzing import mutations, samples, structures
 from tests.fuzzing.mutations import Change
 from tests.fuzzing.samples import Files

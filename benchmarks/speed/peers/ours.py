@@ -28,9 +28,9 @@ class Program:
         from jax import lax
 
         import fedjax_sim as fjs
-        from fedjax_sim.checks import resolve
-        from fedjax_sim.plan import Plan
-        from fedjax_sim.rounds import init_state, run_round
+        from fedjax_sim.engine.checks import resolve
+        from fedjax_sim.engine.plan import Plan
+        from fedjax_sim.engine.rounds import init_state, run_round
 
         data = fjs.datasets.from_ids((work.x, work.y), np.repeat(np.arange(len(work.sizes)), work.sizes))
         asked = Plan(

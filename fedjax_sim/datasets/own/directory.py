@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_sim.core.values import INT32_MAX, check_count
 from fedjax_sim.datasets.construct import from_ids
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.names import named
 from fedjax_sim.datasets.reading.npz import MAX_BYTES, Header, npz_headers, read_npz
 from fedjax_sim.datasets.validate import as_int64, integers_apart, kind_of
-from fedjax_sim.values import INT32_MAX, check_count
 
 _LISTED = 10  # of the files that a warning names
 Headers = dict[str, dict[str, Header]]

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fedjax_sim.core.descriptions import register
+from fedjax_sim.core.files import open_regular
+from fedjax_sim.core.values import shown
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.own.directory import from_directory
 from fedjax_sim.datasets.own.leaf import from_leaf
 from fedjax_sim.datasets.own.table import from_table
-from fedjax_sim.descriptions import register
-from fedjax_sim.files import open_regular
-from fedjax_sim.values import shown
 
 _CHUNK = 2**20
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_sim.datasets.arrays import exact_floats
+from fedjax_sim.datasets.array_checks import exact_floats
 from fedjax_sim.datasets.construct import from_clients
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.names import named

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_sim.datasets.arrays import exact_floats
+from fedjax_sim.core.values import shown, suggest
+from fedjax_sim.datasets.array_checks import exact_floats
 from fedjax_sim.datasets.construct import from_ids
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.names import named
 from fedjax_sim.datasets.reading.tables import columns_of
 from fedjax_sim.datasets.validate import checked_owner, integers_apart
-from fedjax_sim.values import shown, suggest
 
 
 def from_table(

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_sim.datasets.arrays import host_array
-from fedjax_sim.values import check_count
+from fedjax_sim.core.values import check_count
+from fedjax_sim.datasets.array_checks import host_array
 
 
 def checked_labels(what: str, labels: Any) -> np.ndarray:

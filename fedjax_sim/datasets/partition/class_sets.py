@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_sim.core.values import check_count, check_flag, check_real
 from fedjax_sim.datasets.draws import Draws
 from fedjax_sim.datasets.partition.checks import check_clients, checked_client_sizes, checked_labels, checked_weights
 from fedjax_sim.datasets.partition.dealing import apportioned, dealt, within_bounds
 from fedjax_sim.datasets.parts import Partition
-from fedjax_sim.values import check_count, check_flag, check_real
 
 _CHUNK = 1 << 22  # random numbers at a time where each client orders all classes
 

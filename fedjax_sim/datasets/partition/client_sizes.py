@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from fedjax_sim.core.values import check_count, check_real
 from fedjax_sim.datasets.draws import Draws
 from fedjax_sim.datasets.partition.checks import check_clients
 from fedjax_sim.datasets.partition.dealing import apportioned
-from fedjax_sim.values import check_count, check_real
 
 
 def power_law_sizes(num_examples: int, num_clients: int, exponent: float, seed: int, min_size: int = 1) -> np.ndarray:

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_sim.core.values import check_count
 from fedjax_sim.datasets.draws import Draws
 from fedjax_sim.datasets.partition.checks import check_clients, checked_client_sizes, renumbered
 from fedjax_sim.datasets.partition.dealing import hands
 from fedjax_sim.datasets.parts import Partition
 from fedjax_sim.datasets.validate import checked_owner
-from fedjax_sim.values import check_count
 
 
 def iid(num_examples: int, num_clients: int, seed: int, min_size: int = 1) -> Partition:

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_sim.core.values import check_count, check_real
 from fedjax_sim.datasets.draws import Draws
 from fedjax_sim.datasets.partition.checks import check_clients, checked_labels
 from fedjax_sim.datasets.partition.dealing import even_sizes, hands
 from fedjax_sim.datasets.parts import Partition
-from fedjax_sim.values import check_count, check_real
 
 
 def shards(labels: Any, num_clients: int, shards_per_client: int, seed: int) -> Partition:

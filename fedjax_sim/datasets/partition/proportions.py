@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_sim.core.values import check_count, check_flag, check_real
 from fedjax_sim.datasets.draws import Draws
 from fedjax_sim.datasets.partition.checks import check_clients, checked_client_sizes, checked_labels
 from fedjax_sim.datasets.partition.dealing import apportioned, dealt, even_sizes, within_bounds
 from fedjax_sim.datasets.parts import Partition
-from fedjax_sim.values import check_count, check_flag, check_real
 
 _REDRAWS = 50  # after so many draws with a client below min_size, examples are moved instead
 _HOPELESS = 12  # so many clients short: the chance that the next draw has none, about e^-12, is not worth the draw

@@ -11,9 +11,9 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from fedjax_sim.core.files import open_regular, parsing
+from fedjax_sim.core.values import shown
 from fedjax_sim.datasets.reading.compressed import open_bounded
-from fedjax_sim.files import open_regular, parsing
-from fedjax_sim.values import shown
 
 _CHUNK = 1 << 20
 _PACKING = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2)  # lzma may ask for 4 GiB to unpack a byte

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from fedjax_sim.files import open_regular
+from fedjax_sim.core.files import open_regular
 
 _CHUNK = 1 << 20
 _XZ_MEMORY = 2**27  # what the highest preset of xz needs, and some more; a file may ask for 4 GiB

@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from fedjax_sim.files import open_regular
+from fedjax_sim.core.files import open_regular
 
 _IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 _CHUNK = 1 << 20

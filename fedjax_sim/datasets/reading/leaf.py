@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_sim.datasets.arrays import host_array
+from fedjax_sim.core.files import read_json
+from fedjax_sim.core.values import shown
+from fedjax_sim.datasets.array_checks import host_array
 from fedjax_sim.datasets.flat import default_float
-from fedjax_sim.files import read_json
-from fedjax_sim.values import shown
 
 Encode = Callable[[list[Any]], Any]
 Source = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]

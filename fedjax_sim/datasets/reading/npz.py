@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjax_sim.core.files import open_regular, parsing
+from fedjax_sim.core.values import shown
 from fedjax_sim.datasets.reading.archives import check_inside
-from fedjax_sim.files import open_regular, parsing
-from fedjax_sim.values import shown
 
 Header = tuple[tuple[int, ...], np.dtype[Any]]
 

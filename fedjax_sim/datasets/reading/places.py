@@ -6,7 +6,7 @@ import hashlib
 import os
 from pathlib import Path
 
-from fedjax_sim.files import open_regular
+from fedjax_sim.core.files import open_regular
 
 DATA_VARIABLE = "FEDJAX_SIM_DATA"
 

@@ -7,7 +7,7 @@ import io
 from collections.abc import Iterator
 from pathlib import Path
 
-from fedjax_sim.files import open_regular
+from fedjax_sim.core.files import open_regular
 
 
 def csv_rows(path: Path, columns: int, *, encoding: str = "utf-8") -> Iterator[list[str]]:

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_sim.datasets.arrays import host_array, missing_values
+from fedjax_sim.core.files import check_regular, parsing
+from fedjax_sim.core.values import shown
+from fedjax_sim.datasets.array_checks import host_array, missing_values
 from fedjax_sim.datasets.reading.compressed import open_bounded
-from fedjax_sim.files import check_regular, parsing
-from fedjax_sim.values import shown
 
 _MAX_BYTES = 2**33  # of a file's columns once they are arrays
 

@@ -13,8 +13,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_sim.datasets.arrays import host_array
-from fedjax_sim.values import suggest
+from fedjax_sim.core.values import suggest
+from fedjax_sim.datasets.array_checks import host_array
 
 _CHUNK = 1024  # examples decoded before they are packed into arrays: many small objects take more room
 _LARGE = 4096  # bytes of a record, on average, from which threads are worth their while

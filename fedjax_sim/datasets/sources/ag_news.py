@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from fedjax_sim.core.descriptions import recipe
+from fedjax_sim.core.values import check_count, shown, suggest
 from fedjax_sim.datasets.construct import from_ids
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.reading.places import check_sha256, data_dir, find
@@ -15,8 +17,6 @@ from fedjax_sim.datasets.reading.rows import csv_rows
 from fedjax_sim.datasets.sources.sharing import Named, Partitioner, deal, partitioner
 from fedjax_sim.datasets.text.words import Words
 from fedjax_sim.datasets.validate import checked_partition
-from fedjax_sim.descriptions import recipe
-from fedjax_sim.values import check_count, shown, suggest
 
 _GET = "Get it from https://github.com/mhjabreel/CharCnn_Keras, data/ag_news_csv"
 _SUBSET = "train_subset_10000_noisyagnews.csv"

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from fedjax_sim.core.descriptions import recipe
+from fedjax_sim.core.values import shown
 from fedjax_sim.datasets import partition as partitions
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.sources.cifar_files import CIFAR10, CIFAR100, CifarSet
 from fedjax_sim.datasets.sources.pixels import Normalisation, checked_normalisation, features
 from fedjax_sim.datasets.sources.sharing import Named, Partitioner, Test, partitioner, share_out
-from fedjax_sim.descriptions import recipe
-from fedjax_sim.values import shown
 
 _ALL = (1, 2, 3, 4, 5)
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
+from fedjax_sim.core.values import check_flag
 from fedjax_sim.datasets.reading.cifar import archive_contents, check_content, decode_cifar, file_content
 from fedjax_sim.datasets.reading.places import data_dir, find
-from fedjax_sim.values import check_flag
 
 
 @dataclasses.dataclass(frozen=True)

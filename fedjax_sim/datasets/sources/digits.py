@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from fedjax_sim.core.descriptions import recipe
 from fedjax_sim.datasets import partition as partitions
 from fedjax_sim.datasets.construct import from_partition
 from fedjax_sim.datasets.federated import FederatedDataset
-from fedjax_sim.descriptions import recipe
 
 
 @recipe("dataset.digits")

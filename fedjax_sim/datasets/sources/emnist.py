@@ -6,13 +6,13 @@ import functools
 
 import numpy as np
 
+from fedjax_sim.core.descriptions import recipe
 from fedjax_sim.datasets import partition as partitions
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.sources.idx_files import EMNIST_LETTERS
 from fedjax_sim.datasets.sources.idx_images import idx_images
 from fedjax_sim.datasets.sources.pixels import Normalisation, checked_normalisation, features
 from fedjax_sim.datasets.sources.sharing import Test, share_out
-from fedjax_sim.descriptions import recipe
 
 _FEMNIST_LETTERS = 10  # a .. j
 

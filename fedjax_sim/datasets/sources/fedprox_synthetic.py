@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Literal
 
+from fedjax_sim.core.descriptions import recipe
+from fedjax_sim.core.values import suggest
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.own.leaf import from_leaf
 from fedjax_sim.datasets.reading.places import check_sha256, data_dir, find
-from fedjax_sim.descriptions import recipe
-from fedjax_sim.values import suggest
 
 _SHA256 = {
     "0_0": "f1226a9f3688487c76c5192dd966d1bcf95df09dc01fe20c14e771dcf8f1cdf5",

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
+from fedjax_sim.core.values import check_flag
 from fedjax_sim.datasets.reading.idx import read_idx
 from fedjax_sim.datasets.reading.places import check_sha256, find
-from fedjax_sim.values import check_flag
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 
+from fedjax_sim.core.descriptions import recipe
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.sources.idx_files import EMNIST_LETTERS, FASHION_MNIST, MNIST, IdxSet
 from fedjax_sim.datasets.sources.pixels import Normalisation, checked_normalisation, features
 from fedjax_sim.datasets.sources.sharing import Named, Partitioner, Test, partitioner, share_out
-from fedjax_sim.descriptions import recipe
 
 
 @recipe("dataset.mnist")

@@ -9,6 +9,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from fedjax_sim.core.descriptions import recipe, register
+from fedjax_sim.core.values import check_flag, suggest
 from fedjax_sim.datasets import partition as partitions
 from fedjax_sim.datasets.construct import from_partition
 from fedjax_sim.datasets.federated import FederatedDataset
@@ -16,8 +18,6 @@ from fedjax_sim.datasets.partition.dealing import even_sizes
 from fedjax_sim.datasets.sources.idx_files import MNIST
 from fedjax_sim.datasets.sources.pixels import checked_normalisation, features
 from fedjax_sim.datasets.sources.sharing import deal, with_test
-from fedjax_sim.descriptions import recipe, register
-from fedjax_sim.values import check_flag, suggest
 
 _DIGITS = 10
 

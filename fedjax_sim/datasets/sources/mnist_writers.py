@@ -7,6 +7,8 @@ from typing import Literal
 
 import numpy as np
 
+from fedjax_sim.core.descriptions import recipe
+from fedjax_sim.core.values import check_count, suggest
 from fedjax_sim.datasets.construct import from_ids
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.reading.idx import read_idx
@@ -15,8 +17,6 @@ from fedjax_sim.datasets.sources.idx_files import MNIST
 from fedjax_sim.datasets.sources.pixels import Normalisation, checked_normalisation, features
 from fedjax_sim.datasets.sources.sharing import deal
 from fedjax_sim.datasets.split import held_out
-from fedjax_sim.descriptions import recipe
-from fedjax_sim.values import check_count, suggest
 
 _GET = "Get QMNIST's two label files (https://github.com/facebookresearch/qmnist)"
 _FILES = {"train": "qmnist-train-labels-idx2-int", "test": "qmnist-test-labels-idx2-int"}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from fedjax_sim.core.descriptions import recipe
+from fedjax_sim.core.files import check_regular, parsing
 from fedjax_sim.datasets.construct import from_partition
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.reading.places import check_sha256, find
 from fedjax_sim.datasets.sources.sharing import Named, Partitioner, partitioner
-from fedjax_sim.descriptions import recipe
-from fedjax_sim.files import check_regular, parsing
 
 _GET = "Get mushrooms from https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/binary.html"
 _SHA256 = "f39a4eb628dc61a7d43760815b061c9e497aa728ce1ad8bde57a09ef6043b538"

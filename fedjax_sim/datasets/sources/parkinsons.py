@@ -7,13 +7,13 @@ from typing import Literal
 
 import numpy as np
 
+from fedjax_sim.core.descriptions import recipe
+from fedjax_sim.core.files import parsing, read_text
+from fedjax_sim.core.values import INT32_MAX, check_flag, shown, suggest
 from fedjax_sim.datasets.construct import from_ids
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.reading.places import check_sha256, find
 from fedjax_sim.datasets.split import held_out
-from fedjax_sim.descriptions import recipe
-from fedjax_sim.files import parsing, read_text
-from fedjax_sim.values import INT32_MAX, check_flag, shown, suggest
 
 _GET = "Get it from https://archive.ics.uci.edu/dataset/189/parkinsons+telemonitoring"
 _SHA256 = "f2c7d5025dec4e92e7feae367a5f7ccf58789a10ac6b54bdf15976c599f9dd39"

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from fedjax_sim.values import check_flag
+from fedjax_sim.core.values import check_flag
 
 # Mean and standard deviation of each channel.
 Normalisation: TypeAlias = tuple[Sequence[float], Sequence[float]]

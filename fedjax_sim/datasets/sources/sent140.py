@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_sim.core.descriptions import recipe
+from fedjax_sim.core.values import check_count
 from fedjax_sim.datasets.construct import from_ids
 from fedjax_sim.datasets.draws import Draws
 from fedjax_sim.datasets.federated import FederatedDataset
@@ -16,8 +18,6 @@ from fedjax_sim.datasets.reading.places import find
 from fedjax_sim.datasets.reading.rows import csv_rows
 from fedjax_sim.datasets.split import held_out
 from fedjax_sim.datasets.text.words import Words
-from fedjax_sim.descriptions import recipe
-from fedjax_sim.values import check_count
 
 _FILE = "training.1600000.processed.noemoticon.csv"
 _GET = (

@@ -10,6 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
+from fedjax_sim.core.descriptions import recipe
+from fedjax_sim.core.files import parsing, read_text
+from fedjax_sim.core.values import check_count, shown
 from fedjax_sim.datasets.construct import from_clients
 from fedjax_sim.datasets.draws import Draws
 from fedjax_sim.datasets.federated import FederatedDataset
@@ -17,9 +20,6 @@ from fedjax_sim.datasets.names import named
 from fedjax_sim.datasets.reading.compressed import open_bounded
 from fedjax_sim.datasets.reading.places import check_sha256, find
 from fedjax_sim.datasets.text.characters import Characters, windows
-from fedjax_sim.descriptions import recipe
-from fedjax_sim.files import parsing, read_text
-from fedjax_sim.values import check_count, shown
 
 _MAX_BYTES = 2**28  # of the plays' text: theirs has 6 million
 

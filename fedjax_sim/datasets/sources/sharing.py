@@ -7,12 +7,12 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
+from fedjax_sim.core.values import check_count, suggest
 from fedjax_sim.datasets import partition as partitions
 from fedjax_sim.datasets.construct import from_ids, from_partition
 from fedjax_sim.datasets.draws import Draws
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.validate import checked_partition
-from fedjax_sim.values import check_count, suggest
 
 # Labels int[n] to one array of row numbers per client.
 Partitioner: TypeAlias = Callable[[np.ndarray], Sequence[Any]]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedjax_sim.values import check_count, check_real, shown
+from fedjax_sim.core.values import check_count, check_real, shown
 
 LEAF_CHARACTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 """The 80 characters of LEAF's and FedProx's Shakespeare tasks, in their order: a model of either fits the other."""

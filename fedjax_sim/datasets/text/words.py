@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from fedjax_sim.values import check_count
+from fedjax_sim.core.values import check_count
 
 _WORD = re.compile(r"\w+")
 

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from fedjax_sim.core.values import check_count
 from fedjax_sim.models.conv.patches import Windows
-from fedjax_sim.values import check_count
 
 _MOST_TAPS = 64  # slices in a program
 

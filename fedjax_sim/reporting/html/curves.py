@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_sim.divergence import IDS, OF_IDS
+from fedjax_sim.reporting.divergence import IDS, OF_IDS
 from fedjax_sim.reporting.plots import on_one_axis
 from fedjax_sim.reporting.recorded import AXES, Recorded, clock, drawable, held, positions, rounds_of
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_sim import __version__
+from fedjax_sim.core.version import __version__
 from fedjax_sim.reporting.html import tables
 from fedjax_sim.reporting.html.clients import Spread, entries_of, spreads
 from fedjax_sim.reporting.html.curves import KNOWN, Curve, Record, axes, curve, most_points, records

@@ -1,0 +1,249 @@
+"""``fedjax-sim doctor``: what is installed, what JAX sees, where files go, what is wrong and how to mend it."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedjax_sim.cli.options import add_json
+from fedjax_sim.core.caches import cache_directory
+from fedjax_sim.core.version import __version__
+
+_PACKAGE = "fedjax_sim"
+_DATA_VARIABLE = "FEDJAX_SIM_DATA"
+_PATIENCE = 120.0  # seconds that JAX may take to start
+_TOOLS = ("bench", "test", "all", "demo", "docs")  # extras of the project's own work, or of several others
+_REQUIREMENT = re.compile(r"^([A-Za-z0-9._-]+)(?:\[[^\]]*\])?\s*([^;]*?)\s*(?:;\s*(.*))?$")
+# In a process of its own: a broken JAX may raise, crash or hang.
+_PROBE = """
+import json
+import jax
+from fedjax_sim.core.devices import available_cores, use_cpu_devices
+chosen = use_cpu_devices()
+devices = jax.devices()
+value = float(jax.jit(lambda x: (x * x).sum())(jax.numpy.arange(4.0)))
+print(json.dumps({
+    "backend": jax.default_backend(), "devices": [f"{one.device_kind} {one.id}" for one in devices],
+    "cores": available_cores(), "chosen": str(chosen), "computes": value == 14.0,
+}))
+"""
+
+
+class Problem(NamedTuple):
+    """Something that is wrong.
+
+    Attributes:
+      what: it is.
+      fix: what to do.
+    """
+
+    what: str
+    fix: str
+
+
+def add_to(commands: Any) -> None:
+    """Adds the command."""
+    command = commands.add_parser("doctor", help="versions, devices, data and cache directories: what is wrong here")
+    add_json(command)
+    command.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Runs it; 1 where something is wrong."""
+    problems: list[Problem] = []
+    packages, extras = _packages(problems)
+    about: dict[str, Any] = {
+        "fedjax_sim": __version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": packages,
+        "extras": extras,
+        "jax": _jax(problems),
+        "settings": {name: os.environ[name] for name in _settings() if name in os.environ},
+        "data": {},
+        "cache": _cache(problems),
+    }
+    about["data"] = _data(problems, readable=about["jax"] is not None)
+    if options.json:
+        print(json.dumps({**about, "problems": [one._asdict() for one in problems]}))
+    else:
+        print(_text(about, problems))
+    return 1 if problems else 0
+
+
+def _packages(problems: list[Problem]) -> tuple[dict[str, str | None], dict[str, dict[str, str | None]]]:
+    """The versions of what is needed, and of what each extra brings; None for what is not there."""
+    try:
+        requirements = importlib.metadata.requires(_PACKAGE) or []
+    except importlib.metadata.PackageNotFoundError:
+        problems.append(Problem("the package is not installed, but imported from a folder", "pip install -e ."))
+        return {}, {}
+    needed: dict[str, str | None] = {}
+    extras: dict[str, dict[str, str | None]] = {}
+    for text in requirements:
+        found = _REQUIREMENT.match(text)
+        if found is None:
+            continue
+        name, bounds, marker = found[1], found[2], found[3] or ""
+        extra = re.search(r"extra\s*==\s*['\"]([\w-]+)['\"]", marker)
+        version = _version(name)
+        if extra is None:
+            needed[name] = version
+            fix = f"pip install '{name}{bounds}'"
+            if version is None:
+                problems.append(Problem(f"{name} is not installed", fix))
+            elif not _reaches(version, bounds):
+                problems.append(Problem(f"{name} is {version}, and {bounds} is needed", fix))
+        elif extra[1] not in _TOOLS and name.replace("-", "_") != _PACKAGE:
+            extras.setdefault(extra[1], {})[name] = version
+    return needed, extras
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _reaches(version: str, bounds: str) -> bool:
+    """Whether a version is at least the lower bound, by its numbers."""
+    low = re.search(r">=\s*([\d.]+)", bounds)
+    return low is None or _numbers(version) >= _numbers(low[1])
+
+
+def _numbers(version: str) -> list[int]:
+    start = re.match(r"\d+(?:\.\d+)*", version)
+    numbers = [int(part) for part in start[0].split(".")] if start else []
+    while numbers and numbers[-1] == 0:
+        numbers.pop()
+    return numbers
+
+
+def _jax(problems: list[Problem]) -> dict[str, Any] | None:
+    """What JAX sees, asked in a process of its own; None where it does not answer."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _PROBE], capture_output=True, text=True, check=False, timeout=_PATIENCE,
+            env=environment,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        fix = "set JAX_PLATFORMS=cpu; if that helps, the driver of the accelerator is at fault"
+        problems.append(Problem(f"JAX did not start within {_PATIENCE:.0f} seconds", fix))
+        return None
+    try:
+        found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    except (ValueError, IndexError):
+        last = (done.stderr.strip().splitlines() or [f"it ended with status {done.returncode}"])[-1]
+        named = os.environ.get("JAX_PLATFORMS")
+        fix = "pip install --force-reinstall jax jaxlib" if not named else f"unset JAX_PLATFORMS (it is {named})"
+        problems.append(Problem(f"JAX does not start: {last[:300]}", fix))
+        return None
+    if not found["computes"]:
+        problems.append(Problem("JAX computes wrong sums", "pip install --force-reinstall jax jaxlib"))
+    if found["backend"] == "cpu" and shutil.which("nvidia-smi") and os.environ.get("JAX_PLATFORMS", "") != "cpu":
+        problems.append(Problem("there is an NVIDIA driver, and JAX uses the CPU", "pip install -U 'jax[cuda12]'"))
+    return found
+
+
+def _settings() -> list[str]:
+    ours = [_DATA_VARIABLE, "FEDJAX_SIM_CACHE", "XDG_CACHE_HOME", "NPROC", "XLA_FLAGS"]
+    return [*ours, *sorted(name for name in os.environ if name.startswith("JAX_"))]
+
+
+def data_directory() -> Path:
+    """Where data sets are looked for: the rule of ``fedjax_sim.datasets.data_dir``, which needs JAX to be imported."""
+    named = os.environ.get(_DATA_VARIABLE)
+    return Path(named).expanduser() if named else Path.home() / ".cache" / _PACKAGE
+
+
+def _data(problems: list[Problem], *, readable: bool) -> dict[str, Any]:
+    """The data directory, and what is ready in it, where JAX starts: reading needs it."""
+    folder, named = data_directory(), os.environ.get(_DATA_VARIABLE)
+    if named and not folder.is_dir():
+        problems.append(Problem(f"{_DATA_VARIABLE} names {folder}, which is no folder", f"mkdir -p '{folder}', or name "
+                                "another"))  # fmt: skip
+    elif folder.is_dir() and not os.access(folder, os.R_OK | os.X_OK):
+        problems.append(Problem(f"{folder} cannot be read", f"chmod u+rx '{folder}'"))
+    about: dict[str, Any] = {"directory": str(folder), "exists": folder.is_dir(), "ready": None, "incomplete": None}
+    if not readable:
+        return about
+    from fedjax_sim.cli.data_files import sources
+
+    states = {name: source.ready() for name, source in sources().items()}
+    about["ready"] = [name for name, ready in states.items() if ready]
+    about["incomplete"] = [name for name, ready in states.items() if not ready]
+    return about
+
+
+def _cache(problems: list[Problem]) -> dict[str, Any]:
+    """The cache directory, its size, and whether it can be used."""
+    try:
+        folder = cache_directory()
+    except RuntimeError:
+        problems.append(Problem("there is no home directory for the cache", "set FEDJAX_SIM_CACHE to a folder"))
+        return {"directory": None, "bytes": 0, "programs": 0}
+    nearest = next(place for place in (folder, *folder.parents) if place.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        problems.append(Problem(f"compiled programs cannot be kept in {folder}: {nearest} cannot be written",
+                                "set FEDJAX_SIM_CACHE to a folder of yours"))  # fmt: skip
+    size = count = 0
+    for programs in folder.glob("programs-*"):
+        about = programs.stat()
+        if hasattr(os, "getuid") and (about.st_uid != os.getuid() or about.st_mode & 0o022):
+            problems.append(Problem(f"others may write to {programs}, so it is not used", f"chmod go-w '{programs}'"))
+        files = [path.stat().st_size for path in programs.iterdir() if path.is_file()]
+        size, count = size + sum(files), count + len(files)
+    return {"directory": str(folder), "bytes": size, "programs": count}
+
+
+def _text(about: dict[str, Any], problems: list[Problem]) -> str:
+    def line(name: str, said: str) -> str:
+        return f"{name:10} {said}"
+
+    lines = [line(_PACKAGE, f"{about['fedjax_sim']}, Python {about['python']}, {about['platform']}")]
+    lines.append(
+        line("packages", ", ".join(f"{name} {version or 'MISSING'}" for name, version in about["packages"].items()))
+    )
+    found = about["jax"]
+    if found is None:
+        lines.append(line("devices", "JAX does not answer"))
+    else:
+        beside = f"a run takes {found['chosen']}" if found["backend"] == "cpu" else f"backend {found['backend']}"
+        lines.append(line("devices", f"{', '.join(found['devices'])}; {found['cores']} cores; {beside}"))
+    settings = ", ".join(f"{name}={value}" for name, value in about["settings"].items())
+    lines.append(line("variables", settings or "none of ours or JAX's is set"))
+    lines.append(line("data", _data_in_words(about["data"])))
+    cache = about["cache"]
+    lines.append(line("cache", f"{cache['directory']}: {cache['programs']} files of compiled programs, "
+                               f"{cache['bytes'] / 2**20:.1f} MiB"))  # fmt: skip
+    if about["extras"]:
+        width = max(map(len, about["extras"]))
+        lines.append("extras")
+        for extra, versions in sorted(about["extras"].items()):
+            said = ", ".join(f"{name} {version}" for name, version in versions.items() if version is not None)
+            absent = [name for name, version in versions.items() if version is None]
+            if absent:
+                said = f"{said}{'; ' if said else ''}not there: {', '.join(absent)} (pip install '{_PACKAGE}[{extra}]')"
+            lines.append(f"  {extra:{width}}  {said}")
+    if not problems:
+        return "\n".join([*lines, "", "nothing is wrong"])
+    return "\n".join([*lines, "", *(f"wrong: {one.what}\n  mend: {one.fix}" for one in problems)])
+
+
+def _data_in_words(about: dict[str, Any]) -> str:
+    said = str(about["directory"]) + ("" if about["exists"] else " (not there)")
+    if about["ready"] is None:
+        return said
+    known = len(about["ready"]) + len(about["incomplete"])
+    return f"{said}: {len(about['ready'])} of {known} data sets can be read (fedjax-sim data list)"

@@ -1,0 +1,146 @@
+"""``fedjax-sim list``: what configurations may name."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import re
+import sys
+import textwrap
+from collections.abc import Iterator
+from importlib import resources
+from importlib.resources.abc import Traversable
+from typing import Any, NamedTuple
+
+# Every factory is registered by one of three functions, under a name that is written out.
+_REGISTERED = re.compile(r"""\b(?:factory|recipe|register)\(\s*["']([a-z_]+\.\w+)["']""")
+
+
+class Named(NamedTuple):
+    """A registered name.
+
+    Attributes:
+      name: ``"kind.name"``.
+      about: its documentation, or "".
+    """
+
+    name: str
+    about: str
+
+    @property
+    def short(self) -> str:
+        """Without the kind."""
+        return self.name.partition(".")[2]
+
+    @property
+    def what(self) -> str:
+        """The first line of its documentation."""
+        return self.about.partition("\n")[0]
+
+
+def add_to(commands: Any) -> None:
+    """Adds the command."""
+    names = commands.add_parser("list", help="the names that configurations may use, or the arguments of one")
+    names.add_argument("what", nargs="?", metavar="NAME", help="a kind (algorithm), or a name (algorithm.fedprox), of "
+                       "which the arguments are shown; all kinds without it")  # fmt: skip
+    names.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Runs it."""
+    what, found = options.what, registered_names()
+    kinds = sorted({one.name.partition(".")[0] for one in found})
+    if what is None:
+        for kind in kinds:
+            print(_wrapped(kind, ", ".join(_short(one.name) for one in found if one.name.startswith(f"{kind}."))))
+    elif what in kinds:
+        of_kind = [one for one in found if one.name.startswith(f"{what}.")]
+        width = max(len(_short(one.name)) for one in of_kind)
+        for one in of_kind:
+            print(f"{_short(one.name):{width}}  {one.what}".rstrip())
+    else:
+        names = [one.name for one in found if what in (one.name, _short(one.name))]
+        if not names:
+            print(f"fedjax-sim list: {unknown(what, [*kinds, *(one.name for one in found)])}", file=sys.stderr)
+            return 2
+        print("\n\n".join(map(explained, names)))
+    return 0
+
+
+def registered_names() -> list[Named]:
+    """All names that the package registers, read from its source: importing it would take a hundred times as long."""
+    found: dict[str, Named] = {}
+    for source in _sources(resources.files("fedjax_sim")):
+        text = source.read_text(encoding="utf-8")
+        if _REGISTERED.search(text):
+            found.update((one.name, one) for one in _registered_in(ast.parse(text)))
+    return [found[name] for name in sorted(found)]
+
+
+def _sources(folder: Traversable) -> Iterator[Traversable]:
+    for item in folder.iterdir():
+        if item.is_dir():
+            yield from _sources(item)
+        elif item.name.endswith(".py"):
+            yield item
+
+
+def _registered_in(module: ast.Module) -> Iterator[Named]:
+    """The names of ``register("kind.name", thing)``, ``factory("kind.name", Thing)`` and ``@recipe("kind.name")``."""
+    texts: dict[str, str] = {}
+    for node in module.body:
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
+            texts[node.name] = ast.get_docstring(node) or ""
+            for decorator in node.decorator_list:
+                if (name := _name_in(decorator)) is not None:
+                    yield Named(name, texts[node.name])
+    for statement in module.body:
+        for call in ast.walk(statement):
+            name = _name_in(call)
+            if name is not None and isinstance(call, ast.Call) and len(call.args) == 2:
+                thing = call.args[1]
+                yield Named(name, texts.get(thing.id, "") if isinstance(thing, ast.Name) else "")
+
+
+def _name_in(node: ast.AST) -> str | None:
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or not node.args:
+        return None
+    first = node.args[0]
+    if node.func.id not in ("factory", "recipe", "register") or not isinstance(first, ast.Constant):
+        return None
+    return first.value if isinstance(first.value, str) else None
+
+
+def explained(name: str) -> str:
+    """The arguments of a factory and its documentation; here jax is needed."""
+    import inspect
+
+    from fedjax_sim.core.descriptions import registered_factory
+    from fedjax_sim.run.configuration.building import accepted_arguments
+
+    make = registered_factory(name)
+    parameters = inspect.signature(make).parameters
+    lines = [name]
+    for argument in accepted_arguments(make):
+        default = parameters[argument].default
+        lines.append(f"    {argument}" if default is inspect.Parameter.empty else f"    {argument} = {default!r}")
+    about = inspect.getdoc(make)
+    return "\n".join([*lines, *(["", textwrap.indent(about, "    ")] if about else [])])
+
+
+def unknown(what: str, known: list[str], kind: str | None = None) -> str:
+    """Words for a name that nothing has, with the nearest one."""
+    import difflib
+
+    near = difflib.get_close_matches(what, [*known, *map(_short, known)], n=1)
+    said = f"nothing is called {what!r}" if kind is None else f"no {kind} is called {what!r}"
+    listing = "fedjax-sim list" if kind is None else f"fedjax-sim list {kind}"
+    return f"{said}{f': did you mean {near[0]!r}?' if near else ''}; `{listing}` names all"
+
+
+def _wrapped(kind: str, names: str) -> str:
+    return textwrap.fill(names, width=100, initial_indent=f"{kind:14} ", subsequent_indent=" " * 15)
+
+
+def _short(name: str) -> str:
+    return name.partition(".")[2]

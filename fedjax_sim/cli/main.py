@@ -1,0 +1,135 @@
+"""The command ``fedjax-sim``; heavy imports wait until a command needs them."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+import re
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from fedjax_sim.cli import (
+    algorithms,
+    compare,
+    completion,
+    data,
+    demo,
+    doctor,
+    init,
+    report,
+    reproduce,
+    run,
+    show,
+    sweep,
+    tune,
+    verify,
+)
+from fedjax_sim.cli import ctrl_c as interrupting
+from fedjax_sim.cli import list_names as names
+from fedjax_sim.cli import standard_output as streams
+from fedjax_sim.core.version import __version__
+
+_COMMANDS = (demo, init, run, compare, sweep, tune, reproduce, report, show, verify, algorithms, data, names, doctor)
+# Keys of a configuration's [run] that are given as options by mistake.
+_OF_RUN = ("rounds", "seeds", "batch_size", "eval_every", "diagnostics", "checkpoint")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command.
+
+    Args:
+      arguments: the command line without the program's name. None takes ``sys.argv``, and the process for the command's
+        own: only then are settings of JAX changed (CPU devices, a place for compiled programs).
+
+    Returns:
+      The exit status: 0 done (and verified), 2 bad usage or configuration, 128 + n stopped by signal n, 1 all else.
+    """
+    own_process = arguments is None
+    if own_process:
+        interrupting.watch()
+        # XLA calls programs that it compiled and kept here unfit for this machine, in lines of 2 kB: it takes tuning
+        # hints for features of the processor. What goes wrong is raised; only the log is silenced.
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    with streams.usable(own_process):
+        try:
+            try:
+                status = _done(arguments)
+            finally:
+                sys.stdout.flush()
+        except BrokenPipeError:  # the reader of a pipe went away: `fedjax-sim list | head`
+            status = 128 + 13
+        except OSError as error:  # of what is printed: all others are answered by then
+            print(f"fedjax-sim: standard output cannot be written ({error.strerror})", file=sys.stderr)
+            status = 1
+        if own_process:
+            streams.discard()
+            if status > 128:
+                interrupting.leave(status)
+    return status
+
+
+def _done(arguments: Sequence[str] | None) -> int:
+    """Does what a command line says; returns the exit status."""
+    options = parser().parse_args(arguments)
+    options.own_process = arguments is None
+    try:
+        return int(options.run(options))
+    except BrokenPipeError:
+        raise
+    except (ValueError, OSError, ImportError, ArithmeticError) as error:
+        if getattr(options, "traceback", False):
+            raise
+        print(f"fedjax-sim {options.command}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt as error:
+        signal = getattr(error, "signal", 2)  # an Interrupted says which, and where the run is saved
+        print(f"fedjax-sim {options.command}: {str(error) or 'stopped'}", file=sys.stderr)
+        return 128 + int(signal)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line; importing nothing heavy, so that help and completion are quick."""
+    made = _Parser(prog="fedjax-sim", description="Federated learning simulated in JAX.")
+    made.add_argument("--version", action="version", version=f"fedjax_sim {__version__}")
+    completion.add_to(made)
+    commands = made.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for command in _COMMANDS:
+        command.add_to(commands)
+    return made
+
+
+class _Parser(argparse.ArgumentParser):
+    """With the nearest spelling of a word that is none of the choices, and what a change looks like."""
+
+    _given: Sequence[str] = ()
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        self._given = sys.argv[1:] if args is None else list(args)
+        return super().parse_args(args, namespace)
+
+    def error(self, message: str) -> NoReturn:
+        rest = message.removeprefix("unrecognized arguments: ")
+        if rest != message:
+            super().error(f"{message}{_as_change(rest.split(), self._given)}")
+        found = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
+        near = difflib.get_close_matches(found[1], re.findall(r"[\w-]+", found[2]), n=1) if found is not None else []
+        super().error(f"{message}{f'; did you mean {near[0]!r}?' if near else ''}")
+
+
+def _as_change(rest: Sequence[str], given: Sequence[str]) -> str:
+    """How to write what was probably meant as a change of the configuration, or ""."""
+    for option, key, value in zip(given, given[1:], given[2:], strict=False):
+        if option == "--set" and "=" not in key and value in rest:
+            return f"; write --set {key}={value}, in one word"
+    name = next((word.lstrip("-").partition("=")[0] for word in rest if word.startswith("--")), "")
+    if not name:
+        return ""
+    value = next((word for word in rest if not word.startswith("--")), "VALUE")
+    table = "run" if name.replace("-", "_") in _OF_RUN else "TABLE"
+    return f"; values of a configuration are changed by --set {table}.{name.replace('-', '_')}={value}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,214 @@
+"""``fedjax-sim sweep``: one configuration at many values of its hyper-parameters, in one program."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedjax_sim.cli.options import Say, add_configuration, add_devices, add_no_cache, add_out, add_voice, count, voice
+from fedjax_sim.cli.output import (
+    begin,
+    check_devices,
+    drawn,
+    finite,
+    folder_of,
+    hardware,
+    in_short,
+    refused,
+    refused_by_run,
+    results_in,
+    taken_by,
+)
+from fedjax_sim.cli.spaces import check_real, space_of
+
+if TYPE_CHECKING:
+    from fedjax_sim.studies.sweeps.ranking import Ranked
+    from fedjax_sim.studies.sweeps.result import Sweep
+    from fedjax_sim.studies.sweeps.space import Space
+
+_CHOOSING = ("test_accuracy", "test_data_loss", "test_loss", "loss")  # the first that is recorded chooses
+_PANELS = 6
+
+
+def add_to(commands: Any) -> None:
+    """Adds the command."""
+    command = commands.add_parser("sweep", help="one configuration at many values of its hyper-parameters, one program")
+    add_configuration(command)
+    add = command.add_argument
+    add("--over", action="append", required=True, metavar="NAME=VALUES", help="a real hyper-parameter and its values: "
+        "--over algorithm.mu=0,0.01,0.1, or geomspace(0.01, 1, 5), linspace(0, 1, 5), with --random "
+        "log_uniform(a, b), uniform(a, b); given several times, all combinations")  # fmt: skip
+    how = command.add_mutually_exclusive_group()
+    how.add_argument("--zip", action="store_true", help="the first values together, the second, ..., not all "
+                     "combinations")  # fmt: skip
+    how.add_argument("--random", type=count, metavar="N", help="N points drawn at random")
+    add("--random-seed", type=int, default=0, metavar="SEED", help="of the draws (default: 0)")
+    add("--metric", metavar="NAME", help="what chooses the best point (default: test_accuracy, else test_data_loss "
+        "(without a penalty), else test_loss, else loss)")  # fmt: skip
+    add("--top", type=count, default=10, metavar="N", help="lines of the table (default: 10)")
+    add_out(command, "sweep.npz, sweep.json, sweep.png and best.toml", "results/NAME-sweep")
+    add_devices(command, "the runs")
+    add_no_cache(command)
+    add_voice(command)
+    command.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Runs it."""
+    from fedjax_sim.run.configuration.tables import load
+
+    try:
+        tables = load(options.configuration, options.changes)
+    except ValueError as error:
+        return refused(options, error)
+    folder = folder_of(options, options.configuration, "-sweep")
+    with contextlib.ExitStack() as stack:
+        try:
+            devices = begin(options, tables, devices=options.devices, threads=options.threads)
+            from fedjax_sim.run.configuration.building import arguments
+
+            space = space_of(options.over, zipped=options.zip, random=options.random, seed=options.random_seed)
+            given = arguments(tables)
+            check_real(given, space.names)
+            stack.enter_context(results_in(folder, "sweep.npz", "sweep.json", "sweep.png", "best.toml"))
+            result = _result(given, space, options, devices, voice(options))
+        except (ValueError, TypeError) as error:
+            return refused_by_run(options, error, tables)
+        _write(result, folder, options, voice(options))
+    return 0
+
+
+def _result(given: dict[str, Any], space: Space, options: argparse.Namespace, devices: str | None, say: Say) -> Sweep:
+    import jax
+
+    from fedjax_sim.studies.sweeps.running import sweep
+
+    checkpoint = given.pop("checkpoint", None)
+    kept, left_out = taken_by(sweep, given)
+    say(f"{Path(options.configuration).name}: {in_short(given)} at each of {space.num_points} points")
+    say(f"on {hardware(devices, options.devices)}")
+    if left_out:
+        say(f"note: a sweep runs all rounds of every point on the device: without {', '.join(left_out)}")
+    if options.metric is not None:
+        _check_metric(kept, options.metric)
+    if options.devices is not None:
+        check_devices(options.devices)
+        kept["devices"] = jax.local_devices()[: options.devices]
+    return sweep(**kept, space=space, resume=checkpoint, progress=None if say is print else False)
+
+
+def _check_metric(given: dict[str, Any], metric: str) -> None:
+    """Refuses what the runs will not record, before they are run: by tracing one."""
+    import jax
+
+    from fedjax_sim.core.values import suggest
+    from fedjax_sim.reporting.recorded import known_as
+    from fedjax_sim.run.training import make_train
+
+    setting = taken_by(make_train, given)[0]
+    result = jax.eval_shape(make_train(**setting), given["algorithm"], given["dataset"], jax.random.key(0))
+    single = [name for name, leaf in {**result.rounds, **result.metrics}.items() if len(leaf.shape) == 1]
+    if known_as(metric, single) not in single:
+        raise ValueError(
+            f"--metric {metric}: nothing of that name is recorded as one number: {suggest(metric, single)}"
+        )
+
+
+def _write(result: Sweep, folder: Path, options: argparse.Namespace, say: Say) -> None:
+    from fedjax_sim.core.atomic import write_atomically
+    from fedjax_sim.run.configuration.writing import written
+
+    metric = options.metric or next(name for name in _CHOOSING if name in result.runs.metrics)
+    files = {"sweep": folder / "sweep.npz", "results": folder / "sweep.json"}
+    result.save(files["sweep"])
+    ranked = result.ranked(metric)
+    if ranked:
+        files["best"] = folder / "best.toml"
+        write_atomically(files["best"], written(result.at(ranked[0].number)).encode())
+    plotted = drawn(lambda: _plot(result, metric, bool(ranked), folder / "sweep.png"))
+    if plotted is None:
+        files["plot"] = folder / "sweep.png"
+    about = _as_json(result, metric, ranked, files)
+    write_atomically(files["results"], json.dumps(about, indent=1, allow_nan=False).encode())
+    if options.json:
+        print(json.dumps(about, allow_nan=False))
+        return
+    say(f"\n{result.table(metric, top=options.top)}")
+    say(f"compiling {result.compile_seconds:.1f} s, running {result.seconds:.1f} s")
+    say(f"\n{_best_in_words(result, metric, ranked, files)}")
+    say(f"wrote {', '.join(map(str, files.values()))}{'' if plotted is None else f'; no plot: {plotted}'}")
+
+
+def _best_in_words(result: Sweep, metric: str, ranked: list[Ranked], files: dict[str, Path]) -> str:
+    from fedjax_sim.reporting.recorded import in_words
+
+    bad = result.space.num_points - len(ranked)
+    ended = f"; {bad} of {result.space.num_points} points diverged" if bad else ""
+    if not ranked:
+        return f"no best point{ended}: try smaller learning rates"
+    best = ranked[0]
+    point = ", ".join(f"{name} = {value:.6g}" for name, value in best.point.items())
+    spread = "" if len(result.seeds) == 1 else f" ± {best.std:.4g}"
+    by = (
+        "the test examples have chosen it, and look better for it: report it on others"
+        if metric.startswith("test_") else "chosen on what was trained on, with these seeds"
+    )  # fmt: skip
+    other = [max(result.seeds) + 1 + number for number in range(len(result.seeds))]
+    return (
+        f"best by {in_words(metric, [result.runs])}: {point} ({best.mean:.4g}{spread}){ended}\n{by}\n"
+        f"with seeds that the sweep has not seen: fedjax-sim run {files['best']} --set 'run.seeds={other}'"
+    )
+
+
+def _as_json(result: Sweep, metric: str, ranked: list[Ranked], files: dict[str, Path]) -> dict[str, Any]:
+    import numpy as np
+
+    diverged = result.diverged.reshape(result.space.num_points, -1)
+    finals = {name: result.final(name) for name in result.runs.metrics}
+    single = {name: final.reshape(diverged.shape) for name, final in finals.items() if final.shape == result.shape}
+    places = {one.number: place for place, one in enumerate(ranked, start=1)}
+
+    def point(number: int) -> dict[str, Any]:
+        values = {name: np.asarray(value).tolist() for name, value in result.space.point(number).items()}
+        final = {name: finite(of[number].astype(float).tolist()) for name, of in single.items()}
+        return {"values": values, "place": places.get(number), "diverged": diverged[number].tolist(), "final": final}
+
+    return {
+        "algorithm": result.runs.algorithm,
+        "rounds": int(result.evaluated[-1]),
+        "seeds": result.seeds,
+        "metric": metric,
+        "best": None if not ranked else point(ranked[0].number) | {"mean": ranked[0].mean, "std": ranked[0].std},
+        "points": [point(number) for number in range(result.space.num_points)],
+        "seconds": result.seconds,
+        "compile_seconds": result.compile_seconds,
+        "files": {name: str(path) for name, path in files.items()},
+    }
+
+
+def _plot(result: Sweep, metric: str, some: bool, path: Path) -> None:
+    """The metric over the hyper-parameters, and beside it the best points against rounds."""
+    from fedjax_sim.reporting.figures import new_figure
+    from fedjax_sim.reporting.plots import check_matplotlib, save_figure
+
+    check_matplotlib()
+    names, dims = result.space.names[:_PANELS], result.space.dims
+    mapped = len(dims) > 1
+    count = (1 if mapped else len(names)) + some
+    columns = min(count, 3)
+    rows = -(-count // columns)
+    figure = new_figure(5.6 * columns, 3.9 * rows)
+    axes = list(figure.subplots(rows, columns, squeeze=False).flat)
+    if mapped:
+        result.heatmap(metric, ax=axes[0])
+    else:
+        for name, ax in zip(names, axes, strict=False):
+            result.profile(metric, name, ax=ax)
+    if some:
+        result.curves(metric, ax=axes[count - 1], top=5)
+    for ax in axes[count:]:
+        ax.axis("off")
+    save_figure(figure, path)

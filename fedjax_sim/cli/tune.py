@@ -1,0 +1,144 @@
+"""``fedjax-sim tune``: hyper-parameters by the gradient of whole runs, and what they are worth on other seeds."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedjax_sim.cli.options import Say, add_configuration, add_no_cache, add_out, add_voice, count, voice
+from fedjax_sim.cli.output import (
+    begin,
+    drawn,
+    folder_of,
+    hardware,
+    in_short,
+    refused,
+    refused_by_run,
+    results_in,
+    summary,
+    taken_by,
+    write_run,
+)
+from fedjax_sim.cli.spaces import transforms_of
+
+if TYPE_CHECKING:
+    from fedjax_sim.run.configuration.tables import Tables
+    from fedjax_sim.run.history import History
+    from fedjax_sim.studies.hyper.tuned import Tuned
+
+_RESUMING = ("checkpoint", "every", "keep")  # of the configuration's own run
+
+
+def add_to(commands: Any) -> None:
+    """Adds the command."""
+    command = commands.add_parser("tune", help="follow the gradient of a run with respect to its hyper-parameters")
+    add_configuration(command)
+    add = command.add_argument
+    add("--over", action="append", required=True, metavar="NAME", help="a real hyper-parameter, from its value in the "
+        "configuration on: --over algorithm.mu; may be given several times, and with the values it may take: "
+        "NAME=interval(0, 2), positive(), unit_interval()")  # fmt: skip
+    add("--minimise", metavar="METRIC", help="what is made small at the end of the run (default: test_loss, without "
+        "test examples loss)")  # fmt: skip
+    add("--steps", type=count, default=30, metavar="N", help="steps of the optimiser (default: 30)")
+    add("--rate", type=float, default=0.1, metavar="X", help="learning rate of Adam on the logarithms (default: 0.1, "
+        "about 10 %% a step)")  # fmt: skip
+    add("--restarts", type=count, default=1, metavar="N", help="descents, all but the first from perturbed values "
+        "(default: 1)")  # fmt: skip
+    add("--other-seeds", type=count, default=3, metavar="N", help="seeds that the tuning has not seen, with which "
+        "start and result are compared (default: 3)")  # fmt: skip
+    add_out(command, "tuning.json, tuning.png, tuned.toml and the two histories", "results/NAME-tune")
+    add_no_cache(command)
+    add_voice(command)
+    command.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Runs it."""
+    from fedjax_sim.run.configuration.tables import load
+
+    say = voice(options)
+    try:
+        tables = load(options.configuration, options.changes)
+    except ValueError as error:
+        return refused(options, error)
+    folder = folder_of(options, options.configuration, "-tune")
+    with contextlib.ExitStack() as stack:
+        try:
+            devices = begin(options, tables, devices=1)  # a derivative takes one run after the other
+            from fedjax_sim.run.configuration.building import arguments
+
+            over = transforms_of(options.over)
+            given = {key: value for key, value in arguments(tables).items() if key not in _RESUMING}
+            runs = [f"{name}.{kind}" for name in ("start", "tuned") for kind in ("npz", "toml")]
+            stack.enter_context(results_in(folder, "tuning.json", "tuning.png", *runs))
+            say(f"{Path(options.configuration).name}: {in_short(given)}; {options.steps} steps over {', '.join(over)}")
+            say(f"on {hardware(devices, None)}")
+            tuned = _tuned(given, over, options, say)
+        except (ValueError, TypeError) as error:
+            return refused_by_run(options, error, tables)
+        tuned.save(folder / "tuning.json")
+        _write(tuned, given, tables, folder, options, say)
+    return 0
+
+
+def _tuned(given: dict[str, Any], over: dict[str, Any], options: argparse.Namespace, say: Say) -> Tuned:
+    from fedjax_sim import optim
+    from fedjax_sim.run.training import make_train
+    from fedjax_sim.studies.hyper.objectives import final
+    from fedjax_sim.studies.hyper.tuning import tune
+
+    rest = {
+        key: value for key, value in given.items() if key not in ("algorithm", "dataset", "seeds", "initial_params")
+    }
+    setting, left_out = taken_by(make_train, rest)
+    if left_out:
+        say(f"note: a derivative is of all rounds of a run on the device: without {', '.join(left_out)}")
+    metric = options.minimise or ("loss" if given["dataset"].test is None else "test_loss")
+    return tune(
+        given["algorithm"], given["dataset"], over=over, objective=final(metric), optimizer=optim.adam(options.rate),
+        steps=options.steps, restarts=options.restarts, seeds=given.get("seeds", 0),
+        initial_params=given.get("initial_params"), progress=None if say is print else False, **setting,
+    )  # fmt: skip
+
+
+def _write(
+    tuned: Tuned, given: dict[str, Any], tables: Tables, folder: Path, options: argparse.Namespace, say: Say
+) -> None:
+    from fedjax_sim.reporting.plots import save_figure
+    from fedjax_sim.reporting.table import results_table
+    from fedjax_sim.run.simulation import simulate
+
+    files = {"tuning": folder / "tuning.json"}
+    plotted = drawn(lambda: save_figure(tuned.plot(), folder / "tuning.png"))
+    if plotted is None:
+        files["plot"] = folder / "tuning.png"
+    say(f"\n{tuned.table()}")
+    seeds = [max(tuned.seeds) + 1 + number for number in range(options.other_seeds)]
+    runs = {"start": given, "tuned": {**given, "algorithm": tuned.algorithm, **tuned.run}}
+    told: dict[str, Any] = {}
+    histories: dict[str, History] = {}
+    for name, arguments in runs.items():
+        histories[name] = simulate(**{**arguments, "seeds": seeds}, progress=False)
+        own = {"history": folder / f"{name}.npz", "configuration": folder / f"{name}.toml"}
+        write_run(histories[name], _without_resuming(tables), own["history"], own["configuration"])
+        told[name] = summary(histories[name], own)
+        files |= {f"{name} {what}": path for what, path in own.items()}
+    if options.json:
+        found = {key: value for key, value in tuned.as_json().items() if key in ("best", "rejected", "runs", "seconds")}
+        about = {**found, "other_seeds": told, "files": {name: str(path) for name, path in files.items()}}
+        print(json.dumps(about, allow_nan=False))
+        return
+    say(f"\nwith the seeds {', '.join(map(str, seeds))}, which the tuning has not seen:\n")
+    say(results_table(dict(histories)))
+    if given["dataset"].test is not None and (options.minimise or "test_").startswith("test_"):
+        say("the test examples were what it was tuned for: report the result on others")
+    say(f"wrote {', '.join(map(str, files.values()))}{'' if plotted is None else f'; no plot: {plotted}'}")
+
+
+def _without_resuming(tables: Tables) -> Tables:
+    """Start and result are other runs than the configuration's, and must not go on from its checkpoints."""
+    run = {key: value for key, value in tables.content.get("run", {}).items() if key not in _RESUMING}
+    return tables._replace(content={**tables.content, "run": run})

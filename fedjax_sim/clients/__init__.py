@@ -1,0 +1,1 @@
+"""Who takes part (``cohort``), how long and on what each works (``local``), on which devices (``systems``)."""

@@ -1,0 +1,313 @@
+"""Which examples a local step sees."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fedjax_sim.core import sampling
+from fedjax_sim.core.descriptions import Described, factory, static
+from fedjax_sim.core.keys import ClientDraws, Purpose
+from fedjax_sim.core.values import check_count, check_real
+from fedjax_sim.datasets.federated import FederatedDataset
+from fedjax_sim.models.task import Batch
+
+
+class Positions(NamedTuple):
+    """Rows of a batch within a client's examples.
+
+    Attributes:
+      rows: int32[B], each in [0, n_i) where ``mask`` holds; consecutive from rows[0] if the scheme is contiguous.
+      mask: bool[B], false for padding.
+    """
+
+    rows: jax.Array
+    mask: jax.Array
+
+
+class Batches(Described):
+    """Base of the batch schemes.
+
+    Attributes:
+      contiguous: batches are slices of the stored order, read without a gather.
+    """
+
+    contiguous: ClassVar[bool] = False
+
+    def rows(self, dataset: FederatedDataset) -> int:
+        """B, the rows of a batch; static."""
+        raise TypeError(f"{type(self).__name__} must define rows(dataset)")
+
+    def prepare(self, draws: ClientDraws) -> Any:
+        """What each client of a round needs for its batches: a pytree, leading axis S."""
+        return ()
+
+    def positions(self, prepared: Any, size: jax.Array, step: jax.Array, rows: int) -> Positions:
+        """The batch of a client's step ``step`` = 0, 1, ... in this round."""
+        raise TypeError(f"{type(self).__name__} must define positions(prepared, size, step, rows)")
+
+    def epoch(self, size: Any, rows: int) -> Any:
+        """Steps of one epoch, ceil(n_i / B)."""
+        return batches_in(size, rows)
+
+    def most_in_epoch(self, dataset: FederatedDataset) -> int:
+        """An upper bound of one client's steps in one epoch; static."""
+        return int(self.epoch(dataset.max_size, self.rows(dataset)))
+
+    def most_in_epochs(self, dataset: FederatedDataset, slots: int) -> int:
+        """An upper bound of the steps of ``slots`` distinct clients in one epoch each; static."""
+        rows = self.rows(dataset)
+        ceilings = (dataset.largest_total(slots) + slots * (rows - 1)) // rows  # >= sum of ceil(n_i / rows)
+        return min(ceilings, slots * self.most_in_epoch(dataset))
+
+    def pieces(self, size: Any, rows: int) -> Any:
+        """Batches that make up ONE step (1 but for full local gradients, accumulated piece by piece)."""
+        return size * 0 + 1
+
+    def examples_per_batch(self, size: jax.Array, rows: int) -> jax.Array:
+        """The mean number of a client's examples in the batch of one gradient, padding left out; float."""
+        batches = self.epoch(size, rows) * self.pieces(size, rows)
+        real = jnp.result_type(float)
+        mean: jax.Array = size.astype(real) / jnp.maximum(batches, 1).astype(real)
+        return mean
+
+
+class Shuffled(Batches):
+    """A fresh random permutation of the client's examples each epoch; every example exactly once, last batch partial.
+
+    Args:
+      batch_size: B.
+    """
+
+    batch_size: int = static()
+
+    def checked(self) -> Shuffled:
+        check_count("batch_size", self.batch_size)
+        return self
+
+    def rows(self, dataset: FederatedDataset) -> int:
+        return min(self.batch_size, dataset.max_size)
+
+    def prepare(self, draws: ClientDraws) -> Any:
+        return draws.order
+
+    def positions(self, prepared: Any, size: jax.Array, step: jax.Array, rows: int) -> Positions:
+        epoch, place, mask = _in_epoch(size, step, rows, rows)
+        return Positions(sampling.permute(prepared, size, place, epoch), mask)
+
+
+class FractionOf(Batches):
+    """Batches of ceil(f n_i): a share of the client's own examples, in a fresh random permutation each epoch.
+
+    Every example exactly once an epoch, last batch partial. An epoch has ceil(n_i / ceil(f n_i)) steps, at most
+    ceil(1 / f): 5 for f = 0.2 wherever 5 divides n_i (the experiments of SCAFFOLD, Karimireddy et al. 2020), fewer for
+    some other small n_i.
+
+    Args:
+      share: f in (0, 1], exact to the nearest fraction with a denominator of at most 1000.
+    """
+
+    share: float = static()
+
+    def checked(self) -> FractionOf:
+        if isinstance(self.share, jax.core.Tracer):
+            raise TypeError("fraction(share) is traced: it fixes the sizes of batches, so give a number")
+        check_real("fraction(share)", self.share, low=0.0, high=1.0)
+        if self._exact == 0:
+            raise ValueError(f"fraction(share) is {self.share}: it must be at least 1/1000, and at most 1")
+        return self.replace(share=float(self.share))
+
+    def rows(self, dataset: FederatedDataset) -> int:
+        return int(self._batch(dataset.max_size))
+
+    def prepare(self, draws: ClientDraws) -> Any:
+        return draws.order
+
+    def epoch(self, size: Any, rows: int) -> Any:
+        return batches_in(size, self._batch(size))
+
+    def most_in_epoch(self, dataset: FederatedDataset) -> int:
+        # ceil(n / ceil(f n)) <= ceil(1 / f), and neither grows with n: the largest client need not have the most.
+        return min(math.ceil(1 / self._exact), dataset.max_size)
+
+    def most_in_epochs(self, dataset: FederatedDataset, slots: int) -> int:
+        return slots * self.most_in_epoch(dataset)
+
+    def positions(self, prepared: Any, size: jax.Array, step: jax.Array, rows: int) -> Positions:
+        batch = self._batch(size)
+        epoch, place, mask = _in_epoch(size, step, rows, batch)
+        return Positions(sampling.permute(prepared, size, place, epoch), mask)
+
+    @property
+    def _exact(self) -> Fraction:
+        return Fraction(float(self.share)).limit_denominator(1000)
+
+    def _batch(self, size: Any) -> Any:
+        """ceil(f n) in integers that stay below n: with n = q d + r and f = m / d it is m q + ceil(m r / d)."""
+        part, whole = self._exact.as_integer_ratio()
+        return size // whole * part + (size % whole * part + whole - 1) // whole
+
+
+class InOrder(Batches):
+    """Batches in the stored order, the same every epoch; last batch partial. No randomness: for replays.
+
+    Args:
+      batch_size: B.
+    """
+
+    batch_size: int = static()
+
+    contiguous: ClassVar[bool] = True
+
+    def checked(self) -> InOrder:
+        check_count("batch_size", self.batch_size)
+        return self
+
+    def rows(self, dataset: FederatedDataset) -> int:
+        return min(self.batch_size, dataset.max_size)
+
+    def positions(self, prepared: Any, size: jax.Array, step: jax.Array, rows: int) -> Positions:
+        first = step % (batches_in(size, rows)) * rows
+        place = first + jnp.arange(rows, dtype=jnp.int32)
+        return Positions(place, place < size)
+
+
+class WithReplacement(Batches):
+    """B examples uniformly with replacement at every step.
+
+    Args:
+      batch_size: B; clients with fewer examples still draw B.
+    """
+
+    batch_size: int = static()
+
+    def checked(self) -> WithReplacement:
+        check_count("batch_size", self.batch_size)
+        return self
+
+    def rows(self, dataset: FederatedDataset) -> int:
+        return self.batch_size
+
+    def prepare(self, draws: ClientDraws) -> Any:
+        return draws.purpose(Purpose.BATCH)
+
+    def examples_per_batch(self, size: jax.Array, rows: int) -> jax.Array:
+        return jnp.full(size.shape, rows, jnp.result_type(float))
+
+    def positions(self, prepared: Any, size: jax.Array, step: jax.Array, rows: int) -> Positions:
+        words = jax.random.bits(jax.random.fold_in(prepared, step), (rows,), jnp.uint32)
+        return Positions(sampling.below(words, size), jnp.ones((rows,), bool))
+
+
+class FullBatch(Batches):
+    """The full local gradient at every step (deterministic), accumulated over pieces of ``piece_size`` examples.
+
+    An epoch is one step.
+
+    Args:
+      piece_size: examples per piece: bounds memory and, for clients of unequal size, padding.
+    """
+
+    piece_size: int = static(default=64)
+
+    contiguous: ClassVar[bool] = True
+
+    def checked(self) -> FullBatch:
+        check_count("full_batch(piece_size=...)", self.piece_size)
+        return self
+
+    def rows(self, dataset: FederatedDataset) -> int:
+        return min(self.piece_size, dataset.max_size)
+
+    def epoch(self, size: Any, rows: int) -> Any:
+        return size * 0 + 1
+
+    def pieces(self, size: Any, rows: int) -> Any:
+        return batches_in(size, rows)
+
+    def positions(self, prepared: Any, size: jax.Array, step: jax.Array, rows: int) -> Positions:
+        place = step % self.pieces(size, rows) * rows + jnp.arange(rows, dtype=jnp.int32)
+        return Positions(place, place < size)
+
+
+shuffled = factory("batches.shuffled", Shuffled)
+fraction = factory("batches.fraction", FractionOf)
+in_order = factory("batches.in_order", InOrder)
+with_replacement = factory("batches.with_replacement", WithReplacement)
+full_batch = factory("batches.full_batch", FullBatch)
+
+
+def batches_in(size: Any, rows: Any) -> Any:
+    """Batches of ``rows`` that hold ``size`` examples: ceil(n_i / B)."""
+    return (size + rows - 1) // rows
+
+
+def _in_epoch(size: jax.Array, step: jax.Array, rows: int, batch: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """(epoch, places in it clipped to the client, mask) of a step of ``batch`` examples, padded to ``rows``."""
+    per_epoch = batches_in(size, batch)
+    row = jnp.arange(rows, dtype=jnp.int32)
+    place = step % per_epoch * batch + row
+    return step // per_epoch, jnp.minimum(place, size - 1), (place < size) & (row < batch)
+
+
+def fetch(
+    dataset: FederatedDataset,
+    offset: jax.Array,
+    size: jax.Array,
+    positions: Positions,
+    *,
+    contiguous: bool,
+    serial: bool = False,
+) -> Batch:
+    """Reads a batch of one client.
+
+    Args:
+      dataset: training examples.
+      offset: int32 scalar, where the client's examples begin.
+      size: int32 scalar, n_i.
+      positions: rows within the client.
+      contiguous: whether the rows are consecutive.
+      serial: whether clients run one after another on a CPU, where XLA's gather of a few short rows takes longer than a
+        loop of slices: 9.7 against 19 ms a round of 1,450 steps with 20 rows of 240 bytes each; of rows of 3 KB, 49
+        against 43 (python -m benchmarks.speed.spine measures both workloads).
+    """
+    rows, mask = positions
+    if contiguous:
+        # Moved back where it would leave the data; the mask follows the absolute row. The arrays may be a window on the
+        # data, shorter than its number of examples.
+        held = jax.tree.leaves(dataset.examples)[0].shape[0]
+        first = offset + rows[0]
+        start = jnp.minimum(first, held - len(rows))
+        absolute = start + jnp.arange(len(rows), dtype=jnp.int32)
+        mask = (absolute >= first) & (absolute < offset + size)
+        # Not the sum of the mask: a number from numbers is no kernel of its own in the loop.
+        count = jnp.clip(offset + size - first, 0, len(rows)).astype(jnp.int32)
+        examples = jax.tree.map(lambda leaf: lax.dynamic_slice_in_dim(leaf, start, len(rows)), dataset.examples)
+    else:
+        absolute = offset + rows
+        count = jnp.sum(mask, dtype=jnp.int32)
+        if serial and _row_bytes(dataset.examples) <= _SHORT:
+            examples = lax.map(lambda row: _row(dataset.examples, row), absolute)
+        else:
+            examples = jax.tree.map(lambda leaf: leaf.at[absolute].get(mode="promise_in_bounds"), dataset.examples)
+    weights = mask.astype(jnp.result_type(float))
+    if dataset.example_weights is not None:
+        given = dataset.example_weights.at[absolute].get(mode="promise_in_bounds")
+        weights = jnp.where(mask, given, jnp.zeros_like(given))
+    return Batch(examples, weights, count)
+
+
+_SHORT = 1 << 10  # bytes of a row that a loop of slices is best for
+
+
+def _row_bytes(examples: Any) -> int:
+    return sum(math.prod(leaf.shape[1:]) * leaf.dtype.itemsize for leaf in jax.tree.leaves(examples))
+
+
+def _row(examples: Any, row: jax.Array) -> Any:
+    return jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, row, keepdims=False), examples)

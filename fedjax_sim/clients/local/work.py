@@ -1,0 +1,379 @@
+"""How many local steps a client takes in a round: tau_i(t).
+
+An epoch is ceil(n_i / B) steps. Draws depend on (run key, round, client id) alone. A client that ends up with zero
+steps is dropped from the round: its slot is void, and the weights are those of the clients left.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fedjax_sim.clients.cohort.per_client import at_clients, check_length, per_client
+from fedjax_sim.core import sampling
+from fedjax_sim.core.descriptions import Described, factory, integers, static
+from fedjax_sim.core.keys import ClientDraws
+from fedjax_sim.core.values import as_int32, check_count, check_flag, check_real, integer_array, suggest
+from fedjax_sim.datasets.federated import FederatedDataset
+
+
+class Turn(NamedTuple):
+    """A cohort about to work.
+
+    Attributes:
+      draws: what each slot's client draws from this round.
+      round: int32 scalar t.
+      indices: int32[S], client indices; N in void slots.
+      ids: int32[S], client ids.
+      valid: bool[S], false in void slots.
+      epoch: int32[S], steps of one epoch of each client.
+      seconds_per_step: virtual seconds of one local step in this round, [S]; ``()`` in a run without a system.
+    """
+
+    draws: ClientDraws
+    round: jax.Array
+    indices: jax.Array
+    ids: jax.Array
+    valid: jax.Array
+    epoch: jax.Array
+    seconds_per_step: Any = ()
+
+
+class Work(Described):
+    """Base of the work schemes.
+
+    Attributes:
+      may_drop: whether tau can be 0.
+      needs_system: whether it reads ``turn.seconds_per_step``.
+      compares: whether a client's tau depends on who else was drawn.
+      may_refuse: whether tau can be negative: numbers that are given traced and cannot be meant. The client is dropped,
+        and the round's record counts it.
+    """
+
+    may_drop: ClassVar[bool] = False
+    needs_system: ClassVar[bool] = False
+    compares: ClassVar[bool] = False
+    may_refuse: ClassVar[bool] = False
+
+    def steps(self, turn: Turn) -> jax.Array:
+        """tau of each slot, int32[S]; what void slots get does not matter."""
+        raise TypeError(f"{type(self).__name__} must define steps(turn)")
+
+    def most_steps(self, epoch: int) -> int:
+        """An upper bound of tau for a client whose epoch has ``epoch`` steps; static."""
+        raise TypeError(f"{type(self).__name__} must define most_steps(epoch)")
+
+    def most_total(self, num_slots: int, epoch_total: int, epoch: int) -> int:
+        """An upper bound of sum tau over a cohort; static.
+
+        Args:
+          num_slots: S.
+          epoch_total: upper bound of the cohort's steps in one epoch each.
+          epoch: upper bound of one client's steps in one epoch.
+        """
+        return num_slots * self.most_steps(epoch)
+
+    def check(self, dataset: FederatedDataset, rounds: int) -> None:
+        """Raises ``ValueError`` where the scheme cannot serve this data set or number of rounds."""
+
+
+class Steps(Work):
+    """The same number of steps for everyone.
+
+    Args:
+      num_steps: tau >= 1.
+    """
+
+    num_steps: int = static()
+
+    def checked(self) -> Steps:
+        check_count("steps(num_steps)", self.num_steps)
+        return self
+
+    def steps(self, turn: Turn) -> jax.Array:
+        return jnp.full_like(turn.epoch, self.num_steps)
+
+    def most_steps(self, epoch: int) -> int:
+        return self.num_steps
+
+
+class RandomEpochs(Work):
+    """E_i(t) ~ U{low..high} epochs, anew for each client and round; tau_i = E_i ceil(n_i / B).
+
+    Args:
+      low: smallest number of epochs, >= 1.
+      high: largest number of epochs.
+    """
+
+    low: int = static()
+    high: int = static()
+
+    def checked(self) -> RandomEpochs:
+        check_count("random_epochs(low, ...)", self.low)
+        check_count("random_epochs(..., high)", self.high)
+        if self.high < self.low:
+            raise ValueError(f"random_epochs({self.low}, {self.high}): high must be at least low")
+        return self
+
+    def steps(self, turn: Turn) -> jax.Array:
+        if self.low == self.high:
+            return self.low * turn.epoch
+        return (self.low + sampling.below(turn.draws.work, self.high + 1 - self.low)) * turn.epoch
+
+    def most_steps(self, epoch: int) -> int:
+        return self.high * epoch
+
+    def most_total(self, num_slots: int, epoch_total: int, epoch: int) -> int:
+        return self.high * epoch_total
+
+
+class GaussianSteps(Work):
+    """tau_i(t) ~ N(mean, std^2) rounded to the nearest integer and clipped to [1, most].
+
+    FedNova's Fig. 2b has mean 30 and most 96 and states no standard deviation; whether the second number of the
+    N(20, 20) of its Fig. 4 is a standard deviation or a variance it does not say, so either can be given.
+
+    Args:
+      mean: mean of the normal before clipping.
+      std: its STANDARD DEVIATION, >= 0; give this or ``variance``.
+      most: largest number of steps.
+      variance: std^2.
+    """
+
+    mean: Any
+    std: Any = None
+    most: int = static(default=None)
+    variance: Any = None
+
+    def checked(self) -> GaussianSteps:
+        check_real("gaussian_steps(mean)", self.mean)
+        if self.std is None and self.variance is None:
+            raise TypeError("gaussian_steps(std) is None, and so is variance: give exactly one of them")
+        if self.std is not None and self.variance is not None:
+            raise ValueError(f"gaussian_steps(std={self.std}, variance={self.variance}): give exactly one of them")
+        check_real("gaussian_steps(std)", self.std, low=0.0, optional=True)
+        check_real("gaussian_steps(variance)", self.variance, low=0.0, optional=True)
+        check_count("gaussian_steps(most)", self.most)
+        return self
+
+    def steps(self, turn: Turn) -> jax.Array:
+        # The midpoints of (-1, 1) / 2^24.
+        centred = (turn.draws.work >> 8).astype(jnp.float32) * 2**-23 + (2**-24 - 1)
+        normal = 2**0.5 * lax.erf_inv(centred)
+        spread = self.std if self.variance is None else jnp.sqrt(jnp.asarray(self.variance, jnp.float32))
+        mean, std = jnp.asarray(self.mean, jnp.float32), jnp.asarray(spread, jnp.float32)
+        return jnp.clip(jnp.round(mean + std * normal), 1, self.most).astype(jnp.int32)
+
+    def most_steps(self, epoch: int) -> int:
+        return self.most
+
+
+class Stragglers(Work):
+    """Exactly round(fraction * |S|) of each cohort do fewer than the ``num_epochs`` epochs of the others.
+
+    The systems heterogeneity of Li et al. 2020 (FedProx), section 5.2: FedAvg drops the stragglers, FedProx keeps
+    their partial work. Which clients straggle, and how much they manage, is the same for both.
+
+    Args:
+      fraction: share of stragglers in [0, 1].
+      num_epochs: E >= 1, what the others do.
+      keep: keep partial work (True) or drop stragglers, even those whose draw is E (False).
+      draw: how far a straggler gets: ``"paper"`` U{1..E} epochs; ``"code"`` U{1..E-1} as in the authors' published
+        code, for E >= 2; ``"steps"`` U{1..E ceil(n_i / B)} steps, which leaves part of the work undone at E = 1 too.
+    """
+
+    fraction: Any
+    num_epochs: int = static()
+    keep: bool = static(default=True)
+    draw: str = static(default="paper")
+
+    may_drop: ClassVar[bool] = True
+    compares: ClassVar[bool] = True
+
+    def checked(self) -> Stragglers:
+        check_real("stragglers(fraction)", self.fraction, low=0.0, high=1.0)
+        check_count("stragglers(num_epochs)", self.num_epochs)
+        check_flag("stragglers(keep=...)", self.keep)
+        if self.draw not in ("paper", "code", "steps"):
+            raise ValueError(f"stragglers(draw={self.draw!r}): {suggest(str(self.draw), ['paper', 'code', 'steps'])}")
+        if self.draw == "code" and self.num_epochs == 1:
+            raise ValueError(
+                "stragglers(num_epochs=1, draw='code') has no number of epochs from 1 to E - 1 = 0 to draw: give 2 "
+                "epochs or more, or draw='paper'"
+            )
+        return self
+
+    def steps(self, turn: Turn) -> jax.Array:
+        # Ranks among the valid clients by (lot, id): a total order that no storage or slot order enters.
+        order = jnp.lexsort((turn.ids, turn.draws.lot, ~turn.valid))
+        rank = jnp.zeros_like(turn.ids).at[order].set(jnp.arange(len(turn.ids), dtype=turn.ids.dtype))
+        size = jnp.sum(turn.valid)
+        stragglers = jnp.round(jnp.asarray(self.fraction, jnp.float32) * size.astype(jnp.float32))
+        if self.draw == "steps":
+            most = self.num_epochs * turn.epoch
+            partial = jnp.minimum(1 + sampling.below(turn.draws.work, most), most)
+        else:
+            epochs = self.num_epochs if self.draw == "paper" else self.num_epochs - 1
+            partial = (1 + sampling.below(turn.draws.work, epochs)) * turn.epoch
+        left = partial if self.keep else jnp.zeros_like(partial)
+        return jnp.where(rank < stragglers.astype(rank.dtype), left, self.num_epochs * turn.epoch)
+
+    def most_steps(self, epoch: int) -> int:
+        return self.num_epochs * epoch
+
+    def most_total(self, num_slots: int, epoch_total: int, epoch: int) -> int:
+        return self.num_epochs * epoch_total
+
+
+class Deadline(Work):
+    """The local steps that fit into a round's time: tau_i = min(E ceil(n_i / B), floor(seconds * speed_i)).
+
+    A step that fits up to one part in a million counts as done. Clients who do not finish a single step are dropped.
+
+    Args:
+      seconds: virtual time that the server waits, >= 0.
+      speeds: local steps a second, >= 0: a number, or one a client in the order of the ids.
+      num_epochs: E >= 1, after which a client stops.
+      keep: keep partial work (True) or drop all who do not finish their E epochs (False).
+    """
+
+    seconds: Any
+    speeds: Any
+    num_epochs: int = static()
+    keep: bool = static(default=True)
+
+    may_drop: ClassVar[bool] = True
+
+    def checked(self) -> Deadline:
+        check_real("deadline(seconds)", self.seconds, low=0.0)
+        speeds = per_client("deadline(speeds)", self.speeds)
+        check_count("deadline(num_epochs)", self.num_epochs)
+        check_flag("deadline(keep=...)", self.keep)
+        return self.replace(speeds=speeds)
+
+    def steps(self, turn: Turn) -> jax.Array:
+        speeds = at_clients(self.speeds, turn.indices)
+        wanted = self.num_epochs * turn.epoch
+        # One part in a million more: 0.1 s at 30 steps a second are 3 steps, whatever the round-off.
+        fits = jnp.floor(jnp.asarray(self.seconds).astype(speeds.dtype) * speeds * (1 + 1e-6))
+        done = jnp.minimum(fits, wanted.astype(fits.dtype)).astype(jnp.int32)
+        return done if self.keep else jnp.where(done < wanted, 0, done)
+
+    def most_steps(self, epoch: int) -> int:
+        return self.num_epochs * epoch
+
+    def most_total(self, num_slots: int, epoch_total: int, epoch: int) -> int:
+        return self.num_epochs * epoch_total
+
+    def check(self, dataset: FederatedDataset, rounds: int) -> None:
+        check_length("deadline(speeds)", self.speeds, dataset.num_clients)
+
+
+class Window(Work):
+    """The local steps that fit into a window of time: tau_i = min(most, floor(seconds / seconds per step of client i)).
+
+    Rounds of a fixed length in wall-clock time, one of FedNova's reasons for unequal tau_i: all clients compute equally
+    long, so that fast ones take more steps, whatever they hold. How long a step takes in this round, its jitter
+    included, says the run's system; the time of transfers and of passes over all local data (surveys) is not part of
+    the window. A step that fits up to one part in a million counts as done. Clients who do not finish a single step are
+    dropped.
+
+    Args:
+      seconds: virtual seconds of local work, >= 0.
+      most: the largest number of steps, >= 1; it bounds the program.
+
+    Reference: Wang et al. 2020, "Tackling the objective inconsistency problem in heterogeneous federated optimization".
+    """
+
+    seconds: Any
+    most: int = static()
+
+    may_drop: ClassVar[bool] = True
+    needs_system: ClassVar[bool] = True
+
+    def checked(self) -> Window:
+        check_real("window(seconds)", self.seconds, low=0.0)
+        check_count("window(most)", self.most)
+        return self
+
+    def steps(self, turn: Turn) -> jax.Array:
+        if isinstance(turn.seconds_per_step, tuple):
+            raise ValueError("window(seconds) counts the steps that a client's device makes: give the run a system=...")
+        each = turn.seconds_per_step
+        seconds = jnp.asarray(self.seconds).astype(each.dtype) * (1 + 1e-6)
+        # In floats until it is bounded: a step of no seconds fits infinitely often.
+        fits = jnp.where(each > 0, jnp.floor(seconds / jnp.where(each > 0, each, jnp.ones_like(each))), self.most)
+        return jnp.minimum(fits, self.most).astype(jnp.int32)
+
+    def most_steps(self, epoch: int) -> int:
+        return self.most
+
+
+class GivenSteps(Work):
+    """Steps from an array: tau[t, client]; 0 drops the client from that round.
+
+    Clients are numbered in the order of their ids (the id itself where ids are 0..N-1). Traced: a client with a
+    negative entry, or one above ``most``, is dropped from the round, and ``"refused_slots"`` of the round counts it.
+
+    Args:
+      tau: integer array [rounds, N].
+      most: upper bound of its entries; read from ``tau`` where that is concrete.
+    """
+
+    tau: Any = integers()
+    most: int = static(default=0)
+
+    may_drop: ClassVar[bool] = True
+    may_refuse: ClassVar[bool] = True
+
+    def checked(self) -> GivenSteps:
+        check_count("given_steps(most=...)", self.most, low=0)
+        tau = integer_array("given_steps(tau)", self.tau, "[rounds, N]")
+        if isinstance(tau, jax.core.Tracer):
+            if self.most < 1:
+                raise ValueError("given_steps(tau): a traced tau needs most=..., an upper bound of its entries")
+            return self
+        if tau.size and tau.min() < 0:
+            raise ValueError(f"given_steps(tau) has the entry {tau.min()}: steps must be at least 0")
+        most = max(int(tau.max(initial=1)), 1)
+        if self.most and self.most < most:
+            raise ValueError(f"given_steps(most={self.most}) is below the largest entry {most} of tau")
+        return self.replace(tau=jnp.asarray(tau, jnp.int32), most=self.most or most)
+
+    def steps(self, turn: Turn) -> jax.Array:
+        tau = as_int32(self.tau[turn.round].at[turn.indices].get(mode="clip"), _REFUSED)
+        return jnp.where(tau <= self.most, tau, _REFUSED)
+
+    def most_steps(self, epoch: int) -> int:
+        return self.most
+
+    def check(self, dataset: FederatedDataset, rounds: int) -> None:
+        shape = self.tau.shape
+        if shape[0] < rounds or shape[1] != dataset.num_clients:
+            raise ValueError(
+                f"given_steps(tau) is {list(shape)}: the run needs [{rounds} rounds, {dataset.num_clients} clients]"
+            )
+
+
+_REFUSED = -1
+
+steps = factory("work.steps", Steps)
+random_epochs = factory("work.random_epochs", RandomEpochs)
+gaussian_steps = factory("work.gaussian_steps", GaussianSteps)
+stragglers = factory("work.stragglers", Stragglers)
+deadline = factory("work.deadline", Deadline)
+window = factory("work.window", Window)
+given_steps = factory("work.given_steps", GivenSteps)
+
+
+def epochs(num_epochs: int) -> RandomEpochs:
+    """The same number of epochs for everyone: tau_i = E ceil(n_i / B).
+
+    Args:
+      num_epochs: E >= 1.
+    """
+    check_count("epochs(num_epochs)", num_epochs)
+    return random_epochs(num_epochs, num_epochs)

@@ -1,0 +1,395 @@
+"""Names and arguments ↔ JSON: every run can be written down and rebuilt.
+
+Whatever a user builds (algorithm, optimiser, cohort, work, batches, layout, model, task, data set) is made by a
+*registered factory*. :func:`describe` writes the factory's name and its arguments as plain JSON data and
+:func:`build` calls the factory again. Nothing is imported or executed by name: only registered factories can be
+built, so a description that comes from a stranger is safe to read.
+
+Bare functions and bare optax objects are accepted everywhere; they are recorded as *opaque* (their name is kept for
+the reader) and cannot be rebuilt.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ParamSpec, Self, TypeVar, dataclass_transform
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from fedjax_sim.core.values import numeric_dtype, shown, suggest, wrong_call
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_FACTORIES: dict[str, Callable[..., Any]] = {}
+MAX_ARRAY = 100_000  # elements of one array argument; above this a description would no longer be something to read
+
+
+def static(**kwargs: Any) -> Any:
+    """A dataclass field that is structure, not a leaf: hashable, fixed at compile time."""
+    return struct.field(pytree_node=False, **kwargs)
+
+
+def integers(**kwargs: Any) -> Any:
+    """A leaf that is an array of integers: lists given for it are not turned into floats."""
+    return struct.field(metadata={"integers": True}, **kwargs)
+
+
+@dataclass_transform(field_specifiers=(struct.field, static, integers), frozen_default=True)
+class Described:
+    """A frozen dataclass and pytree that a registered factory makes.
+
+    Real hyper-parameters are leaves (so they can be traced, differentiated and vmapped); fields declared with
+    :func:`static` are structure, part of the compiled program.
+
+    Subclasses become dataclasses and pytrees by themselves, as with ``flax.struct.PyTreeNode``, which is not used here
+    because of a fault in JAX (seen in 0.10.2): structures of two dataclasses registered with
+    ``jax.tree_util.register_dataclass`` compare equal when their fields do, whatever their classes, so that ``jit`` may
+    run one algorithm's program for another. Nodes registered with functions of their own do not have it.
+    """
+
+    def __init_subclass__(cls, kw_only: bool = False, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        dataclasses.dataclass(frozen=True, kw_only=kw_only)(cls)
+        cls.__setattr__ = _refuse_assignment  # type: ignore[method-assign]  # the dataclass's own names no way out
+        _register_pytree(cls)
+
+    def replace(self, **changes: Any) -> Self:
+        """A copy with other values in the fields named.
+
+        Raises:
+          TypeError: there is no such field.
+        """
+        known = [field.name for field in dataclasses.fields(self)]  # type: ignore[arg-type]
+        for name in changes:
+            if name not in known:
+                inner = f"to change what is inside, use fedjax_sim.paths.replace(given, {{{name!r}: value}})"
+                hint = inner if "." in name else suggest(name, known)
+                raise TypeError(f"{type(self).__name__}.replace(...) has no field {name!r}: {hint}")
+        return dataclasses.replace(self, **changes)  # type: ignore[type-var]
+
+    def checked(self) -> Self:
+        """Returns this object normalised; raises ``ValueError`` or ``TypeError`` for bad concrete values.
+
+        Called once by the factory, and again by a run whose values are traced:
+        :func:`fedjax_sim.core.values.check_real` passes them and leaves the run a condition.
+        """
+        return self
+
+
+def _refuse_assignment(self: Any, name: str, value: Any) -> None:
+    """In the place of ``__setattr__``: what is built is a value, which programs and descriptions rely on."""
+    raise dataclasses.FrozenInstanceError(
+        f"{type(self).__name__}.{name} cannot be assigned, objects do not change: make a copy with another value, "
+        f"changed = given.replace({name}=...)"
+    )
+
+
+def _register_pytree(cls: type[Any]) -> None:
+    """Makes a dataclass a pytree node whose leaves are its fields, but for those declared :func:`static`."""
+    fields = dataclasses.fields(cls)
+    leaves = tuple(field.name for field in fields if field.metadata.get("pytree_node", True))
+    structure = tuple(field.name for field in fields if field.name not in leaves)
+    keys = tuple(jax.tree_util.GetAttrKey(name) for name in leaves)
+
+    def flatten(node: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        return tuple(getattr(node, name) for name in leaves), tuple(getattr(node, name) for name in structure)
+
+    def flatten_with_keys(node: Any) -> tuple[tuple[tuple[Any, Any], ...], tuple[Any, ...]]:
+        children, aux = flatten(node)
+        return tuple(zip(keys, children, strict=True)), aux
+
+    def unflatten(aux: tuple[Any, ...], children: Iterable[Any]) -> Any:
+        node = object.__new__(cls)
+        node.__dict__.update(zip(leaves, children, strict=True))
+        node.__dict__.update(zip(structure, aux, strict=True))
+        return node
+
+    jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
+
+
+def register(name: str, factory: Callable[P, T]) -> Callable[P, T]:
+    """Registers ``factory`` (a function or class) under ``name`` and returns it.
+
+    Args:
+      name: ``"kind.name"``, for instance ``"algorithm.fedavg"``.
+      factory: what :func:`build` calls with the described arguments.
+
+    Raises:
+      ValueError: the name is taken by another factory.
+    """
+    known = _FACTORIES.get(name)
+    if known is not None and (known.__module__, known.__qualname__) != (factory.__module__, factory.__qualname__):
+        raise ValueError(f"the name {name!r} is already registered by {known.__module__}.{known.__qualname__}")
+    _FACTORIES[name] = factory
+    return factory
+
+
+def factory(name: str, cls: Callable[P, T]) -> Callable[P, T]:
+    """The user-facing factory of a :class:`Described` class: constructs, normalises, checks.
+
+    Integers given for real hyper-parameters become floats, so that ``mu=1`` and ``mu=1.0`` are one compiled program.
+
+    Args:
+      name: registered name, ``"kind.name"``.
+      cls: the class.
+
+    Returns:
+      A function with the class's signature and documentation.
+    """
+    signature = inspect.signature(cls)
+
+    @functools.wraps(cls, updated=())
+    def make(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(wrong_call(make.__name__, signature, args, kwargs, error)) from None
+        made: Any = cls(*args, **kwargs)
+        made = _reals_as_floats(made).checked()
+        return made  # type: ignore[no-any-return]
+
+    make.__signature__ = signature  # type: ignore[attr-defined]
+    make.__qualname__ = make.__name__ = name.rpartition(".")[2]
+    cls._registered_name = name  # type: ignore[attr-defined]
+    register(name, make)
+    return make
+
+
+def recipe(name: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Decorates a function that makes a data set, so that what it returns remembers how it was made.
+
+    The memory sits on the returned object alone: a copy with other arrays (``replace``, ``jax.tree.map``) has none
+    and describes itself as opaque, because the recipe would no longer be true of it.
+
+    Args:
+      name: registered name, ``"dataset.name"``.
+    """
+
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        signature = inspect.signature(function)
+
+        @functools.wraps(function)
+        def make(*args: P.args, **kwargs: P.kwargs) -> T:
+            made = function(*args, **kwargs)
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            object.__setattr__(made, "_recipe", (name, dict(bound.arguments)))
+            return made
+
+        return register(name, make)
+
+    return decorate
+
+
+def describe(obj: Any) -> dict[str, Any]:
+    """The JSON description of ``obj``: ``{"name": ..., "arguments": {...}}``.
+
+    Args:
+      obj: anything a registered factory made; other objects are described as ``{"opaque": type or function name}``.
+
+    Returns:
+      Plain data for ``json.dumps``; ``build(describe(obj))`` makes an equal object unless some part is opaque.
+
+    Raises:
+      TypeError: a hyper-parameter is traced: a description needs its value.
+    """
+    described = encode(obj)
+    if not isinstance(described, dict) or not ({"name", "opaque"} & described.keys()):
+        return {"opaque": _name_of(obj)}
+    return described
+
+
+def build(description: Mapping[str, Any]) -> Any:
+    """Rebuilds what :func:`describe` described.
+
+    Nothing but registered factories is called, with what they check. They do what they are for: the description of a
+    large data set makes a large data set, or reads one from the data directory.
+
+    Args:
+      description: ``{"name": ..., "arguments": {...}}``.
+
+    Raises:
+      ValueError: not a description, an unknown name (the nearest ones are listed), an opaque part, or nested too
+        deeply; also, like TypeError, what the factories raise for their arguments.
+    """
+    try:
+        return _built(description)
+    except RecursionError as error:
+        raise ValueError("not a description: it is nested too deeply") from error
+
+
+def _built(description: Mapping[str, Any]) -> Any:
+    if not isinstance(description, Mapping) or not ({"name", "opaque"} & description.keys()):
+        raise ValueError(
+            f"not a description: {shown(description)}: give what describe(...) returns, {{'name': ..., ...}}"
+        )
+    opaque = opaque_parts(description)
+    if opaque:
+        raise ValueError(
+            f"opaque parts cannot be rebuilt ({'; '.join(opaque)}): they were given as bare objects, so "
+            "their arguments were never recorded; use registered factories instead (or register your own with "
+            "fedjax_sim.register)"
+        )
+    return decode(description)
+
+
+def opaque_parts(description: Any, path: str = "") -> list[str]:
+    """Paths of all opaque parts of a description, each with the name recorded for it; empty if it can be rebuilt."""
+    if isinstance(description, Mapping):
+        if "opaque" in description:
+            return [f"{path or 'object'}: {description['opaque']}"]
+        if "array" in description:
+            return []
+        items: Any = description.get("mapping", description.get("arguments", description))
+        items = items.items() if isinstance(items, Mapping) else ()
+    elif isinstance(description, list):
+        items = enumerate(description)
+    else:
+        return []
+    return [part for key, value in items for part in opaque_parts(value, f"{path}.{key}" if path else str(key))]
+
+
+def registered(kind: str | None = None) -> list[str]:
+    """All registered names, or those of one kind (``"algorithm"``, ``"optim"``, ``"cohort"``, ...)."""
+    return sorted(name for name in _FACTORIES if kind is None or name.startswith(kind + "."))
+
+
+def _reals_as_floats(obj: Any) -> Any:
+    def as_float(leaf: Any) -> Any:
+        real = isinstance(leaf, (int, float, np.integer, np.floating)) and not isinstance(leaf, bool)
+        try:
+            return float(leaf) if real else leaf
+        except OverflowError:  # an integer beyond all floats: the object's own check says what it must be
+            return leaf
+
+    changed = {}
+    for field in dataclasses.fields(obj):
+        value = getattr(obj, field.name)
+        real = field.metadata.get("pytree_node", True) and not field.metadata.get("integers", False)
+        if real and isinstance(value, (int, float, np.generic, dict, list, tuple)):
+            changed[field.name] = jax.tree.map(as_float, value)
+    return obj.replace(**changed)
+
+
+def _name_of(obj: Any) -> str:
+    named = obj if hasattr(obj, "__qualname__") else type(obj)
+    return f"{getattr(named, '__module__', '?')}.{named.__qualname__}"
+
+
+def encode(value: Any) -> Any:
+    """JSON data for numbers, text, arrays, lists, mappings, dtypes and whatever :func:`describe` describes.
+
+    Raises:
+      TypeError: a hyper-parameter is traced.
+    """
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, np.generic) and value.ndim == 0 and not isinstance(value, np.void):
+        return value.item()
+    if "_recipe" in getattr(value, "__dict__", {}):
+        return _named(*value._recipe)
+    if isinstance(value, Described) and "_registered_name" in type(value).__dict__:
+        cls: Any = type(value)
+        return _named(cls._registered_name, {f.name: getattr(value, f.name) for f in dataclasses.fields(cls) if f.init})
+    if isinstance(value, nn.Module) and type(value) in _FACTORIES.values():
+        name = next(name for name, factory in _FACTORIES.items() if factory is type(value))
+        fields = [
+            field.name for field in dataclasses.fields(value) if field.init and field.name not in ("parent", "name")
+        ]
+        return _named(name, {key: getattr(value, key) for key in fields})
+    if isinstance(value, jax.core.Tracer):
+        raise TypeError("a traced hyper-parameter cannot be described: describe the object outside jit, grad and vmap")
+    if isinstance(value, (np.ndarray, jax.Array)):
+        if value.size > MAX_ARRAY or jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+            return {"opaque": f"array {value.dtype}{list(value.shape)}"}
+        return {"array": np.asarray(value).tolist(), "dtype": str(value.dtype)}
+    if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
+        return [encode(item) for item in value]
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return {"mapping": {key: encode(item) for key, item in value.items()}}
+    if isinstance(value, np.dtype) or (isinstance(value, type) and hasattr(value, "dtype")):
+        with contextlib.suppress(TypeError, ValueError):  # another class that happens to have a dtype
+            return {"dtype": str(jnp.dtype(value))}
+    return {"opaque": _name_of(value)}
+
+
+def _named(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    return {"name": name, "arguments": {key: encode(argument) for key, argument in arguments.items()}}
+
+
+def decode(value: Any) -> Any:
+    """The inverse of :func:`encode`, up to lists and tuples.
+
+    Raises:
+      ValueError: an unknown name, a wrong argument or no description.
+    """
+    if isinstance(value, list):
+        return tuple(decode(item) for item in value)
+    if not isinstance(value, Mapping):
+        return value
+    if "array" in value:
+        dtype = numeric_dtype(value.get("dtype"))
+        try:
+            with np.errstate(over="raise", invalid="raise"):
+                array = np.asarray(value["array"], dtype=dtype)
+        except (TypeError, ValueError, ArithmeticError) as error:
+            raise ValueError(f"the array {shown(value['array'])} is not one of {dtype} ({error})") from error
+        return jnp.asarray(array) if jax.dtypes.canonicalize_dtype(array.dtype) == array.dtype else array
+    if "mapping" in value:
+        if not isinstance(value["mapping"], Mapping):
+            raise ValueError(f"not a description: {shown(dict(value))}: its 'mapping' must be one")
+        return {key: decode(item) for key, item in value["mapping"].items()}
+    if "dtype" in value:
+        return numeric_dtype(value["dtype"])
+    name, arguments = value.get("name"), value.get("arguments", {})
+    if not isinstance(name, str) or not isinstance(arguments, Mapping):
+        raise ValueError(f"not a description: {shown(dict(value))}: it needs a 'name' and a mapping of 'arguments'")
+    make = registered_factory(name)
+    accepted = inspect.signature(make).parameters
+    for key in arguments:
+        if key not in accepted:
+            raise ValueError(f"{name} has no argument {shown(key)}: {suggest(key, list(accepted))}")
+    return make(**{key: decode(argument) for key, argument in arguments.items()})
+
+
+def registered_factory(name: str) -> Callable[..., Any]:
+    """The factory that is registered under ``name``.
+
+    Raises:
+      ValueError: none is; the nearest names are listed.
+    """
+    if name not in _FACTORIES:
+        _import_all()
+    if name not in _FACTORIES:
+        kind = name.partition(".")[0]
+        raise ValueError(f"unknown name {shown(name)}: {suggest(name, registered(kind) or registered())}")
+    return _FACTORIES[name]
+
+
+def all_registered() -> list[str]:
+    """All names, also those of modules that nobody has imported yet."""
+    _import_all()
+    return registered()
+
+
+def _import_all() -> None:
+    """Imports every module that registers factories: the package is lazy, a description may come first."""
+    import importlib
+
+    modules = (
+        "algorithms", "algorithms.aggregators", "algorithms.attacks", "clients.cohort", "clients.local",
+        "clients.systems", "datasets", "diagnostics", "engine.adjoints", "engine.asynchronous", "engine.client_states",
+        "engine.layout", "models", "models.evaluation", "models.task", "optim", "optim.min_norm", "optim.rates",
+        "run.stopping", "studies.hyper", "studies.personalise", "studies.sweeps",
+    )  # fmt: skip
+    for module in modules:
+        importlib.import_module(f"fedjax_sim.{module}")

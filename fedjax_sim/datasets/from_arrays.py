@@ -1,0 +1,246 @@
+"""What a user gives to make a data set of, as flat parts: client after client, in one order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import numpy as np
+
+from fedjax_sim.core.values import INT32_MAX, check_count, check_real, shown
+from fedjax_sim.datasets.array_checks import host_array
+from fedjax_sim.datasets.flat import Flat
+from fedjax_sim.datasets.names import named
+from fedjax_sim.datasets.split import held_out_of
+from fedjax_sim.datasets.validate import (
+    as_int64,
+    checked_ids,
+    checked_owner,
+    checked_partition,
+    common_length,
+    integers_apart,
+    kind_of,
+    shape_text,
+    who,
+)
+
+T = TypeVar("T")
+
+
+class Given(NamedTuple):
+    """The clients' examples before their values are looked at.
+
+    Attributes:
+      train: training examples.
+      test: held-out examples of the same clients in the same order, or None.
+      client_ids: int64[N].
+      names: [N], the ids as the user wrote them, for messages.
+    """
+
+    train: Flat
+    test: Flat | None
+    client_ids: np.ndarray
+    names: np.ndarray
+
+    def remembered(self, data: T) -> T:
+        """``data``, with the ids that could not be its ``client_ids`` as the names of its clients."""
+        return data if self.names is self.client_ids else named(data, [str(name) for name in self.names.tolist()])
+
+
+def given_clients(
+    clients: Sequence[Any],
+    test: Sequence[Any] | None,
+    client_ids: Any,
+    test_fraction: float = 0.0,
+    seed: int = 0,
+) -> Given:
+    """See :func:`fedjax_sim.datasets.from_clients`."""
+    _check_split(test, test_fraction, seed)
+    _check_list(clients)
+    if len(clients) == 0:
+        raise ValueError("from_clients: no clients were given; a data set needs at least one")
+    count = len(clients)
+    ids = checked_ids(np.arange(count) if client_ids is None else client_ids, count)
+    train = _joined(clients, ids, None)
+    for position in np.flatnonzero(train.sizes == 0)[:1]:
+        raise ValueError(f"{who(ids, position)} has no examples: drop this client or give it examples")
+    if test is None:
+        owner = np.repeat(np.arange(count), train.sizes)
+        return Given(*_cut(train, held_out_of(owner, train.sizes, test_fraction, seed)), ids, ids)
+    if len(test) != count:
+        raise ValueError(f"test has {len(test)} clients but there are {count}: give one entry (or None) for each")
+    return Given(train, _joined(test, ids, train), ids, ids)
+
+
+def given_ids(examples: Any, ids: Any, test: Any, test_ids: Any, test_fraction: float = 0.0, seed: int = 0) -> Given:
+    """See :func:`fedjax_sim.datasets.from_ids`."""
+    _check_split(test, test_fraction, seed)
+    names, owner = np.unique(checked_owner(ids, "ids"), return_inverse=True)
+    if names.size == 0:
+        raise ValueError("from_ids: no examples were given; a data set needs at least one client with one example")
+    numbered = names.dtype.kind in "iu" and int(names[0]) >= 0 and int(names[-1]) <= INT32_MAX
+    client_ids = names if numbered else np.arange(names.size)
+    train = _grouped(_as_arrays("examples", examples), owner, names.size, "ids")
+    if (test is None) != (test_ids is None):
+        raise ValueError("from_ids: test and test_ids come together; only one of them was given")
+    if test is None:
+        held = held_out_of(
+            owner, train.sizes, test_fraction, seed
+        )  # drawn in the order of the rows, as they were given
+        train, held_out = _cut(train, held if train.rows is None else held[train.rows])
+    else:
+        test_owner = checked_owner(test_ids, "test_ids")
+        if test_owner.size and (test_owner.dtype.kind == "U") != (names.dtype.kind == "U"):
+            raise TypeError(f"test_ids have dtype {test_owner.dtype} but ids have {names.dtype}: use the same kind")
+        known, wanted = names, test_owner
+        if names.dtype.kind != test_owner.dtype.kind:  # int64 beside uint64 would be compared as floats
+            known, wanted = names.astype(object), test_owner.astype(object)
+        position = np.minimum(np.searchsorted(known, wanted), names.size - 1)
+        for row in np.flatnonzero(known[position] != wanted)[:1]:
+            raise ValueError(
+                f"client {test_owner[row].item()!r} has test examples but no training examples: drop them or give the "
+                "client training examples"
+            )
+        held_out = _grouped(_as_arrays("test examples", test), position, names.size, "test_ids")
+    return Given(train, held_out, client_ids, names)
+
+
+def given_partition(examples: Any, partition: Sequence[Any], test_fraction: float, seed: int) -> Given:
+    """See :func:`fedjax_sim.datasets.from_partition`."""
+    if len(partition) == 0:
+        raise ValueError("from_partition: the partition has no clients; a data set needs at least one")
+    check_real("from_partition(test_fraction=...)", test_fraction, low=0.0, high=1.0)
+    if test_fraction == 1.0:
+        raise ValueError("from_partition(test_fraction=1.0): it must be below 1, or nothing is left to train on")
+    check_count("from_partition(seed=...)", seed, low=0)
+    flat = _as_arrays("examples", examples)
+    total = common_length(flat, None)
+    ids = np.arange(len(partition))
+    rows, sizes = checked_partition(partition, total)
+    held = held_out_of(np.repeat(ids, sizes), sizes, test_fraction, seed)
+    return Given(*_cut(Flat(flat, sizes, rows), held), ids, ids)
+
+
+def _check_split(test: Any, test_fraction: Any, seed: Any) -> None:
+    check_real("test_fraction", test_fraction, low=0.0, below=1.0, host=True)
+    check_count("seed", seed, low=0)
+    if test is not None and test_fraction != 0.0:
+        raise ValueError(f"test_fraction is {test_fraction}, but test has the held-out examples: leave one of them out")
+
+
+def _check_list(clients: Any) -> None:
+    """Checks that there is one entry a client, and that no entry is a table."""
+    if isinstance(clients, Mapping):
+        raise TypeError(
+            f"from_clients was given a {type(clients).__name__} with the keys {shown(list(clients))}: give a list with "
+            "one entry for each client, list(clients.values()); from_ids takes names, one for each row"
+        )
+    for position, client in enumerate(clients):
+        if hasattr(client, "columns") and hasattr(client, "dtypes"):
+            raise TypeError(
+                f"from_clients: client {position} is a {type(client).__name__}: put the tables into one, with a column "
+                "that names the client (pandas.concat), and give it to from_table(table, client=..., y=...)"
+            )
+
+
+def _cut(flat: Flat, held: np.ndarray) -> tuple[Flat, Flat | None]:
+    """The part to train on and the part that is ``held`` out, bool[n] client after client; None for no such part."""
+    if not held.any():
+        return flat, None
+    count = flat.sizes.size
+    owner = np.repeat(np.arange(count), flat.sizes)
+    rows = np.arange(owner.size) if flat.rows is None else flat.rows
+    train, test = (Flat(flat.examples, np.bincount(owner[mask], minlength=count), rows[mask]) for mask in (~held, held))
+    return train, test
+
+
+def _as_arrays(what: str, examples: Any, owner: str = "") -> Any:
+    """Host arrays; a tuple (x, y) becomes a mapping; lists are arrays, not pytree nodes.
+
+    Args:
+      what: "examples" or "test examples".
+      examples: what was given.
+      owner: whose they are, for messages, or "".
+    """
+    if isinstance(examples, tuple) and not hasattr(examples, "_fields"):
+        if len(examples) != 2:
+            raise ValueError(f"a tuple of {len(examples)} was given: examples are (x, y), a mapping or another pytree")
+        examples = {"x": examples[0], "y": examples[1]}
+    leaves = jax.tree.leaves(examples, is_leaf=_is_list)
+    if not leaves:
+        raise ValueError(f"the examples have no arrays: {examples!r}; give a pytree of arrays or (x, y)")
+    if all(type(leaf) is np.ndarray for leaf in leaves):  # as a million clients have them
+        return examples
+    suffix = f" of {owner}" if owner else ""
+    return jax.tree_util.tree_map_with_path(
+        lambda path, leaf: host_array(f"{what}{jax.tree_util.keystr(path)}{suffix}", leaf, objects=False),
+        examples,
+        is_leaf=_is_list,
+    )
+
+
+def _is_list(node: Any) -> bool:
+    return isinstance(node, list)
+
+
+def _joined(clients: Sequence[Any], ids: np.ndarray, like: Flat | None) -> Flat:
+    """Concatenates the clients' pytrees; ``like`` gives the structure where a client (of the test part) is empty."""
+    what = "examples" if like is None else "test examples"
+    owners = [who(ids, i) for i in range(len(clients))]
+    trees = [
+        None if client is None and like is not None else _as_arrays(what, client, owner)
+        for client, owner in zip(clients, owners, strict=True)
+    ]
+    sizes = np.array(
+        [0 if tree is None else common_length(tree, owner) for tree, owner in zip(trees, owners, strict=True)]
+    )
+    filled = [(i, tree) for i, tree in enumerate(trees) if sizes[i] > 0]
+    if not filled:
+        return Flat(trees[0] if like is None else like.examples, sizes)
+    first, reference = filled[0]
+    structure: Any = jax.tree.structure(reference)
+    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(reference)[0]]
+    columns: list[list[np.ndarray]] = [[] for _ in paths]
+    for i, tree in filled:
+        leaves, found = jax.tree.flatten(tree)
+        if found != structure:
+            raise ValueError(f"{who(ids, i)} has examples {found} but {who(ids, first)} has {structure}")
+        for path, column, leaf in zip(paths, columns, leaves, strict=True):
+            if column and (leaf.shape[1:] != column[0].shape[1:] or kind_of(leaf) != kind_of(column[0])):
+                raise ValueError(
+                    f"examples{path} of {who(ids, i)} are {shape_text(leaf)} but those of {who(ids, first)} are "
+                    f"{shape_text(column[0])}: one shape and kind of number for all clients"
+                )
+            column.append(leaf)
+    owners = [owners[i] for i, _ in filled]
+    joined = [_concatenated(f"{what}{path}", column, owners) for path, column in zip(paths, columns, strict=True)]
+    return Flat(jax.tree.unflatten(structure, joined), sizes)
+
+
+def _concatenated(what: str, column: list[np.ndarray], owners: list[str]) -> np.ndarray:
+    """Arrays of one kind of number end to end, in a type that holds all of them."""
+    if integers_apart(leaf.dtype for leaf in column):
+        column = [as_int64(leaf) for leaf in column]
+    kind = column[0].dtype
+    for leaf, owner in zip(column, owners, strict=True):
+        try:
+            found = np.promote_types(kind, leaf.dtype)
+        except TypeError:
+            found = None
+        if found is None or integers_apart((kind, leaf.dtype)):
+            raise ValueError(
+                f"{what} of {owner} are {shape_text(leaf)} but those of {owners[0]} are {shape_text(column[0])}: no "
+                "type holds the numbers of both; give all clients one"
+            )
+        kind = found
+    return np.concatenate(column, dtype=kind)
+
+
+def _grouped(examples: Any, owner: np.ndarray, count: int, ids_name: str) -> Flat:
+    length = common_length(examples, None)
+    if length != owner.size:
+        raise ValueError(f"the examples have {length} rows but {ids_name} has {owner.size}: give one id for each row")
+    in_order = bool(np.all(owner[1:] >= owner[:-1]))
+    rows = None if in_order else np.argsort(owner, kind="stable")
+    return Flat(examples, np.bincount(owner, minlength=count), rows)

@@ -1,0 +1,252 @@
+"""The derivative of a fixed point, without the rounds that led to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from fedjax_sim.algorithms.contract import Method
+from fedjax_sim.clients.cohort.uniform import Full
+from fedjax_sim.clients.local.batches import FullBatch, InOrder
+from fedjax_sim.clients.local.work import Deadline, GivenSteps, RandomEpochs, Steps, Work
+from fedjax_sim.core import trees
+from fedjax_sim.core.descriptions import factory, static
+from fedjax_sim.core.loops import with_static_derivative
+from fedjax_sim.core.values import check_real, is_concrete, shown
+from fedjax_sim.datasets.federated import FederatedDataset
+from fedjax_sim.engine.adjoints.asked import asked_of
+from fedjax_sim.engine.adjoints.base import Adjoint, Ran, Run, joined, stopped
+from fedjax_sim.engine.adjoints.scans import Direct
+from fedjax_sim.engine.adjoints.solvers import LinearSolver, Neumann
+from fedjax_sim.engine.checks import resolve
+from fedjax_sim.engine.plan import Plan, TrainState
+from fedjax_sim.engine.rounds import run_round
+from fedjax_sim.optim.rates import OverClients, Rate
+
+Step = Callable[[Plan, TrainState], TrainState]
+
+
+class Implicit(Adjoint):
+    """The implicit function theorem at a fixed point x* = Phi(x*, theta) of a round Phi.
+
+    dx*/dtheta = (I - dPhi/dx)^-1 dPhi/dtheta at the final state. Reverse mode solves (I - dPhi/dx)^T u = v for the
+    cotangent v and returns (dPhi/dtheta)^T u; forward mode solves with the tangents. x is the whole state, server and
+    client states; its integers (a server optimiser's counter) are constants. Memory: the run, and the inside of ONE
+    round, which is differentiated once and not again for every product.
+
+    The derivative is that of the limit, not of R rounds. Initial parameters have derivative zero, and so have all
+    records and all evaluations but the last. Every round must be the same function: everybody takes part, with fixed
+    batches, steps and rates; a model without dropout. A run that has not settled to ``settled``, or a solver that does
+    not converge (the round does not contract, or keeps something fixed, as SCAFFOLD keeps c - mean c_i), gives NaN
+    for a derivative, never a wrong number; :func:`fixed_point` says which.
+
+    Args:
+      solver: ``neumann()``, ``gmres()`` or ``cg_normal()``.
+      settled: largest |Phi(x) - x| / |x| at the final state. The error it leaves in the derivative is of that order
+        over one less the contraction.
+
+    Reference: the implicit function theorem; Bai et al. 2019, "Deep equilibrium models", for its use with a
+    matrix-free solver.
+    """
+
+    solver: LinearSolver = Neumann()
+    settled: float = static(default=1e-4)
+
+    def checked(self) -> Implicit:
+        if not isinstance(self.solver, LinearSolver):
+            raise TypeError(
+                f"implicit(solver) is {shown(self.solver)}: give neumann(), gmres() or cg_normal() of "
+                "fedjax_sim.adjoints"
+            )
+        check_real("implicit(settled=...)", self.settled, low=0.0, open_=True)
+        return self
+
+    def check(self, plan: Plan, rounds: int) -> None:
+        if plan.asynchronous is not None:
+            raise ValueError(
+                "adjoint=implicit() needs every round to be the same function, and with asynchronous=... other clients "
+                "report in every round: use another adjoint, such as nested() or truncated(...) of fedjax_sim.adjoints"
+            )
+        if plan.algorithm.keep_optimizer:
+            raise ValueError(
+                "adjoint=implicit() needs every round to be the same function, and with keep_optimizer=True clients go "
+                "on where their solvers stopped: use another adjoint, such as nested() or truncated(...) of "
+                "fedjax_sim.adjoints"
+            )
+        for what, value, repeats, instead in (
+            ("cohort", plan.cohort, isinstance(plan.cohort, Full), "cohort.full()"),
+            (
+                "batches",
+                plan.batches,
+                isinstance(plan.batches, (FullBatch, InOrder)),
+                "batches=local.full_batch() or local.in_order(B)",
+            ),
+            ("work", plan.work, _same_steps(plan.work, rounds), "local.steps(tau) or equal rows of given_steps"),
+            (
+                "system",
+                plan.system,
+                plan.system is None or plan.system.repeats,
+                "devices without dropout, and without jitter unless the server waits for all",
+            ),
+        ):
+            if not repeats:
+                raise ValueError(
+                    f"adjoint=implicit() needs every round to be the same function, and {what} is {shown(value)}: use "
+                    f"{instead}, or another adjoint, such as nested() or truncated(...) of fedjax_sim.adjoints"
+                )
+        for name in ("client_learning_rate", "server_learning_rate"):
+            rate = getattr(plan.algorithm, name)
+            if isinstance(rate, Rate) and not isinstance(rate, OverClients):
+                raise ValueError(
+                    f"adjoint=implicit() needs every round to be the same function, and {name} is {shown(rate)}: use a "
+                    "constant rate, or another adjoint, such as nested() of fedjax_sim.adjoints"
+                )
+
+    def run(self, run: Run, plan: Plan, state: TrainState) -> Ran:
+        ran = Direct().run(run, stopped(plan), stopped(state))
+
+        def step(plan: Plan, state: TrainState) -> TrainState:
+            return run.step(plan, state, jnp.int32(run.rounds - 1))[0]
+
+        def as_fixed_point(plan: Plan, state: TrainState) -> TrainState:
+            return self._differentiable(step, plan, state)
+
+        # What runs is the identity; the rule sees everything that may carry a derivative as an argument.
+        settle = with_static_derivative(lambda plan, state: state, as_fixed_point)
+        final = settle(plan, ran.state)
+        last = run.measure(plan, final)
+        metrics = joined(
+            [jax.tree.map(lambda leaf: leaf[:-1], ran.metrics), jax.tree.map(lambda leaf: leaf[None], last)]
+        )
+        return Ran(final, ran.records, metrics)
+
+    def _differentiable(self, step: Step, plan: Plan, state: TrainState) -> TrainState:
+        """``state``, with the derivative of the fixed point in ``plan``."""
+        theta, x = stopped(plan), reals(stopped(state))
+        moved = reals(step(plan, with_reals(state, x)))
+        change = trees.subtract(stopped(moved), x)
+        settled = trees.norm(change) <= jnp.asarray(self.settled) * trees.norm(x)
+        matvec = less_round(step, theta, state)
+
+        def solve(matvec: Callable[[Any], Any], b: Any) -> Any:
+            solved = self.solver.solve(matvec, b)
+            good = settled & (solved.residual <= self.solver.limit(b))
+            nothing = trees.norm(b) == 0  # the value itself, of which this is the correction, is no derivative
+            bad = jax.tree.map(lambda leaf: jnp.where(nothing, jnp.zeros_like(leaf), jnp.nan), b)
+            return trees.select(good, solved.solution, bad)
+
+        b = trees.subtract(moved, stopped(moved))  # zero, with the derivative of Phi in theta
+        correction = lax.custom_linear_solve(matvec, b, solve, transpose_solve=solve)
+        return with_reals(state, trees.add(x, correction))  # type: ignore[no-any-return]
+
+
+class FixedPoint(NamedTuple):
+    """How close a run is to a fixed point, and how well the linear system there is solved.
+
+    Attributes:
+      residual: |Phi(x) - x| / |x| at the state given.
+      contraction: |J^21 v| / |J^20 v| for v = 1: an estimate of the spectral radius of J = dPhi/dx. Rounds converge
+        below 1, at this rate.
+      solve_residual: relative residual of (I - J) u = 1 by the adjoint's solver.
+      solve_steps: int32, products with I - J that took.
+    """
+
+    residual: jax.Array
+    contraction: jax.Array
+    solve_residual: jax.Array
+    solve_steps: jax.Array
+
+
+def fixed_point(
+    algorithm: Method,
+    dataset: FederatedDataset,
+    key: jax.Array,
+    state: TrainState,
+    *,
+    adjoint: Implicit | None = None,
+    **run: Any,
+) -> FixedPoint:
+    """Whether :func:`implicit` can be trusted at ``state``, and if not why; a pure function.
+
+    Args:
+      algorithm: the method.
+      dataset: the data.
+      key: the run's key.
+      state: ``train(...).state``, after the run.
+      adjoint: whose solver is tried; None for ``implicit()``.
+      **run: the keyword arguments of :func:`fedjax_sim.make_train`.
+
+    Raises:
+      TypeError, ValueError: as ``make_train``, and where the adjoint refuses the run.
+
+    Example:
+      >>> import jax, fedjax_sim as fjs
+      >>> data = fjs.datasets.quadratics(num_clients=3, dim=2, seed=0)
+      >>> run = dict(task=fjs.quadratic(), rounds=200, eval_every=200, batches=fjs.local.full_batch(),
+      ...            cohort=fjs.cohort.full(), work=fjs.local.steps(2))
+      >>> algorithm, key = fjs.fedprox(client_optimizer=fjs.optim.sgd(0.1), mu=0.1), jax.random.key(0)
+      >>> state = jax.jit(fjs.make_train(**run))(algorithm, data, key).state
+      >>> found = fjs.adjoints.fixed_point(algorithm, data, key, state, **run)
+      >>> bool(found.residual < 1e-5), bool(found.contraction < 1)
+      (True, True)
+    """
+    adjoint = Implicit() if adjoint is None else adjoint
+    asked, rounds = asked_of(run)
+    plan = resolve(asked._replace(algorithm=algorithm, dataset=dataset, key=key), rounds)
+    adjoint.check(plan, rounds)
+
+    def step(plan: Plan, state: TrainState) -> TrainState:
+        return run_round(plan, state, jnp.int32(rounds - 1))[0]
+
+    x = reals(state)
+    moved = reals(step(plan, state))
+    matvec = less_round(step, plan, state)
+    ones = jax.tree.map(jnp.ones_like, x)
+    v = lax.fori_loop(0, 20, lambda _, v: _unit(trees.subtract(v, matvec(v))), _unit(ones))
+    solved = adjoint.solver.solve(matvec, ones)
+    return FixedPoint(
+        residual=trees.norm(trees.subtract(moved, x)) / trees.norm(x),
+        contraction=trees.norm(trees.subtract(v, matvec(v))),
+        solve_residual=solved.residual,
+        solve_steps=solved.steps,
+    )
+
+
+def less_round(step: Step, plan: Plan, state: TrainState) -> Callable[[Any], Any]:
+    """v -> v - J v, with J the derivative of a round in the real leaves of the state, taken once."""
+    _, push = jax.linearize(lambda x: reals(step(plan, with_reals(state, x))), reals(state))
+    return lambda v: trees.subtract(v, push(v))
+
+
+def reals(state: Any) -> list[jax.Array]:
+    """The real leaves of a state."""
+    return [leaf for leaf in jax.tree.leaves(state) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+
+
+def with_reals(state: Any, x: list[jax.Array]) -> Any:
+    """``state`` with other real leaves."""
+    left = iter(x)
+    return jax.tree.map(lambda leaf: next(left) if jnp.issubdtype(leaf.dtype, jnp.inexact) else leaf, state)
+
+
+def _unit(v: Any) -> Any:
+    length = trees.norm(v)
+    return trees.scale(1 / jnp.where(length == 0, jnp.ones_like(length), length), v)
+
+
+def _same_steps(work: Work, rounds: int) -> bool:
+    """Whether the work is the same in every round, as far as that can be seen."""
+    if isinstance(work, GivenSteps):
+        tau = work.tau
+        return not is_concrete(tau) or bool((np.asarray(tau)[:rounds] == np.asarray(tau)[0]).all())
+    if isinstance(work, RandomEpochs):
+        return work.low == work.high
+    return isinstance(work, (Steps, Deadline))
+
+
+implicit = factory("adjoint.implicit", Implicit)

@@ -1,0 +1,153 @@
+"""The draw of an asynchronous round: the clients whose messages fill the buffer, in the place of a cohort."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fedjax_sim.algorithms.contract import Method
+from fedjax_sim.clients.cohort.participation import Selection
+from fedjax_sim.clients.local.work import Turn
+from fedjax_sim.clients.systems.base import Cost
+from fedjax_sim.clients.systems.exchange import Clock, seconds_per_step
+from fedjax_sim.core.keys import ClientDraws, client_draws
+from fedjax_sim.datasets.federated import FederatedDataset
+from fedjax_sim.diagnostics.measures import quantiles
+from fedjax_sim.engine.asynchronous.events import Departure, Events, RunKeys, fill_buffer, run_keys
+from fedjax_sim.engine.asynchronous.flight import Flight, Trip, empty_flight, received, stored
+from fedjax_sim.engine.draw import Drawn, assemble, before_work
+from fedjax_sim.engine.plan import Phase, Plan
+
+_LEVELS = (0.0, 0.25, 0.5, 0.75, 1.0)  # of the staleness in the record
+
+
+def first_flight(plan: Plan, server: Any) -> Flight:
+    """The flight before the first round."""
+    sent = jax.eval_shape(lambda: plan.algorithm.send(server))
+    num_clients = plan.dataset.num_clients
+    return empty_flight(plan.cohort.size(num_clients), num_clients, sent)
+
+
+def draw_buffer(plan: Plan, phase: Phase, sent: Any, t: jax.Array, flight: Flight, cost: Cost) -> tuple[Drawn, Flight]:
+    """Runs the clock until the buffer is full.
+
+    Args:
+      plan: the run, with its training data.
+      phase: the exchange.
+      sent: what clients sent off in this round receive.
+      t: int32 scalar, server updates so far.
+      flight: who is in flight at the start.
+      cost: of the exchange with one client.
+
+    Returns:
+      The buffer's clients as a cohort of K slots, each with what it began with, and who is in flight when the server
+      updates its model.
+    """
+    scheme, data, num_clients = plan.asynchronous, plan.dataset, plan.dataset.num_clients
+    assert scheme is not None
+    may_fail, keys = _may_fail(plan), run_keys(phase.key)
+    timed = plan._replace(system=lax.stop_gradient(plan.system)) if may_fail else plan
+    events = fill_buffer(
+        flight.trips, flight.arrival, flight.lost, messages=scheme.messages, num_clients=num_clients,
+        drawn=plan.cohort.select(data, phase.key, t), keys=keys, round_=t, may_fail=may_fail,
+        depart=lambda trips: _departure(timed, phase.method, keys, t, trips, cost),
+    )  # fmt: skip
+    reports = events.reports
+    arrived = reports.client < num_clients
+    fresh = arrived & (reports.version == t)
+    selection = Selection(reports.client, arrived.astype(jnp.int32))
+    ids = data.client_ids[_storage(data, reports.client)]
+    draws = _draws(jax.vmap(keys.of)(reports.redraw), reports.version, ids)
+    drawn = assemble(plan, phase, sent, t, selection, draws, reports.steps, arrived, rate_rounds=reports.version)
+    staleness = jnp.where(arrived, t - reports.version, 0)
+    missed = staleness.astype(drawn.cohort.weights.dtype)
+    weights = drawn.cohort.weights * scheme.factor(missed)
+    client = drawn.slots.client._replace(weight=weights)
+    left = Flight(
+        events.trips,
+        events.arrival - events.now,
+        events.lost,
+        stored(flight, sent, (events.trips.client < num_clients) & (events.trips.version == t)),
+    )
+    slots = drawn.slots._replace(client=client, sent=received(flight, sent, fresh, events.slots))
+    drawn = drawn._replace(
+        slots=slots,
+        cohort=drawn.cohort._replace(weights=weights, mass=jnp.sum(weights)),
+        clock=_clock(events, cost),
+        undamped=drawn.cohort.weights,
+        refused=events.refused if plan.work.may_refuse else None,
+        waited={
+            "client_ids": jnp.where(arrived, client.id, -1),
+            "client_staleness": jnp.where(arrived, staleness, -1),
+            "staleness": quantiles(missed, arrived, jnp.asarray(_LEVELS, missed.dtype)),
+            "staleness_mean": jnp.sum(missed) / jnp.maximum(events.count, 1).astype(missed.dtype),
+            "staleness_max": jnp.max(staleness),
+        },
+    )
+    return drawn, left
+
+
+def _may_fail(plan: Plan) -> bool:
+    return plan.work.may_drop or (plan.system is not None and plan.system.may_fail)
+
+
+def _departure(plan: Plan, method: Method, keys: RunKeys, round_: jax.Array, trips: Trip, cost: Cost) -> Departure:
+    """What is known of clients when they are sent off with the model of round ``round_``."""
+    dataset = plan.dataset
+    storage = _storage(dataset, trips.client)
+    ids, sizes = dataset.client_ids[storage], dataset.sizes[storage]
+    rows = plan.batches.rows(dataset)
+    own = jax.vmap(keys.of)(trips.redraw)
+    draws = _draws(own, jnp.full_like(trips.version, round_), ids)
+    cohort, priced = before_work(plan, method, trips.client, ids, sizes, rows, cost)
+    flops = jnp.broadcast_to(jnp.asarray(priced.flops_per_step), ids.shape)
+    system = plan.system
+    assert system is not None
+
+    def alone(key: jax.Array, *of_client: Any) -> Departure:
+        """A client by itself, whose draws may be those of a key of its own."""
+        draws, visit, flops, epoch = jax.tree.map(lambda leaf: leaf[None], of_client)
+        each = priced._replace(flops_per_step=flops)
+        if method.requires.steps:
+            seconds = seconds_per_step(system, visit, key, round_, each)
+            present = jnp.ones(epoch.shape, bool)
+            steps = plan.work.steps(Turn(draws, round_, visit.indices, visit.ids, present, epoch, seconds))
+        else:
+            steps = jnp.ones_like(epoch)
+        gradients = jnp.where(steps > 0, visit.passes + steps * visit.pieces, 0)
+        times = system.times(visit.indices, visit.ids, gradients, key, round_, each)
+        failed = system.failed(visit.indices, visit.ids, key, round_) | (steps <= 0)
+        return jax.tree.map(lambda leaf: leaf[0], Departure(steps.astype(jnp.int32), times.total, failed))  # type: ignore[no-any-return]
+
+    left: Departure = jax.vmap(alone)(own, draws, cohort, flops, plan.batches.epoch(sizes, rows))
+    return left._replace(seconds=left.seconds.astype(jnp.result_type(float)))
+
+
+def _draws(keys: jax.Array, versions: jax.Array, ids: jax.Array) -> ClientDraws:
+    """What clients draw from, each with a run's key and the round of the model it began with."""
+
+    def alone(key: jax.Array, version: jax.Array, id_: jax.Array) -> ClientDraws:
+        drawn = client_draws(key, version, id_[None])
+        return jax.tree.map(lambda leaf: leaf[0], drawn)  # type: ignore[no-any-return]
+
+    drawn: ClientDraws = jax.vmap(alone)(keys, versions, ids)
+    return drawn
+
+
+def _clock(events: Events, cost: Cost) -> Clock:
+    real = events.now.dtype
+    return Clock(
+        duration=events.now,
+        bytes_down=events.sent_off.astype(real) * float(cost.bytes_down),
+        bytes_up=events.count.astype(real) * float(cost.bytes_up),
+        reported=events.count,
+        dropped_late=jnp.int32(0),
+        failed=events.failures,
+    )
+
+
+def _storage(dataset: FederatedDataset, clients: jax.Array) -> jax.Array:
+    return dataset.order.at[clients].get(mode="clip")

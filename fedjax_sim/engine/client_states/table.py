@@ -1,0 +1,165 @@
+"""Rows of client states off the device: those of clients that have taken part, in the order in which they first did."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from fedjax_sim.engine.client_states.blocks import Allocate
+
+_FIRST = 64 << 20  # bytes of the first block
+_GROWTH = 4  # a further block has a 4th of the rows so far: few blocks, little room that nobody uses
+
+
+class _Field(NamedTuple):
+    """Where a leaf's bytes are in a row."""
+
+    start: int
+    stop: int
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+
+class Table:
+    """The rows of N clients, of which each is that of ``initial`` until it is written.
+
+    A row is the bytes of its leaves one after the other. Rows have places in the order in which they are first written,
+    in blocks of memory that grow with their number, so that memory is taken by clients that have taken part alone, and
+    a disk need not know of sparse files.
+
+    Args:
+      initial: the leaves of a client before its first visit, by name.
+      num_clients: N.
+      allocate: what gives the blocks.
+    """
+
+    def __init__(self, initial: Mapping[str, np.ndarray], num_clients: int, allocate: Allocate) -> None:
+        self._names = list(initial)
+        self._num_clients, self._allocate = num_clients, allocate
+        ends = [0, *itertools.accumulate(array.nbytes for array in initial.values())]
+        self._fields = [
+            _Field(start, stop, array.shape, array.dtype)
+            for (start, stop), array in zip(itertools.pairwise(ends), initial.values(), strict=True)
+        ]
+        self.row_bytes = ends[-1]
+        self._initial = self._packed([array[None] for array in initial.values()])[0]
+        self._places = np.full(num_clients, -1, np.int32)
+        self._owners = np.empty(num_clients, np.int32)  # of which the system provides what is written
+        self._count = 0
+        self._blocks: list[np.ndarray] = []
+        self._starts: list[int] = []
+
+    @property
+    def written(self) -> int:
+        """How many clients have a row of their own."""
+        return self._count
+
+    @property
+    def room(self) -> int:
+        """How many rows the blocks have."""
+        return sum(len(block) for block in self._blocks)
+
+    def read(self, clients: np.ndarray) -> list[np.ndarray]:
+        """The leaves [k, ...] of ``clients``, int[k]; that of the initial row where an index is below 0."""
+        rows = np.empty((len(clients), self.row_bytes), np.uint8)
+        places = np.where(clients < 0, -1, self._places[clients])
+        rows[places < 0] = self._initial
+        for block, chosen, inside in self._of_blocks(places):
+            rows[chosen] = block[inside]
+        return [
+            np.ascontiguousarray(rows[:, field.start : field.stop]).view(field.dtype).reshape(-1, *field.shape)
+            if field.stop > field.start
+            else np.empty((len(clients), *field.shape), field.dtype)
+            for field in self._fields
+        ]
+
+    def write(self, clients: np.ndarray, leaves: list[np.ndarray]) -> None:
+        """Puts the leaves [k, ...] of distinct ``clients``, int[k].
+
+        Raises:
+          OSError, MemoryError: there is no room.
+        """
+        self._put(clients, self._packed(leaves))
+
+    def stored(self) -> dict[str, np.ndarray]:
+        """All of it for a file, in the rows' own memory: valid until the next :meth:`write`."""
+        parts = {f"rows/{number}": block for number, block in enumerate(self._written())}
+        return {**self._first(), "owners": self._owners[: self._count], **parts}
+
+    def restore(self, stored: Mapping[str, np.ndarray]) -> None:
+        """Puts back what :meth:`stored` gave, in pieces; this table has no rows yet.
+
+        Raises:
+          ValueError: it is of other leaves or clients.
+        """
+        for name, like in {**self._first(), "owners": np.empty(0, np.int32)}.items():
+            found = stored.get(name)
+            if found is None or found.dtype != like.dtype or (name != "owners" and found.shape != like.shape):
+                raise ValueError(f"client states of {name} are not {like.dtype}{list(like.shape)}")
+        owners = stored["owners"]
+        blocks = [stored[name] for name in sorted(stored, key=_number) if _number(name) >= 0]
+        shaped = all(rows.dtype == np.uint8 and rows.shape[1:] == (self.row_bytes,) for rows in blocks)
+        known = np.unique(owners[(owners >= 0) & (owners < self._num_clients)])
+        if not shaped or not len(owners) == len(known) == sum(map(len, blocks)):
+            raise ValueError(f"not client states of {self.row_bytes} bytes for {self._num_clients} clients")
+        self._initial = self._packed([stored[f"initial/{name}"][None] for name in self._names])[0]
+        start = 0
+        for rows in blocks:
+            for piece in np.array_split(rows, max(1, rows.nbytes // _FIRST)):
+                self._put(owners[start : start + len(piece)], piece)
+                start += len(piece)
+
+    def _first(self) -> dict[str, np.ndarray]:
+        pairs = zip(self._names, self._fields, strict=True)
+        return {
+            f"initial/{name}": self._initial[field.start : field.stop].copy().view(field.dtype).reshape(field.shape)
+            for name, field in pairs
+        }
+
+    def _written(self) -> list[np.ndarray]:
+        """The blocks' rows that are written."""
+        return [block[: self._count - start] for block, start in zip(self._blocks, self._starts, strict=True)]
+
+    def _packed(self, leaves: list[np.ndarray]) -> np.ndarray:
+        rows = np.empty((len(leaves[0]), self.row_bytes), np.uint8)
+        for leaf, field in zip(leaves, self._fields, strict=True):
+            if field.stop > field.start:
+                whole = np.ascontiguousarray(leaf, field.dtype)
+                rows[:, field.start : field.stop] = whole.reshape(-1).view(np.uint8).reshape(len(rows), -1)
+        return rows
+
+    def _put(self, clients: np.ndarray, rows: np.ndarray) -> None:
+        new = clients[self._places[clients] < 0]
+        self._reserve(self._count + len(new))
+        self._places[new] = np.arange(self._count, self._count + len(new), dtype=np.int32)
+        self._owners[self._count : self._count + len(new)] = new
+        self._count += len(new)
+        for block, chosen, inside in self._of_blocks(self._places[clients]):
+            block[inside] = rows[chosen]
+
+    def _of_blocks(self, places: np.ndarray) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """Blocks with some of the places, as ``(block, which of the places, rows of the block)``."""
+        number = np.searchsorted(self._starts, places, side="right") - 1  # -1 for no place
+        found = []
+        for index in np.unique(number[number >= 0]):
+            chosen = np.flatnonzero(number == index)
+            found.append((self._blocks[index], chosen, places[chosen] - self._starts[index]))
+        return found
+
+    def _reserve(self, count: int) -> None:
+        room = self.room
+        while room < count:
+            least = max(1, _FIRST // max(self.row_bytes, 1))
+            rows = min(self._num_clients - room, max(least, room // _GROWTH, count - room))
+            self._blocks.append(self._allocate(rows, self.row_bytes))
+            self._starts.append(room)
+            room += rows
+
+
+def _number(name: str) -> int:
+    """Of the block of that name; -1 for what is no block."""
+    kind, _, number = name.partition("/")
+    return int(number) if kind == "rows" else -1

@@ -1,0 +1,115 @@
+"""Client states off the device: a round has its cohort's rows, which travel while other rounds compute."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedjax_sim.datasets.placement import as_here, on_host
+from fedjax_sim.engine.client_states.blocks import Allocate
+from fedjax_sim.engine.client_states.rows import UNUSED, Rows
+from fedjax_sim.engine.client_states.table import Table
+
+
+class ClientWindows:
+    """The client states of one seed: all in a table, those of the last cohort in a newer version on the device.
+
+    While round t computes, a thread puts back the rows of cohort t - 1, except for those of clients that are in cohort
+    t too, and reads the rows of cohort t + 1, except for those of clients that are in cohort t: these exist on the
+    device alone, where :func:`fedjax_sim.client_states.rows.moved` passes them on. So no row is read that is still to
+    be written, whatever is fast or slow.
+
+    Args:
+      first: a client before its first visit, as it is kept.
+      cohorts: int32[R, W], the distinct clients of each round, ascending, then ``UNUSED``.
+      num_clients: N.
+      allocate: what gives the table's memory.
+      thread: which reads and writes; one for all seeds.
+    """
+
+    def __init__(
+        self, first: Rows, cohorts: np.ndarray, num_clients: int, allocate: Allocate, thread: ThreadPoolExecutor
+    ) -> None:
+        flat, self._structure = jax.tree_util.tree_flatten_with_path(first.leaves)
+        initial = {jax.tree_util.keystr(path): on_host(leaf) for path, leaf in flat}
+        self._used, self._cohorts, self._thread = first.used, cohorts, thread
+        self._num_clients = num_clients
+        self._table = Table(initial, num_clients, allocate)
+        nobody = np.full(cohorts.shape[1], UNUSED, np.int32)
+        self._nobody, self._indices = nobody, nobody  # of the rows on the device
+        self.on_device = self._sent(nobody, self._table.read(np.full(len(nobody), -1)))
+        self._pending: Future[Any] | None = None
+        self._ahead: tuple[int, Future[list[np.ndarray]]] | None = None
+
+    def window(self, round: int) -> Rows:
+        """The rows of the cohort of ``round``; those that are on the device are to be ``moved`` in."""
+        cohort = self._cohorts[round]
+        if self._ahead is not None and self._ahead[0] == round:
+            leaves = self._ahead[1].result()
+        else:
+            self._finish()
+            leaves = self._read(cohort, self._indices)
+        return self._sent(cohort, leaves)
+
+    def computed(self, round: int, rows: Rows) -> None:
+        """Called once ``round`` has begun to compute; ``rows`` are those of its cohort when it has."""
+        self._finish()
+        before, left = self.on_device, self._indices
+        self.on_device, self._indices = rows, self._cohorts[round]
+        following = round + 1 if round + 1 < len(self._cohorts) else None
+
+        def exchange(now: np.ndarray) -> list[np.ndarray]:
+            self._write(before, left, without=now)
+            return [] if following is None else self._read(self._cohorts[following], now)
+
+        future = self._thread.submit(exchange, self._indices)
+        self._pending = future
+        self._ahead = None if following is None else (following, future)
+
+    def stored(self) -> dict[str, np.ndarray]:
+        """All rows, for a checkpoint; valid until the next round."""
+        self._put_back()
+        return self._table.stored()
+
+    def everyone(self) -> Rows:
+        """All N rows, in memory of their own."""
+        self._put_back()
+        leaves = self._table.read(np.arange(self._num_clients))
+        return Rows(jax.tree.unflatten(self._structure, leaves), None, self._used)
+
+    def restore(self, stored: Mapping[str, np.ndarray]) -> None:
+        """Puts back what :meth:`stored` gave, before the first round.
+
+        Raises:
+          ValueError: it is of other client states.
+        """
+        self._table.restore(stored)
+
+    def _put_back(self) -> None:
+        self._finish()
+        self._write(self.on_device, self._indices, without=self._nobody)
+
+    def _finish(self) -> None:
+        """Waits for the thread, and raises what it raised."""
+        if self._pending is not None:
+            self._pending.result()
+            self._pending = None
+
+    def _read(self, cohort: np.ndarray, known: np.ndarray) -> list[np.ndarray]:
+        wanted = (cohort < UNUSED) & ~np.isin(cohort, known)
+        return self._table.read(np.where(wanted, cohort, -1))
+
+    def _write(self, rows: Rows, indices: np.ndarray, without: np.ndarray) -> None:
+        chosen = np.flatnonzero((indices < UNUSED) & ~np.isin(indices, without))
+        if chosen.size:
+            leaves = [np.asarray(as_here(leaf))[chosen] for leaf in jax.tree.leaves(rows.leaves)]  # waits for the round
+            self._table.write(indices[chosen], leaves)
+
+    def _sent(self, indices: np.ndarray, leaves: list[np.ndarray]) -> Rows:
+        # From the caller's thread: whether JAX has double precision may be a matter of the thread.
+        rows, whose = jax.device_put((jax.tree.unflatten(self._structure, leaves), indices))
+        return Rows(rows, whose, self._used)

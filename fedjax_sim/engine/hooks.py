@@ -1,0 +1,289 @@
+"""The hooks of a method called one by one: what they return is checked, and what happens inside is explained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import CodeType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_sim.algorithms.contract import Message, Method
+from fedjax_sim.algorithms.declarations import Misuse
+from fedjax_sim.core.values import shown, suggest
+
+OF_WORK = ("survey", "begin", "objective", "step", "change")
+
+
+def call(method: Method, name: str, *given: Any) -> Any:
+    """What a hook returns, checked."""
+    try:
+        returned = getattr(method, name)(*given)
+    except Exception as error:
+        explained = explanation(error, method, name, given)
+        if explained is None:
+            raise
+        raise explained from error
+    complaint = _RULES[name](returned, method, *given)
+    if complaint:
+        raise TypeError(f"{named(method, name)} {complaint}")
+    return returned
+
+
+def named(method: Any, name: str, code: CodeType | None = None) -> str:
+    """``SignAverage.update``; with the class that defines it, or whose ``code`` it is, where that is a base."""
+    own = type(method)
+    defines = (cls for cls in own.__mro__ if name in vars(cls) and (code is None or _code(vars(cls)[name]) is code))
+    cls = next(defines, own)
+    return f"{own.__name__}.{name}" if cls is own else f"{own.__name__}.{name} (of {cls.__name__})"
+
+
+def explanation(error: Exception, method: Method, name: str, given: tuple[Any, ...]) -> Exception | None:
+    """The error with the hook named in which it happened, and what to do; None where it says what it has to."""
+    culprit, code, last = _culprit(error)
+    if culprit is not None:
+        method, name = culprit
+    who = named(method, name, code)
+    if isinstance(error, Misuse):
+        return TypeError(f"{who} {error}")
+    if last.startswith("fedjax_sim.") and isinstance(error, (TypeError, ValueError)):
+        return None  # the package says itself what it does not do
+    if isinstance(error, KeyError) and name == "update" and isinstance(given[1], dict) and error.args:
+        asked = error.args[0]
+        if isinstance(asked, str) and asked not in given[1]:
+            return ValueError(f"{who}: finish sends no message {asked!r}: {suggest(asked, list(given[1]))}")
+    if isinstance(error, AttributeError) and error.name == "params" and name in (*OF_WORK, "encode", "finish"):
+        return TypeError(
+            f"{named(method, 'send')} returned {brief(error.obj)}, and {who} reads its field params: return a named "
+            "tuple with the start point in it, Sent(x)"
+        )
+    if isinstance(error, jax.errors.TracerBoolConversionError):
+        return TypeError(
+            f"{who} asks for the truth of a value that is not known before the run (if, while, and, or, not): use "
+            "jax.numpy.where or jax.lax.cond; a hyper-parameter that is part of the program is declared with "
+            f"{_STATIC}"
+        )
+    if isinstance(error, _UNKNOWN):
+        return TypeError(
+            f"{who} needs a value that is not known before the run, as a number of Python or an array of numpy: use "
+            f"jax.numpy; a hyper-parameter that is part of the program is declared with {_STATIC}"
+        )
+    kind = TypeError if isinstance(error, TypeError) else ValueError
+    return kind(f"{who} failed: {type(error).__name__}: {error}")
+
+
+_STATIC = "fedjax_sim.core.descriptions.static()"
+_UNKNOWN = (
+    jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError, jax.errors.TracerIntegerConversionError,
+)  # fmt: skip
+
+
+def _culprit(error: Exception) -> tuple[tuple[Method, str] | None, CodeType | None, str]:
+    """The innermost hook in which the error happened, its code, and the module whose line raised it."""
+    found, code, last = None, None, ""
+    traceback = error.__traceback__
+    while traceback is not None:
+        frame, traceback = traceback.tb_frame, traceback.tb_next
+        last = frame.f_globals.get("__name__", "")
+        first = frame.f_code.co_varnames[:1]
+        instance = frame.f_locals.get(first[0]) if first and frame.f_code.co_argcount else None
+        if isinstance(instance, Method):
+            for name in _HOOKS:
+                if any(_code(vars(cls).get(name)) is frame.f_code for cls in type(instance).__mro__):
+                    found, code = (instance, name), frame.f_code
+    return found, code, last
+
+
+def _code(member: Any) -> CodeType | None:
+    function = member.fget if isinstance(member, property) else member
+    return getattr(function, "__code__", None)
+
+
+# A rule gets what a hook returned, the method and the hook's arguments; it returns the end of a message, "" for none.
+Rule = Callable[..., str]
+
+_NEXT = "return a ServerState, self.server_step(server, delta, cohort) or server._replace(...)"
+_STAY = "structure, shapes and types stay"
+_KEPT = "structure, shapes and types stay as the first round finds them"
+_IN_INIT = "init makes them, super().init(params, shares)._replace(extra=...)"
+
+
+def _something(what: str) -> Rule:
+    return lambda returned, *_: f"returned None: {what}" if returned is None else ""
+
+
+def _phases(returned: Any, method: Any) -> str:
+    if isinstance(returned, tuple) and returned and all(isinstance(phase, Method) for phase in returned):
+        return ""
+    return f"returned {brief(returned)}: return a tuple of methods, the last of which trains"
+
+
+def _init(returned: Any, method: Any, *_: Any) -> str:
+    # Without a model() of its own the method reads x from the field params.
+    if returned is None or not (hasattr(returned, "params") or type(method).model is not Method.model):
+        return f"returned {brief(returned)}: return a ServerState, super().init(params, shares)"
+    return ""
+
+
+def _like_server(returned: Any, method: Any, server: Any, *_: Any) -> str:
+    if returned is None or type(returned) is not type(server):
+        return f"returned {brief(returned)}: {_NEXT}"
+    return _differs("server", server, returned, f"{_KEPT}; {_IN_INIT}")
+
+
+def _like_client_state(returned: Any, c_i: Any) -> str:
+    return _differs("c_i", c_i, returned, f"{_KEPT}; init_client makes them")
+
+
+def _survey(returned: Any, *_: Any) -> str:
+    leaves = jax.tree.leaves(returned)
+    if leaves and all(jnp.issubdtype(jnp.result_type(leaf), jnp.inexact) for leaf in leaves):
+        return ""
+    return f"returned {brief(returned)}: return real numbers to be averaged, jax.grad(F)(sent.params) or F(sent.params)"
+
+
+def _begin(returned: Any, *_: Any) -> str:
+    leaves = jax.tree.leaves(returned)
+    if leaves and all(hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in leaves):
+        return ""
+    return (
+        f"returned {brief(returned)}: return what the client trains, arrays of real numbers, for instance sent.params"
+    )
+
+
+def _objective(returned: Any, *_: Any) -> str:
+    if returned is not None and jax.tree_util.all_leaves([returned]) and np.shape(returned) == ():
+        return ""
+    return f"returned {brief(returned)}: return one number, F(y) and what the method adds to it"
+
+
+def _step(returned: Any, method: Any, g: Any, y: Any, state: Any, *_: Any) -> str:
+    if not _tuple_of(returned, 2):
+        return f"returned {brief(returned)}: return (y, optimiser state)"
+    return _differs("y", y, returned[0], _STAY) or _differs("the optimiser's state", state, returned[1], _STAY)
+
+
+def _encode(returned: Any, method: Any, delta: Any, memory: Any, *_: Any) -> str:
+    if not _tuple_of(returned, 3):
+        return f"returned {brief(returned)}: return (delta, memory, {{name: message besides}})"
+    new, kept, notes = returned
+    differs = _differs("delta", delta, new, _STAY)
+    differs = differs or _differs("memory", memory, kept, f"{_KEPT}; init_memory makes them, where it remembers")
+    return differs or _messages(notes, "its third part")
+
+
+def _finish(returned: Any, method: Any, delta: Any, y: Any, sent: Any, c_i: Any, *_: Any) -> str:
+    if not _tuple_of(returned, 2):
+        return (
+            f"returned {brief(returned)}: return ({{name: message}}, c_i), for instance ({{'delta': Mean(delta)}}, c_i)"
+        )
+    return _messages(returned[0], "its first part") or _like_client_state(returned[1], c_i)
+
+
+def _messages(messages: Any, what: str) -> str:
+    if not (isinstance(messages, dict) and all(isinstance(name, str) for name in messages)):
+        return f"returned {brief(messages)} as {what}: it must be a dict of messages by name"
+    for name, message in messages.items():
+        if message is None or (isinstance(message, Message) and message.value is None):
+            return f"returned None as the message {name!r}: return arrays, or leave it out"
+        if not isinstance(message, Message) or type(message) is Message:
+            return (
+                f"returned {brief(message)} as the message {name!r}: say how the server gets it, wrap it: "
+                f"Mean({name}) for the cohort's average, Share, Sum or Stack"
+            )
+    return ""
+
+
+def _report(returned: Any, *_: Any) -> str:
+    if not (isinstance(returned, dict) and all(isinstance(name, str) for name in returned)):
+        return f"returned {brief(returned)}: return a dict of numbers by name, {{'norm': trees.norm(...)}}"
+    for name, value in returned.items():
+        if not jax.tree_util.all_leaves([value]) or np.shape(value) != ():
+            return f"returned {brief(value)} as {name!r}: it must be one number, an array of shape ()"
+    return ""
+
+
+_RULES: dict[str, Rule] = {
+    "phases": _phases,
+    "init": _init,
+    "init_client": _something("return what a client keeps, () for nothing"),
+    "init_memory": _something("return what the wrapper keeps for a client, () for nothing"),
+    "open": _like_server,
+    "send": _something("return what clients receive, for instance Sent(server.params)"),
+    "survey": _survey,
+    "begin": _begin,
+    "objective": _objective,
+    "step": _step,
+    "change": _something("return what has changed, trees.subtract(y, sent.params)"),
+    "encode": _encode,
+    "finish": _finish,
+    "update": _like_server,
+    "settle": lambda returned, method, server, c_i, client: _like_client_state(returned, c_i),
+    "model": _something("return the iterate x"),
+    "with_model": _like_server,
+    "evaluated": _something("return the parameters to be evaluated"),
+    "personal": _something("return the model that the client would use"),
+    "report": _report,
+}
+_HOOKS = ("requires", *_RULES)
+
+
+# How two pytrees differ
+
+
+def _tuple_of(value: Any, count: int) -> bool:
+    return isinstance(value, tuple) and len(value) == count
+
+
+def _differs(what: str, before: Any, after: Any, fix: str) -> str:
+    """``changed ... from ... to ...``, the first place where ``after`` is not like ``before``, or ""."""
+    ours: tuple[list[Any], Any] = jax.tree.flatten(before)
+    theirs: tuple[list[Any], Any] = jax.tree.flatten(after)
+    if ours[1] == theirs[1] and all(map(_same_type, ours[0], theirs[0])):
+        return ""
+    path, was, now = difference(before, after) or ("", brief(before), brief(after))
+    if not path:
+        return f"returned {now} for {what}, which was {was}: {fix}"
+    return f"changed {what + path} from {was} to {now}: {fix}"
+
+
+def difference(before: Any, after: Any, path: str = "") -> tuple[str, str, str] | None:
+    """The first place where two pytrees differ: its path, and what each has there; None where they are alike."""
+    ours, structure = _children(before)
+    others, other = _children(after)
+    if structure != other:
+        return path, brief(before), brief(after)
+    if len(ours) == 1 and not ours[0][0]:
+        return None if _same_type(before, after) else (path, brief(before), brief(after))
+    for (key, one), (_, two) in zip(ours, others, strict=True):
+        found = difference(one, two, path + jax.tree_util.keystr(key))
+        if found:
+            return found
+    return None
+
+
+def _children(tree: Any) -> Any:
+    """The parts of a pytree, one level down, and its structure there."""
+    return jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda node: node is not tree)
+
+
+def _same_type(before: Any, after: Any) -> bool:
+    if np.shape(before) != np.shape(after):
+        return False
+    dtypes = [getattr(leaf, "dtype", None) for leaf in (before, after)]
+    # Python's numbers and what JAX made of them take the type that they meet.
+    weak = None in dtypes or any(getattr(leaf, "weak_type", False) for leaf in (before, after))
+    return weak or dtypes[0] == dtypes[1]
+
+
+def brief(tree: Any) -> str:
+    """``float32[60, 10]``, ``()``, ``a dict of 2 arrays``."""
+    leaves = jax.tree.leaves(tree)
+    if jax.tree_util.all_leaves([tree]):
+        dtype = getattr(tree, "dtype", None)
+        return shown(tree) if dtype is None else f"{dtype}{list(np.shape(tree))}"
+    if not leaves:
+        return shown(tree)
+    return f"a {type(tree).__name__} of {len(leaves)} array{'s' if len(leaves) > 1 else ''}"

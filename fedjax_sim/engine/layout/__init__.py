@@ -1,0 +1,35 @@
+"""How a cohort meets the hardware: the same round, in another order of the same operations."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from fedjax_sim.engine.layout.base import Bounds, Layout, LocalResult
+from fedjax_sim.engine.layout.choose import choose_layout
+from fedjax_sim.engine.layout.lanes import lanes, static_schedule
+from fedjax_sim.engine.layout.makespan import Makespan, makespan
+from fedjax_sim.engine.layout.mesh import mesh
+from fedjax_sim.engine.layout.stacked import stacked
+from fedjax_sim.engine.layout.turns import turns
+
+if TYPE_CHECKING:
+    from fedjax_sim.engine.layout_tuning.report import Tuning
+    from fedjax_sim.engine.layout_tuning.tune import tune
+
+__all__ = [
+    "Bounds", "Layout", "LocalResult", "Makespan", "Tuning", "choose_layout", "lanes", "makespan", "mesh", "stacked",
+    "static_schedule", "tune", "turns",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    # Measuring runs whole rounds, so it stands on what stands on the layouts: loaded when it is asked for.
+    if name == "tune":
+        from fedjax_sim.engine.layout_tuning.tune import tune
+
+        return tune
+    if name == "Tuning":
+        from fedjax_sim.engine.layout_tuning.report import Tuning
+
+        return Tuning
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

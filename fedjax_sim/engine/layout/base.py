@@ -1,0 +1,163 @@
+"""What a layout is: a way to bring a cohort to the hardware.
+
+A layout runs one round's local work of S clients: it decides their order and how many run at once, never their
+result. All layouts agree up to round-off, for every algorithm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_sim.core.descriptions import Described
+from fedjax_sim.datasets.federated import FederatedDataset
+from fedjax_sim.engine import client_states
+from fedjax_sim.engine.solver import Left, Slot, Solver, Watch
+
+
+class Bounds(NamedTuple):
+    """Static sizes of a round.
+
+    Attributes:
+      per_client: upper bound of one client's micro-steps.
+      per_cohort: upper bound of the cohort's micro-steps together.
+      distinct: whether no client has two slots.
+      survey_per_client: upper bound of one client's micro-steps of a survey.
+      survey_per_cohort: upper bound of the cohort's.
+    """
+
+    per_client: int
+    per_cohort: int
+    distinct: bool = True
+    survey_per_client: int = 0
+    survey_per_cohort: int = 0
+
+    @property
+    def of_survey(self) -> Bounds:
+        """Those of the survey alone."""
+        return Bounds(self.survey_per_client, self.survey_per_cohort, self.distinct)
+
+
+class LocalResult(NamedTuple):
+    """What the clients of a round leave.
+
+    Attributes:
+      sums: weighted sums of the messages by name.
+      stacks: [S, ...] stacks of the messages that the server gets one by one.
+      clients: the new client states, [S, ...].
+      computed: int32, micro-steps that the hardware computed, idle ones included.
+    """
+
+    sums: dict[str, Any]
+    stacks: dict[str, Any]
+    clients: Any
+    computed: jax.Array
+
+
+Run = Callable[[Solver, Any, Any, Slot], LocalResult]
+
+
+class Layout(Described):
+    """Base of the layouts; pure structure.
+
+    Attributes:
+      reverse: whether reverse mode can pass it.
+    """
+
+    reverse: ClassVar[bool] = True
+
+    def as_it_runs(self) -> Layout:
+        """The same program, differentiated through the loops that it runs: dynamic ones in forward mode only."""
+        return self
+
+    def run(self, solver: Solver, sent: Any, states: Any, slots: Slot, bounds: Bounds) -> LocalResult:
+        """The local work of one round.
+
+        Args:
+          solver: what one client does.
+          sent: the round's broadcast.
+          states: the cohort's client states, [S, ...].
+          slots: the cohort, every leaf [S, ...].
+          bounds: static upper bounds.
+        """
+        raise TypeError(f"{type(self).__name__} must define run(...)")
+
+    def placed(self, dataset: FederatedDataset) -> FederatedDataset:
+        """The data set where this layout reads it from."""
+        return dataset
+
+    def everywhere(self, tree: Any) -> Any:
+        """The arrays on all devices that this layout runs on."""
+        return tree
+
+    def fresh(self, one: Any, num_clients: int) -> Any:
+        """The states of all clients before the first round: N times ``one``, leaves [N, ...] or longer."""
+        return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num_clients, *leaf.shape)), one)
+
+    def spread(self, clients: Any, axis: int = 0) -> Any:
+        """All clients' states, with clients on ``axis``, as this layout keeps them."""
+        return clients
+
+    def take(self, clients: Any, indices: jax.Array) -> Any:
+        """See :func:`fedjax_sim.client_states.take`."""
+        return client_states.take(clients, indices)
+
+    def put(self, clients: Any, indices: jax.Array, new: Any) -> Any:
+        """See :func:`fedjax_sim.client_states.put`."""
+        return client_states.put(clients, indices, new)
+
+
+class Around(Layout):
+    """Base of what changes how another layout runs, and not where arrays lie."""
+
+    base: Layout
+
+    def placed(self, dataset: FederatedDataset) -> FederatedDataset:
+        return self.base.placed(dataset)
+
+    def everywhere(self, tree: Any) -> Any:
+        return self.base.everywhere(tree)
+
+    def fresh(self, one: Any, num_clients: int) -> Any:
+        return self.base.fresh(one, num_clients)
+
+    def spread(self, clients: Any, axis: int = 0) -> Any:
+        return self.base.spread(clients, axis)
+
+    def take(self, clients: Any, indices: jax.Array) -> Any:
+        return self.base.take(clients, indices)
+
+    def put(self, clients: Any, indices: jax.Array, new: Any) -> Any:
+        return self.base.put(clients, indices, new)
+
+
+def left_shapes(solver: Solver, sent: Any, states: Any, slots: Slot) -> Left:
+    """Shapes of what one client leaves."""
+
+    def one(c_i: Any, slot: Slot) -> Left:
+        if solver.surveyor is not None:
+            slot = slot.told(solver.surveyor.begin(sent, c_i, slot).survey)
+        return solver.finish(sent, c_i, slot, solver.begin(sent, c_i, slot))
+
+    first = jax.tree.map(lambda leaf: jax.eval_shape(lambda x: x[0], leaf), (states, slots))
+    shapes: Left = jax.eval_shape(one, *first)
+    return shapes
+
+
+def surveyed(run: Run, solver: Solver, sent: Any, states: Any, slots: Slot) -> tuple[Slot, jax.Array]:
+    """The slots of clients that have surveyed their data, and the micro-steps that this computed.
+
+    Args:
+      run: ``(solver, sent, states, slots) -> LocalResult``, how the layout runs a cohort.
+      solver: what one client does.
+      sent: the round's broadcast.
+      states: client states, [S, ...].
+      slots: the cohort, leaves [S, ...].
+    """
+    if solver.surveyor is None:
+        return slots, jnp.int32(0)
+    result = run(solver.surveyor, sent, states, slots)
+    return slots.told(result.stacks[Watch.SURVEY]), result.computed

@@ -1,0 +1,117 @@
+"""One client after another."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fedjax_sim.core import trees
+from fedjax_sim.core.descriptions import factory
+from fedjax_sim.core.loops import with_static_derivative
+from fedjax_sim.engine.layout.base import Bounds, Layout, LocalResult, left_shapes
+from fedjax_sim.engine.layout.queue import run_queue
+from fedjax_sim.engine.solver import Slot, Solver
+
+
+class Turns(Layout):
+    """``scan`` over the cohort, and for each client a loop of exactly its own tau_i steps.
+
+    Computes no idle step and batches nothing over models: best on CPU, and for very unequal tau_i. Memory holds one
+    model at work. Its derivative is that of masked scans of the largest number of steps where the clients' bounds are
+    alike, else that of the statically bounded queue of one lane (see :mod:`fedjax_sim.layout.queue`).
+    """
+
+    def as_it_runs(self) -> Turns:
+        return LoopedTurns()
+
+    def run(self, solver: Solver, sent: Any, states: Any, slots: Slot, bounds: Bounds) -> LocalResult:
+        alike = len(slots.offset) * bounds.per_client <= _MOST_IDLE * bounds.per_cohort
+
+        def static(*operands: Any) -> LocalResult:
+            if alike:
+                return run_turns(*operands, most=bounds.per_client, most_survey=bounds.survey_per_client)
+            return run_queue(*operands, lanes=1, bound=bounds.per_cohort, survey_bound=bounds.survey_per_cohort)
+
+        return with_static_derivative(run_turns, static)(solver, sent, states, slots)  # type: ignore[no-any-return]
+
+
+class LoopedTurns(Turns):
+    """*turns* without the static schedule: its forward-mode derivative computes no idle step either."""
+
+    reverse: ClassVar[bool] = False
+
+    def run(self, solver: Solver, sent: Any, states: Any, slots: Slot, bounds: Bounds) -> LocalResult:
+        return run_turns(solver, sent, states, slots, skip_void=False)
+
+
+# Idle steps over useful ones up to which the derivative masks a scan over each client's steps. The queue has none, but
+# it asks after every step whether a client is done, which its derivative pays for at every step.
+_MOST_IDLE = 1.25
+
+
+def run_turns(
+    solver: Solver,
+    sent: Any,
+    states: Any,
+    slots: Slot,
+    *,
+    most: int | None = None,
+    most_survey: int = 0,
+    skip_void: bool = True,
+) -> LocalResult:
+    """The program of :class:`Turns`.
+
+    Args:
+      solver: what one client does.
+      sent: the round's broadcast.
+      states: client states, [S, ...].
+      slots: the cohort, leaves [S, ...].
+      most: None for loops of each client's own steps (dynamic); an upper bound of them for masked scans of that many
+        (static, differentiable in reverse).
+      most_survey: likewise of the micro-steps of a survey.
+      skip_void: whether void slots are passed by in the dynamic loops. Where these are themselves differentiated they
+        are not: jax 0.6 fails within a choice with a loop in it, before it can say that reverse mode cannot pass.
+    """
+    serial = jax.default_backend() == "cpu"
+
+    def worked(solver: Solver, c_i: Any, slot: Slot, most: int | None) -> Any:
+        start, total = solver.begin(sent, c_i, slot), solver.micro_steps(slot)
+        if most is None:
+            return lax.fori_loop(0, total, lambda k, p: solver.step(sent, slot, p, k, serial=serial), start)
+
+        def masked(progress: Any, k: jax.Array) -> tuple[Any, None]:
+            return trees.select(k < total, solver.step(sent, slot, progress, k, serial=serial), progress), None
+
+        return lax.scan(masked, start, jnp.arange(most, dtype=jnp.int32))[0]
+
+    def client(sums: Any, x: tuple[Any, Slot]) -> tuple[Any, Any]:
+        c_i, slot = x
+        if solver.surveyor is not None:
+            # Client by client, so that there is one survey at a time.
+            slot = slot.told(worked(solver.surveyor, c_i, slot, None if most is None else most_survey).survey)
+        left = solver.finish(sent, c_i, slot, worked(solver, c_i, slot, most))
+        return trees.add(sums, left.sums), (left.stacks, left.kept)
+
+    def visit(sums: Any, x: tuple[Any, Slot]) -> tuple[Any, Any]:
+        if most is not None or not skip_void:
+            return client(sums, x)
+
+        def pass_by(sums: Any, x: tuple[Any, Slot]) -> tuple[Any, Any]:
+            return sums, (trees.zeros_like(shapes.stacks), x[0])
+
+        # To begin and to end with nobody would cost as much as with a client: a device's void slots are many.
+        return lax.cond(x[1].client.steps > 0, client, pass_by, sums, x)  # type: ignore[no-any-return]
+
+    shapes = left_shapes(solver, sent, states, slots)
+    sums, (stacks, new) = lax.scan(visit, trees.zeros_like(shapes.sums), (states, slots))
+    if most is None:
+        computed = jnp.sum(solver.all_micro_steps(slots), dtype=jnp.int32)
+    else:
+        computed = jnp.int32(len(slots.offset) * (most + most_survey))
+    return LocalResult(sums, stacks, new, computed)
+
+
+turns = factory("layout.turns", Turns)

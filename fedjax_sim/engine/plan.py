@@ -1,0 +1,217 @@
+"""A run, resolved: all that its rounds are a function of; and what changes in it."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fedjax_sim.algorithms.contract import Method
+from fedjax_sim.algorithms.wrapper import surveys
+from fedjax_sim.clients.cohort.averaging import Averaging
+from fedjax_sim.clients.cohort.participation import Participation
+from fedjax_sim.clients.local.batches import Batches, batches_in
+from fedjax_sim.clients.local.work import Work
+from fedjax_sim.clients.systems.base import System
+from fedjax_sim.core import trees
+from fedjax_sim.core.descriptions import Described, static
+from fedjax_sim.core.values import row_of
+from fedjax_sim.datasets.federated import FederatedDataset
+from fedjax_sim.diagnostics.base import Diagnostic
+from fedjax_sim.engine.asynchronous.schemes import Asynchronous
+from fedjax_sim.engine.client_states import ClientStates, OnDevice
+from fedjax_sim.engine.layout.base import Bounds, Layout
+from fedjax_sim.engine.layout.choose import choose_devices, choose_layout, choose_sharding
+from fedjax_sim.engine.layout.mesh import mesh
+from fedjax_sim.models.task import Task
+
+
+class Guard(Described):
+    """What a run does about what no check before it can see; pure structure.
+
+    Attributes:
+      skip: whether clients whose messages or state are not finite are left out of the round, as stragglers are who drop
+        out; otherwise they are counted only.
+      traced: whether ids and steps are traced, so that the record says of each round how many were refused.
+    """
+
+    skip: bool = static(default=False)
+    traced: bool = static(default=False)
+
+
+class Phase(NamedTuple):
+    """One exchange of a round with its clients.
+
+    Attributes:
+      method: what is exchanged.
+      key: names the draws.
+      cohort: who takes part in it.
+      last: whether it is the one that trains; the others come before it.
+    """
+
+    method: Method
+    key: jax.Array
+    cohort: Participation
+    last: bool
+
+
+class Plan(NamedTuple):
+    """A run but for its state: a pytree, in which it can be vmapped (``plan._replace(key=key)``) and differentiated.
+
+    Made in two steps before anything compiles: :func:`fedjax_sim.engine.checks.check_arguments` has what the keyword
+    arguments say; with a method, data and a key ``resolve`` beside it checks that all fit each other, and
+    settles what was left open.
+
+    Attributes:
+      task: what is learned.
+      cohort: who takes part.
+      work: how many local steps.
+      batches: which examples a step sees.
+      layout: how clients are run; None, for the rule of :func:`layout_by_rule`, until the plan is resolved.
+      diagnostics: what is measured in every round.
+      guard: what becomes of clients that diverge, and of ids and steps that are traced.
+      system: the clients' devices in virtual time, or None for no clock.
+      asynchronous: what a server does that waits for messages, not for cohorts; None for rounds.
+      client_states: where client states are kept, and in which type.
+      algorithm: the method, prepared: the traced values of bare optax objects are leaves.
+      dataset: the clients' data, where the layout reads it from; of a streamed run another one every round.
+      key: the run's key; [seeds] of them for a driver.
+    """
+
+    task: Task
+    cohort: Participation
+    work: Work
+    batches: Batches
+    layout: Layout = None  # type: ignore[assignment]
+    diagnostics: tuple[Diagnostic, ...] = ()
+    guard: Guard = Guard()
+    system: System | None = None
+    asynchronous: Asynchronous | None = None
+    client_states: ClientStates = OnDevice()
+    algorithm: Method = None  # type: ignore[assignment]
+    dataset: FederatedDataset = None  # type: ignore[assignment]
+    key: jax.Array = None  # type: ignore[assignment]
+
+    @property
+    def training(self) -> Plan:
+        """The plan with the training part of the data, which is all that a round may see."""
+        return self._replace(dataset=self.dataset.replace(test=None))
+
+    @property
+    def slots(self) -> int:
+        """S, the clients that a layout gets in a round."""
+        if self.asynchronous is not None:
+            return int(self.asynchronous.messages)
+        return self.cohort.size(self.dataset.num_clients)
+
+    @property
+    def may_be_empty(self) -> bool:
+        """Whether there can be a round in which nobody takes part."""
+        dropped = self.work.may_drop or self.guard.skip
+        return self.cohort.may_be_empty or dropped or (self.system is not None and self.system.may_be_empty)
+
+    @property
+    def params(self) -> Any:
+        """The task's parameters, as shapes."""
+        return jax.eval_shape(lambda: self.task.init(jax.random.key(0), self.dataset))
+
+    @property
+    def keeps_clients(self) -> bool:
+        """Whether anything is kept for a client from visit to visit."""
+        kept = jax.eval_shape(self.algorithm.init_client, self.params)
+        return bool(self.algorithm.keep_optimizer or jax.tree.leaves(kept))
+
+    def observes(self, what: str) -> bool:
+        """Whether a diagnostic asks for ``what``."""
+        return any(what in diagnostic.observes for diagnostic in self.diagnostics)
+
+    def average(self, method: Method) -> str:
+        """The cohort's own choice of average, else the method's."""
+        return self.cohort.average or method.requires.average
+
+    def averaging(self, method: Method) -> Averaging:
+        """What that average means."""
+        return self.cohort.averaging(self.average(method))
+
+    def phases(self) -> list[Phase]:
+        """The exchanges of a round, in order.
+
+        The last one trains and shares its draws with every other algorithm; earlier ones may have their own.
+        """
+        methods, found = self.algorithm.phases(), []
+        for after, method in zip(range(len(methods) - 1, -1, -1), methods, strict=True):  # how many come after it
+            own = after if method.requires.own_cohort else 0
+            key = jax.random.fold_in(self.key, own) if own else self.key
+            found.append(Phase(method, key, self.cohort.of_exchange(own), last=after == 0))
+        return found
+
+    def bounds(self, method: Method) -> Bounds:
+        """Static upper bounds of a phase's micro-steps in a round, from the largest clients' sizes."""
+        batches, work, data = self.batches, self.work, self.dataset
+        rows, largest = batches.rows(data), data.max_size
+        slots = min(self.cohort.size(data.num_clients), data.num_clients)
+        ceilings = (data.largest_total(slots) + slots * (rows - 1)) // rows  # >= sum of ceil(n_i / rows)
+        epoch, pieces = batches.most_in_epoch(data), batches.pieces(largest, rows)
+        per_client = work.most_steps(epoch) * pieces
+        per_cohort = work.most_total(slots, batches.most_in_epochs(data, slots), epoch)
+        if pieces > 1:
+            per_cohort = work.most_steps(epoch) * ceilings
+        survey, of_all = (batches_in(largest, rows), ceilings) if surveys(method) else (0, 0)
+        if not method.requires.steps:
+            per_client, per_cohort, survey, of_all = survey, of_all, 0, 0
+        if self.asynchronous is not None:  # a fast client may be in a buffer several times
+            messages = self.asynchronous.messages
+            return Bounds(per_client, messages * per_client, False, survey, messages * survey)
+        return Bounds(per_client, min(per_cohort, slots * per_client), True, survey, min(of_all, slots * survey))
+
+    def placed(self) -> Plan:
+        """The plan with its data where the layout reads it from."""
+        return self._replace(dataset=self.layout.placed(self.dataset))
+
+    def everywhere(self) -> Plan:
+        """The plan with all else on every device of the layout."""
+        return self.layout.everywhere(self._replace(dataset=None))._replace(dataset=self.dataset)  # type: ignore[arg-type,no-any-return]
+
+
+class TrainState(NamedTuple):
+    """Everything that changes from round to round.
+
+    Clients are in the order of their ids, whatever the order in which the data set stores them: row i is the client
+    with the i-th smallest id, the one stored at ``dataset.order[i]``.
+
+    Attributes:
+      server: the algorithm's server state.
+      clients: what the method keeps for each client, leaves [N, ...] (``Kept(own, optimizer)`` where the local
+        optimiser's state is carried over); ``()`` for methods that keep nothing. While a run goes on also
+        :class:`fedjax_sim.client_states.Rows` of all or of a cohort.
+      flight: who is in flight (:class:`fedjax_sim.asynchronous.flight.Flight`) in asynchronous runs; else None.
+      visited: bool[N], who has taken part in a round so far, of methods with personal models; else None.
+    """
+
+    server: Any
+    clients: Any
+    flight: Any = None
+    visited: Any = None
+
+    def client(self, client_id: int, dataset: FederatedDataset) -> Any:
+        """What the method keeps for the client of that id, after a run of ``make_train``'s function.
+
+        Args:
+          client_id: one of ``dataset.client_ids``.
+          dataset: the data of the run.
+
+        Raises:
+          KeyError: no client has that id.
+        """
+        row = row_of(client_id, np.sort(np.asarray(dataset.client_ids)))
+        return jax.tree.map(lambda leaf: leaf[row], self.clients)
+
+
+def layout_by_rule(plan: Plan, *, several: bool = False) -> Layout:
+    """The layout of a run that is given none: of one device, or of ``several`` if there are."""
+    devices = choose_devices(plan.slots) if several else 1
+    if devices > 1:
+        return mesh(devices, data=choose_sharding(trees.size_in_bytes(plan.dataset.examples), devices))
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(plan.params))
+    return choose_layout(plan.slots, parameters, plan.bounds(plan.algorithm))

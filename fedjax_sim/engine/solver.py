@@ -1,0 +1,336 @@
+"""One client's round as three pure functions, begin, step and finish, for a layout to run.
+
+A *micro-step* takes one gradient on one batch. An ordinary local step is one micro-step; along a full local gradient it
+is ceil(n_i / piece) of them, accumulated. A survey of the client's data is ceil(n_i / B) micro-steps of its own: a
+cohort is surveyed (:attr:`Solver.surveyor`) before it trains, unless its exchange only surveys.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from fedjax_sim.algorithms.contract import Client, Mean, Message, Method, Share, Stack
+from fedjax_sim.algorithms.messages import received
+from fedjax_sim.algorithms.wrapper import downloaded, encoded, surveys, uploaded
+from fedjax_sim.clients.local.batches import Batches, Positions, batches_in, fetch
+from fedjax_sim.core import trees
+from fedjax_sim.datasets.federated import FederatedDataset
+from fedjax_sim.engine.loss import Loss
+from fedjax_sim.models.task import Task
+from fedjax_sim.optim import parts
+
+
+class Slot(NamedTuple):
+    """A client and where to find its data; every field with a leading slot axis [S] outside the layouts.
+
+    Attributes:
+      client: the client.
+      offset: int32, where its examples begin.
+      draws: what the batch scheme prepared for its draws of this round.
+      model_key: PRNG key for the model's own randomness (dropout).
+      sent: the broadcast that it began with, where that is not the round's; else None.
+    """
+
+    client: Client
+    offset: jax.Array
+    draws: Any
+    model_key: jax.Array
+    sent: Any = None
+
+    def at(self, steps: jax.Array, offset: jax.Array) -> Slot:
+        """The same client with other ``steps``, its examples at another place."""
+        return self._replace(client=self.client._replace(steps=steps), offset=offset)
+
+    def told(self, survey: Any) -> Slot:
+        """The same client, which knows its survey."""
+        return self._replace(client=self.client._replace(survey=survey))
+
+
+class Progress(NamedTuple):
+    """A client at work.
+
+    Attributes:
+      y: what it trains.
+      optimizer: state of the local optimiser.
+      kept: c_i, as the round found it.
+      gradient: sum of the pieces of a full local gradient so far, or None.
+      survey: sum of the pieces of the survey so far, or None.
+    """
+
+    y: Any
+    optimizer: Any
+    kept: Any
+    gradient: Any = None
+    survey: Any = None
+
+
+class Kept(NamedTuple):
+    """The state of a client whose solver's state is carried over."""
+
+    own: Any
+    optimizer: Any
+
+
+class Watch(struct.PyTreeNode):
+    """What is asked of every client beside its messages, delivered in stacks; and how.
+
+    Attributes:
+      updates: the change, under the name ``UPDATES``.
+      drift: its norm, under the name ``DRIFT``.
+      finite: whether all it sends and keeps is finite, under the name ``FINITE``.
+      skip: whether a client of whom that is not true leaves nothing: zero messages, the old c_i.
+      surveying: whether the clients survey their data, and nothing else.
+      mixing: whether changes are taken from the round's broadcast, whatever a client began with (FedAsync).
+    """
+
+    updates: bool = struct.field(pytree_node=False, default=False)
+    drift: bool = struct.field(pytree_node=False, default=False)
+    finite: bool = struct.field(pytree_node=False, default=False)
+    skip: bool = struct.field(pytree_node=False, default=False)
+    surveying: bool = struct.field(pytree_node=False, default=False)
+    mixing: bool = struct.field(pytree_node=False, default=False)
+
+    UPDATES: ClassVar[str] = "watched updates"
+    DRIFT: ClassVar[str] = "watched drift"
+    FINITE: ClassVar[str] = "watched finite"
+    SURVEY: ClassVar[str] = "survey"
+    NAMES: ClassVar[frozenset[str]] = frozenset({UPDATES, DRIFT, FINITE})
+
+
+class Left(NamedTuple):
+    """What one client leaves.
+
+    Attributes:
+      sums: its messages that are added up, each times its weight.
+      stacks: those that are not.
+      kept: the new c_i.
+    """
+
+    sums: dict[str, Any]
+    stacks: dict[str, Any]
+    kept: Any
+
+
+class Solver(NamedTuple):
+    """Everything one client's round is computed from; a pytree, so that derivatives reach its leaves.
+
+    Attributes:
+      algorithm: the method.
+      task: the losses.
+      batches: which examples a step sees.
+      dataset: training examples.
+      watch: what is observed besides.
+    """
+
+    algorithm: Method
+    task: Task
+    batches: Batches
+    dataset: FederatedDataset
+    watch: Watch = Watch()
+
+    @property
+    def surveyor(self) -> Solver | None:
+        """What surveys the clients before they train; None where nothing does."""
+        if self.watch.surveying or not (surveys(self.algorithm) and self.algorithm.requires.steps):
+            return None
+        return self._replace(watch=Watch(surveying=True))
+
+    def micro_steps(self, slot: Slot) -> jax.Array:
+        """Batches that the client computes on, its survey left out; 0 in a void slot."""
+        steps, size = slot.client.steps, slot.client.size
+        rows = self.batches.rows(self.dataset)
+        if self._surveying:
+            total = batches_in(size, rows)
+        elif self.algorithm.requires.steps:
+            total = steps * self.batches.pieces(size, rows)
+        else:
+            total = jnp.zeros_like(steps)
+        return jnp.where(steps > 0, total, 0).astype(jnp.int32)
+
+    def all_micro_steps(self, slot: Slot) -> jax.Array:
+        """The same with the survey."""
+        return self.micro_steps(slot) + (0 if self.surveyor is None else self.surveyor.micro_steps(slot))
+
+    def begin(self, sent: Any, c_i: Any, slot: Slot) -> Progress:
+        """The client before its first step."""
+        sent, own = self._sent(sent, slot), self._own(c_i)
+        y = optimizer = None
+        if not self.watch.surveying:
+            y = self.algorithm.begin(sent, own, slot.client)
+            carried = self.algorithm.keep_optimizer
+            optimizer = c_i.optimizer if carried else parts.begin(self.algorithm.client_optimizer, y)
+        return Progress(
+            y, optimizer, own,
+            gradient=trees.zeros_like(y) if self._in_pieces and self.algorithm.requires.steps else None,
+            survey=trees.zeros_like(self._survey_shapes(sent, own, slot)) if self._surveying else None,
+        )  # fmt: skip
+
+    def step(self, sent: Any, slot: Slot, progress: Progress, k: jax.Array, *, serial: bool = False) -> Progress:
+        """The client after micro-step ``k``.
+
+        Args:
+          sent: the round's broadcast.
+          slot: the client.
+          progress: the client before.
+          k: int32 scalar, 0, 1, ...
+          serial: see :func:`fedjax_sim.local.batches.fetch`.
+        """
+        sent, client, requires = self._sent(sent, slot), slot.client, self.algorithm.requires
+        size, rows = client.size, self.batches.rows(self.dataset)
+        key = slot.model_key
+
+        def loss_at(positions: Positions, key: jax.Array, other: Any = None) -> tuple[Loss, jax.Array]:
+            contiguous = self.batches.contiguous
+            batch = fetch(self.dataset, slot.offset, size, positions, contiguous=contiguous, serial=serial)
+            part = batch.count.astype(jnp.result_type(float)) / size.astype(jnp.result_type(float))
+            return Loss(self.task, batch, key, client.scale, other), part
+
+        if self._surveying:
+            place = k * rows + jnp.arange(rows, dtype=jnp.int32)
+            F, part = loss_at(Positions(jnp.minimum(place, size - 1), place < size), jax.random.fold_in(key, k))
+            found = self.algorithm.survey(F, sent, progress.kept, client)
+            return progress._replace(survey=trees.add_scaled(progress.survey, part, found))
+        first = batches_in(size, rows) if surveys(self.algorithm) else jnp.int32(0)  # the survey's keys come before
+        key = jax.random.fold_in(key, k + first)
+        other = None
+        if requires.other_batch:
+            later = self.batches.positions(slot.draws, size, k + client.steps, rows)
+            other = loss_at(later, key)[0]
+        batch = k if requires.hold == 1 else k // requires.hold
+        F, part = loss_at(self.batches.positions(slot.draws, size, batch, rows), key, other)
+        pieces = self.batches.pieces(size, rows)
+        number = k // pieces if self._in_pieces else k
+
+        holding = client._replace(held=progress.y)
+
+        def objective(y: Any) -> tuple[jax.Array, list[Any]]:
+            with jax.numpy_dtype_promotion("standard"):  # so that formulas may mix the dtypes of losses and parameters
+                value = self.algorithm.objective(F, y, number, sent, progress.kept, holding)
+            return jnp.asarray(value), F.moved(y, (sent, progress.kept))
+
+        g, statistics = jax.grad(objective, has_aux=True)(progress.y)
+        if not self._in_pieces:
+            return _with_statistics(self._moved(sent, client, progress, g, number), statistics)
+        if any(leaf is not None for leaf in statistics):
+            raise ValueError(
+                "the model has running statistics (batch_stats, of a BatchNorm), which a full gradient taken in pieces "
+                "has of each piece and not of the whole: use batches=fedjax_sim.local.full_batch(), all examples at "
+                "once, or fedjax_sim.local.shuffled(20)"
+            )
+        summed = progress._replace(gradient=trees.add_scaled(progress.gradient, part, g))
+        moved = self._moved(sent, client, summed, summed.gradient, number)
+        moved = moved._replace(gradient=trees.zeros_like(summed.gradient))
+        return trees.select(k % pieces == pieces - 1, moved, summed)  # type: ignore[no-any-return]
+
+    def finish(self, sent: Any, c_i: Any, slot: Slot, progress: Progress) -> Left:
+        """What the client leaves; of a void slot, zero messages and the old c_i."""
+        if self.watch.surveying:
+            return Left({}, {Watch.SURVEY: progress.survey}, c_i)
+        change, messages, kept = self._messages(sent, slot, progress)
+        new = Kept(kept, progress.optimizer) if self.algorithm.keep_optimizer else kept
+        valid = slot.client.steps > 0
+        finite = trees.all_finite((messages, new)) if self.watch.finite else jnp.bool_(True)
+        stacks: dict[str, Any] = {}
+        if self.watch.updates:
+            stacks[Watch.UPDATES] = change
+        if self.watch.drift:
+            stacks[Watch.DRIFT] = trees.norm(change)
+        if self.watch.skip:
+            valid = valid & finite
+        messages, stacks = trees.select(valid, (messages, stacks), trees.zeros_like((messages, stacks)))
+        new = trees.select(valid, new, c_i)
+        sums = {}
+        for name, message in messages.items():
+            if isinstance(message, Stack):
+                stacks[name] = message.value
+            elif isinstance(message, (Mean, Share)):
+                weight = slot.client.weight if isinstance(message, Mean) else slot.client.share
+                sums[name] = trees.scale(weight, message.value)
+            else:
+                sums[name] = message.value
+        if self.watch.finite:
+            stacks[Watch.FINITE] = finite
+        return Left(sums, stacks, new)
+
+    def settle(self, server: Any, c_i: Any, slot: Slot) -> Any:
+        """The client's state once it has heard of the new server state; that of a void slot counts for nothing."""
+        new = self.algorithm.settle(server, self._own(c_i), slot.client)
+        return Kept(new, c_i.optimizer) if self.algorithm.keep_optimizer else new
+
+    def messages(self, sent: Any, c_i: Any, slot: Slot) -> dict[str, Message]:
+        """What a client sends that does nothing: for the names, shapes and kinds of messages."""
+        return self._idle(sent, c_i, slot)[1]
+
+    def traffic(self, sent: Any, c_i: Any, slot: Slot) -> tuple[int, int]:
+        """Bytes that one client receives and sends, from shapes."""
+        found = (0, 0)
+
+        def count(sent: Any, c_i: Any, slot: Slot) -> None:
+            nonlocal found
+            change, messages, _ = self._idle(sent, c_i, slot)
+            found = downloaded(self.algorithm, self._sent(sent, slot)), uploaded(self.algorithm, messages, change)
+
+        jax.eval_shape(count, sent, c_i, slot)
+        return found
+
+    def _idle(self, sent: Any, c_i: Any, slot: Slot) -> tuple[Any, dict[str, Message], Any]:
+        progress = self.begin(sent, c_i, slot)
+        if self.surveyor is not None:
+            slot = slot.told(self.surveyor.begin(sent, c_i, slot).survey)
+        return self._messages(sent, slot, progress)
+
+    def _messages(self, sent: Any, slot: Slot, progress: Progress) -> tuple[Any, dict[str, Message], Any]:
+        """The change, the messages and the method's new c_i."""
+        own, client = self._sent(sent, slot), slot.client
+        if not self.algorithm.requires.steps:
+            client = client._replace(survey=progress.survey)
+        start = received(sent, client.index) if self.watch.mixing else own
+        change = self.algorithm.change(progress.y, start, progress.kept, client)
+        delta, kept, notes = encoded(self.algorithm, change, own, progress.kept, client)
+        messages, kept = self.algorithm.finish(delta, progress.y, own, kept, client)
+        return change, messages | notes, kept
+
+    def _moved(self, sent: Any, client: Client, progress: Progress, g: Any, k: jax.Array) -> Progress:
+        y, state = self.algorithm.step(g, progress.y, progress.optimizer, k, sent, progress.kept, client)
+        return progress._replace(y=y, optimizer=state)
+
+    def _sent(self, sent: Any, slot: Slot) -> Any:
+        return received(sent if slot.sent is None else slot.sent, slot.client.index)
+
+    def _own(self, c_i: Any) -> Any:
+        return c_i.own if self.algorithm.keep_optimizer else c_i
+
+    @property
+    def _surveying(self) -> bool:
+        return self.watch.surveying or (surveys(self.algorithm) and not self.algorithm.requires.steps)
+
+    @property
+    def _in_pieces(self) -> bool:
+        rows = self.batches.rows(self.dataset)
+        return self.batches.pieces(self.dataset.max_size, rows) > 1  # type: ignore[no-any-return]
+
+    def _survey_shapes(self, sent: Any, own: Any, slot: Slot) -> Any:
+        """Shapes of a survey, which no data is read for."""
+
+        def one(slot: Slot) -> Any:
+            positions = Positions(jnp.zeros((1,), jnp.int32), jnp.ones((1,), bool))
+            batch = fetch(
+                self.dataset, slot.offset, slot.client.size, positions, contiguous=self.batches.contiguous, serial=False
+            )
+            F = Loss(self.task, batch, slot.model_key, slot.client.scale)
+            return self.algorithm.survey(F, sent, own, slot.client)
+
+        return jax.eval_shape(one, slot)
+
+
+def _with_statistics(progress: Progress, statistics: list[Any]) -> Progress:
+    """The client with running statistics as a batch left them, whatever the optimiser did to them."""
+    if all(leaf is None for leaf in statistics):
+        return progress
+    leaves, structure = jax.tree.flatten(progress.y)
+    new = [leaf if moved is None else moved for leaf, moved in zip(leaves, statistics, strict=True)]
+    return progress._replace(y=jax.tree.unflatten(structure, new))

@@ -1,0 +1,255 @@
+"""What a model is worth: to all examples together, to every client, and to those it serves worst."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_sim.core.descriptions import Described, factory, static
+from fedjax_sim.core.values import check_real, shown
+from fedjax_sim.datasets.federated import FederatedDataset
+from fedjax_sim.datasets.host import HostDataset
+from fedjax_sim.models.evaluation.passes import Sums, client_sums, streamed_client_sums
+from fedjax_sim.models.evaluation.personal import Clients, personal_values
+from fedjax_sim.models.task import Task
+from fedjax_sim.models.task.shapes import check_values
+from fedjax_sim.reporting.recorded import less_is_better
+
+_ROUND_OFF = 100  # times the type's epsilon: two passes over the same examples differ by less
+
+
+class Evaluation(NamedTuple):
+    """What :func:`evaluate` returns.
+
+    ``"loss"`` is the objective, penalty included; ``"data_loss"``, of tasks with a penalty, the mean loss without it.
+
+    Attributes:
+      overall: mean over all examples by name, ``"loss"``, ``"accuracy"``...: sum_i p_i of the clients' means.
+      clients: mean of each client, float[N] in storage order; NaN for a client without examples.
+      worst: mean over the clients that are served worst, each counting the same.
+    """
+
+    overall: dict[str, jax.Array]
+    clients: dict[str, jax.Array]
+    worst: dict[str, jax.Array]
+
+
+class FineTuned(Described):
+    """Base of what gives every client a model by steps of its own from the shared one: ``fjs.personalise(...)``."""
+
+    def tested(self, params: Any, dataset: FederatedDataset) -> dict[str, jax.Array]:
+        """Mean test values of the clients at the models that they have from ``params``, {name: [N]}, storage order."""
+        raise TypeError(f"{type(self).__name__} must define tested(params, dataset)")
+
+
+class PerClient(Described):
+    """For ``simulate(evaluate=...)`` and ``make_train(evaluate=...)``: every client's values at every evaluation.
+
+    Records ``"client_<name>"``, float[N] in storage order, and ``"<name>_worst"``, the mean over the clients that are
+    served worst, for the losses (see :class:`Evaluation`) and every metric of the task; with the prefix ``"test_"`` for
+    the test part, where there is one. Clients without test examples are NaN and left out of the worst.
+
+    Where the method gives clients models of their own (``Method.personal``), or with ``tuned``, and where there is a
+    test part, the models are compared on each client's own test examples. ``<model>`` is ``shared``, ``personal`` (what
+    ``personal(server, c_i)`` returns) or ``tuned``:
+
+    * ``"<model>_<name>"``, ``"<model>_<name>_by_examples"``, ``"<model>_<name>_worst"``: the mean over the clients,
+      each counting the same; by their numbers of test examples; over those that are served worst;
+    * ``"personal_client_<name>"``, ``"tuned_client_<name>"``: every client, float[N] in storage order, NaN without test
+      examples;
+    * ``"personal_<name>_gain"``, ``"personal_<name>_losing"``, ``"personal_client_<name>_gain"``: how much better than
+      the shared model the personal one is on average (positive is better, of losses too), the share of the clients for
+      whom it is worse (by more than round-off), and every client's gain; likewise of the fine-tuned model;
+      ``"..._gain_over_tuned"`` and ``"..._losing_to_tuned"`` are those of the personal over the fine-tuned model;
+    * ``"client_visited"``, bool[N] in storage order, and ``"unvisited"``: who has taken part in a round so far, and how
+      many clients with test examples have not.
+
+    A client that was never visited has the model that it began with, which says nothing of the method: the numbers
+    for all clients are over those that have been visited, for each of the models alike (before the first visit of
+    anybody: over all).
+
+    Args:
+      task: what is learned.
+      worst: the share of the clients that are the worst, in (0, 1].
+      tuned: also what the shared model is worth after fine-tuning: ``fjs.personalise(task, fjs.optim.sgd(0.01),
+        fjs.local.steps(5))``. It costs these steps of all clients at every evaluation. None for no fine-tuning.
+    """
+
+    task: Task
+    worst: float = static(default=0.1)
+    tuned: FineTuned | None = None
+
+    def checked(self) -> PerClient:
+        if not isinstance(self.task, Task):
+            raise TypeError(f"per_client(task={shown(self.task)}): give the run's task")
+        if not (self.tuned is None or isinstance(self.tuned, FineTuned)):
+            raise TypeError(
+                f"per_client(tuned={shown(self.tuned)}): give fedjax_sim.personalise(task, client_optimizer, work), or "
+                "None"
+            )
+        _check_worst("per_client(worst=...)", self.worst)
+        return self
+
+    def __call__(
+        self, params: Any, dataset: FederatedDataset | HostDataset, clients: Clients | None = None
+    ) -> dict[str, jax.Array]:
+        """The values at ``params``, by name; with the ``clients`` those of their own models too."""
+        found: dict[str, jax.Array] = {}
+        for prefix, part in (("", dataset), ("test_", dataset.test)):
+            if part is not None:
+                values = evaluate(self.task, params, part, worst=self.worst)
+                found |= {f"{prefix}client_{name}": value for name, value in values.clients.items()}
+                found |= {f"{prefix}{name}_worst": value for name, value in values.worst.items()}
+        if dataset.test is None or (clients is None and self.tuned is None):
+            return found
+        models = {"shared": values.clients}  # of the test part
+        if self.tuned is not None:
+            models["tuned"] = self.tuned.tested(params, dataset)  # type: ignore[arg-type]
+        if clients is None:
+            return found | self._compared(models, dataset.test, None)
+        models["personal"] = personal_values(self.task, clients, dataset.test)
+        return found | self._compared(models, dataset.test, clients.visited)
+
+    def _compared(
+        self, models: dict[str, Sums], test: FederatedDataset | HostDataset, visited: jax.Array | None
+    ) -> dict[str, jax.Array]:
+        """The models beside each other; ``visited`` by client index, None where that is no matter."""
+        sizes, found = test.sizes, dict[str, jax.Array]()
+        counted = held = sizes > 0
+        if visited is not None:
+            order = test.frame.order if isinstance(test, HostDataset) else test.order
+            seen = jnp.zeros_like(visited).at[order].set(visited)
+            counted = held & (seen | ~jnp.any(held & seen))
+            found |= {"client_visited": seen, "unvisited": jnp.sum(held & ~seen, dtype=jnp.int32)}
+
+        def mean(values: jax.Array, weights: jax.Array) -> jax.Array:
+            weights = jnp.where(counted, weights, jnp.zeros_like(weights)).astype(values.dtype)
+            return jnp.sum(jnp.where(counted, values, jnp.zeros_like(values)) * weights) / jnp.sum(weights)
+
+        same = jnp.ones_like(sizes)
+        for model, values in models.items():
+            for name, of_clients in values.items():
+                found[f"{model}_{name}"] = mean(of_clients, same)
+                found[f"{model}_{name}_by_examples"] = mean(of_clients, sizes)
+                lost = less_is_better(name)
+                found[f"{model}_{name}_worst"] = worst_mean(of_clients, self.worst, highest=lost, held=counted)
+                if model != "shared":
+                    found[f"{model}_client_{name}"] = of_clients
+        pairs = (("tuned", "shared", "_gain", "_losing"), ("personal", "shared", "_gain", "_losing"),
+                 ("personal", "tuned", "_gain_over_tuned", "_losing_to_tuned"))  # fmt: skip
+        for model, other, gain, losing in pairs:
+            if not models.keys() >= {model, other}:
+                continue
+            for name, of_clients in models[model].items():
+                gains = of_clients - models[other][name]
+                gains = -gains if less_is_better(name) else gains
+                found[f"{model}_{name}{gain}"] = mean(gains, same)
+                least = _ROUND_OFF * jnp.finfo(gains.dtype).eps * jnp.abs(models[other][name])
+                found[f"{model}_{name}{losing}"] = mean((gains < -least).astype(gains.dtype), same)
+                found[f"{model}_client_{name}{gain}"] = gains
+        return found
+
+
+def evaluate(task: Task, params: Any, dataset: FederatedDataset | HostDataset, *, worst: float = 0.1) -> Evaluation:
+    """A model on the data of all clients, in one pass; usable inside ``jax.jit`` (not with a :class:`HostDataset`).
+
+    Args:
+      task: what is learned.
+      params: the model.
+      dataset: the examples; ``dataset.test`` for the held-out ones.
+      worst: the share of the clients (of those with examples) that are the worst, in (0, 1]: 0.1 is the worst decile.
+
+    Returns:
+      An :class:`Evaluation`. The highest losses and errors are the worst, and the lowest values of anything else.
+
+    Raises:
+      ValueError: ``worst`` is out of its range.
+
+    Example:
+      >>> import jax, fedjax_sim as fjs
+      >>> data = fjs.datasets.synthetic(1.0, 1.0, num_clients=20, max_size=60, seed=0)
+      >>> task = fjs.classification(fjs.models.LogisticRegression(10))
+      >>> found = fjs.evaluate(task, task.init(jax.random.key(0), data), data.test)
+      >>> found.clients["accuracy"].shape, bool(found.worst["accuracy"] <= found.overall["accuracy"])
+      ((20,), True)
+    """
+    _check_worst("evaluate(worst=...)", worst)
+    sums = _client_sums(task, params, dataset)
+    overall = {name: jnp.sum(total) / dataset.num_examples for name, total in sums.items()}
+    clients = _client_means(task, params, dataset, sums)
+    held = dataset.sizes > 0
+    found = {name: worst_mean(value, worst, highest=less_is_better(name), held=held) for name, value in clients.items()}
+    return Evaluation(task.with_penalty(params, overall), clients, found)
+
+
+def client_values(task: Task, dataset: FederatedDataset, params: Any) -> dict[str, jax.Array]:
+    """F_i and the mean metrics of every client at one model, {name: [N]} in storage order.
+
+    One pass over the flat data; NaN for a client without examples (a test part may have some).
+
+    Args:
+      task: the losses.
+      dataset: training or test examples.
+      params: the model.
+    """
+    return _client_means(task, params, dataset, _client_sums(task, params, dataset))
+
+
+def worst_mean(values: jax.Array, share: float, *, highest: bool, held: jax.Array | None = None) -> jax.Array:
+    """Mean of the worst ceil(share M) of M values.
+
+    Args:
+      values: [N].
+      share: in (0, 1].
+      highest: whether the highest values are the worst (losses), or the lowest (accuracies).
+      held: bool[N], which M of the values count; None for all.
+    """
+    held = jnp.ones(values.shape, bool) if held is None else held
+    badness = values if highest else -values
+    ordered = jnp.sort(jnp.where(held, badness, jnp.full_like(badness, -jnp.inf)), descending=True)
+    real = values.dtype
+    count = jnp.maximum(jnp.ceil(jnp.sum(held, dtype=jnp.int32).astype(real) * jnp.asarray(share, real)), 1)
+    taken = jnp.arange(len(values), dtype=jnp.int32) < count.astype(jnp.int32)
+    mean = jnp.sum(jnp.where(taken, ordered, jnp.zeros_like(ordered))) / count
+    return mean if highest else -mean
+
+
+def _client_sums(task: Task, params: Any, dataset: FederatedDataset | HostDataset) -> Sums:
+    _check_model(task, params, dataset.frame if isinstance(dataset, HostDataset) else dataset)
+    if isinstance(dataset, HostDataset):
+        return streamed_client_sums(task, [params], dataset)[0]
+    sums: Sums = client_sums(task, params, dataset)
+    return sums
+
+
+def _client_means(task: Task, params: Any, dataset: FederatedDataset | HostDataset, sums: Sums) -> Sums:
+    sizes = jnp.maximum(dataset.sizes, 1)
+    means = task.with_penalty(params, {name: total / sizes.astype(total.dtype) for name, total in sums.items()})
+    return {name: jnp.where(dataset.sizes > 0, mean, jnp.full_like(mean, jnp.nan)) for name, mean in means.items()}
+
+
+def _check_model(task: Task, params: Any, dataset: FederatedDataset) -> None:
+    """Checks that the task has one number for each example at this model, and that it is one model."""
+    try:
+        check_values(task, params, dataset.examples, training=False)
+    except (TypeError, ValueError):
+        shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(params)]
+        wanted = jax.tree.leaves(jax.eval_shape(lambda: task.init(jax.random.key(0), dataset)))
+        models = shapes[0][0] if shapes and shapes[0] else 0
+        if models and shapes == [(models, *leaf.shape) for leaf in wanted]:
+            raise ValueError(
+                f"params has {models} models on a leading axis, as history.params has one for each seed: give "
+                "one, jax.tree.map(lambda leaf: leaf[0], params)"
+            ) from None
+        raise
+
+
+def _check_worst(what: str, worst: float) -> None:
+    check_real(what, worst, low=0.0, high=1.0)
+    if worst == 0:
+        raise ValueError(f"{what} is 0: it must be in (0, 1], a share of the clients")
+
+
+per_client = factory("evaluation.per_client", PerClient)

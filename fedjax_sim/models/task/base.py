@@ -1,0 +1,202 @@
+"""What is learned: initial parameters, a loss per example, metrics per example and a penalty.
+
+The local objective of client i is F_i(w) = (1/n_i) sum_j v_j loss(w, example_j) + penalty(w), with v_j the data set's
+``example_weights`` (1 by default), and F = sum_i p_i F_i.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fedjax_sim.core.descriptions import Described
+from fedjax_sim.datasets.federated import FederatedDataset
+
+
+class Batch(NamedTuple):
+    """Some examples of one client.
+
+    Attributes:
+      examples: pytree, leading axis B.
+      weights: [B], example weights v_j; exactly 0 for padding rows, whose examples are real but not this batch's.
+      count: scalar, number of examples that are not padding (at least 1).
+    """
+
+    examples: Any
+    weights: jax.Array
+    count: jax.Array  # type: ignore[assignment]
+
+
+class Task(Described):
+    """A learning problem; subclasses define :meth:`init`, :meth:`losses` and, where useful, the rest."""
+
+    def init(self, key: jax.Array, dataset: FederatedDataset) -> Any:
+        """Initial parameters."""
+        raise TypeError(f"{type(self).__name__} must define init(key, dataset)")
+
+    def losses(self, params: Any, examples: Any, key: jax.Array | None = None) -> jax.Array:
+        """Loss of each example, [B]; ``key`` is given in training only (dropout)."""
+        raise TypeError(f"{type(self).__name__} must define losses(params, examples, key)")
+
+    def outputs(
+        self, params: Any, examples: Any, key: jax.Array | None = None, weights: jax.Array | None = None
+    ) -> jax.Array:
+        """What the model says of each example, [B, ...]: logits of a classification, predictions of a regression.
+
+        Args:
+          params: parameters.
+          examples: pytree, leading axis B.
+          key: PRNG key of a training step, in which the model behaves as in training; None elsewhere.
+          weights: [B], those of a :class:`Batch`, whose padding must not count in a batch's statistics; None where
+            every row counts. Models without statistics do not read them.
+
+        Raises:
+          TypeError: the task has a loss and no outputs.
+        """
+        raise TypeError(self._silent("outputs", "what a model says of each example, [B, ...]"))
+
+    def features(
+        self, params: Any, examples: Any, key: jax.Array | None = None, weights: jax.Array | None = None
+    ) -> jax.Array:
+        """What the model's last layer receives, [B, D] ([B, T, D] where it has outputs [B, T, ...]).
+
+        Arguments are those of :meth:`outputs`.
+
+        Raises:
+          TypeError: the task does not say.
+        """
+        raise TypeError(self._silent("features", "what a model's last layer receives, [B, D]"))
+
+    def labels(self, examples: Any) -> jax.Array:
+        """What the model should say of each example, [B, ...]: ``examples["y"]``.
+
+        Raises:
+          TypeError: the examples have no "y".
+        """
+        if not (isinstance(examples, Mapping) and "y" in examples):
+            held = sorted(map(str, examples)) if isinstance(examples, Mapping) else type(examples).__name__
+            raise TypeError(f"{type(self).__name__} has no labels: its examples are {held}; labelled ones have a 'y'")
+        return examples["y"]  # type: ignore[no-any-return]
+
+    def num_classes(self, dataset: FederatedDataset) -> int | None:
+        """The number of classes that the model tells apart; None where outputs are no classes."""
+        return None
+
+    def statistics(self, params: Any) -> Any:
+        """The part of ``params`` that is no parameter but running statistics of a BatchNorm; None where none is.
+
+        They travel with the parameters: a method that averages models averages them too. No gradient reaches them
+        (see :meth:`batch_loss`) and no penalty counts them. A step in training leaves those of
+        :meth:`losses_and_statistics` in their place (:meth:`with_statistics`); evaluation uses them.
+        """
+        return None
+
+    def with_statistics(self, params: Any, statistics: Any) -> Any:
+        """``params``, or a gradient in them, with other running statistics; as it is where it has none."""
+        return params
+
+    def losses_and_statistics(
+        self, params: Any, examples: Any, key: jax.Array | None = None, weights: jax.Array | None = None
+    ) -> tuple[jax.Array, Any]:
+        """:meth:`losses`, and :meth:`statistics` after a training step on these examples; from one forward pass.
+
+        The statistics are moved from those in ``params``, by the examples at the parameters before the step; without a
+        ``key`` (evaluation) they stay. Rows of weight 0 count in neither, and where no row counts the statistics stay.
+
+        Derivatives are those of the formulas, in the statistics too, for what differentiates whole runs. The gradient
+        of a step has zeros there: ``task.with_statistics(g, zeros)``.
+
+        Args:
+          params: parameters and statistics.
+          examples: pytree, leading axis B.
+          key: PRNG key of a training step; None in evaluation.
+          weights: [B], those of the batch; None where every row counts.
+        """
+        return self.losses(params, examples, key), None
+
+    def updated_statistics(
+        self, params: Any, examples: Any, key: jax.Array | None, weights: jax.Array | None = None
+    ) -> Any:
+        """The statistics of :meth:`losses_and_statistics` alone, for objectives with other losses; None for none."""
+        if self.statistics(params) is None:
+            return None
+        return self.losses_and_statistics(params, examples, key, weights)[1]
+
+    def metrics(self, params: Any, examples: Any) -> dict[str, jax.Array]:
+        """Other values of each example by name, [B] each; their means are recorded."""
+        return {}
+
+    def penalty(self, params: Any) -> jax.Array | None:
+        """What is added to every client's mean loss, or None."""
+        return None
+
+    def check(self, dataset: FederatedDataset) -> None:
+        """Raises ``ValueError`` where the data cannot be this task's."""
+
+    def called(self, function: str) -> str:
+        """How error messages name what the user gave as ``"init"``, ``"losses"``, ``"metrics"`` or ``"penalty"``."""
+        return f"{type(self).__name__}.{function}"
+
+    def batch_loss(self, params: Any, batch: Batch, key: jax.Array | None = None) -> jax.Array:
+        """(1/count) sum_j v_j loss_j + penalty: an unbiased estimate of F_i from a uniform batch.
+
+        Running statistics are constants to it.
+        """
+        statistics = self.statistics(params)
+        if statistics is None:
+            losses = self.losses(params, batch.examples, key)
+        else:
+            held = self.with_statistics(params, lax.stop_gradient(statistics))
+            losses, _ = self.losses_and_statistics(held, batch.examples, key, batch.weights)
+        return self.batch_mean(params, losses, batch)
+
+    def batch_mean(self, params: Any, losses: jax.Array, batch: Batch) -> jax.Array:
+        """(1/count) sum_j v_j loss_j + penalty of the batch's losses [B]: what :meth:`batch_loss` makes of them."""
+        mean = jnp.sum(losses * batch.weights.astype(losses.dtype)) / batch.count.astype(losses.dtype)
+        penalty = self.penalty(params)
+        return mean if penalty is None else mean + jnp.asarray(penalty).astype(mean.dtype)
+
+    def values(self, params: Any, examples: Any, weights: jax.Array | None = None) -> dict[str, jax.Array]:
+        """Loss and metrics of each example without training's randomness, [B] by name; ``"loss"`` has no penalty.
+
+        They are reals of at least single precision, as they are to be summed: a sum in half precision stops growing at
+        a few hundred.
+
+        Args:
+          params: parameters.
+          examples: pytree, leading axis B.
+          weights: [B], the data set's example weights v_j, which multiply the losses; None where it has none.
+        """
+        losses = _single(self.losses(params, examples))
+        if weights is not None:
+            losses = losses * weights.astype(losses.dtype)
+        metrics = {name: _single(value) for name, value in self.metrics(params, examples).items()}
+        return {**metrics, "loss": losses}
+
+    def with_penalty(self, params: Any, means: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        """Mean values with the penalty added to the loss, which makes it an objective; ``"data_loss"`` is without it.
+
+        Where there is no penalty the two are the same, and ``"data_loss"`` is left out.
+        """
+        penalty = self.penalty(params)
+        if penalty is None:
+            return means
+        loss = means["loss"]
+        return {**means, "loss": loss + jnp.asarray(penalty).astype(loss.dtype), "data_loss": loss}
+
+    def _silent(self, function: str, what: str) -> str:
+        return (
+            f"{type(self).__name__} has a loss of each example and does not say {what}: use "
+            "fedjax_sim.classification(model) or regression(model), give fedjax_sim.functions(..., "
+            f"{function}_function=...), or define {function}(params, examples, key, weights) in a task of your own"
+        )
+
+
+def _single(values: jax.Array) -> jax.Array:
+    if not jnp.issubdtype(values.dtype, jnp.floating):
+        return values.astype(jnp.result_type(float))
+    return values if jnp.finfo(values.dtype).bits >= 32 else values.astype(jnp.float32)

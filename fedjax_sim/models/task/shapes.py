@@ -1,0 +1,160 @@
+"""What a task returns for a few examples, known from its shapes: one number for each, before anything is compiled.
+
+A step weights the examples of a batch one by one (padding counts 0), so a loss that is a mean already trains another
+model, and no error follows.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_sim.core.values import shown, wrong_name
+from fedjax_sim.models.task.base import Task
+
+
+def check_values(task: Task, params: Any, examples: Any, *, training: bool) -> jax.ShapeDtypeStruct:
+    """Checks that losses and metrics are one number for each example and the penalty is one number.
+
+    Nothing is computed: the functions are traced with a few rows, and what was traced before is remembered.
+
+    Args:
+      task: what is learned.
+      params: parameters or their shapes; may be traced.
+      examples: pytree of arrays or their shapes with a leading axis of examples, whose length does not matter.
+      training: whether the model is trained, which needs parameters with a derivative, or evaluated only.
+
+    Returns:
+      The shape of the losses of a few examples.
+
+    Raises:
+      TypeError: of another kind than it must be, or a function was called with what it does not take.
+      ValueError: of another shape; or a metric has a name that is taken.
+    """
+    if training:
+        _check_params(task, params)
+    rows = _rows(params, examples)
+    some = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((rows, *leaf.shape[1:]), leaf.dtype), examples)
+    key = (jax.eval_shape(jax.random.key, 0),) if training else ()
+    losses = _returned(task, "losses", params, some, *key)
+    _check_each(task.called("losses"), losses, rows, "loss")
+    if not jnp.issubdtype(losses.dtype, jnp.floating):
+        raise TypeError(
+            f"{task.called('losses')} returns {_text(losses)}: a loss needs a derivative, so it must be a real number: "
+            "use .astype('float32')"
+        )
+    metrics = _returned(task, "metrics", params, some)
+    if not isinstance(metrics, Mapping):
+        raise TypeError(
+            f"{task.called('metrics')} returns {_shapes(metrics)}: it must return values by name, "
+            f"{{'accuracy': array of {rows} for {rows} examples}}"
+        )
+    for name, values in metrics.items():
+        rule = wrong_name("round" if name in ("loss", "data_loss") else name)
+        if rule is not None:
+            raise ValueError(f"{task.called('metrics')} returns a value for {shown(name)}: {rule}")
+        _check_each(f"{task.called('metrics')}, {name!r},", values, rows, "number")
+    penalty = _returned(task, "penalty", params)
+    if penalty is not None and getattr(penalty, "shape", None) != ():
+        raise ValueError(
+            f"{task.called('penalty')} returns {_shapes(penalty)}: it must return one number (or None for no penalty): "
+            "take the sum of its entries, jnp.sum(...)"
+        )
+    if training and task.statistics(params) is not None:
+        weights = jax.ShapeDtypeStruct((rows,), jnp.result_type(float))
+        _returned(task, "losses_and_statistics", params, some, *key, weights)
+    return losses  # type: ignore[no-any-return]
+
+
+def _check_params(task: Task, params: Any) -> None:
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    if not leaves:
+        raise TypeError(f"{task.called('init')} returns {shown(params)}: it must return arrays, the initial parameters")
+    for path, leaf in leaves:
+        if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+            raise TypeError(
+                f"{task.called('init')} returns parameters of {_text(leaf)}{_at(path)}: what is learned needs a "
+                "derivative, so it must be real numbers: use .astype('float32')"
+            )
+
+
+def _check_each(what: str, values: Any, rows: int, number: str) -> None:
+    """Checks that ``values`` is the shape of one number for each of ``rows`` examples."""
+    rule = f"for {rows} examples: it must return one {number} for each"
+    if not isinstance(values, jax.ShapeDtypeStruct):
+        raise TypeError(f"{what} returns {_shapes(values)} {rule}, an array [{rows}]")
+    if jnp.issubdtype(values.dtype, jnp.complexfloating):
+        raise TypeError(f"{what} returns {_text(values)} {rule}, a real one: use .real, or jnp.abs(...)")
+    if values.shape != (rows,):
+        raise ValueError(f"{what} returns {_text(values)} {rule}, {values.dtype}[{rows}]: {_fix(values.shape, rows)}")
+
+
+def _fix(shape: tuple[int, ...], rows: int) -> str:
+    if shape == ():
+        return "leave out .mean() or .sum(), a run weights and averages the examples itself"
+    if shape == (rows, rows):
+        return (
+            f"an array [{rows}, 1] was broadcast against one of [{rows}], often the model's output against y: take "
+            "output[:, 0]"
+        )
+    if shape == (rows, 1):
+        return "drop its last axis, [:, 0]"
+    if shape[0] == rows:
+        axes = tuple(range(1, len(shape)))
+        return f"take the mean or the sum over the other axes, .mean(axis={axes[0] if len(axes) == 1 else axes})"
+    return "keep the first axis, that of the examples, and no other"
+
+
+def _rows(params: Any, examples: Any) -> int:
+    """How many examples to ask about: a number that is the length of no other axis, so that none passes for it."""
+    taken = {size for leaf in jax.tree.leaves(params) for size in jnp.shape(leaf)}
+    taken |= {size for leaf in jax.tree.leaves(examples) for size in leaf.shape[1:]}
+    return next(rows for rows in itertools.count(5) if rows not in taken)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _call(task: Task, function: str, *given: Any) -> Any:
+    """One of the task's functions; jitted for its shapes alone, which JAX remembers of a jitted function."""
+    return getattr(task, function)(*given)
+
+
+def _returned(task: Task, function: str, *given: Any) -> Any:
+    """The shapes of what one of the task's functions returns.
+
+    Raises:
+      TypeError, ValueError: it failed; the message says what it was called with.
+    """
+    try:
+        return _call.eval_shape(task, function, *given)
+    except Exception as error:
+        names = ("params", "examples")  # a key may follow, which tells nothing
+        called = f"{task.called(function)}({', '.join(names[: len(given)])})"
+        were = " and ".join(f"{name} {_shapes(value)}" for name, value in zip(names, given, strict=False))
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f"{called} failed on {were}: {type(error).__name__}: {error}") from error
+
+
+class _Text(str):
+    """A text that stands in a pytree's ``repr`` without quotes."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def _text(leaf: Any) -> _Text:
+    return _Text(f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}")
+
+
+def _shapes(tree: Any) -> str:
+    return shown(jax.tree.map(_text, tree))
+
+
+def _at(path: Any) -> str:
+    return f" at {jax.tree_util.keystr(path)}" if path else ""

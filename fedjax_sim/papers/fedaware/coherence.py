@@ -1,0 +1,127 @@
+"""Figure 7: client coherence, cosines and LUD among 20 clients of whom half hold balanced labels."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+import fedjax_sim as fjs
+from fedjax_sim.datasets import partition as partitions
+from fedjax_sim.papers.bench import Bench
+from fedjax_sim.papers.experiment import Claim, Experiment, Outcome, Setting, Table
+from fedjax_sim.papers.fedaware.tasks import ALPHA, CPU_IMAGES, DATA_SEED, Deal, cifar10, settings
+from fedjax_sim.reporting.figures import new_figure
+from fedjax_sim.reporting.plots import COLOURS, check_matplotlib, plain
+
+BALANCED, UNBALANCED = 10, 10
+MOMENTS = (3, 60, 150)  # the paper's rounds
+MEASURES = ("coherence", "consensus", "lud")
+CPU_SHARE = 4  # one in so many of the CPU's images: everybody takes part in every round
+
+
+def perform(bench: Bench) -> Outcome:
+    """Measures against rounds, and the cosines of all pairs at three of them."""
+    problem = cifar10(bench, half_balanced(bench), alone=True)
+    rounds = bench.choose(smoke=3, cpu=MOMENTS[-1], paper=MOMENTS[-1])
+    moments = bench.choose(smoke=(1, 2, 3), cpu=MOMENTS, paper=MOMENTS)
+    run = dict(problem.run) | {
+        "rounds": rounds, "cohort": fjs.cohort.full(), "diagnostics": [*problem.run["diagnostics"], "cosine_matrix"],
+        "eval_every": bench.choose(smoke=1, cpu=15, paper=5),
+    }  # fmt: skip
+    result = bench.sweep(
+        "FedAvg, half balanced", fjs.fedavg(client_optimizer=problem.optimizer), problem.data,
+        fjs.sweeps.points([{"client_optimizer.learning_rate": problem.learning_rate}]), **run,
+    )  # fmt: skip
+    history = result.at(0)
+    balanced = problem.data.num_clients // 2
+    matrices = {moment: history["cosine_matrix"][:, moment - 1].mean(axis=0) for moment in moments}
+    among = {moment: _among(matrix, balanced) for moment, matrix in matrices.items()}
+    curves = {name: history[name].mean(axis=0) for name in MEASURES}
+    lud_and_coherence = float(np.corrcoef(curves["lud"], curves["coherence"])[0, 1])
+    means = {moment: of["all"] for moment, of in among.items()}
+    claims = [
+        Claim("the clients' changes become less alike: the mean cosine falls from moment to moment",
+              all(a > b for a, b in itertools.pairwise(means.values())),
+              {"mean cosine by round": means}),
+        Claim("the measures tell one story: the LUD rises when the coherence falls (correlation below -0.5)",
+              lud_and_coherence < -0.5, {"correlation of LUD and coherence over the rounds": lud_and_coherence}),
+        Claim("clients with balanced labels are more alike than the others, at all three moments",
+              all(of["balanced"] > of["unbalanced"] for of in among.values()), {"mean cosine by round": among},
+              "the paper shows it, after FedLAW's figure, without words", True),
+    ]  # fmt: skip
+    table = Table(
+        "Mean cosine of pairs of clients", ("round", "all", "both balanced", "both unbalanced", "one of each"),
+        [(moment, of["all"], of["balanced"], of["unbalanced"], of["mixed"]) for moment, of in among.items()],
+        "The paper gives a figure only.",
+    )  # fmt: skip
+    own = [
+        Setting(
+            "clients", "20, ten of them with balanced labels", f"{problem.data.num_clients}, half of them balanced"
+        ),
+        Setting("how unbalanced", "not given", f"Dir({ALPHA})"),
+        Setting("clients a round", "not given", "all"),
+        Setting(
+            "images", "50,000", bench.choose(smoke="1,797 digits", cpu=f"{CPU_IMAGES // CPU_SHARE:,}", paper="50,000")
+        ),
+        Setting("rounds", "150 or more", str(rounds)),
+    ]
+    known = {setting.what for setting in own} | {"clients, a round"}
+    kept = [setting for setting in settings(bench, problem) if setting.what not in known]
+    return Outcome([*kept, *own], claims, {"figure7": _figure(curves, matrices)}, [table], {"cosines": matrices})
+
+
+def half_balanced(bench: Bench) -> Deal:
+    """Half of the rows IID over the first clients, the other half by Dir(0.1) over as many others."""
+    first, second = bench.choose(smoke=(4, 4), cpu=(BALANCED, UNBALANCED), paper=(BALANCED, UNBALANCED))
+    share = bench.choose(smoke=1, cpu=CPU_SHARE, paper=1)
+
+    def deal(labels: np.ndarray) -> Sequence[np.ndarray]:
+        rows = np.asarray(partitions.iid(len(labels), share, DATA_SEED)[0])
+        alike, unlike = (rows[of] for of in partitions.iid(len(rows), 2, DATA_SEED))
+        iid = partitions.iid(len(alike), first, DATA_SEED)
+        skewed = partitions.dirichlet(labels[unlike], second, ALPHA, DATA_SEED, 2)
+        return [alike[of] for of in iid] + [unlike[of] for of in skewed]
+
+    return deal
+
+
+def _among(matrix: np.ndarray, balanced: int) -> dict[str, float]:
+    """Mean cosines of pairs i < j: of all, within the first ``balanced`` clients, within the others, across."""
+    i, j = np.triu_indices(len(matrix), 1)
+    pairs = matrix[i, j]
+    both, none = (i < balanced) & (j < balanced), (i >= balanced) & (j >= balanced)
+    kinds = {"all": both | ~both, "balanced": both, "unbalanced": none, "mixed": ~both & ~none}
+    return {name: float(pairs[where].mean()) for name, where in kinds.items()}
+
+
+def _figure(curves: Mapping[str, np.ndarray], matrices: Mapping[int, np.ndarray]) -> Any:
+    check_matplotlib()
+
+    figure = new_figure(10.5, 6.2)
+    axes = figure.subplots(2, 3)
+    labels = {"coherence": "client coherence", "consensus": "norm of the\npseudo-gradient", "lud": "LUD"}
+    for ax, (name, values) in zip(axes[0], curves.items(), strict=True):
+        shown = np.sqrt(values) if name == "consensus" else values
+        ax.plot(np.arange(1, len(values) + 1), shown, color=COLOURS[0], linewidth=1.8)
+        ax.set_xlabel("rounds")
+        ax.set_ylabel(labels[name])
+        plain(ax)
+    for ax, (moment, matrix) in zip(axes[1], matrices.items(), strict=True):
+        image = ax.imshow(matrix, cmap="RdBu_r", vmin=-1, vmax=1, interpolation="nearest")
+        ax.set_title(f"round {moment}", fontsize="medium")
+        ax.set_xticks(range(0, len(matrix), 5))
+        ax.set_yticks(range(0, len(matrix), 5))
+        ax.set_xlabel("client")
+    axes[1][0].set_ylabel("client")
+    figure.colorbar(image, ax=list(axes[1]), label="cosine", shrink=0.9)
+    return figure
+
+
+EXPERIMENTS = {
+    "fedaware-fig7": Experiment(
+        "Zeng et al. 2025 (FedAWARE), Figure 7", {"smoke": 1, "cpu": 2, "paper": 3}, perform
+    ),
+}  # fmt: skip

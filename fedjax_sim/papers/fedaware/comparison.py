@@ -1,0 +1,296 @@
+"""Table 2 and Figures 2, 3 and 6: eight methods as they are and with the AWARE extension, from the same runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from fedjax_sim.papers.bench import Bench
+from fedjax_sim.papers.experiment import Claim, Experiment, Outcome, Setting, Table
+from fedjax_sim.papers.fedaware.methods import (
+    DYNAMICS,
+    WRITTEN,
+    Compared,
+    area,
+    compared,
+    dynamics,
+    last_accuracy,
+    spikes,
+)
+from fedjax_sim.papers.fedaware.tasks import Problem, problems, settings
+from fedjax_sim.reporting import Panel, panels
+from fedjax_sim.run.history import History
+
+TASKS = ("CIFAR-10", "CIFAR-100", "AG News")
+
+# Table 2: by method test accuracy (%) and e-LUD_D, then both with AWARE; None where the paper has none.
+Row = tuple[float, float | None, float | None, float | None]
+PAPER: Mapping[str, Mapping[str, Row]] = {
+    "CIFAR-10": {
+        "FedAvg": (42.78, 2.58, 49.25, 3.08),
+        "FedAvgM": (50.07, 2.17, 59.58, 2.92),
+        "FedCM": (47.84, 2.99, 49.13, 3.09),
+        "FedDyn": (54.87, None, None, None),
+        "FedProx": (46.33, 2.81, 49.40, 2.87),
+        "FedYogi": (54.62, 2.47, 54.92, 2.66),
+        "FedAMS": (57.09, 2.46, 58.45, 2.67),
+        "FedAWARE": (59.78, 2.90, None, None),
+    },
+    "CIFAR-100": {
+        "FedAvg": (28.69, 2.94, 32.72, 3.61),
+        "FedAvgM": (31.04, 2.72, 40.66, 3.37),
+        "FedCM": (30.62, 2.94, 33.09, 3.63),
+        "FedDyn": (39.04, None, None, None),
+        "FedProx": (27.20, 2.95, 32.68, 3.62),
+        "FedYogi": (37.12, 2.61, 44.02, 3.27),
+        "FedAMS": (38.19, 2.42, 45.20, 3.13),
+        "FedAWARE": (38.77, 2.75, None, None),
+    },
+    "AG News": {
+        "FedAvg": (79.27, 1.25, 80.21, 1.98),
+        "FedAvgM": (81.85, 1.38, 83.15, 1.85),
+        "FedCM": (80.79, 1.26, 80.24, 1.76),
+        "FedDyn": (84.47, None, None, None),
+        "FedProx": (76.81, 1.15, 80.13, 1.83),
+        "FedYogi": (83.15, 1.43, 85.89, 2.01),
+        "FedAMS": (83.33, 1.34, 86.08, 1.92),
+        "FedAWARE": (87.70, 1.73, None, None),
+    },
+}
+NOT_RUN = "CIFAR-100 with ResNet-18 and AG News with Pythia-70M are run at the paper's size only"
+
+
+def perform_table2(bench: Bench) -> Outcome:
+    """Test accuracy and e-LUD, the paper's beside ours."""
+    tasks, runs = _runs(bench)
+    tables = [table for task, of in runs.items() for table in _tables(task, of)]
+    return Outcome(_settings(bench, tasks), _table_claims(runs), {}, tables)
+
+
+def perform_figure2(bench: Bench) -> Outcome:
+    """The raw methods."""
+    tasks, runs = _runs(bench)
+    rows = [
+        [Panel(of.raw, metric, title=task if metric == "loss" else "", label=label) for task, of in runs.items()]
+        for metric, label in (("loss", None), ("test_accuracy", None), (DYNAMICS, "e-LUD, mean so far"))
+    ]
+    if len(runs) == 1:  # one task: side by side
+        rows = [[panel for row in rows for panel in row]]
+    claims = []
+    for task in ("CIFAR-10", "AG News"):  # of CIFAR-100 the paper says that it is slightly slower
+        speed = _speed(runs[task].raw) if task in runs else {}
+        slower = sum(value > speed["FedAWARE"] for value in speed.values()) if speed else 0
+        claims.append(
+            Claim(f"on {task} FedAWARE converges faster than most baselines (mean training loss of all evaluations)",
+                  slower >= 4 if speed else None, {"mean loss": speed, "slower than FedAWARE, of 7": slower},
+                  "" if speed else NOT_RUN)
+        )  # fmt: skip
+        rivals = [name for name in ("FedYogi", "FedAMS") if name in speed]
+        claims.append(
+            Claim(f"on {task} FedAWARE converges faster than FedYogi and FedAMS",
+                  all(speed["FedAWARE"] < speed[name] for name in rivals) if rivals else None, {"mean loss": speed},
+                  "" if rivals else NOT_RUN if bench.size != "smoke" else "not run at this size")
+        )  # fmt: skip
+        steady = {name: spikes(run) for name, run in runs[task].raw.items()} if task in runs else {}
+        claims.append(
+            Claim(f"on {task} FedAvg's test accuracy has spikes that FedAWARE's has not",
+                  steady["FedAWARE"] < steady["FedAvg"] if steady else None,
+                  {"mean fall of the test accuracy between evaluations, second half": steady},
+                  "" if steady else NOT_RUN)
+        )  # fmt: skip
+    claims.append(_cifar100(runs.get("CIFAR-100")))
+    return Outcome(_settings(bench, tasks), claims, {"figure2": panels(rows)}, [_dynamics_table(runs)])
+
+
+def _cifar100(of: Compared | None) -> Claim:
+    statement = "on CIFAR-100 FedAWARE is behind FedYogi and FedAMS early and ends with the same training loss (5 %)"
+    if of is None:
+        return Claim(statement, None, {}, NOT_RUN)
+    rivals = ("FedYogi", "FedAMS")
+    losses = {name: of.raw[name]["loss"].mean(axis=0) for name in ("FedAWARE", *rivals)}
+    early = {name: float(values[: len(values) // 5].mean()) for name, values in losses.items()}
+    last = {name: float(values[-1]) for name, values in losses.items()}
+    held = all(early["FedAWARE"] > early[name] for name in rivals)
+    held &= last["FedAWARE"] <= 1.05 * min(last[name] for name in rivals)
+    return Claim(statement, held, {"mean loss of the first fifth": early, "loss at the end": last})
+
+
+def perform_figure3(bench: Bench) -> Outcome:
+    """Raw beside extended; Figure 6 of the appendix is the same drawing for the other two tasks."""
+    tasks, runs = _runs(bench)
+    figures = {}
+    for task, of in runs.items():
+        raw = {name: run for name, run in of.raw.items() if name in of.extended}
+        rows = [
+            [Panel(raw, metric, title="raw" if metric == "loss" else "", label=label),
+             Panel(of.extended, metric, title="with AWARE" if metric == "loss" else "", label=label)]
+            for metric, label in (("loss", None), ("test_accuracy", None), (DYNAMICS, "e-LUD, mean so far"))
+        ]  # fmt: skip
+        name = "figure3" if task == "CIFAR-100" else f"figure6-{task.lower().replace(' ', '-')}"
+        figures[name] = same_heights(panels(rows))
+    claims = []
+    for task in TASKS:
+        slower_expected = task != "AG News"  # section 5 and appendix B.2
+        words = "slows the convergence slightly" if slower_expected else "speeds the convergence up"
+        pairs = _pairs(runs[task]) if task in runs else {}
+        losses = {name: (area(a), area(b)) for name, (a, b) in pairs.items()}
+        as_said = [(b > a) == slower_expected for a, b in losses.values()]
+        falls = {name: (spikes(a), spikes(b)) for name, (a, b) in pairs.items()}
+        note = "" if pairs else NOT_RUN
+        claims += [
+            Claim(f"on {task} the extension {words} (mean training loss of all evaluations, most methods)",
+                  sum(as_said) > len(as_said) / 2 if pairs else None, {"mean loss, raw and extended": losses}, note),
+            Claim(f"on {task} the extension makes the test accuracy steadier (most methods)",
+                  sum(b < a for a, b in falls.values()) > len(falls) / 2 if pairs else None,
+                  {"mean fall of the test accuracy between evaluations, raw and extended": falls}, note),
+        ]  # fmt: skip
+    return Outcome(_settings(bench, tasks), claims, figures, [_dynamics_table(runs)])
+
+
+def _runs(bench: Bench) -> tuple[list[Problem], dict[str, Compared]]:
+    tasks = problems(bench)
+    return tasks, {problem.name: compared(bench, problem) for problem in tasks}
+
+
+def _settings(bench: Bench, tasks: list[Problem]) -> list[Setting]:
+    small = bench.size != "paper"
+    return [
+        *settings(bench, *tasks),
+        Setting("hyper-parameters", "grids of appendix B.1", "two points of these grids" if small else "the same"),
+        Setting("hyper-parameters with AWARE", "not given", "the best ones of the raw method"),
+        Setting("FedAWARE, AWARE", "eq. 2; the authors' code: on m_i/|m_i|, FedAvg until all were seen", "the code's"),
+        Setting("other tasks", "CIFAR-100, AG News", "none" if small else "CIFAR-100, AG News"),
+    ]  # fmt: skip
+
+
+def _tables(task: str, of: Compared) -> list[Table]:
+    paper = PAPER[task]
+    accuracy, diversity = [], []
+    for name in of.raw:
+        a, d, a2, d2 = paper[name]
+        raw, extended = of.raw[name], of.extended.get(name)
+        accuracy.append(
+            (name, of.chosen[name], *_beside(a, raw, last_accuracy, 100), *_beside(a2, extended, last_accuracy, 100))
+        )
+        diversity.append((name, *_beside(d, raw, dynamics), *_beside(d2, extended, dynamics)))
+    a, d, _, _ = paper["FedAWARE"]
+    accuracy.append((WRITTEN, "alpha = 0.5", *_beside(a, of.written, last_accuracy, 100), *4 * (None,)))
+    diversity.append((WRITTEN, *_beside(d, of.written, dynamics), *4 * (None,)))
+    heads = ("paper", "here", "sd", "difference", "xAWARE: paper", "here", "sd", "difference")
+    note = "sd: over the seeds. FedDyn has no extension; FedAWARE is one."
+    return [
+        Table(f"{task}: mean test accuracy of the last tenth of the rounds, %", ("method", "chosen", *heads), accuracy,
+              note),
+        Table(f"{task}: e-LUD, mean over the rounds", ("method", *heads), diversity, note),
+    ]  # fmt: skip
+
+
+def _beside(paper: float | None, run: History | None, measure: Any, factor: float = 1) -> tuple[Any, Any, Any, Any]:
+    """The paper's number, ours, its spread over seeds, the difference."""
+    if run is None:
+        return paper, None, None, None
+    values = factor * measure(run)
+    here = float(values.mean())
+    return paper, here, float(values.std(ddof=1)) if len(values) > 1 else None, None if paper is None else here - paper
+
+
+def _table_claims(runs: Mapping[str, Compared]) -> list[Claim]:
+    claims = []
+    for task in TASKS:
+        raw = {name: row[0] for name, row in PAPER[task].items()}
+        winner = max(raw, key=lambda name: raw[name])
+        of = runs.get(task)
+        found = {name: float(last_accuracy(run).mean()) for name, run in of.raw.items()} if of else {}
+        note = "" if of else NOT_RUN
+        claims.append(Claim(f"on {task} {winner} has the best test accuracy of the raw methods",
+                            max(found, key=lambda name: found[name]) == winner if found else None,
+                            {"test accuracy": found}, note))  # fmt: skip
+        rise = {name: b - a for name, (a, b) in _measured(of, last_accuracy).items()}
+        falling = {"FedCM"} if task == "AG News" else set()
+        words = "every test accuracy but FedCM's" if falling else "the test accuracy of every method"
+        claims.append(Claim(f"on {task} the extension raises {words}",
+                            all((value > 0) != (name in falling) for name, value in rise.items()) if of else None,
+                            {"rise": rise}, note))  # fmt: skip
+        rise = {name: b - a for name, (a, b) in _measured(of, dynamics).items()}
+        claims.append(
+            Claim(
+                f"on {task} the extension raises the e-LUD of every method",
+                all(value > 0 for value in rise.values()) if of else None,
+                {"rise": rise},
+                note,
+            )
+        )
+    of = runs.get("CIFAR-100")
+    beaten = None
+    if of:
+        beaten = bool(
+            last_accuracy(of.extended["FedAMS"]).mean() > max(last_accuracy(r).mean() for r in of.raw.values())
+        )
+    claims.append(Claim("on CIFAR-100 FedAMS with the extension is better than every raw method", beaten, {},
+                        "" if of else NOT_RUN))  # fmt: skip
+    everyone = {f"{name}, {kind}": (float(last_accuracy(run).mean()), float(dynamics(run).mean()))
+                for kind, family in (("raw", runs["CIFAR-10"].raw), ("xAWARE", runs["CIFAR-10"].extended))
+                for name, run in family.items()}  # fmt: skip
+    best = max(everyone, key=lambda name: everyone[name][0])
+    most = max(everyone, key=lambda name: everyone[name][1])
+    claims.append(Claim("on CIFAR-10 the most accurate is not the one with the largest e-LUD (section 5, limitations)",
+                        best != most, {"most accurate": best, "largest e-LUD": most,
+                                       "rank correlation of accuracy and e-LUD": _rank_correlation(everyone)},
+                        ))  # fmt: skip
+    return claims
+
+
+def _rank_correlation(values: Mapping[str, tuple[float, float]]) -> float:
+    """Spearman's, without ties."""
+    ranks = np.argsort(np.argsort(np.array(list(values.values())), axis=0), axis=0)
+    return float(np.corrcoef(ranks[:, 0], ranks[:, 1]).item(1))
+
+
+def _pairs(of: Compared) -> dict[str, tuple[History, History]]:
+    return {name: (of.raw[name], run) for name, run in of.extended.items()}
+
+
+def _measured(of: Compared | None, measure: Any) -> dict[str, tuple[float, float]]:
+    pairs = _pairs(of) if of else {}
+    return {name: (float(measure(a).mean()), float(measure(b).mean())) for name, (a, b) in pairs.items()}
+
+
+def _speed(runs: Mapping[str, History]) -> dict[str, float]:
+    return {name: area(run) for name, run in runs.items()}
+
+
+def _dynamics_table(runs: Mapping[str, Compared]) -> Table:
+    return Table(
+        "What the curves say",
+        ("task", "method", "mean loss", "loss at the end", "mean fall of the test accuracy", "e-LUD"),
+        [
+            (task, name + kind, area(run), float(run.final("loss").mean()), spikes(run), float(dynamics(run).mean()))
+            for task, of in runs.items()
+            for kind, family in (("", of.raw), (", xAWARE", of.extended))
+            for name, run in family.items()
+        ],
+        "Fall: between two evaluations of the second half, 0 where it rises. The paper gives figures only.",
+    )
+
+
+def same_heights(figure: Any) -> Any:
+    """The two panels of each row on one vertical scale."""
+    for pair in zip(figure.axes[::2], figure.axes[1::2], strict=True):
+        lows, highs = zip(*(ax.get_ylim() for ax in pair), strict=True)
+        for ax in pair:
+            ax.set_ylim(min(lows), max(highs))
+    return figure
+
+
+EXPERIMENTS = {
+    f"fedaware-{name}": Experiment(
+        f"Zeng et al. 2025 (FedAWARE), {number}", {"smoke": 1, "cpu": 2, "paper": 3}, perform
+    )
+    for name, number, perform in (
+        ("table2", "Table 2", perform_table2),
+        ("fig2", "Figure 2", perform_figure2),
+        ("fig3", "Figures 3 and 6", perform_figure3),
+    )
+}

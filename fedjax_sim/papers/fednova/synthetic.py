@@ -1,0 +1,155 @@
+"""Figure 5: FedAvg, FedProx and FedNova on synthetic(1, 1), in three regimes of local work."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+import fedjax_sim as fjs
+from fedjax_sim.papers.bench import Bench, rounds_in_words
+from fedjax_sim.papers.experiment import Claim, Experiment, Outcome, Setting, Table
+from fedjax_sim.papers.fednova.reaching import rounds_to_each
+from fedjax_sim.reporting import Panel, panels
+from fedjax_sim.run.history import History
+
+CLIENTS, FRACTION = 30, 0.3
+LEARNING_RATE, BATCH = 0.02, 20
+EPOCHS = 5
+ROUNDS = 200
+MU = 1.0  # the best mu of Li et al. 2020 for synthetic(1, 1)
+DATA_SEEDS = (0, 1, 2)  # the first is the figure's
+EVERY = 2
+
+FEDAVG, FEDPROX, FEDNOVA = "FedAvg", "FedProx, mu = 1", "FedNova"
+METHODS = (FEDAVG, FEDPROX, FEDNOVA)
+
+
+@dataclasses.dataclass(frozen=True)
+class Regime:
+    """A panel: who takes part, and how much each client does.
+
+    Attributes:
+      title: of the panel.
+      everyone: whether all clients take part in every round.
+      work: local epochs.
+    """
+
+    title: str
+    everyone: bool
+    work: fjs.local.Work
+
+
+REGIMES = (
+    Regime(f"everyone, E = {EPOCHS}", True, fjs.local.epochs(EPOCHS)),
+    Regime(f"C = {FRACTION}, E = {EPOCHS}", False, fjs.local.epochs(EPOCHS)),
+    Regime(f"C = {FRACTION}, E(t) ~ U(1, {EPOCHS})", False, fjs.local.random_epochs(1, EPOCHS)),
+)
+
+
+def perform(bench: Bench) -> Outcome:
+    """The figure on one draw of the data set, and its claims on three."""
+    drawn = bench.choose(smoke=DATA_SEEDS[:1], cpu=DATA_SEEDS, paper=DATA_SEEDS)
+    runs = {seed: {regime.title: _runs(bench, seed, regime) for regime in REGIMES} for seed in drawn}
+    first = runs[drawn[0]]
+    figures = {"figure5": panels([[Panel(of, "loss", title, log=True) for title, of in first.items()]])}
+    if len(drawn) > 1:
+        rows = [
+            [Panel(of, "loss", f"{title}, draw {seed}", log=True) for title, of in runs[seed].items()]
+            for seed in drawn[1:]
+        ]
+        figures["other_draws"] = panels(rows)
+    return Outcome(_settings(bench), _claims(runs), figures, [_table(runs)])
+
+
+def _runs(bench: Bench, data_seed: int, regime: Regime) -> dict[str, History]:
+    """Histories by method; both values of mu are one program."""
+    clients = bench.choose(smoke=4, cpu=CLIENTS, paper=CLIENTS)
+    largest = bench.choose(smoke=60, cpu=None, paper=None)
+    data = fjs.datasets.synthetic(1.0, 1.0, clients, seed=data_seed, max_size=largest)
+    sampled = bench.choose(smoke=2, cpu=round(FRACTION * CLIENTS), paper=round(FRACTION * CLIENTS))
+    setting: dict[str, Any] = {
+        "task": fjs.classification(fjs.models.LogisticRegression(10)),
+        "rounds": bench.choose(smoke=2, cpu=ROUNDS, paper=ROUNDS),
+        "cohort": fjs.cohort.full() if regime.everyone else fjs.cohort.uniform(sampled),
+        "work": bench.choose(smoke=fjs.local.epochs(1), cpu=regime.work, paper=regime.work),
+        "batch_size": BATCH,
+        "eval_every": bench.choose(smoke=1, cpu=EVERY, paper=EVERY),
+    }
+    sgd = fjs.optim.sgd(LEARNING_RATE)
+    label = f"{regime.title}, draw {data_seed}"
+    prox = fjs.fedprox(client_optimizer=sgd, mu=MU)
+    both = bench.sweep(f"FedAvg and FedProx, {label}", prox, data, fjs.sweeps.grid({"mu": [0.0, MU]}), **setting)
+    rate = fjs.sweeps.grid({"client_optimizer.learning_rate": [LEARNING_RATE]})
+    nova = bench.sweep(f"FedNova, {label}", fjs.fednova(client_optimizer=sgd), data, rate, **setting)
+    return {FEDAVG: both.at(0), FEDPROX: both.at(1), FEDNOVA: nova.at(0)}
+
+
+def _last(history: History) -> float:
+    """The mean loss of the last tenth of the evaluations, over seeds."""
+    return float(_tail(history).mean())
+
+
+def _tail(history: History) -> np.ndarray:
+    """[seeds]: a single round of a small cohort says little."""
+    losses = history["loss"]
+    return np.asarray(losses[:, -max(1, losses.shape[1] // 10) :].mean(axis=1))
+
+
+def _claims(runs: dict[int, dict[str, dict[str, History]]]) -> list[Claim]:
+    claims = []
+    for regime in REGIMES:
+        last = {seed: {name: _last(history) for name, history in of[regime.title].items()} for seed, of in runs.items()}
+        faster = {seed: _rounds_to_fedavg(of[regime.title]) for seed, of in runs.items()}
+        claims += [
+            Claim(f"{regime.title}: FedNova has the lowest loss at the end",
+                  all(min(of, key=lambda name: of[name]) == FEDNOVA for of in last.values()),
+                  {"mean loss of the last tenth, by draw of the data": last}),
+            Claim(f"{regime.title}: FedNova converges faster than FedAvg",
+                  all(of[FEDNOVA] < of[FEDAVG] for of in faster.values()),
+                  {"rounds to the loss at which FedAvg ends, by draw of the data": faster}),
+        ]  # fmt: skip
+    return claims
+
+
+def _rounds_to_fedavg(of: dict[str, History]) -> dict[str, float]:
+    """Rounds until the loss first reaches the seed's of FedAvg at the end, mean of the seeds."""
+    targets = _tail(of[FEDAVG])
+    return {name: rounds_to_each(of[name], "loss", targets) for name in (FEDAVG, FEDNOVA)}
+
+
+def _table(runs: dict[int, dict[str, dict[str, History]]]) -> Table:
+    rows = [
+        (regime.title, str(seed), name, f"{_last(history):.3f} ± {_tail(history).std():.3f}",
+         float(history.final("test_accuracy").mean()),
+         rounds_in_words(_rounds_to_fedavg(of[regime.title])[name], ROUNDS) if name != FEDPROX else None)
+        for regime in REGIMES for seed, of in runs.items() for name, history in of[regime.title].items()
+    ]  # fmt: skip
+    return Table(
+        "Loss at the end (mean of the last tenth of the evaluations, ± standard deviation over seeds)",
+        ("regime", "draw of the data", "method", "loss", "test accuracy", "rounds to FedAvg's last loss"),
+        rows,
+        "The paper gives figures only.",
+    )
+
+
+def _settings(bench: Bench) -> list[Setting]:
+    smoke = bench.size == "smoke"
+    return [
+        Setting("data", "synthetic(1, 1), 30 clients, power-law sizes",
+                "synthetic(1, 1), 4 small clients" if smoke else "synthetic(1, 1), 30 clients, power-law sizes"),
+        Setting("draws of the data", "1", "1" if smoke else "3 (the figure shows the first)"),
+        Setting("clients a round", "all; C = 0.3: 9", "all; 2" if smoke else "all; C = 0.3: 9"),
+        Setting("local epochs", "5; 5; U(1, 5)", "1" if smoke else "5; 5; U(1, 5)"),
+        Setting("batch size, learning rate", "20, 0.02", "20, 0.02"),
+        Setting("decay of the learning rate", "after 50 and 75 % of the rounds; not clear whether here too", "none"),
+        Setting("rounds", "not given", "2" if smoke else str(ROUNDS)),
+        Setting("mu of FedProx", "not given", f"{MU:g} (the best of Li et al. 2020 for this data set)"),
+        Setting("seeds", "not given for this figure (3 in the appendix)", str(len(bench.seeds))),
+    ]  # fmt: skip
+
+
+EXPERIMENTS = {
+    "fednova-fig5": Experiment("Wang et al. 2020 (FedNova), Figure 5", {"smoke": 1, "cpu": 3, "paper": 3}, perform)
+}

@@ -1,0 +1,99 @@
+"""What the claims of the paper rest on: the level a curve ends at, its unsteadiness, the paper's end of a run."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+import fedjax_sim as fjs
+from fedjax_sim.run.history import History
+
+TAIL = 10  # a level is the mean over the last tenth of the evaluations: single rounds of FedAvg jump about
+
+
+def level(history: History, metric: str) -> float:
+    """The mean of a metric, or of a record of every round, over its last tenth and the seeds; the worst for NaN.
+
+    A run that is not finite any more has an infinite loss and variance, and an accuracy of 0.
+    """
+    values = np.asarray(history[metric], float)
+    mean = float(values[:, -max(1, values.shape[1] // TAIL) :].mean())
+    worst = 0.0 if metric.endswith("accuracy") else math.inf
+    return worst if math.isnan(mean) else mean
+
+
+def levels(runs: dict[str, History], metric: str) -> dict[str, float]:
+    """:func:`level` of every run."""
+    return {name: level(history, metric) for name, history in runs.items()}
+
+
+def first_rounds(history: History, rounds: int) -> History:
+    """What the metrics of a run were up to a number of rounds."""
+    count = int(np.searchsorted(history.evaluated, rounds, side="right"))
+    metrics = {name: values[:, :count] for name, values in history.metrics.items()}
+    return dataclasses.replace(history, evaluated=history.evaluated[:count], metrics=metrics)
+
+
+def unsteadiness(history: History) -> float:
+    """The mean rise max(0, F_t - F_s) from an evaluation to the next, over the second half of the run and the seeds.
+
+    0 for a loss that only falls; inf for one that is not finite any more.
+    """
+    losses = np.asarray(history["loss"], float)
+    rises = np.maximum(np.diff(losses[:, losses.shape[1] // 2 - 1 :], axis=1), 0.0)
+    return float(rises.mean()) if np.isfinite(rises).all() else math.inf
+
+
+class End(NamedTuple):
+    """Where the paper stops looking at a run (appendix C.3.2).
+
+    Attributes:
+      place: number of the evaluation.
+      how: "converged", "diverged" or "ran to the end".
+    """
+
+    place: int
+    how: str
+
+
+def end(evaluated: np.ndarray, losses: np.ndarray) -> End:
+    """The first evaluation with |f_t - f_{t-1}| < 1e-4 or f_t - f_{t-10} > 1, else the last; NaN has diverged too.
+
+    Args:
+      evaluated: int[E], rounds finished at the evaluations.
+      losses: [E], f_t of one seed.
+    """
+    converged, rising = fjs.stopping.converged(1e-4), fjs.stopping.rising(1.0, over=10)
+    for place in range(1, len(losses)):
+        so_far = evaluated[: place + 1], {"loss": losses[: place + 1]}
+        if not np.isfinite(losses[place]) or rising.reason(*so_far) is not None:
+            return End(place, "diverged")
+        if converged.reason(*so_far) is not None:
+            return End(place, "converged")
+    return End(len(losses) - 1, "ran to the end")
+
+
+def ends(history: History) -> list[End]:
+    """:func:`end` of every seed."""
+    return [end(history.evaluated, np.asarray(losses, float)) for losses in history["loss"]]
+
+
+def diverged(history: History) -> int:
+    """Seeds that diverge by the paper's rule f_t - f_{t-10} > 1, anywhere in the run."""
+    rule = fjs.stopping.rising(1.0, over=10)
+    count = 0
+    for losses in np.asarray(history["loss"], float):
+        count += not np.isfinite(losses).all() or any(
+            rule.reason(history.evaluated[:stop], {"loss": losses[:stop]}) is not None
+            for stop in range(2, len(losses) + 1)
+        )
+    return count
+
+
+def accuracy_by_rule(history: History) -> float:
+    """The test accuracy where the paper reads it off, mean over the seeds."""
+    accuracies = history["test_accuracy"]
+    return float(np.mean([accuracies[seed, found.place] for seed, found in enumerate(ends(history))]))

@@ -1,0 +1,165 @@
+"""Figure 3 (and 1b): the number of clients a round matters little."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+import fedjax_sim as fjs
+from fedjax_sim.papers.bench import Bench
+from fedjax_sim.papers.experiment import Claim, Experiment, Outcome, Setting, Table
+from fedjax_sim.papers.liconv.problems import (
+    ALIKE,
+    BALANCED,
+    CLIENTS,
+    NAMES,
+    SMOKE_CLIENTS,
+    SPREADS,
+    STEPS,
+    batch_size,
+    load,
+    run,
+    settings,
+    start,
+    steps_setting,
+    tail,
+)
+from fedjax_sim.reporting.figures import new_figure
+from fedjax_sim.reporting.plots import check_matplotlib, curves
+from fedjax_sim.run.history import History
+
+EPOCHS = 5  # "E = 5"
+SIZES = (10, 30, 50, 70, 100)  # K; the legend of the published plot
+ROUNDS = 80  # of the published plot
+SMOKE_STEPS = 2
+ZOOM = 8  # the last rounds of the inset
+LITTLE = 0.05  # of the fall of the loss: what counts as little influence
+
+Runs = dict[int, History]  # by K
+
+
+def runs_of(bench: Bench, name: str, local_steps: int = EPOCHS * STEPS) -> Runs:
+    """Scheme I on a data set, by K."""
+    rounds = _rounds(bench, name)
+    most, few = EPOCHS * STEPS, bench.size == "smoke"
+    data = load(bench, name)
+    return {
+        K: run(
+            bench, f"{name}, K={K}, {local_steps} steps", name, data, fjs.cohort.with_replacement(K),
+            SMOKE_STEPS if few else local_steps, most=most, batch=batch_size(name), rounds=rounds,
+            eval_every=_every(bench, name),
+        )[0]
+        for K in _sizes(bench, name)
+    }  # fmt: skip
+
+
+def claims_of(bench: Bench, name: str, runs: Runs) -> list[Claim]:
+    """What the paper says of a panel."""
+    told = bench.size != "smoke"
+    ends = {K: tail(history) for K, history in runs.items()}
+    fall = start(next(iter(runs.values()))) - min(ends.values())
+    spread = (max(ends.values()) - min(ends.values())) / fall
+    numbers = {"loss at the end by K": {str(K): end for K, end in ends.items()}}
+    falling = [_falls(history) for history in runs.values()]
+    return [
+        Claim(f"{name}: K has little influence (the losses at the end differ by less than {LITTLE:.0%} of the fall)",
+              spread < LITTLE if told else None, numbers | {"difference over fall": spread}),
+        Claim(f"{name}: the largest K ends slightly lower than the smallest", ends[max(ends)] < ends[min(ends)]
+              if told else None, numbers),
+        Claim(f"{name}: FedAvg converges whatever K is (the loss still falls in the last quarter)",
+              all(falling) if told else None, {"falls by K": dict(zip(map(str, runs), falling, strict=True))}),
+    ]  # fmt: skip
+
+
+def own_settings(bench: Bench, prefix: str = "") -> list[Setting]:
+    """What belongs to Figure 3."""
+    several = ", ".join(map(str, _sizes(bench, ALIKE)))
+    few = f"{several}; on MNIST {', '.join(map(str, _sizes(bench, BALANCED)))}"
+    rounds, on_mnist = _rounds(bench, ALIKE), _rounds(bench, BALANCED)
+    return [
+        steps_setting(bench, EPOCHS, SMOKE_STEPS, prefix),
+        Setting(f"{prefix}clients a round K", "several; published code: 10, 30, 50, 70, 100",
+                few if bench.size == "cpu" else several),
+        Setting(f"{prefix}rounds", "not given (published code: 80)",
+                str(rounds) if rounds == on_mnist else f"{rounds}; on MNIST {on_mnist}"),
+        Setting(f"{prefix}evaluated", "every round",
+                "every round" + (f"; on MNIST every {_every(bench, BALANCED)}" if bench.size == "cpu" else "")),
+        Setting(f"{prefix}batch size", "64 on MNIST, 24 on synthetic data", "the same"),
+    ]  # fmt: skip
+
+
+def table(found: Mapping[str, Runs], title: str) -> Table:
+    """Losses at the end, by data set and K."""
+    sizes = sorted({K for runs in found.values() for K in runs})
+    rows = []
+    for name, runs in found.items():
+        ends = {K: tail(history) for K, history in runs.items()}
+        fall = start(next(iter(runs.values()))) - min(ends.values())
+        spread = (max(ends.values()) - min(ends.values())) / fall
+        rows.append((name, *(f"{ends[K]:.4f}" if K in ends else None for K in sizes), f"{spread:.1%}"))
+    return Table(title, ("data", *(f"K = {K}" for K in sizes), "difference over fall"), rows,
+                 "Mean over the last tenth of the rounds and the seeds. The paper gives figures only.")  # fmt: skip
+
+
+def draw(ax: Any, runs: Runs) -> None:
+    """The panel with its inset: the last rounds."""
+    named = {f"K = {K}": history for K, history in runs.items()}
+    curves(named, "loss", ax, log=False)
+    ax.set_ylabel("global loss")
+    inset = ax.inset_axes((0.22, 0.5, 0.42, 0.45))
+    curves(named, "loss", inset, log=False)
+    inset.get_legend().remove()
+    last = next(iter(runs.values())).evaluated[-1]
+    kept = [history["loss"].mean(axis=0)[history.evaluated >= last - ZOOM] for history in runs.values()]
+    low, high = min(map(np.min, kept)), max(map(np.max, kept))
+    inset.set(
+        xlim=(last - ZOOM, last), ylim=(low - 0.1 * (high - low), high + 0.1 * (high - low)), xlabel="", ylabel=""
+    )
+    inset.tick_params(labelsize="x-small")
+
+
+def perform(bench: Bench) -> Outcome:
+    """Four panels, and the synthetic ones again with E as the text has it."""
+    check_matplotlib()
+
+    found = {name: runs_of(bench, name) for name in NAMES}
+    literal = {name: runs_of(bench, name, EPOCHS) for name in SPREADS}
+    figure = new_figure(9.5, 7.2)
+    for ax, (name, runs) in zip(figure.subplots(2, 2).flat, found.items(), strict=True):
+        draw(ax, runs)
+        ax.set_title(name, fontsize="medium")
+    claims = [claim for name, runs in found.items() for claim in claims_of(bench, name, runs)]
+    tables = [
+        table(found, f"Loss at the end, {EPOCHS * STEPS} local steps"),
+        table(literal, f"The same with the text's E: {EPOCHS} local steps"),
+    ]
+    return Outcome(settings(bench, own_settings(bench)), claims, {"figure3": figure}, tables)
+
+
+def _falls(history: History) -> bool:
+    losses = history["loss"].mean(axis=0)
+    quarter = max(1, len(losses) // 4)
+    return bool(losses[-quarter:].mean() < losses[-2 * quarter : -quarter].mean())
+
+
+def _rounds(bench: Bench, name: str) -> int:
+    return bench.choose(smoke=2, cpu=ROUNDS if name in SPREADS else ROUNDS // 2, paper=ROUNDS)
+
+
+def _every(bench: Bench, name: str) -> int:
+    return bench.choose(smoke=1, cpu=1 if name in SPREADS else 2, paper=1)
+
+
+def _sizes(bench: Bench, name: str) -> tuple[int, ...]:
+    return bench.choose(
+        smoke=(2, SMOKE_CLIENTS), cpu=SIZES if name in SPREADS else (SIZES[0], SIZES[1], CLIENTS), paper=SIZES
+    )
+
+
+EXPERIMENTS = {
+    "liconv-fig3": Experiment(
+        "Li et al. 2020 (convergence of FedAvg), Figure 3", {"smoke": 1, "cpu": 2, "paper": 1}, perform
+    ),
+}

@@ -1,0 +1,188 @@
+"""Figure 4 (and 1c, 1d): four schemes of drawing clients and averaging what they send."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import fedjax_sim as fjs
+from fedjax_sim.papers.bench import Bench
+from fedjax_sim.papers.experiment import Claim, Experiment, Outcome, Setting, Table
+from fedjax_sim.papers.fedprox.measures import unsteadiness
+from fedjax_sim.papers.liconv.problems import (
+    ALIKE,
+    BALANCED,
+    SPREADS,
+    STEPS,
+    UNBALANCED,
+    UNLIKE,
+    load,
+    run,
+    settings,
+    start,
+    steps_setting,
+    tail,
+)
+from fedjax_sim.reporting.figures import new_figure
+from fedjax_sim.reporting.plots import check_matplotlib, curves
+from fedjax_sim.run.history import History
+
+EPOCHS = {BALANCED: 20, UNBALANCED: 20, ALIKE: 10, UNLIKE: 10}  # E of appendix D.2
+BATCH = {BALANCED: 64, UNBALANCED: 64, ALIKE: 24, UNLIKE: 24}
+PER_ROUND = 10
+ROUNDS, CPU_ROUNDS = 200, 50  # the axis of Figure 4; of MNIST on two cores
+SMOKE_STEPS = 3
+TUNED = (0.1, 0.5, 0.9, 1.1)  # eta0 of the original scheme; the others take 0.1
+
+ORIGINAL, I, II, TRANSFORMED = "original", "scheme I", "scheme II", "transformed scheme II"
+
+
+class Schemes(NamedTuple):
+    """The runs of a data set.
+
+    Attributes:
+      runs: by scheme.
+      eta0: the best one of the original scheme.
+    """
+
+    runs: dict[str, History]
+    eta0: float
+
+    def labelled(self) -> dict[str, History]:
+        """By the name to print."""
+        return {f"original, eta0 = {self.eta0:g}" if name == ORIGINAL else name: of for name, of in self.runs.items()}
+
+
+def runs_of(bench: Bench, name: str) -> Schemes:
+    """All four on a data set; the initial step size of the original scheme is the one with the least final loss."""
+    K = bench.choose(smoke=2, cpu=PER_ROUND, paper=PER_ROUND)
+    setting: dict[str, Any] = {
+        "rounds": bench.choose(smoke=3, cpu=ROUNDS if name in SPREADS else CPU_ROUNDS, paper=ROUNDS),
+        "eval_every": _every(bench, name),
+        "most": EPOCHS[name] * STEPS,
+        "batch": BATCH[name],
+    }
+    steps = bench.choose(smoke=SMOKE_STEPS, cpu=EPOCHS[name] * STEPS, paper=EPOCHS[name] * STEPS)
+    others = {
+        I: fjs.cohort.with_replacement(K),
+        II: fjs.cohort.scheme_ii(K),
+        TRANSFORMED: fjs.cohort.transformed(K),
+    }
+    data = load(bench, name)
+    tuned = run(bench, f"{name}, {ORIGINAL}", name, data, fjs.cohort.original(K), steps, eta0=TUNED, **setting)
+    ends = [tail(history) for history in tuned]
+    best = int(np.argmin(ends))
+    runs = {ORIGINAL: tuned[best]}
+    for scheme, cohort in others.items():
+        runs[scheme] = run(bench, f"{name}, {scheme}", name, data, cohort, steps, **setting)[0]
+    return Schemes(runs, TUNED[best])
+
+
+def balanced_claims(bench: Bench, name: str, found: Schemes) -> list[Claim]:
+    """Figure 1c."""
+    told = bench.size != "smoke"
+    ends = {scheme: tail(history) for scheme, history in found.runs.items()}
+    fall = start(found.runs[I]) - ends[I]
+    gap = float(np.abs(found.runs[II]["loss"] - found.runs[TRANSFORMED]["loss"]).max())
+    return [
+        Claim(f"{name}: schemes I and II are nearly the same (at the end within 5 % of the fall)",
+              abs(ends[I] - ends[II]) < 0.05 * fall if told else None, ends),
+        Claim(f"{name}: both end below the original scheme", max(ends[I], ends[II]) < ends[ORIGINAL] if told else None,
+              ends | {"eta0 of the original scheme": found.eta0}),
+        Claim(f"{name}: scheme I ends slightly below scheme II", ends[I] < ends[II] if told else None, ends),
+        Claim(f"{name}: transformed scheme II is scheme II where clients have equally many examples",
+              gap < 1e-3 if told else None, {"largest difference of the losses": gap}),
+    ]  # fmt: skip
+
+
+def unbalanced_claims(bench: Bench, name: str, found: Schemes) -> list[Claim]:
+    """Figures 1d and 4."""
+    told = bench.size != "smoke"
+    ends = {scheme: tail(history) for scheme, history in found.runs.items()}
+    rises = {scheme: unsteadiness(history) for scheme, history in found.runs.items()}
+    return [
+        Claim(f"{name}: scheme I ends lowest",
+              all(ends[I] < end for scheme, end in ends.items() if scheme != I) if told else None, ends),
+        Claim(f"{name}: the original scheme is second, even with the best eta0",
+              sum(end <= ends[ORIGINAL] for end in ends.values()) == 2 if told else None,
+              ends | {"eta0 of the original scheme": found.eta0}, "" if name in SPREADS else "said of Figure 4 only",
+              own=name not in SPREADS),
+        Claim(f"{name}: scheme II is unstable (from an evaluation to the next its loss rises at least five times as "
+              "much as scheme I's)", rises[II] > 5 * rises[I] if told and math.isfinite(rises[I]) else None,
+              {"mean rise": rises}),
+        Claim(f"{name}: transformed scheme II is stable (its loss rises less than a fifth of scheme II's)",
+              rises[TRANSFORMED] < rises[II] / 5 if told else None, {"mean rise": rises}),
+        Claim(f"{name}: transformed scheme II converges more slowly than scheme I", ends[TRANSFORMED] > ends[I]
+              if told else None, ends),
+    ]  # fmt: skip
+
+
+def own_settings(bench: Bench, names: tuple[str, ...], prefix: str = "") -> list[Setting]:
+    """What belongs to the schemes."""
+    reduced, epochs, batch = names[0] not in SPREADS, EPOCHS[names[0]], BATCH[names[0]]
+    rounds = bench.choose(smoke=3, cpu=CPU_ROUNDS if reduced else ROUNDS, paper=ROUNDS)
+    return [
+        steps_setting(bench, epochs, SMOKE_STEPS, prefix),
+        Setting(f"{prefix}clients a round, batch size", f"10, {batch}",
+                f"{bench.choose(smoke=2, cpu=PER_ROUND, paper=PER_ROUND)}, {batch}"),
+        Setting(f"{prefix}eta0 of the original scheme", "the best of 0.1, 0.5, 0.9, 1.1",
+                "the same, by the loss at the end"),
+        Setting(f"{prefix}rounds", "200 in Figure 4, not given for 1", str(rounds)),
+        Setting(f"{prefix}evaluated", "every round",
+                f"every {_every(bench, names[0])} rounds" if _every(bench, names[0]) > 1 else "every round"),
+    ]  # fmt: skip
+
+
+def table(found: Mapping[str, Schemes]) -> Table:
+    """Loss at the end and how much it rises from round to round."""
+    return Table(
+        "Averaging schemes",
+        ("data", "scheme", "loss at the end", "mean rise", "worst loss of the second half"),
+        [
+            (name, label, tail(history), unsteadiness(history), float(_second_half(history).max()))
+            for name, schemes in found.items() for label, history in schemes.labelled().items()
+        ],
+        "The paper gives figures only.",
+    )  # fmt: skip
+
+
+def draw(ax: Any, found: Schemes) -> None:
+    """The panel; losses above twice the start are cut off."""
+    curves(found.labelled(), "loss", ax, log=False)
+    losses = np.concatenate([history["loss"].ravel() for history in found.runs.values()])
+    losses = losses[np.isfinite(losses)]
+    ax.set_ylim(losses.min() - 0.1, min(losses.max(), 2 * start(found.runs[I])) + 0.1)
+    ax.set_ylabel("global loss")
+
+
+def perform(bench: Bench) -> Outcome:
+    """The two synthetic data sets."""
+    check_matplotlib()
+
+    found = {name: runs_of(bench, name) for name in (ALIKE, UNLIKE)}
+    figure = new_figure(9.5, 3.8)
+    for ax, (name, schemes) in zip(figure.subplots(1, 2), found.items(), strict=True):
+        draw(ax, schemes)
+        ax.set_title(name, fontsize="medium")
+    claims = [claim for name, schemes in found.items() for claim in unbalanced_claims(bench, name, schemes)]
+    rows = own_settings(bench, (ALIKE, UNLIKE))
+    return Outcome(settings(bench, rows), claims, {"figure4": figure}, [table(found)])
+
+
+def _every(bench: Bench, name: str) -> int:
+    return bench.choose(smoke=1, cpu=1 if name in SPREADS else 2, paper=1)
+
+
+def _second_half(history: History) -> np.ndarray:
+    losses: np.ndarray = history["loss"]
+    return losses[:, losses.shape[1] // 2 :]
+
+
+EXPERIMENTS = {
+    "liconv-fig4": Experiment(
+        "Li et al. 2020 (convergence of FedAvg), Figure 4", {"smoke": 1, "cpu": 2, "paper": 1}, perform
+    ),
+}

@@ -1,0 +1,18 @@
+"""Runs on disk: checkpoint files, the directory that holds them, signals, and what differs between two runs."""
+
+from fedjax_sim.run.checkpoints.differences import differences, environment_changes
+from fedjax_sim.run.checkpoints.files import Checkpoint, Damaged, read
+from fedjax_sim.run.checkpoints.signals import Caught, Interrupted, interruptions
+from fedjax_sim.run.checkpoints.store import Store
+
+__all__ = [
+    "Caught",
+    "Checkpoint",
+    "Damaged",
+    "Interrupted",
+    "Store",
+    "differences",
+    "environment_changes",
+    "interruptions",
+    "read",
+]

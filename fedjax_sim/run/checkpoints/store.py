@@ -1,0 +1,177 @@
+"""The directory of a run's checkpoints: newest first, old ones deleted, one writer at a time."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import secrets
+import shutil
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedjax_sim.core.atomic import write_atomically
+from fedjax_sim.core.locks import Lock, Locked
+from fedjax_sim.core.values import check_count
+from fedjax_sim.run.checkpoints.files import Checkpoint, Damaged, Encoded, read
+
+_NAME = re.compile(r"round-(\d{8,})\.safetensors")
+
+
+class Store(Locked):
+    """A directory of checkpoints, locked for this process until it is closed.
+
+    One file a checkpoint, ``round-00000120.safetensors``, written whole or not at all. The directory is made where it
+    does not exist, and temporary files that a killed process left in it are deleted; other files are left alone. It is
+    tried at once whether it can be written. A process that dies releases the lock.
+
+    Args:
+      directory: where.
+      keep: how many checkpoints stay; the oldest go once a new one is on the disk.
+      writes: whether this process may write; one that only reads locks nothing, and its ``save`` does nothing.
+
+    Raises:
+      TypeError, ValueError: ``keep`` is not an integer of at least 1.
+      OSError: ``directory`` is a file, cannot be made or written, or another process writes checkpoints to it.
+
+    Example:
+      >>> import tempfile
+      >>> with Store(tempfile.mkdtemp(), keep=2) as store:
+      ...     for round in (10, 20, 30):
+      ...         path = store.save(round, {"params": np.full(2, round)}, {"seeds": [0]})
+      ...     [path.name for path in store.paths()], store.newest().arrays["params"].tolist()
+      (['round-00000020.safetensors', 'round-00000030.safetensors'], [30, 30])
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], keep: int = 2, *, writes: bool = True) -> None:
+        check_count("keep", keep)
+        self._directory, self._keep = Path(directory), int(keep)
+        self._damaged: list[Path] = []
+        if self._directory.exists() and not self._directory.is_dir():
+            raise NotADirectoryError(
+                errno.ENOTDIR, "checkpoints need a directory, and this is a file", os.fspath(directory)
+            )
+        if writes:
+            self._lock = Lock(self._directory, "checkpoints")
+
+    def save(self, round: int, arrays: Mapping[str, np.ndarray], about: Mapping[str, Any]) -> Path:
+        """Writes a checkpoint, then deletes the oldest beyond ``keep`` and those that :meth:`newest` found damaged.
+
+        Arrays are written from their own memory.
+
+        Args:
+          round: number of finished rounds, no less than in the others of the directory.
+          arrays: numbers and booleans of any type that jax has, by name.
+          about: plain JSON data.
+
+        Returns:
+          The path of its file.
+
+        Raises:
+          TypeError: an array of another type, or ``about`` is no JSON.
+          ValueError: there is a checkpoint of a later round.
+          OSError: it could not be written, for instance because the disk is full. Nothing of it is left then, and the
+            checkpoints that were there still are.
+        """
+        check_count("round", round, low=0)
+        if self._lock is None:
+            return self._directory / f"round-{round:08d}.safetensors"
+        there = [path for path in self.paths() if path not in self._damaged]
+        if there and _round(there[-1]) > round:
+            raise ValueError(f"{there[-1]} is of a later round than {round}: give another directory")
+        path = self._directory / f"round-{round:08d}.safetensors"
+        encoded = Encoded(round, arrays, about)
+        try:
+            if path in self._damaged:  # perhaps no file
+                _discard(path)
+            write_atomically(path, encoded.write)
+        except OSError as error:
+            raise self._failed(error, path, encoded.size, there) from error
+        kept = [*(old for old in there if old != path), path][-self._keep :]
+        for old in {*there, *self._damaged} - {*kept}:
+            _discard(old)
+        self._damaged = []
+        return path
+
+    def newest(self) -> Checkpoint | None:
+        """The newest checkpoint that is whole; None where the directory has none.
+
+        Warns:
+          UserWarning: newer files are damaged; it names them and the one that is used.
+
+        Raises:
+          ValueError: all of them are damaged (a run must not begin again unnoticed), or the newest was written by a
+            version of this package whose checkpoints this one cannot go on from.
+          OSError: a file cannot be read.
+        """
+        reasons = []
+        for path in reversed(self.paths()):
+            try:
+                found = self._read(path)
+            except (Damaged, FileNotFoundError) as error:  # not found: a link that leads nowhere, or no file
+                reasons.append(str(error))
+                continue
+            if reasons:
+                self._damaged = [newer for newer in self.paths() if _round(newer) > found.round]
+                warnings.warn(
+                    f"{'; '.join(reasons)}: using {path.name}, of round {found.round}, instead; what is damaged is "
+                    "deleted with the next checkpoint",
+                    stacklevel=2,
+                )
+            return found
+        if reasons:
+            raise ValueError(
+                f"no checkpoint in {self._directory} can be read: {'; '.join(reasons)}; restore one from a copy, or "
+                "give another directory (or delete these files) to begin again"
+            )
+        return None
+
+    def paths(self) -> list[Path]:
+        """The files of the directory's checkpoints, damaged or not, the oldest first."""
+        if not self._directory.is_dir():
+            return []
+        return sorted((path for path in self._directory.iterdir() if _NAME.fullmatch(path.name)), key=_round)
+
+    def _read(self, path: Path) -> Checkpoint:
+        try:
+            found = read(path)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            raise Damaged(f"{path} is damaged (the disk cannot read it: {error.strerror})") from error
+        if found.round != _round(path):
+            raise Damaged(f"{path} is of round {found.round}, not of the round in its name")
+        return found
+
+    def _failed(self, error: OSError, path: Path, size: int, there: list[Path]) -> OSError:
+        try:
+            room = f"{shutil.disk_usage(self._directory).free:,} are free"
+        except OSError:
+            room = "how many are free is unknown"
+        last = f"{there[-1].name} is still there, and a run goes on from it" if there else "there is no earlier one"
+        return OSError(
+            error.errno,
+            f"the checkpoint of round {_round(path)} could not be written ({error.strerror}): it needs {size:,} bytes, "
+            f"{room}; {last}",
+            os.fspath(path),
+        )
+
+
+def _discard(path: Path) -> None:
+    """Deletes a checkpoint; a directory of such a name, which is none of ours, gets another one."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError:
+        if not path.is_dir():
+            raise
+        path.rename(path.with_name(f"{path.name}.{secrets.token_hex(4)}.aside"))
+
+
+def _round(path: Path) -> int:
+    found = _NAME.fullmatch(path.name)
+    assert found is not None
+    return int(found[1])

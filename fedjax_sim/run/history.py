@@ -1,0 +1,388 @@
+"""What a simulation recorded: arrays, a table, a plot, a file."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from flax import serialization
+
+from fedjax_sim.core import old_formats as earlier
+from fedjax_sim.core.atomic import write_atomically
+from fedjax_sim.core.files import check_format, parsing
+from fedjax_sim.core.values import numeric_dtype, row_of, shown, suggest
+from fedjax_sim.datasets.reading.npz import MAX_BYTES, read_npz
+from fedjax_sim.reporting import frames
+from fedjax_sim.reporting.divergence import OF_IDS, Divergence
+from fedjax_sim.reporting.recorded import (
+    clock,
+    first_reached,
+    less_is_better,
+    measured,
+    positions,
+    recorded_as,
+    rounds_of,
+)
+from fedjax_sim.run.recording import Stop, check_record
+
+_FORMAT = 2
+_OF_STATE = {"server", "clients"}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class History:
+    """The record of one ``simulate`` call.
+
+    Attributes:
+      evaluated: int[E], numbers of finished rounds at the evaluations; starts with 0.
+      metrics: [seeds, E, ...] arrays by name: ``"loss"`` (training objective F, penalty included), ``"data_loss"``
+        (without the penalty, of tasks that have one), the task's metrics, ``"test_..."``.
+      rounds: [seeds, R, ...] arrays by name, those of :class:`fedjax_sim.TrainResult`: ``"cohort_size"``,
+        ``"useful_steps"``, ``"computed_steps"``, ``"nonfinite_clients"``..., and what the algorithm and the diagnostics
+        recorded of every round.
+      params: the final global models, leaves [seeds, ...].
+      seeds: one number a run.
+      seconds: wall time of all rounds and evaluations of all seeds, after compilation.
+      compile_seconds: wall time of tracing and compiling (next to nothing when the program was there already).
+      description: the resolved configuration, as ``describe`` writes it, and where it ran.
+      divergences: where seeds began to diverge (:class:`fedjax_sim.divergence.Divergence`); empty if none did.
+      stops: by seed, when and why it stopped before the last round. From then on its metrics stay as they are, and its
+        records of rounds are zero (ids of clients -1, nobody).
+      state: with ``keep_state=True`` the final ``TrainState`` (``engine/plan.py``), host arrays [seeds, ...] (random
+        keys as their words): ``state.clients`` is what the method keeps for each client, leaves [seeds, N, ...] in the
+        order of ``client_ids``. From a file, what was nested in it comes back as nested dictionaries. Else None.
+      client_ids: with ``keep_state=True`` int[N], ascending; else None.
+    """
+
+    evaluated: np.ndarray
+    metrics: dict[str, np.ndarray]
+    rounds: dict[str, np.ndarray]
+    params: Any
+    seeds: list[int]
+    seconds: float
+    compile_seconds: float
+    description: dict[str, Any]
+    divergences: list[Divergence] = dataclasses.field(default_factory=list)
+    stops: dict[int, Stop] = dataclasses.field(default_factory=dict)
+    state: Any = None
+    client_ids: np.ndarray | None = None
+
+    def client(self, client_id: int) -> Any:
+        """What the method keeps for the client of that id after the last round, leaves [seeds, ...].
+
+        Raises:
+          KeyError: no client has that id.
+          ValueError: the run did not keep its state.
+        """
+        if self.state is None or self.client_ids is None:
+            raise ValueError("client(...): the run did not keep what clients keep: simulate(..., keep_state=True)")
+        row = row_of(client_id, self.client_ids)
+        return jax.tree.map(lambda leaf: leaf[:, row], self.state.clients)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        """The metric ``name``, [seeds, E, ...], or the record ``name`` of every round, [seeds, R, ...].
+
+        ``"data_loss"`` of a run whose task has no penalty is its ``"loss"``; likewise ``"test_data_loss"``.
+
+        Raises:
+          KeyError: nothing of that name was recorded; the nearest names are listed.
+        """
+        name = recorded_as(self, name)
+        for records in (self.metrics, self.rounds):
+            if name in records:
+                return records[name]
+        raise KeyError(f"nothing called {name!r} was recorded: {suggest(name, [*self.metrics, *self.rounds])}")
+
+    def final(self, name: str) -> np.ndarray:
+        """The last value of a metric or record, [seeds, ...]."""
+        return self[name][:, -1]
+
+    def rounds_to(self, name: str, target: float) -> np.ndarray:
+        """Rounds until a metric or record reaches a target: at most it for losses and errors, at least it for others.
+
+        Metrics of a model whose loss is not finite reach nothing.
+
+        Returns:
+          float[seeds]; inf where it was never reached.
+
+        Raises:
+          ValueError: not one number a seed and evaluation or round.
+        """
+        values = measured(self, name)
+        at = np.broadcast_to(np.asarray(rounds_of(self, name), dtype=float), values.shape[:2])
+        return first_reached(values, at, target, falling=less_is_better(name))
+
+    def time_to(self, name: str, target: float) -> np.ndarray:
+        """Virtual seconds until a metric or record reaches a target, as :meth:`rounds_to`.
+
+        Between evaluations nothing is known, so it is the time of the first evaluation that found the target reached.
+
+        Returns:
+          float[seeds]; inf where it was never reached.
+
+        Raises:
+          ValueError: the run has no clock, or not one number a seed and evaluation or round.
+        """
+        at = positions(self, name, "virtual_time")
+        return first_reached(measured(self, name), at, target, falling=less_is_better(name))
+
+    @property
+    def virtual_time(self) -> np.ndarray:
+        """Virtual seconds since the start at each evaluation, float64[seeds, E].
+
+        Raises:
+          ValueError: the run has no clock: it had neither a ``system=`` nor ``diagnostics.virtual_time(...)``.
+        """
+        return clock(self, "virtual_time")[:, self.evaluated]
+
+    @property
+    def bytes(self) -> np.ndarray:
+        """Bytes sent and received by all clients since the start at each evaluation, float64[seeds, E].
+
+        Raises:
+          ValueError: the run had neither a ``system=`` nor ``diagnostics=["communication"]``.
+        """
+        return clock(self, "bytes")[:, self.evaluated]
+
+    @property
+    def useful_ratio(self) -> float:
+        """Gradients the clients needed over gradients the layout computed; 1 where nothing was wasted."""
+        return float(self.rounds["useful_steps"].sum() / max(self.rounds["computed_steps"].sum(), 1))
+
+    @property
+    def algorithm(self) -> str:
+        """The algorithm's registered name, without its kind."""
+        described = self.description.get("algorithm", {})
+        return str(described.get("name", described.get("opaque", "run"))).rpartition(".")[2]
+
+    def table(self, *, target: float | None = None) -> str:
+        """A table of the final values, mean and standard deviation over seeds; printable.
+
+        Args:
+          target: adds the rounds until the test (else training) accuracy, or the loss, reached this value.
+        """
+        from fedjax_sim.reporting.table import results_table
+
+        return results_table({self.algorithm: self}, target=target)
+
+    def plot(
+        self, metric: str = "loss", ax: Any = None, *, against: str = "round", round: int | None = None, seed: int = 0
+    ) -> Any:
+        """Draws a metric or a record of every round; needs matplotlib.
+
+        One number a round is a line with its band over seeds, a value for each client (``"test_client_accuracy"``) is
+        the distribution over the clients, quantiles (``"update_norms"``) are bands around their middle, a matrix
+        (``"cosine_matrix"``) is a heat map of one round.
+
+        Args:
+          metric: its name.
+          ax: matplotlib axes to draw on; None makes a figure.
+          against: of one number a round, what the horizontal axis is: ``"round"``, ``"virtual_time"`` or ``"bytes"``.
+          round: of a matrix, the round to draw, 1 to R; of clients' values an evaluated one; None for the last.
+          seed: of quantiles and matrices, the position of the seed to draw.
+
+        Returns:
+          The axes.
+        """
+        from fedjax_sim.reporting import client_plots, plots, round_plots
+
+        if metric in OF_IDS:
+            raise ValueError(f"plot({metric!r}): these are ids of clients, which have no curve: history[{metric!r}]")
+        metric = recorded_as(self, metric)
+        if self[metric].ndim == 4:
+            return round_plots.heat_map(self, metric, round=round, seed=seed, ax=ax)
+        if self[metric].ndim == 3 and metric in self.metrics:
+            return client_plots.distributions({self.algorithm: self}, metric, ax=ax, round=round)
+        if self[metric].ndim == 3:
+            return round_plots.bands(self, metric, seed=seed, ax=ax)
+        return plots.curves({self.algorithm: self}, metric, ax=ax, against=against)
+
+    def to_pandas(self, *, each: str = "evaluation") -> Any:
+        """A ``pandas.DataFrame`` with a line for each seed and evaluation, or each seed and round; needs pandas.
+
+        Args:
+          each: ``"evaluation"`` for the columns ``"seed"``, ``"round"`` and every metric that is one number;
+            ``"round"`` for those of the records of every round, 1 to R.
+
+        Raises:
+          ImportError: pandas is not installed.
+          ValueError: another value of ``each``.
+        """
+        return frames.data_frame(frames.run_columns(self, each))
+
+    def to_xarray(self) -> Any:
+        """An ``xarray.Dataset`` of all metrics and records; needs xarray.
+
+        Metrics have the dimensions ``"seed"`` and ``"evaluation"`` (with the coordinate ``"round"``), records
+        ``"seed"`` and ``"t"``, the rounds 0 to R - 1; further axes are called after the array.
+
+        Raises:
+          ImportError: xarray is not installed.
+        """
+        coordinates = {"seed": ("seed", self.seeds), "round": ("evaluation", self.evaluated)}
+        attributes = {"algorithm": self.algorithm, "seconds": self.seconds}
+        return frames.data_set(("seed",), self.metrics, self.rounds, coordinates, attributes)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes everything to one ``.npz`` file, atomically and without pickle."""
+        leaves: list[np.ndarray] = []
+        structure = _numbered(serialization.to_state_dict(self.params), leaves)
+        about: dict[str, Any] = {
+            "format": _FORMAT,
+            "seeds": self.seeds,
+            "seconds": self.seconds,
+            "compile_seconds": self.compile_seconds,
+            "description": self.description,
+            "divergences": self.divergences,
+            "stops": [[seed, *stop] for seed, stop in self.stops.items()],
+            "params": structure,
+        }
+        kept: list[np.ndarray] = []
+        if self.state is not None:
+            about["state"] = _numbered(_by_names(self.state), kept)
+        arrays = {
+            "evaluated": self.evaluated,
+            **{f"metrics/{name}": value for name, value in self.metrics.items()},
+            **{f"rounds/{name}": value for name, value in self.rounds.items()},
+            **{f"params/{number}": leaf for number, leaf in enumerate(leaves)},
+            **{f"state/{number}": leaf for number, leaf in enumerate(kept)},
+            **({} if self.client_ids is None else {"client_ids": self.client_ids}),
+        }
+        # numpy's format knows no bfloat16 and the like: their names are kept beside
+        about["dtypes"] = {name: str(value.dtype) for name, value in arrays.items() if value.dtype.kind == "V"}
+        arrays["about"] = np.frombuffer(json.dumps(about).encode(), np.uint8)
+        buffer = io.BytesIO()
+        np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
+        write_atomically(path, buffer.getvalue())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES) -> History:
+        """Reads what :meth:`save` wrote; parameters come back as nested dictionaries (one array for one array).
+
+        Files of version 0.1.0 are read too; what they recorded gets the names and meanings of this version.
+
+        Args:
+          path: the file. Nothing in it is executed.
+          max_bytes: most bytes of all arrays together, 8 GiB by default; a file may be a thousand times smaller.
+
+        Raises:
+          FileNotFoundError: no such file, or something else than a file.
+          ValueError: not such a file, damaged, more than ``max_bytes``, of a later version of this package, or a sweep.
+        """
+        record = read_record(path, max_bytes=max_bytes)
+        if is_sweep(record):
+            count = len(record.seeds) // max(len(record.description["seeds"]), 1)
+            raise ValueError(
+                f"{os.fspath(path)} is no run but a sweep of {count} points: read it with "
+                "fedjax_sim.sweeps.Sweep.load, whose at(0), at(1), ... are the histories of the points; `fedjax-sim "
+                "report` and `show` take it as it is"
+            )
+        return record
+
+
+def read_record(path: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES) -> History:
+    """As :meth:`History.load`, and also the runs of a sweep, one "seed" a run, with their :func:`is_sweep`."""
+    place = Path(path)
+    wrong = "is not a result of fedjax_sim, or is damaged"
+    try:
+        arrays = read_npz(place, kinds="biufcV", max_bytes=max_bytes)
+    except ValueError as error:
+        raise ValueError(f"{place} {wrong}: {str(error).removeprefix(str(place)).lstrip(': ')}") from error
+    with parsing(place, wrong, "give a file that History.save wrote"):
+        about = json.loads(arrays.pop("about").tobytes())
+        check_format(place, about["format"], _FORMAT)
+        for name, dtype in about["dtypes"].items():
+            arrays[name] = _typed(arrays[name], numeric_dtype(dtype))
+        if any(array.dtype.type is np.void for array in arrays.values()):
+            raise ValueError("it has an array of an unknown type")
+        check_record(arrays, about)
+        if about["format"] == 1:
+            earlier.record(arrays, about)
+        evaluated, client_ids = arrays.pop("evaluated"), arrays.pop("client_ids", None)
+        parts: dict[str, dict[str, np.ndarray]] = {"metrics": {}, "rounds": {}, "params": {}, "state": {}}
+        for name, value in arrays.items():
+            part, _, rest = name.partition("/")
+            parts[part][rest] = value
+        return History(
+            evaluated=evaluated,
+            metrics=parts["metrics"],
+            rounds=parts["rounds"],
+            params=_filled(about["params"], parts["params"]),
+            seeds=about["seeds"],
+            seconds=float(about["seconds"]),
+            compile_seconds=float(about["compile_seconds"]),
+            description=about["description"],
+            divergences=[
+                Divergence(seed, number, what, tuple(clients), *rest)
+                for seed, number, what, clients, *rest in about["divergences"]
+            ],
+            stops={seed: Stop(*stop) for seed, *stop in about["stops"]},
+            state=_state(about["state"], parts["state"]) if "state" in about else None,
+            client_ids=client_ids,
+        )
+
+
+def is_sweep(record: History) -> bool:
+    """Whether a record holds all runs of a sweep, by its description."""
+    seeds = record.description.get("seeds")
+    return "space" in record.description and isinstance(seeds, list)
+
+
+def _by_names(tree: Any) -> Any:
+    """A tree as nested dictionaries, by the names of fields, keys and places."""
+    if tree is None or jax.tree_util.all_leaves([tree]):
+        return tree
+    children = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda node: node is not tree)[0]
+    return {jax.tree_util.keystr(path, simple=True): _by_names(child) for path, child in children}
+
+
+def _state(structure: Any, leaves: dict[str, np.ndarray]) -> Any:
+    """The state that a file has."""
+    from fedjax_sim.engine.plan import TrainState
+
+    found = _filled(structure, leaves)
+    if not isinstance(found, dict) or found.keys() - set(TrainState._fields) or not found.keys() >= _OF_STATE:
+        raise ValueError(f"its state is {shown(structure)}, not an object with {', '.join(sorted(_OF_STATE))}")
+    return TrainState(**found)
+
+
+def _numbered(state: Any, leaves: list[np.ndarray]) -> Any:
+    """The tree ``state`` with its arrays, moved to ``leaves``, replaced by their numbers there: plain JSON."""
+    if isinstance(state, dict):
+        return {key: _numbered(value, leaves) for key, value in state.items()}
+    if state is None:
+        return None
+    leaves.append(np.asarray(state))
+    return len(leaves) - 1
+
+
+def _filled(structure: Any, leaves: dict[str, np.ndarray]) -> Any:
+    """The inverse of :func:`_numbered`; each leaf has its place."""
+    left = dict(leaves)
+
+    def fill(node: Any) -> Any:
+        if isinstance(node, dict):
+            return {key: fill(value) for key, value in node.items()}
+        if node is None:
+            return None
+        if type(node) is not int:
+            raise ValueError(f"its parameters have {shown(node)} in the place of an array's number")
+        return left.pop(str(node))
+
+    filled = fill(structure)
+    if left:
+        raise ValueError(f"its parameters have no place for the array {shown(min(left))}")
+    return filled
+
+
+def _typed(array: np.ndarray, dtype: Any) -> np.ndarray:
+    """An array whose type numpy's format does not know, with that type."""
+    if array.dtype.type is not np.void or array.dtype.itemsize != dtype.itemsize:
+        raise ValueError(f"it has an array of {array.dtype} as one of {dtype}")
+    return array.view(dtype)

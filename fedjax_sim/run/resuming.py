@@ -1,0 +1,287 @@
+"""A run that is saved as it goes, and goes on from where it was saved."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+import warnings
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_sim.core import processes
+from fedjax_sim.core.descriptions import build, describe, opaque_parts
+from fedjax_sim.core.values import check_count, check_flag
+from fedjax_sim.datasets.federated import FederatedDataset
+from fedjax_sim.datasets.fingerprints import dataset_fingerprint, fingerprint
+from fedjax_sim.datasets.host import HostDataset
+from fedjax_sim.datasets.placement import on_host, whole
+from fedjax_sim.engine.client_states import ClientStates, OnDevice
+from fedjax_sim.engine.layout.base import Layout
+from fedjax_sim.engine.layout.mesh import OnMesh
+from fedjax_sim.engine.plan import TrainState
+from fedjax_sim.run.checkpoints.differences import differences, environment_changes
+from fedjax_sim.run.checkpoints.files import Checkpoint, read_about
+from fedjax_sim.run.checkpoints.signals import Caught, Interrupted, interruptions
+from fedjax_sim.run.checkpoints.store import Store
+from fedjax_sim.run.drivers.base import Driver
+from fedjax_sim.run.recording import Recording, Stop
+
+_SHARE = 20  # a save may take a 20th of the time since the last one, where no ``every`` says when
+_STORED = "stored/"  # before the names of client states that are off the device
+_SHOWN = 8  # differences in a message
+
+
+class Saving:
+    """The checkpoints of one ``simulate`` call; a context in which SIGINT and SIGTERM are noted.
+
+    Args:
+      directory: where they are kept, for this run alone.
+      configuration: plain JSON data that decides the results, and the entry ``"environment"``.
+      rounds: R; a run that was saved with another number goes on.
+      eval_every: rounds between evaluations.
+      every: rounds between checkpoints, or None for the rule: as often as costs 5 % of the time.
+      keep: how many stay.
+      allow_opaque: whether parts that were given as bare functions or optax objects are told apart by name alone.
+
+    Raises:
+      TypeError, ValueError: an argument, or parts of the configuration that are opaque.
+      OSError: the directory cannot be used.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        configuration: dict[str, Any],
+        *,
+        rounds: int,
+        eval_every: int,
+        every: int | None,
+        keep: int,
+        allow_opaque: bool,
+    ) -> None:
+        if not isinstance(directory, (str, os.PathLike)):
+            raise TypeError(f"checkpoint is {directory!r}: give a directory, checkpoint='runs/fedavg'")
+        if every is not None:
+            check_count("every", every)
+        check_flag("allow_opaque", allow_opaque)
+        opaque = opaque_parts({key: configuration[key] for key in ("algorithm", "run")})
+        if opaque and not allow_opaque:
+            raise ValueError(
+                f"a run with checkpoints must be known by its description, and this has opaque parts "
+                f"({'; '.join(opaque)}): use registered factories (fedjax_sim.register makes your own one), or "
+                "allow_opaque=True if you see to it yourself that they are the same whenever it is resumed"
+            )
+        self._configuration = configuration
+        self._rounds, self._eval_every, self._every = rounds, eval_every, every
+        first = processes.together(lambda: Store(directory, keep) if processes.is_first() else None)
+        self._store = first or Store(directory, keep, writes=False)
+        self._caught = Caught()
+        self._path = Path(directory)
+        self._saved, self._saved_at, self._cost = 0, time.perf_counter(), 0.0
+        self.earlier: list[str] = []  # what was another environment in rounds before, oldest first
+
+    def __enter__(self) -> Self:
+        self._context = interruptions()
+        self._caught = self._context.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._store.close()
+        self._context.__exit__(kind, error, traceback)  # may deliver a signal, so it comes last
+
+    def restore(self, driver: Driver, recording: Recording) -> float | None:
+        """Puts the driver and the record back to the newest checkpoint.
+
+        Returns:
+          Seconds of rounds that went into it; None if there is no checkpoint.
+
+        Raises:
+          ValueError: it is of a run of another configuration (the message lists the differences), or of more rounds.
+
+        Warns:
+          UserWarning: it was written by other versions, under other settings, or on another device.
+        """
+        found = processes.together(self._store.newest)
+        rounds = processes.all_said([-1 if found is None else found.round])[:, 0]
+        if len(set(rounds.tolist())) > 1:
+            raise ValueError(
+                f"the processes find checkpoints of different rounds ({', '.join(map(str, rounds))}; -1: none): the "
+                "directory must be one that all of them see"
+            )
+        if found is None:
+            return None
+        self._check(found)
+        saved = found.about["configuration"]
+        self.earlier = list(saved.get("environment", {}).get("earlier", ()))
+        changes = environment_changes(saved, self._configuration)
+        if changes:
+            words = ("before", f"from round {found.round} on")
+            self.earlier.append(str(environment_changes(saved, self._configuration, words)))
+            warnings.warn(
+                f"{found.path} was written elsewhere ({changes}): results may differ by round-off", stacklevel=5
+            )
+        record = {name: array for name, array in found.arrays.items() if not name.startswith("state")}
+        stops = {int(row): Stop(*stop) for row, stop in found.about["stops"].items()}
+        recording.restore(record, stops)
+        stored = {name.removeprefix(_STORED): found.arrays[name] for name in found.arrays if name.startswith(_STORED)}
+        states = _unflattened(driver.states(), found)
+        try:
+            driver.restore(states, stored)
+        except ValueError as error:
+            raise ValueError(f"{found.path} cannot be resumed: {error}") from error
+        self._path = found.path
+        self._saved, self._saved_at = found.round, time.perf_counter()
+        return float(found.about["seconds"])
+
+    def after(self, driver: Driver, recording: Recording, seconds: float, *, last: bool) -> None:
+        """Called between chunks: saves where it is due, and ends the run where a signal has asked for it.
+
+        Args:
+          driver: it holds the state.
+          recording: what was recorded so far.
+          seconds: of rounds so far.
+          last: whether the run is complete.
+
+        Raises:
+          Interrupted: after a signal.
+          OSError: the checkpoint could not be written; the one before is still there.
+        """
+        # The first process's clock decides for all, and a signal to any.
+        said = processes.all_said([int(self._due(recording.finished)), int(self._caught.signal or 0)])
+        asked = int(said[:, 1].max())
+        if last or asked or said[0, 0]:
+            self._save(driver, recording, seconds)
+        if asked and not last:
+            raise Interrupted(signal.Signals(asked), recording.finished, self._rounds, self._path)
+
+    def _due(self, finished: int) -> bool:
+        if self._every is not None:
+            return finished // self._every > self._saved // self._every
+        return time.perf_counter() - self._saved_at >= _SHARE * self._cost
+
+    def _save(self, driver: Driver, recording: Recording, seconds: float) -> None:
+        if recording.finished == self._saved:
+            return
+        states = jax.block_until_ready(driver.states())
+        begun = time.perf_counter()
+        environment = self._configuration["environment"] | ({"earlier": self.earlier} if self.earlier else {})
+        about = {
+            "configuration": self._configuration | {"environment": environment},
+            "stops": {str(row): list(stop) for row, stop in recording.stops.items()},
+            "seconds": seconds,
+        }
+        stored = {f"{_STORED}{name}": array for name, array in driver.stored().items()}
+        arrays = recording.arrays() | _flattened(states) | stored
+        self._path = processes.together(lambda: self._store.save(recording.finished, arrays, about))
+        self._saved, self._saved_at = recording.finished, time.perf_counter()
+        self._cost = self._saved_at - begun
+
+    def _check(self, found: Checkpoint) -> None:
+        saved = found.about["configuration"]
+        differing = differences(saved, self._configuration)
+        if differing:
+            more = f"; and {len(differing) - _SHOWN} more" if len(differing) > _SHOWN else ""
+            raise ValueError(
+                f"{found.path} is of another run ({'; '.join(differing[:_SHOWN])}{more}): give the same arguments to "
+                "resume it, or another directory"
+            )
+        if found.round > self._rounds:
+            raise ValueError(
+                f"{found.path} has finished {found.round} rounds, and rounds={self._rounds} asks for fewer: give at "
+                "least as many, or another directory"
+            )
+        if found.round < self._rounds and found.round % self._eval_every:
+            raise ValueError(
+                f"{found.path} ends after {found.round} rounds, no multiple of eval_every={self._eval_every}: a run "
+                f"of {self._rounds} rounds would not have been evaluated there, so it cannot go on from it"
+            )
+
+
+def saved_layout(directory: Any) -> Layout | None:
+    """The layout of the run that has checkpoints in a directory; None where there are none, or it cannot run here.
+
+    A run whose layout was measured goes on in that layout, which is read before the rest of the checkpoint is.
+    """
+    if not isinstance(directory, (str, os.PathLike)):
+        return None
+    # The newest first; one that is damaged is reported by `Saving.restore`.
+    for path in sorted(Path(directory).glob("round-*.safetensors"), key=lambda path: (len(path.name), path.name))[::-1]:
+        with contextlib.suppress(ValueError, TypeError, KeyError, OSError):
+            layout = build(read_about(path)["configuration"]["environment"]["layout"])
+            missing = isinstance(layout, OnMesh) and not layout.placement.parts  # raises where there are fewer devices
+            if isinstance(layout, Layout) and not missing:
+                return layout
+    return None
+
+
+def _flattened(states: TrainState) -> dict[str, np.ndarray]:
+    return {name: on_host(_plain(leaf)) for name, leaf in _named(states)}
+
+
+def _unflattened(like: TrainState, found: Checkpoint) -> Any:
+    """The arrays of a checkpoint in the structure of ``like``."""
+    leaves: list[Any] = []
+    known = _named(like)
+    for name in found.arrays.keys() - {name for name, _ in known}:
+        if name.startswith("state"):
+            raise ValueError(
+                f"{found.path} has {name}, which this run has not: it was written by another version of the package "
+                "or of the method, which cannot be resumed with this one"
+            )
+    for name, leaf in known:
+        plain, saved = _plain(leaf), found.arrays.get(name)
+        if saved is None or saved.shape != plain.shape or saved.dtype != plain.dtype:
+            raise ValueError(
+                f"{found.path} has no {name} of {plain.dtype}{list(plain.shape)}: it was written by another version of "
+                "the package or of the method, which cannot be resumed with this one"
+            )
+        typed = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        leaves.append(jax.random.wrap_key_data(jnp.asarray(saved), impl=jax.random.key_impl(leaf)) if typed else saved)
+    return jax.tree.unflatten(jax.tree.structure(like), leaves)
+
+
+def _named(states: Any) -> list[tuple[str, jax.Array]]:
+    flat = jax.tree_util.tree_flatten_with_path(states)[0]
+    return [(f"state{jax.tree_util.keystr(path)}", leaf) for path, leaf in flat]
+
+
+def _plain(leaf: jax.Array) -> jax.Array:
+    """Numbers that a file can hold: typed PRNG keys as their words."""
+    return jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
+
+
+# Of a run's description: what may differ when it is resumed, or is compared by its checksum.
+_APART = ("rounds", "initial_params", "layout", "layout_tuning", "client_states")
+
+
+def configuration(
+    description: dict[str, Any],
+    seeds: list[int],
+    dataset: FederatedDataset | HostDataset,
+    initial_params: Any,
+    client_states: ClientStates,
+) -> dict[str, Any]:
+    """All that decides what a run records but the number of rounds, as JSON."""
+    plain = whole(dataset) if isinstance(dataset, FederatedDataset) else dataset
+    # The directory of a disk decides nothing.
+    states = {} if client_states == OnDevice() else {"client_states": describe(client_states.in_program())}
+    return {
+        "algorithm": description["algorithm"],
+        "dataset": {**description["dataset"], "checksum": dataset_fingerprint(plain)},
+        "run": {key: value for key, value in description["run"].items() if key not in _APART} | states,
+        "seeds": seeds,
+        "initial_params": None if initial_params is None else fingerprint(initial_params),
+        "float": description["environment"]["float"],
+        "generator": description["environment"]["generator"],
+        # Another layout changes results by round-off, as another machine does.
+        "environment": {**description["environment"], "layout": description["run"]["layout"]},
+    }

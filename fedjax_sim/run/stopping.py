@@ -1,0 +1,149 @@
+"""When a run has gone on long enough: rules that ``simulate(stop=...)`` asks after every evaluation, for each seed.
+
+A rule is a pure function of what one seed has recorded so far. A seed that stops keeps its model; the others go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from fedjax_sim.core.descriptions import Described, factory, static
+from fedjax_sim.core.values import check_count, check_real, shown, suggest
+from fedjax_sim.reporting.recorded import known_as, less_is_better
+
+
+class Stopping(Described):
+    """Base of the rules; one of your own defines :meth:`reason`."""
+
+    def reason(self, evaluated: np.ndarray, metrics: Mapping[str, np.ndarray]) -> str | None:
+        """Why the run should stop now, in words, or None to go on.
+
+        Args:
+          evaluated: int[E], rounds finished at the evaluations so far; starts with 0.
+          metrics: [E, ...] by name.
+        """
+        raise TypeError(f"{type(self).__name__} must define reason(evaluated, metrics)")
+
+
+class Converged(Stopping):
+    """|f_t - f_s| < change, with s the evaluation before t.
+
+    FedProx's experiments stop at 1e-4 (Li et al. 2020, appendix C.3.2), evaluated every round.
+
+    Args:
+      change: above 0.
+      metric: f, a metric of one number an evaluation.
+    """
+
+    change: Any = 1e-4
+    metric: str = static(default="loss")
+
+    def checked(self) -> Converged:
+        check_real("converged(change)", self.change, low=0.0, open_=True, host=True)
+        return self
+
+    def reason(self, evaluated: np.ndarray, metrics: Mapping[str, np.ndarray]) -> str | None:
+        values = _values(metrics, self.metric)
+        if len(values) < 2 or not abs(values[-1] - values[-2]) < float(self.change):
+            return None
+        return f"{self.metric} changed by less than {float(self.change):g}"
+
+
+class Rising(Stopping):
+    """f_t - f_s > by, with s the last evaluation at least ``over`` rounds before t.
+
+    FedProx's experiments call a run diverged that rises by more than 1 over 10 rounds (Li et al. 2020, appendix C.3.2).
+
+    Args:
+      by: at least 0.
+      over: rounds, at least 1.
+      metric: f, a metric of one number an evaluation.
+    """
+
+    by: Any = 1.0
+    over: int = static(default=10)
+    metric: str = static(default="loss")
+
+    def checked(self) -> Rising:
+        check_real("rising(by)", self.by, low=0.0)
+        check_count("rising(over=...)", self.over)
+        return self
+
+    def reason(self, evaluated: np.ndarray, metrics: Mapping[str, np.ndarray]) -> str | None:
+        values = _values(metrics, self.metric)
+        before = int(np.searchsorted(evaluated, evaluated[-1] - self.over, side="right")) - 1
+        if before < 0 or not values[-1] - values[before] > float(self.by):
+            return None
+        return f"{self.metric} rose by more than {float(self.by):g} in {evaluated[-1] - evaluated[before]} rounds"
+
+
+class Reached(Stopping):
+    """f_t <= target for losses and errors, f_t >= target for all other metrics.
+
+    Args:
+      metric: f, ``"test_accuracy"`` for instance; what ends in "loss", "mse", "mae", "error", "gap" or
+        "perplexity" must fall, all else rise.
+      target: its value.
+    """
+
+    metric: str = static()
+    target: Any
+
+    def checked(self) -> Reached:
+        if not isinstance(self.metric, str):
+            raise TypeError(f"reached({shown(self.metric)}, ...): give the name of a metric, reached('loss', 0.1)")
+        check_real("reached(..., target)", self.target)
+        return self
+
+    def reason(self, evaluated: np.ndarray, metrics: Mapping[str, np.ndarray]) -> str | None:
+        value, target = _values(metrics, self.metric)[-1], float(self.target)
+        if not (value <= target if less_is_better(self.metric) else value >= target):
+            return None
+        return f"{self.metric} reached {target:g}"
+
+
+class AnyOf(Stopping):
+    """The first of several rules that holds.
+
+    Args:
+      rules: at least one.
+    """
+
+    rules: tuple[Stopping, ...]
+
+    def checked(self) -> AnyOf:
+        rules = tuple(self.rules) if isinstance(self.rules, (list, tuple)) else (self.rules,)
+        for rule in rules:
+            if not isinstance(rule, Stopping):
+                raise TypeError(f"any_of([...]) has {shown(rule)}: give rules of fedjax_sim.stopping")
+        if not rules:
+            raise ValueError("any_of([]): give at least one rule")
+        return self.replace(rules=rules)
+
+    def reason(self, evaluated: np.ndarray, metrics: Mapping[str, np.ndarray]) -> str | None:
+        reasons = (rule.reason(evaluated, metrics) for rule in self.rules)
+        return next((reason for reason in reasons if reason is not None), None)
+
+
+def fedprox() -> AnyOf:
+    """Converged or diverged as in FedProx's experiments: ``any_of([converged(1e-4), rising(1.0, over=10)])``."""
+    return any_of((converged(), rising()))
+
+
+def _values(metrics: Mapping[str, np.ndarray], name: str) -> np.ndarray:
+    name = known_as(name, metrics)
+    if name not in metrics:
+        raise ValueError(f"stop asks for {name!r}, which this run does not record: {suggest(name, list(metrics))}")
+    values = np.asarray(metrics[name], float)
+    if values.ndim != 1:
+        raise ValueError(f"stop asks for {name!r}, which is an array of shape {values.shape[1:]}: choose one number")
+    return values
+
+
+converged = factory("stopping.converged", Converged)
+rising = factory("stopping.rising", Rising)
+reached = factory("stopping.reached", Reached)
+any_of = factory("stopping.any_of", AnyOf)

@@ -1,0 +1,279 @@
+"""``verify``: runs a saved result again, from the description it carries, and compares."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import serialization
+
+from fedjax_sim.core.descriptions import build, decode, opaque_parts
+from fedjax_sim.core.keys import GENERATOR, generator, switch
+from fedjax_sim.core.values import check_real, shown
+from fedjax_sim.run.checkpoints.differences import differences, environment_changes
+from fedjax_sim.run.history import History, is_sweep
+from fedjax_sim.run.recording import Stop
+from fedjax_sim.run.simulation import simulate
+
+_PARTS = ("task", "cohort", "work", "batches", "layout")
+_GIVEN = ("algorithm", "dataset", "run", "environment")  # of a description: what the run is made of, and where it was
+_WORDS = ("in the result", "now")
+_SHOWN = 10  # differences in a text
+_OPTIONAL = ("evaluate", "stop", "system", "asynchronous", "client_states")
+
+
+class Difference(NamedTuple):
+    """How one array came out.
+
+    Attributes:
+      name: ``"metrics/loss"``, ``"rounds/cohort_size"``, ``"params/..."``.
+      equal: whether it is the same to the last bit.
+      distance: max |a - b| / max(|a|, |b|) over the array's entries that are finite in both; inf where it has another
+        shape or kind of numbers, or NaN or infinity in other places; 0 where only bits differ, as those of 0 and -0.
+    """
+
+    name: str
+    equal: bool
+    distance: float
+
+
+class Verification(NamedTuple):
+    """What a second run says about a result.
+
+    Attributes:
+      differences: one an array.
+      tolerance: the largest distance that passes; 0 asks for equality to the last bit.
+      environment: which versions, settings or device are others than those of the result, or were others in a part of
+        it that was resumed elsewhere; or None.
+      models: whether the result has its final models; a sweep keeps them only if it is told to.
+      said: what else the result says and this run does not, a line each: its seeds, divergences and stops, and what
+        its description says that follows from the rest.
+      unsaid: entries of the environment and arrays that the result does not have: it is older than they are.
+    """
+
+    differences: list[Difference]
+    tolerance: float
+    environment: str | None
+    models: bool = True
+    said: tuple[str, ...] = ()
+    unsaid: tuple[str, ...] = ()
+
+    @property
+    def passed(self) -> bool:
+        """Whether every array is within the tolerance, and all else the same."""
+        return not self.failed and not self.said
+
+    @property
+    def failed(self) -> list[Difference]:
+        """The arrays that are not, the worst first."""
+        bits = self.tolerance == 0
+        far = [one for one in self.differences if not one.equal and (bits or one.distance > self.tolerance)]
+        return sorted(far, key=lambda one: -one.distance)
+
+    def __str__(self) -> str:
+        equal = sum(one.equal for one in self.differences)
+        within = "to the last bit" if self.tolerance == 0 else f"to the last bit or within {self.tolerance:g}"
+        lines = [f"{equal} of {len(self.differences)} arrays are equal to the last bit"]
+        close = [one.distance for one in self.differences if not one.equal]
+        if close:
+            lines.append(f"the largest relative distance is {max(close):.3g}")
+        if not self.models:
+            lines.append("final models were not kept, so they are not compared")
+        if self.environment:
+            lines.append(f"computed elsewhere: {self.environment}")
+        unrecorded = [name for name in self.unsaid if "/" in name or name == "divergences"]
+        if unrecorded:
+            lines.append(f"not recorded by the version that wrote it, so not compared: {', '.join(unrecorded)}")
+        if self.unsaid and not self.passed:
+            where = ", ".join(name for name in self.unsaid if name not in unrecorded)
+            lines.append(f"perhaps computed elsewhere: the result does not say its {where}")
+        lines += [f"differs: {one.name}, by {one.distance:.3g}" for one in self.failed[:_SHOWN]]
+        lines += [f"differs: {line}" for line in self.said[:_SHOWN]]
+        return "\n".join([*lines, f"verified ({within})" if self.passed else f"NOT verified ({within})"])
+
+
+def verify(result: History, *, tolerance: float | None = None, progress: bool | None = None) -> Verification:
+    """Runs a result again, from the description it carries, and compares all that it says but the time it took.
+
+    That is every metric, record and parameter, the evaluated rounds, the seeds, ``divergences`` and ``stops``, and what
+    follows from the description: the average, the objective, the bounds.
+
+    Args:
+      result: what ``simulate`` returned, or ``History.load`` read.
+      tolerance: largest relative distance that passes; None asks for equality to the last bit where versions and
+        device are those of the result, and for 1e-3 elsewhere: other compilers round differently, and training makes
+        such differences grow. What is no array must always be the same.
+      progress: as in ``simulate``.
+
+    Raises:
+      TypeError: not a History (a sweep's points are histories: ``sweep.at(0)``).
+      ValueError: parts of the run were given as bare functions or arrays, so they cannot be made again (they are
+        named); or it was computed in another precision, or drawn by another random generator, than JAX has now. A
+        result that does not say its generator, an older one, is compared all the same.
+
+    Example:
+      >>> import fedjax_sim as fjs
+      >>> history = fjs.simulate(
+      ...     fjs.fedavg(client_optimizer=fjs.optim.sgd(0.02)), fjs.datasets.quadratics(num_clients=3, dim=2, seed=0),
+      ...     task=fjs.quadratic(), rounds=4, eval_every=2, batches=fjs.local.full_batch(),
+      ...     cohort=fjs.cohort.uniform(2), work=fjs.local.steps(3),
+      ... )
+      >>> verify(history).passed
+      True
+    """
+    if not isinstance(result, History):
+        raise TypeError(f"verify was given {shown(result)}: give a History; those of a sweep are sweep.at(0), ...")
+    check_real("verify(tolerance=...)", tolerance, low=0.0, optional=True, host=True)
+    description = result.description
+    if is_sweep(result):
+        raise ValueError(
+            "these are all runs of a sweep, which no single run can be compared with: verify its points, verify("
+            "sweep.at(0)), ..."
+        )
+    missing = [key for key in _GIVEN if not isinstance(description.get(key), dict)]
+    if missing:
+        raise ValueError(f"this result has no description of its {missing[0]}: only what simulate returned can be run")
+    opaque = opaque_parts({key: description[key] for key in ("algorithm", "dataset", "run")})
+    if opaque:
+        raise ValueError(
+            f"this result cannot be run again: {'; '.join(opaque)} {'was' if len(opaque) == 1 else 'were'} given as "
+            "bare objects, whose arguments were never recorded; use registered factories (fedjax_sim.factory, register "
+            "and recipe make your own: docs/algorithms.md)"
+        )
+    where = description["environment"]
+    precision = where.get("float")
+    if precision not in (None, str(jnp.result_type(float))):
+        x64 = switch("jax_enable_x64", precision == "float64")
+        raise ValueError(f"this result was computed in {precision}: set {x64} in the environment and verify again")
+    _check_generator(where.get("generator"))
+    again = _again(result, progress)
+    changes = environment_changes(description, again.description, _WORDS)
+    earlier = [f"resumed elsewhere, {shown(where['earlier'])}"] if where.get("earlier") else []
+    elsewhere = "; ".join(filter(None, [changes, *earlier])) or None
+    if tolerance is None:
+        tolerance = 1e-3 if elsewhere else 0.0
+    models = bool(jax.tree.leaves(result.params))
+    if not models:
+        again = dataclasses.replace(again, params=result.params)
+    compared = _compared(result, again)
+    now = again.description["environment"]
+    unsaid = [key for key in now if key not in where]
+    # Another version may have recorded less, also of the runs in a sweep's folder that it has computed.
+    if where.get("fedjax_sim") != now["fedjax_sim"] or any("fedjax_sim: " in str(one) for one in earlier):
+        known = {"/".join(path) for path in _named(result)}
+        unsaid += [one.name for one in compared if one.name not in known]
+        compared = [one for one in compared if one.name in known]
+        if again.divergences and not result.divergences:  # sweeps did not say any
+            unsaid.append("divergences")
+            again = dataclasses.replace(again, divergences=[])
+    return Verification(
+        compared,
+        float(tolerance),
+        elsewhere,
+        models,
+        tuple(differences(_said(result), _said(again, of=description), _WORDS)),
+        tuple(unsaid),
+    )
+
+
+def _check_generator(drawn: Any) -> None:
+    """Checks that a result's random generator, if it says which, is the one that JAX has now."""
+    now = generator()
+    lines = [] if drawn is None else differences({"generator": drawn}, {"generator": now}, _WORDS)
+    if lines:
+        known = drawn if isinstance(drawn, dict) else {}
+        switches = [
+            switch(name, value)
+            for name, value in known.items()
+            if name in GENERATOR and type(value) is type(GENERATOR[name]) and value != now[name]
+        ]
+        fix = f"set {' '.join(switches)} in the environment and verify again" if switches else "verify it there"
+        raise ValueError(f"this result was drawn by another random generator ({'; '.join(lines)}): {fix}")
+
+
+def _again(result: History, progress: bool | None) -> History:
+    run = result.description["run"]
+    # A stored description of a part that this run did not have is None; older files lack the newer ones.
+    optional = {name: build(run[name]) for name in _OPTIONAL if run.get(name) is not None}
+    given: dict[str, Any] = {name: build(run[name]) for name in _PARTS}
+    initial = run.get("initial_params")
+    if "initial_state" in run:
+        raise ValueError("this result started in the state of another run, which it does not have: verify that one")
+    return simulate(
+        build(result.description["algorithm"]),
+        build(result.description["dataset"]),
+        **given,
+        **optional,
+        rounds=run["rounds"],
+        eval_every=run["eval_every"],
+        diagnostics=[build(one) for one in run["diagnostics"]],
+        skip_nonfinite=run["skip_nonfinite"],
+        on_divergence=run["on_divergence"],
+        divergence_factor=run["divergence_factor"],
+        initial_params=None if initial is None else decode(initial),
+        seeds=result.seeds,
+        progress=progress,
+    )
+
+
+def _said(history: History, of: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """What a history says besides its arrays and the time: plain data by name.
+
+    Args:
+      history: whose.
+      of: the description whose derived entries count; None for its own. Older results do not have all of them.
+    """
+    diverged: dict[str, list[str]] = {}
+    for one in history.divergences:
+        clients = f", clients {', '.join(map(str, one.clients))}" if one.clients else ""
+        diverged.setdefault(f"seed {one.seed}", []).append(f"{one.algorithm}, round {one.round}, {one.what}{clients}")
+    derived = (of or history.description).keys() & history.description.keys() - set(_GIVEN)
+    return {
+        "seeds": list(history.seeds),
+        "divergences": {seed: "; ".join(each) for seed, each in diverged.items()},
+        "stops": {f"seed {seed}": f"round {stop.round}, {_reason(stop)}" for seed, stop in history.stops.items()},
+        "description": {key: history.description[key] for key in sorted(derived)},
+    }
+
+
+def _reason(stop: Stop) -> str:
+    """Why a seed stopped; of a divergence, which is compared by itself, not in which words it was told."""
+    return stop.reason.rpartition(": ")[0] if stop.reason.startswith("diverged: ") else stop.reason
+
+
+def _compared(one: History, other: History) -> list[Difference]:
+    arrays, others = _named(one), _named(other)
+    found = []
+    for path in {**arrays, **others}:
+        a, b = arrays.get(path), others.get(path)
+        name = "/".join(path)
+        if a is None or b is None or a.shape != b.shape or a.dtype.kind != b.dtype.kind:
+            found.append(Difference(name, False, float("inf")))
+            continue
+        equal = a.dtype == b.dtype and a.tobytes() == b.tobytes()
+        found.append(Difference(name, equal, 0.0 if equal else _distance(a, b)))
+    return found
+
+
+def _distance(a: np.ndarray, b: np.ndarray) -> float:
+    wide = complex if a.dtype.kind == "c" else float
+    a, b = a.astype(wide), b.astype(wide)
+    finite = np.isfinite(a)
+    if not np.array_equal(finite, np.isfinite(b)) or not np.array_equal(a[~finite], b[~finite], equal_nan=True):
+        return float("inf")
+    gaps, sizes = np.abs(a - b)[finite], np.maximum(np.abs(a), np.abs(b))[finite]
+    return float(gaps.max(initial=0.0) / max(sizes.max(initial=0.0), np.finfo(float).tiny))
+
+
+def _named(history: History) -> dict[tuple[str, ...], np.ndarray]:
+    parts = {"evaluated": history.evaluated, "metrics": history.metrics, "rounds": history.rounds}
+    flat = jax.tree_util.tree_flatten_with_path({**parts, "params": serialization.to_state_dict(history.params)})[0]
+    return {tuple(_key(key) for key in path): np.asarray(leaf) for path, leaf in flat}
+
+
+def _key(key: Any) -> str:
+    return str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key))))

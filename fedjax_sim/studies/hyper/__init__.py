@@ -1,0 +1,42 @@
+"""Studies of hyper-parameters and data by gradients through whole runs."""
+
+from fedjax_sim.studies.hyper.objectives import Final, Objective, final
+from fedjax_sim.studies.hyper.sensitivity import Influence, influence
+from fedjax_sim.studies.hyper.transforms import (
+    Identity,
+    Interval,
+    Positive,
+    Simplex,
+    Softplus,
+    Transform,
+    identity,
+    interval,
+    positive,
+    simplex,
+    softplus,
+    unit_interval,
+)
+from fedjax_sim.studies.hyper.tuned import Tuned
+from fedjax_sim.studies.hyper.tuning import tune
+
+__all__ = [
+    "Final",
+    "Identity",
+    "Influence",
+    "Interval",
+    "Objective",
+    "Positive",
+    "Simplex",
+    "Softplus",
+    "Transform",
+    "Tuned",
+    "final",
+    "identity",
+    "influence",
+    "interval",
+    "positive",
+    "simplex",
+    "softplus",
+    "tune",
+    "unit_interval",
+]

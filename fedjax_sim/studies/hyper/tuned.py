@@ -1,0 +1,162 @@
+"""What a tuning found, and all that it tried."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from typing import Any, Self
+
+import numpy as np
+
+from fedjax_sim.algorithms.contract import Method
+from fedjax_sim.core.atomic import write_atomically
+from fedjax_sim.core.descriptions import describe
+from fedjax_sim.studies.hyper.subject import Subject
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Tuned:
+    """The record of one :func:`fedjax_sim.hyper.tune` call. E = steps + 1 evaluations, the first at the start.
+
+    Attributes:
+      algorithm: the method with the best hyper-parameters.
+      run: the arguments of the run, with the best hyper-parameters where they belong to it:
+        ``simulate(tuned.algorithm, data, **tuned.run)``.
+      best: restart and evaluation of the lowest objective among the accepted.
+      by_seed: float[restarts, E, S], the objective of every run.
+      hyper: the hyper-parameters by path, [restarts, E, ...].
+      gradients: of the mean objective with respect to them, by path, [restarts, E, ...].
+      accepted: bool[restarts, E], whether objective and gradient were finite.
+      scales: float[restarts, E], the part of the optimiser's step that led there: 1, or less after a rejection.
+      seeds: of the runs.
+      seconds: wall time of all evaluations, after compilation.
+      compile_seconds: wall time of tracing and compiling.
+      description: the study as JSON.
+    """
+
+    algorithm: Method
+    run: dict[str, Any]
+    best: tuple[int, int]
+    by_seed: np.ndarray
+    hyper: dict[str, np.ndarray]
+    gradients: dict[str, np.ndarray]
+    accepted: np.ndarray
+    scales: np.ndarray
+    seeds: list[int]
+    seconds: float
+    compile_seconds: float
+    description: dict[str, Any]
+
+    @classmethod
+    def of(cls, subject: Subject, **record: Any) -> Self:
+        """The result of a study of ``subject``: the best accepted evaluation that the factories accept too.
+
+        Only a transform chosen by the caller can leave what a factory accepts (``identity()`` of a learning rate).
+
+        Raises:
+          ValueError: they accept none.
+        """
+        values = np.where(record["accepted"], record["by_seed"].mean(axis=2), np.inf)
+        refusal = None
+        for flat in np.argsort(values, axis=None, kind="stable"):
+            restart, evaluation = (int(i) for i in np.unravel_index(flat, values.shape))
+            if not record["accepted"][restart, evaluation]:
+                break
+            found = {path: _number(leaf[restart, evaluation]) for path, leaf in record["hyper"].items()}
+            try:
+                best = subject.replace(found)
+            except ValueError as error:
+                refusal = refusal or error
+                continue
+            return cls(algorithm=best.algorithm, run=best.run, best=(restart, evaluation), **record)
+        raise ValueError(f"no accepted evaluation has hyper-parameters that their factories accept: {refusal}")
+
+    @property
+    def values(self) -> np.ndarray:
+        """float[restarts, E], the mean objective over seeds; not finite where the run diverged."""
+        mean: np.ndarray = self.by_seed.mean(axis=2)
+        return mean
+
+    @property
+    def value(self) -> float:
+        """The lowest accepted objective."""
+        return float(self.values[self.best])
+
+    @property
+    def found(self) -> dict[str, Any]:
+        """The best hyper-parameters by path: numbers and arrays."""
+        return {path: _number(leaf[self.best]) for path, leaf in self.hyper.items()}
+
+    @property
+    def rejected(self) -> int:
+        """How many evaluations were rejected, over all restarts."""
+        return int((~self.accepted).sum())
+
+    @property
+    def runs(self) -> int:
+        """How many federated runs were differentiated: restarts x E x seeds."""
+        return int(self.by_seed.size)
+
+    def table(self) -> str:
+        """Start, best value and the gradient there of every hyper-parameter; of arrays their range. Printable."""
+        rows = [("hyper-parameter", "start", "best", "gradient at best")]
+        for path, leaf in self.hyper.items():
+            rows.append((path, _cell(leaf[0, 0]), _cell(leaf[self.best]), _cell(self.gradients[path][self.best])))
+        widths = [max(len(row[column]) for row in rows) for column in range(4)]
+        rows.insert(1, tuple("─" * width for width in widths))  # type: ignore[arg-type]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        restart, evaluation = self.best
+        lines += [
+            "",
+            f"objective {self.values[0, 0]:.6g} -> {self.value:.6g} (restart {restart}, step {evaluation}); "
+            f"{self.runs} differentiated runs, {self.rejected} steps rejected, {self.seconds:.1f} s "
+            f"and {self.compile_seconds:.1f} s to compile",
+        ]
+        return "\n".join(lines)
+
+    def plot(self) -> Any:
+        """Draws the objective and every hyper-parameter against the steps; needs matplotlib. Returns the figure."""
+        from fedjax_sim.studies.hyper.plots import traces
+
+        return traces(self)
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything as plain data; numbers that are not finite become None."""
+        return {
+            "best": {"restart": self.best[0], "step": self.best[1], "value": self.value, "found": _plain(self.found)},
+            "algorithm": describe(self.algorithm),
+            "by_seed": _plain(self.by_seed),
+            "hyper": _plain(self.hyper),
+            "gradients": _plain(self.gradients),
+            "accepted": self.accepted.tolist(),
+            "scales": _plain(self.scales),
+            "rejected": self.rejected,
+            "runs": self.runs,
+            "seconds": self.seconds,
+            "compile_seconds": self.compile_seconds,
+            "description": self.description,
+        }
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes :meth:`as_json` to a file, atomically."""
+        write_atomically(path, json.dumps(self.as_json(), allow_nan=False).encode())
+
+
+def _number(leaf: np.ndarray) -> Any:
+    return float(leaf) if np.ndim(leaf) == 0 else leaf
+
+
+def _cell(leaf: np.ndarray) -> str:
+    if np.ndim(leaf) == 0:
+        return f"{float(leaf):.4g}"
+    return f"{np.min(leaf):.3g} to {np.max(leaf):.3g}"
+
+
+def _plain(value: Any) -> Any:
+    """Arrays and numbers as nested lists that strict JSON can hold."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, np.ndarray)) and np.ndim(value) > 0:
+        return [_plain(item) for item in value]
+    return float(value) if np.isfinite(value) else None

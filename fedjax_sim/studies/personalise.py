@@ -1,0 +1,230 @@
+"""Personalised evaluation: what the model is worth to each client after a few steps on the client's own examples.
+
+A pure function of the initial parameters, so that its gradient with respect to them is meta-learning's (MAML). The
+steps are those of a federated round (the same draw, local solver and layouts); only what a client reports differs:
+how its adapted model does on its held-out examples.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fedjax_sim import optim
+from fedjax_sim.algorithms.base import Sent
+from fedjax_sim.algorithms.contract import Client, Message, Stack
+from fedjax_sim.algorithms.fedavg import FedAvg
+from fedjax_sim.clients.cohort import full
+from fedjax_sim.clients.local.batches import Batches, full_batch
+from fedjax_sim.clients.local.work import Work
+from fedjax_sim.core.descriptions import factory, static
+from fedjax_sim.core.trees import square, subtract
+from fedjax_sim.core.values import LARGEST_SEED, check_count, check_flag, check_real, shown
+from fedjax_sim.datasets.federated import FederatedDataset
+from fedjax_sim.engine.draw import draw
+from fedjax_sim.engine.layout.base import Layout
+from fedjax_sim.engine.plan import Plan, layout_by_rule
+from fedjax_sim.engine.solver import Solver
+from fedjax_sim.models.evaluation import FineTuned, client_values, values_of_client, worst_mean
+from fedjax_sim.models.task import Task
+from fedjax_sim.models.task.shapes import check_values
+from fedjax_sim.optim.described import hoisted
+from fedjax_sim.reporting.recorded import less_is_better
+
+_VALUES, _MODELS = "values", "models"  # what clients report
+
+
+class Personalise(FineTuned):
+    """Every client fine-tunes the model and is tested before and after: ``personalise(...)(params, dataset)``.
+
+    y_i = x after tau_i local steps of the client's optimiser on its training examples, on F_i(y) + mu/2 |y - x|^2;
+    F(x) = (1/M) sum_i f_i(y_i(x)) over the M clients with test examples, f_i the mean test loss of client i
+
+    Returned are, by name, for the loss (penalty included; where there is one also ``data_loss``, without it) and every
+    metric of the task:
+
+    * ``"personal_<name>"``: the mean over the M clients, each counting the same;
+    * ``"personal_<name>_worst"``: the mean over the clients that are served worst;
+    * ``"personal_client_<name>"``: every client, float[N] in storage order, NaN for clients without test examples;
+
+    and the same of the model x itself with ``"_before"`` at the end. Usable as ``evaluate`` of ``simulate`` and
+    ``make_train``, and by itself inside ``jit``, ``vmap`` and ``grad``.
+
+    The gradient of ``"personal_loss"`` with respect to ``params`` is MAML's, through all local steps, second
+    derivatives included. With ``first_order`` the Jacobian of y_i in x counts as the identity (FOMAML), at the cost of
+    the forward run; the gradients in the optimiser's own hyper-parameters stay what they are. Reptile needs nothing of
+    this: it is FedAvg with a server learning rate.
+
+    Args:
+      task: what is learned.
+      client_optimizer: the fine-tuning optimiser: ``fjs.optim.sgd(0.01)``.
+      work: how many steps: ``fjs.local.steps(5)``, ``fjs.local.epochs(1)``. Clients that take none are tested with x.
+      batches: which training examples a step sees; None is ``fjs.local.full_batch()``, which draws nothing.
+      first_order: whether y_i's Jacobian in x counts as the identity.
+      worst: the share of the clients that are the worst, in (0, 1].
+      seed: of the batches' and the work's draws, >= 0.
+      layout: how clients are run on the hardware; None chooses by a rule.
+      mu: weight of the term mu/2 |y - x|^2 that keeps a client's model near x, >= 0; None for no such term.
+
+    Raises:
+      TypeError, ValueError: an argument is not what it must be, or (before compiling) the data set has no test part.
+
+    Reference: Finn, Abbeel and Levine 2017, "Model-agnostic meta-learning for fast adaptation of deep networks"
+    (MAML and its first-order form); Fallah, Mokhtari and Ozdaglar 2020, "Personalized federated learning with
+    theoretical guarantees: a model-agnostic meta-learning approach", eq. 3 (one client, one task); Nichol, Achiam and
+    Schulman 2018, "On first-order meta-learning algorithms" (Reptile).
+
+    Example:
+      >>> import jax, fedjax_sim as fjs
+      >>> from fedjax_sim.studies.personalise import personalise
+      >>> data = fjs.datasets.synthetic(1.0, 1.0, num_clients=5, max_size=60, seed=0)
+      >>> task = fjs.classification(fjs.models.LogisticRegression(10))
+      >>> adapted = personalise(task, fjs.optim.sgd(0.1), fjs.local.steps(3))
+      >>> params = task.init(jax.random.key(0), data)
+      >>> found = jax.jit(adapted)(params, data)
+      >>> found["personal_client_loss"].shape, bool(found["personal_loss"] < found["personal_loss_before"])
+      ((5,), True)
+      >>> gradient = jax.jit(jax.grad(lambda params: adapted(params, data)["personal_loss"]))(params)
+    """
+
+    task: Task
+    client_optimizer: optim.Optimizer
+    work: Work
+    batches: Batches | None = None
+    first_order: bool = static(default=False)
+    worst: float = static(default=0.1)
+    seed: int = static(default=0)
+    layout: Layout | None = None
+    mu: Any = None
+
+    def checked(self) -> Personalise:
+        kinds = (
+            ("task", Task, "the run's task", False),
+            ("work", Work, "fedjax_sim.local.steps(5)", False),
+            ("batches", Batches, "fedjax_sim.local.shuffled(20)", True),
+            ("layout", Layout, "fedjax_sim.layout.turns()", True),
+        )
+        for name, kind, example, optional in kinds:
+            given = getattr(self, name)
+            if not (isinstance(given, kind) or (optional and given is None)):
+                raise TypeError(f"personalise({name}={shown(given)}): give {example}")
+        check_flag("personalise(first_order=...)", self.first_order)
+        check_count("personalise(seed=...)", self.seed, low=0, high=LARGEST_SEED)
+        check_real("personalise(worst=...)", self.worst, low=0.0, high=1.0)
+        check_real("personalise(mu=...)", self.mu, low=0.0, optional=True)
+        if self.worst == 0:
+            raise ValueError("personalise(worst=...) is 0: it must be in (0, 1], a share of the clients")
+        return self.replace(
+            client_optimizer=optim.as_optimizer(self.client_optimizer, "personalise(client_optimizer=...)"),
+            batches=full_batch() if self.batches is None else self.batches,
+        )
+
+    def __call__(self, params: Any, dataset: FederatedDataset) -> dict[str, jax.Array]:
+        """The values of the model ``params`` by name, see the class."""
+        self._check(params, dataset, tested=True)
+        before = client_values(self.task, dataset.test, params)  # type: ignore[arg-type]
+        after = self._values(params, dataset, before)
+        held = dataset.test.sizes > 0  # type: ignore[union-attr]
+        found: dict[str, jax.Array] = {}
+        for values, when in ((before, "_before"), (after, "")):
+            for name, value in values.items():
+                found[f"personal_{name}{when}"] = _mean(value, held)
+                worst = worst_mean(value, self.worst, highest=less_is_better(name), held=held)
+                found[f"personal_{name}_worst{when}"] = worst
+                found[f"personal_client_{name}{when}"] = value
+        return found
+
+    def tested(self, params: Any, dataset: FederatedDataset) -> dict[str, jax.Array]:
+        """Mean test values of the clients at their adapted models, {name: [N]} in storage order."""
+        self._check(params, dataset, tested=True)
+        return self._values(params, dataset, client_values(self.task, dataset.test, params))  # type: ignore[arg-type]
+
+    def models(self, params: Any, dataset: FederatedDataset) -> Any:
+        """The adapted models y_i, leaves [N, ...] in the order of the client ids, as client states are; no test part.
+
+        N models have to fit on the device.
+        """
+        self._check(params, dataset, tested=False)
+        valid, ends = self._adapted(params, dataset, _MODELS)
+
+        def chosen(end: jax.Array, x: Any) -> jax.Array:
+            return jnp.where(valid.reshape(-1, *[1] * (end.ndim - 1)), end, jnp.asarray(x)[None])
+
+        return jax.tree.map(chosen, ends, params)
+
+    def _check(self, params: Any, dataset: Any, *, tested: bool) -> None:
+        if not isinstance(dataset, FederatedDataset):
+            raise TypeError(
+                f"personalise(...) was given {shown(dataset)}: clients take steps on their examples, which must be on "
+                "the device; for a HostDataset use dataset.on_device()"
+            )
+        if tested and dataset.test is None:
+            raise ValueError(
+                "personalise(...) tests adapted models on examples that they have not seen, and this data set has no "
+                "test part: hold some out, for instance with test_fraction=0.2"
+            )
+        self.task.check(dataset)
+        self.work.check(dataset, 1)
+        check_values(self.task, params, dataset.examples, training=True)
+
+    def _values(self, params: Any, dataset: FederatedDataset, before: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        """The clients' test values after their steps, [N] in storage order; before them for those that take none."""
+        valid, values = self._adapted(params, dataset, _VALUES)
+        positions = dataset.order  # slot s holds the client of index s
+
+        def stored(value: jax.Array, at_start: jax.Array) -> jax.Array:
+            return at_start.at[positions].set(jnp.where(valid, value, at_start[positions]))
+
+        return {name: stored(value, before[name]) for name, value in values.items()}
+
+    def _adapted(self, params: Any, dataset: FederatedDataset, what: str) -> tuple[jax.Array, Any]:
+        """Which clients take steps, bool[N] by client index, and of each its test values or its model after them."""
+        assert self.batches is not None  # as checked
+        data = dataset.replace(test=None)
+        tuned = _FineTuning(
+            client_optimizer=self.client_optimizer, task=self.task, test=dataset.test if what == _VALUES else None,
+            mu=self.mu, first_order=self.first_order, what=what,
+        )  # fmt: skip
+        tuned = hoisted(tuned, params)
+        key, sent = jax.random.key(self.seed), Sent(params)
+        plan = Plan(self.task, full(), self.work, self.batches, algorithm=tuned, dataset=data, key=key)
+        drawn = draw(plan, plan.phases()[-1], sent, jnp.int32(0))
+        layout = layout_by_rule(plan) if self.layout is None else self.layout
+        result = layout.run(Solver(tuned, self.task, self.batches, data), sent, (), drawn.slots, plan.bounds(tuned))
+        return drawn.cohort.valid, result.stacks[what]
+
+
+class _FineTuning(FedAvg, kw_only=True):
+    """Clients that report how their adapted model does on their test examples, or the model itself."""
+
+    task: Task
+    test: Any
+    mu: Any = None
+    first_order: bool = static(default=False)
+    what: str = static(default="values")
+
+    def begin(self, sent: Any, c_i: Any, client: Client) -> Any:
+        return lax.stop_gradient(sent.params) if self.first_order else sent.params
+
+    def objective(self, F: Any, y: Any, k: jax.Array, sent: Any, c_i: Any, client: Client) -> jax.Array:
+        value: jax.Array = F(y)
+        return value if self.mu is None else value + self.mu / 2 * square(subtract(y, sent.params))
+
+    def finish(self, delta: Any, y: Any, sent: Any, c_i: Any, client: Client) -> tuple[dict[str, Message], Any]:
+        if self.first_order:
+            # Adds 0, whose derivative in x is the identity.
+            y = jax.tree.map(lambda end, x: end + (x - lax.stop_gradient(x)), y, sent.params)
+        if self.what == _MODELS:
+            return {_MODELS: Stack(y)}, c_i
+        return {_VALUES: Stack(values_of_client(self.task, self.test, y, client.index))}, c_i
+
+
+def _mean(values: jax.Array, held: jax.Array) -> jax.Array:
+    total = jnp.sum(jnp.where(held, values, jnp.zeros_like(values)))
+    return total / jnp.sum(held, dtype=jnp.int32).astype(values.dtype)
+
+
+personalise = factory("evaluation.personalise", Personalise)

@@ -1,0 +1,164 @@
+"""A sweep for its reader: as a table, as figures, as a data frame."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedjax_sim.core.values import check_count, suggest
+from fedjax_sim.reporting import frames, plots, sweep_plots
+from fedjax_sim.reporting.recorded import Recorded, in_words, less_is_better, loss_of_data, recorded_as
+from fedjax_sim.reporting.table import final_values, markdown_rows, one_number, text_rows
+from fedjax_sim.run.history import History
+from fedjax_sim.studies.sweeps.space import POINT
+
+if TYPE_CHECKING:
+    from fedjax_sim.studies.sweeps.result import Sweep
+
+_LOSSES, _ACCURACIES = ("loss", "test_loss"), ("accuracy", "test_accuracy")
+
+
+def table(sweep: Sweep, metric: str | None, *, top: int | None, markdown: bool) -> str:
+    """See :meth:`fedjax_sim.sweeps.Sweep.table`."""
+    numbers = list(range(sweep.space.num_points))
+    if metric is not None:
+        first = [ranked.number for ranked in sweep.ranked(metric)]
+        numbers = first + [number for number in numbers if number not in set(first)]
+    if top is not None:
+        check_count("table(top=...)", top)
+        numbers = numbers[:top]
+    histories: list[Recorded] = [_marked(sweep, number) for number in numbers]
+    points = [sweep.space.point(number) for number in numbers]
+    short = short_names(sweep.space.names)
+    columns = [(short[name], [_cell(point[name]) for point in points]) for name in sweep.space.names]
+    losses = [loss_of_data([sweep.runs], name) for name in _LOSSES]
+    names = [name for name in (*losses, *_ACCURACIES) if one_number(sweep.runs, name)]
+    metric = None if metric is None else recorded_as(sweep.runs, metric)
+    if metric is not None and metric not in names:
+        names.append(metric)
+    decimals = {name: 4 for name in names if name.endswith("accuracy")}
+    columns += [(in_words(name, [sweep.runs]), final_values(histories, name, decimals.get(name))) for name in names]
+    rows = markdown_rows(columns) if markdown else text_rows(columns)
+    seeds = len(sweep.seeds)
+    note = "one seed" if seeds == 1 else f"mean ± standard deviation over {seeds} seeds"
+    if len(numbers) < sweep.space.num_points:
+        note += f"; {len(numbers)} of {sweep.space.num_points} points"
+    return "\n".join([*rows, "", note])
+
+
+def heatmap(sweep: Sweep, metric: str, x: str | None, y: str | None, ax: Any) -> Any:
+    """See :meth:`fedjax_sim.sweeps.Sweep.heatmap`."""
+    dims = sweep.space.dims
+    if dims == (POINT,) or len(dims) < 2:
+        raise ValueError(
+            f"heatmap: the space has the axes {dims}: it needs a grid of two hyper-parameters or more; use profile(x)"
+        )
+    for name in (x, y):
+        if name is not None and name not in dims:
+            raise ValueError(f"heatmap: the space has no {name!r}: {suggest(name, list(dims))}")
+    if x is not None and x == y:
+        raise ValueError(f"heatmap: x and y are both {x!r}: give two hyper-parameters")
+    x = x if x is not None else [name for name in dims if name != y][-1]
+    y = y if y is not None else next(name for name in dims if name != x)
+    means = sweep.compared(metric)[1].reshape(sweep.space.shape)
+    reduced = _best_of_others(means, (dims.index(y), dims.index(x)), less_is_better(metric))
+    short, along = short_names(sweep.space.names), sweep.coordinates
+    others = [short[name] for name in dims if name not in (x, y)]
+    return sweep_plots.heat_map(
+        reduced, sweep_plots.Axis(short[x], along[x]), sweep_plots.Axis(short[y], along[y]),
+        label=in_words(metric, [sweep.runs]), less_is_better=less_is_better(metric), others=others, ax=ax,
+    )  # fmt: skip
+
+
+def profile(sweep: Sweep, metric: str, x: str | None, ax: Any) -> Any:
+    """See :meth:`fedjax_sim.sweeps.Sweep.profile`."""
+    names = list(sweep.space.names)
+    x = names[0] if x is None else x
+    if x not in names:
+        raise ValueError(f"profile: the space has no {x!r}: {suggest(x, names)}")
+    finals, means = sweep.compared(metric)
+    label, name, values = in_words(metric, [sweep.runs]), short_names(sweep.space.names)[x], sweep.coordinates[x]
+    if values.ndim != 1:
+        raise ValueError(f"profile: {x!r} is an array at every point: it is no coordinate of a plot")
+    if sweep.space.dims == (POINT,):
+        axis = sweep_plots.Axis(name, values)
+        return sweep_plots.scatter(axis, means, label=label, less_is_better=less_is_better(metric), ax=ax)
+    at = sweep.space.dims.index(x)
+    less = less_is_better(metric)
+    order = np.where(np.isfinite(means), means if less else -means, np.inf).reshape(sweep.space.shape)
+    rows = np.moveaxis(order, at, 0).reshape(len(values), -1)
+    places = np.moveaxis(np.arange(means.size).reshape(sweep.space.shape), at, 0).reshape(len(values), -1)
+    chosen = places[np.arange(len(values)), rows.argmin(axis=1)]
+    lines = np.where(np.isfinite(means[chosen])[:, None], finals[chosen], np.nan)
+    others = [short for full, short in short_names(sweep.space.names).items() if full != x]
+    return sweep_plots.line(sweep_plots.Axis(name, values), lines, label=label, others=others, ax=ax)
+
+
+def curves(sweep: Sweep, metric: str, ax: Any, *, top: int) -> Any:
+    """See :meth:`fedjax_sim.sweeps.Sweep.curves`."""
+    check_count("curves(top=...)", top)
+    sweep.best(metric)  # raises where there is none
+    short = short_names(sweep.space.names)
+    chosen = sweep.ranked(metric)[:top]
+    labels = [", ".join(f"{short[name]} = {_cell(value)}" for name, value in ranked.point.items()) for ranked in chosen]
+    if len(set(labels)) < len(labels):
+        labels = [f"point {ranked.number}: {label}" for ranked, label in zip(chosen, labels, strict=True)]
+    histories = {label: sweep.at(ranked.number) for label, ranked in zip(labels, chosen, strict=True)}
+    return plots.curves(histories, metric, ax=ax)
+
+
+def to_pandas(sweep: Sweep) -> Any:
+    """See :meth:`fedjax_sim.sweeps.Sweep.to_pandas`."""
+    evaluations, seeds = len(sweep.evaluated), len(sweep.seeds)
+    points = {name: values for name, values in sweep.space.points().items() if values.ndim == 1}
+    columns: dict[str, Any] = {name: np.repeat(values, seeds * evaluations) for name, values in points.items()}
+    columns["seed"] = np.tile(np.repeat(sweep.seeds, evaluations), sweep.space.num_points)
+    columns["round"] = np.tile(sweep.evaluated, sweep.space.num_points * seeds)
+    columns["diverged"] = np.repeat(sweep.diverged.ravel(), evaluations)
+    columns |= {name: values.ravel() for name, values in sweep.runs.metrics.items() if values.ndim == 2}
+    return frames.data_frame(columns)
+
+
+def to_xarray(sweep: Sweep) -> Any:
+    """See :meth:`fedjax_sim.sweeps.Sweep.to_xarray`."""
+    coordinates: dict[str, Any] = {
+        name: (dim, values) for name, (dim, values) in sweep.space.coordinates().items() if values.ndim == 1
+    }
+    coordinates |= {"seed": ("seed", sweep.seeds), "round": ("evaluation", sweep.evaluated)}
+    attributes = {"algorithm": sweep.runs.algorithm, "seconds": sweep.seconds}
+    return frames.data_set(sweep.dims, sweep.metrics, sweep.rounds, coordinates, attributes)
+
+
+def short_names(names: tuple[str, ...]) -> dict[str, str]:
+    """The last part of each path where that is enough to tell them apart, else all of it."""
+    last = [name.rpartition(".")[2] for name in names]
+    return {name: end if last.count(end) == 1 else name for name, end in zip(names, last, strict=True)}
+
+
+def _marked(sweep: Sweep, number: int) -> History:
+    """The history of a point, with NaN at the end of every metric of a seed that diverged: no mean hides it."""
+    history = sweep.at(number)
+    bad = sweep.diverged.reshape(-1, len(sweep.seeds))[number]
+    if not bad.any():
+        return history
+    metrics = {}
+    for name, values in history.metrics.items():
+        changed = values.astype(float)
+        changed[bad, -1] = np.nan
+        metrics[name] = changed
+    return dataclasses.replace(history, metrics=metrics)
+
+
+def _cell(value: Any) -> str:
+    return f"{value:.4g}" if np.ndim(value) == 0 else "[...]"
+
+
+def _best_of_others(means: np.ndarray, kept: tuple[int, int], less: bool) -> np.ndarray:
+    """The table [y, x] of the best means over all other axes; NaN where all diverged."""
+    moved = np.moveaxis(means, kept, (0, 1)).reshape(means.shape[kept[0]], means.shape[kept[1]], -1)
+    worst = np.inf if less else -np.inf
+    filled = np.where(np.isfinite(moved), moved, worst)
+    best = filled.min(axis=2) if less else filled.max(axis=2)
+    return np.where(np.isfinite(best), best, np.nan)

@@ -1,0 +1,356 @@
+"""What a sweep recorded: labelled arrays, the best point, tables, plots, files."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedjax_sim.core.descriptions import build
+from fedjax_sim.core.files import parsing
+from fedjax_sim.core.values import shown, suggest
+from fedjax_sim.reporting.recorded import less_is_better
+from fedjax_sim.run.history import History, is_sweep, read_record
+from fedjax_sim.studies.sweeps import export, ranking
+from fedjax_sim.studies.sweeps.placing import described
+from fedjax_sim.studies.sweeps.ranking import Ranked
+from fedjax_sim.studies.sweeps.space import Space
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Sweep:
+    """The record of one :func:`fedjax_sim.sweep` call.
+
+    Arrays have the space's axes first, then the seeds: ``sweep["loss"]`` of a grid of 3 by 4 points with 5 seeds and
+    11 evaluations is [3, 4, 5, 11]. A space that is a list has one axis, ``"point"``.
+
+    Attributes:
+      runs: everything recorded, as a history with one "seed" a run: point by point, seeds within. Its divergences have
+        the numbers of runs, 0 to the last, in the place of seeds.
+      space: the points.
+      seeds: the seeds of every point.
+    """
+
+    runs: History
+    space: Space
+    seeds: list[int]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The numbers of points along the space's axes, then the number of seeds."""
+        return (*self.space.shape, len(self.seeds))
+
+    @property
+    def dims(self) -> tuple[str, ...]:
+        """The names of the axes of ``shape``."""
+        return (*self.space.dims, "seed")
+
+    @property
+    def coordinates(self) -> dict[str, np.ndarray]:
+        """The values along the axes: of each hyper-parameter, of ``"seed"`` and of the evaluated ``"round"``."""
+        names = {name: values for name, (_, values) in self.space.coordinates().items()}
+        return {**names, "seed": np.asarray(self.seeds), "round": self.evaluated}
+
+    @property
+    def evaluated(self) -> np.ndarray:
+        """int[E], numbers of finished rounds at the evaluations; starts with 0."""
+        return self.runs.evaluated
+
+    @property
+    def metrics(self) -> dict[str, np.ndarray]:
+        """[*shape, E, ...] arrays by name."""
+        return {name: self._shaped(values) for name, values in self.runs.metrics.items()}
+
+    @property
+    def rounds(self) -> dict[str, np.ndarray]:
+        """[*shape, R, ...] arrays by name."""
+        return {name: self._shaped(values) for name, values in self.runs.rounds.items()}
+
+    @property
+    def params(self) -> Any:
+        """The final global models, leaves [*shape, ...]; None unless the sweep was told to keep them."""
+        return jax.tree.map(self._shaped, self.runs.params)
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """The resolved configuration (with the values of the first point), the space and where it ran."""
+        return self.runs.description
+
+    @property
+    def seconds(self) -> float:
+        """Wall time of all runs, after compilation."""
+        return self.runs.seconds
+
+    @property
+    def compile_seconds(self) -> float:
+        """Wall time of tracing and compiling."""
+        return self.runs.compile_seconds
+
+    @property
+    def diverged(self) -> np.ndarray:
+        """bool[*shape], whether a metric of the run was NaN or infinite at the last evaluation.
+
+        Metrics of one number: those of every client are NaN for a client without examples.
+        """
+        metrics = [values for values in self.runs.metrics.values() if values.ndim == 2]
+        finite = [np.isfinite(values[:, -1].astype(float)) for values in metrics]
+        return self._shaped(~np.logical_and.reduce(finite))
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        """The metric ``name``, [*shape, E, ...], or the record ``name`` of every round, [*shape, R, ...].
+
+        Raises:
+          KeyError: nothing of that name was recorded; the nearest names are listed.
+        """
+        return self._shaped(self.runs[name])
+
+    def final(self, name: str) -> np.ndarray:
+        """The last value of a metric or record, [*shape, ...]."""
+        return self._shaped(self.runs.final(name))
+
+    def at(self, point: int | Mapping[str, Any]) -> History:
+        """The history of one point, with all its seeds, as :func:`fedjax_sim.simulate` would have returned it.
+
+        Args:
+          point: its number, 0 to P - 1, or its values by name (all names; the nearest float counts).
+
+        Returns:
+          A history; its ``seconds`` are an even share of the sweep's.
+
+        Raises:
+          IndexError: no such number.
+          KeyError: no such name, or one left out.
+          ValueError: no point has these values.
+        """
+        number = point if isinstance(point, (int, np.integer)) else self._number(point)
+        count = self.space.num_points
+        if not 0 <= number < count:
+            raise IndexError(f"at({point}): points have the numbers 0 to {count - 1}")
+        rows = slice(number * len(self.seeds), (number + 1) * len(self.seeds))
+
+        about = {key: value for key, value in self.description.items() if key not in ("space", "seeds")}
+
+        def part(tree: Any) -> Any:
+            return jax.tree.map(lambda leaf: leaf[rows], tree)
+
+        return dataclasses.replace(
+            self.runs,
+            metrics=part(self.runs.metrics),
+            rounds=part(self.runs.rounds),
+            params=part(self.runs.params),
+            seeds=list(self.seeds),
+            seconds=self.seconds / count,
+            compile_seconds=self.compile_seconds / count,
+            description=described(about, self.space.point(int(number))),
+            divergences=[
+                found._replace(seed=self.seeds[found.seed - rows.start])
+                for found in self.runs.divergences
+                if rows.start <= found.seed < rows.stop
+            ],
+        )
+
+    def compared(self, metric: str) -> tuple[np.ndarray, np.ndarray]:
+        """What points are compared by: a metric's last values, [P, seeds], and their means, NaN where a seed diverged.
+
+        Raises:
+          KeyError: nothing of that name was recorded.
+          ValueError: not one number a run and evaluation.
+        """
+        finals = self.final(metric)
+        if finals.shape != self.shape:
+            rest = finals.shape[len(self.shape) :]
+            raise ValueError(f"{metric!r} has the shape {rest} at an evaluation: points are compared by one number")
+        by_point = finals.reshape(-1, len(self.seeds)).astype(float)
+        return by_point, ranking.means(by_point, self.diverged.reshape(by_point.shape))
+
+    def ranked(self, metric: str = "loss", *, less: bool | None = None) -> list[Ranked]:
+        """All points from the best to the worst by the mean over seeds of a metric's last value.
+
+        Points of which a seed diverged (see ``diverged``) are left out.
+
+        Args:
+          metric: one number a run and evaluation.
+          less: whether less is better; None judges by the name: it is for losses and errors.
+
+        Raises:
+          KeyError: nothing of that name was recorded.
+          ValueError: a metric of another shape.
+        """
+        finals, means = self.compared(metric)
+        less = less_is_better(metric) if less is None else less
+        ddof = min(len(self.seeds) - 1, 1)
+        return [
+            Ranked(
+                int(number), self.space.point(int(number)), finals[number], float(means[number]),
+                float(finals[number].std(ddof=ddof)),
+            )
+            for number in ranking.order(means, less=less)
+        ]  # fmt: skip
+
+    def best(self, metric: str = "loss", *, less: bool | None = None) -> Ranked:
+        """The best point by the mean over seeds of a metric's last value; never one of which a seed diverged.
+
+        Args:
+          metric: one number a run and evaluation.
+          less: whether less is better; None judges by the name: it is for losses and errors.
+
+        Raises:
+          KeyError: nothing of that name was recorded.
+          ValueError: every point diverged, or a metric of another shape.
+        """
+        ranked = self.ranked(metric, less=less)
+        if not ranked:
+            raise ValueError(
+                f"best({metric!r}): all {self.space.num_points} points diverged for at least one seed: try smaller "
+                "learning rates"
+            )
+        return ranked[0]
+
+    def table(self, metric: str | None = None, *, top: int | None = None, markdown: bool = False) -> str:
+        """A table with a line for each point: final values, mean ± standard deviation over seeds; printable.
+
+        Args:
+          metric: sorts by it, the best first and those that diverged last; None keeps the order of the space.
+          top: so many lines at most.
+          markdown: a Markdown table, not aligned text.
+        """
+        return export.table(self, metric, top=top, markdown=markdown)
+
+    def heatmap(self, metric: str = "loss", x: str | None = None, y: str | None = None, ax: Any = None) -> Any:
+        """Draws a metric's last value over two hyper-parameters of a grid; needs matplotlib.
+
+        Each cell is the mean over seeds, at the best values of the other hyper-parameters. Points of which a seed
+        diverged are crossed out; the best cell has a frame.
+
+        Args:
+          metric: one number a run and evaluation.
+          x: the hyper-parameter along the horizontal axis; None for the last that is left.
+          y: along the vertical axis; None for the first that is left.
+          ax: matplotlib axes to draw on; None makes a figure.
+
+        Returns:
+          The axes.
+
+        Raises:
+          ImportError: matplotlib is not installed.
+          ValueError: the space is no grid of two or more hyper-parameters, or has no such one.
+        """
+        return export.heatmap(self, metric, x, y, ax)
+
+    def profile(self, metric: str = "loss", x: str | None = None, ax: Any = None) -> Any:
+        """Draws a metric's last value against one hyper-parameter; needs matplotlib.
+
+        Of a grid, a line at the best values of the other hyper-parameters, with the range of the seeds as a band; of
+        a list, a dot for each point.
+
+        Args:
+          metric: one number a run and evaluation.
+          x: the hyper-parameter; None for the first.
+          ax: matplotlib axes to draw on; None makes a figure.
+
+        Returns:
+          The axes.
+
+        Raises:
+          ImportError: matplotlib is not installed.
+          ValueError: the space has no such hyper-parameter.
+        """
+        return export.profile(self, metric, x, ax)
+
+    def curves(self, metric: str = "loss", ax: Any = None, *, top: int = 7) -> Any:
+        """Draws a metric against rounds for the best points; needs matplotlib.
+
+        Args:
+          metric: one number a run and evaluation; it also says which points are best.
+          ax: matplotlib axes to draw on; None makes a figure.
+          top: so many points at most.
+
+        Returns:
+          The axes.
+
+        Raises:
+          ImportError: matplotlib is not installed.
+          ValueError: every point diverged.
+        """
+        return export.curves(self, metric, ax, top=top)
+
+    def to_pandas(self) -> Any:
+        """A ``pandas.DataFrame`` with a line for each run and evaluation; needs pandas.
+
+        Columns: the hyper-parameters (of arrays, nothing), ``"seed"``, ``"round"``, ``"diverged"`` and every metric
+        that is one number.
+
+        Raises:
+          ImportError: pandas is not installed.
+        """
+        return export.to_pandas(self)
+
+    def to_xarray(self) -> Any:
+        """An ``xarray.Dataset`` with the labelled axes; needs xarray.
+
+        Metrics have the dimensions of ``dims`` and ``"evaluation"`` (with the coordinate ``"round"``), records those
+        and ``"t"``, the rounds 0 to R - 1; further axes are called after the array.
+
+        Raises:
+          ImportError: xarray is not installed.
+        """
+        return export.to_xarray(self)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes everything to one ``.npz`` file, atomically and without pickle."""
+        self.runs.save(path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Sweep:
+        """Reads what :meth:`save` wrote; parameters come back as nested dictionaries.
+
+        Raises:
+          ValueError: not such a file, or damaged.
+        """
+        runs = read_record(path)
+        if not is_sweep(runs):
+            raise ValueError(f"{os.fspath(path)} has no sweep: read it with fedjax_sim.History.load")
+        with parsing(Path(path), "is no sweep of fedjax_sim, or is damaged", "give a file that Sweep.save wrote"):
+            space, seeds = build(runs.description["space"]), runs.description["seeds"]
+            if not isinstance(space, Space):
+                raise ValueError(f"its space is {shown(space)}")
+            if len(runs.seeds) != space.num_points * len(seeds) or runs.seeds != seeds * space.num_points:
+                raise ValueError(
+                    f"its runs have the seeds {shown(runs.seeds)}, not {shown(seeds)} at {space.num_points} points"
+                )
+            if runs.stops:
+                raise ValueError("it has the stops of single runs")
+            described(runs.description, space.point(0))  # it has the leaves that the points change
+            return cls(runs, space, seeds)
+
+    def _shaped(self, values: np.ndarray) -> np.ndarray:
+        return values.reshape(*self.shape, *values.shape[1:])
+
+    def _number(self, point: Mapping[str, Any]) -> int:
+        if not isinstance(point, Mapping):
+            raise TypeError(f"at({shown(point)}): give a point's number, or its values by name")
+        for name in point:
+            if name not in self.space.names:
+                raise KeyError(f"at: the space has no {name!r}: {suggest(str(name), list(self.space.names))}")
+        missing = [name for name in self.space.names if name not in point]
+        if missing:
+            raise KeyError(f"at({shown(dict(point))}): a value of {missing[0]!r} is missing")
+        alike = np.ones(self.space.num_points, bool)
+        for name, values in self.space.points().items():
+            close = np.isclose(values, np.asarray(point[name], float), rtol=1e-6, atol=0.0)
+            alike &= close.reshape(len(close), -1).all(axis=1)
+        if not alike.any():
+            raise ValueError(f"at({shown(dict(point))}): no point of the sweep has these values")
+        return int(np.argmax(alike))
+
+    def __repr__(self) -> str:
+        axes = ", ".join(f"{name}: {size}" for name, size in zip(self.dims, self.shape, strict=True))
+        bad = int(self.diverged.sum())
+        ended = f", {bad} of {math.prod(self.shape)} runs diverged" if bad else ""
+        return f"Sweep({self.runs.algorithm}, {axes}{ended})"

@@ -1,0 +1,247 @@
+"""``sweep``: a whole space of hyper-parameters, times seeds, as one program."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any, Unpack
+
+import jax
+import numpy as np
+from flax import serialization
+
+from fedjax_sim.algorithms.contract import Method
+from fedjax_sim.core.descriptions import MAX_ARRAY, describe
+from fedjax_sim.core.values import check_count, check_flag, shown
+from fedjax_sim.datasets.federated import FederatedDataset
+from fedjax_sim.datasets.fingerprints import fingerprint
+from fedjax_sim.datasets.host import HostDataset
+from fedjax_sim.engine.arguments import Evaluate, RunArguments, takes_run
+from fedjax_sim.engine.checks import check_arguments, is_traced, resolve
+from fedjax_sim.engine.layout.base import Layout
+from fedjax_sim.engine.layout.mesh import OnMesh
+from fedjax_sim.engine.resolving import check_seeds
+from fedjax_sim.reporting.progress import progress_bar
+from fedjax_sim.run.history import History
+from fedjax_sim.run.simulation import describe_run, warn_of_negative_weights
+from fedjax_sim.studies.sweeps import stored
+from fedjax_sim.studies.sweeps.execution import Executor
+from fedjax_sim.studies.sweeps.placing import in_words, of_all_points, stacked
+from fedjax_sim.studies.sweeps.result import Sweep
+from fedjax_sim.studies.sweeps.space import Space
+
+
+@takes_run()
+def sweep(
+    algorithm: Method,
+    dataset: FederatedDataset,
+    space: Space,
+    *,
+    seeds: int | Iterable[int] = 0,
+    initial_params: Any = None,
+    progress: bool | None = None,
+    keep_params: bool = False,
+    chunk: int | None = None,
+    devices: Sequence[jax.Device] | None = None,
+    resume: str | os.PathLike[str] | None = None,
+    **run: Unpack[RunArguments],
+) -> Sweep:
+    """Runs every point of a space with every seed, and returns what was recorded with names to its axes.
+
+    All runs are ONE program, compiled once, whatever the values: on a CPU a device takes its runs in turn (vmapped
+    dynamic loops would make every run wait for the slowest), elsewhere they run side by side. Several devices share
+    the runs evenly. The result of a point and seed is that of ``simulate`` with these values and this seed, up to
+    round-off. A run that diverges is a result like any other, with NaN or infinity in its metrics.
+
+    Args:
+      algorithm: what to run; the values of the space take the place of its own.
+      dataset: whose data.
+      space: the points: ``fjs.sweeps.grid({"mu": [0.1, 1.0], "client_optimizer.learning_rate": [0.01, 0.1]})``.
+        Names are real leaves of the algorithm, or, after ``task.``, ``cohort.``, ``work.``, ``system.`` or
+        ``asynchronous.``, of these.
+      task: see :func:`fedjax_sim.simulate`, as all arguments up to ``progress``.
+      rounds: number of rounds R.
+      cohort: who takes part.
+      work: how many local steps.
+      batch_size: B of a fresh permutation each epoch; give this or ``batches``.
+      batches: which examples a step sees.
+      eval_every: rounds between evaluations.
+      evaluate: more to record at every evaluation.
+      diagnostics: what to measure in every round.
+      layout: how clients are run on the hardware; None or ``"auto"`` chooses by a rule. What is fastest can be
+        measured before: ``fjs.layout.tune(algorithm, dataset, ...).layout``.
+      skip_nonfinite: leaves clients out of a round whose messages or state are not finite.
+      system: the clients' devices in virtual time.
+      asynchronous: a server that waits for messages, not for cohorts.
+      seeds: one seed or several, the same for all points.
+      initial_params: where all runs start; None draws them from each seed.
+      progress: a progress bar; None shows one on a terminal only.
+      keep_params: whether the result has the final models of all runs.
+      chunk: the most runs of one call of the program, which bounds memory where runs go side by side, and after which
+        progress is shown and results are stored; None for 16 a device on a CPU, 64 elsewhere.
+      devices: those to use, of one kind; None for all.
+      resume: a folder for finished chunks. Call again with the same arguments after an interruption, and only what is
+        missing is run; ``chunk`` and ``devices`` may be others. Functions and bare optax objects are told apart by
+        their names alone.
+
+    Returns:
+      A :class:`fedjax_sim.sweeps.Sweep`.
+
+    Raises:
+      TypeError, ValueError: bad input, before anything is compiled; with ``resume`` also a folder of another sweep,
+        with what differs.
+      OSError: with ``resume``, before anything is compiled: the folder cannot be written, or another process writes a
+        sweep to it.
+      RuntimeError: a cohort scheme drew more clients than it has slots.
+
+    Warns:
+      UserWarning: with ``resume``, runs in the folder were computed by other versions, under other settings, or on
+        another device.
+
+    Example:
+      >>> import fedjax_sim as fjs
+      >>> space = fjs.sweeps.grid({"mu": [0.01, 1.0], "client_optimizer.learning_rate": [0.01, 0.02, 0.05]})
+      >>> result = sweep(
+      ...     fjs.fedprox(client_optimizer=fjs.optim.sgd(0.02)), fjs.datasets.quadratics(num_clients=3, dim=2, seed=0),
+      ...     space, task=fjs.quadratic(), rounds=4, eval_every=2, batches=fjs.local.full_batch(),
+      ...     cohort=fjs.cohort.uniform(2), work=fjs.local.steps(3), seeds=range(2),
+      ... )
+      >>> result["loss"].shape, result.dims
+      ((2, 3, 2, 3), ('mu', 'client_optimizer.learning_rate', 'seed'))
+      >>> sorted(result.best("loss").point)
+      ['client_optimizer.learning_rate', 'mu']
+    """
+    asked = check_arguments(run)
+    rounds, eval_every, evaluate = run["rounds"], run["eval_every"], run["evaluate"]
+    seed_list = check_seeds(seeds)
+    _check(dataset, space, keep_params, chunk, asked.layout)
+    if is_traced((algorithm, dataset, asked)):
+        raise TypeError("sweep was given traced values: inside jit, grad or vmap call make_train(...)'s function")
+    asked = asked._replace(algorithm=algorithm, dataset=dataset, key=jax.random.key(seed_list[0]))
+    base = resolve(asked, rounds, initial_params)
+    values = stacked(base, space)
+    plan = of_all_points(base, asked, space, rounds, initial_params)
+    description = describe_run(plan, rounds, eval_every, evaluate=evaluate, initial_params=initial_params)
+
+    with contextlib.ExitStack() as stack:
+        folder, finished = None, []
+        if resume is not None:
+            rest = plan._replace(algorithm=None, dataset=None, key=None)  # type: ignore[arg-type]
+            large = [leaf for leaf in jax.tree.leaves((plan.algorithm, rest)) if np.size(leaf) > MAX_ARRAY]
+            about = {"evaluate": evaluate, "initial_params": initial_params, "keep_params": keep_params, "large": large}
+            configuration = _configuration(description, dataset, space, seed_list, **about)
+            folder = stack.enter_context(stored.Folder(resume, configuration, description["environment"]))
+            finished = folder.finished()
+            if folder.earlier:
+                description["environment"] = description["environment"] | {"earlier": folder.earlier}
+        total = space.num_points * len(seed_list)
+        missing = sorted(set(range(total)) - {number for numbers, _ in finished for number in numbers})
+        executor = Executor(
+            plan, initial_params, values, seed_list, count=len(missing), chunk=chunk,
+            devices=jax.local_devices() if devices is None else devices, rounds=rounds, eval_every=eval_every,
+            evaluate=evaluate, keep_params=keep_params,
+        )  # fmt: skip
+        with progress_bar(total * rounds, progress, f"{type(algorithm).__name__} sweep") as bar:
+            bar.compiling()
+            compile_seconds = executor.compile() if missing else 0.0
+            for first in range(0, len(missing), executor.size):
+                numbers = missing[first : first + executor.size]
+                history = executor.run(numbers)
+                _check_overflow(history, [space.point(number // len(seed_list)) for number in numbers])
+                if folder is not None:
+                    folder.add(numbers, history)
+                finished.append((numbers, history))
+                if bar.enabled:
+                    done = total - len(missing) + first + len(numbers)
+                    losses = history.final("loss")
+                    finite = losses[np.isfinite(losses)]
+                    bar.update(done * rounds, {"loss": float(np.median(finite)) if finite.size else np.nan})
+    shapes = plan.params if keep_params else None
+    runs = _joined(finished, shapes)
+    warn_of_negative_weights(runs.rounds, plan.algorithm)
+    description |= {"space": describe(space), "seeds": seed_list}
+    return Sweep(dataclasses.replace(runs, compile_seconds=compile_seconds, description=description), space, seed_list)
+
+
+def _configuration(
+    description: dict[str, Any],
+    dataset: FederatedDataset,
+    space: Space,
+    seeds: list[int],
+    *,
+    evaluate: Evaluate | None,
+    initial_params: Any,
+    keep_params: bool,
+    large: list[Any],
+) -> dict[str, Any]:
+    """All that decides what a sweep records, as JSON; ``large`` are arrays of which the description has no values."""
+    return {
+        "algorithm": description["algorithm"],
+        "dataset": {**description["dataset"], "checksum": fingerprint(dataset)},
+        "run": description["run"],
+        "evaluate": None if evaluate is None else describe(evaluate),
+        "space": describe(space),
+        "seeds": seeds,
+        "initial_params": None if initial_params is None else fingerprint(initial_params),
+        "keep_params": keep_params,
+        "float": description["environment"]["float"],
+        "generator": description["environment"]["generator"],
+        **({"arrays": fingerprint(large)} if large else {}),
+    }
+
+
+def _joined(finished: list[tuple[list[int], History]], params: Any) -> History:
+    """All runs in their order; parameters that were read from files get the structure of ``params`` back."""
+    order = np.argsort([number for numbers, _ in finished for number in numbers])
+    parts = [history for _, history in finished]
+
+    def together(*leaves: np.ndarray) -> np.ndarray:
+        joined: np.ndarray = np.concatenate(leaves)[order]
+        return joined
+
+    def model(part: History) -> Any:
+        return serialization.from_state_dict(params, serialization.to_state_dict(part.params))
+
+    models = [] if params is None else [model(part) for part in parts]
+    return dataclasses.replace(
+        parts[0],
+        metrics=jax.tree.map(together, *(part.metrics for part in parts)),
+        rounds=jax.tree.map(together, *(part.rounds for part in parts)),
+        params=jax.tree.map(together, *models) if models else None,
+        seeds=together(*(np.asarray(part.seeds) for part in parts)).tolist(),
+        seconds=sum(part.seconds for part in parts),
+        divergences=sorted(found for part in parts for found in part.divergences),
+    )
+
+
+def _check(dataset: Any, space: Any, keep_params: Any, chunk: Any, layout: Layout | None) -> None:
+    """Checks what ``simulate`` does not have."""
+    if isinstance(layout, OnMesh):
+        raise ValueError(
+            f"sweep(layout={shown(layout)}): a sweep gives every device runs of its own, which is faster than to deal "
+            "each cohort to all; leave layout out, or call simulate for each point"
+        )
+    if isinstance(dataset, HostDataset):
+        raise TypeError(
+            "sweep was given a HostDataset: all its runs are one program, with the data on the device; use "
+            "dataset.on_device() if there is room for all of it, or one simulate for each point"
+        )
+    if not isinstance(space, Space):
+        raise TypeError(
+            f"space is {shown(space)}: give a space, for instance fedjax_sim.sweeps.grid({{'mu': [0.1, 1.0]}})"
+        )
+    check_flag("sweep(keep_params=...)", keep_params)
+    if chunk is not None:
+        check_count("sweep(chunk=...)", chunk)
+
+
+def _check_overflow(history: History, points: list[dict[str, Any]]) -> None:
+    """Ends a sweep whose cohort scheme drew more clients than it has slots: its results would be biased."""
+    if "overflow" in history.rounds and history.rounds["overflow"].any():
+        run, first = np.argwhere(history.rounds["overflow"])[0]
+        raise RuntimeError(
+            f"sweep, {in_words(points[run])}, seed {history.seeds[run]}: round {first} drew more clients than the "
+            "cohort scheme has slots, so its model is NaN: give a larger cap, or leave cap=None"
+        )
