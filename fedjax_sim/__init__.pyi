@@ -46,6 +46,7 @@ from fedjax_sim.algorithms.vrl_sgd import vrl_sgd as vrl_sgd
 from fedjax_sim.clients import cohort as cohort
 from fedjax_sim.clients import local as local
 from fedjax_sim.clients import systems as systems
+from fedjax_sim.core import fields as fields
 from fedjax_sim.core import keys as keys
 from fedjax_sim.core import paths as paths
 from fedjax_sim.core import sampling as sampling

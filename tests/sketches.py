@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.algorithms import FedAvg, Mean, Parts, Requires, Stack
-from fedjax_sim.core.descriptions import static
+from fedjax_sim.core.fields import static
 from fedjax_sim.core.trees import add, add_scaled, divide, inner, mix, norm, select, square, subtract, zeros_like
 
 

@@ -17,7 +17,8 @@ import pytest
 import fedjax_sim as fjs
 from fedjax_sim import adjoints, hyper, sweeps
 from fedjax_sim.core import descriptions
-from fedjax_sim.core.descriptions import Described, build, describe, opaque_parts, registered, static
+from fedjax_sim.core.descriptions import Described, build, describe, opaque_parts, registered
+from fedjax_sim.core.fields import static
 from fedjax_sim.engine.checks import _traced_parts
 
 sgd = fjs.optim.sgd

@@ -15,7 +15,8 @@ from fedjax_sim.algorithms.contract import Client, Cohort, Message
 from fedjax_sim.algorithms.gathering import Gathering, Messages
 from fedjax_sim.algorithms.wrapper import Wrapped, Wrapper
 from fedjax_sim.core import trees
-from fedjax_sim.core.descriptions import factory, integers
+from fedjax_sim.core.descriptions import factory
+from fedjax_sim.core.fields import integers
 from fedjax_sim.core.values import INT32_MAX, as_int32, is_concrete, shown
 
 _LOT = 0x417AC4ED  # the branch of a client's key that attacks draw from

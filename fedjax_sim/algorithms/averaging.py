@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from fedjax_sim.algorithms.contract import Cohort
 from fedjax_sim.algorithms.wrapper import Wrapped, Wrapper
 from fedjax_sim.core import trees
-from fedjax_sim.core.descriptions import factory, static
+from fedjax_sim.core.descriptions import factory
+from fedjax_sim.core.fields import static
 from fedjax_sim.core.values import INT32_MAX, check_count, check_real, check_scalar
 
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Self
 
 from fedjax_sim import optim
 from fedjax_sim.algorithms.contract import Client, Cohort, Method
-from fedjax_sim.core.descriptions import static
+from fedjax_sim.core.fields import static
 from fedjax_sim.core.values import check_flag
 from fedjax_sim.optim import rates
 

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 from fedjax_sim.algorithms.contract import Client, Message, Requires
 from fedjax_sim.algorithms.wrapper import Wrapper
 from fedjax_sim.core import sampling, trees
-from fedjax_sim.core.descriptions import factory, static
+from fedjax_sim.core.descriptions import factory
+from fedjax_sim.core.fields import static
 from fedjax_sim.core.values import check_count, check_flag, check_real, suggest
 
 _ROUNDING, _PLACES = 0x5153, 0x524B  # branches of a client's key: for the rounding, for the places

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 
 from fedjax_sim.algorithms.contract import Client, Cohort, Mean, Message, Method, Requires
 from fedjax_sim.algorithms.fedavg import FedAvg
-from fedjax_sim.core.descriptions import factory, static
+from fedjax_sim.core.descriptions import factory
+from fedjax_sim.core.fields import static
 from fedjax_sim.core.trees import as_dtype, inner, select, square, subtract, zeros_like
 from fedjax_sim.core.values import check_flag, check_real, check_scalar
 

@@ -8,7 +8,8 @@ import jax
 
 from fedjax_sim.algorithms.contract import Client, Cohort, Mean, Message, Requires, Share
 from fedjax_sim.algorithms.fedavg import FedAvg
-from fedjax_sim.core.descriptions import factory, static
+from fedjax_sim.core.descriptions import factory
+from fedjax_sim.core.fields import static
 from fedjax_sim.core.trees import add, inner, square, subtract, zeros_like
 from fedjax_sim.core.values import check_real, check_scalar
 

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 
 from fedjax_sim.algorithms.contract import Client, Cohort, Mean, Message, Requires
 from fedjax_sim.algorithms.fedavg import FedAvg
-from fedjax_sim.core.descriptions import Described, factory, static
+from fedjax_sim.core.descriptions import Described, factory
+from fedjax_sim.core.fields import static
 from fedjax_sim.core.trees import divide, multiply, scale, square, subtract
 from fedjax_sim.core.values import check_flag, check_real, check_scalar
 

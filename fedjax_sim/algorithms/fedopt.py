@@ -7,7 +7,8 @@ from typing import Any, Self
 from fedjax_sim import optim
 from fedjax_sim.algorithms.contract import Requires
 from fedjax_sim.algorithms.fedavg import FedAvg
-from fedjax_sim.core.descriptions import factory, static
+from fedjax_sim.core.descriptions import factory
+from fedjax_sim.core.fields import static
 
 
 class _ServerMethod(FedAvg):

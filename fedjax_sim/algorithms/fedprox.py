@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_sim.algorithms.contract import Client, Requires
 from fedjax_sim.algorithms.fedavg import FedAvg
-from fedjax_sim.core.descriptions import factory, static
+from fedjax_sim.core.descriptions import factory
+from fedjax_sim.core.fields import count, flag, real
 from fedjax_sim.core.trees import as_dtype, square, subtract
-from fedjax_sim.core.values import INT32_MAX, check_count, check_flag, check_real, check_scalar
+from fedjax_sim.core.values import INT32_MAX, check_scalar
 
 
 class Steering(NamedTuple):
@@ -57,21 +58,14 @@ class FedProx(FedAvg):
     Reference: Li et al. 2020, "Federated optimization in heterogeneous networks", Algorithm 2.
     """
 
-    mu: Any = 1.0
-    adaptive: bool = static(default=False)
-    increment: Any = 0.1
-    patience: int = static(default=5)
+    mu: Any = real(default=1.0, low=0.0)
+    adaptive: bool = flag(default=False)
+    increment: Any = real(default=0.1, low=0.0)
+    patience: int = count(default=5, high=INT32_MAX)
 
     @property
     def requires(self) -> Requires:
         return Requires(objective=self.adaptive)
-
-    def checked(self) -> Self:
-        check_real("fedprox(mu=...)", self.mu, low=0.0)
-        check_flag("fedprox(adaptive=...)", self.adaptive)
-        check_real("fedprox(increment=...)", self.increment, low=0.0)
-        check_count("fedprox(patience=...)", self.patience, high=INT32_MAX)
-        return super().checked()
 
     def init(self, params: Any, shares: jax.Array) -> Any:
         server = super().init(params, shares)

@@ -10,7 +10,8 @@ import numpy as np
 
 from fedjax_sim.algorithms.contract import Client, Cohort, Message, Stack
 from fedjax_sim.core import trees
-from fedjax_sim.core.descriptions import Described, integers, static
+from fedjax_sim.core.descriptions import Described
+from fedjax_sim.core.fields import integers, static
 from fedjax_sim.core.values import as_int32, check_flag, check_real, check_scalar, demand
 from fedjax_sim.optim.min_norm import MinNormSolver, gram_rows, shortest
 

@@ -18,7 +18,8 @@ import numpy as np
 from fedjax_sim.algorithms.contract import Client, Message, Method, Requires
 from fedjax_sim.algorithms.wrapper import Remembering, Wrapped, Wrapper
 from fedjax_sim.core import trees
-from fedjax_sim.core.descriptions import factory, static
+from fedjax_sim.core.descriptions import factory
+from fedjax_sim.core.fields import static
 from fedjax_sim.core.values import shown, suggest
 from fedjax_sim.optim import parts
 from fedjax_sim.optim.parts import Parts

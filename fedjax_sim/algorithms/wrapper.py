@@ -8,7 +8,7 @@ import jax
 
 from fedjax_sim.algorithms.contract import Client, Cohort, Message, Method, Requires
 from fedjax_sim.core import trees
-from fedjax_sim.core.descriptions import static
+from fedjax_sim.core.fields import static
 from fedjax_sim.core.values import shown
 
 

@@ -24,6 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from fedjax_sim.core import fields
 from fedjax_sim.core.values import numeric_dtype, shown, suggest, wrong_call
 
 P = ParamSpec("P")
@@ -33,22 +34,17 @@ _FACTORIES: dict[str, Callable[..., Any]] = {}
 MAX_ARRAY = 100_000  # elements of one array argument; above this a description would no longer be something to read
 
 
-def static(**kwargs: Any) -> Any:
-    """A dataclass field that is structure, not a leaf: hashable, fixed at compile time."""
-    return struct.field(pytree_node=False, **kwargs)
-
-
-def integers(**kwargs: Any) -> Any:
-    """A leaf that is an array of integers: lists given for it are not turned into floats."""
-    return struct.field(metadata={"integers": True}, **kwargs)
-
-
-@dataclass_transform(field_specifiers=(struct.field, static, integers), frozen_default=True)
+@dataclass_transform(
+    field_specifiers=(struct.field, fields.static, fields.leaf, fields.integers, fields.real, fields.count, fields.flag,
+                      fields.choice),
+    frozen_default=True,
+)  # fmt: skip
 class Described:
     """A frozen dataclass and pytree that a registered factory makes.
 
-    Real hyper-parameters are leaves (so they can be traced, differentiated and vmapped); fields declared with
-    :func:`static` are structure, part of the compiled program.
+    Real hyper-parameters are leaves (so they can be traced, differentiated and vmapped); what is declared as
+    :func:`~fedjax_sim.core.fields.static` is structure, part of the compiled program. :mod:`fedjax_sim.core.fields` has
+    declarations that say what values are allowed.
 
     Subclasses become dataclasses and pytrees by themselves, as with ``flax.struct.PyTreeNode``, which is not used here
     because of a fault in JAX (seen in 0.10.2): structures of two dataclasses registered with
@@ -79,10 +75,17 @@ class Described:
     def checked(self) -> Self:
         """Returns this object normalised; raises ``ValueError`` or ``TypeError`` for bad concrete values.
 
+        The fields are checked here; a subclass adds rules of several fields, beside ``super().checked()``.
         Called once by the factory, and again by a run whose values are traced:
         :func:`fedjax_sim.core.values.check_real` passes them and leaves the run a condition.
         """
+        fields.check_fields(self, self.factory_name())
         return self
+
+    @classmethod
+    def factory_name(cls) -> str:
+        """What messages call such an object: its factory's name."""
+        return str(cls.__dict__.get("_registered_name", cls.__name__)).rpartition(".")[2]
 
 
 def _refuse_assignment(self: Any, name: str, value: Any) -> None:
@@ -94,7 +97,7 @@ def _refuse_assignment(self: Any, name: str, value: Any) -> None:
 
 
 def _register_pytree(cls: type[Any]) -> None:
-    """Makes a dataclass a pytree node whose leaves are its fields, but for those declared :func:`static`."""
+    """Makes a dataclass a pytree node whose leaves are its fields, but for those declared static."""
     fields = dataclasses.fields(cls)
     leaves = tuple(field.name for field in fields if field.metadata.get("pytree_node", True))
     structure = tuple(field.name for field in fields if field.name not in leaves)

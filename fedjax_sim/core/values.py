@@ -6,7 +6,7 @@ import contextlib
 import contextvars
 import difflib
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import jax
@@ -248,6 +248,16 @@ def check_flag(what: str, value: Any) -> None:
     """
     if not isinstance(value, bool):
         raise TypeError(f"{what} is {value!r}: it must be True or False")
+
+
+def check_choice(what: str, value: Any, known: Collection[str]) -> None:
+    """Checks that ``value`` is one of the words ``known``.
+
+    Raises:
+      ValueError: it is not; the nearest one is suggested.
+    """
+    if value not in known:
+        raise ValueError(f"{what} is {shown(value)}: {suggest(str(value), list(known))}")
 
 
 def row_of(client_id: int, ids: np.ndarray) -> int:

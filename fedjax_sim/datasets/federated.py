@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from fedjax_sim.core.descriptions import static
+from fedjax_sim.core.fields import static
 from fedjax_sim.core.values import check_count, check_real, is_concrete
 from fedjax_sim.datasets.array_checks import host_array
 from fedjax_sim.datasets.flat import default_float, int32, offsets_of, ranges

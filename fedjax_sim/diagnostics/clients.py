@@ -14,7 +14,8 @@ from fedjax_sim.clients.systems.base import Cost
 from fedjax_sim.clients.systems.devices import Devices
 from fedjax_sim.clients.systems.exchange import Visit, close_exchange
 from fedjax_sim.core import trees
-from fedjax_sim.core.descriptions import factory, static
+from fedjax_sim.core.descriptions import factory
+from fedjax_sim.core.fields import static
 from fedjax_sim.core.values import check_real
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.diagnostics import measures

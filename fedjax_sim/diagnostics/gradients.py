@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.core import trees
-from fedjax_sim.core.descriptions import factory, static
+from fedjax_sim.core.descriptions import factory
+from fedjax_sim.core.fields import static
 from fedjax_sim.core.values import check_count, check_flag, check_real
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.diagnostics.base import Diagnostic, RoundView

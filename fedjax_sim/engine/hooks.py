@@ -74,7 +74,7 @@ def explanation(error: Exception, method: Method, name: str, given: tuple[Any, .
     return kind(f"{who} failed: {type(error).__name__}: {error}")
 
 
-_STATIC = "fedjax_sim.core.descriptions.static()"
+_STATIC = "fedjax_sim.fields.static()"
 _UNKNOWN = (
     jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError, jax.errors.TracerIntegerConversionError,
 )  # fmt: skip

@@ -15,7 +15,8 @@ from fedjax_sim.clients.local.batches import Batches, batches_in
 from fedjax_sim.clients.local.work import Work
 from fedjax_sim.clients.systems.base import System
 from fedjax_sim.core import trees
-from fedjax_sim.core.descriptions import Described, static
+from fedjax_sim.core.descriptions import Described
+from fedjax_sim.core.fields import static
 from fedjax_sim.core.values import row_of
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.diagnostics.base import Diagnostic

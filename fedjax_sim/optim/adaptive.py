@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_sim.core import trees
-from fedjax_sim.core.descriptions import factory, static
+from fedjax_sim.core.descriptions import factory
+from fedjax_sim.core.fields import static
 from fedjax_sim.core.values import check_real, check_scalar
 from fedjax_sim.optim.described import Optimizer
 

@@ -18,7 +18,8 @@ import numpy as np
 import optax
 
 from fedjax_sim.core import trees
-from fedjax_sim.core.descriptions import Described, factory, static
+from fedjax_sim.core.descriptions import Described, factory
+from fedjax_sim.core.fields import static
 from fedjax_sim.core.values import check_flag, check_real, check_scalar, shown, suggest
 from fedjax_sim.optim.foreign import lenient, third_party
 

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import jax.scipy as jsp
 from jax import lax
 
-from fedjax_sim.core.descriptions import Described, static
+from fedjax_sim.core.descriptions import Described
+from fedjax_sim.core.fields import static
 from fedjax_sim.core.values import INT32_MAX, check_count, check_real
 
 ROUND_OFF = 4.0  # rounding errors that an inner product is allowed, in units of eps times the two lengths

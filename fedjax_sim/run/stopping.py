@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_sim.core.descriptions import Described, factory, static
+from fedjax_sim.core.descriptions import Described, factory
+from fedjax_sim.core.fields import static
 from fedjax_sim.core.values import check_count, check_real, shown, suggest
 from fedjax_sim.reporting.recorded import known_as, less_is_better
 

@@ -20,7 +20,8 @@ from fedjax_sim.algorithms.fedavg import FedAvg
 from fedjax_sim.clients.cohort import full
 from fedjax_sim.clients.local.batches import Batches, full_batch
 from fedjax_sim.clients.local.work import Work
-from fedjax_sim.core.descriptions import factory, static
+from fedjax_sim.core.descriptions import factory
+from fedjax_sim.core.fields import static
 from fedjax_sim.core.trees import square, subtract
 from fedjax_sim.core.values import LARGEST_SEED, check_count, check_flag, check_real, shown
 from fedjax_sim.datasets.federated import FederatedDataset

@@ -10,7 +10,8 @@ import numpy as np
 
 from fedjax_sim.algorithms.aggregators.base import Aggregator, Combined, Present, column, slots_of, weighted_sum
 from fedjax_sim.algorithms.aggregators.order import sorted_rows
-from fedjax_sim.core.descriptions import factory, static
+from fedjax_sim.core.descriptions import factory
+from fedjax_sim.core.fields import static
 from fedjax_sim.core.values import check_real
 
 

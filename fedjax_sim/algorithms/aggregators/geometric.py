@@ -11,7 +11,8 @@ from jax import lax
 from fedjax_sim.algorithms.aggregators.base import Aggregator, Combined, Present, distances, number, weighted_sum
 from fedjax_sim.algorithms.aggregators.coordinates import Median
 from fedjax_sim.core import trees
-from fedjax_sim.core.descriptions import factory, static
+from fedjax_sim.core.descriptions import factory
+from fedjax_sim.core.fields import static
 from fedjax_sim.core.values import INT32_MAX, check_count, check_real, check_scalar
 
 

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from fedjax_sim.algorithms.aggregators.base import Aggregator, Combined, Present, column, weighted_sum
-from fedjax_sim.core.descriptions import factory, static
+from fedjax_sim.core.descriptions import factory
+from fedjax_sim.core.fields import static
 from fedjax_sim.core.values import check_count
 
 

@@ -15,7 +15,8 @@ import numpy as np
 from fedjax_sim.clients.cohort.averaging import Averaging
 from fedjax_sim.clients.cohort.participation import Participation, Selection
 from fedjax_sim.clients.cohort.per_client import at_clients, check_length, per_client
-from fedjax_sim.core.descriptions import Described, factory, integers, static
+from fedjax_sim.core.descriptions import Described, factory
+from fedjax_sim.core.fields import integers, static
 from fedjax_sim.core.keys import Purpose, purpose_key, round_key
 from fedjax_sim.core.sampling import happens
 from fedjax_sim.core.values import check_count, check_flag

@@ -12,7 +12,8 @@ import numpy as np
 from fedjax_sim.clients.cohort.averaging import SCHEME_I, Averaging
 from fedjax_sim.clients.cohort.participation import Participation, Selection, everyone
 from fedjax_sim.clients.cohort.per_client import at_clients
-from fedjax_sim.core.descriptions import factory, integers
+from fedjax_sim.core.descriptions import factory
+from fedjax_sim.core.fields import integers
 from fedjax_sim.core.values import (
     INT32_MAX,
     as_int32,

@@ -11,7 +11,8 @@ import numpy as np
 
 from fedjax_sim.clients.cohort.participation import Participation, Selection
 from fedjax_sim.clients.cohort.per_client import at_clients, check_length, per_client
-from fedjax_sim.core.descriptions import factory, static
+from fedjax_sim.core.descriptions import factory
+from fedjax_sim.core.fields import static
 from fedjax_sim.core.keys import cohort_key
 from fedjax_sim.core.sampling import happens
 from fedjax_sim.core.values import check_count, is_concrete

@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.clients.cohort.averaging import AVERAGES, Averaging, Visits, Weights
-from fedjax_sim.core.descriptions import Described, static
+from fedjax_sim.core.descriptions import Described
+from fedjax_sim.core.fields import static
 from fedjax_sim.datasets.federated import FederatedDataset
 
 

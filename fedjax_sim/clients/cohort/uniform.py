@@ -9,7 +9,8 @@ import jax.numpy as jnp
 
 from fedjax_sim.clients.cohort.participation import Participation, Selection, everyone
 from fedjax_sim.core import sampling
-from fedjax_sim.core.descriptions import factory, static
+from fedjax_sim.core.descriptions import factory
+from fedjax_sim.core.fields import static
 from fedjax_sim.core.keys import cohort_key
 from fedjax_sim.core.values import check_count, suggest
 from fedjax_sim.datasets.federated import FederatedDataset

@@ -13,7 +13,8 @@ from fedjax_sim.clients.cohort.averaging import SCHEME_I, Averaging
 from fedjax_sim.clients.cohort.participation import Participation, Selection, everyone, shares_by_index
 from fedjax_sim.clients.cohort.per_client import at_clients, check_length, per_client
 from fedjax_sim.core import sampling
-from fedjax_sim.core.descriptions import factory, static
+from fedjax_sim.core.descriptions import factory
+from fedjax_sim.core.fields import static
 from fedjax_sim.core.keys import cohort_key
 from fedjax_sim.core.values import check_count, in_program, is_concrete
 from fedjax_sim.datasets.federated import FederatedDataset

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from fedjax_sim.core import sampling
-from fedjax_sim.core.descriptions import Described, factory, static
+from fedjax_sim.core.descriptions import Described, factory
+from fedjax_sim.core.fields import static
 from fedjax_sim.core.keys import ClientDraws, Purpose
 from fedjax_sim.core.values import check_count, check_real
 from fedjax_sim.datasets.federated import FederatedDataset

@@ -14,7 +14,8 @@ from jax import lax
 
 from fedjax_sim.clients.cohort.per_client import at_clients, check_length, per_client
 from fedjax_sim.core import sampling
-from fedjax_sim.core.descriptions import Described, factory, integers, static
+from fedjax_sim.core.descriptions import Described, factory
+from fedjax_sim.core.fields import integers, static
 from fedjax_sim.core.keys import ClientDraws
 from fedjax_sim.core.values import as_int32, check_count, check_flag, check_real, integer_array, suggest
 from fedjax_sim.datasets.federated import FederatedDataset

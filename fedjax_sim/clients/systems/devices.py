@@ -11,7 +11,8 @@ from fedjax_sim.clients.cohort.per_client import at_clients, check_length, per_c
 from fedjax_sim.clients.systems.base import Cost, System, Times
 from fedjax_sim.clients.systems.distributions import Distribution
 from fedjax_sim.clients.systems.policies import Policy, WaitForAll
-from fedjax_sim.core.descriptions import factory, static
+from fedjax_sim.core.descriptions import factory
+from fedjax_sim.core.fields import static
 from fedjax_sim.core.keys import Purpose, purpose_key, round_key
 from fedjax_sim.core.values import LARGEST_SEED, check_count, check_real, shown
 from fedjax_sim.datasets.federated import FederatedDataset

@@ -15,7 +15,8 @@ from fedjax_sim.clients.cohort.uniform import Full
 from fedjax_sim.clients.local.batches import FullBatch, InOrder
 from fedjax_sim.clients.local.work import Deadline, GivenSteps, RandomEpochs, Steps, Work
 from fedjax_sim.core import trees
-from fedjax_sim.core.descriptions import factory, static
+from fedjax_sim.core.descriptions import factory
+from fedjax_sim.core.fields import static
 from fedjax_sim.core.loops import with_static_derivative
 from fedjax_sim.core.values import check_real, is_concrete, shown
 from fedjax_sim.datasets.federated import FederatedDataset

@@ -9,7 +9,8 @@ from typing import Any
 import jax
 from jax import lax
 
-from fedjax_sim.core.descriptions import factory, static
+from fedjax_sim.core.descriptions import factory
+from fedjax_sim.core.fields import static
 from fedjax_sim.core.values import check_count, shown
 from fedjax_sim.engine.adjoints.base import Ran, Run, Scanned, Span, joined, stopped
 from fedjax_sim.engine.layout.base import Layout

@@ -16,7 +16,8 @@ import numpy as np
 from jax import lax
 
 from fedjax_sim.algorithms.contract import Method
-from fedjax_sim.core.descriptions import factory, static
+from fedjax_sim.core.descriptions import factory
+from fedjax_sim.core.fields import static
 from fedjax_sim.core.values import check_count, shown
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.engine.adjoints.asked import asked_of

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from fedjax_sim.core import trees
-from fedjax_sim.core.descriptions import Described, factory, static
+from fedjax_sim.core.descriptions import Described, factory
+from fedjax_sim.core.fields import static
 from fedjax_sim.core.values import INT32_MAX, check_count, check_real
 from fedjax_sim.optim import third_party
 

@@ -7,7 +7,8 @@ from typing import Any, ClassVar, Self
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.core.descriptions import Described, factory, static
+from fedjax_sim.core.descriptions import Described, factory
+from fedjax_sim.core.fields import static
 from fedjax_sim.core.values import INT32_MAX, check_count, check_real, check_scalar, shown
 from fedjax_sim.engine.asynchronous.staleness import Polynomial, Staleness
 

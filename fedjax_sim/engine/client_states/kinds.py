@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.core.descriptions import Described, factory, static
+from fedjax_sim.core.descriptions import Described, factory
+from fedjax_sim.core.fields import static
 from fedjax_sim.core.values import shown
 from fedjax_sim.engine.client_states.blocks import Allocate, in_file, in_memory
 from fedjax_sim.engine.client_states.rows import kept

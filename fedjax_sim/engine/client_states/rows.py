@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fedjax_sim.core.descriptions import Described, static
+from fedjax_sim.core.descriptions import Described
+from fedjax_sim.core.fields import static
 from fedjax_sim.datasets.placement import on_host
 
 #: index of a row that is no client's; every client's is less, and so is that of void slots

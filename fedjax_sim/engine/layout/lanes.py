@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from fedjax_sim.core.descriptions import factory, static
+from fedjax_sim.core.descriptions import factory
+from fedjax_sim.core.fields import static
 from fedjax_sim.core.loops import with_static_derivative
 from fedjax_sim.core.values import check_count
 from fedjax_sim.engine.layout.base import Bounds, Layout, LocalResult

@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_sim.core.descriptions import factory, static
+from fedjax_sim.core.descriptions import factory
+from fedjax_sim.core.fields import static
 from fedjax_sim.core.values import check_count, shown
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.placement import (

@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_sim.core.descriptions import factory, static
+from fedjax_sim.core.descriptions import factory
+from fedjax_sim.core.fields import static
 from fedjax_sim.core.values import check_real, shown
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.models.calling import STATISTICS, features_of, outputs_of, told

@@ -8,7 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.core.descriptions import Described, factory, static
+from fedjax_sim.core.descriptions import Described, factory
+from fedjax_sim.core.fields import static
 from fedjax_sim.core.values import shown, suggest
 from fedjax_sim.reporting.recorded import known_as
 from fedjax_sim.run.training import TrainResult

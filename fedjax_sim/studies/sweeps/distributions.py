@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedjax_sim.core.descriptions import Described, factory, static
+from fedjax_sim.core.descriptions import Described, factory
+from fedjax_sim.core.fields import static
 from fedjax_sim.core.values import check_real
 
 

@@ -1,0 +1,111 @@
+"""The fields of what a user builds: leaf or structure, and what values are allowed, said once where the field is.
+
+A class of :class:`fedjax_sim.core.descriptions.Described` is checked by its fields before its own ``checked`` is asked,
+so that only rules of several fields need code:
+
+>>> from fedjax_sim.core.descriptions import Described, factory
+>>> class Halve(Described):
+...     rate: float = real(default=0.1, low=0.0)
+...     every: int | None = count(default=None)
+>>> halve = factory("example.halve", Halve)
+>>> halve(rate=-1.0)
+Traceback (most recent call last):
+...
+ValueError: halve(rate=...) is -1.0: it must be in [0, inf)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection
+from typing import Any
+
+from flax import struct
+
+from fedjax_sim.core.values import check_choice, check_count, check_flag, check_real
+
+Check = Callable[[str, Any], None]
+
+
+def static(check: Check | None = None, **kwargs: Any) -> Any:
+    """A dataclass field that is structure, not a leaf: hashable, fixed at compile time.
+
+    Args:
+      check: called with what a message names the value, ``"epochs(num_epochs=...)"``, and the value; it raises.
+      **kwargs: of ``dataclasses.field``: ``default`` and the like.
+    """
+    return struct.field(pytree_node=False, metadata={"check": check}, **kwargs)
+
+
+def leaf(check: Check | None = None, **kwargs: Any) -> Any:
+    """A dataclass field that is a leaf with a check of its own (see :func:`static`)."""
+    return struct.field(metadata={"check": check}, **kwargs)
+
+
+def integers(check: Check | None = None, **kwargs: Any) -> Any:
+    """A leaf that is an array of integers: lists given for it are not turned into floats."""
+    return struct.field(metadata={"integers": True, "check": check}, **kwargs)
+
+
+def real(
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    open_: bool = False,
+    below: float | None = None,
+    infinite: bool = False,
+    structure: bool = False,
+    **kwargs: Any,
+) -> Any:
+    """A real hyper-parameter in [low, high], checked by :func:`fedjax_sim.core.values.check_real`.
+
+    It may be None if that is its default. It is a leaf, to be traced and differentiated; with ``structure`` a number of
+    the host's.
+    """
+    optional = kwargs.get("default", 0) is None
+
+    def check(what: str, value: Any) -> None:
+        bounds = {"low": low, "high": high, "open_": open_, "below": below}
+        check_real(what, value, **bounds, infinite=infinite, optional=optional, host=structure)  # type: ignore[arg-type]
+
+    return (static if structure else leaf)(check, **kwargs)
+
+
+def count(*, low: int = 1, high: int | None = None, **kwargs: Any) -> Any:
+    """Structure: an integer in low, ..., high; None too if that is the default."""
+    optional = kwargs.get("default", 0) is None
+
+    def check(what: str, value: Any) -> None:
+        if value is not None or not optional:
+            check_count(what, value, low=low, high=high)
+
+    return static(check, **kwargs)
+
+
+def flag(**kwargs: Any) -> Any:
+    """Structure: True or False."""
+    return static(check_flag, **kwargs)
+
+
+def choice(known: Collection[str], **kwargs: Any) -> Any:
+    """Structure: one of the words ``known``; None too if that is the default."""
+    optional = kwargs.get("default", "") is None
+
+    def check(what: str, value: Any) -> None:
+        if value is not None or not optional:
+            check_choice(what, value, known)
+
+    return static(check, **kwargs)
+
+
+def check_fields(obj: Any, name: str) -> None:
+    """Checks every field of a dataclass by what was declared with it.
+
+    Args:
+      obj: the object.
+      name: what messages call it, ``"fedprox"``.
+    """
+    for field in dataclasses.fields(obj):
+        check = field.metadata.get("check")
+        if check is not None:
+            check(f"{name}({field.name}=...)", getattr(obj, field.name))
