@@ -23,8 +23,8 @@ endef
 
 # Those tests need eight devices, which a process has to say before JAX starts. ARGS may leave none of them.
 define pytest_on_devices
-@$(info pytest tests/test_mesh.py on eight devices $(1) $(ARGS))JAX_NUM_CPU_DEVICES=8 $(bin)/python -m pytest \
-	tests/test_mesh.py $(1) $(ARGS) || { code=$$?; [ $$code -eq 5 ] || exit $$code; }
+@$(info pytest tests/engine/test_mesh.py on eight devices $(1) $(ARGS))JAX_NUM_CPU_DEVICES=8 $(bin)/python -m pytest \
+	tests/engine/test_mesh.py $(1) $(ARGS) || { code=$$?; [ $$code -eq 5 ] || exit $$code; }
 endef
 
 .NOTPARALLEL:
@@ -49,14 +49,14 @@ test-slow: $(VENV)/.stamp-test ## only the slow tests
 	$(call pytest_on_devices,-n $(JOBS) --dist loadgroup -m "slow and not nightly")
 
 test-docs: $(VENV)/.stamp-test ## the code blocks of README and docs, and the notebooks
-	$(call pytest,-n $(JOBS) -m docs tests/test_documents.py tests/test_notebooks.py)
+	$(call pytest,-n $(JOBS) -m docs tests/house/test_documents.py tests/house/test_notebooks.py)
 
 test-all: $(VENV)/.stamp-test ## the fast and the slow tests
 	$(call pytest,-n $(JOBS) --dist loadgroup -m "not nightly and not smoke and not docs")
 	$(call pytest_on_devices,-n $(JOBS) --dist loadgroup -m "not nightly and not smoke and not docs")
 
 experiments: $(VENV)/.stamp-test ## every experiment of the papers at its smoke size, in one process
-	$(call pytest,-m smoke --durations=5 tests/test_experiments.py tests/test_experiments_paper.py)
+	$(call pytest,-m smoke --durations=5 tests/papers/test_experiments.py tests/papers/test_experiments_at_paper_size.py)
 
 notebooks: $(bin)/python ## write what all notebooks begin with: badges, the cell that installs
 	$(bin)/python notebooks/first_cells.py

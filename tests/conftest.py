@@ -48,7 +48,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--one-in", type=int, default=1, metavar="N", help="of the slow tests, run one in N: always the same ones"
     )
-    parser.addoption("--record", action="store_true", help="record the runs of tests/test_regression.py again")
+    parser.addoption("--record", action="store_true", help="record the runs of tests/engine/test_regression.py again")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -1,11 +1,11 @@
 """Eight rounds for golden tests of methods, and how one is compared with its reference."""
 
 import numpy as np
-import reference_methods as methods
-import test_golden
-from test_golden import CLIENT_RATES, assert_equal
 
 import fedjax_sim as fjs
+from tests import reference_methods as methods
+from tests.algorithms import test_golden
+from tests.algorithms.test_golden import CLIENT_RATES, assert_equal
 
 COHORTS = np.vstack([test_golden.COHORTS, [[0, 1, 3, 4], [2, -1, 5, 0], [3, 1, 4, 2]]])
 TAU = np.vstack([test_golden.TAU, [[2, 1, 3, 0, 2, 1], [1, 2, 3, 4, 5, 6], [3, 1, 0, 5, 2, 2]]])

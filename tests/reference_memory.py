@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from reference import Array
-from reference_methods import Ends, FedAvg, Run
+
+from tests.reference import Array
+from tests.reference_methods import Ends, FedAvg, Run
 
 
 class VrlSgd(FedAvg):

@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from reference import Array, Client, Rate, cohort_weights, members
+
+from tests.reference import Array, Client, Rate, cohort_weights, members
 
 Ends = dict[int, Array]  # client -> y_i
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from reference import Array
-from reference_methods import Ends, FedAvg, Run, trajectory
+
+from tests.reference import Array
+from tests.reference_methods import Ends, FedAvg, Run, trajectory
 
 
 class Momentum:

@@ -1,0 +1,535 @@
+"""The sketches of tests/sketches.py against loops by hand, in float64; alone and inside wrappers."""
+
+import functools
+import inspect
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedjax_sim as fjs
+from fedjax_sim.algorithms import FedAvg
+from fedjax_sim.core.trees import add_scaled, norm, scale, subtract
+from tests import sketches
+from tests.algorithms.test_sweep import N, problem, start
+from tests.sketches import Apfl, Ditto, FedProto, FedRep, FedSam, Gossip, Ifca, Moon, PerFedAvg, PFedMe, Scaffnew
+
+pytestmark = [pytest.mark.usefixtures("x64")]
+
+KEY, ETA, STEPS, ROUNDS = jax.random.key(0), 0.05, 3, 3
+SGD = fjs.optim.sgd(ETA)
+WHOLE = {"batches": fjs.local.full_batch(), "cohort": fjs.cohort.full(average="plain"), "work": fjs.local.steps(STEPS)}
+
+
+def run(method, data, task, rounds=ROUNDS, initial_params=None, layout=None, **changes):
+    setting = {**WHOLE, **changes}
+    train = fjs.make_train(task=task, rounds=rounds, eval_every=rounds, layout=layout, **setting)
+    return jax.jit(train)(method, data, KEY, initial_params=initial_params)
+
+
+def same(found, expected, tolerance=1e-11):
+    for path, (a, b) in zip(
+        jax.tree_util.tree_leaves_with_path(found),
+        zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True),
+        strict=True,
+    ):
+        np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance, err_msg=str(path[0]))
+
+
+def close_to(found, expected):
+    """Equal to round-off, with the clients of ``expected`` in a list."""
+    same(found, jax.tree.map(lambda *rows: jnp.stack(rows), *expected))
+
+
+_OBJECTIVES = {}
+
+
+def objectives_of(data, task):
+    """F_i on all of a client's data, in the order of the ids."""
+    order = np.asarray(data.order)
+
+    def of(position):
+        begin, size = int(data.offsets[position]), int(data.sizes[position])
+        examples = jax.tree.map(lambda leaf: leaf[begin : begin + size], data.examples)
+        weights = jnp.ones(size) if data.example_weights is None else data.example_weights[begin : begin + size]
+        return jax.jit(lambda w: jnp.mean(weights * task.losses(w, examples)))
+
+    key = id(data), id(task)
+    if key not in _OBJECTIVES:
+        _OBJECTIVES[key] = [of(int(position)) for position in order]
+    return _OBJECTIVES[key]
+
+
+QUADRATIC = fjs.quadratic()
+
+
+@functools.cache
+def quadratics():
+    return problem()
+
+
+def mean(trees):
+    return jax.tree.map(lambda *leaves: sum(leaves) / len(leaves), *trees)
+
+
+def descend(F, y, steps=STEPS, eta=ETA):
+    for _ in range(steps):
+        y = add_scaled(y, -eta, jax.grad(F)(y))
+    return y
+
+
+def of_quadratics():
+    return objectives_of(quadratics(), QUADRATIC)
+
+
+def test_ditto():
+    lam, x, v = 0.3, start(), [start()] * N
+    for _ in range(ROUNDS):
+        ends = []
+        for i, F in enumerate(of_quadratics()):
+            for _ in range(STEPS):
+                v[i] = v[i] - ETA * (jax.grad(F)(v[i]) + lam * (v[i] - x))
+            ends.append(descend(F, x))
+        x = mean(ends)
+    result = run(Ditto(client_optimizer=SGD, lam=lam), quadratics(), QUADRATIC, initial_params=start())
+    same(result.params, x)
+    close_to(result.state.clients, v)
+    plain = run(FedAvg(client_optimizer=SGD), quadratics(), QUADRATIC, initial_params=start())
+    same(result.params, plain.params, 1e-12)
+
+
+def test_ditto_without_its_pull_is_local_training():
+    result = run(Ditto(client_optimizer=SGD, lam=0.0), quadratics(), QUADRATIC, initial_params=start())
+    close_to(result.state.clients, [descend(F, start(), ROUNDS * STEPS) for F in of_quadratics()])
+
+
+def test_a_strong_pull_of_ditto_leaves_a_step_from_the_shared_model():
+    """With eta lam = 1 the last v is x - eta grad F_i(v), whatever v was: v follows x."""
+    method = Ditto(client_optimizer=SGD, lam=1 / ETA)
+    result = run(method, quadratics(), QUADRATIC, rounds=1, initial_params=start(), work=fjs.local.steps(1))
+    close_to(result.state.clients, [descend(F, start(), 1) for F in of_quadratics()])
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.4, 1.0])
+def test_apfl(alpha):
+    x, v = start(), [start()] * N
+    for _ in range(ROUNDS):
+        ends = []
+        for i, F in enumerate(of_quadratics()):
+            w = x
+            for _ in range(STEPS):
+                # By the chain rule the gradient in v of F(alpha v + (1 - alpha) w).
+                pull = alpha * jax.grad(F)(alpha * v[i] + (1 - alpha) * w)
+                w, v[i] = w - ETA * jax.grad(F)(w), v[i] - ETA * pull
+            ends.append(w)
+        x = mean(ends)
+    method = Apfl(client_optimizer=SGD, alpha=alpha)
+    result = run(method, quadratics(), QUADRATIC, initial_params=start())
+    same(result.params, x)
+    close_to(result.state.clients, v)
+    if alpha == 1:
+        close_to(result.state.clients, [descend(F, start(), ROUNDS * STEPS) for F in of_quadratics()])
+    personal = jax.vmap(method.personal, (None, 0))(result.state.server, result.state.clients)
+    if alpha == 0:
+        close_to(personal, [x] * N)
+
+
+@functools.cache
+def bilinear():
+    """A body and a head whose product is the model; the parts need each other."""
+    rng = np.random.default_rng(1)
+    clients = [({"a": rng.standard_normal((n, 3)), "b": rng.standard_normal(n)}) for n in (4, 2, 5)]
+    data = fjs.datasets.from_clients(clients)
+
+    def losses(w, examples):
+        return (examples["a"] @ (w["body"] * w["head"]) - examples["b"]) ** 2 / 2
+
+    first = {"body": jnp.array([1.0, 0.5, -0.3]), "head": jnp.array([0.2, -0.4, 0.7])}
+    return data, fjs.functions(lambda key: first, losses), first
+
+
+@pytest.mark.parametrize("momentum", [None, 0.9])
+def test_fedrep(momentum):
+    """With momentum too: what is fixed must not move on by itself."""
+    data, task, first = bilinear()
+    body, heads = first["body"], [first["head"]] * 3
+    for _ in range(ROUNDS):
+        ends = []
+        for i, F in enumerate(objectives_of(data, task)):
+            y = {"body": body, "head": heads[i]}
+            speed = {"body": 0.0, "head": 0.0}
+            for k in range(4):
+                part = "head" if k < 2 else "body"
+                speed[part] = jax.grad(F)(y)[part] + (momentum or 0.0) * speed[part]
+                y = {**y, part: y[part] - ETA * speed[part]}
+            heads[i] = y["head"]
+            ends.append(y["body"])
+        body = mean(ends)
+    method = FedRep(client_optimizer=fjs.optim.sgd(ETA, momentum=momentum), head_steps=2)
+    result = run(method, data, task, work=fjs.local.steps(4))
+    same(result.params["body"], body)
+    same(result.params["head"], first["head"])
+    close_to(result.state.clients, heads)
+
+
+def test_pfedme():
+    lam, outer, inner, beta = 2.0, 0.2, 3, 0.7
+    x, thetas = start(), [None] * N
+    for _ in range(ROUNDS):
+        ends = []
+        for i, F in enumerate(of_quadratics()):
+            w = theta = x
+            for _ in range(2):
+                for _ in range(inner):
+                    theta = theta - ETA * (jax.grad(F)(theta) + lam * (theta - w))
+                w = w - outer * lam * (w - theta)
+            ends.append(w)
+            thetas[i] = theta
+        x = (1 - beta) * x + beta * mean(ends)
+    method = PFedMe(client_optimizer=SGD, lam=lam, outer=outer, inner=inner, server_learning_rate=beta)
+    result = run(method, quadratics(), QUADRATIC, initial_params=start(), work=fjs.local.steps(2 * inner))
+    same(result.params, x)
+    close_to(result.state.clients, thetas)
+
+
+def test_a_batch_is_held():
+    """pFedMe's inner steps see one batch: with a batch an inner loop, six steps are two batches."""
+    seen = []
+
+    class Spy(PFedMe):
+        def objective(self, F, y, k, sent, c_i, client):
+            jax.debug.callback(lambda k, e: seen.append((int(k), np.asarray(e))), k, F.examples["e"])
+            return super().objective(F, y, k, sent, c_i, client)
+
+    run(
+        Spy(client_optimizer=SGD), quadratics(), QUADRATIC, rounds=1, work=fjs.local.steps(6),
+        layout=fjs.layout.turns(), batches=fjs.local.with_replacement(2),
+    )  # fmt: skip
+    jax.effects_barrier()
+    first = dict(seen[:6])
+    assert sorted(first) == list(range(6))
+    assert all((first[0] == first[k]).all() for k in (1, 2))
+    assert all((first[3] == first[k]).all() for k in (4, 5))
+    assert (first[0] != first[3]).any()
+
+
+def test_per_fedavg():
+    """Exact meta-gradients; of whole batches, where the second batch is the first."""
+    alpha, x = 0.1, start()
+    for _ in range(ROUNDS):
+        x = mean([descend(lambda w, F=F: F(w - alpha * jax.grad(F)(w)), x) for F in of_quadratics()])
+    result = run(PerFedAvg(client_optimizer=SGD, alpha=alpha), quadratics(), QUADRATIC, initial_params=start())
+    same(result.params, x)
+
+
+def test_the_other_batch_is_another():
+    seen = []
+
+    class Spy(PerFedAvg):
+        def objective(self, F, y, k, sent, c_i, client):
+            both = F.examples["e"], F.other.examples["e"]
+            jax.debug.callback(lambda *a: seen.append([np.asarray(e) for e in a]), *both)
+            return super().objective(F, y, k, sent, c_i, client)
+
+    run(Spy(client_optimizer=SGD), quadratics(), QUADRATIC, rounds=1, batches=fjs.local.shuffled(2))
+    jax.effects_barrier()
+    assert any(one.shape == two.shape and (one != two).any() for one, two in seen)
+
+
+def test_ifca():
+    x = [start(), start() - 0.2]
+    for _ in range(ROUNDS):
+        ends = {0: [], 1: []}
+        choice = []
+        for F in of_quadratics():
+            mine = int(np.argmin([F(one) for one in x]))
+            choice.append(mine)
+            ends[mine].append(descend(F, x[mine]))
+        x = [mean(ends[j]) if ends[j] else x[j] for j in (0, 1)]
+    result = run(Ifca(client_optimizer=SGD), quadratics(), QUADRATIC, initial_params=start())
+    close_to(result.state.server.params, x)
+    assert result.state.clients.tolist() == choice
+    assert len(set(choice)) == 2  # or this would test one model
+
+
+def test_ifca_with_one_model_is_fedavg():
+    ours = run(Ifca(client_optimizer=SGD, starts=(0.0,)), quadratics(), QUADRATIC, initial_params=start())
+    same(ours.params, run(FedAvg(client_optimizer=SGD), quadratics(), QUADRATIC, initial_params=start()).params)
+
+
+@functools.cache
+def classified():
+    rng = np.random.default_rng(9)
+    clients = [(rng.standard_normal((n, 4)), np.resize([0, 1, 2], n)) for n in (7, 5, 9)]
+    data = fjs.datasets.from_clients(clients, num_classes=3)
+    task = fjs.classification(fjs.models.MLP(3, (5,), param_dtype=jnp.float64))
+    return data, task, task.init(KEY, data)
+
+
+def layers(params, inputs):
+    """The features and the logits of the network, by hand."""
+    first, last = (params["params"][f"Dense_{i}"] for i in (0, 1))
+    z = jax.nn.relu(inputs @ first["kernel"] + first["bias"][None])
+    return z, z @ last["kernel"] + last["bias"][None]
+
+
+def parts_of(data):
+    for position in np.asarray(data.order):
+        begin, size = int(data.offsets[position]), int(data.sizes[position])
+        yield data.examples["x"][begin : begin + size], data.examples["y"][begin : begin + size]
+
+
+def cross_entropy(logits, labels):
+    return jnp.mean(-jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], 1))
+
+
+def test_moon():
+    data, task, x = classified()
+    mu, tau, kept = 0.7, 0.5, [x] * 3
+
+    def cosine(a, b):
+        return jnp.sum(a * b, 1) / (jnp.linalg.norm(a, axis=1) * jnp.linalg.norm(b, axis=1))
+
+    for _ in range(ROUNDS):
+        ends = []
+        for i, (inputs, labels) in enumerate(parts_of(data)):
+
+            def objective(w, x=x, inputs=inputs, labels=labels, before=kept[i]):
+                z, logits = layers(w, inputs)
+                near = jnp.exp(cosine(z, layers(x, inputs)[0]) / tau)
+                far = jnp.exp(cosine(z, layers(before, inputs)[0]) / tau)
+                return cross_entropy(logits, labels) + mu * jnp.mean(-jnp.log(near / (near + far)))
+
+            ends.append(descend(objective, x))
+        x, kept = mean(ends), ends
+    result = run(Moon(client_optimizer=SGD, mu=mu, temperature=tau), data, task, initial_params=classified()[2])
+    same(result.params, x, 1e-9)
+    close_to_within(result.state.clients, kept, 1e-9)
+
+
+def close_to_within(found, expected, tolerance):
+    same(found, jax.tree.map(lambda *rows: jnp.stack(rows), *expected), tolerance)
+
+
+@pytest.mark.parametrize("lam", [0.0, 0.8])
+def test_fedproto(lam):
+    data, task, x = classified()
+    models, prototypes = [x] * 3, jnp.zeros((3, 5))
+    for _ in range(ROUNDS):
+        sums, counts = jnp.zeros((3, 5)), jnp.zeros(3)
+        for i, (inputs, labels) in enumerate(parts_of(data)):
+
+            def objective(w, inputs=inputs, labels=labels, prototypes=prototypes):
+                z, logits = layers(w, inputs)
+                return cross_entropy(logits, labels) + lam * jnp.mean((z - prototypes[labels]) ** 2)
+
+            models[i] = descend(objective, models[i])
+            z = layers(models[i], inputs)[0]
+            sums, counts = sums.at[labels].add(z), counts.at[labels].add(1)
+        prototypes = sums / counts[:, None]
+    method = FedProto(client_optimizer=SGD, lam=lam)
+    result = run(method, data, task, cohort=fjs.cohort.full(average="sample"), initial_params=x)
+    close_to_within(result.state.clients, models, 1e-10)
+    same(result.state.server.extra, prototypes, 1e-10)
+    same(result.params, x)
+
+
+def test_fedsam():
+    rho, x = 0.1, start()
+    for _ in range(ROUNDS):
+        ends = []
+        for F in of_quadratics():
+            y = x
+            for _ in range(STEPS):
+                g = jax.grad(F)(y)
+                y = y - ETA * jax.grad(F)(y + rho * g / norm(g))
+            ends.append(y)
+        x = mean(ends)
+    result = run(FedSam(client_optimizer=SGD, rho=rho), quadratics(), QUADRATIC, initial_params=start())
+    same(result.params, x)
+
+
+@pytest.mark.parametrize("steps", [1, STEPS])
+def test_scaffnew(steps):
+    p, x, h = 1 / steps, start(), [jnp.zeros_like(start())] * N
+    for _ in range(ROUNDS):
+        ends = []
+        for F, h_i in zip(of_quadratics(), h, strict=True):
+            ends.append(descend(lambda w, F=F, h_i=h_i: F(w) - h_i @ w, x, steps))
+        x = mean(ends)
+        h = [h_i + p / ETA * (x - end) for h_i, end in zip(h, ends, strict=True)]
+    method = Scaffnew(client_optimizer=SGD, p=p, gamma=ETA)
+    result = run(method, quadratics(), QUADRATIC, initial_params=start(), work=fjs.local.steps(steps))
+    same(result.params, x)
+    close_to(result.state.clients["h"], h)
+    if steps == 1:  # with p = 1, gradient descent
+        same(result.params, descend(lambda w: mean([F(w) for F in of_quadratics()]), start(), ROUNDS))
+
+
+def test_gossip():
+    mixing = np.eye(N) / 2 + (np.roll(np.eye(N), 1, 1) + np.roll(np.eye(N), -1, 1)) / 4
+    xs = jnp.stack([start()] * N)
+    for _ in range(ROUNDS):
+        g = jnp.stack([jax.grad(F)(x) for F, x in zip(of_quadratics(), xs, strict=True)])
+        xs = mixing @ xs - ETA * g
+    method = Gossip(client_optimizer=SGD, mixing=mixing)
+    result = run(method, quadratics(), QUADRATIC, initial_params=start(), work=fjs.local.steps(1))
+    same(result.state.clients["x"], xs)
+    same(result.params, jnp.mean(xs, axis=0))
+
+
+def test_adamw_carried_over_rounds():
+    """A client that takes part in every round goes on where it stopped; one that does not keeps its state."""
+    optimizer = fjs.optim.from_optax("adamw", learning_rate=0.02, weight_decay=0.1)
+    cohorts = np.array([[3, 10], [3, 21], [10, 3]])
+    ids = np.asarray(quadratics().client_ids)[np.asarray(quadratics().order)].tolist()
+    x, transform = start(), optimizer.transform()
+    states = [transform.init(x)] * N
+    for cohort in cohorts:
+        ends = []
+        for i in (ids.index(one) for one in cohort):
+            y = x
+            for _ in range(STEPS):
+                with fjs.optim.third_party():
+                    u, states[i] = transform.update(jax.grad(of_quadratics()[i])(y), states[i], y)
+                y = y + u
+            ends.append(y)
+        x = mean(ends)
+    method = fjs.fedavg(client_optimizer=optimizer, keep_optimizer=True)
+    cohort = fjs.cohort.given(cohorts, average="plain")
+    result = run(method, quadratics(), QUADRATIC, initial_params=start(), cohort=cohort)
+    same(result.params, x, 1e-9)
+    close_to_within(jax.tree.leaves(result.state.clients.optimizer), [jax.tree.leaves(s) for s in states], 1e-9)
+
+
+def test_what_carried_states_and_whole_batches_refuse():
+    carried = fjs.fedavg(client_optimizer=SGD, keep_optimizer=True)
+    with pytest.raises(ValueError, match="clients drawn twice have no meaning"):
+        run(carried, quadratics(), QUADRATIC, cohort=fjs.cohort.with_replacement(3))
+    train = fjs.make_train(task=QUADRATIC, rounds=2, **WHOLE, adjoint=fjs.adjoints.implicit())
+    with pytest.raises(ValueError, match="clients go on where"):
+        train(carried, quadratics(), KEY)
+    for method in (PerFedAvg, FedSam, PFedMe):
+        with pytest.raises(ValueError, match=f"{method.__name__} needs a whole batch at a time"):
+            run(method(client_optimizer=SGD), quadratics(), QUADRATIC, batches=fjs.local.full_batch(piece_size=2))
+
+
+# Inside wrappers
+
+KEEPING = {
+    "ditto": (Ditto, {}), "fedrep": (FedRep, {}), "moon": (Moon, {}), "scaffnew": (Scaffnew, {"gamma": ETA}),
+    "apfl": (Apfl, {}), "pfedme": (PFedMe, {}),
+}  # fmt: skip
+WRAPPERS = {
+    "clipped": lambda base: fjs.clipped(base, norm=1e9),
+    "top_k": lambda base: fjs.top_k(base, fraction=1.0),
+    "clipped top_k": lambda base: fjs.top_k(fjs.clipped(base, norm=1e9), fraction=1.0),
+    "adaptive": lambda base: fjs.adaptively_clipped(base, initial=1e9),
+    "ema": lambda base: fjs.ema(base, decay=0.5),
+    "reweighted": lambda base: fjs.reweighted(base),
+}
+
+
+def of_base(clients):
+    while hasattr(clients, "memory"):
+        clients = clients.base
+    return clients
+
+
+FAST_PAIRS = {("ditto", "clipped top_k"), ("scaffnew", "adaptive"), ("fedrep", "top_k"), ("moon", "clipped")}
+
+
+@pytest.mark.parametrize(
+    ("name", "wrapper"),
+    [
+        pytest.param(name, wrapper, marks=[] if (name, wrapper) in FAST_PAIRS else [pytest.mark.slow])
+        for name in KEEPING for wrapper in WRAPPERS
+    ],
+)  # fmt: skip
+def test_a_wrapper_that_changes_nothing_leaves_the_clients_as_they_are(name, wrapper):
+    cls, more = KEEPING[name]
+    problems = {"fedrep": bilinear(), "moon": classified()}
+    data, task, first = problems.get(name, (quadratics(), QUADRATIC, start()))
+    method = cls(client_optimizer=SGD, **more)
+    plain = _plain(name)
+    wrapped = run(WRAPPERS[wrapper](method), data, task, initial_params=first)
+    server = wrapped.state.server
+    while hasattr(server, "base"):
+        server = server.base
+    same(server.params, plain.params, 1e-12)
+    for a, b in zip(jax.tree.leaves(of_base(wrapped.state.clients)), jax.tree.leaves(plain.state.clients), strict=True):
+        np.testing.assert_array_equal(a, b) if wrapper != "reweighted" else same(a, b, 1e-12)
+
+
+@functools.cache
+def _plain(name):
+    cls, more = KEEPING[name]
+    problems = {"fedrep": bilinear(), "moon": classified()}
+    data, task, first = problems.get(name, (quadratics(), QUADRATIC, start()))
+    return run(cls(client_optimizer=SGD, **more), data, task, initial_params=first)
+
+
+def test_privacy_without_noise_is_fedavg():
+    plain = run(FedAvg(client_optimizer=SGD), quadratics(), QUADRATIC, initial_params=start())
+    method = fjs.dp(FedAvg(client_optimizer=SGD), norm=1e9, noise_multiplier=0.0)
+    same(run(method, quadratics(), QUADRATIC, initial_params=start()).params, plain.params, 1e-12)
+
+
+def test_the_inner_wrapper_comes_first():
+    """``top_k(clipped(...))`` clips the whole change and then sends its largest entry."""
+    x = start()
+    ends = [descend(F, x) - x for F in of_quadratics()]
+    sent = []
+    for delta in ends:
+        clipped = scale(jnp.minimum(1, 0.05 / norm(delta)), delta)
+        sent.append(jnp.where(jnp.arange(len(x)) == jnp.argmax(jnp.abs(clipped)), clipped, 0))
+    method = fjs.top_k(fjs.clipped(FedAvg(client_optimizer=SGD), norm=0.05), fraction=0.1, feedback=False)
+    found = run(method, quadratics(), QUADRATIC, rounds=1, initial_params=x)
+    same(subtract(found.params, x), mean(sent), 1e-12)
+
+
+# Layouts, derivatives
+
+
+@pytest.mark.parametrize(
+    "name", ["scaffnew", *[pytest.param(name, marks=pytest.mark.slow) for name in ("ditto", "apfl")]]
+)
+def test_hyper_gradients_through_what_clients_keep(name):
+    cls, more = KEEPING[name]
+    field = {"ditto": "lam", "apfl": "alpha", "scaffnew": "p"}[name]
+
+    def loss(value):
+        method = cls(client_optimizer=SGD, **{**more, field: value})
+        result = run(method, quadratics(), QUADRATIC, initial_params=start())
+        kept = jax.vmap(method.personal, (None, 0))(result.state.server, result.state.clients)
+        return sum(F(row) for F, row in zip(of_quadratics(), kept, strict=True)) + of_quadratics()[0](result.params)
+
+    at, step = 0.4, 1e-5
+    central = (loss(at + step) - loss(at - step)) / (2 * step)
+    np.testing.assert_allclose(jax.grad(loss)(at), central, rtol=1e-7)
+
+
+@pytest.mark.parametrize(
+    "name", ["ifca", *[pytest.param(name, marks=pytest.mark.slow) for name in ("ditto", "scaffnew")]]
+)
+def test_layouts_agree(name):
+    method = {**{key: cls for key, (cls, _) in KEEPING.items()}, "ifca": Ifca}[name](client_optimizer=SGD)
+    results = [
+        run(method, quadratics(), QUADRATIC, initial_params=start(), layout=layout, work=fjs.local.epochs(2),
+            batches=fjs.local.shuffled(2))
+        for layout in (fjs.layout.turns(), fjs.layout.stacked(), fjs.layout.lanes(2), fjs.layout.static_schedule(2))
+    ]  # fmt: skip
+    for other in results[1:]:
+        same((other.params, other.state), (results[0].params, results[0].state), 1e-10)
+
+
+def test_none_is_longer_than_twenty_lines():
+    """Of what it says: without signatures, decorators, docstrings and empty lines."""
+    for name, cls in inspect.getmembers(sketches, inspect.isclass):
+        if cls.__module__ != "sketches":
+            continue
+        lines = inspect.getsource(cls).split('"""', 2)[2].splitlines()
+        said = [line for line in lines if line.strip() and not re.match(r"\s*(def |@|class )", line)]
+        assert len(said) <= 20, (name, len(said))

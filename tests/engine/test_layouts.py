@@ -1,0 +1,332 @@
+"""What the layouts promise besides their result: how full the lanes are, memory in place, one call a chunk.
+
+That all layouts agree, in both modes of differentiation, is in ``test_sweep.py`` and ``test_hypergradients.py``.
+"""
+
+import functools
+import itertools
+import json
+import pathlib
+import re
+import subprocess
+import sys
+from typing import Any, NamedTuple
+
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedjax_sim as fjs
+from fedjax_sim.engine.layout import makespan
+from fedjax_sim.engine.layout.base import Bounds
+from fedjax_sim.engine.layout.lanes import queue_bound
+from fedjax_sim.engine.layout.queue import run_queue
+from fedjax_sim.engine.layout.turns import run_turns
+from fedjax_sim.engine.plan import Plan, TrainState
+from fedjax_sim.engine.solver import Left, Progress, Watch
+from fedjax_sim.run.drivers import resident
+
+LAYOUTS = {
+    "turns": fjs.layout.turns(),
+    "stacked": fjs.layout.stacked(),
+    "lanes": fjs.layout.lanes(3),
+}
+
+
+def busy_lanes(taus, num_lanes):
+    """The queue, iteration by iteration: every busy lane takes a step, a free one the longest client that is left."""
+    waiting = sorted((tau for tau in taus if tau > 0), reverse=True)
+    left = [waiting.pop(0) for _ in range(min(num_lanes, len(waiting)))]
+    iterations = 0
+    while left:
+        iterations += 1
+        left = [tau - 1 for tau in left]
+        left = [tau if tau > 0 else waiting.pop(0) for tau in left if tau > 0 or waiting]
+    return iterations
+
+
+@hypothesis.given(st.lists(st.integers(0, 40), min_size=1, max_size=30), st.integers(1, 8))
+def test_the_makespan_is_that_of_the_queue(taus, num_lanes):
+    found, lanes = makespan(taus, num_lanes), min(num_lanes, len(taus))
+    assert found.iterations == busy_lanes(taus, lanes)
+    assert found.longest == max(taus)
+    assert found.iterations <= queue_bound(Bounds(max(taus), sum(taus)), lanes)
+    if sum(taus):
+        assert found.share == sum(taus) / lanes
+        assert found.ratio == found.iterations / found.share
+        assert 1 - 1e-12 <= found.ratio <= found.bound + 1e-12
+    else:
+        assert (found.iterations, found.ratio, found.bound) == (0, 1, 1)
+
+
+@hypothesis.given(st.lists(st.integers(1, 12), min_size=1, max_size=6), st.integers(1, 3))
+def test_the_makespan_is_near_the_best_schedule_s(taus, num_lanes):
+    ways = itertools.product(range(num_lanes), repeat=len(taus))
+    best = min(max(np.bincount(way, weights=taus, minlength=num_lanes)) for way in ways)
+    assert best <= makespan(taus, num_lanes).iterations <= (4 / 3 - 1 / (3 * min(num_lanes, len(taus)))) * best + 1e-9
+
+
+def power_law_cohorts(size, count=200):
+    """Steps of the clients of W1 (benchmarks/speed/spine.py): log-normal sizes, batches of 20."""
+    rng = np.random.default_rng(0)
+    steps = -(-np.minimum(rng.lognormal(4, 2, 1000).astype(int) + 50, 5000) // 20)
+    return [rng.choice(steps, size, replace=False) for _ in range(count)]
+
+
+@pytest.mark.parametrize("num_lanes", [4, 8, 16, 32])
+def test_lanes_are_full_of_power_law_cohorts(num_lanes):
+    """Within 10 % of sum tau / L where the longest client allows it, and else of the longest client."""
+    found = [makespan(taus, num_lanes) for taus in power_law_cohorts(100)]
+    assert max(one.iterations / max(one.share, one.longest) for one in found) < 1.1
+    even = [one.ratio for one in found if one.longest <= one.share]
+    assert max(even, default=1) < 1.1
+    assert len(even) > 50 or num_lanes > 8
+
+
+def test_bad_arguments_of_makespan():
+    with pytest.raises(TypeError, match=r"makespan\(steps\) is \[1\.5\].*row of integers"):
+        makespan([1.5], 2)
+    with pytest.raises(TypeError, match="row of integers"):
+        makespan([[1, 2], [3, 4]], 2)
+    with pytest.raises(ValueError, match="entry -1: steps must be at least 0"):
+        makespan([3, -1], 2)
+    with pytest.raises(ValueError, match=r"makespan\(num_lanes\) is 0"):
+        makespan([3], 0)
+
+
+class Counted(NamedTuple):
+    """A client of :class:`Counting`; what a layout asks of a slot."""
+
+    steps: Any
+    name: Any
+    survey: Any = None
+
+    def told(self, survey):
+        return self._replace(survey=survey)
+
+    @property
+    def client(self):
+        return self
+
+    @property
+    def offset(self):
+        return self.name
+
+
+class Surveying(NamedTuple):
+    """What surveys for :class:`Counting`; in one to three steps."""
+
+    surveyor = None
+
+    def micro_steps(self, slot):
+        return jnp.where(slot.steps > 0, slot.name % 3 + 1, 0)
+
+    def begin(self, sent, c_i, slot):
+        return Progress(None, None, c_i, survey=sent * 9 + c_i)
+
+    def step(self, sent, slot, progress, k, *, serial=False):
+        return progress._replace(survey=progress.survey * 2 + slot.name + k)
+
+    def finish(self, sent, c_i, slot, progress):
+        return Left({}, {Watch.SURVEY: progress.survey}, c_i)
+
+
+class Counting(NamedTuple):
+    """A solver in integers, whose client's value tells its survey, which steps it took, in which order, from where."""
+
+    surveyor = Surveying()
+
+    def micro_steps(self, slot):
+        return slot.steps
+
+    def all_micro_steps(self, slot):
+        return slot.steps + self.surveyor.micro_steps(slot)
+
+    def begin(self, sent, c_i, slot):
+        return Progress((sent + c_i) * 8 + slot.name, None, c_i)
+
+    def step(self, sent, slot, progress, k, *, serial=False):
+        return progress._replace(y=progress.y * 3 + slot.name * 5 + k)
+
+    def finish(self, sent, c_i, slot, progress):
+        there, value = slot.steps > 0, progress.y + slot.survey
+        left = jnp.where(there, value, 0)
+        return Left({"sum": left * (slot.name + 1)}, {"value": left}, jnp.where(there, c_i * 7 + value, c_i))
+
+    def by_hand(self, sent, states, taus):
+        """Values, new states and the weighted sum, modulo 2^32 as the integers of the program."""
+        values, new = [], []
+        for name, (tau, c_i) in enumerate(zip(taus.tolist(), states.tolist(), strict=True)):
+            value = (sent + c_i) * 8 + name
+            for k in range(tau):
+                value = value * 3 + name * 5 + k
+            survey = sent * 9 + c_i
+            for k in range(name % 3 + 1):
+                survey = survey * 2 + name + k
+            value += survey
+            values.append(value if tau else 0)
+            new.append(c_i * 7 + value if tau else c_i)
+        total = sum(value * (name + 1) for name, value in enumerate(values))
+        return [np.array(part, object).astype(np.uint64).astype(np.uint32) for part in (values, new, [total])]
+
+
+TAUS = np.array([[3, 0, 1, 6, 2], [1, 1, 1, 1, 1], [0, 0, 0, 6, 0], [6, 6, 6, 6, 6], [0, 0, 0, 0, 0], [2, 3, 2, 3, 6]])
+PASSES = np.arange(5) % 3 + 1
+BOUNDS = Bounds(6, 30, True, 3, 9)
+PROGRAMS = {
+    "turns": lambda *given: fjs.layout.turns().run(*given, BOUNDS),
+    "masked turns": lambda *given: run_turns(*given, most=6, most_survey=3),
+    "every turn": lambda *given: run_turns(*given, skip_void=False),
+    "stacked": lambda *given: fjs.layout.stacked().run(*given, BOUNDS),
+}
+for count in (1, 2, 3, 50):
+    PROGRAMS[f"{count} lanes"] = lambda *given, count=count: fjs.layout.lanes(count).run(*given, BOUNDS)
+    PROGRAMS[f"{count} static"] = lambda *given, count=count: run_queue(
+        *given, lanes=min(count, 5), bound=30, survey_bound=9
+    )
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_every_client_takes_its_own_steps_and_leaves_what_it_made(name):
+    """Exactly, with void slots, clients that end together, and lanes without clients."""
+    names = jnp.arange(5, dtype=jnp.int32)
+    states = names * 11 + 1
+    run = jax.jit(lambda taus: PROGRAMS[name](Counting(), jnp.int32(4), states, Counted(taus, names)))
+    for taus in TAUS:
+        found = run(jnp.asarray(taus, jnp.int32))
+        values, new, total = Counting().by_hand(4, states, taus)
+        np.testing.assert_array_equal(found.stacks["value"].astype(jnp.uint32), values)
+        np.testing.assert_array_equal(found.clients.astype(jnp.uint32), new)
+        assert int(found.sums["sum"].astype(jnp.uint32)) == total
+        passes = PASSES * (taus > 0)
+        if name.endswith(("lanes", "static")):
+            lanes = min(int(name.split()[0]), 5)
+            assert found.computed == lanes * sum(makespan(all_.tolist(), lanes).iterations for all_ in (passes, taus))
+        else:
+            most = BOUNDS.per_client + BOUNDS.survey_per_client
+            assert found.computed == (5 * most if name in ("masked turns", "stacked") else (passes + taus).sum())
+
+
+SIZES = np.array([1, 7, 10, 4, 13])
+BATCHES = {
+    "in order": (fjs.local.in_order(4), False),
+    "shuffled": (fjs.local.shuffled(4), False),
+    "in pieces": (fjs.local.full_batch(4), True),
+}
+
+
+@pytest.mark.parametrize("batches", BATCHES)
+def test_no_round_takes_more_steps_than_its_bounds(batches):
+    """One client's bound is what the largest takes; a cohort's holds for the largest clients together."""
+    dataset = fjs.datasets.quadratics_from(np.ones((5, 1, 1)), np.ones((5, 1)), sizes=SIZES.tolist())
+    scheme, whole = BATCHES[batches]
+    passes = -(-SIZES // 4)
+    local = fjs.optim.sgd(0.1)
+    for work, tau in ((fjs.local.epochs(2), 2 if whole else 2 * passes), (fjs.local.steps(3), 3)):
+        steps = tau * passes if whole else tau * np.ones(5, int)
+        for algorithm, micro, survey in (
+            (fjs.fedavg(client_optimizer=local), steps, 0 * passes),
+            (fjs.scaffold(option="I", client_optimizer=local), steps, passes),
+            (fjs.large_batch_sgd(client_optimizer=local), passes, 0 * passes),
+        ):
+            for slots in (1, 3, 5):
+                run = Plan(fjs.quadratic(), fjs.cohort.uniform(slots), work, scheme, dataset=dataset)
+                found = run.bounds(algorithm)
+                assert found.distinct
+                for bounds, taken in ((found, micro), (found.of_survey, survey)):
+                    assert bounds.per_client == taken.max()
+                    assert np.sort(taken)[-slots:].sum() <= bounds.per_cohort <= slots * taken.max()
+                messages = fjs.asynchronous.fedbuff(7)  # of which one client may send all
+                found = run._replace(asynchronous=messages).bounds(algorithm)
+                assert found == Bounds(micro.max(), 7 * micro.max(), False, survey.max(), 7 * survey.max())
+
+
+TAU = np.array([[7, 0, 2, 9, 1, 3, 3], [1, 1, 1, 1, 1, 1, 30], [0, 0, 0, 5, 0, 0, 0], [4, 4, 4, 4, 4, 4, 4]])
+
+
+def setting(layout, **changes):
+    return {
+        "task": fjs.quadratic(), "rounds": len(TAU), "eval_every": 2, "cohort": fjs.cohort.full(),
+        "work": fjs.local.given_steps(TAU), "batches": fjs.local.full_batch(), "layout": layout, **changes,
+    }  # fmt: skip
+
+
+@functools.cache
+def data(dim=3):
+    return fjs.datasets.quadratics(num_clients=TAU.shape[1], dim=dim, seed=0)
+
+
+def test_the_program_takes_as_many_iterations():
+    train = jax.jit(fjs.make_train(**setting(fjs.layout.lanes(3))))
+    rounds = train(fjs.fedavg(client_optimizer=fjs.optim.sgd(0.1)), data(), jax.random.key(0)).rounds
+    expected = [3 * makespan(taus, 3).iterations for taus in TAU]
+    assert rounds["computed_steps"].tolist() == expected
+    assert rounds["useful_steps"].tolist() == TAU.sum(axis=1).tolist()
+
+
+def scaffold():
+    return fjs.scaffold(client_optimizer=fjs.optim.sgd(0.1))
+
+
+def state_of(values):
+    return jax.tree.leaves(next(value for value in values if isinstance(value, TrainState)))
+
+
+@pytest.mark.parametrize(
+    "name", ["turns", *(pytest.param(name, marks=pytest.mark.slow) for name in ("stacked", "lanes"))]
+)
+def test_states_stay_where_they_are_and_nothing_leaves_the_device_within_a_chunk(name, monkeypatch):
+    calls, texts, advance = [], [], resident._advance
+
+    def noted(*args, **kwargs):
+        if not texts:
+            texts.append(advance.lower(*args, **kwargs).compile().as_text())
+        before = state_of(args)
+        largest = max(range(len(before)), key=lambda at: before[at].nbytes)
+        size, address = before[largest].nbytes, before[largest].unsafe_buffer_pointer()
+        result = advance(*args, **kwargs)
+        deleted = all(leaf.is_deleted() for leaf in before)
+        calls.append((size, deleted, state_of(result)[largest].unsafe_buffer_pointer() == address))
+        return result
+
+    monkeypatch.setattr(resident, "_advance", noted)
+    scaffold = fjs.scaffold(client_optimizer=fjs.optim.sgd(0.1))
+    fjs.simulate(scaffold, data(500), **setting(LAYOUTS[name]))
+    # the start, then two chunks of two rounds: the clients' states are written where they were
+    assert calls == [(4 * TAU.shape[1] * 500, True, True)] * 3
+    assert "input_output_alias" in texts[0]
+    assert not re.search(r"infeed|outfeed|\b(send|recv)(-done)?\(|callback", texts[0])
+
+
+def test_auto_is_none():
+    given = {name: value for name, value in setting(None).items() if name != "layout"}
+    algorithm = fjs.fedavg(client_optimizer=fjs.optim.sgd(0.1))
+    texts = [
+        jax.jit(fjs.make_train(**given, layout=layout)).lower(algorithm, data(), jax.random.key(0)).as_text()
+        for layout in (None, "auto")
+    ]
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.nightly
+def test_the_benchmark(tmp_path):
+    given = "--clients 30 --cohort 6 --most 300 --lanes 2 4 --devices 2 --rounds 2 --repeats 1 --out"
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.speed.layouts",
+        *given.split(),
+        str(tmp_path / "deep" / "layouts.json"),
+    ]
+    root = pathlib.Path(__file__).parents[2]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "deep" / "layouts.json").read_text())["layouts"]
+    names = ["turns()", "lanes(2)", "lanes(4)", "stacked()", "mesh(2, inner=turns())", "mesh(2, inner=lanes(2))"]
+    assert [row["layout"] for row in rows] == names
+    assert [line.split("  ")[0].strip() for line in done.stdout.splitlines()[2:]] == names
+    assert all(row["ms"] > 0 for row in rows)
+    assert rows[0]["program"] == 1 < rows[2]["program"] == pytest.approx(rows[2]["queue"])

@@ -1,0 +1,212 @@
+"""Every Python block of the README and the docs runs; the README's table of algorithms agrees with the code."""
+
+import dataclasses
+import inspect
+import pathlib
+import re
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedjax_sim as fjs
+import fedjax_sim.algorithms
+from fedjax_sim.algorithms import Algorithm, Client, Partial, Wrapper
+from fedjax_sim.algorithms.messages import received
+from fedjax_sim.algorithms.wrapper import encoded, uploaded
+from fedjax_sim.core import descriptions
+from fedjax_sim.core.trees import size_in_bytes
+
+ROOT = pathlib.Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def blocks(page):
+    """The Python blocks, each after as many empty lines as bring it to its place in the page (for tracebacks)."""
+    text = page.read_text(encoding="utf-8")
+    found = re.finditer(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    return ["\n" * text.count("\n", 0, match.start(1)) + match[1] for match in found]
+
+
+@pytest.mark.docs
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=lambda page: page.name)
+def test_code_blocks_run(page, tmp_path, monkeypatch):
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("Agg")
+    monkeypatch.chdir(tmp_path)
+    descriptions._import_all()  # what is imported within the test is forgotten with it
+    monkeypatch.setattr(descriptions, "_FACTORIES", dict(descriptions._FACTORIES))
+    scope = {"__name__": page.stem}
+    for block in blocks(page):
+        exec(compile(block, str(page), "exec"), scope)
+
+
+def test_links_point_at_files():
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#]+?)\)", page.read_text(encoding="utf-8")):
+            if not target.startswith("http"):
+                assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_every_page_is_linked_from_the_readme():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    for page in PAGES[1:]:
+        assert f"]({page.relative_to(ROOT).as_posix()})" in text, page.name
+
+
+class Row(NamedTuple):
+    """A line of the README's table of algorithms."""
+
+    name: str
+    paper: str
+    round: str
+    state: str
+    models: str
+    options: str
+
+
+def table():
+    section = (ROOT / "README.md").read_text(encoding="utf-8").partition("## Algorithms")[2].partition("\n## ")[0]
+    lines = re.findall(r"^\| `\w+` \|.*$", section, re.MULTILINE)
+    return [Row(*(cell.strip() for cell in line.strip("|").split("|"))) for line in lines]
+
+
+def options(row):
+    return re.findall(r"`(\w+)`", row.options)
+
+
+def factory_of(row):
+    return descriptions._FACTORIES[f"algorithm.{row.name.strip('`')}"]
+
+
+def test_table_of_algorithms_is_complete():
+    assert fedjax_sim.algorithms
+    package = [
+        name.partition(".")[2]
+        for name in descriptions.registered("algorithm")
+        if descriptions._FACTORIES[name].__module__.startswith("fedjax_sim.")
+    ]
+    assert sorted(row.name.strip("`") for row in table()) == sorted(package)
+
+
+@pytest.mark.parametrize("row", table(), ids=lambda row: row.name)
+def test_options_are_the_constructor_s(row):
+    common = {field.name for base in (Algorithm, Wrapper) for field in dataclasses.fields(base)}
+    own = {field.name for field in dataclasses.fields(made(row))} - common
+    assert own <= set(options(row)) <= set(inspect.signature(factory_of(row)).parameters)
+
+
+@pytest.mark.parametrize("row", table(), ids=lambda row: row.name)
+def test_what_is_kept_and_sent(row):
+    """Cells read "2", "none" or "1 + a scalar"; "(2 with `option`)" is what they are with that option set."""
+    if isinstance(made(row), Partial):
+        return  # parameters have names in tests/algorithms/test_partial.py
+    if isinstance(made(row), Wrapper):
+        check_wrapper(row)
+        return
+    kept, down, up = traffic(made(row))
+    check(row, kept, down, up)
+    for option in set(re.findall(r"with `(\w+)`\)", row.state + row.models)):
+        check(row, *traffic(made(row, **{option: True})), option=option)
+
+
+def check_wrapper(row):
+    """Cells read "the base's", with "+ 1" model kept, "+ a scalar" sent, or ", compressed" for fewer bytes up."""
+    method = made(row)
+    own, base = exchanged(method), exchanged(method.base)
+    kept, down, up = (mine - theirs for mine, theirs in zip(own, base, strict=True))
+    assert row.state.partition(" (")[0] == "the base's" + (f" + {kept}" if kept else "")
+    numbers = 0 < max(down, up) < 2 * 8  # one each way at most, in double precision
+    assert row.models == "the base's" + (", compressed" if up < 0 else " + a scalar" if numbers else "")
+    assert numbers or max(down, up) <= 0
+
+
+def exchanged(method):
+    """(models kept of a client, bytes down, bytes up) of a method of one exchange."""
+    client = one_client(lambda tree: tree)
+    sent, c_i = method.send(method.init(PARAMS, SHARES)), method.init_client(PARAMS)
+    delta, new, notes = encoded(method, PARAMS, sent, c_i, client)
+    messages = method.finish(delta, PARAMS, sent, new, client)[0] | notes
+    return count(c_i)[0], size_in_bytes(received(sent, 1)), uploaded(method, messages, PARAMS)
+
+
+def check(row, kept, down, up, option=None):
+    state, models = read(row.state, option), read(row.models, option)
+    assert described(state) == kept, row.state
+    assert tuple(described(side) for side in models.split("/")) == (down, up), row.models
+
+
+def read(cell, option):
+    """The part of a cell that holds by default, or with ``option``."""
+    default, _, rest = cell.partition(" (")
+    variant = re.search(rf"^(.*) with `{option}`\)$", rest)
+    return variant[1] if variant else default
+
+
+def described(text):
+    models, plus, _ = text.strip().partition(" + ")
+    return 0 if models == "none" else int(models), bool(plus)
+
+
+PARAMS = {"kernel": jnp.zeros((6, 5)), "bias": jnp.zeros((7,))}
+SHARES = jnp.full((3,), 1 / 3)
+
+
+def made(row, **arguments):
+    if "patterns" in inspect.signature(factory_of(row)).parameters:
+        arguments = {"patterns": "bias", **arguments}
+    if "base" in inspect.signature(factory_of(row)).parameters:
+        return factory_of(row)(fjs.fedavg(client_optimizer=fjs.optim.sgd(0.1)), **arguments)
+    return factory_of(row)(client_optimizer=fjs.optim.sgd(0.1), **arguments)
+
+
+def traffic(method):
+    """(state of a client, what it receives, what it sends in a round), each as (models, whether scalars too).
+
+    Messages count by their rank: one that is a multiple of another need not be sent. Clients that hear of the new model
+    receive its change besides.
+    """
+    rng = np.random.default_rng(0)
+
+    def random(tree):
+        return jax.tree.map(lambda leaf: jnp.asarray(rng.uniform(0.5, 1.5, jnp.shape(leaf)), jnp.float32), tree)
+
+    server, kept = method.init(PARAMS, SHARES), method.init_client(PARAMS)
+    told, messages = [getattr(server, name) for name in method.requires.hears], []
+    for phase in method.phases():
+        sent, c_i, client = random(received(phase.send(server), 1)), random(kept), one_client(random)
+        if phase.requires.survey:
+            client = client._replace(survey=random(phase.survey(squares, sent, c_i, client)))
+        y = random(phase.begin(sent, c_i, client))
+        delta = phase.change(y, sent, c_i, client)
+        told.append(sent)
+        messages.append({name: one.value for name, one in phase.finish(delta, y, sent, c_i, client)[0].items()})
+    return count(kept), count(told), (sum(map(rank, messages)), count(messages)[1])
+
+
+def squares(params):
+    return sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(params))
+
+
+def one_client(filled):
+    """A client whose numbers are ``filled(zeros)``."""
+    zero, scalars = jnp.float32(0.0), {"kernel": jnp.float32(0.0), "bias": jnp.float32(0.0)}
+    return Client(
+        index=jnp.int32(1), id=jnp.int32(1), size=jnp.int32(4), steps=jnp.int32(3), weight=filled(zero),
+        share=filled(zero), learning_rate=jnp.float32(1.0), slope=filled(scalars), key=jax.random.key(0),
+        step_size=filled(scalars), relative_size=filled(zero),
+    )  # fmt: skip
+
+
+def count(tree):
+    """(models, whether there are other numbers): leaves of the shapes of PARAMS, and the rest."""
+    shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(tree)]
+    models = min(shapes.count(leaf.shape) for leaf in PARAMS.values())
+    return models, len(shapes) > models * len(PARAMS)
+
+
+def rank(messages):
+    flat = [np.ravel(leaf) for leaf in jax.tree.leaves(messages) if jnp.shape(leaf) == PARAMS["kernel"].shape]
+    return int(np.linalg.matrix_rank(np.stack(flat), tol=1e-3))

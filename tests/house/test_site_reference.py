@@ -1,0 +1,122 @@
+"""Every public name has a docstring and is in the reference; every page is in the site's navigation."""
+
+import importlib.util
+import inspect
+import pathlib
+import re
+import sys
+import types
+from typing import Any
+
+import pytest
+
+import fedjax_sim as fjs
+
+ROOT = pathlib.Path(__file__).parents[2]
+SITE = ROOT / "docs" / "site"
+
+
+def load(name):
+    spec = importlib.util.spec_from_file_location(name, SITE / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def reference():
+    before, path = set(sys.modules), list(sys.path)
+    yield load("reference")
+    sys.path[:] = path
+    for name in {"reference", "docstrings"} - before:
+        sys.modules.pop(name, None)
+
+
+def test_every_public_name_has_a_docstring(reference):
+    assert [entry.shown for entry in reference.entries() if not reference.documentation(entry)] == []
+    assert [name for name, module in reference.modules().items() if not module.__doc__] == []
+
+
+def test_every_public_name_is_described(reference):
+    """Written again from ``__all__``, so that what the generator forgets is missed."""
+    found = {(entry.module, entry.name) for entry in reference.entries()}
+    elsewhere = {entry.name for entry in reference.entries() if entry.exported}
+    modules, seen = [("", fjs)], 0
+    for path, module in modules:
+        names = getattr(module, "__all__", None) or [
+            name for name, value in vars(module).items()
+            if not name.startswith("_") and getattr(value, "__module__", None) == module.__name__ and name != "T"
+        ]  # fmt: skip
+        for name in names:
+            value = getattr(module, name)
+            if isinstance(value, types.ModuleType):
+                modules.append((f"{path}.{name}".strip("."), value))
+            else:
+                assert (path, name) in found or (not path and name in elsewhere), f"fjs.{path}.{name} is not described"
+                seen += 1
+    assert seen > 300
+    assert {("", "simulate"), ("algorithms", "fedavg")} <= found
+
+
+def test_a_name_without_a_docstring_is_found(reference):
+    def bare():
+        pass
+
+    class Made(fjs.algorithms.Sent):
+        __doc__ = None
+
+    assert reference.documentation(reference.Entry("", "bare", bare, exported=True)) == ""
+    assert reference.documentation(reference.Entry("", "Made", Made, exported=True)) == ""
+    assert reference.documentation(reference.Entry("cohort", "AVERAGES", fjs.cohort.AVERAGES, exported=False))
+
+
+def test_every_name_is_on_one_page_only(reference):
+    shown = [entry.shown for entry in reference.entries()]
+    assert len(shown) == len(set(shown))
+    anchors = [(entry.page, entry.name) for entry in reference.entries()]
+    assert len(anchors) == len(set(anchors))
+    for name in ("fjs.fedavg", "fjs.algorithms.fedavg"):
+        assert reference.links()[name] == "reference/algorithms.md#fedavg"
+
+
+def test_the_pages_have_every_name(reference):
+    pytest.importorskip("griffe", reason="pip install 'fedjax_sim[docs]'")
+    pages = reference.pages()
+    for entry in reference.entries():
+        text = pages[entry.page]
+        assert f"{{ #{entry.name} }}" in text or f'<a id="{entry.name}"></a>' in text, entry.shown
+    prox = re.search(r"^## `fjs.fedprox`.*?(?=^## )", pages["reference/algorithms.md"], re.DOTALL | re.MULTILINE)[0]
+    for part in ("mu=1.0", "| `mu` | strength of the proximal term", "y_i <- y_i - eta"):
+        assert part in prox
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("sum_S w_i of ``x`` and :func:`fedjax_sim.simulate`", r"sum\_S w\_i of `x` and `fjs.simulate`"),
+        ("x <- x + eta d", "```text\nx <- x + eta d\n```"),
+        ("The server sets x = 0.", "The server sets x = 0."),
+        ("*stacked* rows [S, 2] < n", r"*stacked* rows \[S, 2\] &lt; n"),
+        (">>> 1 + 1\n2", "```pycon\n>>> 1 + 1\n2\n```"),
+    ],
+)
+def test_prose_keeps_its_signs(reference, text, expected):
+    assert sys.modules["docstrings"].prose(text) == expected
+
+
+def test_signatures_say_what_can_be_given(reference):
+    def function(x, /, y: int = 1, *args, key: Any, **rest) -> fjs.History:
+        pass
+
+    made = sys.modules["docstrings"].signature("fjs.function", function)
+    assert "fjs.function(x, y: int = 1, *args, key, **rest) -> History" in made
+    assert inspect.signature(fjs.fedprox).parameters.keys() >= {"mu", "client_optimizer"}
+
+
+def test_every_page_is_in_the_navigation():
+    text = (SITE / "mkdocs.yml").read_text(encoding="utf-8")
+    listed = re.findall(r"^\s+- (?:[^:\n]+: )?([\w/-]+\.md)$", text.partition("\nnav:")[2], re.MULTILINE)
+    pages = {page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")}
+    made = {"index.md", "contributing.md", "changelog.md"}
+    assert sorted(listed) == sorted(pages | made)
