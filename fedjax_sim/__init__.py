@@ -20,6 +20,8 @@ __all__ = sorted(_HOME)
 
 def __getattr__(name: str) -> _Any:
     if name in _HOME:
+        if _HOME[name] == __name__:
+            return __import__(f"{__name__}.{name}", fromlist=[name])
         return getattr(__import__(_HOME[name], fromlist=[name]), name)
     import difflib
 

@@ -36,7 +36,7 @@ if any(importlib.util.find_spec(name) is None for name in NEEDED):
     from packaging.specifiers import SpecifierSet  # Jupyter has it
 
     folders = [pathlib.Path.cwd(), *pathlib.Path.cwd().parents]
-    checkout = next((folder for folder in folders if (folder / "fedjax_sim" / "simulation.py").exists()), None)
+    checkout = next((folder for folder in folders if (folder / "fedjax_sim" / "__init__.pyi").exists()), None)
     if checkout is None and not REPOSITORY:
         raise RuntimeError(
             "fedjax_sim is not installed, and there is nothing to install it from: this notebook is not in a checkout, "

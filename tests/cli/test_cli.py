@@ -56,16 +56,15 @@ BUSY = {
 WAITING = """
 import hashlib, os, signal, sys, threading, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
-from fedjax_sim import cli
-from fedjax_sim.cli import interrupting, names
-interrupting._ANSWER = 0.2
+from fedjax_sim.cli import ctrl_c, list_names, main
+ctrl_c._ANSWER = 0.2
 def run(options):
     print("before")
     threading.Timer(0.3, os.write, (1, b"ready\\n")).start()
     {busy}
-names.run = run
+list_names.run = run
 sys.argv = ["fedjax-sim", "list"]
-sys.exit(cli.main())
+sys.exit(main.main())
 """
 
 

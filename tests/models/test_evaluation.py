@@ -12,6 +12,7 @@ import fedjax_sim as fjs
 from fedjax_sim.core import memory as chunks
 from fedjax_sim.models import evaluation
 from fedjax_sim.models.evaluation import passes
+from fedjax_sim.run.training import TrainResult
 
 TASK = fjs.classification(fjs.models.LogisticRegression(3), weight_decay=0.01)
 
@@ -263,7 +264,7 @@ def test_without_a_penalty_nothing_is_recorded_twice_and_the_name_is_known() -> 
     assert history.rounds_to("test_data_loss", 2.5).tolist() == [1]
     assert history.stops[0] == (1, "test_data_loss reached 2.5")
     found = {name: values[0] for name, values in history.metrics.items()}
-    result = fjs.training.TrainResult(None, None, found, {})
+    result = TrainResult(None, None, found, {})
     assert fjs.hyper.final("test_data_loss")(result) == history["test_loss"][0, -1]
     with pytest.raises(KeyError, match="nothing called 'data_lost' was recorded"):
         history["data_lost"]
