@@ -16,8 +16,8 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_NUMPY_DTYPE_PROMOTION", "strict")
 os.environ.setdefault("JAX_NUMPY_RANK_PROMOTION", "raise")
 os.environ.setdefault("MPLBACKEND", "Agg")
-# The programs are many and tiny: their time is compilation, a third of which this saves.
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+# The programs are many and tiny: their time is compilation, most of which this saves.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false")
 # What tests measure or compile is not for the user's cache.
 os.environ["FEDJAX_SIM_CACHE"] = tempfile.mkdtemp(prefix="fedjax_sim-tests-")
 
