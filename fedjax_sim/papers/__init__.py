@@ -1,1 +1,1 @@
-"""Named experiments."""
+"""The papers' figures and tables as named experiments, a folder a paper; the demo."""
