@@ -17,11 +17,10 @@ from fedjax_sim.cli.options import add_json, add_traceback, add_voice, voice
 from fedjax_sim.cli.output import USAGE, drawn, finite, refused
 
 if TYPE_CHECKING:
-    from fedjax_sim.cli.data_files import Source
+    from fedjax_sim.datasets.sources.record import Source
 
 _KIND = "dataset"
 _OWN = ("from_table", "from_directory", "from_leaf")
-_DRAWN = ("synthetic", "quadratics")
 
 
 def add_to(commands: Any) -> None:
@@ -51,18 +50,21 @@ def add_to(commands: Any) -> None:
 
 
 def _list(options: argparse.Namespace) -> int:
-    from fedjax_sim.cli.data_files import sources
     from fedjax_sim.cli.list_names import registered_names
     from fedjax_sim.datasets.reading.places import DATA_VARIABLE, data_dir
+    from fedjax_sim.datasets.sources.record import sources
 
     found, what = sources(), {one.short: one.what for one in registered_names() if one.name.startswith(f"{_KIND}.")}
     others = [name for name in what if name not in found]
     if options.json:
-        sets = [{"name": name, "ready": of.ready(), "what": what[name], **_files(of)} for name, of in found.items()]
+        sets = [
+            {"name": name, "ready": of.ready(), "what": what[name], "size": of.size, "terms": of.terms, **_files(of)}
+            for name, of in found.items()
+        ]
         print(json.dumps({"directory": str(data_dir()), "sets": sets, "others": others}))
         return 0
     width, terminal = max(map(len, found)), max(90, shutil.get_terminal_size((110, 24)).columns)
-    states = {name: _state(name, of) for name, of in found.items()}
+    states = {name: _state(of) for name, of in found.items()}
     beside = max(map(len, states.values()))
     for name in found:
         about = _shortened(what[name], terminal - 4 - width - beside)
@@ -77,13 +79,13 @@ def _list(options: argparse.Namespace) -> int:
     return 0
 
 
-def _state(name: str, source: Source) -> str:
+def _state(source: Source) -> str:
     if source.lacks_module():
         return f"needs {source.module}"
     missing = len(source.missing())
     if missing:
         return f"{missing} of {len(source.files)} files missing" if len(source.files) > 1 else "file missing"
-    return "drawn" if name in _DRAWN else "ready"
+    return "ready" if source.files or source.module else "drawn"
 
 
 def _files(source: Source) -> dict[str, list[str]]:
@@ -195,9 +197,9 @@ def _arrays(examples: Any) -> dict[str, str]:
 
 def _prepare(options: argparse.Namespace) -> int:
     """1 where a set is not ready in the end."""
-    from fedjax_sim.cli.data_files import EXTRA, sources
     from fedjax_sim.core.values import suggest
     from fedjax_sim.datasets.reading.places import data_dir
+    from fedjax_sim.datasets.sources.record import EXTRA, sources
 
     found = sources()
     if bool(options.names) == options.all:
@@ -219,8 +221,10 @@ def _prepare(options: argparse.Namespace) -> int:
             for folder in dict.fromkeys(one.folder for one in missing):
                 with contextlib.suppress(OSError):  # a directory that others keep: what is missing is said all the same
                     (data_dir() / folder).mkdir(parents=True, exist_ok=True)
+            terms = f"All files are {source.size}; terms: {source.terms}."
             lines = [f"{data_dir() / one.folder / one.names[0]} is missing" for one in missing]
-            told[name] = {"ready": False, "why": "\n".join([*lines, *dict.fromkeys(f"{one.get}." for one in missing)])}
+            get = dict.fromkeys(f"{one.get}." for one in missing)
+            told[name] = {"ready": False, "why": "\n".join([*lines, *get, terms])}
         else:
             told[name] = _read(name)
         about = told[name]

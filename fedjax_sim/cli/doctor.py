@@ -178,7 +178,7 @@ def _data(problems: list[Problem], *, readable: bool) -> dict[str, Any]:
     about: dict[str, Any] = {"directory": str(folder), "exists": folder.is_dir(), "ready": None, "incomplete": None}
     if not readable:
         return about
-    from fedjax_sim.cli.data_files import sources
+    from fedjax_sim.datasets.sources.record import sources
 
     states = {name: source.ready() for name, source in sources().items()}
     about["ready"] = [name for name, ready in states.items() if ready]

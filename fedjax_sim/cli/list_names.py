@@ -12,8 +12,8 @@ from importlib import resources
 from importlib.resources.abc import Traversable
 from typing import Any, NamedTuple
 
-# Every factory is registered by one of three functions, under a name that is written out.
-_REGISTERED = re.compile(r"""\b(?:factory|recipe|register)\(\s*["']([a-z_]+\.\w+)["']""")
+# Every factory is registered by one of four functions, under a name that is written out.
+_REGISTERED = re.compile(r"""\b(?:factory|recipe|data_set|register)\(\s*["']([a-z_]+\.\w+)["']""")
 
 
 class Named(NamedTuple):
@@ -86,7 +86,7 @@ def _sources(folder: Traversable) -> Iterator[Traversable]:
 
 
 def _registered_in(module: ast.Module) -> Iterator[Named]:
-    """The names of ``register("kind.name", thing)``, ``factory("kind.name", Thing)`` and ``@recipe("kind.name")``."""
+    """The names of ``register("kind.name", thing)``, ``factory(...)``, ``@recipe("kind.name")``, ``@data_set(...)``."""
     texts: dict[str, str] = {}
     for node in module.body:
         if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
@@ -106,7 +106,7 @@ def _name_in(node: ast.AST) -> str | None:
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or not node.args:
         return None
     first = node.args[0]
-    if node.func.id not in ("factory", "recipe", "register") or not isinstance(first, ast.Constant):
+    if node.func.id not in ("factory", "recipe", "data_set", "register") or not isinstance(first, ast.Constant):
         return None
     return first.value if isinstance(first.value, str) else None
 

@@ -1,38 +1,34 @@
 """Federated data sets: which client holds which examples."""
 
-from fedjax_sim.datasets import partition, text
+from fedjax_sim.datasets import host, partition, text
 from fedjax_sim.datasets.construct import from_clients, from_ids, from_partition
-from fedjax_sim.datasets.federated import FederatedDataset
+from fedjax_sim.datasets.federated import FederatedDataset, client_names
 from fedjax_sim.datasets.host import HostDataset, on_host
-from fedjax_sim.datasets.names import client_names
-from fedjax_sim.datasets.own import from_directory, from_leaf, from_table
+from fedjax_sim.datasets.own.directory import from_directory
+from fedjax_sim.datasets.own.files import client_files as _  # registers what configurations name  # noqa: F401
+from fedjax_sim.datasets.own.leaf import from_leaf
+from fedjax_sim.datasets.own.table import from_table
+from fedjax_sim.datasets.own.tfds import from_tfds
 from fedjax_sim.datasets.poisoned import flip_labels, random_labels
-from fedjax_sim.datasets.reading.cifar import read_cifar
-from fedjax_sim.datasets.reading.idx import read_idx
+from fedjax_sim.datasets.reading.images import read_cifar, read_idx
 from fedjax_sim.datasets.reading.places import data_dir
-from fedjax_sim.datasets.sources import (
-    ag_news,
+from fedjax_sim.datasets.sources.images import (
     cifar10,
     cifar10_dirichlet,
     cifar100_dirichlet,
-    digits,
     emnist_letters,
     emnist_similarity,
     fashion_mnist,
-    fedprox_synthetic,
     femnist,
     mnist,
-    mnist_two_digits,
-    mnist_writers,
-    mushrooms,
-    parkinsons,
-    sent140,
-    shakespeare_roles,
-    tinyshakespeare,
 )
+from fedjax_sim.datasets.sources.mnist_two_digits import mnist_two_digits
+from fedjax_sim.datasets.sources.mnist_writers import mnist_writers
+from fedjax_sim.datasets.sources.shakespeare import shakespeare_roles, tinyshakespeare
+from fedjax_sim.datasets.sources.tables import digits, fedprox_synthetic, mushrooms, parkinsons
+from fedjax_sim.datasets.sources.text import ag_news, sent140
 from fedjax_sim.datasets.statistics import Statistics, read_report
 from fedjax_sim.datasets.synthetic import quadratics, quadratics_from, synthetic
-from fedjax_sim.datasets.tfds import from_tfds
 
 __all__ = [
     "FederatedDataset",

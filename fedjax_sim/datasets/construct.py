@@ -12,7 +12,7 @@ from fedjax_sim.core.values import INT32_MAX
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.flat import int32, offsets_of
 from fedjax_sim.datasets.from_arrays import Given, given_clients, given_ids, given_partition
-from fedjax_sim.datasets.storing import in_memory, stored_parts
+from fedjax_sim.datasets.validate import in_memory, stored_parts
 
 
 def from_clients(

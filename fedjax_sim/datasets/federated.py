@@ -9,7 +9,7 @@ without running any check.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,8 @@ from fedjax_sim.datasets.array_checks import host_array
 from fedjax_sim.datasets.flat import default_float, int32, offsets_of, ranges
 from fedjax_sim.datasets.placement import Placement
 from fedjax_sim.datasets.statistics import Statistics, label_table, summarise
+
+T = TypeVar("T")
 
 
 class FederatedDataset(struct.PyTreeNode, kw_only=True, eq=False):
@@ -66,17 +68,11 @@ class FederatedDataset(struct.PyTreeNode, kw_only=True, eq=False):
         return self.sizes.astype(dtype) / jnp.asarray(self.num_examples, dtype)
 
     def largest_total(self, count: int) -> int:
-        """An upper bound of the number of examples that any ``count`` distinct clients hold together.
+        """An upper bound of the number of examples that any ``count`` distinct clients (N at most) hold together.
 
         Exact at the stored counts. Between two of them, a < count < b, the sum T(c) of the c largest sizes is
         concave, so T(count) <= min(T(a) + (count - a) s_a, T(b) - (b - count) s_b), with s_c the c-th largest size.
 
-        Args:
-          count: how many clients; more than N bounds as N does.
-
-        Raises:
-          ValueError: a negative count.
-          TypeError: not an integer.
         """
         check_count("largest_total(count)", count, low=0)
         below, total_below, size_below = 0, 0, self.max_size
@@ -160,3 +156,44 @@ class FederatedDataset(struct.PyTreeNode, kw_only=True, eq=False):
         classes = "" if self.num_classes is None else f", {self.num_classes} classes"
         test = "" if self.test is None else f", {self.test.num_examples} test examples"
         return f"FederatedDataset({self.num_clients} clients, {self.num_examples} examples{test}{classes})"
+
+
+def named(data: T, names: Sequence[str]) -> T:
+    """``data``, remembering the names of its clients in storage order.
+
+    The memory sits on this object alone, as that of a recipe does: it is no part of the pytree, so programs are not
+    compiled again for other names, and a copy (``replace``, ``reordered``, ``jax.tree.map``) has none.
+
+    Raises:
+      ValueError: not one name for each client, or a name used twice.
+    """
+    count: int = data.num_clients  # type: ignore[attr-defined]  # both kinds have it
+    if len(names) != count or len(set(names)) != len(names):
+        raise ValueError(f"{len(names)} names ({len(set(names))} different) for {count} clients: give each one")
+    object.__setattr__(data, "_client_names", tuple(str(name) for name in names))
+    return data
+
+
+def client_names(data: Any) -> tuple[str, ...]:
+    """The names of the clients in storage order: speaking roles, accounts, LEAF users, file names, table entries.
+
+    Args:
+      data: a data set that was read from a source with names, itself and not a copy; on the device or the host.
+
+    Raises:
+      ValueError: it has no names, or is a changed copy that forgot them.
+
+    Example:
+      >>> import numpy as np
+      >>> from fedjax_sim.datasets import from_table
+      >>> data = from_table({"who": ["rob", "ann", "rob"], "x": np.ones(3)}, client="who", x="x")
+      >>> client_names(data)
+      ('ann', 'rob')
+    """
+    names: tuple[str, ...] | None = getattr(data, "_client_names", None)
+    if names is None:
+        raise ValueError(
+            f"{data!r} has no client names: it was not read from a source that has them, or is a changed copy (ask "
+            "the data set that it was made from)"
+        )
+    return names

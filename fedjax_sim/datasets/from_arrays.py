@@ -10,17 +10,17 @@ import numpy as np
 
 from fedjax_sim.core.values import INT32_MAX, check_count, check_real, shown
 from fedjax_sim.datasets.array_checks import host_array
-from fedjax_sim.datasets.flat import Flat
-from fedjax_sim.datasets.names import named
-from fedjax_sim.datasets.split import held_out_of
+from fedjax_sim.datasets.draws import Draws
+from fedjax_sim.datasets.federated import named
+from fedjax_sim.datasets.flat import Flat, offsets_of, sorted_within
 from fedjax_sim.datasets.validate import (
     as_int64,
+    check_same,
     checked_ids,
     checked_owner,
     checked_partition,
     common_length,
     integers_apart,
-    kind_of,
     shape_text,
     who,
 )
@@ -29,19 +29,12 @@ T = TypeVar("T")
 
 
 class Given(NamedTuple):
-    """The clients' examples before their values are looked at.
-
-    Attributes:
-      train: training examples.
-      test: held-out examples of the same clients in the same order, or None.
-      client_ids: int64[N].
-      names: [N], the ids as the user wrote them, for messages.
-    """
+    """The clients' examples before their values are looked at; the test part is of the same clients in this order."""
 
     train: Flat
     test: Flat | None
-    client_ids: np.ndarray
-    names: np.ndarray
+    client_ids: np.ndarray  # int64[N]
+    names: np.ndarray  # [N], the ids as the user wrote them, for messages
 
     def remembered(self, data: T) -> T:
         """``data``, with the ids that could not be its ``client_ids`` as the names of its clients."""
@@ -67,7 +60,7 @@ def given_clients(
         raise ValueError(f"{who(ids, position)} has no examples: drop this client or give it examples")
     if test is None:
         owner = np.repeat(np.arange(count), train.sizes)
-        return Given(*_cut(train, held_out_of(owner, train.sizes, test_fraction, seed)), ids, ids)
+        return Given(*_cut(train, _held(owner, train.sizes, test_fraction, seed)), ids, ids)
     if len(test) != count:
         raise ValueError(f"test has {len(test)} clients but there are {count}: give one entry (or None) for each")
     return Given(train, _joined(test, ids, train), ids, ids)
@@ -85,9 +78,7 @@ def given_ids(examples: Any, ids: Any, test: Any, test_ids: Any, test_fraction: 
     if (test is None) != (test_ids is None):
         raise ValueError("from_ids: test and test_ids come together; only one of them was given")
     if test is None:
-        held = held_out_of(
-            owner, train.sizes, test_fraction, seed
-        )  # drawn in the order of the rows, as they were given
+        held = _held(owner, train.sizes, test_fraction, seed)  # drawn in the order of the rows, as they were given
         train, held_out = _cut(train, held if train.rows is None else held[train.rows])
     else:
         test_owner = checked_owner(test_ids, "test_ids")
@@ -110,15 +101,12 @@ def given_partition(examples: Any, partition: Sequence[Any], test_fraction: floa
     """See :func:`fedjax_sim.datasets.from_partition`."""
     if len(partition) == 0:
         raise ValueError("from_partition: the partition has no clients; a data set needs at least one")
-    check_real("from_partition(test_fraction=...)", test_fraction, low=0.0, high=1.0)
-    if test_fraction == 1.0:
-        raise ValueError("from_partition(test_fraction=1.0): it must be below 1, or nothing is left to train on")
-    check_count("from_partition(seed=...)", seed, low=0)
+    _check_split(None, test_fraction, seed)
     flat = _as_arrays("examples", examples)
     total = common_length(flat, None)
     ids = np.arange(len(partition))
     rows, sizes = checked_partition(partition, total)
-    held = held_out_of(np.repeat(ids, sizes), sizes, test_fraction, seed)
+    held = _held(np.repeat(ids, sizes), sizes, test_fraction, seed)
     return Given(*_cut(Flat(flat, sizes, rows), held), ids, ids)
 
 
@@ -156,13 +144,7 @@ def _cut(flat: Flat, held: np.ndarray) -> tuple[Flat, Flat | None]:
 
 
 def _as_arrays(what: str, examples: Any, owner: str = "") -> Any:
-    """Host arrays; a tuple (x, y) becomes a mapping; lists are arrays, not pytree nodes.
-
-    Args:
-      what: "examples" or "test examples".
-      examples: what was given.
-      owner: whose they are, for messages, or "".
-    """
+    """Host arrays; a tuple (x, y) becomes a mapping; lists are arrays, not pytree nodes."""
     if isinstance(examples, tuple) and not hasattr(examples, "_fields"):
         if len(examples) != 2:
             raise ValueError(f"a tuple of {len(examples)} was given: examples are (x, y), a mapping or another pytree")
@@ -207,11 +189,8 @@ def _joined(clients: Sequence[Any], ids: np.ndarray, like: Flat | None) -> Flat:
         if found != structure:
             raise ValueError(f"{who(ids, i)} has examples {found} but {who(ids, first)} has {structure}")
         for path, column, leaf in zip(paths, columns, leaves, strict=True):
-            if column and (leaf.shape[1:] != column[0].shape[1:] or kind_of(leaf) != kind_of(column[0])):
-                raise ValueError(
-                    f"examples{path} of {who(ids, i)} are {shape_text(leaf)} but those of {who(ids, first)} are "
-                    f"{shape_text(column[0])}: one shape and kind of number for all clients"
-                )
+            if column:
+                check_same(f"examples{path} of {who(ids, i)}", leaf, f"those of {who(ids, first)}", column[0])
             column.append(leaf)
     owners = [owners[i] for i, _ in filled]
     joined = [_concatenated(f"{what}{path}", column, owners) for path, column in zip(paths, columns, strict=True)]
@@ -244,3 +223,41 @@ def _grouped(examples: Any, owner: np.ndarray, count: int, ids_name: str) -> Fla
     in_order = bool(np.all(owner[1:] >= owner[:-1]))
     rows = None if in_order else np.argsort(owner, kind="stable")
     return Flat(examples, np.bincount(owner, minlength=count), rows)
+
+
+def held_out(owner: Any, fraction: float, seed: int) -> np.ndarray:
+    """Draws part of each client's examples for testing.
+
+    A client with n_i examples trains on max(1, floor((1 - fraction) n_i)) of them, drawn uniformly, and is tested on
+    the others.
+
+    Args:
+      owner: [n], the client of each example: integers or strings.
+      fraction: share to hold out, in [0, 1).
+      seed: of the draw.
+
+    Returns:
+      bool[n], True where an example is held out.
+
+    Raises:
+      ValueError: a fraction outside [0, 1), a negative seed.
+
+    Example:
+      >>> held_out(["a", "b", "a", "a", "b"], 0.5, seed=0)
+      array([ True, False,  True, False,  True])
+    """
+    _check_split(None, fraction, seed)
+    _, number, sizes = np.unique(checked_owner(owner, "owner"), return_inverse=True, return_counts=True)
+    return _held(number, sizes, fraction, seed)
+
+
+def _held(owner: np.ndarray, sizes: np.ndarray, fraction: float, seed: int) -> np.ndarray:
+    """:func:`held_out` for clients numbered 0 .. N-1 that have ``sizes`` examples."""
+    if fraction == 0.0 or sizes.size == 0:
+        return np.zeros(owner.size, bool)
+    kept = np.maximum(1, np.floor((1.0 - fraction) * sizes + 1e-9).astype(np.int64))
+    draw = Draws("held_out", seed).uniform(owner.size)
+    order = sorted_within(owner, draw)  # client after client, each in random order
+    mask = np.zeros(owner.size, bool)
+    mask[order] = np.arange(owner.size) - offsets_of(sizes)[owner[order]] >= kept[owner[order]]
+    return mask

@@ -25,7 +25,7 @@ from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.flat import int32, offsets_of, ranges
 from fedjax_sim.datasets.from_arrays import Given, given_clients, given_ids, given_partition
 from fedjax_sim.datasets.statistics import Statistics
-from fedjax_sim.datasets.storing import stored_parts, type_alone
+from fedjax_sim.datasets.validate import stored_parts, type_alone
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -115,11 +115,7 @@ class HostDataset:
         return self.take(where, length), weights, offsets_of(sizes)
 
     def client(self, position: int) -> Any:
-        """The examples of the client stored at ``position``, as host arrays.
-
-        Raises:
-          IndexError: no such position.
-        """
+        """As :meth:`FederatedDataset.client`."""
         if not 0 <= position < self.num_clients:
             raise IndexError(f"client({position}): storage positions are 0 to {self.num_clients - 1}")
         return self.window(np.array([position]), int(self._sizes[position]))[0]

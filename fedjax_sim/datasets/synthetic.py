@@ -9,17 +9,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.core.descriptions import recipe
-from fedjax_sim.core.values import check_count, check_real
+from fedjax_sim.core.values import INT32_MAX, check_choice, check_count, check_real
 from fedjax_sim.datasets.array_checks import host_array
 from fedjax_sim.datasets.construct import from_clients, from_ids, from_partition
 from fedjax_sim.datasets.federated import FederatedDataset
+from fedjax_sim.datasets.partition.dealing import checked_client_sizes
+from fedjax_sim.datasets.sources.record import Source, data_set
 
 _FEATURES = 60
 _CLASSES = 10
 
 
-@recipe("dataset.synthetic")
+@data_set("dataset.synthetic", source=Source(papers=("li2020federated",)))
 def synthetic(
     alpha: float,
     beta: float,
@@ -77,12 +78,15 @@ def synthetic(
     check_real("synthetic(beta)", beta, low=0.0)
     check_count("synthetic(num_clients)", num_clients)
     check_count("synthetic(seed)", seed, low=0)
-    if spread not in ("std", "variance"):
-        raise ValueError(f"synthetic(spread={spread!r}): it must be 'std' (the authors' code) or 'variance' (the text)")
+    check_choice("synthetic(spread=...)", spread, ("std", "variance"))
     if iid and (alpha != 0 or beta != 0):
         raise ValueError(f"synthetic(alpha={alpha}, beta={beta}, iid=True): IID clients have no spread, give 0 and 0")
     stds = (float(alpha), float(beta)) if spread == "std" else (float(alpha) ** 0.5, float(beta) ** 0.5)
-    counts = _log_normal_sizes(num_clients, seed) if sizes is None else _checked_sizes("synthetic", sizes, num_clients)
+    counts = (
+        _log_normal_sizes(num_clients, seed)
+        if sizes is None
+        else checked_client_sizes("synthetic", sizes, INT32_MAX, num_clients)
+    )
     if max_size is not None:
         check_count("synthetic(max_size=...)", max_size)
         counts = np.minimum(counts, max_size)
@@ -101,7 +105,7 @@ def synthetic(
     return from_partition(data, partition, test_fraction=test_fraction, seed=seed, num_classes=_CLASSES)
 
 
-@recipe("dataset.quadratics")
+@data_set("dataset.quadratics")
 def quadratics(
     num_clients: int = 30,
     dim: int = 10,
@@ -154,13 +158,9 @@ def quadratics(
 
 
 def quadratics_from(H: Any, e: Any, *, sizes: Sequence[int] | None = None, dtype: Any = None) -> FederatedDataset:
-    """Clients with the objectives F_i(x) = 1/2 x^T H_i x - e_i^T x for given H_i and e_i.
+    """Clients with the objectives F_i(x) = 1/2 x^T H_i x - e_i^T x for given H_i, float[N, d, d], and e_i, float[N, d].
 
-    Args:
-      H: symmetric, float[N, d, d].
-      e: float[N, d].
-      sizes: as in :func:`quadratics`.
-      dtype: of the arrays; the default float type by default.
+    ``sizes`` and ``dtype`` as in :func:`quadratics`.
 
     Raises:
       ValueError: shapes that do not agree, an H_i that is not symmetric, sizes below one.
@@ -180,7 +180,7 @@ def quadratics_from(H: Any, e: Any, *, sizes: Sequence[int] | None = None, dtype
     if sizes is None:
         one = [{"H": hessian[None], "e": vector[None]} for hessian, vector in zip(hessians, linear, strict=True)]
         return from_clients(one)
-    owner = np.repeat(np.arange(len(linear)), _checked_sizes("quadratics", sizes, len(linear)))
+    owner = np.repeat(np.arange(len(linear)), checked_client_sizes("quadratics", sizes, INT32_MAX, len(linear)))
     return from_ids({"H": hessians[owner], "e": linear[owner]}, owner)
 
 
@@ -210,17 +210,6 @@ def _reals(what: str, values: Any, dtype: Any) -> np.ndarray:
     if array.dtype.kind not in "biu" and not jnp.issubdtype(array.dtype, jnp.floating):
         raise TypeError(f"{what} has dtype {array.dtype}: give real numbers")
     return array.astype(dtype)
-
-
-def _checked_sizes(what: str, sizes: Any, num_clients: int) -> np.ndarray:
-    counts = host_array(f"{what}(sizes=...)", sizes)
-    if counts.dtype.kind not in "iu":
-        raise TypeError(f"{what}(sizes=...) has dtype {counts.dtype}: it must be integers")
-    if counts.shape != (num_clients,):
-        raise ValueError(f"{what}(sizes=...) has shape {counts.shape}: give one for each of the {num_clients} clients")
-    for client in np.flatnonzero(counts < 1)[:1]:
-        raise ValueError(f"{what}(sizes=...) gives client {client} {counts[client]} examples: it needs at least one")
-    return counts.astype(np.int64)
 
 
 def _float_dtype(what: str, dtype: Any) -> Any:

@@ -1,12 +1,12 @@
-"""The checks of a data set's values, made once, while they are concrete.
+"""The checks of a data set's values, made once, while they are concrete, and the types that they are stored in.
 
 A message names the client (and its id, where that is another number), the value and the rule.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,16 @@ from fedjax_sim.datasets.array_checks import host_array, missing_values
 from fedjax_sim.datasets.flat import Flat, default_float, offsets_of, owner_of
 from fedjax_sim.datasets.parts import Partition
 
-INT64_MAX = 2**63 - 1
+if TYPE_CHECKING:
+    from fedjax_sim.datasets.from_arrays import Given
+
+_INT64_MAX = 2**63 - 1
+_PIECE = 1 << 26  # bytes of examples that are looked at in one go
+_ALIGNMENT = 64  # bytes; what JAX asks of host memory that it uses as it is
+
+# From the pieces of a leaf, in the order of the clients and the type they are stored in, and the shape of them all,
+# whatever the caller keeps of it; it has a dtype.
+Keep = Callable[[Iterator[np.ndarray], tuple[int, ...]], Any]
 
 
 def common_length(examples: Any, owner: str | None) -> int:
@@ -66,7 +75,7 @@ def checked_owner(ids: Any, name: str) -> np.ndarray:
 
 def as_int64(array: np.ndarray) -> np.ndarray:
     """Integers of any type as int64, or as they are where one is beyond it; other arrays as they are."""
-    fits = array.dtype.kind == "i" or (array.dtype.kind == "u" and int(array.max(initial=0)) <= INT64_MAX)
+    fits = array.dtype.kind == "i" or (array.dtype.kind == "u" and int(array.max(initial=0)) <= _INT64_MAX)
     return array.astype(np.int64, copy=False) if fits else array
 
 
@@ -106,16 +115,22 @@ def check_alike(train: Any, test: Any) -> None:
         raise ValueError(f"the test examples are {found} but the training examples {wanted}")
     pairs = zip(jax.tree_util.tree_flatten_with_path(train)[0], jax.tree.leaves(test), strict=True)
     for (path, one), other in pairs:
-        if one.shape[1:] != other.shape[1:] or kind_of(one) != kind_of(other):
-            raise ValueError(
-                f"test examples{jax.tree_util.keystr(path)} are {shape_text(other)} but the training examples are "
-                f"{shape_text(one)}: one shape and kind of number for both"
-            )
+        name = f"test examples{jax.tree_util.keystr(path)}"
+        check_same(name, other, "the training examples", one)
         if kind_of(one) == "float" and not _holds(stored_float(one), stored_float(other)):
             raise ValueError(
-                f"test examples{jax.tree_util.keystr(path)} are {shape_text(other)} but the training examples are "
-                f"{shape_text(one)}, whose type would round them: give both one type"
+                f"{name} are {shape_text(other)} but the training examples are {shape_text(one)}, whose type would "
+                "round them: give both one type"
             )
+
+
+def check_same(what: str, leaf: np.ndarray, reference: str, like: np.ndarray) -> None:
+    """Checks that two arrays have one shape per example and one kind of number."""
+    if leaf.shape[1:] != like.shape[1:] or kind_of(leaf) != kind_of(like):
+        raise ValueError(
+            f"{what} are {shape_text(leaf)} but {reference} are {shape_text(like)}: one shape per example and one kind "
+            "of number for all"
+        )
 
 
 def checked_classes(parts: list[tuple[str, Flat]], names: np.ndarray, num_classes: int | None) -> int | None:
@@ -137,8 +152,7 @@ def checked_classes(parts: list[tuple[str, Flat]], names: np.ndarray, num_classe
         check_count("num_classes", num_classes)
     classes = num_classes
     if classes is None:
-        classes = max(int(part.examples["y"].max(initial=0)) for _, part in parts) + 1
-        classes = min(classes, INT32_MAX)
+        classes = min(max(int(part.examples["y"].max(initial=0)) for _, part in parts) + 1, INT32_MAX)
     for what, part in parts:
         values = part.examples["y"].reshape(part.examples["y"].shape[0], -1)
         wrong = (values < 0) | (values >= classes)
@@ -221,3 +235,81 @@ def _rows_where(wrong: np.ndarray) -> list[int]:
     if not wrong.any():
         return []
     return [int(np.flatnonzero(wrong.reshape(wrong.shape[0], -1).any(axis=1))[0])]
+
+
+class Stored(NamedTuple):
+    """The training or the test part after its checks."""
+
+    part: Flat  # as it was given
+    examples: Any  # its pytree with what was kept of every leaf
+    classes: int | None
+
+
+def stored_parts(given: Given, num_classes: int | None, keep: Keep) -> list[Stored]:
+    """Checks the values of all parts: the training part and, where it has rows, the test part, in the same types."""
+    parts = [("", given.train)]
+    if given.test is not None and given.test.sizes.sum() > 0:
+        check_alike(given.train.examples, given.test.examples)
+        parts.append(("test ", given.test))
+    classes = checked_classes([(what, _labels_of(part)) for what, part in parts], given.names, num_classes)
+    found: list[Stored] = []
+    types: list[Any] | None = None
+    for what, part in parts:
+        leaves, structure = jax.tree_util.tree_flatten_with_path(part.examples)
+        kept = []
+        for index, (path, leaf) in enumerate(leaves):
+            name = f"{what}examples{jax.tree_util.keystr(path)}"
+            as_label = classes is not None and leaf is part.examples["y"]
+            like = None if types is None else types[index]
+            shape = (int(part.sizes.sum()), *leaf.shape[1:])
+            kept.append(keep(_pieces(name, leaf, part, as_label=as_label, like=like, names=given.names), shape))
+        types = [one.dtype for one in kept]
+        found.append(Stored(part, jax.tree.unflatten(structure, kept), classes))
+    return found
+
+
+def in_memory(pieces: Iterator[np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
+    """All pieces in one array of their own, which JAX can use on a CPU without another copy."""
+    whole: np.ndarray | None = None
+    first = 0
+    for piece in pieces:
+        if whole is None:
+            whole = _aligned(shape, piece.dtype)
+        whole[first : first + len(piece)] = piece
+        first += len(piece)
+    assert whole is not None
+    return whole
+
+
+def type_alone(pieces: Iterator[np.ndarray], shape: tuple[int, ...]) -> Any:
+    """One row of zeros in the stored type, for data whose arrays stay where they are."""
+    kind = [piece.dtype for piece in pieces][-1]
+    return np.zeros((1, *shape[1:]), kind)
+
+
+def _pieces(
+    name: str, leaf: np.ndarray, part: Flat, *, as_label: bool, like: Any, names: np.ndarray
+) -> Iterator[np.ndarray]:
+    total = int(part.sizes.sum())
+    step = max(1, _PIECE // max(1, leaf[:1].nbytes))
+    for first in range(0, max(total, 1), step):
+        here = slice(first, min(first + step, total))
+        piece = leaf[here] if part.rows is None else leaf[part.rows[here]]
+        stored = stored_leaf(name, piece, as_label=as_label, like=like, part=part, names=names, first=first)
+        like = stored.dtype
+        yield stored
+
+
+def _labels_of(part: Flat) -> Flat:
+    """The part with its labels alone, in order; unchanged where it has none."""
+    if not (isinstance(part.examples, Mapping) and "y" in part.examples):
+        return part
+    return Flat({"y": part.examples["y"]}, part.sizes, part.rows).gathered()
+
+
+def _aligned(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+    raw = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % _ALIGNMENT
+    aligned: np.ndarray = raw[start : start + size].view(dtype).reshape(shape)
+    return aligned

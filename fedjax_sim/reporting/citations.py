@@ -1,6 +1,6 @@
 """What to cite: BibTeX of the package and of the papers of what a run is made of.
 
-The entries are in ``citations.bib``; which paper a registered name belongs to is said here.
+The entries are in ``citations.bib``; which paper a registered name belongs to is said here, or in a data set's record.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 from fedjax_sim.core.descriptions import describe
 from fedjax_sim.core.values import suggest
 from fedjax_sim.core.version import __version__
+from fedjax_sim.datasets.sources.record import sources
 
 _PAPERS = {
     "aggregator.centered_clipping": ["karimireddy2021learning"],
@@ -60,8 +61,6 @@ _PAPERS = {
     "attack.inner_product": ["xie2020fall"],
     "attack.little_is_enough": ["baruch2019little"],
     "cohort.with_replacement": ["li2020convergence"],
-    "dataset.fedprox_synthetic": ["li2020federated"],
-    "dataset.synthetic": ["li2020federated"],
     "optim.fedadagrad": ["reddi2021adaptive"],
     "optim.fedadam": ["reddi2021adaptive"],
     "optim.fedams": ["wang2022communication"],
@@ -82,16 +81,20 @@ def cite(*what: Any) -> str:
     Raises:
       ValueError: a name that has no paper here; the nearest ones are listed.
     """
-    keys = [key for item in what for name in _names(item) for key in _PAPERS.get(name, ())]
+    keys = [key for item in what for name in _names(item) for key in _papers().get(name, ())]
     return "\n\n".join([_package(), *(_entries()[key] for key in dict.fromkeys(keys))])
+
+
+def _papers() -> dict[str, list[str]]:
+    return _PAPERS | {f"dataset.{name}": list(of.papers) for name, of in sources().items() if of.papers}
 
 
 def _names(item: Any) -> Iterator[str]:
     """The registered names in what is to be cited."""
     if isinstance(item, str):
-        found = [name for name in _PAPERS if item in (name, name.partition(".")[2])]
+        found = [name for name in _papers() if item in (name, name.partition(".")[2])]
         if not found:
-            known = sorted({name.partition(".")[2] for name in _PAPERS})
+            known = sorted({name.partition(".")[2] for name in _papers()})
             raise ValueError(f"cite({item!r}): no paper is known by that name: {suggest(item, known)}")
         yield from found
         return

@@ -7,10 +7,11 @@ import sys
 import pytest
 
 import fedjax_sim as fjs
-from fedjax_sim.cli import algorithms, data_files, doctor
+from fedjax_sim.cli import algorithms, doctor
 from fedjax_sim.cli import list_names as names
 from fedjax_sim.cli import main as cli
 from fedjax_sim.core.descriptions import registered_factory
+from fedjax_sim.datasets.sources.record import sources
 
 OWN = {"from_directory", "from_leaf", "from_table"}
 DERIVED = {"flip_labels", "from_tfds", "on_host", "random_labels"} | OWN  # made of other data
@@ -29,7 +30,7 @@ def short_names(kind):
 
 
 def test_every_set_is_known_and_what_it_wants_is_what_its_source_wants(nothing):
-    found = data_files.sources()
+    found = sources()
     assert set(found) | DERIVED == set(short_names("dataset"))
     for name, source in found.items():
         if not source.files:
@@ -246,7 +247,7 @@ def test_a_broken_jax_is_no_end_of_the_doctor(monkeypatch, probe, said):
 def test_without_jax_it_is_said_where_data_would_be(nothing, tmp_path, monkeypatch, capsys):
     healthy(monkeypatch, tmp_path, jax=False)
     nothing.mkdir()
-    monkeypatch.setitem(sys.modules, "fedjax_sim.cli.data_files", None)  # it cannot be imported
+    monkeypatch.setitem(sys.modules, "fedjax_sim.datasets.sources.record", None)  # it cannot be imported
     cli.main(["doctor", "--json"])
     about = json.loads(capsys.readouterr().out)
     assert about["jax"] is None

@@ -17,8 +17,9 @@ import pytest
 import fedjax_sim as fjs
 from fedjax_sim import adjoints, hyper, sweeps
 from fedjax_sim.core import descriptions
-from fedjax_sim.core.descriptions import Described, build, describe, opaque_parts, registered
+from fedjax_sim.core.descriptions import Described, build, describe, opaque_parts, registered, registered_factory
 from fedjax_sim.core.fields import static
+from fedjax_sim.datasets.sources.record import sources
 from fedjax_sim.engine.checks import _traced_parts
 
 sgd = fjs.optim.sgd
@@ -137,15 +138,10 @@ MADE: dict[str, Callable[[], Any]] = {
     "dataset.cifar10_dirichlet": lambda: fjs.datasets.cifar10_dirichlet(1.0, batches=(1,)),
     "dataset.on_host": lambda: fjs.datasets.on_host(fjs.datasets.quadratics(num_clients=3, dim=2, seed=4)),
     "dataset.digits": lambda: fjs.datasets.digits(num_clients=5, alpha=0.3, seed=2, test_fraction=0.1),
-    "dataset.emnist_letters": lambda: fjs.datasets.emnist_letters(4),
-    "dataset.emnist_similarity": lambda: fjs.datasets.emnist_similarity(0),
-    "dataset.fashion_mnist": lambda: fjs.datasets.fashion_mnist(num_clients=4),
-    "dataset.femnist": lambda: fjs.datasets.femnist(20),
     "dataset.from_directory": lambda: build({"name": "dataset.from_directory", "arguments": {"folder": "clients"}}),
     "dataset.from_leaf": lambda: build({"name": "dataset.from_leaf", "arguments": {"train": "users.json"}}),
     "dataset.from_table": lambda: build({"name": "dataset.from_table", "arguments": {"table": "a.csv", "client": "c"}}),
     "dataset.from_tfds": lambda: fjs.datasets.from_tfds("tiny_writers", client="writer", test_split="test"),
-    "dataset.mnist": lambda: fjs.datasets.mnist(num_clients=4),
     "dataset.mnist_two_digits": lambda: fjs.datasets.mnist_two_digits(100, balanced=True),
     "dataset.mnist_writers": lambda: fjs.datasets.mnist_writers("all"),
     "dataset.ag_news": lambda: fjs.datasets.ag_news(10, labels="noisy", articles="subset"),
@@ -262,30 +258,13 @@ MADE: dict[str, Callable[[], Any]] = {
 WITH_OPAQUE_PARTS = {"task.functions"}
 # Its round trip is in test_host.py.
 NO_PYTREE = {"dataset.on_host"}
-# Their round trip is tested where the files are faked.
-NEEDS_FILES = {
-    "dataset.cifar10",
-    "dataset.cifar100_dirichlet",
-    "dataset.cifar10_dirichlet",
-    "dataset.emnist_letters",
-    "dataset.emnist_similarity",
-    "dataset.fashion_mnist",
-    "dataset.femnist",
-    "dataset.from_directory",
-    "dataset.from_leaf",
-    "dataset.from_table",
-    "dataset.from_tfds",
-    "dataset.mnist",
-    "dataset.mnist_two_digits",
-    "dataset.mnist_writers",
-    "dataset.ag_news",
-    "dataset.fedprox_synthetic",
-    "dataset.mushrooms",
-    "dataset.parkinsons",
-    "dataset.sent140",
-    "dataset.shakespeare_roles",
-    "dataset.tinyshakespeare",
+# A data set by name that is not above is made with its defaults: a new one has nothing to add here.
+MADE |= {
+    f"dataset.{name}": registered_factory(f"dataset.{name}") for name in sources() if f"dataset.{name}" not in MADE
 }
+# Their round trip is tested where the files are faked.
+NEEDS_FILES = {f"dataset.from_{kind}" for kind in ("directory", "leaf", "table", "tfds")}
+NEEDS_FILES |= {f"dataset.{name}" for name, of in sources().items() if of.files}
 
 
 def first(key: jax.Array) -> jax.Array:

@@ -15,9 +15,9 @@ import pytest
 
 import fedjax_sim as fjs
 from fedjax_sim.datasets import array_checks as arrays
-from fedjax_sim.datasets.reading import tables
+from fedjax_sim.datasets.own import table as tables
 from fedjax_sim.datasets.reading.archives import read_members
-from fedjax_sim.datasets.reading.idx import read_idx
+from fedjax_sim.datasets.reading.images import read_idx
 from fedjax_sim.studies.sweeps.stored import Folder
 
 pytest.importorskip("pyarrow", reason="needs pyarrow (pip install 'fedjax_sim[tables]')")
@@ -62,8 +62,6 @@ def test_bombs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     zeros = bytes(2**25)
     idx = b"\0\0\x08\x01" + (2**25).to_bytes(4, "big") + zeros
     bounded(lambda: read_idx(put(tmp_path / "a.gz", gzip.compress(idx, 1)), max_bytes=2**20), "at most 1048576 are")
-    zipped = mutations.zip_of([("in", zeros)])
-    bounded(lambda: read_members(put(tmp_path / "a.zip", zipped), ["in"], max_bytes=2**20), "more than 1048576 bytes")
     (tmp_path / "clients").mkdir()
     put(tmp_path / "clients" / "ann.npz", npz(x=np.zeros(2**23)))
     bounded(lambda: fjs.datasets.from_directory(tmp_path / "clients", max_bytes=2**22), "more than 4194304 bytes")
@@ -330,7 +328,7 @@ def test_patients_that_are_none(name: str, tmp_path: Path, monkeypatch: pytest.M
         ("ag_news/train.csv", b"", lambda: fjs.datasets.ag_news(2, verify=False), "has no articles"),
         (
             "shakespeare/tinyshakespeare_input.txt", b"FOOL:\nNo.\n",
-            lambda: fjs.datasets.tinyshakespeare(verify=False), "none of the 1 roles",
+            lambda: fjs.datasets.tinyshakespeare(verify=False), "none of 1 roles",
         ),
         (
             "shakespeare/tinyshakespeare_input.txt", b"\xff\xfe",

@@ -11,7 +11,7 @@ import pytest
 
 import fedjax_sim as fjs
 from fedjax_sim.core.prefetch import prefetched
-from fedjax_sim.datasets import storing
+from fedjax_sim.datasets import validate
 from fedjax_sim.datasets.fingerprints import dataset_fingerprint, fingerprint
 from fedjax_sim.engine.draw_ahead import drawn_ahead
 from fedjax_sim.engine.example_windows import rounded_up
@@ -204,7 +204,7 @@ def as_mapped(array, path):
 @pytest.mark.parametrize("mapped", [False, True])
 def test_constructors(how, mapped, tmp_path, monkeypatch) -> None:
     """The same data as the namesake on the device makes, whatever its types; checked in pieces of a few rows."""
-    monkeypatch.setattr(storing, "_PIECE", 100)
+    monkeypatch.setattr(validate, "_PIECE", 100)
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(40, 3)), rng.integers(0, 5, 40).astype(np.uint8)
     pixels = rng.integers(0, 255, (40, 2, 2)).astype(np.uint8)
@@ -232,7 +232,7 @@ def test_constructors(how, mapped, tmp_path, monkeypatch) -> None:
 
 
 def test_bad_values_are_named_where_they_are(monkeypatch) -> None:
-    monkeypatch.setattr(storing, "_PIECE", 32)
+    monkeypatch.setattr(validate, "_PIECE", 32)
     x, ids = np.zeros((40, 2)), np.repeat([5, 9], 20)
     x[33, 1] = np.nan
     for module in (fjs.datasets, fjs.datasets.host):

@@ -20,7 +20,7 @@ import pytest
 from hypothesis.extra import numpy as npst
 
 from fedjax_sim import datasets
-from fedjax_sim.datasets.split import held_out
+from fedjax_sim.datasets.from_arrays import held_out
 
 TABLE = {
     "site": ["b", "a", "b", "c"],
@@ -154,9 +154,9 @@ NAN = float("nan")
         ({"dose": [0.5, 1.0]}, {}, "different lengths"),
         ({"dose": 0.5}, {}, "single value"),
         ({"dose": [[1.0], [1.0, 2.0], [], []]}, {}, "'dose' has lists of different lengths"),
-        ({}, {"client": "sight"}, "client='sight'.: no such column; did you mean 'site'"),
-        ({}, {"x": ["age", "doze"]}, "x='doze'.: no such column; did you mean 'dose'"),
-        ({}, {"y": "sick"}, "y='sick'"),
+        ({}, {"client": "sight"}, "is 'sight': did you mean 'site'"),
+        ({}, {"x": ["age", "doze"]}, "is 'doze': did you mean 'dose'"),
+        ({}, {"y": "sick"}, "is 'sick'"),
         ({}, {"x": ["age", "ill"]}, "'ill' is among the features"),
         ({}, {"x": ["age", "site"]}, "'site' is among the features"),
         ({}, {"x": []}, "no features"),
@@ -589,12 +589,12 @@ UNSAFE = ("../x__npy", "/x__npy", "a/../../x__npy", "C:x__npy", "C:/x__npy", "..
         (npz_bytes(x__txt=b"text"), "member 'x.txt'"),
         (npz_bytes(x__npy=npy(np.array(["text"]))), "'x' has dtype <U4"),
         (npz_bytes(x__npy=npy(np.ones(1, complex))), "'x' has dtype complex128"),
-        (npz_bytes(x__npy=npy(np.ones(())), y__npy=npy(np.ones(1, int))), "'x' is a single number"),
+        (npz_bytes(x__npy=npy(np.ones(())), y__npy=npy(np.ones(1, int))), "'x'. of .* is the scalar"),
         (npz_bytes(x__npy=npy(np.ones((0, 2))), y__npy=npy(np.ones(0, int))), "has no examples"),
         (npz_bytes(x__npy=npy(np.ones((1, 2)))), r"has the arrays \['x'\] but"),
-        (npz_bytes(x__npy=npy(np.ones((1, 3))), y__npy=npy(np.ones(1, int))), r"'x' is float64\[1, 3\] but float64"),
-        (npz_bytes(x__npy=npy(np.ones((1, 2))), y__npy=npy(np.ones(1))), r"'y' is float64\[1\] but int64"),
-        (npz_bytes(x__npy=npy(np.ones((1, 2))), y__npy=npy(np.ones(2, int))), "'y' has 2 rows but 'x' has 1"),
+        (npz_bytes(x__npy=npy(np.ones((1, 3))), y__npy=npy(np.ones(1, int))), r"are float64\[1, 3\] but"),
+        (npz_bytes(x__npy=npy(np.ones((1, 2))), y__npy=npy(np.ones(1))), r"are float64\[1\] but"),
+        (npz_bytes(x__npy=npy(np.ones((1, 2))), y__npy=npy(np.ones(2, int))), "'y'. of .* has 2 rows but .*'x'. has 1"),
         (npz_bytes(x__npy=npy(np.full((2, 2), NAN)), y__npy=npy(np.ones(2, int))), "NaN or infinite .* row 0"),
         (npz_bytes(x__npy=npy(np.ones((1, 2))), y__npy=npy(np.full(1, 2**63, np.uint64))), f"'y' has {2**63}: "),
         *((npz_bytes(**{name: npy(np.ones(1))}), "the unsafe path") for name in UNSAFE),

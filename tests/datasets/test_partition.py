@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fedjax_sim.datasets import from_partition, partition
 from fedjax_sim.datasets.draws import Draws
 from fedjax_sim.datasets.partition.dealing import apportioned, within_bounds
-from fedjax_sim.datasets.partition.proportions import _filled
+from fedjax_sim.datasets.partition.skew import _filled
 
 LABELS = np.arange(1000) % 10
 METHODS: dict[str, Callable[[int], partition.Partition]] = {

@@ -14,6 +14,7 @@ import pytest
 
 from fedjax_sim import datasets
 from fedjax_sim.core.descriptions import build, describe
+from fedjax_sim.datasets.sources import record
 
 REAL_DATA = os.environ.get("FEDJAX_SIM_DATA", "")
 
@@ -97,10 +98,10 @@ ZIPPED = gzip.compress(GOOD, mtime=0)
         (GOOD[:3] + b"\0" + GOOD[4:], "announces 0 dimensions"),
         (GOOD[:3] + b"\xff" + GOOD[4:], "announces 255 dimensions"),
         (b"\x80\x04\x95" + GOOD, "starts with 800495"),  # a pickle
-        (ZIPPED[:-1], "damaged gzip"),
-        (ZIPPED[: len(ZIPPED) // 2], "damaged gzip|truncated"),
-        (ZIPPED[:12] + b"\xff\xff\xff" + ZIPPED[15:], "damaged gzip|starts with|truncated"),
-        (ZIPPED[:-6] + b"\0\0" + ZIPPED[-4:], "damaged gzip"),  # a wrong checksum
+        (ZIPPED[:-1], "is damaged"),
+        (ZIPPED[: len(ZIPPED) // 2], "is damaged|truncated"),
+        (ZIPPED[:12] + b"\xff\xff\xff" + ZIPPED[15:], "is damaged|starts with|truncated"),
+        (ZIPPED[:-6] + b"\0\0" + ZIPPED[-4:], "is damaged"),  # a wrong checksum
         (gzip.compress(GOOD[:-5], mtime=0), "truncated"),
         (gzip.compress(GOOD + b"more", mtime=0), "longer than its header"),
     ],
@@ -222,3 +223,13 @@ def test_real_fashion_mnist() -> None:
     assert data.examples["x"].shape == (60_000, 28, 28, 1)
     assert data.statistics().label_table.sum(axis=0).tolist() == [6000] * 10
     assert np.asarray(data.examples["x"]).mean() == pytest.approx(0.2860, abs=1e-4)
+
+
+def test_every_set_that_is_read_says_where_from_and_is_in_the_docs() -> None:
+    docs = "".join(path.read_text() for path in (Path(__file__).parents[2] / "docs" / "data").glob("*.md"))
+    for name, of in record.sources().items():
+        if of.files:
+            assert f"`{name}`" in docs
+            assert of.size
+            assert of.terms
+        assert all("http" in file.get for file in of.files)

@@ -68,7 +68,7 @@ def test_report_text() -> None:
 
 @given(st.lists(st.lists(st.integers(0, 50), min_size=9, max_size=9).filter(any), min_size=1, max_size=5))
 def test_small_clients_come_back_exactly(table: list[list[int]]) -> None:
-    from fedjax_sim.datasets.reports import report_text, table_of_report
+    from fedjax_sim.datasets.statistics import report_text, table_of_report
 
     given_table = np.array(table)
     np.testing.assert_array_equal(table_of_report(report_text(given_table), "x"), given_table)

@@ -15,8 +15,7 @@ import pytest
 
 from fedjax_sim import datasets
 from fedjax_sim.core.descriptions import build, describe
-from fedjax_sim.datasets.text import LEAF_CHARACTERS, Characters, Words
-from fedjax_sim.datasets.text.characters import windows
+from fedjax_sim.datasets.text import LEAF_CHARACTERS, Characters, Words, windows
 
 REAL = Path(os.environ.get("FEDJAX_SIM_DATA", "nowhere"))
 

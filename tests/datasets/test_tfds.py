@@ -21,8 +21,8 @@ import pytest
 from fedjax_sim import datasets
 from fedjax_sim.core.descriptions import build, describe, opaque_parts
 from fedjax_sim.datasets import partition
-from fedjax_sim.datasets.names import client_names
-from fedjax_sim.datasets.reading import tfds_columns
+from fedjax_sim.datasets.federated import client_names
+from fedjax_sim.datasets.own import tfds_columns
 from tests.datasets.tfds_builder.examples import WRITERS, example
 
 # What tensorflow-datasets itself does with newer versions of its dependencies (protobuf) is not ours to mend.

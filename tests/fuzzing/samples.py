@@ -70,14 +70,10 @@ def cifar_files() -> Files:
     return {"cifar10/cifar-10-binary.tar.gz": gzip.compress(mutations.tar_of(members), 1)}
 
 
-def _members() -> list[tuple[str, bytes]]:
-    return [("in/a", b"first" * 30), ("in/b", bytes(200)), ("in/c", b"unwanted")]
-
-
 @functools.cache
 def archive_files() -> Files:
-    members = [(tarfile.TarInfo(name), content) for name, content in _members()]
-    return {"archive.zip": mutations.zip_of(_members()), "archive.tar": mutations.tar_of(members)}
+    members = [("in/a", b"first" * 30), ("in/b", bytes(200)), ("in/c", b"unwanted")]
+    return {"archive.tar": mutations.tar_of([(tarfile.TarInfo(name), content) for name, content in members])}
 
 
 @functools.cache
@@ -166,13 +162,13 @@ def plays_files() -> Files:
 
 @functools.cache
 def table_files() -> Files:
-    from fedjax_sim.datasets.sources.parkinsons import _COLUMNS
+    from fedjax_sim.datasets.sources.tables import PARKINSONS_HEADER
 
-    rng = _rng()
-    rows = [[str(i % 3 + 1), *(f"{value:.5f}" for value in rng.normal(size=len(_COLUMNS) - 1))] for i in range(9)]
+    rng, columns = _rng(), PARKINSONS_HEADER.split(",")
+    rows = [[str(i % 3 + 1), *(f"{value:.5f}" for value in rng.normal(size=len(columns) - 1))] for i in range(9)]
     mushrooms = "".join(f"{i % 2 + 1} {i + 1}:1 {i + 20}:1 112:1\n" for i in range(8))
     return {
-        "parkinsons_telemonitoring/parkinsons_updrs.data": _csv([_COLUMNS, *rows]).replace(b"\r\n", b"\n"),
+        "parkinsons_telemonitoring/parkinsons_updrs.data": _csv([columns, *rows]).replace(b"\r\n", b"\n"),
         "mushrooms/mushrooms_train": mushrooms.encode(),
     }
 

@@ -17,7 +17,7 @@ import numpy as np
 import fedjax_sim as fjs
 from fedjax_sim.cli import main as cli
 from fedjax_sim.datasets.reading.archives import read_members
-from fedjax_sim.datasets.reading.idx import read_idx
+from fedjax_sim.datasets.reading.images import read_idx
 from fedjax_sim.reporting.html import page
 from fedjax_sim.reporting.html.curves import axes_of
 from fedjax_sim.run.checkpoints import Store
@@ -241,7 +241,7 @@ TARGETS: dict[str, Target] = {
         ),
         Target(
             "archives", samples.archive_files,
-            {".zip": mutations.zipped(mutations.plain), ".tar": mutations.tarred(mutations.plain)}, _read_archives,
+            {".tar": mutations.tarred(mutations.plain)}, _read_archives,
         ),
         Target(
             "from_directory", samples.directory_files, {"": mutations.npz},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import warnings
 from collections import Counter
@@ -14,13 +13,12 @@ import numpy as np
 
 from fedjax_sim.core.values import INT32_MAX, check_count
 from fedjax_sim.datasets.construct import from_ids
-from fedjax_sim.datasets.federated import FederatedDataset
-from fedjax_sim.datasets.names import named
-from fedjax_sim.datasets.reading.npz import MAX_BYTES, Header, npz_headers, read_npz
-from fedjax_sim.datasets.validate import as_int64, integers_apart, kind_of
+from fedjax_sim.datasets.federated import FederatedDataset, named
+from fedjax_sim.datasets.reading.npz import MAX_BYTES, npz_headers, read_npz
+from fedjax_sim.datasets.validate import as_int64, check_same, common_length, integers_apart
 
 _LISTED = 10  # of the files that a warning names
-Headers = dict[str, dict[str, Header]]
+Headers = dict[str, dict[str, np.ndarray]]  # file to its arrays, without their values
 _READERS = (
     (
         {".csv", ".parquet"},
@@ -86,9 +84,7 @@ def from_directory(
         raise ValueError(
             f"from_directory(test_fraction={test_fraction}): {root / 'test'} has the test examples: leave it at 0"
         )
-    _check_total({**train, **(test or {})}, max_bytes)
-    reference = next(iter(train))
-    _check_alike({**train, **(test or {})}, reference)
+    _check_alike({**train, **(test or {})}, max_bytes)
     for path, arrays in train.items():
         if _rows(arrays) == 0:
             raise ValueError(f"{path} has no examples: drop the file or give the client examples")
@@ -143,22 +139,6 @@ def _warn_of_others(root: Path, folders: set[str], read: Collection[str]) -> Non
         )
 
 
-def _check_total(files: Headers, max_bytes: int) -> None:
-    """Checks that all arrays together are no more than ``max_bytes``."""
-    total = 0
-    for path, arrays in files.items():
-        total += _bytes(arrays)
-        if total > max_bytes:
-            raise ValueError(
-                f"{path}: with it the arrays have {total} bytes, and from_directory reads {max_bytes}: give a larger "
-                "max_bytes=, or keep them on disk (fedjax_sim.datasets.host)"
-            )
-
-
-def _bytes(arrays: dict[str, Header]) -> int:
-    return sum(math.prod(shape) * dtype.itemsize for shape, dtype in arrays.values())
-
-
 def _ids(names: list[str]) -> dict[str, int | str]:
     """The client id of each file name: the integer that it is, where all are integers, or the name itself."""
     plain = all(name.isascii() and name.isdigit() and str(int(name)) == name for name in names)
@@ -167,43 +147,42 @@ def _ids(names: list[str]) -> dict[str, int | str]:
     return {name: name for name in names}
 
 
-def _rows(arrays: dict[str, Header]) -> int:
-    return next(iter(arrays.values()))[0][0]
+def _rows(arrays: dict[str, np.ndarray]) -> int:
+    return len(next(iter(arrays.values())))
 
 
-def _check_alike(files: Headers, reference: str) -> None:
-    """Checks names, leading axes, shapes per example and kinds of number against the ``reference`` file's."""
-    wanted = files[reference]
+def _bytes(arrays: dict[str, np.ndarray]) -> int:
+    return sum(array.nbytes for array in arrays.values())
+
+
+def _check_alike(files: Headers, max_bytes: int) -> None:
+    """Checks names, leading axes, shapes per example and kinds of number against the first file's, and the size."""
+    reference, wanted = next(iter(files.items()))
+    total = 0
     for path, arrays in files.items():
+        total += _bytes(arrays)
+        if total > max_bytes:
+            raise ValueError(
+                f"{path}: with it the arrays have {total} bytes, and from_directory reads {max_bytes}: give a larger "
+                "max_bytes=, or keep them on disk (fedjax_sim.datasets.host)"
+            )
         if arrays.keys() != wanted.keys() or not arrays:
             raise ValueError(
                 f"{path} has the arrays {sorted(arrays)} but {reference} has {sorted(wanted)}: the same names are "
                 "needed in all files, one or more"
             )
-        for name, (shape, dtype) in arrays.items():
-            if not shape:
-                raise ValueError(f"{path}: the array {name!r} is a single number: it needs one row for each example")
-            if shape[0] != _rows(arrays):
-                first = next(iter(arrays))
-                raise ValueError(
-                    f"{path}: the array {name!r} has {shape[0]} rows but {first!r} has {_rows(arrays)}: one row for "
-                    "each example in both"
-                )
-            other_shape, other = wanted[name]
-            if shape[1:] != other_shape[1:] or kind_of(np.empty(0, dtype)) != kind_of(np.empty(0, other)):
-                raise ValueError(
-                    f"{path}: the array {name!r} is {dtype}{list(shape)} but {other}{list(other_shape)} in "
-                    f"{reference}: one shape per example and one kind of number for all clients"
-                )
+        common_length(arrays, path)
+        for name, array in arrays.items():
+            check_same(f"{path}: the arrays {name!r}", array, f"those of {reference}", wanted[name])
 
 
 def _joined(files: Headers, ids: Mapping[str, int | str]) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """The arrays of all files end to end, and the client of each row."""
     sizes = [_rows(arrays) for arrays in files.values()]
     wanted = next(iter(files.values()))
-    types = {name: [arrays[name][1] for arrays in files.values()] for name in wanted}
+    types = {name: [arrays[name].dtype for arrays in files.values()] for name in wanted}
     kinds = {name: np.int64 if integers_apart(found) else np.result_type(*found) for name, found in types.items()}
-    joined = {name: np.empty((sum(sizes), *shape[1:]), kinds[name]) for name, (shape, _) in wanted.items()}
+    joined = {name: np.empty((sum(sizes), *like.shape[1:]), kinds[name]) for name, like in wanted.items()}
     start = 0
     for path, size in zip(files, sizes, strict=True):
         for name, array in read_npz(Path(path), max_bytes=_bytes(files[path])).items():

@@ -7,19 +7,17 @@ take other data for the same.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedjax_sim.core.descriptions import register
-from fedjax_sim.core.files import open_regular
 from fedjax_sim.core.values import shown
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.own.directory import from_directory
 from fedjax_sim.datasets.own.leaf import from_leaf
 from fedjax_sim.datasets.own.table import from_table
-
-_CHUNK = 2**20
+from fedjax_sim.datasets.reading.places import sha256_of
 
 
 def table_file(
@@ -51,12 +49,7 @@ def table_file(
       TypeError: ``table`` is no name of a file.
       ValueError: another checksum.
     """
-    given = dict(locals())
-    found = _checked("from_table", "table", [table], sha256)
-    data = from_table(
-        table, client=client, x=x, y=y, encode=encode, test_fraction=test_fraction, seed=seed, num_classes=num_classes
-    )
-    return _remembering("dataset.from_table", data, {**given, "sha256": found})
+    return _read(from_table, dict(locals()), "table", [table])
 
 
 def client_files(
@@ -80,10 +73,7 @@ def client_files(
       TypeError: ``folder`` is no name of a directory.
       ValueError: another checksum.
     """
-    given = dict(locals())
-    found = _checked("from_directory", "folder", [folder], sha256, "*.npz", "train/*.npz", "test/*.npz")
-    data = from_directory(folder, test_fraction=test_fraction, seed=seed, num_classes=num_classes)
-    return _remembering("dataset.from_directory", data, {**given, "sha256": found})
+    return _read(from_directory, dict(locals()), "folder", [folder], "*.npz", "train/*.npz", "test/*.npz")
 
 
 def leaf_files(
@@ -107,22 +97,28 @@ def leaf_files(
     """
     given = dict(locals())
     sources = [[one] if isinstance(one, str) else list(one) for one in (train, test) if one is not None]
-    found = _checked("from_leaf", "train and test", [path for source in sources for path in source], sha256, "*.json")
-    data = from_leaf(train, test, num_classes=num_classes)
-    return _remembering("dataset.from_leaf", data, {**given, "sha256": found})
+    return _read(from_leaf, given, "train and test", [path for source in sources for path in source], "*.json")
 
 
-def _checked(name: str, argument: str, places: Sequence[Any], wanted: str | None, *inside: str) -> str:
-    """The checksum of files, and of those of folders that match one of ``inside``, which must be ``wanted`` or None."""
+def _read(
+    reader: Callable[..., FederatedDataset], given: dict[str, Any], argument: str, places: Sequence[Any], *inside: str
+) -> FederatedDataset:
+    """Reads files, and those of folders that match one of ``inside``, once they have the checksum that is given.
+
+    The data set describes itself by these arguments and the checksum, as a recipe's does.
+    """
+    name, wanted = reader.__name__, given.pop("sha256")
     files: list[tuple[str, Path]] = []
     for place in places:
         if not isinstance(place, str):
-            raise TypeError(f"{name}({argument}) has {shown(place)}: a configuration names files; in Python, "
-                            f"fedjax_sim.datasets.{name} takes other things too")  # fmt: skip
+            raise TypeError(
+                f"{name}({argument}) has {shown(place)}: a configuration names files; in Python, "
+                f"fedjax_sim.datasets.{name} takes other things too"
+            )
         path = Path(place)
         found = sorted(one for pattern in inside for one in path.glob(pattern)) if path.is_dir() else []
         files += [(one.relative_to(path).as_posix(), one) for one in found] or [(path.name, path)]
-    sums = [f"{_sum(path)}  {called}\n" for called, path in files if not path.is_dir()]
+    sums = [f"{sha256_of(path)}  {called}\n" for called, path in files if not path.is_dir()]
     # Of one file it is what sha256sum prints; of several, that of what it prints of them, in order.
     digest = sums[0][:64] if len(sums) == 1 else hashlib.sha256("".join(sums).encode()).hexdigest()
     if wanted not in (None, digest):
@@ -130,20 +126,8 @@ def _checked(name: str, argument: str, places: Sequence[Any], wanted: str | None
             f"{', '.join(map(str, places))}: the content has the SHA-256 {digest}, and sha256 = {shown(wanted)}: give "
             "the data of then, or leave sha256 out to take these"
         )
-    return digest
-
-
-def _sum(path: Path) -> str:
-    digest = hashlib.sha256()
-    with open_regular(path) as stream:
-        while chunk := stream.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
-def _remembering(name: str, made: FederatedDataset, given: dict[str, Any]) -> FederatedDataset:
-    """A data set that describes itself by these arguments, as a recipe's does."""
-    object.__setattr__(made, "_recipe", (name, given))
+    made = reader(**given)
+    object.__setattr__(made, "_recipe", (f"dataset.{name}", {**given, "sha256": digest}))
     return made
 
 

@@ -1,18 +1,25 @@
-"""Data sets from LEAF's json files."""
+"""Data sets from LEAF's json: ``{"users": [...], "num_samples": [...], "user_data": {user: {"x": [], "y": []}}}``."""
 
 from __future__ import annotations
 
+import collections
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedjax_sim.datasets.array_checks import exact_floats
+from fedjax_sim.core.files import read_json
+from fedjax_sim.core.values import shown
+from fedjax_sim.datasets.array_checks import exact_floats, host_array
 from fedjax_sim.datasets.construct import from_clients
-from fedjax_sim.datasets.federated import FederatedDataset
-from fedjax_sim.datasets.names import named
-from fedjax_sim.datasets.reading.leaf import Encode, Source, read_leaf
+from fedjax_sim.datasets.federated import FederatedDataset, named
+from fedjax_sim.datasets.flat import default_float
 
-Users = dict[str, tuple[np.ndarray, np.ndarray]]
+Encode = Callable[[list[Any]], Any]
+Source = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+Pair = tuple[np.ndarray, np.ndarray]  # x and y of a user
 
 
 def from_leaf(
@@ -59,43 +66,136 @@ def from_leaf(
     """
     own = read_leaf(train, encode, encode_label)
     held = {} if test is None else read_leaf(test, encode, encode_label)
-    own_nothing = [name for name, (x, _) in own.items() if len(x) == 0]
-    if own_nothing:
+    for name in (name for name, (x, _) in own.items() if len(x) == 0):
         raise ValueError(
-            f"{len(own_nothing)} users have no training examples (first: {own_nothing[0]!r}): remove them from the "
-            "file, as LEAF's preprocess.sh does with -k 1"
+            f"the user {name!r} has no training examples: remove such users from the file, as LEAF's preprocess.sh "
+            "does with -k 1"
         )
-    strangers = [name for name, (x, _) in held.items() if len(x) and name not in own]
-    if strangers:
+    for name in (name for name, (x, _) in held.items() if len(x) and name not in own):
         raise ValueError(
-            f"{len(strangers)} users of the test files have no training examples (first: {strangers[0]!r}): split with "
-            "LEAF's -t sample, or read the test files as a data set of their own, from_leaf(test)"
+            f"the user {name!r} of the test files has no training examples: split with LEAF's -t sample, or read the "
+            "test files as a data set of their own, from_leaf(test)"
         )
     parts = [pair for part in (own, held) for pair in part.values() if len(pair[0])]
-    as_float = [_mixed([pair[position] for pair in parts]) for position in (0, 1)]
+    # json writes the numbers of some users as integers and of others as floats
+    mixed = [len({pair[position].dtype.kind == "f" for pair in parts}) == 2 for position in (0, 1)]
 
-    def prepared(name: str, pair: tuple[np.ndarray, np.ndarray]) -> dict[str, np.ndarray]:
+    def prepared(name: str, pair: Pair | None) -> dict[str, np.ndarray] | None:
+        if pair is None or len(pair[0]) == 0:
+            return None
         x, y = (
-            exact_floats(f"{what} of the user {name!r}", array) if f else array
-            for what, array, f in zip("xy", pair, as_float, strict=True)
+            exact_floats(f"{what} of the user {name!r}", array) if as_floats else array
+            for what, array, as_floats in zip("xy", pair, mixed, strict=True)
         )
         whole = num_classes is not None and y.dtype.kind == "f" and bool(np.all(y == np.rint(y)))
         return {"x": x, "y": y.astype(np.int64) if whole else y}
 
     data = from_clients(
         [prepared(name, pair) for name, pair in own.items()],
-        test=[_tested(held, name, prepared) for name in own] if held else None,
+        test=[prepared(name, held.get(name)) for name in own] if held else None,
         num_classes=num_classes,
     )
     return named(data, list(own))
 
 
-def _tested(held: Users, name: str, prepared: Any) -> Any:
-    pair = held.get(name)
-    return None if pair is None or len(pair[0]) == 0 else prepared(name, pair)
+def read_leaf(source: Source, encode: Encode | None = None, encode_label: Encode | None = None) -> dict[str, Pair]:
+    """The examples (x, y) of every user, users in sorted order.
+
+    A user's lists become arrays as soon as the parser has read them: besides the arrays, the text of one file and
+    the lists of one user are in memory.
+    """
+    users: dict[str, Pair] = {}
+    origin: dict[str, Path] = {}
+    for path in _files(source):
+        for name, pair in _users(path, encode, encode_label):
+            if name in users:
+                where = f"{path}" if origin[name] == path else f"{origin[name]} and in {path}"
+                raise ValueError(f"the user {shown(name)} is twice in {where}: a user's examples must stand together")
+            users[name], origin[name] = pair, path
+    return {name: users[name] for name in sorted(users)}
 
 
-def _mixed(arrays: list[np.ndarray]) -> bool:
-    """Whether json wrote the numbers of some users as integers and of others as floats."""
-    kinds = {"f" if array.dtype.kind == "f" else "i" for array in arrays}
-    return len(kinds) == 2
+def _files(source: Source) -> list[Path]:
+    paths = [Path(source)] if isinstance(source, (str, os.PathLike)) else [Path(item) for item in source]
+    if not paths:
+        raise ValueError("no LEAF files were given: name a json file, several, or a folder of them")
+    files: list[Path] = []
+    for path in paths:
+        found = sorted(path.glob("*.json")) if path.is_dir() else [path]
+        if not found:
+            raise FileNotFoundError(
+                f"{path} has no *.json files: name LEAF's folder data/train or data/test, or the files"
+            )
+        files.extend(found)
+    return files
+
+
+def _users(path: Path, encode: Encode | None, encode_label: Encode | None) -> Iterator[tuple[str, Pair]]:
+    def convert(pairs: list[tuple[str, Any]]) -> Any:
+        made = dict(pairs)
+        if len(made) != len(pairs):
+            twice = _repeated([key for key, _ in pairs])
+            raise ValueError(f"{path} has {shown(twice)} twice in one object: merge the two or drop one")
+        if isinstance(made.get("x"), list) and isinstance(made.get("y"), list):
+            try:
+                return _converted(made["x"], made["y"], encode, encode_label)
+            except (TypeError, ValueError) as error:  # raised below: the parser does not yet know whose lists they are
+                return error
+        return made
+
+    content = read_json(path, wrong="is not a json file", fix="is it complete? Fetch or make it again", pairs=convert)
+    if not isinstance(content, dict) or not isinstance(content.get("user_data"), dict):
+        keys = f"the keys {shown(sorted(content))}" if isinstance(content, dict) else f"a {type(content).__name__}"
+        raise ValueError(f"{path} is not a LEAF file: it has {keys}, and needs 'users' and a mapping 'user_data'")
+    data, names = content["user_data"], content.get("users")
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ValueError(
+            f"{path} is not a LEAF file: 'users' must be the list of the users' names, it is {shown(names)}"
+        )
+    for name in sorted(set(names) ^ data.keys())[:1]:
+        has, lacks = ("users", "user_data") if name in names else ("user_data", "users")
+        raise ValueError(f"{path}: the user {shown(name)} is in {has!r} but not in {lacks!r}: drop it or add it there")
+    if len(set(names)) != len(names):
+        twice = _repeated(names)
+        raise ValueError(
+            f"the user {shown(twice)} is twice in 'users' of {path}: a user's examples must stand together"
+        )
+    for name, lists in data.items():
+        if isinstance(lists, Exception):
+            raise ValueError(f"{path}: the user {shown(name)}: {lists}") from lists.__cause__ or lists
+        if not isinstance(lists, tuple):
+            keys = shown(sorted(lists)) if isinstance(lists, dict) else type(lists).__name__
+            raise ValueError(f"{path}: the user {shown(name)} must have two lists, 'x' and 'y'; it has {keys}")
+        yield name, lists
+
+
+def _repeated(names: list[str]) -> str:
+    return collections.Counter(names).most_common(1)[0][0]
+
+
+def _converted(x: list[Any], y: list[Any], encode: Encode | None, encode_label: Encode | None) -> Pair:
+    """A user's lists as arrays."""
+    if len(x) != len(y):
+        raise ValueError(f"x has {len(x)} entries but y has {len(y)}: every example needs both")
+    arrays = []
+    for what, values, function, argument in (("x", x, encode, "encode"), ("y", y, encode_label, "encode_label")):
+        if function is None and _has_text(values):  # numpy would give every entry the length of the longest
+            raise ValueError(f"{what} has text, first {shown(values[0])}: turn it into numbers with {argument}=")
+        try:
+            made = values if function is None else function(values)
+        except Exception as error:  # whatever a user's function raises belongs to this user of the file
+            raise ValueError(f"{argument} failed: {type(error).__name__}: {error}") from error
+        array = host_array(what if function is None else f"what {argument} returned", made)
+        if values and array.dtype.kind not in "biuf":
+            fix = "give numbers" if function is None else f"{argument} must return numbers"
+            raise ValueError(f"{what} is no array of numbers but {array.dtype}, first {shown(values[0])}: {fix}")
+        if values and (array.ndim == 0 or array.shape[0] != len(values)):
+            raise ValueError(f"{argument} returned shape {array.shape} for {len(values)} examples: one row for each")
+        arrays.append(array.astype(default_float()) if array.dtype.kind == "f" else array)
+    return arrays[0], arrays[1]
+
+
+def _has_text(values: list[Any]) -> bool:
+    """Whether a string is somewhere in nested lists; over numbers at the speed of ``set``."""
+    kinds = set(map(type, values))
+    return str in kinds or (list in kinds and any(isinstance(value, list) and _has_text(value) for value in values))

@@ -1,21 +1,26 @@
-"""Data sets from a table with a column that names the client."""
+"""Data sets from a table of any kind with a column that names the client."""
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import math
-from collections.abc import Collection, Sequence
+import os
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedjax_sim.core.values import shown, suggest
-from fedjax_sim.datasets.array_checks import exact_floats
+from fedjax_sim.core.files import check_regular, parsing
+from fedjax_sim.core.values import check_choice, shown
+from fedjax_sim.datasets.array_checks import exact_floats, host_array, missing_values
 from fedjax_sim.datasets.construct import from_ids
-from fedjax_sim.datasets.federated import FederatedDataset
-from fedjax_sim.datasets.names import named
-from fedjax_sim.datasets.reading.tables import columns_of
+from fedjax_sim.datasets.federated import FederatedDataset, named
+from fedjax_sim.datasets.reading.archives import open_bounded
 from fedjax_sim.datasets.validate import checked_owner, integers_apart
+
+_MAX_BYTES = 2**33  # of a file's columns once they are arrays
 
 
 def from_table(
@@ -62,26 +67,22 @@ def from_table(
       [[40.0, 0.5], [62.0, 1.5]]
     """
     encode = [encode] if isinstance(encode, str) else encode
-    columns = columns_of(table, [client, *encode])
+    columns = _columns_of(table, [client, *encode])
     features = (
         [name for name in columns if name not in (client, y)] if x is None else [x] if isinstance(x, str) else list(x)
     )
-    for what, name in [
-        ("client", client),
-        *((("y", y),) if y is not None else ()),
-        *(("x", name) for name in features),
-    ]:
-        if name not in columns:
-            raise ValueError(f"from_table({what}={name!r}): no such column; {suggest(str(name), list(columns))}")
+    for what, names in (("client", [client]), ("y", [] if y is None else [y]), ("x", features)):
+        for column in names:
+            check_choice(f"from_table({what}=...): the column", column, columns)
     for name in encode:
         if name not in features and name != y:
             raise ValueError(f"from_table(encode=...): {name!r} is neither y nor a feature: {shown([*features, y])}")
     if y == client:
         raise ValueError(f"from_table(client={client!r}, y={y!r}): one column is both the client and what is predicted")
-    for name in (client, y):
-        if name in features:
+    for used in (client, y):
+        if used in features:
             raise ValueError(
-                f"from_table: the column {name!r} is among the features x too: a model would only read it off"
+                f"from_table: the column {used!r} is among the features x too: a model would only read it off"
             )
     if not features:
         raise ValueError("from_table: there are no features: name one column or more with x=")
@@ -147,3 +148,134 @@ def _codes(column: np.ndarray) -> np.ndarray:
         raise ValueError(f"from_table(encode=...): a column {column.dtype}{list(column.shape)} has no categories")
     codes: np.ndarray = np.unique(column, return_inverse=True)[1].astype(np.int64)
     return codes
+
+
+def _columns_of(table: Any, written: Collection[str] = ()) -> dict[str, np.ndarray]:
+    """The columns of a table as arrays of numbers or of strings, all of one length.
+
+    Of a csv file the columns ``written``, whose entries name clients or categories, are integers only if all entries
+    are written like ``7`` or ``-7``, and texts where one is ``007``.
+    """
+    if isinstance(table, (str, os.PathLike)):
+        table = _read(Path(table), frozenset(written))
+    if isinstance(table, Mapping):
+        pairs = list(table.items())
+    elif hasattr(table, "column_names"):  # pyarrow
+        pairs = list(zip(table.column_names, table.columns, strict=True))
+    elif hasattr(table, "columns") and hasattr(table, "items"):  # pandas
+        pairs = list(table.items())
+    else:
+        raise TypeError(
+            f"from_table: a {type(table).__name__} is not a table: give a mapping of columns, a pandas DataFrame, a "
+            "pyarrow Table, or the path of a csv or parquet file"
+        )
+    names = [str(name) for name, _ in pairs]
+    for name, count in collections.Counter(names).most_common(1):
+        if count > 1:
+            raise ValueError(f"from_table: the table has {count} columns {shown(name)}: rename them")
+    columns = {name: _column(name, values) for name, (_, values) in zip(names, pairs, strict=True)}
+    lengths = {name: column.shape[0] for name, column in columns.items()}
+    if len(set(lengths.values())) > 1:
+        raise ValueError(f"from_table: the columns have different lengths: {lengths}; one row for each example in all")
+    return columns
+
+
+def _read(path: Path, written: frozenset[str]) -> Any:
+    kinds = {".parquet": "parquet", ".pq": "parquet", ".csv": "csv"}
+    kind = next((kinds[suffix] for suffix in path.suffixes if suffix in kinds), None)
+    if kind is None:
+        raise ValueError(f"from_table: {path} ends in neither .csv nor .parquet: read it yourself and give the table")
+    check_regular(path)
+    try:
+        from pyarrow import parquet
+    except ImportError as error:
+        raise ImportError(
+            f"from_table reads {path.name} with pyarrow: install it with pip install 'fedjax_sim[tables]', or read the "
+            "file yourself and give the table"
+        ) from error
+    with parsing(path, f"is not a readable {kind} file", "write it again"):
+        if kind == "csv":
+            table = _csv_texts(path)
+        else:
+            about = parquet.read_metadata(path)
+            # a run of one value is packed into a few bytes, so both what is announced and the rows count
+            announced = sum(about.row_group(group).total_byte_size for group in range(about.num_row_groups))
+            if max(announced, 8 * about.num_rows * about.num_columns) > _MAX_BYTES:
+                raise ValueError(
+                    f"{path} announces {about.num_rows} rows of {about.num_columns} columns, {announced} bytes: more "
+                    f"than {_MAX_BYTES} bytes are not read: read it yourself and give the table"
+                )
+            table = parquet.read_table(path)
+        table.validate(full=True)
+        names = table.column_names  # those and the texts are looked at here, where what is no UTF-8 is the file's error
+    if kind == "parquet" or len(set(names)) < len(names):
+        return table
+    return {name: _of_texts(name, table[name], name in written) for name in names}
+
+
+def _csv_texts(path: Path) -> Any:
+    """A csv file with all cells as texts: what pyarrow guesses of them makes 7 of 007, and floats of long integers."""
+    from pyarrow import PythonFile, csv, string
+
+    with open_bounded(path, _MAX_BYTES) as stream:
+        names = csv.open_csv(PythonFile(stream, mode="r")).schema.names
+    options = csv.ConvertOptions(
+        column_types=dict.fromkeys(names, string()), strings_can_be_null=True, quoted_strings_can_be_null=False
+    )
+    with open_bounded(path, _MAX_BYTES) as stream:
+        return csv.read_csv(PythonFile(stream, mode="r"), convert_options=options)
+
+
+def _of_texts(name: str, column: Any, written: bool) -> Any:
+    """A column of strings as integers, floats, truth values or texts: what all of its cells are.
+
+    Where cells name something (``written``) ``007`` is no ``7``, and integers are only what Python writes like that.
+    """
+    import pyarrow
+    from pyarrow import compute
+
+    empty = np.asarray(compute.fill_null(compute.equal(column, ""), True))
+    if empty.any():
+        raise missing_values(f"from_table: the column {name!r}", empty)
+    cells = column if written else compute.utf8_trim_whitespace(column)
+    if _all(cells, "^(0|-?[1-9][0-9]*)$" if written else "^[+-]?[0-9]+$"):
+        unsigned = compute.replace_substring(cells, "+", "")
+        for kind in (pyarrow.int64(), pyarrow.uint64()):
+            with contextlib.suppress(pyarrow.ArrowInvalid):
+                return compute.cast(unsigned, kind)
+        if written:
+            return column
+        row = next(
+            row for row, cell in enumerate(unsigned.to_pylist())
+            if len(cell) > 4000 or not -(2**63) <= int(cell) < 2**63  # Python refuses to look at more digits
+        )  # fmt: skip
+        raise ValueError(
+            f"from_table: the column {name!r} has integers beyond 64 bits, first {shown(cells[row].as_py())} in row "
+            f"{row}: write them with a decimal point if floats will do, or leave the column out"
+        )
+    if written and _all(cells, "^[+-]?[0-9]+$"):
+        return column
+    with contextlib.suppress(pyarrow.ArrowInvalid):
+        return compute.cast(cells, pyarrow.float64())
+    if not written and _all(cells, "^(true|false|True|False|TRUE|FALSE)$"):
+        return compute.equal(compute.utf8_lower(cells), "true")
+    return column
+
+
+def _all(cells: Any, pattern: str) -> bool:
+    from pyarrow import compute
+
+    return bool(compute.all(compute.match_substring_regex(cells, pattern)).as_py())
+
+
+def _column(name: str, values: Any) -> np.ndarray:
+    what = f"from_table: the column {name!r}"
+    array = host_array(what, values)
+    if array.ndim == 0:
+        raise ValueError(f"{what} is the single value {array!r}: one row for each example")
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise missing_values(what, ~np.isfinite(array), "missing or infinite")
+    if array.dtype.kind not in "biufU":
+        times = ", seconds since a day: (t - t0) / np.timedelta64(1, 's')" if array.dtype.kind in "mM" else ""
+        raise TypeError(f"{what} has dtype {array.dtype}: turn it into numbers{times}")
+    return array

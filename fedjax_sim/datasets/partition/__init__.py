@@ -4,20 +4,24 @@ Every function returns a :class:`Partition`: one sorted int64 array of row numbe
 and none is empty; together they hold every row, except where a function says that some belong to nobody. Feed the
 result to :func:`fedjax_sim.datasets.from_partition`.
 
+``labels`` are integers [n], the class of each row; C classes, N = ``num_clients`` clients. ``min_size``, the fewest
+examples of a client, is kept by moving examples of others to it where need be.
+
 A seed means the same partition on every platform and with every version of numpy: only the raw words of PCG64 are
 taken from it, whose stream numpy guarantees (see :mod:`fedjax_sim.datasets.draws`).
 """
 
 from fedjax_sim.datasets.partition.class_sets import classes, consecutive_classes, even_classes
-from fedjax_sim.datasets.partition.client_sizes import (
+from fedjax_sim.datasets.partition.sizes import (
     dirichlet_sizes,
+    iid,
     lognormal_counts,
     lognormal_sizes,
+    natural,
     power_law_sizes,
+    sized,
 )
-from fedjax_sim.datasets.partition.mixed import iid, natural, sized
-from fedjax_sim.datasets.partition.ordered import shards, similarity
-from fedjax_sim.datasets.partition.proportions import dirichlet, dirichlet_per_client
+from fedjax_sim.datasets.partition.skew import dirichlet, dirichlet_per_client, shards, similarity
 from fedjax_sim.datasets.parts import Partition
 
 __all__ = [

@@ -8,8 +8,15 @@ import numpy as np
 
 from fedjax_sim.core.values import check_count, check_flag, check_real
 from fedjax_sim.datasets.draws import Draws
-from fedjax_sim.datasets.partition.checks import check_clients, checked_client_sizes, checked_labels, checked_weights
-from fedjax_sim.datasets.partition.dealing import apportioned, dealt, within_bounds
+from fedjax_sim.datasets.partition.dealing import (
+    apportioned,
+    check_clients,
+    checked_client_sizes,
+    checked_labels,
+    checked_weights,
+    dealt,
+    within_bounds,
+)
 from fedjax_sim.datasets.parts import Partition
 
 _CHUNK = 1 << 22  # random numbers at a time where each client orders all classes
@@ -18,16 +25,10 @@ _CHUNK = 1 << 22  # random numbers at a time where each client orders all classe
 def classes(labels: Any, num_clients: int, classes_per_client: int, seed: int, min_size: int = 1) -> Partition:
     """c classes a client, drawn at random; each class is split evenly among the clients that hold it.
 
-    Client i holds class i mod C (and class k of those beyond N where there are fewer clients than classes:
-    i = k mod N), so that every class is held by somebody; its other classes are random distinct ones. How many clients
-    hold a class is therefore random, and so are the client sizes.
-
-    Args:
-      labels: integer [n].
-      num_clients: number of clients N.
-      classes_per_client: c, at most the number of classes C.
-      seed: of the classes and of the shuffles.
-      min_size: fewest examples of a client; kept by moving examples, which can give a client a further class.
+    Client i holds class i mod C (and class k of those beyond N where there are fewer clients than classes: i = k
+    mod N), so that every class is held by somebody; its other classes are random distinct ones. How many clients
+    hold a class is therefore random, and so are the client sizes. Where examples are moved to keep ``min_size``, a
+    client can get a further class.
 
     Raises:
       ValueError: c above C, N c below C (some class would be held by nobody), or too few examples.
@@ -41,16 +42,11 @@ def classes(labels: Any, num_clients: int, classes_per_client: int, seed: int, m
       >>> {len(set(labels[rows])) for rows in parts}
       {3}
     """
-    numbers = checked_labels("classes", labels)
-    check_clients("classes", numbers.size, num_clients, min_size)
-    of_class = np.bincount(numbers)
-    _check_held("classes", of_class.size, num_clients, classes_per_client)
+    numbers, of_class = _labels("classes", labels, num_clients, classes_per_client, min_size)
     draws = Draws("classes", seed)
     held = _random_sets(draws, num_clients, of_class.size, classes_per_client)
-    weights = np.zeros((of_class.size, num_clients))
-    weights[held.reshape(-1), np.repeat(np.arange(num_clients), classes_per_client)] = 1.0
-    counts, moved = within_bounds(draws, apportioned(weights, of_class), min_size, None)
-    return dealt(draws, numbers, counts, moved=moved)
+    counts = apportioned(_table(held, of_class.size, np.ones(num_clients)), of_class)
+    return dealt(draws, numbers, *within_bounds(draws, counts, min_size, None))
 
 
 def even_classes(
@@ -72,11 +68,11 @@ def even_classes(
     that function does then; ``weights`` that follow a power law make a set like it.
 
     Args:
-      labels: integer [n].
+      labels: as in all partitions, and so are the next four.
       num_clients: number of clients N.
       classes_per_client: c, at most the number of classes C.
-      seed: of the combinations and of the shuffles.
-      min_size: fewest examples of a client, kept by moving examples.
+      seed: of the draws.
+      min_size: fewest examples of a client.
       weights: float[N], positive: a class is split among its holders in proportion to them. Client sizes follow the
         weights only roughly, because the holders of a class share what there is of it.
       equal_sizes: whether all parts have the same size, floor(min_c n_c / holders of c); the rest belongs to nobody.
@@ -97,24 +93,18 @@ def even_classes(
     check_flag("even_classes(equal_sizes=...)", equal_sizes)
     if equal_sizes and weights is not None:
         raise ValueError("even_classes: weights make sizes unequal; give either weights or equal_sizes=True")
-    numbers = checked_labels("even_classes", labels)
-    check_clients("even_classes", numbers.size, num_clients, min_size)
-    of_class = np.bincount(numbers)
-    _check_held("even_classes", of_class.size, num_clients, classes_per_client)
+    numbers, of_class = _labels("even_classes", labels, num_clients, classes_per_client, min_size)
     by_client = np.ones(num_clients) if weights is None else checked_weights("even_classes", weights, num_clients)
     draws = Draws("even_classes", seed)
     held = _even_sets(draws, num_clients, of_class.size, classes_per_client)
-    clients = np.repeat(np.arange(num_clients), classes_per_client)
-    table = np.zeros((of_class.size, num_clients))
-    table[held.reshape(-1), clients] = by_client[clients]
+    table = _table(held, of_class.size, by_client)
     if equal_sizes:
         part = int((of_class // np.bincount(held.reshape(-1), minlength=of_class.size)).min())
         counts = np.where(table > 0, part, 0)
         check_clients("even_classes", int(counts.sum()), num_clients, min_size)
     else:
         counts = apportioned(table, of_class)
-    counts, moved = within_bounds(draws, counts, min_size, None)
-    return dealt(draws, numbers, counts, moved=moved)
+    return dealt(draws, numbers, *within_bounds(draws, counts, min_size, None))
 
 
 def consecutive_classes(
@@ -142,11 +132,11 @@ def consecutive_classes(
     gives several devices the same images and, as published, 3 classes; here every image is used once.
 
     Args:
-      labels: integer [n].
+      labels: as in all partitions, and so are the next four.
       num_clients: number of clients N.
       classes_per_client: c, at most the number of classes C.
-      seed: of the shares and of the shuffles.
-      min_size: fewest examples of a client, kept by moving examples.
+      seed: of the draws.
+      min_size: fewest examples of a client.
       base: examples of each of its classes that a client has at least (0 or more).
       sigma: standard deviation of the shares' logarithms, >= 0.
       sizes: int[N], wanted client sizes, or None to deal out everything.
@@ -167,10 +157,7 @@ def consecutive_classes(
     what = "consecutive_classes"
     check_count(f"{what}(base=...)", base, low=0)
     check_real(f"{what}(sigma=...)", sigma, low=0.0)
-    numbers = checked_labels(what, labels)
-    check_clients(what, numbers.size, num_clients, min_size)
-    of_class = np.bincount(numbers)
-    _check_held(what, of_class.size, num_clients, classes_per_client)
+    numbers, of_class = _labels(what, labels, num_clients, classes_per_client, min_size)
     draws = Draws(what, seed)
     held = (np.arange(num_clients)[:, None] + np.arange(classes_per_client)) % of_class.size
     holders = np.bincount(held.reshape(-1), minlength=of_class.size)
@@ -187,25 +174,29 @@ def consecutive_classes(
             f"less than {each} for each: use fewer clients"
             + (f" or base={of_class[label] // holders[label]}" if sizes is None else "")
         )
-    clients = np.repeat(np.arange(num_clients), classes_per_client)
-    table = np.zeros((of_class.size, num_clients))
     if sizes is None:
-        logs = np.full(table.shape, -np.inf)
-        logs[held.reshape(-1), clients] = sigma * draws.normal(clients.size)
-        table[held.reshape(-1), clients] = float(base)
+        logs = np.full((of_class.size, num_clients), -np.inf)
+        logs[held.reshape(-1), np.repeat(np.arange(num_clients), classes_per_client)] = sigma * draws.normal(held.size)
         shares = np.exp(logs - logs.max(axis=1, keepdims=True))
-        counts = table.astype(np.int64) + apportioned(shares, of_class - base * holders)
+        least = _table(held, of_class.size, np.full(num_clients, base)).astype(np.int64)
+        counts = least + apportioned(shares, of_class - base * holders)
     else:
         wanted = checked_client_sizes(what, sizes, numbers.size, num_clients)
-        table[held.reshape(-1), clients] = np.maximum(wanted // classes_per_client, 1)[clients]
+        table = _table(held, of_class.size, np.maximum(wanted // classes_per_client, 1))
         asked = table.astype(np.int64)
         scaled = (asked > 0) + apportioned(table, of_class - holders)
         counts = np.where((asked.sum(axis=1) > of_class)[:, None], scaled, asked)
-    counts, moved = within_bounds(draws, counts, min_size, None)
-    return dealt(draws, numbers, counts, moved=moved)
+    return dealt(draws, numbers, *within_bounds(draws, counts, min_size, None))
 
 
-def _check_held(what: str, num_classes: int, num_clients: int, classes_per_client: int) -> None:
+def _labels(
+    what: str, labels: Any, num_clients: int, classes_per_client: int, min_size: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The labels, 0 .. C-1, and how many there are of each, if the clients can hold all classes."""
+    numbers = checked_labels(what, labels)
+    check_clients(what, numbers.size, num_clients, min_size)
+    of_class = np.bincount(numbers)
+    num_classes = of_class.size
     check_count(f"{what}(classes_per_client=...)", classes_per_client)
     if classes_per_client > num_classes:
         raise ValueError(
@@ -216,6 +207,14 @@ def _check_held(what: str, num_classes: int, num_clients: int, classes_per_clien
             f"{what}: {num_clients} clients with {classes_per_client} classes each hold at most "
             f"{num_clients * classes_per_client} of the {num_classes} classes: use more clients or classes a client"
         )
+    return numbers, of_class
+
+
+def _table(held: np.ndarray, num_classes: int, values: np.ndarray) -> np.ndarray:
+    """float[C, N] with each client's value at the classes that it holds, int[N, c], and 0 elsewhere."""
+    table = np.zeros((num_classes, held.shape[0]))
+    table[held.reshape(-1), np.repeat(np.arange(held.shape[0]), held.shape[1])] = np.repeat(values, held.shape[1])
+    return table
 
 
 def _random_sets(draws: Draws, num_clients: int, num_classes: int, per_client: int) -> np.ndarray:

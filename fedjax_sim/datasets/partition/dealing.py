@@ -1,24 +1,89 @@
-"""From counts (how many examples of each class each client gets) to rows, and the repair of counts."""
+"""What partitioners ask of their arguments; from counts (examples of each class at each client) to rows."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
+from fedjax_sim.core.values import check_count
+from fedjax_sim.datasets.array_checks import host_array
 from fedjax_sim.datasets.draws import Draws
 from fedjax_sim.datasets.flat import offsets_of, ranges
 from fedjax_sim.datasets.parts import Partition
 
 
+def checked_labels(what: str, labels: Any) -> np.ndarray:
+    """Labels renumbered 0 .. C-1 without gaps, int64[n]."""
+    array = host_array(f"{what}(labels)", labels)
+    if array.ndim != 1:
+        raise ValueError(f"{what}: the labels have shape {array.shape}; they must be one-dimensional, one per example")
+    if array.dtype.kind not in "iub":
+        raise TypeError(f"{what}: the labels have dtype {array.dtype}; they must be integers, cast with .astype(int)")
+    return renumbered(array)
+
+
+def renumbered(values: np.ndarray) -> np.ndarray:
+    """The place of each entry among the distinct values in sorted order, int64[n]."""
+    if values.dtype.kind in "iub" and values.size:
+        low, high = int(values.min()), int(values.max())
+        if high - low < 4 * values.size + 1000:  # a table instead of a sort: ten times as fast for millions of rows
+            shifted = values.astype(np.int64) - low if values.dtype.kind != "u" else (values - values.min()).astype(int)
+            present = np.bincount(shifted, minlength=high - low + 1) > 0
+            of_table: np.ndarray = (np.cumsum(present) - 1)[shifted]
+            return of_table
+    places: np.ndarray = np.unique(values, return_inverse=True)[1].reshape(-1).astype(np.int64)
+    return places
+
+
+def check_clients(what: str, num_examples: int, num_clients: int, min_size: int) -> None:
+    """Checks that there are examples enough for ``min_size`` at each client."""
+    check_count(f"{what}(num_examples)", num_examples)
+    check_count(f"{what}(num_clients)", num_clients)
+    check_count(f"{what}(min_size=...)", min_size)
+    if num_clients * min_size > num_examples:
+        raise ValueError(
+            f"{what}: {num_clients} clients with at least {min_size} each need {num_clients * min_size} examples but "
+            f"there are {num_examples}: use fewer clients"
+        )
+
+
+def checked_client_sizes(what: str, sizes: Any, num_examples: int, num_clients: int | None = None) -> np.ndarray:
+    """``sizes`` as int64[N], each at least 1 and together at most ``num_examples``; N may be prescribed."""
+    array = host_array(f"{what}(sizes=...)", sizes)
+    if array.ndim != 1 or array.size == 0 or array.dtype.kind not in "iu":
+        raise TypeError(f"{what}(sizes=...) is {array.dtype}{list(array.shape)}: give one integer for each client")
+    if num_clients is not None and array.size != num_clients:
+        raise ValueError(f"{what}(sizes=...) has {array.size} entries: there are {num_clients} clients")
+    for client in np.flatnonzero(array < 1)[:1]:
+        raise ValueError(f"{what}(sizes=...): client {client} has size {array[client]}: it must be at least 1")
+    total = sum(array.tolist())  # of any size, where numpy's would wrap round
+    if total > num_examples:
+        raise ValueError(
+            f"{what}(sizes=...): they add up to {total} but there are {num_examples} examples: use fewer or smaller "
+            "clients"
+        )
+    return array.astype(np.int64)
+
+
+def checked_weights(what: str, weights: Any, num_clients: int) -> np.ndarray:
+    """``weights`` as float64[N], finite and positive."""
+    array = host_array(f"{what}(weights=...)", weights)
+    if array.shape != (num_clients,) or array.dtype.kind not in "iuf":
+        raise TypeError(
+            f"{what}(weights=...) is {array.dtype}{list(array.shape)}: give one number for each of the {num_clients} "
+            "clients"
+        )
+    for client in np.flatnonzero(~(np.isfinite(array) & (array > 0)))[:1]:
+        raise ValueError(f"{what}(weights=...): client {client} has {array[client]}: weights are finite and positive")
+    return array.astype(np.float64)
+
+
 def apportioned(weights: np.ndarray, totals: np.ndarray) -> np.ndarray:
-    """Splits each total in proportion to its row of weights, by rounding the cumulative shares down.
+    """Splits each total, int[R], in proportion to its row of weights, float[R, K], by rounding cumulative shares down.
 
-    Args:
-      weights: float[R, K], not negative, with a positive entry in every row.
-      totals: int[R].
-
-    Returns:
-      int64[R, K]; row r adds up to ``totals[r]`` and is within one of the exact shares. A margin of 1e-9 keeps a
-      share that is a whole number from being rounded down for its last bit.
+    Row r of the result, int64[R, K], adds up to ``totals[r]`` and is within one of the exact shares. A margin of 1e-9
+    keeps a share that is a whole number from being rounded down for its last bit.
     """
     cumulative = np.cumsum(weights, axis=1)
     cumulative /= cumulative[:, -1:]
@@ -32,7 +97,7 @@ def even_sizes(total: int, parts: int) -> np.ndarray:
     return total // parts + (np.arange(parts) < total % parts)
 
 
-def hands(rows: np.ndarray, owner: np.ndarray, num_clients: int, redraws: int = 0, moved: int = 0) -> Partition:
+def hands(rows: np.ndarray, owner: np.ndarray, num_clients: int, moved: int = 0, redraws: int = 0) -> Partition:
     """The partition in which row ``rows[j]`` goes to client ``owner[j]``."""
     bits = np.uint64(max(1, int(rows.max(initial=0)).bit_length()))
     keys = (owner.astype(np.uint64) << bits) | rows.astype(np.uint64)
@@ -41,22 +106,14 @@ def hands(rows: np.ndarray, owner: np.ndarray, num_clients: int, redraws: int = 
     return Partition(keys.astype(np.int64), np.bincount(owner, minlength=num_clients), redraws, moved)
 
 
-def dealt(draws: Draws, classes: np.ndarray, counts: np.ndarray, redraws: int = 0, moved: int = 0) -> Partition:
-    """Deals random rows of each class as ``counts`` says.
-
-    Args:
-      draws: the stream of the shuffle.
-      classes: int64[n], 0 .. C-1.
-      counts: int64[C, N]; what a class has beyond its row is left out.
-      redraws: for the record.
-      moved: for the record.
-    """
+def dealt(draws: Draws, classes: np.ndarray, counts: np.ndarray, moved: int = 0, redraws: int = 0) -> Partition:
+    """Deals random rows of each class as ``counts``, int64[C, N], says; what a class has beyond its row is left out."""
     deck = draws.shuffled_by(classes)
     taken, of_class = counts.sum(axis=1), np.bincount(classes, minlength=counts.shape[0])
     if not np.array_equal(taken, of_class):
         deck = deck[ranges(offsets_of(of_class), taken)]
     owner = np.repeat(np.tile(np.arange(counts.shape[1]), counts.shape[0]), counts.reshape(-1))
-    return hands(deck, owner, counts.shape[1], redraws, moved)
+    return hands(deck, owner, counts.shape[1], moved, redraws)
 
 
 def within_bounds(draws: Draws, counts: np.ndarray, min_size: int, max_size: int | None) -> tuple[np.ndarray, int]:
@@ -65,12 +122,6 @@ def within_bounds(draws: Draws, counts: np.ndarray, min_size: int, max_size: int
     The largest clients are lowered to a common level to fill those below ``min_size``, and the smallest are raised to
     a common level by what others have above ``max_size``. A client gives from its classes in proportion; what is
     given away goes to the receivers class after class, so that each receives few classes.
-
-    Args:
-      draws: decides which receiver gets which classes.
-      counts: int64[C, N], enough in all for ``min_size`` and not too many for ``max_size``.
-      min_size: fewest examples of a client.
-      max_size: most examples of a client, or None.
     """
     sizes = counts.sum(axis=0)
     gives, takes = np.zeros_like(sizes), np.zeros_like(sizes)

@@ -7,15 +7,13 @@ import math
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from fedjax_sim.core.files import open_regular, parsing
 from fedjax_sim.core.values import shown
 from fedjax_sim.datasets.reading.archives import check_inside
-
-Header = tuple[tuple[int, ...], np.dtype[Any]]
 
 NUMBERS = "biuf"  # kinds of dtype
 MAX_BYTES = 2**33
@@ -25,13 +23,8 @@ _MOST_PACKED = 1032  # what deflate can save: a byte stands for at most so many
 _READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
-class _Member(NamedTuple):
-    info: zipfile.ZipInfo
-    header: Header
-
-
-def npz_headers(path: Path, *, kinds: str = NUMBERS, max_bytes: int = MAX_BYTES) -> dict[str, Header]:
-    """Shape and type of every array in the file, from a few bytes of each: no array is read.
+def npz_headers(path: Path, *, kinds: str = NUMBERS, max_bytes: int = MAX_BYTES) -> dict[str, np.ndarray]:
+    """Arrays of the shapes and types in the file, from a few bytes of each: without their values and without memory.
 
     Args:
       path: the file.
@@ -45,19 +38,15 @@ def npz_headers(path: Path, *, kinds: str = NUMBERS, max_bytes: int = MAX_BYTES)
         announces, or more than ``max_bytes``.
     """
     with _opened(path) as archive:
-        return {name: member.header for name, member in _members(path, archive, kinds, max_bytes).items()}
+        return {name: like for name, _, like in _members(path, archive, kinds, max_bytes)}
 
 
 def read_npz(path: Path, *, kinds: str = NUMBERS, max_bytes: int = MAX_BYTES) -> dict[str, np.ndarray]:
-    """All arrays of a file; nothing is allocated before the checks of :func:`npz_headers`, which has the arguments.
-
-    Raises:
-      FileNotFoundError, ValueError: as :func:`npz_headers`.
-    """
+    """All arrays of a file; nothing is allocated before the checks of :func:`npz_headers`, whose arguments it has."""
     arrays = {}
     with _opened(path) as archive:
-        for name, member in _members(path, archive, kinds, max_bytes).items():
-            with parsing(path, _WRONG, _FIX), archive.open(member.info) as stream:
+        for name, info, _ in _members(path, archive, kinds, max_bytes):
+            with parsing(path, _WRONG, _FIX), archive.open(info) as stream:
                 arrays[name] = np.lib.format.read_array(stream, allow_pickle=False)
                 if stream.read(1):  # also where the archive's checksum is compared
                     raise ValueError(f"the array {name!r} goes on after its end")
@@ -73,8 +62,11 @@ def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
             yield archive
 
 
-def _members(path: Path, archive: zipfile.ZipFile, kinds: str, max_bytes: int) -> dict[str, _Member]:
-    members: dict[str, _Member] = {}
+def _members(
+    path: Path, archive: zipfile.ZipFile, kinds: str, max_bytes: int
+) -> list[tuple[str, zipfile.ZipInfo, np.ndarray]]:
+    """Name, entry and an array without values of each, all of them checked."""
+    members: dict[str, tuple[str, zipfile.ZipInfo, np.ndarray]] = {}
     total = 0
     for info in archive.infolist():
         check_inside(path, info.filename, signs="\\")  # a result may have a metric with a colon in its name
@@ -98,8 +90,8 @@ def _members(path: Path, archive: zipfile.ZipFile, kinds: str, max_bytes: int) -
         total += math.prod(max(size, 1) for size in shape) * dtype.itemsize  # no axis may be huge beside an empty one
         if total > max_bytes:
             raise ValueError(f"{path} unpacks to more than {max_bytes} bytes: give a larger max_bytes= if you trust it")
-        members[name] = _Member(info, (shape, dtype))
-    return members
+        members[name] = name, info, np.broadcast_to(np.zeros((), dtype), shape)
+    return list(members.values())
 
 
 def _header(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> tuple[int, tuple[int, ...], np.dtype[Any]]:

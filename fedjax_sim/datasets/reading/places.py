@@ -1,16 +1,17 @@
-"""Where data is looked for, and whether a file is the published one."""
+"""Where data is looked for, whether a file is the published one, and the rows of csv files."""
 
 from __future__ import annotations
 
+import csv
 import hashlib
+import io
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from fedjax_sim.core.files import open_regular
 
 DATA_VARIABLE = "FEDJAX_SIM_DATA"
-
-_CHUNK = 1 << 20
 
 
 def data_dir() -> Path:
@@ -42,24 +43,41 @@ def find(data_set: str, *names: str, get: str) -> Path:
     )
 
 
-def check_sha256(path: Path, *published: str) -> Path:
-    """``path``, if its SHA-256 is one of the published ones.
-
-    Args:
-      path: the file.
-      *published: lower-case hexadecimal digests, one for each form in which the file is published.
-
-    Raises:
-      FileNotFoundError: something else than a file.
-      ValueError: another content.
-    """
+def sha256_of(path: Path) -> str:
+    """The SHA-256 of a file."""
     digest = hashlib.sha256()
     with open_regular(path) as stream:
-        while chunk := stream.read(_CHUNK):
+        while chunk := stream.read(1 << 20):
             digest.update(chunk)
-    if digest.hexdigest() not in published:
+    return digest.hexdigest()
+
+
+def check_sha256(where: object, found: str, *published: str) -> None:
+    """Refuses a content whose SHA-256 ``found`` is none of those published."""
+    if found not in published:
         raise ValueError(
-            f"{path} is not the published file: its SHA-256 is {digest.hexdigest()}, not {' or '.join(published)}; "
-            "fetch it again"
+            f"{where} is not the published file: its SHA-256 is {found}, not {' or '.join(published)}; fetch it again, "
+            "or give verify=False for a file of your own"
         )
-    return path
+
+
+def csv_rows(path: Path, columns: int, *, encoding: str = "utf-8") -> Iterator[list[str]]:
+    """The rows of a csv file, each with as many fields; empty lines are passed over.
+
+    Raises:
+      FileNotFoundError: no such file, or something else than a file.
+      ValueError: a row with another number of fields, text in another encoding, or quotes that do not match.
+    """
+    with open_regular(path) as raw, io.TextIOWrapper(raw, encoding=encoding, newline="") as stream:
+        rows = csv.reader(stream, strict=True)
+        try:
+            for row in filter(None, rows):
+                if len(row) != columns:
+                    raise ValueError(
+                        f"{path}, line {rows.line_num}: {len(row)} fields and not {columns}: is it the right file?"
+                    )
+                yield row
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path} is not {encoding} text ({error}): is it the right file?") from error
+        except csv.Error as error:
+            raise ValueError(f"{path}, line {rows.line_num}: {error}: is the file complete?") from error

@@ -9,20 +9,21 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedjax_sim.core.descriptions import recipe, register
-from fedjax_sim.core.values import check_flag, suggest
+from fedjax_sim.core.descriptions import register
+from fedjax_sim.core.values import check_choice, check_flag
 from fedjax_sim.datasets import partition as partitions
 from fedjax_sim.datasets.construct import from_partition
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.partition.dealing import even_sizes
-from fedjax_sim.datasets.sources.idx_files import MNIST
-from fedjax_sim.datasets.sources.pixels import checked_normalisation, features
-from fedjax_sim.datasets.sources.sharing import deal, with_test
+from fedjax_sim.datasets.sources.image_files import MNIST, checked_normalisation, features
+from fedjax_sim.datasets.sources.images import OF_MNIST
+from fedjax_sim.datasets.sources.record import data_set
+from fedjax_sim.datasets.sources.sharing import by_rows, deal
 
 _DIGITS = 10
 
 
-@recipe("dataset.mnist_two_digits")
+@data_set("dataset.mnist_two_digits", source=OF_MNIST)
 def mnist_two_digits(
     num_clients: int = 1000,
     seed: int = 0,
@@ -73,11 +74,10 @@ def mnist_two_digits(
     what = "mnist_two_digits"
     check_flag(f"{what}(balanced=...)", balanced)
     check_flag(f"{what}(standardised=...)", standardised)
-    if images not in ("first", "random"):
-        raise ValueError(f"{what}(images={images!r}): {suggest(str(images), ['first', 'random'])}")
+    check_choice(f"{what}(images=...)", images, ("first", "random"))
     if images == "random" and not balanced:
         raise ValueError(f"{what}(images='random'): without balanced=True all images are used; leave it out")
-    checked_normalisation(what, "mnist", scaled, False)
+    checked_normalisation(what, MNIST, scaled, False)
     if standardised and not scaled:
         raise ValueError(f"{what}(scaled=False, standardised=True): bytes cannot be standardised; give scaled=True")
     train, test = (MNIST.read(half, verify=verify) for half in ("train", "test"))
@@ -90,7 +90,14 @@ def mnist_two_digits(
         owner = _followed(train[1], rows, test[1], seed if images == "random" else None)
         if images == "first":
             rows = _in_order(train[1], rows)
-        return with_test(train, rows, test, owner, to_features, _DIGITS)
+        return by_rows(
+            rows,
+            train[1].size,
+            lambda chosen: (to_features(train[0][chosen]), train[1][chosen]),
+            (to_features(test[0]), test[1]),
+            owner,
+            _DIGITS,
+        )
     labels = np.concatenate([train[1], test[1]])
     rows = partitions.consecutive_classes(labels, num_clients, 2, seed)
     examples = (to_features(pooled), labels)

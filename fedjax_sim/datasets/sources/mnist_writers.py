@@ -7,33 +7,38 @@ from typing import Literal
 
 import numpy as np
 
-from fedjax_sim.core.descriptions import recipe
-from fedjax_sim.core.values import check_count, suggest
+from fedjax_sim.core.values import check_choice, check_count
 from fedjax_sim.datasets.construct import from_ids
 from fedjax_sim.datasets.federated import FederatedDataset
-from fedjax_sim.datasets.reading.idx import read_idx
-from fedjax_sim.datasets.reading.places import check_sha256, find
-from fedjax_sim.datasets.sources.idx_files import MNIST
-from fedjax_sim.datasets.sources.pixels import Normalisation, checked_normalisation, features
+from fedjax_sim.datasets.reading.images import read_idx
+from fedjax_sim.datasets.sources.image_files import MNIST, Normalisation, checked_normalisation, features
+from fedjax_sim.datasets.sources.images import OF_MNIST
+from fedjax_sim.datasets.sources.record import DataFile, Source, data_set
 from fedjax_sim.datasets.sources.sharing import deal
-from fedjax_sim.datasets.split import held_out
 
 _GET = "Get QMNIST's two label files (https://github.com/facebookresearch/qmnist)"
-_FILES = {"train": "qmnist-train-labels-idx2-int", "test": "qmnist-test-labels-idx2-int"}
-_PUBLISHED = {
-    "train": (
-        "2c05dc77f6b916b38e455e97ab129a42a444f3dbef09b278a366f82904e0dd9f",
-        "bb1b6e1ec7b04fd5696f1ed50b5f58f8ef195118edd5c93c81783df9740b8ac5",
-    ),
-    "test": (
-        "9fbcbe594c3766fdf4f0b15c5165dc0d1e57ac604e01422608bb72c906030d06",
-        "92d0ccb8c25f9c6534270fb4be7e1d24a1c6d315edfc8a638bfbd31c70f362dd",
-    ),
+_TABLES = {
+    half: DataFile(
+        "qmnist_writers", (f"qmnist-{half}-labels-idx2-int.gz", f"qmnist-{half}-labels-idx2-int"), _GET, sums
+    )
+    for half, sums in {
+        "train": (
+            "2c05dc77f6b916b38e455e97ab129a42a444f3dbef09b278a366f82904e0dd9f",
+            "bb1b6e1ec7b04fd5696f1ed50b5f58f8ef195118edd5c93c81783df9740b8ac5",
+        ),
+        "test": (
+            "9fbcbe594c3766fdf4f0b15c5165dc0d1e57ac604e01422608bb72c906030d06",
+            "92d0ccb8c25f9c6534270fb4be7e1d24a1c6d315edfc8a638bfbd31c70f362dd",
+        ),
+    }.items()
 }
-_CLASS, _WRITER = 0, 2  # columns of a label file
+_CLASS, _WRITER = 0, 2  # columns of a table
 
 
-@recipe("dataset.mnist_writers")
+@data_set(
+    "dataset.mnist_writers",
+    source=Source((*OF_MNIST.files, *_TABLES.values()), size="13 MB", terms=f"{OF_MNIST.terms}; QMNIST's: BSD-style"),
+)
 def mnist_writers(
     writers: Literal["train", "all"] = "train",
     test: Literal["local", "official"] = "local",
@@ -59,10 +64,10 @@ def mnist_writers(
         over the hands of people who are no clients.
       seed: of the draw of held-out images, or of the deal.
       test_fraction: share held out, for ``test="local"``.
-      flat: as in :func:`fedjax_sim.datasets.mnist`, and so are ``scaled``, ``normalise`` and ``verify``.
-      scaled: whether the pixels are float32 in [0, 1] or uint8.
-      normalise: whether to normalise by mean and standard deviation.
-      verify: whether to check the files against the published SHA-256.
+      flat: as in :func:`fedjax_sim.datasets.mnist`, and so are the others.
+      scaled: float32 or uint8.
+      normalise: by mean and standard deviation.
+      verify: the published SHA-256.
 
     Returns:
       ``{"x": float32 or uint8, "y": int32[n]}``, ten classes; ``client_ids`` are NIST's numbers of the writers.
@@ -74,55 +79,39 @@ def mnist_writers(
 
     Source: Yadav and Bottou 2019, Cold case: the lost MNIST digits, arXiv:1905.10498.
     """
-    for name, value, known in (("writers", writers, ["train", "all"]), ("test", test, ["local", "official"])):
-        if value not in known:
-            raise ValueError(f"mnist_writers({name}={value!r}): {suggest(str(value), known)}")
+    check_choice("mnist_writers(writers=...)", writers, ("train", "all"))
+    check_choice("mnist_writers(test=...)", test, ("local", "official"))
     if (writers, test) == ("all", "official"):
         raise ValueError(
             "mnist_writers(writers='all', test='official'): the writers of the test images are clients then and train "
             "on them; give test='local'"
         )
     check_count("mnist_writers(seed=...)", seed, low=0)
-    normalisation = checked_normalisation("mnist_writers", "mnist", scaled, normalise)
+    normalisation = checked_normalisation("mnist_writers", MNIST, scaled, normalise)
     to_features = functools.partial(features, flat=flat, scaled=scaled, normalisation=normalisation)
-    halves = ["train", "test"] if writers == "all" or test == "official" else ["train"]
-    read = {half: (*MNIST.read(half, verify=verify), _writers(half, verify)) for half in halves}
-    for half, (_, labels, table) in read.items():
-        if table.shape[0] < labels.size or not np.array_equal(table[: labels.size, _CLASS], labels):
-            raise ValueError(
-                f"mnist_writers: the classes in {_FILES[half]} are not the labels of MNIST's {half} images: the files "
-                "do not belong together"
-            )
-    images, labels, ids = _pooled([read[half] for half in (halves if writers == "all" else ["train"])])
-    if test == "official":
-        test_images, test_labels, _ = read["test"]
-        known_ids = np.unique(ids)
-        owner = known_ids[deal(test_labels.size, known_ids.size, seed)]
-        return from_ids(
-            (to_features(images), labels), ids, test=(to_features(test_images), test_labels), test_ids=owner,
-            num_classes=10,
-        )  # fmt: skip
-    held = held_out(ids, test_fraction, seed)
-    return from_ids(
-        (to_features(images[~held]), labels[~held]), ids[~held], test=(to_features(images[held]), labels[held]),
-        test_ids=ids[held], num_classes=10,
-    )  # fmt: skip
+    parts = [_with_writers(half, verify) for half in (("train", "test") if writers == "all" else ("train",))]
+    images, labels, ids = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    if test == "local":
+        examples = (to_features(images), labels)
+        return from_ids(examples, ids, test_fraction=test_fraction, seed=seed, num_classes=10)
+    test_images, test_labels, _ = _with_writers("test", verify)
+    known = np.unique(ids)
+    held = (to_features(test_images), test_labels)
+    owner = known[deal(test_labels.size, known.size, seed)]
+    return from_ids((to_features(images), labels), ids, test=held, test_ids=owner, num_classes=10)
 
 
-def _writers(half: str, verify: bool) -> np.ndarray:
-    """QMNIST's table of a half, int32[n, 8]; its row i belongs to MNIST's image i, rows beyond MNIST's to others."""
-    stem = _FILES[half]
-    path = find("qmnist_writers", f"{stem}.gz", stem, get=_GET)
-    if verify:
-        check_sha256(path, *_PUBLISHED[half])
+def _with_writers(half: str, verify: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Images, labels and writers of one of MNIST's halves: row i of QMNIST's table belongs to image i."""
+    images, labels = MNIST.read(half, verify=verify)
+    path = _TABLES[half].path(verify=verify)
     table = read_idx(path)
     if table.dtype != np.int32 or table.ndim != 2 or table.shape[1] != 8:
         raise ValueError(f"mnist_writers: {path} has {table.dtype}{list(table.shape)}, not int32[n, 8]")
-    return table
-
-
-def _pooled(halves: list[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Images, labels and writers of the halves, end to end."""
-    images, labels, tables = zip(*halves, strict=True)
-    writers = [table[: of.size, _WRITER] for table, of in zip(tables, labels, strict=True)]
-    return np.concatenate(images), np.concatenate(labels), np.concatenate(writers)
+    table = table[: labels.size]  # QMNIST goes on with images that MNIST does not have
+    if not np.array_equal(table[:, _CLASS], labels):
+        raise ValueError(
+            f"mnist_writers: the classes in {path.name} are not the labels of MNIST's {half} images: the files do not "
+            "belong together"
+        )
+    return images, labels, table[:, _WRITER]

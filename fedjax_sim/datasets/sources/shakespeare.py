@@ -8,33 +8,34 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
-
-from fedjax_sim.core.descriptions import recipe
 from fedjax_sim.core.files import parsing, read_text
 from fedjax_sim.core.values import check_count, shown
 from fedjax_sim.datasets.construct import from_clients
-from fedjax_sim.datasets.draws import Draws
-from fedjax_sim.datasets.federated import FederatedDataset
-from fedjax_sim.datasets.names import named
-from fedjax_sim.datasets.reading.compressed import open_bounded
-from fedjax_sim.datasets.reading.places import check_sha256, find
-from fedjax_sim.datasets.text.characters import Characters, windows
+from fedjax_sim.datasets.federated import FederatedDataset, named
+from fedjax_sim.datasets.reading.archives import open_bounded
+from fedjax_sim.datasets.sources.record import DataFile, Source, data_set
+from fedjax_sim.datasets.sources.sharing import drawn_names
+from fedjax_sim.datasets.text import Characters, windows
 
 _MAX_BYTES = 2**28  # of the plays' text: theirs has 6 million
-
-_ROLES_GET = (
+_MOBY = DataFile(
+    "shakespeare",
+    ("moby_speeches.jsonl.gz",),
     "Make it from the plays' marked-up text (https://github.com/TheMITTech/shakespeare): gzipped, one JSON object for "
-    'each speech, {"play": ..., "speaker": ..., "lines": [...]}'
+    'each speech, {"play": ..., "speaker": ..., "lines": [...]}',
+    ("fde917f74fc007607858917df7a8fd88a38ed59ce29b3b121a0fbf09ff29491d",),
 )
-_ROLES_SHA256 = "fde917f74fc007607858917df7a8fd88a38ed59ce29b3b121a0fbf09ff29491d"
-_TINY_GET = "Get input.txt from https://github.com/karpathy/char-rnn, data/tinyshakespeare, under that name"
-_TINY_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
+_TINY = DataFile(
+    "shakespeare",
+    ("tinyshakespeare_input.txt",),
+    "Get input.txt from https://github.com/karpathy/char-rnn, data/tinyshakespeare, under that name",
+    ("86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",),
+)
 
 Speech = tuple[str, str]  # who says what
 
 
-@recipe("dataset.shakespeare_roles")
+@data_set("dataset.shakespeare_roles", source=Source((_MOBY,), size="2.1 MB", terms="public domain (Moby edition)"))
 def shakespeare_roles(
     num_roles: int | None = 143,
     seed: int = 0,
@@ -78,16 +79,10 @@ def shakespeare_roles(
     Source: McMahan et al. 2017, arXiv:1602.05629; Caldas et al. 2018 (LEAF), arXiv:1812.01097; Li et al. 2020
     (FedProx), arXiv:1812.06127, Table 1. Text: the Moby edition, in the public domain.
     """
-    path = find("shakespeare", "moby_speeches.jsonl.gz", get=_ROLES_GET)
-    if verify:
-        check_sha256(path, _ROLES_SHA256)
-    spoken = _spoken(_speeches(path))
-    return _roles(
-        "shakespeare_roles", spoken, num_roles, seed, min_chars, length, stride, max_windows, test_fraction
-    )  # fmt: skip
+    return _roles("shakespeare_roles", _speeches(_MOBY.path(verify=verify)), **locals())
 
 
-@recipe("dataset.tinyshakespeare")
+@data_set("dataset.tinyshakespeare", source=Source((_TINY,), size="1.1 MB", terms="public domain"))
 def tinyshakespeare(
     num_roles: int | None = None,
     seed: int = 0,
@@ -110,16 +105,13 @@ def tinyshakespeare(
 
     Source: Karpathy 2015, char-rnn, data/tinyshakespeare.
     """
-    path = find("shakespeare", "tinyshakespeare_input.txt", get=_TINY_GET)
-    if verify:
-        check_sha256(path, _TINY_SHA256)
-    spoken = _spoken(_paragraphs(path))
-    return _roles("tinyshakespeare", spoken, num_roles, seed, min_chars, length, stride, max_windows, test_fraction)
+    return _roles("tinyshakespeare", _paragraphs(_TINY.path(verify=verify)), **locals())
 
 
 def _roles(
     what: str,
-    spoken: dict[str, str],
+    speeches: Iterator[Speech],
+    *,
     num_roles: int | None,
     seed: int,
     min_chars: int,
@@ -127,25 +119,15 @@ def _roles(
     stride: int,
     max_windows: int | None,
     test_fraction: float,
+    verify: bool,
 ) -> FederatedDataset:
     check_count(f"{what}(min_chars=...)", min_chars)
     check_count(f"{what}(length=...)", length)
     check_count(f"{what}(seed=...)", seed, low=0)
-    names = sorted(name for name, text in spoken.items() if len(text) >= max(min_chars, length + 1))
-    if num_roles is not None:
-        check_count(f"{what}(num_roles=...)", num_roles)
-        if num_roles > len(names):
-            raise ValueError(
-                f"{what}(num_roles={num_roles}): {len(names)} of {len(spoken)} roles have {max(min_chars, length + 1)} "
-                "characters or more: ask for fewer roles or lower min_chars"
-            )
-        drawn = Draws("roles", seed).shuffled(len(names))[:num_roles]
-        names = [names[number] for number in np.sort(drawn)]
-    if not names:
-        raise ValueError(
-            f"{what}: none of the {len(spoken)} roles in the file has {max(min_chars, length + 1)} characters: lower "
-            "min_chars, or fetch the file again"
-        )
+    spoken, least = _spoken(speeches), max(min_chars, length + 1)
+    known = sorted(name for name, text in spoken.items() if len(text) >= least)
+    which = f"of {len(spoken)} roles have {least} characters or more: ask for fewer roles or lower min_chars"
+    names = drawn_names(what, "num_roles", num_roles, known, "roles", seed, which)
     letters = Characters()
     parts = [windows(letters.encode(spoken[name]), length, stride, test_fraction, max_windows) for name in names]
     data = from_clients([train for train, _ in parts], test=[test for _, test in parts], num_classes=len(letters))

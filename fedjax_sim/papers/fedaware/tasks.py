@@ -11,7 +11,7 @@ import numpy as np
 import fedjax_sim as fjs
 from fedjax_sim.datasets import partition as partitions
 from fedjax_sim.datasets.reading.places import find
-from fedjax_sim.datasets.sources.cifar_files import CIFAR10
+from fedjax_sim.datasets.sources.image_files import CIFAR10
 from fedjax_sim.papers.bench import Bench
 from fedjax_sim.papers.experiment import Setting
 
@@ -201,7 +201,7 @@ def _real(bench: Bench, deal: Deal) -> fjs.FederatedDataset:
 @functools.cache
 def _small_images(file: str, count: int) -> tuple[np.ndarray, np.ndarray]:
     """The first images of a file, 16x16 with a frame of zeros that makes them as large as the CNN needs."""
-    images, labels = CIFAR10.read([file], verify=True)
+    images, labels = CIFAR10.read_files([file], verify=True)
     pooled = images[:count].reshape(-1, 16, 2, 16, 2, 3).astype(np.float32).mean(axis=(2, 4)) / 255
     mean, std = np.array([0.4914, 0.4822, 0.4465]), np.array([0.2470, 0.2435, 0.2616])
     return _framed((pooled - mean) / std), labels[:count].astype(np.int32)

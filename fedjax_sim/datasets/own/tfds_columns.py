@@ -30,11 +30,6 @@ def open_builder(name: str, data_dir: str | os.PathLike[str] | None) -> Any:
 
     Only the prepared folder is looked at: ``tfds.builder`` would import the builder's code, which may import
     TensorFlow, and ask the network for what is not there.
-
-    Raises:
-      ImportError: no tensorflow-datasets.
-      FileNotFoundError: not prepared.
-      ValueError: no such builder, or prepared in formats without random access only.
     """
     tfds = _import_tfds()
     place = None if data_dir is None else os.path.expanduser(os.fspath(data_dir))
@@ -58,25 +53,15 @@ def open_builder(name: str, data_dir: str | os.PathLike[str] | None) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Columns:
-    """Which features are read, and what becomes of them; made by :func:`chosen_columns`.
+    """Which features are read, and what becomes of them; made by :func:`chosen_columns`."""
 
-    Attributes:
-      paths: our name of each feature that is kept, and its keys in an example of the builder's.
-      dtypes: our name of each feature, and the type that its values are kept in; None where ``transform`` decides.
-      scaled: our names of the images that are scaled to [0, 1].
-      client: keys of the feature that names the client, or None.
-      needed: the features to decode, a ``tfds.features.FeaturesDict``.
-      transform: of one example, or None.
-      num_classes: of the class label that is called "y", or None.
-    """
-
-    paths: Mapping[str, tuple[str, ...]]
-    dtypes: Mapping[str, np.dtype] | None
-    scaled: frozenset[str]
-    client: tuple[str, ...] | None
-    needed: Any
+    paths: Mapping[str, tuple[str, ...]]  # our name of each feature that is kept, and its keys in an example
+    dtypes: Mapping[str, np.dtype] | None  # our name of each feature, and the type it is kept in unless transformed
+    scaled: frozenset[str]  # our names of the images that are scaled to [0, 1]
+    client: tuple[str, ...] | None  # keys of the feature that names the client
+    needed: Any  # the features to decode, a tfds.features.FeaturesDict
     transform: Callable[[dict[str, Any]], Any] | None
-    num_classes: int | None
+    num_classes: int | None  # of the class label that is called "y"
 
 
 def chosen_columns(
@@ -86,12 +71,7 @@ def chosen_columns(
     transform: Callable[[dict[str, Any]], Any] | None,
     scaled: bool,
 ) -> Columns:
-    """The columns that the arguments of ``from_tfds`` mean for this builder.
-
-    Raises:
-      ValueError: a feature that the builder does not have, or no supervised pair to take by default.
-      TypeError: a feature that holds no numbers and is not transformed, a client that is no integer or text.
-    """
+    """The columns that the arguments of ``from_tfds`` mean for this builder."""
     tfds = _import_tfds()
     known = builder.info.features
     if features is None:
@@ -128,13 +108,7 @@ def chosen_columns(
 
 
 def read_split(builder: Any, split: str, columns: Columns) -> tuple[Any, np.ndarray | None]:
-    """The examples of a split, a pytree of arrays in stored order, and their clients (None without such a column).
-
-    Raises:
-      ImportError: array-record or a decoder of images is missing.
-      ValueError: no such split, no examples, values whose shapes differ.
-      TypeError: values that are no numbers.
-    """
+    """The examples of a split, a pytree of arrays in stored order, and their clients (None without such a column)."""
     tfds = _import_tfds()
     name = f"the split {split!r} of {builder.info.full_name}"
     try:

@@ -1,4 +1,4 @@
-"""Label skew by random proportions: Dirichlet shares of a class, or of a client."""
+"""Label skew: Dirichlet shares of a class or of a client, shards of the sorted rows, s % similarity."""
 
 from __future__ import annotations
 
@@ -8,8 +8,16 @@ import numpy as np
 
 from fedjax_sim.core.values import check_count, check_flag, check_real
 from fedjax_sim.datasets.draws import Draws
-from fedjax_sim.datasets.partition.checks import check_clients, checked_client_sizes, checked_labels
-from fedjax_sim.datasets.partition.dealing import apportioned, dealt, even_sizes, within_bounds
+from fedjax_sim.datasets.partition.dealing import (
+    apportioned,
+    check_clients,
+    checked_client_sizes,
+    checked_labels,
+    dealt,
+    even_sizes,
+    hands,
+    within_bounds,
+)
 from fedjax_sim.datasets.parts import Partition
 
 _REDRAWS = 50  # after so many draws with a client below min_size, examples are moved instead
@@ -28,20 +36,14 @@ def dirichlet(
 ) -> Partition:
     """Label skew: the examples of each class are shared out in proportions q_c ~ Dir(alpha 1_N), c = 1 .. C.
 
-    Client i receives the rows floor(n_c sum_{j<i} q_cj) to floor(n_c sum_{j<=i} q_cj) of the shuffled class c. The
-    proportions are drawn again, up to 50 times, while 1 to 12 clients have fewer than ``min_size`` examples. If that
-    does not help, or more clients are short (another draw would hardly do better), examples of the largest clients are
-    moved to them. ``redraws`` and ``moved`` of the result tell.
+    Client i receives the rows floor(n_c sum_{j<i} q_cj) to floor(n_c sum_{j<=i} q_cj) of the shuffled class c; a
+    small alpha gives each client few classes. The proportions are drawn again, up to 50 times, while 1 to 12
+    clients have fewer than ``min_size`` examples. If that does not help, or more clients are short (another draw
+    would hardly do better), examples of the largest clients are moved to them; so are those that a client has above
+    ``max_size``, to the smallest. ``redraws`` and ``moved`` of the result tell.
 
-    Args:
-      labels: integer [n].
-      num_clients: number of clients N.
-      alpha: concentration > 0; small values give each client few classes.
-      seed: of the proportions and of the shuffles.
-      min_size: fewest examples of a client.
-      max_size: most examples of a client, or None; what a client has above it is moved to the smallest clients.
-      balanced: whether a client that already holds n/N examples or more gets none of the later classes, as in the
-        code published with FedMA and FedNova, NIID-Bench's and FedLab's (the texts describe the plain rule).
+    With ``balanced`` a client that already holds n/N examples or more gets none of the later classes, as in the code
+    published with FedMA and FedNova, NIID-Bench's and FedLab's (the texts describe the plain rule).
 
     Raises:
       ValueError: alpha not positive, too few examples for ``min_size`` each or too many for ``max_size``.
@@ -70,15 +72,11 @@ def dirichlet(
     of_class = np.bincount(classes)
     concentration = np.full((of_class.size, num_clients), float(alpha))
     share_out = _filled if balanced else apportioned
-    redraws = 0
-    while True:
+    for redraws in range(_REDRAWS + 1):  # noqa: B007, the last one is told
         counts = share_out(np.exp(draws.log_dirichlet(concentration)), of_class)
-        short = int((counts.sum(axis=0) < min_size).sum())
-        if not 1 <= short <= _HOPELESS or redraws == _REDRAWS:
+        if not 1 <= int((counts.sum(axis=0) < min_size).sum()) <= _HOPELESS:
             break
-        redraws += 1
-    counts, moved = within_bounds(draws, counts, min_size, max_size)
-    return dealt(draws, classes, counts, redraws, moved)
+    return dealt(draws, classes, *within_bounds(draws, counts, min_size, max_size), redraws)
 
 
 def dirichlet_per_client(
@@ -93,22 +91,15 @@ def dirichlet_per_client(
 ) -> Partition:
     """Label skew: each client draws its examples from a mixture of classes of its own, p_i ~ Dir(alpha pi^e).
 
-    pi_c = n_c / n are the shares of the classes in the data. The draws are without replacement: they happen in rounds
-    in which every client asks for as many examples as it still lacks, each of a class from p_i restricted to the
-    classes that are left; where a class is asked for more often than it has examples, random ones of these requests
-    are served and the others wait for the next round. So the last clients' worth of examples follows what is left,
-    not p_i, as in every scheme that uses up the data.
+    pi_c = n_c / n are the shares of the classes in the data, e is ``prior_exponent``: 0 gives Dir(alpha 1_C), as in
+    FedDyn, FedLab and Flower; 1 gives Dir(alpha pi), as in Hsu et al., where the same alpha is about C times as
+    skewed. Client sizes are ``sizes``, int[N], each at least ``min_size``, or equal (up to one); what they leave
+    over belongs to nobody.
 
-    Args:
-      labels: integer [n].
-      num_clients: number of clients N.
-      alpha: concentration > 0.
-      seed: of the mixtures, of the requests and of the shuffles.
-      sizes: int[N], the client sizes, each at least ``min_size``; equal (up to one) by default. What they leave over
-        of the n examples belongs to nobody.
-      min_size: fewest examples of a client.
-      prior_exponent: e. 0 gives Dir(alpha 1_C), as in FedDyn, FedLab and Flower; 1 gives Dir(alpha pi), as in Hsu et
-        al., where the same alpha is about C times as skewed.
+    The draws are without replacement: they happen in rounds in which every client asks for as many examples as it
+    still lacks, each of a class from p_i restricted to the classes that are left; where a class is asked for more
+    often than it has examples, random ones of these requests are served and the others wait for the next round. So
+    the last clients' worth of examples follows what is left, not p_i, as in every scheme that uses up the data.
 
     Raises:
       ValueError: alpha not positive, sizes that do not fit.
@@ -136,6 +127,65 @@ def dirichlet_per_client(
     concentration = float(alpha) * (of_class / classes.size) ** float(prior_exponent)
     logs = draws.log_dirichlet(np.tile(concentration, (num_clients, 1)))
     return dealt(draws, classes, _requested(draws, logs, wanted, of_class).T)
+
+
+def shards(labels: Any, num_clients: int, shards_per_client: int, seed: int) -> Partition:
+    """Label shards: rows sorted by label are cut into N s equal shards and each client is dealt s of them.
+
+    Where the classes are equally large, a client sees s (``shards_per_client``) classes or few more.
+
+    Raises:
+      ValueError: fewer examples than shards.
+      TypeError: labels that are not integers.
+
+    Source: McMahan et al. 2017, arXiv:1602.05629 (200 shards, two for each of 100 clients).
+
+    Example:
+      >>> labels = [0] * 4 + [1] * 4
+      >>> sorted(rows.tolist() for rows in shards(labels, num_clients=2, shards_per_client=1, seed=0))
+      [[0, 1, 2, 3], [4, 5, 6, 7]]
+    """
+    classes = checked_labels("shards", labels)
+    check_count("shards(shards_per_client=...)", shards_per_client)
+    check_clients("shards", classes.size, num_clients, shards_per_client)
+    draws = Draws("shards", seed)
+    deck = draws.shuffled_by(classes)
+    count = num_clients * shards_per_client
+    dealt_to = draws.shuffled(count) // shards_per_client
+    return hands(deck, dealt_to[np.arange(classes.size) * count // classes.size], num_clients)
+
+
+def similarity(labels: Any, num_clients: int, percent: float, seed: int) -> Partition:
+    """s % similarity: s % of each client's examples are IID, the others come from the rows sorted by label.
+
+    A random s % (``percent``) of all rows are dealt out evenly. The others, sorted by label, are cut into N consecutive
+    blocks and client i gets block i. All clients have equally many examples, up to one; with s = 0 the data are sorted,
+    with s = 100 IID.
+
+    Raises:
+      ValueError: ``percent`` outside [0, 100], or more clients than examples.
+      TypeError: labels that are not integers.
+
+    Source: Karimireddy et al. 2020 (SCAFFOLD), arXiv:1910.06378, section 7.1, which does not say which block a
+      client gets nor how sizes are rounded.
+
+    Example:
+      >>> labels = [0] * 4 + [1] * 4
+      >>> [rows.tolist() for rows in similarity(labels, num_clients=2, percent=0, seed=0)]
+      [[0, 1, 2, 3], [4, 5, 6, 7]]
+    """
+    check_real("similarity(percent=...)", percent, low=0.0, high=100.0)
+    classes = checked_labels("similarity", labels)
+    check_clients("similarity", classes.size, num_clients, 1)
+    draws = Draws("similarity", seed)
+    # the larger ones come first in both, so that no client's IID part exceeds its size
+    sizes = even_sizes(classes.size, num_clients)
+    mixed = even_sizes(int(np.floor(classes.size * percent / 100.0 + 0.5)), num_clients)
+    first, rest = np.split(draws.shuffled(classes.size), [int(mixed.sum())])
+    rest = rest[draws.shuffled_by(classes[rest])]
+    clients = np.arange(num_clients)
+    owner = np.concatenate([np.repeat(clients, mixed), np.repeat(clients, sizes - mixed)])
+    return hands(np.concatenate([first, rest]), owner, num_clients)
 
 
 def _filled(shares: np.ndarray, of_class: np.ndarray) -> np.ndarray:

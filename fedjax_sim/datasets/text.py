@@ -1,13 +1,18 @@
-"""Characters as numbers, and the windows of next-character prediction."""
+"""Text as arrays: :class:`Characters` for next-character prediction, :class:`Words` for classification."""
 
 from __future__ import annotations
 
+import collections
 import dataclasses
-from collections.abc import Sequence
+import functools
+import re
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
 from fedjax_sim.core.values import check_count, check_real, shown
+
+__all__ = ["LEAF_CHARACTERS", "Characters", "Words", "words_of"]
 
 LEAF_CHARACTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 """The 80 characters of LEAF's and FedProx's Shakespeare tasks, in their order: a model of either fits the other."""
@@ -98,25 +103,16 @@ class Characters:
 def windows(
     numbers: np.ndarray, length: int, stride: int, test_fraction: float, most: int | None = None
 ) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
-    """A text's windows and the character after each, split in the order of the text.
+    """A text's windows of ``length`` characters and the character after each, split in the order of the text.
 
-    Window j covers the characters js .. js + L - 1 and predicts character js + L. Of the n windows the first
-    max(1, floor((1 - test_fraction) n)) are for training; the windows that share a character with their inputs are
-    dropped, the others are for testing (LEAF's split of one role, data/utils/split_data.py, at stride 1).
-
-    Args:
-      numbers: integer [T].
-      length: characters of a window, L.
-      stride: characters between the starts of two windows, s.
-      test_fraction: share of the windows not trained on, in [0, 1).
-      most: use only the first so many windows.
+    Window j covers the characters js .. js + L - 1 (s is ``stride``) and predicts character js + L. Of the first
+    ``most`` windows, n in all, the first max(1, floor((1 - test_fraction) n)) are for training; the windows that share
+    a character with their inputs are dropped, the others are for testing (LEAF's split of one role,
+    data/utils/split_data.py, at stride 1).
 
     Returns:
       (x [n_train, L], y [n_train]) and (x [n_test, L], y [n_test]); views where that is possible. A text of fewer
       than L + 1 characters has no windows.
-
-    Raises:
-      ValueError: a number out of its range.
     """
     check_count("windows(length=...)", length)
     check_count("windows(stride=...)", stride)
@@ -135,3 +131,73 @@ def windows(
 
 def _code_points(text: str) -> np.ndarray:
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4").astype(np.int64)
+
+
+def words_of(text: str) -> list[str]:
+    """The words of a text: runs of letters, digits and underscores, in lower case.
+
+    Example:
+      >>> words_of("It's 5 o'clock.")
+      ['it', 's', '5', 'o', 'clock']
+    """
+    return re.findall(r"\w+", text.lower())
+
+
+@dataclasses.dataclass(frozen=True)
+class Words:
+    """A vocabulary: 0 is padding, 1 any other word, ``words[i]`` is i + 2.
+
+    Made by :meth:`fit` from training texts alone, so that nothing of the test texts is known to the model.
+
+    Attributes:
+      words: the known words, the commonest first.
+      length: words kept of a text; a shorter one is padded at its end.
+
+    Example:
+      >>> vocabulary = Words.fit(["the cat", "the dog"], size=4, length=3)
+      >>> vocabulary.encode(["The dog sleeps", "cat"])
+      array([[2, 1, 1],
+             [3, 0, 0]], dtype=int32)
+    """
+
+    words: tuple[str, ...]
+    length: int
+
+    def __post_init__(self) -> None:
+        check_count("Words(length=...)", self.length)
+        if len(set(self.words)) != len(self.words):
+            twice = collections.Counter(self.words).most_common(1)[0][0]
+            raise ValueError(f"Words: the word {twice!r} is in the vocabulary more than once")
+
+    @classmethod
+    def fit(cls, texts: Iterable[str], size: int, length: int) -> Words:
+        """The ``size - 2`` commonest words of ``texts``; words equally common in the order of the alphabet.
+
+        Args:
+          texts: the training texts.
+          size: largest number of the vocabulary + 1, with the two for padding and other words.
+          length: words kept of a text.
+
+        Raises:
+          ValueError: ``size`` below 3 or ``length`` below 1.
+        """
+        check_count("Words.fit(size=...)", size, low=3)
+        counts = collections.Counter(word for text in texts for word in words_of(text))
+        ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+        return cls(tuple(word for word, _ in ranked[: size - 2]), length)
+
+    def __len__(self) -> int:
+        return len(self.words) + 2
+
+    @functools.cached_property
+    def _numbers(self) -> Mapping[str, int]:
+        return {word: number for number, word in enumerate(self.words, 2)}
+
+    def encode(self, texts: Sequence[str]) -> np.ndarray:
+        """The numbers of the first ``length`` words of each text, int32[n, length]."""
+        numbers = np.zeros((len(texts), self.length), np.int32)
+        known = self._numbers
+        for row, text in zip(numbers, texts, strict=True):
+            found = [known.get(word, 1) for word in words_of(text)[: self.length]]
+            row[: len(found)] = found
+        return numbers

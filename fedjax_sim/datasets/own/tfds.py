@@ -16,12 +16,9 @@ import numpy as np
 from fedjax_sim.core.descriptions import recipe
 from fedjax_sim.core.values import check_count, check_flag, check_real
 from fedjax_sim.datasets.construct import from_ids, from_partition
-from fedjax_sim.datasets.federated import FederatedDataset
-from fedjax_sim.datasets.names import named
-from fedjax_sim.datasets.reading.tfds_columns import chosen_columns, open_builder, read_split
-from fedjax_sim.datasets.sources.sharing import deal
-from fedjax_sim.datasets.split import held_out
-from fedjax_sim.datasets.validate import checked_partition
+from fedjax_sim.datasets.federated import FederatedDataset, named
+from fedjax_sim.datasets.own.tfds_columns import chosen_columns, open_builder, read_split
+from fedjax_sim.datasets.sources.sharing import by_rows, deal
 
 Partition = Sequence[Any] | Callable[[np.ndarray], Sequence[Any]]
 
@@ -100,12 +97,17 @@ def from_tfds(
     classes = columns.num_classes if num_classes is None else num_classes
     examples, ids = read_split(builder, split, columns)
     test, test_ids = (None, None) if test_split is None else read_split(builder, test_split, columns)
-    if client is None:
-        rows = _rows(partition, examples)
-        if test_split is None:
-            return from_partition(examples, rows, test_fraction=test_fraction, seed=seed, num_classes=classes)
-        return _dealt(examples, rows, test, seed, classes)
-    return _natural(examples, ids, test, test_ids, test_fraction, seed, classes)
+    if ids is not None:
+        data = from_ids(
+            examples, ids, test=test, test_ids=test_ids, test_fraction=test_fraction, seed=seed, num_classes=classes
+        )
+        return named(data, np.unique(ids).tolist()) if ids.dtype.kind == "U" else data
+    rows = _rows(partition, examples)
+    if test is None:
+        return from_partition(examples, rows, test_fraction=test_fraction, seed=seed, num_classes=classes)
+    total, held = (int(jax.tree.leaves(part)[0].shape[0]) for part in (examples, test))
+    owner = deal(held, len(rows), seed)
+    return by_rows(rows, total, lambda chosen: jax.tree.map(lambda leaf: leaf[chosen], examples), test, owner, classes)
 
 
 def _rows(partition: Any, examples: Any) -> Sequence[Any]:
@@ -119,33 +121,3 @@ def _rows(partition: Any, examples: Any) -> Sequence[Any]:
             "have none: name them, features={'x': ..., 'y': ...}, or give the rows themselves"
         )
     return partition(labels)  # type: ignore[no-any-return]
-
-
-def _dealt(examples: Any, partition: Sequence[Any], test: Any, seed: int, classes: int | None) -> FederatedDataset:
-    """Training examples by partition, test examples dealt uniformly at random."""
-    if len(partition) == 0:
-        raise ValueError("from_tfds: the partition has no clients; a data set needs at least one")
-    rows, sizes = checked_partition(partition, _length(examples))
-    owner = np.repeat(np.arange(sizes.size), sizes)
-    test_ids = deal(_length(test), sizes.size, seed)
-    return from_ids(_take(examples, rows), owner, test=test, test_ids=test_ids, num_classes=classes)
-
-
-def _natural(
-    examples: Any, ids: Any, test: Any, test_ids: Any, test_fraction: float, seed: int, classes: int | None
-) -> FederatedDataset:
-    """Clients by id; texts stay their names."""
-    if test is None and test_fraction > 0.0:
-        mask = held_out(ids, test_fraction, seed)
-        if mask.any():
-            test, test_ids, examples, ids = _take(examples, mask), ids[mask], _take(examples, ~mask), ids[~mask]
-    data = from_ids(examples, ids, test=test, test_ids=test_ids, num_classes=classes)
-    return named(data, np.unique(ids).tolist()) if ids.dtype.kind == "U" else data
-
-
-def _length(examples: Any) -> int:
-    return int(jax.tree.leaves(examples)[0].shape[0])
-
-
-def _take(examples: Any, rows: np.ndarray) -> Any:
-    return jax.tree.map(lambda leaf: leaf[rows], examples)
