@@ -25,8 +25,7 @@ from fedjax_sim.cli.output import (
 from fedjax_sim.cli.spaces import check_real, space_of
 
 if TYPE_CHECKING:
-    from fedjax_sim.studies.sweeps.ranking import Ranked
-    from fedjax_sim.studies.sweeps.result import Sweep
+    from fedjax_sim.studies.sweeps.result import Ranked, Sweep
     from fedjax_sim.studies.sweeps.space import Space
 
 _CHOOSING = ("test_accuracy", "test_data_loss", "test_loss", "loss")  # the first that is recorded chooses

@@ -1,4 +1,4 @@
-"""How a metric is distributed over the clients, and what each gains; needs matplotlib."""
+"""Distributions over clients: of a metric, of what is recorded of every round; they need matplotlib."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from fedjax_sim.reporting.containers import check_runs
-from fedjax_sim.reporting.plots import LEGEND, check_matplotlib, line_style, plain
-from fedjax_sim.reporting.recorded import Recorded, drawable, in_words, measured, recorded_as
-from fedjax_sim.reporting.seed_bands import band_words
+from fedjax_sim.reporting.figures import whole_numbers
+from fedjax_sim.reporting.plots import COLOURS, LEGEND, axes_or_new, band_words, line_style, mean_and_band, plain
+from fedjax_sim.reporting.recorded import Recorded, drawable, in_words, measured, recorded_as, rounds_of
 
 
 def distributions(
@@ -33,8 +33,6 @@ def distributions(
       The axes.
 
     Raises:
-      ImportError: matplotlib is not installed.
-      TypeError: another container than ``{name: history}``.
       ValueError: no histories, a metric of another shape, or no evaluation after that round.
 
     Example:
@@ -48,27 +46,18 @@ def distributions(
       >>> ax.get_ylabel()
       'share of clients at or below'
     """
-    check_matplotlib()
     check_runs("distributions: histories", histories)
+    ax = axes_or_new(ax, 6, 4)
     chosen = {name: _at(name, run, metric, round) for name, run in histories.items()}
-    if ax is None:
-        from matplotlib import pyplot
-
-        _, ax = pyplot.subplots(figsize=(6, 4), layout="constrained")
     ends = _ends(np.concatenate([values.ravel() for values in chosen.values()]))
     for number, (name, values) in enumerate(chosen.items()):
         sound = values[~np.isnan(values).all(axis=1)]
-        lost = len(values) - len(sound)
-        label = f"{name} ({lost} of {len(values)} seeds diverged)" if lost else name
-        style = line_style(number)
+        lost, style = len(values) - len(sound), line_style(number)
         if lost == len(values):
             ax.plot([], [], label=f"{name} (diverged)", **style)
             continue
-        x, shares = _shares(sound, *ends)
-        ax.plot(x, shares.mean(axis=0), drawstyle="steps-post", label=label, **style)
-        if len(sound) > 1:
-            band = {"color": style["color"], "alpha": 0.15, "linewidth": 0, "step": "post"}
-            ax.fill_between(x, shares.min(axis=0), shares.max(axis=0), **band)
+        label = f"{name} ({lost} of {len(values)} seeds diverged)" if lost else name
+        mean_and_band(ax, *_shares(sound, *ends), style, "range", stepped=True, label=label)
     ax.set_xlim(*ends)
     ax.set_ylim(0.0, 1.0)
     ax.set_xlabel(in_words(metric, histories.values()))
@@ -101,10 +90,9 @@ def gains(
       The axes.
 
     Raises:
-      ImportError: matplotlib is not installed.
       ValueError: a metric of another shape, no evaluation after that round, no such seed, or nothing to draw.
     """
-    check_matplotlib()
+    ax = axes_or_new(ax, 6, 4)
     values = _at("history", history, metric, round)
     if not 0 <= seed < len(values):
         raise ValueError(f"gains(seed={seed}): positions of seeds are 0 to {len(values) - 1}")
@@ -116,11 +104,7 @@ def gains(
     if not shown.size:
         raise ValueError("gains: there is not one finite value to draw")
     shown = shown[np.argsort(own[shown], kind="stable")]
-    if ax is None:
-        from matplotlib import pyplot
-
-        _, ax = pyplot.subplots(figsize=(6, 4), layout="constrained")
-    colours = [line_style(0 if own[one] >= 0 else 1)["color"] for one in shown]
+    colours = [COLOURS[0 if own[one] >= 0 else 1] for one in shown]
     bars = ax.bar(np.arange(1, len(shown) + 1), own[shown], color=colours)
     for bar, one in zip(bars, shown, strict=True):
         bar.set_alpha(1.0 if visited[one] else 0.3)
@@ -130,6 +114,53 @@ def gains(
     ax.set_ylabel(in_words(metric, [history]))
     plain(ax)
     return ax
+
+
+def bands(run: Recorded, name: str, *, seed: int = 0, ax: Any = None) -> Any:
+    """Draws quantiles of every round [seeds, R, Q]: the middle one as a line, each pair around it as a band."""
+    levels = _of_seed(run, name, seed).T
+    ax = axes_or_new(ax, 7, 4)
+    rounds, pairs = rounds_of(run, name), len(levels) // 2
+    five = ["range", "middle half"]
+    for i in range(pairs):
+        shade = 0.12 + 0.2 * i / max(pairs - 1, 1)
+        label = five[i] if len(levels) == 5 else f"levels {i + 1} to {len(levels) - i}"
+        ax.fill_between(rounds, levels[i], levels[-1 - i], color=COLOURS[0], alpha=shade, linewidth=0, label=label)
+    if len(levels) % 2:
+        ax.plot(rounds, levels[pairs], color=COLOURS[0], linewidth=1.8, label="median")
+    whole_numbers(ax.xaxis)
+    ax.set_xlabel("rounds")
+    ax.set_ylabel(in_words(name))
+    ax.legend(loc="best", **LEGEND)
+    plain(ax)
+    return ax
+
+
+def heat_map(run: Recorded, name: str, *, round: int | None = None, seed: int = 0, ax: Any = None) -> Any:
+    """Draws the matrix of one round, of [seeds, R, S, S]; cosines (all in [-1, 1]) on a fixed scale with white at 0."""
+    matrices = _of_seed(run, name, seed)
+    at = len(matrices) if round is None else round
+    if not 1 <= at <= len(matrices):
+        raise IndexError(f"heat_map(round={round}): rounds are 1 to {len(matrices)}")
+    ax = axes_or_new(ax, 5.2, 4.4)
+    largest = float(np.nanmax(np.abs(matrices[at - 1]), initial=0.0))
+    limit = 1.0 if largest <= 1.001 else largest
+    image = ax.imshow(matrices[at - 1], cmap="RdBu_r", vmin=-limit, vmax=limit, interpolation="nearest")
+    for axis in (ax.xaxis, ax.yaxis):
+        whole_numbers(axis)
+    ax.set_xlabel("client of the cohort")
+    ax.set_ylabel("client of the cohort")
+    ax.set_title(f"round {at}", fontsize="medium")
+    ax.figure.colorbar(image, ax=ax, label=in_words(name.removesuffix("_matrix")))
+    return ax
+
+
+def _of_seed(run: Recorded, name: str, seed: int) -> np.ndarray:
+    values: np.ndarray = np.asarray(run[name], dtype=float)
+    if not 0 <= seed < len(values):
+        raise IndexError(f"{name!r} has the seeds at positions 0 to {len(values) - 1}, not {seed}")
+    one: np.ndarray = values[seed]
+    return one
 
 
 def _at(name: str, run: Recorded, metric: str, round: int | None) -> np.ndarray:

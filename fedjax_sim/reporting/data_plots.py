@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from fedjax_sim.reporting.figures import new_figure
-from fedjax_sim.reporting.plots import COLOURS, LEGEND, check_matplotlib, plain, save_figure
-from fedjax_sim.reporting.ticks import plain_numbers
+from fedjax_sim.reporting.figures import new_figure, plain_numbers, whole_numbers, write_cells
+from fedjax_sim.reporting.plots import COLOURS, LEGEND, axes_or_new, check_matplotlib, plain, save_figure
 
 if TYPE_CHECKING:
     from fedjax_sim.datasets.federated import FederatedDataset
@@ -37,51 +37,41 @@ def label_heatmap(dataset: FederatedDataset, ax: Any = None, *, sort: Sort = "st
       The axes.
 
     Raises:
-      ImportError: matplotlib is not installed.
       ValueError: the data set has no labels, or an unknown ``sort``.
     """
     check_matplotlib()
-    from matplotlib import pyplot
     from matplotlib.colors import LogNorm, Normalize
-    from matplotlib.ticker import MaxNLocator
+
+    from fedjax_sim.core.values import check_choice  # here: it imports jax, which reports do without
 
     table = dataset.statistics().label_table
     if table is None:
         raise ValueError(f"label_heatmap: {dataset} has no labels (examples['y'] as integers)")
-    if sort not in _ORDERS:
-        from fedjax_sim.core.values import suggest  # here: it imports jax, which reports do without
-
-        raise ValueError(f"label_heatmap(sort={sort!r}): {suggest(str(sort), list(_ORDERS))}")
-    order = _ORDERS[sort](table)
+    check_choice("label_heatmap(sort=...)", sort, _ORDERS)
+    words, order_of = _ORDERS[sort]
+    order = order_of(table)
     clients, classes = table.shape
     together = -(-clients // _COLUMNS)
     shown = _means(table[order], together)
-    if ax is None:
-        size = (float(np.clip(0.12 * clients + 2, 5, 12)), float(np.clip(0.25 * classes + 1.5, 2.5, 8)))
-        _, ax = pyplot.subplots(figsize=size, layout="constrained")
+    ax = axes_or_new(ax, float(np.clip(0.12 * clients + 2, 5, 12)), float(np.clip(0.25 * classes + 1.5, 2.5, 8)))
     held = shown[shown > 0]
     uneven = bool(held.max() > 20 * np.median(held))
     least = min(1, held.min())  # not 0, which is white
-    alike = held.max() == least
-    norm = (LogNorm if uneven else Normalize)(vmin=0 if alike else least, vmax=held.max())
-    image = ax.imshow(
-        np.ma.masked_equal(shown.T, 0), aspect="auto", origin="lower", cmap="viridis_r", norm=norm,
-        interpolation="nearest", extent=(-0.5, shown.shape[0] * together - 0.5, -0.5, classes - 0.5),
-    )  # fmt: skip
-    ax.set_xlabel("client" if sort == "stored" else f"clients, by {_SORTED_BY[sort]}")
+    norm = (LogNorm if uneven else Normalize)(vmin=0 if held.max() == least else least, vmax=held.max())
+    look: dict[str, Any] = {"aspect": "auto", "origin": "lower", "interpolation": "nearest", "cmap": "viridis_r"}
+    extent = (-0.5, shown.shape[0] * together - 0.5, -0.5, classes - 0.5)
+    image = ax.imshow(np.ma.masked_equal(shown.T, 0), norm=norm, extent=extent, **look)
+    ax.set_xlabel(words)
     ax.set_ylabel("class")
     if clients <= _NUMBERED_CLIENTS:
         ax.set_xticks(range(clients), [str(client) for client in order])
     elif sort == "stored":
-        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+        whole_numbers(ax.xaxis)
     else:
         ax.set_xticks([])  # a place in the order is no client's number
-    if classes <= 12:
-        ax.set_yticks(range(classes))
-    else:
-        ax.yaxis.set_major_locator(MaxNLocator(integer=True))
+    _tick_classes(ax.yaxis, range(classes))
     if table.size <= _NUMBERED_CELLS and clients <= _NUMBERED_CLIENTS:
-        _write_counts(ax, shown, image)
+        write_cells(ax, np.where(shown > 0, shown, np.nan).T, image, "{:.0f}".format)
     label = "examples (white: none)" if together == 1 else f"examples, mean of {together} clients (white: none)"
     bar = ax.figure.colorbar(image, ax=ax, label=label, pad=0.02)
     if uneven:
@@ -94,21 +84,10 @@ def size_histogram(dataset: FederatedDataset, ax: Any = None) -> Any:
 
     Args:
       dataset: any data set.
-      ax: matplotlib axes to draw on; None makes a figure.
-
-    Returns:
-      The axes.
-
-    Raises:
-      ImportError: matplotlib is not installed.
+      ax: matplotlib axes to draw on, which are returned; None makes a figure.
     """
-    check_matplotlib()
-    from matplotlib import pyplot
-    from matplotlib.ticker import MaxNLocator
-
+    ax = axes_or_new(ax, 6, 3.5)
     sizes = np.asarray(dataset.sizes)
-    if ax is None:
-        _, ax = pyplot.subplots(figsize=(6, 3.5), layout="constrained")
     low, high = int(sizes.min()), int(sizes.max())
     # Edges lie between whole numbers, so that no bin is empty or doubled by rounding alone.
     bins = int(np.clip(1.5 * np.sqrt(sizes.size), 5, 40))
@@ -120,7 +99,7 @@ def size_histogram(dataset: FederatedDataset, ax: Any = None) -> Any:
     else:
         step = max(1, -(-(high + 1 - low) // bins))
         edges = np.arange(low, high + 1 + step, step) - 0.5
-        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+        whole_numbers(ax.xaxis)
     ax.hist(sizes, bins=edges, color=COLOURS[0], edgecolor="white", linewidth=0.5)
     if ax.get_xscale() == "log":
         ax.set_xlim(left=max(0.55, 0.85 * edges[0]))  # no tick at half an example
@@ -132,7 +111,7 @@ def size_histogram(dataset: FederatedDataset, ax: Any = None) -> Any:
     ax.axvline(median, color=COLOURS[6], linestyle=":", label=f"median {median:,.1f}")
     ax.set_xlabel("examples of a client")
     ax.set_ylabel("clients")
-    ax.yaxis.set_major_locator(MaxNLocator(integer=True))
+    whole_numbers(ax.yaxis)
     ax.set_title(_in_words(dataset), fontsize="medium")
     ax.legend(**LEGEND)
     plain(ax)
@@ -154,13 +133,8 @@ def overview(dataset: FederatedDataset, path: str | os.PathLike[str] | None = No
 
     Returns:
       The matplotlib figure.
-
-    Raises:
-      ImportError: matplotlib is not installed.
-      ValueError: an unknown ``sort``.
     """
     check_matplotlib()
-
     statistics = dataset.statistics()
     if statistics.label_table is None:
         figure = new_figure(6, 3.5)
@@ -183,8 +157,6 @@ def overview(dataset: FederatedDataset, path: str | os.PathLike[str] | None = No
 
 def _classes_histogram(statistics: Any, ax: Any) -> None:
     """How many clients hold how many classes, and effectively how many."""
-    from matplotlib.ticker import MaxNLocator
-
     classes = statistics.label_table.shape[1]
     step = max(1, classes // 40)
     edges = np.arange(1, classes + 1 + step, step) - 0.5
@@ -196,26 +168,18 @@ def _classes_histogram(statistics: Any, ax: Any) -> None:
     ax.set_xlabel("classes of a client")
     ax.set_ylabel("clients")
     ax.set_xlim(0.4, classes + 0.6)
-    if classes <= 12:
-        ax.set_xticks(range(1, classes + 1))
-    else:
-        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-    ax.yaxis.set_major_locator(MaxNLocator(integer=True))
+    _tick_classes(ax.xaxis, range(1, classes + 1))
+    whole_numbers(ax.yaxis)
     ax.margins(y=0.15)
     ax.legend(**LEGEND)
     plain(ax)
 
 
-def _write_counts(ax: Any, table: np.ndarray, image: Any) -> None:
-    """The counts in their cells, black on light colours and white on dark ones."""
-    for (client, label), count in np.ndenumerate(table):
-        if count:
-            red, green, blue, _ = image.cmap(image.norm(count))
-            light = 0.299 * red + 0.587 * green + 0.114 * blue > 0.5
-            ax.text(
-                client, label, f"{count}", ha="center", va="center", fontsize="x-small",
-                color="black" if light else "white",
-            )  # fmt: skip
+def _tick_classes(axis: Any, classes: range) -> None:
+    if len(classes) <= 12:
+        axis.set_ticks(classes)
+    else:
+        whole_numbers(axis)
 
 
 def _widening(edges: np.ndarray) -> np.ndarray:
@@ -245,9 +209,8 @@ def _by_class(table: np.ndarray) -> np.ndarray:
     return np.lexsort((-share, table.argmax(axis=1)))
 
 
-_ORDERS: dict[str, Any] = {
-    "stored": lambda table: np.arange(table.shape[0]),
-    "size": lambda table: np.argsort(-table.sum(axis=1), kind="stable"),
-    "class": _by_class,
+_ORDERS: dict[str, tuple[str, Callable[[np.ndarray], np.ndarray]]] = {  # the label of the axis, the clients' order
+    "stored": ("client", lambda table: np.arange(table.shape[0])),
+    "size": ("clients, by size", lambda table: np.argsort(-table.sum(axis=1), kind="stable")),
+    "class": ("clients, by their commonest class", _by_class),
 }
-_SORTED_BY = {"size": "size", "class": "their commonest class"}

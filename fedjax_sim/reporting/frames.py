@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from fedjax_sim.core.values import shown
+from fedjax_sim.core.values import check_choice
 from fedjax_sim.reporting.recorded import rounds_of
 
 _EACH = {"evaluation": "metrics", "round": "rounds"}
 
 
 def data_frame(columns: Mapping[str, np.ndarray]) -> Any:
-    """A ``pandas.DataFrame`` of columns by name.
-
-    Raises:
-      ImportError: pandas is not installed.
-    """
-    try:
-        import pandas
-    except ImportError as error:
-        raise ImportError("to_pandas needs pandas: pip install 'fedjax_sim[frames]'") from error
-    return pandas.DataFrame(dict(columns))
+    """A ``pandas.DataFrame`` of columns by name."""
+    return _library("pandas").DataFrame(dict(columns))
 
 
 def data_set(
@@ -33,15 +26,7 @@ def data_set(
     coordinates: Mapping[str, Any],
     attributes: Mapping[str, Any],
 ) -> Any:
-    """An ``xarray.Dataset`` of metrics [*dims, evaluation, ...] and records of rounds [*dims, t, ...].
-
-    Raises:
-      ImportError: xarray is not installed.
-    """
-    try:
-        import xarray
-    except ImportError as error:
-        raise ImportError("to_xarray needs xarray: pip install 'fedjax_sim[frames]'") from error
+    """An ``xarray.Dataset`` of metrics [*dims, evaluation, ...] and records of rounds [*dims, t, ...]."""
 
     def labelled(name: str, values: np.ndarray, time: str) -> tuple[tuple[str, ...], np.ndarray]:
         more = values.ndim - len(dims) - 1
@@ -49,13 +34,19 @@ def data_set(
 
     arrays = {name: labelled(name, values, "evaluation") for name, values in metrics.items()}
     arrays |= {name: labelled(name, values, "t") for name, values in rounds.items()}
-    return xarray.Dataset(arrays, coords=dict(coordinates), attrs=dict(attributes))
+    return _library("xarray").Dataset(arrays, coords=dict(coordinates), attrs=dict(attributes))
+
+
+def _library(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ImportError(f"to_{name} needs {name}: pip install 'fedjax_sim[frames]'") from error
 
 
 def run_columns(run: Any, each: str) -> dict[str, np.ndarray]:
     """See :meth:`fedjax_sim.History.to_pandas`."""
-    if each not in _EACH:
-        raise ValueError(f"to_pandas(each={shown(each)}): it must be one of {', '.join(map(repr, _EACH))}")
+    check_choice("to_pandas(each=...)", each, _EACH)
     records = {name: values for name, values in getattr(run, _EACH[each]).items() if values.ndim == 2}
     times = run.evaluated if each == "evaluation" else rounds_of(run, next(iter(records)))
     columns = {"seed": np.repeat(run.seeds, len(times)), "round": np.tile(times, len(run.seeds))}

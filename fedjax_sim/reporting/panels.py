@@ -5,13 +5,16 @@ from __future__ import annotations
 import itertools
 import os
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedjax_sim.reporting.containers import check_problems, check_rows, check_size
 from fedjax_sim.reporting.figures import new_figure
 from fedjax_sim.reporting.plots import (
     LEGEND,
+    Band,
+    band_words,
+    check_band,
     check_matplotlib,
     columns_fitting,
     draw,
@@ -20,7 +23,6 @@ from fedjax_sim.reporting.plots import (
     save_figure,
 )
 from fedjax_sim.reporting.recorded import AXES, Recorded, loss_of_data
-from fedjax_sim.reporting.seed_bands import Band, band_words, check_band
 
 _PANEL = (3.3, 2.6)  # inches
 
@@ -64,14 +66,10 @@ def panels(
 
     Returns:
       The matplotlib figure.
-
-    Raises:
-      ImportError: matplotlib is not installed.
-      TypeError: something else than rows of panels.
-      ValueError: no panels, rows of different lengths, a panel without runs or with limits that are no pair, another
-        ``band``, or a size that is not two positive numbers.
     """
     check_matplotlib()
+    from matplotlib.lines import Line2D
+
     check_rows(rows, Panel)
     check_band("panels", band)
     if size is not None:
@@ -104,7 +102,7 @@ def panels(
             if panel is not None and all(below[column] is None for below in rows[number + 1 :]):
                 axes[number][column].set_xlabel(AXES[against][1])
                 axes[number][column].tick_params(labelbottom=True)
-    handles = legend_entries(_proxies(styles), axes.flat)
+    handles = legend_entries([Line2D([], [], label=name, **style) for name, style in styles.items()], axes.flat)
     fitting = columns_fitting([handle.get_label() for handle in handles], width)
     title = band_words((run for panel in all_panels for run in panel.runs.values()), band)
     figure.legend(handles=handles, loc="outside lower center", ncols=fitting, title=title, **LEGEND)
@@ -133,31 +131,20 @@ def comparison(
 
     Returns:
       The matplotlib figure.
-
-    Raises:
-      ImportError: matplotlib is not installed.
-      TypeError: another container than ``{problem: {method: history}}``.
-      ValueError: no problems, a problem without methods, or another ``band`` or ``size``, as :func:`panels`.
     """
     check_matplotlib()
     check_problems(problems)
     above = [Panel(runs, loss_of_data(runs.values()), problem) for problem, runs in problems.items()]
-    below = []
-    for runs in problems.values():
-        accuracy = _accuracy(runs.values())
-        recorded = {name: run for name, run in runs.items() if accuracy in run.metrics}
-        below.append(None if accuracy is None else Panel(recorded, accuracy))
+    below = [_accuracies(runs) for runs in problems.values()]
     figure = panels([above, below] if any(below) else [above], against=against, band=band, size=size)
     save_figure(figure, path)
     return figure
 
 
-def _accuracy(runs: Iterable[Recorded]) -> str | None:
-    names = {name for run in runs for name in run.metrics}
-    return next((name for name in ("test_accuracy", "accuracy") if name in names), None)
-
-
-def _proxies(styles: Mapping[str, Mapping[str, Any]]) -> list[Any]:
-    from matplotlib.lines import Line2D
-
-    return [Line2D([], [], label=name, **style) for name, style in styles.items()]
+def _accuracies(runs: Mapping[str, Recorded]) -> Panel | None:
+    """The panel of the test accuracy, else of the training accuracy, of those runs that have it."""
+    for accuracy in ("test_accuracy", "accuracy"):
+        recorded = {name: run for name, run in runs.items() if accuracy in run.metrics}
+        if recorded:
+            return Panel(recorded, accuracy)
+    return None

@@ -5,25 +5,30 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from fedjax_sim.core.atomic import write_atomically
 from fedjax_sim.reporting.containers import check_runs
-from fedjax_sim.reporting.figures import FONTS
+from fedjax_sim.reporting.figures import FONTS, keep_in_view, plain_numbers, spans_a_decade
 from fedjax_sim.reporting.recorded import AXES, Recorded, drawable, held, in_words, positions, rounds_of
-from fedjax_sim.reporting.seed_bands import Band, band_words, check_band, edges
-from fedjax_sim.reporting.ticks import plain_numbers
-from fedjax_sim.reporting.views import keep_in_view, spans_a_decade
+
+Band = Literal["range", "std", "sem"] | None
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart, without its yellow, which nobody sees on white.
 # Seven colours and five dashes have no common divisor: 35 methods before a pair comes again.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+LEGEND: dict[str, Any] = {"fontsize": "small", "title_fontsize": "small", "frameon": False, "handlelength": 2.8}
+DIVERGED = "a seed diverged"
 _DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (7, 1.5, 1.5, 1.5)), (0, (3, 1, 1, 1, 1, 1)))
-_DIVERGED = "a seed diverged"
-_DPI = 150
 _WIDTH = 7.0  # inches, of a figure of one axes
+_BANDS: dict[str | None, str] = {  # what line and band are, for a legend
+    "range": "mean and range of",
+    "std": "mean ± standard deviation of",
+    "sem": "mean ± standard error of",
+    None: "mean of",
+}
 
 
 def curves(
@@ -63,31 +68,26 @@ def curves(
       The axes.
 
     Raises:
-      ImportError: matplotlib is not installed.
       KeyError: a record lacks the metric.
-      TypeError: another container than ``{name: history}``.
       ValueError: no histories, a metric that is not one number per seed and evaluation, an axis that a run did not
         record, or another ``band``.
     """
     check_matplotlib()
     check_runs("curves: histories", histories)
     check_band("curves", band)
-    own = ax is None
-    if own:
-        from matplotlib import pyplot
-
-        rows = -(-len(histories) // columns_fitting(map(str, histories), _WIDTH - 0.8))
-        _, ax = pyplot.subplots(figsize=(_WIDTH, 4 + 0.2 * rows), layout="constrained")
+    below = ax is None and len(histories) > 1
+    rows = -(-len(histories) // columns_fitting(map(str, histories), _WIDTH - 0.8))
+    ax = axes_or_new(ax, _WIDTH, 4 + 0.2 * rows)
     drawn_before = len(_labelled(ax))
     styles = {name: line_style(drawn_before + index) for index, name in enumerate(histories)}
     draw(ax, histories, metric, styles, log, against, band)
     ax.set_xlabel(AXES[against][1])
     handles = legend_entries(_labelled(ax), [ax])
-    below = own and len(histories) > 1
-    ax.legend(
-        handles=handles, title=band_words(histories.values(), band), **LEGEND,
-        **(_below([handle.get_label() for handle in handles]) if below else {"loc": "best"}),
-    )  # fmt: skip
+    place: dict[str, Any] = {"loc": "best"}
+    if below:  # the label of the horizontal axis; the distance is in units of the legend's font
+        columns = columns_fitting([handle.get_label() for handle in handles], _WIDTH - 0.8)
+        place = {"loc": "upper center", "bbox_to_anchor": (0.5, 0.0), "borderaxespad": 4.5, "ncols": columns}
+    ax.legend(handles=handles, title=band_words(histories.values(), band), **LEGEND, **place)
     return ax
 
 
@@ -99,23 +99,13 @@ def save_figure(figure: Any, path: str | os.PathLike[str]) -> None:
       path: where it goes, as PNG with 150 dots an inch unless the name ends otherwise (``.pdf``, ``.svg``, ``.eps``).
         Fonts in PDF and PostScript are TrueType (42), not Type 3.
 
-    Raises:
-      ImportError: matplotlib is not installed.
-      ValueError: a kind of file that matplotlib cannot write.
     """
     check_matplotlib()
     import matplotlib
 
     kind = Path(path).suffix[1:] or "png"
-
-    def write(file: Any) -> None:
-        with matplotlib.rc_context(FONTS):
-            figure.savefig(file, format=kind, dpi=_DPI)
-
-    write_atomically(path, write)
-
-
-LEGEND: dict[str, Any] = {"fontsize": "small", "title_fontsize": "small", "frameon": False, "handlelength": 2.8}
+    with matplotlib.rc_context(FONTS):
+        write_atomically(path, lambda file: figure.savefig(file, format=kind, dpi=150))
 
 
 def check_matplotlib() -> None:
@@ -124,6 +114,14 @@ def check_matplotlib() -> None:
         import matplotlib  # noqa: F401
     except ImportError as error:
         raise ImportError("plots need matplotlib: pip install 'fedjax_sim[plot]'") from error
+
+
+def axes_or_new(ax: Any, width: float, height: float) -> Any:
+    """``ax``, or where that is None the axes of a new figure, in inches."""
+    check_matplotlib()
+    from matplotlib import pyplot
+
+    return pyplot.subplots(figsize=(width, height), layout="constrained")[1] if ax is None else ax
 
 
 def line_style(index: int) -> dict[str, Any]:
@@ -143,14 +141,6 @@ def columns_fitting(labels: Iterable[str], width: float) -> int:
     return max(1, min(len(labels), int(width / inches)))
 
 
-def _below(labels: list[str]) -> dict[str, Any]:
-    """A legend below the label of the horizontal axis; its distance is in units of the legend's font."""
-    return {
-        "loc": "upper center", "bbox_to_anchor": (0.5, 0.0), "borderaxespad": 4.5,
-        "ncols": columns_fitting(labels, _WIDTH - 0.8),
-    }  # fmt: skip
-
-
 def draw(
     ax: Any,
     histories: Mapping[str, Recorded],
@@ -158,41 +148,30 @@ def draw(
     styles: Mapping[str, Mapping[str, Any]],
     log: bool | None,
     against: str,
-    band: Band = "range",
+    band: Band,
 ) -> None:
     """The lines, bands and crosses of one axes, and its scale."""
     from matplotlib.ticker import MaxNLocator
 
-    means = []
+    means, stepped = [], against != "round"
     for name, run in histories.items():
         values, stopped = held(run, metric)
         if values.ndim != 2:
             raise ValueError(
                 f"{metric!r} of {name!r} has shape {values.shape}: a curve needs one number per seed and evaluation"
             )
-        stepped = against != "round"
+        places = np.asarray(rounds_of(run, metric))
         if stepped:
             try:
                 at = positions(run, metric, against)
             except ValueError as error:
                 raise ValueError(f"{name!r}: {error}") from error
             places, values = on_one_axis(at, values, stopped)
-        else:
-            places = np.asarray(rounds_of(run, metric))
         finite = np.asarray(drawable(values).all(axis=0))
         end = len(finite) if finite.all() else int(np.argmin(finite))
-        kept = values[:, :end]
-        mean = kept.mean(axis=0)
-        ax.plot(places[:end], mean, label=name, drawstyle="steps-post" if stepped else "default", **styles[name])
-        area = edges(kept, band)
-        if area is not None:
-            look = {"color": styles[name]["color"], "alpha": 0.15, "linewidth": 0}
-            look |= {"step": "post"} if stepped else {}
-            ax.fill_between(places[:end], *area, **look)
+        means.append(mean_and_band(ax, places[:end], values[:, :end], styles[name], band, stepped=stepped, label=name))
         if end < len(finite):
-            cross = {"color": styles[name]["color"], "marker": "x", "markersize": 7, "markeredgewidth": 2}
-            ax.plot(places[end], 1.0, transform=ax.get_xaxis_transform(), clip_on=False, label=f"_{_DIVERGED}", **cross)
-        means.append(mean)
+            cross(ax, places[end], color=styles[name]["color"], markeredgewidth=2, label=f"_{DIVERGED}")
     if log is None:
         log = metric.endswith("loss") and spans_a_decade(np.concatenate(means))
     if log:
@@ -202,10 +181,34 @@ def draw(
     if log and min(ax.get_ylim()) > 0 and ax.get_ylim()[1] < 1000 * ax.get_ylim()[0]:
         plain_numbers(ax.yaxis, (1.0, 2.0, 5.0))  # beyond three decades powers of ten are easier to read
     locator = ax.xaxis.get_major_locator()
-    if isinstance(locator, MaxNLocator) and against == "round":
+    if isinstance(locator, MaxNLocator) and not stepped:
         locator.set_params(integer=True)
     ax.set_ylabel(in_words(metric, histories.values()))
     plain(ax)
+
+
+def mean_and_band(
+    ax: Any, x: np.ndarray, values: np.ndarray, style: Mapping[str, Any], band: Band, *, stepped: bool, label: str
+) -> np.ndarray:
+    """Draws the mean over seeds of [seeds, n] and, of several seeds, their band; returns the mean."""
+    mean: np.ndarray = values.mean(axis=0)
+    ax.plot(x, mean, label=label, drawstyle="steps-post" if stepped else "default", **style)
+    if band is not None and len(values) > 1:
+        low, high = values.min(axis=0), values.max(axis=0)
+        if band != "range":
+            with np.errstate(over="ignore"):  # squares of what has almost diverged
+                deviation = values.std(axis=0, ddof=1) / (1.0 if band == "std" else len(values) ** 0.5)
+            deviation = np.where(np.isfinite(deviation), deviation, 0.0)
+            low, high = mean - deviation, mean + deviation
+        step = {"step": "post"} if stepped else {}
+        ax.fill_between(x, low, high, color=style["color"], alpha=0.15, linewidth=0, **step)
+    return mean
+
+
+def cross(ax: Any, x: Any, *, y: float = 1.0, markersize: float = 7, **style: Any) -> None:
+    """Crosses at the upper edge, where something diverged."""
+    place = {"transform": ax.get_xaxis_transform(), "clip_on": False}
+    ax.plot(x, np.full(np.shape(x), y), linestyle="", marker="x", markersize=markersize, **place, **style)
 
 
 def on_one_axis(places: np.ndarray, values: np.ndarray, stopped: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -242,7 +245,21 @@ def legend_entries(lines: list[Any], axes: Iterable[Any]) -> list[Any]:
     """The entries of a legend; one for the crosses if there is any."""
     from matplotlib.lines import Line2D
 
-    if any(line.get_label() == f"_{_DIVERGED}" for ax in axes for line in ax.get_lines()):
-        cross = Line2D([], [], linestyle="", marker="x", color="0.3", markersize=7, markeredgewidth=2, label=_DIVERGED)
-        return [*lines, cross]
+    if any(line.get_label() == f"_{DIVERGED}" for ax in axes for line in ax.get_lines()):
+        entry = Line2D([], [], linestyle="", marker="x", color="0.3", markersize=7, markeredgewidth=2, label=DIVERGED)
+        return [*lines, entry]
     return lines
+
+
+def check_band(what: str, band: Band) -> None:
+    """Raises ``ValueError`` for another name of a band."""
+    if not isinstance(band, (str, type(None))) or band not in _BANDS:
+        raise ValueError(f"{what}(band={band!r}): it must be one of {', '.join(map(repr, _BANDS))}")
+
+
+def band_words(runs: Iterable[Recorded], band: Band = "range") -> str | None:
+    """What line and band are, for a legend; None of runs of one seed."""
+    counts = {int(next(iter(run.metrics.values())).shape[0]) for run in runs}
+    if counts == {1}:
+        return None
+    return f"{_BANDS[band]} {counts.pop()} seeds" if len(counts) == 1 else f"{_BANDS[band]} the seeds"

@@ -82,11 +82,13 @@ def progress_bar(
     return _Lines(total_rounds, description) if console is None else _Bar(total_rounds, description, console)
 
 
-class _Clock:
-    """Speed and time left, from the first update on."""
+class _Shown(Progress):
+    """What both kinds of progress know: speed and time left, from the first update on."""
 
-    def __init__(self, total: int):
-        self.total = total
+    enabled = True
+
+    def __init__(self, total: int, description: str):
+        self.total, self.description = total, description
         self.start: tuple[int, float] | None = None
         self.metrics: dict[str, float] = {}
         self.a_round: float | None = None  # clients
@@ -103,10 +105,8 @@ class _Clock:
         parts = [f"{name.replace('_', ' ')} {value:.4g}" for name, value in self.metrics.items()]
         if done > first and now > since:
             speed = (done - first) / (now - since)
-            speeds = [f"{_rounded(speed)} rounds/s"]
-            if self.a_round is not None:
-                speeds.append(f"{_rounded(speed * self.a_round)} clients/s")
-            parts = speeds + parts
+            clients_too = [] if self.a_round is None else [f"{_rounded(speed * self.a_round)} clients/s"]
+            parts = [f"{_rounded(speed)} rounds/s", *clients_too, *parts]
             if done < self.total:
                 parts.append(f"{datetime.timedelta(seconds=round((self.total - done) / speed))} left")
         return ", ".join(parts)
@@ -124,53 +124,39 @@ def _rounded(speed: float) -> str:
     return f"{speed:.3g}" if speed < 100 else f"{speed:,.0f}"
 
 
-class _Lines(Progress):
+class _Lines(_Shown):
     """A line while compiling and one every tenth of the rounds."""
 
-    enabled = True
-
-    def __init__(self, total: int, description: str):
-        self._total = total
-        self._description = description
-        self._clock = _Clock(total)
-        self._shown = 0
+    tenths = 0  # shown
 
     def compiling(self) -> None:
         self._print("compiling")
 
     def update(self, rounds_done: int, metrics: Mapping[str, Any] | None = None, clients: int | None = None) -> None:
-        status = self._clock.status(rounds_done, metrics, clients)
-        tenths = 10 * rounds_done // max(self._total, 1)
-        if tenths > self._shown:
-            self._shown = tenths
-            self._print(f"round {rounds_done}/{self._total}, {status}")
+        status = self.status(rounds_done, metrics, clients)
+        tenths = 10 * rounds_done // max(self.total, 1)
+        if tenths > self.tenths:
+            self.tenths = tenths
+            self._print(f"round {rounds_done}/{self.total}, {status}")
 
     def show(self, done: int, text: str) -> None:
         self._print(text)
 
     def _print(self, text: str) -> None:
-        print(f"{self._description}: {text}", file=sys.stderr, flush=True)
+        print(f"{self.description}: {text}", file=sys.stderr, flush=True)
 
 
-class _Bar(Progress):
+class _Bar(_Shown):
     """A bar that rich draws; its own thread keeps it moving while XLA compiles."""
-
-    enabled = True
 
     def __init__(self, total: int, description: str, console: Any):
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
         from rich.progress import Progress as RichProgress
 
-        self._total = total
-        self._clock = _Clock(total)
-        self._bar = RichProgress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("{task.fields[status]}", markup=False),
-            console=console,
-        )
+        super().__init__(total, description)
+        before, after = (TextColumn(f"{{task.{field}}}", markup=False) for field in ("description", "fields[status]"))
+        columns = (before, BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn(), after)
+        self._bar = RichProgress(*columns, console=console)
         self._task = self._bar.add_task(description, total=total, status="")
 
     def __enter__(self) -> Self:
@@ -186,11 +172,10 @@ class _Bar(Progress):
         self._bar.update(self._task, total=None, status="compiling")  # without a total the bar pulses
 
     def update(self, rounds_done: int, metrics: Mapping[str, Any] | None = None, clients: int | None = None) -> None:
-        status = self._clock.status(rounds_done, metrics, clients)
-        self._bar.update(self._task, total=self._total, completed=rounds_done, status=status)
+        self.show(rounds_done, self.status(rounds_done, metrics, clients))
 
     def show(self, done: int, text: str) -> None:
-        self._bar.update(self._task, total=self._total, completed=done, status=text)
+        self._bar.update(self._task, total=self.total, completed=done, status=text)
 
 
 def _rich_console(terminal: bool) -> Any:

@@ -88,22 +88,14 @@ AXES: dict[str, tuple[tuple[str, ...], str]] = {
 
 
 def clock(run: Recorded, axis: str) -> np.ndarray:
-    """Where a run is after each of its rounds, float64[seeds, R + 1]; 0 before the first.
-
-    Args:
-      run: a record.
-      axis: a name of :data:`AXES`.
-
-    Raises:
-      ValueError: an unknown axis, or one that the run did not record.
-    """
+    """Where a run is on an axis of :data:`AXES` after each of its rounds, float64[seeds, R + 1]; 0 before the first."""
     if axis not in AXES:
         raise ValueError(f"against={axis!r}: it must be one of {', '.join(map(repr, AXES))}")
     names = AXES[axis][0]
-    if axis == "virtual_time" and not _has(run, "duration"):
+    recorded = getattr(run, "rounds", {})
+    if axis == "virtual_time" and "duration" not in recorded:
         names = ("virtual_time",)  # the diagnostic's, seconds of every round
-    missing = [name for name in names if not _has(run, name)]
-    if missing:
+    if not all(name in recorded for name in names):
         what, name = ("its bytes", "communication") if axis == "bytes" else ("virtual time", "virtual_time")
         raise ValueError(
             f"{axis!r}: the run did not record {what}; give it system=fedjax_sim.systems.devices(...), or "
@@ -112,7 +104,7 @@ def clock(run: Recorded, axis: str) -> np.ndarray:
     if not names:
         seeds, rounds = len(next(iter(run.metrics.values()))), int(run.evaluated[-1])
         return np.broadcast_to(np.arange(rounds + 1, dtype=float), (seeds, rounds + 1))
-    each = sum(np.asarray(run[name], dtype=float) for name in names)
+    each = sum(np.asarray(recorded[name], dtype=float) for name in names)
     return np.concatenate([np.zeros((len(each), 1)), np.cumsum(each, axis=1)], axis=1)  # type: ignore[arg-type]
 
 
@@ -179,11 +171,7 @@ def less_is_better(name: str) -> bool:
 
 
 def first_reached(values: np.ndarray, at: np.ndarray, target: float, *, falling: bool) -> np.ndarray:
-    """The first of the places ``at`` at which ``values`` reach the target, float[seeds]; inf where they never do.
-
-    Raises:
-      ValueError: several values at one place.
-    """
+    """The first of the places ``at`` at which ``values`` reach the target, float[seeds]; inf where they never do."""
     if values.ndim != 2:
         raise ValueError(f"a target: the values have the shape {values.shape}: give one number a seed and place")
     reached = values <= target if falling else values >= target
@@ -192,23 +180,10 @@ def first_reached(values: np.ndarray, at: np.ndarray, target: float, *, falling:
     return first
 
 
-def _has(run: Recorded, name: str) -> bool:
-    """Whether a run has a record of every round of that name."""
-    if name in run.metrics:
-        return False
-    try:
-        run[name]
-    except KeyError:
-        return False
-    return True
-
-
 def in_words(metric: str, runs: Iterable[Recorded] = ()) -> str:
     """A metric's name for a reader: ``test_accuracy`` is the test accuracy, ``loss`` the training loss.
 
-    Args:
-      metric: its name.
-      runs: those of which it is shown: where one of them has a penalty, a loss says that it is in it.
+    Where one of the ``runs`` of which it is shown has a penalty, a loss says that it is in it.
     """
     plain = metric.replace(_DATA, _OBJECTIVE)
     named = {"loss": "training loss", "accuracy": "training accuracy", "e_lud": "e-LUD", "lud": "LUD"}

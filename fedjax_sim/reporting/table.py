@@ -43,10 +43,6 @@ def results_table(histories: Mapping[str, Recorded], *, target: float | None = N
 
     Returns:
       The table, and below it what its columns mean, and where runs do not minimise the same (:func:`objectives`).
-
-    Raises:
-      TypeError: another container than ``{name: history}``.
-      ValueError: no histories.
     """
     check_runs("results_table: histories", histories)
     histories = {str(name): run for name, run in histories.items()}
@@ -83,14 +79,15 @@ def objectives(histories: Mapping[str, Recorded]) -> list[str]:
     if len(groups) < 2:
         return []
     said = "; ".join(
-        f"{_listed(names)}: {objective} (average {average!r})" for (objective, average), names in groups.items()
+        f"{listed(names)}: {objective} (average {average!r})" for (objective, average), names in groups.items()
     )
     several = len({average for _, average in groups}) > 1
     same = "; the cohort scheme's average= sets one average for all" if several else ""
     return [f"not the same objectives: {said}. The loss is sum p_i F_i of all, p_i = n_i / n{same}"]
 
 
-def _listed(names: list[str]) -> str:
+def listed(names: list[str]) -> str:
+    """The first six of some names, and how many more there are."""
     rest = len(names) - _MOST_NAMES
     return ", ".join(names[:_MOST_NAMES]) + (f" and {rest} more" if rest > 0 else "")
 

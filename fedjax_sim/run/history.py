@@ -190,17 +190,17 @@ class History:
         Returns:
           The axes.
         """
-        from fedjax_sim.reporting import client_plots, plots, round_plots
+        from fedjax_sim.reporting import client_plots, plots
 
         if metric in OF_IDS:
             raise ValueError(f"plot({metric!r}): these are ids of clients, which have no curve: history[{metric!r}]")
         metric = recorded_as(self, metric)
         if self[metric].ndim == 4:
-            return round_plots.heat_map(self, metric, round=round, seed=seed, ax=ax)
+            return client_plots.heat_map(self, metric, round=round, seed=seed, ax=ax)
         if self[metric].ndim == 3 and metric in self.metrics:
             return client_plots.distributions({self.algorithm: self}, metric, ax=ax, round=round)
         if self[metric].ndim == 3:
-            return round_plots.bands(self, metric, seed=seed, ax=ax)
+            return client_plots.bands(self, metric, seed=seed, ax=ax)
         return plots.curves({self.algorithm: self}, metric, ax=ax, against=against)
 
     def to_pandas(self, *, each: str = "evaluation") -> Any:

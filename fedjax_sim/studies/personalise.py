@@ -7,7 +7,7 @@ how its adapted model does on its held-out examples.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -21,9 +21,9 @@ from fedjax_sim.clients.cohort import full
 from fedjax_sim.clients.local.batches import Batches, full_batch
 from fedjax_sim.clients.local.work import Work
 from fedjax_sim.core.descriptions import factory
-from fedjax_sim.core.fields import static
+from fedjax_sim.core.fields import Check, count, flag, leaf, real, static
 from fedjax_sim.core.trees import square, subtract
-from fedjax_sim.core.values import LARGEST_SEED, check_count, check_flag, check_real, shown
+from fedjax_sim.core.values import LARGEST_SEED, shown
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.engine.draw import draw
 from fedjax_sim.engine.layout.base import Layout
@@ -36,6 +36,16 @@ from fedjax_sim.optim.described import hoisted
 from fedjax_sim.reporting.recorded import less_is_better
 
 _VALUES, _MODELS = "values", "models"  # what clients report
+
+
+def _is(kind: type, example: str, *, optional: bool = False) -> Check:
+    """The check of a field that is an object of some kind, or None."""
+
+    def check(what: str, value: Any) -> None:
+        if not isinstance(value, kind) and not (optional and value is None):
+            raise TypeError(f"{what} is {shown(value)}: give {example}")
+
+    return check
 
 
 class Personalise(FineTuned):
@@ -70,9 +80,6 @@ class Personalise(FineTuned):
       layout: how clients are run on the hardware; None chooses by a rule.
       mu: weight of the term mu/2 |y - x|^2 that keeps a client's model near x, >= 0; None for no such term.
 
-    Raises:
-      TypeError, ValueError: an argument is not what it must be, or (before compiling) the data set has no test part.
-
     Reference: Finn, Abbeel and Levine 2017, "Model-agnostic meta-learning for fast adaptation of deep networks"
     (MAML and its first-order form); Fallah, Mokhtari and Ozdaglar 2020, "Personalized federated learning with
     theoretical guarantees: a model-agnostic meta-learning approach", eq. 3 (one client, one task); Nichol, Achiam and
@@ -91,31 +98,18 @@ class Personalise(FineTuned):
       >>> gradient = jax.jit(jax.grad(lambda params: adapted(params, data)["personal_loss"]))(params)
     """
 
-    task: Task
+    task: Task = leaf(_is(Task, "the run's task"))
     client_optimizer: optim.Optimizer
-    work: Work
-    batches: Batches | None = None
-    first_order: bool = static(default=False)
-    worst: float = static(default=0.1)
-    seed: int = static(default=0)
-    layout: Layout | None = None
-    mu: Any = None
+    work: Work = leaf(_is(Work, "fedjax_sim.local.steps(5)"))
+    batches: Batches | None = leaf(_is(Batches, "fedjax_sim.local.shuffled(20)", optional=True), default=None)
+    first_order: bool = flag(default=False)
+    worst: float = real(low=0.0, high=1.0, structure=True, default=0.1)
+    seed: int = count(low=0, high=LARGEST_SEED, default=0)
+    layout: Layout | None = leaf(_is(Layout, "fedjax_sim.layout.turns()", optional=True), default=None)
+    mu: Any = real(low=0.0, default=None)
 
-    def checked(self) -> Personalise:
-        kinds = (
-            ("task", Task, "the run's task", False),
-            ("work", Work, "fedjax_sim.local.steps(5)", False),
-            ("batches", Batches, "fedjax_sim.local.shuffled(20)", True),
-            ("layout", Layout, "fedjax_sim.layout.turns()", True),
-        )
-        for name, kind, example, optional in kinds:
-            given = getattr(self, name)
-            if not (isinstance(given, kind) or (optional and given is None)):
-                raise TypeError(f"personalise({name}={shown(given)}): give {example}")
-        check_flag("personalise(first_order=...)", self.first_order)
-        check_count("personalise(seed=...)", self.seed, low=0, high=LARGEST_SEED)
-        check_real("personalise(worst=...)", self.worst, low=0.0, high=1.0)
-        check_real("personalise(mu=...)", self.mu, low=0.0, optional=True)
+    def checked(self) -> Self:
+        super().checked()
         if self.worst == 0:
             raise ValueError("personalise(worst=...) is 0: it must be in (0, 1], a share of the clients")
         return self.replace(

@@ -31,7 +31,7 @@ RATE = "algorithm.client_optimizer.learning_rate"
 INTERRUPTIBLE = """
 import os, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
-from fedjax_sim.studies.sweeps.execution import Executor
+from fedjax_sim.studies.sweeps.program import Executor
 run = Executor.run
 Executor.run = lambda *given: (os.write(1, b"it computes\\n"), run(*given))[1]
 from fedjax_sim import cli

@@ -20,9 +20,8 @@ from fedjax_sim.cli.results import files_of, named
 from fedjax_sim.reporting import report
 from fedjax_sim.reporting.divergence import Divergence
 from fedjax_sim.reporting.html import page
-from fedjax_sim.reporting.html.clients import spreads
-from fedjax_sim.reporting.html.curves import Record, curve, records, thinned
-from fedjax_sim.reporting.html.palette import DASHES, LIGHT_LINES, classes
+from fedjax_sim.reporting.html.curves import Record, curve, records, spreads, thinned
+from fedjax_sim.reporting.html.drawing import DASHES, LINES, classes
 from fedjax_sim.reporting.html.settings import differing, settings
 from fedjax_sim.run.history import History
 from fedjax_sim.run.recording import Stop
@@ -370,7 +369,7 @@ class TestColours:
                     assert contrast(theme[name], theme[behind]) >= 3, (name, behind)
 
     def test_runs_of_one_colour_have_dashes_that_are_not_neighbours(self):
-        count = len(LIGHT_LINES)
+        count = LINES
         of = [int(classes(number).rpartition("-")[2]) for number in range(3 * count)]
         for number in range(2 * count):
             apart = abs(of[number] - of[number + count]) % len(DASHES)
@@ -452,7 +451,7 @@ class TestCommand:
 
     def test_the_files_of_the_page_are_in_the_package(self):
         files = {file.name for file in resources.files("fedjax_sim.reporting.html").iterdir()}
-        assert {"page.css", "scales.js", "chart.js", "panels.js", "page.js"} <= files
+        assert {"page.html", "page.css", "scales.js", "chart.js", "panels.js", "page.js"} <= files
 
 
 CHROME = os.environ.get("CHROME") or next(

@@ -61,7 +61,7 @@ def test_to_pandas():
     assert by_round["round"].tolist() == [1, 2, 3, 4, 5] * 2
     assert by_round["useful_steps"].tolist() == history().rounds["useful_steps"].ravel().tolist()
     assert "norms" not in by_round  # several numbers a round
-    with pytest.raises(ValueError, match=r"to_pandas\(each='seed'\): it must be one of 'evaluation', 'round'"):
+    with pytest.raises(ValueError, match=r"to_pandas\(each=...\) is 'seed': known: evaluation, round"):
         history().to_pandas(each="seed")
 
 

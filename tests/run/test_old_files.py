@@ -21,7 +21,7 @@ from fedjax_sim.papers import writing
 from fedjax_sim.reporting.recorded import in_words
 from fedjax_sim.run.checkpoints import Store, read
 from fedjax_sim.run.simulation import _check_ends
-from fedjax_sim.studies.sweeps import Sweep, execution
+from fedjax_sim.studies.sweeps import Sweep, program
 from tests.run.data_0_1_0 import write
 
 OLD = write.HERE
@@ -202,7 +202,7 @@ def folder(tmp_path):
 
 
 def test_a_finished_sweep_in_a_folder_is_read(folder, monkeypatch):
-    monkeypatch.setattr(execution.Executor, "run", None)
+    monkeypatch.setattr(program.Executor, "run", None)
     with pytest.warns(UserWarning, match=rf"computed elsewhere \(fedjax_sim: 0\.1\.0 there, {fjs.__version__} here\)"):
         sweep = write.swept(resume=folder)
     whole = Sweep.load(OLD / "sweep.npz").runs

@@ -18,7 +18,7 @@ from fedjax_sim import sweeps
 from fedjax_sim.core import descriptions
 from fedjax_sim.datasets.fingerprints import fingerprint
 from fedjax_sim.run.history import History
-from fedjax_sim.studies.sweeps import Sweep, execution, running, stored, sweep
+from fedjax_sim.studies.sweeps import Sweep, program, running, stored, sweep
 from fedjax_sim.studies.sweeps.program import compute
 from tests.killing import without_permission
 
@@ -106,13 +106,13 @@ def test_other_values_and_an_unfinished_chunk_are_the_same_program(grid_sweep):
 
 
 def test_chunks_are_even_and_few():
-    assert execution.chunk_size(12, 5, 1, in_turn=True) == 4
-    assert execution.chunk_size(64, None, 1, in_turn=True) == 16
-    assert execution.chunk_size(64, None, 2, in_turn=True) == 32
-    assert execution.chunk_size(100, None, 1, in_turn=False) == 50
-    assert execution.chunk_size(3, 100, 2, in_turn=True) == 4
-    assert execution.chunk_size(10, 5, 2, in_turn=True) == 4
-    assert execution.chunk_size(0, 5, 1, in_turn=True) == 1
+    assert program.chunk_size(12, 5, 1, in_turn=True) == 4
+    assert program.chunk_size(64, None, 1, in_turn=True) == 16
+    assert program.chunk_size(64, None, 2, in_turn=True) == 32
+    assert program.chunk_size(100, None, 1, in_turn=False) == 50
+    assert program.chunk_size(3, 100, 2, in_turn=True) == 4
+    assert program.chunk_size(10, 5, 2, in_turn=True) == 4
+    assert program.chunk_size(0, 5, 1, in_turn=True) == 1
 
 
 def test_a_diverged_run_is_recorded_and_never_the_best(grid_sweep):
@@ -263,8 +263,8 @@ def test_an_interrupted_sweep_goes_on(grid_sweep, tmp_path, monkeypatch):
             swept(resume=folder)
     assert sorted(file.name for file in folder.iterdir()) == ["runs-000000.npz", "runs-000004.npz", "sweep.json"]
     calls = []
-    run = execution.Executor.run
-    monkeypatch.setattr(execution.Executor, "run", lambda self, numbers: calls.append(numbers) or run(self, numbers))
+    run = program.Executor.run
+    monkeypatch.setattr(program.Executor, "run", lambda self, numbers: calls.append(numbers) or run(self, numbers))
     result = swept(resume=folder)
     assert calls == [[8, 9, 10, 11]]
     for name in (*grid_sweep.metrics, *grid_sweep.rounds):
@@ -342,7 +342,7 @@ def test_a_kill_at_any_step_leaves_nothing(tmp_path):
 
 
 def test_the_folder_has_one_writer_and_is_tried_before_anything_runs(tmp_path, monkeypatch):
-    monkeypatch.setattr(execution.Executor, "compile", lambda self: pytest.fail("it was compiled"))
+    monkeypatch.setattr(program.Executor, "compile", lambda self: pytest.fail("it was compiled"))
     with stored.Folder(tmp_path / "a", {}), pytest.raises(BlockingIOError, match="another run writes a sweep to this"):
         swept(resume=tmp_path / "a")
     with pytest.raises(ValueError, match="another sweep"):
@@ -635,7 +635,7 @@ def test_rates_diagnostics_and_evaluations_of_every_client():
 @pytest.mark.slow
 def test_runs_side_by_side_are_runs_in_turn(grid_sweep, monkeypatch):
     """As on accelerators."""
-    monkeypatch.setattr(execution, "takes_turns", lambda device: False)
+    monkeypatch.setattr(program, "takes_turns", lambda device: False)
     result = swept()
     for name in (*grid_sweep.metrics, *grid_sweep.rounds):
         np.testing.assert_allclose(result[name], grid_sweep[name], rtol=2e-5, atol=1e-6, err_msg=name)
@@ -683,7 +683,7 @@ def test_too_few_slots_end_the_sweep():
 def test_the_program_has_the_slots_of_the_widest_cohort(probabilities):
     from fedjax_sim.engine.adjoints.asked import asked_of
     from fedjax_sim.engine.checks import resolve
-    from fedjax_sim.studies.sweeps.placing import of_all_points
+    from fedjax_sim.studies.sweeps.program import of_all_points
 
     dataset = data(30)
     asked, rounds = asked_of(settings(cohort=fjs.cohort.independent(0.02), rounds=3))
@@ -697,7 +697,7 @@ def test_the_program_has_the_slots_of_the_widest_cohort(probabilities):
 
 def test_values_take_the_dtypes_of_the_leaves(x64):
     from fedjax_sim.engine.adjoints.asked import asked_of
-    from fedjax_sim.studies.sweeps.placing import stacked
+    from fedjax_sim.studies.sweeps.program import stacked
 
     algorithm = fjs.fedprox(client_optimizer=fjs.optim.sgd(jnp.float32(0.1)), mu=0.1)
     values = stacked(asked_of(settings())[0]._replace(algorithm=algorithm), GRID)
@@ -709,7 +709,7 @@ def test_values_that_half_precision_rounds_are_refused():
     with pytest.raises(ValueError, match=rf"value 0.1 of '{RATE}' would be 0.100097656 in the leaf's bfloat16"):
         sweep(algorithm, data(), sweeps.grid({RATE: [0.5, 0.1]}), **settings())
     from fedjax_sim.engine.adjoints.asked import asked_of
-    from fedjax_sim.studies.sweeps.placing import stacked
+    from fedjax_sim.studies.sweeps.program import stacked
 
     asked, _ = asked_of(settings())
     exact = stacked(asked._replace(algorithm=algorithm), sweeps.grid({RATE: [0.5, 0.10009765625]}))
@@ -722,7 +722,7 @@ def test_values_that_are_one_in_a_program_are_refused():
 
 
 def test_descriptions_keep_the_dtype_of_an_array():
-    from fedjax_sim.studies.sweeps.placing import described
+    from fedjax_sim.studies.sweeps.program import described
 
     about = {"algorithm": fjs.describe(fjs.reweighted(fjs.fedavg(client_optimizer=fjs.optim.sgd(0.1)), np.ones(2)))}
     changed = described(about, {"logits": np.asarray([0.1, 0.2])})["algorithm"]["arguments"]["logits"]
@@ -730,7 +730,7 @@ def test_descriptions_keep_the_dtype_of_an_array():
 
 
 def test_descriptions_of_numbers_keep_them():
-    from fedjax_sim.studies.sweeps.placing import described
+    from fedjax_sim.studies.sweeps.program import described
 
     about = {"algorithm": fjs.describe(fjs.optim.sgd(jnp.bfloat16(0.5)))}
     changed = described(about, {"learning_rate": 0.25})["algorithm"]["arguments"]["learning_rate"]

@@ -16,7 +16,7 @@ from fedjax_sim import hyper
 from fedjax_sim.core.descriptions import build
 from fedjax_sim.studies.hyper import final, influence, tune
 from fedjax_sim.studies.hyper.descent import advance, begin
-from fedjax_sim.studies.hyper.subject import Subject
+from fedjax_sim.studies.hyper.tuned import Subject
 
 sgd = fjs.optim.sgd
 RATE = "client_optimizer.learning_rate"
@@ -265,7 +265,7 @@ WRONG = {
     "one_string": ({"over": "mu"}, TypeError, "give paths"),
     "transform": ({"over": {"mu": "log"}}, TypeError, "give a transform"),
     "outside": ({"over": {"mu": hyper.interval(1.0, 2.0)}}, ValueError, "the start is outside.*initial"),
-    "initial_unknown": ({"initial": {"tau": 1.0}}, ValueError, "not tuned"),
+    "initial_unknown": ({"initial": {"tau": 1.0}}, ValueError, r"tune\(initial=...\) is 'tau': known: mu"),
     "initial_kind": ({"initial": 0.1}, TypeError, "mapping"),
     "initial_value": ({"initial": {"mu": -1.0}}, ValueError, "mu"),
     "no_test_part": ({"objective": None}, ValueError, "no test examples"),

@@ -11,8 +11,7 @@ from fedjax_sim.papers.all_methods.methods import METHODS, SMOKE
 from fedjax_sim.papers.all_methods.problems import Problem, halves
 from fedjax_sim.papers.bench import Bench
 from fedjax_sim.reporting.recorded import less_is_better
-from fedjax_sim.studies.sweeps.ranking import means
-from fedjax_sim.studies.sweeps.result import Sweep
+from fedjax_sim.studies.sweeps.result import Sweep, means
 
 ROUNDS = {"smoke": 2, "cpu": 60, "paper": 300}
 BYTES_SLACK = 1.01  # scalars beside a model are not to cost a method an evaluation

@@ -8,9 +8,8 @@ from typing import Any
 
 from fedjax_sim.papers.scaffold.images import METHODS
 from fedjax_sim.papers.scaffold.tuning import Tuned
-from fedjax_sim.reporting.figures import new_figure
+from fedjax_sim.reporting.figures import new_figure, plain_numbers
 from fedjax_sim.reporting.plots import COLOURS, LEGEND, check_matplotlib, plain
-from fedjax_sim.reporting.ticks import plain_numbers
 
 _PAPERS_LIMIT = 1000
 

@@ -54,7 +54,7 @@ function markerPlaces(curve, number) {
 
 let charts = 0;
 
-// draw(): panel is {title, note, loss, xLabel, yLabel, xText, whole, unit, curves: one or null a run}.
+// panel is {label, what, note, loss, xLabel, xWord, xText, whole, range, curves: one or null a run}.
 function drawPanel(host, panel, runs, options) {
   const width = Math.max(240, Math.floor(host.clientWidth));
   const height = Math.round(Math.min(340, Math.max(220, width * 0.55)));
@@ -162,7 +162,7 @@ function valuesAt(panel, drawn, x) {
     if (i < 0 && !lost) continue;
     const value = lost ? null : curve.y[i];
     const range = finite(value) && curve.low ? [curve.low[i], curve.high[i]] : null;
-    rows.push({ run, value, range, x: curve.x[i], y: finite(value) ? drawn.place(value) : null });
+    rows.push({ run, value, range, stepped: curve.stepped, x: curve.x[i], y: finite(value) ? drawn.place(value) : null });
   }
   return rows.sort((a, b) => (finite(b.value) ? b.value : -Infinity) - (finite(a.value) ? a.value : -Infinity));
 }

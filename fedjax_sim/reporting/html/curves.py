@@ -1,4 +1,4 @@
-"""Recorded numbers as the few points that a page draws."""
+"""Recorded numbers as the few points that a page draws: curves, and how values are spread over the clients."""
 
 from __future__ import annotations
 
@@ -9,13 +9,24 @@ import numpy as np
 
 from fedjax_sim.reporting.divergence import IDS, OF_IDS
 from fedjax_sim.reporting.plots import on_one_axis
-from fedjax_sim.reporting.recorded import AXES, Recorded, clock, drawable, held, positions, rounds_of
+from fedjax_sim.reporting.recorded import (
+    AXES,
+    Recorded,
+    clock,
+    drawable,
+    held,
+    measured,
+    positions,
+    recorded_as,
+    rounds_of,
+)
 
 KNOWN = ("data_loss", "loss", "test_accuracy", "accuracy", "test_data_loss", "test_loss")  # in this order
 MOST_POINTS = 500
+LEVELS = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0)  # of the table of quantiles
 _MANY = 60_000  # points of all curves of a page: with more curves each one gets fewer
 _FEWEST = 60
-_LEVELS = 5  # minimum, quartiles, maximum
+_MOST_STEPS = 300  # of a distribution
 
 
 class Curve(NamedTuple):
@@ -39,9 +50,10 @@ class Curve(NamedTuple):
 
     def as_json(self) -> dict[str, Any]:
         """Plain data of six digits a number; null for what is not finite."""
-        found: dict[str, Any] = {"x": _numbers(self.x), "y": _numbers(self.y)}
-        if self.low is not None and self.high is not None:
-            found |= {"low": _numbers(self.low), "high": _numbers(self.high)}
+        named = {"x": self.x, "y": self.y, "low": self.low, "high": self.high}
+        found: dict[str, Any] = {
+            name: [_number(value) for value in values.tolist()] for name, values in named.items() if values is not None
+        }
         if self.lost is not None:
             found["lost"] = _number(self.lost)
         if self.stepped:
@@ -63,6 +75,59 @@ class Record(NamedTuple):
     quantiles: bool
 
 
+class Spread(NamedTuple):
+    """The values of one metric at the last evaluation, one for each client (and seed).
+
+    Attributes:
+      values: float[M], those that are finite in rising order, of all seeds together.
+      clients: entries of a seed.
+      missing: how many values of all seeds are not finite: clients without examples, models that diverged.
+    """
+
+    values: np.ndarray
+    clients: int
+    missing: int
+
+    def quantiles(self) -> np.ndarray:
+        """Float[6], at :data:`LEVELS`; NaN if no value is finite."""
+        found: np.ndarray = np.quantile(self.values, LEVELS) if self.values.size else np.full(len(LEVELS), np.nan)
+        return found
+
+    def steps(self) -> tuple[np.ndarray, np.ndarray]:
+        """``(x, share)``: from each x on at least that share of the values is at most x."""
+        x, counts = np.unique(self.values, return_counts=True)
+        share = np.cumsum(counts) / max(self.values.size, 1)
+        if len(x) > _MOST_STEPS:
+            kept = np.unique(np.linspace(0, len(x) - 1, _MOST_STEPS).round().astype(int))
+            x, share = x[kept], share[kept]
+        return x, share
+
+    def curve(self) -> Curve | None:
+        """The shares as a line that begins at 0; None if no value is finite."""
+        x, share = self.steps()
+        return Curve(np.r_[x[:1], x], np.r_[0.0, share], None, None, None, True) if x.size else None
+
+
+def spreads(histories: Mapping[str, Recorded]) -> dict[str, dict[str, Spread]]:
+    """By metric and run; metrics of which some run has several values at once, [seeds, E, N]."""
+    found: dict[str, dict[str, Spread]] = {}
+    names = list(dict.fromkeys(name for run in histories.values() for name in run.metrics))
+    for run_name, run in histories.items():
+        for name in names:
+            array = np.asarray(run.metrics.get(recorded_as(run, name)))
+            if array.ndim == 3 and array.size:
+                last = measured(run, name)[:, -1].astype(float)
+                finite = drawable(last)
+                spread = Spread(np.sort(last[finite]), last.shape[1], int((~finite).sum()))
+                found.setdefault(name, {})[run_name] = spread
+    return dict(sorted(found.items(), key=lambda item: (not item[0].startswith("test_"), item[0])))
+
+
+def entries_of(name: str) -> str:
+    """What the values of a metric belong to, in words."""
+    return "clients" if "client" in name else "entries"
+
+
 def records(histories: Mapping[str, Recorded]) -> tuple[list[Record], list[str]]:
     """What can be drawn as curves, metrics first, and the names of what cannot (matrices, clients' values)."""
     drawn: dict[str, Record] = {}
@@ -78,13 +143,11 @@ def records(histories: Mapping[str, Recorded]) -> tuple[list[Record], list[str]]
                     drawn.setdefault(name, Record(name, metric, quantiles))
                 else:
                     left[name] = None
-    ordered = sorted(drawn.values(), key=lambda record: (not record.metric, _first(record.name), record.name))
-    return ordered, sorted(left.keys() - drawn.keys())
 
+    def order(record: Record) -> tuple[bool, int, str]:  # metrics, the losses and accuracies among them first
+        return not record.metric, KNOWN.index(record.name) if record.name in KNOWN else len(KNOWN), record.name
 
-def axes(histories: Mapping[str, Recorded]) -> list[str]:
-    """The axes of which at least one run has a record."""
-    return [axis for axis in AXES if any(axis in axes_of(run) for run in histories.values())]
+    return sorted(drawn.values(), key=order), sorted(left.keys() - drawn.keys())
 
 
 def axes_of(run: Recorded) -> Iterator[str]:
@@ -108,21 +171,12 @@ def most_points(histories: Mapping[str, Recorded], known: Sequence[Record], kind
 
 
 def curve(run: Recorded, record: Record, axis: str, most: int) -> Curve | None:
-    """A record of a run as a curve; None where the run has no such record, or nothing on this axis.
-
-    Args:
-      run: its history.
-      record: of :func:`records`.
-      axis: a name of ``AXES``.
-      most: number of points above which :func:`thinned` leaves some out.
-    """
+    """A record of a run on an axis of ``AXES``, of about ``most`` points; None where the run has nothing of it."""
     try:
         values, stopped = held(run, record.name)
     except KeyError:
         return None
-    if values.ndim != (3 if record.quantiles else 2) or not values.size:
-        return None
-    if axis not in axes_of(run):
+    if values.ndim != (3 if record.quantiles else 2) or not values.size or axis not in axes_of(run):
         return None
     stepped = axis != "round"
     if stepped:
@@ -136,8 +190,9 @@ def curve(run: Recorded, record: Record, axis: str, most: int) -> Curve | None:
     finite = np.isfinite(y)
     after = len(y) if finite[-1] else int(finite.nonzero()[0].max(initial=-1)) + 1
     lost = float(places[after]) if after < len(y) else None
-    kept = thinned(low if low is not None else y, high if high is not None else y, most)
-    return Curve(places[kept], y[kept], _at(low, kept), _at(high, kept), lost, stepped)
+    kept = thinned(y if low is None else low, y if high is None else high, most)
+    low, high = (None if edge is None else edge[kept] for edge in (low, high))
+    return Curve(places[kept], y[kept], low, high, lost, stepped)
 
 
 def thinned(low: np.ndarray, high: np.ndarray, most: int) -> np.ndarray:
@@ -149,9 +204,6 @@ def thinned(low: np.ndarray, high: np.ndarray, most: int) -> np.ndarray:
       low: [n], lower edge of the curve; NaN where there is none.
       high: [n], upper edge.
       most: about how many points to keep; all if there are no more.
-
-    Returns:
-      int[k], rising places.
     """
     count = len(low)
     if count <= most:
@@ -188,23 +240,11 @@ def _on_one_axis(places: np.ndarray, values: np.ndarray, stopped: np.ndarray) ->
 
 
 def _are_quantiles(array: np.ndarray) -> bool:
-    if array.ndim != 3 or array.shape[-1] != _LEVELS or array.dtype.kind not in "fiu" or not array.size:
+    """Whether each value is minimum, quartiles and maximum."""
+    if array.ndim != 3 or array.shape[-1] != 5 or array.dtype.kind not in "fiu" or not array.size:
         return False
     with np.errstate(invalid="ignore"):
         return not (np.diff(array.astype(float), axis=-1) < 0).any()
-
-
-def _first(name: str) -> int:
-    """Where a metric stands among the others: the losses and the accuracies first."""
-    return KNOWN.index(name) if name in KNOWN else len(KNOWN)
-
-
-def _at(values: np.ndarray | None, places: np.ndarray) -> np.ndarray | None:
-    return None if values is None else values[places]
-
-
-def _numbers(values: np.ndarray) -> list[float | int | None]:
-    return [_number(value) for value in values.tolist()]
 
 
 def _number(value: float) -> float | int | None:

@@ -87,21 +87,17 @@ function legend(changed) {
   }
 }
 
-function unpacked(curve) {
-  return curve && { ...curve, x: data.places[curve.x] };
+// What is drawn of a record against an axis, or of a spread: as the data have it, with the places of its curves.
+function panelOf(told, curves, xLabel, more) {
+  const unpacked = curves.map((curve) => curve && { ...curve, x: data.places[curve.x] });
+  return { ...told, xLabel, xWord: xLabel, xText: (value) => shown(value), whole: false, curves: unpacked, ...more };
 }
 
 function curvePanel(record, axis) {
-  const curves = (record.curves[axis.id] ?? []).map(unpacked);
+  const curves = record.curves[axis.id] ?? [];
   if (!curves.some(Boolean)) return null;
-  const xText = axis.id === "bytes" ? shownBytes : (value) => shown(value);
-  return { title: record.label, what: record.what, note: record.note, loss: record.loss, xLabel: axis.label, xWord: axis.word, xText,
-    whole: axis.id === "round", holds: axis.id !== "round", curves };
-}
-
-function spreadPanel(spread) {
-  return { title: spread.label, what: spread.what, note: spread.note, loss: false, xLabel: spread.label, xWord: spread.label, range: [0, 1.02],
-    xText: (value) => shown(value), whole: false, holds: true, curves: spread.curves.map(unpacked) };
+  const text = axis.id === "bytes" ? { xText: shownBytes } : {};
+  return panelOf(record, curves, axis.label, { xWord: axis.word, whole: axis.id === "round", ...text });
 }
 
 function main() {
@@ -127,13 +123,14 @@ function main() {
     const axis = data.axes.find((one) => one.id === (form.elements.axis?.value ?? "round"));
     options.scale = form.elements.scale.value;
     options.bands = form.elements.bands?.checked ?? true;
-    const wanted = boxes.filter((box) => box.checked).map((box) => curvePanel(data.records[box.value], axis));
+    const chosen = boxes.filter((box) => box.checked);
+    const found = chosen.map((box) => curvePanel(data.records[box.value], axis)).filter(Boolean);
     host.replaceChildren();
-    host.classList.toggle("single", wanted.filter(Boolean).length === 1);
-    panels = wanted.filter(Boolean).map((panel) => makePanel(host, panel, runs, options));
-    const missing = wanted.length - panels.length;
-    if (missing) host.append(make("p", { class: "note" }, `${missing} of the chosen curves were not recorded against ${axis.label}.`));
-    if (!wanted.length) host.append(make("p", { class: "note" }, "No curve is chosen."));
+    host.classList.toggle("single", found.length === 1);
+    panels = found.map((panel) => makePanel(host, panel, runs, options));
+    const missing = chosen.length - found.length;
+    const note = missing ? `${missing} of the chosen curves were not recorded against ${axis.label}.` : "No curve is chosen.";
+    if (missing || !chosen.length) host.append(make("p", { class: "note" }, note));
     draw(panels); // once all of them are there, and so as wide as they will be
   }
   const draw = (some) => some.forEach((panel) => panel.draw());
@@ -145,7 +142,8 @@ function main() {
   build();
   if (spreads) {
     spreads.replaceChildren();
-    below = data.spreads.map((spread) => makePanel(spreads, spreadPanel(spread), runs, linear));
+    below = data.spreads.map((spread) =>
+      makePanel(spreads, panelOf(spread, spread.curves, spread.label, { range: [0, 1.02] }), runs, linear));
     draw(below);
   }
   let width = innerWidth;

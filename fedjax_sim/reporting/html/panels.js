@@ -4,7 +4,7 @@ function makePanel(parent, panel, runs, options) {
   const plot = make("div", { class: "plot", role: "slider", tabindex: "0", "aria-orientation": "horizontal",
     "aria-label": `${panel.what} against ${panel.xLabel}: values by arrow keys` });
   const tip = make("div", { class: "tip", hidden: "" });
-  const head = make("figcaption", {}, make("h3", {}, panel.title));
+  const head = make("figcaption", {}, make("h3", {}, panel.label));
   if (panel.note) head.append(make("p", { class: "note" }, panel.note));
   parent.append(make("figure", { class: "panel" }, head, plot));
   plot.append(tip);
@@ -26,7 +26,7 @@ function makePanel(parent, panel, runs, options) {
     drawn.cross.append(make("svg:line", { class: "hair", x1: at(place), x2: at(place), y1: drawn.box.top, y2: drawn.box.bottom }));
     for (const row of rows) {
       if (finite(row.y) && row.y >= drawn.box.top - 2 && row.y <= drawn.box.bottom + 2) {
-        drawn.cross.append(make("svg:circle", { class: `dot ${row.run.colour}`, cx: at(panel.holds ? place : drawn.sx(row.x)), cy: at(row.y), r: 4 }));
+        drawn.cross.append(make("svg:circle", { class: `dot ${row.run.colour}`, cx: at(row.stepped ? place : drawn.sx(row.x)), cy: at(row.y), r: 4 }));
       }
     }
     const table = make("table", {}, make("caption", {}, `${panel.xWord} ${panel.xText(x)}`));
@@ -85,7 +85,7 @@ function makePanel(parent, panel, runs, options) {
 // Beside a value: the range of the seeds, and where the value is from if that is another place.
 function besides(row, x, panel) {
   const range = row.range ? `${shown(row.range[0], 3)} to ${shown(row.range[1], 3)}` : "";
-  const place = !panel.holds && finite(row.value) && row.x !== x ? `at ${panel.xText(row.x)}` : "";
+  const place = !row.stepped && finite(row.value) && row.x !== x ? `at ${panel.xText(row.x)}` : "";
   return [range, place].filter(Boolean).join(", ");
 }
 

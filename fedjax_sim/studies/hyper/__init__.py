@@ -1,7 +1,6 @@
 """Studies of hyper-parameters and data by gradients through whole runs."""
 
-from fedjax_sim.studies.hyper.objectives import Final, Objective, final
-from fedjax_sim.studies.hyper.sensitivity import Influence, influence
+from fedjax_sim.studies.hyper.objectives import Final, Influence, Objective, final, influence
 from fedjax_sim.studies.hyper.transforms import (
     Identity,
     Interval,

@@ -40,21 +40,9 @@ def begin(optimizer: optim.Optimizer, point: Any, direction: Any) -> Descent:
 
 
 def advance(optimizer: optim.Optimizer, descent: Descent, accepted: jax.Array, gradient: Any) -> Descent:
-    """The descent after its proposal was evaluated.
-
-    Args:
-      optimizer: of optax's kind.
-      descent: where it stood.
-      accepted: bool scalar, whether value and gradient there are finite.
-      gradient: at the proposal, structure of the point; anything where it was not accepted.
-    """
+    """The descent after its proposal was evaluated: accepted if value and ``gradient`` there are finite."""
     updates, solver = optimizer.update(gradient, descent.solver, descent.proposal)
     moved = (descent.proposal, updates, solver, jnp.minimum(2 * descent.scale, 1))
     halted = (descent.point, descent.direction, descent.solver, descent.scale / 2)
     point, direction, solver, scale = trees.select(accepted, moved, halted)
     return Descent(trees.add_scaled(point, scale, direction), point, direction, solver, scale)
-
-
-def all_finite(tree: Any) -> jax.Array:
-    """Whether every number in the leaves of ``tree`` is finite."""
-    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]))

@@ -5,13 +5,14 @@ An optimiser moves u without bounds; the run gets the value f(u). Gradients with
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.core.descriptions import Described, factory
+from fedjax_sim.core.fields import real
 from fedjax_sim.core.values import check_real
 
 
@@ -27,11 +28,7 @@ class Transform(Described):
         raise TypeError(f"{type(self).__name__} must define coordinate(value)")
 
     def check(self, what: str, value: Any) -> None:
-        """Checks that a concrete ``value`` has a coordinate.
-
-        Raises:
-          ValueError: naming ``what``, the value and the rule.
-        """
+        """Checks that a concrete ``value``, which messages call ``what``, has a coordinate."""
         check_real(what, value)
 
 
@@ -58,7 +55,7 @@ class Positive(Transform):
         check_real(what, value, low=0.0, open_=True)
 
 
-class Softplus(Transform):
+class Softplus(Positive):
     """f(u) = log(1 + exp(u)): positive, with steps that are factors near 0 and sums far from it."""
 
     def value(self, u: jax.Array) -> jax.Array:
@@ -67,9 +64,6 @@ class Softplus(Transform):
     def coordinate(self, value: jax.Array) -> jax.Array:
         # log(exp(v) - 1), written so that it neither overflows nor cancels
         return value + jnp.log(-jnp.expm1(-value))
-
-    def check(self, what: str, value: Any) -> None:
-        check_real(what, value, low=0.0, open_=True)
 
 
 class Interval(Transform):
@@ -80,12 +74,11 @@ class Interval(Transform):
       high: its upper end, > low.
     """
 
-    low: Any
-    high: Any
+    low: Any = real()
+    high: Any = real()
 
-    def checked(self) -> Interval:
-        check_real("interval(low=...)", self.low)
-        check_real("interval(high=...)", self.high)
+    def checked(self) -> Self:
+        super().checked()
         if np.shape(self.low) != () or np.shape(self.high) != () or float(self.low) >= float(self.high):
             raise ValueError(f"interval(low={self.low}, high={self.high}): give two numbers, low < high")
         return self
@@ -108,7 +101,7 @@ class Interval(Transform):
         return low, jnp.asarray(self.high, like.dtype) - low
 
 
-class Simplex(Transform):
+class Simplex(Positive):
     """f(u) = softmax(u) along the last axis: positive weights that sum to 1."""
 
     def value(self, u: jax.Array) -> jax.Array:
@@ -118,7 +111,7 @@ class Simplex(Transform):
         return jnp.log(value)
 
     def check(self, what: str, value: Any) -> None:
-        check_real(what, value, low=0.0, open_=True)
+        super().check(what, value)
         array = np.asarray(value, np.float64)
         if array.ndim == 0 or not np.allclose(array.sum(axis=-1), 1.0, rtol=0.0, atol=1e-4):
             total = "is one number" if array.ndim == 0 else f"sums to {np.ravel(array.sum(axis=-1))[0]:g}"

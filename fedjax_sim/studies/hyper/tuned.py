@@ -1,18 +1,91 @@
-"""What a tuning found, and all that it tried."""
+"""What a tuning varies, what it found, and all that it tried."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import os
-from typing import Any, Self
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Self
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.algorithms.contract import Method
+from fedjax_sim.core import paths
 from fedjax_sim.core.atomic import write_atomically
-from fedjax_sim.core.descriptions import describe
-from fedjax_sim.studies.hyper.subject import Subject
+from fedjax_sim.core.descriptions import Described, describe
+from fedjax_sim.reporting.figures import new_figure
+from fedjax_sim.reporting.plots import COLOURS, LEGEND, check_matplotlib, cross, plain
+from fedjax_sim.studies.hyper.transforms import Transform, identity, positive, unit_interval
+
+_ALGORITHM = ""  # whose hyper-parameters need no prefix
+
+
+class Subject(NamedTuple):
+    """An algorithm and its run.
+
+    A path is the algorithm's own, ``"client_optimizer.learning_rate"``, or begins with the name of an argument of the
+    run: ``"task.weight_decay"``.
+
+    Attributes:
+      algorithm: the method.
+      run: keyword arguments of ``make_train``.
+    """
+
+    algorithm: Method
+    run: dict[str, Any]
+
+    def get(self, path: str) -> jax.Array:
+        """The value at ``path`` as an array: of its own dtype where it is an array, else of the default float."""
+        part, rest = self._split(path)
+        leaf = paths.get(self._part(part), rest)
+        return jnp.asarray(leaf) if hasattr(leaf, "dtype") else jnp.asarray(leaf, jnp.result_type(float))
+
+    def replace(self, values: Mapping[str, Any]) -> Subject:
+        """With other values at the paths given; concrete ones are checked."""
+        by_part: dict[str, dict[str, Any]] = {}
+        for path, value in values.items():
+            part, rest = self._split(path)
+            by_part.setdefault(part, {})[rest] = value
+        new = {part: paths.replace(self._part(part), changes) for part, changes in by_part.items()}
+        algorithm = new.pop(_ALGORITHM, self.algorithm)
+        return Subject(algorithm, {**self.run, **new})
+
+    def natural(self, path: str) -> Transform:
+        """The transform that keeps the value at ``path`` inside what its owner accepts.
+
+        The owner is asked: where it takes -1 there are no bounds, where it takes 2 the value must be positive, and
+        where it takes neither it lies between 0 and 1.
+        """
+        shape = jnp.shape(self.get(path))
+
+        def accepts(value: float) -> bool:
+            try:
+                self.replace({path: np.full(shape, value)})
+            except ValueError:
+                return False
+            return True
+
+        if accepts(-1.0):
+            return identity()
+        return positive() if accepts(2.0) else unit_interval()
+
+    def description(self) -> dict[str, Any]:
+        """The algorithm and the run as JSON."""
+        run = {name: _described(value) for name, value in self.run.items()}
+        return {"algorithm": describe(self.algorithm), "run": run}
+
+    def _split(self, path: str) -> tuple[str, str]:
+        if isinstance(path, str):
+            part, _, rest = path.partition(".")
+            if rest and isinstance(self.run.get(part), Described):
+                return part, rest
+        return _ALGORITHM, path
+
+    def _part(self, part: str) -> Any:
+        return self.algorithm if part == _ALGORITHM else self.run[part]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -116,10 +189,30 @@ class Tuned:
         return "\n".join(lines)
 
     def plot(self) -> Any:
-        """Draws the objective and every hyper-parameter against the steps; needs matplotlib. Returns the figure."""
-        from fedjax_sim.studies.hyper.plots import traces
+        """Draws the objective and every hyper-parameter against the steps; needs matplotlib. Returns the figure.
 
-        return traces(self)
+        The restart that found the best value is drawn in colour, the others in grey; a dot marks the best step, crosses
+        at the upper edge the rejected ones. An array is drawn as it was at the start and at the best step.
+        """
+        check_matplotlib()
+        count = 1 + len(self.hyper)
+        columns = min(count, 3)
+        rows = -(-count // columns)
+        figure = new_figure(3.6 * columns, 2.9 * rows)
+        axes = list(figure.subplots(rows, columns, squeeze=False).flat)
+        for ax, (path, leaf) in zip(axes, {"objective": self.values, **self.hyper}.items(), strict=False):
+            if leaf.ndim == 2:
+                _draw_trace(ax, self, leaf)
+            else:
+                ax.plot(leaf[0, 0].ravel(), color="0.75", linewidth=1.2, label="start")
+                ax.plot(leaf[self.best].ravel(), color=COLOURS[0], linewidth=1.8, label="best")
+                ax.set_xlabel("entry")
+                ax.legend(**LEGEND)
+            ax.set_title(path, fontsize="medium", pad=9 if leaf.ndim == 2 else None)
+            plain(ax)
+        for ax in axes[count:]:
+            ax.axis("off")
+        return figure
 
     def as_json(self) -> dict[str, Any]:
         """Everything as plain data; numbers that are not finite become None."""
@@ -131,16 +224,29 @@ class Tuned:
             "gradients": _plain(self.gradients),
             "accepted": self.accepted.tolist(),
             "scales": _plain(self.scales),
-            "rejected": self.rejected,
-            "runs": self.runs,
-            "seconds": self.seconds,
-            "compile_seconds": self.compile_seconds,
-            "description": self.description,
+            **{name: getattr(self, name) for name in ("rejected", "runs", "seconds", "compile_seconds", "description")},
         }
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes :meth:`as_json` to a file, atomically."""
         write_atomically(path, json.dumps(self.as_json(), allow_nan=False).encode())
+
+
+def _draw_trace(ax: Any, tuned: Tuned, lines: np.ndarray) -> None:
+    """[restarts, E] against the steps."""
+    best, at = tuned.best
+    steps = np.arange(lines.shape[1])
+    for restart, (line, accepted) in enumerate(zip(lines, tuned.accepted, strict=True)):
+        style = {"color": COLOURS[0], "linewidth": 1.8, "zorder": 3} if restart == best else {"color": "0.75"}
+        ax.plot(steps[accepted], line[accepted], **style)
+    ax.plot(at, lines[best, at], color=COLOURS[1], marker="o", markersize=5, linestyle="", zorder=4)
+    rejected = np.flatnonzero((~tuned.accepted).any(axis=0))
+    if rejected.size:
+        cross(ax, rejected, y=1.01, markersize=4, color="0.3")
+    known = lines[tuned.accepted]
+    if known.min() > 0 and known.max() > 5 * known.min():
+        ax.set_yscale("log")
+    ax.set_xlabel("step")
 
 
 def _number(leaf: np.ndarray) -> Any:
@@ -160,3 +266,11 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (list, np.ndarray)) and np.ndim(value) > 0:
         return [_plain(item) for item in value]
     return float(value) if np.isfinite(value) else None
+
+
+def _described(value: Any) -> Any:
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, (list, tuple)):
+        return [_described(item) for item in value]
+    return describe(value)

@@ -12,31 +12,23 @@ import numpy as np
 
 from fedjax_sim import optim
 from fedjax_sim.algorithms.contract import Method
+from fedjax_sim.core import trees
 from fedjax_sim.core.descriptions import describe
-from fedjax_sim.core.values import LARGEST_SEED, check_count, check_real, shown
+from fedjax_sim.core.values import LARGEST_SEED, check_choice, check_count, check_real, shown
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.engine.resolving import check_seeds
 from fedjax_sim.reporting.progress import progress_bar
 from fedjax_sim.run.training import make_train
-from fedjax_sim.studies.hyper.descent import Descent, advance, all_finite, begin
-from fedjax_sim.studies.hyper.objectives import Objective, check_objective, evaluated, final
-from fedjax_sim.studies.hyper.subject import Subject, check_inputs
+from fedjax_sim.studies.hyper.descent import Descent, advance, begin
+from fedjax_sim.studies.hyper.objectives import Objective, check_inputs, evaluated, final
 from fedjax_sim.studies.hyper.transforms import Transform
-from fedjax_sim.studies.hyper.tuned import Tuned
+from fedjax_sim.studies.hyper.tuned import Subject, Tuned
 
 Values = dict[str, jax.Array]  # by path
 
 
 class Evaluated(NamedTuple):
-    """One evaluation of the objective; a pytree.
-
-    Attributes:
-      by_seed: the objective of every seed, [S].
-      values: the hyper-parameters, by path.
-      gradients: of the mean objective with respect to them, by path.
-      accepted: whether all of it is finite.
-      scale: the part of the optimiser's step that led here.
-    """
+    """One evaluation of the objective, with the fields of :class:`Tuned`; a pytree."""
 
     by_seed: jax.Array
     values: Values
@@ -120,17 +112,20 @@ def tune(
       True
     """
     objective = final() if objective is None else objective
-    check_objective("tune(objective=...)", objective)
     solver = optim.as_optimizer(optim.adam(0.1) if optimizer is None else optimizer, "tune(optimizer=...)")
     check_count("tune(steps=...)", steps)
     check_count("tune(restarts=...)", restarts)
     check_count("tune(restart_seed=...)", restart_seed, low=0, high=LARGEST_SEED)
     check_real("tune(spread=...)", spread, low=0.0)
     seed_list = check_seeds(seeds)
-    check_inputs("tune", algorithm, dataset)
+    check_inputs("tune", algorithm, dataset, objective)
     subject = Subject(algorithm, run)
     transforms = _transforms(subject, over)
-    subject = subject.replace(_known_start(transforms, initial))
+    if not isinstance(initial, (Mapping, type(None))):
+        raise TypeError(f"tune(initial={shown(initial)}): give a mapping of paths to values")
+    for path in initial or ():
+        check_choice("tune(initial=...)", path, transforms)
+    subject = subject.replace(dict(initial or {}))
     start = _start(subject, transforms)
     keys = jax.vmap(jax.random.key)(jnp.asarray(seed_list, jnp.uint32))
     directions = _perturbations(start, restarts, spread, restart_seed)
@@ -155,7 +150,7 @@ def tune(
             by_seed, each = _mapped(with_gradient, keys)
             gradients = jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), each)
             (gradient,) = pull(gradients)
-            accepted = all_finite((by_seed, gradient))
+            accepted = trees.all_finite((by_seed, gradient))
             record = Evaluated(by_seed, values, gradients, accepted, descent.scale)
             return advance(solver, descent, accepted, gradient), record
 
@@ -226,17 +221,6 @@ def _transforms(subject: Subject, over: Any) -> dict[str, Transform]:
             )
         transforms[path] = subject.natural(path) if transform is None else transform
     return transforms
-
-
-def _known_start(transforms: Mapping[str, Transform], initial: Any) -> dict[str, Any]:
-    if initial is None:
-        return {}
-    if not isinstance(initial, Mapping):
-        raise TypeError(f"tune(initial={shown(initial)}): give a mapping of paths to values")
-    for path in initial:
-        if path not in transforms:
-            raise ValueError(f"tune(initial=...) has {path!r}, which is not tuned: 'over' has {', '.join(transforms)}")
-    return dict(initial)
 
 
 def _start(subject: Subject, transforms: Mapping[str, Transform]) -> Values:

@@ -1,10 +1,8 @@
 """Many runs as one program: spaces of hyper-parameters, :func:`fedjax_sim.sweep` and its result."""
 
-from fedjax_sim.studies.sweeps.distributions import Distribution, log_uniform, uniform
-from fedjax_sim.studies.sweeps.ranking import Ranked
-from fedjax_sim.studies.sweeps.result import Sweep
+from fedjax_sim.studies.sweeps.result import Ranked, Sweep
 from fedjax_sim.studies.sweeps.running import sweep
-from fedjax_sim.studies.sweeps.space import Space, grid, points, random, zipped
+from fedjax_sim.studies.sweeps.space import Distribution, Space, grid, log_uniform, points, random, uniform, zipped
 
 __all__ = [
     "Distribution",

@@ -62,14 +62,14 @@ def heatmap(sweep: Sweep, metric: str, x: str | None, y: str | None, ax: Any) ->
         raise ValueError(f"heatmap: x and y are both {x!r}: give two hyper-parameters")
     x = x if x is not None else [name for name in dims if name != y][-1]
     y = y if y is not None else next(name for name in dims if name != x)
-    means = sweep.compared(metric)[1].reshape(sweep.space.shape)
-    reduced = _best_of_others(means, (dims.index(y), dims.index(x)), less_is_better(metric))
-    short, along = short_names(sweep.space.names), sweep.coordinates
+    less, short, along = less_is_better(metric), short_names(sweep.space.names), sweep.coordinates
+    # The table [y, x] of the best means over all other axes; NaN where all diverged.
+    costs = _costs(sweep, sweep.compared(metric)[1], (y, x), less=less).min(axis=2)
+    table = np.where(np.isfinite(costs), costs if less else -costs, np.nan)
+    across, up = (sweep_plots.Axis(short[name], along[name]) for name in (x, y))
     others = [short[name] for name in dims if name not in (x, y)]
-    return sweep_plots.heat_map(
-        reduced, sweep_plots.Axis(short[x], along[x]), sweep_plots.Axis(short[y], along[y]),
-        label=in_words(metric, [sweep.runs]), less_is_better=less_is_better(metric), others=others, ax=ax,
-    )  # fmt: skip
+    label = in_words(metric, [sweep.runs])
+    return sweep_plots.heat_map(table, across, up, label=label, less_is_better=less, others=others, ax=ax)
 
 
 def profile(sweep: Sweep, metric: str, x: str | None, ax: Any) -> Any:
@@ -79,21 +79,17 @@ def profile(sweep: Sweep, metric: str, x: str | None, ax: Any) -> Any:
     if x not in names:
         raise ValueError(f"profile: the space has no {x!r}: {suggest(x, names)}")
     finals, means = sweep.compared(metric)
-    label, name, values = in_words(metric, [sweep.runs]), short_names(sweep.space.names)[x], sweep.coordinates[x]
-    if values.ndim != 1:
+    less, label, short = less_is_better(metric), in_words(metric, [sweep.runs]), short_names(sweep.space.names)
+    axis = sweep_plots.Axis(short[x], sweep.coordinates[x])
+    if axis.values.ndim != 1:
         raise ValueError(f"profile: {x!r} is an array at every point: it is no coordinate of a plot")
     if sweep.space.dims == (POINT,):
-        axis = sweep_plots.Axis(name, values)
-        return sweep_plots.scatter(axis, means, label=label, less_is_better=less_is_better(metric), ax=ax)
-    at = sweep.space.dims.index(x)
-    less = less_is_better(metric)
-    order = np.where(np.isfinite(means), means if less else -means, np.inf).reshape(sweep.space.shape)
-    rows = np.moveaxis(order, at, 0).reshape(len(values), -1)
-    places = np.moveaxis(np.arange(means.size).reshape(sweep.space.shape), at, 0).reshape(len(values), -1)
-    chosen = places[np.arange(len(values)), rows.argmin(axis=1)]
+        return sweep_plots.scatter(axis, means, label=label, less_is_better=less, ax=ax)
+    best = _costs(sweep, means, (x,), less=less).argmin(axis=1)
+    chosen = _by(sweep, np.arange(means.size), (x,))[np.arange(len(best)), best]
     lines = np.where(np.isfinite(means[chosen])[:, None], finals[chosen], np.nan)
-    others = [short for full, short in short_names(sweep.space.names).items() if full != x]
-    return sweep_plots.line(sweep_plots.Axis(name, values), lines, label=label, others=others, ax=ax)
+    others = [short[name] for name in names if name != x]
+    return sweep_plots.line(axis, lines, label=label, others=others, ax=ax)
 
 
 def curves(sweep: Sweep, metric: str, ax: Any, *, top: int) -> Any:
@@ -155,10 +151,13 @@ def _cell(value: Any) -> str:
     return f"{value:.4g}" if np.ndim(value) == 0 else "[...]"
 
 
-def _best_of_others(means: np.ndarray, kept: tuple[int, int], less: bool) -> np.ndarray:
-    """The table [y, x] of the best means over all other axes; NaN where all diverged."""
-    moved = np.moveaxis(means, kept, (0, 1)).reshape(means.shape[kept[0]], means.shape[kept[1]], -1)
-    worst = np.inf if less else -np.inf
-    filled = np.where(np.isfinite(moved), moved, worst)
-    best = filled.min(axis=2) if less else filled.max(axis=2)
-    return np.where(np.isfinite(best), best, np.nan)
+def _by(sweep: Sweep, values: np.ndarray, names: tuple[str, ...]) -> np.ndarray:
+    """The values of all points, [P], along the axes of some hyper-parameters, and all others as the last axis."""
+    places = [sweep.space.dims.index(name) for name in names]
+    moved = np.moveaxis(values.reshape(sweep.space.shape), places, range(len(places)))
+    return moved.reshape(*moved.shape[: len(places)], -1)
+
+
+def _costs(sweep: Sweep, means: np.ndarray, names: tuple[str, ...], *, less: bool) -> np.ndarray:
+    """As :func:`_by`, the lower the better; infinite where a point diverged."""
+    return _by(sweep, np.where(np.isfinite(means), means if less else -means, np.inf), names)

@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -17,10 +17,31 @@ from fedjax_sim.core.files import parsing
 from fedjax_sim.core.values import shown, suggest
 from fedjax_sim.reporting.recorded import less_is_better
 from fedjax_sim.run.history import History, is_sweep, read_record
-from fedjax_sim.studies.sweeps import export, ranking
-from fedjax_sim.studies.sweeps.placing import described
-from fedjax_sim.studies.sweeps.ranking import Ranked
+from fedjax_sim.studies.sweeps import export
+from fedjax_sim.studies.sweeps.program import described
 from fedjax_sim.studies.sweeps.space import Space
+
+
+class Ranked(NamedTuple):
+    """A point (its number and its values by name) and how it did.
+
+    Attributes:
+      values: float[seeds], the metric at the last evaluation.
+      mean: over seeds.
+      std: over seeds, of a sample (divided by seeds - 1); 0 for one seed.
+    """
+
+    number: int
+    point: dict[str, Any]
+    values: np.ndarray
+    mean: float
+    std: float
+
+
+def means(finals: np.ndarray, diverged: np.ndarray) -> np.ndarray:
+    """Means over seeds of the values [P, seeds], NaN where a seed diverged: a point is as good as its worst habit."""
+    whole = ~(diverged | ~np.isfinite(finals)).any(axis=1)
+    return np.where(whole, np.where(whole[:, None], finals, 0.0).mean(axis=1), np.nan)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -103,11 +124,7 @@ class Sweep:
         return self._shaped(~np.logical_and.reduce(finite))
 
     def __getitem__(self, name: str) -> np.ndarray:
-        """The metric ``name``, [*shape, E, ...], or the record ``name`` of every round, [*shape, R, ...].
-
-        Raises:
-          KeyError: nothing of that name was recorded; the nearest names are listed.
-        """
+        """The metric ``name``, [*shape, E, ...], or the record ``name`` of every round, [*shape, R, ...]."""
         return self._shaped(self.runs[name])
 
     def final(self, name: str) -> np.ndarray:
@@ -124,16 +141,13 @@ class Sweep:
           A history; its ``seconds`` are an even share of the sweep's.
 
         Raises:
-          IndexError: no such number.
-          KeyError: no such name, or one left out.
-          ValueError: no point has these values.
+          IndexError, KeyError, ValueError: no such number, no such name (or one left out), no point has these values.
         """
         number = point if isinstance(point, (int, np.integer)) else self._number(point)
         count = self.space.num_points
         if not 0 <= number < count:
             raise IndexError(f"at({point}): points have the numbers 0 to {count - 1}")
         rows = slice(number * len(self.seeds), (number + 1) * len(self.seeds))
-
         about = {key: value for key, value in self.description.items() if key not in ("space", "seeds")}
 
         def part(tree: Any) -> Any:
@@ -156,18 +170,13 @@ class Sweep:
         )
 
     def compared(self, metric: str) -> tuple[np.ndarray, np.ndarray]:
-        """What points are compared by: a metric's last values, [P, seeds], and their means, NaN where a seed diverged.
-
-        Raises:
-          KeyError: nothing of that name was recorded.
-          ValueError: not one number a run and evaluation.
-        """
+        """A metric's last values, [P, seeds], and their means, NaN where a seed diverged, to compare points."""
         finals = self.final(metric)
         if finals.shape != self.shape:
             rest = finals.shape[len(self.shape) :]
             raise ValueError(f"{metric!r} has the shape {rest} at an evaluation: points are compared by one number")
         by_point = finals.reshape(-1, len(self.seeds)).astype(float)
-        return by_point, ranking.means(by_point, self.diverged.reshape(by_point.shape))
+        return by_point, means(by_point, self.diverged.reshape(by_point.shape))
 
     def ranked(self, metric: str = "loss", *, less: bool | None = None) -> list[Ranked]:
         """All points from the best to the worst by the mean over seeds of a metric's last value.
@@ -177,33 +186,19 @@ class Sweep:
         Args:
           metric: one number a run and evaluation.
           less: whether less is better; None judges by the name: it is for losses and errors.
-
-        Raises:
-          KeyError: nothing of that name was recorded.
-          ValueError: a metric of another shape.
         """
-        finals, means = self.compared(metric)
+        finals, mean = self.compared(metric)
         less = less_is_better(metric) if less is None else less
-        ddof = min(len(self.seeds) - 1, 1)
+        deviation = finals.std(axis=1, ddof=min(len(self.seeds) - 1, 1))
+        known = np.flatnonzero(np.isfinite(mean))
+        order = known[np.argsort(mean[known] if less else -mean[known], kind="stable")].tolist()
         return [
-            Ranked(
-                int(number), self.space.point(int(number)), finals[number], float(means[number]),
-                float(finals[number].std(ddof=ddof)),
-            )
-            for number in ranking.order(means, less=less)
-        ]  # fmt: skip
+            Ranked(number, self.space.point(number), finals[number], float(mean[number]), float(deviation[number]))
+            for number in order
+        ]
 
     def best(self, metric: str = "loss", *, less: bool | None = None) -> Ranked:
-        """The best point by the mean over seeds of a metric's last value; never one of which a seed diverged.
-
-        Args:
-          metric: one number a run and evaluation.
-          less: whether less is better; None judges by the name: it is for losses and errors.
-
-        Raises:
-          KeyError: nothing of that name was recorded.
-          ValueError: every point diverged, or a metric of another shape.
-        """
+        """The first of :meth:`ranked`; a ``ValueError`` where every point diverged."""
         ranked = self.ranked(metric, less=less)
         if not ranked:
             raise ValueError(
@@ -232,13 +227,9 @@ class Sweep:
           metric: one number a run and evaluation.
           x: the hyper-parameter along the horizontal axis; None for the last that is left.
           y: along the vertical axis; None for the first that is left.
-          ax: matplotlib axes to draw on; None makes a figure.
-
-        Returns:
-          The axes.
+          ax: matplotlib axes to draw on, which are returned; None makes a figure.
 
         Raises:
-          ImportError: matplotlib is not installed.
           ValueError: the space is no grid of two or more hyper-parameters, or has no such one.
         """
         return export.heatmap(self, metric, x, y, ax)
@@ -252,13 +243,9 @@ class Sweep:
         Args:
           metric: one number a run and evaluation.
           x: the hyper-parameter; None for the first.
-          ax: matplotlib axes to draw on; None makes a figure.
-
-        Returns:
-          The axes.
+          ax: matplotlib axes to draw on, which are returned; None makes a figure.
 
         Raises:
-          ImportError: matplotlib is not installed.
           ValueError: the space has no such hyper-parameter.
         """
         return export.profile(self, metric, x, ax)
@@ -268,14 +255,10 @@ class Sweep:
 
         Args:
           metric: one number a run and evaluation; it also says which points are best.
-          ax: matplotlib axes to draw on; None makes a figure.
+          ax: matplotlib axes to draw on, which are returned; None makes a figure.
           top: so many points at most.
 
-        Returns:
-          The axes.
-
         Raises:
-          ImportError: matplotlib is not installed.
           ValueError: every point diverged.
         """
         return export.curves(self, metric, ax, top=top)
@@ -285,9 +268,6 @@ class Sweep:
 
         Columns: the hyper-parameters (of arrays, nothing), ``"seed"``, ``"round"``, ``"diverged"`` and every metric
         that is one number.
-
-        Raises:
-          ImportError: pandas is not installed.
         """
         return export.to_pandas(self)
 
@@ -296,9 +276,6 @@ class Sweep:
 
         Metrics have the dimensions of ``dims`` and ``"evaluation"`` (with the coordinate ``"round"``), records those
         and ``"t"``, the rounds 0 to R - 1; further axes are called after the array.
-
-        Raises:
-          ImportError: xarray is not installed.
         """
         return export.to_xarray(self)
 
@@ -308,11 +285,7 @@ class Sweep:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Sweep:
-        """Reads what :meth:`save` wrote; parameters come back as nested dictionaries.
-
-        Raises:
-          ValueError: not such a file, or damaged.
-        """
+        """Reads what :meth:`save` wrote; parameters come back as nested dictionaries."""
         runs = read_record(path)
         if not is_sweep(runs):
             raise ValueError(f"{os.fspath(path)} has no sweep: read it with fedjax_sim.History.load")

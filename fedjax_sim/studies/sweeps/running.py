@@ -18,17 +18,17 @@ from fedjax_sim.core.values import check_count, check_flag, shown
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.fingerprints import fingerprint
 from fedjax_sim.datasets.host import HostDataset
-from fedjax_sim.engine.arguments import Evaluate, RunArguments, takes_run
+from fedjax_sim.engine.arguments import RunArguments, takes_run
 from fedjax_sim.engine.checks import check_arguments, is_traced, resolve
 from fedjax_sim.engine.layout.base import Layout
 from fedjax_sim.engine.layout.mesh import OnMesh
+from fedjax_sim.engine.plan import Plan
 from fedjax_sim.engine.resolving import check_seeds
 from fedjax_sim.reporting.progress import progress_bar
 from fedjax_sim.run.history import History
 from fedjax_sim.run.simulation import describe_run, warn_of_negative_weights
 from fedjax_sim.studies.sweeps import stored
-from fedjax_sim.studies.sweeps.execution import Executor
-from fedjax_sim.studies.sweeps.placing import in_words, of_all_points, stacked
+from fedjax_sim.studies.sweeps.program import Executor, in_words, of_all_points, stacked
 from fedjax_sim.studies.sweeps.result import Sweep
 from fedjax_sim.studies.sweeps.space import Space
 
@@ -128,21 +128,25 @@ def sweep(
     with contextlib.ExitStack() as stack:
         folder, finished = None, []
         if resume is not None:
-            rest = plan._replace(algorithm=None, dataset=None, key=None)  # type: ignore[arg-type]
-            large = [leaf for leaf in jax.tree.leaves((plan.algorithm, rest)) if np.size(leaf) > MAX_ARRAY]
-            about = {"evaluate": evaluate, "initial_params": initial_params, "keep_params": keep_params, "large": large}
-            configuration = _configuration(description, dataset, space, seed_list, **about)
+            decides = {
+                "evaluate": None if evaluate is None else describe(evaluate),
+                "space": describe(space),
+                "seeds": seed_list,
+                "initial_params": None if initial_params is None else fingerprint(initial_params),
+                "keep_params": keep_params,
+            }
+            configuration = _configuration(description, plan) | decides
             folder = stack.enter_context(stored.Folder(resume, configuration, description["environment"]))
             finished = folder.finished()
             if folder.earlier:
                 description["environment"] = description["environment"] | {"earlier": folder.earlier}
         total = space.num_points * len(seed_list)
         missing = sorted(set(range(total)) - {number for numbers, _ in finished for number in numbers})
+        common = {"rounds": rounds, "eval_every": eval_every, "evaluate": evaluate, "keep_params": keep_params}
+        used = jax.local_devices() if devices is None else devices
         executor = Executor(
-            plan, initial_params, values, seed_list, count=len(missing), chunk=chunk,
-            devices=jax.local_devices() if devices is None else devices, rounds=rounds, eval_every=eval_every,
-            evaluate=evaluate, keep_params=keep_params,
-        )  # fmt: skip
+            plan, initial_params, values, seed_list, count=len(missing), chunk=chunk, devices=used, **common
+        )
         with progress_bar(total * rounds, progress, f"{type(algorithm).__name__} sweep") as bar:
             bar.compiling()
             compile_seconds = executor.compile() if missing else 0.0
@@ -158,36 +162,24 @@ def sweep(
                     losses = history.final("loss")
                     finite = losses[np.isfinite(losses)]
                     bar.update(done * rounds, {"loss": float(np.median(finite)) if finite.size else np.nan})
-    shapes = plan.params if keep_params else None
-    runs = _joined(finished, shapes)
+    runs = _joined(finished, plan.params if keep_params else None)
     warn_of_negative_weights(runs.rounds, plan.algorithm)
     description |= {"space": describe(space), "seeds": seed_list}
     return Sweep(dataclasses.replace(runs, compile_seconds=compile_seconds, description=description), space, seed_list)
 
 
-def _configuration(
-    description: dict[str, Any],
-    dataset: FederatedDataset,
-    space: Space,
-    seeds: list[int],
-    *,
-    evaluate: Evaluate | None,
-    initial_params: Any,
-    keep_params: bool,
-    large: list[Any],
-) -> dict[str, Any]:
-    """All that decides what a sweep records, as JSON; ``large`` are arrays of which the description has no values."""
+def _configuration(description: dict[str, Any], plan: Plan) -> dict[str, Any]:
+    """What decides the results of a plan, as JSON."""
+    rest = plan._replace(algorithm=None, dataset=None, key=None)  # type: ignore[arg-type]
+    # arrays of which the description has no values
+    large = [leaf for leaf in jax.tree.leaves((plan.algorithm, rest)) if np.size(leaf) > MAX_ARRAY]
+    environment = description["environment"]
     return {
         "algorithm": description["algorithm"],
-        "dataset": {**description["dataset"], "checksum": fingerprint(dataset)},
+        "dataset": {**description["dataset"], "checksum": fingerprint(plan.dataset)},
         "run": description["run"],
-        "evaluate": None if evaluate is None else describe(evaluate),
-        "space": describe(space),
-        "seeds": seeds,
-        "initial_params": None if initial_params is None else fingerprint(initial_params),
-        "keep_params": keep_params,
-        "float": description["environment"]["float"],
-        "generator": description["environment"]["generator"],
+        "float": environment["float"],
+        "generator": environment["generator"],
         **({"arrays": fingerprint(large)} if large else {}),
     }
 
@@ -217,7 +209,7 @@ def _joined(finished: list[tuple[list[int], History]], params: Any) -> History:
 
 
 def _check(dataset: Any, space: Any, keep_params: Any, chunk: Any, layout: Layout | None) -> None:
-    """Checks what ``simulate`` does not have."""
+    """What ``simulate`` does not have."""
     if isinstance(layout, OnMesh):
         raise ValueError(
             f"sweep(layout={shown(layout)}): a sweep gives every device runs of its own, which is faster than to deal "

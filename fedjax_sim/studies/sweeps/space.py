@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Self
 
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_sim.core import fields
 from fedjax_sim.core.descriptions import Described, factory
-from fedjax_sim.core.fields import static
-from fedjax_sim.core.values import check_count, check_real, shown
-from fedjax_sim.studies.sweeps.distributions import Distribution
+from fedjax_sim.core.values import check_real, shown
 
 POINT = "point"  # the dimension of spaces that are lists
 
@@ -60,37 +59,45 @@ class Space(Described):
         return {name: float(value) if np.ndim(value) == 0 else value for name, value in at.items()}
 
 
-class Grid(Space):
-    """All combinations: the first name changes slowest.
+class _Lists(Space):
+    """Base of the spaces that are given as a list of values for each name."""
 
-    Args:
-      values: the values of each hyper-parameter: ``{"mu": [0, 1], "client_optimizer.learning_rate": [0.01, 0.1]}``.
+    values: Any = fields.static()
 
-    Raises:
-      TypeError: not a mapping of names to lists of numbers.
-      ValueError: no names, no values, or a value that is not finite or comes twice.
-    """
-
-    values: Any = static()
-
-    def checked(self) -> Grid:
-        columns = _columns("grid", self.values)
-        for name, column in columns:
-            held = [_tuples(np.asarray(value, jnp.result_type(float)).tolist()) for value in column]
-            for i, value in enumerate(column):
-                if value in column[:i]:
-                    raise ValueError(f"grid({{{name!r}: ...}}) has the value {value!r} twice: give each value once")
-                if held[i] in held[:i]:
-                    other = column[held.index(held[i])]
-                    raise ValueError(
-                        f"grid({{{name!r}: ...}}) has the values {other!r} and {value!r}, which are one number in "
-                        f"{jnp.result_type(float)}: give each value once"
-                    )
-        return self.replace(values=columns)
+    def checked(self) -> Self:
+        return super().checked().replace(values=_columns(self.factory_name(), self.values))
 
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(name for name, _ in self.values)
+
+    def _columns(self) -> dict[str, np.ndarray]:
+        return {name: np.asarray(column, np.float64) for name, column in self.values}
+
+
+class Grid(_Lists):
+    """All combinations: the first name changes slowest.
+
+    Args:
+      values: the values of each hyper-parameter: ``{"mu": [0, 1], "client_optimizer.learning_rate": [0.01, 0.1]}``;
+        finite, each once.
+    """
+
+    def checked(self) -> Self:
+        found = super().checked()
+        dtype = jnp.result_type(float)
+        for name, column in found.values:
+            held = [_tuples(np.asarray(value, dtype).tolist()) for value in column]
+            for i, value in enumerate(column):
+                first = held.index(held[i])
+                if column[first] != value:
+                    raise ValueError(
+                        f"grid({{{name!r}: ...}}) has the values {column[first]!r} and {value!r}, which are one number "
+                        f"in {dtype}: give each value once"
+                    )
+                if first < i:
+                    raise ValueError(f"grid({{{name!r}: ...}}) has the value {value!r} twice: give each value once")
+        return found
 
     @property
     def dims(self) -> tuple[str, ...]:
@@ -102,45 +109,78 @@ class Grid(Space):
 
     def points(self) -> dict[str, np.ndarray]:
         places = np.indices(self.shape).reshape(len(self.shape), -1)
-        return {name: values[place] for (name, (_, values)), place in zip(self._items(), places, strict=True)}
+        return {name: values[place] for (name, values), place in zip(self._columns().items(), places, strict=True)}
 
     def coordinates(self) -> dict[str, tuple[str, np.ndarray]]:
-        return dict(self._items())
-
-    def _items(self) -> list[tuple[str, tuple[str, np.ndarray]]]:
-        return [(name, (name, np.asarray(column, np.float64))) for name, column in self.values]
+        return {name: (name, values) for name, values in self._columns().items()}
 
 
-class Zipped(Space):
+class Zipped(_Lists):
     """Lists side by side: point k has the k-th value of each.
 
     Args:
       values: equally long lists: ``{"mu": [0.1, 1.0], "client_optimizer.learning_rate": [0.1, 0.02]}``.
-
-    Raises:
-      TypeError: not a mapping of names to lists of numbers.
-      ValueError: no names, no values, a value that is not finite, or lists of different lengths.
     """
 
-    values: Any = static()
-
-    def checked(self) -> Zipped:
-        columns = _columns("zipped", self.values)
-        lengths = {name: len(column) for name, column in columns}
+    def checked(self) -> Self:
+        found = super().checked()
+        lengths = {name: len(column) for name, column in found.values}
         if len(set(lengths.values())) > 1:
             raise ValueError(f"zipped: the lists have different lengths, {lengths}: they must be equally long")
-        return self.replace(values=columns)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(name for name, _ in self.values)
+        return found
 
     @property
     def shape(self) -> tuple[int, ...]:
         return (len(self.values[0][1]),)
 
     def points(self) -> dict[str, np.ndarray]:
-        return {name: np.asarray(column, np.float64) for name, column in self.values}
+        return self._columns()
+
+
+class Distribution(Described):
+    """Base of the distributions of one real hyper-parameter."""
+
+    def draw(self, generator: np.random.Generator, count: int) -> np.ndarray:
+        """``count`` independent draws, float64[count]; the first ones do not depend on ``count``."""
+        raise TypeError(f"{type(self).__name__} must define draw(generator, count)")
+
+
+class Uniform(Distribution):
+    """Every value between two ends is equally likely: x ~ U[low, high).
+
+    Args:
+      low: smallest value.
+      high: upper end, above ``low``.
+    """
+
+    low: float = fields.real(structure=True)
+    high: float = fields.real(structure=True)
+
+    def checked(self) -> Self:
+        super().checked()
+        low, high = float(np.asarray(self.low)), float(np.asarray(self.high))
+        if low >= high:
+            raise ValueError(f"{self.factory_name()}({low:g}, {high:g}): low must be below high")
+        return self.replace(low=low, high=high)
+
+    def draw(self, generator: np.random.Generator, count: int) -> np.ndarray:
+        return self.low + (self.high - self.low) * generator.random(count)
+
+
+class LogUniform(Uniform):
+    """Every order of magnitude between two ends is equally likely: log x ~ U[log low, log high).
+
+    Args:
+      low: smallest value, > 0.
+      high: upper end, above ``low``.
+    """
+
+    low: float = fields.real(low=0.0, open_=True, structure=True)
+    high: float = fields.real(low=0.0, open_=True, structure=True)
+
+    def draw(self, generator: np.random.Generator, count: int) -> np.ndarray:
+        drawn: np.ndarray = np.exp(np.log(self.low) + np.log(self.high / self.low) * generator.random(count))
+        return drawn
 
 
 class Random(Space):
@@ -153,17 +193,13 @@ class Random(Space):
       distributions: what each hyper-parameter is drawn from: ``{"mu": log_uniform(1e-3, 1)}``.
       count: number of points.
       seed: of the draws, >= 0.
-
-    Raises:
-      TypeError: not a mapping of names to distributions.
-      ValueError: no names, or a count or seed out of range.
     """
 
-    distributions: Any = static()
-    count: int = static()
-    seed: int = static(default=0)
+    distributions: Any = fields.static()
+    count: int = fields.count()
+    seed: int = fields.count(low=0, default=0)
 
-    def checked(self) -> Random:
+    def checked(self) -> Self:
         pairs = _pairs("random", self.distributions, "{'mu': log_uniform(1e-3, 1)}")
         for name, distribution in pairs:
             if not isinstance(distribution, Distribution):
@@ -171,9 +207,7 @@ class Random(Space):
                     f"random({{{name!r}: ...}}) is {shown(distribution)}: give a distribution, for instance "
                     "fedjax_sim.sweeps.log_uniform(1e-3, 1)"
                 )
-        check_count("random(count=...)", self.count)
-        check_count("random(seed=...)", self.seed, low=0)
-        return self.replace(distributions=pairs)
+        return super().checked().replace(distributions=pairs)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -190,26 +224,20 @@ class Random(Space):
         }
 
 
+uniform = factory("distribution.uniform", Uniform)
+log_uniform = factory("distribution.log_uniform", LogUniform)
 grid = factory("space.grid", Grid)
 zipped = factory("space.zipped", Zipped)
 random = factory("space.random", Random)
 
 
 def points(given: Iterable[Mapping[str, Any]]) -> Space:
-    """The points of a list: ``points([{"mu": 0.1}, {"mu": 1.0}])``, a :func:`zipped` space.
-
-    Args:
-      given: one mapping of names to values for each point; all have the same names.
-
-    Raises:
-      TypeError: not a list of mappings.
-      ValueError: an empty list, or points of different names.
-    """
-    rows = list(given) if isinstance(given, Iterable) and not isinstance(given, (Mapping, str)) else None
-    if rows is None or not all(isinstance(row, Mapping) for row in rows):
+    """The points of a list, all of the same names: ``points([{"mu": 0.1}, {"mu": 1.0}])``, a :func:`zipped` space."""
+    rows = list(given) if isinstance(given, Iterable) else []
+    if not all(isinstance(row, Mapping) for row in rows):
         raise TypeError(f"points({shown(given)}): give a list of mappings, [{{'mu': 0.1}}, {{'mu': 1.0}}]")
     if not rows:
-        raise ValueError("points([]): give at least one point")
+        raise ValueError(f"points({shown(given)}): give at least one point")
     for number, row in enumerate(rows):
         if row.keys() != rows[0].keys():
             raise ValueError(

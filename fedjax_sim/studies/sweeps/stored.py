@@ -59,14 +59,10 @@ class Folder(Locked):
             raise
 
     def finished(self) -> list[tuple[list[int], History]]:
-        """The stored runs: their numbers and what they recorded.
+        """The stored runs: their numbers and what they recorded; warns of those that were computed elsewhere.
 
-        Raises:
-          ValueError: a file is damaged, of another sweep, or has runs that another file has; or the folder is of 0.1.0,
-            whose runs cannot be put together with those of this version, and lacks some.
-
-        Warns:
-          UserWarning: runs were computed by other versions, under other settings, or on another device.
+        A ``ValueError`` says what is wrong with a file. Runs of 0.1.0 cannot be put together with those of this
+        version: such a folder must have them all.
         """
         found = []
         seen: dict[int, str] = {}
@@ -100,12 +96,7 @@ class Folder(Locked):
         return found
 
     def add(self, numbers: list[int], history: History) -> None:
-        """Stores runs.
-
-        Args:
-          numbers: of the runs, in the history's order.
-          history: what they recorded, one "seed" a run.
-        """
+        """Stores the runs of these numbers, in the history's order."""
         about = {"sweep": self._digest, "runs": numbers, "environment": self._environment}
         dataclasses.replace(history, description=about).save(self._path / f"runs-{numbers[0]:06d}.npz")
 

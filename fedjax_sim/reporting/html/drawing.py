@@ -1,21 +1,79 @@
-"""Curves as plain SVG: what a page shows where no script runs."""
+"""The colours of a page, and its curves as plain SVG, which it shows where no script runs.
+
+The colours of both themes become custom properties of the style sheet. Text reaches a contrast of 4.5:1 and lines 3:1
+against what is behind them. Lines differ from one another by at least 24 (CIE 1976) in normal vision and in protanopia,
+deuteranopia and tritanopia as Machado et al. (2009) simulate them; found by a search that began with Okabe and Ito's
+hues, whose lighter half is too light for white paper.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 from typing import NamedTuple
 
 import numpy as np
 
+from fedjax_sim.reporting.figures import spans_a_decade
 from fedjax_sim.reporting.html.curves import Curve
-from fedjax_sim.reporting.html.palette import MARKERS, classes
+
+_COLOURS = {  # in light and in dark
+    "page": ("#f6f7f9", "#14171c"),
+    "card": ("#ffffff", "#1b1f26"),
+    "text": ("#1a1d21", "#e8eaed"),
+    "soft": ("#555c66", "#a9b0bb"),
+    "edge": ("#c9ced6", "#434b57"),
+    "grid": ("#e6e9ed", "#2c323b"),
+    "shade": ("#b7bec9", "#5a6472"),
+    "link": ("#0b57d0", "#8ab4f8"),
+    "alarm": ("#a8201a", "#ff9b92"),
+    "line-0": ("#003587", "#2ad5ff"),
+    "line-1": ("#d95700", "#e98d39"),
+    "line-2": ("#16784d", "#2c8a5b"),
+    "line-3": ("#c0579b", "#ab599c"),
+    "line-4": ("#502900", "#ffd212"),
+    "line-5": ("#1f90fb", "#8e82fa"),
+    "line-6": ("#1a1a1a", "#f2f2f2"),
+}
+LINES = 7  # colours
+# Seven colours, five dashes and six markers: 210 runs before all three come again, 35 before colour and dash do. The
+# second run of a colour has the dash after the next one: neighbours here may be alike, those next but one are not.
+DASHES = ("", "8 3.5", "9 2.5 2 2.5", "5 2.5 1.5 2.5 1.5 2.5", "1.8 2.6")
+MARKERS = (
+    "M-3.4 0a3.4 3.4 0 1 0 6.8 0a3.4 3.4 0 1 0-6.8 0z",
+    "M-3-3h6v6h-6z",
+    "M0-4L3.9 3H-3.9z",
+    "M0-4.3L4.3 0L0 4.3L-4.3 0z",
+    "M0 4L3.9-3H-3.9z",
+    "M-1.3-4h2.6v2.7h2.7v2.6h-2.7v2.7h-2.6v-2.7h-2.7v-2.6h2.7z",
+)
 
 _WIDTH, _HEIGHT = 560, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 66, 548, 12, 256
 _MARKS = 6
 _NARROWEST = 1e-290  # of an axis: less cannot be divided into ticks
+
+
+def style_sheet() -> str:
+    """The rules that set the colours: dark where the reader's system or the page's button says so, never in print."""
+    light, dark = (
+        f"color-scheme:{scheme};" + "".join(f"--{name}:{both[place]};" for name, both in _COLOURS.items())
+        for place, scheme in enumerate(("light", "dark"))
+    )
+    runs = "".join(f".line-{number}{{--line:var(--line-{number})}}" for number in range(LINES))
+    dashes = "".join(f".dash-{number}{{stroke-dasharray:{dash or 'none'}}}" for number, dash in enumerate(DASHES))
+    return (
+        f":root{{{light}}}\n"
+        f"@media screen and (prefers-color-scheme:dark){{:root:not([data-theme=light]){{{dark}}}}}\n"
+        f"@media screen{{:root[data-theme=dark]{{{dark}}}}}\n"
+        f"{runs}\n{dashes}\n"
+    )
+
+
+def classes(number: int) -> str:
+    """The classes of the number-th run's drawings: its colour and its dash."""
+    return f"line-{number % LINES} dash-{number % len(DASHES)}"
 
 
 class Drawing(NamedTuple):
@@ -27,8 +85,8 @@ class Drawing(NamedTuple):
       note: below the title, or "".
       x_label: below the horizontal axis.
       curves: one a run; None where it has none.
-      log: whether the vertical axis is logarithmic; None chooses as in :func:`fedjax_sim.reporting.curves`.
-      loss: whether the axis stops a little above the start where a curve runs away.
+      loss: whether the axis is logarithmic where values span a decade, and stops a little above the start where a curve
+        runs away.
     """
 
     title: str
@@ -36,43 +94,28 @@ class Drawing(NamedTuple):
     note: str
     x_label: str
     curves: Sequence[Curve | None]
-    log: bool | None = False
     loss: bool = False
 
 
 def figure(drawing: Drawing) -> str:
     """The panel as a figure element."""
     present = [(number, curve) for number, curve in enumerate(drawing.curves) if curve is not None]
-    y = np.concatenate([curve.y for _, curve in present] or [np.empty(0)])
-    y = y[np.isfinite(y)]
-    log = (
-        bool(drawing.loss and y.size and y.min() > 0 and y.max() > 10 * y.min()) if drawing.log is None else drawing.log
-    )
-    low, high = _range([curve for _, curve in present], drawing.loss, log)
-    ends = [float(x) for _, curve in present for x in (curve.x[0], curve.lost or curve.x[-1], curve.x[-1])] or [
-        0.0,
-        1.0,
-    ]
+    curves = [curve for _, curve in present]
+    y = np.concatenate([curve.y for curve in curves] or [np.empty(0)])
+    log = drawing.loss and spans_a_decade(y[np.isfinite(y)])
+    low, high = _range(curves, drawing.loss, log)
+    ends = [float(x) for curve in curves for x in (curve.x[0], curve.lost or curve.x[-1], curve.x[-1])] or [0.0, 1.0]
     left, right = min(ends), max(ends)
     if right - left < _NARROWEST:
         left, right = left - 0.5, right + 0.5
-
-    def across(x: np.ndarray) -> np.ndarray:
-        return _LEFT + (x - left) / (right - left) * (_RIGHT - _LEFT)
-
-    def up(values: np.ndarray) -> np.ndarray:
-        with np.errstate(invalid="ignore", divide="ignore"):
-            mapped = np.log10(np.where(values > 0, values, np.nan)) if log else values
-        bottom, top = (math.log10(low), math.log10(high)) if log else (low, high)
-        return np.clip(_BOTTOM - (mapped - bottom) / (top - bottom) * (_BOTTOM - _TOP), _TOP - 2, _BOTTOM + 2)
-
+    across, up = _scale(left, right, _LEFT, _RIGHT), _scale(low, high, _BOTTOM, _TOP, log=log)
     parts = []
     for tick in _log_ticks(low, high) if log else _ticks(low, high, 5):
-        place = float(up(np.array([tick]))[0])
+        place = float(up(np.array(tick)))
         parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_RIGHT}" y1="{place:.1f}" y2="{place:.1f}"/>')
         parts.append(f'<text class="tick" x="{_LEFT - 7}" y="{place + 4:.1f}" text-anchor="end">{tick:.4g}</text>')
     for tick in _ticks(left, right, 6):
-        place = float(across(np.array([tick]))[0])
+        place = float(across(np.array(tick)))
         parts.append(f'<text class="tick" x="{place:.1f}" y="{_BOTTOM + 18}" text-anchor="middle">{tick:.4g}</text>')
     parts.append(f'<path class="edge" d="M{_LEFT} {_TOP}V{_BOTTOM}H{_RIGHT}"/>')
     parts.append(
@@ -98,6 +141,23 @@ def figure(drawing: Drawing) -> str:
         f'<figure class="panel"><figcaption><h3>{escape(drawing.title)}</h3>{note}</figcaption>'
         f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{words}">{"".join(parts)}</svg></figure>'
     )
+
+
+def _scale(
+    low: float, high: float, start: float, end: float, *, log: bool = False
+) -> Callable[[np.ndarray], np.ndarray]:
+    """From values in [low, high] to pixels from start to end; what lies beyond is just outside of the panel."""
+    bottom, top = (math.log10(low), math.log10(high)) if log else (low, high)
+    nearest, farthest = sorted((start, end))
+
+    def place(values: np.ndarray) -> np.ndarray:
+        with np.errstate(invalid="ignore", divide="ignore"):
+            mapped = np.log10(np.where(values > 0, values, np.nan)) if log else values
+        places = start + (mapped - bottom) / (top - bottom) * (end - start)
+        clipped: np.ndarray = np.clip(places, nearest - 2, farthest + 2)
+        return clipped
+
+    return place
 
 
 def swatch(number: int) -> str:
