@@ -27,9 +27,8 @@ import numpy as np
 from fedjax_sim.algorithms.averaging import Ema, LastK
 from fedjax_sim.algorithms.contract import Method
 from fedjax_sim.algorithms.private import Dp
-from fedjax_sim.clients.cohort.independent import Independent
 from fedjax_sim.clients.cohort.participation import Participation
-from fedjax_sim.clients.cohort.uniform import Full, Uniform
+from fedjax_sim.clients.cohort.schemes import Full, Independent, Uniform
 from fedjax_sim.core.values import check_count, check_real, is_concrete, shown, suggest
 
 ADD_OR_REMOVE = "add or remove one client"

@@ -10,12 +10,12 @@ import jax
 
 from fedjax_sim.algorithms.contract import Client, Cohort
 from fedjax_sim.core.descriptions import Described, build, registered
-from fedjax_sim.core.values import shown, suggest
+from fedjax_sim.core.values import check_choice, shown, suggest
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.models.task import Task
 
 _KIND = "diagnostic"
-_OBSERVABLE = frozenset({"updates", "drift", "accumulation"})
+_OBSERVABLE = ("updates", "drift", "accumulation")
 _TAKEN = (
     "client_ids", "client_staleness", "cohort_size", "computed_steps", "diverged", "lowest_weight", "nonfinite_clients",
     "nonfinite_ids", "overflow", "refused_slots", "staleness", "staleness_max", "staleness_mean", "useful_steps",
@@ -64,14 +64,16 @@ class RoundView(NamedTuple):
 class Diagnostic(Described):
     """Base of the diagnostics.
 
-    A diagnostic of your own defines :meth:`measure`, and :meth:`names` where it does not record exactly one array under
+    A diagnostic of your own defines :meth:`measure`, and ``records`` where it does not record exactly one array under
     its registered name.
 
     Attributes:
+      records: the names that :meth:`measure` may return; empty for the registered name.
       observes: which of ``"updates"``, ``"drift"`` and ``"accumulation"`` it reads; what nobody reads is not computed.
       everyone: whether it reads examples of clients outside the cohort; if so, it needs all data on the device.
     """
 
+    records: ClassVar[tuple[str, ...]] = ()
     observes: ClassVar[frozenset[str]] = frozenset()
     everyone: ClassVar[bool] = True
 
@@ -80,8 +82,8 @@ class Diagnostic(Described):
         raise TypeError(f"{type(self).__name__} must define measure(view) -> {{name: array}}")
 
     def names(self) -> tuple[str, ...]:
-        """The names that :meth:`measure` may return."""
-        return (getattr(type(self), "_registered_name", type(self).__name__).rpartition(".")[2],)
+        """The names that :meth:`measure` may return; ``records``, where they do not depend on the fields."""
+        return self.records or (getattr(type(self), "_registered_name", type(self).__name__).rpartition(".")[2],)
 
     def check(self, dataset: FederatedDataset, task: Task) -> None:
         """Raises ``ValueError`` where this data set or task cannot be measured."""
@@ -113,28 +115,18 @@ def as_diagnostics(given: Requested) -> tuple[Diagnostic, ...]:
       TypeError: something else was given.
     """
     items = (given,) if isinstance(given, (str, Diagnostic)) else given
-    if not isinstance(items, Sequence):
+    if not (isinstance(items, Sequence) and all(isinstance(item, (str, Diagnostic)) for item in items)):
         raise TypeError(
-            f"diagnostics={shown(given)}: give names or objects of fedjax_sim.diagnostics, or a list of them"
+            f"diagnostics={shown(given)}: give names ('e_lud') or objects of fedjax_sim.diagnostics, or a list of them"
         )
     made = tuple(by_name(item) if isinstance(item, str) else item for item in items)
     owners = dict.fromkeys(_TAKEN, "the run itself")
     for one in made:
-        if not isinstance(one, Diagnostic):
-            raise TypeError(
-                f"diagnostics: {shown(one)} is not a diagnostic: give a name ('e_lud') or an object of "
-                "fedjax_sim.diagnostics"
-            )
-        unknown = sorted(one.observes - _OBSERVABLE)
-        if unknown:
-            raise ValueError(
-                f"{type(one).__name__}.observes has {unknown[0]!r}: {suggest(unknown[0], sorted(_OBSERVABLE))}"
-            )
+        for observed in one.observes:
+            check_choice(f"{type(one).__name__}.observes", observed, _OBSERVABLE)
         for name in one.names():
             if name in owners:
-                raise ValueError(
-                    f"diagnostics: {type(one).__name__} records {name!r}, which {owners[name]} records too: ask "
-                    "for one of them"
-                )
+                who = f"{type(one).__name__} records {name!r}, which {owners[name]} records too"
+                raise ValueError(f"diagnostics: {who}: ask for one of them")
             owners[name] = type(one).__name__
     return made

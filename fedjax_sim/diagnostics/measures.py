@@ -1,7 +1,8 @@
 """The measures themselves: pure functions of arrays.
 
-Vectors of all clients or of a cohort's are stacks: pytrees with leaves [S, ...]. Weights are [S], non-negative, with
-sum 1 over what counts and 0 elsewhere (void slots); only where something else is said need they be otherwise.
+Vectors of all clients or of a cohort's (``vectors``, ``gradients``, ``updates``) are stacks: pytrees with leaves
+[S, ...]. ``weights`` are [S], non-negative, with sum 1 over what counts and 0 elsewhere (void slots); ``valid`` is
+bool[S], false in void slots.
 """
 
 from __future__ import annotations
@@ -29,13 +30,7 @@ class Moments(NamedTuple):
 
 
 def moments(vectors: Any, weights: jax.Array, centre_weights: jax.Array | None = None) -> Moments:
-    """Moments of a stack of vectors.
-
-    Args:
-      vectors: leaves [S, ...].
-      weights: [S], of the averages.
-      centre_weights: [S], of the mean m; None for ``weights``.
-    """
+    """Moments of a stack of vectors; ``centre_weights``, [S], are those of the mean m, None for ``weights``."""
     centre = weighted_sum(vectors, weights if centre_weights is None else centre_weights)
     around = jax.tree.map(lambda leaf, m: leaf - m[None], vectors, centre)
     return Moments(
@@ -49,10 +44,6 @@ def dissimilarity(gradients: Any, weights: jax.Array) -> jax.Array:
     """B(x) = sqrt(sum p_i |grad F_i|^2 / |grad F|^2), at least 1 (Li et al. 2020, FedProx, Definition 3).
 
     1 where all gradients vanish (the client objectives agree there), inf where grad F alone does.
-
-    Args:
-      gradients: grad F_i(x), leaves [N, ...].
-      weights: p_i.
     """
     found = moments(gradients, weights)
     return root_ratio(found.mean_square, found.square_of_mean)
@@ -61,10 +52,7 @@ def dissimilarity(gradients: Any, weights: jax.Array) -> jax.Array:
 def gradient_variance(gradients: Any, weights: jax.Array, centre_weights: jax.Array | None = None) -> jax.Array:
     """sum p_i |grad F_i - grad F|^2 (Li et al. 2020, FedProx, Corollary 10 and the lower rows of Figures 2 and 6).
 
-    Args:
-      gradients: grad F_i(x), leaves [N, ...].
-      weights: of the average.
-      centre_weights: those of grad F; None for ``weights``.
+    ``centre_weights`` are those of grad F, None for ``weights``.
     """
     return moments(gradients, weights, centre_weights).variance
 
@@ -72,42 +60,24 @@ def gradient_variance(gradients: Any, weights: jax.Array, centre_weights: jax.Ar
 def lud(updates: Any, weights: jax.Array) -> jax.Array:
     """Local update diversity sqrt(sum l_i |g_i|^2 / |sum l_i g_i|^2) (Zeng et al. 2025, FedAWARE, Definition 4.1).
 
-    1 where all updates vanish, inf where their mean alone does. Updates may have either sign: y_i - x or x - y_i.
-
-    Args:
-      updates: leaves [S, ...].
-      weights: l_i, the objective's weights.
+    l_i are the objective's weights. 1 where all updates vanish, inf where their mean alone does. Updates may have
+    either sign: y_i - x or x - y_i.
     """
     return dissimilarity(updates, weights)
 
 
 def e_lud(updates: Any, valid: jax.Array) -> jax.Array:
-    """Empirical LUD: that of the cohort with weights 1/|S| (FedAWARE, section 5, metrics).
-
-    Args:
-      updates: leaves [S, ...].
-      valid: bool[S], false in void slots.
-    """
+    """Empirical LUD: that of the cohort with weights 1/|S| (FedAWARE, section 5, metrics)."""
     return lud(updates, normalised(valid.astype(jnp.result_type(float))))
 
 
 def consensus(updates: Any, weights: jax.Array) -> jax.Array:
-    """Client consensus rho = |sum l_i g_i|^2 (FedAWARE, Property 4.1).
-
-    Args:
-      updates: leaves [S, ...].
-      weights: l_i, the objective's weights.
-    """
+    """Client consensus rho = |sum l_i g_i|^2, l_i the objective's weights (FedAWARE, Property 4.1)."""
     return moments(updates, weights).square_of_mean
 
 
 def cosine_matrix(updates: Any, valid: jax.Array) -> jax.Array:
-    """cos(g_i, g_j), [S, S]; rows and columns of void slots, and of updates that vanish, are 0.
-
-    Args:
-      updates: leaves [S, ...].
-      valid: bool[S].
-    """
+    """cos(g_i, g_j), [S, S]; rows and columns of void slots, and of updates that vanish, are 0."""
     units = _units(updates, valid)
     products = jax.tree.map(lambda leaf: _rows(leaf) @ _rows(leaf).T, units)
     matrix: jax.Array = jax.tree.reduce(jnp.add, products)
@@ -119,10 +89,6 @@ def coherence(updates: Any, valid: jax.Array) -> jax.Array:
 
     |sum u_i|^2 = sum |u_i|^2 + 2 sum_{i<j} <u_i, u_j> for the unit vectors u_i (FedAWARE, appendix B.2, after
     Chatterjee 2020).
-
-    Args:
-      updates: leaves [S, ...].
-      valid: bool[S].
     """
     units = _units(updates, valid)
     total = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), units)
@@ -130,12 +96,9 @@ def coherence(updates: Any, valid: jax.Array) -> jax.Array:
 
 
 def quantiles(values: jax.Array, valid: jax.Array, levels: jax.Array) -> jax.Array:
-    """Quantiles of the valid entries, linear between order statistics; 0 where nothing is valid.
+    """Quantiles [Q] of the valid entries of ``values``, [S]; 0 where nothing is valid.
 
-    Args:
-      values: [S].
-      valid: bool[S].
-      levels: [Q], each in [0, 1].
+    They are linear between order statistics; ``levels``, [Q], are in [0, 1].
     """
     ordered = jnp.sort(jnp.where(valid, values, jnp.full_like(values, jnp.inf)))
     last = jnp.maximum(jnp.sum(valid, dtype=jnp.int32) - 1, 0)
@@ -162,9 +125,7 @@ def jain(values: jax.Array) -> jax.Array:
 def chi_square(p: jax.Array, w: jax.Array) -> jax.Array:
     """chi^2(p || w) = sum (p_i - w_i)^2 / w_i (Wang et al. 2020, Theorem 2); inf where w_i = 0 < p_i.
 
-    Args:
-      p: [S], weights of the objective.
-      w: [S], weights of the surrogate. Slots in which both are 0 count nothing.
+    p are the weights of the objective and w those of the surrogate, [S]. Slots in which both are 0 count nothing.
     """
     missing = (w == 0) & (p != 0)
     terms = quotient(jnp.square(p - w), w)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -49,27 +49,19 @@ class Gamma(NamedTuple):
 def running_mean(values: Any, axis: int = -1) -> np.ndarray:
     """Mean of all values so far, along the rounds: of e-LUD, the paper's "e-LUD dynamics" (FedAWARE, Table 2).
 
-    Args:
-      values: array, for instance ``history["e_lud"]``, [seeds, R].
-      axis: the axis of the rounds.
+    ``values`` are for instance ``history["e_lud"]``, [seeds, R], and ``axis`` is that of the rounds.
     """
     array = np.asarray(values, dtype=float)
-    counts = np.arange(1, array.shape[axis] + 1, dtype=float)
-    shape = [1] * array.ndim
-    shape[axis] = -1
-    mean: np.ndarray = np.cumsum(array, axis=axis) / counts.reshape(shape)
+    mean: np.ndarray = np.cumsum(array, axis=axis) / np.cumsum(np.ones_like(array), axis=axis)
     return mean
 
 
 def fit_dissimilarity(mean_square: Any, square_of_mean: Any) -> Fit:
     """The smallest (G, B) with mean_square <= G^2 + B^2 square_of_mean at every recorded model.
 
-    "Smallest" is least slack on average, subject to G >= 0 and B >= 1. The slack is convex in B^2 and least where B^2
-    is the slope of the upper convex hull of the points (and the origin, for G >= 0) above their mean.
-
-    Args:
-      mean_square: of the clients' gradients, any shape; ``"gradient_mean_square"`` of the records.
-      square_of_mean: |grad F|^2, likewise.
+    They are ``"gradient_mean_square"`` and ``"gradient_square_of_mean"`` of the records, of any shape. "Smallest" is
+    least slack on average, subject to G >= 0 and B >= 1. The slack is convex in B^2 and least where B^2 is the slope of
+    the upper convex hull of the points (and the origin, for G >= 0) above their mean.
 
     Raises:
       ValueError: no points, of different shapes, or not finite and non-negative.
@@ -81,12 +73,7 @@ def fit_dissimilarity(mean_square: Any, square_of_mean: Any) -> Fit:
         raise ValueError(f"fit_dissimilarity: {y.size} and {x.size} points: give one or more, as many of both")
     if not (np.isfinite(x).all() and np.isfinite(y).all() and min(x.min(), y.min()) >= 0):
         raise ValueError("fit_dissimilarity: squared norms must be finite and non-negative; leave diverged rounds out")
-    hull = _upper_hull(np.append(x, 0.0), np.append(y, 0.0))
-    slope = 1.0
-    for (x0, y0), (x1, y1) in itertools.pairwise(hull):
-        if x0 <= x.mean() <= x1:
-            slope = max(1.0, (y1 - y0) / (x1 - x0))
-            break
+    slope = max(1.0, _slope_above_mean(np.append(x, 0.0), np.append(y, 0.0), x.mean()))
     return Fit(float(np.sqrt(max(0.0, np.max(y - slope * x)))), float(np.sqrt(slope)))
 
 
@@ -118,7 +105,8 @@ def gamma(
     return found
 
 
-def _gamma_program(task: Task, dataset: FederatedDataset, start: Any, tolerance: jax.Array, max_steps: int) -> Gamma:
+@functools.partial(jax.jit, static_argnums=4)
+def _gamma(task: Task, dataset: FederatedDataset, start: Any, tolerance: jax.Array, max_steps: int) -> Gamma:
     positions, valid = everyone(dataset)
 
     def of_client(position: jax.Array) -> Any:
@@ -128,9 +116,6 @@ def _gamma_program(task: Task, dataset: FederatedDataset, start: Any, tolerance:
     minima, norms, oks = lax.map(of_client, positions)
     value = optimum - jnp.dot(trees.as_dtype(dataset.shares, minima), minima)
     return Gamma(value, optimum, minima, norm, norms, ok & jnp.all(oks))
-
-
-_gamma = jax.jit(_gamma_program, static_argnums=4)
 
 
 def _minimum(
@@ -190,18 +175,18 @@ def _minimum(
     return value, norm, (norm <= tolerance.astype(norm.dtype)) & ~falls
 
 
-def _upper_hull(x: np.ndarray, y: np.ndarray) -> list[tuple[float, float]]:
-    """Vertices of the upper convex hull from left to right (Andrew's monotone chain)."""
-    points = sorted({*zip(x.tolist(), y.tolist(), strict=True)})
-    hull: list[tuple[float, float]] = []
-    for point in points:
-        if hull and hull[-1][0] == point[0]:
-            hull.pop()
-        while len(hull) > 1 and _turns_left(hull[-2], hull[-1], point):
-            hull.pop()
-        hull.append(point)
-    return hull
-
-
-def _turns_left(a: tuple[float, float], b: tuple[float, float], c: tuple[float, float]) -> bool:
-    return (b[0] - a[0]) * (c[1] - a[1]) >= (b[1] - a[1]) * (c[0] - a[0])
+def _slope_above_mean(x: np.ndarray, y: np.ndarray, mean: float) -> float:
+    """The slope, at ``mean``, of the upper convex hull of points; 0 where all have the same x."""
+    left, right = np.lexsort((y, -x))[-1], np.lexsort((y, x))[-1]  # the highest at each end
+    if x[left] == x[right]:
+        return 0.0
+    while True:
+        width, height = x[right] - x[left], y[right] - y[left]
+        above = (y - y[left]) * width - (x - x[left]) * height
+        farthest = int(np.argmax(above))
+        if above[farthest] <= 0:
+            return float(height / width)
+        if x[farthest] < mean:
+            left = farthest
+        else:
+            right = farthest

@@ -1,4 +1,4 @@
-"""Exact gradients and losses of very many clients in the memory of one.
+"""Exact losses, gradients and curvatures of very many clients in the memory of one.
 
 Clients are read piece after piece, in one flat order, while what is needed of each is folded into sums at its last
 piece: the clients' gradients never exist side by side. All loops have a static bound, and so a derivative.
@@ -12,14 +12,16 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.flatten_util import ravel_pytree
 
 from fedjax_sim.clients.local.batches import Positions, batches_in, fetch
-from fedjax_sim.core import trees
+from fedjax_sim.core import sampling, trees
 from fedjax_sim.core.loops import bounded_loop
 from fedjax_sim.datasets.federated import FederatedDataset
-from fedjax_sim.diagnostics.measures import Moments
+from fedjax_sim.diagnostics.measures import Moments, root_ratio
 from fedjax_sim.models.evaluation import example_owners
 from fedjax_sim.models.task import Batch, Task
+from fedjax_sim.optim import third_party
 
 _GRADIENT_ROWS = 512  # rows per gradient: bounds the memory of the backward pass, also of convolutional models
 
@@ -27,19 +29,12 @@ OfBatch = Callable[[Any, Batch], Any]
 
 
 class Piece(NamedTuple):
-    """Some consecutive examples of one client.
+    """Some consecutive examples of one client."""
 
-    Attributes:
-      slot: int32, the client's place in the list that is read.
-      batch: the examples.
-      part: share of the client's examples, count / n_i.
-      last: whether it is the client's last piece.
-    """
-
-    slot: jax.Array
-    batch: Batch
-    part: jax.Array
-    last: jax.Array
+    slot: jax.Array  # int32, the client's place in the list that is read
+    batch: Batch  # the examples
+    part: jax.Array  # share of the client's examples, count / n_i
+    last: jax.Array  # whether it is the client's last piece
 
 
 def read_clients(
@@ -53,14 +48,8 @@ def read_clients(
     """``carry = body(constants, piece, carry)`` for every piece of every listed client, client after client.
 
     It takes as many turns as there are pieces; its derivative runs the static bound of a list of distinct clients.
-
-    Args:
-      body: folds a piece into the carry.
-      constants: all else that ``body`` reads and that may carry a derivative.
-      carry: pytree of arrays.
-      dataset: the clients' examples.
-      positions: int32[S], storage positions, distinct where ``valid``.
-      valid: bool[S], which of them are read.
+    ``constants`` is all else that ``body`` reads and that may carry a derivative; ``positions``, int32[S], are storage
+    positions, of which those are read that are ``valid``, bool[S]: they must be distinct.
     """
     slots = min(len(positions), dataset.num_clients)
     rows = min(_GRADIENT_ROWS, dataset.max_size, max(16, -(-dataset.num_examples // dataset.num_clients)))
@@ -138,11 +127,8 @@ def client_gradient_moments(
 def mean_over_examples(of: OfBatch, params: Any, dataset: FederatedDataset, weights: jax.Array | None = None) -> Any:
     """sum_i w_i times the full-data value of a client, as one pass over the flat data.
 
-    Args:
-      of: ``of(params, batch)``: a value that is linear in the batch's mean (a gradient of its loss, penalty included).
-      params: passed on.
-      dataset: the examples.
-      weights: w_i, [N] in storage order, sum 1; None for p_i.
+    ``of(params, batch)`` must be linear in the batch's mean (a gradient of its loss, penalty included); ``weights`` w_i
+    are [N] in storage order, with sum 1, or None for p_i.
     """
     n, rows = dataset.num_examples, min(dataset.num_examples, _GRADIENT_ROWS)
     relative = None
@@ -172,3 +158,117 @@ def mean_over_examples(of: OfBatch, params: Any, dataset: FederatedDataset, weig
         return of_slice(params, jnp.int32(0))
     empty = trees.zeros_like(jax.eval_shape(of_slice, params, jnp.int32(0)))
     return lax.scan(step, empty, jnp.arange(0, n, rows, dtype=jnp.int32))[0]
+
+
+def cohort_losses(
+    task: Task, dataset: FederatedDataset, params: Any, indices: jax.Array, valid: jax.Array
+) -> jax.Array:
+    """F_i(x) of the clients with these indices, [S]; 0 where not ``valid``."""
+    positions = dataset.order.at[indices].get(mode="clip")
+
+    def body(given: Any, piece: Piece, losses: jax.Array) -> jax.Array:
+        task, params = given
+        loss = task.batch_loss(params, piece.batch)
+        return losses.at[piece.slot].add((loss * piece.part.astype(loss.dtype)).astype(losses.dtype))
+
+    losses = jnp.zeros((len(positions),), jnp.result_type(float))
+    return read_clients(body, (task, params), losses, dataset, positions, valid)  # type: ignore[no-any-return]
+
+
+def client_inexactness(
+    task: Task, dataset: FederatedDataset, params: Any, updates: Any, client: Any, mu: Any = 0.0
+) -> jax.Array:
+    """gamma_i of every client of a cohort at x = ``params`` with ``updates`` y_i - x, [S]; 0 in void slots."""
+    slots = len(client.steps)
+    valid = client.steps > 0
+    positions = dataset.order.at[client.index].get(mode="clip")
+    scale = jnp.ones((slots,), jnp.result_type(float)) if client.scale is None else client.scale
+    zero = jnp.zeros_like(trees.inner(params, params))
+
+    def body(given: Any, piece: Piece, carry: Any) -> Any:
+        task, params, updates, scale, mu = given
+        at_start, at_end, starts, ends = carry
+        update = jax.tree.map(lambda leaf: leaf[piece.slot], updates)
+        part = piece.part * scale[piece.slot].astype(piece.part.dtype)
+        gradient = jax.grad(task.batch_loss)
+        at_start = trees.add_scaled(at_start, part, gradient(params, piece.batch))
+        at_end = trees.add_scaled(at_end, part, gradient(trees.add(params, update), piece.batch))
+        solved = trees.add_scaled(at_end, mu, update)
+        starts = starts.at[piece.slot].set(trees.inner(at_start, at_start))  # the last piece has the last word
+        ends = ends.at[piece.slot].set(trees.inner(solved, solved))
+        rest = jnp.where(piece.last, 0, 1)
+        return trees.scale(rest, at_start), trees.scale(rest, at_end), starts, ends
+
+    none = jnp.zeros((slots,), zero.dtype)
+    carry = (trees.zeros_like(params), trees.zeros_like(params), none, none)
+    constants = (task, params, updates, scale, jnp.asarray(mu))
+    _, _, starts, ends = read_clients(body, constants, carry, dataset, positions, valid)
+    return jnp.where(ends > 0, root_ratio(ends, starts), jnp.zeros_like(ends))
+
+
+def spectral_norm(apply: Callable[[jax.Array], jax.Array], start: jax.Array, iterations: int) -> jax.Array:
+    """The largest |eigenvalue| of a symmetric operator, by Lanczos with full reorthogonalisation.
+
+    A lower bound; exact when ``iterations`` reach the dimension (or the number of distinct eigenvalues). ``start``,
+    [d], must not be orthogonal to the eigenvector: a random vector of any length.
+    """
+    dim = start.size
+    steps = min(iterations, dim)
+    tiny = 10 * float(jnp.finfo(start.dtype).eps)
+
+    def step(carry: Any, k: jax.Array) -> tuple[Any, Any]:
+        basis, vector, scale = carry
+        basis = basis.at[k].set(vector)
+        image = apply(vector)
+        alpha = jnp.dot(vector, image)
+        for _ in range(2):  # twice is enough (Parlett): once leaves a part of the size of the round-off / beta
+            image = image - basis.T @ (basis @ image)
+        beta = trees.norm(image)
+        scale = jnp.maximum(scale, jnp.maximum(jnp.abs(alpha), beta))
+        live = beta > tiny * scale  # else the space is invariant: zero rows add the eigenvalue 0 and nothing more
+        beta = jnp.where(live, beta, jnp.zeros_like(beta))
+        following = jnp.where(live, image / jnp.where(live, beta, jnp.ones_like(beta)), jnp.zeros_like(image))
+        return (basis, following, scale), (alpha, beta)
+
+    first = start / trees.norm(start)
+    carry = (jnp.zeros((steps, dim), start.dtype), first, jnp.zeros((), start.dtype))
+    _, (alphas, betas) = lax.scan(step, carry, jnp.arange(steps, dtype=jnp.int32))
+    tridiagonal = jnp.diag(alphas) + jnp.diag(betas[:-1], 1) + jnp.diag(betas[:-1], -1)
+    with third_party():
+        return jnp.max(jnp.abs(jnp.linalg.eigvalsh(tridiagonal)))
+
+
+def hessian_difference(
+    task: Task, dataset: FederatedDataset, params: Any, key: jax.Array, iterations: int, num_clients: int | None
+) -> jax.Array:
+    """delta(x) = max_i ||hess F_i(x) - hess F(x)||, F = sum p_i F_i (Karimireddy et al. 2020, SCAFFOLD, (A2)).
+
+    Matrix-free: clients in turn, ``iterations`` Hessian-vector products of the whole data each, O(iterations d) memory.
+    """
+    flat, unravel = ravel_pytree(params)
+    which, noise = jax.random.split(key)
+    count = dataset.num_clients if num_clients is None else num_clients
+    positions = sampling.choose(which, dataset.num_clients, count)
+    always = jnp.ones((1,), bool)
+
+    def product(params: Any, batch: Batch, vector: Any) -> Any:
+        return jax.jvp(lambda x: jax.grad(task.batch_loss)(x, batch), (params,), (vector,))[1]
+
+    def body(given: Any, piece: Piece, total: Any) -> Any:
+        params, vector = given
+        return trees.add_scaled(total, piece.part, product(params, piece.batch, vector))
+
+    def norm_of(_: None, drawn: tuple[jax.Array, jax.Array]) -> tuple[None, jax.Array]:
+        position, key = drawn
+
+        def difference(vector: jax.Array) -> jax.Array:
+            direction = unravel(vector)
+            zero = trees.zeros_like(params)
+            own = read_clients(body, (params, direction), zero, dataset, position[None], always)
+            mean = mean_over_examples(lambda x, batch: product(x, batch, direction), params, dataset)
+            return ravel_pytree(trees.subtract(own, mean))[0]
+
+        start = jax.random.normal(key, flat.shape, flat.dtype)
+        return None, spectral_norm(difference, start, iterations)
+
+    return jnp.max(lax.scan(norm_of, None, (positions, jax.random.split(noise, count)))[1])

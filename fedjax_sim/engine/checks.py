@@ -20,8 +20,7 @@ from fedjax_sim.clients.cohort.participation import Participation
 from fedjax_sim.clients.local import batches as batch_schemes
 from fedjax_sim.clients.local.batches import Batches, FullBatch
 from fedjax_sim.clients.local.work import Work
-from fedjax_sim.clients.systems.base import System
-from fedjax_sim.clients.systems.exchange import Clock
+from fedjax_sim.clients.systems.base import Clock, System
 from fedjax_sim.core.descriptions import Described
 from fedjax_sim.core.values import check_count, check_flag, check_real, conditions, is_concrete, shown
 from fedjax_sim.datasets.federated import FederatedDataset
@@ -277,7 +276,7 @@ def _beside_the_clock(diagnostics: tuple[Diagnostic, ...]) -> tuple[Diagnostic, 
     Raises:
       ValueError: another one records a name that the system's clock does.
     """
-    from fedjax_sim.diagnostics.clients import Communication
+    from fedjax_sim.diagnostics.catalogue import Communication
 
     left = tuple(one for one in diagnostics if not isinstance(one, Communication))
     for one in left:

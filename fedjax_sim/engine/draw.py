@@ -13,8 +13,7 @@ from fedjax_sim.algorithms.wrapper import Wrapped, surveys
 from fedjax_sim.clients.cohort.participation import Selection
 from fedjax_sim.clients.local.batches import batches_in
 from fedjax_sim.clients.local.work import Turn
-from fedjax_sim.clients.systems.base import Cost
-from fedjax_sim.clients.systems.exchange import Clock, Visit, close_exchange, seconds_per_step
+from fedjax_sim.clients.systems.base import Clock, Cost, Visit, close_exchange, seconds_per_step
 from fedjax_sim.clients.systems.flops import gradient_flops
 from fedjax_sim.core import trees
 from fedjax_sim.core.keys import ClientDraws, Purpose, client_draws, purpose_key, round_key

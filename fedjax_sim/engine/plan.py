@@ -9,8 +9,7 @@ import numpy as np
 
 from fedjax_sim.algorithms.contract import Method
 from fedjax_sim.algorithms.wrapper import surveys
-from fedjax_sim.clients.cohort.averaging import Averaging
-from fedjax_sim.clients.cohort.participation import Participation
+from fedjax_sim.clients.cohort.participation import Averaging, Participation
 from fedjax_sim.clients.local.batches import Batches, batches_in
 from fedjax_sim.clients.local.work import Work
 from fedjax_sim.clients.systems.base import System

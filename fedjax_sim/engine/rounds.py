@@ -159,8 +159,8 @@ def run_round(plan: Plan, state: TrainState, t: jax.Array) -> tuple[TrainState, 
       ``"refused_slots"`` (void because of an id or a number of steps that cannot be meant) where these are traced;
       ``"nonfinite_clients"`` (those whose messages or state were not finite), ``"nonfinite_ids"`` (the first of them,
       -1 for none) and ``"diverged"`` (whether the new model is not finite); ``"lowest_weight"`` where the local solver
-      is probed; what a :class:`fedjax_sim.systems.exchange.Clock` has, in runs with a system; whose messages they are
-      and how stale, in asynchronous runs; what the algorithm reports and the diagnostics measure.
+      is probed; what a :class:`fedjax_sim.clients.systems.base.Clock` has, in runs with a system; whose messages they
+      are and how stale, in asynchronous runs; what the algorithm reports and the diagnostics measure.
     """
     plan, start, exchanges = plan.training, state, []
     if plan.algorithm.requires.objective:

@@ -13,7 +13,7 @@ from jax import lax
 
 from fedjax_sim.algorithms.contract import Method
 from fedjax_sim.algorithms.wrapper import surveys
-from fedjax_sim.clients.cohort.averaging import AVERAGES, SCHEME_I
+from fedjax_sim.clients.cohort.participation import AVERAGES, SCHEME_I
 from fedjax_sim.clients.local.batches import batches_in
 from fedjax_sim.core.keys import Purpose, purpose_key
 from fedjax_sim.core.values import LARGEST_SEED, check_count, shown

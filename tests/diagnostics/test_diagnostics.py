@@ -1,7 +1,11 @@
 """Diagnostics: every measure against numpy, streams against loops, minima and curvatures against closed forms."""
 
+import dataclasses
 import functools
+import inspect
 import itertools
+import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import flax.linen as nn
@@ -15,8 +19,7 @@ from fedjax_sim import diagnostics as dg
 from fedjax_sim.algorithms.base import Client, Cohort
 from fedjax_sim.core import descriptions
 from fedjax_sim.diagnostics import measures
-from fedjax_sim.diagnostics.gradients import client_inexactness
-from fedjax_sim.diagnostics.hessian import spectral_norm
+from fedjax_sim.diagnostics.streams import client_inexactness, spectral_norm
 from fedjax_sim.models import evaluation
 
 RNG = np.random.default_rng(0)
@@ -400,9 +403,9 @@ def test_names():
         dg.by_name("coherense")
     with pytest.raises(ValueError, match="Drift records 'drift_mean', which Drift records too"):
         dg.as_diagnostics(["drift", dg.drift()])
-    with pytest.raises(TypeError, match="is not a diagnostic"):
+    with pytest.raises(TypeError, match="give names"):
         dg.as_diagnostics([nn.relu])
-    with pytest.raises(TypeError, match="give names or objects"):
+    with pytest.raises(TypeError, match="give names"):
         dg.as_diagnostics(3)
 
     class Own(dg.Diagnostic):
@@ -413,6 +416,25 @@ def test_names():
         dg.as_diagnostics(Own())
     with pytest.raises(ValueError, match="2 values for 4 clients"):
         dg.virtual_time(speeds=[1.0, 2.0]).check(SimpleNamespace(num_clients=4), None)
+
+
+SIGNS = {"sum": "Σ", "grad": "∇", "hess": "∇²", "tau": "τ", "mu": "μ", "rho": "ρ", "gamma": "γ", "delta": "δ"}
+
+
+def row(name):
+    """A diagnostic in the table of the page: how it is made, what it records, what its docstring says first."""
+    made = dg.by_name(name)
+    what = inspect.getdoc(type(made)).partition("\n")[0].rstrip(".").replace("|", "‖").replace("^2", "²")
+    what = re.sub(rf"(?<![a-z])({'|'.join(SIGNS)})(?![a-z])", lambda found: SIGNS[found[0]], what)
+    what = what.replace("∇ ", "∇").replace("∇² ", "∇²")
+    given = ", ".join(field.name for field in dataclasses.fields(made))
+    return f"| `{name}({given})` | {', '.join(f'`{one}`' for one in made.names())} | {what} |"
+
+
+def test_the_table_of_the_page_is_that_of_the_diagnostics():
+    page = Path(__file__).parents[2].joinpath("docs", "diagnostics.md").read_text(encoding="utf-8")
+    written = re.findall(r"^\| `\w+\(.*", page, re.MULTILINE)
+    assert sorted(written) == sorted(row(name.partition(".")[2]) for name in descriptions.registered("diagnostic"))
 
 
 def classified():

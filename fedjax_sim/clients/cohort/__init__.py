@@ -1,33 +1,27 @@
 """Who takes part in a round and with what weight."""
 
-from fedjax_sim.clients.cohort.availability import Availability, available, bernoulli, periodic, trace
-from fedjax_sim.clients.cohort.averaging import AVERAGES, Averaging, Weights
-from fedjax_sim.clients.cohort.fixed import given
-from fedjax_sim.clients.cohort.independent import independent
-from fedjax_sim.clients.cohort.participation import Draw, Participation, Selection
-from fedjax_sim.clients.cohort.uniform import full, original, scheme_ii, shuffled, transformed, uniform
-from fedjax_sim.clients.cohort.weighted import weighted, with_replacement
+from types import ModuleType as _Module
 
-__all__ = [
-    "AVERAGES",
-    "Availability",
-    "Averaging",
-    "Draw",
-    "Participation",
-    "Selection",
-    "Weights",
-    "available",
-    "bernoulli",
-    "full",
-    "given",
-    "independent",
-    "original",
-    "periodic",
-    "scheme_ii",
-    "shuffled",
-    "trace",
-    "transformed",
-    "uniform",
-    "weighted",
-    "with_replacement",
-]
+from fedjax_sim.clients.cohort.availability import Availability as Availability
+from fedjax_sim.clients.cohort.availability import available as available
+from fedjax_sim.clients.cohort.availability import bernoulli as bernoulli
+from fedjax_sim.clients.cohort.availability import periodic as periodic
+from fedjax_sim.clients.cohort.availability import trace as trace
+from fedjax_sim.clients.cohort.fixed import given as given
+from fedjax_sim.clients.cohort.participation import AVERAGES as AVERAGES
+from fedjax_sim.clients.cohort.participation import Averaging as Averaging
+from fedjax_sim.clients.cohort.participation import Draw as Draw
+from fedjax_sim.clients.cohort.participation import Participation as Participation
+from fedjax_sim.clients.cohort.participation import Selection as Selection
+from fedjax_sim.clients.cohort.participation import Weights as Weights
+from fedjax_sim.clients.cohort.schemes import full as full
+from fedjax_sim.clients.cohort.schemes import independent as independent
+from fedjax_sim.clients.cohort.schemes import original as original
+from fedjax_sim.clients.cohort.schemes import scheme_ii as scheme_ii
+from fedjax_sim.clients.cohort.schemes import shuffled as shuffled
+from fedjax_sim.clients.cohort.schemes import transformed as transformed
+from fedjax_sim.clients.cohort.schemes import uniform as uniform
+from fedjax_sim.clients.cohort.schemes import weighted as weighted
+from fedjax_sim.clients.cohort.schemes import with_replacement as with_replacement
+
+__all__ = [name for name, value in vars().items() if not (name.startswith("_") or isinstance(value, _Module))]

@@ -12,18 +12,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.clients.cohort.averaging import Averaging
-from fedjax_sim.clients.cohort.participation import Participation, Selection
-from fedjax_sim.clients.cohort.per_client import at_clients, check_length, per_client
-from fedjax_sim.core.descriptions import Described, factory
-from fedjax_sim.core.fields import integers, static
+from fedjax_sim.clients.cohort.participation import Averaging, Participation, Selection
+from fedjax_sim.clients.scheme import EachClient, Scheme, at_clients, check_shape, one_of
+from fedjax_sim.core.descriptions import factory
+from fedjax_sim.core.fields import count, flag, integers, leaf
 from fedjax_sim.core.keys import Purpose, purpose_key, round_key
 from fedjax_sim.core.sampling import happens
-from fedjax_sim.core.values import check_count, check_flag
 from fedjax_sim.datasets.federated import FederatedDataset
 
 
-class Availability(Described):
+class Availability(Scheme):
     """Base of the availabilities.
 
     Attributes:
@@ -37,21 +35,14 @@ class Availability(Described):
     ) -> jax.Array:
         """bool[S]: whether each client is available; what void slots get does not matter.
 
-        Args:
-          key: of (run, round), for this availability alone.
-          round_: int32 scalar t.
-          indices: int32[S], client indices.
-          ids: int32[S], client ids; they key the draws.
-          num_clients: N.
+        ``key`` is of (run, round), for this availability alone; the ``ids``, int32[S], key the draws, and ``indices``,
+        int32[S], are the clients' places in their order.
         """
         raise TypeError(f"{type(self).__name__} must define present(key, round_, indices, ids, num_clients)")
 
     def chance(self, round_: jax.Array, num_clients: int) -> jax.Array:
         """float[N], by client index: the probability of being available in round ``round_``."""
         raise TypeError(f"{type(self).__name__} must define chance(round_, num_clients)")
-
-    def check(self, dataset: FederatedDataset, rounds: int) -> None:
-        """Raises ``ValueError`` where it cannot serve this data set or number of rounds."""
 
 
 class Bernoulli(Availability):
@@ -61,17 +52,11 @@ class Bernoulli(Availability):
       probability: a in [0, 1]: a number, or one a client in the order of the ids.
     """
 
-    probability: Any
+    probability: Any = leaf(EachClient(high=1.0))
 
     @property
     def equal(self) -> bool:  # type: ignore[override]
         return np.ndim(self.probability) == 0
-
-    def checked(self) -> Self:
-        return self.replace(probability=per_client("bernoulli(probability)", self.probability, high=1.0))
-
-    def check(self, dataset: FederatedDataset, rounds: int) -> None:
-        check_length("bernoulli(probability)", self.probability, dataset.num_clients)
 
     def present(
         self, key: jax.Array, round_: jax.Array, indices: jax.Array, ids: jax.Array, num_clients: int
@@ -100,9 +85,6 @@ class _Scheduled(Availability):
         return on.astype(jnp.result_type(float))
 
 
-_LONGEST = 2**30  # rounds; a round and an offset are added in int32
-
-
 class Periodic(_Scheduled):
     """Client i is available in round t when (t + offset_i) mod period < on.
 
@@ -112,15 +94,12 @@ class Periodic(_Scheduled):
       offsets: integers, one a client in the order of the ids; None spreads them evenly, offset_i = floor(i period / N).
     """
 
-    period: int = static()
-    on: int = static()
+    period: int = count(high=2**30)  # a round and an offset are added in int32
+    on: int = count()
     offsets: Any = integers(default=None)
 
     def checked(self) -> Self:
-        check_count("periodic(period)", self.period)
-        if self.period > _LONGEST:
-            raise ValueError(f"periodic(period) is {self.period}: it must be at most {_LONGEST}")
-        check_count("periodic(on)", self.on)
+        super().checked()
         if self.on > self.period:
             raise ValueError(f"periodic({self.period}, on={self.on}): on must be at most the period")
         if self.offsets is None:
@@ -129,12 +108,12 @@ class Periodic(_Scheduled):
         offsets = self.offsets if traced else np.asarray(self.offsets)
         if offsets.ndim != 1 or not jnp.issubdtype(offsets.dtype, jnp.integer):
             raise ValueError(
-                f"periodic(offsets) is {offsets.dtype}{list(offsets.shape)}: give an integer a client, or None"
+                f"periodic(offsets=...) is {offsets.dtype}{list(offsets.shape)}: give an integer a client, or None"
             )
         return self if traced else self.replace(offsets=jnp.asarray(offsets % self.period, jnp.int32))
 
     def check(self, dataset: FederatedDataset, rounds: int) -> None:
-        check_length("periodic(offsets)", self.offsets, dataset.num_clients)
+        check_shape("periodic(offsets=...)", self.offsets, dataset.num_clients)
 
     def on_at(self, round_: jax.Array, indices: jax.Array, num_clients: int) -> jax.Array:
         if self.offsets is None:
@@ -156,29 +135,21 @@ class Trace(_Scheduled):
     """
 
     available: Any = integers()
-    repeat: bool = static(default=True)
+    repeat: bool = flag(default=True)
 
     def checked(self) -> Self:
-        check_flag("trace(repeat=...)", self.repeat)
+        super().checked()
         traced = isinstance(self.available, jax.core.Tracer)
         available = self.available if traced else np.asarray(self.available)
         if available.dtype != bool or available.ndim != 2 or available.shape[0] == 0:
             raise ValueError(
-                f"trace(available) is {available.dtype}{list(available.shape)}: it must be an array of True and False "
-                "[rounds, N], a round or more"
+                f"trace(available=...) is {available.dtype}{list(available.shape)}: it must be an array of True and "
+                "False [rounds, N], a round or more"
             )
         return self if traced else self.replace(available=jnp.asarray(available))
 
     def check(self, dataset: FederatedDataset, rounds: int) -> None:
-        length, width = np.shape(self.available)
-        if width != dataset.num_clients:
-            raise ValueError(
-                f"trace(available) has {width} columns for {dataset.num_clients} clients: give one a client"
-            )
-        if length < rounds and not self.repeat:
-            raise ValueError(
-                f"trace(available) has {length} rounds, the run {rounds}: give one row a round, or repeat=True"
-            )
+        check_shape("trace(available=...)", self.available, dataset.num_clients, 1 if self.repeat else rounds)
 
     def on_at(self, round_: jax.Array, indices: jax.Array, num_clients: int) -> jax.Array:
         available = jnp.asarray(self.available)
@@ -199,10 +170,10 @@ class Available(Participation):
       availability: ``bernoulli(...)``, ``periodic(...)`` or ``trace(...)``.
     """
 
-    scheme: Participation
-    availability: Availability
+    scheme: Participation = leaf(one_of(Participation, example="fedjax_sim.cohort.uniform(10)"))
+    availability: Availability = leaf(one_of(Availability, example="fedjax_sim.cohort.bernoulli(0.9)"))
 
-    may_be_empty: ClassVar[bool] = True
+    may_be_empty = True
 
     @property
     def replacement(self) -> bool:  # type: ignore[override]
@@ -217,16 +188,7 @@ class Available(Participation):
         return self.scheme.equal and self.availability.equal
 
     def checked(self) -> Self:
-        if not isinstance(self.scheme, Participation):
-            raise TypeError(
-                f"available(scheme, ...) is given {self.scheme!r}: give a participation scheme, like "
-                "fedjax_sim.cohort.uniform(10)"
-            )
-        if not isinstance(self.availability, Availability):
-            raise TypeError(
-                f"available(..., availability) is given {self.availability!r}: give "
-                "fedjax_sim.cohort.bernoulli(0.9), periodic(...) or trace(...)"
-            )
+        super().checked()
         if self.average not in (None, self.scheme.average):
             raise ValueError(
                 f"available(average={self.average!r}): the average belongs to the scheme inside, which has "

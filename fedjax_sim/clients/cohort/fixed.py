@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar, Self
+from types import NoneType
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.clients.cohort.averaging import SCHEME_I, Averaging
-from fedjax_sim.clients.cohort.participation import Participation, Selection, everyone
-from fedjax_sim.clients.cohort.per_client import at_clients
+from fedjax_sim.clients.cohort.participation import SCHEME_I, Averaging, Participation, Selection, everyone
+from fedjax_sim.clients.scheme import EachClient, at_clients
 from fedjax_sim.core.descriptions import factory
-from fedjax_sim.core.fields import integers
-from fedjax_sim.core.values import (
-    INT32_MAX,
-    as_int32,
-    check_count,
-    check_real,
-    in_program,
-    integer_array,
-    is_concrete,
-    shown,
-)
+from fedjax_sim.core.fields import integers, leaf
+from fedjax_sim.core.values import INT32_MAX, as_int32, check_count, in_program, integer_array, is_concrete, shown
 from fedjax_sim.datasets.federated import FederatedDataset
 
 
@@ -38,7 +29,7 @@ class Given(Participation):
 
     Args:
       cohorts: integer array [rounds, S] of client ids, no id twice in a round but with ``repeats``.
-      average: see :data:`fedjax_sim.cohort.averaging.AVERAGES` (``"inverse"`` with ``probability`` alone), or None for
+      average: see :data:`fedjax_sim.cohort.AVERAGES` (``"inverse"`` with ``probability`` alone), or None for
         the algorithm's own, with ``repeats`` for the plain mean over all draws, scheme I's.
       repeats: how often the client of each slot was drawn: integers [rounds, S], or one for all. An id that is in
         several slots trains once, in the first, and their numbers add up: ``given(ids, repeats=1)`` takes a list of
@@ -59,11 +50,11 @@ class Given(Participation):
 
     cohorts: Any = integers()
     repeats: Any = integers(default=None, kw_only=True)
-    probability: Any = dataclasses.field(default=None, kw_only=True)
+    probability: Any = leaf(EachClient(high=1.0, other=(NoneType,), rounds=True), default=None, kw_only=True)
     earlier: Any = dataclasses.field(default=None, kw_only=True)
 
-    may_be_empty: ClassVar[bool] = True
-    equal: ClassVar[bool] = False
+    may_be_empty = True
+    equal = False
 
     @property
     def replacement(self) -> bool:  # type: ignore[override]
@@ -75,7 +66,7 @@ class Given(Participation):
         return bool((np.abs(self.repeats) > 1).any() or _named_twice(members).any())
 
     def checked(self) -> Self:
-        super().checked()
+        checked = super().checked()
         if self.average == "inverse" and self.probability is None:
             raise ValueError(
                 "given(average='inverse'): given cohorts are not drawn, so that there is no inclusion probability to "
@@ -84,9 +75,9 @@ class Given(Participation):
         cohorts = integer_array("given(cohorts)", self.cohorts, "[rounds, S] of client ids")
         if cohorts.shape[1] == 0:
             raise ValueError(f"given(cohorts) is {cohorts.dtype}{list(cohorts.shape)}: a round needs a slot or more")
-        repeats, probability = self._checked_repeats(cohorts.shape), _checked_probability(self.probability)
+        repeats = self._checked_repeats(cohorts.shape)
         self._check_earlier(cohorts.shape[1])
-        changed = self.replace(repeats=repeats, probability=probability)
+        changed = checked.replace(repeats=repeats)
         if isinstance(cohorts, jax.core.Tracer):
             return changed
         if cohorts.size and cohorts.min() < -1:
@@ -102,15 +93,10 @@ class Given(Participation):
         return int(jnp.shape(self.cohorts)[1])
 
     def check(self, dataset: FederatedDataset, rounds: int) -> None:
+        super().check(dataset, rounds)
         if self.cohorts.shape[0] < rounds:
             raise ValueError(
                 f"given(cohorts) has {self.cohorts.shape[0]} rounds, the run {rounds}: give one row a round"
-            )
-        shape = np.shape(self.probability)
-        if shape[-1:] not in ((), (dataset.num_clients,)) or (len(shape) == 2 and shape[0] < rounds):
-            raise ValueError(
-                f"given(probability) is {list(shape)}: the run needs one number, [{dataset.num_clients} clients] or "
-                f"[{rounds} rounds, {dataset.num_clients} clients]"
             )
         if self.earlier is not None:
             self.earlier.check(dataset, rounds)
@@ -193,7 +179,7 @@ class Given(Participation):
         if earlier is None:
             return
         if not isinstance(earlier, Given):
-            raise TypeError(f"given(earlier) is {shown(earlier)}: give fedjax_sim.cohort.fixed(...), or None")
+            raise TypeError(f"given(earlier) is {shown(earlier)}: give fedjax_sim.cohort.given(...), or None")
         if earlier.size(0) != slots:
             raise ValueError(
                 f"given(earlier) has {earlier.size(0)} slots a round, the cohorts have {slots}: fill up with -1"
@@ -206,20 +192,6 @@ class Given(Participation):
 
 
 _VOID, _NO_ID = -1, -2
-
-
-def _checked_probability(probability: Any) -> Any:
-    """pi_i checked: one number, [N] or [rounds, N]; None for none."""
-    if probability is None:
-        return None
-    check_real("given(probability)", probability, low=0.0, high=1.0)
-    if isinstance(probability, (list, tuple)):
-        probability = jnp.asarray(probability)
-    if np.ndim(probability) > 2 or 0 in np.shape(probability):
-        raise ValueError(
-            f"given(probability) has shape {np.shape(probability)}: give one number, one a client, or [rounds, N]"
-        )
-    return probability
 
 
 def _named_twice(cohorts: np.ndarray) -> np.ndarray:

@@ -3,20 +3,123 @@
 A scheme is a pure function of (run key, round): it can be called inside the compiled program or ahead of it on the
 host, with the same result. Clients are *indexed* 0..N-1 in the order of their fixed ids, so the order in which a data
 set stores them changes nothing.
+
+Every average is x + sum_i clients_i (y_i - x) + shift x, with y_i the model that client i ends its round with and
+x the model it started from. Li et al. 2020 ("On the convergence of FedAvg on non-IID data"), Table 1, compare
+``"original"``, ``"scheme_ii"`` and its transformation (section 3.3); ``"sample"`` is what the experiments of FedProx
+use, ``"plain"`` what SCAFFOLD does.
 """
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.clients.cohort.averaging import AVERAGES, Averaging, Visits, Weights
-from fedjax_sim.core.descriptions import Described
+from fedjax_sim.clients.scheme import Scheme
 from fedjax_sim.core.fields import static
+from fedjax_sim.core.values import check_choice
 from fedjax_sim.datasets.federated import FederatedDataset
+
+
+class Weights(NamedTuple):
+    """A round's average as its coefficients.
+
+    Attributes:
+      clients: [S], what multiplies y_i - x; 0 in void slots.
+      shift: scalar, what multiplies x in averages of models whose weights need not sum to 1; else None.
+    """
+
+    clients: jax.Array
+    shift: Any = None
+
+
+class Visits(NamedTuple):
+    """What a round's weights are computed from, leading axis S."""
+
+    drawn: jax.Array  # multiplicity with which each client was drawn, as floats; 0 in void slots
+    taken: jax.Array  # the same, 0 too for clients that were drawn and did not take part (dropped stragglers)
+    sizes: jax.Array  # n_i, as floats
+    shares: jax.Array  # p_i = n_i / n
+    num_clients: int  # N
+    inclusion: Callable[[], jax.Array]  # computes pi_i, the probability that client i is drawn and there
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Averaging:
+    """One way of averaging.
+
+    Attributes:
+      weigh: the weights of a round.
+      share: which lambda_i weighs control variates: ``"sample"`` p_i or ``"plain"`` 1/N.
+      objective: which F it minimises where all clients are equally likely to take part.
+      unequal: the same where they are not; pi_i is the probability that client i takes part.
+      normalised: whether the weights of those who took part always sum to 1. Otherwise a client that was drawn and
+        dropped out counts as y_i = x.
+      scales: whether local objectives are multiplied by N p_i.
+      models: whether ``Weights.shift`` is a number.
+    """
+
+    weigh: Callable[[Visits], Weights]
+    share: str = "sample"
+    objective: str = "sum p_i F_i"
+    unequal: str = "sum pi_i p_i F_i"
+    normalised: bool = False
+    scales: bool = False
+    models: bool = False
+
+
+def _over_drawn(visits: Visits) -> Weights:
+    return Weights(_over(visits.taken, visits.drawn))
+
+
+def _scheme_ii(visits: Visits) -> Weights:
+    factor = visits.num_clients / jnp.maximum(jnp.sum(visits.drawn), 1)
+    shift = factor * jnp.sum(visits.drawn * visits.shares) - 1
+    return Weights(factor * visits.taken * visits.shares, shift)
+
+
+def _inverse(visits: Visits) -> Weights:
+    probability = visits.inclusion()
+    return Weights(visits.taken * visits.shares / jnp.where(visits.taken > 0, probability, 1))
+
+
+def _over(mass: jax.Array, total: jax.Array) -> jax.Array:
+    return mass / jnp.maximum(jnp.sum(total), 1)
+
+
+AVERAGES = {
+    # n_i / sum_S n. Biased for sum p_i Delta_i where sizes differ and not everyone takes part.
+    "sample": Averaging(
+        weigh=lambda visits: Weights(_over(visits.taken * visits.sizes, visits.taken * visits.sizes)),
+        unequal="sum E[w_i] F_i, w_i = n_i / sum_S n",
+        normalised=True,
+    ),
+    # 1 / |S|.
+    "plain": Averaging(
+        weigh=lambda visits: Weights(_over(visits.taken, visits.taken)),
+        share="plain",
+        objective="(1/N) sum F_i",
+        unequal="sum E[w_i] F_i, w_i = 1 / |S|",
+        normalised=True,
+    ),
+    # sum_S p_i y_i + sum_(not S) p_i x: K / N times the step of full participation in expectation.
+    "original": Averaging(weigh=lambda visits: Weights(visits.taken * visits.shares)),
+    # (N/K) sum_S p_i y_i: models, not changes, so that x itself is rescaled; K is the number drawn.
+    "scheme_ii": Averaging(weigh=_scheme_ii, models=True),
+    # (1/K) sum_S y_i, with N p_i F_i in the place of F_i: unbiased for one local step only.
+    "transformed": Averaging(weigh=_over_drawn, share="plain", scales=True),
+    # x + sum_S (p_i / pi_i) Delta_i: unbiased whatever the inclusion probabilities pi_i.
+    "inverse": Averaging(weigh=_inverse, unequal="sum p_i F_i"),
+}
+"""The averages by name, each an :class:`Averaging`."""
+
+# (1/K) sum over K draws with P(i) = p_i: the draws carry the weights.
+SCHEME_I = Averaging(weigh=_over_drawn, unequal="sum E[w_i] F_i, w_i = count_i / K")
 
 
 class Selection(NamedTuple):
@@ -54,7 +157,7 @@ class Draw(NamedTuple):
       ids: int32[S], client ids; -1 in void slots.
       mask: bool[S], false in void slots.
       weights: [S], weights of the average, 0 in void slots.
-      shift: what multiplies x besides (see :class:`fedjax_sim.cohort.averaging.Weights`), or None.
+      shift: what multiplies x besides (see :class:`fedjax_sim.cohort.Weights`), or None.
     """
 
     ids: jax.Array
@@ -63,18 +166,24 @@ class Draw(NamedTuple):
     shift: Any = None
 
 
-class Participation(Described, kw_only=True):
+def check_average(what: str, value: Any) -> None:
+    """Checks that ``value`` is a name of :data:`AVERAGES`, or None for the algorithm's own average."""
+    if value is not None:
+        check_choice(what, value, AVERAGES)
+
+
+class Participation(Scheme, kw_only=True):
     """Base of the schemes.
 
     Attributes:
-      average: a name of :data:`fedjax_sim.cohort.averaging.AVERAGES`, or None for the algorithm's own.
+      average: a name of :data:`fedjax_sim.cohort.AVERAGES`, or None for the algorithm's own.
       replacement: whether a client can be drawn more than once a round.
       may_be_empty: whether a round may have no clients.
       may_overflow: whether ``Selection.overflow`` can be true.
       equal: whether all clients are equally likely to take part.
     """
 
-    average: str | None = static(default=None)
+    average: str | None = static(check_average, default=None)
 
     replacement: ClassVar[bool] = False
     may_be_empty: ClassVar[bool] = False
@@ -86,13 +195,7 @@ class Participation(Described, kw_only=True):
         raise TypeError(f"{type(self).__name__} must define size(num_clients)")
 
     def select(self, dataset: FederatedDataset, key: jax.Array, round_: jax.Array) -> Selection:
-        """The cohort of a round.
-
-        Args:
-          dataset: who there is.
-          key: the run's key.
-          round_: int32 scalar t.
-        """
+        """The cohort of round ``round_`` (int32 scalar) of the run with this key."""
         raise TypeError(f"{type(self).__name__} must define select(dataset, key, round_)")
 
     def inclusion(self, dataset: FederatedDataset, round_: int | jax.Array = 0) -> jax.Array:
@@ -118,28 +221,19 @@ class Participation(Described, kw_only=True):
         average: str,
         round_: int | jax.Array,
     ) -> Weights:
-        """The weights of a round's average.
+        """The weights of a round's average, by its name.
 
-        Args:
-          dataset: who there is.
-          selection: as drawn.
-          took_part: bool[S], true for those present who did not drop out.
-          average: a name of :data:`fedjax_sim.cohort.averaging.AVERAGES`.
-          round_: t.
+        ``took_part``, bool[S], is true for those of the selection who are present and did not drop out.
         """
         real = jnp.result_type(float)
         sizes = dataset.sizes[_storage(dataset, selection.indices)].astype(real)
-
-        def inclusion() -> jax.Array:
-            return self.inclusion(dataset, round_).at[selection.indices].get(mode="clip")
-
         visits = Visits(
             drawn=selection.drawn.astype(real),
             taken=jnp.where(took_part & selection.present, selection.count, 0).astype(real),
             sizes=sizes,
             shares=sizes / jnp.asarray(dataset.num_examples, real),
             num_clients=dataset.num_clients,
-            inclusion=inclusion,
+            inclusion=lambda: self.inclusion(dataset, round_).at[selection.indices].get(mode="clip"),
         )
         return self.averaging(average).weigh(visits)
 
@@ -152,25 +246,11 @@ class Participation(Described, kw_only=True):
         """The scheme with its static sizes found from concrete values; called before a program is compiled."""
         return self
 
-    def check(self, dataset: FederatedDataset, rounds: int) -> None:
-        """Raises ``ValueError`` where the scheme cannot serve this data set or number of rounds."""
-
-    def checked(self) -> Self:
-        if self.average is not None and self.average not in AVERAGES:
-            known = ", ".join(map(repr, AVERAGES))
-            raise ValueError(f"average={self.average!r}: it must be one of {known}, or None (the algorithm's own)")
-        return self
-
     def draw(self, dataset: FederatedDataset, key: jax.Array, round_: int | jax.Array, average: str = "sample") -> Draw:
         """Ids, mask and weights of a round's cohort, as the compiled run with this key draws them.
 
-        Clients who are not available are void; stragglers that the ``work`` scheme drops later are still in it.
-
-        Args:
-          dataset: who there is.
-          key: the run's key.
-          round_: t, counted from 0.
-          average: the algorithm's own average, which counts where the scheme's is None.
+        Clients who are not available are void; stragglers that the ``work`` scheme drops later are still in it. Rounds
+        are counted from 0; ``average`` is the algorithm's own, which counts where the scheme's is None.
         """
         round_ = jnp.asarray(round_, jnp.int32)
         selection = self.select(dataset, key, round_)
@@ -178,13 +258,6 @@ class Participation(Described, kw_only=True):
         weights = self.weigh(dataset, selection, mask, self.average or average, round_)
         ids = dataset.client_ids[_storage(dataset, selection.indices)]
         return Draw(jnp.where(mask, ids, -1), mask, weights.clients, weights.shift)
-
-    def _check_fits(self, what: str, count: int, dataset: FederatedDataset) -> None:
-        if count > dataset.num_clients:
-            raise ValueError(
-                f"{what}({count}) draws a cohort larger than the data set's {dataset.num_clients} clients: "
-                f"draw at most {dataset.num_clients}, or use with_replacement"
-            )
 
 
 def shares_by_index(dataset: FederatedDataset) -> jax.Array:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +12,9 @@ from jax import lax
 
 from fedjax_sim.core import sampling
 from fedjax_sim.core.descriptions import Described, factory
-from fedjax_sim.core.fields import static
+from fedjax_sim.core.fields import count, static
 from fedjax_sim.core.keys import ClientDraws, Purpose
-from fedjax_sim.core.values import check_count, check_real
+from fedjax_sim.core.values import check_real
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.models.task import Batch
 
@@ -78,21 +78,17 @@ class Batches(Described):
         return mean
 
 
-class Shuffled(Batches):
-    """A fresh random permutation of the client's examples each epoch; every example exactly once, last batch partial.
+class _OfSize(Batches):
+    """Base of the schemes whose batches have B rows, the largest client's n_i where that is less."""
 
-    Args:
-      batch_size: B.
-    """
-
-    batch_size: int = static()
-
-    def checked(self) -> Shuffled:
-        check_count("batch_size", self.batch_size)
-        return self
+    batch_size: int = count()
 
     def rows(self, dataset: FederatedDataset) -> int:
         return min(self.batch_size, dataset.max_size)
+
+
+class Shuffled(_OfSize):
+    """A fresh random permutation of the client's examples each epoch: every example once, the last batch partial."""
 
     def prepare(self, draws: ClientDraws) -> Any:
         return draws.order
@@ -100,6 +96,18 @@ class Shuffled(Batches):
     def positions(self, prepared: Any, size: jax.Array, step: jax.Array, rows: int) -> Positions:
         epoch, place, mask = _in_epoch(size, step, rows, rows)
         return Positions(sampling.permute(prepared, size, place, epoch), mask)
+
+
+def _exact(share: float) -> Fraction:
+    return Fraction(float(share)).limit_denominator(1000)
+
+
+def _check_share(what: str, value: Any) -> None:
+    if isinstance(value, jax.core.Tracer):
+        raise TypeError(f"{what} is traced: it fixes the sizes of batches, so give a number")
+    check_real(what, value, low=0.0, high=1.0)
+    if _exact(value) == 0:
+        raise ValueError(f"{what} is {value}: it must be at least 1/1000, and at most 1")
 
 
 class FractionOf(Batches):
@@ -113,15 +121,10 @@ class FractionOf(Batches):
       share: f in (0, 1], exact to the nearest fraction with a denominator of at most 1000.
     """
 
-    share: float = static()
+    share: float = static(_check_share)
 
-    def checked(self) -> FractionOf:
-        if isinstance(self.share, jax.core.Tracer):
-            raise TypeError("fraction(share) is traced: it fixes the sizes of batches, so give a number")
-        check_real("fraction(share)", self.share, low=0.0, high=1.0)
-        if self._exact == 0:
-            raise ValueError(f"fraction(share) is {self.share}: it must be at least 1/1000, and at most 1")
-        return self.replace(share=float(self.share))
+    def checked(self) -> Self:
+        return super().checked().replace(share=float(self.share))
 
     def rows(self, dataset: FederatedDataset) -> int:
         return int(self._batch(dataset.max_size))
@@ -134,7 +137,7 @@ class FractionOf(Batches):
 
     def most_in_epoch(self, dataset: FederatedDataset) -> int:
         # ceil(n / ceil(f n)) <= ceil(1 / f), and neither grows with n: the largest client need not have the most.
-        return min(math.ceil(1 / self._exact), dataset.max_size)
+        return min(math.ceil(1 / _exact(self.share)), dataset.max_size)
 
     def most_in_epochs(self, dataset: FederatedDataset, slots: int) -> int:
         return slots * self.most_in_epoch(dataset)
@@ -144,33 +147,16 @@ class FractionOf(Batches):
         epoch, place, mask = _in_epoch(size, step, rows, batch)
         return Positions(sampling.permute(prepared, size, place, epoch), mask)
 
-    @property
-    def _exact(self) -> Fraction:
-        return Fraction(float(self.share)).limit_denominator(1000)
-
     def _batch(self, size: Any) -> Any:
         """ceil(f n) in integers that stay below n: with n = q d + r and f = m / d it is m q + ceil(m r / d)."""
-        part, whole = self._exact.as_integer_ratio()
+        part, whole = _exact(self.share).as_integer_ratio()
         return size // whole * part + (size % whole * part + whole - 1) // whole
 
 
-class InOrder(Batches):
-    """Batches in the stored order, the same every epoch; last batch partial. No randomness: for replays.
+class InOrder(_OfSize):
+    """Batches in the stored order, the same every epoch; last batch partial. No randomness: for replays."""
 
-    Args:
-      batch_size: B.
-    """
-
-    batch_size: int = static()
-
-    contiguous: ClassVar[bool] = True
-
-    def checked(self) -> InOrder:
-        check_count("batch_size", self.batch_size)
-        return self
-
-    def rows(self, dataset: FederatedDataset) -> int:
-        return min(self.batch_size, dataset.max_size)
+    contiguous = True
 
     def positions(self, prepared: Any, size: jax.Array, step: jax.Array, rows: int) -> Positions:
         first = step % (batches_in(size, rows)) * rows
@@ -178,18 +164,8 @@ class InOrder(Batches):
         return Positions(place, place < size)
 
 
-class WithReplacement(Batches):
-    """B examples uniformly with replacement at every step.
-
-    Args:
-      batch_size: B; clients with fewer examples still draw B.
-    """
-
-    batch_size: int = static()
-
-    def checked(self) -> WithReplacement:
-        check_count("batch_size", self.batch_size)
-        return self
+class WithReplacement(_OfSize):
+    """B examples uniformly with replacement at every step; clients with fewer examples still draw B."""
 
     def rows(self, dataset: FederatedDataset) -> int:
         return self.batch_size
@@ -208,19 +184,12 @@ class WithReplacement(Batches):
 class FullBatch(Batches):
     """The full local gradient at every step (deterministic), accumulated over pieces of ``piece_size`` examples.
 
-    An epoch is one step.
-
-    Args:
-      piece_size: examples per piece: bounds memory and, for clients of unequal size, padding.
+    An epoch is one step. The size of a piece bounds memory and, for clients of unequal size, padding.
     """
 
-    piece_size: int = static(default=64)
+    piece_size: int = count(default=64)
 
-    contiguous: ClassVar[bool] = True
-
-    def checked(self) -> FullBatch:
-        check_count("full_batch(piece_size=...)", self.piece_size)
-        return self
+    contiguous = True
 
     def rows(self, dataset: FederatedDataset) -> int:
         return min(self.piece_size, dataset.max_size)
@@ -265,17 +234,9 @@ def fetch(
     contiguous: bool,
     serial: bool = False,
 ) -> Batch:
-    """Reads a batch of one client.
+    """A batch of the client whose n_i = ``size`` examples begin at ``offset``.
 
-    Args:
-      dataset: training examples.
-      offset: int32 scalar, where the client's examples begin.
-      size: int32 scalar, n_i.
-      positions: rows within the client.
-      contiguous: whether the rows are consecutive.
-      serial: whether clients run one after another on a CPU, where XLA's gather of a few short rows takes longer than a
-        loop of slices: 9.7 against 19 ms a round of 1,450 steps with 20 rows of 240 bytes each; of rows of 3 KB, 49
-        against 43 (python -m benchmarks.speed.spine measures both workloads).
+    ``contiguous`` says that its rows are consecutive, ``serial`` that clients run one after another on a CPU.
     """
     rows, mask = positions
     if contiguous:
@@ -287,28 +248,31 @@ def fetch(
         absolute = start + jnp.arange(len(rows), dtype=jnp.int32)
         mask = (absolute >= first) & (absolute < offset + size)
         # Not the sum of the mask: a number from numbers is no kernel of its own in the loop.
-        count = jnp.clip(offset + size - first, 0, len(rows)).astype(jnp.int32)
+        number = jnp.clip(offset + size - first, 0, len(rows)).astype(jnp.int32)
         examples = jax.tree.map(lambda leaf: lax.dynamic_slice_in_dim(leaf, start, len(rows)), dataset.examples)
     else:
         absolute = offset + rows
-        count = jnp.sum(mask, dtype=jnp.int32)
+        number = jnp.sum(mask, dtype=jnp.int32)
         if serial and _row_bytes(dataset.examples) <= _SHORT:
-            examples = lax.map(lambda row: _row(dataset.examples, row), absolute)
+
+            def one(row: jax.Array) -> Any:
+                return jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, row, keepdims=False), dataset.examples)
+
+            examples = lax.map(one, absolute)
         else:
             examples = jax.tree.map(lambda leaf: leaf.at[absolute].get(mode="promise_in_bounds"), dataset.examples)
     weights = mask.astype(jnp.result_type(float))
     if dataset.example_weights is not None:
         given = dataset.example_weights.at[absolute].get(mode="promise_in_bounds")
         weights = jnp.where(mask, given, jnp.zeros_like(given))
-    return Batch(examples, weights, count)
+    return Batch(examples, weights, number)
 
 
-_SHORT = 1 << 10  # bytes of a row that a loop of slices is best for
+# Bytes of a row that a loop of slices is best for, on a CPU with clients one after another, rather than XLA's gather:
+# 9.7 against 19 ms a round of 1,450 steps with 20 rows of 240 bytes each; of rows of 3 KB, 49 against 43
+# (python -m benchmarks.speed.spine measures both workloads).
+_SHORT = 1 << 10
 
 
 def _row_bytes(examples: Any) -> int:
     return sum(math.prod(leaf.shape[1:]) * leaf.dtype.itemsize for leaf in jax.tree.leaves(examples))
-
-
-def _row(examples: Any, row: jax.Array) -> Any:
-    return jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, row, keepdims=False), examples)

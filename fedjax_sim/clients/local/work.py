@@ -6,18 +6,18 @@ steps is dropped from the round: its slot is void, and the weights are those of 
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_sim.clients.cohort.per_client import at_clients, check_length, per_client
+from fedjax_sim.clients.scheme import EachClient, Scheme, at_clients, check_shape
 from fedjax_sim.core import sampling
-from fedjax_sim.core.descriptions import Described, factory
-from fedjax_sim.core.fields import integers, static
+from fedjax_sim.core.descriptions import factory
+from fedjax_sim.core.fields import choice, count, flag, integers, leaf, real, static
 from fedjax_sim.core.keys import ClientDraws
-from fedjax_sim.core.values import as_int32, check_count, check_flag, check_real, integer_array, suggest
+from fedjax_sim.core.values import as_int32, check_count, integer_array
 from fedjax_sim.datasets.federated import FederatedDataset
 
 
@@ -43,7 +43,7 @@ class Turn(NamedTuple):
     seconds_per_step: Any = ()
 
 
-class Work(Described):
+class Work(Scheme):
     """Base of the work schemes.
 
     Attributes:
@@ -68,31 +68,17 @@ class Work(Described):
         raise TypeError(f"{type(self).__name__} must define most_steps(epoch)")
 
     def most_total(self, num_slots: int, epoch_total: int, epoch: int) -> int:
-        """An upper bound of sum tau over a cohort; static.
+        """An upper bound of sum tau over a cohort of S slots; static.
 
-        Args:
-          num_slots: S.
-          epoch_total: upper bound of the cohort's steps in one epoch each.
-          epoch: upper bound of one client's steps in one epoch.
+        ``epoch_total`` bounds the cohort's steps in one epoch each, ``epoch`` those of one client.
         """
         return num_slots * self.most_steps(epoch)
 
-    def check(self, dataset: FederatedDataset, rounds: int) -> None:
-        """Raises ``ValueError`` where the scheme cannot serve this data set or number of rounds."""
-
 
 class Steps(Work):
-    """The same number of steps for everyone.
+    """The same number of steps for everyone, tau = ``num_steps`` >= 1."""
 
-    Args:
-      num_steps: tau >= 1.
-    """
-
-    num_steps: int = static()
-
-    def checked(self) -> Steps:
-        check_count("steps(num_steps)", self.num_steps)
-        return self
+    num_steps: int = count()
 
     def steps(self, turn: Turn) -> jax.Array:
         return jnp.full_like(turn.epoch, self.num_steps)
@@ -102,19 +88,13 @@ class Steps(Work):
 
 
 class RandomEpochs(Work):
-    """E_i(t) ~ U{low..high} epochs, anew for each client and round; tau_i = E_i ceil(n_i / B).
+    """E_i(t) ~ U{low..high} epochs, low >= 1, anew for each client and round; tau_i = E_i ceil(n_i / B)."""
 
-    Args:
-      low: smallest number of epochs, >= 1.
-      high: largest number of epochs.
-    """
+    low: int = count()
+    high: int = count()
 
-    low: int = static()
-    high: int = static()
-
-    def checked(self) -> RandomEpochs:
-        check_count("random_epochs(low, ...)", self.low)
-        check_count("random_epochs(..., high)", self.high)
+    def checked(self) -> Self:
+        super().checked()
         if self.high < self.low:
             raise ValueError(f"random_epochs({self.low}, {self.high}): high must be at least low")
         return self
@@ -144,21 +124,17 @@ class GaussianSteps(Work):
       variance: std^2.
     """
 
-    mean: Any
-    std: Any = None
-    most: int = static(default=None)
-    variance: Any = None
+    mean: Any = real()
+    std: Any = real(low=0.0, default=None)
+    most: int = static(check_count, default=None)
+    variance: Any = real(low=0.0, default=None)
 
-    def checked(self) -> GaussianSteps:
-        check_real("gaussian_steps(mean)", self.mean)
+    def checked(self) -> Self:
         if self.std is None and self.variance is None:
-            raise TypeError("gaussian_steps(std) is None, and so is variance: give exactly one of them")
+            raise TypeError("gaussian_steps(std=...) is None, and so is variance: give exactly one of them")
         if self.std is not None and self.variance is not None:
             raise ValueError(f"gaussian_steps(std={self.std}, variance={self.variance}): give exactly one of them")
-        check_real("gaussian_steps(std)", self.std, low=0.0, optional=True)
-        check_real("gaussian_steps(variance)", self.variance, low=0.0, optional=True)
-        check_count("gaussian_steps(most)", self.most)
-        return self
+        return super().checked()
 
     def steps(self, turn: Turn) -> jax.Array:
         # The midpoints of (-1, 1) / 2^24.
@@ -186,20 +162,16 @@ class Stragglers(Work):
         code, for E >= 2; ``"steps"`` U{1..E ceil(n_i / B)} steps, which leaves part of the work undone at E = 1 too.
     """
 
-    fraction: Any
-    num_epochs: int = static()
-    keep: bool = static(default=True)
-    draw: str = static(default="paper")
+    fraction: Any = real(low=0.0, high=1.0)
+    num_epochs: int = count()
+    keep: bool = flag(default=True)
+    draw: str = choice(("paper", "code", "steps"), default="paper")
 
-    may_drop: ClassVar[bool] = True
-    compares: ClassVar[bool] = True
+    may_drop = True
+    compares = True
 
-    def checked(self) -> Stragglers:
-        check_real("stragglers(fraction)", self.fraction, low=0.0, high=1.0)
-        check_count("stragglers(num_epochs)", self.num_epochs)
-        check_flag("stragglers(keep=...)", self.keep)
-        if self.draw not in ("paper", "code", "steps"):
-            raise ValueError(f"stragglers(draw={self.draw!r}): {suggest(str(self.draw), ['paper', 'code', 'steps'])}")
+    def checked(self) -> Self:
+        super().checked()
         if self.draw == "code" and self.num_epochs == 1:
             raise ValueError(
                 "stragglers(num_epochs=1, draw='code') has no number of epochs from 1 to E - 1 = 0 to draw: give 2 "
@@ -241,19 +213,12 @@ class Deadline(Work):
       keep: keep partial work (True) or drop all who do not finish their E epochs (False).
     """
 
-    seconds: Any
-    speeds: Any
-    num_epochs: int = static()
-    keep: bool = static(default=True)
+    seconds: Any = real(low=0.0)
+    speeds: Any = leaf(EachClient())
+    num_epochs: int = count()
+    keep: bool = flag(default=True)
 
-    may_drop: ClassVar[bool] = True
-
-    def checked(self) -> Deadline:
-        check_real("deadline(seconds)", self.seconds, low=0.0)
-        speeds = per_client("deadline(speeds)", self.speeds)
-        check_count("deadline(num_epochs)", self.num_epochs)
-        check_flag("deadline(keep=...)", self.keep)
-        return self.replace(speeds=speeds)
+    may_drop = True
 
     def steps(self, turn: Turn) -> jax.Array:
         speeds = at_clients(self.speeds, turn.indices)
@@ -268,9 +233,6 @@ class Deadline(Work):
 
     def most_total(self, num_slots: int, epoch_total: int, epoch: int) -> int:
         return self.num_epochs * epoch_total
-
-    def check(self, dataset: FederatedDataset, rounds: int) -> None:
-        check_length("deadline(speeds)", self.speeds, dataset.num_clients)
 
 
 class Window(Work):
@@ -289,16 +251,11 @@ class Window(Work):
     Reference: Wang et al. 2020, "Tackling the objective inconsistency problem in heterogeneous federated optimization".
     """
 
-    seconds: Any
-    most: int = static()
+    seconds: Any = real(low=0.0)
+    most: int = count()
 
-    may_drop: ClassVar[bool] = True
-    needs_system: ClassVar[bool] = True
-
-    def checked(self) -> Window:
-        check_real("window(seconds)", self.seconds, low=0.0)
-        check_count("window(most)", self.most)
-        return self
+    may_drop = True
+    needs_system = True
 
     def steps(self, turn: Turn) -> jax.Array:
         if isinstance(turn.seconds_per_step, tuple):
@@ -325,13 +282,13 @@ class GivenSteps(Work):
     """
 
     tau: Any = integers()
-    most: int = static(default=0)
+    most: int = count(low=0, default=0)
 
-    may_drop: ClassVar[bool] = True
-    may_refuse: ClassVar[bool] = True
+    may_drop = True
+    may_refuse = True
 
-    def checked(self) -> GivenSteps:
-        check_count("given_steps(most=...)", self.most, low=0)
+    def checked(self) -> Self:
+        super().checked()
         tau = integer_array("given_steps(tau)", self.tau, "[rounds, N]")
         if isinstance(tau, jax.core.Tracer):
             if self.most < 1:
@@ -352,11 +309,7 @@ class GivenSteps(Work):
         return self.most
 
     def check(self, dataset: FederatedDataset, rounds: int) -> None:
-        shape = self.tau.shape
-        if shape[0] < rounds or shape[1] != dataset.num_clients:
-            raise ValueError(
-                f"given_steps(tau) is {list(shape)}: the run needs [{rounds} rounds, {dataset.num_clients} clients]"
-            )
+        check_shape("given_steps(tau)", self.tau, dataset.num_clients, rounds)
 
 
 _REFUSED = -1
@@ -371,10 +324,6 @@ given_steps = factory("work.given_steps", GivenSteps)
 
 
 def epochs(num_epochs: int) -> RandomEpochs:
-    """The same number of epochs for everyone: tau_i = E ceil(n_i / B).
-
-    Args:
-      num_epochs: E >= 1.
-    """
+    """The same number of epochs E >= 1 for everyone: tau_i = E ceil(n_i / B)."""
     check_count("epochs(num_epochs)", num_epochs)
     return random_epochs(num_epochs, num_epochs)

@@ -1,26 +1,176 @@
-"""A fleet of devices: how fast each computes and communicates, and how often it fails."""
+"""A fleet of devices: how fast each computes and communicates, how often it fails, and how devices differ.
+
+Each draw of a distribution is a function of one random word, so its parameters are real hyper-parameters: a device
+keeps its place in the fleet while they change, and derivatives pass them (but for :class:`Zipf`'s exponent, whose
+values jump).
+"""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from types import NoneType
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax import lax
 
-from fedjax_sim.clients.cohort.per_client import at_clients, check_length, per_client
-from fedjax_sim.clients.systems.base import Cost, System, Times
-from fedjax_sim.clients.systems.distributions import Distribution
-from fedjax_sim.clients.systems.policies import Policy, WaitForAll
-from fedjax_sim.core.descriptions import factory
-from fedjax_sim.core.fields import static
+from fedjax_sim.clients.scheme import EachClient, at_clients, one_of
+from fedjax_sim.clients.systems.base import Cost, Policy, System, Times, WaitForAll
+from fedjax_sim.core.descriptions import Described, factory
+from fedjax_sim.core.fields import count, leaf, real
 from fedjax_sim.core.keys import Purpose, purpose_key, round_key
-from fedjax_sim.core.values import LARGEST_SEED, check_count, check_real, shown
+from fedjax_sim.core.values import INT32_MAX, LARGEST_SEED, demand, is_concrete, shown
 from fedjax_sim.datasets.federated import FederatedDataset
+
+
+class Distribution(Described):
+    """Base of the distributions of one positive number; subclasses define :meth:`quantile`."""
+
+    def quantile(self, u: jax.Array) -> jax.Array:
+        """The inverse of the distribution function at ``u`` in (0, 1), of its shape and dtype."""
+        raise TypeError(f"{type(self).__name__} must define quantile(u)")
+
+    def draw(self, words: jax.Array) -> jax.Array:
+        """One draw a random word: float[S] in the default float type for uint32[S]."""
+        # The midpoints of (0, 1) in 2^23 parts: never 0 or 1, and exact in float32.
+        u = ((words >> 9).astype(jnp.float32) + 0.5) * 2**-23
+        return self.quantile(u.astype(jnp.result_type(float)))
+
+
+class LogNormal(Distribution):
+    """x = median exp(sigma z), z ~ N(0, 1): mean median exp(sigma^2 / 2).
+
+    Args:
+      median: > 0.
+      sigma: standard deviation of log x, >= 0.
+    """
+
+    median: Any = real(low=0.0, open_=True)
+    sigma: Any = real(low=0.0)
+
+    def quantile(self, u: jax.Array) -> jax.Array:
+        normal = 2**0.5 * lax.erf_inv(2 * u - 1)
+        return _like(self.median, u) * jnp.exp(_like(self.sigma, u) * normal)
+
+
+class Uniform(Distribution):
+    """x ~ U(low, high), 0 <= low <= high."""
+
+    low: Any = real(low=0.0)
+    high: Any = real(low=0.0)
+
+    def checked(self) -> Self:
+        if not is_concrete((self.low, self.high)):
+            demand(lambda: jnp.asarray(self.high) >= jnp.asarray(self.low))
+        elif np.any(np.asarray(self.high) < np.asarray(self.low)):
+            raise ValueError(f"uniform({self.low}, {self.high}): high must be at least low")
+        return super().checked()
+
+    def quantile(self, u: jax.Array) -> jax.Array:
+        low = _like(self.low, u)
+        return low + (_like(self.high, u) - low) * u
+
+
+class Exponential(Distribution):
+    """P(x > t) = exp(-t / mean), mean > 0."""
+
+    mean: Any = real(low=0.0, open_=True)
+
+    def quantile(self, u: jax.Array) -> jax.Array:
+        return -_like(self.mean, u) * jnp.log1p(-u)
+
+
+class HalfNormal(Distribution):
+    """x = scale |z|, z ~ N(0, 1), scale > 0: mean scale sqrt(2 / pi).
+
+    The training times that Nguyen et al. 2022 (FedBuff) find in production are close to it.
+    """
+
+    scale: Any = real(low=0.0, open_=True)
+
+    def quantile(self, u: jax.Array) -> jax.Array:
+        return _like(self.scale, u) * 2**0.5 * lax.erf_inv(u)
+
+
+class Pareto(Distribution):
+    """P(x > t) = (scale / t)^shape for t >= scale: a few devices that are very slow.
+
+    Args:
+      scale: the smallest value, > 0.
+      shape: > 0; the mean, scale shape / (shape - 1), is finite for shape > 1 alone.
+    """
+
+    scale: Any = real(low=0.0, open_=True)
+    shape: Any = real(low=0.0, open_=True)
+
+    def quantile(self, u: jax.Array) -> jax.Array:
+        return _like(self.scale, u) * jnp.exp(-jnp.log1p(-u) / _like(self.shape, u))
+
+
+class Zipf(Distribution):
+    """x = scale k with P(k) proportional to k^-exponent, k = 1 .. most.
+
+    Args:
+      scale: the smallest value, > 0.
+      exponent: >= 0; 0 makes all k equally likely.
+      most: the largest k.
+    """
+
+    scale: Any = real(low=0.0, open_=True)
+    exponent: Any = real(low=0.0)
+    most: int = count(high=INT32_MAX, default=100)
+
+    def quantile(self, u: jax.Array) -> jax.Array:
+        ranks = jnp.arange(1, self.most + 1).astype(u.dtype)
+        mass = jnp.cumsum(jnp.exp(-_like(self.exponent, u) * jnp.log(ranks)))
+        k = 1 + jnp.searchsorted(mass, u * mass[-1])
+        return _like(self.scale, u) * jnp.minimum(k, self.most).astype(u.dtype)
+
+
+class Empirical(Distribution):
+    """One of the ``values`` given, at least one and >= 0, all equally likely: a published table of measured devices."""
+
+    values: Any = real(low=0.0)
+
+    def checked(self) -> Self:
+        super().checked()
+        values = jnp.asarray(self.values) if isinstance(self.values, (list, tuple)) else self.values
+        if np.ndim(values) != 1 or np.size(values) == 0:
+            raise ValueError(f"empirical(values) has shape {np.shape(values)}: give a list of at least one number")
+        return self.replace(values=values)
+
+    def quantile(self, u: jax.Array) -> jax.Array:
+        values = jnp.asarray(self.values).astype(u.dtype)
+        return values[jnp.minimum((u * len(values)).astype(jnp.int32), len(values) - 1)]
+
+
+def _like(value: Any, like: jax.Array) -> jax.Array:
+    return jnp.asarray(value).astype(like.dtype)
+
+
+lognormal = factory("quantity.lognormal", LogNormal)
+uniform = factory("quantity.uniform", Uniform)
+exponential = factory("quantity.exponential", Exponential)
+half_normal = factory("quantity.half_normal", HalfNormal)
+pareto = factory("quantity.pareto", Pareto)
+zipf = factory("quantity.zipf", Zipf)
+empirical = factory("quantity.empirical", Empirical)
 
 # What a device has for good, in the order of the words it is drawn from, never to be changed.
 _FIXED = ("seconds_per_step", "flops_per_second", "download", "upload", "latency", "dropout")
+_TIMED = _FIXED[:-1]
 _COMPUTE, _NETWORK, _FAILURE = 0, 1, 2  # the words of a client and round
-_RATES = ("flops_per_second", "download", "upload")
+
+
+def _quantity(high: float | None = None, *, open_: bool = False) -> Any:
+    """A field of a number, one a client, a distribution or None."""
+    return leaf(EachClient(high=high, open_=open_, other=(Distribution, NoneType)), default=None)
+
+
+def _factor() -> Any:
+    """A field of a distribution or None."""
+    return leaf(one_of(Distribution, NoneType, example="fedjax_sim.systems.lognormal(1.0, 0.2)"), default=None)
 
 
 class Fleet(NamedTuple):
@@ -53,9 +203,9 @@ class Devices(System):
         upload     (latency_i + bytes_up / upload_i) * network jitter
 
     tau_i counts gradients on one batch: passes over all local data (surveys) and the batches of a full gradient count
-    too. ``flops_per_step`` is counted from the task's own gradient (:mod:`fedjax_sim.systems.flops`), so a larger
-    model or batch takes longer; the clock is that of FedScale, with measured FLOPs in the place of its milliseconds an
-    example.
+    too. ``flops_per_step`` is counted from the task's own gradient (:func:`fedjax_sim.systems.gradient_flops`), so a
+    larger model or batch takes longer; the clock is that of FedScale, with measured FLOPs in the place of its
+    milliseconds an example.
 
     Every quantity is a number for all clients, an array of one a client in the order of the ids, or a distribution
     (``fjs.systems.lognormal(...)``) that is drawn once for each client id, from ``seed`` and not from the run's key:
@@ -77,44 +227,24 @@ class Devices(System):
     (the clock: computation plus communication over bandwidth).
     """
 
-    seconds_per_step: Any = None
-    flops_per_second: Any = None
-    download: Any = None
-    upload: Any = None
-    latency: Any = None
-    jitter: Any = None
-    network_jitter: Any = None
-    dropout: Any = None
-    policy: Policy = WaitForAll()
-    seed: int = static(default=0)
+    seconds_per_step: Any = _quantity()
+    flops_per_second: Any = _quantity(open_=True)
+    download: Any = _quantity(open_=True)
+    upload: Any = _quantity(open_=True)
+    latency: Any = _quantity()
+    jitter: Any = _factor()
+    network_jitter: Any = _factor()
+    dropout: Any = _quantity(1.0)
+    policy: Policy = leaf(one_of(Policy, example="fedjax_sim.systems.wait_for_all()"), default=WaitForAll())
+    seed: int = count(low=0, high=LARGEST_SEED, default=0)
 
-    def checked(self) -> Devices:
+    def checked(self) -> Self:
         if (self.seconds_per_step is None) == (self.flops_per_second is None):
             raise ValueError(
                 f"devices(seconds_per_step={shown(self.seconds_per_step)}, "
                 f"flops_per_second={shown(self.flops_per_second)}): give exactly one of them"
             )
-        changed = {name: _quantity(name, getattr(self, name)) for name in _FIXED}
-        for name in ("jitter", "network_jitter"):
-            value = getattr(self, name)
-            if value is not None and not isinstance(value, Distribution):
-                raise TypeError(
-                    f"devices({name}={shown(value)}): it must be a distribution of a factor, "
-                    "fedjax_sim.systems.lognormal(1.0, 0.2), or None"
-                )
-        if not isinstance(self.policy, Policy):
-            raise TypeError(
-                f"devices(policy={shown(self.policy)}): it must be fedjax_sim.systems.wait_for_all(), "
-                "deadline(seconds) or first(K)"
-            )
-        check_count("devices(seed=...)", self.seed, low=0, high=LARGEST_SEED)
-        return self.replace(**changed)
-
-    def check(self, dataset: FederatedDataset, rounds: int) -> None:
-        for name in _FIXED:
-            value = getattr(self, name)
-            if not isinstance(value, Distribution):
-                check_length(f"devices({name}=...)", value, dataset.num_clients)
+        return super().checked()
 
     @property
     def counts_flops(self) -> bool:
@@ -134,25 +264,13 @@ class Devices(System):
         return self.drawn(jnp.arange(dataset.num_clients, dtype=jnp.int32), dataset.client_ids[dataset.order])
 
     def drawn(self, client_index: jax.Array, ids: jax.Array) -> Fleet:
-        """The devices of some clients.
-
-        Args:
-          client_index: int32[S], clients' indices.
-          ids: int32[S], their ids.
-        """
+        """The devices of some clients, by their indices and ids, int32[S]."""
         return self._drawn(client_index, ids, _FIXED)
 
     def times(
-        self,
-        client_index: jax.Array,
-        ids: jax.Array,
-        steps: jax.Array,
-        key: jax.Array,
-        round_: jax.Array,
-        cost: Cost,
+        self, client_index: jax.Array, ids: jax.Array, steps: jax.Array, key: jax.Array, round_: jax.Array, cost: Cost
     ) -> Times:
-        timed = tuple(name for name in _FIXED if name != "dropout")
-        fleet = self._drawn(client_index, ids, timed)
+        fleet = self._drawn(client_index, ids, _TIMED)
         jitters = (self.jitter, self.network_jitter)
         words = _round_words(key, round_, ids) if any(one is not None for one in jitters) else None
 
@@ -193,30 +311,13 @@ class Devices(System):
         return Fleet(**found)
 
 
-def _quantity(name: str, value: Any) -> Any:
-    """A field checked; lists become arrays."""
-    if value is None or isinstance(value, Distribution):
-        return value
-    if isinstance(value, Policy) or callable(value):
-        raise TypeError(f"devices({name}={shown(value)}): it must be a number, one a client, or a distribution")
-    what = f"devices({name}=...)"
-    value = per_client(what, value, high=1.0 if name == "dropout" else None)
-    if name in _RATES:
-        check_real(what, value, low=0.0, open_=True)
-    return value
-
-
 def _round_words(key: jax.Array, round_: jax.Array, ids: jax.Array) -> jax.Array:
     return _words(purpose_key(round_key(key, round_), Purpose.SYSTEM), ids, 3)
 
 
-def _words(key: jax.Array, ids: jax.Array, count: int) -> jax.Array:
-    """uint32[S, count], of (key, client id)."""
-
-    def of_client(id_: jax.Array) -> jax.Array:
-        return jax.random.bits(jax.random.fold_in(key, id_), (count,), jnp.uint32)
-
-    words: jax.Array = jax.vmap(of_client)(ids)
+def _words(key: jax.Array, ids: jax.Array, number: int) -> jax.Array:
+    """uint32[S, number], of (key, client id)."""
+    words: jax.Array = jax.vmap(lambda id_: jax.random.bits(jax.random.fold_in(key, id_), (number,), jnp.uint32))(ids)
     return words
 
 

@@ -34,13 +34,9 @@ _OVER_INPUT = frozenset((
 
 
 def gradient_flops(task: Task, params: Any, dataset: FederatedDataset, rows: int) -> float:
-    """Operations of one gradient of the task's loss on one batch, penalty included; the optimiser's are not.
+    """Operations of one gradient of the task's loss on a batch of ``rows`` examples; the optimiser's are not in it.
 
-    Args:
-      task: what is learned.
-      params: parameters (their shapes).
-      dataset: training data (the shapes of its examples).
-      rows: examples of the batch.
+    The penalty's are. Of ``params`` and ``dataset`` the shapes count.
     """
 
     def abstract(tree: Any) -> Any:

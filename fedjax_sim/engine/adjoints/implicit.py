@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 
 from fedjax_sim.algorithms.contract import Method
-from fedjax_sim.clients.cohort.uniform import Full
+from fedjax_sim.clients.cohort.schemes import Full
 from fedjax_sim.clients.local.batches import FullBatch, InOrder
 from fedjax_sim.clients.local.work import Deadline, GivenSteps, RandomEpochs, Steps, Work
 from fedjax_sim.core import trees

@@ -11,8 +11,7 @@ from jax import lax
 from fedjax_sim.algorithms.contract import Method
 from fedjax_sim.clients.cohort.participation import Selection
 from fedjax_sim.clients.local.work import Turn
-from fedjax_sim.clients.systems.base import Cost
-from fedjax_sim.clients.systems.exchange import Clock, seconds_per_step
+from fedjax_sim.clients.systems.base import Clock, Cost, seconds_per_step
 from fedjax_sim.core.keys import ClientDraws, client_draws
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.diagnostics.measures import quantiles

@@ -11,7 +11,7 @@ from fedjax_sim.algorithms.contract import Mean, Stack, nobody
 from fedjax_sim.algorithms.wrapper import encodes
 from fedjax_sim.clients.cohort.participation import Participation
 from fedjax_sim.clients.local.work import Stragglers, Work
-from fedjax_sim.clients.systems.policies import WaitForAll
+from fedjax_sim.clients.systems.base import WaitForAll
 from fedjax_sim.core.values import shown
 from fedjax_sim.engine.asynchronous.schemes import Asynchronous
 from fedjax_sim.engine.plan import Plan
