@@ -50,10 +50,9 @@ def main() -> None:
     import numpy as np
 
     import fedjax_sim as fjs
-    from fedjax_sim.engine.adjoints.asked import asked_of
+    from fedjax_sim.engine.arguments import asked_of
     from fedjax_sim.engine.checks import resolve
-    from fedjax_sim.engine.layout_tuning.measuring import Subject, measure
-    from fedjax_sim.engine.layout_tuning.report import label
+    from fedjax_sim.engine.layout_timing import label, timings
 
     if jax.device_count() < options.devices:
         sys.exit(f"--devices {options.devices}: there are {jax.device_count()}")
@@ -94,10 +93,13 @@ def main() -> None:
     asked, rounds = asked_of(given | {"rounds": options.rounds})
     keys = jax.vmap(jax.random.key)(jax.numpy.zeros((1,), jax.numpy.uint32))
     plan = resolve(asked._replace(algorithm=algorithm, dataset=data, key=keys[0]), rounds)
-    subject = Subject(plan._replace(key=keys), None, rounds)
-    timings = measure(subject, list(layouts), limit=float("inf"), repeats=options.repeats, give_up=False)
+    infinity = float("inf")
+    found = timings(
+        plan._replace(key=keys), None, rounds, None, list(layouts), limit=infinity, repeats=options.repeats,
+        hopeless=infinity,
+    )  # fmt: skip
 
-    best = min(one.milliseconds for one in timings if one.milliseconds is not None)
+    best = min(one.milliseconds for one in found if one.milliseconds is not None)
     print(
         f"jax {jax.__version__}, {jax.devices()[0].device_kind}, {os.cpu_count()} cores; {options.model}, "
         f"{options.cohort} of {options.clients} clients: {steps.sum(axis=1).mean():.0f} steps a round, the longest "
@@ -108,7 +110,7 @@ def main() -> None:
         f"{'compile s':>9}"
     )
     rows = []
-    for timing in timings:
+    for timing in found:
         lanes = layouts[timing.layout]
         rounds = histories[timing.layout].rounds
         program = float(rounds["computed_steps"].sum() / rounds["useful_steps"].sum())

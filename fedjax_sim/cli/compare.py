@@ -128,7 +128,7 @@ def _check_precision(chosen: Sequence[Variant]) -> None:
 def _checked(chosen: Sequence[Variant]) -> dict[str, dict[str, Any]]:
     """Builds every run once before the first is computed; returns what they should share."""
     from fedjax_sim.core.descriptions import describe
-    from fedjax_sim.engine.resolving import check_seeds
+    from fedjax_sim.engine.checks import check_seeds
     from fedjax_sim.run.configuration.building import arguments
 
     about = {}

@@ -133,7 +133,7 @@ def refused_by_run(options: argparse.Namespace, error: Exception, tables: Tables
 def in_short(given: dict[str, Any]) -> str:
     """``fedprox on synthetic, 100 rounds, 3 seeds``."""
     from fedjax_sim.core.descriptions import describe
-    from fedjax_sim.engine.resolving import check_seeds
+    from fedjax_sim.engine.checks import check_seeds
 
     names = [describe(given[part]).get("name", "?").rpartition(".")[2] for part in ("algorithm", "dataset")]
     seeds = check_seeds(given.get("seeds", 0))

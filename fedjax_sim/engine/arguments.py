@@ -1,22 +1,24 @@
-"""The keyword arguments of a run, written once."""
+"""The keyword arguments of a run: written once, and checked as far as they can be by themselves."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, Literal, TypedDict, TypeVar, get_type_hints
+from typing import Any, Literal, TypedDict, TypeVar, Unpack, get_type_hints
 
 import jax
 
 from fedjax_sim.clients.cohort.participation import Participation
-from fedjax_sim.clients.local.batches import Batches
+from fedjax_sim.clients.local.batches import Batches, shuffled
 from fedjax_sim.clients.local.work import Work
-from fedjax_sim.clients.systems.base import System
-from fedjax_sim.core.values import suggest
-from fedjax_sim.diagnostics.base import Requested
-from fedjax_sim.engine.asynchronous.schemes import Asynchronous
+from fedjax_sim.clients.systems.base import Clock, System
+from fedjax_sim.core.values import check_count, check_flag, shown, suggest
+from fedjax_sim.diagnostics.base import Requested, as_diagnostics
+from fedjax_sim.diagnostics.catalogue import Communication
+from fedjax_sim.engine.asynchronous.schemes import Asynchronous, check_scheme
 from fedjax_sim.engine.layout.base import Layout
+from fedjax_sim.engine.plan import Guard, Plan
 from fedjax_sim.models.task import Task
 
 Evaluate = Callable[[Any, Any], dict[str, jax.Array]]  # (params, dataset) -> {name: array}
@@ -80,10 +82,7 @@ def takes_run(*without: str, **elsewhere: str) -> Callable[[F], F]:
                     raise TypeError(f"{function.__name__}(...) has no argument {name!r}: {fix}")
             missing = [repr(name) for name in RunArguments.__annotations__ if name not in DEFAULTS | kwargs]
             if missing:
-                raise TypeError(
-                    f"{function.__name__}() missing {len(missing)} required keyword-only "
-                    f"argument{'s' * (len(missing) > 1)}: {_listed(missing)}"
-                )
+                raise TypeError(f"{function.__name__}(...) is missing required arguments: {', '.join(missing)}")
             return function(*args, **DEFAULTS | kwargs)
 
         hints = get_type_hints(RunArguments)
@@ -96,8 +95,88 @@ def takes_run(*without: str, **elsewhere: str) -> Callable[[F], F]:
     return decorate
 
 
-def _listed(names: list[str]) -> str:
-    """As Python lists them: a; a and b; a, b, and c."""
-    if len(names) < 3:
-        return " and ".join(names)
-    return f"{', '.join(names[:-1])}, and {names[-1]}"
+_PARTS: dict[str, tuple[type, str]] = {
+    "task": (Task, "fedjax_sim.classification(model)"),
+    "cohort": (Participation, "fedjax_sim.cohort.uniform(10)"),
+    "work": (Work, "fedjax_sim.local.epochs(1)"),
+    "batches": (Batches, "fedjax_sim.local.shuffled(20)"),
+    "system": (System, "fedjax_sim.systems.devices(seconds_per_step=0.1)"),
+    "layout": (Layout, "fedjax_sim.layout.turns(), 'tune' (simulate measures), or 'auto' or None (a rule chooses)"),
+}
+
+
+def check_arguments(run: RunArguments) -> Plan:
+    """What a run's keyword arguments say: its plan without algorithm, data and key.
+
+    Args:
+      run: all of them.
+
+    Raises:
+      TypeError: an argument is of another kind than it must be.
+      ValueError: a number is out of its range, or both or neither of ``batch_size`` and ``batches`` are given.
+    """
+    parts: dict[str, Any] = {name: run[name] for name in _PARTS}  # type: ignore[literal-required]
+    batch_size, evaluate, asynchronous = run["batch_size"], run["evaluate"], run["asynchronous"]
+    if (batch_size is None) == (parts["batches"] is None):
+        raise ValueError(
+            f"batch_size={batch_size!r} and batches={parts['batches']!r}: give exactly one, batch_size=20 for shuffled "
+            "epochs or batches=fedjax_sim.local.full_batch() and the like"
+        )
+    if batch_size is not None:
+        parts["batches"] = shuffled(batch_size)
+    if isinstance(parts["layout"], str) and parts["layout"] == "tune":
+        raise ValueError(
+            "layout='tune': only simulate measures layouts itself; here the program is compiled for one, so measure "
+            "before: layout=fedjax_sim.layout.tune(algorithm, dataset, ...).layout"
+        )
+    if isinstance(parts["layout"], str) and parts["layout"] == "auto":
+        parts["layout"] = None
+    for name, (kind, example) in _PARTS.items():
+        if parts[name] is not None or name not in ("system", "layout"):
+            check_kind(name, parts[name], kind, example)
+    check_count("rounds", run["rounds"])
+    check_count("eval_every", run["eval_every"])
+    check_flag("skip_nonfinite", run["skip_nonfinite"])
+    if evaluate is not None and (not callable(evaluate) or isinstance(inspect.unwrap(evaluate), type)):
+        call = f"; call it, {evaluate.__name__}(task)" if callable(evaluate) else ""
+        raise TypeError(
+            f"evaluate is {evaluate!r}: it must be a function evaluate(params, dataset) -> {{name: array}}{call}"
+        )
+    diagnostics, system, work = as_diagnostics(run["diagnostics"]), parts["system"], parts["work"]
+    if system is None and work.needs_system:
+        raise ValueError(
+            f"work={work!r} counts the steps that a client's device makes in its time: give the run "
+            "system=fedjax_sim.systems.devices(seconds_per_step=...)"
+        )
+    if system is not None:  # whose clock records what communication() does
+        diagnostics = tuple(one for one in diagnostics if not isinstance(one, Communication))
+        for one in diagnostics:
+            taken = sorted(set(one.names()) & set(Clock._fields))
+            if taken:
+                raise ValueError(
+                    f"diagnostics: {type(one).__name__} records {taken[0]!r}, which a run with a system records "
+                    "itself: choose another name"
+                )
+    if asynchronous is not None:
+        check_scheme(asynchronous, system, parts["cohort"], work)
+    guard = Guard(run["skip_nonfinite"])
+    return Plan(**parts, diagnostics=diagnostics, guard=guard, asynchronous=asynchronous)
+
+
+def asked_of(run: dict[str, Any]) -> tuple[Plan, int]:
+    """What is asked for, without algorithm, data and key, and the number of rounds."""
+    return make_train(**{name: value for name, value in run.items() if name not in ("adjoint", "on_round")})
+
+
+@takes_run()
+def make_train(**run: Unpack[RunArguments]) -> tuple[Plan, int]:
+    """As far as both go the same way; errors name it."""
+    return check_arguments(run), run["rounds"]
+
+
+def check_kind(what: str, value: Any, kind: type, example: str) -> None:
+    """Raises ``TypeError`` for a ``value`` that is no ``kind``; ``example`` is one that is."""
+    if not isinstance(value, kind):
+        article = "an" if kind.__name__[0] in "AEIOU" else "a"
+        call = ", so call it" if inspect.isroutine(value) or isinstance(value, type) else ""
+        raise TypeError(f"{what} is {shown(value)}: it must be {article} {kind.__name__}{call}, for instance {example}")

@@ -1,10 +1,9 @@
-"""Everything that can be known to be wrong before a program is compiled."""
+"""Everything that can be known to be wrong before a program is compiled, and the plan that is left: :func:`resolve`."""
 
 from __future__ import annotations
 
 import dataclasses
-import inspect
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jax
@@ -16,72 +15,29 @@ from fedjax_sim.algorithms.contract import Method
 from fedjax_sim.algorithms.fedavg import FedAvg
 from fedjax_sim.algorithms.partial import Partial
 from fedjax_sim.algorithms.wrapper import Wrapper
-from fedjax_sim.clients.cohort.participation import Participation
-from fedjax_sim.clients.local import batches as batch_schemes
-from fedjax_sim.clients.local.batches import Batches, FullBatch
-from fedjax_sim.clients.local.work import Work
-from fedjax_sim.clients.systems.base import Clock, System
+from fedjax_sim.clients.local.batches import FullBatch
 from fedjax_sim.core.descriptions import Described
-from fedjax_sim.core.values import check_count, check_flag, check_real, conditions, is_concrete, shown
+from fedjax_sim.core.values import (
+    INT32_MAX,
+    LARGEST_SEED,
+    check_real,
+    conditions,
+    is_concrete,
+    shown,
+)
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.host import HostDataset
-from fedjax_sim.diagnostics.base import Diagnostic, as_diagnostics
-from fedjax_sim.engine.arguments import RunArguments
-from fedjax_sim.engine.asynchronous.checking import check_method, check_scheme
+from fedjax_sim.engine.arguments import check_kind
+from fedjax_sim.engine.asynchronous.buffer import check_method
+from fedjax_sim.engine.client_states import ClientStates, OnDevice
 from fedjax_sim.engine.hook_checks import check_hooks
-from fedjax_sim.engine.layout.base import Layout
-from fedjax_sim.engine.limits import check_counts
-from fedjax_sim.engine.plan import Guard, Plan, layout_by_rule
-from fedjax_sim.models.task import Task
-from fedjax_sim.models.task.shapes import check_values
+from fedjax_sim.engine.layout.choose import MOST_LANES
+from fedjax_sim.engine.layout.mesh import OnMesh
+from fedjax_sim.engine.layout.stacked import Stacked
+from fedjax_sim.engine.plan import Plan, layout_by_rule
+from fedjax_sim.models.shapes import check_values
 from fedjax_sim.optim.described import hoisted
 from fedjax_sim.optim.rates import OverClients, Rate
-
-
-def check_arguments(run: RunArguments) -> Plan:
-    """What a run's keyword arguments say: its plan without algorithm, data and key.
-
-    Args:
-      run: all of them.
-
-    Raises:
-      TypeError: an argument is of another kind than it must be.
-      ValueError: a number is out of its range, or both or neither of ``batch_size`` and ``batches`` are given.
-    """
-    task, cohort, work, evaluate = run["task"], run["cohort"], run["work"], run["evaluate"]
-    check_kind("task", task, Task, "fedjax_sim.classification(model)")
-    check_kind("cohort", cohort, Participation, "fedjax_sim.cohort.uniform(10)")
-    check_kind("work", work, Work, "fedjax_sim.local.epochs(1)")
-    check_count("rounds", run["rounds"])
-    check_count("eval_every", run["eval_every"])
-    layout = _check_layout(run["layout"])
-    if evaluate is not None and not callable(evaluate):
-        raise TypeError(f"evaluate is {evaluate!r}: it must be a function evaluate(params, dataset) -> {{name: array}}")
-    if isinstance(inspect.unwrap(evaluate), type):  # type: ignore[arg-type]
-        raise TypeError(f"evaluate is {evaluate!r}, which makes an evaluation: call it, {evaluate.__name__}(task)")  # type: ignore[union-attr]
-    batch_size, batches = run["batch_size"], run["batches"]
-    if (batch_size is None) == (batches is None):
-        raise ValueError(
-            f"batch_size={batch_size!r} and batches={batches!r}: give exactly one, batch_size=20 for shuffled epochs "
-            "or batches=fedjax_sim.local.full_batch() and the like"
-        )
-    if batch_size is not None:
-        batches = batch_schemes.shuffled(batch_size)
-    check_kind("batches", batches, Batches, "fedjax_sim.local.shuffled(20)")
-    check_flag("skip_nonfinite", run["skip_nonfinite"])
-    asked, system, asynchronous = as_diagnostics(run["diagnostics"]), run["system"], run["asynchronous"]
-    if system is not None:
-        check_kind("system", system, System, "fedjax_sim.systems.devices(seconds_per_step=0.1)")
-        asked = _beside_the_clock(asked)
-    elif work.needs_system:
-        raise ValueError(
-            f"work={work!r} counts the steps that a client's device makes in its time: give the run "
-            "system=fedjax_sim.systems.devices(seconds_per_step=...)"
-        )
-    if asynchronous is not None:
-        check_scheme(asynchronous, system, cohort, work)
-    guard = Guard(run["skip_nonfinite"])
-    return Plan(task, cohort, work, batches, layout, asked, guard, system, asynchronous)  # type: ignore[arg-type]
 
 
 def check_run(plan: Plan, rounds: int, initial_params: Any = None) -> Plan:
@@ -106,23 +62,28 @@ def check_run(plan: Plan, rounds: int, initial_params: Any = None) -> Plan:
         raise TypeError(f"key is {key!r}: give one typed PRNG key, jax.random.key(0)")
     name = type(algorithm).__name__
     algorithm.check(dataset.num_clients)
-    if algorithm.requires.apart:
-        _check_apart(plan)
+    requires = algorithm.requires
+    policy = None if plan.system is None else plan.system.policy
+    for what, part in (("work", plan.work), ("system policy", policy)):
+        if requires.apart and part is not None and part.compares:
+            raise ValueError(
+                f"{name}: with {what} {shown(part)} one client changes what others do or whether they count, so the "
+                "sum can change by more than the clipping norm and the noise would not hide it: use another one"
+            )
     plan.cohort.check(dataset, rounds)
     plan.work.check(dataset, rounds)
     plan.task.check(dataset)
     plan = plan._replace(cohort=plan.cohort.fitted(dataset))
+    slots = plan.cohort.size(dataset.num_clients)
     if plan.system is not None:
         plan.system.check(dataset, rounds)
-        plan.system.policy.check(plan.cohort.size(dataset.num_clients))
+        plan.system.policy.check(slots)
     average = plan.average(algorithm)
-    requires = algorithm.requires
     if average not in requires.averages:
         why = requires.averages_why and f"; {requires.averages_why}"
         raise ValueError(f"{name} cannot average by {average!r}: allowed are {sorted(requires.averages)}" + why)
     if plan.asynchronous is not None:
         check_method(plan)
-    slots = plan.cohort.size(dataset.num_clients)
     if requires.everyone and slots < dataset.num_clients:
         raise ValueError(
             f"{name} needs everybody in every round, and this cohort has {slots} of {dataset.num_clients} clients: use "
@@ -146,26 +107,24 @@ def check_run(plan: Plan, rounds: int, initial_params: Any = None) -> Plan:
             f"{name} updates client state once per visit, so clients drawn twice have no meaning: use "
             "cohort.uniform(K) in place of cohort.with_replacement(K)"
         )
-    for what in ("client_learning_rate", "server_learning_rate"):
-        rate = getattr(algorithm, what)
+    client_rate, server_rate = algorithm.client_learning_rate, algorithm.server_learning_rate
+    for what, rate in (("client_learning_rate", client_rate), ("server_learning_rate", server_rate)):
         if isinstance(rate, Rate):
             rate.check(f"{name}({what}=...)", dataset.num_clients, rounds)
-    if isinstance(algorithm.server_learning_rate, OverClients):
+    if isinstance(server_rate, OverClients):
         raise ValueError(f"{name}(server_learning_rate=over_clients(...)): a server has no clients, use over_rounds")
-    if not isinstance(algorithm.server_learning_rate, Rate):
-        what = f"{name}(server_learning_rate=...)"
-        _check_like(what, algorithm.server_learning_rate, 0.0, "one number or a rate over rounds")
+    if not isinstance(server_rate, Rate):
+        _check_like(f"{name}(server_learning_rate=...)", server_rate, 0.0, "one number or a rate over rounds")
     for optimizer in (algorithm.client_optimizer, algorithm.server_optimizer):
         if optimizer is not None:
             optimizer.transform()  # checks that its hyper-parameters are single numbers
     params = plan.params
     losses = check_values(plan.task, params, dataset.examples, training=True)
     _check_statistics(plan, params)
-    rate = algorithm.client_learning_rate
-    single = jax.tree_util.all_leaves([rate]) and np.shape(rate) == ()
-    if not isinstance(rate, Rate) and not single:
+    single = jax.tree_util.all_leaves([client_rate]) and np.shape(client_rate) == ()
+    if not isinstance(client_rate, Rate) and not single:
         rule = "one number, a rate of fedjax_sim.rates or a pytree like the parameters"
-        _check_like(f"{name}(client_learning_rate=...)", rate, params, rule, numbers=True)
+        _check_like(f"{name}(client_learning_rate=...)", client_rate, params, rule, numbers=True)
     if initial_params is not None:
         check_initial("initial_params", initial_params, params)
     check_counts(plan, rounds)
@@ -192,13 +151,90 @@ def resolve(asked: Plan, rounds: int, initial_params: Any = None, *, several: bo
     return plan if plan.layout is not None else plan._replace(layout=layout_by_rule(plan, several=several))
 
 
-def unmet(parts: Any, dataset: FederatedDataset) -> jax.Array | None:
-    """Whether a traced value is one that its object's check would refuse; bool scalar, None where nothing is traced.
+def resolve_seeds(
+    asked: Plan, dataset: Any, seeds: list[int], rounds: int, initial_params: Any, client_states: Any
+) -> Plan:
+    """The plan of a run of several seeds, one key each, whose data and client states may be off the device.
 
-    Args:
-      parts: a pytree with all that a run is made of.
-      dataset: the data.
+    Of a :class:`HostDataset` the plan has the frame, all but the examples.
     """
+    keys = jax.vmap(jax.random.key)(jnp.asarray(seeds, jnp.uint32))
+    streamed = isinstance(dataset, HostDataset)
+    asked = asked._replace(dataset=dataset.frame if streamed else dataset, key=keys[0])
+    plan = resolve(asked, rounds, initial_params, several=True)
+    if streamed:
+        _check_streamed(plan)
+    return plan._replace(key=keys, client_states=_client_states(client_states, plan))
+
+
+def check_seeds(seeds: Any) -> list[int]:
+    """The seeds as a list of integers.
+
+    Raises:
+      TypeError: neither an integer nor several.
+      ValueError: none, one outside [0, 2^32), or one twice.
+    """
+    if isinstance(seeds, jax.Array) and jnp.issubdtype(seeds.dtype, jnp.integer):
+        seeds = np.asarray(seeds).reshape(-1)
+    if isinstance(seeds, (str, jax.Array)) or not isinstance(seeds, (int, np.integer, np.ndarray, Iterable)):
+        raise TypeError(f"seeds is {seeds!r}: give an integer or several, range(5)")
+    found = [seeds] if isinstance(seeds, (int, np.integer)) else list(seeds)
+    if not found:
+        raise ValueError("seeds is empty: give at least one seed")
+    for number, seed in enumerate(found):
+        if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)):
+            raise TypeError(f"seeds has {seed!r}: seeds must be integers")
+        if not 0 <= seed <= LARGEST_SEED:
+            raise ValueError(f"seeds has {seed}: seeds must be in [0, 2^32)")
+        if seed in found[:number]:
+            raise ValueError(f"seeds has {seed} twice: a seed is a run, again it would be the same run: give it once")
+    return [int(seed) for seed in found]
+
+
+def _check_streamed(plan: Plan) -> None:
+    """Checks that a round needs no more examples than its cohort's, for data that stays on the host."""
+    if plan.asynchronous is not None:
+        raise ValueError(
+            f"asynchronous=... with a HostDataset: {_TOO_LATE} the examples ahead: use dataset.on_device()"
+        )
+    if isinstance(plan.layout, OnMesh) and plan.layout.data == "sharded":
+        raise ValueError(
+            f"layout={shown(plan.layout)} with a HostDataset: only the examples of a round's cohort are on the "
+            "devices, on all of them: use data='replicated'"
+        )
+    needing = [plan.algorithm] if plan.algorithm.requires.objective else []
+    needing += [diagnostic for diagnostic in plan.diagnostics if diagnostic.everyone]  # type: ignore[misc]
+    if needing:
+        raise ValueError(
+            f"{type(needing[0]).__name__} reads the examples of all clients in every round, and this data set stays on "
+            "the host: a round sees its cohort's examples alone. Use dataset.on_device(), or do without"
+        )
+
+
+def _client_states(given: Any, plan: Plan) -> ClientStates:
+    """Where client states are kept, from the argument of ``simulate``; None for ``on_device()``."""
+    if given is None:
+        return OnDevice()
+    check_kind("client_states", given, ClientStates, "fedjax_sim.client_states.on_host(), or None for on_device()")
+    if given.apart and plan.asynchronous is not None:
+        raise ValueError(
+            f"asynchronous=... with client_states={shown(given)}: {_TOO_LATE} client states ahead: use "
+            "client_states=fedjax_sim.client_states.on_device()"
+        )
+    if given != OnDevice() and plan.algorithm.requires.remembers_everyone:
+        raise ValueError(
+            f"{type(plan.algorithm).__name__} keeps a vector of every client on the server and reads all of them in "
+            f"every round, so client_states={shown(given)} would save nothing: leave client_states out, or give the "
+            "method fewer vectors (clusters=...)"
+        )
+    return given  # type: ignore[no-any-return]
+
+
+_TOO_LATE = "who reports in a round is known once its clock has run, too late for sending"
+
+
+def unmet(parts: Any, dataset: FederatedDataset) -> jax.Array | None:
+    """Whether a traced value is one that its object's check would refuse; bool scalar, None where nothing is traced."""
     with conditions() as met:
         for part in _traced_parts(parts):
             try:
@@ -223,6 +259,30 @@ def is_traced(tree: Any) -> bool:
     return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))
 
 
+def check_counts(plan: Plan, rounds: int) -> None:
+    """Checks that what a run counts in int32 fits: it would wrap round without a word.
+
+    The steps are the micro-steps of all phases: what the cohort may need at most, and as many again as the layout may
+    compute for nothing while it waits for the slowest.
+    """
+    dataset, batches = plan.dataset, plan.batches
+    slots, layout = plan.cohort.size(dataset.num_clients), plan.layout
+    layout = layout.inner if isinstance(layout, OnMesh) else layout  # type: ignore[assignment]
+    side_by_side = slots if isinstance(layout, Stacked) else getattr(layout, "num_lanes", MOST_LANES)
+    limits = [plan.bounds(method) for method in plan.algorithm.phases()]
+    steps = sum(one.per_cohort + min(slots, side_by_side) * one.per_client for one in limits)
+    work, most = " ".join(shown(plan.work).split()), max(one.per_client for one in limits)
+    counted = {
+        "rounds": rounds,
+        f"rows of a batch beside all examples (batches={shown(batches)})": dataset.num_examples + batches.rows(dataset),
+        f"slots (cohort={shown(plan.cohort)})": slots,
+        f"local steps that a round may compute ({slots} clients with up to {most} each, work={work})": steps,
+    }
+    for what, number in counted.items():
+        if number > INT32_MAX:
+            raise ValueError(f"{number} {what}: at most {INT32_MAX} can be counted: ask for fewer")
+
+
 def _check_statistics(plan: Plan, params: Any) -> None:
     """Checks that running statistics are averaged and nothing else: any other step may leave a variance below zero.
 
@@ -232,88 +292,29 @@ def _check_statistics(plan: Plan, params: Any) -> None:
     shared = method.shared(params) if isinstance(method, Wrapper) else params
     if not jax.tree.leaves(plan.task.statistics(shared)):
         return
-    average, why = plan.average(method), ""
+    average, changing = plan.average(method), []
     while isinstance(method, Wrapper):
         if not isinstance(method, (Partial, Ema, LastK)):
-            why = why or type(method).__name__
+            changing.append(type(method).__name__)
         method = method.base
-    rate = method.server_learning_rate
-    averages = isinstance(method, FedAvg) and type(method).update is FedAvg.update
+    rate, own = method.server_learning_rate, type(method)
     if average not in ("sample", "plain"):
-        why = f"average={average!r}"
+        changing.insert(0, f"average={average!r}")
     elif plan.asynchronous is not None:
-        why = f"{type(plan.asynchronous).__name__}"
-    elif not (averages and method.requires.steps and type(method).server_step is FedAvg.server_step):
-        why = why or type(method).__name__
-    elif method.server_solver() is not None:
-        why = why or f"the server optimiser of {type(method).__name__}"
-    elif not isinstance(rate, Rate) and is_concrete(rate) and rate > 1:
-        why = why or f"server_learning_rate={rate}"
-    if why:
+        changing.insert(0, type(plan.asynchronous).__name__)
+    averages = isinstance(method, FedAvg) and own.update is FedAvg.update and own.server_step is FedAvg.server_step
+    if not (averages and method.requires.steps):
+        changing.append(own.__name__)
+    if method.server_solver() is not None:
+        changing.append(f"the server optimiser of {own.__name__}")
+    if not isinstance(rate, Rate) and is_concrete(rate) and rate > 1:
+        changing.append(f"server_learning_rate={rate}")
+    if changing:
         raise ValueError(
-            f"the model has running statistics (batch_stats, of a BatchNorm), and {why} does not just average what "
-            "clients report, so that a variance could fall below zero: let every client keep its own, "
+            f"the model has running statistics (batch_stats, of a BatchNorm), and {changing[0]} does not just average "
+            "what clients report, so that a variance could fall below zero: let every client keep its own, "
             "fedjax_sim.keep(method, 'batch_stats'), or train a model with flax.linen.GroupNorm"
         )
-
-
-def _check_apart(plan: Plan) -> None:
-    """Checks that what a client does is known without the others, on which the bound of a private sum rests."""
-    name = type(plan.algorithm).__name__
-    comparing: list[tuple[str, Any]] = [("work", plan.work)] if plan.work.compares else []
-    if plan.system is not None and plan.system.policy.compares:
-        comparing.append(("system policy", plan.system.policy))
-    for what, part in comparing:
-        raise ValueError(
-            f"{name}: with {what} {shown(part)} one client changes what others do or whether they count, so the sum "
-            "can change by more than the clipping norm and the noise would not hide it: use another one"
-        )
-
-
-def _beside_the_clock(diagnostics: tuple[Diagnostic, ...]) -> tuple[Diagnostic, ...]:
-    """The diagnostics without ``communication()``, whose records a run with a system has anyway.
-
-    Raises:
-      ValueError: another one records a name that the system's clock does.
-    """
-    from fedjax_sim.diagnostics.catalogue import Communication
-
-    left = tuple(one for one in diagnostics if not isinstance(one, Communication))
-    for one in left:
-        taken = sorted(set(one.names()) & set(Clock._fields))
-        if taken:
-            raise ValueError(
-                f"diagnostics: {type(one).__name__} records {taken[0]!r}, which a run with a system records itself: "
-                "choose another name"
-            )
-    return left
-
-
-def _check_layout(layout: Any) -> Layout | None:
-    """The layout, or None where the rule chooses it."""
-    if layout is None or (isinstance(layout, str) and layout == "auto"):
-        return None
-    if isinstance(layout, str) and layout == "tune":
-        raise ValueError(
-            "layout='tune': only simulate measures layouts itself; here the program is compiled for one, so measure "
-            "before: layout=fedjax_sim.layout.tune(algorithm, dataset, ...).layout"
-        )
-    if isinstance(layout, str):
-        raise ValueError(
-            f"layout is {shown(layout)}: give a layout, for instance fedjax_sim.layout.turns(), 'tune' (simulate "
-            "measures what is fastest), or 'auto' or None (a rule chooses)"
-        )
-    example = "fedjax_sim.layout.turns(), 'tune' (simulate measures), or 'auto' or None (a rule chooses)"
-    check_kind("layout", layout, Layout, example)
-    return layout  # type: ignore[no-any-return]
-
-
-def check_kind(what: str, value: Any, kind: type, example: str) -> None:
-    """Raises ``TypeError`` for a ``value`` that is no ``kind``; ``example`` is one that is."""
-    if not isinstance(value, kind):
-        article = "an" if kind.__name__[0] in "AEIOU" else "a"
-        call = ", so call it" if inspect.isroutine(value) or isinstance(value, type) else ""
-        raise TypeError(f"{what} is {shown(value)}: it must be {article} {kind.__name__}{call}, for instance {example}")
 
 
 def check_initial(what: str, given: Any, params: Any) -> None:

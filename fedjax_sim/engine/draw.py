@@ -48,15 +48,7 @@ class Drawn(NamedTuple):
 
 
 def draw(plan: Plan, phase: Phase, sent: Any, t: jax.Array, cost: Cost | None = None) -> Drawn:
-    """The cohort of a round.
-
-    Args:
-      plan: the run, with its training data.
-      phase: the exchange.
-      sent: the phase's broadcast.
-      t: int32 scalar.
-      cost: of the exchange with one client, where the run has a system.
-    """
+    """The cohort of a round."""
     data, key = plan.dataset, phase.key
     selection = phase.cohort.select(data, key, t)
     storage = data.order.at[selection.indices].get(mode="clip")
@@ -101,16 +93,7 @@ def assemble(
 ) -> Drawn:
     """The cohort, once it is known who takes part with how many steps.
 
-    Args:
-      plan: the run, with its training data.
-      phase: the exchange.
-      sent: the phase's broadcast.
-      t: int32 scalar.
-      selection: the clients, [S].
-      draws: what each draws from.
-      tau: int32[S], their steps.
-      valid: bool[S], who takes part.
-      rate_rounds: int32[S], the round that each client's learning rate is of, where it is not ``t`` for all.
+    ``rate_rounds``, int32[S], are the rounds that clients' learning rates are of, where that is not ``t`` for all.
     """
     data, method, num_clients = plan.dataset, phase.method, plan.dataset.num_clients
     storage = data.order.at[selection.indices].get(mode="clip")
@@ -194,15 +177,7 @@ def before_work(
 
 
 def exchange_cost(plan: Plan, phase: Phase, sent: Any, t: jax.Array, state: TrainState) -> Cost:
-    """What a phase's exchange with one client costs, in a run with a system.
-
-    Args:
-      plan: the run, with its training data.
-      phase: the exchange.
-      sent: the phase's broadcast.
-      t: int32 scalar.
-      state: before the exchange.
-    """
+    """What a phase's exchange with one client costs, in a run with a system."""
     assert plan.system is not None
     # The shapes of the messages, from the slots of a draw that is never computed.
     slots = jax.eval_shape(lambda: draw(plan, phase, sent, t, Cost(0.0, 0.0)).slots)

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.interpreters.partial_eval import dce_jaxpr
 
 from fedjax_sim.algorithms.contract import ALL_AVERAGES, Client, Cohort, Message, Method, Requires, Stack
 from fedjax_sim.algorithms.declarations import Misuse
@@ -32,14 +33,6 @@ from fedjax_sim.optim.rates import rate_at
 
 def check_hooks(method: Method, task: Task, params: Any, losses: Any, dataset: FederatedDataset, slots: int) -> None:
     """Calls every hook of a method as a round does, on shapes alone; what was checked before is remembered.
-
-    Args:
-      method: with its wrappers.
-      task: what is learned.
-      params: the task's parameters, or their shapes.
-      losses: the losses of some examples, [B], or their shape.
-      dataset: training data, of which the shapes are read.
-      slots: S, of a cohort.
 
     Raises:
       TypeError, ValueError: a hook fails or returns what it must not, with class and hook named and what to do.
@@ -309,34 +302,11 @@ def _only_through_delta(method: Method, delta: Any, y: Any, sent: Any, c_i: Any,
         names[:] = [name for name in messages for _ in jax.tree.leaves(messages[name].value)]
         return [jnp.asarray(leaf) for name in messages for leaf in jax.tree.leaves(messages[name].value)]
 
-    closed = jax.make_jaxpr(values)(delta, y)
-    number = len(jax.tree.leaves(delta))
-    known = _reached(closed.jaxpr, [place >= number for place in range(len(closed.jaxpr.invars))])
-    for name, knows in zip(names, known, strict=True):
-        if knows:
+    jaxpr, number = jax.make_jaxpr(values)(delta, y).jaxpr, len(jax.tree.leaves(delta))
+    for place, name in enumerate(names):
+        _, used = dce_jaxpr(jaxpr, [other == place for other in range(len(names))])
+        if any(used[number:]):
             raise ValueError(
                 f"{named(method, 'finish')} computes the message {name!r} from y, and a wrapper binds delta alone (it "
                 "clips or compresses it): compute it from delta, and put what the server must hear into change"
             )
-
-
-def _reached(jaxpr: Any, reached: list[bool]) -> list[bool]:
-    """Which outputs of a jaxpr may depend on the inputs that are ``reached``."""
-    marked = {var for var, is_reached in zip(jaxpr.invars, reached, strict=True) if is_reached}
-
-    def is_marked(atom: Any) -> bool:
-        return not hasattr(atom, "val") and atom in marked  # a literal has a value
-
-    for equation in jaxpr.eqns:
-        inputs = [is_marked(atom) for atom in equation.invars]
-        if not any(inputs):
-            continue
-        outputs = [True] * len(equation.outvars)
-        inner = (
-            equation.params.get("jaxpr") if equation.primitive.name in ("jit", "pjit", "closed_call", "remat") else None
-        )
-        inner = getattr(inner, "jaxpr", inner)
-        if inner is not None and len(inner.invars) == len(inputs):
-            outputs = _reached(inner, inputs)
-        marked |= {var for var, is_reached in zip(equation.outvars, outputs, strict=True) if is_reached}
-    return [is_marked(atom) for atom in jaxpr.outvars]

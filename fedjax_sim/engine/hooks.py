@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import CodeType
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,9 @@ def call(method: Method, name: str, *given: Any) -> Any:
         if explained is None:
             raise
         raise explained from error
-    complaint = _RULES[name](returned, method, *given)
+    rule = _RULES[name]
+    fits = rule.fits(returned, method, *given)
+    complaint = rule.more(returned, method, *given) if fits else f"returned {brief(returned)}: {rule.fix}"
     if complaint:
         raise TypeError(f"{named(method, name)} {complaint}")
     return returned
@@ -59,25 +61,28 @@ def explanation(error: Exception, method: Method, name: str, given: tuple[Any, .
             f"{named(method, 'send')} returned {brief(error.obj)}, and {who} reads its field params: return a named "
             "tuple with the start point in it, Sent(x)"
         )
-    if isinstance(error, jax.errors.TracerBoolConversionError):
-        return TypeError(
-            f"{who} asks for the truth of a value that is not known before the run (if, while, and, or, not): use "
-            "jax.numpy.where or jax.lax.cond; a hyper-parameter that is part of the program is declared with "
-            f"{_STATIC}"
-        )
     if isinstance(error, _UNKNOWN):
+        asks = isinstance(error, jax.errors.TracerBoolConversionError)
+        needs, use = _TRUTH if asks else _NUMBER
         return TypeError(
-            f"{who} needs a value that is not known before the run, as a number of Python or an array of numpy: use "
-            f"jax.numpy; a hyper-parameter that is part of the program is declared with {_STATIC}"
+            f"{who} {needs}: use {use}; a hyper-parameter that is part of the program is declared with "
+            "fedjax_sim.fields.static()"
         )
     kind = TypeError if isinstance(error, TypeError) else ValueError
     return kind(f"{who} failed: {type(error).__name__}: {error}")
 
 
-_STATIC = "fedjax_sim.fields.static()"
 _UNKNOWN = (
     jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError, jax.errors.TracerIntegerConversionError,
 )  # fmt: skip
+_TRUTH = (
+    "asks for the truth of a value that is not known before the run (if, while, and, or, not)",
+    "jax.numpy.where or jax.lax.cond",
+)
+_NUMBER = (
+    "needs a value that is not known before the run, as a number of Python or an array of numpy",
+    "jax.numpy",
+)
 
 
 def _culprit(error: Exception) -> tuple[tuple[Method, str] | None, CodeType | None, str]:
@@ -101,89 +106,65 @@ def _code(member: Any) -> CodeType | None:
     return getattr(function, "__code__", None)
 
 
-# A rule gets what a hook returned, the method and the hook's arguments; it returns the end of a message, "" for none.
-Rule = Callable[..., str]
+class Rule(NamedTuple):
+    """What a hook must return; both functions get that, the method and the hook's arguments.
 
-_NEXT = "return a ServerState, self.server_step(server, delta, cohort) or server._replace(...)"
+    Attributes:
+      fits: whether it is of the right kind.
+      fix: what to do where it is not.
+      more: what else is wrong with it, the end of a message; "" for nothing.
+    """
+
+    fits: Callable[..., bool]
+    fix: str
+    more: Callable[..., str] = lambda *_: ""
+
+
 _STAY = "structure, shapes and types stay"
 _KEPT = "structure, shapes and types stay as the first round finds them"
 _IN_INIT = "init makes them, super().init(params, shares)._replace(extra=...)"
 
 
-def _something(what: str) -> Rule:
-    return lambda returned, *_: f"returned None: {what}" if returned is None else ""
+def _something(returned: Any, *_: Any) -> bool:
+    return returned is not None
 
 
-def _phases(returned: Any, method: Any) -> str:
-    if isinstance(returned, tuple) and returned and all(isinstance(phase, Method) for phase in returned):
-        return ""
-    return f"returned {brief(returned)}: return a tuple of methods, the last of which trains"
-
-
-def _init(returned: Any, method: Any, *_: Any) -> str:
+def _has_model(returned: Any, method: Any, *_: Any) -> bool:
     # Without a model() of its own the method reads x from the field params.
-    if returned is None or not (hasattr(returned, "params") or type(method).model is not Method.model):
-        return f"returned {brief(returned)}: return a ServerState, super().init(params, shares)"
-    return ""
+    return returned is not None and (hasattr(returned, "params") or type(method).model is not Method.model)
 
 
-def _like_server(returned: Any, method: Any, server: Any, *_: Any) -> str:
-    if returned is None or type(returned) is not type(server):
-        return f"returned {brief(returned)}: {_NEXT}"
-    return _differs("server", server, returned, f"{_KEPT}; {_IN_INIT}")
+def _are_methods(returned: Any, *_: Any) -> bool:
+    return isinstance(returned, tuple) and bool(returned) and all(isinstance(phase, Method) for phase in returned)
+
+
+def _reals(returned: Any, *_: Any) -> bool:
+    leaves = jax.tree.leaves(returned)
+    return bool(leaves) and all(jnp.issubdtype(jnp.result_type(leaf), jnp.inexact) for leaf in leaves)
+
+
+def _real_arrays(returned: Any, *_: Any) -> bool:
+    return all(hasattr(leaf, "dtype") for leaf in jax.tree.leaves(returned)) and _reals(returned)
+
+
+def _number(returned: Any, *_: Any) -> bool:
+    return returned is not None and jax.tree_util.all_leaves([returned]) and np.shape(returned) == ()
+
+
+def _named_values(returned: Any, *_: Any) -> bool:
+    return isinstance(returned, dict) and all(isinstance(name, str) for name in returned)
+
+
+def _tuple_of(count: int) -> Callable[..., bool]:
+    return lambda returned, *_: isinstance(returned, tuple) and len(returned) == count
 
 
 def _like_client_state(returned: Any, c_i: Any) -> str:
     return _differs("c_i", c_i, returned, f"{_KEPT}; init_client makes them")
 
 
-def _survey(returned: Any, *_: Any) -> str:
-    leaves = jax.tree.leaves(returned)
-    if leaves and all(jnp.issubdtype(jnp.result_type(leaf), jnp.inexact) for leaf in leaves):
-        return ""
-    return f"returned {brief(returned)}: return real numbers to be averaged, jax.grad(F)(sent.params) or F(sent.params)"
-
-
-def _begin(returned: Any, *_: Any) -> str:
-    leaves = jax.tree.leaves(returned)
-    if leaves and all(hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in leaves):
-        return ""
-    return (
-        f"returned {brief(returned)}: return what the client trains, arrays of real numbers, for instance sent.params"
-    )
-
-
-def _objective(returned: Any, *_: Any) -> str:
-    if returned is not None and jax.tree_util.all_leaves([returned]) and np.shape(returned) == ():
-        return ""
-    return f"returned {brief(returned)}: return one number, F(y) and what the method adds to it"
-
-
-def _step(returned: Any, method: Any, g: Any, y: Any, state: Any, *_: Any) -> str:
-    if not _tuple_of(returned, 2):
-        return f"returned {brief(returned)}: return (y, optimiser state)"
-    return _differs("y", y, returned[0], _STAY) or _differs("the optimiser's state", state, returned[1], _STAY)
-
-
-def _encode(returned: Any, method: Any, delta: Any, memory: Any, *_: Any) -> str:
-    if not _tuple_of(returned, 3):
-        return f"returned {brief(returned)}: return (delta, memory, {{name: message besides}})"
-    new, kept, notes = returned
-    differs = _differs("delta", delta, new, _STAY)
-    differs = differs or _differs("memory", memory, kept, f"{_KEPT}; init_memory makes them, where it remembers")
-    return differs or _messages(notes, "its third part")
-
-
-def _finish(returned: Any, method: Any, delta: Any, y: Any, sent: Any, c_i: Any, *_: Any) -> str:
-    if not _tuple_of(returned, 2):
-        return (
-            f"returned {brief(returned)}: return ({{name: message}}, c_i), for instance ({{'delta': Mean(delta)}}, c_i)"
-        )
-    return _messages(returned[0], "its first part") or _like_client_state(returned[1], c_i)
-
-
 def _messages(messages: Any, what: str) -> str:
-    if not (isinstance(messages, dict) and all(isinstance(name, str) for name in messages)):
+    if not _named_values(messages):
         return f"returned {brief(messages)} as {what}: it must be a dict of messages by name"
     for name, message in messages.items():
         if message is None or (isinstance(message, Message) and message.value is None):
@@ -196,45 +177,56 @@ def _messages(messages: Any, what: str) -> str:
     return ""
 
 
+def _step(returned: Any, method: Any, g: Any, y: Any, state: Any, *_: Any) -> str:
+    return _differs("y", y, returned[0], _STAY) or _differs("the optimiser's state", state, returned[1], _STAY)
+
+
+def _encode(returned: Any, method: Any, delta: Any, memory: Any, *_: Any) -> str:
+    kept = f"{_KEPT}; init_memory makes them, where it remembers"
+    differs = _differs("delta", delta, returned[0], _STAY) or _differs("memory", memory, returned[1], kept)
+    return differs or _messages(returned[2], "its third part")
+
+
+def _finish(returned: Any, method: Any, delta: Any, y: Any, sent: Any, c_i: Any, *_: Any) -> str:
+    return _messages(returned[0], "its first part") or _like_client_state(returned[1], c_i)
+
+
 def _report(returned: Any, *_: Any) -> str:
-    if not (isinstance(returned, dict) and all(isinstance(name, str) for name in returned)):
-        return f"returned {brief(returned)}: return a dict of numbers by name, {{'norm': trees.norm(...)}}"
-    for name, value in returned.items():
-        if not jax.tree_util.all_leaves([value]) or np.shape(value) != ():
-            return f"returned {brief(value)} as {name!r}: it must be one number, an array of shape ()"
-    return ""
+    wrong = [name for name, value in returned.items() if not _number(value)]
+    return f"returned {brief(returned[wrong[0]])} as {wrong[0]!r}: it must be one number" if wrong else ""
 
 
-_RULES: dict[str, Rule] = {
-    "phases": _phases,
-    "init": _init,
-    "init_client": _something("return what a client keeps, () for nothing"),
-    "init_memory": _something("return what the wrapper keeps for a client, () for nothing"),
-    "open": _like_server,
-    "send": _something("return what clients receive, for instance Sent(server.params)"),
-    "survey": _survey,
-    "begin": _begin,
-    "objective": _objective,
-    "step": _step,
-    "change": _something("return what has changed, trees.subtract(y, sent.params)"),
-    "encode": _encode,
-    "finish": _finish,
-    "update": _like_server,
-    "settle": lambda returned, method, server, c_i, client: _like_client_state(returned, c_i),
-    "model": _something("return the iterate x"),
-    "with_model": _like_server,
-    "evaluated": _something("return the parameters to be evaluated"),
-    "personal": _something("return the model that the client would use"),
-    "report": _report,
+_SERVER = Rule(
+    lambda returned, method, server, *_: returned is not None and type(returned) is type(server),
+    "return a ServerState, self.server_step(server, delta, cohort) or server._replace(...)",
+    lambda returned, method, server, *_: _differs("server", server, returned, f"{_KEPT}; {_IN_INIT}"),
+)
+_RULES = {
+    "phases": Rule(_are_methods, "return a tuple of methods, the last of which trains"),
+    "init": Rule(_has_model, "return a ServerState, super().init(params, shares)"),
+    "init_client": Rule(_something, "return what a client keeps, () for nothing"),
+    "init_memory": Rule(_something, "return what the wrapper keeps for a client, () for nothing"),
+    "open": _SERVER,
+    "send": Rule(_something, "return what clients receive, for instance Sent(server.params)"),
+    "survey": Rule(_reals, "return real numbers to be averaged, jax.grad(F)(sent.params) or F(sent.params)"),
+    "begin": Rule(_real_arrays, "return what the client trains, arrays of real numbers, for instance sent.params"),
+    "objective": Rule(_number, "return one number, F(y) and what the method adds to it"),
+    "step": Rule(_tuple_of(2), "return (y, optimiser state)", _step),
+    "change": Rule(_something, "return what has changed, trees.subtract(y, sent.params)"),
+    "encode": Rule(_tuple_of(3), "return (delta, memory, {name: message besides})", _encode),
+    "finish": Rule(_tuple_of(2), "return ({name: message}, c_i), for instance ({'delta': Mean(delta)}, c_i)", _finish),
+    "update": _SERVER,
+    "settle": Rule(lambda *_: True, "", lambda returned, method, server, c_i, *_: _like_client_state(returned, c_i)),
+    "model": Rule(_something, "return the iterate x"),
+    "with_model": _SERVER,
+    "evaluated": Rule(_something, "return the parameters to be evaluated"),
+    "personal": Rule(_something, "return the model that the client would use"),
+    "report": Rule(_named_values, "return a dict of numbers by name, {'norm': trees.norm(...)}", _report),
 }
 _HOOKS = ("requires", *_RULES)
 
 
 # How two pytrees differ
-
-
-def _tuple_of(value: Any, count: int) -> bool:
-    return isinstance(value, tuple) and len(value) == count
 
 
 def _differs(what: str, before: Any, after: Any, fix: str) -> str:

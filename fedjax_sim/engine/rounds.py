@@ -32,111 +32,10 @@ Step = Callable[[Any, Any, jax.Array], tuple[Any, Any]]  # (plan, state, t) -> (
 _NAMED = 4  # clients that the record of a round names when they diverge
 
 
-class EachSeed(NamedTuple):
-    """Models that the seeds of a run start from, each its own.
-
-    Attributes:
-      models: leaves [seeds, ...].
-    """
-
-    models: Any
-
-    def of(self, row: int) -> Any:
-        """That of one seed."""
-        return jax.tree.map(lambda leaf: leaf[row], self.models)
-
-
-def init_state(plan: Plan, initial_params: Any = None, initial_state: TrainState | None = None) -> TrainState:
-    """The state before the first round; client states that are kept apart as those of one client.
-
-    Args:
-      plan: the run.
-      initial_params: where it starts, or None.
-      initial_state: the state that it starts in, client states of all clients; or None.
-    """
-    algorithm, data = plan.algorithm, plan.dataset
-    if initial_state is not None:
-        clients = initial_state.clients
-        if jax.tree.leaves(clients):
-            clients = plan.layout.spread(plan.client_states.first(clients))
-        return initial_state._replace(clients=clients)
-    params = initial_params
-    if params is None:
-        params = plan.task.init(purpose_key(plan.key, Purpose.INIT), data)
-    if plan.averaging(algorithm).share == "sample":
-        shares = data.shares[data.order]
-    else:
-        shares = jnp.full((data.num_clients,), 1 / data.num_clients, jnp.result_type(float))
-    server = algorithm.init(params, shares)
-    clients = plan.client_states.first(_first_client(algorithm, server, params))
-    if not plan.client_states.apart:
-        clients = plan.layout.fresh(clients, data.num_clients)
-    flight = None if plan.asynchronous is None else first_flight(plan, server)
-    visited = jnp.zeros((data.num_clients,), bool) if keeps_personal(algorithm) else None
-    return TrainState(server, clients, flight, visited)
-
-
-def _first_client(algorithm: Method, server: Any, params: Any) -> Any:
-    """What is kept for a client before its first visit: with its solver's state, where that is carried over."""
-    own = algorithm.init_client(params)
-    if not algorithm.keep_optimizer:
-        return own
-    y = algorithm.begin(received(algorithm.send(server), jnp.int32(0)), own, nobody())
-    return Kept(own, parts.begin(algorithm.client_optimizer, y))
-
-
-@jax.jit
-def initial_states(plan: Plan, initial_params: Any = None, initial_state: TrainState | None = None) -> TrainState:
-    """The states of all seeds before the first round, of a plan with one key a seed; leaves [seeds, ...].
-
-    Args:
-      plan: the run.
-      initial_params: where all seeds start, :class:`EachSeed`, or None.
-      initial_state: what they start in, leaves [seeds, ...]; or None.
-    """
-
-    def one(key: jax.Array, model: Any, state: TrainState | None) -> TrainState:
-        return init_state(plan._replace(key=key), model, state)
-
-    each = isinstance(initial_params, EachSeed)
-    models = initial_params.models if each else initial_params
-    return jax.vmap(one, (0, 0 if each else None, 0))(plan.key, models, initial_state)
-
-
-def some_rounds(
-    plan: Plan, state: TrainState, ts: jax.Array, scan: Scan = lax.scan, step: Step | None = None
-) -> tuple[TrainState, Record]:
-    """Rounds ``ts`` from ``state``, and what they record, leading axis rounds: every run takes its rounds from here.
-
-    Args:
-      plan: the run.
-      state: before the first of them.
-      ts: int32 numbers of rounds that follow one another.
-      scan: ``lax.scan``, or what does the same in another way.
-      step: ``(plan, state, t) -> (state, record)``; None for :func:`run_round`.
-    """
-    return scan(functools.partial(step or run_round, plan), state, ts)
-
-
-def chunk_of_rounds(
-    plan: Plan, state: TrainState, start: jax.Array, count: jax.Array, *, length: int
-) -> tuple[TrainState, Record]:
-    """``count`` <= ``length`` rounds from round ``start``; the record has ``length`` rows, zero beyond ``count``.
-
-    The count is dynamic, so that no round at all, a whole chunk and a shorter last one are one compiled program.
-    """
-    ts = start + jnp.arange(length, dtype=jnp.int32)
-    return some_rounds(plan, state, ts, counted(count), _traced_once)
-
-
 class Exchange(NamedTuple):
     """An exchange of a round, as it went.
 
-    Attributes:
-      solver: what its clients did.
-      sent: the broadcast.
-      drawn: the cohort, without those that the guard has left out.
-      result: what its clients left.
+    ``drawn`` is without the clients that the guard has left out; ``result`` is what all of them left.
     """
 
     solver: Solver
@@ -163,20 +62,26 @@ def run_round(plan: Plan, state: TrainState, t: jax.Array) -> tuple[TrainState, 
       are and how stale, in asynchronous runs; what the algorithm reports and the diagnostics measure.
     """
     plan, start, exchanges = plan.training, state, []
-    if plan.algorithm.requires.objective:
-        state = state._replace(server=_opened(plan, state.server))
+    if plan.algorithm.requires.objective:  # the server is told F(x)
+        objective = mean_values(plan.task, plan.algorithm.model(state.server), plan.dataset)["loss"]
+        state = state._replace(server=plan.algorithm.open(state.server, objective))
     for phase in plan.phases():
+        # Draw: who takes part, with how many steps.
         sent = phase.method.send(state.server)
         drawn, flight = take_part(plan, phase, sent, state, t)
+        # Local work: every client of the cohort trains from what was sent.
         solver = _solver(plan, phase)
         states = plan.layout.take(state.clients, drawn.cohort.indices)
         result = plan.layout.run(solver, sent, states, drawn.slots, plan.bounds(phase.method))
-        drawn, got = _received(plan, solver, sent, states, drawn, result)
-        server = _updated(plan, phase.method, state.server, got, drawn.cohort)
+        # Aggregate: the server moves.
+        drawn, messages = _received(plan, solver, sent, states, drawn, result)
+        server = _updated(plan, phase.method, state.server, messages, drawn.cohort)
+        # Settle: the clients hear of it, and their states are put back.
         clients = _settled(solver, server, result.clients, drawn.slots)
         visited = None if state.visited is None else state.visited.at[drawn.cohort.indices].set(True, mode="drop")
         state = TrainState(server, plan.layout.put(state.clients, drawn.cohort.indices, clients), flight, visited)
         exchanges.append(Exchange(solver, sent, drawn, result))
+    # Record.
     record = _recorded(plan, state, exchanges)
     if plan.cohort.may_overflow:
         state = _poisoned(plan.algorithm, state, record["overflow"])
@@ -184,18 +89,10 @@ def run_round(plan: Plan, state: TrainState, t: jax.Array) -> tuple[TrainState, 
     return state, _measured(plan, t, start, state, exchanges, record)
 
 
-_traced_once = jax.jit(run_round)  # for the shapes of its record and for the loop
-
-
 def take_part(plan: Plan, phase: Phase, sent: Any, state: TrainState, t: jax.Array) -> tuple[Drawn, Any]:
     """Who takes part in an exchange, and who is in flight when it ends.
 
-    Args:
-      plan: the run, with its training data.
-      phase: the exchange.
-      sent: the phase's broadcast.
-      state: before the exchange.
-      t: int32 scalar.
+    ``plan`` has its training data alone; ``state`` is that before the exchange.
     """
     if plan.system is None:
         return draw(plan, phase, sent, t), state.flight
@@ -250,12 +147,12 @@ def _received(
     return drawn._replace(cohort=cohort), sums | stacks
 
 
-def _updated(plan: Plan, method: Method, server: Any, got: dict[str, Any], cohort: Cohort) -> Any:
-    """The server after an exchange."""
+def _updated(plan: Plan, method: Method, server: Any, messages: dict[str, Any], cohort: Cohort) -> Any:
+    """The server after an exchange: the method moves it."""
     if not plan.may_be_empty or method.requires.acts_alone:
-        return method.update(server, got, cohort)
+        return method.update(server, messages, cohort)
     # A momentum or a control variate must not move in a round in which nobody took part.
-    return lax.cond(cohort.size > 0, lambda: method.update(server, got, cohort), lambda: server)
+    return lax.cond(cohort.size > 0, lambda: method.update(server, messages, cohort), lambda: server)
 
 
 def _settled(solver: Solver, server: Any, clients: Any, slots: Slot) -> Any:
@@ -263,12 +160,6 @@ def _settled(solver: Solver, server: Any, clients: Any, slots: Slot) -> Any:
     if not (solver.algorithm.requires.hears and jax.tree.leaves(clients)):
         return clients
     return jax.vmap(solver.settle, (None, 0, 0))(server, clients, slots)
-
-
-def _opened(plan: Plan, server: Any) -> Any:
-    """The server at the start of a round, told F(x)."""
-    objective = mean_values(plan.task, plan.algorithm.model(server), plan.dataset)["loss"]
-    return plan.algorithm.open(server, objective)
 
 
 def _recorded(plan: Plan, state: TrainState, exchanges: list[Exchange]) -> Record:
@@ -323,11 +214,16 @@ def _measured(
         bytes_down, bytes_up = traffic(one.solver, one.sent, state, one.drawn.slots)
         down, up = down + each * float(bytes_down), up + each * float(bytes_up)
     last, algorithm = exchanges[-1], plan.algorithm
+    weights_of_steps: Any = ()
+    if plan.observes("accumulation"):
+        most = plan.work.most_steps(plan.batches.most_in_epoch(plan.dataset))
+        own = last.drawn.slots.client
+        weights_of_steps = accumulation(last.solver.algorithm, plan.params, last.sent, own, most)
     view = RoundView(
         task=plan.task, dataset=plan.dataset, algorithm=algorithm, before=algorithm.model(start.server),
         after=algorithm.model(state.server), client=last.drawn.slots.client, cohort=last.drawn.cohort,
         updates=last.result.stacks.get(Watch.UPDATES, ()), drift=last.result.stacks.get(Watch.DRIFT, ()),
-        weights_of_steps=_accumulation(plan, last), bytes_down=down, bytes_up=up,
+        weights_of_steps=weights_of_steps, bytes_down=down, bytes_up=up,
         useful_steps=record["useful_steps"], computed_steps=record["computed_steps"],
         key=purpose_key(round_key(plan.key, t), Purpose.DIAGNOSTICS),
     )  # fmt: skip
@@ -343,14 +239,6 @@ def _with(record: Record, more: Record, who: str) -> Record:
     return record | more
 
 
-def _accumulation(plan: Plan, exchange: Exchange) -> Any:
-    """a_i of every client of the cohort, where a diagnostic asks for it."""
-    if not plan.observes("accumulation"):
-        return ()
-    most = plan.work.most_steps(plan.batches.most_in_epoch(plan.dataset))
-    return accumulation(exchange.solver.algorithm, plan.params, exchange.sent, exchange.drawn.slots.client, most)
-
-
 def _poisoned(algorithm: Method, state: TrainState, overflow: jax.Array) -> TrainState:
     """NaN for the model where clients were drawn that found no slot: the round would be biased without a word."""
 
@@ -359,3 +247,100 @@ def _poisoned(algorithm: Method, state: TrainState, overflow: jax.Array) -> Trai
 
     model = jax.tree.map(poison, algorithm.model(state.server))
     return state._replace(server=algorithm.with_model(state.server, model))
+
+
+# From round to round
+
+
+class EachSeed(NamedTuple):
+    """Models that the seeds of a run start from, each its own.
+
+    Attributes:
+      models: leaves [seeds, ...].
+    """
+
+    models: Any
+
+    def of(self, row: int) -> Any:
+        """That of one seed."""
+        return jax.tree.map(lambda leaf: leaf[row], self.models)
+
+
+def init_state(plan: Plan, initial_params: Any = None, initial_state: TrainState | None = None) -> TrainState:
+    """The state before the first round, from a model or from a state of all clients if one is given.
+
+    Client states that are kept apart are those of one client.
+    """
+    algorithm, data = plan.algorithm, plan.dataset
+    if initial_state is not None:
+        clients = initial_state.clients
+        if jax.tree.leaves(clients):
+            clients = plan.layout.spread(plan.client_states.first(clients))
+        return initial_state._replace(clients=clients)
+    params = initial_params
+    if params is None:
+        params = plan.task.init(purpose_key(plan.key, Purpose.INIT), data)
+    if plan.averaging(algorithm).share == "sample":
+        shares = data.shares[data.order]
+    else:
+        shares = jnp.full((data.num_clients,), 1 / data.num_clients, jnp.result_type(float))
+    server = algorithm.init(params, shares)
+    clients = plan.client_states.first(_first_client(algorithm, server, params))
+    if not plan.client_states.apart:
+        clients = plan.layout.fresh(clients, data.num_clients)
+    flight = None if plan.asynchronous is None else first_flight(plan, server)
+    visited = jnp.zeros((data.num_clients,), bool) if keeps_personal(algorithm) else None
+    return TrainState(server, clients, flight, visited)
+
+
+def _first_client(algorithm: Method, server: Any, params: Any) -> Any:
+    """What is kept for a client before its first visit: with its solver's state, where that is carried over."""
+    own = algorithm.init_client(params)
+    if not algorithm.keep_optimizer:
+        return own
+    y = algorithm.begin(received(algorithm.send(server), jnp.int32(0)), own, nobody())
+    return Kept(own, parts.begin(algorithm.client_optimizer, y))
+
+
+@jax.jit
+def initial_states(plan: Plan, initial_params: Any = None, initial_state: TrainState | None = None) -> TrainState:
+    """The states of all seeds before the first round, of a plan with one key a seed; leaves [seeds, ...].
+
+    ``initial_params`` are where all start, or :class:`EachSeed`; the leaves of ``initial_state`` are [seeds, ...].
+    """
+
+    def one(key: jax.Array, model: Any, state: TrainState | None) -> TrainState:
+        return init_state(plan._replace(key=key), model, state)
+
+    each = isinstance(initial_params, EachSeed)
+    models = initial_params.models if each else initial_params
+    return jax.vmap(one, (0, 0 if each else None, 0))(plan.key, models, initial_state)
+
+
+def some_rounds(
+    plan: Plan, state: TrainState, ts: jax.Array, scan: Scan = lax.scan, step: Step | None = None
+) -> tuple[TrainState, Record]:
+    """Rounds ``ts`` from ``state``, and what they record, leading axis rounds: every run takes its rounds from here.
+
+    Args:
+      plan: the run.
+      state: before the first of them.
+      ts: int32, numbers of rounds that follow one another.
+      scan: ``lax.scan``, or what does the same in another way.
+      step: a round; None for :func:`run_round`.
+    """
+    return scan(functools.partial(step or run_round, plan), state, ts)
+
+
+def chunk_of_rounds(
+    plan: Plan, state: TrainState, start: jax.Array, count: jax.Array, *, length: int
+) -> tuple[TrainState, Record]:
+    """``count`` <= ``length`` rounds from round ``start``; the record has ``length`` rows, zero beyond ``count``.
+
+    The count is dynamic, so that no round at all, a whole chunk and a shorter last one are one compiled program.
+    """
+    ts = start + jnp.arange(length, dtype=jnp.int32)
+    return some_rounds(plan, state, ts, counted(count), _traced_once)
+
+
+_traced_once = jax.jit(run_round)  # for the shapes of its record and for the loop

@@ -51,14 +51,9 @@ class Slot(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """A client at work.
+    """A client at work: what it trains, its optimiser's state, c_i as the round found it.
 
-    Attributes:
-      y: what it trains.
-      optimizer: state of the local optimiser.
-      kept: c_i, as the round found it.
-      gradient: sum of the pieces of a full local gradient so far, or None.
-      survey: sum of the pieces of the survey so far, or None.
+    ``gradient`` and ``survey`` are the sums so far of the pieces of a full local gradient and of the survey, or None.
     """
 
     y: Any
@@ -102,13 +97,7 @@ class Watch(struct.PyTreeNode):
 
 
 class Left(NamedTuple):
-    """What one client leaves.
-
-    Attributes:
-      sums: its messages that are added up, each times its weight.
-      stacks: those that are not.
-      kept: the new c_i.
-    """
+    """What one client leaves: weighted sums and stacks of its messages by name, and the new c_i."""
 
     sums: dict[str, Any]
     stacks: dict[str, Any]
@@ -116,15 +105,7 @@ class Left(NamedTuple):
 
 
 class Solver(NamedTuple):
-    """Everything one client's round is computed from; a pytree, so that derivatives reach its leaves.
-
-    Attributes:
-      algorithm: the method.
-      task: the losses.
-      batches: which examples a step sees.
-      dataset: training examples.
-      watch: what is observed besides.
-    """
+    """Everything one client's round is computed from; a pytree, so that derivatives reach its leaves."""
 
     algorithm: Method
     task: Task
@@ -170,15 +151,7 @@ class Solver(NamedTuple):
         )  # fmt: skip
 
     def step(self, sent: Any, slot: Slot, progress: Progress, k: jax.Array, *, serial: bool = False) -> Progress:
-        """The client after micro-step ``k``.
-
-        Args:
-          sent: the round's broadcast.
-          slot: the client.
-          progress: the client before.
-          k: int32 scalar, 0, 1, ...
-          serial: see :func:`fedjax_sim.local.batches.fetch`.
-        """
+        """The client after micro-step ``k``."""
         sent, client, requires = self._sent(sent, slot), slot.client, self.algorithm.requires
         size, rows = client.size, self.batches.rows(self.dataset)
         key = slot.model_key

@@ -28,31 +28,19 @@ def told(method: Callable[..., Any], *, train: bool) -> dict[str, Any]:
 
 
 def outputs_of(
-    module: nn.Module,
-    variables: Any,
-    x: jax.Array,
-    key: jax.Array | None = None,
-    weights: jax.Array | None = None,
+    module: nn.Module, variables: Any, x: jax.Array, key: jax.Array | None = None, weights: jax.Array | None = None
 ) -> tuple[jax.Array, Any]:
-    """What the module returns for x, and the running statistics after it; see :func:`features_of` for the arguments.
+    """What the module returns for x, [B, ...], and its running statistics after it; arguments as :func:`features_of`.
 
-    Returns:
-      Outputs [B, ...], and the collection ``batch_stats``: moved by this batch in training, as it was in evaluation,
-      None where there is none.
-
-    Raises:
-      ValueError: the module's statistics cannot be computed without the padding, or it moves them in evaluation.
+    The collection ``batch_stats`` is moved by this batch in training, as it was in evaluation, None where there is
+    none. Raises ValueError where they cannot be computed without the padding, or move in evaluation.
     """
     outputs, new = _apply(module, variables, x, key, weights, "__call__", ())
     return outputs, new.get(STATISTICS, variables.get(STATISTICS))
 
 
 def features_of(
-    module: nn.Module,
-    variables: Any,
-    x: jax.Array,
-    key: jax.Array | None = None,
-    weights: jax.Array | None = None,
+    module: nn.Module, variables: Any, x: jax.Array, key: jax.Array | None = None, weights: jax.Array | None = None
 ) -> jax.Array:
     """What the module's last dense layer receives, [B, D]: of its method ``features`` if it has one.
 
@@ -101,13 +89,7 @@ def features_of(
 
 
 def _apply(
-    module: nn.Module,
-    variables: Any,
-    x: jax.Array,
-    key: jax.Array | None,
-    weights: jax.Array | None,
-    method: str,
-    collections: tuple[str, ...],
+    module: nn.Module, variables: Any, x: jax.Array, key: Any, weights: Any, method: str, collections: tuple[str, ...]
 ) -> tuple[Any, Any]:
     """What a method of the module returns, and the collections that it writes: ``collections`` and its statistics."""
     train = key is not None

@@ -1,4 +1,4 @@
-"""A dense layer whose derivative in the kernel is fast where the kernel is small."""
+"""A dense layer whose derivative in the kernel is fast where the kernel is small, and models of such layers."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
+
+from fedjax_sim.core.descriptions import register
+from fedjax_sim.core.fields import count
+from fedjax_sim.models.base import Model, widths
 
 # Entries of the kernel up to which the other form of its derivative wins (measured for 1 to 784 inputs, 1 to 200
 # outputs, batches of 10 to 64: 0.5 to 0.9 times the time below, up to twice above).
@@ -27,12 +31,7 @@ def dot_general(lhs: jax.Array, rhs: jax.Array, dimension_numbers: Any, *args: A
     Taken for float32 matrices x [B, in] and W [in, out] of up to 8,192 entries when traced for a CPU; anything else is
     ``jax.lax``'s.
 
-    Args:
-      lhs: as in ``jax.lax.dot_general``.
-      rhs: likewise.
-      dimension_numbers: likewise.
-      *args: likewise.
-      **options: likewise.
+    Arguments are those of ``jax.lax.dot_general``.
     """
     plain = not args and all(option is None for option in options.values())
     small = (
@@ -99,3 +98,36 @@ class Dense(nn.Dense):
     """
 
     dot_general: Any = dot_general
+
+
+class LogisticRegression(Model):
+    """Multinomial logistic regression: logits = x W + b, both zero at the start."""
+
+    num_classes: int = count()
+    param_dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = x.reshape(x.shape[0], -1).astype(self.param_dtype)
+        zeros = nn.initializers.zeros_init()
+        return Dense(self.num_classes, param_dtype=self.param_dtype, kernel_init=zeros)(x)
+
+
+class MLP(Model):
+    """A multilayer perceptron with ReLU: He-initialised kernels, zero biases; ``hidden`` are its layers' widths."""
+
+    num_classes: int = count()
+    hidden: tuple[int, ...] = widths(default=(200, 200))
+    param_dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = x.reshape(x.shape[0], -1).astype(self.param_dtype)
+        for width in self.hidden:
+            dense = Dense(width, param_dtype=self.param_dtype, kernel_init=nn.initializers.he_normal())
+            x = nn.relu(dense(x))
+        return Dense(self.num_classes, param_dtype=self.param_dtype)(x)
+
+
+for _model in (LogisticRegression, MLP):
+    register(f"model.{_model.__name__}", _model)

@@ -6,10 +6,11 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from flax.traverse_util import unflatten_dict
 
 from fedjax_sim.core.files import check_regular, json_object, parsing, read_json
 from fedjax_sim.core.values import LARGEST_SEED, check_count, check_flag, shown
@@ -18,7 +19,14 @@ from fedjax_sim.models.transformer import GPTNeoX, GPTNeoXClassifier
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _FLOATS = ("F16", "BF16", "F32", "F64")
 _HEAD = "score.weight"
-_MOST, _MOST_LAYERS = 2**24, 1000  # of a size in a configuration, far beyond any model's
+# Sizes by our name: that in a configuration, and the largest that is believed, far beyond any model's.
+_SIZES = {
+    "vocabulary": ("vocab_size", 2**24),
+    "width": ("hidden_size", 2**24),
+    "layers": ("num_hidden_layers", 1000),
+    "heads": ("num_attention_heads", 2**24),
+    "feedforward": ("intermediate_size", 2**24),
+}
 # The next-token matrix, a head that is replaced, and masks and frequencies that old versions stored.
 _UNUSED = re.compile(r"(embed_out|score)\.weight|.*\b(attention\.(bias|masked_bias)|rotary_emb\.inv_freq)")
 
@@ -87,76 +95,48 @@ def load_pythia(
     if _HEAD in places and not new_head:
         targets[_HEAD] = _Target(("head", "kernel"), (num_classes, decoder.width), transposed=True)
     _check_names(folder, set(places), set(targets))
-    params: dict[str, Any] = {}
+    leaves: dict[tuple[str, ...], jax.Array] = {}
     for file in sorted({places[name] for name in targets}):
         wanted = {name: target for name, target in targets.items() if places[name] == file}
         for target, array in _read(file, wanted):
-            _insert(params, target.path, jnp.asarray(array.T if target.transposed else array, param_dtype))
-    if "head" not in params:
-        key = jax.random.key(seed)
-        params["head"] = {"kernel": 0.02 * jax.random.normal(key, (decoder.width, num_classes), param_dtype)}
-    return model, {"params": params}
+            leaves[target.path] = jnp.asarray(array.T if target.transposed else array, param_dtype)
+    if _HEAD not in targets:
+        new = jax.random.normal(jax.random.key(seed), (decoder.width, num_classes), param_dtype)
+        leaves["head", "kernel"] = 0.02 * new
+    return model, {"params": unflatten_dict(leaves)}
 
 
 def _decoder(config: Mapping[str, Any], path: Path, param_dtype: Any) -> GPTNeoX:
     """The architecture that a configuration describes."""
 
-    def refuse(name: str, value: Any, allowed: str) -> NoReturn:
-        raise ValueError(f"{path}: {name} is {shown(value)}; this loader reads {allowed}")
+    def require(good: bool, name: str, value: Any, allowed: str) -> None:
+        if not good:
+            raise ValueError(f"{path}: {name} is {shown(value)}; this loader reads {allowed}")
 
-    if config.get("model_type") != "gpt_neox":
-        refuse("model_type", config.get("model_type"), "'gpt_neox' (Pythia, GPT-NeoX)")
-    if config.get("hidden_act", "gelu") != "gelu":
-        refuse("hidden_act", config["hidden_act"], "'gelu', the exact one")
-    if not config.get("attention_bias", True):
-        refuse("attention_bias", False, "attention with biases")
+    def get(name: str, default: Any = None) -> Any:
+        return config.get(name, default)
+
+    require(get("model_type") == "gpt_neox", "model_type", get("model_type"), "'gpt_neox' (Pythia, GPT-NeoX)")
+    require(get("hidden_act", "gelu") == "gelu", "hidden_act", get("hidden_act"), "'gelu', the exact one")
+    require(get("attention_bias", True), "attention_bias", False, "attention with biases")
     for name in ("hidden_dropout", "attention_dropout"):
-        if config.get(name):
-            refuse(name, config[name], "models without dropout: set it to 0 if you do not need it")
+        require(not get(name), name, get(name), "models without dropout: set it to 0 if you do not need it")
     # Configurations written since version 5 of transformers keep the rotary settings together.
-    rope = config.get("rope_parameters") or {}
-    scaling = config.get("rope_scaling") or {}
+    rope, scaling = get("rope_parameters") or {}, get("rope_scaling") or {}
     for name, value in (("rope_parameters", rope), ("rope_scaling", scaling)):
-        if not isinstance(value, dict):
-            refuse(name, value, "JSON objects there")
+        require(isinstance(value, dict), name, value, "JSON objects there")
     for kind in (rope.get("rope_type", "default"), scaling.get("rope_type", scaling.get("type", "default"))):
-        if kind != "default":
-            refuse("the rotary embedding's type", kind, "'default'")
-    missing = [
-        name
-        for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
-        if name not in config
-    ]
-    if missing:
-        raise ValueError(f"{path} has no {', '.join(missing)}: it is not the configuration of a GPT-NeoX model")
-
-    def whole(name: str, most: int) -> int:
-        value = config[name]
-        if type(value) is not int or not 1 <= value <= most:
-            refuse(name, value, f"whole numbers from 1 to {most}")
-        return int(value)
-
-    def real(name: str, value: Any, most: float) -> float:
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= most:
-            refuse(name, value, f"numbers from 0 to {most:g}")
-        return float(value)
-
-    def flag(name: str) -> bool:
-        value = config.get(name, True)
-        return value if isinstance(value, bool) else refuse(name, value, "true and false")
-
-    rotary = rope.get("partial_rotary_factor", config.get("rotary_pct", 0.25))
+        require(kind == "default", "the rotary embedding's type", kind, "'default'")
+    for name, most in _SIZES.values():
+        allowed = f"whole numbers from 1 to {most}"
+        require(type(get(name)) is int and 1 <= get(name) <= most, name, get(name), allowed)
     with parsing(path, "is not the configuration of a GPT-NeoX model", "is it the checkpoint's own?"):
         return GPTNeoX(
-            vocabulary=whole("vocab_size", _MOST),
-            width=whole("hidden_size", _MOST),
-            layers=whole("num_hidden_layers", _MOST_LAYERS),
-            heads=whole("num_attention_heads", _MOST),
-            feedforward=whole("intermediate_size", _MOST),
-            rotary=real("the rotary share", rotary, 1.0),
-            rotary_base=real("the rotary base", rope.get("rope_theta", config.get("rotary_emb_base", 10_000)), 1e12),
-            parallel=flag("use_parallel_residual"),
-            epsilon=real("layer_norm_eps", config.get("layer_norm_eps", 1e-5), 1.0),
+            **{ours: get(name) for ours, (name, _) in _SIZES.items()},
+            rotary=rope.get("partial_rotary_factor", get("rotary_pct", 0.25)),
+            rotary_base=rope.get("rope_theta", get("rotary_emb_base", 10_000)),
+            parallel=get("use_parallel_residual", True),
+            epsilon=get("layer_norm_eps", 1e-5),
             param_dtype=param_dtype,
         )
 
@@ -254,9 +234,3 @@ def _config(path: Path) -> dict[str, Any]:
     if not path.exists():
         raise FileNotFoundError(f"{path} is missing: a checkpoint directory holds config.json and {_SINGLE}")
     return json_object(path, read_json(path, fix="download it again"))
-
-
-def _insert(tree: dict[str, Any], path: tuple[str, ...], leaf: jax.Array) -> None:
-    for name in path[:-1]:
-        tree = tree.setdefault(name, {})
-    tree[path[-1]] = leaf

@@ -11,13 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.core.descriptions import register
-from fedjax_sim.core.values import check_count, check_flag, check_real
-from fedjax_sim.models.inputs import as_tokens
+from fedjax_sim.core.fields import count, flag, real, static
+from fedjax_sim.models.base import Model, as_tokens, of_kind
 
 _NORMAL = nn.initializers.normal(0.02)
 
 
-class GPTNeoX(nn.Module):
+class GPTNeoX(Model):
     """Hidden states [B, T, width] of token ids [B, T], after the last layer norm.
 
     A layer adds attention(norm(h)) and mlp(norm'(h)) to h: side by side where ``parallel``, else one after the other.
@@ -34,7 +34,6 @@ class GPTNeoX(nn.Module):
     Attributes:
       vocabulary: number of tokens.
       width: of the hidden states.
-      layers: number of layers.
       heads: attention heads; they divide the width.
       feedforward: width inside the MLP.
       rotary: share of a head's coordinates that is rotated, in [0, 1]; at least so that the number of them is even.
@@ -43,33 +42,23 @@ class GPTNeoX(nn.Module):
       epsilon: of the layer norms.
       param_dtype: dtype of the parameters and the states. The attention's softmax is in float32 at least.
 
-    Raises:
-      ValueError: ``heads`` that do not divide ``width``, an odd number of rotated coordinates, features that are not
-        [B, T], or a value out of range.
-      TypeError: features that are not integers.
-
     Source: Black et al. 2022, "GPT-NeoX-20B", section 2; Su et al. 2021 for the rotary positions; Biderman et al. 2023,
     "Pythia", table 1.
     """
 
-    vocabulary: int = 50_304
-    width: int = 512
-    layers: int = 6
-    heads: int = 8
-    feedforward: int = 2048
-    rotary: float = 0.25
-    rotary_base: float = 10_000.0
-    parallel: bool = True
-    epsilon: float = 1e-5
+    vocabulary: int = count(default=50_304)
+    width: int = count(default=512)
+    layers: int = count(default=6)
+    heads: int = count(default=8)
+    feedforward: int = count(default=2048)
+    rotary: float = real(default=0.25, low=0.0, high=1.0)
+    rotary_base: float = real(default=10_000.0, low=0.0, open_=True)
+    parallel: bool = flag(default=True)
+    epsilon: float = real(default=1e-5, low=0.0, open_=True)
     param_dtype: Any = jnp.float32
 
     def __post_init__(self) -> None:
-        for name in ("vocabulary", "width", "layers", "heads", "feedforward"):
-            check_count(f"GPTNeoX({name}=...)", getattr(self, name))
-        check_real("GPTNeoX(rotary=...)", self.rotary, low=0.0, high=1.0)
-        check_real("GPTNeoX(rotary_base=...)", self.rotary_base, low=0.0, open_=True)
-        check_real("GPTNeoX(epsilon=...)", self.epsilon, low=0.0, open_=True)
-        check_flag("GPTNeoX(parallel=...)", self.parallel)
+        super().__post_init__()
         if self.width % self.heads:
             raise ValueError(f"GPTNeoX(heads={self.heads}): it must divide width={self.width}")
         if self._rotated % 2:
@@ -77,7 +66,6 @@ class GPTNeoX(nn.Module):
                 f"GPTNeoX(rotary={self.rotary}) rotates {self._rotated} of a head's {self.width // self.heads} "
                 "coordinates: they are rotated in pairs, so give a share that makes an even number"
             )
-        super().__post_init__()
 
     @property
     def _rotated(self) -> int:
@@ -86,10 +74,8 @@ class GPTNeoX(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         tokens = as_tokens("GPTNeoX", x)
-        embed = nn.Embed(
-            self.vocabulary, self.width, param_dtype=self.param_dtype, embedding_init=_NORMAL, name="embedding"
-        )
-        h = embed(tokens)
+        options: dict[str, Any] = {"param_dtype": self.param_dtype, "embedding_init": _NORMAL}
+        h = nn.Embed(self.vocabulary, self.width, **options, name="embedding")(tokens)
         for layer in range(self.layers):
             name = f"layer{layer}"
             attended = self._attention(self._norm(h, f"{name}_attention_norm"), name)
@@ -124,7 +110,7 @@ class GPTNeoX(nn.Module):
         return y
 
 
-class GPTNeoXClassifier(nn.Module):
+class GPTNeoXClassifier(Model):
     """The class of a sequence: a linear map of the state at its last token that is not padding.
 
     x int[B, T], padded at the end to a common length -> logits [B, num_classes]. Attention is causal, so padding after
@@ -134,30 +120,20 @@ class GPTNeoXClassifier(nn.Module):
     and starts N(0, 0.02²), as ``GPTNeoXForSequenceClassification`` of Hugging Face does.
 
     Attributes:
-      num_classes: number of outputs.
       decoder: what makes the states.
       padding: the token that fills up short sequences; None where all are full, then the last position is read.
-
-    Raises:
-      ValueError: a bad number or a padding that is no token.
-      TypeError: ``decoder`` is not a :class:`GPTNeoX`.
     """
 
-    num_classes: int = 4
-    decoder: GPTNeoX = GPTNeoX()
-    padding: int | None = None
+    num_classes: int = count(default=4)
+    decoder: GPTNeoX = static(of_kind(GPTNeoX, "fjs.models.GPTNeoX(...)"), default=GPTNeoX())
+    padding: int | None = count(low=0, default=None)
 
     def __post_init__(self) -> None:
-        check_count("GPTNeoXClassifier(num_classes=...)", self.num_classes)
-        if not isinstance(self.decoder, GPTNeoX):
-            raise TypeError(f"GPTNeoXClassifier(decoder={self.decoder!r}): give fjs.models.GPTNeoX(...)")
-        if self.padding is not None:
-            check_count("GPTNeoXClassifier(padding=...)", self.padding, low=0)
-            if self.padding >= self.decoder.vocabulary:
-                raise ValueError(
-                    f"GPTNeoXClassifier(padding={self.padding}): tokens are 0 to {self.decoder.vocabulary - 1}"
-                )
         super().__post_init__()
+        if self.padding is not None and self.padding >= self.decoder.vocabulary:
+            raise ValueError(
+                f"GPTNeoXClassifier(padding={self.padding}): tokens are 0 to {self.decoder.vocabulary - 1}"
+            )
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -190,5 +166,5 @@ def _rotate(x: jax.Array, turns: tuple[jax.Array, jax.Array]) -> jax.Array:
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin, rest], axis=-1)
 
 
-register("model.GPTNeoX", GPTNeoX)
-register("model.GPTNeoXClassifier", GPTNeoXClassifier)
+for _model in (GPTNeoX, GPTNeoXClassifier):
+    register(f"model.{_model.__name__}", _model)

@@ -1,8 +1,5 @@
 """Optimisers of clients and servers as pytrees, and the probe that measures a client's."""
 
-from typing import TYPE_CHECKING
-
-from fedjax_sim.core.values import suggest
 from fedjax_sim.optim.adaptive import fedadagrad, fedadam, fedams, fedyogi
 from fedjax_sim.optim.described import (
     Optimizer,
@@ -12,10 +9,11 @@ from fedjax_sim.optim.described import (
     from_optax,
     hoist,
     is_linear,
+    lenient,
     move,
     sgd,
+    third_party,
 )
-from fedjax_sim.optim.foreign import lenient, third_party
 
 __all__ = [
     "Optimizer",
@@ -34,8 +32,3 @@ __all__ = [
     "sgd",
     "third_party",
 ]
-
-if not TYPE_CHECKING:  # a type checker would take any name for one of this module
-
-    def __getattr__(name):
-        raise AttributeError(f"module 'fedjax_sim.optim' has no attribute {name!r}: {suggest(name, __all__)}")

@@ -6,7 +6,7 @@ x <- x + eta_g u. They are optimisers like any other: FedNova, SCAFFOLD and the 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +14,7 @@ import optax
 
 from fedjax_sim.core import trees
 from fedjax_sim.core.descriptions import factory
-from fedjax_sim.core.fields import static
-from fedjax_sim.core.values import check_real, check_scalar
+from fedjax_sim.core.fields import flag, real
 from fedjax_sim.optim.described import Optimizer
 
 
@@ -35,24 +34,16 @@ class _Adaptive(Optimizer):
     There is no bias correction, and beta1 acts in FedAdagrad too.
     """
 
-    beta1: Any = 0.9
-    beta2: Any = 0.99
-    tau: Any = 1e-3
-
-    def checked(self) -> Self:
-        name = type(self).__name__.lower()
-        check_real(f"{name}(beta1=...)", self.beta1, low=0.0, below=1.0)
-        check_real(f"{name}(beta2=...)", self.beta2, low=0.0, below=1.0)
-        check_real(f"{name}(tau=...)", self.tau, low=0.0, open_=True)
-        return self
+    beta1: Any = real(default=0.9, low=0.0, below=1.0)
+    beta2: Any = real(default=0.99, low=0.0, below=1.0)
+    tau: Any = real(default=1e-3, low=0.0, open_=True)
 
     def second(self, v: jax.Array, square: jax.Array) -> jax.Array:
         """The second moment from the last one and Delta^2."""
-        raise TypeError(f"{type(self).__name__} must define second(v, square)")
+        raise NotImplementedError
 
     def transform(self) -> optax.GradientTransformation:
-        for name in ("beta1", "beta2", "tau"):
-            check_scalar(f"{type(self).__name__.lower()}({name}=...)", getattr(self, name))
+        self._check_scalars()
 
         def init(params: Any) -> Moments:
             start = jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.square(trees.as_dtype(self.tau, leaf))), params)
@@ -68,16 +59,12 @@ class _Adaptive(Optimizer):
 
 
 class FedAdagrad(_Adaptive):
-    """FedAdagrad's server optimiser: v <- v + Delta^2 (``beta2`` has no part in it).
+    """FedAdagrad's server optimiser: v <- v + Delta^2.
 
     m <- beta1 m + (1 - beta1) Delta;   u = m / (sqrt(v) + tau);   m_0 = 0, v_0 = tau^2
 
-    optax.adagrad differs: v_0 = 0.1, its epsilon inside the root, no momentum.
-
-    Args:
-      beta1: decay of the first moment.
-      beta2: not used; here so that the three methods take the same arguments.
-      tau: adaptivity, > 0.
+    ``beta2`` is here so that the three methods take the same arguments; tau > 0. optax.adagrad differs: v_0 = 0.1, its
+    epsilon inside the root, no momentum.
 
     Reference: Reddi et al. 2021, "Adaptive federated optimization", Algorithm 2.
     """
@@ -91,12 +78,7 @@ class FedAdam(_Adaptive):
 
     m <- beta1 m + (1 - beta1) Delta;   u = m / (sqrt(v) + tau);   m_0 = 0, v_0 = tau^2
 
-    optax.adam differs: bias correction, v_0 = 0.
-
-    Args:
-      beta1: decay of the first moment.
-      beta2: decay of the second moment.
-      tau: adaptivity, > 0.
+    with tau > 0. optax.adam differs: bias correction, v_0 = 0.
 
     Reference: Reddi et al. 2021, "Adaptive federated optimization", Algorithm 2.
     """
@@ -111,12 +93,7 @@ class FedYogi(_Adaptive):
 
     m <- beta1 m + (1 - beta1) Delta;   u = m / (sqrt(v) + tau);   m_0 = 0, v_0 = tau^2
 
-    optax.yogi differs: bias correction, and both moments start at 1e-6.
-
-    Args:
-      beta1: decay of the first moment.
-      beta2: decay of the second moment.
-      tau: adaptivity, > 0.
+    with tau > 0. optax.yogi differs: bias correction, and both moments start at 1e-6.
 
     Reference: Reddi et al. 2021, "Adaptive federated optimization", Algorithm 2.
     """
@@ -136,8 +113,7 @@ class FedAms(Optimizer):
     Neither is optax.amsgrad, which corrects v before it takes the maximum.
 
     Args:
-      beta1: decay of the first moment.
-      beta2: decay of the second moment.
+      beta1, beta2: decays of the moments.
       eps: smallest v^ (paper), or what is added to the root (code), > 0.
       corrected: the authors' code in the place of the paper.
       initial: v^_0 > 0 of the authors' code, who take it as an argument; the paper's form has no use for it.
@@ -145,22 +121,14 @@ class FedAms(Optimizer):
     Reference: Wang, Lin and Chen 2022, "Communication-efficient adaptive federated learning", Algorithm 1.
     """
 
-    beta1: Any = 0.9
-    beta2: Any = 0.99
-    eps: Any = 1e-3
-    corrected: bool = static(default=False)
-    initial: Any = 1e-3
-
-    def checked(self) -> Self:
-        check_real("fedams(beta1=...)", self.beta1, low=0.0, below=1.0)
-        check_real("fedams(beta2=...)", self.beta2, low=0.0, below=1.0)
-        check_real("fedams(eps=...)", self.eps, low=0.0, open_=True)
-        check_real("fedams(initial=...)", self.initial, low=0.0, open_=True)
-        return self
+    beta1: Any = real(default=0.9, low=0.0, below=1.0)
+    beta2: Any = real(default=0.99, low=0.0, below=1.0)
+    eps: Any = real(default=1e-3, low=0.0, open_=True)
+    corrected: bool = flag(default=False)
+    initial: Any = real(default=1e-3, low=0.0, open_=True)
 
     def transform(self) -> optax.GradientTransformation:
-        for name in ("beta1", "beta2", "eps", "initial"):
-            check_scalar(f"fedams({name}=...)", getattr(self, name))
+        self._check_scalars()
 
         def init(params: Any) -> Moments:
             largest = self.initial if self.corrected else 0.0

@@ -6,11 +6,12 @@ compiling again. A bare ``optax.GradientTransformation`` is accepted wherever an
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 import re
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -19,9 +20,34 @@ import optax
 
 from fedjax_sim.core import trees
 from fedjax_sim.core.descriptions import Described, factory
-from fedjax_sim.core.fields import static
-from fedjax_sim.core.values import check_flag, check_real, check_scalar, shown, suggest
-from fedjax_sim.optim.foreign import lenient, third_party
+from fedjax_sim.core.fields import flag, real, static
+from fedjax_sim.core.loops import with_static_derivative
+from fedjax_sim.core.values import check_real, check_scalar, shown, suggest
+
+
+@contextlib.contextmanager
+def third_party() -> Iterator[None]:
+    """Standard promotion for code that is not ours: optax's Adam family and flax's convolutions need it."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+def lenient(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function`` under :func:`third_party`, and its derivative too.
+
+    The context alone is not enough: inside a loop JAX differentiates the loop's program, long after the function that
+    it was traced from has returned, and some rules mix dtypes (that of a power with an integer exponent, as in the
+    bias correction of optax's Adam and Yogi). Here the derivative is taken by a rule that enters the context again.
+
+    Args:
+      function: a function of pytrees; everything that may carry a derivative is an argument, not closed over.
+    """
+
+    def inside(*operands: Any) -> Any:
+        with third_party():
+            return function(*operands)
+
+    return with_static_derivative(inside, inside)
 
 
 class Optimizer(Described):
@@ -54,6 +80,13 @@ class Optimizer(Described):
         jax.tree.map(same, updates, gradients)
         return updates, new_state
 
+    def _check_scalars(self) -> None:
+        """Checks that every hyper-parameter is one number, when a program is traced."""
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.metadata.get("pytree_node", True) and value is not None:
+                check_scalar(f"{self.factory_name()}({field.name}=...)", value)
+
 
 @lenient
 def _update(optimizer: Optimizer, gradients: Any, state: Any, params: Any) -> Any:
@@ -72,26 +105,20 @@ class Sgd(Optimizer):
       decay: gamma in (0, 1], from step to step (a client's steps of one round; on a server, its rounds), or None.
     """
 
-    learning_rate: Any
-    momentum: Any = None
-    nesterov: bool = static(default=False)
-    decay: Any = None
+    learning_rate: Any = real(low=0.0)
+    momentum: Any = real(default=None, low=0.0, below=1.0)
+    nesterov: bool = flag(default=False)
+    decay: Any = real(default=None, low=0.0, high=1.0)
 
-    def checked(self) -> Sgd:
-        check_real("sgd(learning_rate=...)", self.learning_rate, low=0.0)
-        check_real("sgd(momentum=...)", self.momentum, low=0.0, below=1.0, optional=True)
-        check_real("sgd(decay=...)", self.decay, low=0.0, high=1.0, optional=True)
-        check_flag("sgd(nesterov=...)", self.nesterov)
+    def checked(self) -> Self:
         if self.nesterov and self.momentum is None:
             raise ValueError("sgd(nesterov=True, momentum=None): Nesterov's form needs a momentum, for instance 0.9")
-        return self
+        return super().checked()
 
     def transform(self) -> optax.GradientTransformation:
-        check_scalar("sgd(learning_rate=...)", self.learning_rate)
-        check_scalar("sgd(momentum=...)", 0.0 if self.momentum is None else self.momentum)
+        self._check_scalars()
         if self.decay is None:
             return optax.sgd(self.learning_rate, self.momentum, self.nesterov)
-        check_scalar("sgd(decay=...)", self.decay)
         rate, decay = jnp.asarray(self.learning_rate), jnp.asarray(self.decay)
         return optax.sgd(lambda k: rate * decay ** jnp.asarray(k, decay.dtype), self.momentum, self.nesterov)
 
@@ -107,41 +134,25 @@ class Adam(Optimizer):
       eps_root: added inside the root; must be > 0 to differentiate through a zero gradient.
     """
 
-    learning_rate: Any
-    b1: Any = 0.9
-    b2: Any = 0.999
-    eps: Any = 1e-8
-    eps_root: Any = 1e-16
-
-    def checked(self) -> Adam:
-        check_real("adam(learning_rate=...)", self.learning_rate, low=0.0)
-        for name in ("b1", "b2"):
-            check_real(f"adam({name}=...)", getattr(self, name), low=0.0, below=1.0)
-        for name in ("eps", "eps_root"):
-            check_real(f"adam({name}=...)", getattr(self, name), low=0.0)
-        return self
+    learning_rate: Any = real(low=0.0)
+    b1: Any = real(default=0.9, low=0.0, below=1.0)
+    b2: Any = real(default=0.999, low=0.0, below=1.0)
+    eps: Any = real(default=1e-8, low=0.0)
+    eps_root: Any = real(default=1e-16, low=0.0)
 
     def transform(self) -> optax.GradientTransformation:
-        for name in ("learning_rate", "b1", "b2", "eps", "eps_root"):
-            check_scalar(f"adam({name}=...)", getattr(self, name))
+        self._check_scalars()
         return optax.adam(self.learning_rate, self.b1, self.b2, self.eps, self.eps_root)
 
 
 class FromOptax(Optimizer):
-    """Any optax optimiser by name; real arguments become leaves of ``arguments``.
-
-    Args:
-      name: a function of optax that returns an optimiser, ``"rmsprop"``.
-      arguments: its real arguments.
-      options: its other arguments (booleans, strings, integers that the function wants as such, dtypes), as sorted
-        pairs.
-    """
+    """Any optax optimiser by name."""
 
     name: str = static()
-    arguments: dict[str, Any]
-    options: tuple[tuple[str, Any], ...] = static(default=())
+    arguments: dict[str, Any]  # the real ones, which are leaves
+    options: tuple[tuple[str, Any], ...] = static(default=())  # the others, as sorted pairs
 
-    def checked(self) -> FromOptax:
+    def checked(self) -> Self:
         known = [key for key in dir(optax) if inspect.isfunction(getattr(optax, key)) and not key.startswith("_")]
         if self.name not in known:
             raise ValueError(f"optax has no optimiser {self.name!r}: {suggest(str(self.name), known)}")
@@ -169,8 +180,7 @@ class FromOptax(Optimizer):
         return self
 
     def transform(self) -> optax.GradientTransformation:
-        made: optax.GradientTransformation = getattr(optax, self.name)(**self.arguments, **dict(self.options))
-        return made
+        return getattr(optax, self.name)(**self.arguments, **dict(self.options))
 
 
 class Bare(Optimizer):
@@ -195,10 +205,6 @@ class Hoisted(Optimizer):
             lambda params: self.init_function(params, *self.init_values),
             lambda gradients, state, params=None: self.update_function(gradients, state, params, *self.update_values),
         )
-
-
-sgd = factory("optim.sgd", Sgd)
-adam = factory("optim.adam", Adam)
 
 
 def from_optax(name: str, **arguments: Any) -> Optimizer:
@@ -227,6 +233,8 @@ def from_optax(name: str, **arguments: Any) -> Optimizer:
     return _from_optax(name=name, arguments=real, options=tuple(sorted(options.items(), key=lambda pair: pair[0])))
 
 
+sgd = factory("optim.sgd", Sgd)
+adam = factory("optim.adam", Adam)
 _from_optax = factory("optim.from_optax", FromOptax)
 
 
@@ -269,12 +277,7 @@ def hoist(optimizer: Optimizer, params: Any) -> Optimizer:
 
 
 def hoisted(node: Any, params: Any) -> Any:
-    """A described object with all its optimisers hoisted, those of described objects inside it too.
-
-    Args:
-      node: a method, with its wrappers.
-      params: see :func:`hoist`.
-    """
+    """A method, with its wrappers, with all its optimisers hoisted (see :func:`hoist`)."""
     if isinstance(node, Optimizer):
         return hoist(node, params)
     changed = {}

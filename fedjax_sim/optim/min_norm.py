@@ -70,12 +70,7 @@ class _Search(NamedTuple):
 
 
 def gram_rows(vectors: Any, rows: jax.Array) -> jax.Array:
-    """<m_r, m_j> for r in ``rows`` and all j, [S, n].
-
-    Args:
-      vectors: pytree of leaves [n, ...].
-      rows: int32[S]; indices out of range are clipped.
-    """
+    """<m_r, m_j> for r in ``rows``, int32[S], and all j, [S, n], of leaves [n, ...]; bad indices are clipped."""
 
     def of_leaf(leaf: jax.Array) -> jax.Array:
         flat = _flat(leaf)

@@ -38,12 +38,7 @@ def begin(optimizer: Optimizer, y: Any) -> Any:
 def descend(optimizer: Optimizer, g: Any, y: Any, state: Any, rate: Any) -> tuple[Any, Any]:
     """``(y + l u, optimiser state)``: a step of the optimiser along the gradient ``g``, of every part by itself.
 
-    Args:
-      optimizer: the local optimiser.
-      g: gradient, like ``y``.
-      y: what is trained.
-      state: of :func:`begin`.
-      rate: l, a scalar, or a pytree like a part: parts of another structure move by u.
+    The rate l is a scalar, or a pytree like a part: parts of another structure move by u.
     """
     if not isinstance(y, Parts):
         updates, state = optimizer.update(g, state, y)

@@ -8,14 +8,14 @@ objects below, or a function of the round (an optax schedule).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.core.descriptions import Described, factory
-from fedjax_sim.core.fields import static
+from fedjax_sim.core.fields import real, static
 from fedjax_sim.core.values import INT32_MAX, check_count, check_real
 from fedjax_sim.optim import third_party
 
@@ -36,46 +36,46 @@ class Rate(Described):
         """Raises ``ValueError`` where the shape cannot serve N clients or this many rounds."""
 
 
-class OverRounds(Rate):
+class _Table(Rate):
+    values: Any = real(low=0.0)
+
+    each: ClassVar[str]  # what there is a value of: round or client
+
+    def checked(self) -> Self:
+        super().checked()
+        values = jnp.asarray(self.values) if isinstance(self.values, (list, tuple)) else self.values
+        if np.ndim(values) != 1:
+            name, shape = self.factory_name(), np.shape(values)
+            raise ValueError(f"{name}(values) has shape {shape}: give one value a {self.each}")
+        return self.replace(values=values)
+
+    def at(self, round_: jax.Array, client: jax.Array) -> Any:
+        return jnp.asarray(self.values)[round_ if self.each == "round" else client]
+
+    def check(self, what: str, num_clients: int, rounds: int) -> None:
+        held, needed = jnp.shape(self.values)[0], rounds if self.each == "round" else num_clients
+        if held < needed or (held > needed and self.each == "client"):
+            raise ValueError(f"{what} has {held} values for {needed} {self.each}s: give one a {self.each}")
+
+
+class OverRounds(_Table):
     """values[t] in round t.
 
     Args:
       values: array of one value a round.
     """
 
-    values: Any
-
-    def checked(self) -> OverRounds:
-        return self.replace(values=_one_axis("over_rounds(values)", self.values, "round"))
-
-    def at(self, round_: jax.Array, client: jax.Array) -> Any:
-        return jnp.asarray(self.values)[round_]
-
-    def check(self, what: str, num_clients: int, rounds: int) -> None:
-        if jnp.shape(self.values)[0] < rounds:
-            raise ValueError(f"{what} has {jnp.shape(self.values)[0]} values for {rounds} rounds: give one a round")
+    each: ClassVar[str] = "round"
 
 
-class OverClients(Rate):
+class OverClients(_Table):
     """values[i] for client i (numbered in the order of the client ids).
 
     Args:
       values: array of one value a client.
     """
 
-    values: Any
-
-    def checked(self) -> OverClients:
-        return self.replace(values=_one_axis("over_clients(values)", self.values, "client"))
-
-    def at(self, round_: jax.Array, client: jax.Array) -> Any:
-        return jnp.asarray(self.values)[client]
-
-    def check(self, what: str, num_clients: int, rounds: int) -> None:
-        if jnp.shape(self.values)[0] != num_clients:
-            raise ValueError(
-                f"{what} has {jnp.shape(self.values)[0]} values for {num_clients} clients: give one a client"
-            )
+    each: ClassVar[str] = "client"
 
 
 class InverseTime(Rate):
@@ -86,18 +86,20 @@ class InverseTime(Rate):
       decay: per round.
     """
 
-    initial: Any = 1.0
-    decay: Any = 1.0
-
-    def checked(self) -> InverseTime:
-        check_real("inverse_time(initial=...)", self.initial, low=0.0)
-        check_real("inverse_time(decay=...)", self.decay, low=0.0)
-        return self
+    initial: Any = real(default=1.0, low=0.0)
+    decay: Any = real(default=1.0, low=0.0)
 
     def at(self, round_: jax.Array, client: jax.Array) -> Any:
         initial = _real(self.initial)
         time = round_.astype(initial.dtype)
         return initial / (1 + jnp.asarray(self.decay).astype(initial.dtype) * time)
+
+
+def _check_boundaries(what: str, value: Any) -> None:
+    if not isinstance(value, (tuple, list, np.ndarray)):
+        raise TypeError(f"{what} is {value!r}: give a tuple of rounds, (600, 900)")
+    for boundary in value:
+        check_count(what, boundary, low=0, high=INT32_MAX)
 
 
 class Piecewise(Rate):
@@ -109,17 +111,12 @@ class Piecewise(Rate):
       factor: what each boundary multiplies by.
     """
 
-    initial: Any
-    boundaries: tuple[int, ...] = static()
-    factor: Any = 0.1
+    initial: Any = real(low=0.0)
+    boundaries: tuple[int, ...] = static(_check_boundaries)
+    factor: Any = real(default=0.1, low=0.0)
 
-    def checked(self) -> Piecewise:
-        check_real("piecewise(initial=...)", self.initial, low=0.0)
-        check_real("piecewise(factor=...)", self.factor, low=0.0)
-        if not isinstance(self.boundaries, (tuple, list, np.ndarray)):
-            raise TypeError(f"piecewise(boundaries={self.boundaries!r}): give a tuple of rounds, (600, 900)")
-        for boundary in self.boundaries:
-            check_count("piecewise(boundaries=...)", boundary, low=0, high=INT32_MAX)
+    def checked(self) -> Self:
+        super().checked()
         return self.replace(boundaries=tuple(int(b) for b in self.boundaries))
 
     def at(self, round_: jax.Array, client: jax.Array) -> Any:
@@ -143,14 +140,6 @@ def _real(value: Any) -> jax.Array:
     """``value`` as an array of floats: what is cast to an integer's type would lose its fraction."""
     array = jnp.asarray(value)
     return array.astype(jnp.result_type(float)) if jnp.issubdtype(array.dtype, jnp.integer) else array
-
-
-def _one_axis(what: str, values: Any, each: str) -> Any:
-    check_real(what, values, low=0.0)
-    values = jnp.asarray(values) if isinstance(values, (list, tuple)) else values
-    if np.ndim(values) != 1:
-        raise ValueError(f"{what} has shape {np.shape(values)}: give one value a {each}")
-    return values
 
 
 over_rounds = factory("rate.over_rounds", OverRounds)

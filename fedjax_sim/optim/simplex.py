@@ -10,8 +10,8 @@ import jax.scipy as jsp
 from jax import lax
 
 from fedjax_sim.core.descriptions import Described
-from fedjax_sim.core.fields import static
-from fedjax_sim.core.values import INT32_MAX, check_count, check_real
+from fedjax_sim.core.fields import count, real
+from fedjax_sim.core.values import INT32_MAX
 
 ROUND_OFF = 4.0  # rounding errors that an inner product is allowed, in units of eps times the two lengths
 _REFRESH = 1000  # steps after which a gradient that is kept up to date is computed anew
@@ -22,24 +22,15 @@ class Quadratic(NamedTuple):
 
     Its gradient is written c + G (w - w0) with c = <m_i, d(w0)> computed from the vectors. G alone (w0 = 0, c = 0)
     knows f to eps max |m_i|^2; a gradient that is right at w0 makes the errors of G second order.
-
-    Attributes:
-      gram: <m_i, m_j>, [n, n].
-      scales: s_i, [n].
-      seen: bool[n], who may have a weight.
-      centre: w0, [n].
-      pull: c, [n].
-      length: |d(w0)|.
-      eps: relative rounding error of ``gram`` and ``pull``.
     """
 
-    gram: jax.Array
-    scales: jax.Array
-    seen: jax.Array
-    centre: jax.Array
-    pull: jax.Array
-    length: jax.Array
-    eps: float
+    gram: jax.Array  # <m_i, m_j>, [n, n]
+    scales: jax.Array  # s_i, [n]
+    seen: jax.Array  # bool[n], who may have a weight
+    centre: jax.Array  # w0, [n]
+    pull: jax.Array  # c, [n]
+    length: jax.Array  # |d(w0)|
+    eps: float  # relative rounding error of ``gram`` and ``pull``
 
     @classmethod
     def of_gram(cls, gram: jax.Array, scales: jax.Array, seen: jax.Array, eps: float) -> Self:
@@ -80,23 +71,17 @@ class Quadratic(NamedTuple):
 
 
 class MinNormSolver(Described):
-    """Base of the solvers: minimises a :class:`Quadratic`.
+    """Base of the solvers of :func:`~fedjax_sim.min_norm.shortest`.
 
-    Attributes:
+    Args:
       tolerance: the duality gap, relative to |d|^2, at which it stops; None for 1e-12 in float64 and 1e-5 in float32.
       max_steps: most steps of one call, all refinements included.
     """
 
-    tolerance: Any = None
-    max_steps: int = static(default=5000)
+    tolerance: Any = real(default=None, low=0.0)
+    max_steps: int = count(default=5000, high=INT32_MAX)
 
     implicit: ClassVar[bool] = False  # whether it ends at the minimiser over a face, which has a derivative
-
-    def checked(self) -> Self:
-        name = f"min_norm.{type(self)._registered_name.rpartition('.')[2]}"  # type: ignore[attr-defined]
-        check_real(f"{name}(tolerance=...)", self.tolerance, low=0.0, optional=True)
-        check_count(f"{name}(max_steps=...)", self.max_steps, high=INT32_MAX)
-        return self
 
     def relative_gap(self, eps: float, dtype: Any) -> jax.Array:
         """The tolerance at this precision."""
@@ -104,15 +89,9 @@ class MinNormSolver(Described):
         return jnp.asarray(default if self.tolerance is None else self.tolerance).astype(dtype)
 
     def weights(self, problem: Quadratic, start: jax.Array, steps: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The minimiser.
+        """(weights [n] of the minimiser, steps used up by now).
 
-        Args:
-          problem: what to minimise.
-          start: weights to start from, [n]; all zero for none.
-          steps: how many of ``max_steps`` are used up, int32.
-
-        Returns:
-          (weights [n], steps used up by now).
+        From the weights ``start`` [n], all zero for none, with ``steps`` (int32) of ``max_steps`` used up.
         """
         raise TypeError(f"{type(self).__name__} must define weights(problem, start, steps)")
 
@@ -132,15 +111,13 @@ class AwaySteps(MinNormSolver):
     promises more; converges linearly. For thousands of vectors. Its weights are constants to a derivative: d is
     differentiated through the vectors alone.
 
-    Args:
-      tolerance: the duality gap, relative to |d|^2, at which it stops; None for 1e-12 in float64 and 1e-5 in float32.
-      max_steps: most steps of one call, all refinements included.
+    Arguments: see :class:`MinNormSolver`.
 
     Reference: Guelat and Marcotte 1986, "Some comments on Wolfe's 'away step'"; Lacoste-Julien and Jaggi 2015, "On the
     global linear convergence of Frank-Wolfe optimization variants", Algorithm 1.
     """
 
-    max_steps: int = static(default=8000)
+    max_steps: int = count(default=8000, high=INT32_MAX)
 
     leaves_vectors: ClassVar[bool] = True
 
@@ -195,14 +172,12 @@ class FrankWolfe(AwaySteps):
     Converges like 1 / steps where d lies on a face, so that its gap stays orders above the other solvers'. Weights
     are constants to a derivative, as in :class:`AwaySteps`.
 
-    Args:
-      tolerance: the duality gap, relative to |d|^2, at which it stops; None for 1e-12 in float64 and 1e-5 in float32.
-      max_steps: most steps of one call.
+    Arguments: see :class:`MinNormSolver`.
 
     Reference: Jaggi 2013, "Revisiting Frank-Wolfe: projection-free sparse convex optimization", Algorithm 3.
     """
 
-    max_steps: int = static(default=1000)
+    max_steps: int = count(default=1000, high=INT32_MAX)
 
     leaves_vectors: ClassVar[bool] = False
 
@@ -229,9 +204,7 @@ class ActiveSet(MinNormSolver):
     scaling does no harm, plus a multiple of the identity at the level of round-off, as in the proximal point method:
     f(w) + lambda sum_i |m_i|^2 (w_i - w0_i)^2 / 2 has the same minimiser once w0 is it.
 
-    Args:
-      tolerance: the duality gap, relative to |d|^2, at which it stops; None for 1e-12 in float64 and 1e-5 in float32.
-      max_steps: most steps of one call, all refinements included.
+    Arguments: see :class:`MinNormSolver`.
 
     Reference: Wolfe 1976, "Finding the nearest point in a polytope".
     """
@@ -286,9 +259,14 @@ class ActiveSet(MinNormSolver):
         steps = steps + away - taken
         damping = jnp.asarray(smallest_damping(problem), lengths.dtype)
         at = _Corral(
-            weights, gradient(weights, damping), weights > 0, -jnp.ones_like(jnp.argmin(weights)), damping, steps,
-            ~jnp.any(problem.seen),
-        )  # fmt: skip
+            weights,
+            gradient(weights, damping),
+            members=weights > 0,
+            entered=-jnp.ones_like(jnp.argmin(weights)),
+            damping=damping,
+            steps=steps,
+            done=~jnp.any(problem.seen),
+        )
         at = lax.while_loop(lambda at: ~at.done & (at.steps < self.max_steps), step, at)
         total = jnp.sum(at.weights)
         return at.weights / jnp.where(total > 0, total, 1), at.steps

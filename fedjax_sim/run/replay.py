@@ -19,7 +19,7 @@ from fedjax_sim.core.keys import Purpose, purpose_key
 from fedjax_sim.core.values import LARGEST_SEED, check_count, shown
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.host import HostDataset
-from fedjax_sim.engine.adjoints.asked import asked_of
+from fedjax_sim.engine.arguments import asked_of
 from fedjax_sim.engine.checks import is_traced, resolve
 from fedjax_sim.engine.plan import Plan
 from fedjax_sim.engine.rounds import init_state, take_part

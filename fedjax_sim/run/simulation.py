@@ -22,13 +22,11 @@ from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.fingerprints import fingerprint
 from fedjax_sim.datasets.host import HostDataset
 from fedjax_sim.datasets.placement import on_host
-from fedjax_sim.engine.arguments import Evaluate, RunArguments, takes_run
-from fedjax_sim.engine.checks import check_arguments, check_initial, is_traced
+from fedjax_sim.engine.arguments import Evaluate, RunArguments, check_arguments, takes_run
+from fedjax_sim.engine.checks import check_initial, check_seeds, is_traced, resolve_seeds
 from fedjax_sim.engine.client_states import ClientStates, OnDevice, as_arrays
-from fedjax_sim.engine.layout_tuning.choosing import tuned
-from fedjax_sim.engine.layout_tuning.report import Tuning
+from fedjax_sim.engine.layout_tuning import Tuning, tuned
 from fedjax_sim.engine.plan import Plan, TrainState
-from fedjax_sim.engine.resolving import check_seeds, resolve_seeds
 from fedjax_sim.engine.rounds import EachSeed, Record
 from fedjax_sim.reporting.divergence import FACTOR, DivergenceError
 from fedjax_sim.reporting.progress import Progress, progress_bar

@@ -18,16 +18,13 @@ from fedjax_sim.core.values import shown
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.host import HostDataset
 from fedjax_sim.datasets.placement import whole
-from fedjax_sim.engine.adjoints.base import Adjoint, Run
-from fedjax_sim.engine.adjoints.forward import without_reverse_mode
-from fedjax_sim.engine.adjoints.scans import per_round
-from fedjax_sim.engine.arguments import Evaluate, RunArguments, takes_run
-from fedjax_sim.engine.checks import check_arguments, resolve, unmet
+from fedjax_sim.engine.adjoints.scans import Adjoint, Run, per_round, without_reverse_mode
+from fedjax_sim.engine.arguments import Evaluate, RunArguments, check_arguments, takes_run
+from fedjax_sim.engine.checks import resolve, unmet
 from fedjax_sim.engine.client_states import OnDevice
 from fedjax_sim.engine.plan import Plan, TrainState
 from fedjax_sim.engine.rounds import init_state, run_round
-from fedjax_sim.models.evaluation import Clients, mean_values
-from fedjax_sim.models.evaluation.metrics import all_metrics, check_recorded
+from fedjax_sim.models.evaluation import Clients, all_metrics, check_recorded, mean_values
 
 
 class TrainResult(NamedTuple):

@@ -30,8 +30,8 @@ from fedjax_sim.engine.layout.base import Layout
 from fedjax_sim.engine.plan import Plan, layout_by_rule
 from fedjax_sim.engine.solver import Solver
 from fedjax_sim.models.evaluation import FineTuned, client_values, values_of_client, worst_mean
+from fedjax_sim.models.shapes import check_values
 from fedjax_sim.models.task import Task
-from fedjax_sim.models.task.shapes import check_values
 from fedjax_sim.optim.described import hoisted
 from fedjax_sim.reporting.recorded import less_is_better
 

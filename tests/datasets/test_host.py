@@ -13,9 +13,8 @@ import fedjax_sim as fjs
 from fedjax_sim.core.prefetch import prefetched
 from fedjax_sim.datasets import validate
 from fedjax_sim.datasets.fingerprints import dataset_fingerprint, fingerprint
-from fedjax_sim.engine.draw_ahead import drawn_ahead
-from fedjax_sim.engine.example_windows import rounded_up
 from fedjax_sim.engine.plan import Plan
+from fedjax_sim.engine.streaming import drawn_ahead, rounded_up
 
 
 def small_data(*, weighted=False):

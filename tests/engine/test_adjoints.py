@@ -9,8 +9,7 @@ import pytest
 
 import fedjax_sim as fjs
 from fedjax_sim import adjoints
-from fedjax_sim.engine.adjoints.base import Run, Span
-from fedjax_sim.engine.adjoints.scans import segment_lengths, segmented_scan
+from fedjax_sim.engine.adjoints.scans import Run, Span, segment_lengths, segmented_scan
 from fedjax_sim.engine.layout.turns import LoopedTurns
 
 KEY = jax.random.key(4)

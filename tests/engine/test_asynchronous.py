@@ -11,7 +11,7 @@ import pytest
 import fedjax_sim as fjs
 from fedjax_sim import asynchronous, systems
 from fedjax_sim.core.keys import Purpose, cohort_key, purpose_key
-from fedjax_sim.engine.adjoints.asked import asked_of
+from fedjax_sim.engine.arguments import asked_of
 from tests import reference
 from tests.algorithms.test_golden import follow
 
@@ -368,7 +368,7 @@ BAD = {
         "cohort": fjs.cohort.available(fjs.cohort.uniform(3), fjs.cohort.bernoulli(0.5))
     },
     "a share of a cohort has no meaning": lambda: {"work": fjs.local.stragglers(0.5, 2)},
-    "not by 'inverse'": lambda: {"cohort": fjs.cohort.uniform(3, average="inverse")},
+    "it averages by 'inverse'": lambda: {"cohort": fjs.cohort.uniform(3, average="inverse")},
     "adjoint=implicit": lambda: {"cohort": fjs.cohort.full(), "adjoint": fjs.adjoints.implicit()},
     "Scaffold cannot be asynchronous: its clients keep state": lambda: {
         "algorithm": fjs.scaffold(client_optimizer=sgd())
@@ -404,7 +404,7 @@ def test_what_has_no_meaning_is_refused_by_name(message):
     ("make", "message"),
     [
         (lambda: asynchronous.fedbuff(0), r"fedbuff\(buffer=...\) is 0: it must be at least 1"),
-        (lambda: asynchronous.fedbuff(2, staleness=0.5), r"fedbuff\(staleness=0.5\): it must be a Staleness"),
+        (lambda: asynchronous.fedbuff(2, staleness=0.5), r"fedbuff\(staleness=...\) is 0.5: it must be a Staleness"),
         (lambda: asynchronous.fedasync(1.5), r"fedasync\(alpha=...\) is 1.5: it must be in \[0, 1\]"),
         (lambda: asynchronous.polynomial(-1), r"polynomial\(a=...\) is -1.0"),
         (lambda: asynchronous.hinge(b=-1), r"hinge\(b=...\) is -1.0"),

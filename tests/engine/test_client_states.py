@@ -16,12 +16,10 @@ import pytest
 
 import fedjax_sim as fjs
 from fedjax_sim import client_states
-from fedjax_sim.engine import client_windows
-from fedjax_sim.engine.client_states import blocks, on_device, on_disk, on_host, table
-from fedjax_sim.engine.client_states.rows import UNUSED, Rows, kept, moved
-from fedjax_sim.engine.client_states.table import Table
-from fedjax_sim.engine.client_windows import ClientWindows
-from fedjax_sim.engine.draw_ahead import cohorts
+from fedjax_sim.engine import client_table, streaming
+from fedjax_sim.engine.client_states import UNUSED, Rows, kept, moved, on_device, on_disk, on_host
+from fedjax_sim.engine.client_table import Table
+from fedjax_sim.engine.streaming import ClientWindows, cohorts
 from fedjax_sim.run.checkpoints import Store, files, read
 from fedjax_sim.run.drivers import choose
 from tests.run.test_resume import Killer, assert_same, dies
@@ -164,12 +162,12 @@ class TestRuns:
             made.append(Table(*args))
             return made[-1]
 
-        monkeypatch.setattr(client_windows, "Table", observed)
+        monkeypatch.setattr(streaming, "Table", observed)
         before = max([0, *(leaf.size for leaf in jax.live_arrays() if leaf.shape[:1] == (300,))])
         run = RUN | {"rounds": 3, "seeds": 0, "evaluate": watch, "eval_every": 1}
         fjs.simulate(STATEFUL["scaffold"], data, **run, client_states=on_host())
         assert max(largest) <= max(before, 300)  # sizes, ids, ...; client states are 300 x 10 and 300 x 60 x 10
-        assert 4 <= made[0].written <= 8  # the first two cohorts; the rows of the last one are on the device
+        assert 4 <= made[0]._count <= 8  # the first two cohorts; the rows of the last one are on the device
 
     def test_methods_without_state_take_no_place(self, tmp_path, monkeypatch):
         def no_driver(*args: Any, **kwargs: Any) -> None:
@@ -256,7 +254,7 @@ class TestRefusals:
 
         monkeypatch.setattr(os, "posix_fallocate", full)
         with pytest.raises(OSError, match=r"client states need 4,096 more bytes .* free .*on a larger disk") as error:
-            blocks.in_file(str(tmp_path))(10, 16)
+            client_table.in_file(str(tmp_path))(10, 16)
         assert error.value.errno == errno.ENOSPC
 
 
@@ -349,7 +347,7 @@ class TestWindows:
     @pytest.mark.parametrize("size", [3, 8])
     def test_every_order_of_cohorts(self, size, monkeypatch, tmp_path):
         """Rounds that add to what their clients have, saved and restored in between, against a list."""
-        monkeypatch.setattr(table, "_FIRST", 64)
+        monkeypatch.setattr(client_table, "_FIRST", 64)
 
         @jax.jit
         def computed(before: Rows, sent: Rows, indices: jax.Array, add: jax.Array) -> tuple[jax.Array, Rows]:
@@ -365,7 +363,7 @@ class TestWindows:
         first = kept({"a": np.full(3, 7.0, np.float32), "b": np.float32(1)}, None)
         expected = np.full((n, 3), 7.0, np.float32)
         with ThreadPoolExecutor(1) as thread:
-            windows = ClientWindows(first, planned, n, blocks.in_file(str(tmp_path)), thread)
+            windows = ClientWindows(first, planned, n, client_table.in_file(str(tmp_path)), thread)
             for t, clients in enumerate(drawn):
                 slots, add = np.full(size, n, np.int32), rng.integers(1, 9, size).astype(np.float32)
                 slots[: len(clients)] = clients
@@ -376,7 +374,7 @@ class TestWindows:
                 if t % 7 == 3:
                     stored = {name: array.copy() for name, array in windows.stored().items()}
                 if t % 14 == 10:
-                    windows = ClientWindows(first, planned, n, blocks.in_memory, thread)
+                    windows = ClientWindows(first, planned, n, client_table.in_memory, thread)
                     windows.restore(stored)
 
     def test_an_error_of_the_disk_is_raised_in_the_run(self):
@@ -395,7 +393,7 @@ class TestWindows:
 class TestTable:
     INITIAL: ClassVar = {"x": np.arange(3, dtype=np.float32), "seen": np.array(True), "empty": np.zeros((0, 2))}
 
-    def made(self, n: int = 1000, allocate: blocks.Allocate = blocks.in_memory) -> Table:
+    def made(self, n: int = 1000, allocate: client_table.Allocate = client_table.in_memory) -> Table:
         return Table(self.INITIAL, n, allocate)
 
     def leaves(self, values: np.ndarray) -> list[np.ndarray]:
@@ -404,9 +402,9 @@ class TestTable:
 
     @pytest.mark.parametrize("where", ["host", "disk"])
     def test_rows(self, monkeypatch, tmp_path, where):
-        monkeypatch.setattr(table, "_FIRST", 130)  # ten rows of 13 bytes
+        monkeypatch.setattr(client_table, "_FIRST", 130)  # ten rows of 13 bytes
         sizes = []
-        allocate = blocks.in_memory if where == "host" else blocks.in_file(str(tmp_path))
+        allocate = client_table.in_memory if where == "host" else client_table.in_file(str(tmp_path))
 
         def counted(rows: int, row_bytes: int) -> np.ndarray:
             sizes.append(rows)
@@ -424,13 +422,13 @@ class TestTable:
             np.testing.assert_array_equal(x[client], np.arange(3) if value is None else np.full(3, value))
             assert seen[client] == (value is None or value % 2 == 0)
         assert empty.shape == (1000, 0, 2)
-        assert rows.written == len(expected) < 400
-        assert rows.room == sum(sizes) <= 1.25 * rows.written + 10
+        assert rows._count == len(expected) < 400
+        assert sum(map(len, rows._blocks)) == sum(sizes) <= 1.25 * rows._count + 10
         assert sizes[0] == 10
         assert len(sizes) < 20
         np.testing.assert_array_equal(rows.read(np.array([-1, -1]))[0], [np.arange(3)] * 2)
         stored = rows.stored()
-        assert sum(array.nbytes for array in stored.values()) <= (13 + 4) * rows.written + 13
+        assert sum(array.nbytes for array in stored.values()) <= (13 + 4) * rows._count + 13
         again = self.made()
         again.restore(stored)
         for one, other in zip(rows.read(np.arange(1000)), again.read(np.arange(1000)), strict=True):
@@ -448,7 +446,7 @@ class TestTable:
     def test_all_clients_and_no_more(self):
         rows = self.made(20)
         rows.write(np.arange(20), self.leaves(np.arange(20)))
-        assert rows.room == 20
+        assert sum(map(len, rows._blocks)) == 20
 
     def test_what_is_of_another_run_is_refused(self):
         rows = self.made()

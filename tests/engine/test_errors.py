@@ -17,7 +17,7 @@ import fedjax_sim as fjs
 from fedjax_sim.algorithms import Algorithm, FedAvg, Requires
 from fedjax_sim.engine import rounds
 from fedjax_sim.engine.checks import unmet
-from fedjax_sim.models.evaluation.metrics import all_metrics
+from fedjax_sim.models.evaluation import all_metrics
 from fedjax_sim.run.drivers import resident
 
 NAN = float("nan")
@@ -296,7 +296,7 @@ RUNS: dict[str, tuple[dict[str, Callable[[], Any]], type[Exception], tuple[str, 
     ),
     "work a number": ({"work": lambda: 1}, TypeError, ("work is 1", "a Work", "epochs(1)")),
     "work a batch scheme": ({"work": lambda: fjs.local.shuffled(2)}, TypeError, ("work is Shuffled", "epochs(1)")),
-    "layout a name": ({"layout": lambda: "turns"}, ValueError, ("layout is 'turns'", "layout.turns()", "None")),
+    "layout a name": ({"layout": lambda: "turns"}, TypeError, ("layout is 'turns'", "layout.turns()", "None")),
     "layout a factory": ({"layout": lambda: fjs.layout.turns}, TypeError, ("a Layout", "layout.turns()")),
     "evaluate a factory": (
         {"evaluate": lambda: fjs.per_client},
@@ -664,8 +664,13 @@ COUNTS: dict[str, Callable[[Any], object]] = {
 }
 
 
-@pytest.mark.parametrize("name", COUNTS)
-@pytest.mark.parametrize("value", [0, -2, 1.5, 2.0, True, "3", None])
+def once(names: Any, *values: Any) -> list[tuple[str, Any]]:
+    """Each with the first value, and the first of them with the others: what is checked is one function for all."""
+    first, *others = names
+    return [*((name, values[0]) for name in [first, *others]), *((first, value) for value in values[1:])]
+
+
+@pytest.mark.parametrize(("name", "value"), once(COUNTS, 0, -2, 1.5, 2.0, True, "3", None))
 def test_counts(name: str, value: Any) -> None:
     error = ValueError if type(value) is int else TypeError
     check(lambda: COUNTS[name](value), error, f"is {value!r}", "at least 1")
@@ -692,8 +697,8 @@ REALS: dict[str, tuple[Callable[[Any], object], str]] = {
     ),
     "fraction": (lambda v: fjs.local.stragglers(v, 2), "stragglers(fraction=...)"),
     "std": (lambda v: fjs.local.gaussian_steps(3, v, 9), "gaussian_steps(std=...)"),
-    "over_rounds": (lambda v: fjs.rates.over_rounds([1.0, v]), "over_rounds(values)"),
-    "over_clients": (lambda v: fjs.rates.over_clients([1.0, v]), "over_clients(values)"),
+    "over_rounds": (lambda v: fjs.rates.over_rounds([1.0, v]), "over_rounds(values=...)"),
+    "over_clients": (lambda v: fjs.rates.over_clients([1.0, v]), "over_clients(values=...)"),
     "inverse_time initial": (lambda v: fjs.rates.inverse_time(initial=v), "inverse_time(initial=...)"),
     "inverse_time decay": (lambda v: fjs.rates.inverse_time(decay=v), "inverse_time(decay=...)"),
     "piecewise initial": (lambda v: fjs.rates.piecewise(v, (2,)), "piecewise(initial=...)"),
@@ -701,8 +706,7 @@ REALS: dict[str, tuple[Callable[[Any], object], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", REALS)
-@pytest.mark.parametrize("value", [-1, -0.5, NAN, float("inf"), np.float32(-2), "0.1", True, 1j])
+@pytest.mark.parametrize(("name", "value"), once(REALS, -1, -0.5, NAN, float("inf"), np.float32(-2), "0.1", True, 1j))
 def test_reals(name: str, value: Any) -> None:
     make, what = REALS[name]
     real = isinstance(value, (int, float, np.floating)) and not isinstance(value, bool)
@@ -849,7 +853,7 @@ CASES: dict[str, tuple[Callable[[], object], type[Exception], tuple[str, ...]]] 
         ("(1, 1)", "one value a round"),
     ),
     "over_clients: no axis": (lambda: fjs.rates.over_clients(1.0), ValueError, ("()", "one value a client")),
-    "over_rounds: None": (lambda: fjs.rates.over_rounds(None), TypeError, ("over_rounds(values)", "None")),
+    "over_rounds: None": (lambda: fjs.rates.over_rounds(None), TypeError, ("over_rounds(values=...)", "None")),
     "piecewise: fractions": (lambda: fjs.rates.piecewise(1.0, (2.5,)), TypeError, ("2.5", "integer")),
     "piecewise: negative": (lambda: fjs.rates.piecewise(1.0, (-1,)), ValueError, ("-1", "at least 0")),
     "piecewise: a number": (lambda: fjs.rates.piecewise(1.0, 5), TypeError, ("5", "tuple of rounds")),
@@ -938,15 +942,19 @@ CASES: dict[str, tuple[Callable[[], object], type[Exception], tuple[str, ...]]] 
     ),
     "a name as model": (lambda: fjs.classification("mlp"), TypeError, ("'mlp'", "flax.linen module", "functions")),
     "a class as model": (lambda: fjs.classification(fjs.models.MLP), TypeError, ("MLP", "flax.linen module")),
-    "hidden a number": (lambda: fjs.models.MLP(3, 4), TypeError, ("hidden=4", "tuple of widths")),
+    "hidden a number": (lambda: fjs.models.MLP(3, 4), TypeError, ("hidden=...) is 4", "tuple of numbers")),
     "start NaN": (lambda: fjs.quadratic(start=NAN), ValueError, ("quadratic(start=...) is nan", "finite")),
-    "functions of no functions": (lambda: fjs.functions(1, 2), TypeError, ("init_function=1", "give a function")),
+    "functions of no functions": (
+        lambda: fjs.functions(1, 2),
+        TypeError,
+        ("init_function=...) is 1", "give a function"),
+    ),
     "functions of x and y": (
         lambda: fjs.functions(lambda key: 0.0, lambda w, x, y: w),
         TypeError,
         (
             "functions(losses_function=...) takes (w, x, y)",
-            "losses_function(params, examples)",
+            "called with (params, examples)",
             "'y'",
             "{'x': ..., 'y'",
         ),
@@ -954,12 +962,12 @@ CASES: dict[str, tuple[Callable[[], object], type[Exception], tuple[str, ...]]] 
     "functions of no key": (
         lambda: fjs.functions(lambda: 0.0, squares),
         TypeError,
-        ("functions(init_function=...) takes ()", "init_function(key)"),
+        ("functions(init_function=...) takes ()", "called with (key)"),
     ),
     "functions of bad metrics": (
         lambda: fjs.functions(lambda key: 0.0, lambda w, b: w, metrics_function="loss"),
         TypeError,
-        ("metrics_function='loss'", "or None"),
+        ("metrics_function=...) is 'loss'", "or None"),
     ),
     "optax name": (
         lambda: fjs.optim.from_optax("rmsporp", learning_rate=0.1),
@@ -1003,7 +1011,6 @@ CASES: dict[str, tuple[Callable[[], object], type[Exception], tuple[str, ...]]] 
         ValueError,
         ("-1", "[0, inf)"),
     ),
-    "a name of the optimisers": (lambda: fjs.optim.sdg, AttributeError, ("'sdg'", "did you mean 'sgd'?")),
     "a name of the package": (lambda: fjs.fednvoa, AttributeError, ("'fednvoa'", "did you mean 'fednova'?")),
 }
 
@@ -1259,13 +1266,13 @@ HUGE = 10**400
 NUMBERS: dict[str, tuple[Callable[[], object], tuple[str, ...]]] = {
     "huge": (lambda: sgd(HUGE), ("sgd(learning_rate=...)", "400 digits", "1.8e308")),
     "beyond writing": (lambda: sgd(10**5000), ("sgd(learning_rate=...)", "5000 digits")),
-    "huge in a list": (lambda: fjs.rates.over_rounds([1.0, HUGE]), ("over_rounds(values)", "400 digits")),
+    "huge in a list": (lambda: fjs.rates.over_rounds([1.0, HUGE]), ("over_rounds(values=...)", "400 digits")),
     "huge of clients": (lambda: fjs.cohort.independent([HUGE]), ("independent(probability=...)", "400 digits")),
     "huge in a grid": (lambda: fjs.sweeps.grid({"mu": [HUGE]}), ("grid({'mu': ...})", "400 digits")),
     "huge by path": (lambda: fjs.paths.replace(sgd(0.1), {"learning_rate": HUGE}), ("'learning_rate'", "400 digits")),
     "infinite in float32": (lambda: sgd(1e39), ("1e+39", "infinite in float32", "at most 3.4028235e+38")),
     "infinite, an array": (
-        lambda: fjs.rates.over_clients(np.asarray([1.0, 1e39])), ("over_clients(values)", "infinite in float32"),
+        lambda: fjs.rates.over_clients(np.asarray([1.0, 1e39])), ("over_clients(values=...)", "infinite in float32"),
     ),
     "infinite in a grid": (lambda: fjs.sweeps.grid({"mu": [1e39]}), ("infinite in float32",)),
     "zero in float32": (

@@ -25,7 +25,7 @@ from fedjax_sim.algorithms import (
     Wrapper,
 )
 from fedjax_sim.engine import hook_checks, hooks
-from fedjax_sim.models.task.shapes import check_values
+from fedjax_sim.models.shapes import check_values
 
 KEY = jax.random.key(0)
 

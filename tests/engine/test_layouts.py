@@ -22,8 +22,7 @@ import pytest
 import fedjax_sim as fjs
 from fedjax_sim.engine.layout import makespan
 from fedjax_sim.engine.layout.base import Bounds
-from fedjax_sim.engine.layout.lanes import queue_bound
-from fedjax_sim.engine.layout.queue import run_queue
+from fedjax_sim.engine.layout.queue import queue_bound, run_queue
 from fedjax_sim.engine.layout.turns import run_turns
 from fedjax_sim.engine.plan import Plan, TrainState
 from fedjax_sim.engine.solver import Left, Progress, Watch

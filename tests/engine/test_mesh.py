@@ -216,7 +216,7 @@ def test_evaluation_reads_every_example_once(sharded, data, weighted):
 
 @pytest.mark.slow
 def test_evaluation_in_blocks(data, monkeypatch):
-    from fedjax_sim.models.evaluation import passes
+    from fedjax_sim.models import passes
 
     params = LOGISTIC.init(jax.random.key(0), data)
     expected = fjs.evaluate(LOGISTIC, params, data)

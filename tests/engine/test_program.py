@@ -189,11 +189,10 @@ def test_what_is_missing_or_misspelt_is_said_before_anything_else(function):
     assert set(typing.get_type_hints(function)) == {*parameters, "return"}
     others = [None] * sum(kind is inspect.Parameter.POSITIONAL_OR_KEYWORD for kind in kinds)
     for missing, named in (
-        (["work"], "1 required keyword-only argument: 'work'$"),
-        (["rounds", "work"], "2 required keyword-only arguments: 'rounds' and 'work'$"),
-        (["task", "rounds", "work"], "3 required keyword-only arguments: 'task', 'rounds', and 'work'$"),
+        (["work"], "'work'$"),
+        (["task", "rounds", "work"], "'task', 'rounds', 'work'$"),
     ):
-        with pytest.raises(TypeError, match=rf"{function.__name__}\(\) missing {named}"):
+        with pytest.raises(TypeError, match=rf"{function.__name__}\(\.\.\.\) is missing required arguments: {named}"):
             function(*others, **{name: value for name, value in given.items() if name not in missing})
     with pytest.raises(TypeError, match=r"no argument 'eval_evry': did you mean 'eval_every'\?"):
         function(*others, **given, eval_evry=2)

@@ -13,7 +13,8 @@ import pytest
 from jax import lax
 
 import fedjax_sim as fjs
-from fedjax_sim.models.conv import Conv, avg_pool, conv_general_dilated, matmul_conv, max_pool, products
+from fedjax_sim.models import conv
+from fedjax_sim.models.conv import Conv, avg_pool, conv_general_dilated, matmul_conv, max_pool
 from fedjax_sim.optim import third_party
 
 NUMBERS = {1: ("NWC", "WIO", "NWC"), 2: ("NHWC", "HWIO", "NHWC"), 3: ("NDHWC", "DHWIO", "NDHWC")}
@@ -146,8 +147,8 @@ def test_vmap(x_axis, kernel_axis, groups, x64):
 
 @pytest.mark.parametrize("batch", [11, 12], ids=["with-rest", "without"])
 def test_many_examples_are_computed_in_pieces(batch, x64, monkeypatch):
-    monkeypatch.setattr(products, "_MOST_KEPT", 1000)
-    monkeypatch.setattr(products, "_PIECE", 1000)
+    monkeypatch.setattr(conv, "_MOST_KEPT", 1000)
+    monkeypatch.setattr(conv, "_PIECE", 1000)
     ours, theirs = both(2, (1, 1), "VALID")
     x, kernel, t = arrays(
         (batch, 6, 6, 2), (3, 3, 2, 3), (3, 3, 2, 3)

@@ -10,8 +10,7 @@ import pytest
 
 import fedjax_sim as fjs
 from fedjax_sim.core import memory as chunks
-from fedjax_sim.models import evaluation
-from fedjax_sim.models.evaluation import passes
+from fedjax_sim.models import evaluation, passes
 from fedjax_sim.run.training import TrainResult
 
 TASK = fjs.classification(fjs.models.LogisticRegression(3), weight_decay=0.01)

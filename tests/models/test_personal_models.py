@@ -268,7 +268,7 @@ def test_adapted_models_by_hand(mu):
 def test_bad_arguments():
     with pytest.raises(ValueError, match=r"personalise\(mu=\.\.\.\) is -1"):
         fjs.personalise(TASK, SGD, fjs.local.steps(1), mu=-1.0)
-    with pytest.raises(TypeError, match=r"per_client\(tuned=0.1\): give fedjax_sim.personalise"):
+    with pytest.raises(TypeError, match=r"per_client\(tuned=...\) is 0.1: give fedjax_sim.personalise"):
         fjs.per_client(TASK, tuned=0.1)
     with pytest.raises(TypeError, match="keep_state is 1"):
         fjs.simulate(METHODS["ditto"], separable(), **RUN, keep_state=1)

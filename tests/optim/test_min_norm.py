@@ -341,7 +341,7 @@ def test_no_second_store_or_gram_matrix():
 
 @pytest.mark.parametrize("make", SOLVERS)
 def test_bad_arguments(make):
-    name = f"min_norm.{make.__name__}"
+    name = make.__name__
     with pytest.raises(ValueError, match=rf"{name}\(max_steps=\.\.\.\) is 0"):
         make(max_steps=0)
     with pytest.raises(ValueError, match=rf"{name}\(tolerance=\.\.\.\) is -1"):

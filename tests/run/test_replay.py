@@ -8,7 +8,7 @@ import pytest
 import fedjax_sim as fjs
 from fedjax_sim.algorithms.fedavg import FedAvg
 from fedjax_sim.clients.cohort import AVERAGES
-from fedjax_sim.models.task.plain import Quadratic
+from fedjax_sim.models.task import Quadratic
 
 co, local = fjs.cohort, fjs.local
 SIZES = (2, 7, 1, 5, 4)

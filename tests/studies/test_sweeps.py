@@ -681,7 +681,7 @@ def test_too_few_slots_end_the_sweep():
 
 @pytest.mark.parametrize("probabilities", [[0.01, 0.1, 0.05], [0.1, 0.01, 0.05]])
 def test_the_program_has_the_slots_of_the_widest_cohort(probabilities):
-    from fedjax_sim.engine.adjoints.asked import asked_of
+    from fedjax_sim.engine.arguments import asked_of
     from fedjax_sim.engine.checks import resolve
     from fedjax_sim.studies.sweeps.program import of_all_points
 
@@ -696,7 +696,7 @@ def test_the_program_has_the_slots_of_the_widest_cohort(probabilities):
 
 
 def test_values_take_the_dtypes_of_the_leaves(x64):
-    from fedjax_sim.engine.adjoints.asked import asked_of
+    from fedjax_sim.engine.arguments import asked_of
     from fedjax_sim.studies.sweeps.program import stacked
 
     algorithm = fjs.fedprox(client_optimizer=fjs.optim.sgd(jnp.float32(0.1)), mu=0.1)
@@ -708,7 +708,7 @@ def test_values_that_half_precision_rounds_are_refused():
     algorithm = fjs.fedprox(client_optimizer=fjs.optim.sgd(jnp.bfloat16(0.5)), mu=0.1)
     with pytest.raises(ValueError, match=rf"value 0.1 of '{RATE}' would be 0.100097656 in the leaf's bfloat16"):
         sweep(algorithm, data(), sweeps.grid({RATE: [0.5, 0.1]}), **settings())
-    from fedjax_sim.engine.adjoints.asked import asked_of
+    from fedjax_sim.engine.arguments import asked_of
     from fedjax_sim.studies.sweeps.program import stacked
 
     asked, _ = asked_of(settings())

@@ -99,11 +99,7 @@ def not_finite(gradient: Gradient) -> str | None:
 
 
 def diverged(result: Any) -> str | None:
-    """Between which rounds a run stopped being finite, in words; None where it is finite or there is no result.
-
-    Args:
-      result: a :class:`fedjax_sim.run.training.TrainResult` of one run, or None.
-    """
+    """Between which rounds a run stopped being finite, in words; None where it is finite or there is no result."""
     if result is None:
         return None
     for name, values in result.rounds.items():

@@ -1,4 +1,4 @@
-"""The derivative of a fixed point, without the rounds that led to it."""
+"""The derivative of a fixed point, without the rounds that led to it; and solvers of (I - J) u = b for it."""
 
 from __future__ import annotations
 
@@ -15,21 +15,134 @@ from fedjax_sim.clients.cohort.schemes import Full
 from fedjax_sim.clients.local.batches import FullBatch, InOrder
 from fedjax_sim.clients.local.work import Deadline, GivenSteps, RandomEpochs, Steps, Work
 from fedjax_sim.core import trees
-from fedjax_sim.core.descriptions import factory
-from fedjax_sim.core.fields import static
+from fedjax_sim.core.descriptions import Described, factory
+from fedjax_sim.core.fields import count, leaf, real
 from fedjax_sim.core.loops import with_static_derivative
-from fedjax_sim.core.values import check_real, is_concrete, shown
+from fedjax_sim.core.values import INT32_MAX, is_concrete, shown
 from fedjax_sim.datasets.federated import FederatedDataset
-from fedjax_sim.engine.adjoints.asked import asked_of
-from fedjax_sim.engine.adjoints.base import Adjoint, Ran, Run, joined, stopped
-from fedjax_sim.engine.adjoints.scans import Direct
-from fedjax_sim.engine.adjoints.solvers import LinearSolver, Neumann
+from fedjax_sim.engine.adjoints.scans import Adjoint, Direct, Ran, Run, joined, stopped
+from fedjax_sim.engine.arguments import asked_of
 from fedjax_sim.engine.checks import resolve
 from fedjax_sim.engine.plan import Plan, TrainState
 from fedjax_sim.engine.rounds import run_round
+from fedjax_sim.optim import third_party
 from fedjax_sim.optim.rates import OverClients, Rate
 
 Step = Callable[[Plan, TrainState], TrainState]
+Matvec = Callable[[Any], Any]
+
+
+class Solved(NamedTuple):
+    """What a solver found.
+
+    Attributes:
+      solution: u.
+      residual: |b - (I - J) u| / |b|, 0 for b = 0.
+      steps: int32, products with I - J; of a bound where the solver does not count.
+    """
+
+    solution: Any
+    residual: jax.Array
+    steps: jax.Array
+
+
+class LinearSolver(Described, kw_only=True):
+    """Base of the solvers; pure structure.
+
+    Attributes:
+      tolerance: relative residual at which a solution counts; None for eps^(2/3) of the numbers' dtype, 2.4e-5 in
+        float32 and 3.7e-11 in float64.
+      max_steps: most products with I - J.
+    """
+
+    tolerance: float | None = real(default=None, low=0.0, open_=True, structure=True)
+    max_steps: int = count(default=1000, high=INT32_MAX)
+
+    def limit(self, b: Any) -> float:
+        """The relative residual at which a solution counts."""
+        if self.tolerance is not None:
+            return self.tolerance
+        return float(max(jnp.finfo(leaf.dtype).eps for leaf in jax.tree.leaves(b)) ** (2 / 3))
+
+    def solve(self, matvec: Matvec, b: Any) -> Solved:
+        """u with matvec(u) = b, where ``matvec`` is linear: u - J u."""
+        raise TypeError(f"{type(self).__name__} must define solve(matvec, b)")
+
+
+class Neumann(LinearSolver):
+    """u = b + J b + J^2 b + ..., one product a term: what unrolling for ever would do.
+
+    Converges where J contracts, which is where the rounds converge by themselves, at their rate.
+    """
+
+    def solve(self, matvec: Matvec, b: Any) -> Solved:
+        size = trees.norm(b)
+        small = size * jnp.asarray(self.limit(b), size.dtype)
+
+        def going_on(at: tuple[Any, Any, jax.Array]) -> jax.Array:
+            _, term, steps = at
+            return (trees.norm(term) > small) & (steps < self.max_steps)
+
+        def add_term(at: tuple[Any, Any, jax.Array]) -> tuple[Any, Any, jax.Array]:
+            u, term, steps = at
+            term = trees.subtract(term, matvec(term))  # J times the last one
+            return trees.add(u, term), term, steps + 1
+
+        # The residual of the sum up to J^k b is J^(k+1) b: where J contracts, less than the last term.
+        u, term, steps = lax.while_loop(going_on, add_term, (b, b, jnp.int32(0)))
+        return Solved(u, _relative(trees.norm(term), size), steps)
+
+
+class Gmres(LinearSolver):
+    """Restarted GMRES (``jax.scipy.sparse.linalg.gmres``): fewer products where J contracts slowly.
+
+    Args:
+      restart: products between restarts; that many states are held in memory.
+    """
+
+    restart: int = count(default=20, high=INT32_MAX)
+
+    def solve(self, matvec: Matvec, b: Any) -> Solved:
+        restarts = -(-self.max_steps // self.restart)
+        with third_party():
+            solution, _ = jax.scipy.sparse.linalg.gmres(
+                matvec, b, tol=self.limit(b), atol=0.0, restart=self.restart, maxiter=restarts
+            )
+        return _judged(matvec, b, solution, self.max_steps)
+
+
+class CgNormal(LinearSolver):
+    """Conjugate gradients on (I - J)^T (I - J) u = (I - J)^T b; two products a step.
+
+    Needs no contraction, only that I - J is regular; its condition number counts squared.
+    """
+
+    def solve(self, matvec: Matvec, b: Any) -> Solved:
+        transpose = jax.linear_transpose(matvec, b)
+
+        def normal(u: Any) -> Any:
+            return transpose(matvec(u))[0]
+
+        with third_party():
+            # Its residual is of the normal equations: a tenth of the tolerance leaves room for the difference.
+            solution, _ = jax.scipy.sparse.linalg.cg(
+                normal, transpose(b)[0], tol=self.limit(b) / 10, atol=0.0, maxiter=-(-self.max_steps // 2)
+            )
+        return _judged(matvec, b, solution, self.max_steps)
+
+
+def _judged(matvec: Matvec, b: Any, solution: Any, steps: int) -> Solved:
+    left = trees.norm(trees.subtract(b, matvec(solution)))
+    return Solved(solution, _relative(left, trees.norm(b)), jnp.int32(steps))
+
+
+def _relative(part: jax.Array, whole: jax.Array) -> jax.Array:
+    return part / jnp.where(whole == 0, jnp.ones_like(whole), whole)
+
+
+def _check_solver(what: str, value: Any) -> None:
+    if not isinstance(value, LinearSolver):
+        raise TypeError(f"{what} is {shown(value)}: give neumann(), gmres() or cg_normal() of fedjax_sim.adjoints")
 
 
 class Implicit(Adjoint):
@@ -55,57 +168,31 @@ class Implicit(Adjoint):
     matrix-free solver.
     """
 
-    solver: LinearSolver = Neumann()
-    settled: float = static(default=1e-4)
-
-    def checked(self) -> Implicit:
-        if not isinstance(self.solver, LinearSolver):
-            raise TypeError(
-                f"implicit(solver) is {shown(self.solver)}: give neumann(), gmres() or cg_normal() of "
-                "fedjax_sim.adjoints"
-            )
-        check_real("implicit(settled=...)", self.settled, low=0.0, open_=True)
-        return self
+    solver: LinearSolver = leaf(_check_solver, default=Neumann())
+    settled: float = real(default=1e-4, low=0.0, open_=True, structure=True)
 
     def check(self, plan: Plan, rounds: int) -> None:
-        if plan.asynchronous is not None:
-            raise ValueError(
-                "adjoint=implicit() needs every round to be the same function, and with asynchronous=... other clients "
-                "report in every round: use another adjoint, such as nested() or truncated(...) of fedjax_sim.adjoints"
-            )
-        if plan.algorithm.keep_optimizer:
-            raise ValueError(
-                "adjoint=implicit() needs every round to be the same function, and with keep_optimizer=True clients go "
-                "on where their solvers stopped: use another adjoint, such as nested() or truncated(...) of "
-                "fedjax_sim.adjoints"
-            )
-        for what, value, repeats, instead in (
-            ("cohort", plan.cohort, isinstance(plan.cohort, Full), "cohort.full()"),
-            (
-                "batches",
-                plan.batches,
-                isinstance(plan.batches, (FullBatch, InOrder)),
-                "batches=local.full_batch() or local.in_order(B)",
-            ),
-            ("work", plan.work, _same_steps(plan.work, rounds), "local.steps(tau) or equal rows of given_steps"),
-            (
-                "system",
-                plan.system,
-                plan.system is None or plan.system.repeats,
+        method, batches, system = plan.algorithm, plan.batches, plan.system
+        same = {
+            "asynchronous": (plan.asynchronous is None, "none"),
+            "keep_optimizer": (not method.keep_optimizer, "False"),
+            "cohort": (isinstance(plan.cohort, Full), "cohort.full()"),
+            "batches": (isinstance(batches, (FullBatch, InOrder)), "local.full_batch() or local.in_order(B)"),
+            "work": (_same_steps(plan.work, rounds), "local.steps(tau) or equal rows of given_steps"),
+            "system": (
+                system is None or system.repeats,
                 "devices without dropout, and without jitter unless the server waits for all",
             ),
-        ):
-            if not repeats:
-                raise ValueError(
-                    f"adjoint=implicit() needs every round to be the same function, and {what} is {shown(value)}: use "
-                    f"{instead}, or another adjoint, such as nested() or truncated(...) of fedjax_sim.adjoints"
-                )
+        }
         for name in ("client_learning_rate", "server_learning_rate"):
-            rate = getattr(plan.algorithm, name)
-            if isinstance(rate, Rate) and not isinstance(rate, OverClients):
+            rate = getattr(method, name)
+            same[name] = (not isinstance(rate, Rate) or isinstance(rate, OverClients), "a constant rate")
+        for name, (repeats, instead) in same.items():
+            if not repeats:
+                value = getattr(plan, name) if hasattr(plan, name) else getattr(method, name)
                 raise ValueError(
-                    f"adjoint=implicit() needs every round to be the same function, and {name} is {shown(rate)}: use a "
-                    "constant rate, or another adjoint, such as nested() of fedjax_sim.adjoints"
+                    f"adjoint=implicit() needs every round to be the same function, and {name} is {shown(value)}: use "
+                    f"{instead}, or another adjoint, such as nested() or truncated(...) of fedjax_sim.adjoints"
                 )
 
     def run(self, run: Run, plan: Plan, state: TrainState) -> Ran:
@@ -251,3 +338,6 @@ def _same_steps(work: Work, rounds: int) -> bool:
 
 
 implicit = factory("adjoint.implicit", Implicit)
+neumann = factory("linear_solver.neumann", Neumann)
+gmres = factory("linear_solver.gmres", Gmres)
+cg_normal = factory("linear_solver.cg_normal", CgNormal)

@@ -1,20 +1,174 @@
-"""Adjoints that go back through the rounds themselves: what they store, and what they compute again."""
+"""What an adjoint is, and those that go through the rounds themselves: what they store, and what they compute again."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple, NoReturn
 
 import jax
+import jax.numpy as jnp
 from jax import lax
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
 
-from fedjax_sim.core.descriptions import factory
-from fedjax_sim.core.fields import static
-from fedjax_sim.core.values import check_count, shown
-from fedjax_sim.engine.adjoints.base import Ran, Run, Scanned, Span, joined, stopped
+from fedjax_sim.core.descriptions import Described, factory
+from fedjax_sim.core.fields import count, leaf
+from fedjax_sim.core.host_callbacks import Tell, silent
+from fedjax_sim.core.values import shown
 from fedjax_sim.engine.layout.base import Layout
 from fedjax_sim.engine.plan import Plan, TrainState
+from fedjax_sim.engine.rounds import some_rounds
+
+
+class Run(NamedTuple):
+    """The rounds of a run as functions.
+
+    Attributes:
+      step: ``(plan, state, t) -> (state, record)``, round t.
+      measure: ``(plan, state) -> metrics``, an evaluation.
+      rounds: R.
+      eval_every: rounds between evaluations.
+      tell: ``(state, rounds done, metrics) -> (state, rounds done)``, the identity, called at the start and after every
+        round, with the metrics where there is an evaluation.
+    """
+
+    step: Callable[[Plan, TrainState, jax.Array], tuple[TrainState, Any]]
+    measure: Callable[[Plan, TrainState], Any]
+    rounds: int
+    eval_every: int
+    tell: Tell = silent
+
+
+class Span(NamedTuple):
+    """A loop of a run, for an adjoint that plans by lengths.
+
+    Attributes:
+      rounds: all rounds that are differentiated.
+      block: rounds between evaluations.
+      blocks: whether an iteration is such a block (or, within one, a single round).
+    """
+
+    rounds: int
+    block: int
+    blocks: bool
+
+
+class Ran(NamedTuple):
+    """What is left of some rounds: the last state, records by round, metrics by evaluation."""
+
+    state: TrainState
+    records: Any
+    metrics: Any
+
+
+class Adjoint(Described):
+    """Base of the adjoints; pure structure.
+
+    An adjoint changes the memory and the time of a derivative, and some say which part of it is left out. What a run
+    returns without a derivative is the same to the last bit for all of them.
+    """
+
+    def check(self, plan: Plan, rounds: int) -> None:
+        """Raises ``ValueError`` where the run has no such derivative."""
+
+    def fitted(self, layout: Layout) -> Layout:
+        """The layout as this adjoint differentiates it."""
+        return layout
+
+    def run(self, run: Run, plan: Plan, state: TrainState) -> Ran:
+        """All rounds from ``state``, evaluated at the start, every ``eval_every`` rounds and at the end."""
+        raise TypeError(f"{type(self).__name__} must define run(run, plan, state)")
+
+
+class Scanned(Adjoint):
+    """Base of the adjoints that scan over rounds; subclasses say what is stored and what is computed again."""
+
+    def stored(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """One round or one evaluation, with what the backward pass keeps of its inside."""
+        return function
+
+    def scan(self, body: Callable[..., Any], carry: Any, xs: jax.Array, span: Span) -> tuple[Any, Any]:
+        """``lax.scan(body, carry, xs)``.
+
+        Args:
+          body: ``(carry, x) -> (carry, y)``.
+          carry: the state.
+          xs: rounds, leading axis iterations.
+          span: which loop this is.
+        """
+        return lax.scan(body, carry, xs)
+
+    def run(self, run: Run, plan: Plan, state: TrainState) -> Ran:
+        return self.between(run, plan, state, 0, run.rounds)
+
+    def between(self, run: Run, plan: Plan, state: TrainState, start: int, stop: int) -> Ran:
+        """Rounds ``start`` to ``stop - 1`` and the evaluations before them; after them too where they are the last."""
+        every = run.eval_every
+        stored_step = self.stored(lambda state, t: run.step(plan, state, t))
+        stored_measure = self.stored(lambda state: run.measure(plan, state))
+
+        def step(_: Plan, state: TrainState, t: jax.Array) -> tuple[TrainState, Any]:
+            state, record = stored_step(state, t)
+            if every > 1:
+                state = run.tell(state, t + 1, {})[0]
+            return state, record
+
+        def measure(state: TrainState, done: jax.Array) -> tuple[TrainState, jax.Array, Any]:
+            measured = stored_measure(state)
+            return *run.tell(state, done, measured), measured
+
+        def scan(body: Callable[..., Any], state: TrainState, ts: jax.Array) -> tuple[TrainState, Any]:
+            if len(ts) == 1:  # a loop around it would store the state once more
+                state, record = body(state, ts[0])
+                return state, _row(record)
+            return self.scan(body, state, ts, Span(stop - start, min(every, stop - start), blocks=False))
+
+        def rounds(state: TrainState, ts: jax.Array) -> tuple[TrainState, Any]:
+            return some_rounds(plan, state, ts, scan, step)
+
+        def block(state: TrainState, ts: jax.Array) -> tuple[TrainState, Any]:
+            # Evaluated before its rounds, not after: what an evaluation and the first round store is then one state.
+            state, first, measured = measure(state, ts[0])
+            state, records = rounds(state, ts + (first - ts[0]))  # zero: no round starts before the call was made
+            return state, (records, measured)
+
+        records: list[Any] = []
+        metrics: list[Any] = []
+        first = min(-(-start // every) * every, stop)
+        last = max(stop - stop % every, first)
+        if start < first:
+            state, record = rounds(state, jnp.arange(start, first, dtype=jnp.int32))
+            records.append(record)
+        if first < last:
+            tss = jnp.arange(first, last, dtype=jnp.int32).reshape(-1, every)
+            state, (record, measured) = self.scan(block, state, tss, Span(stop - start, every, blocks=True))
+            records.append(jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), record))
+            metrics.append(measured)
+        if last < stop:
+            state, (record, one) = block(state, jnp.arange(last, stop, dtype=jnp.int32))
+            records.append(record)
+            metrics.append(_row(one))
+        if stop == run.rounds:
+            state, _, measured = measure(state, jnp.int32(run.rounds))
+            metrics.append(_row(measured))
+        return Ran(state, joined(records), joined(metrics))
+
+
+def joined(pieces: list[Any]) -> Any:
+    """Pytrees of arrays, one after another along their leading axis; ``()`` for no piece."""
+    if len(pieces) < 2:
+        return pieces[0] if pieces else ()
+    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *pieces)
+
+
+def stopped(tree: Any) -> Any:
+    """``tree`` as a constant: no derivative reaches it, and none is computed behind it."""
+    return jax.tree.map(lambda leaf: lax.stop_gradient(leaf) if isinstance(leaf, jax.core.Tracer) else leaf, tree)
+
+
+def _row(tree: Any) -> Any:
+    return jax.tree.map(lambda leaf: leaf[None], tree)
 
 
 class Direct(Scanned):
@@ -50,14 +204,15 @@ class Nested(PerRound):
     the uniform recursion here is that of Chen et al. 2016, "Training deep nets with sublinear memory cost", section 4.
     """
 
-    levels: int = static(default=1)
-
-    def checked(self) -> Nested:
-        check_count("nested(levels=...)", self.levels)
-        return self
+    levels: int = count(default=1)
 
     def scan(self, body: Callable[..., Any], carry: Any, xs: jax.Array, span: Span) -> tuple[Any, Any]:
         return segmented_scan(body, carry, xs, segment_lengths(span, self.levels))
+
+
+def _check_base(what: str, value: Any) -> None:
+    if not isinstance(value, (Direct, PerRound)):
+        raise TypeError(f"{what} is {shown(value)}: give direct(), per_round() or nested() of fedjax_sim.adjoints")
 
 
 class Truncated(Scanned):
@@ -65,8 +220,7 @@ class Truncated(Scanned):
 
     Of the earlier rounds nothing is stored and they run as without a derivative. The result is biased: the part that
     hyper-parameters and initial parameters had in the earlier rounds is missing, and what was recorded in those has
-    derivative zero. For settled runs it approaches the full derivative as
-    the rounds' contraction to the power k.
+    derivative zero. For settled runs it approaches the full derivative as the rounds' contraction to the power k.
 
     Args:
       last: k >= 1, rounds to differentiate; all of them where the run has no more.
@@ -75,16 +229,8 @@ class Truncated(Scanned):
     Reference: Shaban et al. 2019, "Truncated back-propagation for bilevel optimization".
     """
 
-    last: int = static()
-    base: Scanned = PerRound()
-
-    def checked(self) -> Truncated:
-        check_count("truncated(last)", self.last)
-        if not isinstance(self.base, (Direct, PerRound)):
-            raise TypeError(
-                f"truncated(base) is {shown(self.base)}: give direct(), per_round() or nested() of fedjax_sim.adjoints"
-            )
-        return self
+    last: int = count()
+    base: Scanned = leaf(_check_base, default=PerRound())
 
     def fitted(self, layout: Layout) -> Layout:
         return self.base.fitted(layout)
@@ -99,14 +245,55 @@ class Truncated(Scanned):
         return Ran(late.state, joined(records), joined(metrics))
 
 
+class Forward(Scanned):
+    """Forward mode through the loops as they run: no idle step, and memory that does not grow with R.
+
+    For ``jax.jacfwd``, ``jax.jvp`` and a few hyper-parameters: time grows with their number, about one forward run each
+    and one more; memory is that of the run times their number plus one. Reverse mode is refused when the program is
+    traced, for the loops cannot be run backwards.
+    """
+
+    def fitted(self, layout: Layout) -> Layout:
+        return layout.as_it_runs()
+
+    def run(self, run: Run, plan: Plan, state: TrainState) -> Ran:
+        return without_reverse_mode(super().run(run, plan, state), _MESSAGE)  # type: ignore[no-any-return]
+
+
+_MESSAGE = (
+    "adjoint=forward() has no reverse mode, so jax.grad, jax.vjp and jax.jacrev cannot pass it: use jax.jacfwd, or "
+    "give make_train another adjoint, such as per_round() or nested() of fedjax_sim.adjoints"
+)
+
+
+def without_reverse_mode(tree: Any, message: str) -> Any:
+    """``tree`` as it is, with its tangents; ``TypeError(message)`` when a reverse-mode derivative is traced."""
+
+    def guarded(leaf: Any) -> Any:
+        return _one_way.bind(leaf, message=message) if jnp.issubdtype(jnp.result_type(leaf), jnp.inexact) else leaf
+
+    return jax.tree.map(guarded, tree)
+
+
+def _refuse(cotangent: Any, operand: Any, *, message: str) -> NoReturn:
+    raise TypeError(message)
+
+
+# The identity, linear, batched and lowered as such; only its transpose is missing. JAX has no function for this:
+# custom_vjp refuses forward mode, and linear_call cannot be vmapped.
+_one_way = Primitive("one_way")
+_one_way.def_impl(lambda x, *, message: x)
+_one_way.def_abstract_eval(lambda x, *, message: x)
+ad.deflinear2(_one_way, _refuse)
+batching.defvectorized(_one_way)
+mlir.register_lowering(_one_way, lambda _, x, *, message: [x])
+
+
 def segmented_scan(body: Callable[..., Any], carry: Any, xs: jax.Array, lengths: tuple[int, ...]) -> tuple[Any, Any]:
     """``lax.scan(body, carry, xs)`` of which the backward pass stores only the carries between segments.
 
-    Args:
-      body: ``(carry, x) -> (carry, y)``.
-      carry: the state.
-      xs: an array, leading axis iterations.
-      lengths: iterations in a segment, in a segment of that segment, and so on; each is computed again as a whole.
+    ``lengths`` are the iterations in a segment, in a segment of that segment, and so on; each is computed again as a
+    whole.
     """
     if not lengths:
         return lax.scan(body, carry, xs)
@@ -132,10 +319,6 @@ def segment_lengths(span: Span, levels: int) -> tuple[int, ...]:
 
     The best lengths of L levels are R^(L/(L+1)), ..., R^(1/(L+1)) rounds. Those of at least a block cut the loop over
     blocks, the others the loop inside a block.
-
-    Args:
-      span: the loop.
-      levels: L.
     """
     best = [span.rounds ** ((levels - level) / (levels + 1)) for level in range(levels)]
     if span.blocks:
@@ -160,3 +343,4 @@ direct = factory("adjoint.direct", Direct)
 per_round = factory("adjoint.per_round", PerRound)
 nested = factory("adjoint.nested", Nested)
 truncated = factory("adjoint.truncated", Truncated)
+forward = factory("adjoint.forward", Forward)

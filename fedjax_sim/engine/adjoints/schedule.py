@@ -17,17 +17,21 @@ from jax import lax
 
 from fedjax_sim.algorithms.contract import Method
 from fedjax_sim.core.descriptions import factory
-from fedjax_sim.core.fields import static
-from fedjax_sim.core.values import check_count, shown
+from fedjax_sim.core.fields import count, leaf, static
+from fedjax_sim.core.values import shown
 from fedjax_sim.datasets.federated import FederatedDataset
-from fedjax_sim.engine.adjoints.asked import asked_of
-from fedjax_sim.engine.adjoints.base import Adjoint, Ran, Run
-from fedjax_sim.engine.adjoints.scans import PerRound
+from fedjax_sim.engine.adjoints.scans import Adjoint, PerRound, Ran, Run
+from fedjax_sim.engine.arguments import asked_of
 from fedjax_sim.engine.checks import is_traced, resolve
 from fedjax_sim.engine.layout.base import Around, Bounds, Layout, LocalResult
 from fedjax_sim.engine.plan import Plan, TrainState
 from fedjax_sim.engine.rounds import init_state, take_part
 from fedjax_sim.engine.solver import Slot, Solver
+
+
+def _check_base(what: str, value: Any) -> None:
+    if not isinstance(value, Adjoint):
+        raise TypeError(f"{what} is {shown(value)}: give an adjoint, fedjax_sim.adjoints.per_round()")
 
 
 class Bounded(Adjoint):
@@ -42,16 +46,9 @@ class Bounded(Adjoint):
       base: the adjoint.
     """
 
-    per_cohort: int = static()
-    per_client: int = static()
-    base: Adjoint = PerRound()
-
-    def checked(self) -> Bounded:
-        if not isinstance(self.base, Adjoint):
-            raise TypeError(f"bounded(base) is {shown(self.base)}: give an adjoint, fedjax_sim.adjoints.per_round()")
-        check_count("bounded(per_cohort=...)", self.per_cohort)
-        check_count("bounded(per_client=...)", self.per_client)
-        return self
+    per_cohort: int = count()
+    per_client: int = count()
+    base: Adjoint = leaf(_check_base, default=PerRound())
 
     def check(self, plan: Plan, rounds: int) -> None:
         self.base.check(plan, rounds)

@@ -1,26 +1,93 @@
-"""The draw of an asynchronous round: the clients whose messages fill the buffer, in the place of a cohort."""
+"""An asynchronous run: which methods have one, and its rounds' draw, the clients whose messages fill the buffer."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_sim.algorithms.contract import Method
+from fedjax_sim.algorithms.contract import Mean, Method, Stack, nobody
+from fedjax_sim.algorithms.wrapper import encodes
 from fedjax_sim.clients.cohort.participation import Selection
 from fedjax_sim.clients.local.work import Turn
 from fedjax_sim.clients.systems.base import Clock, Cost, seconds_per_step
-from fedjax_sim.core.keys import ClientDraws, client_draws
+from fedjax_sim.core.keys import ClientDraws, Purpose, client_draws, purpose_key
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.diagnostics.measures import quantiles
-from fedjax_sim.engine.asynchronous.events import Departure, Events, RunKeys, fill_buffer, run_keys
-from fedjax_sim.engine.asynchronous.flight import Flight, Trip, empty_flight, received, stored
+from fedjax_sim.engine.asynchronous.events import (
+    Departure,
+    Events,
+    Flight,
+    RunKeys,
+    Trip,
+    empty_flight,
+    fill_buffer,
+    received,
+    stored,
+)
 from fedjax_sim.engine.draw import Drawn, assemble, before_work
 from fedjax_sim.engine.plan import Phase, Plan
+from fedjax_sim.engine.solver import Slot, Solver
 
 _LEVELS = (0.0, 0.25, 0.5, 0.75, 1.0)  # of the staleness in the record
+
+
+def check_method(plan: Plan) -> None:
+    """Checks that the method has a meaning for messages that began with different models."""
+    for reason in _reasons_against(plan):
+        raise ValueError(
+            f"{type(plan.algorithm).__name__} cannot be asynchronous: {reason}; asynchronous=... is for methods that "
+            "average the clients' changes in one exchange, like fedavg, fedprox, fedadam and the other server "
+            "optimisers"
+        )
+
+
+def _reasons_against(plan: Plan) -> Iterator[str]:
+    algorithm, requires, average = plan.algorithm, plan.algorithm.requires, plan.average(plan.algorithm)
+    if len(algorithm.phases()) > 1:
+        yield "a round of it has several exchanges with its clients"
+    if requires.everyone:
+        yield "it needs everybody in every round"
+    if requires.hears:
+        yield "its clients hear of the new model at the end of a round"
+    if plan.keeps_clients:
+        yield "its clients keep state between their visits, which has no meaning for old models"
+    if encodes(algorithm) and plan.asynchronous is not None and plan.asynchronous.mixes_models:
+        yield (
+            "its clients clip or compress the change of the model that they began with, and fedasync takes the change "
+            "of the server's present one (use fedbuff)"
+        )
+    for what in ("slope", "step_size", "expected_size"):
+        if getattr(requires, what):
+            yield f"it counts on the {what!r} of a cohort whose clients began with one model"
+    messages = _messages(plan)
+    single = [name for name, message in messages.items() if isinstance(message, Stack)]
+    if single:
+        yield f"it reads single messages ({', '.join(single)}), which staleness cannot weigh"
+    if not isinstance(messages.get("delta"), Mean):
+        yield "its clients' changes ('delta') are not averaged as the cohort scheme says"
+    if average not in ("sample", "plain"):
+        yield (
+            f"it averages by {average!r}, which counts on who is drawn in a round (give the cohort scheme "
+            "average='plain', as in the papers, or 'sample')"
+        )
+
+
+def _messages(plan: Plan) -> dict[str, Any]:
+    """Shapes of the messages of a client."""
+    algorithm, data = plan.algorithm, plan.training.dataset
+
+    def made() -> dict[str, Any]:
+        key = jax.random.key(0)
+        server = algorithm.init(plan.task.init(key, data), jnp.zeros((data.num_clients,)))
+        solver = Solver(algorithm, plan.task, plan.batches, data)
+        return solver.messages(algorithm.send(server), (), Slot(nobody(), jnp.int32(0), None, key))
+
+    shapes: dict[str, Any] = jax.eval_shape(made)
+    return shapes
 
 
 def first_flight(plan: Plan, server: Any) -> Flight:
@@ -33,21 +100,14 @@ def first_flight(plan: Plan, server: Any) -> Flight:
 def draw_buffer(plan: Plan, phase: Phase, sent: Any, t: jax.Array, flight: Flight, cost: Cost) -> tuple[Drawn, Flight]:
     """Runs the clock until the buffer is full.
 
-    Args:
-      plan: the run, with its training data.
-      phase: the exchange.
-      sent: what clients sent off in this round receive.
-      t: int32 scalar, server updates so far.
-      flight: who is in flight at the start.
-      cost: of the exchange with one client.
-
     Returns:
       The buffer's clients as a cohort of K slots, each with what it began with, and who is in flight when the server
       updates its model.
     """
     scheme, data, num_clients = plan.asynchronous, plan.dataset, plan.dataset.num_clients
     assert scheme is not None
-    may_fail, keys = _may_fail(plan), run_keys(phase.key)
+    may_fail = plan.work.may_drop or (plan.system is not None and plan.system.may_fail)
+    keys = RunKeys(phase.key, purpose_key(phase.key, Purpose.REDRAW))
     timed = plan._replace(system=lax.stop_gradient(plan.system)) if may_fail else plan
     events = fill_buffer(
         flight.trips, flight.arrival, flight.lost, messages=scheme.messages, num_clients=num_clients,
@@ -87,10 +147,6 @@ def draw_buffer(plan: Plan, phase: Phase, sent: Any, t: jax.Array, flight: Fligh
         },
     )
     return drawn, left
-
-
-def _may_fail(plan: Plan) -> bool:
-    return plan.work.may_drop or (plan.system is not None and plan.system.may_fail)
 
 
 def _departure(plan: Plan, method: Method, keys: RunKeys, round_: jax.Array, trips: Trip, cost: Cost) -> Departure:

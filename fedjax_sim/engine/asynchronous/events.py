@@ -7,7 +7,7 @@ of events is known before any gradient is computed, and the clients of a buffer 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,22 +15,74 @@ from jax import lax
 
 from fedjax_sim.clients.cohort.participation import Selection
 from fedjax_sim.core import sampling
-from fedjax_sim.core.keys import Purpose, cohort_key, purpose_key
-from fedjax_sim.engine.asynchronous.flight import Trip
+from fedjax_sim.core.keys import cohort_key
 
 # Events in a round for each message awaited. A round ends without its messages after so many, so that a fleet of which
 # everybody always fails does not hang the program.
 _MOST_LOST = 1000
 
 
-class Departure(NamedTuple):
-    """What is known of clients when they are sent off, leading axis clients.
+class Trip(NamedTuple):
+    """A client sent off with a model, leading axis slots.
 
     Attributes:
+      client: int32, its index; N in a free slot.
+      version: int32, server updates before: the number of the round whose model it got.
+      redraw: int32, 0 for a client of the cohort scheme's own draw of that round, else the number of the further draw
+        that chose it. Its draws are named by (run key, version, redraw, client id).
       steps: int32, tau_i.
-      seconds: until the server hears of them.
-      lost: bool, whether it hears that they failed.
     """
+
+    client: jax.Array
+    version: jax.Array
+    redraw: jax.Array
+    steps: jax.Array
+
+
+class Flight(NamedTuple):
+    """All clients in flight, leading axis M.
+
+    Attributes:
+      trips: who.
+      arrival: virtual seconds, counted from the last server update, until the server hears of the client; infinite in a
+        free slot. Counted from there, they stay exact however long a run is.
+      lost: bool, whether what the server hears is that the client failed.
+      sent: what each client received, leaves [M, ...].
+    """
+
+    trips: Trip
+    arrival: jax.Array
+    lost: jax.Array
+    sent: Any
+
+
+def empty_flight(slots: int, num_clients: int, sent: Any) -> Flight:
+    """Nobody in flight, in M ``slots``; ``sent`` are the shapes of a broadcast."""
+    nothing = jnp.zeros((slots,), jnp.int32)
+    trips = Trip(jnp.full((slots,), num_clients, jnp.int32), nothing, nothing, nothing)
+
+    arrival = jnp.full((slots,), jnp.inf, jnp.result_type(float))
+    models = jax.tree.map(lambda leaf: jnp.zeros((slots, *leaf.shape), leaf.dtype), sent)
+    return Flight(trips, arrival, jnp.zeros((slots,), bool), models)
+
+
+def received(flight: Flight, sent: Any, fresh: jax.Array, slots: jax.Array) -> Any:
+    """What the clients of the ``slots``, int32[K], began with: the round's broadcast if ``fresh``; leaves [K, ...]."""
+    return jax.tree.map(lambda old, new: _where(fresh, new, old[slots]), flight.sent, sent)
+
+
+def stored(flight: Flight, sent: Any, fresh: jax.Array) -> Any:
+    """``flight.sent`` with the round's broadcast in the slots that are ``fresh``, bool[M]."""
+    return jax.tree.map(lambda old, new: _where(fresh, new, old), flight.sent, sent)
+
+
+def _where(fresh: jax.Array, new: Any, old: jax.Array) -> jax.Array:
+    one = jnp.asarray(new).astype(old.dtype)
+    return jnp.where(fresh.reshape(-1, *[1] * (old.ndim - 1)), jnp.broadcast_to(one, old.shape), old)
+
+
+class Departure(NamedTuple):
+    """Of clients sent off: tau_i, the seconds until the server hears of them, and whether it hears that they failed."""
 
     steps: jax.Array
     seconds: jax.Array
@@ -72,9 +124,7 @@ class Events(NamedTuple):
 class RunKeys(NamedTuple):
     """The run's key, and the one from which those of further draws branch off.
 
-    Attributes:
-      own: the run's key.
-      further: its branch; computed once a round, since each call of the generator is paid for in compile time.
+    ``further`` is computed once a round, since each call of the generator is paid for in compile time.
     """
 
     own: jax.Array
@@ -83,11 +133,6 @@ class RunKeys(NamedTuple):
     def of(self, redraw: jax.Array) -> jax.Array:
         """The key in the place of the run's for further draw number ``redraw``; the run's for 0, the scheme's draw."""
         return lax.select(redraw > 0, jax.random.fold_in(self.further, redraw), self.own)
-
-
-def run_keys(key: jax.Array) -> RunKeys:
-    """See :class:`RunKeys`."""
-    return RunKeys(key, purpose_key(key, Purpose.REDRAW))
 
 
 def fill_buffer(
@@ -110,17 +155,9 @@ def fill_buffer(
     cohort scheme drew for it, in their order, but for those still in flight; after them each is drawn uniformly among
     the clients not in flight.
 
-    Args:
-      trips: [M], in flight at the start.
-      arrival: [M], seconds from the start.
-      lost: [M].
-      messages: K, static.
-      num_clients: N >= M.
-      drawn: the cohort scheme's draw for this round.
-      keys: the run's.
-      round_: int32 scalar t.
-      depart: steps and times of clients, [M] each; only those of clients sent off in this round are used.
-      may_fail: whether a message can be lost; static. Where none can, the times have a derivative.
+    ``arrival`` counts from the start of the round. Of what ``depart`` says of the steps and times of M clients, only
+    those of clients sent off in this round are used. Where no message can be lost (``may_fail``, static), the times
+    have a derivative.
     """
     slots = len(arrival)
     listed = jnp.arange(len(drawn.indices), dtype=jnp.int32)

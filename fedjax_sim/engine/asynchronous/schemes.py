@@ -2,15 +2,83 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
+from fedjax_sim.clients.cohort.participation import Participation
+from fedjax_sim.clients.local.work import Stragglers, Work
+from fedjax_sim.clients.systems.base import WaitForAll
 from fedjax_sim.core.descriptions import Described, factory
-from fedjax_sim.core.fields import static
-from fedjax_sim.core.values import INT32_MAX, check_count, check_real, check_scalar, shown
-from fedjax_sim.engine.asynchronous.staleness import Polynomial, Staleness
+from fedjax_sim.core.fields import count, leaf, real
+from fedjax_sim.core.values import INT32_MAX, check_scalar, shown
+
+
+class Staleness(Described):
+    """Base of the functions of the staleness: what a message is worth that began with an old model.
+
+    tau counts the server updates between the dispatch of the model to the client and the update that uses what came
+    back: 0 where there was none. The three functions are those of Xie et al. 2019, "Asynchronous federated
+    optimization".
+    """
+
+    def weight(self, staleness: jax.Array) -> jax.Array:
+        """s(tau) of each tau, elementwise; 1 for a fresh message.
+
+        Args:
+          staleness: tau >= 0 as real numbers.
+        """
+        raise TypeError(f"{type(self).__name__} must define weight(staleness)")
+
+    def number(self, name: str, staleness: jax.Array) -> jax.Array:
+        """A field as a scalar of the type of ``staleness``."""
+        check_scalar(f"{self.factory_name()}({name}=...)", getattr(self, name))
+        return jnp.asarray(getattr(self, name)).astype(staleness.dtype)
+
+
+class Constant(Staleness):
+    """s(tau) = 1: old messages count as much as fresh ones."""
+
+    def weight(self, staleness: jax.Array) -> jax.Array:
+        return jnp.ones_like(staleness)
+
+
+class Polynomial(Staleness):
+    """s(tau) = (1 + tau)^-a.
+
+    Args:
+      a: >= 0; 1/2 is what FedBuff uses (Nguyen et al. 2022).
+    """
+
+    a: Any = real(default=0.5, low=0.0)
+
+    def weight(self, staleness: jax.Array) -> jax.Array:
+        return (1 + staleness) ** -self.number("a", staleness)
+
+
+class Hinge(Staleness):
+    """s(tau) = 1 for tau <= b, and 1 / (a (tau - b) + 1) beyond.
+
+    Args:
+      a: how fast it falls, >= 0.
+      b: up to which staleness nothing is lost, >= 0.
+    """
+
+    a: Any = real(default=10.0, low=0.0)
+    b: Any = real(default=4.0, low=0.0)
+
+    def weight(self, staleness: jax.Array) -> jax.Array:
+        a, b = self.number("a", staleness), self.number("b", staleness)
+        return 1 / (a * jnp.maximum(staleness - b, 0) + 1)
+
+
+def _check_staleness(what: str, value: Any) -> None:
+    if not isinstance(value, Staleness):
+        raise TypeError(
+            f"{what} is {shown(value)}: it must be a Staleness, for instance fedjax_sim.asynchronous.polynomial(0.5) "
+            "or constant()"
+        )
 
 
 class Asynchronous(Described):
@@ -59,13 +127,8 @@ class FedBuff(Asynchronous):
     Reference: Nguyen et al. 2022, "Federated learning with buffered asynchronous aggregation", Algorithm 1.
     """
 
-    buffer: int = static(default=10)
-    staleness: Staleness = Polynomial()
-
-    def checked(self) -> Self:
-        check_count("fedbuff(buffer=...)", self.buffer, high=INT32_MAX)
-        _check_staleness("fedbuff", self.staleness)
-        return self
+    buffer: int = count(default=10, high=INT32_MAX)
+    staleness: Staleness = leaf(_check_staleness, default=Polynomial())
 
     @property
     def messages(self) -> int:
@@ -92,15 +155,10 @@ class FedAsync(Asynchronous):
     Reference: Xie et al. 2019, "Asynchronous federated optimization", Algorithm 1.
     """
 
-    alpha: Any = 0.6
-    staleness: Staleness = Polynomial()
+    alpha: Any = real(default=0.6, low=0.0, high=1.0)
+    staleness: Staleness = leaf(_check_staleness, default=Polynomial())
 
     mixes_models: ClassVar[bool] = True
-
-    def checked(self) -> Self:
-        check_real("fedasync(alpha=...)", self.alpha, low=0.0, high=1.0)
-        _check_staleness("fedasync", self.staleness)
-        return self
 
     @property
     def messages(self) -> int:
@@ -111,13 +169,38 @@ class FedAsync(Asynchronous):
         return jnp.asarray(self.alpha).astype(staleness.dtype) * self.staleness.weight(staleness)
 
 
-def _check_staleness(name: str, staleness: Any) -> None:
-    if not isinstance(staleness, Staleness):
+def check_scheme(asynchronous: Any, system: Any, cohort: Participation, work: Work) -> None:
+    """Checks what ``make_train`` is given beside ``asynchronous``."""
+    if not isinstance(asynchronous, Asynchronous):
         raise TypeError(
-            f"{name}(staleness={shown(staleness)}): it must be a Staleness, for instance "
-            "fedjax_sim.asynchronous.polynomial(0.5) or constant()"
+            f"asynchronous is {shown(asynchronous)}: it must be an Asynchronous, for instance "
+            "fedjax_sim.asynchronous.fedbuff(buffer=10), or None"
+        )
+    if system is None:
+        raise ValueError(
+            "asynchronous=... without system=...: the order in which clients report depends on how fast they are, so "
+            "give the run devices, for instance system=fedjax_sim.systems.devices(seconds_per_step=1.0)"
+        )
+    if not isinstance(system.policy, WaitForAll):
+        raise ValueError(
+            f"asynchronous=... with system=...(policy={shown(system.policy)}): a policy says when a synchronous round "
+            "is closed, and here the server waits for no client: leave the policy out"
+        )
+    if not cohort.equal or cohort.replacement or cohort.may_be_empty or cohort.may_overflow:
+        raise ValueError(
+            f"asynchronous=... with cohort={shown(cohort)}: free slots are filled uniformly among the clients that are "
+            "not in flight, so the scheme must draw a fixed number of clients, all equally likely and none twice: use "
+            "cohort.uniform(M), cohort.shuffled(M) or cohort.full()"
+        )
+    if isinstance(work, Stragglers):
+        raise ValueError(
+            f"asynchronous=... with work={shown(work)}: a share of a cohort has no meaning where clients start one by "
+            "one: use another work scheme, or give the system slow devices"
         )
 
 
+constant = factory("staleness.constant", Constant)
+polynomial = factory("staleness.polynomial", Polynomial)
+hinge = factory("staleness.hinge", Hinge)
 fedbuff = factory("asynchronous.fedbuff", FedBuff)
 fedasync = factory("asynchronous.fedasync", FedAsync)

@@ -6,15 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from fedjax_sim.engine.layout.base import Bounds, Layout, LocalResult
 from fedjax_sim.engine.layout.choose import choose_layout
-from fedjax_sim.engine.layout.lanes import lanes, static_schedule
-from fedjax_sim.engine.layout.makespan import Makespan, makespan
 from fedjax_sim.engine.layout.mesh import mesh
+from fedjax_sim.engine.layout.queue import Makespan, lanes, makespan, static_schedule
 from fedjax_sim.engine.layout.stacked import stacked
 from fedjax_sim.engine.layout.turns import turns
 
 if TYPE_CHECKING:
-    from fedjax_sim.engine.layout_tuning.report import Tuning
-    from fedjax_sim.engine.layout_tuning.tune import tune
+    from fedjax_sim.engine.layout_tuning import Tuning, tune
 
 __all__ = [
     "Bounds", "Layout", "LocalResult", "Makespan", "Tuning", "choose_layout", "lanes", "makespan", "mesh", "stacked",
@@ -24,12 +22,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     # Measuring runs whole rounds, so it stands on what stands on the layouts: loaded when it is asked for.
-    if name == "tune":
-        from fedjax_sim.engine.layout_tuning.tune import tune
+    if name not in ("tune", "Tuning"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from fedjax_sim.engine import layout_tuning
 
-        return tune
-    if name == "Tuning":
-        from fedjax_sim.engine.layout_tuning.report import Tuning
-
-        return Tuning
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(layout_tuning, name)

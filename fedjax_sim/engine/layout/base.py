@@ -150,12 +150,7 @@ def left_shapes(solver: Solver, sent: Any, states: Any, slots: Slot) -> Left:
 def surveyed(run: Run, solver: Solver, sent: Any, states: Any, slots: Slot) -> tuple[Slot, jax.Array]:
     """The slots of clients that have surveyed their data, and the micro-steps that this computed.
 
-    Args:
-      run: ``(solver, sent, states, slots) -> LocalResult``, how the layout runs a cohort.
-      solver: what one client does.
-      sent: the round's broadcast.
-      states: client states, [S, ...].
-      slots: the cohort, leaves [S, ...].
+    ``run(solver, sent, states, slots)`` is how the layout runs a cohort.
     """
     if solver.surveyor is None:
         return slots, jnp.int32(0)

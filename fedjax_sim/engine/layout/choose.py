@@ -7,12 +7,12 @@ from typing import Literal
 import jax
 
 from fedjax_sim.engine.layout.base import Bounds, Layout
-from fedjax_sim.engine.layout.lanes import lanes
+from fedjax_sim.engine.layout.queue import lanes
 from fedjax_sim.engine.layout.stacked import stacked
 from fedjax_sim.engine.layout.turns import turns
 
 _SMALL_MODEL = 100_000  # parameters
-_LANES = 32
+MOST_LANES = 32  # clients side by side, where the rule chooses
 
 
 def choose_layout(num_slots: int, num_parameters: int, bounds: Bounds) -> Layout:
@@ -30,19 +30,14 @@ def choose_layout(num_slots: int, num_parameters: int, bounds: Bounds) -> Layout
     if jax.default_backend() == "cpu":
         return stacked() if bounds.per_client == 1 and num_parameters <= _SMALL_MODEL else turns()
     alike = num_slots * bounds.per_client <= 2 * bounds.per_cohort
-    return stacked() if alike else lanes(min(num_slots, _LANES))
+    return stacked() if alike else lanes(min(num_slots, MOST_LANES))
 
 
 _COPIES = 1 << 30  # bytes that the copies of the examples for the other devices of one CPU may take
 
 
 def choose_sharding(example_bytes: int, devices: int) -> Literal["replicated", "sharded"]:
-    """Whether each device has all examples, where nothing is said: of one CPU, every copy takes the same memory.
-
-    Args:
-      example_bytes: of all examples.
-      devices: D.
-    """
+    """Whether each device has all examples, where nothing is said: of one CPU, every copy takes the same memory."""
     small = jax.default_backend() != "cpu" or example_bytes * (devices - 1) <= _COPIES
     return "replicated" if small else "sharded"
 
@@ -53,9 +48,6 @@ def choose_devices(num_slots: int) -> int:
     All of them where there are several processes, which must work on one program. Else on a CPU as many as there are
     clients for, since it has several devices only where somebody asked for them (fedjax_sim.use_cpu_devices); on GPU
     and TPU one, because several were never measured.
-
-    Args:
-      num_slots: S.
     """
     if jax.process_count() > 1:
         return jax.device_count()

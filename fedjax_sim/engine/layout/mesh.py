@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from fedjax_sim.core.descriptions import factory
-from fedjax_sim.core.fields import static
-from fedjax_sim.core.values import check_count, shown
+from fedjax_sim.core.fields import choice, count, leaf
+from fedjax_sim.core.values import shown
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.placement import (
     CLIENTS,
@@ -28,9 +28,14 @@ from fedjax_sim.datasets.placement import (
 from fedjax_sim.engine import client_states
 from fedjax_sim.engine.layout.base import Bounds, Layout, LocalResult
 from fedjax_sim.engine.layout.choose import choose_layout
-from fedjax_sim.engine.layout.lanes import Lanes, Static
+from fedjax_sim.engine.layout.queue import Lanes, Static
 from fedjax_sim.engine.layout.stacked import Stacked
 from fedjax_sim.engine.solver import Progress, Slot, Solver
+
+
+def _check_inner(what: str, value: Any) -> None:
+    if value is not None and (not isinstance(value, Layout) or isinstance(value, OnMesh)):
+        raise TypeError(f"{what} is {shown(value)}: give the layout of one device, fedjax_sim.layout.turns(), or None")
 
 
 class OnMesh(Layout):
@@ -52,24 +57,10 @@ class OnMesh(Layout):
         one device.
     """
 
-    devices: int | None = static(default=None)
-    inner: Layout | None = None
-    data: Literal["replicated", "sharded"] = static(default="replicated")
-    model: int = static(default=1)
-
-    allowed: ClassVar[tuple[str, ...]] = ("replicated", "sharded")
-
-    def checked(self) -> OnMesh:
-        if self.devices is not None:
-            check_count("mesh(devices)", self.devices)
-        check_count("mesh(model)", self.model)
-        if self.inner is not None and (not isinstance(self.inner, Layout) or isinstance(self.inner, OnMesh)):
-            raise TypeError(
-                f"mesh(inner={shown(self.inner)}): give the layout of one device, fedjax_sim.layout.turns(), or None"
-            )
-        if not isinstance(self.data, str) or self.data not in self.allowed:
-            raise ValueError(f"mesh(data={shown(self.data)}): it must be one of {', '.join(map(repr, self.allowed))}")
-        return self
+    devices: int | None = count(default=None)
+    inner: Layout | None = leaf(_check_inner, default=None)
+    data: Literal["replicated", "sharded"] = choice(("replicated", "sharded"), default="replicated")
+    model: int = count(default=1)
 
     @property
     def placement(self) -> Placement:
@@ -224,12 +215,6 @@ def most_of_one(total: int, largest: int, size: int, parts: int) -> int:
 
     The last client of a device with load L, in steps + 1, came when no device had less than L - (largest + 1), so
     L <= (total + size)/D + largest + 1 (Graham 1969), and the device has at least that one client.
-
-    Args:
-      total: steps of the cohort.
-      largest: steps of one client at most.
-      size: S.
-      parts: D.
     """
     return -(-(total + size) // parts) + largest
 
@@ -244,12 +229,7 @@ def _started(solver: Solver, sent: Any, states: Any, slots: Slot) -> Progress:
 def _fetched(solver: Solver, rows: Any, slots: Slot, parts: int, window: int) -> tuple[Solver, Slot]:
     """The device's slots on a window with the rows of their clients, from whichever devices have them.
 
-    Args:
-      solver: its data set has no examples.
-      rows: the device's share of the rows, leaves [n / D, ...].
-      slots: what it runs.
-      parts: D.
-      window: the most rows they have.
+    ``rows`` is the device's share of them, leaves [n / D, ...], ``window`` the most that its clients have.
     """
     sizes = jnp.where(slots.client.steps > 0, slots.client.size, 0)
     ends = jnp.cumsum(sizes, dtype=jnp.int32)

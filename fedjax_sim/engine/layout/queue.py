@@ -1,19 +1,89 @@
-"""A queue of clients inside the program: L lanes, each takes the next client when its own is done."""
+"""Several clients at once, the next one as soon as one is done: a queue of clients inside the program."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import heapq
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from fedjax_sim.core import trees
-from fedjax_sim.engine.layout.base import LocalResult, left_shapes, surveyed
+from fedjax_sim.core.descriptions import factory
+from fedjax_sim.core.fields import count
+from fedjax_sim.core.loops import with_static_derivative
+from fedjax_sim.core.values import check_count, shown
+from fedjax_sim.engine.layout.base import Bounds, Layout, LocalResult, left_shapes, surveyed
 from fedjax_sim.engine.solver import Progress, Slot, Solver
 
 
-class Lanes(NamedTuple):
+class Lanes(Layout):
+    """L models side by side; a lane whose client finishes takes the next one, longest first.
+
+    Computes about sum tau_i / L batched micro-steps: for accelerators with unequal tau_i. Memory holds L models at
+    work.
+
+    Args:
+      num_lanes: L; the cohort's size where that is smaller.
+    """
+
+    num_lanes: int = count(default=8)
+
+    def as_it_runs(self) -> Lanes:
+        return LoopedLanes(num_lanes=self.num_lanes)
+
+    def run(self, solver: Solver, sent: Any, states: Any, slots: Slot, bounds: Bounds) -> LocalResult:
+        lanes = min(self.num_lanes, len(slots.offset))
+
+        def dynamic(*operands: Any) -> LocalResult:
+            return run_queue(*operands, lanes=lanes, bound=None)
+
+        def static_(*operands: Any) -> LocalResult:
+            return run_bounded(*operands, lanes=lanes, bounds=bounds)
+
+        return with_static_derivative(dynamic, static_)(solver, sent, states, slots)  # type: ignore[no-any-return]
+
+
+class LoopedLanes(Lanes):
+    """*lanes* without the static schedule: forward mode only."""
+
+    reverse: ClassVar[bool] = False
+
+    def run(self, solver: Solver, sent: Any, states: Any, slots: Slot, bounds: Bounds) -> LocalResult:
+        lanes = min(self.num_lanes, len(slots.offset))
+        return run_queue(solver, sent, states, slots, lanes=lanes, bound=None)
+
+
+class Static(Layout):
+    """The lanes' queue as a ``scan`` of a static number of iterations: what the derivative of the others runs.
+
+    Useful by itself to look at the reverse schedule's cost; iterations after the last client are skipped.
+
+    Args:
+      num_lanes: L; the cohort's size where that is smaller.
+    """
+
+    num_lanes: int = count(default=1)
+
+    def run(self, solver: Solver, sent: Any, states: Any, slots: Slot, bounds: Bounds) -> LocalResult:
+        lanes = min(self.num_lanes, len(slots.offset))
+        return run_bounded(solver, sent, states, slots, lanes=lanes, bounds=bounds)
+
+
+def run_bounded(solver: Solver, sent: Any, states: Any, slots: Slot, *, lanes: int, bounds: Bounds) -> LocalResult:
+    """The queue in a static number of iterations."""
+    bound, survey_bound = queue_bound(bounds, lanes), queue_bound(bounds.of_survey, lanes)
+    return run_queue(solver, sent, states, slots, lanes=lanes, bound=bound, survey_bound=survey_bound)
+
+
+def queue_bound(bounds: Bounds, lanes: int) -> int:
+    """Iterations that a queue of L lanes surely ends in: sum tau / L + (1 - 1/L) max tau (Graham 1969)."""
+    return min(-(-bounds.per_cohort // lanes) + bounds.per_client, bounds.per_cohort)
+
+
+class Queue(NamedTuple):
     """The queue at work.
 
     Attributes:
@@ -53,15 +123,8 @@ def run_queue(
 ) -> LocalResult:
     """Runs a cohort through ``lanes`` lanes, clients with most steps first; before that its survey.
 
-    Args:
-      solver: what one client does.
-      sent: the round's broadcast.
-      states: client states, [S, ...].
-      slots: the cohort, leaves [S, ...].
-      lanes: L, at most S.
-      bound: None for a ``while_loop`` that ends with the last client (dynamic); a number for a ``scan`` of that many
-        iterations (static, differentiable in reverse), which must be an upper bound of the iterations needed.
-      survey_bound: likewise for the survey.
+    With ``bound`` None it is a ``while_loop`` that ends with the last client; with a number a ``scan`` of so many
+    iterations, differentiable in reverse, which must be an upper bound of those needed; ``survey_bound`` likewise.
     """
 
     def survey(*operands: Any) -> LocalResult:
@@ -95,7 +158,7 @@ def run_queue(
             return moved  # the loop ends with the only lane's last client
         return trees.select(k < total, moved, progress)  # type: ignore[no-any-return]
 
-    def advance(at: Lanes) -> Lanes:
+    def advance(at: Queue) -> Queue:
         progress = each(step_lane, at.slot, at.total, at.progress, at.k)
         live = at.place < busy
         k = jnp.where(live, at.k + 1, at.k)
@@ -103,7 +166,7 @@ def run_queue(
         at = at._replace(progress=progress, k=k, computed=at.computed + lanes)
         return lax.cond(jnp.any(done), lambda: hand_over(at, done), lambda: at)  # type: ignore[no-any-return]
 
-    def hand_over(at: Lanes, done: jax.Array) -> Lanes:
+    def hand_over(at: Queue, done: jax.Array) -> Queue:
         """Finished clients leave their messages; their lanes take the next clients of the queue."""
         left = each(lambda c, s, p: solver.finish(sent, c, s, p), state(at.place), at.slot, at.progress)
 
@@ -137,7 +200,7 @@ def run_queue(
     shapes = left_shapes(solver, sent, states, slots)
     place = jnp.arange(lanes, dtype=jnp.int32)
     slot, total = load(place)
-    start = Lanes(
+    start = Queue(
         place=place,
         k=jnp.zeros((lanes,), jnp.int32),
         slot=slot,
@@ -150,16 +213,75 @@ def run_queue(
         computed=computed,
     )
 
-    def working(at: Lanes) -> jax.Array:
+    def working(at: Queue) -> jax.Array:
         return jnp.any(at.place < busy)
 
     if bound is None:
         end = lax.while_loop(working, advance, start)
     else:
 
-        def tick(at: Lanes, _: None) -> tuple[Lanes, None]:
+        def tick(at: Queue, _: None) -> tuple[Queue, None]:
             return lax.cond(working(at), advance, lambda at: at, at), None
 
         end, _ = lax.scan(tick, start, None, length=bound)
     first = jax.tree.map(lambda leaf: leaf[:size], (end.stacks, end.states))
     return LocalResult(end.sums, first[0], first[1], end.computed)
+
+
+class Makespan(NamedTuple):
+    """A cohort on L lanes.
+
+    Attributes:
+      iterations: steps of the busiest lane: how long the queue's loop runs.
+      share: sum tau_i / L, which no schedule can be below.
+      longest: max tau_i, likewise. Where it is above ``share``, more lanes do not make the loop shorter.
+      ratio: ``iterations / share``, 1 where no lane is ever idle; 1 for a cohort without steps.
+      bound: what ``ratio`` cannot exceed for this cohort, 1 + (L - 1) max tau_i / sum tau_i (Graham 1966).
+    """
+
+    iterations: int
+    share: float
+    longest: int
+    ratio: float
+    bound: float
+
+
+def makespan(steps: Any, num_lanes: int) -> Makespan:
+    """The iterations of :func:`fedjax_sim.layout.lanes`: longest client first, each to the first lane that is free.
+
+    This is the rule LPT for identical machines, at most 4/3 - 1/(3L) times as long as the best schedule there is
+    (Graham 1969).
+
+    Args:
+      steps: tau_i of the cohort, integers [S]; 0 for void slots.
+      num_lanes: L; the cohort's size where that is smaller.
+
+    Raises:
+      TypeError, ValueError: not integers of at least 0 in one row, or no lanes.
+
+    Example:
+      >>> makespan([5, 4, 3, 3, 3], 2)
+      Makespan(iterations=10, share=9.0, longest=5, ratio=1.1111111111111112, bound=1.2777777777777777)
+
+    Reference: Graham 1966, "Bounds for certain multiprocessing anomalies"; 1969, "Bounds on multiprocessing timing
+    anomalies", SIAM Journal on Applied Mathematics 17(2).
+    """
+    check_count("makespan(num_lanes)", num_lanes)
+    taus = np.asarray(steps)
+    if taus.ndim != 1 or not (np.issubdtype(taus.dtype, np.integer) or taus.size == 0):
+        raise TypeError(f"makespan(steps) is {shown(steps)}: it must be one row of integers, the steps of each client")
+    if taus.size and taus.min() < 0:
+        raise ValueError(f"makespan(steps) has the entry {taus.min()}: steps must be at least 0")
+    num_lanes = max(min(num_lanes, taus.size), 1)
+    ends = [0] * num_lanes
+    for tau in sorted(taus.tolist(), reverse=True):
+        heapq.heapreplace(ends, ends[0] + tau)
+    iterations, total = max(ends), sum(taus.tolist())
+    if total == 0:
+        return Makespan(0, 0.0, 0, 1.0, 1.0)
+    share, longest = total / num_lanes, int(taus.max())
+    return Makespan(iterations, share, longest, iterations / share, 1 + (num_lanes - 1) * longest / total)
+
+
+lanes = factory("layout.lanes", Lanes)
+static_schedule = factory("layout.static_schedule", Static)

@@ -64,16 +64,10 @@ def run_turns(
 ) -> LocalResult:
     """The program of :class:`Turns`.
 
-    Args:
-      solver: what one client does.
-      sent: the round's broadcast.
-      states: client states, [S, ...].
-      slots: the cohort, leaves [S, ...].
-      most: None for loops of each client's own steps (dynamic); an upper bound of them for masked scans of that many
-        (static, differentiable in reverse).
-      most_survey: likewise of the micro-steps of a survey.
-      skip_void: whether void slots are passed by in the dynamic loops. Where these are themselves differentiated they
-        are not: jax 0.6 fails within a choice with a loop in it, before it can say that reverse mode cannot pass.
+    With ``most`` None each client has a loop of its own steps; with an upper bound of them a masked scan,
+    differentiable in reverse; ``most_survey`` likewise. Void slots are passed by (``skip_void``) but where the dynamic
+    loops are themselves differentiated: jax 0.6 fails within a choice with a loop in it, before it can say that
+    reverse mode cannot pass.
     """
     serial = jax.default_backend() == "cpu"
 

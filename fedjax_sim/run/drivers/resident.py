@@ -15,10 +15,10 @@ from jax import lax
 from fedjax_sim.core import trees
 from fedjax_sim.datasets.placement import as_here
 from fedjax_sim.engine.arguments import Evaluate
-from fedjax_sim.engine.client_states.rows import as_arrays
+from fedjax_sim.engine.client_states import as_arrays
 from fedjax_sim.engine.plan import Plan, TrainState
 from fedjax_sim.engine.rounds import Record, chunk_of_rounds, initial_states
-from fedjax_sim.models.evaluation.metrics import check_recorded
+from fedjax_sim.models.evaluation import check_recorded
 from fedjax_sim.run.training import measure
 
 _PAUSE = 0.5  # seconds of rounds between two reports; a call of the program takes about a thousandth of it

@@ -16,14 +16,12 @@ from fedjax_sim.core.prefetch import prefetched
 from fedjax_sim.datasets.host import HostDataset
 from fedjax_sim.datasets.placement import as_here
 from fedjax_sim.engine.arguments import Evaluate
-from fedjax_sim.engine.client_states.rows import Rows, as_arrays, moved
-from fedjax_sim.engine.client_windows import ClientWindows
-from fedjax_sim.engine.draw_ahead import cohorts, drawn_ahead
-from fedjax_sim.engine.example_windows import ExampleWindows, Window
+from fedjax_sim.engine.client_states import Rows, as_arrays, moved
 from fedjax_sim.engine.plan import Plan, TrainState
 from fedjax_sim.engine.rounds import EachSeed, Record, chunk_of_rounds, init_state
-from fedjax_sim.models.evaluation.metrics import all_metrics, check_recorded
-from fedjax_sim.models.evaluation.passes import streamed_mean_values
+from fedjax_sim.engine.streaming import ClientWindows, ExampleWindows, Window, cohorts, drawn_ahead
+from fedjax_sim.models.evaluation import all_metrics, check_recorded
+from fedjax_sim.models.passes import streamed_mean_values
 from fedjax_sim.run.training import asks_for_clients, evaluated, measure
 
 _AHEAD = 2  # rounds that may be sent to the device before the oldest is told of

@@ -16,7 +16,7 @@ from fedjax_sim.core import trees
 from fedjax_sim.core.descriptions import describe
 from fedjax_sim.core.values import LARGEST_SEED, check_choice, check_count, check_real, shown
 from fedjax_sim.datasets.federated import FederatedDataset
-from fedjax_sim.engine.resolving import check_seeds
+from fedjax_sim.engine.checks import check_seeds
 from fedjax_sim.reporting.progress import progress_bar
 from fedjax_sim.run.training import make_train
 from fedjax_sim.studies.hyper.descent import Descent, advance, begin

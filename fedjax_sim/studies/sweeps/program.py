@@ -19,7 +19,7 @@ from fedjax_sim.engine.arguments import Evaluate
 from fedjax_sim.engine.checks import resolve
 from fedjax_sim.engine.plan import Plan, TrainState, layout_by_rule
 from fedjax_sim.engine.rounds import Record, chunk_of_rounds, init_state
-from fedjax_sim.models.evaluation.metrics import check_recorded
+from fedjax_sim.models.evaluation import check_recorded
 from fedjax_sim.reporting.divergence import FACTOR, divergences
 from fedjax_sim.run.history import History
 from fedjax_sim.run.training import evaluation_rounds, measure

@@ -18,12 +18,11 @@ from fedjax_sim.core.values import check_count, check_flag, shown
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.fingerprints import fingerprint
 from fedjax_sim.datasets.host import HostDataset
-from fedjax_sim.engine.arguments import RunArguments, takes_run
-from fedjax_sim.engine.checks import check_arguments, is_traced, resolve
+from fedjax_sim.engine.arguments import RunArguments, check_arguments, takes_run
+from fedjax_sim.engine.checks import check_seeds, is_traced, resolve
 from fedjax_sim.engine.layout.base import Layout
 from fedjax_sim.engine.layout.mesh import OnMesh
 from fedjax_sim.engine.plan import Plan
-from fedjax_sim.engine.resolving import check_seeds
 from fedjax_sim.reporting.progress import progress_bar
 from fedjax_sim.run.history import History
 from fedjax_sim.run.simulation import describe_run, warn_of_negative_weights

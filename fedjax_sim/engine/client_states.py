@@ -1,4 +1,6 @@
-"""Rows of client states on the device: a cohort's taken and put back, in the types in which they are kept.
+"""What clients keep from round to round: where it is kept, in which type, and how a cohort's rows get to a round.
+
+``simulate(..., client_states=...)`` takes :func:`on_device` (the default), :func:`on_host` or :func:`on_disk`.
 
 Kept in bfloat16, a number is a word of 16 bits here: XLA's CPU backend turns a scatter into a bfloat16 array inside a
 loop into one of the whole array in float32 (128 ms a round where words take 0.02 ms: 200,000 clients of 600 numbers,
@@ -7,16 +9,134 @@ jax 0.10.2), and it may leave out a rounding to bfloat16 and back.
 
 from __future__ import annotations
 
-from typing import Any
+import os
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fedjax_sim.core.descriptions import Described
+from fedjax_sim.core.descriptions import Described, factory
 from fedjax_sim.core.fields import static
-from fedjax_sim.datasets.placement import on_host
+from fedjax_sim.core.values import shown
+from fedjax_sim.datasets.placement import on_host as to_host
+from fedjax_sim.engine.client_table import Allocate, in_file, in_memory
+
+__all__ = ["ClientStates", "OnDevice", "Rows", "as_arrays", "on_device", "on_disk", "on_host", "put", "take"]
+
+
+def _check_dtype(what: str, value: Any) -> None:
+    if value is not None and _dtype(value) not in ("bfloat16", "float32"):
+        raise ValueError(
+            f"{what} is {shown(value)}: it must be 'bfloat16', 'float32' or None, for each array's own type (float16 "
+            "ends at 65,504, so that a large control variate would become infinite)"
+        )
+
+
+def _dtype(value: Any) -> str:
+    try:
+        return str(jnp.dtype(value)) if isinstance(value, (str, type, np.dtype)) else ""
+    except TypeError:
+        return ""
+
+
+def _check_directory(what: str, value: Any) -> None:
+    if not isinstance(value, (str, os.PathLike)) or not os.fspath(value):
+        raise TypeError(f"{what} is {shown(value)}: give a directory, on_disk('/scratch/run')")
+
+
+class ClientStates(Described, kw_only=True):
+    """Base of the places; pure structure.
+
+    Attributes:
+      apart: whether the states of all clients stay off the device, which has those of a cohort only.
+    """
+
+    apart: ClassVar[bool] = False
+
+    dtype: str | None = static(_check_dtype, default=None)
+
+    def checked(self) -> Self:
+        checked = super().checked()
+        return checked if self.dtype is None else checked.replace(dtype=_dtype(self.dtype))
+
+    def first(self, one: Any) -> Any:
+        """The state of a client before its first visit, as it is kept.
+
+        Args:
+          one: what :meth:`fedjax_sim.algorithms.contract.Method.init_client` returned.
+        """
+        return kept(one, self.dtype) if jax.tree.leaves(one) else one
+
+    def in_program(self) -> ClientStates:
+        """What of it is part of the compiled program."""
+        return OnHost(dtype=self.dtype) if self.apart else self
+
+    def allocate(self) -> Allocate:
+        """What gives the memory of the rows, where they are kept ``apart``."""
+        raise TypeError(f"{type(self).__name__} must define allocate()")
+
+
+class OnDevice(ClientStates):
+    """All clients' states on the device: N rows from the start.
+
+    Args:
+      dtype: ``"bfloat16"`` rounds real numbers when a client leaves (to nearest, ties to even) and keeps half of
+        float32's bytes; clients compute in their own type. ``"float32"`` is for runs in double precision. Integers,
+        truth values and keys stay as they are. None for each array's own type.
+    """
+
+    def first(self, one: Any) -> Any:
+        return one if self.dtype is None else super().first(one)
+
+
+class OnHost(ClientStates):
+    """Client states in the host's memory; the device has those of one round's cohort and the next one's.
+
+    A client's row takes memory once the client has taken part, none before. Rows of the next cohort are read, and those
+    of the last one put back, while a round computes. Results are those of :func:`on_device`.
+
+    Args:
+      dtype: see :class:`OnDevice`.
+    """
+
+    apart: ClassVar[bool] = True
+
+    def allocate(self) -> Allocate:
+        return in_memory
+
+
+class OnDisk(ClientStates):
+    """Client states in a memory-mapped file; otherwise as :class:`OnHost`.
+
+    The file has no name: the operating system frees its space when the run ends, in whatever way, so nothing is ever
+    left over and several runs may use one directory. What outlives a run is its checkpoint. Space is reserved before it
+    is written to, so that a full disk is an error and no crash.
+
+    Args:
+      directory: on the disk to use; made if it does not exist. The system's directory for temporary files is no good
+        place where that is kept in memory.
+      dtype: see :class:`OnDevice`.
+    """
+
+    directory: str = static(_check_directory)
+
+    apart: ClassVar[bool] = True
+
+    def checked(self) -> Self:
+        return super().checked().replace(directory=os.fspath(self.directory))
+
+    def allocate(self) -> Allocate:
+        return in_file(self.directory)
+
+
+on_device = factory("client_states.on_device", OnDevice)
+on_host = factory("client_states.on_host", OnHost)
+on_disk = factory("client_states.on_disk", OnDisk)
+
+
+# Rows on the device: a cohort's taken and put back, in the types in which they are kept
 
 #: index of a row that is no client's; every client's is less, and so is that of void slots
 UNUSED = int(np.iinfo(np.int32).max)
@@ -39,9 +159,7 @@ class Rows(Described):
 def kept(one: Any, dtype: str | None) -> Rows:
     """States as they are kept.
 
-    Args:
-      one: of one client or of several.
-      dtype: ``"bfloat16"`` or ``"float32"``, for real numbers that have more bits; None for as they are.
+    Real numbers that have more bits become ``dtype``, if it is one.
     """
     leaves, structure = jax.tree.flatten(jax.tree.map(jnp.asarray, one))
     used = tuple(jax.random.key_impl(leaf) if _is_key(leaf) else leaf.dtype for leaf in leaves)
@@ -86,8 +204,8 @@ def put(clients: Any, indices: jax.Array, new: Any) -> Any:
 def as_arrays(clients: Any) -> Any:
     """All clients' states as arrays of the host, in the types in which clients use them; keys as their words."""
     if not isinstance(clients, Rows):
-        return on_host(kept(clients, None).leaves)
-    leaves, structure = jax.tree.flatten(on_host(clients.leaves))
+        return to_host(kept(clients, None).leaves)
+    leaves, structure = jax.tree.flatten(to_host(clients.leaves))
 
     def used(leaf: np.ndarray, used: Any) -> np.ndarray:
         if not isinstance(used, np.dtype) or leaf.dtype == used:

@@ -15,22 +15,15 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.core.values import shown, wrong_name
-from fedjax_sim.models.task.base import Task
+from fedjax_sim.models.contract import Task
 
 
 def check_values(task: Task, params: Any, examples: Any, *, training: bool) -> jax.ShapeDtypeStruct:
-    """Checks that losses and metrics are one number for each example and the penalty is one number.
+    """Checks that losses and metrics are one number for each example and the penalty is one; the losses' shape.
 
-    Nothing is computed: the functions are traced with a few rows, and what was traced before is remembered.
-
-    Args:
-      task: what is learned.
-      params: parameters or their shapes; may be traced.
-      examples: pytree of arrays or their shapes with a leading axis of examples, whose length does not matter.
-      training: whether the model is trained, which needs parameters with a derivative, or evaluated only.
-
-    Returns:
-      The shape of the losses of a few examples.
+    Nothing is computed: the functions are traced with a few rows, and what was traced before is remembered. ``params``
+    may be traced or shapes; of the ``examples`` the length does not matter. ``training`` needs parameters with a
+    derivative, too.
 
     Raises:
       TypeError: of another kind than it must be, or a function was called with what it does not take.
@@ -124,11 +117,7 @@ def _call(task: Task, function: str, *given: Any) -> Any:
 
 
 def _returned(task: Task, function: str, *given: Any) -> Any:
-    """The shapes of what one of the task's functions returns.
-
-    Raises:
-      TypeError, ValueError: it failed; the message says what it was called with.
-    """
+    """The shapes of what one of the task's functions returns; if it fails, the message says what it was called with."""
     try:
         return _call.eval_shape(task, function, *given)
     except Exception as error:

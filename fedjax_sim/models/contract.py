@@ -53,30 +53,17 @@ class Task(Described):
           key: PRNG key of a training step, in which the model behaves as in training; None elsewhere.
           weights: [B], those of a :class:`Batch`, whose padding must not count in a batch's statistics; None where
             every row counts. Models without statistics do not read them.
-
-        Raises:
-          TypeError: the task has a loss and no outputs.
         """
-        raise TypeError(self._silent("outputs", "what a model says of each example, [B, ...]"))
+        raise TypeError(self._silent("outputs"))
 
     def features(
         self, params: Any, examples: Any, key: jax.Array | None = None, weights: jax.Array | None = None
     ) -> jax.Array:
-        """What the model's last layer receives, [B, D] ([B, T, D] where it has outputs [B, T, ...]).
-
-        Arguments are those of :meth:`outputs`.
-
-        Raises:
-          TypeError: the task does not say.
-        """
-        raise TypeError(self._silent("features", "what a model's last layer receives, [B, D]"))
+        """What the model's last layer receives, [B, D] ([B, T, D] for outputs [B, T, ...]); see :meth:`outputs`."""
+        raise TypeError(self._silent("features"))
 
     def labels(self, examples: Any) -> jax.Array:
-        """What the model should say of each example, [B, ...]: ``examples["y"]``.
-
-        Raises:
-          TypeError: the examples have no "y".
-        """
+        """What the model should say of each example, [B, ...]: ``examples["y"]``."""
         if not (isinstance(examples, Mapping) and "y" in examples):
             held = sorted(map(str, examples)) if isinstance(examples, Mapping) else type(examples).__name__
             raise TypeError(f"{type(self).__name__} has no labels: its examples are {held}; labelled ones have a 'y'")
@@ -108,13 +95,7 @@ class Task(Described):
         ``key`` (evaluation) they stay. Rows of weight 0 count in neither, and where no row counts the statistics stay.
 
         Derivatives are those of the formulas, in the statistics too, for what differentiates whole runs. The gradient
-        of a step has zeros there: ``task.with_statistics(g, zeros)``.
-
-        Args:
-          params: parameters and statistics.
-          examples: pytree, leading axis B.
-          key: PRNG key of a training step; None in evaluation.
-          weights: [B], those of the batch; None where every row counts.
+        of a step has zeros there: ``task.with_statistics(g, zeros)``. Arguments are those of :meth:`outputs`.
         """
         return self.losses(params, examples, key), None
 
@@ -164,12 +145,7 @@ class Task(Described):
         """Loss and metrics of each example without training's randomness, [B] by name; ``"loss"`` has no penalty.
 
         They are reals of at least single precision, as they are to be summed: a sum in half precision stops growing at
-        a few hundred.
-
-        Args:
-          params: parameters.
-          examples: pytree, leading axis B.
-          weights: [B], the data set's example weights v_j, which multiply the losses; None where it has none.
+        a few hundred. ``weights`` [B], the data set's example weights v_j if it has some, multiply the losses.
         """
         losses = _single(self.losses(params, examples))
         if weights is not None:
@@ -188,9 +164,9 @@ class Task(Described):
         loss = means["loss"]
         return {**means, "loss": loss + jnp.asarray(penalty).astype(loss.dtype), "data_loss": loss}
 
-    def _silent(self, function: str, what: str) -> str:
+    def _silent(self, function: str) -> str:
         return (
-            f"{type(self).__name__} has a loss of each example and does not say {what}: use "
+            f"{type(self).__name__} has a loss of each example and does not say what {function} its model has: use "
             "fedjax_sim.classification(model) or regression(model), give fedjax_sim.functions(..., "
             f"{function}_function=...), or define {function}(params, examples, key, weights) in a task of your own"
         )

@@ -1,23 +1,32 @@
-"""What a model is worth: to all examples together, to every client, and to those it serves worst."""
+"""What a model is worth: to all examples, to every client, to those it serves worst; what a run records of it."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_sim.core.descriptions import Described, factory
-from fedjax_sim.core.fields import static
-from fedjax_sim.core.values import check_real, shown
+from fedjax_sim.core.fields import leaf, static
+from fedjax_sim.core.values import check_real, is_real, shown, wrong_name
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.host import HostDataset
-from fedjax_sim.models.evaluation.passes import Sums, client_sums, streamed_client_sums
-from fedjax_sim.models.evaluation.personal import Clients, personal_values
+from fedjax_sim.models.base import of_kind
+from fedjax_sim.models.passes import Clients as Clients
+from fedjax_sim.models.passes import Sums, client_means, streamed_client_sums
+from fedjax_sim.models.passes import client_sums as client_sums
+from fedjax_sim.models.passes import example_owners as example_owners
+from fedjax_sim.models.passes import mean_values as mean_values
+from fedjax_sim.models.passes import personal_values as personal_values
+from fedjax_sim.models.passes import values_of_client as values_of_client
+from fedjax_sim.models.shapes import check_values
 from fedjax_sim.models.task import Task
-from fedjax_sim.models.task.shapes import check_values
 from fedjax_sim.reporting.recorded import less_is_better
 
+_REAL = "it must be real numbers or truth values; of complex ones record .real and .imag, or their absolute value"
 _ROUND_OFF = 100  # times the type's epsilon: two passes over the same examples differ by less
 
 
@@ -43,6 +52,12 @@ class FineTuned(Described):
     def tested(self, params: Any, dataset: FederatedDataset) -> dict[str, jax.Array]:
         """Mean test values of the clients at the models that they have from ``params``, {name: [N]}, storage order."""
         raise TypeError(f"{type(self).__name__} must define tested(params, dataset)")
+
+
+def _check_worst(what: str, worst: float) -> None:
+    check_real(what, worst, low=0.0, high=1.0)
+    if worst == 0:
+        raise ValueError(f"{what} is 0: it must be in (0, 1], a share of the clients")
 
 
 class PerClient(Described):
@@ -78,20 +93,11 @@ class PerClient(Described):
         fjs.local.steps(5))``. It costs these steps of all clients at every evaluation. None for no fine-tuning.
     """
 
-    task: Task
-    worst: float = static(default=0.1)
-    tuned: FineTuned | None = None
-
-    def checked(self) -> PerClient:
-        if not isinstance(self.task, Task):
-            raise TypeError(f"per_client(task={shown(self.task)}): give the run's task")
-        if not (self.tuned is None or isinstance(self.tuned, FineTuned)):
-            raise TypeError(
-                f"per_client(tuned={shown(self.tuned)}): give fedjax_sim.personalise(task, client_optimizer, work), or "
-                "None"
-            )
-        _check_worst("per_client(worst=...)", self.worst)
-        return self
+    task: Task = leaf(of_kind(Task, "the run's task"))
+    worst: float = static(_check_worst, default=0.1)
+    tuned: FineTuned | None = leaf(
+        of_kind(FineTuned | None, "fedjax_sim.personalise(task, client_optimizer, work), or None"), default=None
+    )
 
     def __call__(
         self, params: Any, dataset: FederatedDataset | HostDataset, clients: Clients | None = None
@@ -138,8 +144,11 @@ class PerClient(Described):
                 found[f"{model}_{name}_worst"] = worst_mean(of_clients, self.worst, highest=lost, held=counted)
                 if model != "shared":
                     found[f"{model}_client_{name}"] = of_clients
-        pairs = (("tuned", "shared", "_gain", "_losing"), ("personal", "shared", "_gain", "_losing"),
-                 ("personal", "tuned", "_gain_over_tuned", "_losing_to_tuned"))  # fmt: skip
+        pairs = (
+            ("tuned", "shared", "_gain", "_losing"),
+            ("personal", "shared", "_gain", "_losing"),
+            ("personal", "tuned", "_gain_over_tuned", "_losing_to_tuned"),
+        )
         for model, other, gain, losing in pairs:
             if not models.keys() >= {model, other}:
                 continue
@@ -179,34 +188,19 @@ def evaluate(task: Task, params: Any, dataset: FederatedDataset | HostDataset, *
     _check_worst("evaluate(worst=...)", worst)
     sums = _client_sums(task, params, dataset)
     overall = {name: jnp.sum(total) / dataset.num_examples for name, total in sums.items()}
-    clients = _client_means(task, params, dataset, sums)
+    clients = client_means(task, params, sums, dataset.sizes)
     held = dataset.sizes > 0
     found = {name: worst_mean(value, worst, highest=less_is_better(name), held=held) for name, value in clients.items()}
     return Evaluation(task.with_penalty(params, overall), clients, found)
 
 
 def client_values(task: Task, dataset: FederatedDataset, params: Any) -> dict[str, jax.Array]:
-    """F_i and the mean metrics of every client at one model, {name: [N]} in storage order.
-
-    One pass over the flat data; NaN for a client without examples (a test part may have some).
-
-    Args:
-      task: the losses.
-      dataset: training or test examples.
-      params: the model.
-    """
-    return _client_means(task, params, dataset, _client_sums(task, params, dataset))
+    """F_i and the mean metrics of every client at one model, {name: [N]} in storage order; NaN without examples."""
+    return client_means(task, params, _client_sums(task, params, dataset), dataset.sizes)
 
 
 def worst_mean(values: jax.Array, share: float, *, highest: bool, held: jax.Array | None = None) -> jax.Array:
-    """Mean of the worst ceil(share M) of M values.
-
-    Args:
-      values: [N].
-      share: in (0, 1].
-      highest: whether the highest values are the worst (losses), or the lowest (accuracies).
-      held: bool[N], which M of the values count; None for all.
-    """
+    """Mean of the worst ceil(share M) of the M values of ``held``, bool[N]: the ``highest`` (losses) or the lowest."""
     held = jnp.ones(values.shape, bool) if held is None else held
     badness = values if highest else -values
     ordered = jnp.sort(jnp.where(held, badness, jnp.full_like(badness, -jnp.inf)), descending=True)
@@ -221,14 +215,7 @@ def _client_sums(task: Task, params: Any, dataset: FederatedDataset | HostDatase
     _check_model(task, params, dataset.frame if isinstance(dataset, HostDataset) else dataset)
     if isinstance(dataset, HostDataset):
         return streamed_client_sums(task, [params], dataset)[0]
-    sums: Sums = client_sums(task, params, dataset)
-    return sums
-
-
-def _client_means(task: Task, params: Any, dataset: FederatedDataset | HostDataset, sums: Sums) -> Sums:
-    sizes = jnp.maximum(dataset.sizes, 1)
-    means = task.with_penalty(params, {name: total / sizes.astype(total.dtype) for name, total in sums.items()})
-    return {name: jnp.where(dataset.sizes > 0, mean, jnp.full_like(mean, jnp.nan)) for name, mean in means.items()}
+    return client_sums(task, params, dataset)  # type: ignore[no-any-return]
 
 
 def _check_model(task: Task, params: Any, dataset: FederatedDataset) -> None:
@@ -247,10 +234,65 @@ def _check_model(task: Task, params: Any, dataset: FederatedDataset) -> None:
         raise
 
 
-def _check_worst(what: str, worst: float) -> None:
-    check_real(what, worst, low=0.0, high=1.0)
-    if worst == 0:
-        raise ValueError(f"{what} is 0: it must be in (0, 1], a share of the clients")
+def all_metrics(train: dict[str, jax.Array], test: dict[str, jax.Array] | None, given: Any) -> dict[str, jax.Array]:
+    """What is recorded at an evaluation, of the training data, the test data and what ``evaluate`` returned.
+
+    Raises:
+      ValueError: ``evaluate`` returned a name that is taken or cannot be one, or two metrics of the task clash.
+      TypeError: it returned something else than arrays by name.
+    """
+    held_out = {f"test_{name}": value for name, value in (test or {}).items()}
+    if train.keys() & held_out.keys():
+        name = min(train.keys() & held_out.keys())
+        raise ValueError(f"the task has a metric {name!r}, as another one is called on the test data: rename it")
+    metrics = train | held_out
+    if not isinstance(given, Mapping):
+        raise TypeError(f"evaluate(...) returns {given!r}: it must return a mapping {{name: array}}")
+    more = {name: _as_array(name, value) for name, value in given.items()}
+    taken = {"data_loss", "test_data_loss", *metrics}
+    for name in more:
+        rule = "a name the run records itself: choose another" if name in taken else wrong_name(name)
+        if rule is not None:
+            raise ValueError(f"evaluate(...) returns {shown(name)}, {rule}")
+    return metrics | more
+
+
+def check_recorded(metrics: Mapping[str, Any], rounds: Mapping[str, Any]) -> None:
+    """Checks what a run will record, from its names and types: so that it can be kept, found by name and drawn.
+
+    ``metrics`` are those of an evaluation, ``rounds`` what is recorded of every round.
+    """
+    for what, recorded in (("metric", metrics), ("record of every round", rounds)):
+        for name, values in recorded.items():
+            rule = wrong_name(name)
+            if rule is not None:
+                raise ValueError(f"the {what} {shown(name)}: {rule}")
+            if not is_real(values.dtype):
+                raise TypeError(f"the {what} {name!r} is {values.dtype}: {_REAL}")
+    both = sorted(metrics.keys() & rounds.keys())
+    if both:
+        raise ValueError(
+            f"a metric and a record of every round are both called {both[0]!r}, so history[{both[0]!r}] could be "
+            "either: rename what evaluate=, the task, the algorithm's report or the diagnostic calls so"
+        )
+
+
+def _as_array(name: Any, value: Any) -> jax.Array:
+    try:
+        array = jnp.asarray(value)
+    except (TypeError, ValueError):
+        array = None
+    except OverflowError:  # a Python integer; JAX cuts the bits off one of numpy's
+        array = jnp.int32(0)
+    if array is None or not isinstance(name, str):
+        raise TypeError(f"evaluate(...) returns {value!r} for {name!r}: it must return arrays or numbers by name")
+    if not is_real(array.dtype):
+        raise TypeError(f"evaluate(...) returns {shown(value)} for {name!r}: {_REAL}")
+    if jnp.issubdtype(array.dtype, jnp.integer) and isinstance(value, (int, np.integer, np.ndarray)):
+        held = jnp.iinfo(array.dtype)
+        if np.any(np.asarray(value) < held.min) or np.any(np.asarray(value) > held.max):
+            raise ValueError(f"evaluate(...) returns {shown(value)} for {name!r}, beyond {array.dtype}: return a float")
+    return array
 
 
 per_client = factory("evaluation.per_client", PerClient)

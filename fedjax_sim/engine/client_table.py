@@ -1,14 +1,21 @@
-"""Rows of client states off the device: those of clients that have taken part, in the order in which they first did."""
+"""Rows of client states off the device, in the host's memory or a file: those of clients that have taken part."""
 
 from __future__ import annotations
 
+import errno
 import itertools
-from collections.abc import Mapping
-from typing import NamedTuple
+import mmap
+import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable, Mapping
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
-from fedjax_sim.engine.client_states.blocks import Allocate
+#: ``allocate(rows, row_bytes)``: uint8[rows, row_bytes] to write to
+Allocate = Callable[[int, int], np.ndarray]
 
 _FIRST = 64 << 20  # bytes of the first block
 _GROWTH = 4  # a further block has a 4th of the rows so far: few blocks, little room that nobody uses
@@ -52,16 +59,6 @@ class Table:
         self._blocks: list[np.ndarray] = []
         self._starts: list[int] = []
 
-    @property
-    def written(self) -> int:
-        """How many clients have a row of their own."""
-        return self._count
-
-    @property
-    def room(self) -> int:
-        """How many rows the blocks have."""
-        return sum(len(block) for block in self._blocks)
-
     def read(self, clients: np.ndarray) -> list[np.ndarray]:
         """The leaves [k, ...] of ``clients``, int[k]; that of the initial row where an index is below 0."""
         rows = np.empty((len(clients), self.row_bytes), np.uint8)
@@ -77,16 +74,13 @@ class Table:
         ]
 
     def write(self, clients: np.ndarray, leaves: list[np.ndarray]) -> None:
-        """Puts the leaves [k, ...] of distinct ``clients``, int[k].
-
-        Raises:
-          OSError, MemoryError: there is no room.
-        """
+        """Puts the leaves [k, ...] of distinct ``clients``, int[k]; ``OSError`` or ``MemoryError`` for lack of room."""
         self._put(clients, self._packed(leaves))
 
     def stored(self) -> dict[str, np.ndarray]:
         """All of it for a file, in the rows' own memory: valid until the next :meth:`write`."""
-        parts = {f"rows/{number}": block for number, block in enumerate(self._written())}
+        written = [block[: self._count - start] for block, start in zip(self._blocks, self._starts, strict=True)]
+        parts = {f"rows/{number}": block for number, block in enumerate(written)}
         return {**self._first(), "owners": self._owners[: self._count], **parts}
 
     def restore(self, stored: Mapping[str, np.ndarray]) -> None:
@@ -119,10 +113,6 @@ class Table:
             for name, field in pairs
         }
 
-    def _written(self) -> list[np.ndarray]:
-        """The blocks' rows that are written."""
-        return [block[: self._count - start] for block, start in zip(self._blocks, self._starts, strict=True)]
-
     def _packed(self, leaves: list[np.ndarray]) -> np.ndarray:
         rows = np.empty((len(leaves[0]), self.row_bytes), np.uint8)
         for leaf, field in zip(leaves, self._fields, strict=True):
@@ -150,7 +140,7 @@ class Table:
         return found
 
     def _reserve(self, count: int) -> None:
-        room = self.room
+        room = sum(map(len, self._blocks))
         while room < count:
             least = max(1, _FIRST // max(self.row_bytes, 1))
             rows = min(self._num_clients - room, max(least, room // _GROWTH, count - room))
@@ -163,3 +153,51 @@ def _number(name: str) -> int:
     """Of the block of that name; -1 for what is no block."""
     kind, _, number = name.partition("/")
     return int(number) if kind == "rows" else -1
+
+
+def in_memory(rows: int, row_bytes: int) -> np.ndarray:
+    """A block of the host's memory, which the system provides where it is written to."""
+    try:
+        return np.empty((rows, row_bytes), np.uint8)
+    except MemoryError as error:
+        raise MemoryError(
+            f"client states: {rows:,} more rows of {row_bytes:,} bytes do not fit in the host's memory: keep them in "
+            "client_states=on_disk(directory), or in half of the bytes with dtype='bfloat16'"
+        ) from error
+
+
+def in_file(directory: str) -> Allocate:
+    """Blocks of a file without a name in ``directory``, mapped into memory.
+
+    Raises:
+      OSError: the directory cannot be made or written; later, of a block: the disk is full.
+    """
+    try:
+        os.makedirs(directory, exist_ok=True)
+        file: BinaryIO = tempfile.TemporaryFile(dir=directory, prefix=".fedjax_sim-", buffering=0)  # noqa: SIM115
+    except OSError as error:
+        raise OSError(error.errno, f"client states cannot be kept here ({error.strerror})", directory) from error
+
+    def allocate(rows: int, row_bytes: int) -> np.ndarray:
+        offset = os.fstat(file.fileno()).st_size
+        size = rows * row_bytes
+        whole = -(-size // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
+        try:
+            if hasattr(os, "posix_fallocate"):
+                # Writing to a mapped page for which the disk has no room would end the process.
+                os.posix_fallocate(file.fileno(), offset, whole)
+            else:  # macOS
+                os.ftruncate(file.fileno(), offset + whole)
+            mapped = mmap.mmap(file.fileno(), whole, offset=offset)
+        except OSError as error:
+            free = f"{shutil.disk_usage(directory).free:,}"
+            full = "; give a directory on a larger disk" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+            raise OSError(
+                error.errno,
+                f"client states need {whole:,} more bytes on this disk, which has {free} free ({error.strerror}){full}",
+                directory,
+            ) from error
+        return np.frombuffer(mapped, np.uint8, size).reshape(rows, row_bytes)
+
+    weakref.finalize(allocate, file.close)
+    return allocate

@@ -1,8 +1,9 @@
-"""Tasks of a flax module on examples ``{"x", "y"}``: classification and regression."""
+"""The tasks: classification and regression by a flax module, quadratic clients, and anyone's own functions."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -11,12 +12,29 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_sim.core.descriptions import factory
-from fedjax_sim.core.fields import static
-from fedjax_sim.core.values import check_real, shown
+from fedjax_sim.core.fields import Check, real, static
+from fedjax_sim.core.values import shown
 from fedjax_sim.datasets.federated import FederatedDataset
+from fedjax_sim.models.base import of_kind
 from fedjax_sim.models.calling import STATISTICS, features_of, outputs_of, told
-from fedjax_sim.models.task.base import Task
+from fedjax_sim.models.contract import Batch, Task
 from fedjax_sim.optim import third_party
+
+__all__ = [
+    "Batch",
+    "Classification",
+    "Functions",
+    "Quadratic",
+    "Regression",
+    "Supervised",
+    "Task",
+    "classification",
+    "functions",
+    "quadratic",
+    "regression",
+]
+
+_MODEL = "a flax.linen module, or make a task of any other model by fedjax_sim.functions(init, losses)"
 
 
 class Supervised(Task):
@@ -39,19 +57,8 @@ class Supervised(Task):
         included); None for no penalty in the program.
     """
 
-    model: nn.Module = static()
-    weight_decay: Any = None
-
-    def checked(self) -> Supervised:
-        name = type(self).__name__.lower()
-        if not isinstance(self.model, nn.Module):
-            hint = " (give an object, Model(...))" if isinstance(self.model, type) else ""
-            raise TypeError(
-                f"{name}(model={shown(self.model)}): give a flax.linen module{hint}, or write any other model as "
-                "fedjax_sim.functions(init, losses)"
-            )
-        check_real(f"{name}(weight_decay=...)", self.weight_decay, low=0.0, optional=True)
-        return self
+    model: nn.Module = static(of_kind(nn.Module, _MODEL))
+    weight_decay: Any = real(default=None, low=0.0)
 
     def check(self, dataset: FederatedDataset) -> None:
         if not (isinstance(dataset.examples, dict) and {"x", "y"} <= dataset.examples.keys()):
@@ -253,5 +260,134 @@ def _per_example(values: jax.Array) -> jax.Array:
     return values if values.ndim == 1 else jnp.mean(values, axis=tuple(range(1, values.ndim)))
 
 
+class Quadratic(Task):
+    """Quadratic clients, whose "examples" are pairs (H, e): loss(x) = 1/2 x^T H x - e^T x (+ c, where there is a "c").
+
+    With one example (or equal copies) a client, F_i(x) = 1/2 x^T H_i x - e_i^T x (Wang et al. 2020, eq. 27).
+
+    Args:
+      start: the initial value of every coordinate.
+    """
+
+    start: Any = real(default=0.0)
+
+    def check(self, dataset: FederatedDataset) -> None:
+        if not (isinstance(dataset.examples, dict) and {"H", "e"} <= dataset.examples.keys()):
+            raise ValueError("quadratic needs examples {'H': [n, d, d], 'e': [n, d]}: see datasets.quadratics")
+
+    def init(self, key: jax.Array, dataset: FederatedDataset) -> jax.Array:
+        e = dataset.examples["e"]
+        return jnp.broadcast_to(jnp.asarray(self.start).astype(e.dtype), e.shape[1:])
+
+    def losses(self, params: jax.Array, examples: Any, key: jax.Array | None = None) -> jax.Array:
+        curvature = jnp.einsum("i,bij,j->b", params, examples["H"], params)
+        losses: jax.Array = curvature / 2 - examples["e"] @ params
+        return losses + examples["c"] if "c" in examples else losses
+
+
+def _takes(*given: str, optional: bool = False) -> Check:
+    """The check of a function that a run calls with what is ``given``, where Python knows what it takes."""
+
+    def check(what: str, function: Any) -> None:
+        if function is None and optional:
+            return
+        if not callable(function):
+            raise TypeError(f"{what} is {shown(function)}: give a function{' or None' if optional else ''}")
+        try:
+            signature = inspect.signature(function)
+        except (TypeError, ValueError):  # some that are not written in Python do not say
+            return
+        try:
+            signature.bind(*given)
+        except TypeError as error:
+            hint = "; examples is what the data set holds, often {'x': ..., 'y': ...}" if "examples" in given else ""
+            raise TypeError(
+                f"{what} takes {signature} and is called with ({', '.join(given)}): {error}{hint}"
+            ) from None
+
+    return check
+
+
+def _option(*given: str) -> Any:
+    return static(_takes(*given, optional=True), default=None)
+
+
+class Functions(Task):
+    """A task from plain functions; they are recorded as opaque in a description.
+
+    They must not close over traced values, which a derivative could not reach: write a subclass of :class:`Task` with
+    those values as fields, or pass them through the data or ``initial_params``.
+
+    Examples come B at a time, B whatever suits the hardware; some may be padding, which the run weights by 0. So losses
+    and metrics are one number for each example, never a mean over them; a run refuses anything else.
+
+    Args:
+      init_function: ``init_function(key) -> params``, a pytree of real arrays.
+      losses_function: ``losses_function(params, examples) -> [B]``; examples is what the data set holds, often a dict
+        ``{"x": [B, ...], "y": [B]}``.
+      metrics_function: ``metrics_function(params, examples) -> {name: [B]}``, or None.
+      penalty_function: ``penalty_function(params) -> scalar``, added to every client's mean loss, or None.
+      outputs_function: ``outputs_function(params, examples) -> [B, ...]``, what the model says of each example, for
+        methods that ask for it; or None.
+      features_function: ``features_function(params, examples) -> [B, D]``, what its last layer receives, likewise.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, fedjax_sim as fjs
+      >>> task = fjs.functions(
+      ...     lambda key: {"w": jnp.zeros((3,))},
+      ...     lambda params, examples: (examples["x"] @ params["w"] - examples["y"]) ** 2,
+      ... )
+      >>> task.losses({"w": jnp.ones((3,))}, {"x": jnp.ones((2, 3)), "y": jnp.array([3.0, 1.0])}).tolist()
+      [0.0, 4.0]
+    """
+
+    init_function: Callable[[jax.Array], Any] = static(_takes("key"))
+    losses_function: Callable[[Any, Any], jax.Array] = static(_takes("params", "examples"))
+    metrics_function: Callable[[Any, Any], dict[str, jax.Array]] | None = _option("params", "examples")
+    penalty_function: Callable[[Any], jax.Array] | None = _option("params")
+    outputs_function: Callable[[Any, Any], jax.Array] | None = _option("params", "examples")
+    features_function: Callable[[Any, Any], jax.Array] | None = _option("params", "examples")
+
+    def called(self, function: str) -> str:
+        return f"{function}_function"
+
+    def init(self, key: jax.Array, dataset: FederatedDataset) -> Any:
+        return self.init_function(key)
+
+    def losses(self, params: Any, examples: Any, key: jax.Array | None = None) -> jax.Array:
+        return self.losses_function(params, examples)
+
+    def outputs(
+        self, params: Any, examples: Any, key: jax.Array | None = None, weights: jax.Array | None = None
+    ) -> jax.Array:
+        return self._said("outputs", params, examples)
+
+    def features(
+        self, params: Any, examples: Any, key: jax.Array | None = None, weights: jax.Array | None = None
+    ) -> jax.Array:
+        return self._said("features", params, examples)
+
+    def metrics(self, params: Any, examples: Any) -> dict[str, jax.Array]:
+        return {} if self.metrics_function is None else self.metrics_function(params, examples)
+
+    def penalty(self, params: Any) -> jax.Array | None:
+        return None if self.penalty_function is None else self.penalty_function(params)
+
+    def _said(self, what: str, params: Any, examples: Any) -> jax.Array:
+        function = getattr(self, f"{what}_function")
+        if function is None:
+            raise TypeError(self._silent(what))
+        values: jax.Array = function(params, examples)
+        rows = jax.tree.leaves(examples)[0].shape[0]
+        if jnp.shape(values)[:1] != (rows,):
+            raise ValueError(
+                f"{what}_function returns {jnp.result_type(values)}{list(jnp.shape(values))} for {rows} examples: its "
+                "first axis must be theirs"
+            )
+        return values
+
+
 classification = factory("task.classification", Classification)
 regression = factory("task.regression", Regression)
+quadratic = factory("task.quadratic", Quadratic)
+functions = factory("task.functions", Functions)

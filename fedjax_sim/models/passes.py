@@ -1,4 +1,4 @@
-"""Passes over all examples: the mean of every value, and its sum for every client.
+"""Passes over all examples: the mean of every value, and its sum for every client, at one model or at its own.
 
 Examples are read in their flat order, without padding, as many at a time as memory allows. The same steps run inside
 a compiled program, over data on the device (or shared by several, each of which reads a part), and from outside, over
@@ -16,52 +16,45 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from fedjax_sim.core.loops import bounded_loop
 from fedjax_sim.core.memory import rows_within
 from fedjax_sim.core.prefetch import prefetched
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.host import HostDataset
-from fedjax_sim.datasets.placement import CLIENTS, EVERYWHERE, SHARED_OUT, padded
+from fedjax_sim.datasets.placement import CLIENTS, EVERYWHERE, SHARED_OUT, padded, whole
 from fedjax_sim.models.task import Task
 
 _ROWS = 8192  # rows a step at most: keeps a matrix unit busy
+_ROWS_OF_ONE = 256  # of one client at a time: enough to keep a core busy
 
 Sums = dict[str, jax.Array]
 
 
 class Columns(NamedTuple):
-    """What is read row by row: the first three fields of a :class:`Block`, for all rows at hand."""
+    """What is read row by row."""
 
-    examples: Any
-    weights: Any
-    owners: Any
+    examples: Any  # leaves [rows, ...]
+    weights: Any  # [rows] example weights, or None
+    owners: Any  # int32[rows], storage positions of their clients, or None in a pass that does not ask
 
 
 class Block(NamedTuple):
-    """Consecutive examples.
+    """Consecutive examples: the columns' rows, and bool[rows], which of them have not come before.
 
-    Attributes:
-      examples: leaves [rows, ...].
-      weights: [rows] example weights, or None.
-      fresh: bool[rows], false for rows that came before: the last block is moved back to stay inside the data.
-      owners: int32[rows], storage positions of their clients, or None in a pass that does not ask.
+    The last block is moved back to stay inside the data.
     """
 
-    examples: Any
-    weights: Any
+    columns: Columns
     fresh: Any
-    owners: Any
 
 
 @jax.jit
 def mean_values(task: Task, params: Any, dataset: FederatedDataset) -> Sums:
     """Objective F and mean metrics over the flat data: ``{"loss": F(params), ...}``; see ``Task.with_penalty``.
 
-    Args:
-      task: what is learned.
-      params: parameters.
-      dataset: training or test examples; F weights every example alike (sum_i p_i F_i).
+    F weights every example alike: sum_i p_i F_i.
     """
-    return _as_means(task, params, _scanned(add_to_total, task, params, dataset), dataset.num_examples)
+    return _as_means(task, params, _scanned(_add_to_total, task, params, dataset), dataset.num_examples)
 
 
 @jax.jit
@@ -72,7 +65,7 @@ def client_sums(task: Task, params: Any, dataset: FederatedDataset) -> Sums:
 
 def streamed_mean_values(task: Task, models: list[Any], dataset: HostDataset) -> list[Sums]:
     """:func:`mean_values` of several models in one pass over data on the host."""
-    sums = _streamed(add_to_total, task, models, dataset)
+    sums = _streamed(_add_to_total, task, models, dataset)
     return [_as_means(task, params, of, dataset.num_examples) for params, of in zip(models, sums, strict=True)]
 
 
@@ -90,17 +83,18 @@ def example_owners(dataset: FederatedDataset) -> jax.Array:
 Add = Callable[[Task, Any, Sums, Block], Sums]
 
 
-def add_to_total(task: Task, params: Any, sums: Sums, block: Block) -> Sums:
+def _add_to_total(task: Task, params: Any, sums: Sums, block: Block) -> Sums:
     """The sums by name, with those of the block's values."""
     return {name: sums[name] + jnp.sum(value) for name, value in _values(task, params, block).items()}
 
 
 def _add_to_clients(task: Task, params: Any, sums: Sums, block: Block) -> Sums:
-    return {name: sums[name].at[block.owners].add(value) for name, value in _values(task, params, block).items()}
+    values, owners = _values(task, params, block), block.columns.owners
+    return {name: sums[name].at[owners].add(value) for name, value in values.items()}
 
 
 def _values(task: Task, params: Any, block: Block) -> Sums:
-    values = task.values(params, block.examples, block.weights)
+    values = task.values(params, block.columns.examples, block.columns.weights)
     return {name: jnp.where(block.fresh, value, jnp.zeros_like(value)) for name, value in values.items()}
 
 
@@ -145,10 +139,9 @@ def _pass_over(
             return lax.dynamic_slice_in_dim(leaf, start, rows)
 
         places = start + jnp.arange(rows, dtype=jnp.int32)
-        examples, weights, owners = jax.tree.map(cut, columns)
-        return add(task, params, sums, Block(examples, weights, (places >= first) & (places < end), owners))
+        return add(task, params, sums, Block(jax.tree.map(cut, columns), (places >= first) & (places < end)))
 
-    empty = _empty(add, task, params, columns.examples, num_clients)
+    empty = _empty(task, params, columns.examples, (num_clients,) if add is _add_to_clients else ())
     if rows == length:
         return step(task, params, columns, empty, begin, end)  # type: ignore[no-any-return]
     firsts = begin + jnp.arange(0, length, rows, dtype=jnp.int32)
@@ -165,13 +158,18 @@ def _streamed(add: Add, task: Task, models: list[Any], dataset: HostDataset) -> 
         start = min(first, dataset.num_examples - rows)
         where = np.arange(start, start + rows)
         owners = np.searchsorted(ends, where, side="right").astype(np.int32) if add is _add_to_clients else None
-        weights = None if dataset.example_weights is None else dataset.example_weights[where]
-        return jax.device_put(Block(dataset.take(where), weights, where >= first, owners))  # type: ignore[no-any-return]
+        return jax.device_put(Block(_rows_of(dataset, where, owners), where >= first))  # type: ignore[no-any-return]
 
-    sums = [_empty(add, task, params, dataset.frame.examples, dataset.num_clients) for params in models]
+    shape = (dataset.num_clients,) if add is _add_to_clients else ()
+    sums = [_empty(task, params, dataset.frame.examples, shape) for params in models]
     for sent in prefetched(block, len(firsts)):
         sums = [_jitted(add, task, params, of, sent) for params, of in zip(models, sums, strict=True)]
     return sums
+
+
+def _rows_of(dataset: HostDataset, where: np.ndarray, owners: np.ndarray | None = None) -> Columns:
+    weights = None if dataset.example_weights is None else dataset.example_weights[where]
+    return Columns(dataset.take(where), weights, owners)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -183,12 +181,100 @@ def _rows_at_once(task: Task, params: Any, examples: Any, n: int) -> int:
     return rows_within(task.values, params, examples, most=min(n, _ROWS))
 
 
-def _empty(add: Add, task: Task, params: Any, examples: Any, num_clients: int) -> Sums:
+def _empty(task: Task, params: Any, examples: Any, shape: tuple[int, ...] = ()) -> Sums:
     one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape[1:]), leaf.dtype), examples)
-    shapes = jax.eval_shape(task.values, params, one)
-    shape = (num_clients,) if add is _add_to_clients else ()
-    return {name: jnp.zeros(shape, value.dtype) for name, value in shapes.items()}
+    return {name: jnp.zeros(shape, value.dtype) for name, value in jax.eval_shape(task.values, params, one).items()}
 
 
 def _as_means(task: Task, params: Any, sums: Sums, n: int) -> Sums:
     return task.with_penalty(params, {name: total / n for name, total in sums.items()})
+
+
+def client_means(task: Task, params: Any, sums: Sums, sizes: jax.Array) -> Sums:
+    """Means of the sums over this many examples each; NaN where there are none."""
+    means = {name: total / jnp.maximum(sizes, 1).astype(total.dtype) for name, total in sums.items()}
+    means = task.with_penalty(params, means)
+    return {name: jnp.where(sizes > 0, mean, jnp.full_like(mean, jnp.nan)) for name, mean in means.items()}
+
+
+class Clients(NamedTuple):
+    """What an evaluation may know of the clients: ``evaluate(params, dataset, clients)``.
+
+    Clients are in the order of their ids: row i is the client stored at ``dataset.order[i]``.
+
+    Attributes:
+      method: the method.
+      server: its state.
+      states: what it keeps for each client, leaves [N, ...]; ``()`` for nothing.
+      visited: bool[N], who has taken part in a round so far, of methods with personal models; else None.
+    """
+
+    method: Any
+    server: Any
+    states: Any
+    visited: Any
+
+    def personal(self, index: Any) -> Any:
+        """The model that the client ``index`` would use itself."""
+        return self.method.personal(self.server, jax.tree.map(lambda leaf: leaf[index], self.states))
+
+
+def personal_values(task: Task, clients: Clients, dataset: FederatedDataset | HostDataset) -> Sums:
+    """Mean values of every client at its own model, {name: [N]} in storage order; NaN for a client without examples."""
+    if isinstance(dataset, HostDataset):
+        found, order = _personal_streamed(task, clients, dataset), dataset.frame.order
+    else:
+        data, order = whole(dataset), dataset.order
+        found = lax.map(
+            lambda index: values_of_client(task, data, clients.personal(index), index),
+            jnp.arange(data.num_clients, dtype=jnp.int32),
+        )
+    return {name: jnp.zeros_like(values).at[order].set(values) for name, values in found.items()}
+
+
+def values_of_client(task: Task, dataset: FederatedDataset, params: Any, index: jax.Array) -> Sums:
+    """Mean values of the client ``index`` at a model of its own, scalars by name; NaN without examples."""
+    position = dataset.order.at[index].get(mode="clip")
+    size = dataset.sizes[position]
+    rows = rows_within(task.values, params, dataset.examples, most=min(dataset.max_size, _ROWS_OF_ONE))
+
+    def add(k: jax.Array, given: Any, sums: Sums) -> Sums:
+        task, dataset, params, offset, size = given
+        first = offset + k * rows
+        start = jnp.minimum(first, dataset.num_examples - rows)  # moved back to stay inside the data
+        place = start + jnp.arange(rows, dtype=jnp.int32)
+        mine = (place >= first) & (place < offset + size)
+
+        def cut(leaf: jax.Array) -> jax.Array:
+            return lax.dynamic_slice_in_dim(leaf, start, rows)
+
+        columns = jax.tree.map(cut, Columns(dataset.examples, dataset.example_weights, None))
+        return _add_to_total(task, params, sums, Block(columns, mine))
+
+    loop = bounded_loop(add, -(-dataset.max_size // rows))
+    given = (task, dataset, params, dataset.offsets[position], size)
+    sums = loop(-(-size // rows), given, _empty(task, params, dataset.examples))
+    return client_means(task, params, sums, size)
+
+
+def _personal_streamed(task: Task, clients: Clients, dataset: HostDataset) -> Sums:
+    sizes = np.asarray(dataset.sizes).astype(np.int64)
+    offsets = np.cumsum(sizes) - sizes
+    rows = min(dataset.max_size, _ROWS_OF_ONE)
+    found = []
+    for index, position in enumerate(np.asarray(dataset.frame.order)):
+        params = _personal(clients, np.int32(index))
+        sums = _empty(task, params, dataset.frame.examples)
+        for first in range(0, sizes[position], rows):
+            where = first + np.arange(rows)
+            mine = where < sizes[position]
+            where = offsets[position] + np.minimum(where, sizes[position] - 1)
+            block = jax.device_put(Block(_rows_of(dataset, where), mine))
+            sums = _jitted(_add_to_total, task, params, sums, block)
+        found.append(client_means(task, params, sums, jnp.int32(sizes[position])))
+    return {name: jnp.stack([values[name] for values in found]) for name in found[0]}
+
+
+@jax.jit
+def _personal(clients: Clients, index: jax.Array) -> Any:
+    return clients.personal(index)

@@ -1,18 +1,126 @@
-"""Client states off the device: a round has its cohort's rows, which travel while other rounds compute."""
+"""Examples and client states off the device: a round has its cohort's, which travel while other rounds compute."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
+from fedjax_sim.datasets.federated import FederatedDataset
+from fedjax_sim.datasets.host import HostDataset
 from fedjax_sim.datasets.placement import as_here, on_host
-from fedjax_sim.engine.client_states.blocks import Allocate
-from fedjax_sim.engine.client_states.rows import UNUSED, Rows
-from fedjax_sim.engine.client_states.table import Table
+from fedjax_sim.engine.client_states import UNUSED, Rows
+from fedjax_sim.engine.client_table import Allocate, Table
+from fedjax_sim.engine.plan import Plan
+
+# Who takes part: draws depend on the key and the round alone
+
+_TOGETHER = 256  # rounds whose cohorts are drawn in one call
+
+
+def drawn_ahead(plan: Plan, rounds: int) -> np.ndarray:
+    """int[rounds, S]: the distinct storage positions of every round's clients, in front; N elsewhere."""
+    numbers = np.arange(-(-rounds // _TOGETHER) * _TOGETHER if rounds > _TOGETHER else rounds, dtype=np.int32)
+    chunks = numbers.reshape(-1, min(rounds, _TOGETHER))
+    drawn = np.concatenate([on_host(_positions(plan, chunk)) for chunk in chunks])[:rounds]
+    drawn.sort(axis=1)
+    repeated = np.zeros(drawn.shape, bool)
+    repeated[:, 1:] = drawn[:, 1:] == drawn[:, :-1]
+    distinct: np.ndarray = np.sort(np.where(repeated, plan.dataset.num_clients, drawn), axis=1)
+    return distinct
+
+
+def cohorts(drawn: np.ndarray, frame: FederatedDataset) -> np.ndarray:
+    """int32[..., W]: the client indices of rounds that were drawn ahead, ascending, then ``UNUSED``; W at most N."""
+    order = on_host(frame.order)
+    index_at = np.full(len(order) + 1, UNUSED, np.int32)
+    index_at[order] = np.arange(len(order), dtype=np.int32)
+    return np.sort(index_at[drawn], axis=-1)[..., : len(order)]
+
+
+@jax.jit
+def _positions(plan: Plan, ts: jax.Array) -> jax.Array:
+    """int32[rounds, S] storage positions of the clients of all phases; N in void slots."""
+    data = plan.dataset
+
+    def of_round(t: jax.Array) -> jax.Array:
+        found = []
+        for phase in plan.phases():
+            selection = phase.cohort.select(data, phase.key, t)
+            position = data.order.at[selection.indices].get(mode="clip")
+            found.append(jnp.where(selection.present, position, data.num_clients).astype(jnp.int32))
+        return jnp.concatenate(found)
+
+    return lax.map(of_round, jnp.asarray(ts))  # type: ignore[no-any-return]
+
+
+# Examples
+
+
+class Window(NamedTuple):
+    """The examples of one round's cohort on the device.
+
+    Attributes:
+      examples: leaves [W, ...].
+      weights: [W] example weights, or None.
+      positions: int32[S], storage positions of the clients; N in void slots.
+      starts: int32[S], where each begins in the window.
+    """
+
+    examples: Any
+    weights: Any
+    positions: Any
+    starts: Any
+
+    def on(self, frame: FederatedDataset) -> FederatedDataset:
+        """The data set of the round: the frame, with the window as its examples."""
+        return frame.replace(
+            examples=self.examples,
+            offsets=frame.offsets.at[self.positions].set(self.starts, mode="drop"),
+            example_weights=self.weights,
+        )
+
+
+class ExampleWindows:
+    """Makes the windows of a run.
+
+    The largest cohort decides the window's length, which is part of the compiled program: rounded up to an eighth of a
+    power of two, so that other seeds and rounds seldom compile it again.
+
+    Args:
+      dataset: the data.
+      planned: int[..., S], distinct storage positions of each round's clients, in front; N elsewhere.
+    """
+
+    def __init__(self, dataset: HostDataset, planned: np.ndarray) -> None:
+        self._dataset = dataset
+        sizes = np.append(np.asarray(dataset.sizes), 0)
+        most = int(sizes[planned].sum(axis=-1).max(initial=0))
+        # A batch or a piece of a pass is read as a slice, never longer than the largest client.
+        self._rows = rounded_up(max(most, dataset.max_size))
+
+    def window(self, planned: np.ndarray) -> Window:
+        """The window of one round's clients."""
+        positions = planned[planned < self._dataset.num_clients]
+        examples, weights, starts = self._dataset.window(positions, self._rows)
+        places = np.full(planned.size, self._dataset.num_clients, np.int32)
+        begins = np.zeros(planned.size, np.int32)
+        places[: positions.size], begins[: positions.size] = positions, starts
+        return jax.device_put(Window(examples, weights, places, begins))  # type: ignore[no-any-return]
+
+
+def rounded_up(rows: int) -> int:
+    """The next number with at most four significant bits."""
+    unit = 1 << max(rows.bit_length() - 4, 0)
+    return -(-rows // unit) * unit
+
+
+# Client states
 
 
 class ClientWindows:
@@ -20,7 +128,7 @@ class ClientWindows:
 
     While round t computes, a thread puts back the rows of cohort t - 1, except for those of clients that are in cohort
     t too, and reads the rows of cohort t + 1, except for those of clients that are in cohort t: these exist on the
-    device alone, where :func:`fedjax_sim.client_states.rows.moved` passes them on. So no row is read that is still to
+    device alone, where :func:`fedjax_sim.engine.client_states.moved` passes them on. So no row is read that is still to
     be written, whatever is fast or slow.
 
     Args:

@@ -1,1 +1,0 @@
-"""The layout of a run by measuring: ``layout="tune"`` and ``fjs.layout.tune``."""

@@ -1,0 +1,136 @@
+"""What the models share: fields that are checked as declared, the inputs they take, dropout, pixels as bytes."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from fedjax_sim.core.descriptions import register
+from fedjax_sim.core.fields import Check, check_fields, real, static
+from fedjax_sim.core.values import check_count, check_real, shown
+from fedjax_sim.models.calling import told
+
+
+class Model(nn.Module):
+    """A flax module whose fields are checked as :mod:`fedjax_sim.core.fields` declares them."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, type(self).__name__)
+        super().__post_init__()
+
+
+def of_kind(kind: Any, fix: str) -> Check:
+    """The check of a field that is an object of a class (or of one in a union); ``fix`` says what to give."""
+
+    def check(what: str, value: Any) -> None:
+        if not isinstance(value, kind):
+            hint = f" (an object, {value.__name__}(...))" if isinstance(value, type) else ""
+            raise TypeError(f"{what} is {shown(value)}: give {fix}{hint}")
+
+    return check
+
+
+def several(check: Check, number: int | None = None, **kwargs: Any) -> Any:
+    """A field that is a tuple of values, ``number`` of them if it says so, each of which ``check`` allows."""
+
+    def each(what: str, values: Any) -> None:
+        if not isinstance(values, (tuple, list)) or number not in (None, len(values)):
+            raise TypeError(f"{what} is {values!r}: give a tuple of {'' if number is None else f'{number} '}numbers")
+        for value in values:
+            check(what, value)
+
+    return static(each, **kwargs)
+
+
+widths = functools.partial(several, check_count)
+
+
+def as_images(model: str, x: jax.Array, dtype: Any, smallest: int) -> jax.Array:
+    """Images [B, height, width, channels] in the model's dtype; [B, height, width] gets a channel axis.
+
+    Raises ValueError for what is no image or smaller than ``smallest``, what the model can reduce.
+    """
+    if x.ndim == 3:
+        x = x[..., None]
+    if x.ndim != 4:
+        raise ValueError(
+            f"{model} got features of shape {list(x.shape[1:])}: it needs images [height, width, channels] or "
+            "[height, width] (data sets of ours that flatten their images take flat=False)"
+        )
+    if min(x.shape[1:3]) < smallest:
+        raise ValueError(f"{model} got images of {x.shape[1]} x {x.shape[2]}: {smallest} x {smallest} is the least")
+    return x.astype(dtype)
+
+
+def as_tokens(model: str, x: jax.Array) -> jax.Array:
+    """Token ids int32[B, T]; raises ValueError for another rank or an empty sequence, TypeError for no integers."""
+    if x.ndim != 2 or x.shape[1] == 0:
+        raise ValueError(f"{model} got features of shape {list(x.shape[1:])}: it needs token ids [T], T of at least 1")
+    if not jnp.issubdtype(x.dtype, jnp.integer):
+        raise TypeError(f"{model} got {x.dtype} features: it needs integer token ids")
+    return x.astype(jnp.int32)
+
+
+class Dropout(Model):
+    """Zeroes each value with probability ``rate`` and divides the others by 1 - rate, where a dropout key is given.
+
+    ``Classification`` gives the key ``"dropout"`` in local training only, another one to every
+    client, round and step; evaluations get none and are deterministic.
+
+    Attributes:
+      rate: probability of a zero, in [0, 1); 0 leaves nothing of it in the program.
+
+    Source: Srivastava et al. 2014, "Dropout: a simple way to prevent neural networks from overfitting".
+    """
+
+    rate: float = real(low=0.0, below=1.0)
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        dropped: jax.Array = nn.Dropout(self.rate, deterministic=not self.has_rng("dropout"))(x)
+        return dropped
+
+
+class FromBytes(Model):
+    """A model behind pixels that are stored as bytes: model((x / 255 - mean) / std).
+
+    Data sets with ``scaled=False`` take a quarter of the memory of floats; the pixels of a batch are scaled when it is
+    used. The model is told whether it trains, as without the bytes around it.
+
+    Attributes:
+      model: the model.
+      mean: of the scaled pixels, one number or one per channel.
+      std: likewise their standard deviation, > 0.
+
+    Raises:
+      TypeError: ``model`` is no flax module; features that are not uint8.
+
+    Example:
+      >>> import jax
+      >>> from fedjax_sim.models import FemnistCNN
+      >>> model = FromBytes(FemnistCNN(num_classes=10), mean=(0.1307,), std=(0.3081,))
+      >>> x = jnp.full((2, 28, 28, 1), 255, jnp.uint8)
+      >>> model.apply(model.init(jax.random.key(0), x), x).shape
+      (2, 10)
+    """
+
+    model: nn.Module = static(of_kind(nn.Module, "a flax.linen module"))
+    mean: tuple[float, ...] = several(check_real, default=(0.0,))
+    std: tuple[float, ...] = several(functools.partial(check_real, low=0.0, open_=True), default=(1.0,))
+
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
+        if x.dtype != jnp.uint8:
+            raise TypeError(f"FromBytes got {x.dtype} features: it scales bytes, so give the data set scaled=False")
+        ones = (1,) * (x.ndim - 1)
+        mean, std = (jnp.asarray(v, jnp.float32).reshape(*ones, -1) for v in (self.mean, self.std))
+        of_model = told(type(self.model).__call__, train=train)
+        y: jax.Array = self.model((x.astype(jnp.float32) / 255 - mean) / std, **of_model)
+        return y
+
+
+register("model.FromBytes", FromBytes)
