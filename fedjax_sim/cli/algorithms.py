@@ -6,12 +6,12 @@ import argparse
 import json
 import re
 import shutil
-import sys
 import textwrap
 from typing import Any
 
 from fedjax_sim.cli.list_names import Named, explained, registered_names, unknown
 from fedjax_sim.cli.options import add_json
+from fedjax_sim.cli.process import Refused
 
 _KIND = "algorithm"
 _INDENT = 4
@@ -39,8 +39,7 @@ def run(options: argparse.Namespace) -> int:
     wanted = [name.removeprefix(f"{_KIND}.") for name in options.names]
     for name in wanted:
         if name not in known:
-            print(f"fedjax-sim algorithms: {unknown(name, list(known), _KIND)}", file=sys.stderr)
-            return 2
+            raise Refused(unknown(name, list(known), _KIND))
     chosen = [known[name] for name in wanted] or methods
     if options.json:
         print(json.dumps([about(one) for one in chosen]))

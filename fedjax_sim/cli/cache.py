@@ -25,9 +25,7 @@ def use_compilation_cache() -> Path | None:
     Settings of JAX's own (``JAX_COMPILATION_CACHE_DIR``, ``JAX_ENABLE_COMPILATION_CACHE=0``) are left alone. Programs
     for a CPU are machine code, so that each kind of processor has a directory of its own. Whoever can write there can
     run code as the user: a directory that others can write is not used. JAX compiles anew what it cannot read.
-
-    Returns:
-      The directory, or None where there is none: then a line on stderr says why.
+    The directory is returned, or None where there is none: then a line on stderr says why.
     """
     import jax
 

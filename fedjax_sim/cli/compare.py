@@ -4,43 +4,21 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedjax_sim.cli.completion import FILES, completed
-from fedjax_sim.cli.options import Say, add_changes, add_devices, add_no_cache, add_out, add_voice, voice
-from fedjax_sim.cli.output import (
-    begin,
-    drawn,
-    finite,
-    folder_of,
-    hardware,
-    refused,
-    results_in,
-    share_out,
-    summary,
-    write_run,
-)
+from fedjax_sim.cli.options import add_changes, add_place, add_running
+from fedjax_sim.cli.output import Results, begin, finite, hardware, refusing, share_out, summary
 from fedjax_sim.cli.variants import Variant, differences, variants
 
 if TYPE_CHECKING:
     from fedjax_sim.run.history import History
 
-_ACCURACIES = ("test_accuracy", "accuracy")
-
 
 class Outcome(NamedTuple):
-    """What became of a run.
-
-    Attributes:
-      variant: the run.
-      history: its record, without models; None where it failed.
-      error: why it failed.
-      files: what was written.
-    """
+    """What became of a run: its record, without models, and what was written; or why it failed."""
 
     variant: Variant
     history: History | None
@@ -58,8 +36,7 @@ class Outcome(NamedTuple):
 def add_to(commands: Any) -> None:
     """Adds the command."""
     command = commands.add_parser("compare", help="several runs with the same seeds: one table, one plot")
-    files = command.add_argument("configurations", nargs="+", metavar="CONFIG.toml", help="what to run")
-    completed(files, FILES)
+    add_place(command, "configurations", nargs="+", of="CONFIG.toml", help="what to run")
     several = command.add_mutually_exclusive_group()
     several.add_argument("--algorithms", nargs="+", default=[], metavar="NAME", help="methods in the place of the "
                          "configuration's, with its optimisers and rates: --algorithms fedavg fednova")  # fmt: skip
@@ -67,49 +44,36 @@ def add_to(commands: Any) -> None:
                          help="a run with these values, for instance --variant algorithm.mu=0.01 --variant "
                          "algorithm.mu=0.1; a first word without = is its name")  # fmt: skip
     add_changes(command)
-    add_out(command, "histories, configurations, comparison.png and results.json", "results/NAME-compare")
-    add_devices(command, "the cohort")
-    add_no_cache(command)
-    add_voice(command)
+    files = "histories, configurations, comparison.png and results.json"
+    add_running(command, files, "results/NAME-compare", "the cohort")
     command.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Runs it; 1 if a run failed."""
-    try:
+    """Runs all of them and writes what became of them; 1 if a run failed."""
+    with refusing():
         chosen = variants(options.configurations, options.changes, options.each, options.algorithms)
         _check_precision(chosen)
         devices = begin(options, chosen[0].tables, devices=options.devices, threads=options.threads)
-        about = _checked(chosen)
+        notes = differences(_checked(chosen))
         if options.devices is not None:
             share_out({}, options.devices)
-    except (ValueError, TypeError) as error:
-        return refused(options, error)
-    folder = folder_of(options, options.configurations[0], "-compare")
     runs = [f"{variant.stem}.{kind}" for variant in chosen for kind in ("npz", "toml")]
-    with results_in(folder, "comparison.png", "results.json", *runs):
-        return _compare(chosen, about, folder, hardware(devices, options.devices), options)
-
-
-def _compare(
-    chosen: Sequence[Variant], about: dict[str, dict[str, Any]], folder: Path, where: str, options: argparse.Namespace
-) -> int:
-    """Runs all of them and writes what became of them."""
-    say = voice(options)
-    say(f"{len(chosen)} runs on {where}")
-    notes = differences(about) if about else []
-    for note in notes:
-        say(f"note: {note}")
-    for left_out in dict.fromkeys(variant.left_out for variant in chosen if variant.left_out):
-        without = ", ".join(variant.label for variant in chosen if variant.left_out == left_out)
-        say(f"note: not {', '.join(left_out)}, but defaults of their own: {without}")
-    outcomes = []
-    for number, variant in enumerate(chosen, start=1):
-        say(f"{number}/{len(chosen)} {variant.label}")
-        outcomes.append(_outcome(variant, folder, options))
-        if outcomes[-1].history is None:
-            print(f"fedjax-sim compare: {variant.label} failed: {outcomes[-1].error}", file=sys.stderr)
-    _write(outcomes, notes, folder, options, say)
+    with Results(options, options.configurations[0], "-compare") as results:
+        results.hold("comparison.png", "results.json", *runs)
+        results.say(f"{len(chosen)} runs on {hardware(devices, options.devices)}")
+        for note in notes:
+            results.say(f"note: {note}")
+        for left_out in dict.fromkeys(variant.left_out for variant in chosen if variant.left_out):
+            without = ", ".join(variant.label for variant in chosen if variant.left_out == left_out)
+            results.say(f"note: not {', '.join(left_out)}, but defaults of their own: {without}")
+        outcomes = []
+        for number, variant in enumerate(chosen, start=1):
+            results.say(f"{number}/{len(chosen)} {variant.label}")
+            outcomes.append(_outcome(variant, results, options))
+            if outcomes[-1].history is None:
+                print(f"fedjax-sim compare: {variant.label} failed: {outcomes[-1].error}", file=sys.stderr)
+        _write(outcomes, notes, results)
     return 1 if any(outcome.history is None for outcome in outcomes) else 0
 
 
@@ -145,83 +109,44 @@ def _checked(chosen: Sequence[Variant]) -> dict[str, dict[str, Any]]:
     return about
 
 
-def _outcome(variant: Variant, folder: Path, options: argparse.Namespace) -> Outcome:
+def _outcome(variant: Variant, results: Results, options: argparse.Namespace) -> Outcome:
     """Runs one; whatever it fails of, the others go on."""
-    from fedjax_sim.run.configuration.building import arguments, placed
-    from fedjax_sim.run.configuration.tables import ConfigurationError
+    from fedjax_sim.run.configuration.building import arguments
     from fedjax_sim.run.simulation import simulate
 
-    files = {"history": folder / f"{variant.stem}.npz", "configuration": folder / f"{variant.stem}.toml"}
     try:
-        given = arguments(variant.tables)
-        share_out(given, options.devices)
-        if given.get("checkpoint") is not None:  # a folder for each
-            given["checkpoint"] = Path(given["checkpoint"]) / variant.stem
-        history = simulate(**given, progress=False if options.quiet or options.json else None)
-        write_run(history, variant.tables, files["history"], files["configuration"])
+        with refusing(variant.tables):
+            given = arguments(variant.tables)
+            share_out(given, options.devices)
+            if given.get("checkpoint") is not None:  # a folder for each
+                given["checkpoint"] = Path(given["checkpoint"]) / variant.stem
+            history = simulate(**given, progress=None if results.say is print else False)
+            files = results.write_run(history, variant.tables, variant.stem)
     except Exception as error:
         if options.traceback:
             raise
-        if isinstance(error, (ValueError, TypeError)) and not isinstance(error, ConfigurationError):
-            error = placed(str(error), variant.tables)
         return Outcome(variant, None, " ".join(str(error).split())[:500] or type(error).__name__)
     return Outcome(variant, dataclasses.replace(history, params={}), files=files)
 
 
-def _write(outcomes: list[Outcome], notes: list[str], folder: Path, options: argparse.Namespace, say: Say) -> None:
-    from fedjax_sim.core.atomic import write_atomically
-    from fedjax_sim.reporting.table import objectives
+def _write(outcomes: list[Outcome], notes: list[str], results: Results) -> None:
+    from fedjax_sim.reporting.table import objectives, results_table
 
     done = {outcome.variant.label: outcome.history for outcome in outcomes if outcome.history is not None}
-    plotted = drawn(lambda: _plot(done, folder / "comparison.png")) if done else "no run was finished"
+    results.place("results", "results.json")
+    if done:
+        results.draw(lambda path: _plot(done, path), "comparison.png")
     found = objectives(done)  # known in the end: a method may choose its average
-    files = {"results": folder / "results.json"}
-    if plotted is None:
-        files["plot"] = folder / "comparison.png"
-    about = {
-        "runs": [_as_json(outcome) for outcome in outcomes],
-        "notes": [*notes, *found],
-        "files": {name: str(path) for name, path in files.items()},
-    }
-    write_atomically(files["results"], json.dumps(about, indent=1, allow_nan=False).encode())
-    if options.json:
-        print(json.dumps(about, allow_nan=False))
+    if results.tell({"runs": [_as_json(outcome) for outcome in outcomes], "notes": [*notes, *found]}, "results.json"):
         return
-    say(f"\n{table(outcomes)}")
-    for line in found:
-        say(f"note: {line}")
+    if done:
+        results.say(f"\n{results_table(done)}")
     for outcome in outcomes:
+        if outcome.history is None:
+            results.say(f"{outcome.variant.label}  failed: {outcome.error}")
         for divergence in outcome.history.divergences if outcome.history is not None else ():
-            say(f"{outcome.variant.label} diverged: {divergence}")
-    said = f"{', '.join(map(str, files.values()))} and a history and a configuration of each run"
-    say(f"wrote {said}{'' if plotted is None else f'; no plot: {plotted}'}")
-
-
-def table(outcomes: Sequence[Outcome]) -> str:
-    """A line for each run, those that failed too."""
-    from fedjax_sim.reporting.recorded import in_words, loss_of_data
-    from fedjax_sim.reporting.table import USEFUL_STEPS, WITHOUT_PENALTY, final_values, text_rows
-
-    runs = [outcome.history for outcome in outcomes if outcome.history is not None]
-    if not runs:
-        return "\n".join(f"{outcome.variant.label}  failed: {outcome.error}" for outcome in outcomes)
-    accuracy = next((name for name in _ACCURACIES if any(name in run.metrics for run in runs)), None)
-    loss = loss_of_data(runs)
-    columns: dict[str, list[str]] = {in_words(loss, runs): final_values(list(runs), loss, None)}
-    if accuracy is not None:
-        columns[in_words(accuracy)] = final_values(list(runs), accuracy, 4)
-    columns["seconds"] = [f"{run.seconds:.2f}" for run in runs]
-    columns["useful steps"] = [f"{run.useful_ratio:.1%}" for run in runs]
-    rows: list[tuple[str, list[str]]] = []
-    for title, cells in columns.items():
-        left, instead = iter(cells), "–" if rows else "failed"
-        rows.append((title, [instead if outcome.history is None else next(left) for outcome in outcomes]))
-    lines = text_rows([("run", [outcome.variant.label for outcome in outcomes]), *rows])
-    counts = sorted({len(run.seeds) for run in runs})
-    seeds = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    note = "one seed" if counts == [1] else f"mean ± standard deviation over {seeds} seeds"
-    notes = [WITHOUT_PENALTY, USEFUL_STEPS] if loss != "loss" else [USEFUL_STEPS]
-    return "\n".join([*lines, "", *notes, f"{note}; seconds: all seeds, without compilation"])
+            results.say(f"{outcome.variant.label} diverged: {divergence}")
+    results.end(f" and a history and a configuration of each run{'' if done else '; no plot: no run was finished'}")
 
 
 def _plot(histories: dict[str, History], path: Path) -> None:

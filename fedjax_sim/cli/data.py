@@ -7,14 +7,13 @@ import contextlib
 import json
 import os
 import shutil
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedjax_sim.cli.completion import FILES, completed
-from fedjax_sim.cli.numbers import key_and_text
-from fedjax_sim.cli.options import add_json, add_traceback, add_voice, voice
-from fedjax_sim.cli.output import USAGE, drawn, finite, refused
+from fedjax_sim.cli.options import add_json, add_place, add_traceback, add_voice, voice
+from fedjax_sim.cli.output import drawn, finite, refusing
+from fedjax_sim.cli.process import Refused
+from fedjax_sim.cli.spaces import key_and_text
 
 if TYPE_CHECKING:
     from fedjax_sim.datasets.sources.record import Source
@@ -32,12 +31,12 @@ def add_to(commands: Any) -> None:
     listed.set_defaults(run=_list)
 
     described = actions.add_parser("describe", help="clients, sizes, labels and shapes of one")
-    add = described.add_argument
-    what = add("what", metavar="NAME|CONFIG.toml", help="a data set, or a configuration that has one")
-    add("arguments", nargs="*", metavar="KEY=VALUE", help="its arguments, as TOML: alpha=0.1 num_clients=20")
-    plot = add("--plot", metavar="FILE", help="draw who holds which labels, and the clients' sizes (.png, .pdf, .svg)")
-    completed(what, FILES)
-    completed(plot, FILES)
+    add_place(described, "what", of="NAME|CONFIG.toml", help="a data set, or a configuration that has one")
+    described.add_argument(
+        "arguments", nargs="*", metavar="KEY=VALUE", help="its arguments, as TOML: alpha=0.1 num_clients=20"
+    )
+    about = "draw who holds which labels, and the clients' sizes (.png, .pdf, .svg)"
+    add_place(described, "--plot", of="FILE", help=about)
     add_json(described)
     add_traceback(described)
     described.set_defaults(run=_describe)
@@ -45,7 +44,7 @@ def add_to(commands: Any) -> None:
     prepared = actions.add_parser("prepare", help="make a set's folders, say what to put there, check and read it")
     prepared.add_argument("names", nargs="*", metavar="NAME", help="data sets; `fedjax-sim data list` names them")
     prepared.add_argument("--all", action="store_true", help="all of them")
-    add_voice(prepared, traceback=False)
+    add_voice(prepared)
     prepared.set_defaults(run=_prepare)
 
 
@@ -67,7 +66,8 @@ def _list(options: argparse.Namespace) -> int:
     states = {name: _state(of) for name, of in found.items()}
     beside = max(map(len, states.values()))
     for name in found:
-        about = _shortened(what[name], terminal - 4 - width - beside)
+        about, room = what[name].replace("``", ""), max(terminal - 4 - width - beside, 20)
+        about = about if len(about) <= room else f"{about[: room - 3].rstrip()}..."
         print(f"{name:{width}}  {states[name]:{beside}}  {about}".rstrip())
     print(f"\nmade of other data: {', '.join(name for name in others if name not in _OWN)}")
     print(f"your own files: {', '.join(_OWN)} (docs/data/own.md)")
@@ -94,17 +94,12 @@ def _files(source: Source) -> dict[str, list[str]]:
     return {"present": list(dict.fromkeys(str(path) for path in found if path is not None)), "missing": missing}
 
 
-def _shortened(text: str, room: int) -> str:
-    plain = text.replace("``", "")
-    return plain if len(plain) <= room else f"{plain[: max(room, 20) - 3].rstrip()}..."
-
-
 def _describe(options: argparse.Namespace) -> int:
     from fedjax_sim.reporting.data_plots import overview
     from fedjax_sim.run.configuration.building import value_of
     from fedjax_sim.run.configuration.tables import Place, load, toml_value
 
-    try:
+    with refusing():
         if options.what.endswith(".toml"):
             tables = load(options.what, [f"{_KIND}.{argument}" for argument in options.arguments])
             if _KIND not in tables.content:
@@ -121,12 +116,8 @@ def _describe(options: argparse.Namespace) -> int:
         data = value_of(table, place)
         if not hasattr(data, "statistics"):
             raise ValueError(f"{options.what} is no data set")
-    except (ValueError, TypeError) as error:
-        return refused(options, error)
     about = _about(data)
-    plotted = None
-    if options.plot is not None:
-        plotted = drawn(lambda: overview(data, options.plot))
+    plotted = drawn(lambda: overview(data, options.plot)) if options.plot is not None else None
     if options.json:
         print(json.dumps({**about, "plot": options.plot if plotted is None else None}, allow_nan=False))
         return 0
@@ -146,21 +137,14 @@ def _check_name(name: str) -> None:
 
     known = [one.short for one in registered_names() if one.name.startswith(f"{_KIND}.")]
     if name.removeprefix(f"{_KIND}.") not in known:
-        reader = _reader(Path(name))
-        if reader is not None:
-            raise ValueError(f"{name} is no name of a data set but a place of your own data: {reader}")
-        raise ValueError(f"no data set is called {name!r}: {suggest(name, known)}")
-
-
-def _reader(path: Path) -> str | None:
-    """How to describe what lies there; None where nothing does."""
-    if path.suffix == ".json" or (path.is_dir() and any(path.glob("*.json"))):
-        said = f"from_leaf train={path}"
-    elif path.is_dir():
-        said = f"from_directory folder={path}"
-    else:
-        said = f"from_table table={path} client=COLUMN"
-    return f"fedjax-sim data describe {said}" if path.exists() else None
+        path = Path(name)
+        if not path.exists():
+            raise ValueError(f"no data set is called {name!r}: {suggest(name, known)}")
+        reader = f"from_directory folder={path}" if path.is_dir() else f"from_table table={path} client=COLUMN"
+        if path.suffix == ".json" or any(path.glob("*.json")):
+            reader = f"from_leaf train={path}"
+        place = "no name of a data set but a place of your own data"
+        raise ValueError(f"{name} is {place}: fedjax-sim data describe {reader}")
 
 
 def _about(data: Any) -> dict[str, Any]:
@@ -203,14 +187,11 @@ def _prepare(options: argparse.Namespace) -> int:
 
     found = sources()
     if bool(options.names) == options.all:
-        print("fedjax-sim data prepare: give names or --all; `fedjax-sim data list` names all", file=sys.stderr)
-        return USAGE
+        raise Refused("give names or --all; `fedjax-sim data list` names all")
     wanted = [name.removeprefix(f"{_KIND}.") for name in options.names] or list(found)
     for name in wanted:
         if name not in found:
-            print(f"fedjax-sim data prepare: no set of files is called {name!r}: {suggest(name, list(found))}",
-                  file=sys.stderr)  # fmt: skip
-            return USAGE
+            raise Refused(f"no set of files is called {name!r}: {suggest(name, list(found))}")
     say = voice(options)
     told: dict[str, dict[str, Any]] = {}
     for name in wanted:

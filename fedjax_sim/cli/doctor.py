@@ -39,12 +39,7 @@ print(json.dumps({
 
 
 class Problem(NamedTuple):
-    """Something that is wrong.
-
-    Attributes:
-      what: it is.
-      fix: what to do.
-    """
+    """Something that is wrong, and what to do."""
 
     what: str
     fix: str
@@ -61,6 +56,8 @@ def run(options: argparse.Namespace) -> int:
     """Runs it; 1 where something is wrong."""
     problems: list[Problem] = []
     packages, extras = _packages(problems)
+    settings = [_DATA_VARIABLE, "FEDJAX_SIM_CACHE", "XDG_CACHE_HOME", "NPROC", "XLA_FLAGS"]
+    settings += sorted(name for name in os.environ if name.startswith("JAX_"))
     about: dict[str, Any] = {
         "fedjax_sim": __version__,
         "python": platform.python_version(),
@@ -68,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
         "packages": packages,
         "extras": extras,
         "jax": _jax(problems),
-        "settings": {name: os.environ[name] for name in _settings() if name in os.environ},
+        "settings": {name: os.environ[name] for name in settings if name in os.environ},
         "data": {},
         "cache": _cache(problems),
     }
@@ -156,11 +153,6 @@ def _jax(problems: list[Problem]) -> dict[str, Any] | None:
     return found
 
 
-def _settings() -> list[str]:
-    ours = [_DATA_VARIABLE, "FEDJAX_SIM_CACHE", "XDG_CACHE_HOME", "NPROC", "XLA_FLAGS"]
-    return [*ours, *sorted(name for name in os.environ if name.startswith("JAX_"))]
-
-
 def data_directory() -> Path:
     """Where data sets are looked for: the rule of ``fedjax_sim.datasets.data_dir``, which needs JAX to be imported."""
     named = os.environ.get(_DATA_VARIABLE)
@@ -211,22 +203,26 @@ def _text(about: dict[str, Any], problems: list[Problem]) -> str:
     def line(name: str, said: str) -> str:
         return f"{name:10} {said}"
 
-    lines = [line(_PACKAGE, f"{about['fedjax_sim']}, Python {about['python']}, {about['platform']}")]
-    lines.append(
-        line("packages", ", ".join(f"{name} {version or 'MISSING'}" for name, version in about["packages"].items()))
-    )
-    found = about["jax"]
-    if found is None:
-        lines.append(line("devices", "JAX does not answer"))
-    else:
+    packages = ", ".join(f"{name} {version or 'MISSING'}" for name, version in about["packages"].items())
+    found, data, cache = about["jax"], about["data"], about["cache"]
+    devices = "JAX does not answer"
+    if found is not None:
         beside = f"a run takes {found['chosen']}" if found["backend"] == "cpu" else f"backend {found['backend']}"
-        lines.append(line("devices", f"{', '.join(found['devices'])}; {found['cores']} cores; {beside}"))
+        devices = f"{', '.join(found['devices'])}; {found['cores']} cores; {beside}"
     settings = ", ".join(f"{name}={value}" for name, value in about["settings"].items())
-    lines.append(line("variables", settings or "none of ours or JAX's is set"))
-    lines.append(line("data", _data_in_words(about["data"])))
-    cache = about["cache"]
-    lines.append(line("cache", f"{cache['directory']}: {cache['programs']} files of compiled programs, "
-                               f"{cache['bytes'] / 2**20:.1f} MiB"))  # fmt: skip
+    where = str(data["directory"]) + ("" if data["exists"] else " (not there)")
+    if data["ready"] is not None:
+        known = len(data["ready"]) + len(data["incomplete"])
+        where = f"{where}: {len(data['ready'])} of {known} data sets can be read (fedjax-sim data list)"
+    kept = f"{cache['programs']} files of compiled programs, {cache['bytes'] / 2**20:.1f} MiB"
+    lines = [
+        line(_PACKAGE, f"{about['fedjax_sim']}, Python {about['python']}, {about['platform']}"),
+        line("packages", packages),
+        line("devices", devices),
+        line("variables", settings or "none of ours or JAX's is set"),
+        line("data", where),
+        line("cache", f"{cache['directory']}: {kept}"),
+    ]
     if about["extras"]:
         width = max(map(len, about["extras"]))
         lines.append("extras")
@@ -239,11 +235,3 @@ def _text(about: dict[str, Any], problems: list[Problem]) -> str:
     if not problems:
         return "\n".join([*lines, "", "nothing is wrong"])
     return "\n".join([*lines, "", *(f"wrong: {one.what}\n  mend: {one.fix}" for one in problems)])
-
-
-def _data_in_words(about: dict[str, Any]) -> str:
-    said = str(about["directory"]) + ("" if about["exists"] else " (not there)")
-    if about["ready"] is None:
-        return said
-    known = len(about["ready"]) + len(about["incomplete"])
-    return f"{said}: {len(about['ready'])} of {known} data sets can be read (fedjax-sim data list)"

@@ -23,13 +23,7 @@ LOOPBACK = "127.0.0.1"
 
 
 class Seat(NamedTuple):
-    """One process's place among those of this machine: ``"1/2@127.0.0.1:40001"``.
-
-    Attributes:
-      number: of this process, from 0.
-      processes: how many there are.
-      address: where process 0 listens.
-    """
+    """One process's place among those of this machine, and where process 0 listens: ``"1/2@127.0.0.1:40001"``."""
 
     number: int
     processes: int
@@ -47,13 +41,10 @@ class Seat(NamedTuple):
 
 
 def take(seat: Seat | None) -> None:
-    """Connects this process with the others, before JAX starts.
+    """Connects this process with the others, before JAX starts; a missing seat is what the environment says.
 
-    Args:
-      seat: this process's; None for what the environment says (SLURM, Open MPI, TPU pods, Kubernetes; jax's own list).
-
-    Raises:
-      ConnectionError: they did not meet in time, or the environment says nothing.
+    The environment is that of SLURM, Open MPI, TPU pods or Kubernetes (jax's own list). A ``ConnectionError`` says that
+    the processes did not meet in time, or that it says nothing.
     """
     import jax
 
@@ -64,11 +55,10 @@ def take(seat: Seat | None) -> None:
         else:
             jax.distributed.initialize(seat.address, seat.processes, seat.number, initialization_timeout=CONNECTING)
     except (RuntimeError, ValueError) as error:
-        fix = (
-            "--distributed is for processes that SLURM, mpirun or a TPU pod has started; on one machine, give "
-            "--processes" if seat is None else "start again"
-        )  # fmt: skip
-        raise ConnectionError(f"the processes did not meet ({_line(str(error))}): {fix}") from error
+        started = "--distributed is for processes that SLURM, mpirun or a TPU pod has started"
+        fix = f"{started}; on one machine, give --processes" if seat is None else "start again"
+        said = " ".join(str(error).split())[:300]
+        raise ConnectionError(f"the processes did not meet ({said}): {fix}") from error
     # JAX has taken SIGTERM for a notice of its own: the process would not end, nor a run with checkpoints save one.
     signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM) or signal.SIG_DFL)
 
@@ -109,12 +99,12 @@ def only_our_words() -> Iterator[None]:
 def start(arguments: Sequence[str], count: int) -> int:
     """Runs ``fedjax-sim ARGUMENTS --seat ...`` in ``count`` processes, and waits until all have ended.
 
-    The first speaks for all. If one fails, the others are ended. SIGINT and SIGTERM are passed on, once.
-
-    Returns:
-      The exit status of the first that failed, 128 + n where signal n ended it; 0 if none did.
+    The first speaks for all. If one fails, the others are ended, and its status is returned, 128 + n where signal n
+    ended it. SIGINT and SIGTERM are passed on, once.
     """
-    address = f"{LOOPBACK}:{_free_port()}"
+    with socket.socket() as listener:
+        listener.bind((LOOPBACK, 0))
+        address = f"{LOOPBACK}:{listener.getsockname()[1]}"
     with contextlib.ExitStack() as stack:
         said = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(count)]
         running: list[subprocess.Popen[bytes]] = []
@@ -187,13 +177,3 @@ def _end(running: list[subprocess.Popen[bytes]]) -> None:
             process.wait()
         if process.stdin is not None:
             process.stdin.close()
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind((LOOPBACK, 0))
-        return int(listener.getsockname()[1])
-
-
-def _line(text: str) -> str:
-    return " ".join(text.split())[:300]

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import ast
 import re
-import sys
 import textwrap
 from collections.abc import Iterator
 from importlib import resources
 from importlib.resources.abc import Traversable
 from typing import Any, NamedTuple
+
+from fedjax_sim.cli.process import Refused
 
 # Every factory is registered by one of four functions, under a name that is written out.
 _REGISTERED = re.compile(r"""\b(?:factory|recipe|data_set|register)\(\s*["']([a-z_]+\.\w+)["']""")
@@ -61,8 +62,7 @@ def run(options: argparse.Namespace) -> int:
     else:
         names = [one.name for one in found if what in (one.name, _short(one.name))]
         if not names:
-            print(f"fedjax-sim list: {unknown(what, [*kinds, *(one.name for one in found)])}", file=sys.stderr)
-            return 2
+            raise Refused(unknown(what, [*kinds, *(one.name for one in found)]))
         print("\n\n".join(map(explained, names)))
     return 0
 

@@ -4,34 +4,19 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import importlib
 import os
 import re
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from fedjax_sim.cli import (
-    algorithms,
-    compare,
-    completion,
-    data,
-    demo,
-    doctor,
-    init,
-    report,
-    reproduce,
-    run,
-    show,
-    sweep,
-    tune,
-    verify,
-)
-from fedjax_sim.cli import ctrl_c as interrupting
-from fedjax_sim.cli import list_names as names
-from fedjax_sim.cli import standard_output as streams
+from fedjax_sim.cli import process
+from fedjax_sim.cli.options import add_completion
 from fedjax_sim.core.version import __version__
 
-_COMMANDS = (demo, init, run, compare, sweep, tune, reproduce, report, show, verify, algorithms, data, names, doctor)
+# The modules that add commands.
+_COMMANDS = ("examples", "run", "compare", "sweep", "tune", "results", "algorithms", "data", "list_names", "doctor")
 # Keys of a configuration's [run] that are given as options by mistake.
 _OF_RUN = ("rounds", "seeds", "batch_size", "eval_every", "diagnostics", "checkpoint")
 
@@ -48,14 +33,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     own_process = arguments is None
     if own_process:
-        interrupting.watch()
+        process.watch()
         # XLA calls programs that it compiled and kept here unfit for this machine, in lines of 2 kB: it takes tuning
         # hints for features of the processor. What goes wrong is raised; only the log is silenced.
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    with streams.usable(own_process):
+    with process.usable_streams(own_process):
         try:
             try:
-                status = _done(arguments)
+                options = parser().parse_args(arguments)
+                options.own_process = own_process
+                status = process.status_of(options)
             finally:
                 sys.stdout.flush()
         except BrokenPipeError:  # the reader of a pipe went away: `fedjax-sim list | head`
@@ -64,39 +51,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"fedjax-sim: standard output cannot be written ({error.strerror})", file=sys.stderr)
             status = 1
         if own_process:
-            streams.discard()
+            process.discard_output()
             if status > 128:
-                interrupting.leave(status)
+                process.leave(status)
     return status
-
-
-def _done(arguments: Sequence[str] | None) -> int:
-    """Does what a command line says; returns the exit status."""
-    options = parser().parse_args(arguments)
-    options.own_process = arguments is None
-    try:
-        return int(options.run(options))
-    except BrokenPipeError:
-        raise
-    except (ValueError, OSError, ImportError, ArithmeticError) as error:
-        if getattr(options, "traceback", False):
-            raise
-        print(f"fedjax-sim {options.command}: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt as error:
-        signal = getattr(error, "signal", 2)  # an Interrupted says which, and where the run is saved
-        print(f"fedjax-sim {options.command}: {str(error) or 'stopped'}", file=sys.stderr)
-        return 128 + int(signal)
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line; importing nothing heavy, so that help and completion are quick."""
     made = _Parser(prog="fedjax-sim", description="Federated learning simulated in JAX.")
     made.add_argument("--version", action="version", version=f"fedjax_sim {__version__}")
-    completion.add_to(made)
+    add_completion(made)
     commands = made.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for command in _COMMANDS:
-        command.add_to(commands)
+    for name in _COMMANDS:
+        importlib.import_module(f"fedjax_sim.cli.{name}").add_to(commands)
     return made
 
 

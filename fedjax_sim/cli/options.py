@@ -1,51 +1,87 @@
-"""Options that several commands have, and what they print by."""
+"""Options that several commands have, what completes them in a shell, and what they print by."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
-
-from fedjax_sim.cli.completion import FILES, FOLDERS, completed
+from collections.abc import Callable, Sequence
+from typing import Any
 
 Say = Callable[[str], None]
+
+SHELLS = ("bash", "zsh", "tcsh")
+# What shtab knows as "complete file names here"; written out, so that parsers need no shtab.
+FILES = {"bash": "_shtab_compgen_files", "zsh": "_files", "tcsh": "f"}
+FOLDERS = {"bash": "_shtab_compgen_dirs", "zsh": "_files -/", "tcsh": "d"}
+
+
+def add_completion(parser: argparse.ArgumentParser) -> None:
+    """``--print-completion``: a script for the shell, made by shtab from the parser itself."""
+    about = f"print a script that completes this command in a shell ({', '.join(SHELLS)}), and end"
+    parser.add_argument("--print-completion", choices=SHELLS, metavar="SHELL", action=_PrintCompletion, help=about)
+
+
+class _PrintCompletion(argparse.Action):
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        try:
+            import shtab
+        except ImportError:
+            parser.exit(1, f"{parser.prog}: --print-completion needs shtab: pip install 'fedjax_sim[completion]'\n")
+        print(shtab.complete(parser, shell=str(values)))
+        parser.exit()
+
+
+def add_place(
+    command: argparse.ArgumentParser, name: str, by: dict[str, str] = FILES, *, of: str | None = None, **about: Any
+) -> None:
+    """An argument or option that names a file or folder, which shells complete; ``of`` is its metavar."""
+    action = command.add_argument(name, metavar=of, **about)
+    action.complete = by  # type: ignore[attr-defined]
 
 
 def add_configuration(command: argparse.ArgumentParser) -> None:
     """The configuration, and changes to it."""
-    file = command.add_argument("configuration", metavar="CONFIG.toml",
-                                help="what to run; `fedjax-sim init` writes an example")  # fmt: skip
-    completed(file, FILES)
+    about = "what to run; `fedjax-sim init` writes an example"
+    add_place(command, "configuration", of="CONFIG.toml", help=about)
     add_changes(command)
 
 
 def add_changes(command: argparse.ArgumentParser) -> None:
     """``--set``, into ``options.changes``."""
-    command.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="changes",
-                         help="another value, as TOML: --set algorithm.mu=0.1; may be given several times")  # fmt: skip
+    about = "another value, as TOML: --set algorithm.mu=0.1; may be given several times"
+    command.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="changes", help=about)
 
 
-def add_out(command: argparse.ArgumentParser, files: str, default: str) -> None:
-    """``--out``, a folder for ``files``."""
-    about = f"where to write {files} (default: {default})"
-    completed(command.add_argument("--out", metavar="DIR", help=about), FOLDERS)
+def add_running(command: argparse.ArgumentParser, files: str, default: str, shared: str | None = None) -> None:
+    """What commands that compute share: a folder for files, what is kept and said; what devices share, if several."""
+    add_place(command, "--out", FOLDERS, of="DIR", help=f"where to write {files} (default: {default})")
+    if shared is not None:
+        about = (
+            f"on a CPU: virtual devices that share {shared} (default: one a core, at most 8); on GPUs or TPUs: how "
+            "many of those that are there (default: one)"
+        )
+        command.add_argument("--devices", type=count, metavar="N", help=about)
+        about = (
+            "on a CPU: threads that all devices' operations share (default: 1 where every core has a device, else "
+            "XLA's choice)"
+        )
+        command.add_argument("--threads", type=count, metavar="N", help=about)
+    about = "compile anew: neither read nor keep compiled programs"
+    command.add_argument("--no-cache", action="store_true", help=about)
+    add_voice(command)
+    add_traceback(command)
 
 
-def add_devices(command: argparse.ArgumentParser, shared: str) -> None:
-    """``--devices`` and ``--threads``; ``shared`` says what the devices share."""
-    add = command.add_argument
-    add("--devices", type=count, metavar="N", help=f"on a CPU: virtual devices that share {shared} (default: one a "
-        "core, at most 8); on GPUs or TPUs: how many of those that are there (default: one)")  # fmt: skip
-    add("--threads", type=count, metavar="N", help="on a CPU: threads that all devices' operations share (default: 1 "
-        "where every core has a device, else XLA's choice)")  # fmt: skip
-
-
-def add_voice(command: argparse.ArgumentParser, *, traceback: bool = True) -> None:
-    """``--quiet`` or ``--json``, and ``--traceback``."""
+def add_voice(command: argparse.ArgumentParser) -> None:
+    """``--quiet`` or ``--json``."""
     said = command.add_mutually_exclusive_group()
     said.add_argument("--quiet", action="store_true", help="say nothing but errors")
     add_json(said)
-    if traceback:
-        add_traceback(command)
 
 
 def add_json(command: argparse._ActionsContainer) -> None:
@@ -59,15 +95,13 @@ def add_traceback(command: argparse.ArgumentParser) -> None:
     command.add_argument("--traceback", action="store_true", help=about)
 
 
-def add_no_cache(command: argparse.ArgumentParser) -> None:
-    """``--no-cache``."""
-    about = "compile anew: neither read nor keep compiled programs"
-    command.add_argument("--no-cache", action="store_true", help=about)
-
-
 def voice(options: argparse.Namespace) -> Say:
     """What prints a line of text: nothing does with ``--quiet`` or ``--json``."""
-    return _nothing if options.quiet or options.json else print
+    return silent if options.quiet or options.json else print
+
+
+def silent(text: str) -> None:
+    """Says nothing."""
 
 
 def count(text: str) -> int:
@@ -79,7 +113,3 @@ def count(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text}: it must be at least 1")
     return value
-
-
-def _nothing(text: str) -> None:
-    pass

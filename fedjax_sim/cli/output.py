@@ -1,21 +1,27 @@
-"""What the commands that run configurations do alike: what is said to JAX first, folders, errors, summaries."""
+"""What the commands that compute do alike: what is said to JAX first, what is refused, results, summaries."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import inspect
+import json
 import math
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedjax_sim.cli.options import Say, voice
+from fedjax_sim.cli.process import Refused
+
 if TYPE_CHECKING:
+    from fedjax_sim.core.devices import CpuDevices
     from fedjax_sim.core.locks import Lock
     from fedjax_sim.run.configuration.tables import Tables
     from fedjax_sim.run.history import History
 
-USAGE = 2  # the exit status of a configuration that cannot be run
+# By the first of these that is recorded, points of a sweep are compared.
+CHOOSING = ("test_accuracy", "test_data_loss", "test_loss", "loss")
 # Arguments of simulate, and the values with which they say nothing that other functions would not do.
 _NOTHING_SAID = {
     "on_divergence": "record", "divergence_factor": 10.0, "checkpoint": None, "every": None, "keep": 2, "stop": None,
@@ -23,13 +29,45 @@ _NOTHING_SAID = {
 }  # fmt: skip
 
 
+@contextlib.contextmanager
+def refusing(tables: Tables | None = None) -> Iterator[None]:
+    """Inside, an error is one of what was asked for: it is said with the table of the configuration it is about."""
+    try:
+        yield
+    except Refused:
+        raise
+    except (ValueError, TypeError) as error:
+        from fedjax_sim.run.configuration.building import placed
+        from fedjax_sim.run.configuration.tables import ConfigurationError
+
+        if tables is not None and not isinstance(error, ConfigurationError) and not str(error).startswith("--"):
+            error = placed(str(error), tables)
+        raise Refused(str(error)) from error
+
+
+def settle(
+    options: argparse.Namespace, *, devices: int | None = None, threads: int | None = None, cache: bool = True
+) -> CpuDevices | None:
+    """Chooses CPU devices and where compiled programs are kept, before JAX starts.
+
+    Nothing is done, and None returned, where a Python program called the command: its settings are left as they are.
+    """
+    if not options.own_process:
+        return None
+    from fedjax_sim.cli.cache import use_compilation_cache
+    from fedjax_sim.core.devices import use_cpu_devices
+
+    if cache:
+        use_compilation_cache()
+    return use_cpu_devices(devices, threads)
+
+
 def begin(
     options: argparse.Namespace, tables: Tables, *, devices: int | None = None, threads: int | None = None
 ) -> str | None:
-    """Precision, generator, CPU devices, kept programs, before JAX starts; returns the devices in words, if set."""
+    """As :func:`settle`, with the configuration's precision and random generator; the devices in words, if set."""
     import jax
 
-    from fedjax_sim.cli.before_jax import settle
     from fedjax_sim.core.keys import use_generator
     from fedjax_sim.run.configuration.building import precision, random_generator
 
@@ -43,12 +81,7 @@ def begin(
 
 
 def hardware(chosen: str | None, asked: int | None) -> str:
-    """The devices of a run in words.
-
-    Args:
-      chosen: what :func:`begin` returned.
-      asked: the number of devices that were asked for.
-    """
+    """The devices of a run in words: those that :func:`begin` chose, or as many as were asked for."""
     import jax
 
     if jax.default_backend() == "cpu" and chosen is not None:
@@ -57,28 +90,22 @@ def hardware(chosen: str | None, asked: int | None) -> str:
 
 
 def share_out(given: dict[str, Any], asked: int | None) -> None:
-    """Gives a run the layout that uses as many accelerators as were asked for; a CPU's devices are used anyway.
-
-    Raises:
-      ValueError: there are fewer.
-    """
+    """Gives a run the layout that uses as many accelerators as were asked for; a CPU's devices are used anyway."""
     import jax
 
-    if asked is None or jax.default_backend() == "cpu":
-        return
-    from fedjax_sim.engine.layout.mesh import mesh
+    if asked is not None and jax.default_backend() != "cpu":
+        from fedjax_sim.engine.layout.mesh import mesh
 
-    check_devices(asked)
-    given.setdefault("layout", mesh(asked))
+        check_devices(asked)
+        given.setdefault("layout", mesh(asked))
 
 
 def check_devices(asked: int) -> None:
     """Raises ``ValueError`` where there are fewer devices than were asked for."""
     import jax
 
-    present = jax.device_count()
-    if asked > present:
-        raise ValueError(f"--devices {asked}: there are {present} of {jax.devices()[0].device_kind}")
+    if asked > jax.device_count():
+        raise ValueError(f"--devices {asked}: there are {jax.device_count()} of {jax.devices()[0].device_kind}")
 
 
 def taken_by(function: Callable[..., Any], given: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -88,20 +115,10 @@ def taken_by(function: Callable[..., Any], given: dict[str, Any]) -> tuple[dict[
     return {name: value for name, value in given.items() if name in accepted}, rest
 
 
-def folder_of(options: argparse.Namespace, configuration: str, ending: str = "") -> Path:
-    """``--out``, else ``results/NAME`` and the ending."""
-    return Path("results", Path(configuration).stem + ending) if options.out is None else Path(options.out)
-
-
 def results_in(folder: Path, *files: str) -> Lock:
     """The folder for results, which nobody else writes to until the lock is released.
 
-    Args:
-      folder: it is made where it is missing.
-      files: names of the results.
-
-    Raises:
-      OSError: before the run, and not after it: they cannot be written there, or another run writes to the folder.
+    Before the run, and not after it, an ``OSError`` says that they cannot be written, or that another run does it.
     """
     from fedjax_sim.core.atomic import check_replaceable
     from fedjax_sim.core.locks import Lock
@@ -111,23 +128,79 @@ def results_in(folder: Path, *files: str) -> Lock:
     return Lock(folder, "results", ".results.lock")
 
 
-def refused(options: argparse.Namespace, error: Exception, source: str | None = None) -> int:
-    """The configuration cannot be run: what is refused is refused before anything is compiled."""
-    if getattr(options, "traceback", False):
-        raise error
-    where = "" if source is None or str(error).startswith((source, "--")) else f"{source}: "
-    print(f"fedjax-sim {options.command}: {where}{error}", file=sys.stderr)
-    return USAGE
+class Results(contextlib.ExitStack):
+    """What a command writes to its folder, ``--out`` or ``results/NAME`` with an ending, and how it tells of it."""
+
+    def __init__(self, options: argparse.Namespace, configuration: str, ending: str = "") -> None:
+        super().__init__()
+        self.folder = Path(options.out or Path("results", Path(configuration).stem + ending))
+        self.files: dict[str, Path] = {}  # that were written, by what they are
+        self.say: Say = voice(options)
+        self._json = options.json
+        self._no_plot = ""
+
+    def hold(self, *files: str) -> None:
+        """Keeps the folder for these files, as :func:`results_in`, until the context is left."""
+        self.enter_context(results_in(self.folder, *files))
+
+    def place(self, what: str, name: str) -> Path:
+        """Where a file goes, which is noted as written."""
+        self.files[what] = self.folder / name
+        return self.files[what]
+
+    def draw(self, draw: Callable[[Path], object], name: str) -> None:
+        """Draws the figure, unless matplotlib is missing."""
+        reason = drawn(lambda: draw(self.folder / name))
+        if reason is None:
+            self.place("plot", name)
+        else:
+            self._no_plot = f"; no plot: {reason}"
+
+    def write_run(self, history: History, tables: Tables, stem: str, configuration: str = "") -> dict[str, Path]:
+        """Writes a history, and beside it its full configuration; returns where."""
+        from fedjax_sim.core.atomic import write_atomically
+        from fedjax_sim.run.configuration.writing import written
+
+        told = self.folder / f"{configuration or stem}.toml"
+        files = {"history": self.folder / f"{stem}.npz", "configuration": told}
+        history.save(files["history"])
+        write_atomically(files["configuration"], written(history, tables.content.get("run", {})).encode())
+        return files
+
+    def tell(self, about: dict[str, Any], file: str = "") -> bool:
+        """Writes and prints what scripts read, with the files; returns whether that is all that should be printed."""
+        about |= {"files": {name: str(path) for name, path in self.files.items()}}
+        if file:
+            from fedjax_sim.core.atomic import write_atomically
+
+            write_atomically(self.folder / file, json.dumps(about, indent=1, allow_nan=False).encode())
+        if self._json:
+            print(json.dumps(about, allow_nan=False))
+        return bool(self._json)
+
+    def end(self, more: str = "") -> None:
+        """Says what was written."""
+        self.say(f"wrote {', '.join(map(str, self.files.values()))}{more}{self._no_plot}")
 
 
-def refused_by_run(options: argparse.Namespace, error: Exception, tables: Tables) -> int:
-    """As :func:`refused`, with the table of the configuration that the error is about."""
-    from fedjax_sim.run.configuration.building import placed
-    from fedjax_sim.run.configuration.tables import ConfigurationError
+@contextlib.contextmanager
+def configured(options: argparse.Namespace, ending: str = "") -> Iterator[tuple[Tables, Results]]:
+    """The configuration of a command, and what it writes."""
+    from fedjax_sim.run.configuration.tables import load
 
-    if isinstance(error, ConfigurationError) or str(error).startswith("--") or getattr(options, "traceback", False):
-        return refused(options, error)
-    return refused(options, placed(str(error), tables))
+    with refusing():
+        tables = load(options.configuration, options.changes)
+    with Results(options, options.configuration, ending) as results:
+        yield tables, results
+
+
+def drawn(draw: Callable[[], object]) -> str | None:
+    """Draws a figure; returns why not, where matplotlib is missing."""
+    try:
+        draw()
+    except ImportError as error:
+        return str(error)
+    return None
 
 
 def in_short(given: dict[str, Any]) -> str:
@@ -143,12 +216,11 @@ def in_short(given: dict[str, Any]) -> str:
 
 def summary(history: History, files: dict[str, Path]) -> dict[str, Any]:
     """What scripts need of a run; what is not finite is null, as JSON has no other word for it."""
-    final = {name: history.final(name) for name in history.metrics}
     return {
         "algorithm": history.algorithm,
         "rounds": int(history.evaluated[-1]),
         "seeds": history.seeds,
-        "final": {name: finite(value.tolist()) for name, value in final.items()},
+        "final": {name: finite(history.final(name).tolist()) for name in history.metrics},
         "seconds": history.seconds,
         "compile_seconds": history.compile_seconds,
         "layout": history.description["run"]["layout"],
@@ -166,21 +238,3 @@ def finite(value: Any) -> Any:
     if isinstance(value, list):
         return [finite(item) for item in value]
     return value if not isinstance(value, float) or math.isfinite(value) else None
-
-
-def write_run(history: History, tables: Tables, place: Path, configuration: Path) -> None:
-    """Writes a history, and beside it its full configuration."""
-    from fedjax_sim.core.atomic import write_atomically
-    from fedjax_sim.run.configuration.writing import written
-
-    history.save(place)
-    write_atomically(configuration, written(history, tables.content.get("run", {})).encode())
-
-
-def drawn(draw: Callable[[], object]) -> str | None:
-    """Draws a figure; returns why not, where matplotlib is missing."""
-    try:
-        draw()
-    except ImportError as error:
-        return str(error)
-    return None

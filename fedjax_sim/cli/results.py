@@ -1,62 +1,122 @@
-"""Results that a command is given: which runs are in them, and what they are called."""
+"""``fedjax-sim show``, ``report`` and ``verify``: results that are there, which runs are in them, their names."""
 
 from __future__ import annotations
 
+import argparse
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from fedjax_sim.cli.options import add_place
+from fedjax_sim.cli.output import CHOOSING, settle
+
 if TYPE_CHECKING:
     from fedjax_sim.run.history import History
     from fedjax_sim.studies.sweeps.result import Sweep
 
-HELP = ("folders that `fedjax-sim run`, `compare`, `sweep`, `tune` or `demo` wrote, or files written by History.save "
-        "or Sweep.save")  # fmt: skip
 MOST_POINTS = 12
 _OF_FOLDERS = ("history.npz", "sweep.npz")  # of `run`, of `sweep`: such a file goes by the name of its folder
 _BESIDE = (".json", ".toml", ".png", ".pdf", ".svg", ".html")  # what commands write beside histories
-_CHOOSING = ("test_accuracy", "test_data_loss", "test_loss", "loss")  # by the first that is recorded points are best
 _LONGEST = 200  # characters of a label
 
 
+def add_to(commands: Any) -> None:
+    """Adds the commands."""
+    results = (
+        "folders that `fedjax-sim run`, `compare`, `sweep`, `tune` or `demo` wrote, or files written by History.save "
+        "or Sweep.save"
+    )
+    report = commands.add_parser("report", help="one HTML page that compares saved runs, to open in any browser")
+    add_place(report, "results", nargs="+", of="RESULT", help=results)
+    add_place(report, "--out", default="report.html", of="FILE", help="the page (default: report.html)")
+    report.add_argument("--title", metavar="TEXT", help="its heading")
+    report.set_defaults(run=_report)
+
+    show = commands.add_parser("show", help="print saved runs and sweeps as one table")
+    add_place(show, "results", nargs="+", of="RESULT", help=results)
+    show.add_argument("--target", type=float, help="also count the rounds until this accuracy (or loss)")
+    show.add_argument("--markdown", action="store_true", help="a Markdown table")
+    show.set_defaults(run=_show)
+
+    verify = commands.add_parser("verify", help="run a saved result again, from its own description, and compare")
+    add_place(verify, "history", of="FILE", help="a file written by History.save")
+    about = (
+        "largest relative distance that passes (default: none where versions and device are those of the result, else "
+        "1e-3)"
+    )
+    verify.add_argument("--tolerance", type=float, help=about)
+    verify.set_defaults(run=_verify)
+
+
+def _report(options: argparse.Namespace) -> int:
+    from fedjax_sim.core.atomic import check_replaceable, check_writable
+    from fedjax_sim.reporting.html import report
+
+    page = Path(options.out)
+    check_replaceable(page)
+    check_writable(page.parent)
+    found = _read(options)
+    report(found.histories, options.out, title=options.title or found.heading)
+    print(f"wrote {options.out} ({page.stat().st_size / 1000:,.0f} kB)")
+    return 0
+
+
+def _show(options: argparse.Namespace) -> int:
+    from fedjax_sim.reporting.table import results_table
+
+    print(results_table(_read(options).histories, target=options.target, markdown=options.markdown))
+    return 0
+
+
+def _read(options: argparse.Namespace) -> Read:
+    """The results of a command; notes on them go where they are in nobody's way."""
+    found = read(options.results)
+    for note in found.notes:
+        print(f"fedjax-sim {options.command}: note: {note}", file=sys.stderr)
+    return found
+
+
+def _verify(options: argparse.Namespace) -> int:
+    """With the precision, the random generator and the number of CPU devices of the result."""
+    import jax
+
+    from fedjax_sim.core.keys import use_generator
+    from fedjax_sim.run.history import History
+    from fedjax_sim.run.verification import verify
+
+    history = History.load(options.history)
+    environment = history.description.get("environment", {})
+    if environment.get("float") == "float64" and options.own_process:
+        jax.config.update("jax_enable_x64", True)
+    if options.own_process and isinstance(environment.get("generator"), dict):
+        use_generator(environment["generator"])
+    several = re.fullmatch(r"(\d{1,4}) x cpu( of \d{1,6} processes)?", str(environment.get("device")))
+    settle(options, devices=int(several[1]) if several else 1)
+    found = verify(history, tolerance=options.tolerance)
+    print(found)
+    return 0 if found.passed else 1
+
+
 class Result(NamedTuple):
-    """A file with runs.
+    """A file with runs."""
 
-    Attributes:
-      path: where it is.
-      names: what it may be called by, the last ones first: the folders, and its own name or label.
-    """
-
-    path: Path
-    names: tuple[str, ...]
+    path: Path  # where it is
+    names: tuple[str, ...]  # what it may be called by, the last ones first: the folders, and its own name or label
 
 
 class Read(NamedTuple):
-    """What was read.
+    """What was read."""
 
-    Attributes:
-      histories: the runs by short names that differ; of a sweep its points.
-      notes: what of the results is not among them, a line each.
-      heading: of a page of them, where they are some points of one sweep.
-    """
-
-    histories: dict[str, History]
-    notes: list[str]
-    heading: str | None = None
+    histories: dict[str, History]  # the runs by short names that differ; of a sweep its points
+    notes: list[str]  # what of the results is not among them, a line each
+    heading: str | None = None  # of a page of them, where they are some points of one sweep
 
 
 def read(results: Sequence[str]) -> Read:
-    """Reads the runs of results.
-
-    Args:
-      results: files of runs and sweeps, or folders as commands write them.
-
-    Raises:
-      ValueError: one of them is given twice, or damaged.
-      FileNotFoundError: there is no run in them.
-    """
+    """Reads the runs of results: files of runs and sweeps, or folders as commands write them."""
     from fedjax_sim.run.history import is_sweep, read_record
 
     files, notes = files_of(results)
@@ -74,18 +134,8 @@ def read(results: Sequence[str]) -> Read:
     return Read(histories, notes, notes[0] if len(files) == len(notes) == 1 else None)
 
 
-def say(command: str, notes: Sequence[str]) -> None:
-    """Prints notes where they are in nobody's way."""
-    for note in notes:
-        print(f"fedjax-sim {command}: note: {note}", file=sys.stderr)
-
-
 def named(files: Sequence[Result]) -> dict[str, Path]:
-    """The files by short names that differ: of ``runs/a/history.npz`` and ``runs/b`` they are a and b.
-
-    Raises:
-      ValueError: one of them is given twice.
-    """
+    """The files by short names that differ: of ``runs/a/history.npz`` and ``runs/b`` they are a and b."""
     places = [file.path.resolve() for file in files]
     twice = [str(path) for path, count in Counter(places).items() if count > 1]
     if twice:
@@ -105,11 +155,7 @@ def named(files: Sequence[Result]) -> dict[str, Path]:
 
 
 def files_of(results: Sequence[str]) -> tuple[list[Result], list[str]]:
-    """The files of results, and notes on what has none: ``results/*`` names everything that is there.
-
-    Raises:
-      FileNotFoundError: there are none at all.
-    """
+    """The files of results, and notes on what has none: ``results/*`` names everything that is there."""
     files: list[Result] = []
     without: list[str] = []
     for result in results:
@@ -122,20 +168,16 @@ def files_of(results: Sequence[str]) -> tuple[list[Result], list[str]]:
             without.append(result)
         else:
             files.append(_result(path, _labels(path.parent)))
-    if not files:
-        raise FileNotFoundError(_nothing(results))
-    return files, [f"no runs in {', '.join(without)}"] if without else []
-
-
-def _nothing(results: Sequence[str]) -> str:
-    """What to give instead."""
+    if files:
+        return files, [f"no runs in {', '.join(without)}"] if without else []
     first = Path(results[0])
     if not first.is_dir():
-        return f"{results[0]} is no history: give the folder that it is in, or a file written by History.save (.npz)"
-    inside = any(folder.is_dir() and any(_of_folder(folder)) for folder in sorted(first.iterdir()))
-    if inside:
-        return f"{results[0]} has no runs itself, but folders of runs: give {results[0]}/*"
-    return f"{results[0]} has no {' or '.join(_OF_FOLDERS)}, nor other .npz files: give the folder of a run, or a file"
+        said = "is no history: give the folder that it is in, or a file written by History.save (.npz)"
+    elif any(folder.is_dir() and any(_of_folder(folder)) for folder in sorted(first.iterdir())):
+        said = f"has no runs itself, but folders of runs: give {results[0]}/*"
+    else:
+        said = f"has no {' or '.join(_OF_FOLDERS)}, nor other .npz files: give the folder of a run, or a file"
+    raise FileNotFoundError(f"{results[0]} {said}")
 
 
 def _of_folder(folder: Path) -> Iterator[Result]:
@@ -162,11 +204,8 @@ def _labels(folder: Path) -> dict[str, str]:
         told = {Path(run["files"]["history"]).name: run["label"] for run in about["runs"] if "files" in run}
     except (OSError, ValueError, TypeError, KeyError):  # not there, or of the demo, or anybody's
         return {}
-    return {name: label for name, label in told.items() if _is_label(label)}
-
-
-def _is_label(label: Any) -> bool:
-    return isinstance(label, str) and 0 < len(label) <= _LONGEST and label.isprintable()
+    texts = {name: label for name, label in told.items() if isinstance(label, str)}
+    return {name: label for name, label in texts.items() if 0 < len(label) <= _LONGEST and label.isprintable()}
 
 
 def _points(sweep: Sweep) -> tuple[dict[str, History], str]:
@@ -177,7 +216,7 @@ def _points(sweep: Sweep) -> tuple[dict[str, History], str]:
     count = sweep.space.num_points
     numbers, left_out = list(range(count)), ""
     if count > MOST_POINTS:
-        metric = next((name for name in _CHOOSING if one_number(sweep.runs, name)), None)
+        metric = next((name for name in CHOOSING if one_number(sweep.runs, name)), None)
         ranked = [] if metric is None else [one.number for one in sweep.ranked(metric)]
         numbers = (ranked or numbers)[:MOST_POINTS]
         which = f"best {len(numbers)} of {count} points by {in_words(str(metric), [sweep.runs])}"

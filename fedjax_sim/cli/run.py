@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import json
 import os
 import sys
 import traceback
@@ -12,20 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedjax_sim.cli import launch as processes
-from fedjax_sim.cli.options import Say, add_configuration, add_devices, add_no_cache, add_out, add_voice, count, voice
-from fedjax_sim.cli.output import (
-    begin,
-    drawn,
-    folder_of,
-    hardware,
-    in_short,
-    refused,
-    refused_by_run,
-    results_in,
-    share_out,
-    summary,
-    write_run,
-)
+from fedjax_sim.cli.options import add_configuration, add_running, count, silent
+from fedjax_sim.cli.output import Results, begin, configured, hardware, in_short, refusing, share_out, summary
+from fedjax_sim.cli.process import status_of
 
 if TYPE_CHECKING:
     from fedjax_sim.run.configuration.tables import Tables
@@ -38,81 +25,64 @@ def add_to(commands: Any) -> None:
     """Adds the command."""
     command = commands.add_parser("run", help="run a configuration (TOML): a history, a plot, a table")
     add_configuration(command)
-    add_out(command, "history.npz, configuration.toml and plot.png", "results/NAME of the configuration")
-    add_devices(command, "the cohort")
     several = command.add_mutually_exclusive_group()
     several.add_argument("--processes", type=count, metavar="P", help="compute in P processes on this machine")
-    several.add_argument("--distributed", action="store_true", help="this is one of several processes that SLURM, "
-                         "mpirun or a TPU pod has started")  # fmt: skip
+    about = "this is one of several processes that SLURM, mpirun or a TPU pod has started"
+    several.add_argument("--distributed", action="store_true", help=about)
     several.add_argument("--seat", type=processes.Seat.read, help=argparse.SUPPRESS)  # given by --processes
-    add_no_cache(command)
-    add_voice(command)
+    add_running(command, ", ".join(_FILES), "results/NAME of the configuration", "the cohort")
     command.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Runs it, here or in several processes."""
-    from fedjax_sim.run.configuration.tables import load
+    with configured(options) as (tables, results):
+        if options.processes is None or options.processes == 1:
+            return _run_here(options, tables, results)
+        results.hold(*_FILES)
+    return processes.start(_arguments(options), options.processes)  # the first process holds the folder
 
-    try:
-        tables = load(options.configuration, options.changes)
-    except ValueError as error:
-        return refused(options, error)
-    if options.processes is not None and options.processes > 1:
-        results_in(folder_of(options, options.configuration), *_FILES).release()  # the first process will hold it
-        return processes.start(_arguments(options), options.processes)
+
+def _run_here(options: argparse.Namespace, tables: Tables, results: Results) -> int:
+    """In this process, which may be one of several."""
     if options.seat is None and not options.distributed:
-        return _run(options, tables)
-    return _run_with_others(options, tables)
-
-
-def _run_with_others(options: argparse.Namespace, tables: Tables) -> int:
-    """In one of several processes."""
+        return _run(options, tables, results)
     if options.seat is not None:
         processes.end_with_parent()
+    options.run = lambda _: _run(options, tables, results)
     status = 1
     try:
         with processes.only_our_words():
-            try:
-                status = _run(options, tables)
-            except (ValueError, OSError, ImportError, ArithmeticError) as error:
-                print(f"fedjax-sim run: {error}", file=sys.stderr)
-            except KeyboardInterrupt as error:
-                print(f"fedjax-sim run: {str(error) or 'stopped'}", file=sys.stderr)
-                status = 128 + int(getattr(error, "signal", 2))
+            status = status_of(options)
     except BaseException:
         traceback.print_exc()
     if status:
+        results.close()
         sys.stderr.flush()
         os._exit(status)  # at its end JAX would wait for the other processes, which may never come
     return 0
 
 
-def _run(options: argparse.Namespace, tables: Tables) -> int:
-    folder = folder_of(options, options.configuration)
-    with contextlib.ExitStack() as stack:
-        try:
-            devices = _prepare(options, tables)
-            import jax
+def _run(options: argparse.Namespace, tables: Tables, results: Results) -> int:
+    with refusing(tables):
+        devices = _prepare(options, tables)
+        import jax
 
-            from fedjax_sim.run.configuration.building import arguments
+        from fedjax_sim.run.configuration.building import arguments
+        from fedjax_sim.run.simulation import simulate
 
-            first = jax.process_index() == 0
-            if first:
-                stack.enter_context(results_in(folder, *_FILES))
-            say = voice(options) if first else _nothing
-            given = arguments(tables)
-            share_out(given, options.devices)
-            say(f"{Path(options.configuration).name}: {in_short(given)}")
-            say(f"on {hardware(devices, options.devices)}")
-
-            from fedjax_sim.run.simulation import simulate
-
-            history = simulate(**given, progress=None if first and say is print else False)
-        except (ValueError, TypeError) as error:
-            return refused_by_run(options, error, tables)
+        first = jax.process_index() == 0
         if first:
-            _write(history, folder, tables, options, say)
+            results.hold(*_FILES)
+        else:
+            results.say = silent
+        given = arguments(tables)
+        share_out(given, options.devices)
+        results.say(f"{Path(options.configuration).name}: {in_short(given)}")
+        results.say(f"on {hardware(devices, options.devices)}")
+        history = simulate(**given, progress=None if results.say is print else False)
+    if first:
+        _write(history, tables, results)
     return 0
 
 
@@ -133,45 +103,32 @@ def _prepare(options: argparse.Namespace, tables: Tables) -> str | None:
     return f"{jax.process_count()} processes, each with {chosen}"
 
 
-def _write(history: History, folder: Path, tables: Tables, options: argparse.Namespace, say: Say) -> None:
-    places = [folder / name for name in _FILES]
-    files = {"history": places[0], "configuration": places[1]}
-    write_run(history, tables, *files.values())
-    plotted = drawn(lambda: _plot(history, places[2]))
-    if plotted is None:
-        files["plot"] = places[2]
-    if options.json:
-        print(json.dumps(summary(history, files), allow_nan=False))
-        return
-    say(f"\n{history.table()}")
-    layout = history.description["run"]["layout"]["name"].rpartition(".")[2]
-    say(f"compiling {history.compile_seconds:.1f} s, running {history.seconds:.1f} s; layout {layout!r}")
-    if processes.are_several() and layout != "mesh":
-        say(f"every process computed the same: layout {layout!r} does not share a run out, layout 'mesh' does")
-    for seed, stop in history.stops.items():
-        say(f"seed {seed} stopped after round {stop.round}: {stop.reason}")
-    for divergence in history.divergences:
-        say(f"diverged: {divergence}")
-    say(f"wrote {', '.join(map(str, files.values()))}{'' if plotted is None else f'; no plot: {plotted}'}")
-
-
-def _plot(history: History, path: Path) -> None:
-    """Draws the losses and accuracies."""
+def _write(history: History, tables: Tables, results: Results) -> None:
     from fedjax_sim.reporting.panels import comparison
 
+    results.files |= results.write_run(history, tables, "history", "configuration")
     dataset = str(history.description["dataset"]["name"]).rpartition(".")[2]
-    comparison({dataset: {history.algorithm: history}}, path)
+    results.draw(lambda path: comparison({dataset: {history.algorithm: history}}, path), "plot.png")
+    if results.tell(summary(history, results.files)):
+        return
+    results.say(f"\n{history.table()}")
+    layout = history.description["run"]["layout"]["name"].rpartition(".")[2]
+    results.say(f"compiling {history.compile_seconds:.1f} s, running {history.seconds:.1f} s; layout {layout!r}")
+    if processes.are_several() and layout != "mesh":
+        results.say(f"every process computed the same: layout {layout!r} does not share a run out, layout 'mesh' does")
+    for seed, stop in history.stops.items():
+        results.say(f"seed {seed} stopped after round {stop.round}: {stop.reason}")
+    for divergence in history.divergences:
+        results.say(f"diverged: {divergence}")
+    results.end()
 
 
 def _arguments(options: argparse.Namespace) -> list[str]:
     """The command line of the processes that ``--processes`` starts."""
-    given = ["run", options.configuration]
-    given += [f"--set={change}" for change in options.changes]
     values = {name: getattr(options, name) for name in ("out", "devices", "threads")}
-    given += [f"--{name}={value}" for name, value in values.items() if value is not None]
-    return given + [f"--{name.replace('_', '-')}" for name in ("no_cache", "quiet", "json", "traceback")
-                    if getattr(options, name)]  # fmt: skip
-
-
-def _nothing(text: str) -> None:
-    pass
+    flags = [name for name in ("no_cache", "quiet", "json", "traceback") if getattr(options, name)]
+    return [
+        *("run", options.configuration, *(f"--set={change}" for change in options.changes)),
+        *(f"--{name}={value}" for name, value in values.items() if value is not None),
+        *(f"--{name.replace('_', '-')}" for name in flags),
+    ]

@@ -1,17 +1,51 @@
-"""``--over NAME=VALUES``: which hyper-parameters a sweep or a tuning varies, and how."""
+"""``--over NAME=VALUES``: which hyper-parameters a sweep or a tuning varies; values and calls on command lines."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
-
-from fedjax_sim.cli.numbers import Call, call, key_and_text, numbers
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from fedjax_sim.studies.hyper.transforms import Transform
     from fedjax_sim.studies.sweeps.space import Space
 
 _OPTION = "--over"
+_CALL = re.compile(r"([A-Za-z_]\w*)\((.*)\)", re.DOTALL)
+
+
+class Call(NamedTuple):
+    """``name(1, 2)``: a function's name, and its arguments as TOML values."""
+
+    name: str
+    arguments: list[Any]
+
+
+def key_and_text(said: str, option: str, example: str) -> tuple[str, str]:
+    """The two sides of ``KEY=VALUE``."""
+    key, equals, text = said.partition("=")
+    if not equals or not key.strip() or not text.strip():
+        raise ValueError(f"{option} {said[:200]}: write KEY=VALUE, for instance {example}")
+    return key.strip(), text.strip()
+
+
+def call(text: str, where: str) -> Call | None:
+    """``name(1, 2)`` as a call; None for another text."""
+    from fedjax_sim.run.configuration.tables import toml_value
+
+    found = _CALL.fullmatch(text.strip())
+    return None if found is None else Call(found[1], toml_value(f"[{found[2]}]", where))
+
+
+def numbers(text: str, where: str) -> list[float]:
+    """``0, 0.01, 0.1``, with brackets around it or without."""
+    from fedjax_sim.run.configuration.tables import toml_value
+
+    listed = toml_value(text if text.strip().startswith("[") else f"[{text}]", where)
+    for value in listed if isinstance(listed, list) else [listed]:
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise ValueError(f"{where}: {value!r} is no number: give numbers with commas between them")
+    return [float(value) for value in listed]
 
 
 def leaf(name: str) -> str:
@@ -20,22 +54,17 @@ def leaf(name: str) -> str:
 
 
 def space_of(over: Sequence[str], *, zipped: bool, random: int | None, seed: int) -> Space:
-    """The points of a sweep.
+    """The points of a sweep: all combinations of lists, or their k-th values together, or so many random draws.
 
-    Args:
-      over: ``["algorithm.mu=0,0.1", "algorithm.client_optimizer.learning_rate=geomspace(0.01, 1, 5)"]``, or with
-        ``uniform(a, b)`` and ``log_uniform(a, b)`` where ``random``.
-      zipped: the k-th value of each list, not all combinations.
-      random: so many independent draws.
-      seed: of the draws.
-
-    Raises:
-      ValueError: not such texts, a name twice, lists without ``random`` or draws with it.
+    Texts are ``"algorithm.mu=0,0.1"`` and ``"algorithm.mu=geomspace(0.01, 1, 5)"``, or have ``uniform(a, b)`` and
+    ``log_uniform(a, b)`` where ``random``.
     """
+    import numpy as np
+
     from fedjax_sim.studies import sweeps
 
     draws: dict[str, Callable[..., Any]] = {"uniform": sweeps.uniform, "log_uniform": sweeps.log_uniform}
-    ranges: dict[str, Callable[..., Any]] = {"linspace": _linspace, "geomspace": _geomspace}
+    ranges: dict[str, Callable[..., Any]] = {"linspace": np.linspace, "geomspace": np.geomspace}
     values: dict[str, Any] = {}
     for said in over:
         key, text = key_and_text(said, _OPTION, "algorithm.mu=0,0.01,0.1")
@@ -49,22 +78,14 @@ def space_of(over: Sequence[str], *, zipped: bool, random: int | None, seed: int
                 raise ValueError(f"{where}: with --random values are drawn: write log_uniform(a, b) or uniform(a, b)")
             values[name] = _called(asked, draws, where)
         else:
-            values[name] = numbers(text, where) if asked is None else _called(asked, ranges, where)
+            values[name] = numbers(text, where) if asked is None else _called(asked, ranges, where).tolist()
     if random is not None:
         return sweeps.random(values, random, seed)
     return sweeps.zipped(values) if zipped else sweeps.grid(values)
 
 
 def check_real(given: Mapping[str, Any], names: Sequence[str]) -> None:
-    """Checks that hyper-parameters are no structure, which no program can vary.
-
-    Args:
-      given: arguments of ``simulate``.
-      names: the library's names of hyper-parameters of them.
-
-    Raises:
-      ValueError: one is; of another command.
-    """
+    """Checks that hyper-parameters of ``simulate``'s arguments are no structure, which no program can vary."""
     from fedjax_sim.core.paths import real_leaves
 
     for name in names:
@@ -81,17 +102,11 @@ def check_real(given: Mapping[str, Any], names: Sequence[str]) -> None:
 
 
 def transforms_of(over: Sequence[str]) -> dict[str, Transform | None]:
-    """What a tuning varies: ``["algorithm.mu", "algorithm.momentum=interval(0, 0.9)"]`` by the library's names.
-
-    Raises:
-      ValueError: an unknown transform, or a name twice.
-    """
+    """What a tuning varies: ``["algorithm.mu", "algorithm.momentum=interval(0, 0.9)"]`` by the library's names."""
     from fedjax_sim.studies import hyper
 
-    known: dict[str, Callable[..., Any]] = {
-        "positive": hyper.positive, "softplus": hyper.softplus, "unit_interval": hyper.unit_interval,
-        "interval": hyper.interval, "simplex": hyper.simplex, "identity": hyper.identity,
-    }  # fmt: skip
+    names = ("positive", "softplus", "unit_interval", "interval", "simplex", "identity")
+    known: dict[str, Callable[..., Any]] = {name: getattr(hyper, name) for name in names}
     chosen: dict[str, Transform | None] = {}
     for said in over:
         key, equals, text = said.partition("=")
@@ -116,17 +131,3 @@ def _called(asked: Call, known: Mapping[str, Callable[..., Any]], where: str) ->
         return known[asked.name](*asked.arguments)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{where}: {error}") from error
-
-
-def _linspace(low: float, high: float, num: int) -> list[float]:
-    import numpy as np
-
-    found: list[float] = np.linspace(low, high, num).tolist()
-    return found
-
-
-def _geomspace(low: float, high: float, num: int) -> list[float]:
-    import numpy as np
-
-    found: list[float] = np.geomspace(low, high, num).tolist()
-    return found

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedjax_sim.cli.options import Say, add_configuration, add_devices, add_no_cache, add_out, add_voice, count, voice
+from fedjax_sim.cli.options import Say, add_configuration, add_running, count
 from fedjax_sim.cli.output import (
+    CHOOSING,
+    Results,
     begin,
     check_devices,
-    drawn,
+    configured,
     finite,
-    folder_of,
     hardware,
     in_short,
-    refused,
-    refused_by_run,
-    results_in,
+    refusing,
     taken_by,
 )
 from fedjax_sim.cli.spaces import check_real, space_of
@@ -28,7 +25,7 @@ if TYPE_CHECKING:
     from fedjax_sim.studies.sweeps.result import Ranked, Sweep
     from fedjax_sim.studies.sweeps.space import Space
 
-_CHOOSING = ("test_accuracy", "test_data_loss", "test_loss", "loss")  # the first that is recorded chooses
+_FILES = ("sweep.npz", "sweep.json", "sweep.png", "best.toml")
 _PANELS = 6
 
 
@@ -48,35 +45,23 @@ def add_to(commands: Any) -> None:
     add("--metric", metavar="NAME", help="what chooses the best point (default: test_accuracy, else test_data_loss "
         "(without a penalty), else test_loss, else loss)")  # fmt: skip
     add("--top", type=count, default=10, metavar="N", help="lines of the table (default: 10)")
-    add_out(command, "sweep.npz, sweep.json, sweep.png and best.toml", "results/NAME-sweep")
-    add_devices(command, "the runs")
-    add_no_cache(command)
-    add_voice(command)
+    add_running(command, "sweep.npz, sweep.json, sweep.png and best.toml", "results/NAME-sweep", "the runs")
     command.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Runs it."""
-    from fedjax_sim.run.configuration.tables import load
-
-    try:
-        tables = load(options.configuration, options.changes)
-    except ValueError as error:
-        return refused(options, error)
-    folder = folder_of(options, options.configuration, "-sweep")
-    with contextlib.ExitStack() as stack:
-        try:
+    with configured(options, "-sweep") as (tables, results):
+        with refusing(tables):
             devices = begin(options, tables, devices=options.devices, threads=options.threads)
             from fedjax_sim.run.configuration.building import arguments
 
             space = space_of(options.over, zipped=options.zip, random=options.random, seed=options.random_seed)
             given = arguments(tables)
             check_real(given, space.names)
-            stack.enter_context(results_in(folder, "sweep.npz", "sweep.json", "sweep.png", "best.toml"))
-            result = _result(given, space, options, devices, voice(options))
-        except (ValueError, TypeError) as error:
-            return refused_by_run(options, error, tables)
-        _write(result, folder, options, voice(options))
+            results.hold(*_FILES)
+            result = _result(given, space, options, devices, results.say)
+        _write(result, options, results)
     return 0
 
 
@@ -116,29 +101,23 @@ def _check_metric(given: dict[str, Any], metric: str) -> None:
         )
 
 
-def _write(result: Sweep, folder: Path, options: argparse.Namespace, say: Say) -> None:
+def _write(result: Sweep, options: argparse.Namespace, results: Results) -> None:
     from fedjax_sim.core.atomic import write_atomically
     from fedjax_sim.run.configuration.writing import written
 
-    metric = options.metric or next(name for name in _CHOOSING if name in result.runs.metrics)
-    files = {"sweep": folder / "sweep.npz", "results": folder / "sweep.json"}
-    result.save(files["sweep"])
+    metric = options.metric or next(name for name in CHOOSING if name in result.runs.metrics)
+    result.save(results.place("sweep", "sweep.npz"))
+    results.place("results", "sweep.json")
     ranked = result.ranked(metric)
     if ranked:
-        files["best"] = folder / "best.toml"
-        write_atomically(files["best"], written(result.at(ranked[0].number)).encode())
-    plotted = drawn(lambda: _plot(result, metric, bool(ranked), folder / "sweep.png"))
-    if plotted is None:
-        files["plot"] = folder / "sweep.png"
-    about = _as_json(result, metric, ranked, files)
-    write_atomically(files["results"], json.dumps(about, indent=1, allow_nan=False).encode())
-    if options.json:
-        print(json.dumps(about, allow_nan=False))
+        write_atomically(results.place("best", "best.toml"), written(result.at(ranked[0].number)).encode())
+    results.draw(lambda path: _plot(result, metric, bool(ranked), path), "sweep.png")
+    if results.tell(_as_json(result, metric, ranked), "sweep.json"):
         return
-    say(f"\n{result.table(metric, top=options.top)}")
-    say(f"compiling {result.compile_seconds:.1f} s, running {result.seconds:.1f} s")
-    say(f"\n{_best_in_words(result, metric, ranked, files)}")
-    say(f"wrote {', '.join(map(str, files.values()))}{'' if plotted is None else f'; no plot: {plotted}'}")
+    results.say(f"\n{result.table(metric, top=options.top)}")
+    results.say(f"compiling {result.compile_seconds:.1f} s, running {result.seconds:.1f} s")
+    results.say(f"\n{_best_in_words(result, metric, ranked, results.files)}")
+    results.end()
 
 
 def _best_in_words(result: Sweep, metric: str, ranked: list[Ranked], files: dict[str, Path]) -> str:
@@ -162,7 +141,7 @@ def _best_in_words(result: Sweep, metric: str, ranked: list[Ranked], files: dict
     )
 
 
-def _as_json(result: Sweep, metric: str, ranked: list[Ranked], files: dict[str, Path]) -> dict[str, Any]:
+def _as_json(result: Sweep, metric: str, ranked: list[Ranked]) -> dict[str, Any]:
     import numpy as np
 
     diverged = result.diverged.reshape(result.space.num_points, -1)
@@ -184,7 +163,6 @@ def _as_json(result: Sweep, metric: str, ranked: list[Ranked], files: dict[str, 
         "points": [point(number) for number in range(result.space.num_points)],
         "seconds": result.seconds,
         "compile_seconds": result.compile_seconds,
-        "files": {name: str(path) for name, path in files.items()},
     }
 
 

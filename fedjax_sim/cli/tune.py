@@ -3,25 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedjax_sim.cli.options import Say, add_configuration, add_no_cache, add_out, add_voice, count, voice
-from fedjax_sim.cli.output import (
-    begin,
-    drawn,
-    folder_of,
-    hardware,
-    in_short,
-    refused,
-    refused_by_run,
-    results_in,
-    summary,
-    taken_by,
-    write_run,
-)
+from fedjax_sim.cli.options import Say, add_configuration, add_running, count
+from fedjax_sim.cli.output import Results, begin, configured, hardware, in_short, refusing, summary, taken_by
 from fedjax_sim.cli.spaces import transforms_of
 
 if TYPE_CHECKING:
@@ -49,38 +35,26 @@ def add_to(commands: Any) -> None:
         "(default: 1)")  # fmt: skip
     add("--other-seeds", type=count, default=3, metavar="N", help="seeds that the tuning has not seen, with which "
         "start and result are compared (default: 3)")  # fmt: skip
-    add_out(command, "tuning.json, tuning.png, tuned.toml and the two histories", "results/NAME-tune")
-    add_no_cache(command)
-    add_voice(command)
+    add_running(command, "tuning.json, tuning.png, tuned.toml and the two histories", "results/NAME-tune")
     command.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Runs it."""
-    from fedjax_sim.run.configuration.tables import load
-
-    say = voice(options)
-    try:
-        tables = load(options.configuration, options.changes)
-    except ValueError as error:
-        return refused(options, error)
-    folder = folder_of(options, options.configuration, "-tune")
-    with contextlib.ExitStack() as stack:
-        try:
+    with configured(options, "-tune") as (tables, results):
+        with refusing(tables):
             devices = begin(options, tables, devices=1)  # a derivative takes one run after the other
             from fedjax_sim.run.configuration.building import arguments
 
             over = transforms_of(options.over)
             given = {key: value for key, value in arguments(tables).items() if key not in _RESUMING}
             runs = [f"{name}.{kind}" for name in ("start", "tuned") for kind in ("npz", "toml")]
-            stack.enter_context(results_in(folder, "tuning.json", "tuning.png", *runs))
-            say(f"{Path(options.configuration).name}: {in_short(given)}; {options.steps} steps over {', '.join(over)}")
-            say(f"on {hardware(devices, None)}")
-            tuned = _tuned(given, over, options, say)
-        except (ValueError, TypeError) as error:
-            return refused_by_run(options, error, tables)
-        tuned.save(folder / "tuning.json")
-        _write(tuned, given, tables, folder, options, say)
+            results.hold("tuning.json", "tuning.png", *runs)
+            about = f"{in_short(given)}; {options.steps} steps over {', '.join(over)}"
+            results.say(f"{Path(options.configuration).name}: {about}")
+            results.say(f"on {hardware(devices, None)}")
+            tuned = _tuned(given, over, options, results.say)
+        _write(tuned, given, tables, options, results)
     return 0
 
 
@@ -104,38 +78,31 @@ def _tuned(given: dict[str, Any], over: dict[str, Any], options: argparse.Namesp
     )  # fmt: skip
 
 
-def _write(
-    tuned: Tuned, given: dict[str, Any], tables: Tables, folder: Path, options: argparse.Namespace, say: Say
-) -> None:
+def _write(tuned: Tuned, given: dict[str, Any], tables: Tables, options: argparse.Namespace, results: Results) -> None:
     from fedjax_sim.reporting.plots import save_figure
     from fedjax_sim.reporting.table import results_table
     from fedjax_sim.run.simulation import simulate
 
-    files = {"tuning": folder / "tuning.json"}
-    plotted = drawn(lambda: save_figure(tuned.plot(), folder / "tuning.png"))
-    if plotted is None:
-        files["plot"] = folder / "tuning.png"
-    say(f"\n{tuned.table()}")
+    tuned.save(results.place("tuning", "tuning.json"))
+    results.draw(lambda path: save_figure(tuned.plot(), path), "tuning.png")
+    results.say(f"\n{tuned.table()}")
     seeds = [max(tuned.seeds) + 1 + number for number in range(options.other_seeds)]
     runs = {"start": given, "tuned": {**given, "algorithm": tuned.algorithm, **tuned.run}}
     told: dict[str, Any] = {}
     histories: dict[str, History] = {}
     for name, arguments in runs.items():
         histories[name] = simulate(**{**arguments, "seeds": seeds}, progress=False)
-        own = {"history": folder / f"{name}.npz", "configuration": folder / f"{name}.toml"}
-        write_run(histories[name], _without_resuming(tables), own["history"], own["configuration"])
+        own = results.write_run(histories[name], _without_resuming(tables), name)
         told[name] = summary(histories[name], own)
-        files |= {f"{name} {what}": path for what, path in own.items()}
-    if options.json:
-        found = {key: value for key, value in tuned.as_json().items() if key in ("best", "rejected", "runs", "seconds")}
-        about = {**found, "other_seeds": told, "files": {name: str(path) for name, path in files.items()}}
-        print(json.dumps(about, allow_nan=False))
+        results.files |= {f"{name} {what}": path for what, path in own.items()}
+    found = {key: value for key, value in tuned.as_json().items() if key in ("best", "rejected", "runs", "seconds")}
+    if results.tell({**found, "other_seeds": told}):
         return
-    say(f"\nwith the seeds {', '.join(map(str, seeds))}, which the tuning has not seen:\n")
-    say(results_table(dict(histories)))
+    results.say(f"\nwith the seeds {', '.join(map(str, seeds))}, which the tuning has not seen:\n")
+    results.say(results_table(dict(histories)))
     if given["dataset"].test is not None and (options.minimise or "test_").startswith("test_"):
-        say("the test examples were what it was tuned for: report the result on others")
-    say(f"wrote {', '.join(map(str, files.values()))}{'' if plotted is None else f'; no plot: {plotted}'}")
+        results.say("the test examples were what it was tuned for: report the result on others")
+    results.end()
 
 
 def _without_resuming(tables: Tables) -> Tables:

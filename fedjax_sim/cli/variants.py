@@ -14,52 +14,38 @@ if TYPE_CHECKING:
 
 
 class Variant(NamedTuple):
-    """One run of a comparison.
+    """One run of a comparison."""
 
-    Attributes:
-      label: as it is printed; unique.
-      stem: of its files; unique, without signs that file systems or shells read.
-      tables: its configuration.
-      left_out: keys of the configuration's method that the other method does not take over.
-    """
-
-    label: str
-    stem: str
-    tables: Tables
-    left_out: tuple[str, ...] = ()
+    label: str  # as it is printed; unique
+    stem: str  # of its files; unique, without signs that file systems or shells read
+    tables: Tables  # its configuration
+    left_out: tuple[str, ...] = ()  # keys of the configuration's method that the other method does not take over
 
 
 def variants(
     files: Sequence[str], changes: Sequence[str], each: Sequence[Sequence[str]], algorithms: Sequence[str]
 ) -> list[Variant]:
-    """All runs of a comparison, read but not built.
+    """All runs of a comparison, read but not built; ``changes`` are made to all of them.
 
-    Args:
-      files: configurations.
-      changes: to all of them, ``"run.rounds=10"``.
-      each: changes that make a variant of every file: ``[["algorithm.mu=0.1"], ["small", "algorithm.mu=0.01"]]``; a
-        first word without ``=`` is its label.
-      algorithms: methods that take the place of every file's own.
-
-    Raises:
-      FileNotFoundError: a file is missing.
-      ConfigurationError: a file that is none, an unknown method, or a change that is none.
-      ValueError: a single run, or two that are the same.
+    ``each`` makes variants of every file: ``[["algorithm.mu=0.1"], ["small", "algorithm.mu=0.01"]]``, in which a first
+    word without ``=`` is a label. ``algorithms`` take the place of every file's own.
     """
     from fedjax_sim.run.configuration.tables import load
 
-    stems = _told_apart(files)
+    stems = [Path(file).stem for file in files]
+    if len(set(stems)) < len(stems):
+        stems = [str(Path(file).with_suffix("")) for file in files]
     made: list[Variant] = []
     if algorithms:
         for (file, stem), name in itertools.product(zip(files, stems, strict=True), algorithms):
             tables, left_out = _with_method(load(file, changes), name)
-            made.append(Variant(_label(stem, name, several=len(files) > 1), "", tables, left_out))
+            made.append(Variant(f"{stem}, {name}" if len(files) > 1 else name, "", tables, left_out))
     elif each:
         pairs = [_label_and_changes(words) for words in each]
         short = _short_keys(change for _, own in pairs for change in own)
         for (file, stem), (label, own) in itertools.product(zip(files, stems, strict=True), pairs):
             said = label or ", ".join(map(short, own))
-            made.append(Variant(_label(stem, said, several=len(files) > 1), "", load(file, [*changes, *own])))
+            made.append(Variant(f"{stem}, {said}" if len(files) > 1 else said, "", load(file, [*changes, *own])))
     else:
         made = [Variant(stem, "", load(file, changes)) for file, stem in zip(files, stems, strict=True)]
     if len(made) < 2:
@@ -125,16 +111,6 @@ def _short_keys(changes: Iterable[str]) -> Any:
     return short
 
 
-def _label(stem: str, said: str, *, several: bool) -> str:
-    return f"{stem}, {said}" if several else said
-
-
-def _told_apart(files: Sequence[str]) -> list[str]:
-    """The files' names without endings, or their whole paths where these are the same."""
-    stems = [Path(file).stem for file in files]
-    return stems if len(set(stems)) == len(stems) else [str(Path(file).with_suffix("")) for file in files]
-
-
 def _file_names(labels: Sequence[str]) -> list[str]:
     names: dict[str, int] = {}
     found = []
@@ -146,13 +122,9 @@ def _file_names(labels: Sequence[str]) -> list[str]:
 
 
 def differences(described: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """What runs should share to be comparable and do not, a line each.
-
-    Args:
-      described: by label, what each run has of ``"seeds"``, ``"rounds"``, ...
-    """
+    """What runs should share to be comparable and do not, a line each; of what each has, by its label."""
     lines = []
-    for what in next(iter(described.values())):
+    for what in next(iter(described.values()), ()):
         values = {label: about[what] for label, about in described.items()}
         distinct = list(dict.fromkeys(map(str, values.values())))
         if len(distinct) > 1:

@@ -1,13 +1,14 @@
-"""What an experiment is given: its size, its seeds, and runs that are stored and shared."""
+"""What an experiment of a paper is, what it is given (size, seeds, runs that are stored and shared) and gives back."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from types import EllipsisType
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -21,7 +22,7 @@ from fedjax_sim.datasets.fingerprints import dataset_fingerprint, digest, finger
 from fedjax_sim.datasets.host import HostDataset
 from fedjax_sim.engine.layout import turns
 from fedjax_sim.models import MLP
-from fedjax_sim.papers.experiment import Size
+from fedjax_sim.models.dense import MLP
 from fedjax_sim.run.history import History
 from fedjax_sim.run.simulation import simulate
 from fedjax_sim.studies.sweeps.result import Sweep
@@ -29,8 +30,49 @@ from fedjax_sim.studies.sweeps.running import sweep
 from fedjax_sim.studies.sweeps.space import Space
 
 T = TypeVar("T")
+Size = Literal["smoke", "cpu", "paper"]
+SIZES: tuple[Size, ...] = ("smoke", "cpu", "paper")
 
 SMOKE_ROUNDS, SMOKE_CLIENTS = 3, 8  # the most of a smoke size, whose only aim is that every line is executed
+
+
+class Claim(NamedTuple):
+    """A qualitative claim of a paper, held against what was measured."""
+
+    statement: str  # what the paper says, in our words, so that it can be true or false
+    held: bool | None  # whether it did; None where this size cannot tell
+    numbers: Mapping[str, Any]  # what the answer rests on, plain JSON data
+    note: str = ""  # why it cannot be told, or what else a reader should know
+    own: bool = False  # it is a check or a question of ours, which the paper does not claim; boards count these apart
+
+
+class Setting(NamedTuple):
+    """A part of the setting, the paper's beside the one that was run."""
+
+    what: str  # "rounds", "clients", "model"
+    paper: str  # as the paper states it; "not given" where it does not
+    here: str  # as it was run; the same string where it is the same
+
+
+class Table(NamedTuple):
+    """A table of a paper, redrawn."""
+
+    title: str  # what the rows are
+    columns: Sequence[str]  # the headings
+    # strings, numbers (printed with three digits), or None for nothing
+    rows: Sequence[Sequence[str | float | int | None]]
+    note: str = ""  # below the table
+
+
+class Outcome(NamedTuple):
+    """What an experiment gives back to be written down."""
+
+    settings: Sequence[Setting]  # the paper's beside ours
+    claims: Sequence[Claim]  # at least one
+    figures: Mapping[str, Any] = {}  # matplotlib figures by the name of their file, without its ending
+    tables: Sequence[Table] = ()  # in the order of printing
+    # raw results beside the runs, which are recorded anyway; plain JSON data and arrays
+    numbers: Mapping[str, Any] = {}
 
 
 class Bench:
@@ -40,43 +82,28 @@ class Bench:
     generator, version), so that figures which are drawn from the same runs share them, and what was interrupted goes on
     where it was.
 
-    Args:
-      size: of the experiment.
-      seeds: their number; the same for all methods, which therefore see the same cohorts, stragglers, batches and
-        initial models (common random numbers).
-      runs: folder for finished runs.
-      show: what to do with each line of text.
-
-    Attributes:
-      recorded: the record of every run of this experiment by its label, for the raw results.
-      data: in words, which data was used.
+    Seeds are the same for all methods, which therefore see the same cohorts, stragglers, batches and initial models
+    (common random numbers).
     """
 
     def __init__(self, size: Size, seeds: int, runs: Path, show: Callable[[str], None] = print) -> None:
         self.size: Size = size
         self.seeds = range(seeds)
         self.show = show
-        self.recorded: dict[str, History | Sweep] = {}
-        self.data: list[str] = []
+        self.recorded: dict[str, History | Sweep] = {}  # every run by its label, for the raw results
+        self.data: list[str] = []  # in words, which data was used
         self._runs = runs
 
-    def choose(self, *, smoke: T, cpu: T, paper: T) -> T:
-        """The value for this size."""
-        return {"smoke": smoke, "cpu": cpu, "paper": paper}[self.size]
+    def choose(self, smoke: T, cpu: T, paper: T | EllipsisType = ...) -> T:
+        """The value for this size; the paper's is the CPU's where nothing else is said."""
+        return {"smoke": smoke, "cpu": cpu, "paper": cpu if isinstance(paper, EllipsisType) else paper}[self.size]
 
     def load(
         self, what: str, real: Callable[[], FederatedDataset], nearest: Callable[[], FederatedDataset], name: str
     ) -> FederatedDataset:
         """Real data where it is; else the nearest data set that needs no file, and a line that says so.
 
-        Args:
-          what: the real data in words: "EMNIST letters".
-          real: loads it.
-          nearest: makes the other; at the smoke size it is always taken.
-          name: the other in words: "scikit-learn's digits".
-
-        Raises:
-          FileNotFoundError: at the paper's size there is no other; the message says how to come by the files.
+        The smoke size always takes the nearest, the paper's size never; ``what`` and ``name`` are both in words.
         """
         made, words = None, f"{what} (real)"
         if self.size == "smoke":
@@ -102,14 +129,7 @@ class Bench:
     ) -> History:
         """:func:`fedjax_sim.simulate` with the bench's seeds, unless the run is stored already.
 
-        Args:
-          label: of the run in the raw results, unique in its experiment; only letters, digits and "-_.,=() ".
-          algorithm: as for ``simulate``, as all that follows.
-          dataset: whose data.
-          **setting: keywords of ``simulate``; ``keep_params=True`` keeps the final models.
-
-        Returns:
-          The history, without final models unless they are kept.
+        The label is unique in its experiment. Final models are dropped but with ``keep_params=True``.
         """
         setting, keep = self._checked(dataset, setting)
         place = self._place("run", label, algorithm, dataset, setting, keep)
@@ -117,10 +137,12 @@ class Bench:
         if stored.exists():
             history = History.load(stored)
         else:
-            history = simulate(algorithm, dataset, **_on_one_device() | setting)
+            # On a CPU, the layout that uses one of its devices: the same to the last bit whatever number it has
+            layout = {"layout": turns()} if jax.default_backend() == "cpu" else {}
+            history = simulate(algorithm, dataset, **layout | setting)
             history = history if keep else dataclasses.replace(history, params={})
             history.save(stored)
-            self._tell(label, history.seconds, history.compile_seconds)
+            self._tell(label, history)
         return self._record(label, history)
 
     def sweep(
@@ -136,23 +158,22 @@ class Bench:
         """:func:`fedjax_sim.sweep` with the bench's seeds; runs that are stored already are not run again.
 
         All points and seeds are one program and shared out over all devices, which on a CPU of several cores is the
-        fastest way to run many small models.
-
-        Args:
-          label: as for :meth:`simulate`.
-          algorithm: as for ``sweep``, as all that follows.
-          dataset: whose data.
-          space: the points.
-          chunk: the most runs at once, where they go side by side; not part of what decides a run.
-          **setting: other keywords of ``sweep``.
+        fastest way to run many small models. ``chunk`` runs at once at most are not part of what decides a run.
         """
         setting, keep = self._checked(dataset, setting)
         folder = self._place("sweep", label, algorithm, dataset, setting | {"space": space}, keep)
         new = not folder.exists()
         result = sweep(algorithm, dataset, space, **setting, keep_params=keep, chunk=chunk, resume=folder)
         if new:
-            self._tell(label, result.seconds, result.compile_seconds)
+            self._tell(label, result)
         return self._record(label, result)
+
+    def runs(
+        self, label: str, algorithm: Method, dataset: FederatedDataset, space: Space, **setting: Any
+    ) -> list[History]:
+        """The points of :meth:`sweep`."""
+        swept = self.sweep(label, algorithm, dataset, space, **setting)
+        return [swept.at(number) for number in range(space.num_points)]
 
     def _checked(self, dataset: FederatedDataset | HostDataset, setting: dict[str, Any]) -> tuple[dict[str, Any], bool]:
         setting = {"seeds": self.seeds} | setting
@@ -170,8 +191,8 @@ class Bench:
         self.recorded[label] = record  # type: ignore[assignment]
         return record
 
-    def _tell(self, label: str, seconds: float, compiling: float) -> None:
-        self.show(f"{label}: {seconds:.1f} s, compiling {compiling:.1f} s")
+    def _tell(self, label: str, run: History | Sweep) -> None:
+        self.show(f"{label}: {run.seconds:.1f} s, compiling {run.compile_seconds:.1f} s")
 
     def _place(
         self, kind: str, label: str, algorithm: Method, dataset: Any, setting: dict[str, Any], keep: bool
@@ -196,14 +217,23 @@ class Bench:
         return self._runs / (f"{kind}-{key}" if known else f"{kind}-{stem}-{key}")
 
 
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    """A figure or table of a paper, or several drawn from the same runs."""
+
+    source: str  # paper and number: "Wang et al. 2020 (FedNova), Figure 2"
+    perform: Callable[[Bench], Outcome]  # runs it and draws it
+    cpu: int  # seeds at this size; one at the size smoke
+    paper: int  # seeds at the paper's size, as many as the paper has
+
+    def seeds(self, size: Size) -> int:
+        """Their number at a size."""
+        return {"smoke": 1, "cpu": self.cpu, "paper": self.paper}[size]
+
+
 def rounds_in_words(reached: float, limit: int) -> str:
     """A number of rounds as tables of papers print it: "77", or "1000+" where the target was not reached."""
     return f"{limit}+" if math.isinf(reached) else f"{reached:.0f}"
-
-
-def _on_one_device() -> dict[str, Any]:
-    """On a CPU, the layout that uses one of its devices: the same results to the last bit whatever number it has."""
-    return {"layout": turns()} if jax.default_backend() == "cpu" else {}
 
 
 def _plain(value: Any) -> Any:

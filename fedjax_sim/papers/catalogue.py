@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from fedjax_sim.papers.experiment import Experiment
+if TYPE_CHECKING:
+    from fedjax_sim.papers.bench import Experiment
 
 
 class Entry(NamedTuple):
-    """Where an experiment is.
+    """Where an experiment is."""
 
-    Attributes:
-      module: below ``fedjax_sim.papers``; its ``EXPERIMENTS`` has the experiment under its name.
-      title: what it shows, in a line.
-    """
-
-    module: str
-    title: str
+    module: str  # below ``fedjax_sim.papers``; its ``EXPERIMENTS`` has the experiment under its name
+    title: str  # what it shows, in a line
 
 
 CATALOGUE: dict[str, Entry] = {
@@ -35,17 +31,17 @@ CATALOGUE: dict[str, Entry] = {
     "liconv-fig4": Entry("liconv.schemes", "averaging schemes, two synthetic data sets"),
     "liconv-thm4": Entry("liconv.theorem4", "a constant step size does not reach the optimum"),
     "fedprox-fig1": Entry("fedprox.stragglers", "loss with 0, 50 and 90 % stragglers, five data sets"),
-    "fedprox-fig2": Entry("fedprox.heterogeneity", "loss and dissimilarity on four synthetic data sets"),
-    "fedprox-fig3": Entry("fedprox.adaptive", "an adaptive mu on synthetic IID and synthetic(1, 1)"),
-    "fedprox-fig4": Entry("fedprox.feddane", "FedDANE against FedProx on four synthetic data sets"),
-    "fedprox-fig5": Entry("fedprox.iid", "FedAvg with stragglers on IID data"),
-    "fedprox-fig6": Entry("fedprox.heterogeneity", "loss, test accuracy and dissimilarity on four synthetic data sets"),
+    "fedprox-fig2": Entry("fedprox.synthetics", "loss and dissimilarity on four synthetic data sets"),
+    "fedprox-fig3": Entry("fedprox.synthetics", "an adaptive mu on synthetic IID and synthetic(1, 1)"),
+    "fedprox-fig4": Entry("fedprox.variants", "FedDANE against FedProx on four synthetic data sets"),
+    "fedprox-fig5": Entry("fedprox.variants", "FedAvg with stragglers on IID data"),
+    "fedprox-fig6": Entry("fedprox.synthetics", "loss, test accuracy and dissimilarity on four synthetic data sets"),
     "fedprox-fig7": Entry("fedprox.stragglers", "test accuracy with 0, 50 and 90 % stragglers, five data sets"),
     "fedprox-fig8": Entry("fedprox.stragglers", "dissimilarity on five data sets"),
     "fedprox-fig9": Entry("fedprox.stragglers", "loss with stragglers where at most one epoch is done"),
     "fedprox-fig10": Entry("fedprox.stragglers", "test accuracy with stragglers where at most one epoch is done"),
-    "fedprox-fig11": Entry("fedprox.adaptive", "an adaptive mu on all four synthetic data sets"),
-    "fedprox-fig12": Entry("fedprox.sampling", "two ways of drawing devices and averaging"),
+    "fedprox-fig11": Entry("fedprox.synthetics", "an adaptive mu on all four synthetic data sets"),
+    "fedprox-fig12": Entry("fedprox.variants", "two ways of drawing devices and averaging"),
     "scaffold-fig3": Entry("scaffold.quadratics", "two quadratic clients, gradient dissimilarity and local steps"),
     "scaffold-table3": Entry("scaffold.emnist", "rounds to a target accuracy against epochs and similarity"),
     "scaffold-table4": Entry("scaffold.emnist", "rounds to a target accuracy against the share of clients sampled"),
@@ -62,11 +58,7 @@ CATALOGUE: dict[str, Entry] = {
 
 
 def load(name: str) -> Experiment:
-    """The experiment of a name.
-
-    Raises:
-      ValueError: an unknown name; the nearest one is given.
-    """
+    """The experiment of a name."""
     check_name(name)
     module = importlib.import_module(f"fedjax_sim.papers.{CATALOGUE[name].module}")
     experiment: Experiment = module.EXPERIMENTS[name]

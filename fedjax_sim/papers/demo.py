@@ -31,30 +31,17 @@ def methods(rate: float) -> dict[str, fjs.Algorithm]:
 
 def problems() -> dict[str, tuple[fjs.FederatedDataset, dict[str, fjs.Algorithm], dict[str, Any]]]:
     """Data, methods and run settings by name."""
+
+    def setting(model: Any) -> dict[str, Any]:
+        work = fjs.local.random_epochs(1, 5)
+        cohort = fjs.cohort.uniform(10)
+        return {"task": fjs.classification(model), "cohort": cohort, "work": work, "batch_size": 20}
+
     synthetic = fjs.datasets.synthetic(1.0, 1.0, num_clients=30, seed=0)
     digits = fjs.datasets.digits(num_clients=20, alpha=0.1, seed=0)
-    work = fjs.local.random_epochs(1, 5)
     return {
-        "synthetic(1, 1)": (
-            synthetic,
-            methods(0.02),
-            {
-                "task": fjs.classification(fjs.models.LogisticRegression(10)),
-                "cohort": fjs.cohort.uniform(10),
-                "work": work,
-                "batch_size": 20,
-            },
-        ),
-        "digits, Dir(0.1)": (
-            digits,
-            methods(0.05),
-            {
-                "task": fjs.classification(fjs.models.MLP(10, (64,))),
-                "cohort": fjs.cohort.uniform(10),
-                "work": work,
-                "batch_size": 20,
-            },
-        ),
+        "synthetic(1, 1)": (synthetic, methods(0.02), setting(fjs.models.LogisticRegression(10))),
+        "digits, Dir(0.1)": (digits, methods(0.05), setting(fjs.models.MLP(10, (64,)))),
     }
 
 
@@ -68,15 +55,8 @@ def run_demo(
 ) -> dict[str, dict[str, History]]:
     """Compares FedAvg, FedProx, FedNova and SCAFFOLD under heterogeneous local epochs, E_i(t) ~ U{1..5}.
 
-    Args:
-      out: folder for ``comparison.png``, ``results.json`` and one ``.npz`` history a run; made where missing.
-      rounds: number of rounds.
-      seeds: number of seeds, all in one program.
-      checkpoint: folder for checkpoints, one folder a run in it; None for none.
-      show: what to do with each line of text.
-
-    Returns:
-      The histories by problem and method.
+    The folder gets ``comparison.png``, ``results.json`` and an ``.npz`` history of each run; the histories are returned
+    by problem and method. ``checkpoint`` is a folder for checkpoints, in which each run has its own.
     """
     folder = pathlib.Path(out)
     results: dict[str, dict[str, History]] = {}
@@ -100,25 +80,7 @@ def run_demo(
 
     comparison(results, folder / "comparison.png")
     summary = {
-        problem: {
-            method: {
-                "final_loss": history.final("loss").tolist(),
-                "final_test_accuracy": history.final("test_accuracy").tolist(),
-                "rounds_to_target": [
-                    value if value < float("inf") else None
-                    for value in history.rounds_to("test_accuracy", TARGETS[problem]).tolist()
-                ],
-                "target": TARGETS[problem],
-                "seconds": history.seconds,
-                "compile_seconds": history.compile_seconds,
-                "useful_ratio": history.useful_ratio,
-                "evaluated": history.evaluated.tolist(),
-                "loss": history["loss"].tolist(),
-                "test_accuracy": history["test_accuracy"].tolist(),
-                "description": history.description,
-            }
-            for method, history in histories.items()
-        }
+        problem: {method: _summary(history, TARGETS[problem]) for method, history in histories.items()}
         for problem, histories in results.items()
     }
     write_atomically(folder / "results.json", json.dumps(summary, indent=1).encode())
@@ -127,6 +89,23 @@ def run_demo(
             history.save(folder / f"{_stem(problem, method)}.npz")
     show(f"\nwrote {folder / 'comparison.png'}, {folder / 'results.json'} and a history for each run")
     return results
+
+
+def _summary(history: History, target: float) -> dict[str, Any]:
+    reached = history.rounds_to("test_accuracy", target).tolist()
+    return {
+        "final_loss": history.final("loss").tolist(),
+        "final_test_accuracy": history.final("test_accuracy").tolist(),
+        "rounds_to_target": [value if value < float("inf") else None for value in reached],
+        "target": target,
+        "seconds": history.seconds,
+        "compile_seconds": history.compile_seconds,
+        "useful_ratio": history.useful_ratio,
+        "evaluated": history.evaluated.tolist(),
+        "loss": history["loss"].tolist(),
+        "test_accuracy": history["test_accuracy"].tolist(),
+        "description": history.description,
+    }
 
 
 def _stem(problem: str, method: str) -> str:

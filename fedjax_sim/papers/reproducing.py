@@ -17,11 +17,8 @@ from fedjax_sim.core.atomic import check_writable, remove_left_overs, write_atom
 from fedjax_sim.core.values import check_count
 from fedjax_sim.core.version import __version__
 from fedjax_sim.papers import writing
-from fedjax_sim.papers.bench import Bench
+from fedjax_sim.papers.bench import SIZES, Bench, Size
 from fedjax_sim.papers.catalogue import CATALOGUE, check_name, load
-from fedjax_sim.papers.experiment import Size
-
-SIZES: tuple[Size, ...] = ("smoke", "cpu", "paper")
 
 
 def reproduce(
@@ -69,15 +66,18 @@ def reproduce(
         remove_left_overs(place)
     experiment = load(name)
     title = CATALOGUE[name].title
-    bench = Bench(size, experiment.seeds[size] if seeds is None else seeds, folder / "runs", show)
+    bench = Bench(size, experiment.seeds(size) if seeds is None else seeds, folder / "runs", show)
     show(f"\n{name} ({size}): {title}. {experiment.source}")
     begin = time.perf_counter()
     outcome = experiment.perform(bench)
+    devices = jax.devices()
+    several = f"{len(devices)} {devices[0].device_kind} device{'s' if len(devices) != 1 else ''}"
     report = writing.Report(
         name=name, title=title, source=experiment.source, size=size, seeds=len(bench.seeds), version=__version__,
         seconds=round(time.perf_counter() - begin, 1),
         run_seconds=round(sum(run.seconds + run.compile_seconds for run in bench.recorded.values()), 1),
-        where=_where(), data=bench.data, settings=list(outcome.settings),
+        where=f"fedjax_sim {__version__}, jax {jax.__version__}, {several}",
+        data=bench.data, settings=list(outcome.settings),
         claims=[claim._replace(numbers=writing.plain(claim.numbers)) for claim in outcome.claims],
         figures=list(outcome.figures),
     )  # fmt: skip
@@ -96,17 +96,11 @@ def reproduce(
 
 
 class Line(NamedTuple):
-    """An experiment on the board.
+    """An experiment on the board."""
 
-    Attributes:
-      name: of the experiment.
-      report: None if it ended with an error.
-      error: of what kind, and what it says; "" without one.
-    """
-
-    name: str
-    report: writing.Report | None
-    error: str
+    name: str  # of the experiment
+    report: writing.Report | None  # None if it ended with an error
+    error: str  # of what kind, and what it says; "" without one
 
 
 def reproduce_all(
@@ -122,21 +116,6 @@ def reproduce_all(
 
     What is complete is not done again, so a call after an interruption goes on. An experiment that fails is reported
     with its traceback and the others go on.
-
-    Args:
-      names: which; all by default.
-      size: as for :func:`reproduce`, as all that follows.
-      seeds: their number.
-      out: folder.
-      fresh: begin at the beginning.
-      show: what to do with each line of text.
-
-    Returns:
-      A line for each experiment.
-
-    Raises:
-      ValueError: an unknown name.
-      OSError: the folder cannot be written; before anything is run.
     """
     for name in names:
         check_name(name)
@@ -147,7 +126,7 @@ def reproduce_all(
     lines = []
     for name in names:
         try:
-            wanted = load(name).seeds[size] if seeds is None else seeds
+            wanted = load(name).seeds(size) if seeds is None else seeds
             known = writing.read(folder / name)
             if known is not None and (known.version, known.seeds) == (__version__, wanted):
                 show(f"{name}: complete already{'' if not known.data else f' ({known.data[0]})'}")
@@ -184,11 +163,10 @@ def board(lines: Sequence[Line], size: Size) -> str:
         "| experiment | held | did not hold | not testable | our own checks | seeds | seconds of its runs |",
         "|---|---:|---:|---:|---:|---:|---:|",
     ]
-    total = [0, 0, 0]
-    checks = [0, 0]
+    total, checks = [0, 0, 0], [0, 0]
     for line in lines:
         if line.report is None:
-            rows.append(f"| {line.name} | error: {_escaped(line.error)} | | | | | |")
+            rows.append(f"| {line.name} | error: {writing.cell(line.error)} | | | | | |")
             continue
         counts = line.report.counts()
         total = [sum(pair) for pair in zip(total, counts, strict=True)]
@@ -205,13 +183,3 @@ def board(lines: Sequence[Line], size: Size) -> str:
             claims = writing.claims_in_words(line.report.claims)
             parts += [f"## {line.name}: {line.report.title}", "", *(f"- {claim}" for claim in claims), ""]
     return "\n".join(parts)
-
-
-def _escaped(text: str) -> str:
-    return text.replace("|", "\\|")
-
-
-def _where() -> str:
-    devices = jax.devices()
-    several = f"{len(devices)} {devices[0].device_kind} device{'s' if len(devices) != 1 else ''}"
-    return f"fedjax_sim {__version__}, jax {jax.__version__}, {several}"

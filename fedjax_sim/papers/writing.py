@@ -13,7 +13,7 @@ import numpy as np
 
 from fedjax_sim.core.atomic import write_atomically
 from fedjax_sim.core.files import read_json
-from fedjax_sim.papers.experiment import Claim, Outcome, Setting, Table
+from fedjax_sim.papers.bench import Claim, Outcome, Setting, Table
 from fedjax_sim.reporting.plots import save_figure
 from fedjax_sim.run.history import History
 from fedjax_sim.studies.sweeps.result import Sweep
@@ -26,38 +26,22 @@ _LONGEST = 2000  # characters of an array in a description
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What is known of a finished experiment: the head of its ``claims.json``.
+    """What is known of a finished experiment: the head of its ``claims.json``."""
 
-    Attributes:
-      name: of the experiment.
-      title: what it shows.
-      source: paper and number.
-      size: ``"smoke"``, ``"cpu"`` or ``"paper"``.
-      seeds: how many.
-      version: of this package.
-      seconds: wall time of this call, in which stored runs are read and not run.
-      run_seconds: wall time of all runs it is drawn from, whenever they were run; runs that experiments share count in
-        each of them.
-      where: backend, devices, versions.
-      data: which data was used, in words.
-      settings: the paper's beside ours.
-      claims: with what they rest on.
-      figures: names of the figures' files, without their endings.
-    """
-
-    name: str
-    title: str
-    source: str
-    size: str
-    seeds: int
-    version: str
-    seconds: float
+    name: str  # of the experiment
+    title: str  # what it shows
+    source: str  # paper and number
+    size: str  # ``"smoke"``, ``"cpu"`` or ``"paper"``
+    seeds: int  # how many
+    version: str  # of this package
+    seconds: float  # wall time of this call, in which stored runs are read and not run
+    # wall time of all runs it is drawn from, whenever they were run; runs that experiments share count in each of them
     run_seconds: float
-    where: str
-    data: list[str]
-    settings: list[Setting]
-    claims: list[Claim]
-    figures: list[str]
+    where: str  # backend, devices, versions
+    data: list[str]  # which data was used, in words
+    settings: list[Setting]  # the paper's beside ours
+    claims: list[Claim]  # with what they rest on
+    figures: list[str]  # names of the figures' files, without their endings
 
     def counts(self) -> tuple[int, int, int]:
         """How many claims of the paper held, did not hold, cannot be told."""
@@ -66,14 +50,7 @@ class Report:
 
 
 def write(folder: Path, report: Report, outcome: Outcome, recorded: Mapping[str, History | Sweep]) -> None:
-    """Writes everything of an experiment, ``claims.json`` last: where it is, the rest is complete.
-
-    Args:
-      folder: of the experiment; made where missing.
-      report: the head.
-      outcome: figures, tables and numbers.
-      recorded: its runs by their labels.
-    """
+    """Writes everything of an experiment, ``claims.json`` last: where it is, the rest is complete."""
     (folder / CLAIMS).unlink(missing_ok=True)
     for drawn in (*folder.glob("*.png"), *folder.glob("*.svg")):
         drawn.unlink()  # also those that have another name now
@@ -117,37 +94,30 @@ def _document(report: Report, tables: Sequence[Table]) -> str:
     lines += _markdown(Table("Setting", ("", "paper", "here"), [tuple(setting) for setting in report.settings]))
     for table in tables:
         lines += _markdown(table)
-    lines += _markdown(
-        Table(
-            "Claims",
-            ("claim", "", "numbers"),
-            [(claim.statement + "".join(f" ({note})" for note in (claim.note, "our own" * claim.own) if note),
-              _answer(claim.held), _brief(claim.numbers)) for claim in report.claims],
-        )
-    )  # fmt: skip
+    answers = {True: "held", False: "did not hold", None: "not testable here"}
+    rows = []
+    for claim in report.claims:
+        notes = "".join(f" ({note})" for note in (claim.note, "our own" * claim.own) if note)
+        numbers = "; ".join(f"{name} {_of_json(plain(value))}" for name, value in claim.numbers.items())
+        rows.append((claim.statement + notes, answers[claim.held], numbers))
+    lines += _markdown(Table("Claims", ("claim", "", "numbers"), rows))
     for figure in report.figures:
         lines += [f"![{figure}]({figure}.png)", ""]
     return "\n".join(lines)
 
 
-def _answer(held: bool | None) -> str:
-    return {True: "held", False: "did not hold", None: "not testable here"}[held]
-
-
 def _markdown(table: Table) -> list[str]:
-    rows = [[_cell(value) for value in row] for row in table.rows]
+    rows = [[cell(value) for value in row] for row in table.rows]
     places = range(len(table.columns))
     numeric = [i > 0 and all(row[i] is None or isinstance(row[i], (int, float)) for row in table.rows) for i in places]
     marks = ["---:" if number else "---" for number in numeric]
-    lines = [f"## {table.title}", "", _row(map(_cell, table.columns)), _row(marks), *map(_row, rows), ""]
+    printed = [f"| {' | '.join(row)} |" for row in ([cell(name) for name in table.columns], marks, *rows)]
+    lines = [f"## {table.title}", "", *printed, ""]
     return [*lines, table.note, ""] if table.note else lines
 
 
-def _row(cells: Any) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
-def _cell(value: Any) -> str:
+def cell(value: Any) -> str:
+    """A value in a Markdown table; numbers with three digits."""
     if value is None:
         return ""
     if isinstance(value, str):
@@ -159,16 +129,12 @@ def _cell(value: Any) -> str:
     return f"{value:.3g}" if abs(value) < 100 or math.isinf(value) or math.isnan(value) else f"{value:,.0f}"
 
 
-def _brief(numbers: Mapping[str, Any]) -> str:
-    return "; ".join(f"{name} {_of_json(plain(value))}" for name, value in numbers.items())
-
-
 def _of_json(value: Any) -> str:
     if isinstance(value, list):
         return "[" + ", ".join(map(_of_json, value)) + "]"
     if isinstance(value, dict):
         return ", ".join(f"{name} {_of_json(item)}" for name, item in value.items())
-    return _cell(value) or "none"
+    return cell(value) or "none"
 
 
 def _record(run: History | Sweep) -> dict[str, Any]:

@@ -56,8 +56,8 @@ BUSY = {
 WAITING = """
 import hashlib, os, signal, sys, threading, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
-from fedjax_sim.cli import ctrl_c, list_names, main
-ctrl_c._ANSWER = 0.2
+from fedjax_sim.cli import list_names, main, process
+process._ANSWER = 0.2
 def run(options):
     print("before")
     threading.Timer(0.3, os.write, (1, b"ready\\n")).start()
@@ -148,7 +148,7 @@ def test_streams_of_a_shell(tmp_path):
 
 @pytest.mark.parametrize("command", [["demo"], ["reproduce", "fednova-fig2"], ["reproduce", "--all", "--fresh"]])
 def test_one_command_a_folder_of_results(tmp_path, monkeypatch, capsys, command):
-    for name in ("fedjax_sim.papers.demo.run_demo", "fedjax_sim.cli.reproduce._reproduce"):
+    for name in ("fedjax_sim.papers.demo.run_demo", "fedjax_sim.cli.examples._performed"):
         monkeypatch.setattr(name, lambda *_, **__: 0)
     with Lock(tmp_path / "out", "results", ".results.lock"):
         assert cli.main([*command, "--out", str(tmp_path / "out")]) == 1
@@ -158,7 +158,7 @@ def test_one_command_a_folder_of_results(tmp_path, monkeypatch, capsys, command)
 
 
 def test_where_a_report_goes_is_known_before_it_is_made(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("fedjax_sim.cli.report.read", lambda _: pytest.fail("it was read"))
+    monkeypatch.setattr("fedjax_sim.cli.results.read", lambda _: pytest.fail("it was read"))
     (tmp_path / "file").write_bytes(b"")
     for out, said in [
         ("", "this is a directory, and no file is written over it"),

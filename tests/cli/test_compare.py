@@ -12,7 +12,6 @@ from fedjax_sim.cli import main as cli
 from fedjax_sim.cli import variants
 from fedjax_sim.core.locks import Lock
 from fedjax_sim.run.configuration import read
-from tests.reporting.test_html_report import made as history_of_numbers
 from tests.run.test_configuration import SMALL
 
 PROX = SMALL.replace('name = "fedavg"', 'name = "fedprox"\nmu = 0.5').replace(
@@ -156,15 +155,3 @@ def test_a_run_that_is_refused_says_by_which_table(folder, capsys):
     call = ["compare", "small.toml", "--variant", "large", "cohort.num_sampled=40", "--variant", "run.rounds=1"]
     assert cli.main([*call, "--out", "n"]) == 1
     assert "large failed: small.toml, [cohort]: " in capsys.readouterr().err
-
-
-def test_the_table_has_the_loss_without_the_penalty():
-    decay, plain = (history_of_numbers(seeds=1) for _ in range(2))
-    decay.metrics["data_loss"] = decay.metrics["loss"] - np.float32(0.0625)
-    outcomes = [command.Outcome(variants.Variant(name, name, None), run)
-                for name, run in (("decay", decay), ("plain", plain))]  # fmt: skip
-    lines = command.table(outcomes).splitlines()
-    assert lines[0].split("  ")[2].strip() == "training loss without penalty"
-    assert [line.split()[:2] for line in lines[2:4]] == [["decay", "0.0327"], ["plain", "0.0952"]]
-    assert "without penalty: the mean loss of the data" in lines[5]
-    assert "penalty" not in command.table(outcomes[1:])

@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from fedjax_sim.cli import completion
 from fedjax_sim.cli import list_names as names
 from fedjax_sim.cli import main as cli
+from fedjax_sim.cli import options
 from fedjax_sim.core.descriptions import all_registered, registered_factory
 
 HEAVY = ["jax", "jaxlib", "flax", "optax", "chex", "numpy", "matplotlib", "rich"]
@@ -83,7 +83,7 @@ def test_one_name_is_explained(capsys):
     assert "did you mean 'algorithm.fedprox'?" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("shell", completion.SHELLS)
+@pytest.mark.parametrize("shell", options.SHELLS)
 def test_completion_scripts(shell, capsys):
     pytest.importorskip("shtab")
     with pytest.raises(SystemExit) as ended:
@@ -100,9 +100,9 @@ def test_completion_scripts(shell, capsys):
 
 def test_the_files_that_shtab_completes_are_spelled_as_it_does():
     shtab = pytest.importorskip("shtab")
-    for shell in completion.SHELLS:
-        assert completion.FILES[shell] == shtab.FILE[shell]
-        assert completion.FOLDERS[shell] == shtab.DIRECTORY[shell]
+    for shell in options.SHELLS:
+        assert options.FILES[shell] == shtab.FILE[shell]
+        assert options.FOLDERS[shell] == shtab.DIRECTORY[shell]
 
 
 def test_without_shtab_the_error_says_what_to_install(monkeypatch, capsys):

@@ -14,7 +14,6 @@ import pytest
 import fedjax_sim as fjs
 from fedjax_sim import hyper, sweeps
 from fedjax_sim.cli import main as cli
-from fedjax_sim.cli import numbers as values
 from fedjax_sim.cli import spaces
 from fedjax_sim.cli import sweep as sweep_command
 from fedjax_sim.cli import tune as tune_command
@@ -34,9 +33,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the backgro
 from fedjax_sim.studies.sweeps.program import Executor
 run = Executor.run
 Executor.run = lambda *given: (os.write(1, b"it computes\\n"), run(*given))[1]
-from fedjax_sim import cli
+from fedjax_sim.cli.main import main
 sys.argv = ["fedjax-sim", *sys.argv[1:], "--quiet", "--no-cache", "--out", "small-sweep"]
-sys.exit(cli.main())
+sys.exit(main())
 """
 
 
@@ -103,8 +102,8 @@ def test_texts_are_transforms():
 
 
 def test_values():
-    assert values.call("f(1, 'a')", "here") == values.Call("f", [1, "a"])
-    assert values.call("1", "here") is None
+    assert spaces.call("f(1, 'a')", "here") == spaces.Call("f", [1, "a"])
+    assert spaces.call("1", "here") is None
     assert toml_value("word", "here") == "word"
     assert toml_value("{ name = 'a' }", "here") == {"name": "a"}
     with pytest.raises(ValueError, match="give one value"):

@@ -15,12 +15,19 @@ import fedjax_sim as fjs
 from fedjax_sim import paths
 from fedjax_sim.core.atomic import write_atomically
 from fedjax_sim.papers.all_methods import page
-from fedjax_sim.papers.all_methods.diagram import critical_differences, score_panels
-from fedjax_sim.papers.all_methods.methods import METHODS, SMOKE
+from fedjax_sim.papers.all_methods.page import claims, gain
 from fedjax_sim.papers.all_methods.problems import NAMES, Problem, at_most, halves, problems, standard_targets
-from fedjax_sim.papers.all_methods.questions import claims, gain
-from fedjax_sim.papers.all_methods.ranking import cliques, critical_difference, friedman, nemenyi, ranks, spearman
-from fedjax_sim.papers.all_methods.scores import Score, score_bytes, score_rounds, sent
+from fedjax_sim.papers.all_methods.ranking import (
+    cliques,
+    critical_difference,
+    critical_differences,
+    friedman,
+    nemenyi,
+    ranks,
+    score_panels,
+    spearman,
+)
+from fedjax_sim.papers.all_methods.scores import METHODS, SMOKE, Score, score_bytes, score_rounds, sent
 from fedjax_sim.papers.bench import Bench
 
 

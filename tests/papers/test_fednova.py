@@ -6,8 +6,7 @@ import pytest
 
 import fedjax_sim as fjs
 from fedjax_sim.papers.fednova import cifar, quadratics, weights
-from fedjax_sim.papers.fednova.pooled import pooled
-from fedjax_sim.papers.fednova.reaching import rounds_to_each
+from fedjax_sim.papers.fednova.synthetic import rounds_to_each
 from fedjax_sim.run.history import History
 
 RNG = np.random.default_rng(0)
@@ -81,7 +80,7 @@ def test_both_readings_of_the_normal():
 def test_pooled_images_are_means_of_blocks():
     images = RNG.random((4, 4, 6, 3)).astype(np.float32)
     made = fjs.datasets.from_clients([(images[:3], [0, 1, 0]), (images[3:], [1])], test=[(images[:1], [0]), None])
-    small = pooled(made, 2)
+    small = cifar.pooled(made, 2)
     assert small.examples["x"].shape == (4, 2, 3, 3)
     np.testing.assert_allclose(small.examples["x"][1, 1, 2], images[1, 2:4, 4:6].mean(axis=(0, 1)), rtol=1e-6)
     assert small.test.examples["x"].shape == (1, 2, 3, 3)

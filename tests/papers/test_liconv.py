@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_sim.papers.bench import Bench
-from fedjax_sim.papers.liconv import cohort_sizes, local_steps, problems, schemes, theorem4
+from fedjax_sim.papers.liconv import cohort_sizes, figure1, problems, schemes, theorem4
 from fedjax_sim.run.history import History
 
 
@@ -71,17 +71,17 @@ class TestTheorem4:
 
 
 def test_a_valley_lies_inside():
-    assert local_steps.is_valley([3, 1, 2])
-    assert local_steps.is_valley([math.inf, 1, 2])
-    assert not local_steps.is_valley([3, 2, 1])
-    assert not local_steps.is_valley([3, 1, 1])
-    assert not local_steps.is_valley([1, 2, 3])
+    assert figure1.is_valley([3, 1, 2])
+    assert figure1.is_valley([math.inf, 1, 2])
+    assert not figure1.is_valley([3, 2, 1])
+    assert not figure1.is_valley([3, 1, 1])
+    assert not figure1.is_valley([1, 2, 3])
 
 
 def test_the_moved_target_is_the_paper_s_where_the_losses_are():
-    least = local_steps.LEAST[problems.ALIKE]
+    least = figure1.LEAST[problems.ALIKE]
     runs = [history([math.log(10), 1.2, 0.9]), history([math.log(10), 1.0, least])]
-    assert local_steps.moved_target(problems.ALIKE, runs) == pytest.approx(0.95)
+    assert figure1.moved_target(problems.ALIKE, runs) == pytest.approx(0.95)
 
 
 def test_schemes_that_are_not_finite_any_more(tmp_path):

@@ -211,7 +211,8 @@ def test_a_package_that_is_missing_is_named(module, monkeypatch):
 
 def test_trackers_are_imported_where_they_are_made():
     code = (
-        "import sys; from fedjax_sim import trackers; print([m for m in ('tensorboardX', 'wandb', 'mlflow') if m in sys.modules])"
+        "import sys; from fedjax_sim import trackers; "
+        "print([m for m in ('tensorboardX', 'wandb', 'mlflow') if m in sys.modules])"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True,

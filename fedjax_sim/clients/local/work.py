@@ -58,6 +58,7 @@ class Work(Scheme):
     needs_system: ClassVar[bool] = False
     compares: ClassVar[bool] = False
     may_refuse: ClassVar[bool] = False
+    _in_epochs: ClassVar[bool] = False  # whether most_steps is a number times the epoch
 
     def steps(self, turn: Turn) -> jax.Array:
         """tau of each slot, int32[S]; what void slots get does not matter."""
@@ -72,7 +73,7 @@ class Work(Scheme):
 
         ``epoch_total`` bounds the cohort's steps in one epoch each, ``epoch`` those of one client.
         """
-        return num_slots * self.most_steps(epoch)
+        return self.most_steps(epoch_total) if self._in_epochs else num_slots * self.most_steps(epoch)
 
 
 class Steps(Work):
@@ -93,6 +94,8 @@ class RandomEpochs(Work):
     low: int = count()
     high: int = count()
 
+    _in_epochs = True
+
     def checked(self) -> Self:
         super().checked()
         if self.high < self.low:
@@ -106,9 +109,6 @@ class RandomEpochs(Work):
 
     def most_steps(self, epoch: int) -> int:
         return self.high * epoch
-
-    def most_total(self, num_slots: int, epoch_total: int, epoch: int) -> int:
-        return self.high * epoch_total
 
 
 class GaussianSteps(Work):
@@ -169,6 +169,7 @@ class Stragglers(Work):
 
     may_drop = True
     compares = True
+    _in_epochs = True
 
     def checked(self) -> Self:
         super().checked()
@@ -197,9 +198,6 @@ class Stragglers(Work):
     def most_steps(self, epoch: int) -> int:
         return self.num_epochs * epoch
 
-    def most_total(self, num_slots: int, epoch_total: int, epoch: int) -> int:
-        return self.num_epochs * epoch_total
-
 
 class Deadline(Work):
     """The local steps that fit into a round's time: tau_i = min(E ceil(n_i / B), floor(seconds * speed_i)).
@@ -219,6 +217,7 @@ class Deadline(Work):
     keep: bool = flag(default=True)
 
     may_drop = True
+    _in_epochs = True
 
     def steps(self, turn: Turn) -> jax.Array:
         speeds = at_clients(self.speeds, turn.indices)
@@ -230,9 +229,6 @@ class Deadline(Work):
 
     def most_steps(self, epoch: int) -> int:
         return self.num_epochs * epoch
-
-    def most_total(self, num_slots: int, epoch_total: int, epoch: int) -> int:
-        return self.num_epochs * epoch_total
 
 
 class Window(Work):

@@ -23,29 +23,17 @@ UNEQUAL_STEPS = (SYNTHETIC, MNIST)  # as asked before the runs; on MNIST, sizes 
 
 
 class Problem(NamedTuple):
-    """Data, a model and how a round goes, the same for all methods.
+    """Data, a model and how a round goes, the same for all methods."""
 
-    Attributes:
-      name: of :data:`NAMES`.
-      heterogeneity: what differs between the clients, in words.
-      data: with a test part, which is halved (see :func:`halves`).
-      task: what is learned.
-      metric: what is chosen by and reported: "accuracy", or "mse" (less is better).
-      per_round: clients a round.
-      work: local work.
-      batch_size: of the clients.
-      rates: learning rates of the clients that every method tries.
-    """
-
-    name: str
-    heterogeneity: str
-    data: fjs.FederatedDataset
-    task: fjs.Task
-    metric: str
-    per_round: int
-    work: Any
-    batch_size: int
-    rates: tuple[float, ...]
+    name: str  # of :data:`NAMES`
+    heterogeneity: str  # what differs between the clients, in words
+    data: fjs.FederatedDataset  # with a test part, which is halved (see :func:`halves`)
+    task: fjs.Task  # what is learned
+    metric: str  # what is chosen by and reported: "accuracy", or "mse" (less is better)
+    per_round: int  # clients a round
+    work: Any  # local work
+    batch_size: int  # of the clients
+    rates: tuple[float, ...]  # learning rates of the clients that every method tries
 
 
 def problems(bench: Bench) -> dict[str, Problem]:
@@ -105,22 +93,22 @@ def standard_targets(data: fjs.FederatedDataset) -> fjs.FederatedDataset:
 
 def _synthetic(bench: Bench) -> Problem:
     data = fjs.datasets.synthetic(
-        1.0, 1.0, bench.choose(smoke=6, cpu=30, paper=30), seed=DATA_SEED, test_fraction=HELD_OUT,
+        1.0, 1.0, bench.choose(6, 30), seed=DATA_SEED, test_fraction=HELD_OUT,
         max_size=bench.choose(smoke=60, cpu=300, paper=None),
     )  # fmt: skip
     return Problem(
         SYNTHETIC, "models, inputs and sizes differ; each round each client does 1 to 5 epochs", data,
-        fjs.classification(fjs.models.LogisticRegression(10)), "accuracy", bench.choose(smoke=3, cpu=10, paper=10),
+        fjs.classification(fjs.models.LogisticRegression(10)), "accuracy", bench.choose(3, 10),
         fjs.local.random_epochs(1, 5), 20, (0.01, 0.04, 0.16),
     )  # fmt: skip
 
 
 def _digits(bench: Bench) -> Problem:
-    data = fjs.datasets.digits(bench.choose(smoke=6, cpu=10, paper=10), 0.1, DATA_SEED, HELD_OUT)
+    data = fjs.datasets.digits(bench.choose(6, 10), 0.1, DATA_SEED, HELD_OUT)
     return Problem(
         DIGITS, "labels and sizes differ, Dir(0.1); everybody takes part in every round", data,
         fjs.classification(bench.model(fjs.models.MLP(10, (32,)), 10)), "accuracy", data.num_clients,
-        fjs.local.epochs(bench.choose(smoke=1, cpu=2, paper=2)), 32, (0.04, 0.16, 0.64),
+        fjs.local.epochs(bench.choose(1, 2)), 32, (0.04, 0.16, 0.64),
     )  # fmt: skip
 
 
@@ -136,20 +124,20 @@ def _mnist(bench: Bench) -> Problem:
     return Problem(
         MNIST, f"two labels a client, {sizes}",
         data if most is None else at_most(data, most, most),
-        fjs.classification(fjs.models.LogisticRegression(10)), "accuracy", bench.choose(smoke=3, cpu=10, paper=10),
-        fjs.local.epochs(bench.choose(smoke=1, cpu=2, paper=2)), 20, (0.02, 0.08, 0.32),
+        fjs.classification(fjs.models.LogisticRegression(10)), "accuracy", bench.choose(3, 10),
+        fjs.local.epochs(bench.choose(1, 2)), 20, (0.02, 0.08, 0.32),
     )  # fmt: skip
 
 
 def _parkinsons(bench: Bench) -> Problem:
     data = bench.load(
         "Parkinsons telemonitoring", lambda: fjs.datasets.parkinsons(seed=DATA_SEED, test_fraction=HELD_OUT),
-        lambda: _diabetes(bench.choose(smoke=6, cpu=30, paper=30)), "scikit-learn's diabetes, clients by age",
+        lambda: _diabetes(bench.choose(6, 30)), "scikit-learn's diabetes, clients by age",
     )  # fmt: skip
     return Problem(
         PARKINSONS, "natural clients: recordings of 42 patients", standard_targets(data),
-        fjs.regression(fjs.models.LogisticRegression(1)), "mse", bench.choose(smoke=3, cpu=10, paper=10),
-        fjs.local.epochs(bench.choose(smoke=1, cpu=2, paper=2)), 20, (0.001, 0.004, 0.016),
+        fjs.regression(fjs.models.LogisticRegression(1)), "mse", bench.choose(3, 10),
+        fjs.local.epochs(bench.choose(1, 2)), 20, (0.001, 0.004, 0.016),
     )  # fmt: skip
 
 

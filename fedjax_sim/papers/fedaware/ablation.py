@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import fedjax_sim as fjs
-from fedjax_sim.papers.bench import Bench
-from fedjax_sim.papers.experiment import Claim, Experiment, Outcome, Setting, Table
+from fedjax_sim.papers.bench import Bench, Claim, Experiment, Outcome, Setting, Table
 from fedjax_sim.papers.fedaware.comparison import same_heights
 from fedjax_sim.papers.fedaware.methods import AVERAGE, DYNAMICS, dynamics, fedaware, last_accuracy, with_dynamics
-from fedjax_sim.papers.fedaware.tasks import Problem, problems, settings
+from fedjax_sim.papers.fedaware.tasks import Problem, fedavg_alone, problems, settings
 from fedjax_sim.reporting import Panel, panels
 from fedjax_sim.run.history import History
 
@@ -23,7 +22,10 @@ def perform(bench: Bench) -> Outcome:
     table: list[tuple[str | float | None, ...]] = []
     claims: list[Claim] = []
     for task, (adaptive, average, full) in found.items():
-        named = {"FedAWARE": _named(adaptive), "FedAWARE-NA": _named(average)}
+        named = {
+            name: {f"alpha = {alpha}": run for alpha, run in of.items()}
+            for name, of in (("FedAWARE", adaptive), ("FedAWARE-NA", average))
+        }
         rows += [
             [Panel(of | {FULL: full}, "test_accuracy", title=f"{task}, {name}") for name, of in named.items()],
             [Panel(of, DYNAMICS, label="e-LUD, mean so far") for of in named.values()],
@@ -60,42 +62,23 @@ def perform(bench: Bench) -> Outcome:
         table,
         "The paper gives figures only. FedAvg-Full's e-LUD is that of all clients, the others' of the cohort.",
     )
-    return Outcome(_settings(bench, tasks), claims, {"figure4": same_heights(panels(rows))}, [made])
+    here = [
+        *settings(bench, *tasks),
+        Setting("alpha", *(", ".join(map(str, alphas)) for alphas in (ALPHAS, bench.choose(SMOKE_ALPHAS, ALPHAS)))),
+        Setting("FedAWARE-NA", "uniform weights", "uniform over the clients seen; FedAvg until all were seen"),
+    ]
+    return Outcome(here, claims, {"figure4": same_heights(panels(rows))}, [made])
 
 
 def _runs(bench: Bench, problem: Problem) -> tuple[dict[float, History], dict[float, History], History]:
-    alphas = _alphas(bench)
+    alphas = bench.choose(SMOKE_ALPHAS, ALPHAS)
     adaptive, average = fedaware(bench, problem, alphas=alphas), fedaware(bench, problem, AVERAGE, alphas)
-    result = bench.sweep(
-        f"{problem.name}, {FULL}", fjs.fedavg(client_optimizer=problem.optimizer), problem.data,
-        fjs.sweeps.points([{"client_optimizer.learning_rate": problem.learning_rate}]),
-        **(dict(problem.run) | {"cohort": fjs.cohort.full()}),
-    )  # fmt: skip
-    return adaptive, average, with_dynamics(result.at(0))
-
-
-def _alphas(bench: Bench) -> tuple[float, ...]:
-    return bench.choose(smoke=SMOKE_ALPHAS, cpu=ALPHAS, paper=ALPHAS)
-
-
-def _named(runs: dict[float, History]) -> dict[str, History]:
-    return {f"alpha = {alpha}": run for alpha, run in runs.items()}
+    full = fedavg_alone(bench, f"{problem.name}, {FULL}", problem, cohort=fjs.cohort.full())
+    return adaptive, average, with_dynamics(full)
 
 
 def _accuracy(run: History) -> float:
     return float(last_accuracy(run).mean())
 
 
-def _settings(bench: Bench, tasks: list[Problem]) -> list[Setting]:
-    own = [
-        Setting("alpha", *(", ".join(map(str, alphas)) for alphas in (ALPHAS, _alphas(bench)))),
-        Setting("FedAWARE-NA", "uniform weights", "uniform over the clients seen; FedAvg until all were seen"),
-    ]
-    return [*settings(bench, *tasks), *own]
-
-
-EXPERIMENTS = {
-    "fedaware-fig4": Experiment(
-        "Zeng et al. 2025 (FedAWARE), Figure 4", {"smoke": 1, "cpu": 2, "paper": 3}, perform
-    ),
-}  # fmt: skip
+EXPERIMENTS = {"fedaware-fig4": Experiment("Zeng et al. 2025 (FedAWARE), Figure 4", perform, cpu=2, paper=3)}

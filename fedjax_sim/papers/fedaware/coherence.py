@@ -10,11 +10,10 @@ import numpy as np
 
 import fedjax_sim as fjs
 from fedjax_sim.datasets import partition as partitions
-from fedjax_sim.papers.bench import Bench
-from fedjax_sim.papers.experiment import Claim, Experiment, Outcome, Setting, Table
-from fedjax_sim.papers.fedaware.tasks import ALPHA, CPU_IMAGES, DATA_SEED, Deal, cifar10, settings
-from fedjax_sim.reporting.figures import new_figure
-from fedjax_sim.reporting.plots import COLOURS, check_matplotlib, plain
+from fedjax_sim.papers.bench import Bench, Claim, Experiment, Outcome, Setting, Table
+from fedjax_sim.papers.drawing import canvas
+from fedjax_sim.papers.fedaware.tasks import ALPHA, CPU_IMAGES, DATA_SEED, Deal, cifar10, fedavg_alone, settings
+from fedjax_sim.reporting.plots import COLOURS, plain
 
 BALANCED, UNBALANCED = 10, 10
 MOMENTS = (3, 60, 150)  # the paper's rounds
@@ -25,17 +24,13 @@ CPU_SHARE = 4  # one in so many of the CPU's images: everybody takes part in eve
 def perform(bench: Bench) -> Outcome:
     """Measures against rounds, and the cosines of all pairs at three of them."""
     problem = cifar10(bench, half_balanced(bench), alone=True)
-    rounds = bench.choose(smoke=3, cpu=MOMENTS[-1], paper=MOMENTS[-1])
-    moments = bench.choose(smoke=(1, 2, 3), cpu=MOMENTS, paper=MOMENTS)
-    run = dict(problem.run) | {
+    rounds = bench.choose(3, MOMENTS[-1])
+    moments = bench.choose((1, 2, 3), MOMENTS)
+    run = {
         "rounds": rounds, "cohort": fjs.cohort.full(), "diagnostics": [*problem.run["diagnostics"], "cosine_matrix"],
         "eval_every": bench.choose(smoke=1, cpu=15, paper=5),
     }  # fmt: skip
-    result = bench.sweep(
-        "FedAvg, half balanced", fjs.fedavg(client_optimizer=problem.optimizer), problem.data,
-        fjs.sweeps.points([{"client_optimizer.learning_rate": problem.learning_rate}]), **run,
-    )  # fmt: skip
-    history = result.at(0)
+    history = fedavg_alone(bench, "FedAvg, half balanced", problem, **run)
     balanced = problem.data.num_clients // 2
     matrices = {moment: history["cosine_matrix"][:, moment - 1].mean(axis=0) for moment in moments}
     among = {moment: _among(matrix, balanced) for moment, matrix in matrices.items()}
@@ -75,7 +70,7 @@ def perform(bench: Bench) -> Outcome:
 
 def half_balanced(bench: Bench) -> Deal:
     """Half of the rows IID over the first clients, the other half by Dir(0.1) over as many others."""
-    first, second = bench.choose(smoke=(4, 4), cpu=(BALANCED, UNBALANCED), paper=(BALANCED, UNBALANCED))
+    first, second = bench.choose((4, 4), (BALANCED, UNBALANCED))
     share = bench.choose(smoke=1, cpu=CPU_SHARE, paper=1)
 
     def deal(labels: np.ndarray) -> Sequence[np.ndarray]:
@@ -98,10 +93,7 @@ def _among(matrix: np.ndarray, balanced: int) -> dict[str, float]:
 
 
 def _figure(curves: Mapping[str, np.ndarray], matrices: Mapping[int, np.ndarray]) -> Any:
-    check_matplotlib()
-
-    figure = new_figure(10.5, 6.2)
-    axes = figure.subplots(2, 3)
+    figure, axes = canvas(10.5, 6.2, 2, 3)
     labels = {"coherence": "client coherence", "consensus": "norm of the\npseudo-gradient", "lud": "LUD"}
     for ax, (name, values) in zip(axes[0], curves.items(), strict=True):
         shown = np.sqrt(values) if name == "consensus" else values
@@ -120,8 +112,4 @@ def _figure(curves: Mapping[str, np.ndarray], matrices: Mapping[int, np.ndarray]
     return figure
 
 
-EXPERIMENTS = {
-    "fedaware-fig7": Experiment(
-        "Zeng et al. 2025 (FedAWARE), Figure 7", {"smoke": 1, "cpu": 2, "paper": 3}, perform
-    ),
-}  # fmt: skip
+EXPERIMENTS = {"fedaware-fig7": Experiment("Zeng et al. 2025 (FedAWARE), Figure 7", perform, cpu=2, paper=3)}

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_sim.papers.bench import Bench
-from fedjax_sim.papers.experiment import Claim, Experiment, Outcome, Setting, Table
+from fedjax_sim.papers.bench import Bench, Claim, Experiment, Outcome, Setting, Table
+from fedjax_sim.papers.drawing import by_metric
 from fedjax_sim.papers.fedaware.methods import (
     DYNAMICS,
     WRITTEN,
@@ -23,6 +23,7 @@ from fedjax_sim.papers.fedaware.tasks import Problem, problems, settings
 from fedjax_sim.reporting import Panel, panels
 from fedjax_sim.run.history import History
 
+METRICS, LABELS = ("loss", "test_accuracy", DYNAMICS), {DYNAMICS: "e-LUD, mean so far"}
 TASKS = ("CIFAR-10", "CIFAR-100", "AG News")
 
 # Table 2: by method test accuracy (%) and e-LUD_D, then both with AWARE; None where the paper has none.
@@ -73,14 +74,15 @@ def perform_figure2(bench: Bench) -> Outcome:
     """The raw methods."""
     tasks, runs = _runs(bench)
     rows = [
-        [Panel(of.raw, metric, title=task if metric == "loss" else "", label=label) for task, of in runs.items()]
-        for metric, label in (("loss", None), ("test_accuracy", None), (DYNAMICS, "e-LUD, mean so far"))
-    ]
+        [Panel(of.raw, metric, title=task if metric == "loss" else "", label=LABELS.get(metric))
+         for task, of in runs.items()]
+        for metric in METRICS
+    ]  # fmt: skip
     if len(runs) == 1:  # one task: side by side
         rows = [[panel for row in rows for panel in row]]
     claims = []
     for task in ("CIFAR-10", "AG News"):  # of CIFAR-100 the paper says that it is slightly slower
-        speed = _speed(runs[task].raw) if task in runs else {}
+        speed = {name: area(run) for name, run in runs[task].raw.items()} if task in runs else {}
         slower = sum(value > speed["FedAWARE"] for value in speed.values()) if speed else 0
         claims.append(
             Claim(f"on {task} FedAWARE converges faster than most baselines (mean training loss of all evaluations)",
@@ -123,13 +125,8 @@ def perform_figure3(bench: Bench) -> Outcome:
     figures = {}
     for task, of in runs.items():
         raw = {name: run for name, run in of.raw.items() if name in of.extended}
-        rows = [
-            [Panel(raw, metric, title="raw" if metric == "loss" else "", label=label),
-             Panel(of.extended, metric, title="with AWARE" if metric == "loss" else "", label=label)]
-            for metric, label in (("loss", None), ("test_accuracy", None), (DYNAMICS, "e-LUD, mean so far"))
-        ]  # fmt: skip
         name = "figure3" if task == "CIFAR-100" else f"figure6-{task.lower().replace(' ', '-')}"
-        figures[name] = same_heights(panels(rows))
+        figures[name] = same_heights(by_metric({"raw": raw, "with AWARE": of.extended}, METRICS, LABELS))
     claims = []
     for task in TASKS:
         slower_expected = task != "AG News"  # section 5 and appendix B.2
@@ -214,20 +211,11 @@ def _table_claims(runs: Mapping[str, Compared]) -> list[Claim]:
                             all((value > 0) != (name in falling) for name, value in rise.items()) if of else None,
                             {"rise": rise}, note))  # fmt: skip
         rise = {name: b - a for name, (a, b) in _measured(of, dynamics).items()}
-        claims.append(
-            Claim(
-                f"on {task} the extension raises the e-LUD of every method",
-                all(value > 0 for value in rise.values()) if of else None,
-                {"rise": rise},
-                note,
-            )
-        )
+        held = all(value > 0 for value in rise.values()) if of else None
+        claims.append(Claim(f"on {task} the extension raises the e-LUD of every method", held, {"rise": rise}, note))
     of = runs.get("CIFAR-100")
-    beaten = None
-    if of:
-        beaten = bool(
-            last_accuracy(of.extended["FedAMS"]).mean() > max(last_accuracy(r).mean() for r in of.raw.values())
-        )
+    best_raw = max(last_accuracy(run).mean() for run in of.raw.values()) if of else None
+    beaten = bool(last_accuracy(of.extended["FedAMS"]).mean() > best_raw) if of else None
     claims.append(Claim("on CIFAR-100 FedAMS with the extension is better than every raw method", beaten, {},
                         "" if of else NOT_RUN))  # fmt: skip
     everyone = {f"{name}, {kind}": (float(last_accuracy(run).mean()), float(dynamics(run).mean()))
@@ -235,10 +223,10 @@ def _table_claims(runs: Mapping[str, Compared]) -> list[Claim]:
                 for name, run in family.items()}  # fmt: skip
     best = max(everyone, key=lambda name: everyone[name][0])
     most = max(everyone, key=lambda name: everyone[name][1])
+    correlation = _rank_correlation(everyone)
     claims.append(Claim("on CIFAR-10 the most accurate is not the one with the largest e-LUD (section 5, limitations)",
                         best != most, {"most accurate": best, "largest e-LUD": most,
-                                       "rank correlation of accuracy and e-LUD": _rank_correlation(everyone)},
-                        ))  # fmt: skip
+                                       "rank correlation of accuracy and e-LUD": correlation}))  # fmt: skip
     return claims
 
 
@@ -255,10 +243,6 @@ def _pairs(of: Compared) -> dict[str, tuple[History, History]]:
 def _measured(of: Compared | None, measure: Any) -> dict[str, tuple[float, float]]:
     pairs = _pairs(of) if of else {}
     return {name: (float(measure(a).mean()), float(measure(b).mean())) for name, (a, b) in pairs.items()}
-
-
-def _speed(runs: Mapping[str, History]) -> dict[str, float]:
-    return {name: area(run) for name, run in runs.items()}
 
 
 def _dynamics_table(runs: Mapping[str, Compared]) -> Table:
@@ -285,9 +269,7 @@ def same_heights(figure: Any) -> Any:
 
 
 EXPERIMENTS = {
-    f"fedaware-{name}": Experiment(
-        f"Zeng et al. 2025 (FedAWARE), {number}", {"smoke": 1, "cpu": 2, "paper": 3}, perform
-    )
+    f"fedaware-{name}": Experiment(f"Zeng et al. 2025 (FedAWARE), {number}", perform, cpu=2, paper=3)
     for name, number, perform in (
         ("table2", "Table 2", perform_table2),
         ("fig2", "Figure 2", perform_figure2),

@@ -8,11 +8,9 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-import fedjax_sim as fjs
-from fedjax_sim.papers.bench import Bench
-from fedjax_sim.papers.experiment import Claim, Experiment, Outcome, Setting, Table
+from fedjax_sim.papers.bench import Bench, Claim, Experiment, Outcome, Setting, Table
 from fedjax_sim.papers.fedaware.methods import area, dynamics, last_accuracy, with_dynamics
-from fedjax_sim.papers.fedaware.tasks import cifar10, dirichlet, settings
+from fedjax_sim.papers.fedaware.tasks import cifar10, dirichlet, fedavg_alone, settings
 from fedjax_sim.reporting import Panel, panels
 from fedjax_sim.run.history import History
 
@@ -86,13 +84,9 @@ def perform_figure8(bench: Bench) -> Outcome:
 
 def _runs(bench: Bench) -> dict[float, History]:
     found = {}
-    for alpha in bench.choose(smoke=(0.1, 10.0), cpu=ALPHAS, paper=ALPHAS):
+    for alpha in bench.choose((0.1, 10.0), ALPHAS):
         problem = cifar10(bench, dirichlet(bench, alpha), alone=True)
-        result = bench.sweep(
-            f"{problem.name}, FedAvg, Dir({alpha:g})", fjs.fedavg(client_optimizer=problem.optimizer), problem.data,
-            fjs.sweeps.points([{"client_optimizer.learning_rate": problem.learning_rate}]), **problem.run,
-        )  # fmt: skip
-        run = with_dynamics(result.at(0))
+        run = with_dynamics(fedavg_alone(bench, f"{problem.name}, FedAvg, Dir({alpha:g})", problem))
         found[alpha] = dataclasses.replace(run, rounds=run.rounds | {NORM: np.sqrt(run["consensus"])})
     return found
 
@@ -163,14 +157,12 @@ def _table(runs: Mapping[float, History]) -> Table:
 
 
 def _settings(bench: Bench) -> list[Setting]:
-    here = bench.choose(smoke="0.1, 10", cpu="0.1, 0.5, 1, 10", paper="0.1, 0.5, 1, 10")
+    here = bench.choose("0.1, 10", "0.1, 0.5, 1, 10")
     own = Setting("Dirichlet alpha", "Figure 8: 0.1, 0.5, 1, 10; Figure 1: 0.1 and others", here)
     return [*settings(bench, cifar10(bench, alone=True)), own]
 
 
 EXPERIMENTS = {
-    f"fedaware-fig{number}": Experiment(
-        f"Zeng et al. 2025 (FedAWARE), Figure {number}", {"smoke": 1, "cpu": 2, "paper": 3}, perform
-    )
+    f"fedaware-fig{number}": Experiment(f"Zeng et al. 2025 (FedAWARE), Figure {number}", perform, cpu=2, paper=3)
     for number, perform in ((1, perform_figure1), (8, perform_figure8))
 }

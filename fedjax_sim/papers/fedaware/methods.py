@@ -24,29 +24,16 @@ DYNAMICS = "e_lud_dynamics"
 # The authors' code: vectors of length one, and FedAvg (the base method) until everybody was seen.
 CODE: dict[str, Any] = {"normalised": True, "warm_up": True}
 WRITTEN, AVERAGE = "FedAWARE, eq. 2 as written", "FedAWARE-NA"
-VARIANTS: dict[str, dict[str, Any]] = {
-    "FedAWARE": CODE,
-    WRITTEN: {},
-    AVERAGE: {"weights": "uniform", "warm_up": True},
-}
+VARIANTS: dict[str, dict[str, Any]] = {"FedAWARE": CODE, WRITTEN: {}, AVERAGE: {"weights": "uniform", "warm_up": True}}
 
 
 class Family(NamedTuple):
-    """Methods that are one program, and differ in real hyper-parameters alone.
+    """Methods that are one program, and differ in real hyper-parameters alone."""
 
-    Attributes:
-      make: the algorithm, given the clients' solver.
-      members: by the method's name the points among which the best is chosen, at the paper's size and on a CPU.
-      extended: whether the paper extends them.
-    """
-
-    make: Callable[[Any], Method]
+    make: Callable[[Any], Method]  # the algorithm, given the clients' solver
+    # by the method's name the points among which the best is chosen, at the paper's size and on a CPU
     members: Mapping[str, tuple[Sequence[Point], Sequence[Point]]]
-    extended: bool = True
-
-
-def _proximal_with_momentum(optimizer: Any) -> Method:
-    return fjs.fedprox(client_optimizer=optimizer, mu=0.1, server_optimizer=fjs.optim.sgd(1.0, momentum=0.5))
+    extended: bool = True  # whether the paper extends them
 
 
 def _mu_and_momentum(mu: float, momentum: float) -> Point:
@@ -63,7 +50,7 @@ def _ams(rates: Sequence[float], floors: Sequence[float]) -> list[Point]:
 
 # Appendix B.1: what is fixed, and the grids. FedAvg is FedProx at mu = 0, and a server momentum of 0 is none.
 FAMILIES = (
-    Family(_proximal_with_momentum, {
+    Family(lambda sgd: fjs.fedprox(client_optimizer=sgd, mu=0.1, server_optimizer=fjs.optim.sgd(1.0, momentum=0.5)), {
         "FedAvg": ([_mu_and_momentum(0.0, 0.0)],) * 2,
         "FedAvgM": ([_mu_and_momentum(0.0, beta) for beta in (0.7, 0.9, 0.97, 0.997)],
                     [_mu_and_momentum(0.0, beta) for beta in (0.7, 0.9)]),
@@ -85,19 +72,12 @@ NAMES = ("FedAvg", "FedAvgM", "FedCM", "FedDyn", "FedProx", "FedYogi", "FedAMS",
 
 
 class Compared(NamedTuple):
-    """What Table 2 and Figures 2, 3 and 6 are drawn from.
+    """What Table 2 and Figures 2, 3 and 6 are drawn from."""
 
-    Attributes:
-      raw: by method, at its best hyper-parameters.
-      extended: with the AWARE extension, at the same ones; FedDyn and FedAWARE have none.
-      chosen: the best hyper-parameters, in words.
-      written: FedAWARE by eq. 2 as it is written.
-    """
-
-    raw: dict[str, History]
-    extended: dict[str, History]
-    chosen: dict[str, str]
-    written: History
+    raw: dict[str, History]  # by method, at its best hyper-parameters
+    extended: dict[str, History]  # with the AWARE extension, at the same ones; FedDyn and FedAWARE have none
+    chosen: dict[str, str]  # the best hyper-parameters, in words
+    written: History  # FedAWARE by eq. 2 as it is written
 
 
 def compared(bench: Bench, problem: Problem) -> Compared:
@@ -105,8 +85,8 @@ def compared(bench: Bench, problem: Problem) -> Compared:
     raw: dict[str, History] = {}
     extended: dict[str, History] = {}
     chosen: dict[str, str] = {}
-    for family in bench.choose(smoke=FAMILIES[:1], cpu=FAMILIES, paper=FAMILIES):  # each is two programs to compile
-        members = {name: _grid(bench, grids) for name, grids in family.members.items()}
+    for family in bench.choose(FAMILIES[:1], FAMILIES):  # each is two programs to compile
+        members = {name: bench.choose(grids[1][:1], *reversed(grids)) for name, grids in family.members.items()}
         at = [point for points in members.values() for point in points]
         algorithm = family.make(problem.optimizer)
         result = bench.sweep(
@@ -179,10 +159,6 @@ def spikes(history: History) -> float:
     """The mean of max(0, a_k - a_{k+1}) over the evaluations of the second half and the seeds: 0 without any fall."""
     late = history.evaluated >= history.evaluated[-1] / 2
     return _mean(np.maximum(-np.diff(history["test_accuracy"][:, late], axis=1), 0.0))
-
-
-def _grid(bench: Bench, grids: tuple[Sequence[Point], Sequence[Point]]) -> Sequence[Point]:
-    return bench.choose(smoke=grids[1][:1], cpu=grids[1], paper=grids[0])
 
 
 def _label(problem: Problem, name: str) -> str:

@@ -12,8 +12,8 @@ import fedjax_sim as fjs
 from fedjax_sim.datasets import partition as partitions
 from fedjax_sim.datasets.reading.places import find
 from fedjax_sim.datasets.sources.image_files import CIFAR10
-from fedjax_sim.papers.bench import Bench
-from fedjax_sim.papers.experiment import Setting
+from fedjax_sim.papers.bench import Bench, Setting
+from fedjax_sim.run.history import History
 
 CLIENTS, PER_ROUND, EPOCHS, BATCH, RATE = 100, 10, 3, 64, 0.01  # section 5
 ALPHA = 0.1  # of the Dirichlet partition
@@ -32,19 +32,12 @@ Deal = Callable[[np.ndarray], Sequence[np.ndarray]]  # labels to the rows of eac
 
 
 class Problem(NamedTuple):
-    """A task as the algorithms meet it.
+    """A task as the algorithms meet it."""
 
-    Attributes:
-      name: the paper's.
-      data: shared out to the clients.
-      learning_rate: eta_l.
-      run: keywords of a run, with the most runs at once.
-    """
-
-    name: str
-    data: fjs.FederatedDataset
-    learning_rate: float
-    run: Mapping[str, Any]
+    name: str  # the paper's
+    data: fjs.FederatedDataset  # shared out to the clients
+    learning_rate: float  # eta_l
+    run: Mapping[str, Any]  # keywords of a run, with the most runs at once
 
     @property
     def optimizer(self) -> Any:
@@ -58,13 +51,7 @@ def problems(bench: Bench) -> list[Problem]:
 
 
 def cifar10(bench: Bench, deal: Deal | None = None, *, alone: bool = False) -> Problem:
-    """CIFAR-10 and a CNN of five layers.
-
-    Args:
-      bench: decides the size.
-      deal: how the images are shared out; None for Dir(0.1) over 100 clients.
-      alone: whether it is for FedAvg alone.
-    """
+    """CIFAR-10, by Dir(0.1) unless dealt in another way, and a CNN of five layers; ``alone`` for FedAvg alone."""
     deal = dirichlet(bench, ALPHA) if deal is None else deal
     what = bench.choose(smoke="CIFAR-10", cpu=f"CIFAR-10, {CPU_IMAGES:,} images", paper="CIFAR-10")
     data = bench.load(what, lambda: _real(bench, deal), lambda: _digits(deal), "scikit-learn's digits")
@@ -112,10 +99,18 @@ def pythia_tokens(tokenizer: str, texts: Sequence[str]) -> np.ndarray:
     return np.array([encoding.ids for encoding in made.encode_batch(list(texts))], np.int32)
 
 
+def fedavg_alone(bench: Bench, label: str, problem: Problem, **changes: Any) -> History:
+    """FedAvg on a task, with other keywords of the run."""
+    space = fjs.sweeps.points([{"client_optimizer.learning_rate": problem.learning_rate}])
+    algorithm = fjs.fedavg(client_optimizer=problem.optimizer)
+    [run] = bench.runs(label, algorithm, problem.data, space, **(dict(problem.run) | changes))
+    return run
+
+
 def dirichlet(bench: Bench, alpha: float) -> Deal:
     """Dir(alpha) over the clients, label by label."""
-    clients = bench.choose(smoke=8, cpu=CLIENTS, paper=CLIENTS)
-    least = bench.choose(smoke=2, cpu=1, paper=1)
+    clients = bench.choose(8, CLIENTS)
+    least = bench.choose(2, 1)
     return lambda labels: partitions.dirichlet(labels, clients, alpha, DATA_SEED, least)
 
 
@@ -133,11 +128,11 @@ def settings(bench: Bench, problem: Problem, *others: Problem) -> list[Setting]:
         smoke="MLP, 16 hidden", cpu=f"the same CNN, channels {', '.join(map(str, CPU_CHANNELS))}, dense {CPU_HIDDEN}",
         paper=paper_model,
     )  # fmt: skip
-    run = problem.run
+    run, taking_part = problem.run, getattr(problem.run["cohort"], "num_sampled", "all")
     return [
         Setting("data", paper_data, data),
         Setting("model", paper_model, model),
-        Setting("clients, a round", "100, 10", f"{problem.data.num_clients}, {_size(run['cohort'])}"),
+        Setting("clients, a round", "100, 10", f"{problem.data.num_clients}, {taking_part}"),
         Setting("local epochs", "3", "1" if smoke else "3"),
         Setting("batch size", "64", str(run["batch_size"])),
         Setting("local learning rate", f"{RATE:g}", f"{problem.learning_rate:g}"),
@@ -168,17 +163,13 @@ def _other(problem: Problem) -> list[Setting]:
     return [row._replace(what=f"{problem.name}: {row.what}") for row in rows]
 
 
-def _size(cohort: Any) -> str:
-    return str(getattr(cohort, "num_sampled", "all"))
-
-
 def _run(bench: Bench, model: Any, rounds: int, batch: int, *, chunk: int) -> dict[str, Any]:
     """``chunk``: the most runs side by side on a GPU, where FedAWARE keeps a vector of every client for each."""
     return {
         "task": fjs.classification(model),
         "rounds": rounds,
-        "cohort": fjs.cohort.shuffled(bench.choose(smoke=4, cpu=PER_ROUND, paper=PER_ROUND), passes="uniform"),
-        "work": fjs.local.epochs(bench.choose(smoke=1, cpu=EPOCHS, paper=EPOCHS)),
+        "cohort": fjs.cohort.shuffled(bench.choose(4, PER_ROUND), passes="uniform"),
+        "work": fjs.local.epochs(bench.choose(1, EPOCHS)),
         "batch_size": batch,
         "eval_every": bench.choose(smoke=1, cpu=CPU_EVERY, paper=5),
         "diagnostics": list(DIAGNOSTICS),

@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 import fedjax_sim as fjs
-from fedjax_sim.papers.bench import Bench
-from fedjax_sim.papers.experiment import Claim, Experiment, Outcome, Setting, Table
-from fedjax_sim.papers.fednova.pooled import pooled
-from fedjax_sim.papers.fednova.reaching import rounds_to_each
+from fedjax_sim.papers.bench import Bench, Claim, Experiment, Outcome, Setting, Table
+from fedjax_sim.papers.fednova.synthetic import rounds_to_each
 from fedjax_sim.reporting import Panel, panels
 from fedjax_sim.run.history import History
 
@@ -28,19 +27,12 @@ SERVER, HYBRID = "server momentum", "momentum + server momentum"
 
 @dataclasses.dataclass(frozen=True)
 class Regime:
-    """A half of the table.
+    """A half of the table."""
 
-    Attributes:
-      name: of the rows.
-      work: local epochs.
-      mu: the best proximal parameter of the paper's appendix.
-      solvers: the rows.
-    """
-
-    name: str
-    work: fjs.local.Work
-    mu: float
-    solvers: tuple[str, ...]
+    name: str  # of the rows
+    work: fjs.local.Work  # local epochs
+    mu: float  # the best proximal parameter of the paper's appendix
+    solvers: tuple[str, ...]  # the rows
 
 
 REGIMES = (
@@ -88,34 +80,41 @@ def _data(bench: Bench) -> fjs.FederatedDataset:
         )  # fmt: skip
 
     def digits() -> fjs.FederatedDataset:
-        return fjs.datasets.digits(bench.choose(smoke=4, cpu=CLIENTS, paper=CLIENTS), ALPHA, DATA_SEED)
+        return fjs.datasets.digits(bench.choose(4, CLIENTS), ALPHA, DATA_SEED)
 
     return bench.load("CIFAR-10", real, digits, "scikit-learn's digits, Dir(0.1)")
 
 
+def pooled(data: fjs.FederatedDataset, factor: int) -> fjs.FederatedDataset:
+    """The same data set with images [n, height, width, channels] of means of ``factor`` x ``factor`` pixels."""
+    x = np.asarray(data.examples["x"])
+    n, height, width, channels = x.shape
+    blocks = x.reshape(n, height // factor, factor, width // factor, factor, channels)
+    examples = {**data.examples, "x": jnp.asarray(blocks.mean(axis=(2, 4)))}
+    test = None if data.test is None else pooled(data.test, factor)
+    made: fjs.FederatedDataset = data.replace(examples=examples, test=test)
+    return made
+
+
 def _runs(bench: Bench, data: fjs.FederatedDataset, regime: Regime) -> dict[str, Pair]:
     """Histories by solver and method."""
-    rounds = bench.choose(smoke=2, cpu=ROUNDS, paper=ROUNDS)
+    rounds = bench.choose(2, ROUNDS)
     model = bench.choose(smoke=None, cpu=fjs.models.MLP(10, HIDDEN), paper=fjs.models.VGG11(10))
     setting: dict[str, Any] = {
         "task": fjs.classification(bench.model(model, 10)),
         "rounds": rounds,
         "cohort": fjs.cohort.full(average="sample"),
-        "work": bench.choose(smoke=fjs.local.epochs(1), cpu=regime.work, paper=regime.work),
+        "work": bench.choose(fjs.local.epochs(1), regime.work),
         "batch_size": BATCH,
         "eval_every": bench.choose(smoke=2, cpu=10, paper=5),
     }
     decayed = fjs.rates.piecewise(1.0, tuple(int(share * rounds) for share in DECAYS), FACTOR)
-    solver: dict[str, Any] = {
-        "client_optimizer": fjs.optim.sgd(HEAVY_RATE, MOMENTUM),
-        "client_learning_rate": decayed,
-    }
+    solver: dict[str, Any] = {"client_optimizer": fjs.optim.sgd(HEAVY_RATE, MOMENTUM), "client_learning_rate": decayed}
     light = {"client_optimizer.learning_rate": RATE, "client_optimizer.momentum": 0.0}
     heavy = {"client_optimizer.learning_rate": HEAVY_RATE, "client_optimizer.momentum": MOMENTUM}
 
     def swept(name: str, algorithm: Any, *points: dict[str, float]) -> list[History]:
-        result = bench.sweep(f"{name}, {regime.name}", algorithm, data, fjs.sweeps.points(points), **setting)
-        return [result.at(number) for number in range(len(points))]
+        return bench.runs(f"{name}, {regime.name}", algorithm, data, fjs.sweeps.points(points), **setting)
 
     average = fjs.fedprox(mu=regime.mu, **solver)
     avg = swept("FedAvg", average, {"mu": 0.0, **light}, {"mu": 0.0, **heavy}, {"mu": regime.mu, **light})
@@ -235,7 +234,7 @@ def _settings(bench: Bench, data: fjs.FederatedDataset) -> list[Setting]:
                 "whatever comes out" if bench.size == "smoke" else f"at least {SMALLEST} images each"),
         Setting("model", "VGG-11",
                 bench.choose(smoke="MLP, 16 hidden", cpu=f"MLP, {HIDDEN[0]} hidden", paper="VGG-11")),
-        Setting("rounds", "100", bench.choose(smoke="2", cpu=str(ROUNDS), paper=str(ROUNDS))),
+        Setting("rounds", "100", bench.choose("2", str(ROUNDS))),
         Setting("local epochs", "2; U(2, 5)", "1" if bench.size == "smoke" else "2; U(2, 5)"),
         Setting("U(2, 5)", "in the authors' code numpy's randint(2, 5): 2 to 4", "2 to 5"),
         Setting("batch size", "32", "32"),
@@ -249,6 +248,4 @@ def _settings(bench: Bench, data: fjs.FederatedDataset) -> list[Setting]:
     ]  # fmt: skip
 
 
-EXPERIMENTS = {
-    "fednova-table1": Experiment("Wang et al. 2020 (FedNova), Table I", {"smoke": 1, "cpu": 3, "paper": 3}, perform)
-}
+EXPERIMENTS = {"fednova-table1": Experiment("Wang et al. 2020 (FedNova), Table I", perform, cpu=3, paper=3)}

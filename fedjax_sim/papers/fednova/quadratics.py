@@ -17,8 +17,7 @@ import fedjax_sim as fjs
 from fedjax_sim.clients.local.work import Turn, Work
 from fedjax_sim.core.devices import double_precision
 from fedjax_sim.core.keys import client_draws
-from fedjax_sim.papers.bench import Bench
-from fedjax_sim.papers.experiment import Claim, Experiment, Outcome, Setting, Table
+from fedjax_sim.papers.bench import Bench, Claim, Experiment, Outcome, Setting, Table
 from fedjax_sim.reporting import Panel, panels
 from fedjax_sim.run.history import History
 
@@ -41,7 +40,7 @@ Runs = Mapping[str, Mapping[float, History]]  # by method and standard deviation
 def perform(bench: Bench) -> Outcome:
     """All methods and standard deviations: three programs."""
     with double_precision():
-        data = fjs.datasets.quadratics(bench.choose(smoke=4, cpu=CLIENTS, paper=CLIENTS), DIMENSION, DATA_SEED,
+        data = fjs.datasets.quadratics(bench.choose(4, CLIENTS), DIMENSION, DATA_SEED,
                                        scale=SPREAD)  # fmt: skip
         runs = _runs(bench, data)
         errors = _errors(runs, data)
@@ -67,24 +66,19 @@ def _runs(bench: Bench, data: fjs.FederatedDataset) -> dict[str, dict[float, His
     }
     setting: dict[str, Any] = {
         "task": fjs.quadratic(start=START),
-        "rounds": bench.choose(smoke=3, cpu=ROUNDS, paper=ROUNDS),
+        "rounds": bench.choose(3, ROUNDS),
         "cohort": fjs.cohort.full(),
         "work": fjs.local.gaussian_steps(MEAN, std=STD, most=MOST),
         "batches": fjs.local.full_batch(),
-        "eval_every": bench.choose(smoke=1, cpu=EVERY, paper=EVERY),
+        "eval_every": bench.choose(1, EVERY),
         "evaluate": place,
     }
     mus = {"mu": [0.0, MU], "work.std": list(STDS)}
-    prox = bench.sweep("FedAvg and FedProx", fjs.fedprox(mu=MU, **solver), data, fjs.sweeps.grid(mus), **setting)
-    stds = fjs.sweeps.grid({"work.std": list(STDS)})
-    vrl = bench.sweep(VRL, fjs.vrl_sgd(**solver), data, stds, **setting)
-    nova = bench.sweep(FEDNOVA, fjs.fednova(**solver), data, stds, **setting)
-    return {
-        FEDAVG: {std: prox.at(number) for number, std in enumerate(STDS)},
-        FEDPROX: {std: prox.at(len(STDS) + number) for number, std in enumerate(STDS)},
-        VRL: {std: vrl.at(number) for number, std in enumerate(STDS)},
-        FEDNOVA: {std: nova.at(number) for number, std in enumerate(STDS)},
-    }
+    runs = bench.runs("FedAvg and FedProx", fjs.fedprox(mu=MU, **solver), data, fjs.sweeps.grid(mus), **setting)
+    stds, k = fjs.sweeps.grid({"work.std": list(STDS)}), len(STDS)
+    runs += bench.runs(VRL, fjs.vrl_sgd(**solver), data, stds, **setting)
+    runs += bench.runs(FEDNOVA, fjs.fednova(**solver), data, stds, **setting)
+    return {name: dict(zip(STDS, runs[k * at : k * at + k], strict=True)) for at, name in enumerate(METHODS)}
 
 
 def place(params: jax.Array, dataset: fjs.FederatedDataset) -> dict[str, jax.Array]:
@@ -282,6 +276,4 @@ def _settings(bench: Bench) -> list[Setting]:
     ]  # fmt: skip
 
 
-EXPERIMENTS = {
-    "fednova-fig2": Experiment("Wang et al. 2020 (FedNova), Figure 2", {"smoke": 1, "cpu": 3, "paper": 3}, perform)
-}
+EXPERIMENTS = {"fednova-fig2": Experiment("Wang et al. 2020 (FedNova), Figure 2", perform, cpu=3, paper=3)}

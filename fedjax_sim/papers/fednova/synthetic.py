@@ -8,9 +8,7 @@ from typing import Any
 import numpy as np
 
 import fedjax_sim as fjs
-from fedjax_sim.papers.bench import Bench, rounds_in_words
-from fedjax_sim.papers.experiment import Claim, Experiment, Outcome, Setting, Table
-from fedjax_sim.papers.fednova.reaching import rounds_to_each
+from fedjax_sim.papers.bench import Bench, Claim, Experiment, Outcome, Setting, Table, rounds_in_words
 from fedjax_sim.reporting import Panel, panels
 from fedjax_sim.run.history import History
 
@@ -21,6 +19,7 @@ ROUNDS = 200
 MU = 1.0  # the best mu of Li et al. 2020 for synthetic(1, 1)
 DATA_SEEDS = (0, 1, 2)  # the first is the figure's
 EVERY = 2
+ROUNDING = 1e-9  # a mean of equal numbers may lie this far from them
 
 FEDAVG, FEDPROX, FEDNOVA = "FedAvg", "FedProx, mu = 1", "FedNova"
 METHODS = (FEDAVG, FEDPROX, FEDNOVA)
@@ -28,17 +27,11 @@ METHODS = (FEDAVG, FEDPROX, FEDNOVA)
 
 @dataclasses.dataclass(frozen=True)
 class Regime:
-    """A panel: who takes part, and how much each client does.
+    """A panel: who takes part, and how much each client does."""
 
-    Attributes:
-      title: of the panel.
-      everyone: whether all clients take part in every round.
-      work: local epochs.
-    """
-
-    title: str
-    everyone: bool
-    work: fjs.local.Work
+    title: str  # of the panel
+    everyone: bool  # whether all clients take part in every round
+    work: fjs.local.Work  # local epochs
 
 
 REGIMES = (
@@ -50,7 +43,7 @@ REGIMES = (
 
 def perform(bench: Bench) -> Outcome:
     """The figure on one draw of the data set, and its claims on three."""
-    drawn = bench.choose(smoke=DATA_SEEDS[:1], cpu=DATA_SEEDS, paper=DATA_SEEDS)
+    drawn = bench.choose(DATA_SEEDS[:1], DATA_SEEDS)
     runs = {seed: {regime.title: _runs(bench, seed, regime) for regime in REGIMES} for seed in drawn}
     first = runs[drawn[0]]
     figures = {"figure5": panels([[Panel(of, "loss", title, log=True) for title, of in first.items()]])}
@@ -65,25 +58,23 @@ def perform(bench: Bench) -> Outcome:
 
 def _runs(bench: Bench, data_seed: int, regime: Regime) -> dict[str, History]:
     """Histories by method; both values of mu are one program."""
-    clients = bench.choose(smoke=4, cpu=CLIENTS, paper=CLIENTS)
-    largest = bench.choose(smoke=60, cpu=None, paper=None)
-    data = fjs.datasets.synthetic(1.0, 1.0, clients, seed=data_seed, max_size=largest)
-    sampled = bench.choose(smoke=2, cpu=round(FRACTION * CLIENTS), paper=round(FRACTION * CLIENTS))
+    clients, sampled = bench.choose(4, CLIENTS), bench.choose(2, round(FRACTION * CLIENTS))
+    data = fjs.datasets.synthetic(1.0, 1.0, clients, seed=data_seed, max_size=bench.choose(60, None))
     setting: dict[str, Any] = {
         "task": fjs.classification(fjs.models.LogisticRegression(10)),
-        "rounds": bench.choose(smoke=2, cpu=ROUNDS, paper=ROUNDS),
+        "rounds": bench.choose(2, ROUNDS),
         "cohort": fjs.cohort.full() if regime.everyone else fjs.cohort.uniform(sampled),
-        "work": bench.choose(smoke=fjs.local.epochs(1), cpu=regime.work, paper=regime.work),
+        "work": bench.choose(fjs.local.epochs(1), regime.work),
         "batch_size": BATCH,
-        "eval_every": bench.choose(smoke=1, cpu=EVERY, paper=EVERY),
+        "eval_every": bench.choose(1, EVERY),
     }
     sgd = fjs.optim.sgd(LEARNING_RATE)
     label = f"{regime.title}, draw {data_seed}"
     prox = fjs.fedprox(client_optimizer=sgd, mu=MU)
-    both = bench.sweep(f"FedAvg and FedProx, {label}", prox, data, fjs.sweeps.grid({"mu": [0.0, MU]}), **setting)
+    both = bench.runs(f"FedAvg and FedProx, {label}", prox, data, fjs.sweeps.grid({"mu": [0.0, MU]}), **setting)
     rate = fjs.sweeps.grid({"client_optimizer.learning_rate": [LEARNING_RATE]})
-    nova = bench.sweep(f"FedNova, {label}", fjs.fednova(client_optimizer=sgd), data, rate, **setting)
-    return {FEDAVG: both.at(0), FEDPROX: both.at(1), FEDNOVA: nova.at(0)}
+    nova = bench.runs(f"FedNova, {label}", fjs.fednova(client_optimizer=sgd), data, rate, **setting)
+    return dict(zip(METHODS, both + nova, strict=True))
 
 
 def _last(history: History) -> float:
@@ -111,6 +102,16 @@ def _claims(runs: dict[int, dict[str, dict[str, History]]]) -> list[Claim]:
                   {"rounds to the loss at which FedAvg ends, by draw of the data": faster}),
         ]  # fmt: skip
     return claims
+
+
+def rounds_to_each(run: History, metric: str, targets: np.ndarray) -> float:
+    """Rounds until every seed has reached its own target, mean of the seeds; inf if one never does.
+
+    A loss falls to its target, anything else rises to it.
+    """
+    slack = ROUNDING if metric.endswith("loss") else -ROUNDING
+    reached = [run.rounds_to(metric, float(target) + slack)[seed] for seed, target in enumerate(targets)]
+    return float(np.mean(reached))
 
 
 def _rounds_to_fedavg(of: dict[str, History]) -> dict[str, float]:
@@ -150,6 +151,4 @@ def _settings(bench: Bench) -> list[Setting]:
     ]  # fmt: skip
 
 
-EXPERIMENTS = {
-    "fednova-fig5": Experiment("Wang et al. 2020 (FedNova), Figure 5", {"smoke": 1, "cpu": 3, "paper": 3}, perform)
-}
+EXPERIMENTS = {"fednova-fig5": Experiment("Wang et al. 2020 (FedNova), Figure 5", perform, cpu=3, paper=3)}

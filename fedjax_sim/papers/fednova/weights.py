@@ -17,10 +17,9 @@ from fedjax_sim.algorithms.contract import nobody
 from fedjax_sim.algorithms.probe import accumulation
 from fedjax_sim.core.devices import double_precision
 from fedjax_sim.diagnostics import measures
-from fedjax_sim.papers.bench import Bench
-from fedjax_sim.papers.experiment import Claim, Experiment, Outcome, Setting, Table
-from fedjax_sim.reporting.figures import new_figure
-from fedjax_sim.reporting.plots import LEGEND, check_matplotlib, line_style, plain
+from fedjax_sim.papers.bench import Bench, Claim, Experiment, Outcome, Setting, Table
+from fedjax_sim.papers.drawing import canvas
+from fedjax_sim.reporting.plots import LEGEND, line_style, plain
 
 CLIENTS, MEAN = 30, 20.0
 READINGS = {"variance 20": 20.0**0.5, "standard deviation 20": 20.0}  # of N(20, 20), as standard deviations
@@ -29,17 +28,11 @@ LOWEST = 1e-3  # of the figure's vertical axis
 
 
 class Quantities(NamedTuple):
-    """What the figure shows, for one draw of tau and one alpha.
+    """What the figure shows, for one draw of tau and one alpha."""
 
-    Attributes:
-      weight_bias: chi^2(p || w), p_i = 1/m.
-      slowdown: mean tau / tau_eff.
-      relative_variance: A of eq. 10.
-    """
-
-    weight_bias: Any
-    slowdown: Any
-    relative_variance: Any
+    weight_bias: Any  # chi^2(p || w), p_i = 1/m
+    slowdown: Any  # mean tau / tau_eff
+    relative_variance: Any  # A of eq. 10
 
 
 NAMES = {"weight_bias": "weight bias", "slowdown": "slowdown", "relative_variance": "relative variance"}
@@ -47,8 +40,8 @@ NAMES = {"weight_bias": "weight bias", "slowdown": "slowdown", "relative_varianc
 
 def perform(bench: Bench) -> Outcome:
     """Both readings of N(20, 20), all draws of tau (a seed each) and all alphas."""
-    clients = bench.choose(smoke=4, cpu=CLIENTS, paper=CLIENTS)
-    alphas = np.linspace(0.0, 1.0, bench.choose(smoke=3, cpu=101, paper=101))
+    clients = bench.choose(4, CLIENTS)
+    alphas = np.linspace(0.0, 1.0, bench.choose(3, 101))
     found: dict[str, Quantities] = {}
     errors, means = {}, {}
     for reading, std in READINGS.items():
@@ -153,10 +146,7 @@ def _table(alphas: np.ndarray, found: dict[str, Quantities]) -> Table:
 
 
 def _figure(alphas: np.ndarray, found: dict[str, Quantities]) -> Any:
-    check_matplotlib()
-
-    figure = new_figure(8.4, 3.6)
-    axes = figure.subplots(1, len(found), sharey=True)
+    figure, [axes] = canvas(8.4, 3.6, 1, len(found), sharey=True)
     for ax, (reading, of) in zip(axes, found.items(), strict=True):
         for number, (name, values) in enumerate(zip(NAMES.values(), of, strict=True)):
             style = line_style(number)
@@ -185,6 +175,4 @@ def _settings(bench: Bench) -> list[Setting]:
     ]
 
 
-EXPERIMENTS = {
-    "fednova-fig4": Experiment("Wang et al. 2020 (FedNova), Figure 4", {"smoke": 1, "cpu": 10, "paper": 10}, perform)
-}
+EXPERIMENTS = {"fednova-fig4": Experiment("Wang et al. 2020 (FedNova), Figure 4", perform, cpu=10, paper=10)}

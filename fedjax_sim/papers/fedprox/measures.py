@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 import fedjax_sim as fjs
 from fedjax_sim.run.history import History
 
+K = TypeVar("K")
+L = TypeVar("L")
 TAIL = 10  # a level is the mean over the last tenth of the evaluations: single rounds of FedAvg jump about
 
 
@@ -25,9 +28,10 @@ def level(history: History, metric: str) -> float:
     return worst if math.isnan(mean) else mean
 
 
-def levels(runs: dict[str, History], metric: str) -> dict[str, float]:
-    """:func:`level` of every run."""
-    return {name: level(history, metric) for name, history in runs.items()}
+def each(runs: Mapping[K, Mapping[L, History]], measure: str | Callable[[History], float]) -> dict[K, dict[L, float]]:
+    """A measure of every run; that of a metric is its :func:`level`."""
+    of: Any = (lambda history: level(history, measure)) if isinstance(measure, str) else measure
+    return {name: {label: of(history) for label, history in group.items()} for name, group in runs.items()}
 
 
 def first_rounds(history: History, rounds: int) -> History:
@@ -48,15 +52,10 @@ def unsteadiness(history: History) -> float:
 
 
 class End(NamedTuple):
-    """Where the paper stops looking at a run (appendix C.3.2).
+    """Where the paper stops looking at a run (appendix C.3.2)."""
 
-    Attributes:
-      place: number of the evaluation.
-      how: "converged", "diverged" or "ran to the end".
-    """
-
-    place: int
-    how: str
+    place: int  # number of the evaluation
+    how: str  # "converged", "diverged" or "ran to the end"
 
 
 def end(evaluated: np.ndarray, losses: np.ndarray) -> End:

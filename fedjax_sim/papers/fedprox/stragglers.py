@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 import fedjax_sim as fjs
-from fedjax_sim.papers.bench import Bench
-from fedjax_sim.papers.experiment import Claim, Experiment, Outcome, Table
+from fedjax_sim.papers.bench import Bench, Claim, Experiment, Outcome, Table
+from fedjax_sim.papers.drawing import by_metric
 from fedjax_sim.papers.fedprox import measures
 from fedjax_sim.papers.fedprox.problems import (
     EPOCHS,
@@ -39,13 +39,6 @@ def runs_of(
     """Histories by share of stragglers and method, in two programs: stragglers are kept, or dropped.
 
     With E = 1 a straggler does a part of its only epoch: U{1..ceil(n_i / B)} steps.
-
-    Args:
-      bench: runs them.
-      name: of the data set.
-      problem: data, model and rounds.
-      mus: (0,) or (0, the best).
-      epochs: E.
     """
     optimizer = fjs.optim.sgd(problem.learning_rate)
     setting, number = run_setting(bench, problem), local_epochs(bench, epochs)
@@ -73,12 +66,12 @@ def perform_figure1(bench: Bench) -> Outcome:
     """The loss with E = 20."""
     found = problems(bench)
     runs = _all_runs(bench, found, EPOCHS)
-    loss = _by_case(runs, lambda history: measures.level(history, "loss"))
-    rises = _by_case(runs, measures.unsteadiness)
+    loss = measures.each(runs, "loss")
+    rises = measures.each(runs, measures.unsteadiness)
     late = [case for case in runs if case[1] > 0]
     fedavg = {name: [loss[name, fraction][FEDAVG] for fraction in FRACTIONS] for name in found}
     gaps = {name: [loss[name, f][FEDAVG] - loss[name, f][PLAIN] for f in FRACTIONS[1:]] for name in found}
-    divergent = _by_case(runs, measures.diverged)
+    divergent = measures.each(runs, measures.diverged)
     unstable = {case: list(of.values()) for case, of in divergent.items() if of[FEDAVG] or of[PLAIN]}
     claims = [
         Claim("FedAvg, which drops stragglers, ends at a higher loss the more of them there are, on all data sets",
@@ -107,8 +100,8 @@ def perform_figure7(bench: Bench) -> Outcome:
     """The test accuracy with E = 20, and the paper's number."""
     found = problems(bench)
     runs = _all_runs(bench, found, EPOCHS)
-    accuracy = _by_case(runs, measures.accuracy_by_rule)
-    final = _by_case(runs, lambda history: measures.level(history, "test_accuracy"))
+    accuracy = measures.each(runs, measures.accuracy_by_rule)
+    final = measures.each(runs, "test_accuracy")
     points = {name: 100 * (accuracy[name, 0.9][PROX] - accuracy[name, 0.9][FEDAVG]) for name in found}
     at_end = {name: 100 * (final[name, 0.9][PROX] - final[name, 0.9][FEDAVG]) for name in found}
     mean = float(np.mean(list(points.values())))
@@ -148,13 +141,13 @@ def perform_figure8(bench: Bench) -> Outcome:
     runs = {}
     for name, problem in found.items():
         algorithm = fjs.fedprox(client_optimizer=fjs.optim.sgd(problem.learning_rate), mu=problem.mu)
-        result = bench.sweep(
+        of = bench.runs(
             f"{name}, dissimilarity", algorithm, problem.data, fjs.sweeps.grid({"mu": [0.0, problem.mu]}),
             work=fjs.local.epochs(local_epochs(bench, EPOCHS)), diagnostics=[VARIANCE], **run_setting(bench, problem),
         )  # fmt: skip
-        runs[name] = {method: result.at(place) for place, method in enumerate((PLAIN, PROX))}
-    variance = {name: {method: float(np.mean(of[method][VARIANCE])) for method in of} for name, of in runs.items()}
-    loss = {name: {method: float(np.mean(of[method]["loss"])) for method in of} for name, of in runs.items()}
+        runs[name] = dict(zip((PLAIN, PROX), of, strict=True))
+    variance = measures.each(runs, lambda history: float(np.mean(history[VARIANCE])))
+    loss = measures.each(runs, lambda history: float(np.mean(history["loss"])))
     claims = [
         Claim("μ > 0 leads to a smaller dissimilarity", all(of[PROX] < of[PLAIN] for of in variance.values()),
               {"mean variance of gradients": variance}, _note(bench, found)),
@@ -169,22 +162,21 @@ def perform_figure8(bench: Bench) -> Outcome:
          for name, of in runs.items() for method in of],
         "The paper gives figures only.",
     )  # fmt: skip
-    rows = [[Panel(of, VARIANCE, name) for name, of in runs.items()]]
-    return Outcome(settings(bench, found), claims, {"figure8": panels(rows)}, [table])
+    return Outcome(settings(bench, found), claims, {"figure8": by_metric(runs, [VARIANCE])}, [table])
 
 
 def perform_figure9(bench: Bench) -> Outcome:
     """The loss with E = 1."""
     found = problems(bench)
     runs = _all_runs(bench, found, 1)
-    loss = _by_case(runs, lambda history: measures.level(history, "loss"))
+    loss = measures.each(runs, "loss")
     number = {f"{name}, {f:.0%}": [measures.diverged(history) for history in of.values()]
               for (name, f), of in runs.items()}  # fmt: skip
     claims = [
         _better("with E = 1 keeping partial work (FedProx, μ = 0) still ends at a lower loss than dropping it",
                 loss, [case for case in runs if case[1] > 0], PLAIN, FEDAVG, _note(bench, found)),
         _better("with E = 1 keeping partial work has a lower loss than dropping it over the whole run (mean of it)",
-                _by_case(runs, lambda history: float(np.mean(history["loss"]))),
+                measures.each(runs, lambda history: float(np.mean(history["loss"]))),
                 [case for case in runs if case[1] > 0], PLAIN, FEDAVG),
         Claim("with E = 1 local models do not go far from the global one: no run diverges",
               not any(sum(of) for of in number.values()), {"seeds that diverge": sum(sum(of) for of in number.values()),
@@ -197,7 +189,7 @@ def perform_figure10(bench: Bench) -> Outcome:
     """The test accuracy with E = 1."""
     found = problems(bench)
     runs = _all_runs(bench, found, 1)
-    accuracy = _by_case(runs, lambda history: measures.level(history, "test_accuracy"))
+    accuracy = measures.each(runs, "test_accuracy")
     late = [case for case in runs if case[1] > 0]
     claims = [
         Claim("with E = 1 keeping partial work still improves the test accuracy over dropping it, at 50 and 90 %",
@@ -237,10 +229,6 @@ def _figure(runs: Runs, found: Mapping[str, Problem], metric: str) -> Any:
     ])  # fmt: skip
 
 
-def _by_case(runs: Runs, measure: Any) -> dict[tuple[str, float], dict[str, float]]:
-    return {case: {method: measure(history) for method, history in of.items()} for case, of in runs.items()}
-
-
 def _better(statement: str, values: Any, cases: Any, less: str, more: str, note: str = "") -> Claim:
     """A claim that one method's number is below another's in all cases."""
     held = [values[case][less] < values[case][more] for case in cases]
@@ -271,9 +259,12 @@ def _shorter(bench: Bench, name: str, problem: Problem) -> Problem:
 
 
 EXPERIMENTS = {
-    "fedprox-fig1": Experiment("Li et al. 2020 (FedProx), Figure 1", SEEDS, perform_figure1),
-    "fedprox-fig7": Experiment("Li et al. 2020 (FedProx), Figure 7", SEEDS, perform_figure7),
-    "fedprox-fig8": Experiment("Li et al. 2020 (FedProx), Figure 8", SEEDS, perform_figure8),
-    "fedprox-fig9": Experiment("Li et al. 2020 (FedProx), Figure 9", SEEDS, perform_figure9),
-    "fedprox-fig10": Experiment("Li et al. 2020 (FedProx), Figure 10", SEEDS, perform_figure10),
+    f"fedprox-fig{number}": Experiment(f"Li et al. 2020 (FedProx), Figure {number}", perform, **SEEDS)
+    for number, perform in (
+        (1, perform_figure1),
+        (7, perform_figure7),
+        (8, perform_figure8),
+        (9, perform_figure9),
+        (10, perform_figure10),
+    )
 }

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 import fedjax_sim as fjs
-from fedjax_sim.papers.bench import Bench
-from fedjax_sim.papers.experiment import Claim, Experiment, Outcome, Setting, Table
+from fedjax_sim.papers.bench import Bench, Claim, Experiment, Outcome, Setting, Table
+from fedjax_sim.papers.drawing import canvas
+from fedjax_sim.papers.liconv import problems
 from fedjax_sim.papers.liconv.problems import (
     ALIKE,
     BALANCED,
@@ -18,16 +19,10 @@ from fedjax_sim.papers.liconv.problems import (
     SMOKE_CLIENTS,
     SPREADS,
     STEPS,
-    batch_size,
-    load,
-    run,
-    settings,
     start,
-    steps_setting,
     tail,
 )
-from fedjax_sim.reporting.figures import new_figure
-from fedjax_sim.reporting.plots import check_matplotlib, curves
+from fedjax_sim.reporting.plots import curves
 from fedjax_sim.run.history import History
 
 EPOCHS = 5  # "E = 5"
@@ -44,11 +39,11 @@ def runs_of(bench: Bench, name: str, local_steps: int = EPOCHS * STEPS) -> Runs:
     """Scheme I on a data set, by K."""
     rounds = _rounds(bench, name)
     most, few = EPOCHS * STEPS, bench.size == "smoke"
-    data = load(bench, name)
+    data = problems.load(bench, name)
     return {
-        K: run(
+        K: problems.run(
             bench, f"{name}, K={K}, {local_steps} steps", name, data, fjs.cohort.with_replacement(K),
-            SMOKE_STEPS if few else local_steps, most=most, batch=batch_size(name), rounds=rounds,
+            SMOKE_STEPS if few else local_steps, most=most, batch=problems.batch_size(name), rounds=rounds,
             eval_every=_every(bench, name),
         )[0]
         for K in _sizes(bench, name)
@@ -79,7 +74,7 @@ def own_settings(bench: Bench, prefix: str = "") -> list[Setting]:
     few = f"{several}; on MNIST {', '.join(map(str, _sizes(bench, BALANCED)))}"
     rounds, on_mnist = _rounds(bench, ALIKE), _rounds(bench, BALANCED)
     return [
-        steps_setting(bench, EPOCHS, SMOKE_STEPS, prefix),
+        problems.steps_setting(bench, EPOCHS, SMOKE_STEPS, prefix),
         Setting(f"{prefix}clients a round K", "several; published code: 10, 30, 50, 70, 100",
                 few if bench.size == "cpu" else several),
         Setting(f"{prefix}rounds", "not given (published code: 80)",
@@ -122,12 +117,10 @@ def draw(ax: Any, runs: Runs) -> None:
 
 def perform(bench: Bench) -> Outcome:
     """Four panels, and the synthetic ones again with E as the text has it."""
-    check_matplotlib()
-
     found = {name: runs_of(bench, name) for name in NAMES}
     literal = {name: runs_of(bench, name, EPOCHS) for name in SPREADS}
-    figure = new_figure(9.5, 7.2)
-    for ax, (name, runs) in zip(figure.subplots(2, 2).flat, found.items(), strict=True):
+    figure, axes = canvas(9.5, 7.2, 2, 2)
+    for ax, (name, runs) in zip(axes.flat, found.items(), strict=True):
         draw(ax, runs)
         ax.set_title(name, fontsize="medium")
     claims = [claim for name, runs in found.items() for claim in claims_of(bench, name, runs)]
@@ -135,7 +128,7 @@ def perform(bench: Bench) -> Outcome:
         table(found, f"Loss at the end, {EPOCHS * STEPS} local steps"),
         table(literal, f"The same with the text's E: {EPOCHS} local steps"),
     ]
-    return Outcome(settings(bench, own_settings(bench)), claims, {"figure3": figure}, tables)
+    return Outcome(problems.settings(bench, own_settings(bench)), claims, {"figure3": figure}, tables)
 
 
 def _falls(history: History) -> bool:
@@ -158,8 +151,4 @@ def _sizes(bench: Bench, name: str) -> tuple[int, ...]:
     )
 
 
-EXPERIMENTS = {
-    "liconv-fig3": Experiment(
-        "Li et al. 2020 (convergence of FedAvg), Figure 3", {"smoke": 1, "cpu": 2, "paper": 1}, perform
-    ),
-}
+EXPERIMENTS = {"liconv-fig3": Experiment("Li et al. 2020 (convergence of FedAvg), Figure 3", perform, cpu=2, paper=1)}

@@ -10,8 +10,7 @@ import numpy as np
 import fedjax_sim as fjs
 from fedjax_sim.algorithms.contract import Method
 from fedjax_sim.clients.cohort.participation import Participation
-from fedjax_sim.papers.bench import Bench
-from fedjax_sim.papers.experiment import Setting
+from fedjax_sim.papers.bench import Bench, Setting
 from fedjax_sim.run.history import History
 
 CLIENTS = 100
@@ -36,11 +35,13 @@ def load(bench: Bench, name: str) -> fjs.FederatedDataset:
     """
     smoke, seed = bench.size == "smoke", DATA_SEEDS[name]
     if name in SPREADS:
-        clients = bench.choose(smoke=SMOKE_CLIENTS, cpu=CLIENTS, paper=CLIENTS)
+        clients = bench.choose(SMOKE_CLIENTS, CLIENTS)
         sizes = [40] * clients if smoke else None
         return fjs.datasets.synthetic(SPREADS[name], SPREADS[name], clients, seed=seed, sizes=sizes, test_fraction=0.1)
     if smoke:
-        return bench.load("MNIST", lambda: fjs.datasets.digits(), _small_digits, "scikit-learn's digits")
+        return bench.load(
+            "MNIST", lambda: fjs.datasets.digits(), lambda: fjs.datasets.digits(SMOKE_CLIENTS), "scikit-learn's digits"
+        )
     if name == BALANCED:
         return bench.load(
             "balanced MNIST", lambda: fjs.datasets.mnist_two_digits(CLIENTS, seed, balanced=True), _even_digits,
@@ -52,10 +53,6 @@ def load(bench: Bench, name: str) -> fjs.FederatedDataset:
         lambda: fjs.datasets.digits(CLIENTS, seed=seed),
         "scikit-learn's digits, Dir(0.1)",
     )
-
-
-def _small_digits() -> fjs.FederatedDataset:
-    return fjs.datasets.digits(SMOKE_CLIENTS)
 
 
 def _even_digits() -> fjs.FederatedDataset:
@@ -83,21 +80,7 @@ def run(
     eta0: tuple[float, ...] = (ETA0,),
     **setting: Any,
 ) -> list[History]:
-    """FedAvg on a data set, for each initial step size.
-
-    Args:
-      bench: runs it.
-      label: of the run.
-      name: of the data set.
-      data: what :func:`load` made of the name.
-      cohort: scheme and K.
-      local_steps: E, in steps.
-      most: the most E of the runs that share a program.
-      batch: b; a step sees b examples drawn uniformly.
-      rounds: their number.
-      eta0: initial step sizes; all are one program.
-      **setting: keywords of ``simulate``.
-    """
+    """FedAvg on a data set, for each initial step size; runs with the same ``most`` local steps share a program."""
     given: dict[str, Any] = {
         "task": fjs.classification(fjs.models.LogisticRegression(10), weight_decay=WEIGHT_DECAY),
         "cohort": cohort,
@@ -109,8 +92,7 @@ def run(
     if len(eta0) == 1 and (len(given["seeds"]) == 1 or "stop" in given):
         return [bench.simulate(label, fedavg(eta0[0]), data, **given)]  # its clients go to both devices
     space = fjs.sweeps.grid({"client_learning_rate.initial": list(eta0)})
-    result = bench.sweep(label, fedavg(eta0[0]), data, space, **given)  # its runs do
-    return [result.at(number) for number in range(len(eta0))]
+    return bench.runs(label, fedavg(eta0[0]), data, space, **given)  # its runs do
 
 
 def seeds(bench: Bench, name: str) -> range:
@@ -147,7 +129,7 @@ def steps_setting(bench: Bench, number: int, smoke: int, prefix: str = "") -> Se
     return Setting(
         f"{prefix}local steps E",
         f"{number}; published code: {number} times {STEPS}, and the axis of Figure 1a fits that",
-        str(bench.choose(smoke=smoke, cpu=number * STEPS, paper=number * STEPS)),
+        str(bench.choose(smoke, number * STEPS)),
     )
 
 

@@ -9,25 +9,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import fedjax_sim as fjs
-from fedjax_sim.papers.bench import Bench
-from fedjax_sim.papers.experiment import Claim, Experiment, Outcome, Setting, Table
+from fedjax_sim.papers.bench import Bench, Claim, Experiment, Outcome, Setting, Table
+from fedjax_sim.papers.drawing import canvas
 from fedjax_sim.papers.fedprox.measures import unsteadiness
-from fedjax_sim.papers.liconv.problems import (
-    ALIKE,
-    BALANCED,
-    SPREADS,
-    STEPS,
-    UNBALANCED,
-    UNLIKE,
-    load,
-    run,
-    settings,
-    start,
-    steps_setting,
-    tail,
-)
-from fedjax_sim.reporting.figures import new_figure
-from fedjax_sim.reporting.plots import check_matplotlib, curves
+from fedjax_sim.papers.liconv import problems
+from fedjax_sim.papers.liconv.problems import ALIKE, BALANCED, SPREADS, STEPS, UNBALANCED, UNLIKE, run, start, tail
+from fedjax_sim.reporting.plots import curves
 from fedjax_sim.run.history import History
 
 EPOCHS = {BALANCED: 20, UNBALANCED: 20, ALIKE: 10, UNLIKE: 10}  # E of appendix D.2
@@ -41,15 +28,10 @@ ORIGINAL, I, II, TRANSFORMED = "original", "scheme I", "scheme II", "transformed
 
 
 class Schemes(NamedTuple):
-    """The runs of a data set.
+    """The runs of a data set."""
 
-    Attributes:
-      runs: by scheme.
-      eta0: the best one of the original scheme.
-    """
-
-    runs: dict[str, History]
-    eta0: float
+    runs: dict[str, History]  # by scheme
+    eta0: float  # the best one of the original scheme
 
     def labelled(self) -> dict[str, History]:
         """By the name to print."""
@@ -58,20 +40,16 @@ class Schemes(NamedTuple):
 
 def runs_of(bench: Bench, name: str) -> Schemes:
     """All four on a data set; the initial step size of the original scheme is the one with the least final loss."""
-    K = bench.choose(smoke=2, cpu=PER_ROUND, paper=PER_ROUND)
+    K = bench.choose(2, PER_ROUND)
     setting: dict[str, Any] = {
         "rounds": bench.choose(smoke=3, cpu=ROUNDS if name in SPREADS else CPU_ROUNDS, paper=ROUNDS),
         "eval_every": _every(bench, name),
         "most": EPOCHS[name] * STEPS,
         "batch": BATCH[name],
     }
-    steps = bench.choose(smoke=SMOKE_STEPS, cpu=EPOCHS[name] * STEPS, paper=EPOCHS[name] * STEPS)
-    others = {
-        I: fjs.cohort.with_replacement(K),
-        II: fjs.cohort.scheme_ii(K),
-        TRANSFORMED: fjs.cohort.transformed(K),
-    }
-    data = load(bench, name)
+    steps = bench.choose(SMOKE_STEPS, EPOCHS[name] * STEPS)
+    others = {I: fjs.cohort.with_replacement(K), II: fjs.cohort.scheme_ii(K), TRANSFORMED: fjs.cohort.transformed(K)}
+    data = problems.load(bench, name)
     tuned = run(bench, f"{name}, {ORIGINAL}", name, data, fjs.cohort.original(K), steps, eta0=TUNED, **setting)
     ends = [tail(history) for history in tuned]
     best = int(np.argmin(ends))
@@ -125,9 +103,9 @@ def own_settings(bench: Bench, names: tuple[str, ...], prefix: str = "") -> list
     reduced, epochs, batch = names[0] not in SPREADS, EPOCHS[names[0]], BATCH[names[0]]
     rounds = bench.choose(smoke=3, cpu=CPU_ROUNDS if reduced else ROUNDS, paper=ROUNDS)
     return [
-        steps_setting(bench, epochs, SMOKE_STEPS, prefix),
+        problems.steps_setting(bench, epochs, SMOKE_STEPS, prefix),
         Setting(f"{prefix}clients a round, batch size", f"10, {batch}",
-                f"{bench.choose(smoke=2, cpu=PER_ROUND, paper=PER_ROUND)}, {batch}"),
+                f"{bench.choose(2, PER_ROUND)}, {batch}"),
         Setting(f"{prefix}eta0 of the original scheme", "the best of 0.1, 0.5, 0.9, 1.1",
                 "the same, by the loss at the end"),
         Setting(f"{prefix}rounds", "200 in Figure 4, not given for 1", str(rounds)),
@@ -136,13 +114,18 @@ def own_settings(bench: Bench, names: tuple[str, ...], prefix: str = "") -> list
     ]  # fmt: skip
 
 
+def _worst(losses: np.ndarray) -> float:
+    """Of the second half."""
+    return float(losses[:, losses.shape[1] // 2 :].max())
+
+
 def table(found: Mapping[str, Schemes]) -> Table:
     """Loss at the end and how much it rises from round to round."""
     return Table(
         "Averaging schemes",
         ("data", "scheme", "loss at the end", "mean rise", "worst loss of the second half"),
         [
-            (name, label, tail(history), unsteadiness(history), float(_second_half(history).max()))
+            (name, label, tail(history), unsteadiness(history), _worst(history["loss"]))
             for name, schemes in found.items() for label, history in schemes.labelled().items()
         ],
         "The paper gives figures only.",
@@ -160,29 +143,18 @@ def draw(ax: Any, found: Schemes) -> None:
 
 def perform(bench: Bench) -> Outcome:
     """The two synthetic data sets."""
-    check_matplotlib()
-
     found = {name: runs_of(bench, name) for name in (ALIKE, UNLIKE)}
-    figure = new_figure(9.5, 3.8)
-    for ax, (name, schemes) in zip(figure.subplots(1, 2), found.items(), strict=True):
+    figure, [axes] = canvas(9.5, 3.8, 1, 2)
+    for ax, (name, schemes) in zip(axes, found.items(), strict=True):
         draw(ax, schemes)
         ax.set_title(name, fontsize="medium")
     claims = [claim for name, schemes in found.items() for claim in unbalanced_claims(bench, name, schemes)]
     rows = own_settings(bench, (ALIKE, UNLIKE))
-    return Outcome(settings(bench, rows), claims, {"figure4": figure}, [table(found)])
+    return Outcome(problems.settings(bench, rows), claims, {"figure4": figure}, [table(found)])
 
 
 def _every(bench: Bench, name: str) -> int:
     return bench.choose(smoke=1, cpu=1 if name in SPREADS else 2, paper=1)
 
 
-def _second_half(history: History) -> np.ndarray:
-    losses: np.ndarray = history["loss"]
-    return losses[:, losses.shape[1] // 2 :]
-
-
-EXPERIMENTS = {
-    "liconv-fig4": Experiment(
-        "Li et al. 2020 (convergence of FedAvg), Figure 4", {"smoke": 1, "cpu": 2, "paper": 1}, perform
-    ),
-}
+EXPERIMENTS = {"liconv-fig4": Experiment("Li et al. 2020 (convergence of FedAvg), Figure 4", perform, cpu=2, paper=1)}

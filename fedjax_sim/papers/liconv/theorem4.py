@@ -10,10 +10,9 @@ import numpy as np
 
 import fedjax_sim as fjs
 from fedjax_sim.core.devices import double_precision
-from fedjax_sim.papers.bench import Bench
-from fedjax_sim.papers.experiment import Claim, Experiment, Outcome, Setting, Table
-from fedjax_sim.reporting.figures import new_figure
-from fedjax_sim.reporting.plots import LEGEND, check_matplotlib, line_style, plain
+from fedjax_sim.papers.bench import Bench, Claim, Experiment, Outcome, Setting, Table
+from fedjax_sim.papers.drawing import canvas
+from fedjax_sim.reporting.plots import LEGEND, line_style, plain
 
 CLIENTS, BLOCK, MU = 5, 4, 2e-4  # N, p and mu of appendix C.2
 FIRST, OFFSET = 0.2, 5.0  # eta_t = (1/5) / (5 + a t); constant where a = 0, t counts local steps
@@ -27,15 +26,10 @@ EXACT = 1e-9
 
 
 class Problem(NamedTuple):
-    """F_k(w) = 1/2 w^T H_k w - b_k^T w, all of one weight.
+    """F_k(w) = 1/2 w^T H_k w - b_k^T w, all of one weight."""
 
-    Attributes:
-      H: [N, d, d], A_k + mu I.
-      b: [N, d].
-    """
-
-    H: np.ndarray
-    b: np.ndarray
+    H: np.ndarray  # [N, d, d], A_k + mu I
+    b: np.ndarray  # [N, d]
 
     def optimum(self) -> np.ndarray:
         """w*."""
@@ -124,7 +118,8 @@ def perform(bench: Bench) -> Outcome:
     stalled = {E: distances[E][0] for E in LOCAL_STEPS[1:]}
     best = {E: min(distances[E][1:]) for E in LOCAL_STEPS[1:]}
     predicted = {E: _distance(made, made.fixed_point(FIRST / OFFSET, E)) for E in LOCAL_STEPS}
-    horizons = bench.choose(smoke=(1, 2), cpu=HORIZONS, paper=HORIZONS)
+    horizons = bench.choose((1, 2), HORIZONS)
+    listed = ", ".join(f"{number:,}" for number in horizons)
     lasting = {E: _lasting(made, E, horizons) for E in LOCAL_STEPS[1:]}
     claims = [
         Claim("every trajectory of the figure is the closed-form recursion", off < EXACT,
@@ -147,7 +142,7 @@ def perform(bench: Bench) -> Outcome:
               {"distance at the end, constant": stalled, "best a": best}),
         Claim(f"with a = {LONG_DECAY:g} it goes on falling, below the distance at which the constant step stops",
               all(_goes_on(lasting[E], predicted[E]) for E in lasting) if told else None,
-              {f"E = {E}: constant step; after {_listed(horizons)} rounds": [predicted[E], *lasting[E]]
+              {f"E = {E}: constant step; after {listed} rounds": [predicted[E], *lasting[E]]
                for E in lasting},
               "by the recursion, beyond the rounds that are run", own=True),
     ]  # fmt: skip
@@ -189,7 +184,7 @@ def _fixed_points(bench: Bench, made: Problem, data: fjs.FederatedDataset) -> tu
         space = fjs.sweeps.points(
             [{"client_optimizer.learning_rate": eta, "server_learning_rate": 1 / (E * eta)} for eta in RATES]
         )
-        rounds = bench.choose(smoke=3, cpu=6000, paper=6000)
+        rounds = bench.choose(3, 6000)
         setting = _run(rounds, E, max(FEW_STEPS)) | {"eval_every": rounds, "keep_params": True}
         ends = np.asarray(bench.sweep(f"constant, E={E}", algorithm, data, space, **setting).params)[:, 0]
         for eta, end in zip(RATES, ends, strict=True):
@@ -255,10 +250,6 @@ def _lasting(made: Problem, steps: int, horizons: tuple[int, ...]) -> list[float
     return [_distance(made, path[rounds]) for rounds in horizons]
 
 
-def _listed(numbers: tuple[int, ...]) -> str:
-    return ", ".join(f"{number:,}" for number in numbers)
-
-
 def _goes_on(distances: list[float], stalled: float) -> bool:
     return distances[-1] < stalled and all(b < a for a, b in itertools.pairwise(distances))
 
@@ -277,10 +268,7 @@ def _settings(bench: Bench) -> list[Setting]:
 
 
 def _figure(made: Problem, curves: dict[int, np.ndarray], every: int) -> Any:
-    check_matplotlib()
-
-    figure = new_figure(8.6, 3.6)
-    left, right = figure.subplots(1, 2, sharey=True)
+    figure, [[left, right]] = canvas(8.6, 3.6, 1, 2, sharey=True)
     optimum = float(made.loss(made.optimum()))
     best = {E: 1 + int(np.argmin(losses[1:, -1])) for E, losses in curves.items()}
     for ax, title in ((left, "(a) fixed learning rate, 1/25"), (right, "(b) decayed, the best a of three")):
@@ -298,8 +286,5 @@ def _figure(made: Problem, curves: dict[int, np.ndarray], every: int) -> Any:
     return figure
 
 
-EXPERIMENTS = {
-    "liconv-thm4": Experiment(
-        "Li et al. 2020 (convergence of FedAvg), Theorem 4 and Figure 2", {"smoke": 1, "cpu": 1, "paper": 1}, perform
-    ),
-}
+SOURCE = "Li et al. 2020 (convergence of FedAvg), Theorem 4 and Figure 2"
+EXPERIMENTS = {"liconv-thm4": Experiment(SOURCE, perform, cpu=1, paper=1)}

@@ -7,11 +7,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 import fedjax_sim as fjs
-from fedjax_sim.papers.bench import Bench
-from fedjax_sim.papers.experiment import Claim, Experiment, Outcome, Setting, Table
+from fedjax_sim.papers.bench import Bench, Claim, Experiment, Outcome, Setting, Table
 from fedjax_sim.papers.scaffold import images
-from fedjax_sim.papers.scaffold.rounds_figure import rounds_figure
-from fedjax_sim.papers.scaffold.tuning import Tuned, at_most, every, less, tuned
+from fedjax_sim.papers.scaffold.tuning import Tuned, at_most, every, less, rounds_figure, tuned
 
 TARGET3, TARGET4 = 0.5, 0.45
 EPOCHS = (1, 5, 10, 20)
@@ -56,7 +54,7 @@ PAPER4 = _by_key({
 
 def perform_table3(bench: Bench) -> Outcome:
     """Methods, epochs and similarities."""
-    grid = bench.choose(smoke=SMOKE_EPOCHS, cpu=EPOCHS, paper=EPOCHS)
+    grid = bench.choose(SMOKE_EPOCHS, EPOCHS)
     epochs = {
         "SGD": (1,), "SCAFFOLD": grid, "FedAvg": grid,
         "FedProx": bench.choose(smoke=(1,), cpu=(1, 5), paper=EPOCHS),
@@ -84,12 +82,7 @@ def perform_table3(bench: Bench) -> Outcome:
 
 
 def _all_rounds(
-    bench: Bench,
-    variant: str,
-    epochs: Mapping[str, Sequence[int]],
-    similarities: Sequence[float],
-    *,
-    norm: bool = True,
+    bench: Bench, variant: str, epochs: Mapping[str, Sequence[int]], similarities: Sequence[float], *, norm: bool = True
 ) -> tuple[dict[Key, Tuned], dict[Key, Tuned]]:
     """Table 3, or a part of it: the first round at the target, and with sorted data the mean of several rounds."""
     found, steady = {}, {}
@@ -108,8 +101,8 @@ def _all_rounds(
 def perform_table4(bench: Bench) -> Outcome:
     """Methods, clients sampled and similarities."""
     similarities = images.SIMILARITIES[:2]
-    shares = bench.choose(smoke=(20, 1), cpu=SAMPLED, paper=SAMPLED)
-    epochs, limit = bench.choose(smoke=1, cpu=EPOCHS4, paper=EPOCHS4), _limit(bench)
+    shares = bench.choose((20, 1), SAMPLED)
+    epochs, limit = bench.choose(1, EPOCHS4), _limit(bench)
     found: dict[Key, Tuned] = {}
     for similarity in similarities:
         data = images.clients_of(bench, similarity)
@@ -149,11 +142,11 @@ def _rounds(
     share: int,
     over: int = 1,
 ) -> tuple[Tuned, Tuned]:
-    grid = bench.choose(smoke=SMOKE_EPOCHS, cpu=EPOCHS, paper=EPOCHS)
-    sampled = bench.choose(smoke=min(share, images.SMOKE_SAMPLED), cpu=share, paper=share)
+    grid = bench.choose(SMOKE_EPOCHS, EPOCHS)
+    sampled = bench.choose(min(share, images.SMOKE_SAMPLED), share)
     return tuned(
         bench, label, images.METHODS[method], data, target=target, limit=_limit(bench),
-        over=bench.choose(smoke=1, cpu=over, paper=over), rates=bench.choose(smoke=RATES[:1], cpu=RATES, paper=RATES),
+        over=bench.choose(1, over), rates=bench.choose(RATES[:1], RATES),
         cohort=fjs.cohort.uniform(sampled),
         task=fjs.classification(fjs.models.LogisticRegression(data.num_classes or 0)),
         work=images.work(epochs, max(grid), _limit(bench), data), batches=fjs.local.fraction(images.BATCH),
@@ -271,14 +264,11 @@ def _rounds_table(title: str, what: str, found: Mapping[Key, Tuned], paper: Mapp
         for s in similarities:
             ours, theirs = found[method, number, s], paper.get((method, number, s))
             both = theirs is not None and math.isfinite(theirs) and math.isfinite(ours.mean)
-            cells += [_printed(theirs), ours.words, ours.mean - theirs if both and theirs is not None else None]
+            printed = None if theirs is None else "1000+" if math.isinf(theirs) else f"{theirs:g}"
+            cells += [printed, ours.words, ours.mean - theirs if both and theirs is not None else None]
         rows.append([method, number, *cells])
     note = "A number with a plus: not reached in so many rounds. Mean over the seeds."
     return Table(title, ("method", what, *columns), rows, note)
-
-
-def _printed(rounds: float | None) -> str | None:
-    return None if rounds is None else "1000+" if math.isinf(rounds) else f"{rounds:g}"
 
 
 def _ratios_table(
@@ -317,10 +307,6 @@ def _rates_table(what: str, found: Mapping[Key, Tuned]) -> Table:
 
 
 EXPERIMENTS = {
-    "scaffold-table3": Experiment(
-        "Karimireddy et al. 2020 (SCAFFOLD), Table 3", {"smoke": 1, "cpu": 1, "paper": 1}, perform_table3
-    ),
-    "scaffold-table4": Experiment(
-        "Karimireddy et al. 2020 (SCAFFOLD), Table 4", {"smoke": 1, "cpu": 2, "paper": 1}, perform_table4
-    ),
+    "scaffold-table3": Experiment("Karimireddy et al. 2020 (SCAFFOLD), Table 3", perform_table3, cpu=1, paper=1),
+    "scaffold-table4": Experiment("Karimireddy et al. 2020 (SCAFFOLD), Table 4", perform_table4, cpu=2, paper=1),
 }

@@ -19,8 +19,7 @@ import numpy as np
 import fedjax_sim as fjs
 from fedjax_sim.algorithms.contract import Method
 from fedjax_sim.datasets import partition
-from fedjax_sim.papers.bench import Bench
-from fedjax_sim.papers.experiment import Setting
+from fedjax_sim.papers.bench import Bench, Setting
 
 CLIENTS, SAMPLED = 100, 20
 BATCH, STEPS = 0.2, 5  # of a client's images, and so steps an epoch
@@ -32,13 +31,7 @@ SMOKE_CLIENTS, SMOKE_SAMPLED = 8, 4
 
 
 def clients_of(bench: Bench, percent: float, *, norm: bool = True) -> fjs.FederatedDataset:
-    """The data set of a similarity.
-
-    Args:
-      bench: what loads it.
-      percent: the similarity.
-      norm: whether images have norm one, or pixels in [0, 1].
-    """
+    """The data set of a similarity; images have norm one, or pixels in [0, 1]."""
     scaled = unit_norm if norm else unit_range
 
     def real() -> fjs.FederatedDataset:
@@ -52,19 +45,13 @@ def _digits(bench: Bench, percent: float) -> fjs.FederatedDataset:
     everything = fjs.datasets.digits(num_clients=1, test_fraction=0.0).client(0)
     if bench.size == "smoke":
         everything = {name: values[:320] for name, values in everything.items()}
-    clients = bench.choose(smoke=SMOKE_CLIENTS, cpu=CLIENTS, paper=CLIENTS)
+    clients = bench.choose(SMOKE_CLIENTS, CLIENTS)
     rows = partition.similarity(everything["y"], clients, percent, seed=DATA_SEED)
     return fjs.datasets.from_partition(everything, rows, test_fraction=0.25, seed=DATA_SEED, num_classes=10)
 
 
 def fewer(full: fjs.FederatedDataset, images: int, test_images: int) -> fjs.FederatedDataset:
-    """A random part of each client's images, 28 x 28 pixels averaged to 14 x 14, as vectors.
-
-    Args:
-      full: images as vectors of 784.
-      images: of each client, for training.
-      test_images: of each client, for testing.
-    """
+    """A random part of each client's images, 28 x 28 pixels averaged to 14 x 14, as vectors; of vectors of 784."""
     rng = np.random.default_rng(DATA_SEED)
 
     def some(of: fjs.FederatedDataset, count: int) -> Iterator[dict[str, Any]]:
@@ -99,14 +86,7 @@ def _changed(dataset: fjs.FederatedDataset, change: Callable[[jax.Array], jax.Ar
 
 
 def work(epochs: int, most: int, rounds: int, dataset: fjs.FederatedDataset) -> fjs.local.Work:
-    """5 steps an epoch for everybody, given as an array: other numbers of epochs compile nothing.
-
-    Args:
-      epochs: how many.
-      most: the largest number of epochs that shares the program.
-      rounds: the most rounds.
-      dataset: whose clients.
-    """
+    """5 steps an epoch for everybody, given as an array: other numbers of epochs up to ``most`` compile nothing."""
     steps = jnp.full((rounds, dataset.num_clients), epochs * STEPS, jnp.int32)
     return fjs.local.given_steps(steps, most=most * STEPS)
 

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import fedjax_sim as fjs
-from fedjax_sim.papers.bench import Bench
-from fedjax_sim.papers.experiment import Claim, Experiment, Outcome, Setting, Table
+from fedjax_sim.papers.bench import Bench, Claim, Experiment, Outcome, Setting, Table
 from fedjax_sim.papers.scaffold import images
 from fedjax_sim.papers.scaffold.tuning import METRIC
 from fedjax_sim.reporting import Panel, panels
@@ -32,12 +31,11 @@ def perform(bench: Bench) -> Outcome:
         data = images.clients_of(bench, similarity)
         of = runs[f"{similarity:g} % similarity"] = {}
         for method in PAPER:
-            grid = RATES[method][: bench.choose(smoke=1, cpu=None, paper=None)]
-            result = bench.sweep(
+            grid = RATES[method][: bench.choose(1, None)]
+            histories = bench.runs(
                 f"similarity {similarity:g}, {method}", images.METHODS[method](1.0), data,
                 fjs.sweeps.grid({"client_optimizer.learning_rate": list(grid)}), **_run(bench, data),
             )  # fmt: skip
-            histories = [result.at(number) for number in range(len(grid))]
             accuracies = [float(history[METRIC].max(axis=1).mean()) for history in histories]
             number = accuracies.index(max(accuracies))
             of[method] = histories[number]
@@ -47,16 +45,14 @@ def perform(bench: Bench) -> Outcome:
 
 
 def _run(bench: Bench, data: fjs.FederatedDataset) -> dict[str, Any]:
-    epochs = bench.choose(smoke=1, cpu=EPOCHS, paper=EPOCHS)
-    rounds = bench.choose(smoke=2, cpu=ROUNDS, paper=ROUNDS)
+    epochs = bench.choose(1, EPOCHS)
+    rounds = bench.choose(2, ROUNDS)
     classes = data.num_classes or 0
     return {
         "task": fjs.classification(bench.model(fjs.models.MLP(classes, (HIDDEN,)), classes)),
         "rounds": rounds,
-        "eval_every": bench.choose(smoke=1, cpu=10, paper=10),
-        "cohort": fjs.cohort.uniform(
-            bench.choose(smoke=images.SMOKE_SAMPLED, cpu=images.SAMPLED, paper=images.SAMPLED)
-        ),
+        "eval_every": bench.choose(1, 10),
+        "cohort": fjs.cohort.uniform(bench.choose(images.SMOKE_SAMPLED, images.SAMPLED)),
         "work": images.work(epochs, epochs, rounds, data),
         "batches": fjs.local.fraction(images.BATCH),
     }
@@ -104,8 +100,4 @@ def _table(best: Mapping[tuple[str, float], float], rates: Mapping[tuple[str, fl
     return Table("Table 5: best test accuracy", ("method", *columns), rows)
 
 
-EXPERIMENTS = {
-    "scaffold-table5": Experiment(
-        "Karimireddy et al. 2020 (SCAFFOLD), Table 5", {"smoke": 1, "cpu": 1, "paper": 1}, perform
-    ),
-}
+EXPERIMENTS = {"scaffold-table5": Experiment("Karimireddy et al. 2020 (SCAFFOLD), Table 5", perform, cpu=1, paper=1)}

@@ -22,10 +22,9 @@ from fedjax_sim.algorithms.contract import Method
 from fedjax_sim.core.devices import double_precision
 from fedjax_sim.engine.plan import Plan, TrainState
 from fedjax_sim.engine.rounds import init_state, run_round
-from fedjax_sim.papers.bench import Bench, rounds_in_words
-from fedjax_sim.papers.experiment import Claim, Experiment, Outcome, Setting, Table
-from fedjax_sim.reporting.figures import new_figure
-from fedjax_sim.reporting.plots import LEGEND, check_matplotlib, line_style, plain
+from fedjax_sim.papers.bench import Bench, Claim, Experiment, Outcome, Setting, Table, rounds_in_words
+from fedjax_sim.papers.drawing import canvas
+from fedjax_sim.reporting.plots import LEGEND, line_style, plain
 
 MU = 1.0  # delta = mu, beta = 2 mu
 SPREADS = (1.0, 10.0, 100.0)  # G
@@ -53,15 +52,7 @@ def recursion(
     """x_0 .. x_R in closed form.
 
     Client 1 comes in K steps from x to a^K x - s (G + c - c_1) with a = 1 - 2 mu eta, s = eta (1 + a + ... + a^{K-1}),
-    client 2 to x + eta K (G - c + c_2).
-
-    Args:
-      method: ``"sgd"``, ``"fedavg"`` or ``"scaffold"`` (option II).
-      steps: K.
-      spread: G.
-      rate: eta_l.
-      rounds: R.
-      informed: whether SCAFFOLD starts from c_i = f_i'(x_0) and not from 0.
+    client 2 to x + eta K (G - c + c_2). ``informed``: SCAFFOLD starts from c_i = f_i'(x_0) and not from 0.
     """
     k = 1 if method == "sgd" else steps
     shrunk = (1 - 2 * MU * rate) ** k
@@ -89,7 +80,7 @@ def stays_below(x: np.ndarray, target: float) -> float:
 
 def perform(bench: Bench) -> Outcome:
     """Runs it, compares it with the recursions, draws it."""
-    rounds = bench.choose(smoke=3, cpu=ROUNDS, paper=ROUNDS)
+    rounds = bench.choose(3, ROUNDS)
     with double_precision():
         fixed = _trajectories(bench, (RATE, SMALL_RATE), rounds)
         informed = {
@@ -131,13 +122,13 @@ def _trajectories(bench: Bench, rates: tuple[float, ...], rounds: int) -> list[R
     methods += [("fedavg", steps, fedavg) for steps in STEPS] + [("scaffold", steps, scaffold) for steps in STEPS]
     for spread in SPREADS:
         for method, steps, algorithm in methods:
-            result = bench.sweep(
+            of_rates = bench.runs(
                 f"{method}, K={steps}, G={spread:g}", algorithm, clients(spread), space, task=fjs.quadratic(),
                 rounds=rounds, cohort=fjs.cohort.full(average="plain"), work=_work(steps, rounds),
                 batches=fjs.local.full_batch(), initial_params=jnp.array([START]), evaluate=position, seeds=[0],
             )  # fmt: skip
-            for number, runs in enumerate(found):
-                runs[method, steps, spread] = result.at(number)["x"][0, :, 0]
+            for runs, history in zip(found, of_rates, strict=True):
+                runs[method, steps, spread] = history["x"][0, :, 0]
     return found
 
 
@@ -213,26 +204,18 @@ def _fedavg_claims(runs: Runs, tuned: Mapping[tuple[str, int, float], float]) ->
     ordered = [all(a < b for a, b in itertools.pairwise(row)) for row in by_spread.values()]
     slower = [tuned["fedavg", low, spread] < tuned["fedavg", high, spread] for spread in SPREADS]
     return [
-        Claim(
-            "FedAvg gets worse with more local steps, for every G (one rate for all: f at the end)",
-            all(ordered), {"f(x) / f(x_0) at the end: SGD, K = 2, K = 10": by_spread},
-        ),
-        Claim(
-            "FedAvg gets slower with more local steps, for every G (best rate of a grid for each)",
-            all(slower), {"rounds to 1 % of f(x_0): SGD, K = 2, K = 10": told}, own=True,
-        ),
-        Claim(
-            "FedAvg gets slower as G grows",
-            all(ends["fedavg", k, a] < ends["fedavg", k, b] and tuned["fedavg", k, a] < tuned["fedavg", k, b]
-                for k in STEPS for a, b in itertools.pairwise(SPREADS)),
-            {"f(x) / f(x_0) at the end": by_spread, "rounds with the best rate": told},
-        ),
-        Claim(
-            "with G = 1 FedAvg can compete with SGD (at most as many rounds, best rate for each)",
-            min(tuned["fedavg", k, SPREADS[0]] for k in STEPS) <= tuned["sgd", 1, SPREADS[0]],
-            {"rounds to 1 % of f(x_0)": told[f"G = {SPREADS[0]:g}"]},
-            f"no rate of the grid is above {max(GRID):g}: in one dimension SGD with rate 1 needs one round",
-        ),
+        Claim("FedAvg gets worse with more local steps, for every G (one rate for all: f at the end)",
+              all(ordered), {"f(x) / f(x_0) at the end: SGD, K = 2, K = 10": by_spread}),
+        Claim("FedAvg gets slower with more local steps, for every G (best rate of a grid for each)",
+              all(slower), {"rounds to 1 % of f(x_0): SGD, K = 2, K = 10": told}, own=True),
+        Claim("FedAvg gets slower as G grows",
+              all(ends["fedavg", k, a] < ends["fedavg", k, b] and tuned["fedavg", k, a] < tuned["fedavg", k, b]
+              for k in STEPS for a, b in itertools.pairwise(SPREADS)),
+              {"f(x) / f(x_0) at the end": by_spread, "rounds with the best rate": told}),
+        Claim("with G = 1 FedAvg can compete with SGD (at most as many rounds, best rate for each)",
+              min(tuned["fedavg", k, SPREADS[0]] for k in STEPS) <= tuned["sgd", 1, SPREADS[0]],
+              {"rounds to 1 % of f(x_0)": told[f"G = {SPREADS[0]:g}"]},
+              f"no rate of the grid is above {max(GRID):g}: in one dimension SGD with rate 1 needs one round"),
     ]  # fmt: skip
 
 
@@ -250,30 +233,20 @@ def _scaffold_claims(
     zero = {f"K = {k}": [stays_below(runs["scaffold", k, spread], TARGET) for spread in SPREADS] for k in STEPS}
     rates = {f"K = {k}": [contraction(runs["scaffold", k, spread]) for spread in SPREADS] for k in STEPS}
     return [
-        Claim(
-            "SCAFFOLD with K = 2 is twice as fast as SGD, with K = 10 about five times",
-            (1.5 < speed[low] < 2.5 and 3.5 < speed[high] < 6.5) if known else None,
-            {f"rounds of SGD over rounds of SCAFFOLD to {TARGET:g} f(x_0)": {f"K = {k}": speed[k] for k in STEPS}},
-            f"eta_l = {RATE:g}; the ratio depends on it",
-        ),
-        Claim(
-            "as eta_l becomes small SCAFFOLD is K times as fast as SGD",
-            all(abs(slow[k] / k - 1) < 0.15 for k in STEPS) if known else None,
-            {f"the same to {TUNED_TARGET:g} f(x_0) at eta_l = {SMALL_RATE:g}": {f"K = {k}": slow[k] for k in STEPS}},
-            "from theory, not from the paper's figure",
-            own=True,
-        ),
-        Claim(
-            "SCAFFOLD is not affected by G: started from c_i = f_i'(x_0) all its iterates are the same",
-            apart <= EXACT, {"largest difference to G = 1": apart},
-        ),
-        Claim(
-            "SCAFFOLD is not affected by G: started from c_i = 0 it contracts at the same rate",
-            all(abs(value - row[0]) <= 1e-6 for row in rates.values() for value in row) if known else None,
-            {"spectral radius of a round, G = 1, 10, 100": rates, "rounds to the target": zero},
-            "its first round is FedAvg's, which depends on G, so the iterates do",
-            own=True,
-        ),
+        Claim("SCAFFOLD with K = 2 is twice as fast as SGD, with K = 10 about five times",
+              (1.5 < speed[low] < 2.5 and 3.5 < speed[high] < 6.5) if known else None,
+              {f"rounds of SGD over rounds of SCAFFOLD to {TARGET:g} f(x_0)": {f"K = {k}": speed[k] for k in STEPS}},
+              f"eta_l = {RATE:g}; the ratio depends on it"),
+        Claim("as eta_l becomes small SCAFFOLD is K times as fast as SGD",
+              all(abs(slow[k] / k - 1) < 0.15 for k in STEPS) if known else None,
+              {f"the same to {TUNED_TARGET:g} f(x_0) at eta_l = {SMALL_RATE:g}": {f"K = {k}": slow[k] for k in STEPS}},
+              "from theory, not from the paper's figure", own=True),
+        Claim("SCAFFOLD is not affected by G: started from c_i = f_i'(x_0) all its iterates are the same",
+              apart <= EXACT, {"largest difference to G = 1": apart}),
+        Claim("SCAFFOLD is not affected by G: started from c_i = 0 it contracts at the same rate",
+              all(abs(value - row[0]) <= 1e-6 for row in rates.values() for value in row) if known else None,
+              {"spectral radius of a round, G = 1, 10, 100": rates, "rounds to the target": zero},
+              "its first round is FedAvg's, which depends on G, so the iterates do", own=True),
     ]  # fmt: skip
 
 
@@ -336,11 +309,8 @@ def _tables(
 
 def _figure(runs: Runs, informed: Mapping[tuple[int, float], np.ndarray]) -> Any:
     """FedAvg above, SCAFFOLD below, each beside SGD; G grows to the right. SCAFFOLD from zero is a row of its own."""
-    check_matplotlib()
-
     low = STEPS[0]
-    figure = new_figure(9.5, 7.2)
-    axes = figure.subplots(3, len(SPREADS), sharex=True, sharey="row", squeeze=False)
+    figure, axes = canvas(9.5, 7.2, 3, len(SPREADS), sharex=True, sharey="row")
     words = ("FedAvg", "SCAFFOLD", "SCAFFOLD from $c_i = 0$")
     for row, name in enumerate(words):
         for column, spread in enumerate(SPREADS):
@@ -370,8 +340,4 @@ def _figure(runs: Runs, informed: Mapping[tuple[int, float], np.ndarray]) -> Any
     return figure
 
 
-EXPERIMENTS = {
-    "scaffold-fig3": Experiment(
-        "Karimireddy et al. 2020 (SCAFFOLD), Figure 3", {"smoke": 1, "cpu": 1, "paper": 1}, perform
-    ),
-}
+EXPERIMENTS = {"scaffold-fig3": Experiment("Karimireddy et al. 2020 (SCAFFOLD), Figure 3", perform, cpu=1, paper=1)}

@@ -1,9 +1,9 @@
-"""Rounds to a target accuracy, each method with the best local step size of a grid."""
+"""Rounds to a target accuracy, each method with the best local step size of a grid, and their figure."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,22 +11,21 @@ import numpy as np
 import fedjax_sim as fjs
 from fedjax_sim.algorithms.contract import Method
 from fedjax_sim.papers.bench import Bench, rounds_in_words
+from fedjax_sim.papers.drawing import canvas
+from fedjax_sim.papers.scaffold.images import METHODS
+from fedjax_sim.reporting.figures import plain_numbers
+from fedjax_sim.reporting.plots import COLOURS, LEGEND, plain
 
 METRIC = "test_accuracy"
+_PAPERS_LIMIT = 1000
 
 
 class Tuned(NamedTuple):
-    """The best step size, and what came of it.
+    """The best step size, and what came of it."""
 
-    Attributes:
-      rate: the step size; the one that came nearest where the target was not reached.
-      rounds: to the target, by seed; inf where it was not reached.
-      limit: the most rounds.
-    """
-
-    rate: float
-    rounds: np.ndarray
-    limit: int
+    rate: float  # the step size; the one that came nearest where the target was not reached
+    rounds: np.ndarray  # to the target, by seed; inf where it was not reached
+    limit: int  # the most rounds
 
     @property
     def mean(self) -> float:
@@ -40,15 +39,7 @@ class Tuned(NamedTuple):
 
 
 def at_most(a: float, b: float, limit: int, factor: float = 1.0, *, strict: bool = False) -> bool | None:
-    """Whether a <= factor b, as far as runs of ``limit`` rounds can tell; None where they cannot.
-
-    Args:
-      a: rounds to a target; inf for more than ``limit``.
-      b: the same of another run.
-      limit: the most rounds of both.
-      factor: at least 1.
-      strict: whether a < factor b.
-    """
+    """Whether a <= factor b, as far as runs of ``limit`` rounds can tell; else None. inf is more than that."""
     if math.isinf(b):
         return None if math.isinf(a) else True
     if math.isinf(a):
@@ -103,17 +94,6 @@ def tuned(
     that of a single round, and a step size is given up after as many rounds as the slowest seed needed with the best
     one before it.
 
-    Args:
-      bench: what runs it.
-      label: of the runs.
-      method: the method of a step size.
-      data: whose data.
-      target: the test accuracy.
-      limit: the most rounds.
-      rates: the grid.
-      over: rounds whose mean accuracy must reach the target.
-      **setting: keywords of ``simulate``.
-
     Returns:
       The best for the first round at the target, and for the mean of ``over`` rounds.
     """
@@ -136,3 +116,68 @@ def tuned(
         if not improved and np.isfinite(best[over].mean):
             break
     return best[1], best[over]
+
+
+def rounds_figure(
+    found: Mapping[tuple[str, int, float], Tuned],
+    paper: Mapping[tuple[str, int, float], float],
+    similarities: Sequence[float],
+    numbers: Sequence[int],
+    what: str,
+    limit: int,
+) -> Any:
+    """Rounds against epochs or clients sampled, ours filled and solid, the paper's hollow and dashed.
+
+    What did not reach the target is a triangle at the most rounds that were allowed. SGD, which has no epochs, is a
+    horizontal line.
+    """
+    figure, [axes] = canvas(3.4 * len(similarities) + 0.6, 3.9, 1, len(similarities), sharey=True)
+    from matplotlib.lines import Line2D
+
+    methods = list(dict.fromkeys(key[0] for key in found))
+    colours = dict(zip(METHODS, COLOURS, strict=False))  # the same in all tables
+    places = {number: place for place, number in enumerate(numbers)}
+    for ax, similarity in zip(axes, similarities, strict=True):
+        for method in methods:
+            ours = {
+                number: found[method, number, similarity].mean
+                for number in numbers
+                if (method, number, similarity) in found
+            }
+            theirs = {
+                number: paper[method, number, similarity] for number in numbers if (method, number, similarity) in paper
+            }
+            _line(ax, places, ours, limit, colours[method], filled=True, everywhere=method == "SGD")
+            _line(ax, places, theirs, _PAPERS_LIMIT, colours[method], filled=False, everywhere=method == "SGD")
+        ax.set_yscale("log")
+        ax.set_xticks(list(places.values()), [str(number) for number in numbers])
+        ax.set_title(f"{similarity:g} % similarity", fontsize="medium")
+        ax.set_xlabel(what)
+        plain(ax)
+    plain_numbers(axes[0].yaxis, (1.0, 2.0, 5.0))
+    axes[0].set_ylabel("rounds to the target accuracy")
+    handles = [Line2D([], [], color=colours[method], label=method, linewidth=1.8) for method in methods]
+    grey: dict[str, Any] = {"color": "0.3", "marker": "o", "markersize": 5}
+    handles += [
+        Line2D([], [], label="here", **grey),
+        Line2D([], [], label="paper", linestyle="--", markerfacecolor="white", **grey),
+        Line2D([], [], label="target not reached", linestyle="", color="0.3", marker="^", markersize=6),
+    ]
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), **LEGEND)
+    return figure
+
+
+def _line(
+    ax: Any, places: Mapping[int, int], values: Mapping[int, float], limit: int, colour: str, *, filled: bool,
+    everywhere: bool,
+) -> None:  # fmt: skip
+    style = {"color": colour, "linewidth": 1.8 if filled else 1.2, "linestyle": "-" if filled else "--"}
+    face = colour if filled else "white"
+    if everywhere and values:
+        ax.axhline(min(next(iter(values.values())), limit), **style)
+        return
+    drawn = {places[number]: min(value, limit) for number, value in values.items()}
+    ax.plot(list(drawn), list(drawn.values()), **style)
+    for number, value in values.items():
+        marker = "^" if math.isinf(value) else "o"
+        ax.plot(places[number], min(value, limit), marker=marker, markersize=6, color=colour, markerfacecolor=face)
