@@ -12,8 +12,8 @@ import shutil
 import sys
 from pathlib import Path
 
-from fedjax_sim.core.atomic import write_atomically
 from fedjax_sim.core.devices import use_cpu_devices
+from fedjax_sim.core.files import write_atomically
 from fedjax_sim.papers import writing
 from fedjax_sim.papers.catalogue import CATALOGUE
 from fedjax_sim.papers.reproducing import Line, board, reproduce_all

@@ -89,7 +89,7 @@ def main() -> None:
             )
             print(f"| {name} | {at[0]} | {at[1] or 'XLA'} | {ms:.2f} | {ratio:.2f} | {first:.1f} |", flush=True)
     if options.out is not None:
-        from fedjax_sim.core.atomic import write_atomically
+        from fedjax_sim.core.files import write_atomically
 
         text = json.dumps({"rows": rows, "options": vars(options)}, indent=1, default=str)
         write_atomically(options.out, lambda file: file.write(text.encode()))

@@ -40,7 +40,7 @@ import numpy as np
 import optax
 
 from benchmarks.speed.gpu_sections import OUT_OF_TIME, SECTIONS, Clock, Row, write_reference
-from fedjax_sim.core.atomic import write_atomically
+from fedjax_sim.core.files import write_atomically
 
 SHARES = {"machine": 1.0, "agreement": 4.0, "layouts": 8.0, "numbers": 4.0, "scale": 4.0}
 TOLERANCE = 1e-3  # largest difference of a parameter from float64, relative to the largest parameter

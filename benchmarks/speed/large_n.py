@@ -29,7 +29,7 @@ import jax
 import numpy as np
 
 import fedjax_sim as fjs
-from fedjax_sim.core.atomic import write_atomically
+from fedjax_sim.core.files import write_atomically
 
 SIZE, FEATURES, CLASSES = 20, 60, 10
 METHODS = {"fedavg": fjs.fedavg, "scaffold": fjs.scaffold}

@@ -46,7 +46,7 @@ import fedjax_sim as fjs
 from benchmarks.speed.machine import bytes_per_second, gemm_flops, product_seconds, products, seconds_of
 from benchmarks.speed.workloads import BATCH, NAMES, RATE, Workload, make
 from fedjax_sim.clients.systems.flops import gradient_flops
-from fedjax_sim.core.atomic import write_atomically
+from fedjax_sim.core.files import write_atomically
 from fedjax_sim.engine.checks import resolve
 from fedjax_sim.engine.plan import Plan
 from fedjax_sim.engine.rounds import init_state, run_round, some_rounds

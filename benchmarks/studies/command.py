@@ -16,7 +16,7 @@ import numpy as np
 
 import fedjax_sim as fjs
 from fedjax_sim import paths
-from fedjax_sim.core.atomic import write_atomically
+from fedjax_sim.core.files import write_atomically
 from fedjax_sim.reporting.plots import save_figure
 
 RESULTS = pathlib.Path(__file__).parent / "results"

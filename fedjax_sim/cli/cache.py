@@ -12,7 +12,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from fedjax_sim.core.caches import cache_directory
+from fedjax_sim.core.files import cache_directory
 
 MOST = 2**30  # bytes; the oldest programs go first
 _UNREADABLE = re.compile(r"Error reading persistent compilation cache entry for '([^'/]+)'")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedjax_sim.cli.options import add_json
-from fedjax_sim.core.caches import cache_directory
+from fedjax_sim.core.files import cache_directory
 from fedjax_sim.core.version import __version__
 
 _PACKAGE = "fedjax_sim"

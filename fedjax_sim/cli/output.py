@@ -16,7 +16,7 @@ from fedjax_sim.cli.process import Refused
 
 if TYPE_CHECKING:
     from fedjax_sim.core.devices import CpuDevices
-    from fedjax_sim.core.locks import Lock
+    from fedjax_sim.core.files import Lock
     from fedjax_sim.run.configuration.tables import Tables
     from fedjax_sim.run.history import History
 
@@ -120,8 +120,7 @@ def results_in(folder: Path, *files: str) -> Lock:
 
     Before the run, and not after it, an ``OSError`` says that they cannot be written, or that another run does it.
     """
-    from fedjax_sim.core.atomic import check_replaceable
-    from fedjax_sim.core.locks import Lock
+    from fedjax_sim.core.files import Lock, check_replaceable
 
     for name in files:
         check_replaceable(folder / name)
@@ -158,7 +157,7 @@ class Results(contextlib.ExitStack):
 
     def write_run(self, history: History, tables: Tables, stem: str, configuration: str = "") -> dict[str, Path]:
         """Writes a history, and beside it its full configuration; returns where."""
-        from fedjax_sim.core.atomic import write_atomically
+        from fedjax_sim.core.files import write_atomically
         from fedjax_sim.run.configuration.writing import written
 
         told = self.folder / f"{configuration or stem}.toml"
@@ -171,7 +170,7 @@ class Results(contextlib.ExitStack):
         """Writes and prints what scripts read, with the files; returns whether that is all that should be printed."""
         about |= {"files": {name: str(path) for name, path in self.files.items()}}
         if file:
-            from fedjax_sim.core.atomic import write_atomically
+            from fedjax_sim.core.files import write_atomically
 
             write_atomically(self.folder / file, json.dumps(about, indent=1, allow_nan=False).encode())
         if self._json:

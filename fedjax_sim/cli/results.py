@@ -52,7 +52,7 @@ def add_to(commands: Any) -> None:
 
 
 def _report(options: argparse.Namespace) -> int:
-    from fedjax_sim.core.atomic import check_replaceable, check_writable
+    from fedjax_sim.core.files import check_replaceable, check_writable
     from fedjax_sim.reporting.html import report
 
     page = Path(options.out)

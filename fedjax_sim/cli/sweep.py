@@ -102,7 +102,7 @@ def _check_metric(given: dict[str, Any], metric: str) -> None:
 
 
 def _write(result: Sweep, options: argparse.Namespace, results: Results) -> None:
-    from fedjax_sim.core.atomic import write_atomically
+    from fedjax_sim.core.files import write_atomically
     from fedjax_sim.run.configuration.writing import written
 
     metric = options.metric or next(name for name in CHOOSING if name in result.runs.metrics)

@@ -46,11 +46,11 @@ class Described:
     :func:`~fedjax_sim.core.fields.static` is structure, part of the compiled program. :mod:`fedjax_sim.core.fields` has
     declarations that say what values are allowed.
 
-    Subclasses become dataclasses and pytrees by themselves, as with ``flax.struct.PyTreeNode``, which is not used here
-    because of a fault in JAX (seen in 0.10.2): structures of two dataclasses registered with
-    ``jax.tree_util.register_dataclass`` compare equal when their fields do, whatever their classes, so that ``jit`` may
-    run one algorithm's program for another. Nodes registered with functions of their own do not have it.
+    Subclasses become dataclasses and pytrees by themselves.
     """
+
+    # Not flax.struct.PyTreeNode: of dataclasses registered with jax.tree_util.register_dataclass (JAX 0.10.2) the
+    # structures compare equal when the fields do, whatever the classes, and jit may run one's program for another.
 
     def __init_subclass__(cls, kw_only: bool = False, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -98,10 +98,9 @@ def _refuse_assignment(self: Any, name: str, value: Any) -> None:
 
 def _register_pytree(cls: type[Any]) -> None:
     """Makes a dataclass a pytree node whose leaves are its fields, but for those declared static."""
-    fields = dataclasses.fields(cls)
-    leaves = tuple(field.name for field in fields if field.metadata.get("pytree_node", True))
-    structure = tuple(field.name for field in fields if field.name not in leaves)
-    keys = tuple(jax.tree_util.GetAttrKey(name) for name in leaves)
+    leaves = [field.name for field in dataclasses.fields(cls) if field.metadata.get("pytree_node", True)]
+    structure = [field.name for field in dataclasses.fields(cls) if field.name not in leaves]
+    keys = [jax.tree_util.GetAttrKey(name) for name in leaves]
 
     def flatten(node: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         return tuple(getattr(node, name) for name in leaves), tuple(getattr(node, name) for name in structure)
@@ -112,8 +111,7 @@ def _register_pytree(cls: type[Any]) -> None:
 
     def unflatten(aux: tuple[Any, ...], children: Iterable[Any]) -> Any:
         node = object.__new__(cls)
-        node.__dict__.update(zip(leaves, children, strict=True))
-        node.__dict__.update(zip(structure, aux, strict=True))
+        node.__dict__.update(zip([*leaves, *structure], [*children, *aux], strict=True))
         return node
 
     jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
@@ -224,25 +222,21 @@ def build(description: Mapping[str, Any]) -> Any:
       ValueError: not a description, an unknown name (the nearest ones are listed), an opaque part, or nested too
         deeply; also, like TypeError, what the factories raise for their arguments.
     """
-    try:
-        return _built(description)
-    except RecursionError as error:
-        raise ValueError("not a description: it is nested too deeply") from error
-
-
-def _built(description: Mapping[str, Any]) -> Any:
     if not isinstance(description, Mapping) or not ({"name", "opaque"} & description.keys()):
         raise ValueError(
             f"not a description: {shown(description)}: give what describe(...) returns, {{'name': ..., ...}}"
         )
-    opaque = opaque_parts(description)
-    if opaque:
-        raise ValueError(
-            f"opaque parts cannot be rebuilt ({'; '.join(opaque)}): they were given as bare objects, so "
-            "their arguments were never recorded; use registered factories instead (or register your own with "
-            "fedjax_sim.register)"
-        )
-    return decode(description)
+    try:
+        opaque = opaque_parts(description)
+        if opaque:
+            raise ValueError(
+                f"opaque parts cannot be rebuilt ({'; '.join(opaque)}): they were given as bare objects, so their "
+                "arguments were never recorded; use registered factories (or register your own with "
+                "fedjax_sim.register)"
+            )
+        return decode(description)
+    except RecursionError as error:
+        raise ValueError("not a description: it is nested too deeply") from error
 
 
 def opaque_parts(description: Any, path: str = "") -> list[str]:
@@ -268,11 +262,11 @@ def registered(kind: str | None = None) -> list[str]:
 
 def _reals_as_floats(obj: Any) -> Any:
     def as_float(leaf: Any) -> Any:
-        real = isinstance(leaf, (int, float, np.integer, np.floating)) and not isinstance(leaf, bool)
-        try:
-            return float(leaf) if real else leaf
-        except OverflowError:  # an integer beyond all floats: the object's own check says what it must be
+        if not isinstance(leaf, (int, float, np.integer, np.floating)) or isinstance(leaf, bool):
             return leaf
+        with contextlib.suppress(OverflowError):  # an integer beyond all floats: the object's check refuses it
+            return float(leaf)
+        return leaf
 
     changed = {}
     for field in dataclasses.fields(obj):
@@ -289,11 +283,7 @@ def _name_of(obj: Any) -> str:
 
 
 def encode(value: Any) -> Any:
-    """JSON data for numbers, text, arrays, lists, mappings, dtypes and whatever :func:`describe` describes.
-
-    Raises:
-      TypeError: a hyper-parameter is traced.
-    """
+    """JSON data for numbers, text, arrays, lists, mappings, dtypes and whatever :func:`describe` describes."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, np.generic) and value.ndim == 0 and not isinstance(value, np.void):
@@ -305,10 +295,8 @@ def encode(value: Any) -> Any:
         return _named(cls._registered_name, {f.name: getattr(value, f.name) for f in dataclasses.fields(cls) if f.init})
     if isinstance(value, nn.Module) and type(value) in _FACTORIES.values():
         name = next(name for name, factory in _FACTORIES.items() if factory is type(value))
-        fields = [
-            field.name for field in dataclasses.fields(value) if field.init and field.name not in ("parent", "name")
-        ]
-        return _named(name, {key: getattr(value, key) for key in fields})
+        own = [field.name for field in dataclasses.fields(value) if field.init]
+        return _named(name, {key: getattr(value, key) for key in own if key not in ("parent", "name")})
     if isinstance(value, jax.core.Tracer):
         raise TypeError("a traced hyper-parameter cannot be described: describe the object outside jit, grad and vmap")
     if isinstance(value, (np.ndarray, jax.Array)):
@@ -330,11 +318,7 @@ def _named(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def decode(value: Any) -> Any:
-    """The inverse of :func:`encode`, up to lists and tuples.
-
-    Raises:
-      ValueError: an unknown name, a wrong argument or no description.
-    """
+    """The inverse of :func:`encode`, up to lists and tuples; a ValueError for what is none."""
     if isinstance(value, list):
         return tuple(decode(item) for item in value)
     if not isinstance(value, Mapping):
@@ -360,39 +344,22 @@ def decode(value: Any) -> Any:
     accepted = inspect.signature(make).parameters
     for key in arguments:
         if key not in accepted:
-            raise ValueError(f"{name} has no argument {shown(key)}: {suggest(key, list(accepted))}")
+            raise ValueError(f"{name} has no argument {shown(key)}: {suggest(key, accepted)}")
     return make(**{key: decode(argument) for key, argument in arguments.items()})
 
 
 def registered_factory(name: str) -> Callable[..., Any]:
-    """The factory that is registered under ``name``.
-
-    Raises:
-      ValueError: none is; the nearest names are listed.
-    """
-    if name not in _FACTORIES:
-        _import_all()
-    if name not in _FACTORIES:
+    """The factory that is registered under ``name``; a ValueError, with the nearest names, where none is."""
+    if name not in _FACTORIES and name not in all_registered():
         kind = name.partition(".")[0]
         raise ValueError(f"unknown name {shown(name)}: {suggest(name, registered(kind) or registered())}")
     return _FACTORIES[name]
 
 
 def all_registered() -> list[str]:
-    """All names, also those of modules that nobody has imported yet."""
-    _import_all()
+    """All names, also those of modules that nobody has imported yet: the package loads them when they are asked for."""
+    import fedjax_sim
+
+    for name in dir(fedjax_sim):
+        getattr(fedjax_sim, name)
     return registered()
-
-
-def _import_all() -> None:
-    """Imports every module that registers factories: the package is lazy, a description may come first."""
-    import importlib
-
-    modules = (
-        "algorithms", "algorithms.aggregators", "algorithms.attacks", "clients.cohort", "clients.local",
-        "clients.systems", "datasets", "diagnostics", "engine.adjoints", "engine.asynchronous", "engine.client_states",
-        "engine.layout", "models", "models.evaluation", "models.task", "optim", "optim.min_norm", "optim.rates",
-        "run.stopping", "studies.hyper", "studies.personalise", "studies.sweeps",
-    )  # fmt: skip
-    for module in modules:
-        importlib.import_module(f"fedjax_sim.{module}")

@@ -1,24 +1,61 @@
-"""What JAX computes with: how many devices it sees on a CPU, said before it starts, and the precision of a block."""
+"""Where a run computes: devices, processes and threads, what they hold at a time, and what changes their rounding."""
 
 from __future__ import annotations
 
 import functools
 import importlib
+import math
 import os
 import platform
 import re
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import NoneType
+from typing import Any, NamedTuple, TypeVar
 
+import flax
 import jax
+import jax.numpy as jnp
+import jaxlib.version
+import numpy as np
+import optax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from fedjax_sim.core.keys import generator
 from fedjax_sim.core.values import check_count
+from fedjax_sim.core.version import __version__
+
+T = TypeVar("T")
 
 MOST = 8  # devices that the rule takes: more were never measured
 _THREADS = "NPROC"  # the variable from which XLA reads how many threads its operations may use
 _TOPOLOGY = Path("/sys/devices/system/cpu")
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")
+# JAX's settings that change how results are rounded and no draw, as they are unless it is told otherwise.
+_ROUNDING = {
+    "jax_allow_f16_reductions": True,
+    "jax_compiler_enable_remat_pass": True,
+    "jax_default_device": None,
+    "jax_default_matmul_precision": None,
+    "jax_disable_jit": False,
+    "jax_disable_most_optimizations": False,
+    "jax_exec_time_optimization_effort": 0.0,
+    "jax_optimization_level": "UNKNOWN",
+    "jax_softmax_custom_jvp": False,
+    "jax_use_direct_linearize": True,
+}
+# Flags of XLA that change no result: how many CPU devices there are is said beside them; files to look at.
+_NO_MATTER = re.compile(r"--xla_(force_host_platform_device_count|dump_)")
+# Bytes of the largest intermediate array. 128 MB leave room for a few of them in 2 GB. On a CPU what leaves the cache
+# is slow: an evaluation of a small CNN took 502 ms with 128 MB, 363 with 16, 233 with 8, 201 with 4 and 207 with 2
+# (of FemnistCNN 1,247, 1,081, 976, 859, 872; of logistic regression the same with all).
+_BUDGETS = {"cpu": 1 << 22}
+_BUDGET = 1 << 27
+_PROBE = 64  # rows of the program that is looked at: what has no rows (a cast of the weights) must count little
+_AHEAD = 2  # items made ahead: one being used by the device, one ready, one being made
 
 
 class CpuDevices(NamedTuple):
@@ -101,8 +138,11 @@ def available_cores() -> int:
     else:
         processors = set(range(os.cpu_count() or 1))
     cores = len({_core(processor) for processor in processors})
-    quota = _quota()
-    return max(1, cores if quota is None else min(cores, int(quota)))
+    try:
+        granted, period = _QUOTA.read_text().split()
+        return max(1, min(cores, int(float(granted) / float(period))))
+    except (OSError, ValueError):  # no control group, or one that grants the "max"
+        return max(1, cores)
 
 
 @functools.cache
@@ -121,15 +161,6 @@ def _core(processor: int) -> tuple[str, ...]:
         return tuple((place / name).read_text().strip() for name in ("physical_package_id", "core_id"))
     except OSError:
         return (str(processor),)
-
-
-def _quota() -> float | None:
-    """How many processors' time the control group grants, or None."""
-    try:
-        granted, period = _QUOTA.read_text().split()
-        return None if granted == "max" else float(granted) / float(period)
-    except (OSError, ValueError):
-        return None
 
 
 def _asked_for() -> int | None:
@@ -153,3 +184,117 @@ def double_precision(enabled: bool = True) -> AbstractContextManager[Any]:
         enable = importlib.import_module("jax.experimental").enable_x64
     context: AbstractContextManager[Any] = enable(enabled)
     return context
+
+
+def environment() -> dict[str, Any]:
+    """Versions, device, and the settings in force that change draws or rounding."""
+    settings = {name: getattr(jax.config, name, usual) for name, usual in _ROUNDING.items()}
+    flags = os.environ.get("XLA_FLAGS", "").split()
+    device, processes = jax.devices()[0], jax.process_count()
+    return {
+        "fedjax_sim": __version__,
+        "jax": jax.__version__,
+        "jaxlib": jaxlib.version.__version__,
+        "numpy": np.__version__,
+        "flax": flax.__version__,
+        "optax": optax.__version__,
+        "python": platform.python_version(),
+        "device": f"{jax.device_count()} x {device.device_kind}{f' of {processes} processes' if processes > 1 else ''}",
+        **(
+            {"processor": list(processor())} if device.platform == "cpu" else {"driver": device.client.platform_version}
+        ),
+        "float": str(jnp.result_type(float)),
+        "generator": generator(),
+        "settings": {
+            name: value if isinstance(value, (bool, int, float, NoneType)) else str(value)
+            for name, value in settings.items()
+            if value != _ROUNDING[name]
+        },
+        "flags": sorted(flag for flag in flags if not _NO_MATTER.match(flag)),
+    }
+
+
+def is_first() -> bool:
+    """Whether this process is, of those that compute a run together, the one that speaks and writes."""
+    return jax.process_index() == 0
+
+
+def all_said(numbers: Sequence[int]) -> np.ndarray:
+    """What every process says, int[processes, len(numbers)]; all of them must call this at the same point."""
+    own = np.asarray([numbers], np.int32)
+    if jax.process_count() == 1:
+        return own
+    # One device a process: they may have different numbers of them.
+    one_each = {device.process_index: device for device in reversed(jax.devices())}
+    mesh = Mesh(np.asarray([one_each[index] for index in sorted(one_each)]), ("processes",))
+    shape = (jax.process_count(), len(numbers))
+    said = jax.make_array_from_callback(shape, NamedSharding(mesh, PartitionSpec("processes")), lambda _: own)
+    heard = jax.jit(lambda array: array, out_shardings=NamedSharding(mesh, PartitionSpec()))(said)
+    return np.asarray(heard.addressable_data(0))
+
+
+def together(action: Callable[[], T]) -> T:
+    """Does something in every process, and fails in all where it failed in one, so that none waits for the others."""
+    error = None
+    try:
+        done = action()
+    except Exception as raised:
+        error = raised
+    failed = np.flatnonzero(all_said([error is not None])[:, 0])
+    if error is not None:
+        raise error
+    if failed.size:
+        raise RuntimeError(f"process {failed[0]} of this run has failed, and says why")
+    return done
+
+
+def prefetched(make: Callable[[int], T], count: int) -> Iterator[T]:
+    """Yields ``make(0)``, ..., ``make(count - 1)``, each made in a background thread before it is asked for.
+
+    ``make`` is called in order, never twice at a time; its error is raised where the item is asked for. What was begun
+    is finished or dropped when the iterator is closed. It sees the caller's precision and default device, which
+    contexts set for one thread alone: float64 examples would arrive as float32 without them.
+    """
+    double, device = jnp.result_type(float) == jnp.float64, jax.config.jax_default_device  # type: ignore[attr-defined]
+
+    def made(item: int) -> T:
+        with double_precision(double), jax.default_device(device):
+            return make(item)
+
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="fedjax_sim-prefetch") as thread:
+        waiting: deque[Future[T]] = deque()
+        try:
+            for item in range(count):
+                while len(waiting) <= _AHEAD and item + len(waiting) < count:
+                    waiting.append(thread.submit(made, item + len(waiting)))
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()
+
+
+def rows_within(function: Callable[[Any, Any], Any], params: Any, examples: Any, *, most: int) -> int:
+    """How many examples ``function`` can take at once within bounded memory: at least 1, at most ``most``.
+
+    ``function(params, examples)`` is traced, not run: the largest array in it, of all its inner programs, decides.
+    ``params`` and ``examples``, whose leading axis may have any length, are arrays or their shapes.
+    """
+    rows = min(most, _PROBE)
+    like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), params)
+    some = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((rows, *leaf.shape[1:]), leaf.dtype), examples)
+    program = jax.make_jaxpr(function)(like, some)
+    largest = max(_sizes(program.jaxpr), default=1)
+    return max(1, min(most, _BUDGETS.get(jax.default_backend(), _BUDGET) * rows // max(largest, 1)))
+
+
+def _sizes(program: Any) -> Iterator[int]:
+    """Bytes of what every instruction of a program, and of the programs inside it, computes."""
+    for instruction in program.eqns:
+        for variable in instruction.outvars:
+            shape, dtype = getattr(variable.aval, "shape", None), getattr(variable.aval, "dtype", None)
+            yield 0 if shape is None or dtype is None else math.prod(shape) * dtype.itemsize
+        for parameter in instruction.params.values():
+            for inner in parameter if isinstance(parameter, (tuple, list)) else (parameter,):
+                inner = getattr(inner, "jaxpr", inner)
+                if hasattr(inner, "eqns"):
+                    yield from _sizes(inner)

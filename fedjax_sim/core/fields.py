@@ -17,6 +17,7 @@ ValueError: halve(rate=...) is -1.0: it must be in [0, inf)
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -62,24 +63,22 @@ def real(
     It may be None if that is its default. It is a leaf, to be traced and differentiated; with ``structure`` a number of
     the host's.
     """
-    optional = kwargs.get("default", 0) is None
-
-    def check(what: str, value: Any) -> None:
-        bounds = {"low": low, "high": high, "open_": open_, "below": below}
-        check_real(what, value, **bounds, infinite=infinite, optional=optional, host=structure)  # type: ignore[arg-type]
-
+    check = functools.partial(
+        check_real,
+        low=low,
+        high=high,
+        open_=open_,
+        below=below,
+        infinite=infinite,
+        host=structure,
+        optional=kwargs.get("default", 0) is None,
+    )
     return (static if structure else leaf)(check, **kwargs)
 
 
 def count(*, low: int = 1, high: int | None = None, **kwargs: Any) -> Any:
     """Structure: an integer in low, ..., high; None too if that is the default."""
-    optional = kwargs.get("default", 0) is None
-
-    def check(what: str, value: Any) -> None:
-        if value is not None or not optional:
-            check_count(what, value, low=low, high=high)
-
-    return static(check, **kwargs)
+    return static(_optional(functools.partial(check_count, low=low, high=high), kwargs), **kwargs)
 
 
 def flag(**kwargs: Any) -> Any:
@@ -89,22 +88,18 @@ def flag(**kwargs: Any) -> Any:
 
 def choice(known: Collection[str], **kwargs: Any) -> Any:
     """Structure: one of the words ``known``; None too if that is the default."""
-    optional = kwargs.get("default", "") is None
+    return static(_optional(functools.partial(check_choice, known=known), kwargs), **kwargs)
 
-    def check(what: str, value: Any) -> None:
-        if value is not None or not optional:
-            check_choice(what, value, known)
 
-    return static(check, **kwargs)
+def _optional(check: Check, kwargs: dict[str, Any]) -> Check:
+    """A check that passes None where that is the field's default."""
+    if kwargs.get("default", 0) is not None:
+        return check
+    return lambda what, value: None if value is None else check(what, value)
 
 
 def check_fields(obj: Any, name: str) -> None:
-    """Checks every field of a dataclass by what was declared with it.
-
-    Args:
-      obj: the object.
-      name: what messages call it, ``"fedprox"``.
-    """
+    """Checks every field of a dataclass by what was declared with it; messages call it ``name``."""
     for field in dataclasses.fields(obj):
         check = field.metadata.get("check")
         if check is not None:

@@ -1,4 +1,4 @@
-"""Dynamic loops with a derivative.
+"""Dynamic loops with a derivative, and loops that tell the host where they are.
 
 Reverse mode cannot pass a ``while_loop``, and a function cannot know that it is being differentiated. So a
 computation whose cost follows its data is given twice: as a dynamic program, which runs, and as a statically bounded
@@ -12,20 +12,21 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
+from jax.custom_batching import custom_vmap
 from jax.custom_derivatives import SymbolicZero
+from jax.experimental import io_callback
+
+OnRound = Callable[[int, dict[str, np.ndarray]], object]  # (rounds done, metrics)
+Tell = Callable[[Any, jax.Array, dict[str, jax.Array]], tuple[Any, jax.Array]]  # (state, done, metrics) -> state, done
 
 
 def with_static_derivative(dynamic: Callable[..., Any], static: Callable[..., Any]) -> Callable[..., Any]:
     """A function that runs as ``dynamic`` and differentiates as ``static``, in forward and reverse mode, under vmap.
 
-    Args:
-      dynamic: any program.
-      static: the same function of the same arguments, differentiable in both modes.
-
-    Returns:
-      A function of pytrees. Everything that may carry a derivative must be an argument, not closed over. Arguments
-      without a derivative (the data, as a rule) cost the derivative nothing.
+    Both are the same function of the same pytrees. Everything that may carry a derivative must be an argument, not
+    closed over. Arguments without a derivative (the data, as a rule) cost the derivative nothing.
     """
     function = jax.custom_jvp(dynamic)
 
@@ -50,11 +51,7 @@ def with_static_derivative(dynamic: Callable[..., Any], static: Callable[..., An
 def bounded_loop(body: Callable[[jax.Array, Any, Any], Any], bound: int) -> Callable[[jax.Array, Any, Any], Any]:
     """``loop(count, constants, carry)``: ``carry = body(k, constants, carry)`` for k = 0 .. count - 1, differentiable.
 
-    ``body`` must leave the carry as it is for k >= count: the derivative runs it ``bound`` times.
-
-    Args:
-      body: one step.
-      bound: static upper bound of ``count``.
+    ``body`` must leave the carry as it is for k >= count: the derivative runs it ``bound`` times, at least ``count``.
     """
 
     def dynamic(count: jax.Array, constants: Any, carry: Any) -> Any:
@@ -72,13 +69,8 @@ def bounded_loop(body: Callable[[jax.Array, Any, Any], Any], bound: int) -> Call
 def counted(count: jax.Array) -> Callable[..., tuple[Any, Any]]:
     """``lax.scan(body, carry, ts)`` of which only the first ``count`` iterations run; zeros for the rows beyond.
 
-    For forward programs: the count may be any traced number up to ``len(ts)``, and one program serves all.
-
-    Args:
-      count: int32 scalar.
-
-    Returns:
-      ``scan(body, carry, ts)``, with consecutive integers ``ts``.
+    For forward programs: ``count``, int32, may be any traced number up to ``len(ts)``, and one program serves all. The
+    ``ts`` are consecutive integers.
     """
 
     def scan(body: Callable[..., tuple[Any, Any]], carry: Any, ts: jax.Array) -> tuple[Any, Any]:
@@ -92,3 +84,40 @@ def counted(count: jax.Array) -> Callable[..., tuple[Any, Any]]:
         return lax.fori_loop(jnp.int32(0), count, iteration, (carry, empty))  # type: ignore[no-any-return]
 
     return scan
+
+
+def silent(state: Any, done: jax.Array, metrics: dict[str, jax.Array]) -> tuple[Any, jax.Array]:
+    """The :data:`Tell` that tells nobody."""
+    return state, done
+
+
+def teller(on_round: OnRound) -> Tell:
+    """The identity on ``(state, done)`` that calls ``on_round(done, metrics)`` on the host when the program gets there.
+
+    One call under any number of ``vmap``, with the metrics' axes in front; none where the state is differentiated: a
+    derivative passes it as if it were not there. What uses the ``done`` that is returned runs after the call.
+    """
+
+    def call(done: Any, metrics: dict[str, Any]) -> np.ndarray:
+        on_round(int(done), {name: np.asarray(value) for name, value in metrics.items()})
+        return np.asarray(done, np.int32)
+
+    # JAX repeats a callback for every lane of a vmap, so there is a rule of its own. The state goes through it because
+    # the oldest supported version drops what nobody uses, and some use the state only.
+    @custom_vmap
+    def fire(state: Any, done: jax.Array, metrics: dict[str, jax.Array]) -> tuple[Any, jax.Array]:
+        return state, io_callback(call, jax.ShapeDtypeStruct((), jnp.int32), done, metrics)
+
+    @fire.def_vmap
+    def _(size: int, batched: Any, state: Any, done: jax.Array, metrics: dict[str, jax.Array]) -> tuple[Any, Any]:
+        return fire(state, done, metrics), (batched[0], False)
+
+    @jax.custom_jvp
+    def tell(state: Any, done: jax.Array, metrics: dict[str, jax.Array]) -> tuple[Any, jax.Array]:
+        return fire(state, done, metrics)  # type: ignore[no-any-return]
+
+    @tell.defjvp
+    def _(primals: Any, tangents: Any) -> tuple[Any, Any]:
+        return primals[:2], tangents[:2]
+
+    return tell

@@ -22,12 +22,7 @@ _EXPLODED = 1e3  # times max(|F(x_0)|, 1): the loss of a run that exploded
 
 
 def record(arrays: dict[str, np.ndarray], about: dict[str, Any]) -> None:
-    """Makes the content of a history's or sweep's file what a file of format 2 would have, in place.
-
-    Args:
-      arrays: ``"evaluated"``, ``"metrics/..."``, ``"rounds/..."``, ``"params/..."``.
-      about: the rest, as JSON.
-    """
+    """Makes the content of a history's or sweep's file what a file of format 2 would have, in place."""
     for name in ("divergences", "stops"):
         about.setdefault(name, [])
     if "params" not in about:  # the arrays were named by their paths
@@ -54,12 +49,9 @@ def record(arrays: dict[str, np.ndarray], about: dict[str, Any]) -> None:
 
 
 def configuration(saved: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
-    """What the file of a sweep's folder would say in format 2.
+    """What the file of a sweep's folder would say in format 2, to be compared with what ``now`` decides one.
 
-    Args:
-      saved: what decides the sweep, as the file says.
-      now: what decides that which is compared with it. When a loss has exploded is not chosen by a sweep, and which
-        random generator draws was not said: it is taken to be the usual one.
+    When a loss has exploded is not chosen by a sweep, and which random generator draws was not said: the usual one.
     """
     factor = now["run"]["divergence_factor"]
     generator = GENERATOR | saved.get("generator", {})
@@ -91,13 +83,8 @@ def used(
     """The records of which each round has what it used, where 0.1.0 recorded what it left to the next one.
 
     That is the mu of an adaptive FedProx. The first round's is in the description, and the last one's, which no round
-    used, is dropped.
-
-    Args:
-      rounds: [runs, R] by name.
-      description: has ``"algorithm"``, and, of a sweep, its ``"space"`` and ``"seeds"``.
-      runs: of a sweep, the numbers of the rows.
-      stopped: the round after which a row has no records.
+    used, is dropped. Arrays are [runs, R]; ``runs`` are the numbers of a sweep's rows, and ``stopped`` has the round
+    after which a row has no records.
     """
     first = _first_mu(description, runs)
     if first is None or "mu" not in rounds:

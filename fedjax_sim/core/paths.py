@@ -16,7 +16,8 @@ Example:
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+import functools
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 import jax
@@ -49,10 +50,6 @@ def real_leaves(obj: Any) -> dict[str, Any]:
 def get(obj: Any, path: str) -> Any:
     """The real leaf of ``obj`` at ``path``.
 
-    Args:
-      obj: a pytree.
-      path: ``"client_optimizer.learning_rate"``.
-
     Raises:
       ValueError: there is no real leaf at ``path``: no such name (the nearest one is given), structure, integers, None,
         or several leaves.
@@ -84,12 +81,7 @@ def replace(obj: T, values: Mapping[str, Any]) -> T:
 
 
 def check(obj: Any, paths: Iterable[str]) -> None:
-    """Checks that ``obj`` has a real leaf at each of ``paths``.
-
-    Raises:
-      ValueError: it has not.
-      TypeError: a path is no string.
-    """
+    """Checks that ``obj`` has a real leaf at each of ``paths``: ValueError or TypeError as :func:`get`."""
     leaves = _leaves(obj)
     for path in paths:
         if not isinstance(path, str):
@@ -102,46 +94,20 @@ def _explained(obj: Any, path: str, leaves: dict[str, Any]) -> str:
     """Why there is no real leaf at ``path``, and what to do instead."""
     name = type(obj).__name__
     real = [known for known, leaf in leaves.items() if _is_real(leaf)]
-    known = f"real ones: {', '.join(real)}" if real else f"{name} has no real leaves"
-    if path in leaves:
-        kind = getattr(leaves[path], "dtype", type(leaves[path]).__name__)
-        return (
-            f"{name} has {path!r} = {shown(leaves[path])}, of type {kind}: only real numbers have a derivative and can "
-            f"be varied inside one program; make one {name} for each value; {known}"
-        )
     below = [one for one in real if one.startswith(f"{path}.")]
     if below:
         return f"{path!r} of {name} is not one leaf: give {' or '.join(map(repr, below))}"
-    try:
-        found = _followed(obj, path)
-    except LookupError:
+    missing = object()
+    found = leaves.get(path, functools.reduce(lambda node, part: getattr(node, part, missing), path.split("."), obj))
+    if found is missing or callable(found):
         return f"{name} has no hyper-parameter {path!r}: {suggest(path, real)}"
-    if found is None:
-        return (
-            f"{name} has {path!r} = None, which leaves it out of the program: give it a number when the object is "
-            f"made; {known}"
-        )
+    kind = f"of type {getattr(found, 'dtype', type(found).__name__)}" if path in leaves else "which is structure"
+    known = f"real ones: {', '.join(real)}" if real else f"{name} has no real leaves"
+    fix = "give it a number when the object is made" if found is None else f"make one {name} for each value"
     return (
-        f"{name} has {path!r} = {shown(found)}, which is structure and no real leaf: it is fixed when a program is "
-        f"compiled, has no derivative and cannot be varied inside one program; make one {name} for each value; {known}"
+        f"{name} has {path!r} = {shown(found)}, {kind}: only real leaves have a derivative and can be varied inside "
+        f"one compiled program; {fix}; {known}"
     )
-
-
-def _followed(obj: Any, path: str) -> Any:
-    """The field, item or element at ``path``, leaf or not; ``LookupError`` if there is none."""
-    for part in path.split("."):
-        if dataclasses.is_dataclass(obj) or hasattr(obj, "_fields"):
-            names = getattr(obj, "_fields", None) or [field.name for field in dataclasses.fields(obj)]
-            if part not in names:
-                raise LookupError(part)
-            obj = getattr(obj, part)
-        elif isinstance(obj, Mapping):
-            obj = obj[part]
-        elif isinstance(obj, Sequence) and not isinstance(obj, str) and part.isdecimal():
-            obj = obj[int(part)]
-        else:
-            raise LookupError(part)
-    return obj
 
 
 def _leaves(obj: Any) -> dict[str, Any]:

@@ -22,10 +22,14 @@ _LONGEST_NAME = 200
 _UNFIT = "$\\"  # a figure takes $ for mathematics, a zip file on Windows \ for /
 
 
-def suggest(name: str, known: list[str]) -> str:
+def close(name: Any, known: Collection[str]) -> list[str]:
+    """The nearest spelling of a name among those that are known; empty where none is near."""
+    return difflib.get_close_matches(str(name), known, n=1)
+
+
+def suggest(name: Any, known: Collection[str]) -> str:
     """The end of an error message: the nearest spelling of ``name`` among ``known``, and all of them."""
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
+    hint = "".join(f"did you mean {near!r}? " for near in close(name, known))
     listed = ", ".join(known)
     return f"{hint}known: {listed if len(listed) <= _LISTED else listed[:_LISTED] + '...'}"
 
@@ -56,15 +60,7 @@ def wrong_name(name: Any) -> str | None:
 def wrong_call(
     name: str, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any], error: TypeError
 ) -> str:
-    """The error message of a call that does not fit a signature.
-
-    Args:
-      name: what was called.
-      signature: what it takes.
-      args: what was given by position.
-      kwargs: what was given by name.
-      error: what Python says of it, where nothing better is known.
-    """
+    """The error message of a call of ``name`` that does not fit a signature; ``error`` is what Python says of it."""
     parameters = signature.parameters
     parts = [key if one.default is one.empty else f"{key}={one.default!r}" for key, one in parameters.items()]
     places = [key for key, one in parameters.items() if one.kind is not one.KEYWORD_ONLY]
@@ -74,13 +70,12 @@ def wrong_call(
     named = [key for key in parameters if key not in places and key not in kwargs]
     required = [key for key in named if parameters[key].default is inspect.Parameter.empty]
     by_name = required or (named if len(args) > len(places) else [])
+    wrong = str(error)
     if unknown:
-        near = difflib.get_close_matches(unknown[0], parameters, n=1)
-        wrong = f"has no argument {unknown[0]!r}" + (f", did you mean {near[0]!r}?" if near else "")
+        near = "".join(f", did you mean {one!r}?" for one in close(unknown[0], parameters))
+        wrong = f"has no argument {unknown[0]!r}{near}"
     elif args and by_name:
-        wrong = f"{error}: what comes after * is given by its name, {name}({by_name[0]}=...)"
-    else:
-        wrong = str(error)
+        wrong += f": what comes after * is given by its name, {name}({by_name[0]}=...)"
     return f"{name}(...): {wrong}; its signature is ({', '.join(parts)})"
 
 
@@ -128,26 +123,15 @@ def check_real(
 ) -> None:
     """Checks that a hyper-parameter is finite and inside [low, high] (the open interval if ``open_``).
 
-    It must be so in the float type of programs too: 1e39 is infinite in float32, and 1e-60 is 0. Of traced values the
-    type is checked, and the rest left to :func:`conditions`.
+    It must be so in the float type of programs too, unless it stays on the ``host``: 1e39 is infinite in float32, and
+    1e-60 is 0. Of traced values the type is checked, and the rest left to :func:`conditions`.
 
-    Args:
-      what: how the message names the value, ``"fedprox(mu=...)"``.
-      value: number, array or pytree of them.
-      low: smallest allowed value.
-      high: largest allowed value.
-      open_: whether the ends are excluded.
-      below: an upper end that is excluded whatever ``open_``, in the place of ``high``.
-      optional: whether None is allowed too.
-      infinite: whether infinity is allowed.
-      host: whether the value stays on the host, in double precision.
-
-    Raises:
-      ValueError: naming the value and the rule.
-      TypeError: not a number.
+    The value is a number, an array or a pytree of them, ``optional`` None too, ``infinite`` infinity too; ``below`` is
+    an end that is excluded whatever ``open_``. Messages call it ``what``, ``"fedprox(mu=...)"``: a TypeError for no
+    number, else a ValueError.
     """
     if value is None and not optional:
-        raise TypeError(f"{what} is None: it must be a real number or an array of them")
+        raise TypeError(f"{what} is None: {_REAL}")
     bounds = "" if low is None and high is None and below is None else f" {_interval(low, high, open_, below)}"
 
     def inside(array: Any) -> Any:
@@ -165,14 +149,12 @@ def check_real(
         if type(leaf) is object:
             continue
         traced = isinstance(leaf, jax.core.Tracer)
-        if isinstance(leaf, (str, bytes, bool)) or not isinstance(
-            leaf, (int, float, np.ndarray, np.generic, jax.Array)
-        ):
-            raise TypeError(f"{what} is {leaf!r}: it must be a real number or an array of them")
+        if isinstance(leaf, bool) or not isinstance(leaf, (int, float, np.ndarray, np.generic, jax.Array)):
+            raise TypeError(f"{what} is {leaf!r}: {_REAL}")
         array: Any = leaf if traced else _as_array(what, leaf)
         whole = jnp.issubdtype(array.dtype, jnp.integer)
         if not (whole or jnp.issubdtype(array.dtype, jnp.floating)):
-            raise TypeError(f"{what} is an array of {array.dtype}: it must be a real number or an array of them")
+            raise TypeError(f"{what} is an array of {array.dtype}: {_REAL}")
         if traced:
             real = array.astype(jnp.result_type(float)) if whole else array
             demand(lambda real=real: finite(real, jnp) & inside(real))  # type: ignore[misc]
@@ -192,6 +174,9 @@ def check_real(
             raise ValueError(f"{what} is {leaf}, which is {wrong} in {held.dtype}: it must be in{bounds}")
 
 
+_REAL = "it must be a real number or an array of them"
+
+
 def _as_array(what: str, leaf: Any) -> np.ndarray:
     try:
         return np.asarray(float(leaf)) if isinstance(leaf, int) else np.asarray(leaf)
@@ -201,6 +186,14 @@ def _as_array(what: str, leaf: Any) -> np.ndarray:
 
 def _length(number: int) -> str:
     return f"an integer of about {number.bit_length() * 0.30103:.0f} digits"
+
+
+def _interval(low: float | None, high: float | None, open_: bool, below: float | None) -> str:
+    if below is not None:
+        high = below
+    left = "(-inf" if low is None else f"{'(' if open_ else '['}{low:g}"
+    right = "inf)" if high is None else f"{high:g}{')' if open_ or below is not None else ']'}"
+    return f"{left}, {right}"
 
 
 def in_program(array: np.ndarray) -> np.ndarray:
@@ -213,12 +206,7 @@ def in_program(array: np.ndarray) -> np.ndarray:
 
 
 def check_count(what: str, value: Any, *, low: int = 1, high: int | None = None) -> None:
-    """Checks that ``value`` is an integer of at least ``low`` and at most ``high``.
-
-    Raises:
-      TypeError: not an integer.
-      ValueError: out of these bounds.
-    """
+    """Checks that ``value`` is an integer (TypeError) of at least ``low`` and at most ``high`` (ValueError)."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
         raise TypeError(f"{what} is {value!r}: it must be an integer of at least {low}")
     if value < low:
@@ -228,11 +216,7 @@ def check_count(what: str, value: Any, *, low: int = 1, high: int | None = None)
 
 
 def check_scalar(what: str, value: Any) -> None:
-    """Checks, when a program is traced, that ``value`` is one number and not a stack of them.
-
-    Raises:
-      ValueError: naming the shape.
-    """
+    """Checks, when a program is traced, that ``value`` is one number and not a stack of them (ValueError)."""
     if np.shape(value) != ():
         raise ValueError(
             f"{what} has shape {np.shape(value)}: a run takes one number; to run several settings side by side use "
@@ -241,31 +225,19 @@ def check_scalar(what: str, value: Any) -> None:
 
 
 def check_flag(what: str, value: Any) -> None:
-    """Checks that ``value`` is True or False.
-
-    Raises:
-      TypeError: it is something else.
-    """
+    """Checks that ``value`` is True or False (TypeError)."""
     if not isinstance(value, bool):
         raise TypeError(f"{what} is {value!r}: it must be True or False")
 
 
 def check_choice(what: str, value: Any, known: Collection[str]) -> None:
-    """Checks that ``value`` is one of the words ``known``.
-
-    Raises:
-      ValueError: it is not; the nearest one is suggested.
-    """
+    """Checks that ``value`` is one of the words ``known`` (ValueError)."""
     if value not in known:
-        raise ValueError(f"{what} is {shown(value)}: {suggest(str(value), list(known))}")
+        raise ValueError(f"{what} is {shown(value)}: {suggest(value, known)}")
 
 
 def row_of(client_id: int, ids: np.ndarray) -> int:
-    """Where a client is among the clients in the order of their ``ids``, ascending.
-
-    Raises:
-      KeyError: no client has that id.
-    """
+    """Where a client is among the clients in the order of their ``ids``, ascending; KeyError for another id."""
     row = int(np.searchsorted(ids, client_id))
     if row == len(ids) or ids[row] != client_id:
         raise KeyError(f"no client has the id {client_id!r}: the {len(ids)} ids are {ids[0]} to {ids[-1]}")
@@ -278,32 +250,17 @@ def is_real(dtype: Any) -> bool:
 
 
 def numeric_dtype(name: Any) -> Any:
-    """The dtype of that name, one of numbers or truth values: no text of a gigabyte an entry, no Python objects.
-
-    Raises:
-      ValueError: no such dtype, or one of something else.
-    """
-    try:
+    """The dtype of that name, one of numbers or truth values: no text of a gigabyte an entry, no Python objects."""
+    with contextlib.suppress(Exception):  # numpy parses names: a SyntaxError, a KeyError, ...
         dtype = jnp.dtype(name)
         numeric = jnp.issubdtype(dtype, jnp.number) or jnp.issubdtype(dtype, jnp.bool_)
-    except Exception as error:  # numpy parses names: a SyntaxError, a KeyError, ...
-        raise ValueError(f"unknown dtype {shown(name)}: give a name like 'float32', 'bfloat16' or 'int32'") from error
-    if not isinstance(name, (str, type, np.dtype)) or not numeric:
-        raise ValueError(f"unknown dtype {shown(name)}: give a name like 'float32', 'bfloat16' or 'int32'")
-    return dtype
+        if numeric and isinstance(name, (str, type, np.dtype)):
+            return dtype
+    raise ValueError(f"unknown dtype {shown(name)}: give a name like 'float32', 'bfloat16' or 'int32'")
 
 
 def integer_array(what: str, value: Any, axes: str) -> Any:
-    """``value`` as a host array of integers that fit int32; traced as it is, once type and shape are right.
-
-    Args:
-      what: how the message names the value.
-      value: array or nested lists of integers.
-      axes: its two axes as the message names them, ``"[rounds, N]"``.
-
-    Raises:
-      ValueError: of another type or shape, or too large.
-    """
+    """``value`` as a host array of integers that fit int32, with two ``axes``, ``"[rounds, N]"``; traced as it is."""
     traced = isinstance(value, jax.core.Tracer)
     try:
         array = value if traced else np.asarray(value)
@@ -325,11 +282,3 @@ def as_int32(array: Any, other: int) -> jax.Array:
         return cast
     fits = (cast.astype(array.dtype) == array) & ((cast >= 0) | jnp.issubdtype(array.dtype, jnp.signedinteger))
     return jnp.where(fits, cast, other)
-
-
-def _interval(low: float | None, high: float | None, open_: bool, below: float | None) -> str:
-    if below is not None:
-        high = below
-    left = "(-inf" if low is None else f"{'(' if open_ else '['}{low:g}"
-    right = "inf)" if high is None else f"{high:g}{')' if open_ or below is not None else ']'}"
-    return f"{left}, {right}"

@@ -7,7 +7,7 @@ import os
 
 import numpy as np
 
-from fedjax_sim.core.atomic import write_atomically
+from fedjax_sim.core.files import write_atomically
 
 _TITLE = "Class frequencies:"  # the first line of a partition report
 

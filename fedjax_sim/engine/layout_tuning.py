@@ -16,11 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.algorithms.contract import Method
-from fedjax_sim.core.atomic import remove_left_overs, write_atomically
-from fedjax_sim.core.caches import cache_directory
 from fedjax_sim.core.descriptions import build, describe
 from fedjax_sim.core.devices import processor
-from fedjax_sim.core.files import json_object, read_json
+from fedjax_sim.core.files import cache_directory, json_object, read_json, remove_left_overs, write_atomically
 from fedjax_sim.core.values import check_count, check_flag, check_real, shown
 from fedjax_sim.core.version import __version__
 from fedjax_sim.datasets.federated import FederatedDataset

@@ -16,9 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from fedjax_sim.core.devices import prefetched, rows_within
 from fedjax_sim.core.loops import bounded_loop
-from fedjax_sim.core.memory import rows_within
-from fedjax_sim.core.prefetch import prefetched
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.host import HostDataset
 from fedjax_sim.datasets.placement import CLIENTS, EVERYWHERE, SHARED_OUT, padded, whole

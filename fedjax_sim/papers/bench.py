@@ -21,7 +21,6 @@ from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.fingerprints import dataset_fingerprint, digest, fingerprint
 from fedjax_sim.datasets.host import HostDataset
 from fedjax_sim.engine.layout import turns
-from fedjax_sim.models import MLP
 from fedjax_sim.models.dense import MLP
 from fedjax_sim.run.history import History
 from fedjax_sim.run.simulation import simulate

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import fedjax_sim as fjs
-from fedjax_sim.core.atomic import write_atomically
+from fedjax_sim.core.files import write_atomically
 from fedjax_sim.reporting.panels import comparison
 from fedjax_sim.reporting.table import results_table
 from fedjax_sim.run.history import History

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import jax
 
-from fedjax_sim.core.atomic import check_writable, remove_left_overs, write_atomically
+from fedjax_sim.core.files import check_writable, remove_left_overs, write_atomically
 from fedjax_sim.core.values import check_count
 from fedjax_sim.core.version import __version__
 from fedjax_sim.papers import writing

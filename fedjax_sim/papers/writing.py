@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_sim.core.atomic import write_atomically
-from fedjax_sim.core.files import read_json
+from fedjax_sim.core.files import read_json, write_atomically
 from fedjax_sim.papers.bench import Claim, Outcome, Setting, Table
 from fedjax_sim.reporting.plots import save_figure
 from fedjax_sim.run.history import History

@@ -4,7 +4,7 @@ Everything here reads recorded arrays and nothing of it runs a simulation. matpl
 are used.
 """
 
-from fedjax_sim.core.atomic import write_atomically
+from fedjax_sim.core.files import write_atomically
 from fedjax_sim.reporting.client_plots import distributions, gains
 from fedjax_sim.reporting.data_plots import label_heatmap, overview, size_histogram
 from fedjax_sim.reporting.html import report

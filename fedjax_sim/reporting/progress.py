@@ -74,7 +74,7 @@ def progress_bar(
     if sys.stderr is None or not (terminal if enabled in (None, "auto") else enabled):
         return Progress()
     if enabled is not True:
-        from fedjax_sim.core.processes import is_first  # runs have loaded JAX; who only reads reports need not
+        from fedjax_sim.core.devices import is_first  # runs have loaded JAX; who only reads reports need not
 
         if not is_first():
             return Progress()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from fedjax_sim.core.devices import is_first
 from fedjax_sim.core.values import shown
 
 if TYPE_CHECKING:
@@ -65,34 +66,23 @@ class Callback:
         """Called once, whatever happens after :meth:`start`: with the history, or None if the run ended early."""
 
 
-def check_callbacks(callbacks: Any) -> list[Callback]:
-    """The callbacks as a list.
+class Calls:
+    """The callbacks of one run: those that were started are ended, in the reverse order.
 
     Raises:
-      TypeError: one is not a :class:`Callback`.
+      TypeError: what it is given is no list of :class:`Callback`.
     """
-    if isinstance(callbacks, Callback) or not isinstance(callbacks, Iterable):
-        raise TypeError(f"callbacks is {shown(callbacks)}: give a list, [fedjax_sim.trackers.tensorboard('runs/a')]")
-    found = list(callbacks)
-    for callback in found:
-        if not isinstance(callback, Callback):
+
+    def __init__(self, callbacks: Any) -> None:
+        self._callbacks: list[Callback] = list(callbacks) if isinstance(callbacks, Iterable) else [callbacks]
+        self._started: list[Callback] = []
+        if isinstance(callbacks, Callback) or not all(isinstance(one, Callback) for one in self._callbacks):
             raise TypeError(
-                f"callbacks has {shown(callback)}: it must be an object of a class derived from "
-                "fedjax_sim.callbacks.Callback, for instance fedjax_sim.trackers.tensorboard('runs/a')"
+                f"callbacks is {shown(callbacks)}: give a list of objects of classes derived from "
+                "fedjax_sim.callbacks.Callback, for instance [fedjax_sim.trackers.tensorboard('runs/a')]"
             )
-    return found
-
-
-class Calls:
-    """The callbacks of one run, a context: those that were started are ended, in the reverse order.
-
-    Args:
-      callbacks: what is called.
-    """
-
-    def __init__(self, callbacks: list[Callback]) -> None:
-        self._callbacks, self._started = callbacks, list[Callback]()
-        self.any = bool(callbacks)
+        if not is_first():
+            self._callbacks = []
 
     def start(self, started: Started) -> None:
         for callback in self._callbacks:
@@ -102,17 +92,14 @@ class Calls:
     def report(self, round: int, metrics: Mapping[str, Any], rounds: Mapping[str, Any]) -> None:
         """Arrays may be the device's: they are fetched if there is anyone to see them."""
         if self._callbacks:
-            reported = Reported(
-                round,
-                {name: np.asarray(values) for name, values in metrics.items()},
-                {name: np.asarray(values) for name, values in rounds.items()},
-            )
+            fetched = ({name: np.asarray(values) for name, values in given.items()} for given in (metrics, rounds))
+            reported = Reported(round, *fetched)
             for callback in self._callbacks:
                 callback.report(reported)
 
     def end(self, history: History | None) -> None:
         """Ends those that have not been ended; each gets its call even if another one raises."""
-        errors: list[BaseException] = []
+        errors: list[Exception] = []
         while self._started:
             try:
                 self._started.pop().end(history)

@@ -14,9 +14,8 @@ import numpy as np
 from flax import serialization
 
 from fedjax_sim.core import old_formats as earlier
-from fedjax_sim.core.atomic import write_atomically
-from fedjax_sim.core.files import check_format, parsing
-from fedjax_sim.core.values import numeric_dtype, row_of, shown, suggest
+from fedjax_sim.core.files import check_format, parsing, write_atomically
+from fedjax_sim.core.values import numeric_dtype, row_of, suggest
 from fedjax_sim.datasets.reading.npz import MAX_BYTES, read_npz
 from fedjax_sim.reporting import frames
 from fedjax_sim.reporting.divergence import OF_IDS, Divergence
@@ -29,10 +28,9 @@ from fedjax_sim.reporting.recorded import (
     recorded_as,
     rounds_of,
 )
-from fedjax_sim.run.recording import Stop, check_record
+from fedjax_sim.run.records import Stop, check_record, filled, joined, numbered, part_of
 
 _FORMAT = 2
-_OF_STATE = {"server", "clients"}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -231,8 +229,8 @@ class History:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes everything to one ``.npz`` file, atomically and without pickle."""
-        leaves: list[np.ndarray] = []
-        structure = _numbered(serialization.to_state_dict(self.params), leaves)
+        params: list[np.ndarray] = []
+        state: list[np.ndarray] = []
         about: dict[str, Any] = {
             "format": _FORMAT,
             "seeds": self.seeds,
@@ -241,17 +239,13 @@ class History:
             "description": self.description,
             "divergences": self.divergences,
             "stops": [[seed, *stop] for seed, stop in self.stops.items()],
-            "params": structure,
+            "params": numbered(serialization.to_state_dict(self.params), params),
         }
-        kept: list[np.ndarray] = []
         if self.state is not None:
-            about["state"] = _numbered(_by_names(self.state), kept)
+            about["state"] = numbered(_by_names(self.state), state)
         arrays = {
             "evaluated": self.evaluated,
-            **{f"metrics/{name}": value for name, value in self.metrics.items()},
-            **{f"rounds/{name}": value for name, value in self.rounds.items()},
-            **{f"params/{number}": leaf for number, leaf in enumerate(leaves)},
-            **{f"state/{number}": leaf for number, leaf in enumerate(kept)},
+            **joined(metrics=self.metrics, rounds=self.rounds, params=_by_number(params), state=_by_number(state)),
             **({} if self.client_ids is None else {"client_ids": self.client_ids}),
         }
         # numpy's format knows no bfloat16 and the like: their names are kept beside
@@ -304,16 +298,11 @@ def read_record(path: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES) -> 
         check_record(arrays, about)
         if about["format"] == 1:
             earlier.record(arrays, about)
-        evaluated, client_ids = arrays.pop("evaluated"), arrays.pop("client_ids", None)
-        parts: dict[str, dict[str, np.ndarray]] = {"metrics": {}, "rounds": {}, "params": {}, "state": {}}
-        for name, value in arrays.items():
-            part, _, rest = name.partition("/")
-            parts[part][rest] = value
         return History(
-            evaluated=evaluated,
-            metrics=parts["metrics"],
-            rounds=parts["rounds"],
-            params=_filled(about["params"], parts["params"]),
+            evaluated=arrays["evaluated"],
+            metrics=part_of(arrays, "metrics"),
+            rounds=part_of(arrays, "rounds"),
+            params=filled(about["params"], part_of(arrays, "params")),
             seeds=about["seeds"],
             seconds=float(about["seconds"]),
             compile_seconds=float(about["compile_seconds"]),
@@ -323,15 +312,14 @@ def read_record(path: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES) -> 
                 for seed, number, what, clients, *rest in about["divergences"]
             ],
             stops={seed: Stop(*stop) for seed, *stop in about["stops"]},
-            state=_state(about["state"], parts["state"]) if "state" in about else None,
-            client_ids=client_ids,
+            state=_state(about["state"], part_of(arrays, "state")) if "state" in about else None,
+            client_ids=arrays.get("client_ids"),
         )
 
 
 def is_sweep(record: History) -> bool:
     """Whether a record holds all runs of a sweep, by its description."""
-    seeds = record.description.get("seeds")
-    return "space" in record.description and isinstance(seeds, list)
+    return "space" in record.description and isinstance(record.description.get("seeds"), list)
 
 
 def _by_names(tree: Any) -> Any:
@@ -342,43 +330,14 @@ def _by_names(tree: Any) -> Any:
     return {jax.tree_util.keystr(path, simple=True): _by_names(child) for path, child in children}
 
 
-def _state(structure: Any, leaves: dict[str, np.ndarray]) -> Any:
-    """The state that a file has."""
+def _by_number(leaves: list[np.ndarray]) -> dict[str, np.ndarray]:
+    return {str(number): leaf for number, leaf in enumerate(leaves)}
+
+
+def _state(numbers: Any, arrays: dict[str, np.ndarray]) -> Any:
     from fedjax_sim.engine.plan import TrainState
 
-    found = _filled(structure, leaves)
-    if not isinstance(found, dict) or found.keys() - set(TrainState._fields) or not found.keys() >= _OF_STATE:
-        raise ValueError(f"its state is {shown(structure)}, not an object with {', '.join(sorted(_OF_STATE))}")
-    return TrainState(**found)
-
-
-def _numbered(state: Any, leaves: list[np.ndarray]) -> Any:
-    """The tree ``state`` with its arrays, moved to ``leaves``, replaced by their numbers there: plain JSON."""
-    if isinstance(state, dict):
-        return {key: _numbered(value, leaves) for key, value in state.items()}
-    if state is None:
-        return None
-    leaves.append(np.asarray(state))
-    return len(leaves) - 1
-
-
-def _filled(structure: Any, leaves: dict[str, np.ndarray]) -> Any:
-    """The inverse of :func:`_numbered`; each leaf has its place."""
-    left = dict(leaves)
-
-    def fill(node: Any) -> Any:
-        if isinstance(node, dict):
-            return {key: fill(value) for key, value in node.items()}
-        if node is None:
-            return None
-        if type(node) is not int:
-            raise ValueError(f"its parameters have {shown(node)} in the place of an array's number")
-        return left.pop(str(node))
-
-    filled = fill(structure)
-    if left:
-        raise ValueError(f"its parameters have no place for the array {shown(min(left))}")
-    return filled
+    return TrainState(**filled(numbers, arrays))
 
 
 def _typed(array: np.ndarray, dtype: Any) -> np.ndarray:

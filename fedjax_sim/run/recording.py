@@ -2,39 +2,23 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from fedjax_sim.core.values import is_real, shown, wrong_name
-from fedjax_sim.reporting.divergence import KINDS, OF_IDS, Divergence, divergences
+from fedjax_sim.core.values import shown
+from fedjax_sim.reporting.divergence import OF_IDS, Divergence, divergences
+from fedjax_sim.run.records import Stop, joined, part_of
 from fedjax_sim.run.stopping import Stopping
 
 _PENDING = 512  # calls whose arrays may wait on the device: a long run must not collect them there
 
 
-class Stop(NamedTuple):
-    """Why and when a seed stopped before the last round.
-
-    Attributes:
-      round: rounds finished.
-      reason: in words.
-    """
-
-    round: int
-    reason: str
-
-
 class Recording:
-    """The record of a run while it grows.
+    """The record of a run, of the method named ``algorithm``, while it grows.
 
-    Args:
-      algorithm: name of the method.
-      seeds: one a run.
-      skipped: whether clients that are not finite are left out.
-      factor: times its first value, above which a loss has exploded; None for never.
+    ``skipped``: whether clients that are not finite are left out; a loss above ``factor`` times its first value has
+    exploded.
     """
 
     def __init__(self, algorithm: str, seeds: list[int], *, skipped: bool, factor: float | None) -> None:
@@ -92,138 +76,35 @@ class Recording:
 
     def judge(self, rule: Stopping | None, *, diverged: bool) -> None:
         """Stops the seeds for which the rule gives a reason, and those that diverge where ``diverged`` says so."""
-        running = np.flatnonzero(self.running)
-        if diverged:
-            for sign in self.divergences():
-                for row in running:
-                    if self._seeds[row] == sign.seed:
-                        self.stops.setdefault(int(row), Stop(self.finished, f"diverged: {sign}"))
-        if rule is not None:
-            metrics, evaluated = self.metrics(), self.evaluated
-            for row in running:
-                reason = rule.reason(evaluated, {name: values[row] for name, values in metrics.items()})
-                if reason is not None:
-                    if not isinstance(reason, str):
-                        raise TypeError(
-                            f"{type(rule).__name__}.reason(...) returned {shown(reason)}: it must return why the run "
-                            "should stop, in words, or None to go on"
-                        )
-                    self.stops.setdefault(int(row), Stop(self.finished, reason))
+        running = np.flatnonzero(self.running).tolist()
+        signs = {sign.seed: sign for sign in reversed(self.divergences())} if diverged else {}
+        for row in running:
+            if self._seeds[row] in signs:
+                self.stops[row] = Stop(self.finished, f"diverged: {signs[self._seeds[row]]}")
+        if rule is None:
+            return
+        for row in running:
+            reason = rule.reason(self.evaluated, {name: values[row] for name, values in self.metrics().items()})
+            if not isinstance(reason, str | None):
+                raise TypeError(
+                    f"{type(rule).__name__}.reason(...) returned {shown(reason)}: it must return why the run should "
+                    "stop, in words, or None to go on"
+                )
+            if reason is not None:
+                self.stops.setdefault(row, Stop(self.finished, reason))
 
     def arrays(self) -> dict[str, np.ndarray]:
         """All of it but the stops, for a file."""
-        metrics = {f"metrics/{name}": values for name, values in self.metrics().items()}
-        rounds = {f"rounds/{name}": values for name, values in self.rounds().items()}
-        return {"evaluated": self.evaluated, **metrics, **rounds}
+        return {"evaluated": self.evaluated, **joined(metrics=self.metrics(), rounds=self.rounds())}
 
     def restore(self, arrays: dict[str, np.ndarray], stops: dict[int, Stop]) -> None:
         """Goes back to what :meth:`arrays` gave."""
         self._evaluated = [int(number) for number in arrays["evaluated"]]
         self.finished, self.stops = self._evaluated[-1], dict(stops)
-        parts: dict[str, dict[str, np.ndarray]] = {"metrics": {}, "rounds": {}}
-        for name, values in arrays.items():
-            part, _, rest = name.partition("/")
-            if part in parts:
-                parts[part][rest] = values
         self._metrics, self._rounds = _Growing(), _Growing()
-        self._metrics.add(parts["metrics"], len(self._evaluated))
-        if parts["rounds"]:
-            self._rounds.add(parts["rounds"], self.finished)
-
-
-# Integers that every run has of every round, and other records that are one number a round.
-_COUNTS = ("cohort_size", "useful_steps", "computed_steps")
-_NUMBERS = (*_COUNTS, "nonfinite_clients", "diverged", "duration", "virtual_time", "bytes_down", "bytes_up")
-_LARGEST = 2**31  # rounds are int32 in a run's program
-
-
-def check_record(arrays: Mapping[str, np.ndarray], about: Mapping[str, Any]) -> None:
-    """Checks that what was read has the structure of a run's record, on which all rests that shows one.
-
-    Args:
-      arrays: ``"evaluated"``, ``"metrics/..."``, ``"rounds/..."``, ``"params/..."``.
-      about: the rest, as JSON.
-
-    Raises:
-      ValueError: it has another one.
-    """
-    seeds, evaluated = about["seeds"], arrays["evaluated"]
-    if not (isinstance(seeds, list) and seeds and all(type(seed) is int and 0 <= seed < 2**32 for seed in seeds)):
-        raise ValueError(f"its seeds are {shown(seeds)}, not a list of integers in [0, 2^32)")
-    for name in ("seconds", "compile_seconds"):
-        if type(about[name]) not in (int, float) or not 0 <= about[name] <= sys.float_info.max:
-            raise ValueError(f"its {name} are {shown(about[name])}, not a number of at least 0")
-    description = about["description"]
-    if not isinstance(description, dict) or not isinstance(description.get("algorithm", {}), dict):
-        raise ValueError(f"its description is {shown(description)}, not an object that has one for the algorithm")
-    called = description.get("algorithm", {}).get("name", "run")
-    if wrong_name(called) is not None:
-        raise ValueError(f"its algorithm is called {shown(called)}: {wrong_name(called)}")
-    if evaluated.ndim != 1 or evaluated.dtype.kind not in "iu":
-        raise ValueError(f"'evaluated' is {evaluated.dtype}{list(evaluated.shape)}, not integers [E]")
-    numbers = evaluated.tolist()
-    if numbers[:1] != [0] or len(numbers) < 2 or numbers != sorted(set(numbers)) or numbers[-1] >= _LARGEST:
-        raise ValueError(f"'evaluated' is {shown(numbers)}: it must start with 0 and increase")
-    _check_arrays(arrays, len(seeds), len(numbers), numbers[-1])
-    # Several runs of a sweep share a seed: what is said of one names it by its number.
-    runs = description.get("runs", list(range(len(seeds))) if "space" in description else seeds)
-    if not isinstance(runs, list) or not all(type(run) is int for run in runs):
-        raise ValueError(f"its runs are {shown(runs)}, not a list of integers")
-    _check_signs(about, set(runs), numbers[-1])
-
-
-def _check_arrays(arrays: Mapping[str, np.ndarray], seeds: int, evaluations: int, rounds: int) -> None:
-    """Checks names, types and shapes."""
-    axes = {"metrics": (seeds, evaluations), "rounds": (seeds, rounds), "params": (seeds,), "state": (seeds,)}
-    names: dict[str, set[str]] = {part: set() for part in axes}
-    for full, array in arrays.items():
-        part, _, name = full.partition("/")
-        if part not in axes:
-            continue
-        names[part].add(name)
-        if array.shape[: len(axes[part])] != axes[part]:
-            raise ValueError(f"{shown(full)} has the shape {list(array.shape)}: the first axes are {list(axes[part])}")
-        if part in ("params", "state"):
-            continue
-        if wrong_name(name) is not None:
-            raise ValueError(f"{shown(full)}: {wrong_name(name)}")
-        if not is_real(array.dtype):
-            raise ValueError(f"{shown(full)} is {array.dtype}, not real numbers")
-        if (part == "rounds" and name in _NUMBERS) or full == "metrics/loss":
-            if array.ndim != 2:
-                raise ValueError(f"{shown(full)} has the shape {list(array.shape)}, and it is one number at a time")
-            if name in _COUNTS and array.dtype.kind not in "iu":
-                raise ValueError(f"{shown(full)} is {array.dtype}, not integers")
-            if part == "rounds" and (array < 0).any():
-                raise ValueError(f"{shown(full)} has an entry below 0")
-    missing = [f"metrics/{name}" for name in ("loss",) if name not in names["metrics"]]
-    missing += [f"rounds/{name}" for name in _COUNTS if name not in names["rounds"]]
-    if missing:
-        raise ValueError(f"it has no {missing[0]}")
-    both = sorted(names["metrics"] & names["rounds"])
-    if both:
-        raise ValueError(f"a metric and a record of every round are both called {shown(both[0])}")
-
-
-def _check_signs(about: Mapping[str, Any], seeds: set[int], rounds: int) -> None:
-    """Checks where seeds diverged and stopped."""
-    for entry in about.get("divergences", ()):
-        seed, number, what, clients, algorithm, *factor = entry
-        sound = type(seed) is type(number) is int and seed in seeds and 0 <= number <= rounds and what in KINDS
-        sound = sound and isinstance(clients, list) and all(type(one) is int for one in clients)
-        sound = sound and isinstance(algorithm, str) and len(factor) <= 1
-        if not sound or any(one is not None and type(one) is not float for one in factor):
-            raise ValueError(
-                f"it has the divergence {shown(entry)}, not [a seed of its, a round of its, one of {', '.join(KINDS)}, "
-                "clients' ids, the method, a factor or null]"
-            )
-    stopped: set[int] = set()
-    for entry in about.get("stops", ()):
-        seed, number, reason = entry
-        sound = type(seed) is type(number) is int and seed in seeds - stopped and 1 <= number <= rounds
-        if not sound or not isinstance(reason, str):
-            raise ValueError(f"it has the stop {shown(entry)}, not [a seed of its, a round of its, the reason]")
-        stopped.add(seed)
+        self._metrics.add(part_of(arrays, "metrics"), len(self._evaluated))
+        if self.finished:
+            self._rounds.add(part_of(arrays, "rounds"), self.finished)
 
 
 class _Growing:
@@ -236,16 +117,12 @@ class _Growing:
         self._length = 0
 
     def add(self, arrays: Any, count: int) -> None:
-        """``count`` more along the second axis; device arrays are fetched when values are asked for, or soon after.
-
-        Raises:
-          ValueError: other names, types or shapes than before.
-        """
+        """``count`` more along the second axis; device arrays are fetched when values are asked for, or soon after."""
         kinds = {name: (values.dtype, values.shape[:1] + values.shape[2:]) for name, values in arrays.items()}
         if self._kinds and kinds != self._kinds:
             name = next(name for name in {**self._kinds, **kinds} if self._kinds.get(name) != kinds.get(name))
-            before, now = ("nothing" if kind is None else f"{kind[0]}{list(kind[1][1:])}"
-                           for kind in (self._kinds.get(name), kinds.get(name)))  # fmt: skip
+            found = (self._kinds.get(name), kinds.get(name))
+            before, now = ("nothing" if kind is None else f"{kind[0]}{list(kind[1][1:])}" for kind in found)
             raise ValueError(
                 f"{name!r} was {before} at first and is {now} now: what is recorded must have the same names, types "
                 "and shapes at all evaluations (from evaluate= return arrays of a fixed dtype, jnp.float32(...))"

@@ -141,26 +141,22 @@ def draws(
     asked = asked._replace(algorithm=algorithm, dataset=known, key=key, diagnostics=())
     plan = resolve(asked, rounds).training
     ts = _checked_rounds(at, rounds)
+    names: dict[int, str | None] = {id(one): name for name, one in AVERAGES.items()} | {id(SCHEME_I): None}
     found: list[Draws] = []
     for phase, (slots, arrays) in zip(plan.phases(), _drawn(plan, ts), strict=True):
         most = int(np.max(arrays["steps"], initial=0))
-        batches = _batches(plan, slots, arrays["steps"], most, surveyed=surveys(phase.method))
-        averaging = plan.averaging(phase.method)
-        names: dict[int, str | None] = {id(one): name for name, one in AVERAGES.items()} | {id(SCHEME_I): None}
-        made = Draws(
-            rounds=ts, init_key=purpose_key(key, Purpose.INIT), average=names.get(id(averaging), "own"),
-            **arrays, **dict(zip(("rows", "mask", "step_keys"), batches, strict=True)),
-        )  # fmt: skip
-        found.append(jax.tree.map(_on_host, made))
+        rows, mask, step_keys = _batches(plan, slots, arrays["steps"], most, surveyed=surveys(phase.method))
+        average = names.get(id(plan.averaging(phase.method)), "own")
+        more = {"rows": rows, "mask": mask, "step_keys": step_keys, "init_key": purpose_key(key, Purpose.INIT)}
+        found.append(jax.tree.map(_on_host, Draws(rounds=ts, average=average, **arrays, **more)))
     return found[-1]._replace(earlier=tuple(found[:-1]))
 
 
 def _checked_rounds(at: Any, rounds: int) -> np.ndarray:
-    if at is None:
-        return np.arange(rounds, dtype=np.int32)
-    if not isinstance(at, Iterable) or isinstance(at, str):
+    listed = list(range(rounds)) if at is None else at
+    if not isinstance(listed, Iterable) or isinstance(listed, str):
         raise TypeError(f"draws(at={shown(at)}): give a list of rounds, at=[0, 1], or None for all")
-    listed = list(at)
+    listed = list(listed)
     for t in listed:
         check_count("draws(at=[...])", t, low=0, high=rounds - 1)
     if not listed:

@@ -8,14 +8,13 @@ import signal
 import time
 import warnings
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.core import processes
+from fedjax_sim.core import devices
 from fedjax_sim.core.descriptions import build, describe, opaque_parts
 from fedjax_sim.core.values import check_count, check_flag
 from fedjax_sim.datasets.federated import FederatedDataset
@@ -28,10 +27,10 @@ from fedjax_sim.engine.layout.mesh import OnMesh
 from fedjax_sim.engine.plan import TrainState
 from fedjax_sim.run.checkpoints.differences import differences, environment_changes
 from fedjax_sim.run.checkpoints.files import Checkpoint, read_about
-from fedjax_sim.run.checkpoints.signals import Caught, Interrupted, interruptions
-from fedjax_sim.run.checkpoints.store import Store
-from fedjax_sim.run.drivers.base import Driver
-from fedjax_sim.run.recording import Recording, Stop
+from fedjax_sim.run.checkpoints.store import Caught, Interrupted, Store, interruptions
+from fedjax_sim.run.drivers import Driver
+from fedjax_sim.run.recording import Recording
+from fedjax_sim.run.records import Stop
 
 _SHARE = 20  # a save may take a 20th of the time since the last one, where no ``every`` says when
 _STORED = "stored/"  # before the names of client states that are off the device
@@ -39,20 +38,9 @@ _SHOWN = 8  # differences in a message
 
 
 class Saving:
-    """The checkpoints of one ``simulate`` call; a context in which SIGINT and SIGTERM are noted.
+    """The checkpoints of one ``simulate`` call, which explains the arguments; a context in which signals are noted.
 
-    Args:
-      directory: where they are kept, for this run alone.
-      configuration: plain JSON data that decides the results, and the entry ``"environment"``.
-      rounds: R; a run that was saved with another number goes on.
-      eval_every: rounds between evaluations.
-      every: rounds between checkpoints, or None for the rule: as often as costs 5 % of the time.
-      keep: how many stay.
-      allow_opaque: whether parts that were given as bare functions or optax objects are told apart by name alone.
-
-    Raises:
-      TypeError, ValueError: an argument, or parts of the configuration that are opaque.
-      OSError: the directory cannot be used.
+    ``configuration`` is the plain JSON data that decides the results, and the entry ``"environment"``.
     """
 
     def __init__(
@@ -80,7 +68,7 @@ class Saving:
             )
         self._configuration = configuration
         self._rounds, self._eval_every, self._every = rounds, eval_every, every
-        first = processes.together(lambda: Store(directory, keep) if processes.is_first() else None)
+        first = devices.together(lambda: Store(directory, keep) if devices.is_first() else None)
         self._store = first or Store(directory, keep, writes=False)
         self._caught = Caught()
         self._path = Path(directory)
@@ -92,26 +80,17 @@ class Saving:
         self._caught = self._context.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         self._store.close()
-        self._context.__exit__(kind, error, traceback)  # may deliver a signal, so it comes last
+        self._context.__exit__(*error)  # may deliver a signal, so it comes last
 
     def restore(self, driver: Driver, recording: Recording) -> float | None:
-        """Puts the driver and the record back to the newest checkpoint.
+        """Puts driver and record back to the newest checkpoint: the seconds that went into it; None for none.
 
-        Returns:
-          Seconds of rounds that went into it; None if there is no checkpoint.
-
-        Raises:
-          ValueError: it is of a run of another configuration (the message lists the differences), or of more rounds.
-
-        Warns:
-          UserWarning: it was written by other versions, under other settings, or on another device.
+        A checkpoint of another run is refused, with what differs; one from elsewhere is taken with a warning.
         """
-        found = processes.together(self._store.newest)
-        rounds = processes.all_said([-1 if found is None else found.round])[:, 0]
+        found = devices.together(self._store.newest)
+        rounds = devices.all_said([-1 if found is None else found.round])[:, 0]
         if len(set(rounds.tolist())) > 1:
             raise ValueError(
                 f"the processes find checkpoints of different rounds ({', '.join(map(str, rounds))}; -1: none): the "
@@ -143,20 +122,9 @@ class Saving:
         return float(found.about["seconds"])
 
     def after(self, driver: Driver, recording: Recording, seconds: float, *, last: bool) -> None:
-        """Called between chunks: saves where it is due, and ends the run where a signal has asked for it.
-
-        Args:
-          driver: it holds the state.
-          recording: what was recorded so far.
-          seconds: of rounds so far.
-          last: whether the run is complete.
-
-        Raises:
-          Interrupted: after a signal.
-          OSError: the checkpoint could not be written; the one before is still there.
-        """
+        """Called between chunks: saves where it is due or the ``last``, and ends the run that a signal has asked to."""
         # The first process's clock decides for all, and a signal to any.
-        said = processes.all_said([int(self._due(recording.finished)), int(self._caught.signal or 0)])
+        said = devices.all_said([int(self._due(recording.finished)), int(self._caught.signal or 0)])
         asked = int(said[:, 1].max())
         if last or asked or said[0, 0]:
             self._save(driver, recording, seconds)
@@ -181,7 +149,7 @@ class Saving:
         }
         stored = {f"{_STORED}{name}": array for name, array in driver.stored().items()}
         arrays = recording.arrays() | _flattened(states) | stored
-        self._path = processes.together(lambda: self._store.save(recording.finished, arrays, about))
+        self._path = devices.together(lambda: self._store.save(recording.finished, arrays, about))
         self._saved, self._saved_at = recording.finished, time.perf_counter()
         self._cost = self._saved_at - begun
 
@@ -230,20 +198,15 @@ def _flattened(states: TrainState) -> dict[str, np.ndarray]:
 def _unflattened(like: TrainState, found: Checkpoint) -> Any:
     """The arrays of a checkpoint in the structure of ``like``."""
     leaves: list[Any] = []
+    other = "it was written by another version of the package or of the method, which cannot be resumed with this one"
     known = _named(like)
     for name in found.arrays.keys() - {name for name, _ in known}:
         if name.startswith("state"):
-            raise ValueError(
-                f"{found.path} has {name}, which this run has not: it was written by another version of the package "
-                "or of the method, which cannot be resumed with this one"
-            )
+            raise ValueError(f"{found.path} has {name}, which this run has not: {other}")
     for name, leaf in known:
         plain, saved = _plain(leaf), found.arrays.get(name)
         if saved is None or saved.shape != plain.shape or saved.dtype != plain.dtype:
-            raise ValueError(
-                f"{found.path} has no {name} of {plain.dtype}{list(plain.shape)}: it was written by another version of "
-                "the package or of the method, which cannot be resumed with this one"
-            )
+            raise ValueError(f"{found.path} has no {name} of {plain.dtype}{list(plain.shape)}: {other}")
         typed = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
         leaves.append(jax.random.wrap_key_data(jnp.asarray(saved), impl=jax.random.key_impl(leaf)) if typed else saved)
     return jax.tree.unflatten(jax.tree.structure(like), leaves)

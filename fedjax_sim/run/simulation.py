@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+import types
 import warnings
 from collections.abc import Iterable
 from typing import Any, Literal, NamedTuple, Unpack
@@ -15,9 +16,8 @@ import numpy as np
 
 from fedjax_sim.algorithms.contract import Method
 from fedjax_sim.core.descriptions import describe, encode
-from fedjax_sim.core.environment import environment
-from fedjax_sim.core.processes import is_first
-from fedjax_sim.core.values import check_flag, check_real, shown
+from fedjax_sim.core.devices import environment
+from fedjax_sim.core.values import check_choice, check_flag, check_real, shown
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.fingerprints import fingerprint
 from fedjax_sim.datasets.host import HostDataset
@@ -30,9 +30,8 @@ from fedjax_sim.engine.plan import Plan, TrainState
 from fedjax_sim.engine.rounds import EachSeed, Record
 from fedjax_sim.reporting.divergence import FACTOR, DivergenceError
 from fedjax_sim.reporting.progress import Progress, progress_bar
-from fedjax_sim.run.callbacks import Callback, Calls, Started, check_callbacks
-from fedjax_sim.run.drivers.base import Driver
-from fedjax_sim.run.drivers.choose import make_driver
+from fedjax_sim.run.callbacks import Callback, Calls, Started
+from fedjax_sim.run.drivers import Driver, ResidentDriver, StreamedDriver
 from fedjax_sim.run.history import History
 from fedjax_sim.run.recording import Recording
 from fedjax_sim.run.resuming import Saving, configuration, saved_layout
@@ -143,7 +142,7 @@ def simulate(
     tune = isinstance(run["layout"], str) and run["layout"] == "tune"
     asked = check_arguments({**run, "layout": None} if tune else run)
     divergence_factor = _check_ends(stop, on_divergence, divergence_factor)
-    calls = Calls(check_callbacks(callbacks) if is_first() else [])
+    calls = Calls(callbacks)
     if every is not None and checkpoint is None:
         raise ValueError(f"every={every} without checkpoint=...: give the directory where checkpoints are kept")
     seed_list = check_seeds(seeds)
@@ -186,15 +185,22 @@ def simulate(
         opened.callback(calls.end, None)
         started = time.perf_counter()
         bar.compiling()
-        driver = make_driver(
-            plan, start, initial_state, host, rounds=rounds, length=min(eval_every, rounds), evaluate=evaluate,
-            may_stop=stop is not None or on_divergence == "stop",
-        )  # fmt: skip
+        if not plan.keeps_clients:  # no place is made for what they do not keep
+            plan = plan._replace(client_states=OnDevice())
+        driver: Driver
+        if host is not None or plan.client_states.apart:
+            driver = StreamedDriver(plan, start, initial_state, host, rounds=rounds, evaluate=evaluate)
+        else:
+            may_stop = stop is not None or on_divergence == "stop"
+            length = min(eval_every, rounds)
+            driver = ResidentDriver(plan, start, initial_state, length=length, evaluate=evaluate, may_stop=may_stop)
         opened.callback(driver.close)
         underway = _Underway(driver, recording, saving, calls, bar, rounds, min(eval_every, rounds))
         before, compiled = underway.begin(description, seed_list)
         underway.to_the_end(stop, on_divergence, before - compiled)
-        states = jax.block_until_ready(driver.states())
+        states, kept = jax.block_until_ready(driver.states()), None
+        if keep_state:  # without who is in flight, which means nothing after the end
+            kept = TrainState(as_arrays(states.server), driver.clients(), None, as_arrays(states.visited))
         metrics, recorded = recording.metrics(), recording.public_rounds()
         finished = time.perf_counter()
         warn_of_negative_weights(recorded, algorithm)
@@ -209,7 +215,7 @@ def simulate(
             description=description,
             divergences=recording.divergences(),
             stops={seed_list[row]: stop for row, stop in sorted(recording.stops.items())},
-            state=_kept(driver) if keep_state else None,
+            state=kept,
             client_ids=np.sort(on_host(plan.dataset.client_ids)) if keep_state else None,
         )
         calls.end(history)
@@ -228,11 +234,7 @@ class _Underway(NamedTuple):
     length: int
 
     def begin(self, description: dict[str, Any], seeds: list[int]) -> tuple[float, float]:
-        """Goes back to the newest checkpoint, if there is one, and compiles what has rounds to compute.
-
-        Returns:
-          Seconds of rounds before the checkpoint, and when all was compiled.
-        """
+        """Goes back to the newest checkpoint, if there is one, and compiles: seconds before it, and when all was."""
         recording, before = self.recording, None
         if self.saving is not None:
             before = self.saving.restore(self.driver, recording)
@@ -281,25 +283,20 @@ def _check_ends(stop: Any, on_divergence: Any, divergence_factor: Any) -> float 
         raise TypeError(
             f"stop is {shown(stop)}: give a rule, for instance fedjax_sim.stopping.converged(1e-4), or None"
         )
-    allowed = ("record", "stop", "raise")
-    if on_divergence not in allowed:
-        raise ValueError(f"on_divergence is {shown(on_divergence)}: it must be one of {', '.join(map(repr, allowed))}")
-    if divergence_factor is None:
-        return None
-    if not isinstance(divergence_factor, (int, float, np.number)):
+    check_choice("on_divergence", on_divergence, ("record", "stop", "raise"))
+    if not isinstance(divergence_factor, (int, float, np.number, types.NoneType)):
         raise TypeError(f"divergence_factor is {shown(divergence_factor)}: it must be a number of at least 1, or None")
-    check_real("divergence_factor", divergence_factor, low=1.0)
-    return float(divergence_factor)
+    check_real("divergence_factor", divergence_factor, low=1.0, optional=True)
+    return None if divergence_factor is None else float(divergence_factor)
 
 
 def _start(initial_params: Any, plan: Plan) -> Any:
     """Where the seeds start, checked: one model for all, or :class:`EachSeed`."""
     if initial_params is None:
         return None
-    params = plan.params
     found: Any = jax.tree.structure(initial_params)
-    if found == jax.tree.structure(params) or not isinstance(initial_params, list):
-        check_initial("initial_params", initial_params, params)
+    if found == jax.tree.structure(plan.params) or not isinstance(initial_params, list):
+        check_initial("initial_params", initial_params, plan.params)
         return initial_params
     if len(initial_params) != len(plan.key):
         raise ValueError(
@@ -307,7 +304,7 @@ def _start(initial_params: Any, plan: Plan) -> Any:
             "for each, or one model for all"
         )
     for number, model in enumerate(initial_params):
-        check_initial(f"initial_params[{number}]", model, params)
+        check_initial(f"initial_params[{number}]", model, plan.params)
     return EachSeed(jax.tree.map(lambda *leaves: jnp.stack([jnp.asarray(leaf) for leaf in leaves]), *initial_params))
 
 
@@ -321,19 +318,13 @@ def _check_evaluation(evaluate: Evaluate | None, plan: Plan) -> None:
         )
 
 
-def _kept(driver: Driver) -> TrainState:
-    """The final state of a run, for its history; who is in flight means nothing after its end."""
-    states = driver.states()
-    return TrainState(as_arrays(states.server), driver.clients(), None, as_arrays(states.visited))
-
-
 def _check_overflow(record: Record, start: int) -> None:
     """Ends a run whose cohort scheme drew more clients than it has slots: its results would be biased."""
-    if "overflow" in record and np.asarray(record["overflow"]).any():
-        first = start + int(np.asarray(record["overflow"]).any(axis=0).argmax())
+    rounds = np.flatnonzero(np.asarray(record.get("overflow", [[]])).any(axis=0))
+    if rounds.size:
         raise RuntimeError(
-            f"round {first} drew more clients than the cohort scheme has slots, so its model is NaN: give a larger "
-            "cap, or leave cap=None where the probability is concrete"
+            f"round {start + rounds[0]} drew more clients than the cohort scheme has slots, so its model is NaN: give "
+            "a larger cap, or leave cap=None where the probability is concrete"
         )
 
 
@@ -364,28 +355,28 @@ def describe_run(
 ) -> dict[str, Any]:
     """The resolved configuration and where it ran, as JSON."""
     algorithm = plan.algorithm
+    optional: dict[str, Any] = {
+        "system": plan.system,
+        "asynchronous": plan.asynchronous,
+        "evaluate": evaluate,
+        "stop": stop,
+    }
+    # Left out where it is the default, so that older checkpoints and sweeps are still of the same run.
+    if plan.client_states != OnDevice():
+        optional["client_states"] = plan.client_states
     return {
         "algorithm": describe(algorithm),
         "dataset": describe(plan.dataset if host is None else host),
         "run": {
-            "task": describe(plan.task),
+            **{name: describe(getattr(plan, name)) for name in ("task", "cohort", "work", "batches", "layout")},
+            **{name: None if part is None else describe(part) for name, part in optional.items()},
             "rounds": rounds,
-            "cohort": describe(plan.cohort),
-            "work": describe(plan.work),
-            "batches": describe(plan.batches),
             "eval_every": eval_every,
-            "layout": describe(plan.layout),
             "diagnostics": [describe(diagnostic) for diagnostic in plan.diagnostics],
             "skip_nonfinite": plan.guard.skip,
-            "system": None if plan.system is None else describe(plan.system),
-            "asynchronous": None if plan.asynchronous is None else describe(plan.asynchronous),
-            "evaluate": None if evaluate is None else describe(evaluate),
             "initial_params": None if initial_params is None else encode(initial_params),
-            "stop": None if stop is None else describe(stop),
             "on_divergence": on_divergence,
             "divergence_factor": divergence_factor,
-            # Left out where it is the default, so that older checkpoints and sweeps are still of the same run.
-            **({} if plan.client_states == OnDevice() else {"client_states": describe(plan.client_states)}),
             **({} if tuning is None else {"layout_tuning": tuning.to_json()}),
         },
         "average": plan.average(algorithm),

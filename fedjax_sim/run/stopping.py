@@ -5,14 +5,15 @@ A rule is a pure function of what one seed has recorded so far. A seed that stop
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
 from fedjax_sim.core.descriptions import Described, factory
-from fedjax_sim.core.fields import static
-from fedjax_sim.core.values import check_count, check_real, shown, suggest
+from fedjax_sim.core.fields import count, leaf, real, static
+from fedjax_sim.core.values import check_real, shown, suggest
 from fedjax_sim.reporting.recorded import known_as, less_is_better
 
 
@@ -29,6 +30,11 @@ class Stopping(Described):
         raise TypeError(f"{type(self).__name__} must define reason(evaluated, metrics)")
 
 
+def _check_metric(what: str, value: Any) -> None:
+    if not isinstance(value, str):
+        raise TypeError(f"{what} is {shown(value)}: give the name of a metric, 'loss'")
+
+
 class Converged(Stopping):
     """|f_t - f_s| < change, with s the evaluation before t.
 
@@ -39,12 +45,8 @@ class Converged(Stopping):
       metric: f, a metric of one number an evaluation.
     """
 
-    change: Any = 1e-4
-    metric: str = static(default="loss")
-
-    def checked(self) -> Converged:
-        check_real("converged(change)", self.change, low=0.0, open_=True, host=True)
-        return self
+    change: Any = leaf(functools.partial(check_real, low=0.0, open_=True, host=True), default=1e-4)
+    metric: str = static(_check_metric, default="loss")
 
     def reason(self, evaluated: np.ndarray, metrics: Mapping[str, np.ndarray]) -> str | None:
         values = _values(metrics, self.metric)
@@ -64,14 +66,9 @@ class Rising(Stopping):
       metric: f, a metric of one number an evaluation.
     """
 
-    by: Any = 1.0
-    over: int = static(default=10)
-    metric: str = static(default="loss")
-
-    def checked(self) -> Rising:
-        check_real("rising(by)", self.by, low=0.0)
-        check_count("rising(over=...)", self.over)
-        return self
+    by: Any = real(default=1.0, low=0.0)
+    over: int = count(default=10)
+    metric: str = static(_check_metric, default="loss")
 
     def reason(self, evaluated: np.ndarray, metrics: Mapping[str, np.ndarray]) -> str | None:
         values = _values(metrics, self.metric)
@@ -90,14 +87,8 @@ class Reached(Stopping):
       target: its value.
     """
 
-    metric: str = static()
-    target: Any
-
-    def checked(self) -> Reached:
-        if not isinstance(self.metric, str):
-            raise TypeError(f"reached({shown(self.metric)}, ...): give the name of a metric, reached('loss', 0.1)")
-        check_real("reached(..., target)", self.target)
-        return self
+    metric: str = static(_check_metric)
+    target: Any = real()
 
     def reason(self, evaluated: np.ndarray, metrics: Mapping[str, np.ndarray]) -> str | None:
         value, target = _values(metrics, self.metric)[-1], float(self.target)
@@ -107,21 +98,15 @@ class Reached(Stopping):
 
 
 class AnyOf(Stopping):
-    """The first of several rules that holds.
-
-    Args:
-      rules: at least one.
-    """
+    """The first of several rules, at least one, that holds."""
 
     rules: tuple[Stopping, ...]
 
-    def checked(self) -> AnyOf:
+    def checked(self) -> Self:
         rules = tuple(self.rules) if isinstance(self.rules, (list, tuple)) else (self.rules,)
-        for rule in rules:
-            if not isinstance(rule, Stopping):
-                raise TypeError(f"any_of([...]) has {shown(rule)}: give rules of fedjax_sim.stopping")
-        if not rules:
-            raise ValueError("any_of([]): give at least one rule")
+        if not rules or not all(isinstance(rule, Stopping) for rule in rules):
+            error = TypeError if rules else ValueError
+            raise error(f"any_of({shown(self.rules)}): give a list of rules of fedjax_sim.stopping, at least one")
         return self.replace(rules=rules)
 
     def reason(self, evaluated: np.ndarray, metrics: Mapping[str, np.ndarray]) -> str | None:
@@ -137,7 +122,7 @@ def fedprox() -> AnyOf:
 def _values(metrics: Mapping[str, np.ndarray], name: str) -> np.ndarray:
     name = known_as(name, metrics)
     if name not in metrics:
-        raise ValueError(f"stop asks for {name!r}, which this run does not record: {suggest(name, list(metrics))}")
+        raise ValueError(f"stop asks for {name!r}, which this run does not record: {suggest(name, metrics)}")
     values = np.asarray(metrics[name], float)
     if values.ndim != 1:
         raise ValueError(f"stop asks for {name!r}, which is an array of shape {values.shape[1:]}: choose one number")

@@ -13,7 +13,7 @@ import numpy as np
 from fedjax_sim.algorithms.contract import Method
 from fedjax_sim.algorithms.wrapper import keeps_personal
 from fedjax_sim.core.descriptions import Described
-from fedjax_sim.core.host_callbacks import OnRound, silent, teller
+from fedjax_sim.core.loops import OnRound, silent, teller
 from fedjax_sim.core.values import shown
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.host import HostDataset
@@ -172,7 +172,12 @@ def make_train(
         played = Run(run_round, functools.partial(measure, evaluate=evaluate), rounds, eval_every, tell)
         ran = chosen.run(played, plan, init_state(plan, initial_params, initial_state))
         if asked.layout is not None and not asked.layout.reverse:
-            ran = without_reverse_mode(ran, f"layout={shown(asked.layout)} {_FORWARD_ONLY}")
+            ran = without_reverse_mode(
+                ran,
+                f"layout={shown(asked.layout)} has no reverse mode, so jax.grad, jax.vjp and jax.jacrev cannot pass "
+                "it: use jax.jacfwd, or a layout that has one, such as turns(), lanes(), stacked() or "
+                "static_schedule() of fedjax_sim.layout",
+            )
         check_recorded(ran.metrics, ran.records)
         evaluated = evaluation_rounds(rounds, eval_every)
         metrics = {"round": jnp.asarray(evaluated, jnp.int32), **ran.metrics}
@@ -187,15 +192,8 @@ def make_train(
 def given_state(given: Any, plan: Plan, initial_params: Any = None, seeds: int | None = None) -> TrainState | None:
     """The state that a run starts in, in the structure that it has there; None where none is given.
 
-    Args:
-      given: of :class:`TrainResult` or a history, also one from a file, whose nodes are dictionaries.
-      plan: the run; with one key, or one a seed.
-      initial_params: what the run was also given.
-      seeds: how many, in front of all leaves; None for one run without that axis.
-
-    Raises:
-      TypeError: no state.
-      ValueError: of another method, model or number of clients or seeds; or the run cannot start in one.
+    It is of a :class:`TrainResult` or a history, also one from a file, whose nodes are dictionaries; with ``seeds``,
+    for a plan of one key a seed, these are in front of all leaves.
     """
     if given is None:
         return None
@@ -258,12 +256,10 @@ def _spoilt(result: TrainResult, wrong: jax.Array) -> TrainResult:
     """
 
     def spoil(leaf: jax.Array) -> jax.Array:
-        if not jnp.issubdtype(leaf.dtype, jnp.floating):
-            return leaf
-        return leaf * jnp.where(wrong, jnp.nan, 1).astype(leaf.dtype)
+        real = jnp.issubdtype(leaf.dtype, jnp.floating)
+        return leaf * jnp.where(wrong, jnp.nan, 1).astype(leaf.dtype) if real else leaf
 
-    spoilt: TrainResult = jax.tree.map(spoil, result)
-    return spoilt
+    return jax.tree.map(spoil, result)  # type: ignore[no-any-return]
 
 
 def _unless_evaluated(on_round: OnRound, rounds: int, eval_every: int) -> OnRound:
@@ -276,24 +272,13 @@ def _unless_evaluated(on_round: OnRound, rounds: int, eval_every: int) -> OnRoun
     return called
 
 
-_FORWARD_ONLY = (
-    "has no reverse mode, so jax.grad, jax.vjp and jax.jacrev cannot pass it: use jax.jacfwd, or a layout that has "
-    "one, such as turns(), lanes(), stacked() or static_schedule() of fedjax_sim.layout"
-)
-
-
 def evaluation_rounds(rounds: int, eval_every: int) -> list[int]:
     """Numbers of finished rounds at which a run is evaluated: 0, then every ``eval_every``, then the last."""
     return [*range(0, rounds, eval_every), rounds]
 
 
 def measure(plan: Plan, state: TrainState, *, evaluate: Evaluate | None) -> dict[str, jax.Array]:
-    """All that is recorded at an evaluation, but for the round.
-
-    Raises:
-      ValueError: ``evaluate`` returns a name that is taken.
-      TypeError: it returns something else than arrays by name.
-    """
+    """All that is recorded at an evaluation, but for the round."""
     params, data = plan.algorithm.evaluated(state.server), plan.dataset
     train = mean_values(plan.task, params, plan.training.dataset)
     test = None if data.test is None else mean_values(plan.task, params, data.test)
@@ -305,15 +290,7 @@ def measure(plan: Plan, state: TrainState, *, evaluate: Evaluate | None) -> dict
 def evaluated(
     evaluate: Evaluate, plan: Plan, state: TrainState, params: Any, dataset: FederatedDataset | HostDataset
 ) -> Any:
-    """What ``evaluate`` returns, which is told of the clients if it asks.
-
-    Args:
-      evaluate: the function.
-      plan: the run.
-      state: its state; ``clients`` may be left out where ``evaluate`` does not ask.
-      params: the model that is evaluated.
-      dataset: the data that it is given.
-    """
+    """What ``evaluate`` returns, which is told of the clients if it asks: else ``state`` needs none."""
     if not asks_for_clients(evaluate, plan.algorithm):
         return evaluate(params, dataset)
     states = state.clients

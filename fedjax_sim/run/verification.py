@@ -16,14 +16,15 @@ from fedjax_sim.core.keys import GENERATOR, generator, switch
 from fedjax_sim.core.values import check_real, shown
 from fedjax_sim.run.checkpoints.differences import differences, environment_changes
 from fedjax_sim.run.history import History, is_sweep
-from fedjax_sim.run.recording import Stop
+from fedjax_sim.run.records import Stop
 from fedjax_sim.run.simulation import simulate
 
-_PARTS = ("task", "cohort", "work", "batches", "layout")
+# Of a run's description: what is described itself (None, or missing in older files, where there was none), and not.
+_PARTS = ("task", "cohort", "work", "batches", "layout", "evaluate", "stop", "system", "asynchronous", "client_states")
+_PLAIN = ("rounds", "eval_every", "skip_nonfinite", "on_divergence", "divergence_factor")
 _GIVEN = ("algorithm", "dataset", "run", "environment")  # of a description: what the run is made of, and where it was
 _WORDS = ("in the result", "now")
 _SHOWN = 10  # differences in a text
-_OPTIONAL = ("evaluate", "stop", "system", "asynchronous", "client_states")
 
 
 class Difference(NamedTuple):
@@ -134,9 +135,9 @@ def verify(result: History, *, tolerance: float | None = None, progress: bool | 
             "these are all runs of a sweep, which no single run can be compared with: verify its points, verify("
             "sweep.at(0)), ..."
         )
-    missing = [key for key in _GIVEN if not isinstance(description.get(key), dict)]
-    if missing:
-        raise ValueError(f"this result has no description of its {missing[0]}: only what simulate returned can be run")
+    for key in _GIVEN:
+        if not isinstance(description.get(key), dict):
+            raise ValueError(f"this result has no description of its {key}: only what simulate returned can be run")
     opaque = opaque_parts({key: description[key] for key in ("algorithm", "dataset", "run")})
     if opaque:
         raise ValueError(
@@ -145,11 +146,7 @@ def verify(result: History, *, tolerance: float | None = None, progress: bool | 
             "and recipe make your own: docs/algorithms.md)"
         )
     where = description["environment"]
-    precision = where.get("float")
-    if precision not in (None, str(jnp.result_type(float))):
-        x64 = switch("jax_enable_x64", precision == "float64")
-        raise ValueError(f"this result was computed in {precision}: set {x64} in the environment and verify again")
-    _check_generator(where.get("generator"))
+    _check_numbers(where)
     again = _again(result, progress)
     changes = environment_changes(description, again.description, _WORDS)
     earlier = [f"resumed elsewhere, {shown(where['earlier'])}"] if where.get("earlier") else []
@@ -164,31 +161,28 @@ def verify(result: History, *, tolerance: float | None = None, progress: bool | 
     unsaid = [key for key in now if key not in where]
     # Another version may have recorded less, also of the runs in a sweep's folder that it has computed.
     if where.get("fedjax_sim") != now["fedjax_sim"] or any("fedjax_sim: " in str(one) for one in earlier):
-        known = {"/".join(path) for path in _named(result)}
+        known = _named(result)
         unsaid += [one.name for one in compared if one.name not in known]
         compared = [one for one in compared if one.name in known]
         if again.divergences and not result.divergences:  # sweeps did not say any
             unsaid.append("divergences")
             again = dataclasses.replace(again, divergences=[])
-    return Verification(
-        compared,
-        float(tolerance),
-        elsewhere,
-        models,
-        tuple(differences(_said(result), _said(again, of=description), _WORDS)),
-        tuple(unsaid),
-    )
+    said = differences(_said(result), _said(again, of=description), _WORDS)
+    return Verification(compared, float(tolerance), elsewhere, models, tuple(said), tuple(unsaid))
 
 
-def _check_generator(drawn: Any) -> None:
-    """Checks that a result's random generator, if it says which, is the one that JAX has now."""
-    now = generator()
+def _check_numbers(where: Mapping[str, Any]) -> None:
+    """Checks that a result's precision and random generator, if it says which, are those that JAX has now."""
+    precision, drawn, now = where.get("float"), where.get("generator"), generator()
+    if precision not in (None, str(jnp.result_type(float))):
+        x64 = switch("jax_enable_x64", precision == "float64")
+        raise ValueError(f"this result was computed in {precision}: set {x64} in the environment and verify again")
     lines = [] if drawn is None else differences({"generator": drawn}, {"generator": now}, _WORDS)
     if lines:
-        known = drawn if isinstance(drawn, dict) else {}
+        known = drawn.items() if isinstance(drawn, dict) else ()
         switches = [
             switch(name, value)
-            for name, value in known.items()
+            for name, value in known
             if name in GENERATOR and type(value) is type(GENERATOR[name]) and value != now[name]
         ]
         fix = f"set {' '.join(switches)} in the environment and verify again" if switches else "verify it there"
@@ -197,36 +191,23 @@ def _check_generator(drawn: Any) -> None:
 
 def _again(result: History, progress: bool | None) -> History:
     run = result.description["run"]
-    # A stored description of a part that this run did not have is None; older files lack the newer ones.
-    optional = {name: build(run[name]) for name in _OPTIONAL if run.get(name) is not None}
-    given: dict[str, Any] = {name: build(run[name]) for name in _PARTS}
-    initial = run.get("initial_params")
     if "initial_state" in run:
         raise ValueError("this result started in the state of another run, which it does not have: verify that one")
+    given: dict[str, Any] = {name: build(run[name]) for name in _PARTS if run.get(name) is not None}
     return simulate(
         build(result.description["algorithm"]),
         build(result.description["dataset"]),
         **given,
-        **optional,
-        rounds=run["rounds"],
-        eval_every=run["eval_every"],
+        **{name: run[name] for name in _PLAIN},
         diagnostics=[build(one) for one in run["diagnostics"]],
-        skip_nonfinite=run["skip_nonfinite"],
-        on_divergence=run["on_divergence"],
-        divergence_factor=run["divergence_factor"],
-        initial_params=None if initial is None else decode(initial),
+        initial_params=decode(run.get("initial_params")),
         seeds=result.seeds,
         progress=progress,
     )
 
 
 def _said(history: History, of: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """What a history says besides its arrays and the time: plain data by name.
-
-    Args:
-      history: whose.
-      of: the description whose derived entries count; None for its own. Older results do not have all of them.
-    """
+    """What a history says besides its arrays and the time; of its description what ``of`` has too, an older one."""
     diverged: dict[str, list[str]] = {}
     for one in history.divergences:
         clients = f", clients {', '.join(map(str, one.clients))}" if one.clients else ""
@@ -248,9 +229,8 @@ def _reason(stop: Stop) -> str:
 def _compared(one: History, other: History) -> list[Difference]:
     arrays, others = _named(one), _named(other)
     found = []
-    for path in {**arrays, **others}:
-        a, b = arrays.get(path), others.get(path)
-        name = "/".join(path)
+    for name in {**arrays, **others}:
+        a, b = arrays.get(name), others.get(name)
         if a is None or b is None or a.shape != b.shape or a.dtype.kind != b.dtype.kind:
             found.append(Difference(name, False, float("inf")))
             continue
@@ -269,11 +249,7 @@ def _distance(a: np.ndarray, b: np.ndarray) -> float:
     return float(gaps.max(initial=0.0) / max(sizes.max(initial=0.0), np.finfo(float).tiny))
 
 
-def _named(history: History) -> dict[tuple[str, ...], np.ndarray]:
+def _named(history: History) -> dict[str, np.ndarray]:
     parts = {"evaluated": history.evaluated, "metrics": history.metrics, "rounds": history.rounds}
     flat = jax.tree_util.tree_flatten_with_path({**parts, "params": serialization.to_state_dict(history.params)})[0]
-    return {tuple(_key(key) for key in path): np.asarray(leaf) for path, leaf in flat}
-
-
-def _key(key: Any) -> str:
-    return str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key))))
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf) for path, leaf in flat}

@@ -12,7 +12,7 @@ import pytest
 
 from fedjax_sim.cli import list_names as names
 from fedjax_sim.cli import main as cli
-from fedjax_sim.core.locks import Lock
+from fedjax_sim.core.files import Lock
 from fedjax_sim.papers import demo
 from fedjax_sim.run.checkpoints import Interrupted
 from tests.fuzzing import samples

@@ -10,7 +10,7 @@ import fedjax_sim as fjs
 from fedjax_sim.cli import compare as command
 from fedjax_sim.cli import main as cli
 from fedjax_sim.cli import variants
-from fedjax_sim.core.locks import Lock
+from fedjax_sim.core.files import Lock
 from fedjax_sim.run.configuration import read
 from tests.run.test_configuration import SMALL
 

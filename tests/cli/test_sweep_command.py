@@ -18,7 +18,7 @@ from fedjax_sim.cli import spaces
 from fedjax_sim.cli import sweep as sweep_command
 from fedjax_sim.cli import tune as tune_command
 from fedjax_sim.cli.output import taken_by
-from fedjax_sim.core.locks import Lock
+from fedjax_sim.core.files import Lock
 from fedjax_sim.reporting.divergence import FACTOR
 from fedjax_sim.run.configuration import read
 from fedjax_sim.run.configuration.tables import toml_value

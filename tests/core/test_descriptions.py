@@ -398,7 +398,7 @@ def test_opaque_parts_are_refused_with_their_paths() -> None:
     description = json.loads(json.dumps(describe(opaque_algorithm())))
     with pytest.raises(ValueError, match=r"client_optimizer: .*; client_learning_rate: .*registered factories"):
         build(description)
-    with pytest.raises(ValueError, match=r"opaque.*object: test_descriptions\.losses"):
+    with pytest.raises(ValueError, match=r"opaque.*object: tests.core.test_descriptions\.losses"):
         build(describe(losses))
 
 

@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 
 import fedjax_sim as fjs
-from fedjax_sim.core import processes
+from fedjax_sim.core import devices
 from tests import meeting
 
 ROOT = pathlib.Path(__file__).parents[2]
 
 
 def test_alone_a_process_is_the_first_and_hears_itself():
-    assert processes.is_first()
-    assert processes.all_said([3, 0]).tolist() == [[3, 0]]
-    assert processes.together(lambda: 5) == 5
+    assert devices.is_first()
+    assert devices.all_said([3, 0]).tolist() == [[3, 0]]
+    assert devices.together(lambda: 5) == 5
     with pytest.raises(ZeroDivisionError):
-        processes.together(lambda: 1 // 0)
+        devices.together(lambda: 1 // 0)
 
 
 @pytest.mark.slow

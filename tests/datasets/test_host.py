@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import fedjax_sim as fjs
-from fedjax_sim.core.prefetch import prefetched
+from fedjax_sim.core.devices import prefetched
 from fedjax_sim.datasets import validate
 from fedjax_sim.datasets.fingerprints import dataset_fingerprint, fingerprint
 from fedjax_sim.engine.plan import Plan

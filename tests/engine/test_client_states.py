@@ -20,8 +20,8 @@ from fedjax_sim.engine import client_table, streaming
 from fedjax_sim.engine.client_states import UNUSED, Rows, kept, moved, on_device, on_disk, on_host
 from fedjax_sim.engine.client_table import Table
 from fedjax_sim.engine.streaming import ClientWindows, cohorts
+from fedjax_sim.run import simulation
 from fedjax_sim.run.checkpoints import Store, files, read
-from fedjax_sim.run.drivers import choose
 from tests.run.test_resume import Killer, assert_same, dies
 
 SGD = fjs.optim.sgd(0.05)
@@ -173,7 +173,7 @@ class TestRuns:
         def no_driver(*args: Any, **kwargs: Any) -> None:
             raise AssertionError("no rows to keep")
 
-        monkeypatch.setattr(choose, "StreamedDriver", no_driver)
+        monkeypatch.setattr(simulation, "StreamedDriver", no_driver)
         algorithm = fjs.fedavg(client_optimizer=SGD)
         expected = fjs.simulate(algorithm, DATA, **RUN)
         place = on_disk(tmp_path / "never made")

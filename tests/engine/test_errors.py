@@ -18,7 +18,7 @@ from fedjax_sim.algorithms import Algorithm, FedAvg, Requires
 from fedjax_sim.engine import rounds
 from fedjax_sim.engine.checks import unmet
 from fedjax_sim.models.evaluation import all_metrics
-from fedjax_sim.run.drivers import resident
+from fedjax_sim.run import drivers as resident
 
 NAN = float("nan")
 BIG = 2**40

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import fedjax_sim as fjs
-from fedjax_sim.core.caches import cache_directory
+from fedjax_sim.core.files import cache_directory
 from fedjax_sim.engine import layout_timing, layout_tuning
 from fedjax_sim.engine.arguments import asked_of
 from fedjax_sim.engine.layout_timing import Timing, label

@@ -26,7 +26,7 @@ from fedjax_sim.engine.layout.queue import queue_bound, run_queue
 from fedjax_sim.engine.layout.turns import run_turns
 from fedjax_sim.engine.plan import Plan, TrainState
 from fedjax_sim.engine.solver import Left, Progress, Watch
-from fedjax_sim.run.drivers import resident
+from fedjax_sim.run import drivers as resident
 
 LAYOUTS = {
     "turns": fjs.layout.turns(),

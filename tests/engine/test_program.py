@@ -83,7 +83,7 @@ def test_one_compilation_serves_start_chunks_tail_values_and_seeds():
 
 
 def test_one_call_of_the_program_a_chunk(monkeypatch):
-    from fedjax_sim.run.drivers import resident
+    from fedjax_sim.run import drivers as resident
 
     calls = []
     advance = resident._advance
@@ -99,7 +99,7 @@ def test_one_call_of_the_program_a_chunk(monkeypatch):
 
 @pytest.mark.parametrize("pause", [0.0, 1e-3, 3600.0])
 def test_a_chunk_in_parts_for_the_progress_bar_has_the_same_bits(pause, monkeypatch, capsys):
-    from fedjax_sim.run.drivers import resident
+    from fedjax_sim.run import drivers as resident
 
     monkeypatch.setattr(resident, "_PAUSE", pause)
     given = settings(rounds=9, eval_every=6) | {"seeds": [0, 1]}

@@ -19,7 +19,7 @@ from fedjax_sim.reporting.divergence import Divergence
 from fedjax_sim.run.checkpoints import Store
 from fedjax_sim.run.configuration import writing
 from fedjax_sim.run.history import History
-from fedjax_sim.run.recording import Stop
+from fedjax_sim.run.records import Stop
 from fedjax_sim.studies.sweeps.stored import Folder
 from tests.fuzzing import mutations
 

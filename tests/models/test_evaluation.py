@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import fedjax_sim as fjs
-from fedjax_sim.core import memory as chunks
+from fedjax_sim.core import devices as chunks
 from fedjax_sim.models import evaluation, passes
 from fedjax_sim.run.training import TrainResult
 

@@ -13,7 +13,7 @@ import pytest
 
 import fedjax_sim as fjs
 from fedjax_sim import paths
-from fedjax_sim.core.atomic import write_atomically
+from fedjax_sim.core.files import write_atomically
 from fedjax_sim.papers.all_methods import page
 from fedjax_sim.papers.all_methods.page import claims, gain
 from fedjax_sim.papers.all_methods.problems import NAMES, Problem, at_most, halves, problems, standard_targets

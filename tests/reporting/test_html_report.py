@@ -24,7 +24,7 @@ from fedjax_sim.reporting.html.curves import Record, curve, records, spreads, th
 from fedjax_sim.reporting.html.drawing import DASHES, LINES, classes
 from fedjax_sim.reporting.html.settings import differing, settings
 from fedjax_sim.run.history import History
-from fedjax_sim.run.recording import Stop
+from fedjax_sim.run.records import Stop
 
 HOSTILE = (
     "</script><script>document.documentElement.dataset.hacked=1</script><img src=x onerror=alert(1)>\"'&amp;\0<!--"

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from fedjax_sim import datasets, reporting
-from fedjax_sim.core.atomic import check_replaceable, check_writable, remove_left_overs
+from fedjax_sim.core.files import check_replaceable, check_writable, remove_left_overs
 from fedjax_sim.reporting import (
     Panel,
     comparison,

@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 
 import fedjax_sim as fjs
-from fedjax_sim.core.locks import Lock
+from fedjax_sim.core.files import Lock
 from fedjax_sim.run.checkpoints import (
     Damaged,
     Interrupted,
@@ -370,7 +370,7 @@ class TestStore:
         with Store(tmp_path / "new" / "deep") as store:
             store.save(1, ARRAYS, ABOUT)
         (tmp_path / "file").write_text("x")
-        with pytest.raises(NotADirectoryError, match=r"need a directory, and this is a file: '.*file'"):
+        with pytest.raises(NotADirectoryError, match=r"this is a file, and a directory is needed\): '.*file'"):
             Store(tmp_path / "file")
         with pytest.raises(OSError, match=r"checkpoints cannot be written here \(Not a directory\): '.*file/below'"):
             Store(tmp_path / "file" / "below")

@@ -237,7 +237,8 @@ def test_changes_that_are_none(file, change):
     [
         (b"rounds = ", "is not TOML"),
         (b"\xff\xfe", "is not TOML"),
-        (b"x = " + b"9" * 5000, "line 1 (x): it has an integer of more than 300 digits"),
+        (b"x = " + b"9" * 5000, "is not TOML"),
+        (b"x = " + b"9" * 400, "an integer of more than 300 digits"),
         (b"x = " + b"[" * 100_000, "is not TOML"),
         (b"x = " + b"{a=" * 40 + b"1" + b"}" * 40, "nested more than"),
         (b"a" + b".a" * 100_000 + b" = 1", "parts"),

@@ -7,7 +7,8 @@ import pytest
 import fedjax_sim as fjs
 from fedjax_sim import stopping
 from fedjax_sim.reporting.divergence import Divergence, DivergenceError, divergences
-from fedjax_sim.run.recording import Recording, Stop
+from fedjax_sim.run.recording import Recording
+from fedjax_sim.run.records import Stop
 
 sgd = fjs.optim.sgd
 N, ROUNDS, BAD = 6, 4, 4
@@ -289,7 +290,7 @@ def test_errors(data):
     algorithm = fjs.fedavg(client_optimizer=sgd(0.1))
     with pytest.raises(TypeError, match=r"stop is 0\.1: give a rule, .* or None"):
         fjs.simulate(algorithm, data, **settings(), stop=0.1)
-    with pytest.raises(ValueError, match=r"on_divergence is 'skip': it must be one of 'record', 'stop', 'raise'"):
+    with pytest.raises(ValueError, match=r"on_divergence is 'skip': .*known: record, stop, raise"):
         fjs.simulate(algorithm, data, **settings(), on_divergence="skip")
     for wrong in ("much", True, [10.0], np.ones(2)):
         with pytest.raises(TypeError, match=r"divergence_factor is"):
@@ -299,7 +300,7 @@ def test_errors(data):
             fjs.simulate(algorithm, data, **settings(), divergence_factor=wrong)
     with pytest.raises(TypeError, match="skip_nonfinite"):
         fjs.simulate(algorithm, data, **settings(), skip_nonfinite="yes")
-    with pytest.raises(ValueError, match=r"any_of\(\[\]\): give at least one rule"):
+    with pytest.raises(ValueError, match=r"any_of\(\[\]\): .*at least one"):
         stopping.any_of([])
     with pytest.raises(TypeError, match=r"any_of.*'converged'"):
         stopping.any_of(["converged"])

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import fedjax_sim as fjs
-from fedjax_sim.run.recording import Stop
+from fedjax_sim.run.records import Stop
 from tests.fuzzing.structures import packed, unpacked
 
 

@@ -19,9 +19,9 @@ import optax
 import pytest
 
 import fedjax_sim as fjs
-from fedjax_sim.core import environment
+from fedjax_sim.core import devices
 from fedjax_sim.run.checkpoints import Checkpoint, Interrupted, Store, read
-from fedjax_sim.run.drivers.resident import ResidentDriver
+from fedjax_sim.run.drivers import ResidentDriver
 from tests import killing
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -277,7 +277,7 @@ class TestOtherRuns:
                 r'flags: \[.*\] in the checkpoint, \["--xla_cpu_enable_fast_math=true"\] now',
             ),
             (
-                lambda patch: patch.setattr(environment, "processor", lambda: ["abacus"]),
+                lambda patch: patch.setattr(devices, "processor", lambda: ["abacus"]),
                 r'processor: \[".* in the checkpoint, \["abacus"\] now',
             ),
         ],

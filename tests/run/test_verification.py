@@ -13,7 +13,7 @@ from fedjax_sim import stopping
 from fedjax_sim.cli import main as cli
 from fedjax_sim.core.keys import GENERATOR, generator, use_generator
 from fedjax_sim.reporting.divergence import Divergence
-from fedjax_sim.run.recording import Stop
+from fedjax_sim.run.records import Stop
 from fedjax_sim.run.verification import Difference, Verification, _compared, verify
 
 SETTINGS = {

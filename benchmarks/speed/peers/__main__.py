@@ -31,7 +31,7 @@ from benchmarks.speed.peers.child import descendants
 from benchmarks.speed.peers.compare import check, flat
 from benchmarks.speed.peers.contract import PEERS, Peer, describe
 from benchmarks.speed.peers.environments import EnvironmentFailed, default_directory, ensure, last_line
-from fedjax_sim.core.atomic import write_atomically
+from fedjax_sim.core.files import write_atomically
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 _NOT_PASSED_ON = ("JAX_", "XLA_", "NPROC", "OMP_", "PYTHON", "VIRTUAL_ENV")  # what would make another program of a peer

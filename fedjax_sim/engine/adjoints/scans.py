@@ -14,7 +14,7 @@ from jax.interpreters import ad, batching, mlir
 
 from fedjax_sim.core.descriptions import Described, factory
 from fedjax_sim.core.fields import count, leaf
-from fedjax_sim.core.host_callbacks import Tell, silent
+from fedjax_sim.core.loops import Tell, silent
 from fedjax_sim.core.values import shown
 from fedjax_sim.engine.layout.base import Layout
 from fedjax_sim.engine.plan import Plan, TrainState

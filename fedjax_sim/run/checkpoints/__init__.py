@@ -2,8 +2,7 @@
 
 from fedjax_sim.run.checkpoints.differences import differences, environment_changes
 from fedjax_sim.run.checkpoints.files import Checkpoint, Damaged, read
-from fedjax_sim.run.checkpoints.signals import Caught, Interrupted, interruptions
-from fedjax_sim.run.checkpoints.store import Store
+from fedjax_sim.run.checkpoints.store import Caught, Interrupted, Store, interruptions
 
 __all__ = [
     "Caught",

@@ -14,15 +14,12 @@ _LONG = 60  # characters of a value in a message
 
 
 def differences(saved: Mapping[str, Any], given: Mapping[str, Any], words: tuple[str, str] = WORDS) -> list[str]:
-    """The entries in which two descriptions differ, one line each; their environments are left out.
+    """The entries in which two descriptions differ, one line each, in their order; their environments are left out.
 
     Args:
       saved: JSON data of a checkpoint, as ``describe`` and ``simulate`` write them.
       given: those of the run.
       words: what a line says after the one value and after the other.
-
-    Returns:
-      Lines in the order of the descriptions; none where they are equal.
 
     Example:
       >>> import fedjax_sim as fjs
@@ -64,7 +61,7 @@ def _lines(old: Any, new: Any, path: str, words: tuple[str, str]) -> Iterator[st
             inner = f"{path}.{key}" if path else key
             below = path if key in ("arguments", "mapping") and path else inner
             yield from _lines(old.get(key, _NOTHING), new.get(key, _NOTHING), below, words)
-    elif _is_list(old) and _is_list(new) and len(old) == len(new) and any(isinstance(v, (dict, list)) for v in old):
+    elif _has_parts(old) and isinstance(new, list) and len(old) == len(new):
         for index, (one, other) in enumerate(zip(old, new, strict=True)):
             yield from _lines(one, other, f"{path}.{index}" if path else str(index), words)
     elif not _equal(old, new):
@@ -78,8 +75,8 @@ def _same_kind(old: dict[str, Any], new: dict[str, Any]) -> bool:
     return not any(key in node for key in whole for node in (old, new)) and old.get("name") == new.get("name")
 
 
-def _is_list(node: Any) -> bool:
-    return isinstance(node, list)
+def _has_parts(node: Any) -> bool:
+    return isinstance(node, list) and any(isinstance(one, (dict, list)) for one in node)
 
 
 def _equal(old: Any, new: Any) -> bool:
@@ -95,12 +92,9 @@ def _texts(old: Any, new: Any) -> tuple[str, str]:
     pairs = enumerate(zip(one, other, strict=False))
     first = next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
     start = 0 if first < _LONG else first - _LONG // 2
-    return _part(one, start), _part(other, start)
-
-
-def _part(text: str, start: int) -> str:
-    end = start + _LONG
-    return f"{'...' if start else ''}{text[start:end]}{'...' if len(text) > end else ''}"
+    end, dots = start + _LONG, "..." if start else ""
+    one, other = (f"{dots}{text[start:end]}{'...' if len(text) > end else ''}" for text in (one, other))
+    return one, other
 
 
 def _said(value: Any) -> str:

@@ -63,17 +63,7 @@ class Damaged(ValueError):
 
 
 class Encoded:
-    """A checkpoint that is ready to be written: its header is made, its arrays are those that were given.
-
-    Args:
-      round: number of finished rounds.
-      arrays: numbers of any type that jax has, by name.
-      about: plain JSON data.
-
-    Raises:
-      TypeError: an array of another type, or ``about`` is no JSON.
-      ValueError: a name that the format keeps for itself.
-    """
+    """A checkpoint that is ready to be written: its header is made, its arrays are those that were given."""
 
     def __init__(self, round: int, arrays: Mapping[str, np.ndarray], about: Mapping[str, Any]) -> None:
         given = {name: _plain(name, array) for name, array in arrays.items()}
@@ -93,21 +83,19 @@ class Encoded:
         entries = {name: _entry(array, places[name]) for name, array in given.items()}
         header = _json({_METADATA: metadata, **entries}).encode()
         if len(header) > _MAX_HEADER - 8:
-            raise ValueError(
-                f"the description of a checkpoint is {len(header)} bytes: at most {_MAX_HEADER} are allowed"
-            )
+            raise ValueError(f"the description of a checkpoint is {len(header)} bytes: at most {_MAX_HEADER}")
         header += b" " * (-len(header) % 8)
-        checksum = hashlib.sha256(_length(header) + header)
+        start = len(header).to_bytes(8, "little")
+        checksum = hashlib.sha256(start + header)
         for array in self._arrays:
             checksum.update(_bytes(array))
         # The first of this pattern: the metadata come first, and the round and `about` after it.
-        self._header = header.replace(_UNSIGNED.encode(), checksum.hexdigest().encode(), 1)
+        self._header = start + header.replace(_UNSIGNED.encode(), checksum.hexdigest().encode(), 1)
         #: bytes of the file
-        self.size: int = 8 + len(header) + ends[-1]
+        self.size: int = len(self._header) + ends[-1]
 
     def write(self, file: BinaryIO) -> None:
         """Writes the file's content, from the arrays' own memory."""
-        file.write(_length(self._header))
         file.write(self._header)
         for array in self._arrays:
             file.write(_bytes(array))
@@ -158,12 +146,7 @@ def read(path: str | os.PathLike[str]) -> Checkpoint:
 
 
 def read_about(path: str | os.PathLike[str]) -> Any:
-    """What a checkpoint file says of its run, from the header alone: nothing verifies it.
-
-    Raises:
-      ValueError: it is no checkpoint, or damaged where it says so.
-      OSError: the file cannot be read.
-    """
+    """What a checkpoint file says of its run, from the header alone: nothing verifies it."""
     path = Path(path)
     with open_regular(path) as file, parsing(path, "is damaged", "restore it from a copy, or delete it"):
         _, header = _header(file, os.fstat(file.fileno()).st_size)
@@ -268,10 +251,6 @@ def _plain(name: str, array: Any) -> np.ndarray:
 
 def _bytes(array: np.ndarray) -> memoryview:
     return array.reshape(-1).view(np.uint8).data
-
-
-def _length(header: bytes) -> bytes:
-    return len(header).to_bytes(8, "little")
 
 
 def _json(value: Any) -> str:

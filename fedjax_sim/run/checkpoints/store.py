@@ -1,25 +1,32 @@
-"""The directory of a run's checkpoints: newest first, old ones deleted, one writer at a time."""
+"""The directory of a run's checkpoints, with one writer at a time, and the signals that end a run at one."""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import errno
 import os
 import re
 import secrets
 import shutil
+import signal
+import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
 
-from fedjax_sim.core.atomic import write_atomically
-from fedjax_sim.core.locks import Lock, Locked
+from fedjax_sim.core.files import Lock, Locked, write_atomically
 from fedjax_sim.core.values import check_count
 from fedjax_sim.run.checkpoints.files import Checkpoint, Damaged, Encoded, read
 
 _NAME = re.compile(r"round-(\d{8,})\.safetensors")
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# Handlers that end the process. Others were set by a program that has plans of its own, or the signal is ignored.
+_ENDING = (signal.SIG_DFL, signal.default_int_handler)
 
 
 class Store(Locked):
@@ -51,21 +58,15 @@ class Store(Locked):
         check_count("keep", keep)
         self._directory, self._keep = Path(directory), int(keep)
         self._damaged: list[Path] = []
-        if self._directory.exists() and not self._directory.is_dir():
-            raise NotADirectoryError(
-                errno.ENOTDIR, "checkpoints need a directory, and this is a file", os.fspath(directory)
-            )
         if writes:
             self._lock = Lock(self._directory, "checkpoints")
 
     def save(self, round: int, arrays: Mapping[str, np.ndarray], about: Mapping[str, Any]) -> Path:
         """Writes a checkpoint, then deletes the oldest beyond ``keep`` and those that :meth:`newest` found damaged.
 
-        Arrays are written from their own memory.
-
         Args:
           round: number of finished rounds, no less than in the others of the directory.
-          arrays: numbers and booleans of any type that jax has, by name.
+          arrays: numbers and booleans of any type that jax has, by name; written from their own memory.
           about: plain JSON data.
 
         Returns:
@@ -78,12 +79,12 @@ class Store(Locked):
             checkpoints that were there still are.
         """
         check_count("round", round, low=0)
+        path = self._directory / f"round-{round:08d}.safetensors"
         if self._lock is None:
-            return self._directory / f"round-{round:08d}.safetensors"
+            return path
         there = [path for path in self.paths() if path not in self._damaged]
         if there and _round(there[-1]) > round:
             raise ValueError(f"{there[-1]} is of a later round than {round}: give another directory")
-        path = self._directory / f"round-{round:08d}.safetensors"
         encoded = Encoded(round, arrays, about)
         try:
             if path in self._damaged:  # perhaps no file
@@ -175,3 +176,86 @@ def _round(path: Path) -> int:
     found = _NAME.fullmatch(path.name)
     assert found is not None
     return int(found[1])
+
+
+@dataclasses.dataclass
+class Caught:
+    """What arrived.
+
+    Attributes:
+      signal: the first signal that asked to stop, or None.
+    """
+
+    signal: signal.Signals | None = None
+
+
+class Interrupted(KeyboardInterrupt):
+    """A run was asked to stop, has saved a checkpoint and can be resumed.
+
+    It is a ``KeyboardInterrupt``: ``except Exception`` does not stop it on its way out.
+
+    Args:
+      signal: what asked.
+      round: number of finished rounds.
+      rounds: of the whole run.
+      path: the checkpoint.
+    """
+
+    def __init__(self, signal: signal.Signals, round: int, rounds: int, path: str | os.PathLike[str]) -> None:
+        super().__init__(signal, round, rounds, path)
+        self.signal, self.round, self.rounds, self.path = signal, round, rounds, path
+
+    def __str__(self) -> str:
+        return (
+            f"stopped by {self.signal.name} after round {self.round} of {self.rounds}, which is saved in "
+            f"{os.fspath(self.path)}: call simulate again with the same arguments to go on from there"
+        )
+
+
+@contextlib.contextmanager
+def interruptions() -> Iterator[Caught]:
+    """While it is open, the first SIGINT or SIGTERM is noted and the process goes on; a second SIGINT ends it at once.
+
+    Handlers are taken over only where they would end the process (those that Python starts with), and put back in the
+    end. A signal that was not answered by an exception until then is delivered again, so none is lost. Elsewhere than
+    in the main thread, where Python allows no handlers, nothing is caught.
+
+    Yields:
+      :class:`Caught`, to look at between pieces of work.
+
+    Raises:
+      KeyboardInterrupt: at the second SIGINT, or in the end at the first, if nothing else was raised.
+
+    Example:
+      >>> import signal
+      >>> before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
+      >>> with contextlib.suppress(KeyboardInterrupt), interruptions() as caught:
+      ...     signal.raise_signal(signal.SIGINT)
+      ...     print(f"{caught.signal.name} has arrived, this is done all the same")
+      SIGINT has arrived, this is done all the same
+    """
+    caught = Caught()
+    if threading.current_thread() is not threading.main_thread():
+        yield caught
+        return
+
+    asked = False
+
+    def note(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        if number == signal.SIGINT and asked:
+            raise KeyboardInterrupt
+        asked = asked or number == signal.SIGINT
+        caught.signal = caught.signal or signal.Signals(number)
+
+    old = {number: signal.getsignal(number) for number in _SIGNALS}
+    taken = [number for number in _SIGNALS if old[number] in _ENDING]
+    try:
+        for number in taken:
+            signal.signal(number, note)
+        yield caught
+    finally:
+        for number in taken:
+            signal.signal(number, old[number])
+    if caught.signal is not None:
+        signal.raise_signal(caught.signal)

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
-import difflib
 import inspect
 import os
 import re
-import tomllib
 import typing
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NoReturn
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
 
 from fedjax_sim.core.descriptions import all_registered, decode, registered_factory
 from fedjax_sim.core.keys import GENERATOR, generator, switch
-from fedjax_sim.core.values import shown, suggest
+from fedjax_sim.core.values import close, shown, suggest
 from fedjax_sim.run.configuration.tables import MAX_DEPTH, ConfigurationError, Place, Tables, load
 from fedjax_sim.run.simulation import simulate
 
@@ -39,7 +36,6 @@ PARTS = {
 }
 # Keys by which a table says that it is neither an object nor a mapping, as in a description; TOML has no null.
 SPECIAL = ("name", "array", "mapping", "dtype", "opaque", "none")
-_MOST_NUMBERS = 200  # characters of text that may be meant as numbers
 _PRECISIONS = ("float32", "float64")
 
 
@@ -62,51 +58,40 @@ def read(path: str | os.PathLike[str], changes: Iterable[str] = ()) -> dict[str,
 
 
 def precision(tables: Tables) -> str | None:
-    """The precision that a configuration asks for, ``"float32"`` or ``"float64"``; None if it does not say.
-
-    Raises:
-      ConfigurationError: something else.
-    """
+    """The precision that a configuration asks for, ``"float32"`` or ``"float64"``; None if it does not say."""
     environment, place = _environment(tables)
     asked = environment.get("float")
-    if asked is not None and asked not in _PRECISIONS:
+    if asked not in (None, *_PRECISIONS):
         raise place.error(f"float is {shown(asked)}: it must be {' or '.join(map(repr, _PRECISIONS))}")
-    return None if asked is None else str(asked)
+    return asked
 
 
 def random_generator(tables: Tables) -> dict[str, Any]:
-    """What a configuration asks of the random generator, by the names of ``keys.GENERATOR``; mostly nothing.
-
-    Raises:
-      ConfigurationError: something else.
-    """
+    """What a configuration asks of the random generator, by the names of ``keys.GENERATOR``; mostly nothing."""
     environment, place = _environment(tables)
-    place = place / "generator"
-    asked = _table(environment.get("generator", {}), place)
+    asked, place = _table(environment.get("generator", {}), place / "generator"), place / "generator"
+    _check_keys(asked, GENERATOR, place)
     for key, value in asked.items():
-        if key not in GENERATOR:
-            raise place.error(f"unknown key {shown(key)} (it is {shown(value)}): {suggest(key, list(GENERATOR))}")
         if type(value) is not type(GENERATOR[key]):
             raise place.error(f"{key} is {shown(value)}: it must be like {shown(GENERATOR[key])}")
-    return dict(asked)
+    return asked
 
 
 def _environment(tables: Tables) -> tuple[Mapping[str, Any], Place]:
     place = tables.place / "environment"
     environment = _table(tables.content.get("environment", {}), place)
-    for key, value in environment.items():
-        if key not in ("float", "generator"):
-            known = ["float", "generator"]
-            raise place.error(f"unknown key {shown(key)} (it is {shown(value)}): {suggest(key, known)}")
+    _check_keys(environment, ("float", "generator"), place)
     return environment, place
 
 
-def arguments(tables: Tables) -> dict[str, Any]:
-    """The arguments of ``simulate`` that tables stand for.
+def _check_keys(table: Mapping[str, Any], known: Collection[str], place: Place) -> None:
+    for key, value in table.items():
+        if key not in known:
+            raise place.error(f"unknown key {shown(key)} (it is {shown(value)}): {suggest(key, known)}", key)
 
-    Raises:
-      ConfigurationError: as :func:`read`.
-    """
+
+def arguments(tables: Tables) -> dict[str, Any]:
+    """The arguments of ``simulate`` that tables stand for; a ConfigurationError as :func:`read`."""
     content, place = tables
     known = [*PARTS, "run", "environment"]
     for key, value in content.items():
@@ -118,23 +103,8 @@ def arguments(tables: Tables) -> dict[str, Any]:
             if (key,) in place.changes:
                 meant += f": did you mean {' or '.join(f'{table}.{key}' for table in tables_of)}?"
             raise place.error(f"{said}: {meant if tables_of else suggest(key, known)}", key)
-    asked, now = precision(tables), str(jnp.result_type(float))
-    if asked not in (None, now):
-        x64 = switch("jax_enable_x64", asked == "float64")
-        raise (place / "environment").error(
-            f"float is {asked!r}, and JAX computes in {now}: set {x64} before it starts"
-        )
-    drawn = generator()
-    for name, wanted in random_generator(tables).items():
-        if wanted != drawn[name]:
-            raise (place / "environment").error(
-                f"the generator's {name} is {shown(wanted)}, and in JAX it is {shown(drawn[name])}: set "
-                f"{switch(name, wanted)} before it starts"
-            )
-    given: dict[str, Any] = {}
-    for name, kind in PARTS.items():
-        if name in content:
-            given[name] = _part(name, kind, content[name], place / name)
+    _check_environment(tables)
+    given = {name: _part(name, content[name], place / name) for name in PARTS if name in content}
     run, at = _table(content.get("run", {}), place / "run"), place / "run"
     plain = _plain_arguments()
     for key, value in run.items():
@@ -143,10 +113,24 @@ def arguments(tables: Tables) -> dict[str, Any]:
             raise at.error(f"unknown key {shown(key)} (it is {shown(value)}): {hint}", key)
         if key in given:
             raise at.error(f"{key} is {shown(value)}, and there is a table [{key}]: give one of them")
-        _check_unquoted(key, value, at)
-        given[key] = _part(key, PARTS[key], value, at / key) if key in PARTS else _value(value, at / key)
+        given[key] = _part(key, value, at / key) if key in PARTS else value_of(value, at / key)
     _check_complete(given, place)
     return given
+
+
+def _check_environment(tables: Tables) -> None:
+    """Checks that JAX computes and draws as a configuration asks: when it has started, that is not ours to change."""
+    place, drawn, now = tables.place / "environment", generator(), str(jnp.result_type(float))
+    asked = precision(tables)
+    if asked not in (None, now):
+        x64 = switch("jax_enable_x64", asked == "float64")
+        raise place.error(f"float is {asked!r}, and JAX computes in {now}: set {x64} before it starts")
+    for name, wanted in random_generator(tables).items():
+        if wanted != drawn[name]:
+            raise place.error(
+                f"the generator's {name} is {shown(wanted)}, and in JAX it is {shown(drawn[name])}: set "
+                f"{switch(name, wanted)} before it starts"
+            )
 
 
 def placed(message: str, tables: Tables) -> ConfigurationError:
@@ -164,15 +148,6 @@ def placed(message: str, tables: Tables) -> ConfigurationError:
         if len(having or called) == 1:
             return tables.place._replace(path=(having or called)[0]).error(message, word if having else None)
     return tables.place.error(message)
-
-
-def value_of(value: Any, place: Place) -> Any:
-    """What a TOML value stands for.
-
-    Raises:
-      ConfigurationError: an unknown name or argument, or a value that its factory refuses.
-    """
-    return _value(value, place)
 
 
 def _tables(content: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
@@ -201,47 +176,25 @@ def _owners(key: str, content: Mapping[str, Any]) -> list[tuple[str, ...]]:
     return found
 
 
-def _check_unquoted(key: str, value: Any, place: Place) -> None:
-    """Refuses numbers in quotes, which TOML takes for text."""
-    if not isinstance(value, str) or len(value) > _MOST_NUMBERS or key in PARTS or _takes_text(key):
-        return
-    inside = None
-    with contextlib.suppress(ValueError, RecursionError):
-        inside = tomllib.loads(f"value = [{value}]")["value"]
-    if inside and all(isinstance(item, (int, float)) for item in inside):
-        right = value.strip() if len(inside) == 1 else f"[{value.strip()}]"
-        raise place.error(f"{key} is {shown(value)}, which is text: write {key} = {right}, without quotes", key)
-
-
-def _takes_text(argument: str) -> bool:
-    """Whether ``simulate`` takes text, or paths, for an argument."""
-    waiting, found = [typing.get_type_hints(simulate)[argument]], False
-    while waiting and not found:
-        one = waiting.pop()
-        waiting += typing.get_args(one)
-        found = one is str or isinstance(one, str) or typing.get_origin(one) is os.PathLike
-    return found
-
-
 def _plain_arguments() -> list[str]:
     """The arguments of ``simulate`` that stand in [run]."""
     return [name for name in inspect.signature(simulate).parameters if name not in (*PARTS, "progress")]
 
 
 def _check_complete(given: Mapping[str, Any], place: Place) -> None:
-    parameters = inspect.signature(simulate).parameters
-    missing = [name for name, parameter in parameters.items() if parameter.default is parameter.empty]
-    missing = [name for name in missing if name not in given]
-    for name in missing:
+    run = place / "run"
+    for name, parameter in inspect.signature(simulate).parameters.items():
+        if parameter.default is not parameter.empty or name in given:
+            continue
         if name not in PARTS:
-            raise (place / "run").error(f"there is no {name}: add it, for instance {name} = 100")
-        kind = PARTS[name]
-        choices = ", ".join(_short(one) for one in all_registered() if one.startswith(f"{kind}."))
-        raise place.error(f"there is no table [{name}]: add it, with a name, one of: {choices}")
+            raise run.error(f"there is no {name}: add it, for instance {name} = 100")
+        raise place.error(f"there is no table [{name}]: add it, with a name, one of: {_choices(PARTS[name])}")
     if "batch_size" not in given and "batches" not in given:
-        raise (place / "run").error(
-            "there is no batch_size, and no table [batches]: add one, for instance batch_size = 20"
-        )
+        raise run.error("there is no batch_size, and no table [batches]: add one, for instance batch_size = 20")
+
+
+def _choices(kind: str) -> str:
+    return ", ".join(_short(one) for one in all_registered() if one.startswith(f"{kind}."))
 
 
 def _table(value: Any, place: Place) -> dict[str, Any]:
@@ -250,7 +203,7 @@ def _table(value: Any, place: Place) -> dict[str, Any]:
     return value
 
 
-def _part(argument: str, kind: str, value: Any, place: Place) -> Any:
+def _part(argument: str, value: Any, place: Place) -> Any:
     """An argument that is an object: a table with a name, or a name alone, or a word that ``simulate`` knows."""
     if isinstance(value, str):
         if value in _words(argument):  # layout = "tune"
@@ -258,26 +211,24 @@ def _part(argument: str, kind: str, value: Any, place: Place) -> Any:
         value = {"name": value}  # cohort = "full"
     table = _table(value, place)
     if "name" not in table:
-        choices = [_short(one) for one in all_registered() if one.startswith(f"{kind}.")]
-        raise place.error(f"there is no name: add one of {', '.join(choices)}")
-    return _object(table, place, kind)
+        raise place.error(f"there is no name: add one of {_choices(PARTS[argument])}")
+    return _object(table, place, PARTS[argument])
 
 
-def _value(value: Any, place: Place) -> Any:
+def value_of(value: Any, place: Place) -> Any:
+    """What a TOML value stands for; a ConfigurationError for a name, an argument or a value that is refused."""
     if len(place.path) > MAX_DEPTH:
         raise place.error(f"tables are nested more than {MAX_DEPTH} deep")
     if isinstance(value, list):
-        return tuple(_value(item, place / str(number)) for number, item in enumerate(value))
+        return tuple(value_of(item, place / str(number)) for number, item in enumerate(value))
     if isinstance(value, (datetime.date, datetime.time)):
         raise place.error(f"it is the date or time {value}: no argument is one")
     if not isinstance(value, dict):
         return value
-    special = [key for key in SPECIAL if key in value]
-    if not special:
-        return {key: _value(item, place / key) for key, item in value.items()}
-    if special[0] == "name":
-        return _object(value, place)
-    return _special(special[0], value, place)
+    special = next((key for key in SPECIAL if key in value), None)
+    if special is None:
+        return {key: value_of(item, place / key) for key, item in value.items()}
+    return _object(value, place) if special == "name" else _special(special, value, place)
 
 
 def _special(key: str, table: dict[str, Any], place: Place) -> Any:
@@ -288,14 +239,15 @@ def _special(key: str, table: dict[str, Any], place: Place) -> Any:
                 f"the key {shown(other)} beside {key!r}: a table with {key!r} has {' and '.join(allowed)} only; write "
                 f"{{ mapping = {{ ... }} }} for a mapping that has the key {key!r}"
             )
+    value = table[key]
     if key == "opaque":
-        raise place.error(f"{shown(table[key])} was given as a bare object, which cannot be made again")
+        raise place.error(f"{shown(value)} was given as a bare object, which cannot be made again")
+    if key == "none" and value is not True:
+        raise place.error(f"none is {shown(value)}: write {{ none = true }} for Python's None")
     if key == "none":
-        if table[key] is not True:
-            raise place.error(f"none is {shown(table[key])}: write {{ none = true }} for Python's None")
         return None
     if key == "mapping":
-        return {name: _value(item, place / name) for name, item in _table(table[key], place / key).items()}
+        return {name: value_of(item, place / name) for name, item in _table(value, place / key).items()}
     try:
         return decode(table)
     except (TypeError, ValueError) as error:
@@ -324,24 +276,15 @@ def _object(table: dict[str, Any], place: Place, kind: str | None = None) -> Any
         if key not in accepted:
             said = f"{name} has no argument {shown(key)} (it is {shown(item)}): {suggest(key, accepted)}"
             raise place.error(said, key)
-    parameters = inspect.signature(make).parameters
-    missing = [key for key in accepted if key not in given and _is_needed(parameters[key])]
-    if missing:
-        raise place.error(f"{name} needs {' and '.join(missing)}: add {'them' if len(missing) > 1 else 'it'}")
-    made = {key: _value(item, place / key) for key, item in given.items()}
+    try:
+        inspect.signature(make).bind(**given)
+    except TypeError as error:  # it misses an argument
+        raise place.error(f"{name} needs {str(error).rpartition(' ')[2][1:-1]}: add it") from error
+    made = {key: value_of(item, place / key) for key, item in given.items()}
     try:
         return make(**made)
     except (TypeError, ValueError, ArithmeticError) as error:
-        _refused(error, place)
-
-
-def _is_needed(parameter: inspect.Parameter) -> bool:
-    several = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-    return parameter.default is parameter.empty and not several
-
-
-def _refused(error: Exception, place: Place) -> NoReturn:
-    raise place.error(str(error)) from error
+        raise place.error(str(error)) from error
 
 
 def accepted_arguments(make: Any) -> list[str]:
@@ -374,8 +317,8 @@ def _full_name(name: Any, kind: str | None, place: Place) -> str:
 def _nearest(name: str, names: list[str]) -> str:
     """The nearest name, with its kind or without, and what else is of its kind; all kinds where none is near."""
     short = name.rpartition(".")[2]
-    near = [one for one in names if _short(one) == short] or difflib.get_close_matches(name, names, n=1)
-    near = near or [one for one in names if _short(one) in difflib.get_close_matches(short, map(_short, names), n=1)]
+    near = [one for one in names if _short(one) == short] or close(name, names)
+    near = near or [one for one in names if _short(one) in close(short, [*map(_short, names)])]
     if not near:
         return f"{suggest(name, sorted({one.partition('.')[0] for one in names}))}; `fedjax-sim list` names all"
     kind = near[0].partition(".")[0]

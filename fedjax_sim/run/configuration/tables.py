@@ -17,7 +17,6 @@ MAX_DIGITS = 300  # of an integer, so that every one is in a float's range; TOML
 # The time that tomllib takes for a key grows with the square of its parts.
 _LONG_KEY = re.compile(rb"""(?:[\w"'-]+[ \t]*\.[ \t]*){%d}""" % (2 * MAX_DEPTH))
 _WORD = re.compile(r"[A-Za-z_][\w./-]*|\.{0,2}/[\w./-]*")  # a word, or a path
-_LONG_INTEGER = re.compile(rf"(?<![\d_])\d(?:_?\d){{{MAX_DIGITS},}}")
 
 
 class ConfigurationError(ValueError):
@@ -50,12 +49,7 @@ class Place(NamedTuple):
 
 
 class Tables(NamedTuple):
-    """A configuration as it was read.
-
-    Attributes:
-      content: nested dictionaries.
-      place: of the whole.
-    """
+    """A configuration as it was read: nested dictionaries, and the place of the whole."""
 
     content: dict[str, Any]
     place: Place
@@ -83,9 +77,7 @@ def load(path: str | os.PathLike[str], changes: Iterable[str] = ()) -> Tables:
         with parsing(source, "is not TOML", "see https://toml.io, or write an example with `fedjax-sim init`"):
             content = tomllib.loads(raw.decode("utf-8-sig"))
     except ValueError as error:
-        # Python refuses to read integers of thousands of digits, and does not say where.
-        where = _long_integer(raw.decode("utf-8-sig")) if type(error.__cause__) is ValueError else None
-        raise ConfigurationError(str(error) if where is None else f"{source}, {where}") from error
+        raise ConfigurationError(str(error)) from error
     _check_values(content, Place(str(source)))
     changed: dict[tuple[str, ...], str] = {}
     for change in changes:
@@ -96,21 +88,10 @@ def load(path: str | os.PathLike[str], changes: Iterable[str] = ()) -> Tables:
 
 
 def toml_value(text: str, where: str, depth: int = 0) -> Any:
-    """A TOML value; a bare word is text.
-
-    Args:
-      text: of the value.
-      where: it stands, for messages.
-      depth: of the table that it goes into.
-
-    Raises:
-      ConfigurationError: neither, or one that is too deep or too large.
-    """
+    """A TOML value, in a table at some depth; a bare word is text. Messages say ``where`` it stands."""
     try:
         found = tomllib.loads(f"value = {text}")
     except (ValueError, RecursionError) as error:
-        if type(error) is ValueError:
-            raise ConfigurationError(f"{where}: {_TOO_LONG}") from error
         if _WORD.fullmatch(text.strip()):
             return text.strip()
         raise ConfigurationError(
@@ -123,9 +104,6 @@ def toml_value(text: str, where: str, depth: int = 0) -> Any:
     return found["value"]
 
 
-_TOO_LONG = f"it has an integer of more than {MAX_DIGITS} digits: write a smaller one, or 1e300 for a large number"
-
-
 def _check_values(value: Any, place: Place, depth: int = 0) -> None:
     if depth > MAX_DEPTH:
         raise place._replace(path=place.path[:2]).error(f"tables are nested more than {MAX_DEPTH} deep")
@@ -136,42 +114,26 @@ def _check_values(value: Any, place: Place, depth: int = 0) -> None:
         for item in value:
             _check_values(item, place, depth + 1)
     elif isinstance(value, int) and abs(value) >= 10**MAX_DIGITS:
-        raise place.error(_TOO_LONG)
-
-
-def _long_integer(text: str) -> str | None:
-    """Which line of a file has an integer that is too long, and the key before it, in words; None if none has."""
-    found = _LONG_INTEGER.search(text)
-    if found is None:
-        return None
-    before = text[: found.start()]
-    key = re.split(r"[\n,{=]", before.rpartition("=")[0])[-1].strip()
-    return f"line {before.count(chr(10)) + 1}{f' ({key[:200]})' if key else ''}: {_TOO_LONG}"
+        raise place.error(f"it has an integer of more than {MAX_DIGITS} digits: write a smaller one, or 1e300")
 
 
 def _parsed(change: str) -> tuple[tuple[str, ...], Any]:
     """The keys and the value of ``"a.b = 1"``."""
     left, equals, right = change.partition("=")
+    said = f"--set {change[:200]}"
     if not equals or len(change) > MAX_BYTES or left.count(".") >= MAX_DEPTH:
-        raise ConfigurationError(f"--set {change[:200]}: write KEY=VALUE, for instance algorithm.mu=0.1")
-    try:
-        keys = _only_path(tomllib.loads(f"{left} = 0"))
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise ConfigurationError(
-            f"--set {change[:200]}: {left.strip()!r} is no key: write a dotted one, for instance algorithm.mu=0.1"
-        ) from error
-    return keys, toml_value(right, f"--set {change[:200]}", len(keys))
-
-
-def _only_path(table: dict[str, Any]) -> tuple[str, ...]:
+        raise ConfigurationError(f"{said}: write KEY=VALUE, for instance algorithm.mu=0.1")
     keys: list[str] = []
-    value: Any = table
-    while isinstance(value, dict):
-        if len(value) != 1:
-            raise tomllib.TOMLDecodeError("more than one key")
-        key, value = next(iter(value.items()))
-        keys.append(key)
-    return tuple(keys)
+    try:
+        table: Any = tomllib.loads(f"{left} = 0")
+        while isinstance(table, dict):
+            ((key, table),) = table.items()  # a ValueError for several, as for what is no TOML
+            keys.append(key)
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError(
+            f"{said}: {left.strip()!r} is no key: write a dotted one, for instance algorithm.mu=0.1"
+        ) from error
+    return tuple(keys), toml_value(right, said, len(keys))
 
 
 def _put(content: dict[str, Any], keys: tuple[str, ...], value: Any, change: str) -> None:

@@ -42,8 +42,8 @@ def written(history: History, more: Mapping[str, Any] | None = None) -> str:
         for key, value in parts.items()
         if key in accepted and key not in PARTS and (value is not None or accepted[key].default is not None)
     }
-    content["run"] = {key: plain(value) for key, value in run.items()} | {"seeds": history.seeds}
     told = {*content, *run, "batch_size"}  # a batch_size has become a table [batches]
+    content["run"] = {key: plain(value) for key, value in run.items()} | {"seeds": history.seeds}
     content["run"] |= {key: value for key, value in (more or {}).items() if key not in told}
     where = about["environment"]
     content["environment"] = {"float": where["float"]}
@@ -62,11 +62,11 @@ def plain(described: Any) -> Any:
         return [plain(item) for item in described]
     if not isinstance(described, Mapping):
         return described
-    if not ({"name", "mapping"} & described.keys()):  # an array, a dtype, something opaque
-        return dict(described)
     if "mapping" in described:
         mapping = {key: plain(item) for key, item in described["mapping"].items()}
         return {"mapping": mapping} if any(key in SPECIAL for key in mapping) else mapping
+    if "name" not in described:  # an array, a dtype, something opaque
+        return dict(described)
     defaults = inspect.signature(registered_factory(described["name"])).parameters
     given = {
         key: plain(item)

@@ -14,8 +14,8 @@ import numpy as np
 
 from fedjax_sim.algorithms.contract import Method
 from fedjax_sim.core import paths
-from fedjax_sim.core.atomic import write_atomically
 from fedjax_sim.core.descriptions import Described, describe
+from fedjax_sim.core.files import write_atomically
 from fedjax_sim.reporting.figures import new_figure
 from fedjax_sim.reporting.plots import COLOURS, LEGEND, check_matplotlib, cross, plain
 from fedjax_sim.studies.hyper.transforms import Transform, identity, positive, unit_interval

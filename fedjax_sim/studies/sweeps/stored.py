@@ -10,10 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_sim.core import old_formats as earlier
-from fedjax_sim.core.atomic import write_atomically
 from fedjax_sim.core.descriptions import build
-from fedjax_sim.core.files import check_format, json_object, parsing, read_json
-from fedjax_sim.core.locks import NAME, Lock, Locked
+from fedjax_sim.core.files import (
+    LOCK_NAME,
+    Lock,
+    Locked,
+    check_format,
+    json_object,
+    parsing,
+    read_json,
+    write_atomically,
+)
 from fedjax_sim.core.values import shown
 from fedjax_sim.datasets.fingerprints import digest
 from fedjax_sim.run.checkpoints.differences import differences, environment_changes
@@ -106,7 +113,7 @@ class Folder(Locked):
         about = self._path / _ABOUT
         if os.path.lexists(about):
             configuration = self._compare(about, configuration)
-        elif any(item.name != NAME for item in self._path.iterdir()):
+        elif any(item.name != LOCK_NAME for item in self._path.iterdir()):
             raise ValueError(f"sweep(resume={str(self._path)!r}): the folder has other files: give an empty or new one")
         else:
             content = {"format": _FORMAT, "configuration": configuration}

@@ -1,1 +1,0 @@
-"""How :func:`fedjax_sim.simulate` gets its rounds computed: with the data on the device, or streamed from the host."""

@@ -1,0 +1,133 @@
+"""What a run has recorded, as files have it: arrays by name, ``"metrics/loss"``, beside JSON; and what must hold."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fedjax_sim.core.values import is_real, shown, wrong_name
+from fedjax_sim.reporting.divergence import KINDS
+
+# Integers that every run has of every round, and other records that are one number a round.
+_COUNTS = ("cohort_size", "useful_steps", "computed_steps")
+_NUMBERS = (*_COUNTS, "nonfinite_clients", "diverged", "duration", "virtual_time", "bytes_down", "bytes_up")
+_LARGEST = 2**31  # rounds are int32 in a run's program
+
+
+class Stop(NamedTuple):
+    """Why and when a seed stopped before the last round.
+
+    Attributes:
+      round: rounds finished.
+      reason: in words.
+    """
+
+    round: int
+    reason: str
+
+
+def joined(**parts: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """``joined(metrics={"loss": ...})`` is ``{"metrics/loss": ...}``."""
+    return {f"{part}/{name}": array for part, arrays in parts.items() for name, array in arrays.items()}
+
+
+def part_of(arrays: Mapping[str, np.ndarray], part: str) -> dict[str, np.ndarray]:
+    """The arrays of one part of what :func:`joined` made."""
+    return {name.partition("/")[2]: array for name, array in arrays.items() if name.startswith(f"{part}/")}
+
+
+def numbered(tree: Any, leaves: list[np.ndarray]) -> Any:
+    """Nested dictionaries with their arrays, moved to ``leaves``, replaced by their numbers there: plain JSON."""
+    if isinstance(tree, dict):
+        return {key: numbered(value, leaves) for key, value in tree.items()}
+    if tree is None:
+        return None
+    leaves.append(np.asarray(tree))
+    return len(leaves) - 1
+
+
+def filled(numbers: Any, arrays: Mapping[str, np.ndarray]) -> Any:
+    """The inverse of :func:`numbered`; each array has its place."""
+    wrong = [number for number in jax.tree.leaves(numbers) if type(number) is not int]
+    _must(not wrong, f"its parameters have {shown(wrong[:1])} in the place of an array's number")
+    found = jax.tree.map(lambda number: arrays[str(number)], numbers)
+    unplaced = arrays.keys() - {str(number) for number in jax.tree.leaves(numbers)}
+    _must(not unplaced, f"its parameters have no place for the array {shown(min(unplaced, default=''))}")
+    return found
+
+
+def check_record(arrays: Mapping[str, np.ndarray], about: Mapping[str, Any]) -> None:
+    """Checks that what was read has the structure of a run's record, on which all rests that shows one.
+
+    Args:
+      arrays: ``"evaluated"``, ``"metrics/..."``, ``"rounds/..."``, ``"params/..."``, ``"state/..."``.
+      about: the rest, as JSON.
+
+    Raises:
+      ValueError: it has another one.
+    """
+    seeds, evaluated, description = about["seeds"], arrays["evaluated"], about["description"]
+    sound = isinstance(seeds, list) and seeds and all(type(seed) is int and 0 <= seed < 2**32 for seed in seeds)
+    _must(sound, f"its seeds are {shown(seeds)}, not a list of integers in [0, 2^32)")
+    for name in ("seconds", "compile_seconds"):
+        sound = type(about[name]) in (int, float) and 0 <= about[name] <= sys.float_info.max
+        _must(sound, f"its {name} are {shown(about[name])}, not a number of at least 0")
+    sound = isinstance(description, dict) and isinstance(description.get("algorithm", {}), dict)
+    _must(sound, f"its description is {shown(description)}, not an object that has one for the algorithm")
+    called = description.get("algorithm", {}).get("name", "run")
+    _must(wrong_name(called) is None, f"its algorithm is called {shown(called)}: {wrong_name(called)}")
+    _must(evaluated.ndim == 1 and evaluated.dtype.kind in "iu", "'evaluated' is no list of integers")
+    numbers = evaluated.tolist()
+    sound = numbers[:1] == [0] and len(numbers) > 1 and numbers == sorted(set(numbers)) and numbers[-1] < _LARGEST
+    _must(sound, f"'evaluated' is {shown(numbers)}: it must start with 0 and increase")
+    _check_arrays(arrays, len(seeds), len(numbers), numbers[-1])
+    # Several runs of a sweep share a seed: what is said of one names it by its number.
+    runs = description.get("runs", list(range(len(seeds))) if "space" in description else seeds)
+    sound = isinstance(runs, list) and all(type(run) is int for run in runs)
+    _must(sound, f"its runs are {shown(runs)}, not a list of integers")
+    left = set(runs)
+    for seed, number, what, clients, algorithm, *factor in about.get("divergences", ()):
+        sound = _is_round(seed, number, left, 0, numbers[-1]) and what in KINDS and isinstance(algorithm, str)
+        sound = sound and isinstance(clients, list) and all(type(one) is int for one in clients) and len(factor) <= 1
+        sound = sound and all(one is None or type(one) is float for one in factor)
+        said = shown([seed, number, what, clients, algorithm, *factor])
+        kinds = ", ".join(KINDS)
+        _must(sound, f"it has the divergence {said}, not [seed, round, one of {kinds}, clients, method, factor]")
+    for seed, number, reason in about.get("stops", ()):
+        sound = _is_round(seed, number, left, 1, numbers[-1]) and isinstance(reason, str)
+        _must(sound, f"it has the stop {shown([seed, number, reason])}, not [seed, round, reason]")
+        left.remove(seed)
+
+
+def _must(sound: Any, wrong: str) -> None:
+    if not sound:
+        raise ValueError(wrong)
+
+
+def _is_round(seed: Any, number: Any, seeds: set[int], low: int, high: int) -> bool:
+    return type(seed) is type(number) is int and seed in seeds and low <= number <= high
+
+
+def _check_arrays(arrays: Mapping[str, np.ndarray], seeds: int, evaluations: int, rounds: int) -> None:
+    """Checks names, types and shapes."""
+    axes = {"metrics": (seeds, evaluations), "rounds": (seeds, rounds), "params": (seeds,), "state": (seeds,)}
+    for full, array in arrays.items():
+        part, _, name = full.partition("/")
+        shape, front = list(array.shape), axes.get(part, ())
+        _must(array.shape[: len(front)] == front, f"{shown(full)} has the shape {shape}: the first axes are {front}")
+        if part not in ("metrics", "rounds"):
+            continue
+        _must(wrong_name(name) is None, f"{shown(full)}: {wrong_name(name)}")
+        _must(is_real(array.dtype), f"{shown(full)} is {array.dtype}, not real numbers")
+        if full == "metrics/loss" or (part == "rounds" and name in _NUMBERS):
+            _must(array.ndim == 2, f"{shown(full)} has the shape {shape}, and it is one number at a time")
+            _must(name not in _COUNTS or array.dtype.kind in "iu", f"{shown(full)} is {array.dtype}, not integers")
+            _must(part == "metrics" or not (array < 0).any(), f"{shown(full)} has an entry below 0")
+    for full in ("metrics/loss", *(f"rounds/{name}" for name in _COUNTS)):
+        _must(full in arrays, f"it has no {full}")
+    both = part_of(arrays, "metrics").keys() & part_of(arrays, "rounds").keys()
+    _must(not both, f"a metric and a record of every round are both called {shown(min(both, default=''))}")
