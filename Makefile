@@ -29,7 +29,7 @@ endef
 
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
-.PHONY: help demo site test test-slow test-docs test-all experiments notebooks nightly lint format bench peers reproduce clean distclean
+.PHONY: help demo site methods test test-slow test-docs test-all experiments notebooks nightly lint format bench peers reproduce clean distclean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -57,6 +57,9 @@ test-all: $(VENV)/.stamp-test ## the fast and the slow tests
 
 experiments: $(VENV)/.stamp-test ## every experiment of the papers at its smoke size, in one process
 	$(call pytest,-m smoke --durations=5 tests/papers/test_experiments.py tests/papers/test_experiments_at_paper_size.py)
+
+methods: $(VENV)/.stamp-test ## write what is made of the methods' records: README's table, names in the package's stub
+	$(bin)/python docs/site/tables.py
 
 notebooks: $(bin)/python ## write what all notebooks begin with: badges, the cell that installs
 	$(bin)/python notebooks/first_cells.py

@@ -29,6 +29,7 @@ from fedjax_sim.algorithms.fedcm import fedcm as fedcm
 from fedjax_sim.algorithms.feddane import dane as dane
 from fedjax_sim.algorithms.feddane import feddane as feddane
 from fedjax_sim.algorithms.feddyn import feddyn as feddyn
+from fedjax_sim.algorithms.fedexp import fedexp as fedexp
 from fedjax_sim.algorithms.fednova import fednova as fednova
 from fedjax_sim.algorithms.fedopt import fedadagrad as fedadagrad
 from fedjax_sim.algorithms.fedopt import fedadam as fedadam

@@ -96,6 +96,20 @@ class AmsCode(Ams):
         return np.asarray(self.m / (1 - self.beta1**self.count) / (root + self.eps))
 
 
+class FedExp(FedAvg):
+    """FedExP (Jhunjhunwala et al. 2023): eta = max(1, mean |Delta_i|^2 / (2 (|mean Delta|^2 + epsilon)))."""
+
+    def __init__(self, run: Run, epsilon: float):
+        super().__init__(run)
+        self.epsilon, self.factors = epsilon, [1.0]
+
+    def pseudo_gradient(self, t: int, S: list[int], x: Array, ends: Ends) -> Array:
+        mean = super().pseudo_gradient(t, S, x, ends)
+        squares = self.mean(t, S, [(ends[i] - x) @ (ends[i] - x) for i in S])
+        self.factors.append(max(1.0, float(squares) / (2 * (mean @ mean + self.epsilon))))
+        return self.factors[-1] * mean
+
+
 class QFedAvg(FedAvg):
     """q-FedAvg (Li et al. 2020, Algorithm 2), with L = 1 / eta unless given.
 

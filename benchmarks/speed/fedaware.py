@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedjax_sim as fjs
-from fedjax_sim.algorithms.hull import Memory
+from fedjax_sim.algorithms.fedaware import Memory
 from fedjax_sim.engine.checks import resolve
 from fedjax_sim.engine.plan import Plan
 from fedjax_sim.engine.rounds import init_state, run_round

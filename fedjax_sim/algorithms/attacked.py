@@ -8,14 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.algorithms.aggregators.base import column, weighted_sum
-from fedjax_sim.algorithms.attacks.base import Attack, Collusion
-from fedjax_sim.algorithms.attacks.single import sign_flip
+from fedjax_sim.algorithms.attacks import Attack, Collusion, scaling, sign_flip
 from fedjax_sim.algorithms.contract import Client, Cohort, Message
 from fedjax_sim.algorithms.gathering import Gathering, Messages
+from fedjax_sim.algorithms.records import recorded
+from fedjax_sim.algorithms.stacks import column, weighted_sum
 from fedjax_sim.algorithms.wrapper import Wrapped, Wrapper
 from fedjax_sim.core import trees
-from fedjax_sim.core.descriptions import factory
 from fedjax_sim.core.fields import integers
 from fedjax_sim.core.values import INT32_MAX, as_int32, is_concrete, shown
 
@@ -36,7 +35,6 @@ class Attacked(Gathering):
     recorded as ``"attackers"``.
 
     Args:
-      base: the method.
       clients: int[M], who attacks, by client index (clients are numbered in the order of their ids), -1 for nobody;
         ``fedjax_sim.attacks.draw_attackers(data, 0.2, seed=0)`` draws a fraction. None for nobody.
       attack: of ``fedjax_sim.attacks``; None for ``sign_flip()``.
@@ -55,45 +53,30 @@ class Attacked(Gathering):
         return isinstance(self.attack, Collusion)
 
     def checked(self) -> Self:
-        if self.attack is None:
-            return self.replace(attack=sign_flip()).checked()
-        if not isinstance(self.attack, (Attack, Collusion)):
+        checked = super().checked()
+        if checked.attack is None:
+            checked = checked.replace(attack=sign_flip())
+        if not isinstance(checked.attack, (Attack, Collusion)):
             raise TypeError(
                 f"attacked(attack={shown(self.attack)}): give an attack, for instance fedjax_sim.attacks.scaling(10.0)"
             )
         traced = isinstance(self.clients, jax.core.Tracer)
         clients = self.clients if traced else np.asarray([] if self.clients is None else self.clients)
-        if clients.size and not jnp.issubdtype(clients.dtype, jnp.integer):
-            raise TypeError(
-                f"attacked(clients={shown(self.clients)}): give the attackers' client indices, integers; a fraction is "
-                "drawn by fedjax_sim.attacks.draw_attackers(data, 0.2, seed=0)"
-            )
-        if clients.ndim != 1:
-            raise ValueError(
-                f"attacked(clients={shown(self.clients)}): give one row of client indices, [3, 7]; its shape is "
-                f"{clients.shape}"
+        whole = not clients.size or jnp.issubdtype(clients.dtype, jnp.integer)
+        if not whole or clients.ndim != 1:
+            raise (TypeError if not whole else ValueError)(
+                f"attacked(clients={shown(self.clients)}): give one row of client indices, integers, [3, 7]; a "
+                "fraction is drawn by fedjax_sim.attacks.draw_attackers(data, 0.2, seed=0)"
             )
         if traced:
-            return super().checked()
-        if clients.size and not -1 <= clients.min() <= clients.max() <= INT32_MAX:
-            wrong = clients[(clients < -1) | (clients > INT32_MAX)]
-            raise ValueError(
-                f"attacked(clients=...) has {wrong.tolist()[:5]}: clients are numbered from 0 in the order of their "
-                "ids (-1 for nobody)"
-            )
-        checked: Self = Wrapper.checked(self.replace(clients=jnp.asarray(clients, jnp.int32)))
-        return checked
+            return checked
+        _check_numbers(clients, INT32_MAX)
+        return checked.replace(clients=jnp.asarray(clients, jnp.int32))
 
     def check(self, num_clients: int) -> None:
         super().check(num_clients)
         if is_concrete(self.clients):
-            clients = np.asarray(self.clients)
-            wrong = clients[(clients < -1) | (clients >= num_clients)]
-            if wrong.size:
-                raise ValueError(
-                    f"attacked(clients=...) has {wrong.tolist()[:5]}: the data set's clients are numbered 0 to "
-                    f"{num_clients - 1} in the order of their ids (-1 for nobody)"
-                )
+            _check_numbers(np.asarray(self.clients), num_clients - 1)
 
     def init(self, params: Any, shares: jax.Array) -> Wrapped:
         return Wrapped(self.base.init(params, shares), jnp.int32(0))
@@ -137,4 +120,20 @@ class Attacked(Gathering):
         return cohort.valid & jnp.any(cohort.indices[:, None] == self._clients[None, :], axis=1)
 
 
-attacked = factory("algorithm.attacked", Attacked)
+def _check_numbers(clients: np.ndarray, most: int) -> None:
+    wrong = clients[(clients < -1) | (clients > most)]
+    if wrong.size:
+        raise ValueError(
+            f"attacked(clients=...) has {wrong.tolist()[:5]}: clients are numbered 0 to {most} in the order of their "
+            "ids (-1 for nobody)"
+        )
+
+
+attacked = recorded(
+    "algorithm.attacked",
+    Attacked,
+    step="around a method: some clients send something else",
+    paper="Blanchard et al. 2017, Baruch et al. 2019, Xie et al. 2020",
+    kept="the base's",
+    case={"clients": [1, 4], "attack": scaling(-0.4)},
+)

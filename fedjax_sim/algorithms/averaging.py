@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_sim.algorithms.contract import Cohort
+from fedjax_sim.algorithms.records import recorded
 from fedjax_sim.algorithms.wrapper import Wrapped, Wrapper
 from fedjax_sim.core import trees
-from fedjax_sim.core.descriptions import factory
-from fedjax_sim.core.fields import static
-from fedjax_sim.core.values import INT32_MAX, check_count, check_real, check_scalar
+from fedjax_sim.core.fields import count, real
+from fedjax_sim.core.values import INT32_MAX, check_scalar
 
 
 class Ema(Wrapper):
@@ -23,18 +23,13 @@ class Ema(Wrapper):
     A round that changes nothing (nobody took part) does not move x~ either.
 
     Args:
-      base: the method.
       decay: beta in [0, 1).
 
     Reference: Polyak and Juditsky 1992, "Acceleration of stochastic approximation by averaging" (the idea); the
     exponential weights as usual for deep networks.
     """
 
-    decay: Any = 0.9
-
-    def checked(self) -> Self:
-        check_real("ema(decay=...)", self.decay, low=0.0, below=1.0)
-        return super().checked()
+    decay: Any = real(default=0.9, low=0.0, below=1.0)
 
     def init(self, params: Any, shares: jax.Array) -> Wrapped:
         return Wrapped(self.base.init(params, shares), params)
@@ -63,17 +58,12 @@ class LastK(Wrapper):
     Memory: k models on the server.
 
     Args:
-      base: the method.
       k: how many models, at least 1.
 
     Reference: Izmailov et al. 2018, "Averaging weights leads to wider optima and better generalization", section 3.
     """
 
-    k: int = static(default=5)
-
-    def checked(self) -> Self:
-        check_count("last_k(k=...)", self.k, high=INT32_MAX)
-        return super().checked()
+    k: int = count(default=5, high=INT32_MAX)
 
     def init(self, params: Any, shares: jax.Array) -> Wrapped:
         def first_of(leaf: Any) -> jax.Array:
@@ -84,8 +74,8 @@ class LastK(Wrapper):
 
     def evaluated(self, server: Wrapped) -> Any:
         models, rounds = server.extra
-        count = jnp.minimum(rounds + 1, self.k)
-        return jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0) / count.astype(leaf.dtype), models)
+        held = jnp.minimum(rounds + 1, self.k)
+        return jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0) / held.astype(leaf.dtype), models)
 
     def update(self, server: Wrapped, got: dict[str, Any], cohort: Cohort) -> Wrapped:
         new: Wrapped = super().update(server, got, cohort)
@@ -96,5 +86,19 @@ class LastK(Wrapper):
         return new._replace(extra=Window(models, rounds))
 
 
-ema = factory("algorithm.ema", Ema)
-last_k = factory("algorithm.last_k", LastK)
+ema = recorded(
+    "algorithm.ema",
+    Ema,
+    step="around a method: reports x̃ ← β x̃ + (1 − β) x",
+    cite="polyak1992acceleration",
+    kept="the base's",
+    case={"decay": 0.7},
+)
+last_k = recorded(
+    "algorithm.last_k",
+    LastK,
+    step="around a method: reports the mean of the last k models",
+    cite="izmailov2018averaging",
+    kept="the base's",
+    case={"base": "scaffold", "k": 2},
+)

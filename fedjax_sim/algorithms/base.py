@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any, NamedTuple, Self
 
 from fedjax_sim import optim
-from fedjax_sim.algorithms.contract import Client, Cohort, Method
-from fedjax_sim.core.fields import static
-from fedjax_sim.core.values import check_flag
+from fedjax_sim.algorithms.contract import Client as Client
+from fedjax_sim.algorithms.contract import Cohort as Cohort
+from fedjax_sim.algorithms.contract import Method
+from fedjax_sim.core.fields import flag
 from fedjax_sim.optim import rates
 
 
@@ -46,15 +47,18 @@ class Algorithm(Method, kw_only=True):
     client_learning_rate: Any = 1.0  # type: ignore[misc]
     server_learning_rate: Any = 1.0  # type: ignore[misc]
     server_optimizer: optim.Optimizer | None = None  # type: ignore[misc]
-    keep_optimizer: bool = static(default=False)  # type: ignore[misc]
+    keep_optimizer: bool = flag(default=False)  # type: ignore[misc]
 
     def checked(self) -> Self:
         name = type(self).__name__
-        check_flag(f"{name}(keep_optimizer=...)", self.keep_optimizer)
-        checked = self.replace(
-            client_optimizer=optim.as_optimizer(self.client_optimizer, f"{name}(client_optimizer=...)"),
-            client_learning_rate=rates.as_rate(self.client_learning_rate, f"{name}(client_learning_rate=...)"),
-            server_learning_rate=rates.as_rate(self.server_learning_rate, f"{name}(server_learning_rate=...)"),
+        checked = (
+            super()
+            .checked()
+            .replace(
+                client_optimizer=optim.as_optimizer(self.client_optimizer, f"{name}(client_optimizer=...)"),
+                client_learning_rate=rates.as_rate(self.client_learning_rate, f"{name}(client_learning_rate=...)"),
+                server_learning_rate=rates.as_rate(self.server_learning_rate, f"{name}(server_learning_rate=...)"),
+            )
         )
         if self.server_optimizer is not None:
             server = optim.as_optimizer(self.server_optimizer, f"{name}(server_optimizer=...)")
@@ -67,6 +71,3 @@ class Algorithm(Method, kw_only=True):
                 "use sgd (with any momentum), or FedAvg with this solver"
             )
         return checked
-
-
-__all__ = ["Algorithm", "Client", "Cohort", "Method", "Sent", "ServerState"]

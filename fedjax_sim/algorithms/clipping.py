@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_sim.algorithms.contract import Client, Cohort, Message, Sum
-from fedjax_sim.algorithms.wrapper import Wrapped, Wrapper
+from fedjax_sim.algorithms.records import recorded
+from fedjax_sim.algorithms.wrapper import Wrapped, Wrapper, within
 from fedjax_sim.core import trees
-from fedjax_sim.core.descriptions import factory
-from fedjax_sim.core.values import check_real, check_scalar
+from fedjax_sim.core.fields import real
+from fedjax_sim.core.values import check_scalar
 
 WITHIN = "within the norm"  # a message: 1 of a client whose change is no longer than the bound, else 0
 
 
 class Bound(NamedTuple):
-    """What a server knows of the bound C.
+    """What a server knows of the bound C."""
 
-    Attributes:
-      norm: C of the next round.
-      used: C of the last one.
-      clipped: fraction of the last round's clients whose change was longer.
-    """
-
-    norm: jax.Array
-    used: jax.Array
-    clipped: jax.Array
+    norm: jax.Array  # C of the next round
+    used: jax.Array  # C of the last one
+    clipped: jax.Array  # fraction of the last round's clients whose change was longer
 
 
 class BoundSent(NamedTuple):
@@ -51,54 +47,66 @@ def clip(tree: Any, norm: Any) -> tuple[Any, jax.Array]:
     return trees.scale(jnp.where(longer, quotient, 1), tree), ~longer
 
 
-def check_norm(what: str, norm: Any) -> None:
-    """Checks that a bound is positive; infinity, which clips nothing, is one."""
-    check_real(what, norm, low=0.0, open_=True, infinite=True)
-
-
-def check_only_clipping(name: str, base: Any) -> None:
-    """Raises ``ValueError`` where a method inside clips already: a second bound would hide the first."""
-    inside: Any = base
-    while isinstance(inside, Wrapper):
-        if isinstance(inside, Clipping) or (inside.requires.apart and not inside.base.requires.apart):
-            found = type(inside).__name__
-            raise ValueError(f"{name}(base): the base is clipped already, by {found}: give one bound, the smaller")
-        inside = inside.base
-
-
 class Clipping(Wrapper):
     """Base of the methods whose clients report changes of bounded length; counts those that were longer."""
 
-    def first(self) -> Any:
-        """C in the first round."""
-        raise TypeError(f"{type(self).__name__} must define first()")
+    @property
+    def follows(self) -> bool:
+        """Whether C changes from round to round, so that clients are sent it and report whether they were longer."""
+        return False
 
-    def bound(self, sent: Any) -> Any:
-        """C, as a client knows it."""
-        return self.first()
+    @property
+    def first(self) -> Any:
+        """C in the first round, and C where it stays."""
+        return self.norm  # type: ignore[attr-defined]
 
     def followed(self, bound: Bound, share: jax.Array, cohort: Cohort) -> jax.Array:
         """C of the next round, after one in which a ``share`` of the clients was no longer than C."""
         return bound.norm
 
-    def init(self, params: Any, shares: jax.Array) -> Wrapped:
-        return Wrapped(self.base.init(params, shares), first_bound(self.first()))
+    def checked(self) -> Self:
+        checked = super().checked()
+        found = next((type(one).__name__ for one in within(self.base) if isinstance(one, Clipping)), None)
+        if found:  # a second bound would hide the first
+            name = self.factory_name()
+            raise ValueError(f"{name}(base): the base is clipped already, by {found}: give one bound, the smaller")
+        return checked
 
-    def encode(self, delta: Any, memory: Any, sent: Any, client: Client) -> tuple[Any, Any, dict[str, Message]]:
-        delta, within = clip(delta, self.bound(sent))
-        return delta, memory, {WITHIN: self.note(within)}
+    def init(self, params: Any, shares: jax.Array) -> Wrapped:
+        for field in dataclasses.fields(self):
+            if field.name != "base" and getattr(self, field.name) is not None:
+                check_scalar(f"{self.factory_name()}({field.name}=...)", getattr(self, field.name))
+        norm = jnp.asarray(self.first).astype(jnp.result_type(float))
+        return Wrapped(self.base.init(params, shares), Bound(norm, norm, jnp.zeros_like(norm)))
+
+    def send(self, server: Wrapped) -> Any:
+        sent = self.base.send(server.base)
+        return BoundSent(sent, server.extra.norm) if self.follows else sent
+
+    def received(self, sent: Any) -> Any:
+        return sent.base if self.follows else sent
+
+    def clip(self, change: Any, sent: Any) -> tuple[Any, jax.Array]:
+        """As :func:`clip`, to C as the client knows it."""
+        return clip(change, sent.norm if self.follows else self.first)
 
     def note(self, within: jax.Array) -> Sum:
-        """What a client says of its length; here for the record alone."""
-        return Sum(within.astype(jnp.result_type(float)), nbytes=0)
+        """What a client says of its length; for the record alone where C stays."""
+        return Sum(within.astype(jnp.result_type(float)), nbytes=None if self.follows else 0)
+
+    def encode(self, delta: Any, memory: Any, sent: Any, client: Client) -> tuple[Any, Any, dict[str, Message]]:
+        delta, within = self.clip(delta, sent)
+        return delta, memory, {WITHIN: self.note(within)}
 
     def update(self, server: Wrapped, got: dict[str, Any], cohort: Cohort) -> Any:
-        new: Wrapped = super().update(server, without_note(got), cohort)
+        inner = {name: message for name, message in got.items() if name != WITHIN}
+        new: Wrapped = super().update(server, inner, cohort)
         bound, share = server.extra, share_of(got[WITHIN], cohort)
         return new._replace(extra=Bound(self.followed(bound, share, cohort), bound.norm, 1 - share))
 
     def report(self, server: Wrapped) -> dict[str, jax.Array]:
-        return self.base.report(server.base) | {"clipped": server.extra.clipped}
+        record = self.base.report(server.base) | {"clipped": server.extra.clipped}
+        return record | {"clipping_norm": server.extra.used} if self.follows else record
 
 
 class Clipped(Clipping):
@@ -110,10 +118,8 @@ class Clipped(Clipping):
     change, SCAFFOLD's control variates, FedDyn's b_i, FedAWARE's momenta) is computed from the clipped change, so that
     server and client agree. Gradients that a client reports without moving (FedDANE's first exchange) are not clipped.
     Recorded: ``"clipped"``, the fraction of the cohort that was longer than C.
-    State per client, and what is sent: the base's.
 
     Args:
-      base: the method.
       norm: C > 0; infinity clips nothing.
 
     Raises:
@@ -123,16 +129,7 @@ class Clipped(Clipping):
     clipping).
     """
 
-    norm: Any = 1.0
-
-    def checked(self) -> Self:
-        check_norm("clipped(norm=...)", self.norm)
-        check_only_clipping("clipped", self.base)
-        return super().checked()
-
-    def first(self) -> Any:
-        check_scalar("clipped(norm=...)", self.norm)
-        return self.norm
+    norm: Any = real(default=1.0, low=0.0, open_=True, infinite=True)
 
 
 class AdaptivelyClipped(Clipping):
@@ -143,10 +140,8 @@ class AdaptivelyClipped(Clipping):
     so that in the long run a fraction gamma is not clipped, whatever the lengths become. C is the server's and goes
     down with the model. What is clipped: see :class:`Clipped`. b counts clients alike, whatever the average. Recorded:
     ``"clipped"`` (1 - b) and ``"clipping_norm"``, the C that the round's clients used.
-    State per client: the base's. One number more down and up.
 
     Args:
-      base: the method.
       quantile: gamma in [0, 1], the fraction of clients to be left as they are.
       rate: eta >= 0.
       initial: C in the first round, > 0.
@@ -158,39 +153,21 @@ class AdaptivelyClipped(Clipping):
     updates); the defaults are their experiments'.
     """
 
-    quantile: Any = 0.5
-    rate: Any = 0.2
-    initial: Any = 0.1
+    quantile: Any = real(default=0.5, low=0.0, high=1.0)
+    rate: Any = real(default=0.2, low=0.0)
+    initial: Any = real(default=0.1, low=0.0, open_=True)
 
-    def checked(self) -> Self:
-        check_real("adaptively_clipped(initial=...)", self.initial, low=0.0, open_=True)
-        check_quantile("adaptively_clipped", self.quantile, self.rate)
-        check_only_clipping("adaptively_clipped", self.base)
-        return super().checked()
+    @property
+    def follows(self) -> bool:
+        return True
 
+    @property
     def first(self) -> Any:
-        for name in ("quantile", "rate", "initial"):
-            check_scalar(f"adaptively_clipped({name}=...)", getattr(self, name))
         return self.initial
-
-    def send(self, server: Wrapped) -> BoundSent:
-        return BoundSent(self.base.send(server.base), server.extra.norm)
-
-    def received(self, sent: BoundSent) -> Any:
-        return sent.base
-
-    def bound(self, sent: BoundSent) -> Any:
-        return sent.norm
-
-    def note(self, within: jax.Array) -> Sum:
-        return Sum(within.astype(jnp.result_type(float)))
 
     def followed(self, bound: Bound, share: jax.Array, cohort: Cohort) -> jax.Array:
         moved = geometric(bound.norm, self.rate, share, self.quantile)
         return jnp.where(cohort.size > 0, moved, bound.norm)
-
-    def report(self, server: Wrapped) -> dict[str, jax.Array]:
-        return super().report(server) | {"clipping_norm": server.extra.used}
 
 
 def geometric(norm: jax.Array, rate: Any, share: jax.Array, quantile: Any) -> jax.Array:
@@ -199,28 +176,26 @@ def geometric(norm: jax.Array, rate: Any, share: jax.Array, quantile: Any) -> ja
     return norm * jnp.exp(-rate * (share.astype(norm.dtype) - quantile))
 
 
-def check_quantile(name: str, quantile: Any, rate: Any) -> None:
-    """Checks gamma and eta."""
-    check_real(f"{name}(quantile=...)", quantile, low=0.0, high=1.0)
-    check_real(f"{name}(rate=...)", rate, low=0.0)
-
-
-def first_bound(norm: Any) -> Bound:
-    """What the server knows before the first round."""
-    norm = jnp.asarray(norm).astype(jnp.result_type(float))
-    return Bound(norm, norm, jnp.zeros_like(norm))
-
-
 def share_of(within: jax.Array, cohort: Cohort) -> jax.Array:
     """b, from the number of clients within the bound; 1 where nobody took part."""
     size = cohort.size.astype(within.dtype)
     return jnp.where(size > 0, within / jnp.maximum(size, 1), jnp.ones_like(within))
 
 
-def without_note(messages: dict[str, Any]) -> dict[str, Any]:
-    """The base method's messages."""
-    return {name: message for name, message in messages.items() if name != WITHIN}
-
-
-clipped = factory("algorithm.clipped", Clipped)
-adaptively_clipped = factory("algorithm.adaptively_clipped", AdaptivelyClipped)
+clipped = recorded(
+    "algorithm.clipped",
+    Clipped,
+    step="around a method: Δ_i ← min(1, C/‖Δ_i‖) Δ_i",
+    cite="mcmahan2018learning",
+    kept="the base's",
+    case={"norm": 0.4},
+)
+adaptively_clipped = recorded(
+    "algorithm.adaptively_clipped",
+    AdaptivelyClipped,
+    step="the same, C follows a quantile of the ‖Δ_i‖",
+    cite="andrew2021differentially",
+    kept="the base's",
+    sent="the base's + a scalar",
+    case={"initial": 0.4},
+)

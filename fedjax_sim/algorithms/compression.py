@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.algorithms.contract import Client, Message, Requires
-from fedjax_sim.algorithms.wrapper import Wrapper
+from fedjax_sim.algorithms.records import recorded
+from fedjax_sim.algorithms.wrapper import Wrapper, within
 from fedjax_sim.core import sampling, trees
-from fedjax_sim.core.descriptions import factory
-from fedjax_sim.core.fields import static
-from fedjax_sim.core.values import check_count, check_flag, check_real, suggest
+from fedjax_sim.core.fields import choice, count, flag, static
+from fedjax_sim.core.values import check_real
 
 _ROUNDING, _PLACES = 0x5153, 0x524B  # branches of a client's key: for the rounding, for the places
 _INDEX_BYTES = 4
@@ -37,13 +37,13 @@ class Compressed(Wrapper):
         raise TypeError(f"{type(self).__name__} must define compressed_bytes(change)")
 
     def checked(self) -> Self:
-        inside: Any = self.base
-        while isinstance(inside, Wrapper):
-            if isinstance(inside, Compressed):
-                names = type(self).__name__, type(inside).__name__
-                raise ValueError(f"{names[0]}(base): the base is compressed already, by {names[1]}: give one of them")
-            inside = inside.base
-        return super().checked()
+        checked = super().checked()
+        found = next((type(one).__name__ for one in within(self.base) if isinstance(one, Compressed)), None)
+        if found:
+            raise ValueError(
+                f"{self.factory_name()}(base): the base is compressed already, by {found}: give one of them"
+            )
+        return checked
 
     def encode(self, delta: Any, memory: Any, sent: Any, client: Client) -> tuple[Any, Any, dict[str, Message]]:
         return self.compress(delta, client.key), memory, {}
@@ -62,10 +62,9 @@ class Quantised(Compressed):
     and ``scale="l2"``. Counted are ``bits`` an entry (one is the sign) and |v|; the paper's variable-length code would
     need fewer for the small entries that are rounded to 0.
     Derivatives pass straight through, d Q(v) = d v: that is the derivative of E Q(v). The rounding draws from the
-    client's own key. State per client, and what is sent besides: the base's.
+    client's own key.
 
     Args:
-      base: the method.
       bits: an entry, 2 to 52; 2 is ternary.
       scale: |v|: ``"l2"``, the paper's, or ``"max"``, max_j |v_j|, whose error is smaller at many levels.
 
@@ -76,16 +75,8 @@ class Quantised(Compressed):
     section 3.1 and Lemma 3.1 (the maximum: their experiments).
     """
 
-    bits: int = static(default=8)
-    scale: str = static(default="l2")
-
-    def checked(self) -> Self:
-        check_count("quantised(bits=...)", self.bits, low=2)
-        if self.bits > _MOST_BITS:
-            raise ValueError(f"quantised(bits=...) is {self.bits}: it must be at most {_MOST_BITS}, those of a double")
-        if self.scale not in ("l2", "max"):
-            raise ValueError(f"quantised(scale={self.scale!r}): {suggest(str(self.scale), ['l2', 'max'])}")
-        return super().checked()
+    bits: int = count(default=8, low=2, high=_MOST_BITS)
+    scale: str = choice(("l2", "max"), default="l2")
 
     def compress(self, change: Any, key: jax.Array) -> Any:
         leaves, structure = jax.tree.flatten(change)
@@ -109,26 +100,24 @@ class Quantised(Compressed):
         return jax.lax.stop_gradient(rounded).astype(v.dtype) + (v - jax.lax.stop_gradient(v))
 
 
+def _check_fraction(what: str, value: Any) -> None:
+    if isinstance(value, jax.core.Tracer):
+        raise TypeError(f"{what} is traced: it decides sizes, so give a number")
+    check_real(what, value, low=0.0, high=1.0)
+    if value == 0:
+        raise ValueError(f"{what} is 0: nothing would be sent; it must be in (0, 1]")
+
+
 class Sparsified(Compressed):
     """Base of the methods whose clients send some of the entries of their change."""
 
-    fraction: float = static(default=0.1)
-    feedback: bool = static(default=True)
+    fraction: float = static(_check_fraction, default=0.1)
+    feedback: bool = flag(default=True)
 
     @property
     def requires(self) -> Requires:
         base = self.base.requires
         return base.but(duplicates=base.duplicates and not self.feedback)
-
-    def checked(self) -> Self:
-        name = type(self)._registered_name.partition(".")[2]  # type: ignore[attr-defined]
-        if isinstance(self.fraction, jax.core.Tracer):
-            raise TypeError(f"{name}(fraction) is traced: it decides sizes, so give a number")
-        check_real(f"{name}(fraction)", self.fraction, low=0.0, high=1.0)
-        if self.fraction == 0:
-            raise ValueError(f"{name}(fraction) is 0: nothing would be sent; it must be in (0, 1]")
-        check_flag(f"{name}(feedback=...)", self.feedback)
-        return super().checked().replace(fraction=float(self.fraction))
 
     def count(self, change: Any) -> int:
         """k = ceil(fraction * d), of the d entries of all parameters together."""
@@ -160,10 +149,9 @@ class TopK(Sparsified):
     entry. What was sent so far and e_i add up to all changes that the client made: nothing is lost, only late. e_i of a
     client that does not take part stays as it is. Without ``feedback`` small entries are never sent, and the limit is
     biased. Counted are k values and their places, 4 bytes each.
-    State per client: the base's and one model (with ``feedback``). Derivatives are those of the entries chosen.
+    Derivatives are those of the entries chosen.
 
     Args:
-      base: the method.
       fraction: k / d in (0, 1]; structure, because it decides sizes.
       feedback: whether there is an e_i.
 
@@ -192,10 +180,9 @@ class RandomK(Sparsified):
 
     with k = ceil(fraction d). Its variance is d / k - 1 times |Delta_i|^2. With ``feedback`` the entries of
     v = Delta_i + e_i are sent as they are and e_i <- v - sent is remembered, as in ``top_k``. Counted are k values: the
-    places follow from a key that the server knows. State per client: the base's (and one model with ``feedback``).
+    places follow from a key that the server knows.
 
     Args:
-      base: the method.
       fraction: k / d in (0, 1]; structure, because it decides sizes.
       feedback: whether there is an e_i, in the place of the factor d / k.
 
@@ -207,7 +194,7 @@ class RandomK(Sparsified):
     "Federated learning: Strategies for improving communication efficiency" (sketched updates, subsampling).
     """
 
-    feedback: bool = static(default=False)
+    feedback: bool = flag(default=False)
 
     def compress(self, change: Any, key: jax.Array) -> Any:
         entries, count = sum(leaf.size for leaf in jax.tree.leaves(change)), self.count(change)
@@ -236,6 +223,31 @@ def _value_bytes(count: int, tree: Any) -> int:
     return count * int(trees.widest(tree).itemsize)
 
 
-quantised = factory("algorithm.quantised", Quantised)
-top_k = factory("algorithm.top_k", TopK)
-random_k = factory("algorithm.random_k", RandomK)
+quantised = recorded(
+    "algorithm.quantised",
+    Quantised,
+    step="around a method: Δ_i rounded at random to few bits an entry, unbiased",
+    cite="alistarh2017qsgd",
+    kept="the base's",
+    sent="the base's, compressed",
+    case={"bits": 46},
+)
+top_k = recorded(
+    "algorithm.top_k",
+    TopK,
+    step="around a method: the largest entries of Δ_i + e_i; e_i ← the rest",
+    cite=("stich2018sparsified", "karimireddy2019error"),
+    kept="the base's + 1 (`feedback`)",
+    sent="the base's, compressed",
+    case={"fraction": 0.3},
+)
+random_k = recorded(
+    "algorithm.random_k",
+    RandomK,
+    step="around a method: random entries of Δ_i, scaled to be unbiased",
+    cite=("stich2018sparsified", "konecny2016federated"),
+    paper="Konečný et al. 2016",
+    kept="the base's",
+    sent="the base's, compressed",
+    case={"fraction": 0.5},
+)

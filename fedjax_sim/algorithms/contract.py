@@ -30,9 +30,14 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.algorithms import declarations
-from fedjax_sim.algorithms.messages import Each, Mean, Message, Share, Stack, Sum
+from fedjax_sim.algorithms.messages import Each as Each
+from fedjax_sim.algorithms.messages import Mean as Mean
+from fedjax_sim.algorithms.messages import Message as Message
+from fedjax_sim.algorithms.messages import Share as Share
+from fedjax_sim.algorithms.messages import Stack as Stack
+from fedjax_sim.algorithms.messages import Sum as Sum
 from fedjax_sim.core.descriptions import Described
-from fedjax_sim.optim.parts import Parts
+from fedjax_sim.optim.parts import Parts as Parts
 
 
 class Client(NamedTuple):
@@ -291,9 +296,3 @@ class Method(Described, kw_only=True):
     def personal(self, server: Any, c_i: Any) -> Any:
         """The model that client i would use itself: the one that is evaluated, unless the client keeps its own."""
         return self.evaluated(server)
-
-
-__all__ = [
-    "ALL_AVERAGES", "Client", "Cohort", "Each", "Mean", "Message", "Method", "Parts", "Requires", "Share", "Stack",
-    "Sum", "nobody",
-]  # fmt: skip

@@ -27,31 +27,18 @@ _RENAMED = {
 _ELSEWHERE = {
     "direction": "objective(F, y, k, sent, c_i, client): c - c_i is F(y) + inner(subtract(c, c_i), y)",
     "proximal": "objective(F, y, k, sent, c_i, client): F(y) + mu / 2 * square(subtract(y, sent.params))",
-    "slopes": "requires: the solver is probed with F = 0 for Requires(slope=True)",
     "weigh": "the kind of a message in finish: Mean(value) by client.weight, Share(value) by client.share, Sum(value)",
     "stacked": "the kind of a message in finish: Stack(value)",
     "upload_bytes": "a message of finish, Mean(value, nbytes=0), or a wrapper's uploaded(nbytes, delta)",
-    "download_bytes": "requires: what is in Requires(hears=...) counts",
     "introduced": "init(params, shares)",
     "hoisted": "the optimisers, in which the engine finds traced values itself",
     "encodes": "encode of a Wrapper",
     "encode": "encode(delta, memory, sent, client) of a Wrapper around the method",
-    "needs": "requires: Requires(slope=True), Requires(objective=True) and the like; the anchor by survey(F, ...)",
-    "settles": "requires: Requires(hears=('params',)), the fields of the server's state that clients hear of",
-    "takes_steps": "requires: Requires(steps=False)",
-    "own_cohort": "requires: Requires(own_cohort=False)",
-    "default_average": "requires: Requires(average=...)",
-    "averages": "requires: Requires(averages=...)",
-    "averages_why": "requires: Requires(averages_why=...)",
-    "duplicates": "requires: Requires(duplicates=False)",
-    "needs_everyone": "requires: Requires(everyone=True)",
-    "needs_full_gradients": "requires: Requires(full_gradients=True)",
-    "acts_alone": "requires: Requires(acts_alone=True)",
-    "clients_apart": "requires: Requires(apart=True)",
-    "excludes_nonfinite": "requires: Requires(excludes_nonfinite=True)",
-    "remembers_everyone": "requires: Requires(remembers_everyone=True)",
-    "minimises": "requires: Requires(minimises=lambda objective: ...)",
 }
+_IN_REQUIRES = """
+    slopes download_bytes needs settles takes_steps own_cohort default_average averages averages_why duplicates
+    needs_everyone needs_full_gradients acts_alone clients_apart excludes_nonfinite remembers_everyone minimises
+"""
 # Hooks that take as many arguments as before, but other ones: one that is gone.
 _FORMER_ARGUMENTS = {"init": "num_clients", "finish": "local", "encode": "change"}
 
@@ -124,6 +111,8 @@ def _former(name: str) -> str:
     """What became of a name of the contract before 0.2.0; "" if it has never been one."""
     if name in _RENAMED:
         return f"{name} is called {_RENAMED[name]} since 0.2.0."
+    if name in _IN_REQUIRES.split():
+        return "since 0.2.0 this is said by the property requires, Requires(slope=True) and the like."
     return f"since 0.2.0 this is said by {_ELSEWHERE[name]}." if name in _ELSEWHERE else ""
 
 

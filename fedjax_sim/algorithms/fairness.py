@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,9 +11,10 @@ import optax
 from fedjax_sim import optim
 from fedjax_sim.algorithms.contract import Client, Cohort, Each, Message, Requires, Stack, Sum
 from fedjax_sim.algorithms.fedavg import FedAvg
-from fedjax_sim.core.descriptions import factory
+from fedjax_sim.algorithms.records import recorded
+from fedjax_sim.core.fields import real
 from fedjax_sim.core.trees import as_dtype, divide, scale, square
-from fedjax_sim.core.values import check_real, check_scalar
+from fedjax_sim.core.values import check_scalar
 
 _onto_simplex = optim.lenient(optax.projections.projection_simplex)
 
@@ -26,7 +27,6 @@ class QFedAvg(FedAvg):
 
     q = 0 is FedAvg with the plain mean. F_i(x) must be positive where q is not 0; one more pass over the local data
     computes it. As in the paper the sums are plain: p_i enters through cohorts drawn by it, ``cohort.weighted``.
-    State per client: none. One model down, one model and one scalar up.
 
     Args:
       q: fairness, >= 0.
@@ -35,8 +35,8 @@ class QFedAvg(FedAvg):
     Reference: Li, Sanjabi, Beirami and Smith 2020, "Fair resource allocation in federated learning", Algorithm 2.
     """
 
-    q: Any = 1.0
-    lipschitz: Any = None
+    q: Any = real(default=1.0, low=0.0)
+    lipschitz: Any = real(default=None, low=0.0, open_=True)
 
     @property
     def requires(self) -> Requires:
@@ -44,11 +44,6 @@ class QFedAvg(FedAvg):
             step_size=self.lipschitz is None, survey=True, average="plain", averages=frozenset({"plain"}),
             duplicates=False, minimises=lambda objective: objective.replace("F_i", "F_i^(q+1) / (q+1)"),
         )  # fmt: skip
-
-    def checked(self) -> Self:
-        check_real("qfedavg(q=...)", self.q, low=0.0)
-        check_real("qfedavg(lipschitz=...)", self.lipschitz, low=0.0, open_=True, optional=True)
-        return super().checked()
 
     def survey(self, F: Any, sent: Any, c_i: Any, client: Client) -> Any:
         return F(sent.params)
@@ -90,8 +85,7 @@ class Afl(FedAvg):
     (1/N with ``average="plain"``). With one full-gradient step each and everybody in every round this is the
     deterministic gradient descent-ascent of the paper; local steps and cohorts follow FedAvg. One more pass over the
     local data computes F_i(x).
-    State per client: none (lambda lives on the server). One model and its own lambda_i down, one model and
-    two scalars up.
+    lambda lives on the server; a client is sent its own lambda_i.
 
     Args:
       weight_learning_rate: gamma >= 0, the step size of lambda.
@@ -99,7 +93,7 @@ class Afl(FedAvg):
     Reference: Mohri, Sivek and Suresh 2019, "Agnostic federated learning", Algorithm 1 (Stochastic-AFL).
     """
 
-    weight_learning_rate: Any = 0.1
+    weight_learning_rate: Any = real(default=0.1, low=0.0)
 
     @property
     def requires(self) -> Requires:
@@ -107,10 +101,6 @@ class Afl(FedAvg):
             survey=True, averages=frozenset({"sample", "plain"}), duplicates=False,
             minimises=lambda objective: "max over the simplex of sum lambda_i F_i",
         )  # fmt: skip
-
-    def checked(self) -> Self:
-        check_real("afl(weight_learning_rate=...)", self.weight_learning_rate, low=0.0)
-        return super().checked()
 
     def init(self, params: Any, shares: jax.Array) -> Any:
         return super().init(params, shares)._replace(extra=shares.astype(jnp.result_type(float)))
@@ -135,5 +125,20 @@ class Afl(FedAvg):
         return self.server_step(server._replace(extra=_onto_simplex(risen)), scale(1 / mass, got["delta"]), cohort)
 
 
-qfedavg = factory("algorithm.qfedavg", QFedAvg)
-afl = factory("algorithm.afl", Afl)
+qfedavg = recorded(
+    "algorithm.qfedavg",
+    QFedAvg,
+    step="x ← x + Σ F_i^q LΔ_i / Σ h_i",
+    cite="li2020fair",
+    paper="Li et al. 2020 (q-FFL)",
+    sent="1 / 1 + a scalar",
+    case={"q": 0.7},
+)
+afl = recorded(
+    "algorithm.afl",
+    Afl,
+    step="FedAvg with weights λ; λ ascends on the losses",
+    cite="mohri2019agnostic",
+    sent="1 + a scalar / 1 + two scalars",
+    case={"weight_learning_rate": 0.005},
+)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from fedjax_sim import optim
 from fedjax_sim.algorithms.base import Algorithm, Sent, ServerState
 from fedjax_sim.algorithms.contract import Client, Cohort, Mean, Message, Requires
-from fedjax_sim.core.descriptions import factory
+from fedjax_sim.algorithms.records import recorded
 from fedjax_sim.core.trees import add_scaled, subtract
 from fedjax_sim.optim import parts, rates
 
@@ -21,7 +21,7 @@ class FedAvg(Algorithm):
     y_i <- y_i - eta g_i(y_i), tau_i times from y_i = x;   x <- x + eta_g sum_S w_i (y_i - x)
 
     with w_i from the cohort scheme (n_i / sum_S n by default). Minimises a surrogate, not F, when the tau_i differ
-    (Wang et al. 2020, Theorem 1). State per client: none. One model down, one up a round and client.
+    (Wang et al. 2020, Theorem 1).
 
     Reference: McMahan et al. 2017, "Communication-efficient learning of deep networks from decentralized data",
     Algorithm 1; with a server optimiser: Reddi et al. 2021, "Adaptive federated optimization", Algorithm 1.
@@ -88,8 +88,7 @@ class LargeBatchSgd(FedAvg):
     x <- x + eta_g sum_S w_i u_i,   u_i = -eta grad F_i(x)
 
     What ``work`` and the batches say about local steps does not matter here: nobody takes more than one and nobody
-    straggles; the batch size only sets the pieces in which a gradient is accumulated. State per client: none. One
-    model down, one model up a round and client.
+    straggles; the batch size only sets the pieces in which a gradient is accumulated.
 
     Reference: the baseline "SGD" of Karimireddy et al. 2020 (SCAFFOLD), section 7; FedSGD of McMahan et al. 2017.
     """
@@ -107,6 +106,20 @@ class LargeBatchSgd(FedAvg):
         return subtract(y, sent.params)
 
 
-fedavg = factory("algorithm.fedavg", FedAvg)
-local_sgd = factory("algorithm.local_sgd", LocalSgd)
-large_batch_sgd = factory("algorithm.large_batch_sgd", LargeBatchSgd)
+fedavg = recorded(
+    "algorithm.fedavg",
+    FedAvg,
+    step="x ← x + η_g Σ w_i Δ_i, Δ_i = y_i − x",
+    cite="mcmahan2017communication",
+    options="any optax client and server optimiser",
+)
+local_sgd = recorded(
+    "algorithm.local_sgd", LocalSgd, step="FedAvg, everybody in every round", cite="stich2019local", options="the same"
+)
+large_batch_sgd = recorded(
+    "algorithm.large_batch_sgd",
+    LargeBatchSgd,
+    step="one step each along the full local gradient",
+    cite="karimireddy2020scaffold",
+    options="the same",
+)

@@ -2,21 +2,209 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_sim.algorithms.base import ServerState
-from fedjax_sim.algorithms.contract import Client, Cohort, Mean, Message, Method, Requires
+from fedjax_sim.algorithms.contract import Client, Cohort, Mean, Message, Method, Requires, Stack
 from fedjax_sim.algorithms.fedavg import FedAvg
 from fedjax_sim.algorithms.feddyn import FedDyn
-from fedjax_sim.algorithms.hull import Hull
+from fedjax_sim.algorithms.records import recorded
 from fedjax_sim.algorithms.wrapper import Wrapped, Wrapper, innermost
 from fedjax_sim.core import trees
-from fedjax_sim.core.descriptions import factory
+from fedjax_sim.core.descriptions import Described
+from fedjax_sim.core.fields import choice, flag, integers, real, static
+from fedjax_sim.core.values import as_int32, check_scalar, demand
+from fedjax_sim.optim.min_norm import MinNormSolver, gram_rows, shortest
 
 _SHORT = 1e-8  # of max |m_i|: below this length d has no direction to speak of
+
+
+class Memory(NamedTuple):
+    """What the server remembers of N clients (or C clusters of them)."""
+
+    momenta: Any  # m_i, leaves [N, ...]
+    gram: Any  # <m_i, m_j>, [N, N]; ``()`` where no shortest vector is asked for
+    seen: jax.Array  # bool[N], who has taken part so far
+    mass: Any  # [N], n_i / mean n of those seen; ``()`` unless the weights are p_i
+    weights: jax.Array  # [N], lambda of the last round
+    solution: Any  # the last solution's report; ``()`` where no shortest vector is asked for
+
+
+class Solution(NamedTuple):
+    """How good the last shortest vector is."""
+
+    norm: jax.Array  # |d|
+    gap: jax.Array  # duality gap |d|^2 - min_i <m_i, d>
+    stationary: jax.Array  # whether the hull contains 0
+    steps: jax.Array  # of the solver
+
+
+class Hull(Described, kw_only=True):
+    """The momenta m_i of the clients and the vector d = sum_i lambda_i m_i (Zeng et al. 2025, eqs 2-3).
+
+    m_i <- (1 - alpha) m_i + alpha (x - y_i) for i in S, else unchanged;   m_i = 0 before the first visit
+    lambda = argmin over the simplex of |sum_i lambda_i m_i|^2
+
+    Attributes:
+      alpha: weight of the new change, in (0, 1].
+      candidates: over whom lambda ranges: ``"seen"`` clients, or ``"all"`` as eq. 2 is written, where unseen ones hold
+        m_i = 0, so that d = 0 until everybody was seen.
+      weights: ``"shortest"``; ``"uniform"``: lambda_i = 1/|seen|, the paper's "-NA"; ``"sample"``: lambda_i
+        proportional to n_i.
+      normalised: lambda AND d on m_i / |m_i|, as the authors' code does.
+      warm_up: steps like the base method until everybody was seen; the round that sees the last one uses d.
+      layers: names of the parameters (parts of their paths) that the Gram matrix is computed from; None for all.
+      clusters: int[N], the cluster of each client (in the order of ids): one m per cluster, updated with the plain mean
+        of its members in the cohort; None for one per client. Traced: a run with one that is not in 0 .. C - 1 is NaN.
+      num_clusters: C, read from ``clusters`` where that is concrete; N where it is traced and none is given.
+      solver: of ``fedjax_sim.min_norm``; None for active sets up to 512 vectors, away steps beyond.
+    """
+
+    alpha: Any = real(default=0.5, low=0.0, high=1.0)
+    candidates: str = choice(("seen", "all"), default="seen")
+    weights: str = choice(("shortest", "uniform", "sample"), default="shortest")
+    normalised: bool = flag(default=False)
+    warm_up: bool = flag(default=False)
+    layers: tuple[str, ...] | None = static(default=None)
+    clusters: Any = integers(default=None)
+    num_clusters: int = static(default=0)
+    solver: MinNormSolver | None = None
+
+    def checked(self) -> Self:
+        checked, name = super().checked(), self.factory_name()
+        if self.layers is not None and (isinstance(self.layers, str) or not self.layers):
+            raise TypeError(f"{name}(layers={self.layers!r}): give a tuple of names, ('Dense_1',)")
+        if self.weights == "sample" and self.clusters is not None:
+            raise ValueError(f"{name}(weights='sample', clusters=...): a cluster has no share; use weights='uniform'")
+        if self.normalised and self.weights != "shortest":
+            raise ValueError(f"{name}(normalised=True, weights={self.weights!r}): give weights='shortest'")
+        if self.layers is not None:
+            checked = checked.replace(layers=tuple(self.layers))
+        return checked._with_clusters(name)
+
+    def empty(self, params: Any, num_clients: int) -> Memory:
+        """The memory before the first round."""
+        check_scalar("alpha", self.alpha)
+        if self.clusters is not None and jnp.shape(self.clusters) != (num_clients,):
+            raise ValueError(
+                f"clusters has shape {jnp.shape(self.clusters)}: give one number for each of {num_clients}"
+            )
+        count, dtype = self.num_clusters or num_clients, jnp.result_type(float)
+        momenta = jax.tree.map(lambda leaf: jnp.zeros((count, *jnp.shape(leaf)), jnp.result_type(leaf)), params)
+        solves = self.weights == "shortest"
+        zero = jnp.zeros((), dtype)
+        return Memory(
+            momenta=momenta,
+            gram=jnp.zeros((count, count), dtype) if solves else (),
+            seen=jnp.zeros((count,), bool),
+            mass=jnp.zeros((count,), dtype) if self.weights == "sample" else (),
+            weights=jnp.zeros((count,), dtype),
+            solution=Solution(zero, zero, jnp.zeros((), bool), jnp.int32(0)) if solves else (),
+        )
+
+    def messages(self, delta: Any, client: Client, nbytes: int | None = None) -> dict[str, Message]:
+        """What a client adds to its messages: its change, for ``nbytes``; its size is known to the server."""
+        moved: dict[str, Message] = {"moved": Stack(trees.scale(-1.0, delta), nbytes)}
+        return moved | ({"relative_size": Stack(client.relative_size, 0)} if self.weights == "sample" else {})
+
+    def remembered(self, memory: Memory, got: dict[str, Any], cohort: Cohort) -> tuple[Memory, Any]:
+        """``(memory, d)`` after a round."""
+        count = len(memory.seen)
+        rows = cohort.indices
+        if self.clusters is not None:
+            rows = jnp.where(cohort.valid, self.clusters.at[rows].get(mode="clip"), count)
+        momenta = self._moved(memory.momenta, got["moved"], rows, count)
+        memory = memory._replace(momenta=momenta, seen=memory.seen.at[rows].set(True, mode="drop"))
+        candidates = memory.seen if self.candidates == "seen" else jnp.ones_like(memory.seen)
+        if self.weights == "shortest":
+            return self._shortest(memory, candidates, rows)
+        dtype = memory.weights.dtype
+        mass = candidates.astype(dtype)
+        if self.weights == "sample":
+            memory = memory._replace(mass=memory.mass.at[rows].set(got["relative_size"].astype(dtype), mode="drop"))
+            mass = memory.mass
+        total = jnp.sum(mass) if self.candidates == "seen" else jnp.asarray(count, dtype)  # n_i / mean n sums to N
+        weights = mass / jnp.where(total > 0, total, 1)
+        return memory._replace(weights=weights), _combined(weights, momenta)
+
+    def report_of(self, memory: Memory) -> dict[str, jax.Array]:
+        """The solver's report for the record of a round."""
+        if self.weights != "shortest":
+            return {}
+        norm, gap, stationary, steps = memory.solution
+        return {"min_norm": norm, "min_norm_gap": gap, "min_norm_stationary": stationary, "min_norm_steps": steps}
+
+    def _shortest(self, memory: Memory, candidates: jax.Array, rows: jax.Array) -> tuple[Memory, Any]:
+        dtype = memory.gram.dtype
+        vectors = self._of_layers(memory.momenta)
+        new = gram_rows(vectors, rows).astype(dtype)
+        gram = memory.gram.at[rows].set(new, mode="drop")
+        gram = gram.at[:, rows].set(new.T, mode="drop")
+        scales = None
+        if self.normalised:
+            squares = jnp.diagonal(gram)
+            scales = jnp.where(squares > 0, 1 / jnp.sqrt(jnp.where(squares > 0, squares, 1)), 0)
+        found = shortest(vectors, gram, candidates, memory.weights, solver=self.solver, scales=scales)
+        weights = found.weights if scales is None else found.weights * scales
+        d = found.point if self.layers is None else _combined(weights, memory.momenta)
+        solution = Solution(
+            trees.norm(d).astype(dtype),
+            found.gap.astype(dtype),
+            found.stationary,
+            found.steps,
+        )
+        return memory._replace(gram=gram, weights=found.weights.astype(dtype), solution=solution), d
+
+    def _moved(self, momenta: Any, moved: Any, rows: jax.Array, count: int) -> Any:
+        if self.clusters is None:
+
+            def one_each(m: jax.Array, g: jax.Array) -> jax.Array:
+                return m.at[rows].set(trees.mix(self.alpha, g, m.at[rows].get(mode="clip")), mode="drop")
+
+            return jax.tree.map(one_each, momenta, moved)
+        members = jnp.zeros((count,), jnp.int32).at[rows].add(1, mode="drop").at[rows].get(mode="clip")
+
+        def mean_of_members(m: jax.Array, g: jax.Array) -> jax.Array:
+            alpha = trees.as_dtype(self.alpha, m)
+            share = alpha / jnp.maximum(members, 1).astype(m.dtype).reshape(-1, *[1] * (m.ndim - 1))
+            kept = m.at[rows].set((1 - alpha) * m.at[rows].get(mode="clip"), mode="drop")
+            return kept.at[rows].add(share * g, mode="drop")
+
+        return jax.tree.map(mean_of_members, momenta, moved)
+
+    def _of_layers(self, momenta: Any) -> Any:
+        if self.layers is None:
+            return momenta
+        flat, _ = jax.tree_util.tree_flatten_with_path(momenta)
+        chosen = [leaf for path, leaf in flat if any(name in jax.tree_util.keystr(path) for name in self.layers)]
+        if not chosen:
+            known = ", ".join(jax.tree_util.keystr(path) for path, _ in flat)
+            raise ValueError(f"layers={self.layers} names none of the parameters: {known}")
+        return chosen
+
+    def _with_clusters(self, name: str) -> Self:
+        if self.clusters is None:
+            return self
+        traced = isinstance(self.clusters, jax.core.Tracer)
+        clusters = self.clusters if traced else np.asarray(self.clusters)
+        whole = clusters.ndim == 1 and jnp.issubdtype(clusters.dtype, jnp.integer)
+        if not whole or (not traced and clusters.min(initial=0) < 0):
+            raise ValueError(f"{name}(clusters={self.clusters!r}): give one integer from 0 on for each client")
+        if traced:
+            given, most = as_int32(clusters, -1), self.num_clusters or clusters.shape[0]
+            demand(lambda: (given >= 0) & (given < most))
+            return self
+        count = int(clusters.max(initial=0)) + 1
+        return self.replace(clusters=jnp.asarray(clusters, jnp.int32), num_clusters=count)
+
+
+def _combined(weights: jax.Array, vectors: Any) -> Any:
+    """sum_i weights_i m_i."""
+    return jax.tree.map(lambda m: jnp.tensordot(weights.astype(m.dtype), m, 1), vectors)
 
 
 class FedAware(Hull, FedAvg):
@@ -27,12 +215,12 @@ class FedAware(Hull, FedAvg):
 
     lambda ranges over the clients seen so far (the paper's eq. 2 says all N: ``candidates="all"``). Its length,
     duality gap and whether the hull contains 0 are recorded in every round as ``"min_norm..."``. Memory on the server:
-    N models, and their Gram matrix (N^2 numbers). State per client: none elsewhere. One model down, one up.
+    N models, and their Gram matrix (N^2 numbers).
 
     Args:
       alpha: weight of the new change, in (0, 1].
       candidates, weights, normalised, warm_up, layers, clusters, solver: see
-        :class:`fedjax_sim.algorithms.hull.Hull`. ``weights="uniform"`` is the paper's "FedAWARE-NA",
+        :class:`Hull`. ``weights="uniform"`` is the paper's "FedAWARE-NA",
         ``normalised=True`` the authors' code, ``warm_up=True`` FedAvg until everybody was seen.
 
     Raises:
@@ -47,9 +235,6 @@ class FedAware(Hull, FedAvg):
         return Requires(
             averages=frozenset({"sample", "plain"}), duplicates=False, remembers_everyone=self.clusters is None
         )
-
-    def checked(self) -> Self:
-        return FedAvg.checked(self.checked_hull("fedaware"))
 
     def init(self, params: Any, shares: jax.Array) -> ServerState:
         server: ServerState = super().init(params, shares)
@@ -81,9 +266,8 @@ class Aware(Hull, Wrapper):
     Memory on the server: N models and their Gram matrix, beside what the base method keeps.
 
     Args:
-      base: the method.
       alpha, candidates, weights, normalised, warm_up, layers, clusters, solver: see
-        :class:`fedjax_sim.algorithms.hull.Hull`; until ``warm_up`` is over the base method steps unprojected.
+        :class:`Hull`; until ``warm_up`` is over the base method steps unprojected.
 
     Raises:
       ValueError: an unknown option, FedDyn, or a scheme with replacement.
@@ -101,7 +285,7 @@ class Aware(Hull, Wrapper):
             raise ValueError(
                 "aware(feddyn(...)): FedDyn's server has no descent step to project; extend another method"
             )
-        return Wrapper.checked(self.checked_hull("aware"))
+        return super().checked()
 
     def init(self, params: Any, shares: jax.Array) -> Wrapped:
         if self.shared(params) is not params:
@@ -132,5 +316,18 @@ class Aware(Hull, Wrapper):
         return self.base.report(server.base) | self.report_of(server.extra)
 
 
-fedaware = factory("algorithm.fedaware", FedAware)
-aware = factory("algorithm.aware", Aware)
+fedaware = recorded(
+    "algorithm.fedaware",
+    FedAware,
+    step="x ← x − η_g d, d the shortest vector in the hull of the clients' momenta",
+    cite="zeng2025power",
+    case={"alpha": 0.6},
+)
+aware = recorded(
+    "algorithm.aware",
+    Aware,
+    step="around a method: its step projected on d",
+    cite="zeng2025power",
+    kept="the base's",
+    case={"alpha": 0.6},
+)

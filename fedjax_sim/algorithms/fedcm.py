@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import jax
 
 from fedjax_sim.algorithms.contract import Client, Cohort, Mean, Message, Requires
 from fedjax_sim.algorithms.fedavg import FedAvg
-from fedjax_sim.core.descriptions import factory
-from fedjax_sim.core.fields import static
+from fedjax_sim.algorithms.records import recorded
+from fedjax_sim.core.fields import choice, real
 from fedjax_sim.core.trees import divide, inner, multiply, scale, zeros_like
-from fedjax_sim.core.values import check_real, check_scalar
+from fedjax_sim.core.values import check_scalar
 
 
 class MomentumSent(NamedTuple):
@@ -31,7 +31,6 @@ class FedCm(FedAvg):
     eta tau times ours where all tau_i are equal. ``scaling="direction"`` steps as it writes,
     x <- x - eta_g H D_{t+1} with H = mean_S h_i, which differs from the mean where the tau_i do. alpha = 1 is FedAvg
     with the plain mean (FedNova with it, in the second form).
-    State per client: none. Two models down, one up.
 
     Args:
       alpha: weight of the fresh gradient, in (0, 1].
@@ -43,18 +42,12 @@ class FedCm(FedAvg):
     Reference: Xu et al. 2021, "FedCM: Federated learning with client-level momentum", Algorithm 2.
     """
 
-    alpha: Any = 0.1
-    scaling: str = static(default="mean")
+    alpha: Any = real(default=0.1, low=0.0, high=1.0)
+    scaling: str = choice(("mean", "direction"), default="mean")
 
     @property
     def requires(self) -> Requires:
         return Requires(slope=True, average="plain", averages=frozenset({"sample", "plain"}))
-
-    def checked(self) -> Self:
-        check_real("fedcm(alpha=...)", self.alpha, low=0.0, high=1.0)
-        if self.scaling not in ("mean", "direction"):
-            raise ValueError(f"fedcm(scaling={self.scaling!r}): it must be 'mean' or 'direction'")
-        return super().checked()
 
     def init(self, params: Any, shares: jax.Array) -> Any:
         return super().init(params, shares)._replace(extra=zeros_like(params))
@@ -78,4 +71,12 @@ class FedCm(FedAvg):
         return self.server_step(server, delta, cohort)
 
 
-fedcm = factory("algorithm.fedcm", FedCm)
+fedcm = recorded(
+    "algorithm.fedcm",
+    FedCm,
+    step="local gradient α g + (1 − α) D, D the last mean direction",
+    cite="xu2021fedcm",
+    sent="2 / 1",
+    options="`alpha`; `scaling` mean or direction",
+    case={"alpha": 0.4},
+)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_sim.algorithms.contract import Client, Cohort, Mean, Message, Method, Requires
 from fedjax_sim.algorithms.fedavg import FedAvg
-from fedjax_sim.core.descriptions import factory
-from fedjax_sim.core.fields import static
+from fedjax_sim.algorithms.records import recorded
+from fedjax_sim.core.fields import flag, real, static
 from fedjax_sim.core.trees import as_dtype, inner, select, square, subtract, zeros_like
-from fedjax_sim.core.values import check_flag, check_real, check_scalar
+from fedjax_sim.core.values import check_scalar
 
 
 class Gradient(NamedTuple):
@@ -55,8 +55,8 @@ class FedDane(FedAvg):
     phase 2: y_i <- y_i - eta (g_i(y_i) + g~ - grad F_i(x) + mu (y_i - x));   x <- x + eta_g sum_S2 w_i (y_i - x)
 
     S1 and S2 are drawn independently; tau_i, stragglers and all draws of other methods belong to phase 2. A round whose
-    S1 is empty changes nothing. State per client: none. Three models down, two up (the model for phase 1, the model and
-    g~ for phase 2; a gradient and a model).
+    S1 is empty changes nothing. Three models down, two up (the model for phase 1, the model and g~ for phase 2; a
+    gradient and a model).
 
     Args:
       mu: strength of the proximal term, >= 0.
@@ -65,18 +65,12 @@ class FedDane(FedAvg):
     Reference: Li et al. 2019, "FedDANE: A federated Newton-type method", Algorithm 1.
     """
 
-    mu: Any = 0.0
-    same_cohort: bool = static(default=False)
+    mu: Any = real(default=0.0, low=0.0)
+    same_cohort: bool = flag(default=False)
 
     @property
     def requires(self) -> Requires:
         return Requires(survey=True)
-
-    def checked(self) -> Self:
-        name = type(self).__name__.lower()
-        check_real(f"{name}(mu=...)", self.mu, low=0.0)
-        check_flag(f"{name}(same_cohort=...)", self.same_cohort)
-        return super().checked()
 
     def phases(self) -> tuple[Method, ...]:
         return _Collect(client_optimizer=self.client_optimizer, shared=self.same_cohort), self
@@ -91,7 +85,7 @@ class FedDane(FedAvg):
         return jax.grad(F)(sent.params)
 
     def objective(self, F: Any, y: Any, k: jax.Array, sent: Any, c_i: Any, client: Client) -> Any:
-        check_scalar(f"{type(self).__name__.lower()}(mu=...)", self.mu)
+        check_scalar(f"{self.factory_name()}(mu=...)", self.mu)
         correction = inner(subtract(sent.gradient, client.survey), y)
         return F(y) + correction + self.mu / 2 * square(subtract(y, sent.params))
 
@@ -119,15 +113,11 @@ class Dane(FedDane):
     Newton-type method", Procedure DANE.
     """
 
-    tolerance: Any = 1e-8
+    tolerance: Any = real(default=1e-8, low=0.0)
 
     @property
     def requires(self) -> Requires:
         return super().requires.but(everyone=True, full_gradients=True)
-
-    def checked(self) -> Self:
-        check_real("dane(tolerance=...)", self.tolerance, low=0.0)
-        return super().checked()
 
     def step(self, g: Any, y: Any, state: Any, k: jax.Array, sent: Any, c_i: Any, client: Client) -> tuple[Any, Any]:
         length = square(g)
@@ -135,5 +125,19 @@ class Dane(FedDane):
         return select(solved, (y, state), super().step(g, y, state, k, sent, c_i, client))  # type: ignore[no-any-return]
 
 
-feddane = factory("algorithm.feddane", FedDane)
-dane = factory("algorithm.dane", Dane)
+feddane = recorded(
+    "algorithm.feddane",
+    FedDane,
+    step="local gradient + ḡ − ∇F_i(x) + μ (y − x), in two exchanges",
+    cite="li2019feddane",
+    sent="3 / 2",
+    case={"mu": 0.5},
+)
+dane = recorded(
+    "algorithm.dane",
+    Dane,
+    step="FedDANE with everybody, local problems solved",
+    cite="shamir2014communication",
+    sent="3 / 2",
+    case={"mu": 0.5, "inert": ("tolerance",)},
+)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any
 
 import jax
 
 from fedjax_sim.algorithms.contract import Client, Cohort, Mean, Message, Requires, Share
 from fedjax_sim.algorithms.fedavg import FedAvg
-from fedjax_sim.core.descriptions import factory
-from fedjax_sim.core.fields import static
+from fedjax_sim.algorithms.records import recorded
+from fedjax_sim.core.fields import choice, real
 from fedjax_sim.core.trees import add, inner, square, subtract, zeros_like
-from fedjax_sim.core.values import check_real, check_scalar
+from fedjax_sim.core.values import check_scalar
 
 
 class FedDyn(FedAvg):
@@ -22,7 +22,7 @@ class FedDyn(FedAvg):
 
     Kept is b_i = -h_i / alpha = sum_t (y_i - x_t), the sum of the client's changes, and their mean b = -h / alpha =
     (1/N) sum_j b_j over all clients: the server's line is x <- x + eta_g (mean_S (y_i - x) + b). That is the same at
-    constant alpha, and it is what the authors' code keeps. State per client: one model. One model down, one up.
+    constant alpha, and it is what the authors' code keeps.
 
     Args:
       alpha: regularisation > 0.
@@ -36,20 +36,14 @@ class FedDyn(FedAvg):
     Reference: Acar et al. 2021, "Federated learning based on dynamic regularization", Algorithm 1.
     """
 
-    alpha: Any = 0.1
-    form: str = static(default="paper")
+    alpha: Any = real(default=0.1, low=0.0, open_=True)
+    form: str = choice(("paper", "code"), default="paper")
 
     @property
     def requires(self) -> Requires:
         minimises = str if self.form == "paper" else lambda objective: "sum p_i F_i"
         averages = frozenset({"plain"})
         return Requires(average="plain", averages=averages, duplicates=False, minimises=minimises)
-
-    def checked(self) -> Self:
-        check_real("feddyn(alpha=...)", self.alpha, low=0.0, open_=True)
-        if self.form not in ("paper", "code"):
-            raise ValueError(f"feddyn(form={self.form!r}): it must be 'paper' or 'code'")
-        return super().checked()
 
     def init(self, params: Any, shares: jax.Array) -> Any:
         return super().init(params, shares)._replace(extra=zeros_like(params))
@@ -71,4 +65,12 @@ class FedDyn(FedAvg):
         return self.server_step(server._replace(extra=b), add(got["delta"], b), cohort)
 
 
-feddyn = factory("algorithm.feddyn", FedDyn)
+feddyn = recorded(
+    "algorithm.feddyn",
+    FedDyn,
+    step="local gradient + α (y − x + b_i); x ← x + mean Δ_i + b",
+    cite="acar2021federated",
+    kept="1",
+    options="`alpha`; `form` paper or code",
+    case={"alpha": 0.5},
+)

@@ -8,12 +8,17 @@ from typing import Any, ClassVar, Self
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.algorithms.contract import Client, Cohort, Mean, Message, Requires
+from fedjax_sim.algorithms.contract import Client, Cohort, Mean, Message, Parts, Requires, Share
 from fedjax_sim.algorithms.fedavg import FedAvg
+from fedjax_sim.algorithms.records import recorded
+from fedjax_sim.algorithms.scaffold import Controlled
 from fedjax_sim.core.descriptions import Described, factory
-from fedjax_sim.core.fields import static
-from fedjax_sim.core.trees import divide, multiply, scale, square, subtract
-from fedjax_sim.core.values import check_flag, check_real, check_scalar
+from fedjax_sim.core.fields import choice, flag, leaf, real
+from fedjax_sim.core.trees import add, as_dtype, divide, inner, multiply, scale, square, subtract, zeros_like
+from fedjax_sim.core.values import check_choice, check_real, check_scalar
+from fedjax_sim.optim.described import Sgd
+
+_RULES = ("slope", "steps")
 
 
 class EffectiveSteps(Described):
@@ -23,12 +28,14 @@ class EffectiveSteps(Described):
       of: ``"slope"``: sum_S w_i s_i; ``"steps"``: sum_S w_i tau_i.
     """
 
-    of: str = static()
+    of: str = choice(_RULES)
 
-    def checked(self) -> Self:
-        if self.of not in ("slope", "steps"):
-            raise ValueError(f"fednova(tau_eff={self.of!r}): it must be 'slope', 'steps', a number or None")
-        return self
+
+def _check_effective_steps(what: str, value: Any) -> None:
+    if isinstance(value, str):
+        check_choice(what, value, _RULES)
+    elif not isinstance(value, EffectiveSteps):
+        check_real(what, value, low=0.0, open_=True, optional=True)
 
 
 class FedNova(FedAvg):
@@ -44,8 +51,6 @@ class FedNova(FedAvg):
     This serves momentum, Nesterov's form, decayed rates, a proximal term and whatever else is linear, from client to
     client and round to round. Equals FedAvg when all tau_i are equal and tau_eff = sum w_i s_i. The aggregated change
     may go through a ``server_optimizer`` (momentum, fedyogi, ...) like any pseudo-gradient.
-    State per client: none (one model with ``variance_reduction``). One model and one scalar up, one model down (two and
-    two with ``variance_reduction``).
 
     Where min_k a_ik < 0 (strong proximal terms under momentum) s_i is less than ||a_i||_1; the run then records the
     smallest a_ik eta as ``"lowest_weight"`` and ``simulate`` warns.
@@ -70,23 +75,22 @@ class FedNova(FedAvg):
     optimization", eqs 5-7; tau_eff, proximal terms and variance reduction as in section 4.
     """
 
-    mu: Any = None
-    tau_eff: Any = None
-    variance_reduction: bool = static(default=False)
-    prox_momentum: str = static(default="inside")
-    accept_nonlinear: bool = static(default=False)
+    mu: Any = real(default=None, low=0.0)
+    tau_eff: Any = leaf(_check_effective_steps, default=None)
+    variance_reduction: bool = flag(default=False)
+    prox_momentum: str = choice(("inside", "outside"), default="inside")
+    accept_nonlinear: bool = flag(default=False)
 
-    # Variance reduction and prox_momentum="outside" are classes of their own (fednova_variants): an object is always of
+    # Variance reduction and prox_momentum="outside" are classes of their own (below): an object is always of
     # the class of its options.
     _options: ClassVar[tuple[bool, str]] = (False, "inside")
     _variants: ClassVar[list[type[Any]]] = []
 
     @property
     def requires(self) -> Requires:
-        return Requires(
-            slope=True, step_size=not self.effective("slope"), nonlinear=self.accept_nonlinear,
-            averages=frozenset({"sample", "plain", "transformed"}),
-        )  # fmt: skip
+        averages = frozenset({"sample", "plain", "transformed"})
+        single = not self.effective("slope")
+        return Requires(slope=True, step_size=single, nonlinear=self.accept_nonlinear, averages=averages)
 
     def replace(self, **changes: Any) -> Self:
         changed = super().replace(**changes)
@@ -103,22 +107,16 @@ class FedNova(FedAvg):
         return isinstance(self.tau_eff, EffectiveSteps) and self.tau_eff.of == of
 
     def checked(self) -> Self:
-        check_real("fednova(mu=...)", self.mu, low=0.0, optional=True)
-        check_flag("fednova(variance_reduction=...)", self.variance_reduction)
-        check_flag("fednova(accept_nonlinear=...)", self.accept_nonlinear)
-        if not isinstance(self.tau_eff, (str, EffectiveSteps)):
-            check_real("fednova(tau_eff=...)", self.tau_eff, low=0.0, open_=True, optional=True)
-        if self.prox_momentum not in ("inside", "outside"):
-            raise ValueError(f"fednova(prox_momentum={self.prox_momentum!r}): it must be 'inside' or 'outside'")
+        checked = super().checked()
         if isinstance(self.tau_eff, str):
-            return self.replace(tau_eff=effective_steps(self.tau_eff)).checked()
+            checked = checked.replace(tau_eff=effective_steps(self.tau_eff))
         if (self.variance_reduction, self.prox_momentum) != self._options:
             raise ValueError(
                 f"{type(self).__name__}(variance_reduction={self.variance_reduction}, prox_momentum="
                 f"{self.prox_momentum!r}): this class is for {self._options}: make the method by fednova(...), or "
                 f"subclass one of {', '.join(cls.__name__ for cls in self._variants)}"
             )
-        return super().checked()
+        return checked
 
     def objective(self, F: Any, y: Any, k: jax.Array, sent: Any, c_i: Any, client: Client) -> Any:
         if self.mu is None:
@@ -141,6 +139,112 @@ class FedNova(FedAvg):
         return self.server_step(server, multiply(got["normalised"], scale(1 / mass, got["slope"])), cohort)
 
 
-FedNova._variants.append(FedNova)
+class FedNovaReduced(Controlled, FedNova):
+    """``fednova(variance_reduction=True)``: local gradients g - c_i + c, with c = sum_j lambda_j c_j over all clients.
+
+    c_i+ = -(c - c_i) - Delta_i / h_i is the weighted mean of the raw gradients along the local path. lambda_j is the
+    client's share of the objective, so that c stays the exact average of all c_j.
+
+    Reference: Wang et al. 2020, section 4.
+    """
+
+    _options: ClassVar[tuple[bool, str]] = (True, "inside")
+    _registered_name: ClassVar[str] = "algorithm.fednova"
+
+    def objective(self, F: Any, y: Any, k: jax.Array, sent: Any, c_i: Any, client: Client) -> Any:
+        correction = subtract(sent.control, c_i)
+        return super().objective(lambda y: F(y) + inner(correction, y), y, k, sent, c_i, client)
+
+    def finish(self, delta: Any, y: Any, sent: Any, c_i: Any, client: Client) -> tuple[dict[str, Message], Any]:
+        messages, _ = super().finish(delta, y, sent, c_i, client)
+        new = subtract(subtract(c_i, sent.control), messages["normalised"].value)
+        return messages | {"control": Share(subtract(new, c_i))}, new
+
+    def update(self, server: Any, got: dict[str, Any], cohort: Cohort) -> Any:
+        return super().update(server._replace(extra=add(server.extra, got["control"])), got, cohort)
+
+
+class FedNovaOutside(FedNova):
+    """``fednova(prox_momentum="outside")``: the authors' published code.
+
+    y <- y - eta (b + mu (y - x)),   b <- rho b + g,   normalised by eta z,
+    z <- (1 - eta mu) (z + c) + 1,   c <- rho c + 1
+
+    z is not the sum of that solver's own weights. So -eta z is trained beside the model: driven by the gradient that
+    the probe of the slope adds, and by nothing else, it moves by just that, and its slope is the normaliser.
+    """
+
+    _options: ClassVar[tuple[bool, str]] = (False, "outside")
+    _registered_name: ClassVar[str] = "algorithm.fednova"
+
+    def checked(self) -> Self:
+        checked = super().checked()
+        solver = checked.client_optimizer
+        plain = isinstance(solver, Sgd) and not solver.nesterov and solver.decay is None
+        if self.mu is None or not plain:
+            raise ValueError(
+                "fednova(prox_momentum='outside') is the authors' code for mu with sgd(learning_rate, momentum): give "
+                "both, or use prox_momentum='inside' with any linear solver"
+            )
+        return checked
+
+    def begin(self, sent: Any, c_i: Any, client: Client) -> Any:
+        return Parts(model=sent.params, normaliser=zeros_like(self._eta(sent.params, client)))
+
+    def objective(self, F: Any, y: Any, k: jax.Array, sent: Any, c_i: Any, client: Client) -> Any:
+        return F(y["model"])
+
+    def step(self, g: Any, y: Any, state: Any, k: jax.Array, sent: Any, c_i: Any, client: Client) -> tuple[Any, Any]:
+        momentum = self._sgd.momentum
+        eta, rho = self._eta(sent.params, client), jnp.asarray(0.0 if momentum is None else momentum)
+        moved, new = super().step(g["model"], y["model"], state["model"], k, sent, c_i, client)
+        pull = multiply(scale(self.mu, subtract(y["model"], sent.params)), eta)
+        c = (1 - rho ** as_dtype(k + 1, rho)) / (1 - rho)
+
+        def counted(m: jax.Array, eta: jax.Array, unit: jax.Array) -> jax.Array:
+            pulled, heavy = eta * as_dtype(self.mu, m), rho > 0
+            m = jnp.where(heavy, m - eta * as_dtype(c, m) * unit, m)
+            return jnp.where(heavy & (pulled == 0), m, (1 - pulled) * m - eta * unit)
+
+        normaliser = jax.tree.map(counted, y["normaliser"], eta, g["normaliser"])
+        return Parts(model=subtract(moved, pull), normaliser=normaliser), Parts(state, model=new)
+
+    def change(self, y: Any, sent: Any, c_i: Any, client: Client) -> Any:
+        return super().change(y["model"], sent, c_i, client)
+
+    def finish(self, delta: Any, y: Any, sent: Any, c_i: Any, client: Client) -> tuple[dict[str, Message], Any]:
+        single = None if client.step_size is None else client.step_size["model"]
+        client = client._replace(slope=client.slope["normaliser"], step_size=single)
+        return super().finish(delta, y, sent, c_i, client)
+
+    @property
+    def _sgd(self) -> Sgd:
+        assert isinstance(self.client_optimizer, Sgd)  # as checked
+        return self.client_optimizer
+
+    def _eta(self, params: Any, client: Client) -> Any:
+        """The step size, one number a leaf; an array where the rate is one."""
+        rate, scalar = client.learning_rate, jax.tree.structure(0.0)  # type: Any, Any
+        rates = jax.tree.map(lambda _: rate, params) if jax.tree.structure(rate) == scalar else rate
+        single = self._sgd.learning_rate
+        return jax.tree.map(lambda leaf, rate: as_dtype(rate, leaf) * as_dtype(single, leaf), params, rates)
+
+
+class FedNovaReducedOutside(FedNovaReduced, FedNovaOutside):
+    """Both."""
+
+    _options: ClassVar[tuple[bool, str]] = (True, "outside")
+    _registered_name: ClassVar[str] = "algorithm.fednova"
+
+
+FedNova._variants += [FedNova, FedNovaReduced, FedNovaOutside, FedNovaReducedOutside]
 effective_steps = factory("tau_eff.effective_steps", EffectiveSteps)
-fednova = factory("algorithm.fednova", FedNova)
+fednova = recorded(
+    "algorithm.fednova",
+    FedNova,
+    step="x ← x + H Σ w_i Δ_i/h_i, H = Σ w_i h_i",
+    cite="wang2020tackling",
+    kept="none (1 with `variance_reduction`)",
+    sent="1 / 1 + a scalar a leaf (2 / 2 + a scalar a leaf with `variance_reduction`)",
+    options="any linear solver; `mu`, `prox_momentum`, `tau_eff`, `variance_reduction`, `accept_nonlinear`",
+)

@@ -7,22 +7,23 @@ from typing import Any, Self
 from fedjax_sim import optim
 from fedjax_sim.algorithms.contract import Requires
 from fedjax_sim.algorithms.fedavg import FedAvg
-from fedjax_sim.core.descriptions import factory
-from fedjax_sim.core.fields import static
+from fedjax_sim.algorithms.records import recorded
+from fedjax_sim.core.fields import choice, flag
 
 
 class _ServerMethod(FedAvg):
     """FedAvg whose server optimiser is the method."""
 
     def checked(self) -> Self:
+        checked = super().checked()
         if self.server_optimizer is not None:
-            name = type(self).__name__.lower()
+            name = self.factory_name()
             raise ValueError(
                 f"{name}(server_optimizer={self.server_optimizer!r}): {name} has a server optimiser of its own; use "
                 "fedavg(server_optimizer=...) for another one"
             )
         self.server_solver()  # checks the values
-        return super().checked()
+        return checked
 
 
 class FedAvgM(_ServerMethod):
@@ -32,7 +33,6 @@ class FedAvgM(_ServerMethod):
 
     hence x_{t+1} - x_t = eta_g Delta_t + beta (x_t - x_{t-1}) at constant eta_g. Nesterov's form steps along
     Delta + beta m. The same momentum serves any method as ``server_optimizer=optim.sgd(1.0, momentum=beta)``.
-    State per client: none. One model down, one up.
 
     Args:
       momentum: beta in [0, 1).
@@ -43,7 +43,7 @@ class FedAvgM(_ServerMethod):
     """
 
     momentum: Any = 0.9
-    nesterov: bool = static(default=False)
+    nesterov: bool = flag(default=False)
 
     def server_solver(self) -> optim.Optimizer:
         return optim.sgd(1.0, self.momentum, self.nesterov)
@@ -55,20 +55,13 @@ class _FedOpt(_ServerMethod):
     beta1: Any = 0.9
     beta2: Any = 0.99
     tau: Any = 1e-3
-    form: str = static(default="paper")
-
-    def checked(self) -> Self:
-        if self.form not in ("paper", "optax"):
-            raise ValueError(f"{type(self).__name__.lower()}(form={self.form!r}): it must be 'paper' or 'optax'")
-        return super().checked()
+    form: str = choice(("paper", "optax"), default="paper")
 
 
 class FedAdagrad(_FedOpt):
     """FedAdagrad: FedAvg whose server steps with Adagrad.
 
     m <- beta1 m + (1 - beta1) Delta;   v <- v + Delta^2;   x <- x + eta_g m / (sqrt(v) + tau);   v_0 = tau^2, m_0 = 0
-
-    State per client: none. One model down, one up.
 
     Args:
       beta1: decay of the first moment (paper's form).
@@ -90,7 +83,7 @@ class FedAdam(_FedOpt):
 
     m <- beta1 m + (1 - beta1) Delta;   v <- beta2 v + (1 - beta2) Delta^2;   x <- x + eta_g m / (sqrt(v) + tau)
 
-    with m_0 = 0, v_0 = tau^2 and no bias correction. State per client: none. One model down, one up.
+    with m_0 = 0, v_0 = tau^2 and no bias correction.
 
     Args:
       beta1: decay of the first moment.
@@ -113,8 +106,6 @@ class FedYogi(_FedOpt):
     m <- beta1 m + (1 - beta1) Delta;   v <- v - (1 - beta2) Delta^2 sign(v - Delta^2);
     x <- x + eta_g m / (sqrt(v) + tau);   m_0 = 0, v_0 = tau^2, no bias correction
 
-    State per client: none. One model down, one up.
-
     Args:
       beta1: decay of the first moment.
       beta2: decay of the second moment.
@@ -135,8 +126,6 @@ class FedAms(_ServerMethod):
 
     m, v as FedAdam with v_0 = 0;   v^ <- max(v^, v, eps);   x <- x + eta_g m / sqrt(v^)
 
-    State per client: none. One model down, one up.
-
     Args:
       beta1: decay of the first moment.
       beta2: decay of the second moment.
@@ -151,24 +140,47 @@ class FedAms(_ServerMethod):
     beta1: Any = 0.9
     beta2: Any = 0.99
     eps: Any = 1e-3
-    form: str = static(default="paper")
+    form: str = choice(("paper", "code"), default="paper")
     initial: Any = 1e-3
 
     @property
     def requires(self) -> Requires:
         return Requires(average="plain")
 
-    def checked(self) -> Self:
-        if self.form not in ("paper", "code"):
-            raise ValueError(f"fedams(form={self.form!r}): it must be 'paper' or 'code'")
-        return super().checked()
-
     def server_solver(self) -> optim.Optimizer:
         return optim.fedams(self.beta1, self.beta2, self.eps, self.form == "code", self.initial)
 
 
-fedavgm = factory("algorithm.fedavgm", FedAvgM)
-fedadagrad = factory("algorithm.fedadagrad", FedAdagrad)
-fedadam = factory("algorithm.fedadam", FedAdam)
-fedyogi = factory("algorithm.fedyogi", FedYogi)
-fedams = factory("algorithm.fedams", FedAms)
+fedavgm = recorded(
+    "algorithm.fedavgm", FedAvgM, step="m ← β m + Δ; x ← x + η_g m", cite="hsu2019measuring", case={"momentum": 0.6}
+)
+fedadagrad = recorded(
+    "algorithm.fedadagrad",
+    FedAdagrad,
+    step="x ← x + η_g m/(√v + τ), v ← v + Δ²",
+    cite="reddi2021adaptive",
+    options="`beta1`, `beta2`, `tau`; `form` paper or optax",
+    case={"server_learning_rate": 0.2, "tau": 0.1, "inert": ("beta2",)},
+)
+fedadam = recorded(
+    "algorithm.fedadam",
+    FedAdam,
+    step="the same, v ← β₂ v + (1 − β₂) Δ²",
+    cite="reddi2021adaptive",
+    case={"server_learning_rate": 0.2, "tau": 0.1},
+)
+fedyogi = recorded(
+    "algorithm.fedyogi",
+    FedYogi,
+    step="the same, v ← v − (1 − β₂) Δ² sign(v − Δ²)",
+    cite="reddi2021adaptive",
+    case={"server_learning_rate": 0.2, "tau": 0.1},
+)
+fedams = recorded(
+    "algorithm.fedams",
+    FedAms,
+    step="x ← x + η_g m/√v̂, v̂ ← max(v̂, v, ε)",
+    cite="wang2022communication",
+    options="`beta1`, `beta2`, `eps`; `form` paper or code, `initial`",
+    case={"server_learning_rate": 0.2, "eps": 0.02, "inert": ("initial",)},
+)

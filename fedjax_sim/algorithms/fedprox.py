@@ -9,24 +9,18 @@ import jax.numpy as jnp
 
 from fedjax_sim.algorithms.contract import Client, Requires
 from fedjax_sim.algorithms.fedavg import FedAvg
-from fedjax_sim.core.descriptions import factory
+from fedjax_sim.algorithms.records import recorded
 from fedjax_sim.core.fields import count, flag, real
 from fedjax_sim.core.trees import as_dtype, square, subtract
 from fedjax_sim.core.values import INT32_MAX, check_scalar
 
 
 class Steering(NamedTuple):
-    """The state of an adaptive mu.
+    """The state of an adaptive mu."""
 
-    Attributes:
-      mu: of this round.
-      falls: of F in a row.
-      objective: F at the start of this round.
-    """
-
-    mu: jax.Array
-    falls: jax.Array
-    objective: jax.Array
+    mu: jax.Array  # of this round
+    falls: jax.Array  # of F in a row
+    objective: jax.Array  # F at the start of this round
 
 
 class ProxSent(NamedTuple):
@@ -43,7 +37,6 @@ class FedProx(FedAvg):
 
     The proximal gradient passes through the local optimiser like the loss's. mu = 0 is FedAvg. The other half of the
     method, keeping the partial work of stragglers, is the ``work`` argument's: ``stragglers(..., keep=True)``.
-    State per client: none. One model down, one up a round and client.
 
     With ``adaptive``, mu follows the objective F (section 5.3.2): a round after which F is higher adds ``increment``;
     ``patience`` falls in a row take it away again, down to 0. It holds from the next round on. Recorded: ``"mu"``, the
@@ -95,4 +88,12 @@ class FedProx(FedAvg):
         return {"mu": server.extra.mu} if self.adaptive else {}
 
 
-fedprox = factory("algorithm.fedprox", FedProx)
+fedprox = recorded(
+    "algorithm.fedprox",
+    FedProx,
+    step="local gradient + μ (y − x), then FedAvg",
+    cite="li2020federated",
+    sent="1 + a scalar / 1",
+    options="`mu`; μ follows F: `adaptive`, `increment`, `patience`",
+    case={"mu": 0.8, "inert": ("increment",)},
+)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from fedjax_sim.algorithms.contract import Client, Cohort, Mean, Message, Method, Share, Stack
-from fedjax_sim.algorithms.wrapper import Wrapped, Wrapper
+from fedjax_sim.algorithms.wrapper import Wrapped, Wrapper, within
 from fedjax_sim.core import trees
 
 SENT = "sent"  # the stack as the clients made it
@@ -13,17 +13,11 @@ RECEIVED = "received"  # the stack as the server got it, on its way to the wrapp
 
 
 class Messages(NamedTuple):
-    """All messages of one client, or the [S, ...] stacks of a cohort's.
+    """All messages of one client, or the [S, ...] stacks of a cohort's."""
 
-    Attributes:
-      averaged: those of which the server takes the cohort's average (``Mean``), by name.
-      summed: those that are added up (``Sum``, and ``Share`` times the client's share).
-      single: those that the base method asks for in stacks (``Stack``).
-    """
-
-    averaged: dict[str, Any]
-    summed: dict[str, Any]
-    single: dict[str, Any]
+    averaged: dict[str, Any]  # those of which the server takes the cohort's average (``Mean``), by name
+    summed: dict[str, Any]  # those that are added up (``Sum``, and ``Share`` times the client's share)
+    single: dict[str, Any]  # those that the base method asks for in stacks (``Stack``)
 
 
 class Gathering(Wrapper):
@@ -33,13 +27,12 @@ class Gathering(Wrapper):
     (:meth:`intercepted`); then one of them makes of the stack what the base method expects (:meth:`reduced`).
     """
 
+    in_every_phase: ClassVar[bool] = True
+
     @property
     def gathers(self) -> bool:
         """Whether this wrapper needs the stack; if not it is a plain wrapper."""
         return True
-
-    def phases(self) -> tuple[Method, ...]:
-        return tuple(self.replace(base=phase) for phase in self.base.phases())
 
     def finish(self, delta: Any, y: Any, sent: Any, c_i: Any, client: Client) -> tuple[dict[str, Message], Any]:
         messages, new = super().finish(delta, y, sent, c_i, client)
@@ -82,14 +75,11 @@ class Gathering(Wrapper):
 
 def _delivered(method: Method, stack: Messages, cohort: Cohort) -> Messages:
     """The stack after all wrappers of ``method``, the innermost first."""
-    if not isinstance(method, Wrapper):
-        return stack
-    stack = _delivered(method.base, stack, cohort)
-    return method.intercepted(stack, cohort) if isinstance(method, Gathering) else stack
+    for one in reversed(list(within(method))):
+        stack = one.intercepted(stack, cohort) if isinstance(one, Gathering) else stack
+    return stack
 
 
 def _gathers(method: Method) -> bool:
     """Whether a wrapper of ``method`` needs the stack."""
-    if not isinstance(method, Wrapper):
-        return False
-    return (isinstance(method, Gathering) and method.gathers) or _gathers(method.base)
+    return any(isinstance(one, Gathering) and one.gathers for one in within(method))

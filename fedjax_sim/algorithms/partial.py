@@ -10,15 +10,15 @@ from __future__ import annotations
 import difflib
 import fnmatch
 from collections.abc import Callable
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import jax
 import numpy as np
 
-from fedjax_sim.algorithms.contract import Client, Message, Method, Requires
+from fedjax_sim.algorithms.contract import Client, Message, Requires
+from fedjax_sim.algorithms.records import recorded
 from fedjax_sim.algorithms.wrapper import Remembering, Wrapped, Wrapper
 from fedjax_sim.core import trees
-from fedjax_sim.core.descriptions import factory
 from fedjax_sim.core.fields import static
 from fedjax_sim.core.values import shown, suggest
 from fedjax_sim.optim import parts
@@ -62,9 +62,8 @@ def merged(one: Any, other: Any) -> Any:
 
 def _matches(path: list[str], pattern: str) -> bool:
     wanted = pattern.split("/")
-    return any(
-        all(map(fnmatch.fnmatchcase, path[start:], wanted)) for start in range(len(path) - len(wanted) + 1)
-    )  # fmt: skip
+    starts = range(len(path) - len(wanted) + 1)
+    return any(all(map(fnmatch.fnmatchcase, path[start:], wanted)) for start in starts)
 
 
 def _nearest(pattern: str, paths: list[list[str]]) -> str:
@@ -90,21 +89,13 @@ class _Whole:
     def __call__(self, part: Any) -> jax.Array:
         return self._F(self._whole(part))  # type: ignore[no-any-return]
 
-    def losses(self, part: Any) -> jax.Array:
-        return self._F.losses(self._whole(part))  # type: ignore[no-any-return]
-
-    def outputs(self, part: Any) -> jax.Array:
-        return self._F.outputs(self._whole(part))  # type: ignore[no-any-return]
-
-    def features(self, part: Any) -> jax.Array:
-        return self._F.features(self._whole(part))  # type: ignore[no-any-return]
-
     @property
     def other(self) -> Any:
         return None if self._F.other is None else _Whole(self._F.other, self._whole)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._F, name)
+        of_F = getattr(self._F, name)
+        return (lambda part: of_F(self._whole(part))) if name in ("losses", "outputs", "features") else of_F
 
 
 class Partial(Wrapper):
@@ -115,18 +106,17 @@ class Partial(Wrapper):
 
     patterns: tuple[str, ...] = static()
 
+    in_every_phase: ClassVar[bool] = True
+
     def checked(self) -> Self:
         checked = super().checked()
-        name = self._name
+        name = self.factory_name()
         patterns = (self.patterns,) if isinstance(self.patterns, str) else self.patterns
-        if not isinstance(patterns, (tuple, list)) or not all(isinstance(one, str) and one for one in patterns):
-            raise TypeError(
+        listed = isinstance(patterns, (tuple, list)) and all(isinstance(one, str) and one for one in patterns)
+        if not listed or not patterns:
+            raise (ValueError if listed else TypeError)(
                 f"{name}(patterns={shown(self.patterns)}): give parts of the paths of parameters, 'Dense_1' or "
                 "('Dense_1', 'params/Dense_0/bias')"
-            )
-        if not patterns:
-            raise ValueError(
-                f"{name}(base) is told of no parameters: give a part of their paths, {name}(base, 'Dense_1')"
             )
         rate = self.base.client_learning_rate
         if not (isinstance(rate, Rate) or (jax.tree_util.all_leaves([rate]) and np.shape(rate) == ())):
@@ -145,9 +135,6 @@ class Partial(Wrapper):
         rest = self._split(params)[0]
         return self.base.shared(rest) if isinstance(self.base, Wrapper) else rest
 
-    def phases(self) -> tuple[Method, ...]:
-        return tuple(self.replace(base=phase) for phase in self.base.phases())
-
     def init(self, params: Any, shares: jax.Array) -> Wrapped:
         rest, own = self._split(params)
         return Wrapped(self.base.init(rest, shares), own)
@@ -162,12 +149,8 @@ class Partial(Wrapper):
     def evaluated(self, server: Wrapped) -> Any:
         return merged(self.base.evaluated(server.base), server.extra)
 
-    @property
-    def _name(self) -> str:
-        return type(self).__name__.lower()
-
     def _split(self, params: Any) -> tuple[Any, Any]:
-        return split(params, self.patterns, f"{self._name}(patterns=...)")
+        return split(params, self.patterns, f"{self.factory_name()}(patterns=...)")
 
 
 class Keep(Partial):
@@ -185,10 +168,8 @@ class Keep(Partial):
     The model that is evaluated has v as it was at the start, where clients begin who have not taken part: look at
     ``personal``, the shared model with a client's own part. Parameters are named by whole parts of their paths
     (``params/Dense_1/kernel``), in which ``*`` stands for anything: ``"Dense_1"``, ``"BatchNorm_*"``, ``"*/bias"``.
-    State per client: the base's (of u) and v_i. Sent: what the base sends, of u.
 
     Args:
-      base: the method.
       patterns: what is kept: one, or a tuple of them; structure.
 
     Raises:
@@ -251,10 +232,9 @@ class Freeze(Partial):
 
     With the head frozen this is the training of FedBABU, with all but some small arrays that of adapters. Parameters
     are named as for :class:`Keep`. A penalty of the task counts v, which changes no gradient.
-    State per client, and what is sent: the base's, of u. Clients have v before the first round: it counts for no bytes.
+    Clients have v before the first round: it counts for no bytes.
 
     Args:
-      base: the method.
       patterns: what is frozen: one, or a tuple of them; structure.
 
     Raises:
@@ -295,5 +275,22 @@ def _inside(client: Client) -> Client:
     return client._replace(slope=part(client.slope), step_size=part(client.step_size), held=part(client.held))
 
 
-keep = factory("algorithm.keep", Keep)
-freeze = factory("algorithm.freeze", Freeze)
+keep = recorded(
+    "algorithm.keep",
+    Keep,
+    step="around a method: some parameters stay with each client, the base trains the others",
+    cite=("arivazhagan2019federated", "liang2020think", "li2021fedbn"),
+    paper="Arivazhagan et al. 2019, Liang et al. 2020, Li et al. 2021 (FedBN)",
+    kept="the base's + what is kept",
+    sent="the base's, of the others",
+    case=None,
+)
+freeze = recorded(
+    "algorithm.freeze",
+    Freeze,
+    step="around a method: some parameters are never trained",
+    cite="oh2022fedbabu",
+    kept="the base's",
+    sent="the base's, of the others",
+    case=None,
+)

@@ -27,9 +27,10 @@ import numpy as np
 from fedjax_sim.algorithms.averaging import Ema, LastK
 from fedjax_sim.algorithms.contract import Method
 from fedjax_sim.algorithms.private import Dp
+from fedjax_sim.algorithms.wrapper import within
 from fedjax_sim.clients.cohort.participation import Participation
 from fedjax_sim.clients.cohort.schemes import Full, Independent, Uniform
-from fedjax_sim.core.values import check_count, check_real, is_concrete, shown, suggest
+from fedjax_sim.core.values import check_choice, check_count, check_real, is_concrete, shown
 
 ADD_OR_REMOVE = "add or remove one client"
 REPLACE = "replace one client"
@@ -113,15 +114,11 @@ def noise_multiplier(
 
     Args:
       epsilon: the target, > 0.
-      sampling: see :func:`epsilon`, like all that follow.
+      sampling: see :func:`epsilon`, which raises the same.
       rounds: T.
       delta: below 1/N as a rule.
       num_clients: N.
       accountant: ``"pld"``, ``"rdp"`` or None.
-
-    Raises:
-      ValueError: a value out of its range, or a scheme or an accountant that has no answer.
-      ImportError: the extra ``privacy`` is not installed.
     """
     check_real("noise_multiplier(epsilon=...)", epsilon, low=0.0, open_=True, host=True)
     _check("noise_multiplier", rounds, delta)
@@ -183,9 +180,7 @@ def spent(
       ValueError: a scheme or an accountant that has no answer, or another average than ``"plain"``.
       ImportError: the extra ``privacy`` is not installed.
     """
-    inside: Any = algorithm
-    while isinstance(inside, _AFTER):
-        inside = inside.base
+    inside = next((one for one in within(algorithm) if not isinstance(one, _AFTER)), None)
     if not isinstance(inside, Dp):
         name = type(inside).__name__.lower()
         raise TypeError(
@@ -214,67 +209,41 @@ def _mechanism(sampling: Any, num_clients: int | None) -> _Mechanism:
     """One round of the Gaussian mechanism on what a scheme draws."""
     if isinstance(sampling, (int, float, np.number)) and not isinstance(sampling, bool):
         sampling = Independent(probability=float(sampling)).checked()
-    find = _MECHANISMS.get(type(sampling))
-    if find is None:
-        kind = getattr(type(sampling), "_registered_name", type(sampling).__name__).rpartition(".")[2]
-        if not isinstance(sampling, Participation):
-            raise TypeError(f"sampling is {shown(sampling)}: give a scheme of fedjax_sim.cohort, or a probability")
-        raise ValueError(
-            f"cohort.{kind}(...) has no privacy accounting: it is known for cohort.independent(q), cohort.uniform(K) "
-            "and cohort.full() alone"
+    if not isinstance(sampling, Participation):
+        raise TypeError(f"sampling is {shown(sampling)}: give a scheme of fedjax_sim.cohort, or a probability")
+    if type(sampling) is Full:
+        return _Mechanism(lambda z: _library().GaussianDpEvent(z), ADD_OR_REMOVE)
+    if type(sampling) is Independent:
+        if not is_concrete(sampling.probability):
+            raise TypeError("independent(probability) is traced: an accountant needs its value")
+        # What a client can be told by depends on its own q_i, so the largest is the worst.
+        largest = float(np.max(np.asarray(sampling.probability)))
+        return _Mechanism(
+            lambda z: _library().PoissonSampledDpEvent(largest, _library().GaussianDpEvent(z)), ADD_OR_REMOVE
         )
-    return find(sampling, num_clients)
-
-
-def _of_full(sampling: Full, num_clients: int | None) -> _Mechanism:
-    return _Mechanism(lambda z: _library().GaussianDpEvent(z), ADD_OR_REMOVE)
-
-
-def _of_independent(sampling: Independent, num_clients: int | None) -> _Mechanism:
-    if not is_concrete(sampling.probability):
-        raise TypeError("independent(probability) is traced: an accountant needs its value")
-    # What a client can be told by depends on its own q_i, so the largest is the worst.
-    largest = float(np.max(np.asarray(sampling.probability)))
-
-    def event(z: float) -> Any:
-        library = _library()
-        return library.PoissonSampledDpEvent(largest, library.GaussianDpEvent(z))
-
-    return _Mechanism(event, ADD_OR_REMOVE)
-
-
-def _of_uniform(sampling: Uniform, num_clients: int | None) -> _Mechanism:
+    if type(sampling) is not Uniform:
+        raise ValueError(
+            f"cohort.{sampling.factory_name()}(...) has no privacy accounting: it is known for cohort.independent(q), "
+            "cohort.uniform(K) and cohort.full() alone"
+        )
+    drawn = sampling.num_sampled
     if num_clients is None:
         raise ValueError("uniform(K) needs num_clients: how well a client is hidden depends on K / N")
     check_count("num_clients", num_clients)
-    if sampling.num_sampled > num_clients:
-        raise ValueError(
-            f"uniform({sampling.num_sampled}) draws more than num_clients={num_clients}: give at most that"
-        )
-
-    def event(z: float) -> Any:
-        library = _library()
-        # Theorem 27 counts noise per sensitivity: a client replaced by another moves the sum by up to 2 C.
-        return library.SampledWithoutReplacementDpEvent(
-            num_clients, sampling.num_sampled, library.GaussianDpEvent(z / 2)
-        )
-
-    return _Mechanism(event, REPLACE)
-
-
-_MECHANISMS: dict[type, Callable[..., _Mechanism]] = {
-    Full: _of_full,
-    Independent: _of_independent,
-    Uniform: _of_uniform,
-}
+    if drawn > num_clients:
+        raise ValueError(f"uniform({drawn}) draws more than num_clients={num_clients}: give at most that")
+    # Theorem 27 counts noise per sensitivity: a client replaced by another moves the sum by up to 2 C.
+    return _Mechanism(
+        lambda z: _library().SampledWithoutReplacementDpEvent(num_clients, drawn, _library().GaussianDpEvent(z / 2)),
+        REPLACE,
+    )
 
 
 def _accountant(asked: str | None, mechanism: _Mechanism) -> str:
     able = ("pld", "rdp") if mechanism.neighbours == ADD_OR_REMOVE else ("rdp",)
     if asked is None:
         return able[0]
-    if asked not in ("pld", "rdp"):
-        raise ValueError(f"accountant={asked!r}: {suggest(str(asked), ['pld', 'rdp'])}")
+    check_choice("accountant", asked, ("pld", "rdp"))
     if asked not in able:
         raise ValueError(f"accountant={asked!r} has no answer for samples without replacement: use 'rdp' or None")
     return asked

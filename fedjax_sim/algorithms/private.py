@@ -8,27 +8,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.algorithms.clipping import (
-    WITHIN,
-    Bound,
-    BoundSent,
-    check_only_clipping,
-    check_quantile,
-    clip,
-    first_bound,
-    geometric,
-    share_of,
-)
-from fedjax_sim.algorithms.contract import Client, Cohort, Mean, Message, Method, Requires, Stack, Sum
+from fedjax_sim.algorithms.clipping import WITHIN, Bound, Clipping, geometric, share_of
+from fedjax_sim.algorithms.contract import Client, Cohort, Mean, Message, Requires, Stack, Sum
+from fedjax_sim.algorithms.records import recorded
 from fedjax_sim.algorithms.wrapper import Wrapped, Wrapper
 from fedjax_sim.core import trees
-from fedjax_sim.core.descriptions import factory
-from fedjax_sim.core.values import check_real, check_scalar, demand, is_concrete
+from fedjax_sim.core.fields import real
+from fedjax_sim.core.values import demand, is_concrete
 
 _NOISE, _COUNT = 0x4450, 0x4451  # branches of the server's key of a round: for the model, for the count
 
 
-class Dp(Wrapper):
+class Dp(Clipping):
     """Any method that averages changes, with client-level differential privacy of everything the server releases.
 
     Delta = (1/m) (sum_S min(1, C / |Delta_i|) Delta_i + z C n),   n ~ N(0, I), anew every round
@@ -46,13 +37,12 @@ class Dp(Wrapper):
     Clients are weighted alike: n_i / sum_S n depends on who else is there and on n_i, which is private itself, so one
     client could change the sum by any share of it. Noise is added in rounds in which nobody took part, too. Messages
     other than the change (control variates, losses, normalisers) would be released without noise, so methods that send
-    any are refused. Clipped is the message as it arrives, after whatever a wrapper inside made of it.
-    State per client, and models sent: the base's. One number more up, with a ``quantile`` one more down.
+    any are refused. Clipped is the message as it arrives, after whatever a wrapper inside made of it. With a
+    ``quantile`` a client sends one number more and is sent C.
     Recorded (for the experimenter; not part of what is released): ``"clipped"``, the fraction of the cohort that was
     longer than C, and with a ``quantile`` ``"clipping_norm"``.
 
     Args:
-      base: the method.
       norm: C > 0; with a ``quantile`` that of the first round.
       noise_multiplier: z >= 0.
       quantile: gamma in [0, 1], the fraction of clients to be left as they are; None for a constant C.
@@ -68,11 +58,11 @@ class Dp(Wrapper):
     Algorithm 1 and Theorem 1.
     """
 
-    norm: Any = 1.0
-    noise_multiplier: Any = 1.0
-    quantile: Any = None
-    rate: Any = 0.2
-    count_noise: Any = None
+    norm: Any = real(default=1.0, low=0.0, open_=True)
+    noise_multiplier: Any = real(default=1.0, low=0.0)
+    quantile: Any = real(default=None, low=0.0, high=1.0)
+    rate: Any = real(default=0.2, low=0.0)
+    count_noise: Any = real(default=None, low=0.0, open_=True)
 
     @property
     def requires(self) -> Requires:
@@ -88,52 +78,39 @@ class Dp(Wrapper):
         )
 
     def checked(self) -> Self:
-        check_real("dp(norm=...)", self.norm, low=0.0, open_=True)
-        check_real("dp(noise_multiplier=...)", self.noise_multiplier, low=0.0)
-        check_real("dp(count_noise=...)", self.count_noise, low=0.0, open_=True, optional=True)
+        checked = super().checked()
         if self.quantile is not None:
-            check_quantile("dp", self.quantile, self.rate)
             self._check_split()
         elif self.count_noise is not None:
             raise ValueError(
                 f"dp(count_noise={self.count_noise}) is the noise of the count that a quantile needs: give "
                 "quantile=0.5 too, or leave it out for a constant norm"
             )
-        checked = super().checked()
-        check_only_clipping("dp", self.base)
         self._check_base()
         return checked
 
-    def init(self, params: Any, shares: jax.Array) -> Wrapped:
-        for name in ("norm", "noise_multiplier", "quantile", "rate", "count_noise"):
-            if getattr(self, name) is not None:
-                check_scalar(f"dp({name}=...)", getattr(self, name))
-        return Wrapped(self.base.init(params, shares), first_bound(self.norm))
+    @property
+    def follows(self) -> bool:
+        return self.quantile is not None
 
-    def send(self, server: Wrapped) -> Any:
-        sent = self.base.send(server.base)
-        return sent if self.quantile is None else BoundSent(sent, server.extra.norm)
-
-    def received(self, sent: Any) -> Any:
-        return sent if self.quantile is None else sent.base
+    encode = Wrapper.encode  # what is clipped is the message
 
     def finish(self, delta: Any, y: Any, sent: Any, c_i: Any, client: Client) -> tuple[dict[str, Message], Any]:
         messages, new = super().finish(delta, y, sent, c_i, client)
         self._check_messages(messages)
         message = messages["delta"]
-        change, within = clip(message.value, self.norm if self.quantile is None else sent.norm)
+        change, within = self.clip(message.value, sent)
         # What is not finite has no length to clip, and a sum with it would give the client away.
         finite = trees.all_finite(message.value)
         change, within = trees.select(finite, change, trees.zeros_like(change)), within & finite
-        counted = Sum(within.astype(jnp.result_type(float)), nbytes=0 if self.quantile is None else None)
-        return {"delta": Sum(change, message.nbytes), WITHIN: counted}, new
+        return {"delta": Sum(change, message.nbytes), WITHIN: self.note(within)}, new
 
     def update(self, server: Wrapped, got: dict[str, Any], cohort: Cohort) -> Any:
         bound: Bound = server.extra
         expected = jnp.where(cohort.expected > 0, cohort.expected, 1)
         scale = self._multiplier() * bound.norm
         noisy = trees.add_scaled(got["delta"], scale, _normal(jax.random.fold_in(cohort.key, _NOISE), got["delta"]))
-        new: Wrapped = super().update(server, {"delta": trees.scale(1 / expected, noisy)}, cohort)
+        new: Wrapped = Wrapper.update(self, server, {"delta": trees.scale(1 / expected, noisy)}, cohort)
         norm = bound.norm
         if self.quantile is not None:
             within = got[WITHIN]
@@ -142,10 +119,6 @@ class Dp(Wrapper):
             share = 0.5 + (centred + trees.as_dtype(self.count_noise, within) * noise) / expected.astype(within.dtype)
             norm = geometric(norm, self.rate, share, self.quantile)
         return new._replace(extra=Bound(norm, bound.norm, 1 - share_of(got[WITHIN], cohort)))
-
-    def report(self, server: Wrapped) -> dict[str, jax.Array]:
-        record = self.base.report(server.base) | {"clipped": server.extra.clipped}
-        return record if self.quantile is None else record | {"clipping_norm": server.extra.used}
 
     def _multiplier(self) -> jax.Array:
         """z, or z_Delta = z / sqrt(1 - (z / 2 sigma_b)^2) where the count is released too."""
@@ -170,41 +143,30 @@ class Dp(Wrapper):
             )
 
     def _check_base(self) -> None:
-        name = _called(self.base)
-        if self.base.requires.objective:
-            raise ValueError(
-                f"dp({name}(...)): its server reads the objective over all clients' data, without noise: use "
-                "adaptive=False, or another method"
-            )
-        if len(self.base.phases()) > 1:
-            raise ValueError(
-                f"dp({name}(...)): its clients report gradients in an exchange of their own, without noise: use a "
-                "method of one exchange, for instance fedavg"
-            )
-        if "plain" not in self.base.requires.averages:
-            raise ValueError(f"dp({name}(...)): {name} has no plain average, and privacy needs equal weights")
+        base = self.base
+        if base.requires.objective:
+            raise self._refused("its server reads the objective over all clients' data, without noise")
+        if len(base.phases()) > 1:
+            raise self._refused("its clients report gradients in an exchange of their own, without noise")
+        if "plain" not in base.requires.averages:
+            raise self._refused("it has no plain average, and privacy needs equal weights")
 
     def _check_messages(self, messages: dict[str, Message]) -> None:
-        name = _called(self.base)
         single = [key for key, message in messages.items() if isinstance(message, Stack)]
+        others = sorted(messages.keys() - {"delta"})
         if single:
-            raise ValueError(
-                f"dp({name}(...)): its server reads single clients' messages ({', '.join(single)}), and only a sum can "
-                "be released with noise: use a method that averages, for instance fedavg"
-            )
-        if messages.keys() != {"delta"}:
-            others = sorted(messages.keys() - {"delta"})
-            raise ValueError(
-                f"dp({name}(...)): its clients send {', '.join(map(repr, others))} besides their change, which would "
-                "be released without noise: use a method that averages changes alone, for instance fedavg, fedprox or "
-                "fedadam"
-            )
+            raise self._refused(f"its server reads single clients' messages ({', '.join(single)})")
+        if others or not messages:
+            raise self._refused(f"its clients send {', '.join(map(repr, others))} besides their change, without noise")
         if not isinstance(messages["delta"], Mean):
-            raise ValueError(f"dp({name}(...)): {name} weighs its clients itself, and privacy needs equal weights")
+            raise self._refused("it weighs its clients itself, and privacy needs equal weights")
 
-
-def _called(method: Method) -> str:
-    return type(method).__name__.lower()
+    def _refused(self, why: str) -> ValueError:
+        name = type(self.base).__name__.lower()
+        return ValueError(
+            f"dp({name}(...)): {why}: use a method that averages changes alone, once a round, for instance fedavg, "
+            "fedprox(adaptive=False) or fedadam"
+        )
 
 
 def _normal(key: jax.Array, like: Any) -> Any:
@@ -216,4 +178,11 @@ def _normal(key: jax.Array, like: Any) -> Any:
     )
 
 
-dp = factory("algorithm.dp", Dp)
+dp = recorded(
+    "algorithm.dp",
+    Dp,
+    step="around a method: clipped sum + N(0, z²C²), over the expected cohort",
+    cite="mcmahan2018learning",
+    kept="the base's",
+    case={"norm": 0.5, "noise_multiplier": 0.1, "inert": ("rate",)},
+)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.algorithms.contract import Client, Cohort, Mean, Message, Method, Requires, Share, Sum
+from fedjax_sim.algorithms.contract import Client, Cohort, Mean, Message, Requires, Share, Sum
+from fedjax_sim.algorithms.records import recorded
 from fedjax_sim.algorithms.wrapper import Wrapped, Wrapper
 from fedjax_sim.core import trees
-from fedjax_sim.core.descriptions import factory
-from fedjax_sim.core.values import check_real
+from fedjax_sim.core.fields import real
 
 _AVERAGED = "reweighted"  # the message that holds all those which the cohort's average is taken of
 
@@ -27,7 +27,7 @@ class Reweighted(Wrapper):
     (FedDyn's and FedNova's with variance reduction likewise), and what is minimised is sum_i lambda_i F_i. The logits
     are real leaves: the gradient of anything recorded with respect to them learns the weights, in every layout. A
     constant added to all of them changes nothing, so the gradient's entries sum to 0.
-    State per client, and what is sent: the base's; the logits stay on the server.
+    The logits stay on the server.
 
     Args:
       base: the method. Methods that weigh clients themselves are refused (q-FedAvg, AFL, FedAWARE).
@@ -42,7 +42,9 @@ class Reweighted(Wrapper):
     multi-institutional medical image segmentation" (learned there while the model trains).
     """
 
-    logits: Any = None
+    logits: Any = real(default=None)
+
+    in_every_phase: ClassVar[bool] = True
 
     @property
     def requires(self) -> Requires:
@@ -55,12 +57,9 @@ class Reweighted(Wrapper):
         )
 
     def checked(self) -> Self:
-        check_real("reweighted(logits=...)", self.logits, optional=True)
+        checked = super().checked()
         listed = isinstance(self.logits, (list, tuple))
-        return Wrapper.checked(self.replace(logits=jnp.asarray(self.logits)) if listed else self)
-
-    def phases(self) -> tuple[Method, ...]:
-        return tuple(self.replace(base=phase) for phase in self.base.phases())
+        return checked.replace(logits=jnp.asarray(self.logits)) if listed else checked
 
     def init(self, params: Any, shares: jax.Array) -> Any:
         if self.logits is None:
@@ -113,4 +112,12 @@ class Reweighted(Wrapper):
         return shares
 
 
-reweighted = factory("algorithm.reweighted", Reweighted)
+reweighted = recorded(
+    "algorithm.reweighted",
+    Reweighted,
+    step="around a method: w_i ∝ exp(l_i) over the cohort, l_i learned by gradient",
+    cite="xia2021auto",
+    paper="after Xia et al. 2021",
+    kept="the base's",
+    case={"logits": [0.3, -0.8, 0.1, 1.2, -0.4, 0.6]},
+)

@@ -7,14 +7,12 @@ from typing import Any, NamedTuple, Self
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.algorithms.aggregators.base import Aggregator, among, finite, slots_of
-from fedjax_sim.algorithms.aggregators.clipping import CenteredClipping
-from fedjax_sim.algorithms.aggregators.coordinates import median
+from fedjax_sim.algorithms.aggregators import Aggregator, CenteredClipping, Present, median
 from fedjax_sim.algorithms.contract import Client, Cohort, Message, Requires
 from fedjax_sim.algorithms.gathering import SENT, Gathering, Messages
-from fedjax_sim.algorithms.wrapper import Wrapped, Wrapper
+from fedjax_sim.algorithms.records import recorded
+from fedjax_sim.algorithms.wrapper import Wrapped, Wrapper, innermost, within
 from fedjax_sim.core import trees
-from fedjax_sim.core.descriptions import factory
 from fedjax_sim.core.values import shown
 
 
@@ -37,7 +35,7 @@ class Robust(Gathering):
 
     The scheme's weights enter where ``rule.weighted`` (``mean``, ``geometric_median``); the other rules count every
     client once and are refused with ``average="sample"``; None means "plain" for them.
-    Memory: all messages of a cohort at once, S models. State per client, and what is sent: the base's.
+    Memory: all messages of a cohort at once, S models.
 
     Args:
       base: the method. Methods that weigh clients themselves are refused (q-FedAvg, AFL, FedAWARE, ``reweighted``).
@@ -56,7 +54,7 @@ class Robust(Gathering):
 
     @property
     def requires(self) -> Requires:
-        base, rule = self.base.requires, _name(self.rule)
+        base, rule = self.base.requires, self.rule.factory_name()
         common = base.but(duplicates=False, excludes_nonfinite=True)
         if self.rule.weighted:
             why = "a robust rule replaces averages whose weights sum to 1"
@@ -73,24 +71,21 @@ class Robust(Gathering):
         return True
 
     def checked(self) -> Self:
-        if self.rule is None:
-            return self.replace(rule=median()).checked()
-        if not isinstance(self.rule, Aggregator):
-            raise TypeError(
-                f"robust(rule={shown(self.rule)}): give a rule, for instance fedjax_sim.aggregators.trimmed_mean(0.2)"
-            )
         checked = super().checked()
-        inner: Any = checked.base
-        while isinstance(inner, Wrapper):
-            if isinstance(inner, Robust):
-                raise ValueError("robust(robust(...)): there is one average to replace; give one rule")
-            inner = inner.base
-        if isinstance(self.rule, CenteredClipping) and len(checked.base.phases()) > 1:
+        rule = median() if self.rule is None else self.rule
+        if not isinstance(rule, Aggregator):
+            raise TypeError(
+                f"robust(rule={shown(rule)}): give a rule, for instance fedjax_sim.aggregators.trimmed_mean(0.2)"
+            )
+        if any(isinstance(one, Robust) for one in within(self.base)):
+            raise ValueError("robust(robust(...)): there is one average to replace; give one rule")
+        if isinstance(rule, CenteredClipping) and len(self.base.phases()) > 1:
+            name = innermost(self.base).factory_name()
             raise ValueError(
-                f"robust({_name(inner)}(...), centered_clipping(...)): the rule starts from its last answer, and this "
+                f"robust({name}(...), centered_clipping(...)): the rule starts from its last answer, and this "
                 "method averages two kinds of messages in a round; use another rule"
             )
-        return checked
+        return checked.replace(rule=rule)
 
     def init(self, params: Any, shares: jax.Array) -> Wrapped:
         rule = self.rule.init(self.shared(params))
@@ -100,7 +95,7 @@ class Robust(Gathering):
         messages, new = super().finish(delta, y, sent, c_i, client)
         parts: Messages = messages[SENT].value
         if not parts.averaged or parts.single:
-            name = _name(self.base)
+            name = self.base.factory_name()
             raise ValueError(
                 f"robust({name}(...)): {name} weighs its clients itself or asks for each one's message, so the "
                 "cohort's average is not all there is to protect: give a method that averages, for instance fedavg, "
@@ -109,8 +104,9 @@ class Robust(Gathering):
         return messages, new
 
     def reduced(self, server: Wrapped, stack: Messages, others: dict[str, Any], cohort: Cohort) -> Any:
-        self.rule.check(slots_of(stack))
-        vectors, who = finite((stack.averaged, stack.summed), among(cohort.valid, cohort.weights, cohort.indices))
+        self.rule.check(len(cohort.valid))
+        valid = Present.among(cohort.valid, cohort.weights, cohort.indices)
+        vectors, who = valid.finite((stack.averaged, stack.summed))
         state = server.extra.state
         if isinstance(self.rule, CenteredClipping):
             state = self._like(state, vectors)
@@ -135,17 +131,19 @@ class Robust(Gathering):
         averaged, summed = vectors
         shapes = [leaf.shape for leaf in jax.tree.leaves(state)]
         if len(averaged) != 1 or summed or [leaf.shape[1:] for leaf in jax.tree.leaves(averaged)] != shapes:
+            name = self.base.factory_name()
             raise ValueError(
-                f"robust({_name(self.base)}(...), centered_clipping(...)): the rule starts from its last answer, which "
-                f"is kept in the model's shape, and the messages are {sorted({*averaged, *summed})}: use a method that "
-                "sends one change of the model, for instance fedavg or fedprox, or another rule"
+                f"robust({name}(...), centered_clipping(...)): the rule starts from its last answer, shaped as the "
+                f"model, and the messages are {sorted({*averaged, *summed})}: use a method that sends one change of "
+                "the model, for instance fedavg or fedprox, or another rule"
             )
         return jax.tree.unflatten(jax.tree.structure(vectors), jax.tree.leaves(state))
 
 
-def _name(method: Any) -> str:
-    registered: str | None = type(method).__dict__.get("_registered_name")
-    return type(method).__name__.lower() if registered is None else registered.rpartition(".")[2]
-
-
-robust = factory("algorithm.robust", Robust)
+robust = recorded(
+    "algorithm.robust",
+    Robust,
+    step="around a method: a median, trimmed mean, Krum, ... of the messages in the place of their average",
+    paper="Yin et al. 2018, Blanchard et al. 2017, Pillutla et al. 2022, ...",
+    kept="the base's",
+)

@@ -2,15 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any, NamedTuple
 
 import jax
 
 from fedjax_sim.algorithms.contract import Client, Cohort, Mean, Message, Requires, Share
-from fedjax_sim.algorithms.control import Controlled
-from fedjax_sim.core.descriptions import factory
-from fedjax_sim.core.fields import static
-from fedjax_sim.core.trees import add, divide, inner, subtract
+from fedjax_sim.algorithms.fedavg import FedAvg
+from fedjax_sim.algorithms.records import recorded
+from fedjax_sim.core.fields import choice
+from fedjax_sim.core.trees import add, divide, inner, subtract, zeros_like
+
+
+class ControlSent(NamedTuple):
+    """The model x and the server's control variate c."""
+
+    params: Any
+    control: Any
+
+
+class Controlled(FedAvg):
+    """A control variate c_i per client and c on the server, all zero at the start; c is sent with the model."""
+
+    def init(self, params: Any, shares: jax.Array) -> Any:
+        return super().init(params, shares)._replace(extra=zeros_like(params))
+
+    def init_client(self, params: Any) -> Any:
+        return zeros_like(params)
+
+    def send(self, server: Any) -> Any:
+        return ControlSent(server.params, server.extra)
 
 
 class Scaffold(Controlled):
@@ -24,7 +44,6 @@ class Scaffold(Controlled):
     gradients along the local path; tau_i eta is the solver's slope h_i (see FedNova), so momentum is allowed too.
     With ``average="sample"`` in the cohort scheme x moves by sum_S (n_i / sum_S n) (y_i - x) and
     c <- c + sum_S p_i (c_i+ - c_i), which keeps c = sum p_i c_i; weighting BOTH by the cohort's mean has a wrong limit.
-    State per client: one model. Two models down, two up a round and client.
 
     Args:
       option: ``"II"`` (default, as in the paper's experiments) or ``"I"`` (one more pass over the local data).
@@ -36,18 +55,13 @@ class Scaffold(Controlled):
     Algorithm 1, eqs 3-5.
     """
 
-    option: str = static(default="II")
+    option: str = choice(("I", "II"), default="II")
 
     @property
     def requires(self) -> Requires:
         first = self.option == "I"
         averages = frozenset({"sample", "plain"})
         return Requires(slope=not first, survey=first, average="plain", averages=averages, duplicates=False)
-
-    def checked(self) -> Self:
-        if self.option not in ("I", "II"):
-            raise ValueError(f"scaffold(option={self.option!r}): it must be 'I' or 'II'")
-        return super().checked()
 
     def survey(self, F: Any, sent: Any, c_i: Any, client: Client) -> Any:
         return jax.grad(F)(sent.params)
@@ -66,4 +80,12 @@ class Scaffold(Controlled):
         return super().update(server._replace(extra=add(server.extra, got["control"])), got, cohort)
 
 
-scaffold = factory("algorithm.scaffold", Scaffold)
+scaffold = recorded(
+    "algorithm.scaffold",
+    Scaffold,
+    step="local gradient − c_i + c; c_i, c updated",
+    cite="karimireddy2020scaffold",
+    kept="1",
+    sent="2 / 2",
+    options="`option` I or II",
+)

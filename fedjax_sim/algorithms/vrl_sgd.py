@@ -8,7 +8,7 @@ import jax
 
 from fedjax_sim.algorithms.contract import Client, Cohort, Mean, Message, Requires
 from fedjax_sim.algorithms.fedavg import FedAvg
-from fedjax_sim.core.descriptions import factory
+from fedjax_sim.algorithms.records import recorded
 from fedjax_sim.core.trees import add, divide, inner, subtract, zeros_like
 
 
@@ -22,7 +22,7 @@ class VrlSgd(FedAvg):
     unequal tau_i it is sum_i tau_i v_i = 0; with tau_i that change from round to round nothing is conserved and the
     method may diverge (Wang et al. 2020, Fig. 2b). So with constant unequal tau_i the limit minimises
     sum_i w_i tau_i F_i, not sum_i w_i F_i. A client dropped from a round keeps its v_i.
-    State per client: one model. Two models down (x and the average's change), one up.
+    Two models down (x and the average's change), one up.
 
     Raises:
       ValueError: a local solver that is not linear, or a cohort without a slot for every client.
@@ -32,10 +32,9 @@ class VrlSgd(FedAvg):
 
     @property
     def requires(self) -> Requires:
-        return Requires(
-            slope=True, average="plain", averages=frozenset({"sample", "plain"}), duplicates=False, everyone=True,
-            hears=("extra",),
-        )  # fmt: skip
+        averages = frozenset({"sample", "plain"})
+        heard = Requires(slope=True, everyone=True, hears=("extra",))
+        return heard.but(average="plain", averages=averages, duplicates=False)
 
     def init(self, params: Any, shares: jax.Array) -> Any:
         return super().init(params, shares)._replace(extra=zeros_like(params))
@@ -57,4 +56,11 @@ class VrlSgd(FedAvg):
         return add(c_i, divide(server.extra, client.slope))
 
 
-vrl_sgd = factory("algorithm.vrl_sgd", VrlSgd)
+vrl_sgd = recorded(
+    "algorithm.vrl_sgd",
+    VrlSgd,
+    step="local gradient − v_i; v_i += (x̂ − y_i)/h_i; everybody",
+    cite="liang2019variance",
+    kept="1",
+    sent="2 / 1",
+)

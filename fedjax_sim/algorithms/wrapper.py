@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Self
+from collections.abc import Iterator
+from typing import Any, ClassVar, NamedTuple, Self
 
 import jax
 
@@ -44,6 +45,8 @@ class Wrapper(Method, kw_only=False):
 
     base: Method
 
+    in_every_phase: ClassVar[bool] = False  # or in the last one alone
+
     client_learning_rate = _of_base("client_learning_rate")
     client_optimizer = _of_base("client_optimizer")
     server_learning_rate = _of_base("server_learning_rate")
@@ -52,9 +55,10 @@ class Wrapper(Method, kw_only=False):
 
     def checked(self) -> Self:
         if not isinstance(self.base, Method):
-            name = getattr(type(self), "_registered_name", type(self).__name__.lower()).rpartition(".")[2]
-            raise TypeError(f"{name}(base) is {shown(self.base)}: give a method, for instance fedjax_sim.fedavg(...)")
-        return self
+            raise TypeError(
+                f"{self.factory_name()}(base) is {shown(self.base)}: give a method, for instance fedjax_sim.fedavg(...)"
+            )
+        return super().checked()
 
     # What a wrapper adds
 
@@ -97,6 +101,8 @@ class Wrapper(Method, kw_only=False):
         self.base.check(num_clients)
 
     def phases(self) -> tuple[Method, ...]:
+        if self.in_every_phase:
+            return tuple(self.replace(base=phase) for phase in self.base.phases())
         *earlier, last = self.base.phases()
         return (*(_Passing(phase, self.remembers) for phase in earlier), self.replace(base=last))
 
@@ -178,9 +184,16 @@ class _Passing(Wrapper):
 # What the engine asks of a method with all its wrappers
 
 
+def within(method: Method) -> Iterator[Method]:
+    """The method, the one that it wraps, and so on to the innermost."""
+    yield method
+    if isinstance(method, Wrapper):
+        yield from within(method.base)
+
+
 def innermost(method: Method) -> Method:
     """The method inside all wrappers."""
-    return innermost(method.base) if isinstance(method, Wrapper) else method
+    return list(within(method))[-1]
 
 
 def surveys(method: Method) -> bool:
@@ -190,14 +203,12 @@ def surveys(method: Method) -> bool:
 
 def keeps_personal(method: Method) -> bool:
     """Whether the method, or a wrapper, says which model a client would use itself."""
-    if type(method).personal not in (Method.personal, Wrapper.personal):
-        return True
-    return isinstance(method, Wrapper) and keeps_personal(method.base)
+    return any(type(one).personal not in (Method.personal, Wrapper.personal) for one in within(method))
 
 
 def encodes(method: Method) -> bool:
     """Whether a wrapper changes what clients report."""
-    return isinstance(method, Wrapper) and (type(method).encode is not Wrapper.encode or encodes(method.base))
+    return any(isinstance(one, Wrapper) and type(one).encode is not Wrapper.encode for one in within(method))
 
 
 def encoded(method: Method, delta: Any, sent: Any, c_i: Any, client: Client) -> tuple[Any, Any, dict[str, Message]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import shutil
 import textwrap
 from typing import Any
@@ -15,13 +14,6 @@ from fedjax_sim.cli.process import Refused
 
 _KIND = "algorithm"
 _INDENT = 4
-# As every method's documentation says it: "State per client: one model. Two models down, two up a round and client."
-_KEEPS = re.compile(
-    r"State per client(?P<sent>, and (?:what is|models) sent(?: besides)?)?: (?P<kept>[^.;]+)[.;](?P<rest>.*)"
-)
-_SENDING = re.compile(r"\b(up|down)\b")
-_REFERENCE = re.compile(r"^Reference: (.*?)(?=\n\n|\Z)", re.DOTALL | re.MULTILINE)
-_PAPER = re.compile(r"(?:^|; |: )(?P<who>(?:[A-Z][\w\-, ]*?|[A-Z]\w+ et al\.) (?:19|20)\d\d)\b")
 
 
 def add_to(commands: Any) -> None:
@@ -51,20 +43,12 @@ def run(options: argparse.Namespace) -> int:
 
 
 def about(method: Named) -> dict[str, str]:
-    """What a method is, from its documentation: name, what, paper, keeps, sends; "" where that does not say."""
-    text = " ".join(method.about.replace("``", "").split())
-    keeps = sends = ""
-    paragraphs = [" ".join(part.split()) for part in method.about.replace("``", "").split("\n\n")]
-    found = next((match for part in paragraphs if (match := _KEEPS.search(part))), None)
-    if found is not None:
-        keeps, sends = found["kept"].strip(), found["rest"].partition(".")[0].strip()
-        sends = sends.removesuffix(" a round and client") if _SENDING.search(sends) else ""
-        if found["sent"] is not None:
-            sends = f"as the base{sends and f', {_lower(sends)}'}"
-    reference = _REFERENCE.search(method.about)
-    paper = _PAPER.search(" ".join(reference[1].split())) if reference is not None else None
-    who = paper["who"] if paper is not None else _in_brackets(text)
-    return {"name": method.short, "what": method.what, "paper": who, "keeps": keeps, "sends": sends}
+    """What a method is: name, what, paper, keeps, sends; "" where it has no record."""
+    one = method.record
+    said = {"paper": "", "keeps": "", "sends": ""}
+    if one is not None:
+        said = {"paper": one.authors, "keeps": one.keeps, "sends": one.sends}
+    return {"name": method.short, "what": method.what, **said}
 
 
 def table(methods: list[Named]) -> str:
@@ -74,23 +58,10 @@ def table(methods: list[Named]) -> str:
     for one in map(about, methods):
         lines.append(one["name"])
         lines += _wrapped(one["what"], width)
-        said = [one["paper"], one["keeps"] and f"a client keeps {_nothing(one['keeps'])}", _lower(one["sends"])]
+        keeps, sends = one["keeps"].replace("none", "nothing"), one["sends"]
+        said = [one["paper"], keeps and f"a client keeps {keeps}", sends[:1].lower() + sends[1:]]
         lines += _wrapped("; ".join(filter(None, said)), width)
     return "\n".join([*lines, "", "`fedjax-sim algorithms NAME` shows its arguments."])
-
-
-def _lower(text: str) -> str:
-    return text[:1].lower() + text[1:]
-
-
-def _nothing(kept: str) -> str:
-    return re.sub(r"^none\b", "nothing", kept)
-
-
-def _in_brackets(text: str) -> str:
-    """Whom the text names in brackets with a year."""
-    found = re.search(r"\(((?:[A-Z]\w+ et al\.|[A-Z]\w+ and [A-Z]\w+|[A-Z]\w+) (?:19|20)\d\d)", text)
-    return "" if found is None else found[1]
 
 
 def _wrapped(text: str, width: int) -> list[str]:

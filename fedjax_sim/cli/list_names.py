@@ -12,9 +12,11 @@ from importlib.resources.abc import Traversable
 from typing import Any, NamedTuple
 
 from fedjax_sim.cli.process import Refused
+from fedjax_sim.core.records import Record
 
-# Every factory is registered by one of four functions, under a name that is written out.
-_REGISTERED = re.compile(r"""\b(?:factory|recipe|data_set|register)\(\s*["']([a-z_]+\.\w+)["']""")
+# Every factory is registered by one of these functions, under a name that is written out.
+_FUNCTIONS = ("data_set", "factory", "recipe", "recorded", "register")
+_REGISTERED = re.compile(rf"""\b(?:{"|".join(_FUNCTIONS)})\(\s*["']([a-z_]+\.\w+)["']""")
 
 
 class Named(NamedTuple):
@@ -23,10 +25,12 @@ class Named(NamedTuple):
     Attributes:
       name: ``"kind.name"``.
       about: its documentation, or "".
+      record: of a method, what tables say of it.
     """
 
     name: str
     about: str
+    record: Record | None = None
 
     @property
     def short(self) -> str:
@@ -86,7 +90,7 @@ def _sources(folder: Traversable) -> Iterator[Traversable]:
 
 
 def _registered_in(module: ast.Module) -> Iterator[Named]:
-    """The names of ``register("kind.name", thing)``, ``factory(...)``, ``@recipe("kind.name")``, ``@data_set(...)``."""
+    """The names that ``register("kind.name", thing)``, ``factory``, ``recorded``, ``@recipe`` and ``@data_set`` get."""
     texts: dict[str, str] = {}
     for node in module.body:
         if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
@@ -99,14 +103,20 @@ def _registered_in(module: ast.Module) -> Iterator[Named]:
             name = _name_in(call)
             if name is not None and isinstance(call, ast.Call) and len(call.args) == 2:
                 thing = call.args[1]
-                yield Named(name, texts.get(thing.id, "") if isinstance(thing, ast.Name) else "")
+                yield Named(name, texts.get(thing.id, "") if isinstance(thing, ast.Name) else "", _record_in(call))
+
+
+def _record_in(call: ast.Call) -> Record | None:
+    """The record in ``recorded("algorithm.name", Thing, group="...", ...)``, without the case for the tests."""
+    about = {one.arg: ast.literal_eval(one.value) for one in call.keywords if one.arg not in (None, "case")}
+    return Record(**about) if about else None
 
 
 def _name_in(node: ast.AST) -> str | None:
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or not node.args:
         return None
     first = node.args[0]
-    if node.func.id not in ("factory", "recipe", "data_set", "register") or not isinstance(first, ast.Constant):
+    if node.func.id not in _FUNCTIONS or not isinstance(first, ast.Constant):
         return None
     return first.value if isinstance(first.value, str) else None
 

@@ -21,12 +21,9 @@ _ALONE = [{"bool"}, {"int"}, {"float"}, {"int", "float"}, {"str"}]
 
 
 def host_array(what: str, values: Any, *, objects: bool = True) -> np.ndarray:
-    """``values`` as a host array.
+    """``values``, an array of any package, a column of a table or nested lists as a host array; messages name ``what``.
 
-    Args:
-      what: how a message names it, ``"examples['x'] of client 3"``.
-      values: array of any package, column of a table, or nested lists.
-      objects: whether an array of Python objects is looked into as a list is; False leaves it one of objects.
+    An array of Python objects is looked into as a list is, or left one of ``objects``.
 
     Raises:
       ValueError: missing or masked values (the row is named), rows of different shapes, integers beyond 64 bits, text
@@ -55,11 +52,7 @@ def missing_values(what: str, rows: np.ndarray, kind: str = "missing") -> ValueE
 
 
 def exact_floats(what: str, array: np.ndarray) -> np.ndarray:
-    """Integers as floats of the default type, which must hold each of them.
-
-    Raises:
-      ValueError: an integer that would be rounded.
-    """
+    """Integers as floats of the default type, which must hold each of them."""
     kind = np.dtype(default_float())
     most = 2 ** (np.finfo(kind).nmant + 1)
     if array.dtype.kind in "iu":

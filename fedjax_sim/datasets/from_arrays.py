@@ -226,21 +226,9 @@ def _grouped(examples: Any, owner: np.ndarray, count: int, ids_name: str) -> Fla
 
 
 def held_out(owner: Any, fraction: float, seed: int) -> np.ndarray:
-    """Draws part of each client's examples for testing.
+    """bool[n], True where an example is held out for testing; ``owner``, [n], has the client of each, integer or text.
 
-    A client with n_i examples trains on max(1, floor((1 - fraction) n_i)) of them, drawn uniformly, and is tested on
-    the others.
-
-    Args:
-      owner: [n], the client of each example: integers or strings.
-      fraction: share to hold out, in [0, 1).
-      seed: of the draw.
-
-    Returns:
-      bool[n], True where an example is held out.
-
-    Raises:
-      ValueError: a fraction outside [0, 1), a negative seed.
+    A client with n_i examples trains on max(1, floor((1 - fraction) n_i)) of them, drawn uniformly.
 
     Example:
       >>> held_out(["a", "b", "a", "a", "b"], 0.5, seed=0)

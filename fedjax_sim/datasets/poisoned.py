@@ -52,17 +52,7 @@ def flip_labels(
 def random_labels(data: FederatedDataset, clients: Sequence[int] | np.ndarray, seed: int = 0) -> FederatedDataset:
     """The data set with the training labels of some clients drawn uniformly from all classes.
 
-    Args:
-      data: a labelled data set.
-      clients: indices of the clients (numbered in the order of their ids).
-      seed: of the labels.
-
-    Returns:
-      A copy; it describes itself where ``data`` does.
-
-    Raises:
-      TypeError: no data set on the device, or indices that are not integers.
-      ValueError: no labels, an index that no client has, or a negative seed.
+    Arguments, result and errors as in :func:`flip_labels`, and the ``seed`` of the labels.
     """
     rows, old, classes = _labels_of("random_labels", data, clients)
     drawn = Draws("random_labels", seed).uniform(old.size).reshape(old.shape)

@@ -53,13 +53,9 @@ class Characters:
         return len(self.alphabet)
 
     def encode(self, texts: str | Sequence[str]) -> np.ndarray:
-        """The numbers of a text's characters, or of several texts that are equally long.
+        """The numbers of a text's characters, [T], or of n texts that are equally long, [n, T].
 
-        Args:
-          texts: one text of T characters, or n of them.
-
-        Returns:
-          ``[T]`` or ``[n, T]``; uint8 for alphabets of up to 256 characters, else int32.
+        They are uint8 for alphabets of up to 256 characters, else int32.
 
         Raises:
           ValueError: a character outside the alphabet, or texts of different lengths.
@@ -173,10 +169,7 @@ class Words:
     def fit(cls, texts: Iterable[str], size: int, length: int) -> Words:
         """The ``size - 2`` commonest words of ``texts``; words equally common in the order of the alphabet.
 
-        Args:
-          texts: the training texts.
-          size: largest number of the vocabulary + 1, with the two for padding and other words.
-          length: words kept of a text.
+        ``size`` counts the numbers for padding and for other words too; ``length`` words are kept of a text.
 
         Raises:
           ValueError: ``size`` below 3 or ``length`` below 1.

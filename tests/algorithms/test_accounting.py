@@ -150,7 +150,7 @@ def test_what_cannot_be_accounted_for():
         privacy.epsilon(sampling=fjs.cohort.uniform(5), **common)
     with pytest.raises(TypeError, match="sampling is 'poisson'"):
         privacy.epsilon(sampling="poisson", **common)
-    with pytest.raises(ValueError, match="accountant='gdp': "):
+    with pytest.raises(ValueError, match="accountant is 'gdp': "):
         privacy.epsilon(sampling=0.1, accountant="gdp", **common)
     with pytest.raises(ValueError, match="accountant='pld' has no answer for samples without replacement"):
         privacy.epsilon(sampling=fjs.cohort.uniform(5), num_clients=10, accountant="pld", **common)

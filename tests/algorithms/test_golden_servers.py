@@ -43,6 +43,16 @@ def test_fedams(x64, form):
         check(problem, algorithm, expected)
 
 
+@pytest.mark.parametrize("average", ["plain", "sample"])
+def test_fedexp(x64, average):
+    problem = PROBLEMS["whole"]()
+    problem.x0 = np.linalg.solve(sum(c.H for c in problem.clients), sum(c.e for c in problem.clients))  # they disagree
+    for epsilon in (1e-3, 0.0):
+        expected = servers.FedExp(setting(problem, average=average), epsilon)
+        check(problem, fjs.fedexp(epsilon=epsilon, **both()), expected)
+    assert max(expected.factors) > 1.05 > min(expected.factors) == 1
+
+
 @pytest.mark.parametrize("lipschitz", [None, 20.0])
 def test_qfedavg(x64, lipschitz):
     problem = PROBLEMS["logistic"]()  # its losses are positive

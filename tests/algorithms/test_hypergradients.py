@@ -128,7 +128,7 @@ def quadratic_values(name, data):
 def test_what_is_recorded_of_every_algorithm(name):
     """Lanes in reverse and forward mode; the static schedule of one lane is the derivative of turns (test_sweep.py)."""
     data = quadratics()
-    check(quadratic_values(name, data), theta_of(name, data), (LANES,), steps=make(name)[0].takes_steps)
+    check(quadratic_values(name, data), theta_of(name, data), (LANES,), steps=make(name)[0].requires.steps)
 
 
 @pytest.mark.nightly

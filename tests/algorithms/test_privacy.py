@@ -247,7 +247,7 @@ def test_the_length_of_a_message_is_bounded_whatever_is_inside():
         (fjs.fedcm, "'momentum'"),
         (fjs.afl, r"reads single clients' messages \(loss\)"),
         (fjs.qfedavg, "'scale', 'step'"),
-        (fjs.fedaware, "only a sum can be released"),
+        (fjs.fedaware, "reads single clients. messages"),
         (fjs.feddane, "an exchange of their own"),
         (functools.partial(fjs.fedprox, adaptive=True), "the objective over all clients' data, without noise"),
     ],

@@ -12,9 +12,9 @@ import pytest
 
 import fedjax_sim as fjs
 from fedjax_sim import aggregators, attacks
-from fedjax_sim.algorithms.aggregators.base import present
-from fedjax_sim.algorithms.aggregators.krum import krum_scores
-from fedjax_sim.algorithms.aggregators.order import sorted_rows
+from fedjax_sim.algorithms.aggregators import _krum_scores as krum_scores
+from fedjax_sim.algorithms.aggregators import present
+from fedjax_sim.algorithms.stacks import sorted_rows
 
 sgd = fjs.optim.sgd
 SLOTS = 10
@@ -567,7 +567,7 @@ def test_bad_arguments(make, message):
             None,
             r"messages are \['normalised', 'slope'\]",
         ),
-        (lambda: fjs.attacked(fedavg(), [7]), None, r"has \[7\]: the data set's clients are numbered 0 to 6"),
+        (lambda: fjs.attacked(fedavg(), [7]), None, r"has \[7\]: clients are numbered 0 to 6"),
     ],
 )
 def test_what_has_no_meaning_is_refused(algorithm, cohort, message):

@@ -1,10 +1,11 @@
-"""What must hold for every registered algorithm: each is listed in ``CASES`` and goes through the same checks.
+"""What must hold for every registered algorithm: each has a case in its record and goes through the same checks.
 
 The order in which clients are stored, drawn and brought to the hardware changes nothing; identical clients are one
 client; derivatives are those of finite differences. In double precision.
 """
 
 import functools
+import inspect
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ from jax.flatten_util import ravel_pytree
 
 import fedjax_sim as fjs
 from fedjax_sim.core import descriptions
+from fedjax_sim.core.records import RECORDS
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -31,11 +33,11 @@ OTHERS = (fjs.layout.stacked(), fjs.layout.lanes(2), fjs.layout.static_schedule(
 CLIENT_RATES = np.array([0.5, 1.0, 0.7, 0.9, 0.6, 0.8])
 LOGITS = np.array([0.3, -0.8, 0.1, 1.2, -0.4, 0.6])
 
-# Constructor arguments of every algorithm, the default first. Three more keys: "average" goes to the cohort, "base" is
-# a wrapper's method, and "inert" names the hyper-parameters that this variant has no use for.
-CASES = {
+# Further constructor arguments than those of the methods' records, which come first. Three more keys: "average" goes to
+# the cohort, "base" is a wrapper's method (and which of its cases), and "inert" names the hyper-parameters that this
+# variant has no use for.
+MORE = {
     "fedavg": [
-        {"client_optimizer": sgd(0.1)},
         {
             "client_optimizer": sgd(0.08, momentum=0.6, nesterov=True),
             "client_learning_rate": fjs.rates.over_clients(CLIENT_RATES),
@@ -51,30 +53,20 @@ CASES = {
         {"client_optimizer": sgd(0.1), "average": "scheme_ii"},
         {"client_optimizer": sgd(0.1, decay=0.8), "average": "transformed"},
     ],
-    "local_sgd": [{"client_optimizer": sgd(0.1)}],
-    "large_batch_sgd": [{"client_optimizer": sgd(0.1)}],
-    "fedavgm": [
-        {"client_optimizer": sgd(0.1), "momentum": 0.6},
-        {"client_optimizer": sgd(0.1), "momentum": 0.6, "nesterov": True, "average": "original"},
-    ],
+    "fedavgm": [{"client_optimizer": sgd(0.1), "momentum": 0.6, "nesterov": True, "average": "original"}],
     "fedadagrad": [
-        {"client_optimizer": sgd(0.1), "server_learning_rate": 0.2, "tau": 0.1, "inert": ("beta2",)},
-        {"client_optimizer": sgd(0.1), "server_learning_rate": 0.2, "form": "optax", "inert": ("beta1", "beta2")},
+        {"client_optimizer": sgd(0.1), "server_learning_rate": 0.2, "form": "optax", "inert": ("beta1", "beta2")}
     ],
     "fedadam": [
-        {"client_optimizer": sgd(0.1), "server_learning_rate": 0.2, "tau": 0.1},
         {"client_optimizer": sgd(0.1), "server_learning_rate": 0.2, "tau": 0.1, "form": "optax", "beta2": 0.8},
     ],
     "fedyogi": [
-        {"client_optimizer": sgd(0.1), "server_learning_rate": 0.2, "tau": 0.1},
         {"client_optimizer": sgd(0.1), "server_learning_rate": 0.2, "tau": 0.1, "form": "optax", "beta2": 0.8},
     ],
     "fedams": [
-        {"client_optimizer": sgd(0.1), "server_learning_rate": 0.2, "eps": 0.02, "inert": ("initial",)},
-        {"client_optimizer": sgd(0.1), "server_learning_rate": 0.2, "form": "code", "initial": 0.05, "beta2": 0.8},
+        {"client_optimizer": sgd(0.1), "server_learning_rate": 0.2, "form": "code", "initial": 0.05, "beta2": 0.8}
     ],
     "fednova": [
-        {"client_optimizer": sgd(0.1)},
         {
             "client_optimizer": sgd(0.1, momentum=0.7),
             "client_learning_rate": fjs.rates.over_clients(CLIENT_RATES),
@@ -86,7 +78,6 @@ CASES = {
         {"client_optimizer": sgd(0.1), "tau_eff": 2.5, "average": "transformed"},
     ],
     "fedprox": [
-        {"client_optimizer": sgd(0.1), "mu": 0.8, "inert": ("increment",)},
         {
             "client_optimizer": sgd(0.1, momentum=0.5),
             "mu": 0.0,
@@ -95,90 +86,73 @@ CASES = {
         },
         {"client_optimizer": sgd(0.1), "mu": 0.8, "adaptive": True, "patience": 1},
     ],
-    "feddane": [
-        {"client_optimizer": sgd(0.1), "mu": 0.5},
-        {"client_optimizer": sgd(0.1), "mu": 0.5, "same_cohort": True},
-    ],
-    "dane": [{"client_optimizer": sgd(0.1), "mu": 0.5, "inert": ("tolerance",)}],
+    "feddane": [{"client_optimizer": sgd(0.1), "mu": 0.5, "same_cohort": True}],
     "scaffold": [
-        {"client_optimizer": sgd(0.1)},
         {"client_optimizer": sgd(0.08, momentum=0.4), "server_learning_rate": 0.8, "average": "sample"},
         {"client_optimizer": sgd(0.1), "option": "I", "server_learning_rate": 1.1},
     ],
-    "vrl_sgd": [
-        {"client_optimizer": sgd(0.1)},
-        {"client_optimizer": sgd(0.1, momentum=0.3), "server_learning_rate": 0.9, "average": "sample"},
-    ],
-    "fedcm": [
-        {"client_optimizer": sgd(0.1), "alpha": 0.4},
-        {"client_optimizer": sgd(0.1), "alpha": 0.4, "scaling": "direction"},
-    ],
-    "feddyn": [
-        {"client_optimizer": sgd(0.1), "alpha": 0.5},
-        {"client_optimizer": sgd(0.1), "alpha": 0.5, "form": "code"},
-    ],
+    "vrl_sgd": [{"client_optimizer": sgd(0.1, momentum=0.3), "server_learning_rate": 0.9, "average": "sample"}],
+    "fedcm": [{"client_optimizer": sgd(0.1), "alpha": 0.4, "scaling": "direction"}],
+    "feddyn": [{"client_optimizer": sgd(0.1), "alpha": 0.5, "form": "code"}],
     "fedaware": [
-        {"client_optimizer": sgd(0.1), "alpha": 0.6},
         {"client_optimizer": sgd(0.1), "alpha": 0.6, "normalised": True, "warm_up": True},
         {"client_optimizer": sgd(0.1), "alpha": 0.6, "clusters": np.array([0, 1, 2, 0, 1, 3])},
         {"client_optimizer": sgd(0.1), "alpha": 0.6, "weights": "sample"},
     ],
-    "qfedavg": [
-        {"client_optimizer": sgd(0.1), "q": 0.7},
-        {"client_optimizer": sgd(0.1), "q": 1.5, "lipschitz": 8.0},
-    ],
-    "afl": [{"client_optimizer": sgd(0.1), "weight_learning_rate": 0.005}],
-    "ema": [{"base": ("fedavg", 0), "decay": 0.7}],
-    "last_k": [{"base": ("scaffold", 0), "k": 2}],
-    "aware": [{"base": ("fedavg", 0), "alpha": 0.6}, {"base": ("fednova", 2), "alpha": 0.6}],
+    "qfedavg": [{"client_optimizer": sgd(0.1), "q": 1.5, "lipschitz": 8.0}],
+    "aware": [{"base": ("fednova", 2), "alpha": 0.6}],
     "reweighted": [
-        {"base": ("fedavg", 0), "logits": LOGITS},
         {"base": ("scaffold", 1), "logits": LOGITS},
         {"base": ("feddane", 0), "logits": LOGITS},
         {"base": ("fedavg", 3), "logits": LOGITS},
     ],
     "robust": [
-        {"base": ("fedavg", 0)},
         {"base": ("fedavg", 0), "rule": fjs.aggregators.trimmed_mean(0.3)},
         {"base": ("fednova", 0), "rule": fjs.aggregators.geometric_median(0.01, iterations=2), "inert": ("nu",)},
         {"base": ("scaffold", 0), "rule": fjs.aggregators.multi_krum()},
         {"base": ("fedavg", 0), "rule": fjs.aggregators.centered_clipping(0.3)},
     ],
     "attacked": [
-        {"base": ("fedavg", 0), "clients": np.array([1, 4]), "attack": fjs.attacks.scaling(-0.4)},
         {"base": ("fedavg", 0), "clients": np.array([0, 3]), "attack": fjs.attacks.little_is_enough(0.3)},
         {"base": ("scaffold", 1), "clients": np.array([0]), "attack": fjs.attacks.inner_product(0.2)},
         {"base": ("fedavg", 0), "clients": np.array([2]), "attack": fjs.attacks.gaussian(0.1, keep=0.5)},
     ],
-    "clipped": [{"base": ("fedavg", 0), "norm": 0.4}, {"base": ("scaffold", 0), "norm": 0.4}],
+    "clipped": [{"base": ("scaffold", 0), "norm": 0.4}],
     "adaptively_clipped": [
-        {"base": ("fedavg", 0), "initial": 0.4},
         {"base": ("fednova", 2), "initial": 0.3, "quantile": 0.6, "rate": 0.4},
         {"base": ("feddyn", 0), "initial": 0.4},
     ],
     "dp": [
-        {"base": ("fedavg", 0), "norm": 0.5, "noise_multiplier": 0.1, "inert": ("rate",)},
         {
             "base": ("fedadam", 0),
             "norm": 0.5,
             "noise_multiplier": 0.3,
             "quantile": 0.6,
             "count_noise": 0.4,
-        },
+        }
     ],
-    "quantised": [
-        {"base": ("fedavg", 0), "bits": 46},
-        {"base": ("scaffold", 0), "bits": 46, "scale": "max"},
-    ],
+    "quantised": [{"base": ("scaffold", 0), "bits": 46, "scale": "max"}],
     "top_k": [
-        {"base": ("fedavg", 0), "fraction": 0.3},
         {"base": ("scaffold", 0), "fraction": 0.3},
         {"base": ("vrl_sgd", 0), "fraction": 0.3},
         {"base": ("fedavg", 0), "fraction": 0.3, "feedback": False},
     ],
-    "random_k": [{"base": ("fedavg", 0), "fraction": 0.5}, {"base": ("fednova", 2), "fraction": 0.5, "feedback": True}],
+    "random_k": [{"base": ("fednova", 2), "fraction": 0.5, "feedback": True}],
 }
-BY_PATH = ("freeze", "keep")  # parameters have names in tests/algorithms/test_partial.py
+
+
+def _first(name, case):
+    """The case of a record in full."""
+    make = getattr(fjs, name)
+    if "base" in inspect.signature(make).parameters:
+        return {**case, "base": (case.get("base", "fedavg"), 0)}
+    return {"client_optimizer": sgd(0.1), **case}
+
+
+assert fjs.algorithms  # importing it registers them
+RECORDED = {name.partition(".")[2]: record.case for name, record in RECORDS.items()}
+# Without a case are those whose parameters have names, which are in tests/algorithms/test_partial.py.
+CASES = {name: [_first(name, case), *MORE.get(name, [])] for name, case in RECORDED.items() if case is not None}
 VARIANTS = [(name, number) for name, variants in CASES.items() for number in range(len(variants))]
 FAST = ("fedavg",)
 # Identical clients with equal tau are one client that goes on by itself.
@@ -340,7 +314,7 @@ def test_every_registered_algorithm_is_swept():
         for name in descriptions.registered("algorithm")
         if descriptions._FACTORIES[name].__module__.startswith("fedjax_sim.")  # other tests may register their own
     ]
-    assert sorted([*CASES, *BY_PATH]) == ours
+    assert sorted(RECORDED) == ours
     for name, number in VARIANTS:
         algorithm, _ = make(name, number)
         assert fjs.build(fjs.describe(algorithm)) is not None

@@ -324,7 +324,7 @@ def test_traced_offsets_are_those_given():
         (
             lambda who: fjs.attacked(fjs.fedavg(client_optimizer=fjs.optim.sgd(0.1)), who),
             np.ones(3, np.float32),
-            "attackers' client indices, integers",
+            "one row of client indices, integers",
         ),
     ],
 )

@@ -1,7 +1,9 @@
 """``describe`` and ``build``: whatever a registered factory makes can be written down as JSON and made again."""
 
 import dataclasses
+import functools
 import importlib.util
+import inspect
 import json
 import sys
 from collections.abc import Callable
@@ -19,6 +21,7 @@ from fedjax_sim import adjoints, hyper, sweeps
 from fedjax_sim.core import descriptions
 from fedjax_sim.core.descriptions import Described, build, describe, opaque_parts, registered, registered_factory
 from fedjax_sim.core.fields import static
+from fedjax_sim.core.records import RECORDS
 from fedjax_sim.datasets.sources.record import sources
 from fedjax_sim.engine.checks import _traced_parts
 
@@ -258,6 +261,17 @@ MADE: dict[str, Callable[[], Any]] = {
 WITH_OPAQUE_PARTS = {"task.functions"}
 # Its round trip is in test_host.py.
 NO_PYTREE = {"dataset.on_host"}
+def of_record(name: str) -> Any:
+    """The method of a record, around FedAvg if it is a wrapper."""
+    make = registered_factory(name)
+    options = {key: value for key, value in (RECORDS[name].case or {}).items() if key not in ("inert", "base")}
+    if "base" in inspect.signature(make).parameters:
+        return make(fjs.fedavg(client_optimizer=sgd(0.1)), **options)
+    return make(client_optimizer=sgd(0.1), **options)
+
+
+assert fjs.algorithms  # importing it registers them
+MADE |= {name: functools.partial(of_record, name) for name in RECORDS if name not in MADE}
 # A data set by name that is not above is made with its defaults: a new one has nothing to add here.
 MADE |= {
     f"dataset.{name}": registered_factory(f"dataset.{name}") for name in sources() if f"dataset.{name}" not in MADE

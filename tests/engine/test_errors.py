@@ -861,7 +861,12 @@ CASES: dict[str, tuple[Callable[[], object], type[Exception], tuple[str, ...]]] 
     "scaffold option": (
         lambda: fjs.scaffold(client_optimizer=sgd(0.1), option="III"),
         ValueError,
-        ("option='III'", "'I' or 'II'"),
+        ("option=...) is 'III'", "known: I, II"),
+    ),
+    "a method's bounds": (
+        lambda: fjs.fedprox(client_optimizer=sgd(0.1), mu=-1.0),
+        ValueError,
+        ("fedprox(mu=...) is -1.0", "[0, inf)"),
     ),
     "a number as optimiser": (
         lambda: fjs.fedavg(client_optimizer=0.1),

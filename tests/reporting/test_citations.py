@@ -8,10 +8,11 @@ import unicodedata
 import pytest
 
 import fedjax_sim as fjs
-from fedjax_sim.core import descriptions
+from fedjax_sim.core import descriptions, records
 from fedjax_sim.reporting import citations
 
 ROOT = pathlib.Path(__file__).parents[2]
+PAPERS = citations.papers()
 NO_PAPER = {"aggregator.mean", "algorithm.attacked", "algorithm.robust"}
 
 
@@ -37,24 +38,24 @@ def test_every_method_rule_and_server_has_its_paper():
     for kind in ("algorithm", "aggregator", "asynchronous"):
         makers = {name: descriptions._FACTORIES[name] for name in descriptions.registered(kind)}
         ours = {name for name, maker in makers.items() if maker.__module__.startswith("fedjax_sim.")}
-        assert ours - NO_PAPER == {name for name in citations._PAPERS if name.startswith(kind + ".")}
+        assert ours - NO_PAPER == {name for name in PAPERS if name.startswith(kind + ".")}
 
 
-@pytest.mark.parametrize("name", citations._PAPERS)
+@pytest.mark.parametrize("name", PAPERS)
 def test_a_paper_is_the_one_that_the_docstring_names(name):
     descriptions._import_all()
     maker = descriptions._FACTORIES[name]
     words = " ".join([inspect.getdoc(maker) or "", inspect.getmodule(inspect.unwrap(maker)).__doc__ or ""])
     source = inspect.getsource(inspect.getmodule(inspect.unwrap(maker)))
-    for key in citations._PAPERS[name]:
-        entry = citations._entries()[key]
+    for key in PAPERS[name]:
+        entry = records.entries()[key]
         assert first_author(entry) in plain(words + source), (name, key)
         assert field(entry, "year") in words + source, (name, key)
 
 
 def test_every_entry_is_whole_and_used():
-    entries = citations._entries()
-    assert {key for papers in citations._PAPERS.values() for key in papers} == set(entries)
+    entries = records.entries()
+    assert {key for papers in PAPERS.values() for key in papers} == set(entries)
     for key, entry in entries.items():
         assert entry.count("{") == entry.count("}"), key
         assert field(entry, "title")

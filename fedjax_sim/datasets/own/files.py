@@ -34,16 +34,8 @@ def table_file(
 ) -> FederatedDataset:
     """A csv or parquet file with one row for each example and a column that names its client; needs pyarrow.
 
-    Args:
-      table: the file.
-      client: as in :func:`fedjax_sim.datasets.from_table`, as all others but the last.
-      x: the columns of features.
-      y: the column of labels or targets.
-      encode: columns of categories.
-      test_fraction: share of each client's examples to hold out.
-      seed: of that draw.
-      num_classes: of the labels.
-      sha256: checksum of the file; another content is refused. It is written down by itself.
+    Arguments as in :func:`fedjax_sim.datasets.from_table`, and the file's checksum ``sha256``: another content is
+    refused. It is written down by itself.
 
     Raises:
       TypeError: ``table`` is no name of a file.
@@ -62,12 +54,7 @@ def client_files(
 ) -> FederatedDataset:
     """A directory with one npz file for each client, ``<client>.npz``, or with such ones in ``train`` and ``test``.
 
-    Args:
-      folder: the directory.
-      test_fraction: as in :func:`fedjax_sim.datasets.from_directory`, as the next two.
-      seed: of the draw.
-      num_classes: of the labels.
-      sha256: checksum of all files; another content is refused. It is written down by itself.
+    Arguments as in :func:`fedjax_sim.datasets.from_directory`, and ``sha256``, that of all files, as of a table.
 
     Raises:
       TypeError: ``folder`` is no name of a directory.
@@ -85,11 +72,7 @@ def leaf_files(
 ) -> FederatedDataset:
     """LEAF's json files whose examples are numbers (FEMNIST, synthetic, your own); text is encoded in Python.
 
-    Args:
-      train: a file, several, or a folder of them.
-      test: the same for the held-out examples.
-      num_classes: as in :func:`fedjax_sim.datasets.from_leaf`.
-      sha256: checksum of all files; another content is refused. It is written down by itself.
+    Arguments as in :func:`fedjax_sim.datasets.from_leaf`, and ``sha256``, the checksum of all files, as of a table.
 
     Raises:
       TypeError: no names of files.

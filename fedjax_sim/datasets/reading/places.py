@@ -23,10 +23,7 @@ def data_dir() -> Path:
 def find(data_set: str, *names: str, get: str) -> Path:
     """The first of the files or folders ``<data>/<data_set>/<name>`` that exists.
 
-    Args:
-      data_set: the data set's folder, also its name in messages.
-      *names: acceptable names inside the folder, the preferred one first.
-      get: how to come by the file, a sentence without its full stop: "Get the four files from https://...".
+    ``get`` says how to come by it, without a full stop: "Get the four files from https://...".
 
     Raises:
       FileNotFoundError: none is there; the message says where it was looked for and what to do.

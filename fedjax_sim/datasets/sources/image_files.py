@@ -23,22 +23,13 @@ Normalisation: TypeAlias = tuple[Sequence[float], Sequence[float]]  # mean and s
 
 @dataclasses.dataclass(frozen=True)
 class ImageSet:
-    """An image set of two halves.
+    """An image set of two halves."""
 
-    Attributes:
-      folder: its folder in the data directory, and its name in messages.
-      num_classes: number of classes C.
-      usual: mean and standard deviation of the training pixels in [0, 1], by channel, to four digits: what the field's
-        code normalises by.
-      halves: "train" and "test" to the names of their files.
-      files: all files by name.
-    """
-
-    folder: str
+    folder: str  # in the data directory, and its name in messages
     num_classes: int
-    usual: Normalisation
-    halves: Mapping[str, tuple[str, ...]]
-    files: Mapping[str, DataFile]
+    usual: Normalisation  # of the training pixels in [0, 1], to four digits: what the field's code normalises by
+    halves: Mapping[str, tuple[str, ...]]  # "train" and "test" to the names of their files
+    files: Mapping[str, DataFile]  # all files by name
 
     def read(self, half: str, *, verify: bool) -> Half:
         """One half; ``verify`` says whether to check that the files are the published ones."""
@@ -47,15 +38,10 @@ class ImageSet:
 
 @dataclasses.dataclass(frozen=True)
 class IdxSet(ImageSet):
-    """An image set whose halves are a file of images and a file of labels each.
+    """An image set whose halves are a file of images and a file of labels each."""
 
-    Attributes:
-      first_label: the label of the first class in the files; read labels are 0 .. C-1.
-      transposed: whether the files have rows and columns of an image swapped.
-    """
-
-    first_label: int = 0
-    transposed: bool = False
+    first_label: int = 0  # of the first class in the files; read labels are 0 .. C-1
+    transposed: bool = False  # whether the files have rows and columns of an image swapped
 
     def read(self, half: str, *, verify: bool) -> Half:
         images, labels = (read_idx(self.files[name].path(verify=verify)) for name in self.halves[half])

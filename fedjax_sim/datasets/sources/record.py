@@ -23,21 +23,13 @@ EXTRA = "data"  # of the package, with scikit-learn
 
 
 class DataFile(NamedTuple):
-    """A file of a data set.
+    """A file of a data set."""
 
-    Attributes:
-      folder: inside the data directory.
-      names: under which it may be there, the preferred one first.
-      get: how to come by it, a sentence without its full stop.
-      sha256: of the forms in which it is published; none are checked where nobody has published it.
-      instead: an archive in the folder that holds it too; "" for none.
-    """
-
-    folder: str
-    names: tuple[str, ...]
-    get: str
-    sha256: tuple[str, ...] = ()
-    instead: str = ""
+    folder: str  # inside the data directory
+    names: tuple[str, ...]  # under which it may be there, the preferred one first
+    get: str  # how to come by it, a sentence without its full stop
+    sha256: tuple[str, ...] = ()  # of the forms in which it is published
+    instead: str = ""  # an archive in the folder that holds it too
 
     def found(self) -> Path | None:
         """Where it is, or None."""
@@ -59,21 +51,13 @@ class DataFile(NamedTuple):
 
 
 class Source(NamedTuple):
-    """Where a data set comes from.
+    """Where a data set comes from."""
 
-    Attributes:
-      files: those it needs; none for a set that is drawn, or that comes with a package.
-      module: a package it needs.
-      size: of the files as they are published, for readers.
-      terms: under which they may be used, for readers.
-      papers: keys of ``citations.bib``.
-    """
-
-    files: tuple[DataFile, ...] = ()
-    module: str = ""
-    size: str = ""
-    terms: str = ""
-    papers: tuple[str, ...] = ()
+    files: tuple[DataFile, ...] = ()  # none for a set that is drawn, or that comes with a package
+    module: str = ""  # a package it needs
+    size: str = ""  # of the files as they are published
+    terms: str = ""  # under which they may be used
+    papers: tuple[str, ...] = ()  # keys of citations.bib
 
     def missing(self) -> list[DataFile]:
         """The files that are not there."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from fedjax_sim.core.files import parsing, read_text
@@ -79,7 +79,7 @@ def shakespeare_roles(
     Source: McMahan et al. 2017, arXiv:1602.05629; Caldas et al. 2018 (LEAF), arXiv:1812.01097; Li et al. 2020
     (FedProx), arXiv:1812.06127, Table 1. Text: the Moby edition, in the public domain.
     """
-    return _roles("shakespeare_roles", _speeches(_MOBY.path(verify=verify)), **locals())
+    return _roles("shakespeare_roles", _MOBY.path(verify=verify), _speeches, **locals())
 
 
 @data_set("dataset.tinyshakespeare", source=Source((_TINY,), size="1.1 MB", terms="public domain"))
@@ -105,12 +105,13 @@ def tinyshakespeare(
 
     Source: Karpathy 2015, char-rnn, data/tinyshakespeare.
     """
-    return _roles("tinyshakespeare", _paragraphs(_TINY.path(verify=verify)), **locals())
+    return _roles("tinyshakespeare", _TINY.path(verify=verify), _paragraphs, **locals())
 
 
 def _roles(
     what: str,
-    speeches: Iterator[Speech],
+    path: Path,
+    read: Callable[[Path], Iterator[Speech]],
     *,
     num_roles: int | None,
     seed: int,
@@ -124,9 +125,9 @@ def _roles(
     check_count(f"{what}(min_chars=...)", min_chars)
     check_count(f"{what}(length=...)", length)
     check_count(f"{what}(seed=...)", seed, low=0)
-    spoken, least = _spoken(speeches), max(min_chars, length + 1)
+    spoken, least = _spoken(read(path)), max(min_chars, length + 1)
     known = sorted(name for name, text in spoken.items() if len(text) >= least)
-    which = f"of {len(spoken)} roles have {least} characters or more: ask for fewer roles or lower min_chars"
+    which = f"of {len(spoken)} roles in {path} have {least} characters or more: ask for fewer roles or lower min_chars"
     names = drawn_names(what, "num_roles", num_roles, known, "roles", seed, which)
     letters = Characters()
     parts = [windows(letters.encode(spoken[name]), length, stride, test_fraction, max_windows) for name in names]

@@ -44,15 +44,10 @@ def by_rows(
     owner: np.ndarray,
     classes: int | None,
 ) -> FederatedDataset:
-    """A data set from the training rows of each client, and test examples.
+    """A data set from the training rows of each client and test examples, whose clients ``owner`` names, int[n_test].
 
-    Args:
-      rows: of each client.
-      total: how many rows there are.
-      take: the examples in some rows: bytes are put in order before they become floats, four times less to copy.
-      test: the test examples.
-      owner: int[n_test], the client of each test example.
-      classes: number of classes.
+    ``take`` gives the examples in some of the ``total`` rows: bytes are put in order before they become floats, four
+    times less to copy.
     """
     if len(rows) == 0:
         raise ValueError("the partition has no clients; a data set needs at least one")
@@ -71,14 +66,7 @@ def drawn_names(
 ) -> list[str]:
     """``count`` of the ``known`` names drawn without replacement, in their order; None takes all.
 
-    Args:
-      what: the function that was called.
-      argument: its argument ``count``.
-      count: how many.
-      known: the names.
-      stream: of the draws.
-      seed: of the draws.
-      which: what the message says behind their number, with what to do.
+    Too few are an error of the function ``what`` and its ``argument``; ``which`` follows their number there.
     """
     if count is not None:
         check_count(f"{what}({argument}=...)", count)

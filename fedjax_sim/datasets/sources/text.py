@@ -191,7 +191,7 @@ def sent140(
         row[_USER] for row in csv_rows(path, 6, encoding="latin-1") if row[_POLARITY] in _CLASS
     )
     known = sorted(name for name, count in counts.items() if count >= min_tweets)
-    which = f"of {len(counts)} accounts have {min_tweets} tweets or more: ask for fewer accounts or lower min_tweets"
+    which = f"of {len(counts)} accounts in {path} have {min_tweets} tweets or more: ask for fewer or lower min_tweets"
     accounts = drawn_names("sent140", "num_accounts", num_accounts, known, "sent140", seed, which)
     number = {name: place for place, name in enumerate(accounts)}
     rows = [

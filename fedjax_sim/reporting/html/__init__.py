@@ -6,7 +6,6 @@ import os
 from collections.abc import Mapping
 
 from fedjax_sim.core.files import write_atomically
-from fedjax_sim.reporting.containers import check_runs
 from fedjax_sim.reporting.html.page import page
 from fedjax_sim.reporting.recorded import Recorded
 

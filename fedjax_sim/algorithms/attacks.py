@@ -1,0 +1,206 @@
+"""What clients that do not keep to the rules send: what :func:`fedjax_sim.attacked` puts in the place of messages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.scipy
+import numpy as np
+
+from fedjax_sim.algorithms.stacks import column, weighted_sum
+from fedjax_sim.core import trees
+from fedjax_sim.core.descriptions import Described, factory
+from fedjax_sim.core.fields import real
+from fedjax_sim.core.values import LARGEST_SEED, check_count, check_real, check_scalar, shown
+from fedjax_sim.datasets.federated import FederatedDataset
+
+
+class Attack(Described):
+    """An attacker that knows its own message alone."""
+
+    def tampered(self, message: Any, key: jax.Array) -> Any:
+        """What is sent in the place of ``message``, a pytree of its structure.
+
+        Args:
+          message: all that the client would send.
+          key: PRNG key of (run, round, client).
+        """
+        raise TypeError(f"{type(self).__name__} must define tampered(message, key)")
+
+
+class Collusion(Described):
+    """Attackers that know all messages of a round and send one and the same."""
+
+    def agreed(self, stack: Any, honest: jax.Array, attackers: jax.Array) -> Any:
+        """What every attacker sends.
+
+        Args:
+          stack: what all clients of the round would send, leaves [S, ...]; zeros in void slots.
+          honest: bool[S], who keeps to the rules.
+          attackers: bool[S], who does not; neither is a void slot.
+        """
+        raise TypeError(f"{type(self).__name__} must define agreed(stack, honest, attackers)")
+
+
+def draw_attackers(data: FederatedDataset, fraction: float, seed: int = 0) -> np.ndarray:
+    """The floor(fraction N) clients that a seed makes attackers.
+
+    A client's lot depends on its id and the seed alone, not on where it is stored, and the attackers of a smaller
+    fraction are among those of a larger one.
+
+    Args:
+      data: a data set.
+      fraction: of the clients, in [0, 1].
+      seed: integer >= 0.
+
+    Returns:
+      int32[M], their indices (clients are numbered in the order of their ids), in rising order.
+
+    Raises:
+      TypeError: no data set.
+      ValueError: a fraction outside [0, 1], or a negative seed.
+    """
+    if not hasattr(data, "client_ids"):
+        raise TypeError(f"draw_attackers({shown(data)}): give a data set of fedjax_sim.datasets")
+    check_real("draw_attackers(fraction=...)", fraction, low=0.0, high=1.0)
+    check_count("draw_attackers(seed=...)", seed, low=0, high=LARGEST_SEED)
+    ids = jnp.asarray(np.sort(np.asarray(data.client_ids)))
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), ids)
+    lots = np.asarray(jax.vmap(lambda key: jax.random.bits(key, (), jnp.uint32))(keys))
+    count = int(np.floor(round(float(fraction) * len(lots), 9)))
+    return np.sort(np.argsort(lots, kind="stable")[:count]).astype(np.int32)
+
+
+class SignFlip(Attack):
+    """m -> -factor m: the honest message turned round.
+
+    Args:
+      factor: >= 0.
+    """
+
+    factor: Any = real(default=1.0, low=0.0)
+
+    def tampered(self, message: Any, key: jax.Array) -> Any:
+        check_scalar("sign_flip(factor=...)", self.factor)
+        return jax.tree.map(jnp.negative, trees.scale(self.factor, message))
+
+
+class Scaling(Attack):
+    """m -> factor m: a client that makes itself heard (or, below 1, silent). Negative factors are sign flips.
+
+    Args:
+      factor: any number.
+    """
+
+    factor: Any = real(default=10.0)
+
+    def tampered(self, message: Any, key: jax.Array) -> Any:
+        check_scalar("scaling(factor=...)", self.factor)
+        return trees.scale(self.factor, message)
+
+
+class Gaussian(Attack):
+    """m -> keep m + std z, z standard normal in every coordinate, fresh every round and client.
+
+    Args:
+      std: >= 0, in units of the messages.
+      keep: 0 sends noise alone (Blanchard et al. 2017, with std 200), 1 adds it to the honest message.
+    """
+
+    std: Any = real(default=200.0, low=0.0)
+    keep: Any = real(default=0.0)
+
+    def tampered(self, message: Any, key: jax.Array) -> Any:
+        check_scalar("gaussian(std=...)", self.std)
+        check_scalar("gaussian(keep=...)", self.keep)
+        leaves, structure = jax.tree.flatten(message)
+        noise = [
+            jax.random.normal(jax.random.fold_in(key, number), leaf.shape, leaf.dtype)
+            for number, leaf in enumerate(leaves)
+        ]
+        return trees.add_scaled(trees.scale(self.keep, message), self.std, jax.tree.unflatten(structure, noise))
+
+
+class LittleIsEnough(Collusion):
+    """A little is enough: the honest mean less z honest standard deviations, in every coordinate.
+
+    m = mean - z std;   z = Phi^-1((n - f - s) / (n - f)),  s = floor(n/2 + 1) - f
+
+    Small enough that s honest clients are expected to lie further out, so that a median takes the attackers' side.
+    The paper lets the attackers estimate mean and std from what they would have sent themselves; here they know the
+    honest messages (which later work assumes, too). n counts those of the round, f the attackers among them.
+
+    Args:
+      z: >= 0; None for the paper's rule, with 0 where that has no answer (attackers who are more than half need no
+        supporters) or a negative one (too few attackers).
+
+    Reference: Baruch, Baruch and Goldberg 2019, "A little is enough: circumventing defenses for distributed learning",
+    algorithm 3.
+    """
+
+    z: Any = real(default=None, low=0.0)
+
+    def agreed(self, stack: Any, honest: jax.Array, attackers: jax.Array) -> Any:
+        if self.z is not None:
+            check_scalar("little_is_enough(z=...)", self.z)
+        z = _largest_z(honest, attackers) if self.z is None else self.z
+        share = _equal_shares(honest)
+        mean = weighted_sum(share, _only(honest, stack))
+
+        def spread(leaf: jax.Array, at: jax.Array) -> jax.Array:
+            apart = jnp.where(column(honest, leaf), leaf - at[None], jnp.zeros_like(leaf))
+            variance = jnp.sum(column(share.astype(leaf.dtype), leaf) * jnp.square(apart), axis=0)
+            spreads = variance > 0
+            root = jnp.sqrt(jnp.where(spreads, variance, jnp.ones_like(variance)))
+            return jnp.where(spreads, root, jnp.zeros_like(root))
+
+        return trees.subtract(mean, trees.scale(z, jax.tree.map(spread, stack, mean)))
+
+
+class InnerProduct(Collusion):
+    """Inner-product manipulation: the honest mean turned round, so that the aggregate points against the gradient.
+
+    m = -epsilon mean
+
+    Args:
+      epsilon: >= 0; small ones are hard to tell from honest messages, large ones turn a mean round.
+
+    Reference: Xie, Koyejo and Gupta 2020, "Fall of empires: breaking Byzantine-tolerant SGD by inner product
+    manipulation", section 4.
+    """
+
+    epsilon: Any = real(default=0.1, low=0.0)
+
+    def agreed(self, stack: Any, honest: jax.Array, attackers: jax.Array) -> Any:
+        check_scalar("inner_product(epsilon=...)", self.epsilon)
+        mean = weighted_sum(_equal_shares(honest), _only(honest, stack))
+        return jax.tree.map(jnp.negative, trees.scale(self.epsilon, mean))
+
+
+def _only(honest: jax.Array, stack: Any) -> Any:
+    """The stack with zeros for the others: what an attacker computed itself may be infinite, and 0 * inf is NaN."""
+    return jax.tree.map(lambda leaf: jnp.where(column(honest, leaf), leaf, jnp.zeros_like(leaf)), stack)
+
+
+def _equal_shares(honest: jax.Array) -> jax.Array:
+    dtype = jnp.result_type(float)
+    return honest.astype(dtype) / jnp.maximum(jnp.sum(honest, dtype=dtype), 1)
+
+
+def _largest_z(honest: jax.Array, attackers: jax.Array) -> jax.Array:
+    dtype = jnp.result_type(float)
+    count, lying = jnp.sum(honest | attackers), jnp.sum(attackers)
+    supporters = count // 2 + 1 - lying
+    left = jnp.maximum(count - lying, 1).astype(dtype)
+    quantile = jnp.clip((left - supporters.astype(dtype)) / left, 0.5, 1 - jnp.finfo(dtype).eps)
+    z: jax.Array = jax.scipy.special.ndtri(quantile)
+    return jnp.where(supporters > 0, z, jnp.zeros_like(z))
+
+
+sign_flip = factory("attack.sign_flip", SignFlip)
+scaling = factory("attack.scaling", Scaling)
+gaussian = factory("attack.gaussian", Gaussian)
+little_is_enough = factory("attack.little_is_enough", LittleIsEnough)
+inner_product = factory("attack.inner_product", InnerProduct)

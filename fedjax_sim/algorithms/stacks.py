@@ -1,0 +1,128 @@
+"""Arithmetic on stacks: S vectors side by side, each a pytree, leaves [S, ...]."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+
+def column(values: jax.Array, leaf: jax.Array) -> jax.Array:
+    """``values``, [S], in the shape [S, 1, ...] of a leaf."""
+    return values.reshape(-1, *[1] * (leaf.ndim - 1))
+
+
+def weighted_sum(weights: jax.Array, stack: Any) -> Any:
+    """sum_i weights_i v_i; a weight of 0 takes nothing."""
+
+    def of_leaf(leaf: jax.Array) -> jax.Array:
+        return jnp.sum(column(weights.astype(leaf.dtype), leaf) * leaf, axis=0)
+
+    return jax.tree.map(of_leaf, stack)
+
+
+def distances(stack: Any, vector: Any) -> jax.Array:
+    """|v_i - vector| over all leaves together, [S], in the default float type; derivative 0 at 0."""
+    dtype = jnp.result_type(float)
+
+    def of_leaf(leaf: jax.Array, at: jax.Array) -> jax.Array:
+        apart = (leaf - at[None]).astype(dtype)
+        return jnp.sum(jnp.square(apart).reshape(len(leaf), -1), axis=1)
+
+    squares: jax.Array = jax.tree.reduce(jnp.add, jax.tree.map(of_leaf, stack, vector))
+    apart = squares > 0
+    return jnp.where(apart, jnp.sqrt(jnp.where(apart, squares, jnp.ones_like(squares))), jnp.zeros_like(squares))
+
+
+def squared_distances(stack: Any) -> jax.Array:
+    """|v_i - v_j|^2 over all leaves together, [S, S], symmetric and without a derivative; overflow is infinite."""
+    dtype = jnp.result_type(float)
+
+    def of_leaf(leaf: jax.Array) -> jax.Array:
+        flat = lax.stop_gradient(leaf).reshape(len(leaf), -1).astype(dtype)
+        return jnp.matmul(flat, flat.T, precision=lax.Precision.HIGHEST)
+
+    gram: jax.Array = jax.tree.reduce(jnp.add, jax.tree.map(of_leaf, stack))
+    norms = jnp.diagonal(gram)
+    # The mean of both triangles: equal distances must be equal numbers, or ties would depend on the slots.
+    squares = norms[:, None] + norms[None, :] - (gram + gram.T)
+    return jnp.where(jnp.isnan(squares), jnp.full_like(squares, jnp.inf), jnp.maximum(squares, 0))
+
+
+def middle(stack: Any, valid: jax.Array, cut: jax.Array) -> Any:
+    """The mean of what is left of the valid vectors when ``cut`` values are cut on each side, coordinate by coordinate.
+
+    Written as a sum over the values with weights that are constant near them, which is its derivative: equal values
+    share what of them is kept.
+    """
+    size = jnp.sum(valid, dtype=jnp.int32)
+    last = jnp.maximum(size - 1 - cut, 0)
+    kept = jnp.maximum(size - 2 * cut, 1)
+
+    def of_leaf(leaf: jax.Array) -> jax.Array:
+        rows = leaf.reshape(len(leaf), -1)
+        here = column(valid, rows)
+        ordered = sorted_rows(jnp.where(here, rows, jnp.full_like(rows, jnp.inf)))  # void slots behind all others
+        low, high = ordered[cut][None], ordered[last][None]
+        at_low, at_high = here & (rows == low), here & (rows == high)
+        inside = here & (rows > low) & (rows < high)
+
+        def count(of: jax.Array) -> jax.Array:
+            return jnp.sum(of, axis=0, dtype=jnp.int32)[None]
+
+        def share(of: jax.Array, beyond: jax.Array) -> jax.Array:
+            """What is kept of each of ``of``, of whom those ``beyond`` cut are kept."""
+            equal = count(of)
+            part = (count(beyond) - cut).astype(leaf.dtype) / jnp.maximum(equal, 1).astype(leaf.dtype)
+            return jnp.where(of, part, jnp.zeros_like(rows))
+
+        ends = share(at_low, here & (rows <= low)) + share(at_high, here & (rows >= high))
+        all_equal = jnp.where(at_low, kept.astype(leaf.dtype) / jnp.maximum(count(at_low), 1).astype(leaf.dtype), 0)
+        weights = jnp.where(low == high, all_equal, jnp.where(inside, jnp.ones_like(rows), ends))
+        total = jnp.sum(weights * rows, axis=0) / kept.astype(leaf.dtype)
+        return total.reshape(leaf.shape[1:])
+
+    return jax.tree.map(of_leaf, stack)
+
+
+@jax.jit
+def sorted_rows(rows: jax.Array) -> jax.Array:
+    """Every column of ``rows``, [S, d], in rising order; no derivative, no NaN.
+
+    A bitonic network (Batcher 1968), whose stages are a minimum and a maximum of whole rows: XLA sorts a column by
+    comparing one pair at a time, which takes 16 times as long for 30 models of 100,000 parameters on a CPU.
+    """
+    slots = len(rows)
+    rows = lax.stop_gradient(rows)
+    if slots == 1:
+        return rows
+    width = 1 << (slots - 1).bit_length()
+    padded = jnp.concatenate([rows, jnp.full((width - slots, rows.shape[1]), jnp.inf, rows.dtype)])
+    partners = _partners(width)
+    lower = partners > np.arange(width)[None, :]
+
+    def stage(rows: jax.Array, wires: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+        partner, low = wires
+        others = rows[partner]
+        return jnp.where(low[:, None], jnp.minimum(rows, others), jnp.maximum(rows, others)), None
+
+    ordered, _ = lax.scan(stage, padded, (jnp.asarray(partners, jnp.int32), jnp.asarray(lower)))
+    return ordered[:slots]
+
+
+def _partners(width: int) -> np.ndarray:
+    """For every stage of the network the row that each row is compared with, int[stages, width]."""
+    places = np.arange(width)
+    stages = []
+    half = 1
+    while half < width:
+        stages.append(places ^ (2 * half - 1))  # the second half is met in reverse
+        step = half // 2
+        while step:
+            stages.append(places ^ step)
+            step //= 2
+        half *= 2
+    return np.stack(stages)
