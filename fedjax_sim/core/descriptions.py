@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import importlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ParamSpec, Self, TypeVar, dataclass_transform
@@ -358,8 +359,8 @@ def registered_factory(name: str) -> Callable[..., Any]:
 
 def all_registered() -> list[str]:
     """All names, also those of modules that nobody has imported yet: the package loads them when they are asked for."""
-    import fedjax_sim
+    package = importlib.import_module(__name__.partition(".")[0])
 
-    for name in dir(fedjax_sim):
-        getattr(fedjax_sim, name)
+    for name in dir(package):
+        getattr(package, name)
     return registered()

@@ -11,8 +11,8 @@ import numpy as np
 from fedjax_sim.core.values import INT32_MAX
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.flat import int32, offsets_of
-from fedjax_sim.datasets.from_arrays import Given, given_clients, given_ids, given_partition
-from fedjax_sim.datasets.validate import in_memory, stored_parts
+from fedjax_sim.datasets.from_arrays import given_clients, given_ids, given_partition
+from fedjax_sim.datasets.validate import Given, in_memory, stored_parts
 
 
 def from_clients(

@@ -20,7 +20,7 @@ from fedjax_sim.core.fields import static
 from fedjax_sim.core.values import check_count, check_real, is_concrete
 from fedjax_sim.datasets.array_checks import host_array
 from fedjax_sim.datasets.flat import default_float, int32, offsets_of, ranges
-from fedjax_sim.datasets.placement import Placement
+from fedjax_sim.datasets.placement import Placement, everywhere, lengthened_rows, padded, shared_out
 from fedjax_sim.datasets.statistics import Statistics, label_table, summarise
 
 T = TypeVar("T")
@@ -197,3 +197,39 @@ def client_names(data: Any) -> tuple[str, ...]:
             "the data set that it was made from)"
         )
     return names
+
+
+def placed(dataset: FederatedDataset, placement: Placement) -> FederatedDataset:
+    """The data set on a mesh, test part included: what it consists of besides examples is everywhere.
+
+    Rows of sharded examples are padded to a multiple of the groups; no client holds a row of the padding.
+    """
+    dataset = whole(dataset)
+    mesh = placement.mesh
+    rest = dataset.replace(examples=None, example_weights=None, test=None)
+    examples, weights = dataset.examples, dataset.example_weights
+    if placement.sharded:
+        extra = padded(dataset.num_examples, placement.parts) - dataset.num_examples
+        examples = shared_out(lengthened_rows(examples, extra), mesh)
+    else:
+        examples = everywhere(examples, mesh)
+    test = dataset.test
+    return everywhere(rest, mesh).replace(  # type: ignore[no-any-return]
+        examples=examples,
+        example_weights=None if weights is None else everywhere(weights, mesh),
+        test=None if test is None else placed(test, placement),
+        placement=placement,
+    )
+
+
+def whole(dataset: FederatedDataset) -> FederatedDataset:
+    """The data set without a placement and without the padding that sharded rows have, test part included."""
+    placement, test = dataset.placement, dataset.test
+    if placement is None:
+        return dataset
+    rows = dataset.num_examples
+    return dataset.replace(
+        examples=jax.tree.map(lambda leaf: leaf[:rows], dataset.examples) if placement.sharded else dataset.examples,
+        test=None if test is None else whole(test),
+        placement=None,
+    )

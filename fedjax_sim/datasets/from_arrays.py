@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
 import jax
 import numpy as np
@@ -11,9 +11,9 @@ import numpy as np
 from fedjax_sim.core.values import INT32_MAX, check_count, check_real, shown
 from fedjax_sim.datasets.array_checks import host_array
 from fedjax_sim.datasets.draws import Draws
-from fedjax_sim.datasets.federated import named
 from fedjax_sim.datasets.flat import Flat, offsets_of, sorted_within
 from fedjax_sim.datasets.validate import (
+    Given,
     as_int64,
     check_same,
     checked_ids,
@@ -24,21 +24,6 @@ from fedjax_sim.datasets.validate import (
     shape_text,
     who,
 )
-
-T = TypeVar("T")
-
-
-class Given(NamedTuple):
-    """The clients' examples before their values are looked at; the test part is of the same clients in this order."""
-
-    train: Flat
-    test: Flat | None
-    client_ids: np.ndarray  # int64[N]
-    names: np.ndarray  # [N], the ids as the user wrote them, for messages
-
-    def remembered(self, data: T) -> T:
-        """``data``, with the ids that could not be its ``client_ids`` as the names of its clients."""
-        return data if self.names is self.client_ids else named(data, [str(name) for name in self.names.tolist()])
 
 
 def given_clients(

@@ -23,9 +23,9 @@ from fedjax_sim.core.descriptions import recipe
 from fedjax_sim.datasets.construct import packed
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.flat import int32, offsets_of, ranges
-from fedjax_sim.datasets.from_arrays import Given, given_clients, given_ids, given_partition
+from fedjax_sim.datasets.from_arrays import given_clients, given_ids, given_partition
 from fedjax_sim.datasets.statistics import Statistics
-from fedjax_sim.datasets.validate import stored_parts, type_alone
+from fedjax_sim.datasets.validate import Given, stored_parts, type_alone
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-
-if TYPE_CHECKING:
-    from fedjax_sim.datasets.federated import FederatedDataset
 
 CLIENTS = "clients"  # axis over which a cohort, client states and rows of examples are dealt
 MODEL = "model"  # axis over which a model may be sharded within each group of clients
@@ -133,43 +130,7 @@ def on_host(tree: Any) -> Any:
     return jax.tree.map(gathered, tree)
 
 
-def placed(dataset: FederatedDataset, placement: Placement) -> FederatedDataset:
-    """The data set on a mesh, test part included: what it consists of besides examples is everywhere.
-
-    Rows of sharded examples are padded to a multiple of the groups; no client holds a row of the padding.
-    """
-    dataset = whole(dataset)
-    mesh = placement.mesh
-    rest = dataset.replace(examples=None, example_weights=None, test=None)
-    examples, weights = dataset.examples, dataset.example_weights
-    if placement.sharded:
-        extra = padded(dataset.num_examples, placement.parts) - dataset.num_examples
-        examples = shared_out(_lengthened(examples, extra), mesh)
-    else:
-        examples = everywhere(examples, mesh)
-    test = dataset.test
-    return everywhere(rest, mesh).replace(  # type: ignore[no-any-return]
-        examples=examples,
-        example_weights=None if weights is None else everywhere(weights, mesh),
-        test=None if test is None else placed(test, placement),
-        placement=placement,
-    )
-
-
-def whole(dataset: FederatedDataset) -> FederatedDataset:
-    """The data set without a placement and without the padding that sharded rows have, test part included."""
-    placement, test = dataset.placement, dataset.test
-    if placement is None:
-        return dataset
-    rows = dataset.num_examples
-    return dataset.replace(
-        examples=jax.tree.map(lambda leaf: leaf[:rows], dataset.examples) if placement.sharded else dataset.examples,
-        test=None if test is None else whole(test),
-        placement=None,
-    )
-
-
-def _lengthened(tree: Any, extra: int) -> Any:
+def lengthened_rows(tree: Any, extra: int) -> Any:
     """Arrays of rows, with ``extra`` zero rows behind."""
 
     def lengthened(leaf: Any) -> Any:

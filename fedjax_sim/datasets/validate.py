@@ -6,7 +6,7 @@ A message names the client (and its id, where that is another number), the value
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -14,12 +14,11 @@ import numpy as np
 
 from fedjax_sim.core.values import INT32_MAX, check_count
 from fedjax_sim.datasets.array_checks import host_array, missing_values
+from fedjax_sim.datasets.federated import named
 from fedjax_sim.datasets.flat import Flat, default_float, offsets_of, owner_of
 from fedjax_sim.datasets.parts import Partition
 
-if TYPE_CHECKING:
-    from fedjax_sim.datasets.from_arrays import Given
-
+T = TypeVar("T")
 _INT64_MAX = 2**63 - 1
 _PIECE = 1 << 26  # bytes of examples that are looked at in one go
 _ALIGNMENT = 64  # bytes; what JAX asks of host memory that it uses as it is
@@ -27,6 +26,19 @@ _ALIGNMENT = 64  # bytes; what JAX asks of host memory that it uses as it is
 # From the pieces of a leaf, in the order of the clients and the type they are stored in, and the shape of them all,
 # whatever the caller keeps of it; it has a dtype.
 Keep = Callable[[Iterator[np.ndarray], tuple[int, ...]], Any]
+
+
+class Given(NamedTuple):
+    """The clients' examples before their values are looked at; the test part is of the same clients in this order."""
+
+    train: Flat
+    test: Flat | None
+    client_ids: np.ndarray  # int64[N]
+    names: np.ndarray  # [N], the ids as the user wrote them, for messages
+
+    def remembered(self, data: T) -> T:
+        """``data``, with the ids that could not be its ``client_ids`` as the names of its clients."""
+        return data if self.names is self.client_ids else named(data, [str(name) for name in self.names.tolist()])
 
 
 def common_length(examples: Any, owner: str | None) -> int:

@@ -18,9 +18,9 @@ from jax import lax
 
 from fedjax_sim.core.devices import prefetched, rows_within
 from fedjax_sim.core.loops import bounded_loop
-from fedjax_sim.datasets.federated import FederatedDataset
+from fedjax_sim.datasets.federated import FederatedDataset, whole
 from fedjax_sim.datasets.host import HostDataset
-from fedjax_sim.datasets.placement import CLIENTS, EVERYWHERE, SHARED_OUT, padded, whole
+from fedjax_sim.datasets.placement import CLIENTS, EVERYWHERE, SHARED_OUT, padded
 from fedjax_sim.models.task import Task
 
 _ROWS = 8192  # rows a step at most: keeps a matrix unit busy

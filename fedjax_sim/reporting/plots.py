@@ -98,7 +98,6 @@ def save_figure(figure: Any, path: str | os.PathLike[str]) -> None:
       figure: matplotlib's; of axes it is ``ax.figure``.
       path: where it goes, as PNG with 150 dots an inch unless the name ends otherwise (``.pdf``, ``.svg``, ``.eps``).
         Fonts in PDF and PostScript are TrueType (42), not Type 3.
-
     """
     check_matplotlib()
     import matplotlib

@@ -14,30 +14,24 @@ class Recorded(Protocol):
     @property
     def evaluated(self) -> np.ndarray:
         """int[E], numbers of finished rounds at the evaluations."""
-        ...
 
     @property
     def metrics(self) -> Mapping[str, np.ndarray]:
         """[seeds, E, ...] arrays by name."""
-        ...
 
     @property
     def seconds(self) -> float:
         """Wall time without compilation."""
-        ...
 
     @property
     def useful_ratio(self) -> float:
         """Gradients the clients needed over gradients that were computed."""
-        ...
 
     def __getitem__(self, name: str) -> np.ndarray:
         """The metric or record ``name``; a KeyError names those there are."""
-        ...
 
     def rounds_to(self, name: str, target: float) -> np.ndarray:
         """float[seeds], evaluated rounds until the metric reaches the target; inf where it never does."""
-        ...
 
 
 # A loss is what is minimised, the mean over the data and the task's penalty. Where there is a penalty, the loss without

@@ -17,10 +17,10 @@ import numpy as np
 from fedjax_sim.core import devices
 from fedjax_sim.core.descriptions import build, describe, opaque_parts
 from fedjax_sim.core.values import check_count, check_flag
-from fedjax_sim.datasets.federated import FederatedDataset
+from fedjax_sim.datasets.federated import FederatedDataset, whole
 from fedjax_sim.datasets.fingerprints import dataset_fingerprint, fingerprint
 from fedjax_sim.datasets.host import HostDataset
-from fedjax_sim.datasets.placement import on_host, whole
+from fedjax_sim.datasets.placement import on_host
 from fedjax_sim.engine.client_states import ClientStates, OnDevice
 from fedjax_sim.engine.layout.base import Layout
 from fedjax_sim.engine.layout.mesh import OnMesh

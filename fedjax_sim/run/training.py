@@ -15,9 +15,8 @@ from fedjax_sim.algorithms.wrapper import keeps_personal
 from fedjax_sim.core.descriptions import Described
 from fedjax_sim.core.loops import OnRound, silent, teller
 from fedjax_sim.core.values import shown
-from fedjax_sim.datasets.federated import FederatedDataset
+from fedjax_sim.datasets.federated import FederatedDataset, whole
 from fedjax_sim.datasets.host import HostDataset
-from fedjax_sim.datasets.placement import whole
 from fedjax_sim.engine.adjoints.scans import Adjoint, Run, per_round, without_reverse_mode
 from fedjax_sim.engine.arguments import Evaluate, RunArguments, check_arguments, takes_run
 from fedjax_sim.engine.checks import resolve, unmet

@@ -261,6 +261,8 @@ MADE: dict[str, Callable[[], Any]] = {
 WITH_OPAQUE_PARTS = {"task.functions"}
 # Its round trip is in test_host.py.
 NO_PYTREE = {"dataset.on_host"}
+
+
 def of_record(name: str) -> Any:
     """The method of a record, around FedAvg if it is a wrapper."""
     make = registered_factory(name)

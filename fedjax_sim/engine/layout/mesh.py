@@ -13,7 +13,7 @@ from jax import lax
 from fedjax_sim.core.descriptions import factory
 from fedjax_sim.core.fields import choice, count, leaf
 from fedjax_sim.core.values import shown
-from fedjax_sim.datasets.federated import FederatedDataset
+from fedjax_sim.datasets.federated import FederatedDataset, placed
 from fedjax_sim.datasets.placement import (
     CLIENTS,
     EVERYWHERE,
@@ -22,7 +22,6 @@ from fedjax_sim.datasets.placement import (
     device_mesh,
     everywhere,
     padded,
-    placed,
     shared_out,
 )
 from fedjax_sim.engine import client_states

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -14,13 +14,11 @@ from fedjax_sim.reporting.table import final_values, markdown_rows, one_number, 
 from fedjax_sim.run.history import History
 from fedjax_sim.studies.sweeps.space import POINT
 
-if TYPE_CHECKING:
-    from fedjax_sim.studies.sweeps.result import Sweep
-
 _LOSSES, _ACCURACIES = ("loss", "test_loss"), ("accuracy", "test_accuracy")
+Swept = Any  # a Sweep, whose methods these functions are: its module imports this one
 
 
-def table(sweep: Sweep, metric: str | None, *, top: int | None, markdown: bool) -> str:
+def table(sweep: Swept, metric: str | None, *, top: int | None, markdown: bool) -> str:
     """See :meth:`fedjax_sim.sweeps.Sweep.table`."""
     numbers = list(range(sweep.space.num_points))
     if metric is not None:
@@ -48,7 +46,7 @@ def table(sweep: Sweep, metric: str | None, *, top: int | None, markdown: bool) 
     return "\n".join([*rows, "", note])
 
 
-def heatmap(sweep: Sweep, metric: str, x: str | None, y: str | None, ax: Any) -> Any:
+def heatmap(sweep: Swept, metric: str, x: str | None, y: str | None, ax: Any) -> Any:
     """See :meth:`fedjax_sim.sweeps.Sweep.heatmap`."""
     dims = sweep.space.dims
     if dims == (POINT,) or len(dims) < 2:
@@ -72,7 +70,7 @@ def heatmap(sweep: Sweep, metric: str, x: str | None, y: str | None, ax: Any) ->
     return sweep_plots.heat_map(table, across, up, label=label, less_is_better=less, others=others, ax=ax)
 
 
-def profile(sweep: Sweep, metric: str, x: str | None, ax: Any) -> Any:
+def profile(sweep: Swept, metric: str, x: str | None, ax: Any) -> Any:
     """See :meth:`fedjax_sim.sweeps.Sweep.profile`."""
     names = list(sweep.space.names)
     x = names[0] if x is None else x
@@ -92,7 +90,7 @@ def profile(sweep: Sweep, metric: str, x: str | None, ax: Any) -> Any:
     return sweep_plots.line(axis, lines, label=label, others=others, ax=ax)
 
 
-def curves(sweep: Sweep, metric: str, ax: Any, *, top: int) -> Any:
+def curves(sweep: Swept, metric: str, ax: Any, *, top: int) -> Any:
     """See :meth:`fedjax_sim.sweeps.Sweep.curves`."""
     check_count("curves(top=...)", top)
     sweep.best(metric)  # raises where there is none
@@ -105,7 +103,7 @@ def curves(sweep: Sweep, metric: str, ax: Any, *, top: int) -> Any:
     return plots.curves(histories, metric, ax=ax)
 
 
-def to_pandas(sweep: Sweep) -> Any:
+def to_pandas(sweep: Swept) -> Any:
     """See :meth:`fedjax_sim.sweeps.Sweep.to_pandas`."""
     evaluations, seeds = len(sweep.evaluated), len(sweep.seeds)
     points = {name: values for name, values in sweep.space.points().items() if values.ndim == 1}
@@ -117,7 +115,7 @@ def to_pandas(sweep: Sweep) -> Any:
     return frames.data_frame(columns)
 
 
-def to_xarray(sweep: Sweep) -> Any:
+def to_xarray(sweep: Swept) -> Any:
     """See :meth:`fedjax_sim.sweeps.Sweep.to_xarray`."""
     coordinates: dict[str, Any] = {
         name: (dim, values) for name, (dim, values) in sweep.space.coordinates().items() if values.ndim == 1
@@ -133,9 +131,9 @@ def short_names(names: tuple[str, ...]) -> dict[str, str]:
     return {name: end if last.count(end) == 1 else name for name, end in zip(names, last, strict=True)}
 
 
-def _marked(sweep: Sweep, number: int) -> History:
+def _marked(sweep: Swept, number: int) -> History:
     """The history of a point, with NaN at the end of every metric of a seed that diverged: no mean hides it."""
-    history = sweep.at(number)
+    history: History = sweep.at(number)
     bad = sweep.diverged.reshape(-1, len(sweep.seeds))[number]
     if not bad.any():
         return history
@@ -151,13 +149,13 @@ def _cell(value: Any) -> str:
     return f"{value:.4g}" if np.ndim(value) == 0 else "[...]"
 
 
-def _by(sweep: Sweep, values: np.ndarray, names: tuple[str, ...]) -> np.ndarray:
+def _by(sweep: Swept, values: np.ndarray, names: tuple[str, ...]) -> np.ndarray:
     """The values of all points, [P], along the axes of some hyper-parameters, and all others as the last axis."""
     places = [sweep.space.dims.index(name) for name in names]
     moved = np.moveaxis(values.reshape(sweep.space.shape), places, range(len(places)))
     return moved.reshape(*moved.shape[: len(places)], -1)
 
 
-def _costs(sweep: Sweep, means: np.ndarray, names: tuple[str, ...], *, less: bool) -> np.ndarray:
+def _costs(sweep: Swept, means: np.ndarray, names: tuple[str, ...], *, less: bool) -> np.ndarray:
     """As :func:`_by`, the lower the better; infinite where a point diverged."""
     return _by(sweep, np.where(np.isfinite(means), means if less else -means, np.inf), names)
