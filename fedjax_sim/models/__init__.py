@@ -1,4 +1,4 @@
-"""Flax models."""
+"""Flax models; what is learned (``task``), and what a model is worth (``evaluation``)."""
 
 from fedjax_sim.models.base import Dropout, FromBytes
 from fedjax_sim.models.cnn import VGG11, CifarCNN, DigitsCNN, FemnistCNN, ResNet18
