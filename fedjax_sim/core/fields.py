@@ -21,9 +21,10 @@ import functools
 from collections.abc import Callable, Collection
 from typing import Any
 
+import numpy as np
 from flax import struct
 
-from fedjax_sim.core.values import check_choice, check_count, check_flag, check_real
+from fedjax_sim.core.values import check_choice, check_count, check_flag, check_real, shown
 
 Check = Callable[[str, Any], None]
 
@@ -63,16 +64,14 @@ def real(
     It may be None if that is its default. It is a leaf, to be traced and differentiated; with ``structure`` a number of
     the host's.
     """
-    check = functools.partial(
-        check_real,
-        low=low,
-        high=high,
-        open_=open_,
-        below=below,
-        infinite=infinite,
-        host=structure,
-        optional=kwargs.get("default", 0) is None,
-    )
+    bounds: dict[str, Any] = {"low": low, "high": high, "open_": open_, "below": below, "infinite": infinite}
+    optional = kwargs.get("default", 0) is None
+
+    def check(what: str, value: Any) -> None:
+        if structure and np.ndim(value) != 0:
+            raise TypeError(f"{what} is {shown(value)}: it must be one real number")
+        check_real(what, value, **bounds, host=structure, optional=optional)
+
     return (static if structure else leaf)(check, **kwargs)
 
 

@@ -87,7 +87,7 @@ class Dropout(Model):
     Source: Srivastava et al. 2014, "Dropout: a simple way to prevent neural networks from overfitting".
     """
 
-    rate: float = real(low=0.0, below=1.0)
+    rate: float = real(low=0.0, below=1.0, structure=True)
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:

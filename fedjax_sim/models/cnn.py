@@ -178,7 +178,7 @@ class VGG11(Model):
 
     num_classes: int = count(default=10)
     hidden: tuple[int, ...] = widths(default=(512, 512))
-    dropout: float = real(default=0.5, low=0.0, below=1.0)
+    dropout: float = real(default=0.5, low=0.0, below=1.0, structure=True)
     groups: int | None = count(default=None)
     width: int = count(default=64)
     param_dtype: Any = jnp.float32
@@ -287,5 +287,8 @@ def _check_groups(model: str, groups: int, width: int) -> None:
         raise ValueError(f"{model}(groups={groups}): it must divide the {width} channels of the first convolution")
 
 
-for _model in (FemnistCNN, CifarCNN, DigitsCNN, VGG11, ResNet18):
-    register(f"model.{_model.__name__}", _model)
+register("model.FemnistCNN", FemnistCNN)
+register("model.CifarCNN", CifarCNN)
+register("model.DigitsCNN", DigitsCNN)
+register("model.VGG11", VGG11)
+register("model.ResNet18", ResNet18)

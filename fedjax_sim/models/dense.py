@@ -129,5 +129,5 @@ class MLP(Model):
         return Dense(self.num_classes, param_dtype=self.param_dtype)(x)
 
 
-for _model in (LogisticRegression, MLP):
-    register(f"model.{_model.__name__}", _model)
+register("model.LogisticRegression", LogisticRegression)
+register("model.MLP", MLP)

@@ -294,5 +294,5 @@ def _last_state(x: jax.Array, hidden: int, layers: int, param_dtype: Any) -> jax
     return x[-1]
 
 
-for _model in (CharLSTM, SentimentLSTM):
-    register(f"model.{_model.__name__}", _model)
+register("model.CharLSTM", CharLSTM)
+register("model.SentimentLSTM", SentimentLSTM)

@@ -51,10 +51,10 @@ class GPTNeoX(Model):
     layers: int = count(default=6)
     heads: int = count(default=8)
     feedforward: int = count(default=2048)
-    rotary: float = real(default=0.25, low=0.0, high=1.0)
-    rotary_base: float = real(default=10_000.0, low=0.0, open_=True)
+    rotary: float = real(default=0.25, low=0.0, high=1.0, structure=True)
+    rotary_base: float = real(default=10_000.0, low=0.0, open_=True, structure=True)
     parallel: bool = flag(default=True)
-    epsilon: float = real(default=1e-5, low=0.0, open_=True)
+    epsilon: float = real(default=1e-5, low=0.0, open_=True, structure=True)
     param_dtype: Any = jnp.float32
 
     def __post_init__(self) -> None:
@@ -166,5 +166,5 @@ def _rotate(x: jax.Array, turns: tuple[jax.Array, jax.Array]) -> jax.Array:
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin, rest], axis=-1)
 
 
-for _model in (GPTNeoX, GPTNeoXClassifier):
-    register(f"model.{_model.__name__}", _model)
+register("model.GPTNeoX", GPTNeoX)
+register("model.GPTNeoXClassifier", GPTNeoXClassifier)

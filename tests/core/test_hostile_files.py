@@ -223,9 +223,9 @@ CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
     "text": ({"vocab_size": "5"}, "vocab_size is '5'"),
     "truth": ({"hidden_size": True}, "hidden_size is True"),
     "rope": ({"rope_parameters": [1]}, r"rope_parameters is \[1\]"),
-    "base": ({"rotary_emb_base": [1]}, "the rotary base is"),
-    "epsilon": ({"layer_norm_eps": "x"}, "layer_norm_eps is 'x'"),
-    "flag": ({"use_parallel_residual": "no"}, "use_parallel_residual is 'no'"),
+    "base": ({"rotary_emb_base": [1]}, r"rotary_base=...\) is \[1\]"),
+    "epsilon": ({"layer_norm_eps": "x"}, r"epsilon=...\) is 'x'"),
+    "flag": ({"use_parallel_residual": "no"}, r"parallel=...\) is 'no'"),
     "padding": ({"pad_token_id": [0]}, r"pad_token_id is \[0\]"),
     "heads": ({"num_attention_heads": 3}, "is not the configuration of a GPT-NeoX model"),
 }

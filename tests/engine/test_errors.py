@@ -1078,7 +1078,7 @@ EXAMPLES: dict[str, tuple[Callable[[], object], str]] = {
     "NaN weights": (lambda: data().with_example_weights(np.full(11, NAN)), "must be finite"),
     "test_fraction": (
         lambda: fjs.datasets.from_partition((ROWS.x, ROWS.y), [[0], [1]], test_fraction=1.5),
-        r"test_fraction=\.\.\.\) is 1\.5: it must be in \[0, 1\]",
+        r"test_fraction is 1\.5: it must be in \[0, 1\)",
     ),
 }
 

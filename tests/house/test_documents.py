@@ -36,7 +36,7 @@ def test_code_blocks_run(page, tmp_path, monkeypatch):
     matplotlib = pytest.importorskip("matplotlib")
     matplotlib.use("Agg")
     monkeypatch.chdir(tmp_path)
-    descriptions._import_all()  # what is imported within the test is forgotten with it
+    descriptions.all_registered()  # what is imported within the test is forgotten with it
     monkeypatch.setattr(descriptions, "_FACTORIES", dict(descriptions._FACTORIES))
     scope = {"__name__": page.stem}
     for block in blocks(page):

@@ -38,7 +38,7 @@ def test_code_cells_run(notebook, tmp_path, monkeypatch):
     pyplot = pytest.importorskip("matplotlib.pyplot")
     from fedjax_sim.core import descriptions
 
-    descriptions._import_all()  # what a notebook registers is forgotten with it
+    descriptions.all_registered()  # what a notebook registers is forgotten with it
     monkeypatch.setattr(descriptions, "_FACTORIES", dict(descriptions._FACTORIES))
     run = subprocess.run
 

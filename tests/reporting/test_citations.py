@@ -34,7 +34,7 @@ def plain(text):
 
 
 def test_every_method_rule_and_server_has_its_paper():
-    descriptions._import_all()
+    descriptions.all_registered()
     for kind in ("algorithm", "aggregator", "asynchronous"):
         makers = {name: descriptions._FACTORIES[name] for name in descriptions.registered(kind)}
         ours = {name for name, maker in makers.items() if maker.__module__.startswith("fedjax_sim.")}
@@ -43,7 +43,7 @@ def test_every_method_rule_and_server_has_its_paper():
 
 @pytest.mark.parametrize("name", PAPERS)
 def test_a_paper_is_the_one_that_the_docstring_names(name):
-    descriptions._import_all()
+    descriptions.all_registered()
     maker = descriptions._FACTORIES[name]
     words = " ".join([inspect.getdoc(maker) or "", inspect.getmodule(inspect.unwrap(maker)).__doc__ or ""])
     source = inspect.getsource(inspect.getmodule(inspect.unwrap(maker)))

@@ -154,7 +154,7 @@ def test_every_argument_of_simulate_has_a_place():
         ("algorithm.server_optimizer={name='fedadam'}",
          ["[algorithm.server_optimizer]", "'algorithm.fedadam' or 'optim.fedadam'"]),
         ("algorithm.client_optimizer.name=3", ["name is 3", "must be text"]),
-        ("work.num_steps=0", ["[work]", "steps(num_steps) is 0", "at least 1"]),
+        ("work.num_steps=0", ["[work]", "steps(num_steps=...) is 0", "at least 1"]),
         ("work={name='steps'}", ["[work]", "work.steps needs num_steps"]),
         ("work=3", ["[work]", "it is 3", "must be a table"]),
         ("work={num_steps=3}", ["[work]", "there is no name", "random_epochs"]),

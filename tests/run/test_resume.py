@@ -274,7 +274,7 @@ class TestOtherRuns:
             (lambda patch: patch.setattr(np, "__version__", "9.0"), r"numpy: \S+ in the checkpoint, 9\.0 now"),
             (
                 lambda patch: patch.setenv("XLA_FLAGS", "--xla_dump_to=x --xla_cpu_enable_fast_math=true"),
-                r'flags: \[.*\] in the checkpoint, \["--xla_cpu_enable_fast_math=true"\] now',
+                r'flags: \[.* in the checkpoint, \["--xla_cpu_enable_fast_math=true"\] now',
             ),
             (
                 lambda patch: patch.setattr(devices, "processor", lambda: ["abacus"]),
