@@ -228,7 +228,7 @@ class TestRefusals:
                 make(dtype="float16")
         with pytest.raises(ValueError, match="it must be 'bfloat16', 'float32' or None"):
             on_host(dtype="what")
-        with pytest.raises(TypeError, match="on_disk\\(directory=...\\) is 3: give a directory"):
+        with pytest.raises(TypeError, match=r"on_disk\(directory=\.\.\.\) is 3: give a directory"):
             on_disk(3)
         assert on_disk(tmp_path, dtype=jnp.bfloat16) == on_disk(str(tmp_path), dtype="bfloat16")
 
