@@ -59,7 +59,7 @@ class Phase(NamedTuple):
 class Plan(NamedTuple):
     """A run but for its state: a pytree, in which it can be vmapped (``plan._replace(key=key)``) and differentiated.
 
-    Made in two steps before anything compiles: :func:`fedjax_sim.engine.checks.check_arguments` has what the keyword
+    Made in two steps before anything compiles: :func:`fedjax_sim.engine.arguments.check_arguments` has what the keyword
     arguments say; with a method, data and a key ``resolve`` beside it checks that all fit each other, and
     settles what was left open.
 
@@ -185,7 +185,7 @@ class TrainState(NamedTuple):
       clients: what the method keeps for each client, leaves [N, ...] (``Kept(own, optimizer)`` where the local
         optimiser's state is carried over); ``()`` for methods that keep nothing. While a run goes on also
         :class:`fedjax_sim.client_states.Rows` of all or of a cohort.
-      flight: who is in flight (:class:`fedjax_sim.asynchronous.flight.Flight`) in asynchronous runs; else None.
+      flight: who is in flight (:class:`fedjax_sim.engine.asynchronous.events.Flight`) in asynchronous runs; else None.
       visited: bool[N], who has taken part in a round so far, of methods with personal models; else None.
     """
 

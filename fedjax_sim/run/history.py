@@ -41,7 +41,7 @@ class History:
       evaluated: int[E], numbers of finished rounds at the evaluations; starts with 0.
       metrics: [seeds, E, ...] arrays by name: ``"loss"`` (training objective F, penalty included), ``"data_loss"``
         (without the penalty, of tasks that have one), the task's metrics, ``"test_..."``.
-      rounds: [seeds, R, ...] arrays by name, those of :class:`fedjax_sim.TrainResult`: ``"cohort_size"``,
+      rounds: [seeds, R, ...] arrays by name, those of :class:`fedjax_sim.run.training.TrainResult`: ``"cohort_size"``,
         ``"useful_steps"``, ``"computed_steps"``, ``"nonfinite_clients"``..., and what the algorithm and the diagnostics
         recorded of every round.
       params: the final global models, leaves [seeds, ...].

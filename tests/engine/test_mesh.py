@@ -386,7 +386,7 @@ def test_bad_input(data):
         run(fjs.fedavg(client_optimizer=LOCAL), data, MESH(9))
     with pytest.raises(ValueError, match="whole groups"):
         run(fjs.fedavg(client_optimizer=LOCAL), data, MESH(8, model=3))
-    with pytest.raises(ValueError, match="'replicated', 'sharded'"):
+    with pytest.raises(ValueError, match="known: replicated, sharded"):
         MESH(2, data="split")
     with pytest.raises(TypeError, match="one device"):
         MESH(2, inner=MESH(2))
