@@ -7,7 +7,7 @@ import pytest
 
 import fedjax_sim as fjs
 
-DATA = fjs.datasets.synthetic(1.0, 1.0, num_clients=5, max_size=30, seed=0)
+DATA = fjs.datasets.quadratics(num_clients=5, dim=3, seed=0)
 FEDAVG = fjs.fedavg(client_optimizer=fjs.optim.sgd(0.02))
 KEY = jax.random.key(0)
 ADJOINTS = {
@@ -29,8 +29,8 @@ class Told(list):
 def make(told, **changes):
     return fjs.make_train(
         **{
-            "task": fjs.classification(fjs.models.LogisticRegression(10)), "rounds": 7, "eval_every": 3,
-            "batch_size": 10, "cohort": fjs.cohort.uniform(2), "work": fjs.local.steps(2), "on_round": told, **changes,
+            "task": fjs.quadratic(), "rounds": 7, "eval_every": 3, "batches": fjs.local.in_order(1),
+            "cohort": fjs.cohort.full(), "work": fjs.local.steps(2), "on_round": told, **changes,
         }
     )  # fmt: skip
 
@@ -64,7 +64,7 @@ def test_one_call_under_any_number_of_vmaps(algorithm):
     rates = jnp.asarray([0.01, 0.1])
 
     def run(rate, key):
-        return make(told)(algorithm.replace(server_learning_rate=rate), DATA, key)
+        return make(told, cohort=fjs.cohort.uniform(2))(algorithm.replace(server_learning_rate=rate), DATA, key)
 
     result = jax.jit(jax.vmap(jax.vmap(run, (None, 0)), (0, None)))(rates, keys)
     assert told.rounds == list(range(8))
