@@ -4,7 +4,6 @@ import gzip
 import io
 import json
 import lzma
-import os
 import struct
 import tarfile
 import tracemalloc
@@ -19,13 +18,7 @@ from fedjax_sim import datasets
 from fedjax_sim.core.descriptions import build, describe, opaque_parts
 from fedjax_sim.datasets.reading.archives import read_members
 from fedjax_sim.datasets.sources.image_files import MNIST
-
-REAL_DATA = os.environ.get("FEDJAX_SIM_DATA", "")
-
-
-def needs(*folders: str) -> pytest.MarkDecorator:
-    missing = [folder for folder in folders if not REAL_DATA or not Path(REAL_DATA, folder).is_dir()]
-    return pytest.mark.skipif(bool(missing), reason=f"FEDJAX_SIM_DATA names no directory with {', '.join(missing)}")
+from tests.datasets.stored import REAL, needs
 
 
 def idx(array: np.ndarray) -> bytes:
@@ -634,4 +627,4 @@ def test_real_cifar10() -> None:
     x = np.asarray(data.examples["x"][:500]).astype(np.float32)
     for axis in (1, 2):
         assert np.abs(np.diff(x, axis=axis)).mean() < x.std() / 3
-    assert datasets.read_idx(Path(REAL_DATA, "cifar10", "train-labels-50000-idx1-ubyte.gz")).size == 50_000
+    assert datasets.read_idx(Path(REAL, "cifar10", "train-labels-50000-idx1-ubyte.gz")).size == 50_000

@@ -1,42 +1,16 @@
 """Tables and FedProx's synthetic data by name."""
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 
 from fedjax_sim import datasets
 from fedjax_sim.core.descriptions import build, describe
-
-REAL = Path(os.environ.get("FEDJAX_SIM_DATA", "nowhere"))
-
-
-def needs(name: str) -> pytest.MarkDecorator:
-    return pytest.mark.skipif(not (REAL / name).is_dir(), reason=f"FEDJAX_SIM_DATA names no directory with {name}/")
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty data directory."""
-    monkeypatch.setenv("FEDJAX_SIM_DATA", str(tmp_path))
-    return tmp_path
-
-
-def put(path: Path, content: str | bytes) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    return path
-
-
-def check_rebuilt(data: datasets.FederatedDataset) -> None:
-    again = build(json.loads(json.dumps(describe(data))))
-    jax.tree.map(np.testing.assert_array_equal, jax.tree.leaves(data), jax.tree.leaves(again))
-
+from tests.datasets.stored import check_rebuilt, needs, put
 
 # FedProx's synthetic data.
 

@@ -1,0 +1,33 @@
+"""Files of data sets: those that are published, where they are at hand, and others that a test writes."""
+
+import json
+import os
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from fedjax_sim import datasets
+from fedjax_sim.core.descriptions import build, describe
+
+REAL = Path(os.environ.get("FEDJAX_SIM_DATA") or "nowhere")
+
+
+def needs(*folders: str) -> pytest.MarkDecorator:
+    """Skips a test where the published files are not there."""
+    missing = [folder for folder in folders if not (REAL / folder).is_dir()]
+    return pytest.mark.skipif(bool(missing), reason=f"FEDJAX_SIM_DATA names no directory with {', '.join(missing)}")
+
+
+def put(path: Path, content: str | bytes) -> Path:
+    """Writes a file and the folders around it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+def check_rebuilt(data: datasets.FederatedDataset) -> None:
+    """The data set is what its description, by way of JSON, makes."""
+    again = build(json.loads(json.dumps(describe(data))))
+    jax.tree.map(np.testing.assert_array_equal, jax.tree.leaves(data), jax.tree.leaves(again))
