@@ -40,7 +40,7 @@ class _Adaptive(Optimizer):
 
     def second(self, v: jax.Array, square: jax.Array) -> jax.Array:
         """The second moment from the last one and Delta^2."""
-        raise NotImplementedError
+        raise TypeError(f"{type(self).__name__} must define second(v, square)")
 
     def transform(self) -> optax.GradientTransformation:
         self._check_scalars()

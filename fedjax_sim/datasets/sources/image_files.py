@@ -33,7 +33,7 @@ class ImageSet:
 
     def read(self, half: str, *, verify: bool) -> Half:
         """One half; ``verify`` says whether to check that the files are the published ones."""
-        raise NotImplementedError
+        raise TypeError(f"{type(self).__name__} must define read(half, verify=...)")
 
 
 @dataclasses.dataclass(frozen=True)
