@@ -16,7 +16,7 @@ from fedjax_sim.core.values import check_scalar
 from fedjax_sim.optim.parts import Parts
 
 
-class Mixture(NamedTuple):
+class Kept(NamedTuple):
     """What a client of APFL keeps: its part v_i of the mixture and, where that is learned, the part's weight."""
 
     own: Any
@@ -50,7 +50,7 @@ class Apfl(FedAvg):
 
     def init_client(self, params: Any) -> Any:
         check_scalar("apfl(alpha=...)", self.alpha)
-        return Mixture(params, jnp.asarray(self.alpha, jnp.result_type(float)) if self.adaptive else ())
+        return Kept(params, jnp.asarray(self.alpha, jnp.result_type(float)) if self.adaptive else ())
 
     def begin(self, sent: Any, c_i: Any, client: Client) -> Any:
         return Parts(shared=sent.params, own=c_i.own, alpha=c_i.alpha)
@@ -67,7 +67,7 @@ class Apfl(FedAvg):
         return subtract(y["shared"], sent.params)
 
     def finish(self, delta: Any, y: Any, sent: Any, c_i: Any, client: Client) -> tuple[dict[str, Message], Any]:
-        return {"delta": Mean(delta)}, Mixture(y["own"], y["alpha"])
+        return {"delta": Mean(delta)}, Kept(y["own"], y["alpha"])
 
     def personal(self, server: Any, c_i: Any) -> Any:
         return mix(c_i.alpha if self.adaptive else self.alpha, c_i.own, server.params)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fedjax_sim.algorithms.base import recorded
-from fedjax_sim.algorithms.contract import Client, Cohort, Each, Message, Requires, Stack
+from fedjax_sim.algorithms.contract import WEIGHTED_MEANS, Client, Cohort, Each, Message, Requires, Stack
 from fedjax_sim.algorithms.several import Several, pick
 from fedjax_sim.algorithms.stacks import cosines, weighted_sum
 from fedjax_sim.core.fields import count, real
@@ -73,7 +73,7 @@ class Cfl(Several):
     @property
     def requires(self) -> Requires:
         return Requires(
-            everyone=True, duplicates=False, several=True, average="plain", averages=frozenset({"sample", "plain"}),
+            everyone=True, duplicates=False, several=True, average="plain", averages=WEIGHTED_MEANS,
             averages_why="a cluster's average is one of its own clients, whose weights must sum to one",
             minimises=lambda objective: objective.replace("F_i", "F_i(x_c(i))"),
         )  # fmt: skip

@@ -164,6 +164,7 @@ class Cohort(NamedTuple):
     expected: Any = None
 
 
+WEIGHTED_MEANS = frozenset({"sample", "plain"})  # their weights sum to one, whoever came
 ALL_AVERAGES = frozenset({"sample", "plain", "original", "scheme_ii", "transformed", "inverse"})
 
 

@@ -12,7 +12,7 @@ from jax.flatten_util import ravel_pytree
 
 from fedjax_sim import optim
 from fedjax_sim.algorithms.base import recorded
-from fedjax_sim.algorithms.contract import Client, Cohort, Each, Message, Requires, Stack, Sum
+from fedjax_sim.algorithms.contract import WEIGHTED_MEANS, Client, Cohort, Each, Message, Requires, Stack, Sum
 from fedjax_sim.algorithms.fedavg import FedAvg
 from fedjax_sim.core.fields import real
 from fedjax_sim.core.trees import as_dtype, divide, scale, square
@@ -94,7 +94,7 @@ class Afl(FedAvg):
     weight_learning_rate: Any = real(default=0.1, low=0.0)
 
     requires = Requires(
-        survey=True, averages=frozenset({"sample", "plain"}), duplicates=False,
+        survey=True, averages=WEIGHTED_MEANS, duplicates=False,
         minimises=lambda objective: "max over the simplex of sum lambda_i F_i",
     )  # fmt: skip
 

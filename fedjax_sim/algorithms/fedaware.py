@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.algorithms.base import ServerState, recorded
-from fedjax_sim.algorithms.contract import Client, Cohort, Mean, Message, Method, Requires, Stack
+from fedjax_sim.algorithms.contract import WEIGHTED_MEANS, Client, Cohort, Mean, Message, Method, Requires, Stack
 from fedjax_sim.algorithms.fedavg import FedAvg
 from fedjax_sim.algorithms.feddyn import FedDyn
 from fedjax_sim.algorithms.stacks import column
@@ -219,9 +219,7 @@ class FedAware(Hull, FedAvg):
 
     @property
     def requires(self) -> Requires:
-        return Requires(
-            averages=frozenset({"sample", "plain"}), duplicates=False, remembers_everyone=self.clusters is None
-        )
+        return Requires(averages=WEIGHTED_MEANS, duplicates=False, remembers_everyone=self.clusters is None)
 
     def init(self, params: Any, shares: jax.Array) -> ServerState:
         server: ServerState = super().init(params, shares)

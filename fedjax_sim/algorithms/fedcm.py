@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from fedjax_sim.algorithms.base import recorded
-from fedjax_sim.algorithms.contract import Client, Cohort, Mean, Message, Requires
+from fedjax_sim.algorithms.contract import WEIGHTED_MEANS, Client, Cohort, Mean, Message, Requires
 from fedjax_sim.algorithms.fedavg import FedAvg
 from fedjax_sim.core.fields import choice, real
 from fedjax_sim.core.trees import divide, inner, multiply, scale, zeros_like
@@ -41,7 +41,7 @@ class FedCm(FedAvg):
     alpha: Any = real(default=0.1, low=0.0, high=1.0)
     scaling: str = choice(("mean", "direction"), default="mean")
 
-    requires = Requires(slope=True, average="plain", averages=frozenset({"sample", "plain"}))
+    requires = Requires(slope=True, average="plain", averages=WEIGHTED_MEANS)
 
     def init(self, params: Any, shares: jax.Array) -> Any:
         return super().init(params, shares)._replace(extra=zeros_like(params))

@@ -12,11 +12,12 @@ from fedjax_sim import optim
 from fedjax_sim.algorithms.base import recorded
 from fedjax_sim.algorithms.contract import Client, Cohort, Mean, Message, Requires, Stack
 from fedjax_sim.algorithms.fedavg import FedAvg
-from fedjax_sim.algorithms.labels import per_example
+from fedjax_sim.algorithms.stacks import only
 from fedjax_sim.core.fields import count, leaf
 from fedjax_sim.core.trees import add
 from fedjax_sim.core.values import shown
 from fedjax_sim.datasets.federated import FederatedDataset
+from fedjax_sim.models.supervised import per_example
 from fedjax_sim.optim import parts
 
 
@@ -100,8 +101,7 @@ class FedDf(FedAvg):
             x, state = carry
             drawn = batch(k)
             each = jax.vmap(self.task.outputs, (0, None))(got["models"], drawn)  # [S, B, ..., C]
-            there = cohort.valid.reshape(-1, *[1] * (each.ndim - 1))
-            teacher = jnp.sum(jnp.where(there, each, 0), axis=0) / jnp.maximum(cohort.size, 1).astype(each.dtype)
+            teacher = jnp.sum(only(cohort.valid, each), axis=0) / jnp.maximum(cohort.size, 1).astype(each.dtype)
 
             def apart(x: Any) -> jax.Array:
                 log_p, log_q = jax.nn.log_softmax(teacher), jax.nn.log_softmax(self.task.outputs(x, drawn))

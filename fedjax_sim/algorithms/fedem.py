@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.algorithms.base import recorded
-from fedjax_sim.algorithms.contract import Client, Mean, Message, Parts, Requires
+from fedjax_sim.algorithms.contract import WEIGHTED_MEANS, Client, Mean, Message, Parts, Requires
 from fedjax_sim.algorithms.several import Several, apart, pick
 from fedjax_sim.core.fields import count, real
 from fedjax_sim.core.trees import subtract
@@ -47,7 +47,7 @@ class FedEM(Several):
     @property
     def requires(self) -> Requires:
         return Requires(
-            survey=True, several=True, duplicates=False, averages=frozenset({"sample", "plain"}),
+            survey=True, several=True, duplicates=False, averages=WEIGHTED_MEANS,
             averages_why="the components are averages of the clients' models, whose weights must sum to one",
             minimises=lambda objective: objective.replace("F_i", "mean_j -log sum_k pi_ik exp(-loss_j(x_k))"),
         )  # fmt: skip

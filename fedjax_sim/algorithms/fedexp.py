@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.algorithms.base import recorded
-from fedjax_sim.algorithms.contract import Client, Cohort, Mean, Message, Requires
+from fedjax_sim.algorithms.contract import WEIGHTED_MEANS, Client, Cohort, Mean, Message, Requires
 from fedjax_sim.algorithms.fedavg import FedAvg
 from fedjax_sim.core.fields import real
 from fedjax_sim.core.trees import as_dtype, scale, square
@@ -34,7 +34,7 @@ class FedExp(FedAvg):
 
     epsilon: Any = real(default=1e-3, low=0.0)
 
-    requires = Requires(average="plain", averages=frozenset({"sample", "plain"}))
+    requires = Requires(average="plain", averages=WEIGHTED_MEANS)
 
     def init(self, params: Any, shares: jax.Array) -> Any:
         return super().init(params, shares)._replace(extra=jnp.ones((), jnp.result_type(float)))

@@ -10,9 +10,10 @@ import jax.numpy as jnp
 from fedjax_sim.algorithms.base import recorded
 from fedjax_sim.algorithms.contract import Client, Requires
 from fedjax_sim.algorithms.fedavg import FedAvg
-from fedjax_sim.algorithms.labels import one_hot, per_example
+from fedjax_sim.algorithms.labels import one_hot
 from fedjax_sim.core.fields import real
 from fedjax_sim.core.values import check_scalar
+from fedjax_sim.models.supervised import per_example
 
 
 class FedNtd(FedAvg):

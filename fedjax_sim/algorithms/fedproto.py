@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.algorithms.base import recorded
-from fedjax_sim.algorithms.contract import Client, Cohort, Message, Method, Requires, Sum
+from fedjax_sim.algorithms.contract import WEIGHTED_MEANS, Client, Cohort, Message, Method, Requires, Sum
 from fedjax_sim.algorithms.fedavg import FedAvg
-from fedjax_sim.algorithms.labels import per_example
 from fedjax_sim.core.fields import choice, count, real
 from fedjax_sim.core.trees import divide, scale, select, subtract, zeros_like
 from fedjax_sim.core.values import check_scalar
+from fedjax_sim.models.supervised import per_example
 
 
 class Prototypes(NamedTuple):
@@ -69,7 +69,7 @@ class FedProto(FedAvg):
     def requires(self) -> Requires:
         return Requires(
             steps=False, survey=True, own_cohort=False, classes=True, duplicates=False,
-            averages=frozenset({"sample", "plain"}), averages_why="no models are averaged",
+            averages=WEIGHTED_MEANS, averages_why="no models are averaged",
             whole_batches=self.form == "paper",
         )  # fmt: skip
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from fedjax_sim.algorithms.base import recorded
 from fedjax_sim.algorithms.contract import OWN_MODELS, Client, Mean, Message
 from fedjax_sim.algorithms.fedavg import FedAvg
+from fedjax_sim.algorithms.labels import counts, cross_entropies, of_classes
 from fedjax_sim.algorithms.partial import as_patterns, merged, split
 from fedjax_sim.core.fields import static
 from fedjax_sim.core.trees import add, subtract, zeros_like
@@ -30,8 +31,8 @@ class FedRoD(FedAvg):
       head: parts of paths of the last layer's parameters, ``"Dense_1"``, one or a tuple of them; structure.
 
     Raises:
-      ValueError: (before a run) a pattern that matches nothing, a scheme with replacement, or an average that scales
-        the clients' objectives.
+      ValueError: (before a run) a task without classes, a pattern that matches nothing, a scheme with replacement, or
+        an average that scales the clients' objectives.
 
     Reference: Chen and Chao 2022, "On bridging generic and personalized federated learning for image classification",
     sections 4.1 and 4.2, with the linear personal head.
@@ -39,7 +40,7 @@ class FedRoD(FedAvg):
 
     head: tuple[str, ...] = static(kw_only=True)
 
-    requires = OWN_MODELS.but(survey=True)
+    requires = OWN_MODELS.but(survey=True, classes=True)
 
     def checked(self) -> Self:
         checked = super().checked()
@@ -49,21 +50,16 @@ class FedRoD(FedAvg):
         return zeros_like(split(params, self.head, "fedrod(head=...)")[1])
 
     def survey(self, F: Any, sent: Any, c_i: Any, client: Client) -> Any:
-        """The classes' shares of the client's data; the logits are asked for their number alone."""
-        logits = F.outputs(sent.params)
-        classes = jax.nn.one_hot(F.labels, logits.shape[-1], dtype=logits.dtype)
-        return F.mean(jnp.mean(classes, axis=tuple(range(1, classes.ndim - 1))))
+        return counts(F, sent.params, client)
 
     def begin(self, sent: Any, c_i: Any, client: Client) -> Any:
         return Parts(shared=sent.params, own=c_i)
 
     def objective(self, F: Any, y: Any, k: jax.Array, sent: Any, c_i: Any, client: Client) -> Any:
-        logits, share = F.outputs(y["shared"]), client.survey
-        # Minus infinity would do for a class of nobody, but 0 times it is NaN.
-        prior = jnp.where(share > 0, jnp.log(jnp.where(share > 0, share, 1)), jnp.finfo(logits.dtype).min / 4)
-        adjusted = jax.nn.log_softmax(logits + jnp.broadcast_to(prior, logits.shape))
-        chosen = jnp.take_along_axis(adjusted, F.labels[..., None], axis=-1)
-        balanced = -F.mean(jnp.mean(chosen, axis=tuple(range(1, chosen.ndim)))) + F.penalty(y["shared"])
+        logits = F.outputs(y["shared"])
+        number = of_classes(client.survey, logits)  # log n_ic is log pi_ic and a constant, which no softmax sees
+        adjusted = logits + jnp.log(jnp.where(number > 0, number, 1))
+        balanced = F.mean(cross_entropies(adjusted, F.labels, among=number > 0)) + F.penalty(y["shared"])
         return balanced + F(self._with_own(client.held["shared"], y["own"]))
 
     def change(self, y: Any, sent: Any, c_i: Any, client: Client) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from fedjax_sim.algorithms.base import recorded
-from fedjax_sim.algorithms.contract import Client, Cohort, Mean, Message, Requires, Share
+from fedjax_sim.algorithms.contract import WEIGHTED_MEANS, Client, Cohort, Mean, Message, Requires, Share
 from fedjax_sim.algorithms.fedavg import FedAvg
 from fedjax_sim.core.trees import add, subtract, zeros_like
 
@@ -29,7 +29,7 @@ class FedVarp(FedAvg):
     federated learning", Algorithm 2.
     """
 
-    requires = Requires(average="plain", averages=frozenset({"sample", "plain"}), duplicates=False)
+    requires = Requires(average="plain", averages=WEIGHTED_MEANS, duplicates=False)
 
     def init(self, params: Any, shares: jax.Array) -> Any:
         return super().init(params, shares)._replace(extra=zeros_like(params))  # (1/N) sum_j h_j

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.algorithms.base import recorded
-from fedjax_sim.algorithms.contract import Client, Cohort, Mean, Message, Requires
+from fedjax_sim.algorithms.contract import WEIGHTED_MEANS, Client, Cohort, Mean, Message, Requires
 from fedjax_sim.algorithms.fedavg import FedAvg
 from fedjax_sim.core.fields import flag, real
-from fedjax_sim.core.trees import divide, multiply
+from fedjax_sim.core.trees import divide, multiply, path_names
 
 _HAIR = 1e-3  # of a unit: a width of 0.6 in single precision times 5 is a little more than 3
 _LAYER = re.compile(r"(Conv|Dense)_(\d+)")
@@ -32,7 +32,7 @@ class Widths(FedAvg):
     @property
     def requires(self) -> Requires:
         return Requires(
-            average="plain", averages=frozenset({"sample", "plain"}), partwise=True, whole_model=True,
+            average="plain", averages=WEIGHTED_MEANS, partwise=True, whole_model=True,
             averages_why="each entry's average is one of the clients that have it, whose weights must sum to one",
         )  # fmt: skip
 
@@ -120,7 +120,7 @@ def masks(params: Any, width: Any, hidden: Any = 1.0) -> Any:
         units = outputs
 
     def of(path: Any, leaf: jax.Array) -> jax.Array:
-        *_, name, kind = _names(path)
+        *_, name, kind = path_names(path)
         mask = found[name][kind].astype(leaf.dtype)
         return jnp.broadcast_to(mask.reshape((1,) * (leaf.ndim - mask.ndim) + mask.shape), leaf.shape)
 
@@ -137,7 +137,7 @@ def _chain(params: Any) -> dict[str, dict[str, jax.Array]]:
     """The layers by name in the order in which the model calls them."""
     layers: dict[str, dict[str, jax.Array]] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        names = _names(path)
+        names = path_names(path)
         if len(names) < 2 or not _LAYER.fullmatch(names[-2]) or names[-1] not in ("kernel", "bias"):
             raise _unfit(f"it has a parameter {'/'.join(names) or 'without a name'}")
         if names[-1] in layers.setdefault(names[-2], {}):
@@ -149,10 +149,6 @@ def _chain(params: Any) -> dict[str, dict[str, jax.Array]]:
         return kind, int(number)
 
     return {name: layers[name] for name in sorted(layers, key=place)}
-
-
-def _names(path: Any) -> list[str]:
-    return [jax.tree_util.keystr((key,), simple=True) for key in path]
 
 
 def _unfit(why: str) -> ValueError:

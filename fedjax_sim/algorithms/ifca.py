@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.algorithms.base import recorded
-from fedjax_sim.algorithms.contract import Client, Cohort, Mean, Message, Requires
+from fedjax_sim.algorithms.contract import WEIGHTED_MEANS, Client, Cohort, Mean, Message, Requires
 from fedjax_sim.algorithms.several import Several, apart, pick
 from fedjax_sim.algorithms.stacks import column
 from fedjax_sim.core.fields import choice, count, real
@@ -44,7 +44,7 @@ class HypCluster(Several):
     @property
     def requires(self) -> Requires:
         return Requires(
-            survey=True, several=True, averages=frozenset({"sample", "plain"}),
+            survey=True, several=True, averages=WEIGHTED_MEANS,
             averages_why="a cluster's average is one of its own clients, whose weights must sum to one",
             partwise=True, minimises=lambda objective: objective.replace("F_i", "min_k F_i(x_k)"),
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What losses of classes are made of: labels, counts of them, and means over the positions of an example."""
+"""What losses of classes are made of: labels and counts of them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from fedjax_sim.algorithms.contract import Client
 from fedjax_sim.core import trees
+from fedjax_sim.models.supervised import per_example
 
 
 def one_hot(labels: jax.Array, like: jax.Array) -> jax.Array:
@@ -19,11 +20,6 @@ def one_hot(labels: jax.Array, like: jax.Array) -> jax.Array:
 def of_classes(values: jax.Array, like: jax.Array) -> jax.Array:
     """[C], with axes for the examples and positions of logits [B, ..., C]."""
     return values.reshape(*[1] * (like.ndim - 1), -1)
-
-
-def per_example(values: jax.Array) -> jax.Array:
-    """[B, ...] to [B], the mean over the positions of an example."""
-    return jnp.mean(values, axis=tuple(range(1, values.ndim)))
 
 
 def counts(F: Any, params: Any, client: Client) -> jax.Array:

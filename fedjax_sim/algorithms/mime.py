@@ -9,14 +9,12 @@ import jax
 
 from fedjax_sim import optim
 from fedjax_sim.algorithms.base import recorded
-from fedjax_sim.algorithms.contract import Client, Cohort, Mean, Message, Method, Requires
+from fedjax_sim.algorithms.contract import WEIGHTED_MEANS, Client, Cohort, Mean, Message, Method, Requires
 from fedjax_sim.algorithms.fedavg import FedAvg
 from fedjax_sim.algorithms.feddane import Collect, Gradient
 from fedjax_sim.core.trees import inner, scale, select, subtract
 
 MimeSent = namedtuple("MimeSent", ["params", "statistics", "gradient"])  # x, s, and for Mime the mean gradient c
-
-_AVERAGES = frozenset({"sample", "plain"})
 
 
 class MimeLite(FedAvg):
@@ -46,7 +44,7 @@ class MimeLite(FedAvg):
 
     @property
     def requires(self) -> Requires:
-        return Requires(survey=self.server_optimizer is not None, average="plain", averages=_AVERAGES)
+        return Requires(survey=self.server_optimizer is not None, average="plain", averages=WEIGHTED_MEANS)
 
     def server_solver(self) -> None:
         return None  # x moves by the mean change
@@ -102,10 +100,10 @@ class Mime(MimeLite):
     Algorithm 1.
     """
 
-    requires = Requires(average="plain", averages=_AVERAGES)
+    requires = Requires(average="plain", averages=WEIGHTED_MEANS)
 
     def phases(self) -> tuple[Method, ...]:
-        collect = Collect(client_optimizer=self.client_optimizer, shared=True, average="plain", averages=_AVERAGES)
+        collect = Collect(client_optimizer=self.client_optimizer, shared=True, average="plain", averages=WEIGHTED_MEANS)
         return collect, self
 
     def init(self, params: Any, shares: jax.Array) -> Any:

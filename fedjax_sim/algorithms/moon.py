@@ -10,9 +10,9 @@ import jax.numpy as jnp
 from fedjax_sim.algorithms.base import recorded
 from fedjax_sim.algorithms.contract import Client, Mean, Message, Requires
 from fedjax_sim.algorithms.fedavg import FedAvg
-from fedjax_sim.algorithms.labels import per_example
 from fedjax_sim.core.fields import real
 from fedjax_sim.core.values import check_scalar
+from fedjax_sim.models.supervised import per_example
 
 
 class Moon(FedAvg):

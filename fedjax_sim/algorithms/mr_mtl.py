@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from fedjax_sim.algorithms.base import recorded
-from fedjax_sim.algorithms.contract import Client, Message, Requires, Share
+from fedjax_sim.algorithms.contract import WEIGHTED_MEANS, Client, Message, Requires, Share
 from fedjax_sim.algorithms.fedavg import FedAvg
 from fedjax_sim.core.fields import real
 from fedjax_sim.core.trees import square, subtract
@@ -35,7 +35,7 @@ class MrMtl(FedAvg):
 
     lam: Any = real(default=1.0, low=0.0)
 
-    requires = Requires(average="plain", averages=frozenset({"sample", "plain"}), duplicates=False)
+    requires = Requires(average="plain", averages=WEIGHTED_MEANS, duplicates=False)
 
     def init_client(self, params: Any) -> Any:
         return params

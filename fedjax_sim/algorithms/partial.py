@@ -51,13 +51,13 @@ def split(params: Any, patterns: tuple[str, ...], who: str) -> tuple[Any, Any]:
 
     A pattern is one or more whole parts of a path in a row; a ValueError ``who`` raises if it matches none.
     """
-    paths = [_names(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+    paths = [trees.path_names(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
     for pattern in patterns:
         if not any(_matches(path, pattern) for path in paths):
             raise ValueError(f"{who}: no parameter has {pattern!r} in its path: {_nearest(pattern, paths)}")
 
     def owned(path: Any) -> bool:
-        return any(_matches(_names(path), pattern) for pattern in patterns)
+        return any(_matches(trees.path_names(path), pattern) for pattern in patterns)
 
     others = jax.tree_util.tree_map_with_path(lambda path, leaf: None if owned(path) else leaf, params)
     return others, jax.tree_util.tree_map_with_path(lambda path, leaf: leaf if owned(path) else None, params)
@@ -66,10 +66,6 @@ def split(params: Any, patterns: tuple[str, ...], who: str) -> tuple[Any, Any]:
 def merged(one: Any, other: Any) -> Any:
     """The whole of two parts that :func:`split` made."""
     return jax.tree.map(lambda a, b: b if a is None else a, one, other, is_leaf=lambda node: node is None)
-
-
-def _names(path: Any) -> list[str]:
-    return [jax.tree_util.keystr((key,), simple=True) for key in path]
 
 
 def _matches(path: list[str], pattern: str) -> bool:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
-
 from fedjax_sim.algorithms.base import recorded
-from fedjax_sim.algorithms.contract import Client, Cohort, Mean, Message, Requires
-from fedjax_sim.algorithms.fedavg import FedAvg
+from fedjax_sim.algorithms.contract import Client
+from fedjax_sim.algorithms.vrl_sgd import VrlSgd
 from fedjax_sim.core.fields import real
-from fedjax_sim.core.trees import add_scaled, divide, inner, scale, zeros_like
+from fedjax_sim.core.trees import add_scaled, divide
 from fedjax_sim.core.values import check_scalar
 
 
-class Scaffnew(FedAvg):
+class Scaffnew(VrlSgd):
     """Scaffnew, ProxSkip for federated learning: gradient steps with control variates, an average with probability p.
 
     x^_i = x_i - gamma (g_i(x_i) - h_i);   with probability p, for all clients at once, x_i <- mean_j x^_j,
@@ -39,33 +37,11 @@ class Scaffnew(FedAvg):
 
     p: Any = real(default=0.1, low=0.0, high=1.0)
 
-    requires = Requires(
-        step_size=True, everyone=True, hears=("extra",), average="plain", averages=frozenset({"sample", "plain"}),
-        duplicates=False,
-    )  # fmt: skip
+    requires = VrlSgd.requires.but(slope=False, step_size=True)
 
-    def init(self, params: Any, shares: jax.Array) -> Any:
-        return super().init(params, shares)._replace(extra=zeros_like(params))
-
-    def init_client(self, params: Any) -> Any:
-        return zeros_like(params)
-
-    def objective(self, F: Any, y: Any, k: jax.Array, sent: Any, c_i: Any, client: Client) -> Any:
-        return F(y) - inner(c_i, y)
-
-    def finish(self, delta: Any, y: Any, sent: Any, c_i: Any, client: Client) -> tuple[dict[str, Message], Any]:
-        # The average is not known yet: x^ - y_i = (x^ - x) - (y_i - x), the second half now.
-        return {"delta": Mean(delta)}, self._corrected(c_i, scale(-1.0, delta), client)
-
-    def update(self, server: Any, got: dict[str, Any], cohort: Cohort) -> Any:
-        return super().update(server._replace(extra=got["delta"]), got, cohort)
-
-    def settle(self, server: Any, c_i: Any, client: Client) -> Any:
-        return self._corrected(c_i, server.extra, client)
-
-    def _corrected(self, h: Any, change: Any, client: Client) -> Any:
+    def corrected(self, c_i: Any, change: Any, client: Client) -> Any:
         check_scalar("scaffnew(p=...)", self.p)
-        return add_scaled(h, self.p, divide(change, client.step_size))
+        return add_scaled(c_i, self.p, divide(change, client.step_size))
 
 
 scaffnew = recorded(

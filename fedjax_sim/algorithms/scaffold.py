@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from fedjax_sim.algorithms.base import recorded
-from fedjax_sim.algorithms.contract import Client, Cohort, Mean, Message, Requires, Share
+from fedjax_sim.algorithms.contract import WEIGHTED_MEANS, Client, Cohort, Mean, Message, Requires, Share
 from fedjax_sim.algorithms.fedavg import FedAvg
 from fedjax_sim.core.fields import choice
 from fedjax_sim.core.trees import add, divide, inner, subtract, zeros_like
@@ -43,7 +43,7 @@ class Scaffold(FedAvg):
     @property
     def requires(self) -> Requires:
         first = self.option == "I"
-        averages = frozenset({"sample", "plain"})
+        averages = WEIGHTED_MEANS
         return Requires(slope=not first, survey=first, average="plain", averages=averages, duplicates=False)
 
     def init(self, params: Any, shares: jax.Array) -> Any:

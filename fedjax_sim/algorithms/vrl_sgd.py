@@ -7,9 +7,9 @@ from typing import Any
 import jax
 
 from fedjax_sim.algorithms.base import recorded
-from fedjax_sim.algorithms.contract import Client, Cohort, Mean, Message, Requires
+from fedjax_sim.algorithms.contract import WEIGHTED_MEANS, Client, Cohort, Mean, Message, Requires
 from fedjax_sim.algorithms.fedavg import FedAvg
-from fedjax_sim.core.trees import add, divide, inner, subtract, zeros_like
+from fedjax_sim.core.trees import add, divide, inner, scale, zeros_like
 
 
 class VrlSgd(FedAvg):
@@ -29,7 +29,7 @@ class VrlSgd(FedAvg):
     """
 
     requires = Requires(
-        slope=True, everyone=True, hears=("extra",), average="plain", averages=frozenset({"sample", "plain"}),
+        slope=True, everyone=True, hears=("extra",), average="plain", averages=WEIGHTED_MEANS,
         duplicates=False,
     )  # fmt: skip
 
@@ -43,14 +43,18 @@ class VrlSgd(FedAvg):
         return F(y) - inner(c_i, y)
 
     def finish(self, delta: Any, y: Any, sent: Any, c_i: Any, client: Client) -> tuple[dict[str, Message], Any]:
-        # x^ is not known yet: (x^ - y_i) / h_i = (x^ - x) / h_i - (y_i - x) / h_i, the second half now.
-        return {"delta": Mean(delta)}, subtract(c_i, divide(delta, client.slope))
+        # The average is not known yet: x^ - y_i = (x^ - x) - (y_i - x), the second half now.
+        return {"delta": Mean(delta)}, self.corrected(c_i, scale(-1.0, delta), client)
 
     def update(self, server: Any, got: dict[str, Any], cohort: Cohort) -> Any:
         return super().update(server._replace(extra=got["delta"]), got, cohort)
 
     def settle(self, server: Any, c_i: Any, client: Client) -> Any:
-        return add(c_i, divide(server.extra, client.slope))
+        return self.corrected(c_i, server.extra, client)
+
+    def corrected(self, c_i: Any, change: Any, client: Client) -> Any:
+        """The correction c_i moved by a part of x^ - y_i."""
+        return add(c_i, divide(change, client.slope))
 
 
 vrl_sgd = recorded(

@@ -108,6 +108,11 @@ def size_in_bytes(tree: Any) -> int:
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
+def path_names(path: Any) -> list[str]:
+    """The names of fields, keys and places of a path of ``jax.tree_util``."""
+    return [jax.tree_util.keystr((key,), simple=True) for key in path]
+
+
 def by_path(tree: Any, separator: str = "/") -> dict[str, Any]:
     """The leaves by the names of fields, keys and places that lead to them."""
     flat = jax.tree_util.tree_flatten_with_path(tree)[0]

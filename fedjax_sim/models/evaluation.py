@@ -125,8 +125,11 @@ class PerClient(Described):
             counted = held & (seen | ~jnp.any(held & seen))
             found |= {"client_visited": seen, "unvisited": jnp.sum(held & ~seen, dtype=jnp.int32)}
 
+        def among(name: str) -> jax.Array:
+            return counted & defined.get(name, held)
+
         def mean(name: str, values: jax.Array, weights: jax.Array) -> jax.Array:
-            these = counted & defined.get(name, held)
+            these = among(name)
             weights = jnp.where(these, weights, jnp.zeros_like(weights)).astype(values.dtype)
             return jnp.sum(jnp.where(these, values, jnp.zeros_like(values)) * weights) / jnp.sum(weights)
 
@@ -136,8 +139,7 @@ class PerClient(Described):
                 found[f"{model}_{name}"] = mean(name, of_clients, same)
                 found[f"{model}_{name}_by_examples"] = mean(name, of_clients, sizes)
                 lost = less_is_better(name)
-                these = counted & defined.get(name, held)
-                found[f"{model}_{name}_worst"] = worst_mean(of_clients, self.worst, highest=lost, held=these)
+                found[f"{model}_{name}_worst"] = worst_mean(of_clients, self.worst, highest=lost, held=among(name))
                 if model != "shared":
                     found[f"{model}_client_{name}"] = of_clients
         pairs = (

@@ -73,8 +73,6 @@ def personal_scores(task: Task, clients: Clients, dataset: FederatedDataset | Ho
 
 def tuned_scores(task: Task, said: jax.Array, valid: jax.Array, before: Sums, dataset: FederatedDataset) -> Sums:
     """The same from what each client's model says, [N, max_size, C] by client index; ``before`` of who is not valid."""
-    if not task.scores:
-        return {}
     data = whole(dataset)
     owners = example_owners(data)
     index = jnp.zeros_like(data.order).at[data.order].set(jnp.arange(data.num_clients, dtype=data.order.dtype))

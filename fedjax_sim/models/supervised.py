@@ -183,12 +183,12 @@ class Classification(Supervised):
         # One-hot labels: indexing the logits costs a scatter in the backward pass of every step (10 % on a CPU).
         labels = jax.nn.one_hot(examples["y"], outputs.shape[-1], dtype=outputs.dtype)
         with third_party():
-            return _per_example(optax.softmax_cross_entropy(outputs, labels))
+            return per_example(optax.softmax_cross_entropy(outputs, labels))
 
     def metrics(self, params: Any, examples: Any) -> dict[str, jax.Array]:
         logits = self.outputs(params, examples)
         correct = jnp.argmax(logits, axis=-1).astype(examples["y"].dtype) == examples["y"]
-        return {"accuracy": _per_example(correct.astype(logits.dtype))}
+        return {"accuracy": per_example(correct.astype(logits.dtype))}
 
 
 class BinaryClassification(Supervised):
@@ -275,7 +275,7 @@ class Regression(Supervised):
 
     def metrics(self, params: Any, examples: Any) -> dict[str, jax.Array]:
         errors = _errors(self.outputs(params, examples), examples)
-        return {"mse": _per_example(jnp.square(errors)), "mae": _per_example(jnp.abs(errors))}
+        return {"mse": per_example(jnp.square(errors)), "mae": per_example(jnp.abs(errors))}
 
 
 @jax.jit  # for its shapes alone, which JAX remembers of a jitted function: a large model takes a second to trace
@@ -302,7 +302,7 @@ def _errors(outputs: jax.Array, examples: Any) -> jax.Array:
     return outputs.reshape(examples["y"].shape) - examples["y"].astype(outputs.dtype)  # type: ignore[no-any-return]
 
 
-def _per_example(values: jax.Array) -> jax.Array:
+def per_example(values: jax.Array) -> jax.Array:
     """[B, ...] to [B], the mean over the other axes."""
     return values if values.ndim == 1 else jnp.mean(values, axis=tuple(range(1, values.ndim)))
 

@@ -39,8 +39,7 @@ from fedjax_sim.models.task import Task
 from fedjax_sim.optim.described import hoisted
 from fedjax_sim.reporting.recorded import less_is_better
 
-_VALUES, _MODELS = "values", "models"  # what clients report
-_SAID = " "  # beside their values, where the task has scores; no name of a value
+_VALUES, _MODELS, _SAID = "values", "models", "said"  # what clients report
 
 
 class Personalise(FineTuned):
@@ -141,12 +140,12 @@ class Personalise(FineTuned):
         N models have to fit on the device.
         """
         self._check(params, dataset, tested=False)
-        valid, ends = self._adapted(params, dataset, _MODELS)
+        valid, reported = self._adapted(params, dataset, _MODELS)
 
         def chosen(end: jax.Array, x: Any) -> jax.Array:
             return jnp.where(valid.reshape(-1, *[1] * (end.ndim - 1)), end, jnp.asarray(x)[None])
 
-        return jax.tree.map(chosen, ends, params)
+        return jax.tree.map(chosen, reported[_MODELS], params)
 
     def _check(self, params: Any, dataset: Any, *, tested: bool) -> None:
         if not isinstance(dataset, FederatedDataset):
@@ -170,18 +169,19 @@ class Personalise(FineTuned):
 
     def _values(self, params: Any, dataset: FederatedDataset, before: dict[str, jax.Array]) -> dict[str, jax.Array]:
         """The clients' test values after their steps, [N] in storage order; before them for those that take none."""
-        valid, values = self._adapted(params, dataset, _VALUES)
+        valid, reported = self._adapted(params, dataset, _VALUES)
         positions = dataset.order  # slot s holds the client of index s
 
         def stored(value: jax.Array, at_start: jax.Array) -> jax.Array:
             return at_start.at[positions].set(jnp.where(valid, value, at_start[positions]))
 
-        said = values.pop(_SAID, None)
-        found = {name: stored(value, before[name]) for name, value in values.items()}
-        return found if said is None else found | tuned_scores(self.task, said, valid, before, dataset.test)  # type: ignore[arg-type]
+        found = {name: stored(value, before[name]) for name, value in reported[_VALUES].items()}
+        if self.task.scores:
+            found |= tuned_scores(self.task, reported[_SAID], valid, before, dataset.test)  # type: ignore[arg-type]
+        return found
 
     def _adapted(self, params: Any, dataset: FederatedDataset, what: str) -> tuple[jax.Array, Any]:
-        """Which clients take steps, bool[N] by client index, and of each its test values or its model after them."""
+        """Which clients take steps, bool[N] by client index, and what they report of their models after them."""
         assert self.batches is not None  # as checked
         data = dataset.replace(test=None)
         tuned = _FineTuning(
@@ -194,7 +194,7 @@ class Personalise(FineTuned):
         drawn = draw(plan, plan.phases()[-1], sent, jnp.int32(0))
         layout = layout_by_rule(plan) if self.layout is None else self.layout
         result = layout.run(Solver(tuned, self.task, self.batches, data), sent, (), drawn.slots, plan.bounds(tuned))
-        return drawn.cohort.valid, result.stacks[what]
+        return drawn.cohort.valid, result.stacks
 
 
 class _FineTuning(FedAvg, kw_only=True):
@@ -219,11 +219,11 @@ class _FineTuning(FedAvg, kw_only=True):
             y = jax.tree.map(lambda end, x: end + (x - lax.stop_gradient(x)), y, sent.params)
         if self.what == _MODELS:
             return {_MODELS: Stack(y)}, c_i
-        values = values_of_client(self.task, self.test, y, client.index)
+        reported: dict[str, Message] = {_VALUES: Stack(values_of_client(self.task, self.test, y, client.index))}
         if self.task.scores:
             into = nothing_said(self.task, y, self.test, self.test.max_size)
-            values[_SAID] = said_of_client(self.task, self.test, y, client.index, into)
-        return {_VALUES: Stack(values)}, c_i
+            reported[_SAID] = Stack(said_of_client(self.task, self.test, y, client.index, into))
+        return reported, c_i
 
 
 def _mean(values: jax.Array, held: jax.Array) -> jax.Array:

@@ -604,12 +604,14 @@ def test_what_is_refused():
     with pytest.raises(ValueError, match="asks for the size of one step"):
         fjs.fedrep(fjs.qfedavg(client_optimizer=SGD), "head")
     data, task, first, _ = bilinear()
-    for method in (
-        fjs.fedrep(FedAvg(client_optimizer=SGD), "tail"), fjs.fedrod(head="tail", **local()),
-        fjs.fedala(top="tail", **local()),
-    ):  # fmt: skip
+    for method in (fjs.fedrep(FedAvg(client_optimizer=SGD), "tail"), fjs.fedala(top="tail", **local())):
         with pytest.raises(ValueError, match="no parameter has 'tail' in its path"):
             run(method, None, data, task, first)
+    with pytest.raises(ValueError, match="FedRoD needs a task that tells classes apart"):
+        run(fjs.fedrod(head="tail", **local()), None, data, task, first)
+    data, task, first, _ = labelled()
+    with pytest.raises(ValueError, match="no parameter has 'tail' in its path"):
+        run(fjs.fedrod(head="tail", **local()), None, data, task, first)
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from fedjax_sim.algorithms.heterofl import Widths
 from fedjax_sim.algorithms.wrapper import encoded, uploaded
 from fedjax_sim.core import descriptions
 from fedjax_sim.core.trees import size_in_bytes
+from tests.algorithms.test_compression import Squares
 
 ROOT = pathlib.Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -190,19 +191,6 @@ def traffic(method):
         told.append(sent)
         messages.append({name: one.value for name, one in phase.finish(delta, y, sent, c_i, client)[0].items()})
     return count(kept), count(told), (sum(map(rank, messages)), count(messages)[1])
-
-
-class Squares:
-    """|params|^2, of each of two examples."""
-
-    def __call__(self, params):
-        return sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(params))
-
-    def losses(self, params):
-        return jnp.broadcast_to(self(params), (2,))
-
-    def mean(self, values):
-        return jnp.mean(values, axis=0)
 
 
 def one_client(filled):
