@@ -252,7 +252,7 @@ OWN_MODELS = Requires(
 
 
 class Method(Described, kw_only=True):
-    """The contract: twenty-one names. Where a method has nothing to say, the answer is here."""
+    """The contract: twenty-two names. Where a method has nothing to say, the answer is here."""
 
     # Declared here for the engine; Algorithm has them as fields, a wrapper reads its base's.
     client_optimizer: ClassVar[Any]
@@ -343,6 +343,14 @@ class Method(Described, kw_only=True):
     def objective(self, F: Any, y: Any, k: jax.Array, sent: Any, c_i: Any, client: Client) -> jax.Array:
         """What the client minimises, on the batch of its step k: a scalar."""
         return F(y)  # type: ignore[no-any-return]
+
+    def turn(self, k: jax.Array, client: Client) -> dict[str, jax.Array] | None:
+        """Which of the :class:`Parts` step k moves, ``{name: whether}`` of all, one at a time; None: all do.
+
+        No more than a saving: where clients run one after another on a CPU, the gradient is taken in that part alone,
+        and arrives as zero in the others. The step leaves those where they are (``in_turn`` of the parts).
+        """
+        return None
 
     def step(self, g: Any, y: Any, state: Any, k: jax.Array, sent: Any, c_i: Any, client: Client) -> tuple[Any, Any]:
         """``(y, optimiser state)`` after a step along ``g``, the gradient of the objective."""

@@ -52,10 +52,13 @@ class FedRep(Keep):
     def objective(self, F: Any, y: Any, k: jax.Array, sent: Any, c_i: Any, client: Client) -> jax.Array:
         return super().objective(F, y, k - self.head_steps, sent, c_i, client)
 
+    def turn(self, k: jax.Array, client: Client) -> dict[str, jax.Array]:
+        head = k < self.head_steps
+        return {OWN: head, BASE: ~head}
+
     def step(self, g: Any, y: Any, state: Any, k: jax.Array, sent: Any, c_i: Any, client: Client) -> tuple[Any, Any]:
         moved = super().step(g, y, state, k - self.head_steps, sent, c_i, client)
-        head = k < self.head_steps
-        return parts.in_turn({OWN: head, BASE: ~head}, moved, (y, state))
+        return parts.in_turn(self.turn(k, client), moved, (y, state))
 
 
 fedrep = recorded(

@@ -204,6 +204,9 @@ class Keep(Partial):
         whole = _Whole(F, lambda u: merged(u, y[OWN]))
         return self.base.objective(whole, y[BASE], k, sent, c_i.base, _inside(client))
 
+    def turn(self, k: jax.Array, client: Client) -> dict[str, jax.Array] | None:
+        return None  # the kept part is in every step, whatever parts the base has
+
     def step(self, g: Any, y: Any, state: Any, k: jax.Array, sent: Any, c_i: Any, client: Client) -> tuple[Any, Any]:
         u, of_u = self.base.step(g[BASE], y[BASE], state[BASE], k, sent, c_i.base, _inside(client))
         v, of_v = parts.descend(self.client_optimizer, g[OWN], y[OWN], state[OWN], client.learning_rate)

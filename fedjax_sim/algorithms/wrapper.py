@@ -156,6 +156,9 @@ class Wrapper(Method, kw_only=False):
     def objective(self, F: Any, y: Any, k: jax.Array, sent: Any, c_i: Any, client: Client) -> jax.Array:
         return self.base.objective(F, y, k, self.received(sent), self._kept(c_i), client)
 
+    def turn(self, k: jax.Array, client: Client) -> dict[str, jax.Array] | None:
+        return self.base.turn(k, client)
+
     def step(self, g: Any, y: Any, state: Any, k: jax.Array, sent: Any, c_i: Any, client: Client) -> tuple[Any, Any]:
         return self.base.step(g, y, state, k, self.received(sent), self._kept(c_i), client)
 

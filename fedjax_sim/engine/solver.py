@@ -171,7 +171,8 @@ class Solver(NamedTuple):
                 value = self.algorithm.objective(F, y, number, sent, progress.kept, holding)
             return jnp.asarray(value), F.moved(y, (sent, progress.kept))
 
-        g, statistics = jax.grad(objective, has_aux=True)(progress.y)
+        turn = self.algorithm.turn(number, client) if serial else None
+        g, statistics = parts.gradient(objective, progress.y, turn)
         if not self._in_pieces:
             return _with_statistics(self._moved(sent, client, progress, g, number), statistics)
         if any(leaf is not None for leaf in statistics):

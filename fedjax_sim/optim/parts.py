@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+from jax import lax
 
 from fedjax_sim.core import trees
 from fedjax_sim.optim.described import Optimizer, move
@@ -30,6 +33,26 @@ def begin(optimizer: Optimizer, y: Any) -> Any:
     if isinstance(y, Parts):
         return Parts({name: begin(optimizer, part) for name, part in y.items()})
     return optimizer.init(y)
+
+
+def gradient(objective: Callable[[Any], tuple[Any, Any]], y: Any, moving: dict[str, jax.Array] | None) -> Any:
+    """``(gradient, what the objective returns beside)``; zero in the parts that do not move, as in :func:`in_turn`.
+
+    The gradient in those is not computed. One part moves at a time.
+    """
+    if moving is None:
+        return jax.grad(objective, has_aux=True)(y)
+    if set(moving) != set(y):
+        raise ValueError(f"turn(k, client) names {sorted(moving)}, and what is trained has the parts {sorted(y)}")
+
+    def of(name: str) -> Callable[[], Any]:
+        def one() -> Any:
+            g, beside = jax.grad(lambda part: objective(Parts({**y, name: part})), has_aux=True)(y[name])
+            return Parts({**trees.zeros_like(y), name: g}), beside
+
+        return one
+
+    return lax.switch(jnp.argmax(jnp.stack(list(moving.values()))), [of(name) for name in moving])
 
 
 def in_turn(moving: dict[str, jax.Array], new: tuple[Any, Any], old: tuple[Any, Any]) -> tuple[Parts, Parts]:

@@ -3,6 +3,7 @@
 import functools
 from typing import NamedTuple
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +14,7 @@ import fedjax_sim as fjs
 from fedjax_sim.algorithms import FedAvg, Requires
 from fedjax_sim.core.trees import square
 from fedjax_sim.engine.plan import Plan
+from fedjax_sim.optim.parts import Parts
 from tests.algorithms.test_golden import follow
 from tests.algorithms.test_sweep import COHORTS, IDS, MOST, TAU, N, problem, start
 
@@ -311,6 +313,47 @@ def test_fedrep():
     same(result.params["body"], u)
     same(result.params["head"], first["head"])
     same(personal(method, result), np.concatenate([np.tile(u, (N, 1)), heads], axis=1))
+
+
+@pytest.mark.parametrize("wrap", [lambda method: method, pytest.param(fjs.ema, marks=slow)])
+def test_fedrep_is_the_same_where_no_gradient_of_the_fixed_part_is_taken(wrap):
+    """Clients that take turns on a CPU skip it; running statistics move in all steps, as they do side by side."""
+
+    class Net(nn.Module):
+        @nn.compact
+        def __call__(self, x, train=False):
+            x = nn.BatchNorm(use_running_average=not train, momentum=0.9)(nn.Dense(3)(x))
+            return nn.Dense(3)(nn.tanh(x))
+
+    data, *_ = labelled()
+    method = wrap(fjs.fedrep(FedAvg(client_optimizer=fjs.optim.sgd(0.1, momentum=0.5)), "Dense_1", head_steps=2))
+    ends = [
+        fjs.make_train(
+            task=fjs.classification(Net()), rounds=2, cohort=fjs.cohort.full(), work=fjs.local.steps(2),
+            batches=fjs.local.in_order(2), layout=layout,
+        )(method, data, jax.random.key(0)).state
+        for layout in (fjs.layout.turns(), fjs.layout.stacked())
+    ]  # fmt: skip
+    for one, other in zip(*map(jax.tree.leaves, ends), strict=True):
+        same(np.asarray(one), np.asarray(other), 1e-5)
+
+
+def test_a_turn_names_all_parts():
+    class Half(fjs.algorithms.FedAvg):
+        def begin(self, sent, c_i, client):
+            return Parts(a=sent.params, b=sent.params)
+
+        def objective(self, F, y, k, sent, c_i, client):
+            return F(y["a"]) + F(y["b"])
+
+        def turn(self, k, client):
+            return {"a": k >= 0}
+
+        def change(self, y, sent, c_i, client):
+            return jax.tree.map(jnp.subtract, y["a"], sent.params)
+
+    with pytest.raises(ValueError, match=r"turn\(k, client\) names \['a'\], and what is trained has the parts"):
+        run(Half(client_optimizer=SGD), layout=fjs.layout.turns())
 
 
 def test_fedrep_around_scaffold():
