@@ -9,6 +9,7 @@ from fedjax_sim.reporting.client_plots import distributions, gains
 from fedjax_sim.reporting.data_plots import label_heatmap, overview, size_histogram
 from fedjax_sim.reporting.html import report
 from fedjax_sim.reporting.panels import Panel, comparison, panels
+from fedjax_sim.reporting.personal_table import personal_table
 from fedjax_sim.reporting.plots import curves, save_figure
 from fedjax_sim.reporting.progress import Progress, progress_bar
 from fedjax_sim.reporting.recorded import Recorded
@@ -25,6 +26,7 @@ __all__ = [
     "label_heatmap",
     "overview",
     "panels",
+    "personal_table",
     "progress_bar",
     "report",
     "results_table",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -115,10 +115,16 @@ def final_values(runs: list[Recorded], name: str, decimals: int | None) -> list[
     if decimals is None:
         decimals = 4 if high < 1e3 else 1
     form = "{:.3e} ± {:.1e}" if exponent else f"{{:.{decimals}f}} ± {{:.{decimals}f}}"
-    return [_cell(final, form) for final in finals]
+    return [cell(final, form) for final in finals]
 
 
-def _cell(final: np.ndarray | None, form: str) -> str:
+def standard_deviation(values: np.ndarray) -> float:
+    """Over seeds, of a sample."""
+    return float(values.std(ddof=1))
+
+
+def cell(final: np.ndarray | None, form: str, spread: Callable[[np.ndarray], float] = standard_deviation) -> str:
+    """The mean over [seeds] and, of several, their ``spread``, in a ``form`` like ``"{:.1f} ± {:.1f}"``."""
     if final is None:
         return _NONE
     bad = int((~np.isfinite(final)).sum())
@@ -126,7 +132,7 @@ def _cell(final: np.ndarray | None, form: str) -> str:
         return "diverged" if bad == final.size else f"diverged ({bad} of {final.size})"
     if final.size == 1:
         return form.partition(" ± ")[0].format(final[0])
-    return form.format(final.mean(), final.std(ddof=1))
+    return form.format(final.mean(), spread(final))
 
 
 def _rounds_to(runs: list[Recorded], name: str, target: float) -> list[str]:
@@ -141,17 +147,17 @@ def _rounds_to(runs: list[Recorded], name: str, target: float) -> list[str]:
     return cells
 
 
-def text_rows(columns: list[tuple[str, list[str]]]) -> list[str]:
-    """The first column is a name and flush left, numbers are flush right."""
-    widths = [max(len(cell) for cell in [title, *cells]) for title, cells in columns]
+def text_rows(columns: list[tuple[str, list[str]]], *, names: int = 1) -> list[str]:
+    """The first columns, ``names`` of them, are flush left, numbers are flush right."""
+    widths = [max(len(text) for text in [title, *cells]) for title, cells in columns]
     padded = [
-        [cell.rjust(width) if place else cell.ljust(width) for cell in (title, "─" * width, *cells)]
+        [text.ljust(width) if place < names else text.rjust(width) for text in (title, "─" * width, *cells)]
         for place, ((title, cells), width) in enumerate(zip(columns, widths, strict=True))
     ]
     return ["  ".join(row) for row in zip(*padded, strict=True)]
 
 
-def markdown_rows(columns: list[tuple[str, list[str]]]) -> list[str]:
+def markdown_rows(columns: list[tuple[str, list[str]]], *, names: int = 1) -> list[str]:
     """The same as lines of a Markdown table."""
-    marked = [(title, "---:" if place else "---", *cells) for place, (title, cells) in enumerate(columns)]
+    marked = [(title, "---" if place < names else "---:", *cells) for place, (title, cells) in enumerate(columns)]
     return [f"| {' | '.join(row)} |" for row in zip(*marked, strict=True)]

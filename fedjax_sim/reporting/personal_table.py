@@ -1,0 +1,190 @@
+"""What models of their own are worth to clients, as a table: shared, fine-tuned and personal, method by method."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from fedjax_sim.reporting.containers import check_runs
+from fedjax_sim.reporting.recorded import Recorded, in_words, measured
+from fedjax_sim.reporting.table import cell, listed, markdown_rows, text_rows
+
+_MODELS = {"shared": "shared", "tuned": "fine-tuned", "personal": "personal"}
+_LOSING = {"tuned": ("_losing", None), "personal": ("_losing", "_losing_to_tuned")}
+_CONFIDENCE = 0.95
+_TO_COMPARE_WITH = (
+    "fine-tuned FedAvg is what personal models are measured against, and no run here has it: add one of "
+    "fedjax_sim.fedavg(...) with evaluate=fedjax_sim.per_client(task, tuned=fedjax_sim.personalise(task, "
+    "client_optimizer, work))"
+)
+
+
+def personal_table(histories: Mapping[str, Recorded], metric: str = "accuracy", *, markdown: bool = False) -> str:
+    """A row for every method and model: the clients' test values at the last evaluation.
+
+    The models are those of ``evaluate=fjs.per_client(task, tuned=...)``: the shared one, the shared one after the
+    clients fine-tuned it, and each client's own. The columns, of the clients' values v_i on their own test examples:
+
+    * mean: (1/M) sum_i v_i over the M clients with test examples that have been visited, each counting the same;
+    * by examples: the same weighted by their numbers of test examples;
+    * worst: over the share of the clients that are served worst, as ``per_client(worst=0.1)`` says;
+    * spread: the standard deviation of the v_i over the clients, divided by M;
+    * worse than shared, worse than tuned: the share of the clients whose value is worse with this model.
+
+    Of several seeds each is mean ± t s / sqrt(n), the half-width of Student's 95 % interval of the mean over n seeds,
+    t its 0.975 quantile with n - 1 degrees of freedom and s the seeds' standard deviation (divided by n - 1). A seed
+    whose model diverged leaves no interval: the cell says how many did. Fine-tuned FedAvg belongs into every such
+    table; a note says so where it is missing, and where the numbers of local steps of the two sides differ.
+
+    Args:
+      histories: the methods' records by the name to print, of runs with ``evaluate=fjs.per_client(task)``.
+      metric: ``"accuracy"``, ``"loss"``, or another metric or score of the task.
+      markdown: a Markdown table, not aligned text.
+
+    Returns:
+      The table, and below it what its columns mean.
+
+    Raises:
+      ValueError: no histories, or none that compares models of clients by this metric; the message says what to add.
+
+    Example:
+      >>> import fedjax_sim as fjs
+      >>> data = fjs.datasets.synthetic(1.0, 1.0, num_clients=8, max_size=60, seed=0)
+      >>> task = fjs.classification(fjs.models.LogisticRegression(10))
+      >>> sgd = fjs.optim.sgd(0.05)
+      >>> tuned = fjs.personalise(task, sgd, fjs.local.epochs(1), fjs.local.shuffled(20))
+      >>> runs = {
+      ...     name: fjs.simulate(method, data, task=task, rounds=3, eval_every=3, batch_size=20,
+      ...                        cohort=fjs.cohort.full(), work=fjs.local.epochs(1),
+      ...                        evaluate=fjs.per_client(task, tuned=tuned))
+      ...     for name, method in (("FedAvg", fjs.fedavg(client_optimizer=sgd)),
+      ...                          ("Ditto", fjs.ditto(client_optimizer=sgd)))
+      ... }
+      >>> print(fjs.reporting.personal_table(runs).splitlines()[0])
+      method  model         mean  by examples   worst  spread  worse than shared  worse than tuned
+    """
+    check_runs("personal_table: histories", histories)
+    rows: list[tuple[str, ...]] = []
+    for name, run in histories.items():
+        shown = str(name).replace("|", r"\|") if markdown else str(name)
+        for model, words in _MODELS.items():
+            if f"{model}_{metric}" in run.metrics:
+                rows.append((shown, words, *_cells(run, model, metric)))
+                shown = shown if markdown else ""
+    if not rows:
+        names = {one for run in histories.values() for one in run.metrics}
+        others = sorted(one[7:] for one in names if one.startswith("shared_") and f"{one}_by_examples" in names)
+        fix = f"choose from {', '.join(map(repr, others))}" if others else (
+            "record them with evaluate=fedjax_sim.per_client(task, tuned=fedjax_sim.personalise(...)), on data with a "
+            "test part"
+        )  # fmt: skip
+        raise ValueError(f"personal_table(metric={metric!r}): no run compares models of its clients by it: {fix}")
+    titles = ("method", "model", "mean", "by examples", "worst", "spread", "worse than shared", "worse than tuned")
+    columns = [(title, list(cells)) for title, cells in zip(titles, zip(*rows, strict=True), strict=True)]
+    written = markdown_rows(columns, names=2) if markdown else text_rows(columns, names=2)
+    return "\n".join([*written, "", *_notes(histories, metric)])
+
+
+def _cells(run: Recorded, model: str, metric: str) -> list[str]:
+    """The numbers of one model."""
+    value, share = "{:.4f} ± {:.4f}", "{:.1%} ± {:.1%}"
+    start = f"{model}_{metric}"
+    found = [cell(_last(run, f"{start}{end}"), value, half_width) for end in ("", "_by_examples", "_worst")]
+    found.append(cell(_spread(run, model, metric), value, half_width))
+    for end in _LOSING.get(model, (None, None)):
+        found.append(cell(None if end is None else _last(run, start + end), share, half_width))
+    return found
+
+
+def _last(run: Recorded, name: str) -> np.ndarray | None:
+    """[seeds], as floats; None where it was not recorded."""
+    return measured(run, name)[:, -1].astype(float) if name in run.metrics else None
+
+
+def _spread(run: Recorded, model: str, metric: str) -> np.ndarray | None:
+    """Standard deviation over the clients whom the means count, [seeds]."""
+    values = _last(run, f"test_client_{metric}" if model == "shared" else f"{model}_client_{metric}")
+    if values is None:
+        return None
+    lost = ~np.isfinite(_of_seeds(run, f"{model}_{metric}"))
+    held = ~np.isnan(values)
+    if "client_visited" in run.metrics:
+        seen = held & np.asarray(run.metrics["client_visited"])[:, -1].astype(bool)
+        held = np.where(seen.any(axis=1, keepdims=True), seen, held)
+    spread = np.array([row[of].std() if of.any() else np.nan for row, of in zip(values, held, strict=True)])
+    return np.where(lost, np.nan, spread)
+
+
+def _of_seeds(run: Recorded, name: str) -> np.ndarray:
+    found = _last(run, name)
+    assert found is not None  # the caller has seen it
+    return found
+
+
+def half_width(values: np.ndarray) -> float:
+    """Half of Student's 95 % interval of the mean of [seeds]."""
+    from scipy.special import stdtrit  # type: ignore[import-untyped]  # of scipy, which jax brings
+
+    t = stdtrit(values.size - 1, 0.5 + _CONFIDENCE / 2)
+    return float(t * values.std(ddof=1) / np.sqrt(values.size))
+
+
+def _notes(histories: Mapping[str, Recorded], metric: str) -> list[str]:
+    """What the columns mean, and what to mind."""
+    runs = {str(name): run for name, run in histories.items()}
+    shared, tuned = f"shared_{metric}", f"tuned_{metric}"
+    counts = sorted({len(run.metrics[shared]) for run in runs.values() if shared in run.metrics})
+    seeds = " to ".join(map(str, sorted({counts[0], counts[-1]})))
+    notes = []
+    if not any(
+        _described(run, "algorithm", "name") == "algorithm.fedavg" and tuned in run.metrics for run in runs.values()
+    ):
+        notes.append(f"note: {_TO_COMPARE_WITH}")
+    apart = [name for name, run in runs.items() if shared not in run.metrics]
+    if apart:
+        notes.append(f"note: no models of clients are compared by {metric!r} in {listed(apart)}")
+    steps = {name: both for name, run in runs.items() if (both := _steps(run)) and both[0] != both[1]}
+    if steps:
+        local, fine = next(iter(steps.values()))
+        notes.append(f"note: fine-tuning takes other steps than a round of {listed(list(steps))}: {fine}; {local}")
+    for name, run in runs.items():
+        left_out = _last(run, "unvisited")
+        if left_out is not None and left_out.max() > 0:
+            notes.append(
+                f"note: {left_out.mean():.3g} clients of {name} were never visited, and are not in its numbers"
+            )
+    spans = "one seed, so no interval" if counts == [1] else f"mean ± half of the 95 % t-interval over {seeds} seeds"
+    return [
+        *notes,
+        f"{in_words(f'test_{metric}')} of each client on its own examples, at the last evaluation; {spans}",
+        "mean, worst, spread (standard deviation): over the clients; worse than: for this share of them",
+    ]
+
+
+def _described(run: Recorded, *path: str) -> Any:
+    """What the description of a run has there; None where it is not described."""
+    found: Any = getattr(run, "description", None)
+    for name in path:
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return found
+
+
+def _steps(run: Recorded) -> tuple[str, str] | None:
+    """A round's local steps and those of fine-tuning, in words; None where there is no fine-tuning."""
+    tuning = _described(run, "run", "evaluate", "arguments", "tuned", "arguments")
+    if tuning is None:
+        return None
+    local, tuned = (
+        ", ".join(_words(of.get(one)) for one in ("work", "batches")) for of in (_described(run, "run"), tuning)
+    )
+    return local, tuned
+
+
+def _words(part: Any) -> str:
+    """A described part as it would be called."""
+    if not isinstance(part, Mapping) or "name" not in part:
+        return "one of the user's"
+    given = ", ".join(f"{name}={value}" for name, value in part["arguments"].items() if value is not None)
+    return f"{part['name'].rpartition('.')[2]}({given})"
