@@ -93,6 +93,42 @@ class History:
         """The last value of a metric or record, [seeds, ...]."""
         return self[name][:, -1]
 
+    def at_best(self, name: str, metric: str) -> np.ndarray:
+        """One metric at each seed's best evaluation by another: ``history.at_best("test_accuracy", "test_loss")``.
+
+        The best is the lowest of losses and errors, else the highest; of equals the first. NaN is never the best, and
+        no value of a model whose loss is not finite is.
+
+        Args:
+          name: a metric; ``"round"`` is the number of finished rounds.
+          metric: by which evaluations are compared, one number a seed and evaluation.
+
+        Returns:
+          [seeds, ...]; of seeds without a single number by which to compare, NaN.
+
+        Raises:
+          KeyError: no metric of that name; a record of rounds has no evaluations.
+          ValueError: ``metric`` is not one number a seed and evaluation.
+        """
+        of = recorded.measured(self, metric).astype(float)
+        if of.shape[1:] != self.evaluated.shape:
+            raise ValueError(
+                f"at_best(metric={metric!r}): its values have the shape {of.shape}, and must be one number for each "
+                "seed and evaluation"
+            )
+        badness = np.where(np.isnan(of), np.inf, of if recorded.less_is_better(metric) else -of)
+        best = badness.argmin(axis=1)
+        if name == "round":
+            values = np.broadcast_to(self.evaluated, of.shape)
+        else:
+            known = recorded.recorded_as(self, name)
+            if known not in self.metrics:
+                raise KeyError(f"at_best({name!r}): no metric has this name: {suggest(name, ['round', *self.metrics])}")
+            values = self.metrics[known]
+        found = np.asarray(values)[np.arange(len(of)), best]
+        lost = np.isnan(of).all(axis=1)
+        return np.where(lost.reshape(-1, *[1] * (found.ndim - 1)), np.nan, found) if lost.any() else found
+
     def rounds_to(self, name: str, target: float) -> np.ndarray:
         """Rounds until a metric or record reaches a target: at most it for losses and errors, at least it for others.
 

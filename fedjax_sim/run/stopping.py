@@ -92,6 +92,35 @@ class Reached(Stopping):
         return f"{self.metric} reached {target:g}"
 
 
+class Patience(Stopping):
+    """Early stopping: for so many evaluations in a row nothing was better than the best before, by more than a change.
+
+    What is better starts the count again. NaN is never better.
+    The seed keeps its last model, not its best: ``history.at_best`` has what was recorded there, and the round
+    (``history.at_best("round", metric)``) to run to, which gives that model again.
+
+    Args:
+      metric: ``"test_loss"`` for instance, better in the sense of :class:`Reached`.
+      evaluations: at least 1.
+      change: at least 0.
+    """
+
+    metric: str = static(check_metric)
+    evaluations: int = count(default=5)
+    change: Any = real(default=0.0, low=0.0)
+
+    def reason(self, evaluated: np.ndarray, metrics: Mapping[str, np.ndarray]) -> str | None:
+        values = _values(metrics, self.metric)
+        values = values if less_is_better(self.metric) else -values
+        best, at = np.inf, 0
+        for number, value in enumerate(values):
+            if value < best - float(self.change):
+                best, at = value, number
+        if len(values) - 1 - at < self.evaluations:
+            return None
+        return f"{self.metric} was not better than after round {evaluated[at]} at {self.evaluations} evaluations"
+
+
 class AnyOf(Stopping):
     """The first of several rules, at least one, that holds."""
 
@@ -127,4 +156,5 @@ def _values(metrics: Mapping[str, np.ndarray], name: str) -> np.ndarray:
 converged = factory("stopping.converged", Converged)
 rising = factory("stopping.rising", Rising)
 reached = factory("stopping.reached", Reached)
+patience = factory("stopping.patience", Patience)
 any_of = factory("stopping.any_of", AnyOf)

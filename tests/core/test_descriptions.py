@@ -108,6 +108,7 @@ MADE: dict[str, Callable[[], Any]] = {
     "stopping.any_of": lambda: fjs.stopping.any_of([fjs.stopping.converged(1e-3), fjs.stopping.rising(2.0)]),
     "stopping.converged": lambda: fjs.stopping.converged(1e-3, metric="test_loss"),
     "stopping.reached": lambda: fjs.stopping.reached("accuracy", 0.7),
+    "stopping.patience": lambda: fjs.stopping.patience("test_loss", evaluations=3, change=0.1),
     "stopping.rising": lambda: fjs.stopping.rising(2.0, over=5),
     "availability.bernoulli": lambda: fjs.cohort.bernoulli([0.5, 1.0]),
     "availability.periodic": lambda: fjs.cohort.periodic(4, 2, offsets=[0, 3]),

@@ -1,5 +1,6 @@
 """Runs that diverge: what is recorded, who is left out, what stops; and the rules that stop a run."""
 
+import dataclasses
 import functools
 
 import jax
@@ -276,6 +277,42 @@ def test_rules():
         stopping.converged(metric="los").reason(evaluated, metrics)
     with pytest.raises(ValueError, match="an array of shape"):
         stopping.reached("x", 1.0).reason(evaluated, {"x": np.ones((4, 2))})
+
+
+@pytest.mark.parametrize(
+    ("metric", "values", "options", "stops"),
+    [
+        ("test_loss", [3, 2, 2, 2, 1], {"evaluations": 2}, [False, False, False, True, False]),  # equal is not better
+        ("test_accuracy", [0.1, 0.3, 0.2, 0.3, 0.4], {"evaluations": 2}, [False, False, False, True, False]),
+        ("loss", [3, 2.5, 2.1, 1.5], {"evaluations": 2, "change": 1.0}, [False, False, True, False]),
+        ("loss", [3, np.nan, np.nan, 2], {"evaluations": 2}, [False, False, True, False]),
+        ("loss", [np.nan, np.nan], {"evaluations": 1}, [False, True]),
+    ],
+)
+def test_patience(metric, values, options, stops):
+    """Stopped or not, as it would be after each evaluation."""
+    rule, evaluated = stopping.patience(metric, **options), 5 * np.arange(len(values))
+    said = [rule.reason(evaluated[:e], {metric: np.array(values[:e], float)}) for e in range(1, len(values) + 1)]
+    assert [one is not None for one in said] == stops
+    assert all("was not better than after round" in one for one in said if one)
+
+
+def test_at_best(data):
+    history = run(data, rates=np.ones(N), seeds=[3, 5])
+    evaluations = len(history.evaluated)
+    accuracy = np.tile(np.array([0.1, 0.5, 0.5, 0.2] + [0.0] * evaluations)[:evaluations], (2, 1))
+    accuracy[1, :2] = np.nan
+    x = np.arange(2 * evaluations * 3).reshape(2, evaluations, 3)
+    history = dataclasses.replace(history, metrics=history.metrics | {"test_accuracy": accuracy, "client_x": x})
+    assert history.at_best("round", "test_accuracy").tolist() == history.evaluated[[1, 2]].tolist()
+    assert history.at_best("client_x", "test_accuracy").tolist() == [x[0, 1].tolist(), x[1, 2].tolist()]
+    assert history.at_best("loss", "loss").tolist() == history["loss"].min(axis=1).tolist()
+    accuracy[1] = np.nan
+    assert np.isnan(history.at_best("client_x", "test_accuracy")).tolist() == [[False] * 3, [True] * 3]
+    with pytest.raises(ValueError, match=r"at_best\(metric='client_x'\): its values have the shape"):
+        history.at_best("loss", "client_x")
+    with pytest.raises(KeyError, match="no metric has this name"):
+        history.at_best("cohort_size", "loss")
 
 
 def test_a_rule_stops_each_seed_by_itself(data):
