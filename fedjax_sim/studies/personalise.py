@@ -18,6 +18,7 @@ from fedjax_sim import optim
 from fedjax_sim.algorithms.base import Sent
 from fedjax_sim.algorithms.contract import Client, Message, Stack
 from fedjax_sim.algorithms.fedavg import FedAvg
+from fedjax_sim.algorithms.partial import as_patterns, merged, split
 from fedjax_sim.clients.cohort import full
 from fedjax_sim.clients.local.batches import Batches, full_batch
 from fedjax_sim.clients.local.work import Work
@@ -73,6 +74,8 @@ class Personalise(FineTuned):
       seed: of the batches' and the work's draws, >= 0.
       layout: how clients are run on the hardware; None chooses by a rule.
       mu: weight of the term mu/2 |y - x|^2 that keeps a client's model near x, >= 0; None for no such term.
+      only: which parameters take steps, by parts of their paths as in ``fjs.keep``: ``"Dense_1"``, one or a tuple of
+        them; the others stay those of x. None for all. Structure.
 
     Reference: Finn, Abbeel and Levine 2017, "Model-agnostic meta-learning for fast adaptation of deep networks"
     (MAML and its first-order form); Fallah, Mokhtari and Ozdaglar 2020, "Personalized federated learning with
@@ -103,6 +106,7 @@ class Personalise(FineTuned):
     seed: int = count(low=0, high=LARGEST_SEED, default=0)
     layout: Layout | None = leaf(one_of(Layout, NoneType, example="fedjax_sim.layout.turns()"), default=None)
     mu: Any = real(low=0.0, default=None)
+    only: tuple[str, ...] | None = static(default=None)
 
     def checked(self) -> Self:
         super().checked()
@@ -111,6 +115,7 @@ class Personalise(FineTuned):
         return self.replace(
             client_optimizer=optim.as_optimizer(self.client_optimizer, "personalise(client_optimizer=...)"),
             batches=full_batch() if self.batches is None else self.batches,
+            only=None if self.only is None else as_patterns("personalise(only=...)", self.only),
         )
 
     def __call__(self, params: Any, dataset: FederatedDataset) -> dict[str, jax.Array]:
@@ -186,10 +191,10 @@ class Personalise(FineTuned):
         data = dataset.replace(test=None)
         tuned = _FineTuning(
             client_optimizer=self.client_optimizer, task=self.task, test=dataset.test if what == _VALUES else None,
-            mu=self.mu, first_order=self.first_order, what=what,
+            mu=self.mu, origin=params if self.first_order else None, what=what, only=self.only,
         )  # fmt: skip
-        tuned = hoisted(tuned, params)
-        key, sent = jax.random.key(self.seed), Sent(params)
+        tuned = hoisted(tuned, tuned.tuned(params))
+        key, sent = jax.random.key(self.seed), Sent(lax.stop_gradient(params) if self.first_order else params)
         plan = Plan(self.task, full(), self.work, self.batches, algorithm=tuned, dataset=data, key=key)
         drawn = draw(plan, plan.phases()[-1], sent, jnp.int32(0))
         layout = layout_by_rule(plan) if self.layout is None else self.layout
@@ -203,20 +208,27 @@ class _FineTuning(FedAvg, kw_only=True):
     task: Task
     test: Any
     mu: Any = None
-    first_order: bool = static(default=False)
+    origin: Any = (
+        None  # x, where the Jacobian of y_i in it is to count as the identity; the broadcast is a constant then
+    )
     what: str = static(default="values")
+    only: tuple[str, ...] | None = static(default=None)
 
     def begin(self, sent: Any, c_i: Any, client: Client) -> Any:
-        return lax.stop_gradient(sent.params) if self.first_order else sent.params
+        return self.tuned(sent.params)
 
     def objective(self, F: Any, y: Any, k: jax.Array, sent: Any, c_i: Any, client: Client) -> jax.Array:
-        value: jax.Array = F(y)
-        return value if self.mu is None else value + self.mu / 2 * square(subtract(y, sent.params))
+        value: jax.Array = F(self._whole(sent.params, y))
+        return value if self.mu is None else value + self.mu / 2 * square(subtract(y, self.tuned(sent.params)))
+
+    def change(self, y: Any, sent: Any, c_i: Any, client: Client) -> Any:
+        return subtract(y, self.tuned(sent.params))
 
     def finish(self, delta: Any, y: Any, sent: Any, c_i: Any, client: Client) -> tuple[dict[str, Message], Any]:
-        if self.first_order:
+        y = self._whole(sent.params, y)
+        if self.origin is not None:
             # Adds 0, whose derivative in x is the identity.
-            y = jax.tree.map(lambda end, x: end + (x - lax.stop_gradient(x)), y, sent.params)
+            y = jax.tree.map(lambda end, x: end + (x - lax.stop_gradient(x)), y, self.origin)
         if self.what == _MODELS:
             return {_MODELS: Stack(y)}, c_i
         reported: dict[str, Message] = {_VALUES: Stack(values_of_client(self.task, self.test, y, client.index))}
@@ -224,6 +236,13 @@ class _FineTuning(FedAvg, kw_only=True):
             into = nothing_said(self.task, y, self.test, self.test.max_size)
             reported[_SAID] = Stack(said_of_client(self.task, self.test, y, client.index, into))
         return reported, c_i
+
+    def tuned(self, params: Any) -> Any:
+        """The part of a model that takes steps."""
+        return params if self.only is None else split(params, self.only, "personalise(only=...)")[1]
+
+    def _whole(self, params: Any, y: Any) -> Any:
+        return y if self.only is None else merged(split(params, self.only, "personalise(only=...)")[0], y)
 
 
 def _mean(values: jax.Array, held: jax.Array) -> jax.Array:

@@ -278,3 +278,45 @@ def test_the_loss_without_the_penalty():
     assert float(found["personal_data_loss_worst"]) == pytest.approx(5.305, rel=1e-12)
     assert found["personal_client_data_loss_before"].tolist() == [1, 8.5]
     assert found["personal_client_loss_before"].tolist() == [2, 9.5]
+
+
+@pytest.mark.parametrize("only", [None, "head"])
+def test_the_first_order_gradient_is_that_at_the_adapted_models(only):
+    """With a proximal term, and where some parameters take steps: mean_i grad f_i(y_i), y_i by hand."""
+    rng, mu, rate, steps = np.random.default_rng(3), 0.7, 0.1, 3
+    made = [(rng.standard_normal((size, 2)), rng.standard_normal(size)) for size in (4, 2, 5)]
+    tests = [(rng.standard_normal((3, 2)), rng.standard_normal(3)) for _ in made]
+    data = fjs.datasets.from_clients(made, test=tests)
+    x = {"body": jnp.array(rng.standard_normal(2)), "head": jnp.array(rng.standard_normal(()))}
+
+    def losses(params, examples):
+        return (examples["x"] @ (params["body"] * params["head"]) - examples["y"]) ** 2
+
+    task = fjs.functions(lambda key: x, losses)
+    adapted = fjs.personalise(task, fjs.optim.sgd(rate), fjs.local.steps(steps), first_order=True, mu=mu, only=only)
+    value, gradient = jax.value_and_grad(lambda params: adapted(params, data)["personal_loss"])(x)
+    expected, mean = jax.tree.map(jnp.zeros_like, x), 0.0
+    for (inputs, targets), (held, wanted), index in zip(made, tests, range(3), strict=True):
+        y = x
+        for _ in range(steps):
+            g = jax.grad(lambda params: jnp.mean(losses(params, {"x": inputs, "y": targets})))(y)  # noqa: B023
+            g = {name: g[name] + mu * (y[name] - x[name]) for name in y}
+            y = {name: y[name] - rate * g[name] if only in (None, name) else y[name] for name in y}
+        one, of = jax.value_and_grad(lambda params: jnp.mean(losses(params, {"x": held, "y": wanted})))(y)  # noqa: B023
+        mean, expected = mean + one / 3, jax.tree.map(lambda total, part: total + part / 3, expected, of)
+        found = jax.tree.map(lambda leaf: leaf[index], adapted.models(x, data))  # noqa: B023
+        for name in y:
+            np.testing.assert_allclose(found[name], y[name], rtol=1e-10)
+    np.testing.assert_allclose(value, mean, rtol=1e-10)
+    for name in x:
+        np.testing.assert_allclose(gradient[name], expected[name], rtol=1e-9)
+
+
+def test_only_some_parameters_need_names_that_are_there():
+    data = fjs.datasets.synthetic(0.0, 0.0, num_clients=3, max_size=20, seed=0)
+    task = fjs.classification(fjs.models.LogisticRegression(10))
+    adapted = fjs.personalise(task, fjs.optim.sgd(0.1), fjs.local.steps(2), only="Dense_9")
+    with pytest.raises(ValueError, match=r"personalise\(only=...\): no parameter has 'Dense_9' in its path"):
+        adapted(task.init(jax.random.key(0), data), data)
+    with pytest.raises(TypeError, match=r"personalise\(only=...\) is 3: give parts of the paths"):
+        fjs.personalise(task, fjs.optim.sgd(0.1), fjs.local.steps(2), only=3)
