@@ -1,7 +1,7 @@
-"""What it costs to keep client states off the device, or in fewer bits: SCAFFOLD with many clients.
+"""What it costs to keep client states off the device, or in fewer bits: SCAFFOLD, or Ditto's models, of many clients.
 
-    python benchmarks/speed/client_states.py [--clients 100000] [--cohort 100] [--hidden 32] [--rounds 5 25]
-        [--repeats 5] [--directory DIRECTORY]
+    python benchmarks/speed/client_states.py [--method scaffold] [--clients 100000] [--cohort 100] [--hidden 32]
+        [--rounds 5 25] [--repeats 5] [--directory DIRECTORY]
 
 An MLP on 60 features with one hidden layer (``--hidden 32``: 2,282 parameters, so 913 MB for 100,000 clients), ten
 examples a client, one epoch in batches of 5. Each repeat runs all variants one after another, each for the two numbers
@@ -41,6 +41,7 @@ PLACES = {
 def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--method", choices=("scaffold", "ditto"), default="scaffold")
     parser.add_argument("--clients", type=int, default=100_000)
     parser.add_argument("--cohort", type=int, default=100)
     parser.add_argument("--hidden", type=int, default=32)
@@ -77,8 +78,9 @@ def clients(options: argparse.Namespace) -> fjs.FederatedDataset:
 
 def run(name: str, data: fjs.FederatedDataset, options: argparse.Namespace, rounds: int) -> float:
     """Seconds of a run."""
+    method = {"scaffold": fjs.scaffold, "ditto": fjs.ditto}[options.method]
     return fjs.simulate(
-        fjs.scaffold(client_optimizer=fjs.optim.sgd(0.05)), data, rounds=rounds, eval_every=max(options.rounds),
+        method(client_optimizer=fjs.optim.sgd(0.05)), data, rounds=rounds, eval_every=max(options.rounds),
         task=fjs.classification(fjs.models.MLP(10, hidden=(options.hidden,))), batch_size=5,
         cohort=fjs.cohort.uniform(options.cohort), work=fjs.local.epochs(1), progress=False,
         client_states=PLACES[name](options.directory),
