@@ -164,6 +164,12 @@ def _stepped(method: Method, F: _Loss, y: Any, sent: Any, c_i: Any, client: Clie
             value = call(method, "objective", asked, y, k, sent, c_i, holding)
         return jnp.asarray(value)
 
+    turn = call(method, "turn", k, client)
+    if turn is not None and (not isinstance(y, parts.Parts) or turn.keys() != y.keys()):
+        has = f"Parts of {sorted(y)}" if isinstance(y, parts.Parts) else brief(y)
+        raise TypeError(
+            f"{named(method, 'turn')} names {sorted(turn)}, and begin returned {has}: name all parts, or None"
+        )
     g = jax.grad(objective)(y)
     return call(method, "step", g, y, state, k, sent, c_i, client)[0]
 

@@ -14,7 +14,7 @@ from fedjax_sim.algorithms.contract import Message, Method
 from fedjax_sim.algorithms.declarations import Misuse
 from fedjax_sim.core.values import shown, suggest
 
-OF_WORK = ("survey", "begin", "objective", "step", "change")
+OF_WORK = ("survey", "begin", "objective", "turn", "step", "change")
 
 
 def call(method: Method, name: str, *given: Any) -> Any:
@@ -187,6 +187,16 @@ def _report(returned: Any, *_: Any) -> str:
     return f"returned {brief(returned[wrong[0]])} as {wrong[0]!r}: it must be one number" if wrong else ""
 
 
+def _whose_turn(returned: Any, *_: Any) -> bool:
+    if returned is None:
+        return True
+    return (
+        isinstance(returned, dict)
+        and bool(returned)
+        and all(jnp.shape(one) == () and jnp.issubdtype(jnp.result_type(one), jnp.bool_) for one in returned.values())
+    )
+
+
 _SERVER = Rule(
     lambda returned, method, server, *_: returned is not None and type(returned) is type(server),
     "return a ServerState, self.server_step(server, delta, cohort) or server._replace(...)",
@@ -202,6 +212,7 @@ _RULES = {
     "survey": Rule(_reals, "return real numbers to be averaged, jax.grad(F)(sent.params) or F(sent.params)"),
     "begin": Rule(_real_arrays, "return what the client trains, arrays of real numbers, for instance sent.params"),
     "objective": Rule(_number, "return one number, F(y) and what the method adds to it"),
+    "turn": Rule(_whose_turn, "return None, or {name: whether this step moves it} of all Parts, by k and client"),
     "step": Rule(_tuple_of(2), "return (y, optimiser state)", _step),
     "change": Rule(_something, "return what has changed, trees.subtract(y, sent.params)"),
     "encode": Rule(_tuple_of(3), "return (delta, memory, {name: message besides})", _encode),

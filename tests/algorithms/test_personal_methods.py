@@ -14,7 +14,6 @@ import fedjax_sim as fjs
 from fedjax_sim.algorithms import FedAvg, Requires
 from fedjax_sim.core.trees import square
 from fedjax_sim.engine.plan import Plan
-from fedjax_sim.optim.parts import Parts
 from tests.algorithms.test_golden import follow
 from tests.algorithms.test_sweep import COHORTS, IDS, MOST, TAU, N, problem, start
 
@@ -336,24 +335,6 @@ def test_fedrep_is_the_same_where_no_gradient_of_the_fixed_part_is_taken(wrap):
     ]  # fmt: skip
     for one, other in zip(*map(jax.tree.leaves, ends), strict=True):
         same(np.asarray(one), np.asarray(other), 1e-5)
-
-
-def test_a_turn_names_all_parts():
-    class Half(fjs.algorithms.FedAvg):
-        def begin(self, sent, c_i, client):
-            return Parts(a=sent.params, b=sent.params)
-
-        def objective(self, F, y, k, sent, c_i, client):
-            return F(y["a"]) + F(y["b"])
-
-        def turn(self, k, client):
-            return {"a": k >= 0}
-
-        def change(self, y, sent, c_i, client):
-            return jax.tree.map(jnp.subtract, y["a"], sent.params)
-
-    with pytest.raises(ValueError, match=r"turn\(k, client\) names \['a'\], and what is trained has the parts"):
-        run(Half(client_optimizer=SGD), layout=fjs.layout.turns())
 
 
 def test_fedrep_around_scaffold():

@@ -123,6 +123,24 @@ RETURNED: dict[str, tuple[dict[str, Any], str]] = {
         },
         rf"objective \(of FedAvg\) called F with a Parts of 2 arrays for params, which is {FLOATS}: F takes parameters",
     ),
+    "turn": ({"turn": lambda self, k, client: k > 0}, r"turn returned bool\[\]: return None, or \{name: whether"),
+    "turn, a number": (
+        {"turn": lambda self, k, client: {"a": k}},
+        r"turn returned .*: return None, or \{name: whether",
+    ),
+    "turn, no parts": (
+        {"turn": lambda self, k, client: {"a": k > 0}},
+        rf"turn names \['a'\], and begin returned {FLOATS}: name all parts, or None",
+    ),
+    "turn, not all parts": (
+        {
+            "begin": lambda self, sent, c_i, client: Parts(a=sent.params, b=sent.params),
+            "objective": lambda self, F, y, k, sent, c_i, client: F(y["a"]) + F(y["b"]),
+            "turn": lambda self, k, client: {"a": k > 0},
+            "change": lambda self, y, sent, c_i, client: trees.subtract(y["a"], sent.params),
+        },
+        r"turn names \['a'\], and begin returned Parts of \['a', 'b'\]: name all parts, or None",
+    ),
     "objective, a mean of nothing": (
         {"objective": lambda self, F, y, k, sent, c_i, client: F.mean(y)},
         rf"objective called F.mean on {FLOATS}: give an array \[B, ...\]",
