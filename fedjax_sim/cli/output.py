@@ -25,7 +25,7 @@ CHOOSING = ("test_accuracy", "test_data_loss", "test_loss", "loss")
 # Arguments of simulate, and the values with which they say nothing that other functions would not do.
 _NOTHING_SAID = {
     "on_divergence": "record", "divergence_factor": 10.0, "checkpoint": None, "every": None, "keep": 2, "stop": None,
-    "allow_opaque": False, "client_states": None, "keep_state": False, "initial_state": None,
+    "allow_opaque": False, "client_states": None, "keep_best": None, "keep_state": False, "initial_state": None,
 }  # fmt: skip
 
 

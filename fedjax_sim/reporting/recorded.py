@@ -119,14 +119,28 @@ def measured(run: Recorded, name: str) -> np.ndarray:
     where the seed's training or test loss is not. The losses themselves, and records of rounds, stay as they are.
     """
     name = recorded_as(run, name)
-    values = np.array(run[name])
+    return _of_finite_models(run[name], name, run.metrics)
+
+
+def _of_finite_models(given: np.ndarray, name: str, metrics: Mapping[str, np.ndarray]) -> np.ndarray:
+    values = np.array(given)
     values = values if values.dtype.kind == "f" else values.astype(float)
-    if name in _LOSSES or name not in run.metrics:
+    if name in _LOSSES or name not in metrics:
         return values
-    for loss in (np.asarray(run.metrics[one], dtype=float) for one in _LOSSES if one in run.metrics):
+    for loss in (np.asarray(metrics[one], dtype=float) for one in _LOSSES if one in metrics):
         if loss.shape[:2] == values.shape[:2]:
             values[~np.isfinite(loss).all(axis=tuple(range(2, loss.ndim)))] = np.nan
     return values
+
+
+def best_evaluations(metrics: Mapping[str, np.ndarray], name: str) -> np.ndarray:
+    """int[seeds], each seed's best evaluation by a metric [seeds, E]: the lowest loss or error, else the highest value.
+
+    Of equals the first. Never one of NaN or of a model that has diverged; where there is no other, the first.
+    """
+    values = _of_finite_models(metrics[name], name, metrics)
+    best: np.ndarray = np.where(np.isnan(values), np.inf, values if less_is_better(name) else -values).argmin(axis=1)
+    return best
 
 
 # Beyond it differences of two numbers may be infinite: no axis could hold them.

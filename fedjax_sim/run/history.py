@@ -36,7 +36,8 @@ class History:
       rounds: [seeds, R, ...] arrays by name, those of :class:`fedjax_sim.run.training.TrainResult`: ``"cohort_size"``,
         ``"useful_steps"``, ``"computed_steps"``, ``"nonfinite_clients"``..., and what the algorithm and the diagnostics
         recorded of every round.
-      params: the final global models, leaves [seeds, ...].
+      params: the final global models, leaves [seeds, ...]; with ``keep_best=metric`` those of each seed's best
+        evaluation, after ``at_best("round", metric)`` rounds.
       seeds: one number a run.
       seconds: wall time of all rounds and evaluations of all seeds, after compilation.
       compile_seconds: wall time of tracing and compiling (next to nothing when the program was there already).
@@ -44,9 +45,10 @@ class History:
       divergences: where seeds began to diverge (:class:`fedjax_sim.divergence.Divergence`); empty if none did.
       stops: by seed, when and why it stopped before the last round. From then on its metrics stay as they are, and its
         records of rounds are zero (ids of clients -1, nobody).
-      state: with ``keep_state=True`` the final ``TrainState`` (``engine/plan.py``), host arrays [seeds, ...] (random
-        keys as their words): ``state.clients`` is what the method keeps for each client, leaves [seeds, N, ...] in the
-        order of ``client_ids``. From a file, what was nested in it comes back as nested dictionaries. Else None.
+      state: with ``keep_state=True`` the final ``TrainState`` (``engine/plan.py``), or with ``keep_best=`` that of the
+        best evaluation; host arrays [seeds, ...], random keys as their words: ``state.clients`` is what the method
+        keeps for each client, leaves [seeds, N, ...] in the order of ``client_ids``. From a file, what was nested in it
+        comes back as nested dictionaries. Else None.
       client_ids: with ``keep_state=True`` int[N], ascending; else None.
     """
 
@@ -116,8 +118,7 @@ class History:
                 f"at_best(metric={metric!r}): its values have the shape {of.shape}, and must be one number for each "
                 "seed and evaluation"
             )
-        badness = np.where(np.isnan(of), np.inf, of if recorded.less_is_better(metric) else -of)
-        best = badness.argmin(axis=1)
+        best = recorded.best_evaluations(self.metrics, recorded.recorded_as(self, metric))
         if name == "round":
             values = np.broadcast_to(self.evaluated, of.shape)
         else:

@@ -12,6 +12,7 @@ from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_sim.core import devices
 from fedjax_sim.core.descriptions import build, describe, opaque_parts
@@ -24,6 +25,7 @@ from fedjax_sim.engine.client_states import ClientStates, OnDevice
 from fedjax_sim.engine.layout.base import Layout
 from fedjax_sim.engine.layout.mesh import OnMesh
 from fedjax_sim.engine.plan import TrainState
+from fedjax_sim.run.best import Best, ended
 from fedjax_sim.run.checkpoints.differences import differences, environment_changes, listed
 from fedjax_sim.run.checkpoints.files import Checkpoint, read_about
 from fedjax_sim.run.checkpoints.store import Caught, Interrupted, Store, interruptions, paths_in
@@ -32,6 +34,7 @@ from fedjax_sim.run.recording import Recording
 from fedjax_sim.run.records import Stop
 
 _SHARE = 20  # a save may take a 20th of the time since the last one, where no ``every`` says when
+_STATE, _BEST = "state", "best"  # before the names of states: where the run is, and the best so far
 _STORED = "stored/"  # before the names of client states that are off the device
 
 
@@ -79,8 +82,8 @@ class Saving:
         self._store.close()
         self._context.__exit__(*error)  # may deliver a signal, so it comes last
 
-    def restore(self, driver: Driver, recording: Recording) -> float | None:
-        """Puts driver and record back to the newest checkpoint: the seconds that went into it; None for none.
+    def restore(self, driver: Driver, recording: Recording, best: Best | None) -> float | None:
+        """Puts all back to the newest checkpoint: the seconds that went into it; None for none.
 
         A checkpoint of another run is refused, with what differs; one from elsewhere is taken with a warning.
         """
@@ -103,11 +106,13 @@ class Saving:
             warnings.warn(
                 f"{found.path} was written elsewhere ({changes}): results may differ by round-off", stacklevel=5
             )
-        record = {name: array for name, array in found.arrays.items() if not name.startswith("state")}
+        record = {name: array for name, array in found.arrays.items() if not name.startswith((_STATE, _BEST))}
         stops = {int(row): Stop(*stop) for row, stop in found.about["stops"].items()}
         recording.restore(record, stops)
+        if best is not None:
+            best.states = jax.tree.map(np.array, _unflattened(ended(driver, clients=best.clients), found, _BEST))
         stored = {name.removeprefix(_STORED): found.arrays[name] for name in found.arrays if name.startswith(_STORED)}
-        states = _unflattened(driver.states(), found)
+        states = _unflattened(driver.states(), found, _STATE)
         try:
             driver.restore(states, stored)
         except ValueError as error:
@@ -116,13 +121,13 @@ class Saving:
         self._saved, self._saved_at = found.round, time.perf_counter()
         return float(found.about["seconds"])
 
-    def after(self, driver: Driver, recording: Recording, seconds: float, *, last: bool) -> None:
+    def after(self, driver: Driver, recording: Recording, best: Best | None, seconds: float, *, last: bool) -> None:
         """Called between chunks: saves where it is due or the ``last``, and ends the run that a signal has asked to."""
         # The first process's clock decides for all, and a signal to any.
         said = devices.all_said([int(self._due(recording.finished)), int(self._caught.signal or 0)])
         asked = int(said[:, 1].max())
         if last or asked or said[0, 0]:
-            self._save(driver, recording, seconds)
+            self._save(driver, recording, best, seconds)
         if asked and not last:
             raise Interrupted(signal.Signals(asked), recording.finished, self._rounds, self._path)
 
@@ -131,7 +136,7 @@ class Saving:
             return finished // self._every > self._saved // self._every
         return time.perf_counter() - self._saved_at >= _SHARE * self._cost
 
-    def _save(self, driver: Driver, recording: Recording, seconds: float) -> None:
+    def _save(self, driver: Driver, recording: Recording, best: Best | None, seconds: float) -> None:
         if recording.finished == self._saved:
             return
         states = jax.block_until_ready(driver.states())
@@ -143,8 +148,9 @@ class Saving:
             "seconds": seconds,
         }
         stored = {f"{_STORED}{name}": array for name, array in driver.stored().items()}
-        flat = {name: on_host(_plain(leaf)) for name, leaf in _named(states).items()}
-        arrays = recording.arrays() | flat | stored
+        flat = {name: on_host(_plain(leaf)) for name, leaf in _named(states, _STATE).items()}
+        kept = {} if best is None else _named(best.states, _BEST)
+        arrays = recording.arrays() | flat | kept | stored
         self._path = devices.together(lambda: self._store.save(recording.finished, arrays, about))
         self._saved, self._saved_at = recording.finished, time.perf_counter()
         self._cost = self._saved_at - begun
@@ -185,13 +191,13 @@ def saved_layout(directory: Any) -> Layout | None:
     return None
 
 
-def _unflattened(like: TrainState, found: Checkpoint) -> Any:
-    """The arrays of a checkpoint in the structure of ``like``."""
+def _unflattened(like: TrainState, found: Checkpoint, start: str) -> Any:
+    """The arrays of a checkpoint whose names begin with ``start``, in the structure of ``like``."""
     leaves: list[Any] = []
     other = "it was written by another version of the package or of the method, which cannot be resumed with this one"
-    known = _named(like)
+    known = _named(like, start)
     for name in found.arrays.keys() - known.keys():
-        if name.startswith("state"):
+        if name.startswith(start):
             raise ValueError(f"{found.path} has {name}, which this run has not: {other}")
     for name, leaf in known.items():
         plain, saved = _plain(leaf), found.arrays.get(name)
@@ -202,9 +208,9 @@ def _unflattened(like: TrainState, found: Checkpoint) -> Any:
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
 
-def _named(states: Any) -> dict[str, jax.Array]:
+def _named(states: Any, start: str) -> dict[str, Any]:
     flat = jax.tree_util.tree_flatten_with_path(states)[0]
-    return {f"state{jax.tree_util.keystr(path)}": leaf for path, leaf in flat}
+    return {f"{start}{jax.tree_util.keystr(path)}": leaf for path, leaf in flat}
 
 
 def _plain(leaf: jax.Array) -> jax.Array:

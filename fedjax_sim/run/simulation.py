@@ -30,6 +30,7 @@ from fedjax_sim.engine.plan import Plan, TrainState
 from fedjax_sim.engine.rounds import EachSeed, Record
 from fedjax_sim.reporting.divergence import FACTOR, DivergenceError
 from fedjax_sim.reporting.progress import Progress, progress_bar
+from fedjax_sim.run.best import Best, ended
 from fedjax_sim.run.callbacks import Callback, Calls, Started
 from fedjax_sim.run.drivers import Driver, ResidentDriver, StreamedDriver
 from fedjax_sim.run.history import History
@@ -54,6 +55,7 @@ def simulate(
     checkpoint: str | os.PathLike[str] | None = None,
     every: int | None = None,
     keep: int = 2,
+    keep_best: str | None = None,
     keep_state: bool = False,
     allow_opaque: bool = False,
     progress: bool | None = None,
@@ -109,6 +111,10 @@ def simulate(
         the run goes on from the newest one, with the same result to the last bit; more ``rounds`` may be asked for.
       every: rounds between checkpoints (at an evaluation); None for as often as costs 5 % of the time.
       keep: how many checkpoints stay.
+      keep_best: a metric: ``history.params`` (and ``history.state``) are then those of each seed's best evaluation by
+        it, in the sense of ``history.at_best``, the start counted, and not of the last; ``"validation_loss"``, say,
+        with ``stop=fjs.stopping.patience("validation_loss")``. One copy of the server's state a seed is kept on the
+        host, and with ``keep_state`` one of the clients'. What is recorded stays that of all rounds.
       keep_state: whether the history has the final state, the server's and what is kept for every client:
         ``history.state``, ``history.client(client_id)``. For methods that keep a model a client these are N models a
         seed, in memory and in the history's file, wherever ``client_states`` has them in the run.
@@ -150,6 +156,7 @@ def simulate(
         raise TypeError("simulate was given traced values: inside jit, grad or vmap call make_train(...)'s function")
     asked = asked._replace(algorithm=algorithm)
     check_flag("keep_state", keep_state)
+    best = None if keep_best is None else Best(keep_best, clients=keep_state)
     plan = resolve_seeds(asked, dataset, seed_list, rounds, None, client_states)
     start = _start(initial_params, plan)
     initial_state = given_state(initial_state, plan, initial_params, len(seed_list))
@@ -168,9 +175,13 @@ def simulate(
     )  # fmt: skip
     if initial_state is not None:
         description["run"]["initial_state"] = fingerprint(as_arrays(initial_state))
+    if keep_best is not None:
+        description["run"]["keep_best"] = keep_best
     saving = None
     if checkpoint is not None:
         decisive = configuration(description, seed_list, dataset, initial_params, plan.client_states)
+        if best is not None:  # whose checkpoints have the clients' states twice, or once
+            decisive["run"]["keep_state"] = keep_state
         saving = Saving(
             checkpoint, decisive, rounds=rounds, eval_every=eval_every, every=every, keep=keep,
             allow_opaque=allow_opaque,
@@ -195,12 +206,10 @@ def simulate(
             length = min(eval_every, rounds)
             driver = ResidentDriver(plan, start, initial_state, length=length, evaluate=evaluate, may_stop=may_stop)
         opened.callback(driver.close)
-        underway = _Underway(driver, recording, saving, calls, bar, rounds, min(eval_every, rounds))
+        underway = _Underway(driver, recording, saving, calls, bar, best, rounds, min(eval_every, rounds))
         before, compiled = underway.begin(description, seed_list)
         underway.to_the_end(stop, on_divergence, before - compiled)
-        states, kept = jax.block_until_ready(driver.states()), None
-        if keep_state:  # without who is in flight, which means nothing after the end
-            kept = TrainState(as_arrays(states.server), driver.clients(), None, as_arrays(states.visited))
+        kept = ended(driver, clients=keep_state) if best is None else best.states
         metrics, recorded = recording.metrics(), recording.public_rounds()
         finished = time.perf_counter()
         warn_of_negative_weights(recorded, algorithm)
@@ -208,14 +217,14 @@ def simulate(
             evaluated=recording.evaluated,
             metrics=metrics,
             rounds=recorded,
-            params=on_host(jax.vmap(algorithm.evaluated)(states.server)),
+            params=on_host(jax.vmap(algorithm.evaluated)(kept.server)),
             seeds=seed_list,
             seconds=before + finished - compiled,
             compile_seconds=compiled - started,
             description=description,
             divergences=recording.divergences(),
             stops={seed_list[row]: stop for row, stop in sorted(recording.stops.items())},
-            state=kept,
+            state=kept if keep_state else None,
             client_ids=np.sort(on_host(plan.dataset.client_ids)) if keep_state else None,
         )
         calls.end(history)
@@ -230,6 +239,7 @@ class _Underway(NamedTuple):
     saving: Saving | None
     calls: Calls
     bar: Progress
+    best: Best | None
     rounds: int
     length: int
 
@@ -237,7 +247,7 @@ class _Underway(NamedTuple):
         """Goes back to the newest checkpoint, if there is one, and compiles: seconds before it, and when all was."""
         recording, before = self.recording, None
         if self.saving is not None:
-            before = self.saving.restore(self.driver, recording)
+            before = self.saving.restore(self.driver, recording, self.best)
             if self.saving.earlier:
                 description["environment"]["earlier"] = self.saving.earlier
         compiled = time.perf_counter()
@@ -247,6 +257,8 @@ class _Underway(NamedTuple):
             self.calls.start(Started(description, seeds, self.rounds, recording.finished))
             if before is None:
                 recording.add({}, first, 0)
+                if self.best is not None:
+                    self.best.follow(self.driver, recording)
                 self.calls.report(0, first, {})
             if self.bar.enabled:
                 self.bar.update(recording.finished, first)
@@ -267,6 +279,8 @@ class _Underway(NamedTuple):
             _check_overflow(record, start)
             if on_divergence == "raise" and (found := recording.divergences()):
                 raise DivergenceError(found)
+            if self.best is not None:
+                self.best.follow(self.driver, recording)
             self.calls.report(start + count, measured, record)
             recording.judge(stop, diverged=on_divergence == "stop")
             if bar.enabled:
@@ -274,7 +288,7 @@ class _Underway(NamedTuple):
                 bar.update(start + count, measured, clients)
             if self.saving is not None:
                 last = start + count == self.rounds or not recording.running.any()
-                self.saving.after(self.driver, recording, clock + time.perf_counter(), last=last)
+                self.saving.after(self.driver, recording, self.best, clock + time.perf_counter(), last=last)
 
 
 def _check_ends(stop: Any, on_divergence: Any, divergence_factor: Any) -> float | None:

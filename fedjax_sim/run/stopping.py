@@ -96,8 +96,8 @@ class Patience(Stopping):
     """Early stopping: for so many evaluations in a row nothing was better than the best before, by more than a change.
 
     What is better starts the count again. NaN is never better.
-    The seed keeps its last model, not its best: ``history.at_best`` has what was recorded there, and the round
-    (``history.at_best("round", metric)``) to run to, which gives that model again.
+    The seed keeps its last model, and with ``simulate(..., keep_best=metric)`` its best; ``history.at_best`` has what
+    was recorded there.
 
     Args:
       metric: ``"test_loss"`` for instance, better in the sense of :class:`Reached`.

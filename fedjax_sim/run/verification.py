@@ -199,6 +199,7 @@ def _again(result: History, progress: bool | None) -> History:
         **{name: run[name] for name in _PLAIN},
         diagnostics=[build(one) for one in run["diagnostics"]],
         initial_params=decode(run.get("initial_params")),
+        keep_best=run.get("keep_best"),
         seeds=result.seeds,
         progress=progress,
     )

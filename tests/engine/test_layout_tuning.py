@@ -420,7 +420,7 @@ def test_several_devices():
 def test_the_keyword_list_is_simulate_s():
     ours, theirs = (dict(inspect.signature(function).parameters) for function in (fjs.layout.tune, fjs.simulate))
     ends = ("stop", "on_divergence", "divergence_factor")
-    goes_on = ("initial_state", "keep_state", "checkpoint", "every", "keep", "allow_opaque")
+    goes_on = ("initial_state", "keep_best", "keep_state", "checkpoint", "every", "keep", "allow_opaque")
     for name in ("layout", *ends, *goes_on, "callbacks"):
         del theirs[name]  # what is chosen, and what ends, resumes or follows a run
     assert [name for name in ours if name in theirs] == list(theirs)

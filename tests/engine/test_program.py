@@ -222,7 +222,7 @@ def test_the_keyword_lists_agree():
     more = {"stop", "on_divergence", "checkpoint", "every", "keep", "allow_opaque"}  # what ends and resumes a run
     more |= {"callbacks", "divergence_factor"}
     more |= {"client_states"}  # off the device they are no JAX function's, and words of bits have no derivative
-    more |= {"keep_state", "initial_state"}  # its function returns and takes them
+    more |= {"keep_best", "keep_state", "initial_state"}  # its function returns and takes them
     assert set(ours) - set(theirs) == {"algorithm", "dataset", "seeds", "initial_params", "progress"} | more
 
 

@@ -57,6 +57,16 @@ def test_places_that_reach_a_target():
     np.testing.assert_array_equal(recorded.first_reached(losses, each, 3.0, falling=True), [3, 4])
 
 
+def test_the_best_evaluation():
+    nan, inf = np.nan, np.inf
+    metrics = {
+        "loss": np.array([[4.0, 1.0, 1.0, 2.0], [4.0, nan, 3.0, inf], [nan] * 4]),
+        "test_accuracy": np.array([[0.1, 0.7, 0.9, 0.9], [0.2, 0.9, 0.3, 0.9], [0.1, 0.2, 0.3, 0.4]]),
+    }
+    assert recorded.best_evaluations(metrics, "loss").tolist() == [1, 2, 0]
+    assert recorded.best_evaluations(metrics, "test_accuracy").tolist() == [2, 2, 0]
+
+
 def signs(losses, rounds=None, factor=10.0, evaluated=(0, 2, 4)):
     found = divergences(
         "fedavg", [7], np.array(evaluated), {"loss": np.array([losses])}, rounds or {}, skipped=False, factor=factor

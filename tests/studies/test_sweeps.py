@@ -470,7 +470,7 @@ def test_bad_arguments():
 def test_the_keyword_list_is_simulate_s():
     ours, theirs = inspect.signature(sweep).parameters, dict(inspect.signature(fjs.simulate).parameters)
     ends = ("stop", "on_divergence", "divergence_factor")
-    goes_on = ("initial_state", "keep_state", "checkpoint", "every", "keep", "allow_opaque")
+    goes_on = ("initial_state", "keep_best", "keep_state", "checkpoint", "every", "keep", "allow_opaque")
     for name in (*ends, *goes_on, "client_states", "callbacks"):
         del theirs[name]  # what ends, resumes or follows a single run, or keeps something of it off the device
     assert [name for name in ours if name in theirs] == list(theirs)
