@@ -124,7 +124,8 @@ def registered_names() -> tuple[Named, ...]:
     for source in _sources(resources.files("fedjax_sim")):
         text = source.read_text(encoding="utf-8")
         if _REGISTERED.search(text):
-            found.update((one.name, one) for one in _registered_in(ast.parse(text)))
+            for one in _registered_in(ast.parse(text)):
+                found.setdefault(one.name, one)  # a later one of the name reads older descriptions of it
     return tuple(found[name] for name in sorted(found))
 
 

@@ -11,6 +11,9 @@ from fedjax_sim.datasets.own.table import from_table
 from fedjax_sim.datasets.own.tfds import from_tfds
 from fedjax_sim.datasets.poisoned import flip_labels, random_labels
 from fedjax_sim.datasets.reading.images import read_cifar, read_idx
+from fedjax_sim.datasets.sources.activity import hapt, wisdm
+from fedjax_sim.datasets.sources.adult import adult
+from fedjax_sim.datasets.sources.handwriting import emnist_byclass, femnist_writers
 from fedjax_sim.datasets.sources.images import (
     cifar10,
     cifar10_dirichlet,
@@ -21,11 +24,12 @@ from fedjax_sim.datasets.sources.images import (
     femnist,
     mnist,
 )
+from fedjax_sim.datasets.sources.libsvm import a9a, mushrooms, w8a
 from fedjax_sim.datasets.sources.mnist_two_digits import mnist_two_digits
 from fedjax_sim.datasets.sources.mnist_writers import mnist_writers
 from fedjax_sim.datasets.sources.record import data_dir
 from fedjax_sim.datasets.sources.shakespeare import shakespeare_roles, tinyshakespeare
-from fedjax_sim.datasets.sources.tables import digits, fedprox_synthetic, mushrooms, parkinsons
+from fedjax_sim.datasets.sources.tables import digits, fedprox_synthetic, parkinsons
 from fedjax_sim.datasets.sources.text import ag_news, sent140
 from fedjax_sim.datasets.statistics import Statistics, read_report
 from fedjax_sim.datasets.synthetic import quadratics, quadratics_from, synthetic
@@ -34,6 +38,8 @@ __all__ = [
     "FederatedDataset",
     "HostDataset",
     "Statistics",
+    "a9a",
+    "adult",
     "ag_news",
     "cifar10",
     "cifar100_dirichlet",
@@ -41,11 +47,13 @@ __all__ = [
     "client_names",
     "data_dir",
     "digits",
+    "emnist_byclass",
     "emnist_letters",
     "emnist_similarity",
     "fashion_mnist",
     "fedprox_synthetic",
     "femnist",
+    "femnist_writers",
     "flip_labels",
     "from_clients",
     "from_directory",
@@ -54,6 +62,7 @@ __all__ = [
     "from_partition",
     "from_table",
     "from_tfds",
+    "hapt",
     "mnist",
     "mnist_two_digits",
     "mnist_writers",
@@ -73,4 +82,6 @@ __all__ = [
     "synthetic",
     "text",
     "tinyshakespeare",
+    "w8a",
+    "wisdm",
 ]

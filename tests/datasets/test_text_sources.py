@@ -346,6 +346,13 @@ def test_accounts_are_clients(small_tweets: Path) -> None:
         (datasets.fedprox_synthetic, "fedprox_synthetic"),
         (datasets.parkinsons, "parkinsons_telemonitoring"),
         (datasets.mushrooms, "mushrooms"),
+        (datasets.a9a, "libsvm"),
+        (datasets.w8a, "libsvm"),
+        (datasets.adult, "adult"),
+        (datasets.hapt, "hapt_smartphone"),
+        (datasets.wisdm, "wisdm_transformed"),
+        (datasets.femnist_writers, "leaf_femnist_520"),
+        (datasets.emnist_byclass, "emnist_byclass_half"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )

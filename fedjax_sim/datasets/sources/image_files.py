@@ -137,7 +137,10 @@ def features(
 
 def _idx_files(folder: str, get: str, halves: _Halves, *sums: str) -> dict[str, DataFile]:
     names = [name for half in halves.values() for name in half]
-    return {name: DataFile(folder, (f"{name}.gz", name), get, sum_) for name, sum_ in zip(names, sums, strict=True)}
+    return {
+        name: DataFile(folder, (f"{name}.gz", name, f"{name}.xz"), get, sum_)
+        for name, sum_ in zip(names, sums, strict=True)
+    }
 
 
 def _cifar_files(folder: str, archive: str, inner: str, published: dict[str, str]) -> dict[str, DataFile]:
@@ -205,6 +208,23 @@ EMNIST_LETTERS = IdxSet(
         "22dbcde0a929a7f166bdac863b9195b2994d840a1e082f8f6daaeac5606376a6",
     ),
     first_label=1,
+    transposed=True,
+)
+
+_HALF = {"train": ("emnist-byclass-half-images-idx3-ubyte", "emnist-byclass-half-labels-idx1-ubyte")}
+EMNIST_BYCLASS = IdxSet(
+    folder="emnist_byclass_half",
+    num_classes=62,
+    usual=((0.1738,), (0.3318,)),
+    halves=_HALF,
+    files=_idx_files(
+        "emnist_byclass_half",
+        "Take images 0, 2, 4, ... and their labels of the test files of EMNIST's byclass split "
+        "(https://www.nist.gov/itl/products-and-services/emnist-dataset, gzip.zip), as idx files of these names",
+        _HALF,
+        "46926a0602715235df80de1a86271d5d094fe90b642861e6464755208c11f52b",
+        "6f5d8a4d94bcde60a01866c89d45b989ca884a10286698a2004ecb7bc1ab4e46",
+    ),
     transposed=True,
 )
 

@@ -86,7 +86,7 @@ def mnist(
 
     Source: LeCun, Cortes and Burges, the MNIST database of handwritten digits.
     """
-    return _images("mnist", MNIST, **locals())
+    return from_image_set("mnist", MNIST, **locals())
 
 
 @data_set("dataset.fashion_mnist", source=_files(FASHION_MNIST, "31 MB", "MIT"))
@@ -110,7 +110,7 @@ def fashion_mnist(
 
     Source: Xiao, Rasul and Vollgraf 2017, arXiv:1708.07747.
     """
-    return _images("fashion_mnist", FASHION_MNIST, **locals())
+    return from_image_set("fashion_mnist", FASHION_MNIST, **locals())
 
 
 @data_set("dataset.emnist_letters", source=_OF_LETTERS)
@@ -136,7 +136,7 @@ def emnist_letters(
 
     Source: Cohen, Afshar, Tapson and van Schaik 2017, arXiv:1702.05373.
     """
-    return _images("emnist_letters", EMNIST_LETTERS, **locals())
+    return from_image_set("emnist_letters", EMNIST_LETTERS, **locals())
 
 
 @data_set("dataset.emnist_similarity", source=_OF_LETTERS)
@@ -165,7 +165,7 @@ def emnist_similarity(
     def choose(labels: np.ndarray) -> partitions.Partition:
         return partitions.similarity(labels, num_clients, percent, seed)
 
-    return _images("emnist_similarity", EMNIST_LETTERS, choose, **given)
+    return from_image_set("emnist_similarity", EMNIST_LETTERS, choose, **given)
 
 
 @data_set("dataset.femnist", source=_OF_LETTERS)
@@ -204,7 +204,9 @@ def femnist(
         wanted = labels < _FEMNIST_LETTERS
         return images[wanted], labels[wanted]
 
-    return _images("femnist", EMNIST_LETTERS, choose, first_letters, classes=_FEMNIST_LETTERS, test="local", **given)
+    return from_image_set(
+        "femnist", EMNIST_LETTERS, choose, first_letters, classes=_FEMNIST_LETTERS, test="local", **given
+    )
 
 
 @data_set("dataset.cifar10", source=_OF_CIFAR10)
@@ -236,7 +238,7 @@ def cifar10(
     Source: Krizhevsky 2009, Learning multiple layers of features from tiny images.
     """
     given = dict(locals())
-    return _images("cifar10", CIFAR10, read=_of_batches("cifar10", given.pop("batches")), **given)
+    return from_image_set("cifar10", CIFAR10, read=_of_batches("cifar10", given.pop("batches")), **given)
 
 
 @data_set("dataset.cifar10_dirichlet", source=_OF_CIFAR10)
@@ -265,7 +267,7 @@ def cifar10_dirichlet(
     Source: Wang et al. 2020 (FedNova), arXiv:2007.07481, section VI; Zeng et al. 2025 (FedAWARE), section 5.
     """
     what = "cifar10_dirichlet"
-    return _images(
+    return from_image_set(
         what, CIFAR10, _dirichlet(alpha, num_clients, seed, balanced, min_size), _of_batches(what, batches),
         seed=seed, scaled=scaled, normalise=normalise, verify=verify,
     )  # fmt: skip
@@ -293,10 +295,12 @@ def cifar100_dirichlet(
     section 5.
     """
     choose = _dirichlet(alpha, num_clients, seed, balanced, min_size)
-    return _images("cifar100_dirichlet", CIFAR100, choose, seed=seed, scaled=scaled, normalise=normalise, verify=verify)
+    return from_image_set(
+        "cifar100_dirichlet", CIFAR100, choose, seed=seed, scaled=scaled, normalise=normalise, verify=verify
+    )
 
 
-def _images(
+def from_image_set(
     what: str,
     files: ImageSet,
     choose: Partitioner | None = None,

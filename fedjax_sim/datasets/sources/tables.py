@@ -1,4 +1,4 @@
-"""Tables by name: scikit-learn's digits, Parkinsons telemonitoring, LIBSVM's mushrooms, FedProx's synthetic data."""
+"""Tables by name: scikit-learn's digits, Parkinsons telemonitoring, FedProx's synthetic data."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Literal
 
 import numpy as np
 
-from fedjax_sim.core.files import check_regular, parsing, read_text
+from fedjax_sim.core.files import parsing, read_text
 from fedjax_sim.core.values import INT32_MAX, check_choice, check_flag, shown
 from fedjax_sim.datasets import partition as partitions
 from fedjax_sim.datasets.construct import from_ids, from_partition
@@ -14,7 +14,6 @@ from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.from_arrays import held_out
 from fedjax_sim.datasets.own.leaf import from_leaf
 from fedjax_sim.datasets.sources.record import DataFile, Source, data_set, scikit_learn
-from fedjax_sim.datasets.sources.sharing import Named, Partitioner, partitioner
 
 
 @data_set("dataset.digits", source=Source(module="sklearn", terms="CC BY 4.0"))
@@ -39,63 +38,6 @@ def digits(num_clients: int = 20, alpha: float = 0.1, seed: int = 0, test_fracti
     rows = partitions.dirichlet(y, num_clients, alpha, seed, min_size=2)
     features = (x / 16.0).astype(np.float32)
     return from_partition((features, y), rows, test_fraction=test_fraction, seed=seed, num_classes=10)
-
-
-_MUSHROOMS = DataFile(
-    "mushrooms",
-    ("mushrooms_train", "mushrooms"),
-    "Get mushrooms from https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/binary.html",
-    "f39a4eb628dc61a7d43760815b061c9e497aa728ce1ad8bde57a09ef6043b538",
-)
-_FEATURES = 112
-
-
-@data_set("dataset.mushrooms", source=Source((_MUSHROOMS,), "sklearn", "0.9 MB", "CC BY 4.0"))
-def mushrooms(
-    num_clients: int = 20,
-    alpha: float = 0.5,
-    partition: Named | Partitioner = "iid",
-    seed: int = 0,
-    *,
-    shards_per_client: int = 1,
-    test_fraction: float = 0.2,
-    verify: bool = True,
-) -> FederatedDataset:
-    """Edible or poisonous: 8,124 mushrooms, 112 features of 0 and 1, for logistic regression (convex, separable).
-
-    Args:
-      num_clients: number of clients, for a ``partition`` that is a name.
-      alpha: concentration, for ``partition="dirichlet"``.
-      partition: "iid", "dirichlet" or "shards" by class, or a function from the labels int[n] to the rows of each
-        client (which describes itself as opaque).
-      seed: of the partition and of the draw of held-out examples.
-      shards_per_client: for ``partition="shards"``.
-      test_fraction: share of each client's examples held out.
-      verify: whether to check the file against its SHA-256; give False for a copy that is written otherwise.
-
-    Returns:
-      ``{"x": float32[n, 112], "y": int32[n]}``, two classes: the file's labels 1 and 2 as 0 and 1.
-
-    Raises:
-      FileNotFoundError: the file is missing.
-      ImportError: scikit-learn, which reads the format, is not installed.
-      ValueError: another file, or an unknown ``partition``.
-
-    Source: UCI repository, Mushroom (1981), CC BY 4.0; encoded by LIBSVM, Chang and Lin 2011.
-    """
-    choose = partitioner("mushrooms", partition, num_clients, alpha, shards_per_client, seed)
-    path = _MUSHROOMS.path(verify=verify)
-    check_regular(path)
-    read = scikit_learn("mushrooms").load_svmlight_file
-    with parsing(path, f"is not a LIBSVM file of {_FEATURES} features"):
-        sparse, labels = read(str(path), n_features=_FEATURES, zero_based=False, dtype=np.float32)
-    if not labels.size or not np.isfinite(sparse.data).all():
-        raise ValueError(f"{path} has no rows, or values that are not finite: fetch it again")
-    for row in np.flatnonzero(~np.isin(labels, [1.0, 2.0]))[:1]:
-        raise ValueError(f"{path}: row {row} (counted from 0) has the label {labels[row]}, not 1 or 2")
-    y = labels.astype(np.int64) - 1
-    examples = (sparse.toarray(), y)
-    return from_partition(examples, choose(y), test_fraction=test_fraction, seed=seed, num_classes=2)
 
 
 _PARKINSONS = DataFile(

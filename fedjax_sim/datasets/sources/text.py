@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import collections
-import csv
-import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from fedjax_sim.core.files import open_regular
 from fedjax_sim.core.values import check_choice, check_count, shown
 from fedjax_sim.datasets.construct import from_ids
 from fedjax_sim.datasets.federated import FederatedDataset, named
 from fedjax_sim.datasets.from_arrays import held_out
+from fedjax_sim.datasets.reading.tables import csv_rows
 from fedjax_sim.datasets.sources.record import DataFile, Source, data_set
 from fedjax_sim.datasets.sources.sharing import Named, Partitioner, by_rows, deal, drawn_names, partitioner
 from fedjax_sim.datasets.text import Words
@@ -105,18 +103,14 @@ def ag_news(
 
 def _articles(path: Path) -> tuple[list[str], np.ndarray, np.ndarray]:
     """Texts and classes (twice) of a file in the original format: class 1 to 4, title, description."""
-    rows = list(_csv_rows(path, 3))
+    rows = list(csv_rows(path, 3))
     classes = _classes(path, [row[0] for row in rows], first=1)
     return [f"{title} . {description}" for _, title, description in rows], classes, classes
 
 
 def _subset(path: Path) -> tuple[list[str], np.ndarray, np.ndarray]:
     """Texts, true classes and noisy labels of NoisyAG-News."""
-    header, *rows = [*_csv_rows(path, 4)] or [[]]
-    if header != ["label", "gt", "text", "group"]:
-        raise ValueError(
-            f"{path} has the columns {shown(header)}, and label, gt, text, group are needed: is it the right file?"
-        )
+    rows = list(csv_rows(path, ("label", "gt", "text", "group")))
     noisy, true = (_classes(path, [row[column] for row in rows], first=0) for column in (0, 1))
     return [row[2] for row in rows], true, noisy
 
@@ -179,7 +173,7 @@ def sent140(
     check_count("sent140(seed=...)", seed, low=0)
     path = _TWEETS.path()
     counts = collections.Counter(
-        row[_USER] for row in _csv_rows(path, 6, encoding="latin-1") if row[_POLARITY] in _CLASS
+        row[_USER] for row in csv_rows(path, 6, encoding="latin-1") if row[_POLARITY] in _CLASS
     )
     known = sorted(name for name, count in counts.items() if count >= min_tweets)
     which = f"of {len(counts)} accounts in {path} have {min_tweets} tweets or more: ask for fewer or lower min_tweets"
@@ -187,7 +181,7 @@ def sent140(
     number = {name: place for place, name in enumerate(accounts)}
     rows = [
         (number[row[_USER]], _CLASS[row[_POLARITY]], row[_TEXT])
-        for row in _csv_rows(path, 6, encoding="latin-1")
+        for row in csv_rows(path, 6, encoding="latin-1")
         if row[_USER] in number and row[_POLARITY] in _CLASS
     ]
     owner, y = (np.array([row[column] for row in rows], np.int64) for column in (0, 1))
@@ -198,20 +192,3 @@ def sent140(
         encode = Words.fit(trained, vocabulary, length).encode
     data = from_ids((encode(texts), y), owner, test_fraction=test_fraction, seed=seed, num_classes=2)
     return named(data, accounts)
-
-
-def _csv_rows(path: Path, columns: int, *, encoding: str = "utf-8") -> Iterator[list[str]]:
-    """The rows of a csv file, each with as many fields; empty lines are passed over."""
-    with open_regular(path) as raw, io.TextIOWrapper(raw, encoding=encoding, newline="") as stream:
-        rows = csv.reader(stream, strict=True)
-        try:
-            for row in filter(None, rows):
-                if len(row) != columns:
-                    raise ValueError(
-                        f"{path}, line {rows.line_num}: {len(row)} fields and not {columns}: is it the right file?"
-                    )
-                yield row
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{path} is not {encoding} text ({error}): is it the right file?") from error
-        except csv.Error as error:
-            raise ValueError(f"{path}, line {rows.line_num}: {error}: is the file complete?") from error
