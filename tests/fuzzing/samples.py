@@ -173,6 +173,28 @@ def table_files() -> Files:
     }
 
 
+@functools.cache
+def people_files() -> Files:
+    from fedjax_sim.datasets.sources.activity import WISDM_HEADER
+
+    rng = _rng()
+    signals, images = io.BytesIO(), io.BytesIO()
+    np.save(signals, rng.integers(-800, 800, (400, 6)).astype(np.int16))
+    np.save(images, rng.integers(0, 255, (3, 28, 28)).astype(np.uint8))
+    pocket = [[str(i), str(i % 2 + 1), *(f"{value:.2f}" for value in rng.normal(size=43)), "Walking"] for i in range(6)]
+    census = "39, Private, 7, HS-grad, 9, Divorced, Sales, Wife, White, Female, 0, 0, 40, ?, {}\n"
+    return {
+        "hapt_smartphone/hapt_signals_int16.npy.xz": signals.getvalue(),  # packed or not is told by the first bytes
+        "hapt_smartphone/experiments.csv": b"exp,user,first_row,rows\n1,1,0,400\n",
+        "hapt_smartphone/segments.csv": b"exp,user,activity,start,end\n1,1,5,1,300\n1,1,7,301,310\n",
+        "wisdm_transformed/wisdm_v1.1_transformed.csv": _csv([WISDM_HEADER, *pocket]),
+        "leaf_femnist_520/femnist_images_uint8.npy": images.getvalue(),
+        "leaf_femnist_520/femnist_labels.csv": b"row,writer,label\n0,f0,3\n1,f0,61\n2,f0,9\n",
+        "adult/adult.data": "".join(census.format(income) for income in ("<=50K", ">50K")).encode(),
+        "adult/adult.test": f"|1x3\n{census.format('>50K.')}".encode(),
+    }
+
+
 CONFIG: dict[str, Any] = {
     "model_type": "gpt_neox", "vocab_size": 5, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2,
     "intermediate_size": 6, "rotary_pct": 0.5, "rotary_emb_base": 100, "hidden_act": "gelu", "layer_norm_eps": 1e-5,

@@ -102,6 +102,11 @@ def _read_sources(folder: Path) -> None:
     _check(fjs.datasets.mushrooms(2, verify=False))
 
 
+def _read_people(folder: Path) -> None:
+    for read in (fjs.datasets.hapt, fjs.datasets.wisdm, fjs.datasets.femnist_writers, fjs.datasets.adult):
+        _check(read(verify=False))
+
+
 def _read_pythia(folder: Path) -> None:
     for part in ("one", "many"):
         model, params = fjs.models.load_pythia(folder / part, 3)
@@ -275,6 +280,11 @@ TARGETS: dict[str, Target] = {
             _read_plays, speaks_of=("Characters.encode", "roles in the file"),
         ),
         Target("parkinsons, mushrooms", samples.table_files, {"": mutations.text}, _read_sources, speaks_of=("iid",)),
+        Target(
+            "people", samples.people_files,
+            {".xz": mutations.npy, ".npy": mutations.npy, "": mutations.text}, _read_people,
+            speaks_of=("hapt", "femnist_writers", "client", "examples"),
+        ),
         Target(
             "load_pythia", samples.pythia_files,
             {".json": mutations.json_tree, "": mutations.safetensors}, _read_pythia,

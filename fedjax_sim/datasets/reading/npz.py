@@ -1,18 +1,20 @@
-"""npz files, looked at before they are read."""
+"""npz and npy files, looked at before they are read."""
 
 from __future__ import annotations
 
 import contextlib
+import io
 import math
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
 from fedjax_sim.core.files import open_regular, parsing
 from fedjax_sim.core.values import shown
+from fedjax_sim.datasets.reading.archives import open_bounded
 
 NUMBERS = "biuf"  # kinds of dtype
 MAX_BYTES = 2**33
@@ -65,14 +67,7 @@ def _members(
             raise ValueError(f"{path} has the array {shown(name)} twice: write it again")
         start, shape, dtype = _header(path, archive, info)
         what = f"{path}: the array {shown(name)}"
-        if dtype.hasobject:
-            raise ValueError(
-                f"{what} holds Python objects, which are not read (that could run code): save arrays of numbers, of "
-                "one shape per example"
-            )
-        if dtype.kind not in kinds or dtype.names or dtype.subdtype or not dtype.itemsize:
-            raise ValueError(f"{what} has dtype {str(dtype)[:200]}: examples are numbers; encode it as integers")
-        announced = start + math.prod(shape) * dtype.itemsize
+        announced = _announced(what, start, shape, dtype, kinds)
         if announced != info.file_size:
             raise ValueError(f"{what} has {info.file_size} bytes and its header says {announced}: damaged")
         if info.file_size > _MOST_PACKED * max(info.compress_size, 64):
@@ -94,13 +89,46 @@ def _header(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> tupl
                 f"{shown(info.filename)} is packed with method {info.compress_type}, not stored or deflated"
             )
         with archive.open(info) as stream:
-            version = np.lib.format.read_magic(stream)
-            if version not in _READERS:
-                raise ValueError(f"{shown(info.filename)} has the npy version {version}, known: (1, 0), (2, 0)")
-            try:
-                shape, _, dtype = _READERS[version](stream)
-            except MemoryError as error:  # Python's parser, for an expression that is nested too deeply
-                raise ValueError("its header is nested too deeply") from error
-            if any(isinstance(size, bool) or size < 0 for size in shape):
-                raise ValueError(f"{shown(info.filename)} has the shape {shape}")
-            return stream.tell(), shape, dtype
+            return _header_of(stream, shown(info.filename))
+
+
+def _header_of(stream: IO[bytes], name: str) -> tuple[int, tuple[int, ...], np.dtype[Any]]:
+    version = np.lib.format.read_magic(stream)
+    if version not in _READERS:
+        raise ValueError(f"{name} has the npy version {version}, known: (1, 0), (2, 0)")
+    try:
+        shape, _, dtype = _READERS[version](stream)
+    except MemoryError as error:  # Python's parser, for an expression that is nested too deeply
+        raise ValueError("its header is nested too deeply") from error
+    if any(isinstance(size, bool) or size < 0 for size in shape):
+        raise ValueError(f"{name} has the shape {shape}")
+    return stream.tell(), shape, dtype
+
+
+def _announced(what: str, start: int, shape: tuple[int, ...], dtype: np.dtype[Any], kinds: str) -> int:
+    """The length that a header says, if it is one of numbers."""
+    if dtype.hasobject:
+        raise ValueError(
+            f"{what} holds Python objects, which are not read (that could run code): save arrays of numbers, of "
+            "one shape per example"
+        )
+    if dtype.kind not in kinds or dtype.names or dtype.subdtype or not dtype.itemsize:
+        raise ValueError(f"{what} has dtype {str(dtype)[:200]}: examples are numbers; encode it as integers")
+    return start + math.prod(shape) * dtype.itemsize
+
+
+def read_npy(path: Path, *, max_bytes: int = 2**31) -> np.ndarray:
+    """The array of numbers in an npy file, plain or packed.
+
+    Raises:
+      ValueError: not such a file, another length than its header says, or more than ``max_bytes``.
+    """
+    with open_bounded(path, max_bytes) as stream:
+        content = stream.read_all()
+    opened = io.BytesIO(content)
+    with parsing(path, "is not a readable npy file", "fetch it again"):
+        announced = _announced(str(path), *_header_of(opened, "it"), NUMBERS)
+    if announced != len(content):
+        raise ValueError(f"{path} has {len(content)} bytes and its header says {announced}: damaged")
+    array: np.ndarray = np.lib.format.read_array(io.BytesIO(content), allow_pickle=False)
+    return array

@@ -1,10 +1,9 @@
-"""Tables as text, packed or not: csv rows, and arrays of numpy's own format."""
+"""Tables as text, packed or not."""
 
 from __future__ import annotations
 
 import codecs
 import csv
-import io
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -68,21 +67,6 @@ def numbers(path: Path, rows: Sequence[Sequence[str]]) -> np.ndarray:
     if not table.size or not np.isfinite(table).all():
         raise ValueError(f"{path} has no rows, or missing or infinite numbers: fetch it again")
     return table
-
-
-def read_npy(path: Path, *, max_bytes: int = 2**31) -> np.ndarray:
-    """The array of numbers in an npy file, plain or packed.
-
-    Raises:
-      ValueError: not such a file, Python objects, damaged, or more than ``max_bytes``.
-    """
-    with open_bounded(path, max_bytes) as stream:
-        content = io.BytesIO(stream.read_all())
-    with parsing(path, "is not a readable npy file"):
-        array: np.ndarray = np.lib.format.read_array(content, allow_pickle=False)
-        if content.read(1):
-            raise ValueError("it goes on after its end")
-    return array
 
 
 def _lines(stream: BoundedStream, encoding: str) -> Iterator[str]:

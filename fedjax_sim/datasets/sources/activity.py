@@ -8,11 +8,12 @@ from typing import Literal
 import numpy as np
 
 from fedjax_sim.core.files import read_text
-from fedjax_sim.core.values import check_choice, check_count, check_flag, check_real, shown
+from fedjax_sim.core.values import INT32_MAX, check_choice, check_count, check_flag, check_real, shown
 from fedjax_sim.datasets.construct import from_ids
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.from_arrays import held_out
-from fedjax_sim.datasets.reading.tables import csv_rows, numbers, read_npy
+from fedjax_sim.datasets.reading.npz import read_npy
+from fedjax_sim.datasets.reading.tables import csv_rows, numbers
 from fedjax_sim.datasets.sources.record import DataFile, Source, data_set
 from fedjax_sim.datasets.sources.sharing import deal
 
@@ -123,18 +124,22 @@ def _as_text(folder: Path) -> tuple[Recordings, np.ndarray]:
     labels = folder / "labels.txt"
     if not labels.is_file():
         raise FileNotFoundError(f"hapt: {labels} is not there: get the whole folder RawData of {_UCI}")
-    segments = numbers(labels, [line.split() for line in read_text(labels, encoding="ascii").splitlines()])
+    segments = _whole(
+        labels, numbers(labels, [line.split() for line in read_text(labels, encoding="ascii").splitlines()])
+    )
+    if segments.shape[1] != 5:
+        raise ValueError(f"hapt: {labels} has {segments.shape[1]} numbers a line, not 5: fetch it again")
     recordings: Recordings = {}
-    for number, user in np.unique(segments[:, :2].astype(np.int64), axis=0).tolist():
+    for number, user in np.unique(segments[:, :2], axis=0).tolist():
         halves = []
         for sensor in ("acc", "gyro"):
             path = folder / f"{sensor}_exp{number:02}_user{user:02}.txt"
-            halves.append(numbers(path, [line.split() for line in read_text(path, encoding="ascii").splitlines()]))
+            halves.append(_spaced(path))
         if halves[0].shape != halves[1].shape or halves[0].shape[1:] != (3,):
             shapes = " and ".join(str(list(half.shape)) for half in halves)
             raise ValueError(f"hapt: recording {number} in {folder} has samples {shapes}: both must be [n, 3]")
         recordings[number] = user, np.concatenate(halves, axis=1)
-    return recordings, segments.astype(np.int64)
+    return recordings, segments
 
 
 def _windows(
@@ -167,10 +172,18 @@ def _windows(
     return tuple(np.concatenate(part) for part in (x, y, subjects, held))  # type: ignore[return-value]
 
 
+def _spaced(path: Path) -> np.ndarray:
+    return numbers(path, [line.split() for line in read_text(path, encoding="ascii").splitlines()])
+
+
 def _integers(path: Path, names: tuple[str, ...]) -> np.ndarray:
     table = numbers(path, list(csv_rows(path, names)))
-    if (table != np.floor(table)).any():
-        raise ValueError(f"{path} has numbers that are not whole: fetch it again")
+    return _whole(path, table)
+
+
+def _whole(path: Path, table: np.ndarray) -> np.ndarray:
+    if (table != np.floor(table)).any() or np.abs(table).max() > INT32_MAX:
+        raise ValueError(f"{path} has numbers that are not whole, or too large: fetch it again")
     return table.astype(np.int64)
 
 
@@ -225,7 +238,7 @@ def wisdm(
             )
     missing = np.array([[field == "?" for field in row[2:-1]] for row in rows], bool)
     table = numbers(path, [["0" if field == "?" else field for field in row[1:-1]] for row in rows])
-    users, x = table[:, 0].astype(np.int64), table[:, 1:]
+    users, x = _whole(path, table[:, 0]), table[:, 1:]
     y = np.array([_DOING.index(row[-1]) for row in rows])
     trained = ~held_out(users, test_fraction, seed)
     known = trained[:, None] & ~missing

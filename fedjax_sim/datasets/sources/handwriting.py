@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedjax_sim.core.values import check_count, check_flag
+from fedjax_sim.core.values import check_count, check_flag, shown
 from fedjax_sim.datasets.construct import from_ids
 from fedjax_sim.datasets.federated import FederatedDataset
-from fedjax_sim.datasets.reading.tables import csv_rows, read_npy
+from fedjax_sim.datasets.reading.npz import read_npy
+from fedjax_sim.datasets.reading.tables import csv_rows
 from fedjax_sim.datasets.sources.image_files import EMNIST_BYCLASS, Normalisation
 from fedjax_sim.datasets.sources.images import from_image_set
 from fedjax_sim.datasets.sources.record import DataFile, Source, data_set
@@ -77,16 +78,20 @@ def femnist_writers(
             f"femnist_writers: {_IMAGES.path()} has {images.dtype}{list(images.shape)}, and {rows} has {len(table)} "
             "rows: they do not belong together"
         )
+    labels = {str(label): label for label in range(_CLASSES)}
     for number, (row, _, label) in enumerate(table):
-        if row != str(number) or not label.isascii() or not label.isdigit() or int(label) >= _CLASSES:
-            raise ValueError(f"{rows}: line {number + 2} is {row},...,{label}, not {number},...,(0 to {_CLASSES - 1})")
+        if row != str(number) or label not in labels:
+            raise ValueError(
+                f"{rows}: line {number + 2} has the row {shown(row)} and the label {shown(label)}, not the row "
+                f"{number} and a label of 0 to {_CLASSES - 1}"
+            )
     names, owner, sizes = np.unique([row[1] for row in table], return_inverse=True, return_counts=True)
     kept = (sizes >= min_images)[owner]
     if not kept.any():
         raise ValueError(f"femnist_writers(min_images={min_images}): the most that a writer has are {sizes.max()}")
     x = images[kept].reshape((int(kept.sum()), -1) if flat else (int(kept.sum()), 28, 28, 1))
     x = x.astype(np.float32) / np.float32(255) if scaled else x
-    y = np.array([int(row[2]) for row in table])[kept]
+    y = np.array([labels[row[2]] for row in table])[kept]
     return from_ids((x, y), names[owner[kept]], test_fraction=test_fraction, seed=seed, num_classes=_CLASSES)
 
 
