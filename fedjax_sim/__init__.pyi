@@ -94,6 +94,7 @@ from fedjax_sim.models import task as task
 from fedjax_sim.models.evaluation import Evaluation as Evaluation
 from fedjax_sim.models.evaluation import evaluate as evaluate
 from fedjax_sim.models.evaluation import per_client as per_client
+from fedjax_sim.models.predictions import predict as predict
 from fedjax_sim.models.task import Task as Task
 from fedjax_sim.models.task import binary_classification as binary_classification
 from fedjax_sim.models.task import classification as classification

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -11,10 +13,81 @@ from jax import lax
 
 from fedjax_sim.core.devices import rows_within
 from fedjax_sim.core.loops import bounded_loop
+from fedjax_sim.core.values import check_flag
 from fedjax_sim.datasets.federated import FederatedDataset, whole
 from fedjax_sim.datasets.host import HostDataset
 from fedjax_sim.models.passes import ROWS, ROWS_OF_ONE, Clients, Sums, example_owners, mean_values, streamed_mean_values
+from fedjax_sim.models.shapes import check_values
 from fedjax_sim.models.task import Task
+
+Say: TypeAlias = Callable[[Task, Any, Any], jax.Array]  # what a model says of some examples, [rows, ...]
+
+
+def predict(task: Task, models: Any, dataset: FederatedDataset | HostDataset, *, each: bool = False) -> jax.Array:
+    """What one model, or every client's own, says of all examples; usable inside ``jax.jit`` (not with host data).
+
+    Args:
+      task: what is learned, with ``outputs``.
+      models: the model; with ``each`` one a client, leaves [N, ...] in the order of the client ids, as
+        ``fjs.personalise(...).models(params, data)`` returns them, and as client states are.
+      dataset: the examples; ``dataset.test`` for the held-out ones.
+      each: whether every client has a model of its own.
+
+    Returns:
+      ``task.outputs``, [n, ...]: logits of a classification (``task.probabilities`` makes probabilities of them),
+      predictions of a regression. Row for row those of ``dataset.examples``, without padding: the client at storage
+      position i has the rows ``offsets[i]`` to ``offsets[i] + sizes[i]``.
+
+    Raises:
+      TypeError, ValueError: a task without outputs, models of other shapes, or ``each`` on a ``HostDataset``.
+
+    Example:
+      >>> import jax, fedjax_sim as fjs
+      >>> data = fjs.datasets.synthetic(1.0, 1.0, num_clients=5, max_size=60, seed=0)
+      >>> task = fjs.classification(fjs.models.LogisticRegression(10))
+      >>> params = task.init(jax.random.key(0), data)
+      >>> shared = fjs.predict(task, params, data.test)
+      >>> adapted = fjs.personalise(task, fjs.optim.sgd(0.1), fjs.local.steps(3)).models(params, data)
+      >>> own = fjs.predict(task, adapted, data.test, each=True)
+      >>> shared.shape == own.shape == (data.test.num_examples, 10)
+      True
+    """
+    check_flag("predict(each=...)", each)
+    if isinstance(dataset, HostDataset):
+        if each:
+            raise ValueError(
+                "predict(each=True): every client's model needs its examples on the device, and this data set is on "
+                "the host: use dataset.on_device()"
+            )
+        check_values(task, models, dataset.frame.examples, training=False)
+        return jnp.asarray(np.concatenate([said for said, _ in _blocks(_outputs, task, models, dataset)]))
+    if not each:
+        check_values(task, models, dataset.examples, training=False)
+        return _predicted(task, models, whole(dataset))  # type: ignore[no-any-return]
+    clients = dataset.num_clients
+    for path, leaf in jax.tree_util.tree_leaves_with_path(models):
+        if jnp.shape(leaf)[:1] != (clients,):
+            raise ValueError(
+                f"predict(each=True): models{jax.tree_util.keystr(path)} has the shape {list(jnp.shape(leaf))}, and "
+                f"its first axis must be that of the {clients} clients"
+            )
+    one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf)[1:], jnp.result_type(leaf)), models)
+    check_values(task, one, dataset.examples, training=False)
+    return _predicted_by_each(task, models, whole(dataset))  # type: ignore[no-any-return]
+
+
+def _outputs(task: Task, params: Any, examples: Any) -> jax.Array:
+    return task.outputs(params, examples)
+
+
+@jax.jit
+def _predicted(task: Task, params: Any, data: FederatedDataset) -> jax.Array:
+    return _said(task, params, data, _outputs)
+
+
+@jax.jit
+def _predicted_by_each(task: Task, models: Any, data: FederatedDataset) -> jax.Array:
+    return _said_by_each(task, lambda index: jax.tree.map(lambda leaf: leaf[index], models), data, _outputs)
 
 
 class Scores(NamedTuple):
@@ -36,9 +109,11 @@ def scores(task: Task, params: Any, dataset: FederatedDataset | HostDataset) -> 
     if not task.scores:
         return Scores({}, {}, {})
     if isinstance(dataset, HostDataset):
-        return _scored(task, *_streamed(task, params, dataset), dataset.frame)  # type: ignore[no-any-return]
+        blocks = zip(*_blocks(_probabilities, task, params, dataset), strict=True)
+        said, labels = (jnp.asarray(np.concatenate(part)) for part in blocks)
+        return _scored(task, said, labels, dataset.frame)  # type: ignore[no-any-return]
     data = whole(dataset)
-    return _scored(task, _said(task, params, data), task.labels(data.examples), data)  # type: ignore[no-any-return]
+    return _scored(task, _said(task, params, data, _probabilities), task.labels(data.examples), data)  # type: ignore[no-any-return]
 
 
 def overall_values(task: Task, params: Any, dataset: FederatedDataset) -> Sums:
@@ -62,12 +137,7 @@ def personal_scores(task: Task, clients: Clients, dataset: FederatedDataset | Ho
             "host: use dataset.on_device(), or a task without scores"
         )
     data = whole(dataset)
-
-    def add(index: jax.Array, found: jax.Array) -> jax.Array:
-        return said_of_client(task, data, clients.personal(index), index, found, data.offsets[data.order[index]])
-
-    some = jax.eval_shape(clients.personal, jnp.int32(0))
-    found = lax.fori_loop(jnp.int32(0), jnp.int32(data.num_clients), add, nothing_said(task, some, data))
+    found = _said_by_each(task, clients.personal, data, _probabilities)
     return _scored(task, found, task.labels(data.examples), data).clients  # type: ignore[no-any-return]
 
 
@@ -81,15 +151,23 @@ def tuned_scores(task: Task, said: jax.Array, valid: jax.Array, before: Sums, da
     return {name: jnp.where(valid[index], value, before[name]) for name, value in found.items()}
 
 
-def nothing_said(task: Task, params: Any, data: FederatedDataset, rows: int | None = None) -> jax.Array:
+def nothing_said(
+    task: Task, params: Any, data: FederatedDataset, rows: int | None = None, say: Say | None = None
+) -> jax.Array:
     """Zeros for what the task's model says of this many examples (None: of all), [rows, ..., C]."""
     some = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape[1:]), leaf.dtype), data.examples)
-    like = jax.eval_shape(_probabilities, task, params, some)
+    like = jax.eval_shape(say or _probabilities, task, params, some)
     return jnp.zeros((data.num_examples if rows is None else rows, *like.shape[1:]), like.dtype)
 
 
 def said_of_client(
-    task: Task, data: FederatedDataset, params: Any, index: jax.Array, into: jax.Array, at: jax.Array | int = 0
+    task: Task,
+    data: FederatedDataset,
+    params: Any,
+    index: jax.Array,
+    into: jax.Array,
+    at: jax.Array | int = 0,
+    say: Say | None = None,
 ) -> jax.Array:
     """``into`` with what the client's model says of its examples, in the rows that begin with ``at``."""
     position = data.order.at[index].get(mode="clip")
@@ -99,16 +177,27 @@ def said_of_client(
     def add(k: jax.Array, given: Any, into: jax.Array) -> jax.Array:
         task, data, params, offset, size, at = given
         row = k * rows + jnp.arange(rows, dtype=jnp.int32)
-        said = _probabilities(
-            task, params, jax.tree.map(lambda leaf: leaf.at[offset + row].get(mode="clip"), data.examples)
-        )
+        examples = jax.tree.map(lambda leaf: leaf.at[offset + row].get(mode="clip"), data.examples)
+        said = (say or _probabilities)(task, params, examples)
         return into.at[jnp.where(row < size, at + row, len(into))].set(said, mode="drop")
 
     loop = bounded_loop(add, -(-data.max_size // rows))
     return loop(-(-size // rows), (task, data, params, data.offsets[position], size, jnp.int32(at)), into)  # type: ignore[no-any-return]
 
 
-def _said(task: Task, params: Any, data: FederatedDataset) -> jax.Array:
+def _said_by_each(task: Task, personal: Callable[[jax.Array], Any], data: FederatedDataset, say: Say) -> jax.Array:
+    """What every client's model, ``personal(index)``, says of its own examples, in the flat order."""
+
+    def add(index: jax.Array, found: jax.Array) -> jax.Array:
+        return said_of_client(task, data, personal(index), index, found, data.offsets[data.order[index]], say)
+
+    some = jax.eval_shape(personal, jnp.int32(0))
+    return lax.fori_loop(  # type: ignore[no-any-return]
+        jnp.int32(0), jnp.int32(data.num_clients), add, nothing_said(task, some, data, say=say)
+    )
+
+
+def _said(task: Task, params: Any, data: FederatedDataset, say: Say) -> jax.Array:
     """What one model says of all examples, in the flat order."""
     n = data.num_examples
     rows = rows_within(task.outputs, params, data.examples, most=min(n, ROWS))
@@ -119,22 +208,21 @@ def _said(task: Task, params: Any, data: FederatedDataset) -> jax.Array:
         def cut(leaf: jax.Array) -> jax.Array:
             return lax.dynamic_slice_in_dim(leaf, start, rows)
 
-        said = _probabilities(task, params, jax.tree.map(cut, data.examples))
+        said = say(task, params, jax.tree.map(cut, data.examples))
         return lax.dynamic_update_slice_in_dim(found, said, start, 0), None
 
-    return lax.scan(block, nothing_said(task, params, data), jnp.arange(0, n, rows, dtype=jnp.int32))[0]
+    return lax.scan(block, nothing_said(task, params, data, say=say), jnp.arange(0, n, rows, dtype=jnp.int32))[0]
 
 
-def _streamed(task: Task, params: Any, dataset: HostDataset) -> tuple[jax.Array, jax.Array]:
-    """What one model says of all examples on the host, block by block, and their labels."""
+def _blocks(say: Say, task: Task, params: Any, dataset: HostDataset) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
+    """What one model says of all examples on the host, block by block, and their labels where there are scores."""
     n = dataset.num_examples
     rows = rows_within(task.outputs, params, dataset.frame.examples, most=min(n, ROWS))
-    said, labels = [], []
     for first in range(0, n, rows):
-        block = dataset.take(np.arange(first, min(first + rows, n)), rows)
-        said.append(np.asarray(_jitted(task, params, block)))
-        labels.append(np.asarray(task.labels(block)))
-    return jnp.asarray(np.concatenate(said)[:n]), jnp.asarray(np.concatenate(labels)[:n])
+        count = min(rows, n - first)
+        block = dataset.take(np.arange(first, first + count), rows)
+        labels = np.asarray(task.labels(block))[:count] if task.scores else None
+        yield np.asarray(_jitted(say, task, params, block))[:count], labels
 
 
 def _probabilities(task: Task, params: Any, examples: Any) -> jax.Array:
@@ -142,7 +230,9 @@ def _probabilities(task: Task, params: Any, examples: Any) -> jax.Array:
     return said if jnp.finfo(said.dtype).bits >= 32 else said.astype(jnp.float32)
 
 
-_jitted = jax.jit(_probabilities)
+@functools.partial(jax.jit, static_argnums=0)
+def _jitted(say: Say, task: Task, params: Any, examples: Any) -> jax.Array:
+    return say(task, params, examples)
 
 
 @jax.jit
