@@ -14,7 +14,11 @@ from fedjax_sim.reporting.recorded import Recorded, drawable, in_words, measured
 
 
 def distributions(
-    histories: Mapping[str, Recorded], metric: str = "test_client_accuracy", ax: Any = None, *, round: int | None = None
+    histories: Mapping[str, Recorded],
+    metric: str | Mapping[str, str] = "test_client_accuracy",
+    ax: Any = None,
+    *,
+    round: int | None = None,
 ) -> Any:
     """Draws the share of the clients whose value is at most x, one line per name.
 
@@ -24,8 +28,9 @@ def distributions(
 
     Args:
       histories: records by name.
-      metric: with a value for each client, [seeds, E, N], as ``evaluate=fjs.per_client(task)`` records them. NaN
-        (clients without examples) are left out.
+      metric: with a value for each client, [seeds, E, N], as ``evaluate=fjs.per_client(task)`` records them; or one by
+        name, ``{"FedAvg, fine-tuned": "tuned_client_accuracy", "Ditto": "personal_client_accuracy"}``, to compare
+        models of different kinds. NaN (clients without examples) are left out.
       ax: matplotlib axes to draw on; None makes a figure.
       round: the evaluation after that many rounds; None for the last.
 
@@ -33,7 +38,7 @@ def distributions(
       The axes.
 
     Raises:
-      ValueError: no histories, a metric of another shape, or no evaluation after that round.
+      ValueError: no histories, a metric of another shape or for other names, or no evaluation after that round.
 
     Example:
       >>> import fedjax_sim as fjs
@@ -48,7 +53,14 @@ def distributions(
     """
     check_runs("distributions: histories", histories)
     ax = axes_or_new(ax, 6, 4)
-    chosen = {name: _at(name, run, metric, round) for name, run in histories.items()}
+    if isinstance(metric, str):
+        metric = dict.fromkeys(histories, metric)
+    if metric.keys() != histories.keys():
+        raise ValueError(
+            f"distributions: metric has one for {', '.join(map(repr, metric))}, and the histories are "
+            f"{', '.join(map(repr, histories))}: give one metric for all, or one for each"
+        )
+    chosen = {name: _at(name, run, metric[name], round) for name, run in histories.items()}
     ends = _ends(np.concatenate([values.ravel() for values in chosen.values()]))
     for number, (name, values) in enumerate(chosen.items()):
         sound = values[~np.isnan(values).all(axis=1)]
@@ -59,8 +71,69 @@ def distributions(
         label = f"{name} ({lost} of {len(values)} seeds diverged)" if lost else name
         mean_and_band(ax, *_shares(sound, *ends), style, "range", stepped=True, label=label)
     ax.legend(loc="best", title=band_words(histories.values()), **LEGEND)
-    words = {"xlabel": in_words(metric, histories.values()), "ylabel": "share of clients at or below"}
+    kinds = list(dict.fromkeys(metric.values()))
+    # Several kinds differ in their first word alone: the lines say which they are.
+    what = kinds[0] if len(kinds) == 1 else f"test_{kinds[0].partition('_')[2]}"
+    words = {"xlabel": in_words(what, histories.values()), "ylabel": "share of clients at or below"}
     plain(ax, xlim=ends, ylim=(0.0, 1.0), **words)
+    return ax
+
+
+# By kind of model: its client's values, words, mark.
+_MODELS = {
+    "shared": ("test_client_", "shared", "o"),
+    "tuned": ("tuned_client_", "shared, fine-tuned", "^"),
+    "personal": ("personal_client_", "its own", "s"),
+}
+
+
+def client_models(history: Recorded, metric: str = "accuracy", ax: Any = None, *, round: int | None = None) -> Any:
+    """Draws what the shared model, the shared one after fine-tuning and its own are worth to every client.
+
+    The clients in the order of what the shared model is worth to them. Points are means over seeds, lines go from the
+    lowest to the highest seed.
+
+    Args:
+      history: a record with ``evaluate=fjs.per_client(task, tuned=...)``, of a method with personal models or not.
+      metric: of the task: ``"accuracy"``, ``"loss"``. Clients without test examples are left out; a client's own model
+        is pale where no seed had visited it.
+      ax: matplotlib axes to draw on; None makes a figure.
+      round: the evaluation after that many rounds; None for the last.
+
+    Returns:
+      The axes.
+
+    Raises:
+      ValueError: no values of clients for this metric, no evaluation after that round, or nothing to draw.
+    """
+    kinds = {kind: about for kind, about in _MODELS.items() if f"{about[0]}{metric}" in history.metrics}
+    if "shared" not in kinds:
+        raise ValueError(
+            f"client_models(metric={metric!r}): nothing called 'test_client_{metric}' was recorded: run with "
+            "evaluate=fjs.per_client(task, tuned=fjs.personalise(...))"
+        )
+    ax = axes_or_new(ax, 7, 4)
+    values = {kind: _at("history", history, f"{about[0]}{metric}", round) for kind, about in kinds.items()}
+    values = {kind: value[~np.isnan(value).all(axis=1)] for kind, value in values.items()}  # seeds that diverged
+    if not all(drawable(value).any() for value in values.values()):
+        raise ValueError("client_models: there is not one finite value to draw")
+    shared = values["shared"].mean(axis=0)
+    shown = np.flatnonzero(drawable(shared))
+    shown = shown[np.argsort(shared[shown], kind="stable")]
+    visited: np.ndarray = np.ones(shared.shape, bool)
+    if "client_visited" in history.metrics:
+        visited = np.any(_at("history", history, "client_visited", round) > 0, axis=0)
+    room = 0.22 * (np.arange(len(kinds)) - (len(kinds) - 1) / 2)  # beside each other
+    for number, (kind, (_, words, mark)) in enumerate(kinds.items()):
+        of, colour = values[kind][:, shown], COLOURS[number]
+        x = np.arange(1, len(shown) + 1) + room[number]
+        pale = np.where(visited[shown] | (kind != "personal"), 1.0, 0.3)
+        ax.vlines(x, of.min(axis=0), of.max(axis=0), colors=colour, alpha=pale, linewidth=1)
+        ax.scatter(x, of.mean(axis=0), s=22, marker=mark, color=colour, alpha=pale, linewidth=0)
+        ax.plot([], [], linestyle="", marker=mark, markersize=5, color=colour, label=words)
+    ax.xaxis.get_major_locator().set_params(integer=True)
+    plain(ax, xlabel="clients, by the shared model", ylabel=in_words(f"test_{metric}", [history]))
+    ax.legend(loc="best", title=band_words([history]), **LEGEND)
     return ax
 
 
