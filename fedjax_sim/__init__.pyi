@@ -98,6 +98,7 @@ from fedjax_sim.models.predictions import predict as predict
 from fedjax_sim.models.task import Task as Task
 from fedjax_sim.models.task import binary_classification as binary_classification
 from fedjax_sim.models.task import classification as classification
+from fedjax_sim.models.task import cox as cox
 from fedjax_sim.models.task import functions as functions
 from fedjax_sim.models.task import quadratic as quadratic
 from fedjax_sim.models.task import regression as regression

@@ -29,6 +29,7 @@ from fedjax_sim.datasets.sources.mnist_two_digits import mnist_two_digits
 from fedjax_sim.datasets.sources.mnist_writers import mnist_writers
 from fedjax_sim.datasets.sources.record import data_dir
 from fedjax_sim.datasets.sources.shakespeare import shakespeare_roles, tinyshakespeare
+from fedjax_sim.datasets.sources.survival import fed_tcga_brca
 from fedjax_sim.datasets.sources.tables import digits, fedprox_synthetic, parkinsons
 from fedjax_sim.datasets.sources.text import ag_news, sent140
 from fedjax_sim.datasets.statistics import Statistics, read_report
@@ -51,6 +52,7 @@ __all__ = [
     "emnist_letters",
     "emnist_similarity",
     "fashion_mnist",
+    "fed_tcga_brca",
     "fedprox_synthetic",
     "femnist",
     "femnist_writers",

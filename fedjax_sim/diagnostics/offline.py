@@ -93,6 +93,11 @@ def gamma(
 
     Reference: Li et al. 2020, "On the convergence of FedAvg on non-IID data", section 3.1.
     """
+    if task.joint:
+        raise ValueError(
+            f"gamma reads examples in pieces, and the loss of {type(task).__name__.lower()} compares all of a client's "
+            "examples with each other: it has no gamma here"
+        )
     start = task.init(jax.random.key(0) if key is None else key, dataset)
     return _gamma(task, dataset, start, jnp.asarray(tolerance, jnp.result_type(float)), max_steps)  # type: ignore[no-any-return]
 

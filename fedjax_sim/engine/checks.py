@@ -15,7 +15,7 @@ from fedjax_sim.algorithms.contract import Method
 from fedjax_sim.algorithms.fedavg import FedAvg
 from fedjax_sim.algorithms.partial import Partial
 from fedjax_sim.algorithms.wrapper import Wrapper
-from fedjax_sim.clients.local.batches import FullBatch
+from fedjax_sim.clients.local.batches import Batches, FullBatch
 from fedjax_sim.clients.scheme import check_kind
 from fedjax_sim.core.descriptions import Described
 from fedjax_sim.core.values import INT32_MAX, LARGEST_SEED, check_real, conditions, is_concrete, shown
@@ -29,6 +29,7 @@ from fedjax_sim.engine.layout.mesh import OnMesh
 from fedjax_sim.engine.layout.stacked import Stacked
 from fedjax_sim.engine.plan import Plan, layout_by_rule
 from fedjax_sim.models.shapes import check_values
+from fedjax_sim.models.task import Task
 from fedjax_sim.optim.described import hoisted
 from fedjax_sim.optim.rates import OverClients, Rate
 
@@ -95,6 +96,10 @@ def check_run(plan: Plan, rounds: int, initial_params: Any = None) -> Plan:
             f"{name} needs a whole batch at a time, and {shown(plan.batches)} takes its gradients in pieces, which add "
             "up for sums over examples alone: use smaller batches, or pieces as large as the largest client"
         )
+    check_joint(plan.task, plan.batches, dataset)
+    if plan.task.joint and (plan.diagnostics or isinstance(plan.layout, OnMesh)):
+        what = "diagnostics, which take gradients in pieces" if plan.diagnostics else "a mesh, which shares them out"
+        raise ValueError(f"{_joint(plan.task)}: leave out {what}")
     for diagnostic in plan.diagnostics:
         diagnostic.check(dataset, plan.task)
     if plan.cohort.replacement and (algorithm.keep_optimizer or not requires.duplicates):
@@ -125,6 +130,20 @@ def check_run(plan: Plan, rounds: int, initial_params: Any = None) -> Plan:
     check_counts(plan, rounds)
     check_hooks(algorithm, plan.task, params, losses, dataset, plan.slots)
     return plan
+
+
+def check_joint(task: Task, batches: Batches, dataset: FederatedDataset) -> None:
+    """Refuses batches that are not all examples of each client at once, where a task compares them."""
+    whole = isinstance(batches, FullBatch) and batches.pieces(dataset.max_size, batches.rows(dataset)) == 1
+    if task.joint and not whole:
+        raise ValueError(
+            f"{_joint(task)}, so neither minibatches nor pieces add up to it, and this is {shown(batches)}: use "
+            f"batches=fedjax_sim.local.full_batch(piece_size={dataset.max_size}), all examples of the largest client"
+        )
+
+
+def _joint(task: Task) -> str:
+    return f"the loss of {type(task).__name__.lower()} compares all of a client's examples with each other"
 
 
 def resolve(asked: Plan, rounds: int, initial_params: Any = None, *, several: bool = False) -> Plan:

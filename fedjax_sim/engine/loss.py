@@ -40,6 +40,11 @@ class Loss:
 
     def losses(self, params: Any) -> jax.Array:
         """loss_j(params) of every example, [B], also of rows of padding: average them with :meth:`mean`."""
+        if self._task.joint:
+            raise TypeError(
+                f"the method asks for the loss of each example, and those of {type(self._task).__name__.lower()} stand "
+                "for no example alone: use a method that asks for F(params)"
+            )
         with self._as_outside():
             if self._ask(params):
                 held = self._task.with_statistics(params, lax.stop_gradient(self._task.statistics(params)))

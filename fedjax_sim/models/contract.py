@@ -51,7 +51,15 @@ class Mixture(NamedTuple):
 
 
 class Task(Described):
-    """A learning problem; subclasses define :meth:`init`, :meth:`losses` and, where useful, the rest."""
+    """A learning problem; subclasses define :meth:`init`, :meth:`losses` and, where useful, the rest.
+
+    Attributes:
+      joint: whether the loss of an example depends on the other examples of its client. Then steps and evaluations see
+        all of a client's examples at once, and :meth:`losses` has an argument ``group``, int[B] or None for one group:
+        examples of different groups (clients, padding) must not be compared.
+    """
+
+    joint = False
 
     @property
     def scores(self) -> tuple[Score, ...]:
@@ -156,18 +164,22 @@ class Task(Described):
         penalty = self.penalty(params)
         return mean if penalty is None else mean + jnp.asarray(penalty).astype(mean.dtype)
 
-    def values(self, params: Any, examples: Any, weights: jax.Array | None = None) -> dict[str, jax.Array]:
+    def values(
+        self, params: Any, examples: Any, weights: jax.Array | None = None, group: MaybeArray = None
+    ) -> dict[str, jax.Array]:
         """Loss and metrics of each example without training's randomness, [B] by name; ``"loss"`` has no penalty.
 
         They are reals of at least single precision: a sum in half precision stops growing at a few hundred.
-        ``weights`` [B], the data set's example weights v_j if it has some, multiply the losses. The loss of a
+        ``weights`` [B], the data set's example weights v_j if it has some, multiply the losses; ``group`` is given to
+        tasks that are ``joint`` alone. The loss of a
         :class:`Mixture` is -log sum_k weights_k exp(-loss_k), its metrics are those of the mixed outputs.
         """
         if isinstance(params, Mixture):
             each = jax.vmap(lambda model: _single(self.losses(model, examples)))(params.models)
             losses = -jax.nn.logsumexp(-each, axis=0, b=params.weights.astype(each.dtype)[:, None])
         else:
-            losses = _single(self.losses(params, examples))
+            of: Any = self.losses
+            losses = _single(of(params, examples, None, group) if self.joint else of(params, examples))
         if weights is not None:
             losses = losses * weights.astype(losses.dtype)
         metrics = {name: _single(value) for name, value in self.metrics(params, examples).items()}

@@ -93,12 +93,18 @@ def _add_to_clients(task: Task, params: Any, sums: Sums, block: Block) -> Sums:
 
 
 def _values(task: Task, params: Any, block: Block) -> Sums:
-    values = task.values(params, block.columns.examples, block.columns.weights)
+    columns = block.columns
+    if task.joint:
+        group = block.fresh.astype(jnp.int32) if columns.owners is None else columns.owners
+        values = task.values(params, columns.examples, columns.weights, group)
+    else:
+        values = task.values(params, columns.examples, columns.weights)
     return {name: jnp.where(block.fresh, value, jnp.zeros_like(value)) for name, value in values.items()}
 
 
 def _scanned(add: Add, task: Task, params: Any, dataset: FederatedDataset) -> Sums:
-    owners = example_owners(dataset) if add is _add_to_clients else None
+    dataset = whole(dataset) if task.joint else dataset
+    owners = example_owners(dataset) if task.joint or add is _add_to_clients else None
     columns = Columns(dataset.examples, dataset.example_weights, owners)
     n, placement = dataset.num_examples, dataset.placement
     if placement is None:
@@ -126,7 +132,7 @@ def _pass_over(
 ) -> Sums:
     """The sums over the rows ``begin`` to ``end - 1`` of the columns, at most ``length``."""
     present = jax.tree.leaves(columns.examples)[0].shape[0]
-    rows = _rows_at_once(task, params, columns.examples, length)
+    rows = length if task.joint else _rows_at_once(task, params, columns.examples, length)
 
     @jax.checkpoint
     def step(task: Task, params: Any, columns: Columns, sums: Sums, first: jax.Array, end: jax.Array) -> Sums:
@@ -146,6 +152,7 @@ def _pass_over(
 
 
 def _streamed(add: Add, task: Task, models: list[Any], dataset: HostDataset) -> list[Sums]:
+    _check_host(task)
     rows = _rows_at_once(task, models[0], dataset.frame.examples, dataset.num_examples)
     ends = np.cumsum(np.asarray(dataset.sizes))
     firsts = range(0, dataset.num_examples, rows)
@@ -233,7 +240,8 @@ def values_of_client(task: Task, dataset: FederatedDataset, params: Any, index: 
     """Mean values of the client ``index`` at a model of its own, scalars by name; NaN without examples."""
     position = dataset.order.at[index].get(mode="clip")
     size = dataset.sizes[position]
-    rows = rows_within(task.values, params, dataset.examples, most=min(dataset.max_size, ROWS_OF_ONE))
+    most = min(dataset.max_size, ROWS_OF_ONE)
+    rows = dataset.max_size if task.joint else rows_within(task.values, params, dataset.examples, most=most)
 
     def add(k: jax.Array, given: Any, sums: Sums) -> Sums:
         task, dataset, params, offset, size = given
@@ -254,7 +262,16 @@ def values_of_client(task: Task, dataset: FederatedDataset, params: Any, index: 
     return client_means(task, params, sums, size)
 
 
+def _check_host(task: Task) -> None:
+    if task.joint:
+        raise ValueError(
+            f"{type(task).__name__.lower()} compares all of a client's examples, and data on the host come in blocks: "
+            "use dataset.on_device()"
+        )
+
+
 def _personal_streamed(task: Task, clients: Clients, dataset: HostDataset) -> Sums:
+    _check_host(task)
     sizes = np.asarray(dataset.sizes).astype(np.int64)
     offsets = np.cumsum(sizes) - sizes
     rows = min(dataset.max_size, ROWS_OF_ONE)

@@ -239,8 +239,11 @@ def _jitted(say: Say, task: Task, params: Any, examples: Any) -> jax.Array:
 def _scored(task: Task, said: jax.Array, labels: jax.Array, data: FederatedDataset) -> Scores:
     """The scores from what is said of each example in the flat order; labels may have axes of their own."""
     classes = said.shape[-1]
-    owners = jnp.repeat(example_owners(data), labels.size // len(labels), total_repeat_length=labels.size)
-    p, y = said.reshape(-1, classes), labels.reshape(-1).astype(jnp.int32)
+    if task.joint:  # of scores of its own, of examples that are no classes
+        owners, p, y = example_owners(data), said, labels
+    else:
+        owners = jnp.repeat(example_owners(data), labels.size // len(labels), total_repeat_length=labels.size)
+        p, y = said.reshape(-1, classes), labels.reshape(-1).astype(jnp.int32)
     found = Scores({}, {}, {})
     for score in task.scores:
         found.overall[score.name] = score.of_groups(p, y, jnp.zeros_like(owners), 1)[0]

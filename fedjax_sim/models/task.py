@@ -25,10 +25,11 @@ from fedjax_sim.models.supervised import (
     classification,
     regression,
 )
+from fedjax_sim.models.survival import Cox, cox
 
 __all__ = [
-    "Batch", "BinaryClassification", "Classification", "Functions", "Quadratic", "Regression", "Supervised", "Task",
-    "binary_classification", "classification", "functions", "quadratic", "regression",
+    "Batch", "BinaryClassification", "Classification", "Cox", "Functions", "Quadratic", "Regression", "Supervised",
+    "Task", "binary_classification", "classification", "cox", "functions", "quadratic", "regression",
 ]  # fmt: skip
 
 

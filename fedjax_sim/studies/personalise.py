@@ -28,6 +28,7 @@ from fedjax_sim.core.fields import count, flag, leaf, real, static
 from fedjax_sim.core.trees import square, subtract
 from fedjax_sim.core.values import LARGEST_SEED, shown
 from fedjax_sim.datasets.federated import FederatedDataset
+from fedjax_sim.engine.checks import check_joint
 from fedjax_sim.engine.draw import draw
 from fedjax_sim.engine.layout.base import Layout
 from fedjax_sim.engine.plan import Plan, layout_by_rule
@@ -165,6 +166,7 @@ class Personalise(FineTuned):
             )
         self.task.check(dataset)
         self.work.check(dataset, 1)
+        check_joint(self.task, self.batches, dataset)  # type: ignore[arg-type]
         check_values(self.task, params, dataset.examples, training=True)
 
     def _before(self, params: Any, dataset: FederatedDataset) -> tuple[Sums, Sums]:

@@ -250,6 +250,7 @@ MADE: dict[str, Callable[[], Any]] = {
     "task.binary_classification": lambda: fjs.binary_classification(
         fjs.models.MLP(1, (4,)), scores=(fjs.scores.roc_auc(), fjs.scores.f1())
     ),
+    "task.cox": lambda: fjs.cox(fjs.models.MLP(1, (4,)), weight_decay=1e-3),
     "score.roc_auc": fjs.scores.roc_auc,
     "score.f1": fjs.scores.f1,
     "score.balanced_accuracy": fjs.scores.balanced_accuracy,

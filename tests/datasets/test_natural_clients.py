@@ -333,3 +333,51 @@ def test_which_columns_are_numbers() -> None:
     named: list[Any] = [adult._COLUMNS[place] for place in adult._NUMBERS]
     assert named == ["age", "fnlwgt", "education-num", "capital-gain", "capital-loss", "hours-per-week"]
     assert len(adult._CATEGORIES) == 8
+
+
+# Survival by region.
+
+
+def test_regions_of_patients(folder: Path) -> None:
+    header = ",".join(["pid", *(f'"f,{i}"' for i in range(39)), "E", "T"])  # some names hold a comma
+    rows = {name: [str(age), *["0"] * 37, str(place), *y] for place, (name, age, *y) in enumerate([
+        ("a", 20, "1", "9"), ("b", 40, "0", "0"), ("c", 60, "1", "7"), ("nobody", 99, "1", "1"), ("d", 80, "0", "5"),
+    ])}  # fmt: skip
+    root = folder / "fed_tcga_brca"
+    text = "\n".join([header, *(",".join([name, *row]) for name, row in rows.items())])
+    path = put(root / "brca.csv", text)
+    split = "pid,fold,fold2\nc,train,train_1\na,train,train_0\nd,test,test_1\nb,train,train_1\n"
+    parts = put(root / "train_test_split.csv.xz", lzma.compress(split.encode()))
+    data = datasets.fed_tcga_brca(verify=False)
+    assert data.test is not None
+    assert (data.client_ids.tolist(), data.num_classes) == ([0, 1], None)
+    assert np.asarray(data.examples["y"]).tolist() == [[1, 9], [1, 7], [0, 0]]
+    assert np.asarray(data.examples["x"])[:, [0, 38]].tolist() == [[20, 0], [60, 2], [40, 1]]
+    assert (np.asarray(data.test.sizes).tolist(), np.asarray(data.test.examples["y"]).tolist()) == ([0, 1], [[0, 5]])
+    check_rebuilt(data)
+    scaled = datasets.fed_tcga_brca(standardise=True, verify=False)
+    assert scaled.test is not None
+    ages = np.array([20, 60, 40, 80]) - 40
+    found = [*np.asarray(scaled.examples["x"])[:, 0], *np.asarray(scaled.test.examples["x"])[:, 0]]
+    np.testing.assert_allclose(found, ages / np.std([20, 60, 40]), rtol=1e-6)
+    for old, new, message in (("train_0", "train_6", "six regions"), ("a,train", "x,train", "no patient"),
+                              ("b,train", "c,train", "patients twice")):  # fmt: skip
+        put(parts, split.replace(old, new))
+        with pytest.raises(ValueError, match=message):
+            datasets.fed_tcga_brca(verify=False)
+    put(path, text.replace("E,T", "T,E"))
+    with pytest.raises(ValueError, match="39 features, E, T are needed"):
+        datasets.fed_tcga_brca(verify=False)
+
+
+@needs("fed_tcga_brca")
+def test_real_regions() -> None:
+    data = datasets.fed_tcga_brca()
+    assert data.test is not None
+    assert np.asarray(data.sizes).tolist() == [248, 156, 164, 129, 129, 40]
+    assert np.asarray(data.test.sizes).tolist() == [63, 40, 42, 33, 33, 11]
+    assert data.examples["x"].shape == (866, 39)
+    event, time = np.concatenate([np.asarray(data.examples["y"]), np.asarray(data.test.examples["y"])]).T
+    assert set(event) == {0, 1}
+    assert event.sum() == 151
+    assert (time.min(), time.max()) == (0, 8605)

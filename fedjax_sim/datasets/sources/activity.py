@@ -41,7 +41,12 @@ _TESTED = (2, 4, 9, 10, 12, 13, 18, 20, 24)  # the published split by subject
 
 @data_set(
     "dataset.hapt",
-    source=Source((_SIGNALS,), size="7.6 MB (as text: 100 MB)", terms="CC BY 4.0; its authors forbid commercial use"),
+    source=Source(
+        (_SIGNALS,),
+        size="7.6 MB (as text: 100 MB)",
+        terms="CC BY 4.0; its authors forbid commercial use",
+        papers=("reyesortiz2016transition",),
+    ),
 )
 def hapt(
     test: Literal["local", "subjects"] = "local",
@@ -202,7 +207,12 @@ WISDM_HEADER = [
 _DOING = ("Walking", "Jogging", "Upstairs", "Downstairs", "Sitting", "Standing")
 
 
-@data_set("dataset.wisdm", source=Source((_WISDM,), size="1.2 MB", terms="free to use with its readme; cite the paper"))
+@data_set(
+    "dataset.wisdm",
+    source=Source(
+        (_WISDM,), size="1.2 MB", terms="free to use with its readme; cite the paper", papers=("kwapisz2010activity",)
+    ),
+)
 def wisdm(
     seed: int = 0, *, test_fraction: float = 0.2, standardise: bool = True, verify: bool = True
 ) -> FederatedDataset:
