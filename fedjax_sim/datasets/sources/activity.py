@@ -45,7 +45,7 @@ _TESTED = (2, 4, 9, 10, 12, 13, 18, 20, 24)  # the published split by subject
         (_SIGNALS,),
         size="7.6 MB (as text: 100 MB)",
         terms="CC BY 4.0; its authors forbid commercial use",
-        papers=("reyesortiz2016transition",),
+        papers=("reyes-ortiz2016transition",),
     ),
 )
 def hapt(
@@ -236,7 +236,7 @@ def wisdm(
       FileNotFoundError: the file is missing.
       ValueError: another file.
 
-    Source: Kwapisz, Weiss and Moore 2010, Activity recognition using cell phone accelerometers, SensorKDD, 2.2.
+    Source: Kwapisz, Weiss and Moore 2011, Activity recognition using cell phone accelerometers, section 2.2.
     """
     check_flag("wisdm(standardise=...)", standardise)
     path = _WISDM.path(verify=verify)
