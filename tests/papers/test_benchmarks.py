@@ -5,7 +5,6 @@ import pathlib
 import numpy as np
 import pytest
 
-import fedjax_sim as fjs
 from fedjax_sim.papers.bench import Bench
 from fedjax_sim.papers.benchmarks import images, niid, pfllib
 from fedjax_sim.papers.benchmarks.images import FMNIST, MNIST, Score
@@ -105,4 +104,4 @@ def test_every_method_of_pfllib_s_table_runs_and_is_read(tmp_path, monkeypatch):
     scores = pfllib._scores(bench, pfllib.PRACTICAL, pfllib.clients_of(bench, FMNIST, pfllib.PRACTICAL))
     assert list(scores) == list(pfllib.METHODS)
     assert all(0 < score.mean <= 100 for score in scores.values())
-    assert fjs.describe(pfllib.METHODS["FedRep"].make(0.1, 7))["head_steps"] == 7
+    assert pfllib.METHODS["FedRep"].make(0.1, 7).head_steps == 7

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ FMNIST, MNIST = "Fashion-MNIST", "MNIST"
 DATA_SEED = 0
 _SETS = {FMNIST: fjs.datasets.fashion_mnist, MNIST: fjs.datasets.mnist}
 _SMOKE_IMAGES = 240
+_COLUMNS = 3  # of panels, at most
 
 Examples = dict[str, np.ndarray]
 
@@ -56,18 +58,22 @@ def best(history: History, metric: str) -> Score:
 def dots(scores: Mapping[str, Mapping[str, Score]], published: Mapping[str, Mapping[str, float]]) -> Any:
     """A panel for each partition, a line for each method: ours with its standard deviation, and the published."""
     methods: Sequence[str] = [*dict.fromkeys(name for of in scores.values() for name in of)]
-    width = 3.2 * len(scores) + 1.4
-    figure, [axes] = canvas(width, 0.28 * len(methods) + 1.3, columns=len(scores), sharey=True)
-    for axis, (partition, of) in zip(axes, scores.items(), strict=True):
+    columns = min(len(scores), _COLUMNS)
+    rows = math.ceil(len(scores) / columns)
+    figure, grid = canvas(3.2 * columns + 1.4, (0.28 * len(methods) + 1.0) * rows + 0.4, rows, columns, sharey=True)
+    for axis, (partition, of) in zip(grid.flat, scores.items(), strict=False):
         places = [methods.index(name) for name in of]
         axis.errorbar([s.mean for s in of.values()], places, xerr=[s.std for s in of.values()], fmt="o", label="here")
         known = {name: value for name, value in published.get(partition, {}).items() if name in methods}
         if known:
             axis.plot([*known.values()], [methods.index(name) for name in known], "x", color="black", label="published")
         axis.set_title(partition)
-        axis.set_xlabel("best test accuracy, %")
         axis.set_yticks(range(len(methods)), methods)
+        axis.set_ylim(len(methods) - 0.5, -0.5)
         axis.grid(alpha=0.3)
-    axes[0].invert_yaxis()
-    axes[0].legend(loc="best")
+    for axis in grid[-1]:
+        axis.set_xlabel("best test accuracy, %")
+    for axis in grid.flat[len(scores) :]:
+        axis.set_axis_off()
+    figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside upper right", ncols=2)
     return figure
