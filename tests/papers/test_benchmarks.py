@@ -91,10 +91,25 @@ def test_claims_are_judged_as_they_read(tmp_path):
     answers = {claim.statement: claim.held for claim in pfllib._claims(bench, FMNIST, filled)}
     lost = "Dir(0.1): FedAvg, fine-tuned for one epoch, is within 1 point of the best personal method"
     assert [statement for statement, held in answers.items() if not held] == [lost]
-    claims = niid._claims(bench, {kind: {name: Score(value, 0.0) for name, value in of.items()}
-                                  for kind, of in (niid.PUBLISHED[MNIST] | {niid.QUANTITY: {"FedAvg": 99.0}}).items()},
-                          niid.PUBLISHED[MNIST])  # fmt: skip
-    assert {claim.held for claim in claims} == {True}
+
+
+def test_niid_bench_s_claims_are_told_only_where_somebody_learned(tmp_path):
+    published = niid.PUBLISHED[MNIST]
+
+    def answers(size: str, change: dict, std: float = 0.0) -> list:
+        cells = published | {niid.QUANTITY: dict.fromkeys(published[niid.ONE], 99.0)} | change
+        scores = {kind: {name: Score(value, std) for name, value in of.items()} for kind, of in cells.items()}
+        bench = Bench(size, 3, tmp_path, show=lambda line: None)
+        return [claim.held for claim in niid._claims(bench, scores, published)]
+
+    assert answers("paper", {}) == [True] * 7
+    nobody = {niid.ONE: dict.fromkeys(published[niid.ONE], 11.0)}
+    assert answers("cpu", nobody) == [True, True, None, None, None, None, None]  # SCAFFOLD is beaten there alone
+    assert answers("paper", {niid.ONE: published[niid.ONE] | {"SCAFFOLD": 60.0, "FedProx": 10.0}})[3:5] == [
+        False,
+        False,
+    ]
+    assert answers("paper", {}, std=50.0)[2] is None
 
 
 @pytest.mark.slow

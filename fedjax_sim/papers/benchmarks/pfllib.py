@@ -16,7 +16,8 @@ from fedjax_sim.papers.benchmarks.images import DATA_SEED, FMNIST, MNIST, Score,
 CLIENTS, CLASSES, ALPHA, HELD_OUT = 20, 2, 0.1, 0.25
 BATCH, RATE, ROUNDS = 10, 0.005, 2000
 NETWORK: dict[str, Any] = {"channels": (32, 64), "hidden": (512,)}
-CPU_IMAGES, CPU_RATE, CPU_ROUNDS = 3_000, 0.02, 12
+CPU_IMAGES, CPU_RATE, CPU_ROUNDS = 3_000, 0.02, 8
+EVERY = {"smoke": 1, "cpu": 4, "paper": 10}  # rounds from one evaluation to the next
 CPU_NETWORK: dict[str, Any] = {"channels": (8, 16), "hidden": (64,)}
 SMALLEST = 8  # examples of a client, so that all have some to train and some to test on
 HEAD = ("Dense_1",)
@@ -154,7 +155,7 @@ def _scores(bench: Bench, partition: str, data: fjs.FederatedDataset) -> dict[st
         here = fjs.sweeps.points([{f"{path}.learning_rate": solver.client_optimizer.learning_rate}])
         [history] = bench.runs(  # a sweep of one point, so that seeds are shared out over the devices
             f"{partition}, {name}", algorithm, data, here, task=task,
-            rounds=bench.choose(2, CPU_ROUNDS, ROUNDS), eval_every=bench.choose(1, 2, 10), batch_size=BATCH,
+            rounds=bench.choose(2, CPU_ROUNDS, ROUNDS), eval_every=bench.choose(**EVERY), batch_size=BATCH,
             cohort=fjs.cohort.full(), work=fjs.local.epochs(1), evaluate=fjs.per_client(task, tuned=tuned),
         )  # fmt: skip
         found[name] = best(history, entry.metric)
@@ -229,10 +230,11 @@ def _settings(bench: Bench, sets: Mapping[str, fjs.FederatedDataset]) -> list[Se
         Setting("local learning rate", f"{RATE:g}", f"{rate:g}"),
         Setting("rounds", "2,000 by default", f"{bench.choose(2, CPU_ROUNDS, ROUNDS):,}"),
         Setting("accuracy", "best over the rounds, each test image counts the same",
-                f"the same; evaluated every {bench.choose(1, 2, 10)} rounds"),
+                f"the same; evaluated every {bench.choose(**EVERY)} rounds"),
         Setting("fine-tuning of FedBABU", "10 epochs, once at the end",
                 f"{bench.choose(1, 1, 10)} at every evaluation"),
-        Setting("Per-FedAvg", "first order, tested after one step on a batch", "the same"),
+        Setting("Per-FedAvg", "first order; a version of the code tests after a step on test images and one on others",
+                "first order; tested after one step on a batch of training images"),
         Setting("hyper-parameters", "not on the page",
                 f"mu 0.01 (FedProx), 1 (MOON, temperature 1); lambda 15, K 5, rates {2 * rate:g} and {rate:g} "
                 "(pFedMe), 0.1 (Ditto), 1 (FedProto, the form of its code); alpha learned from 0.5 (APFL); FedRep's "
