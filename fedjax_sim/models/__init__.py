@@ -1,7 +1,7 @@
 """Flax models; what is learned (``task``), and what a model is worth (``evaluation``)."""
 
 from fedjax_sim.models.base import Dropout, FromBytes
-from fedjax_sim.models.cnn import VGG11, CifarCNN, DigitsCNN, FemnistCNN, ResNet18
+from fedjax_sim.models.cnn import VGG11, CifarCNN, DigitsCNN, FemnistCNN, LeNet, ResNet18
 from fedjax_sim.models.conv import Conv, max_pool
 from fedjax_sim.models.dense import MLP, Dense, LogisticRegression
 from fedjax_sim.models.pythia import load_pythia
@@ -10,6 +10,6 @@ from fedjax_sim.models.transformer import GPTNeoX, GPTNeoXClassifier
 
 __all__ = [
     "CharLSTM", "CifarCNN", "Conv", "Dense", "DigitsCNN", "Dropout", "FemnistCNN", "FromBytes", "FrozenTable",
-    "GPTNeoX", "GPTNeoXClassifier", "LSTM", "LogisticRegression", "MLP", "ResNet18", "SentimentLSTM", "VGG11",
+    "GPTNeoX", "GPTNeoXClassifier", "LSTM", "LeNet", "LogisticRegression", "MLP", "ResNet18", "SentimentLSTM", "VGG11",
     "frozen_table", "load_pythia", "max_pool", "random_table",
 ]  # fmt: skip

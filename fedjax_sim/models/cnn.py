@@ -91,6 +91,41 @@ class CifarCNN(Model):
         return Dense(self.num_classes, param_dtype=self.param_dtype, kernel_init=small)(x)
 
 
+class LeNet(Model):
+    """Two 5x5 convolutions with 2x2 max-pools and dense layers, for 28x28 grey images (16x16 at least).
+
+    conv channels[0], ReLU, pool, conv channels[1], ReLU, pool, then for each width of ``hidden`` dense, ReLU, and dense
+    num_classes; convolutions without padding. 44,426 parameters for 10 classes of 28x28 grey images, NIID-Bench's; with
+    ``channels=(32, 64), hidden=(512,)`` 582,026, PFLlib's. Kernels and biases start uniform in +-1/sqrt(inputs), as
+    PyTorch's layers in both codes do.
+
+    Attributes:
+      num_classes: outputs.
+      channels: output channels of the convolutions.
+      hidden: widths of the dense layers before the last one.
+
+    Source: LeCun et al. 1998, "Gradient-based learning applied to document recognition", as Li et al. 2022 have it
+    (NIID-Bench, arXiv:2102.02079, section V, and Xtra-Computing/NIID-Bench, ``model.py``) and Zhang et al. 2025
+    (TsingZ0/PFLlib, ``FedAvgCNN``).
+    """
+
+    num_classes: int = count(default=10)
+    channels: tuple[int, int] = widths(2, default=(6, 16))
+    hidden: tuple[int, ...] = widths(default=(120, 84))
+    param_dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = as_images("LeNet", x, self.param_dtype, smallest=16)
+        for width in self.channels:
+            options = _pytorch(25 * x.shape[-1], self.param_dtype)
+            x = max_pool(nn.relu(Conv(width, (5, 5), padding="VALID", **options)(x)), (2, 2), (2, 2))
+        x = x.reshape(x.shape[0], -1)
+        for width in self.hidden:
+            x = nn.relu(Dense(width, **_pytorch(x.shape[-1], self.param_dtype))(x))
+        return Dense(self.num_classes, **_pytorch(x.shape[-1], self.param_dtype))(x)
+
+
 class DigitsCNN(Model):
     """FedBN's network for digits of several sources: three 5x5 convolutions and three dense layers with BatchNorm.
 
@@ -118,11 +153,7 @@ class DigitsCNN(Model):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         x = as_images("DigitsCNN", x, self.param_dtype, smallest=4)
-        uniform = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
-
-        def options(inputs: int) -> dict[str, Any]:
-            bias = functools.partial(jax.random.uniform, minval=-(inputs**-0.5), maxval=inputs**-0.5)
-            return {"param_dtype": self.param_dtype, "kernel_init": uniform, "bias_init": bias}
+        options = functools.partial(_pytorch, param_dtype=self.param_dtype)
 
         def normed(x: jax.Array) -> jax.Array:
             evaluated = not self.has_rng("dropout")
@@ -250,6 +281,13 @@ class ResNet18(Model):
         return Dense(self.num_classes, param_dtype=self.param_dtype, kernel_init=_GLOROT, name="head")(x)
 
 
+def _pytorch(inputs: int, param_dtype: Any) -> dict[str, Any]:
+    """Of a layer that sees so many inputs: kernel and bias start uniform in +-1/sqrt(inputs)."""
+    uniform = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
+    bias = functools.partial(jax.random.uniform, minval=-(inputs**-0.5), maxval=inputs**-0.5)
+    return {"param_dtype": param_dtype, "kernel_init": uniform, "bias_init": bias}
+
+
 def _block(model: ResNet18, x: jax.Array, width: int, stride: int, name: str) -> jax.Array:
     residual = nn.relu(_normed_conv(model, x, width, 3, stride, f"{name}_first"))
     residual = _normed_conv(model, residual, width, 3, 1, f"{name}_second")
@@ -276,5 +314,6 @@ def _check_groups(model: str, groups: int, width: int) -> None:
 register("model.FemnistCNN", FemnistCNN)
 register("model.CifarCNN", CifarCNN)
 register("model.DigitsCNN", DigitsCNN)
+register("model.LeNet", LeNet)
 register("model.VGG11", VGG11)
 register("model.ResNet18", ResNet18)

@@ -15,6 +15,8 @@ SOURCES = {
     "fedprox": "Li et al. 2020 (FedProx), ",
     "scaffold": "Karimireddy et al. 2020 (SCAFFOLD), ",
     "fedaware": "Zeng et al. 2025 (FedAWARE), ",
+    "pfllib": "Zhang et al. 2025 (PFLlib), ",
+    "niid": "Li et al. 2022 (NIID-Bench), ",
     "all": "No paper: ",
 }
 
@@ -79,6 +81,14 @@ CATALOGUE: dict[str, Entry] = {
     "fedaware-fig4": Entry("fedaware.ablation", 2, 3, "FedAWARE without adaptive weights, and by alpha"),
     "fedaware-fig7": Entry("fedaware.coherence", 2, 3, "client coherence, cosines and LUD of 20 clients"),
     "fedaware-fig8": Entry("fedaware.dissimilarity", 2, 3, "coherence and LUD on IID and other clients"),
+    "pfllib-fmnist": Entry(
+        "benchmarks.pfllib", 2, 3, "personal methods on Fashion-MNIST, label skew", "benchmark page"
+    ),
+    "pfllib-mnist": Entry(
+        "benchmarks.pfllib", 2, 3, "personal methods on MNIST, label skew", "benchmark page's setting"
+    ),
+    "niid-fmnist": Entry("benchmarks.niid", 2, 3, "four methods on six partitions of Fashion-MNIST", "Table III"),
+    "niid-mnist": Entry("benchmarks.niid", 2, 3, "four methods on six partitions of MNIST", "Table III"),
     "all-methods": Entry(
         "all_methods.page",
         5,

@@ -200,6 +200,7 @@ MADE: dict[str, Callable[[], Any]] = {
     "model.FemnistCNN": lambda: fjs.models.FemnistCNN(10, dropout=(0.25, 0.5), channels=(3, 4)),
     "model.GPTNeoX": lambda: fjs.models.GPTNeoX(vocabulary=9, width=8, heads=2, rotary=0.5, parallel=False),
     "model.GPTNeoXClassifier": lambda: fjs.models.GPTNeoXClassifier(3, fjs.models.GPTNeoX(layers=1), padding=1),
+    "model.LeNet": lambda: fjs.models.LeNet(3, channels=(2, 3), hidden=(5,)),
     "model.LogisticRegression": lambda: fjs.models.LogisticRegression(3, param_dtype=jnp.bfloat16),
     "model.MLP": lambda: fjs.models.MLP(3, hidden=(4, 5), param_dtype=jnp.float16),
     "model.ResNet18": lambda: fjs.models.ResNet18(100, groups=2, imagenet_stem=True),

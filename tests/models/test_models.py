@@ -46,6 +46,8 @@ COUNTS = {
     "FEMNIST CNN without channel axis": (models.FemnistCNN(), grey[..., 0], 1_206_590),
     "CIFAR CNN (FedAWARE's code)": (models.CifarCNN(), colour, 122_570),
     "digits CNN (FedBN's code)": (models.DigitsCNN(), zeros(1, 28, 28, 3), 14_219_210),
+    "LeNet (NIID-Bench's code)": (models.LeNet(), grey, 44_426),
+    "LeNet (PFLlib's FedAvgCNN)": (models.LeNet(channels=(32, 64), hidden=(512,)), grey, 582_026),
     "VGG-11 (FedNova's code)": (models.VGG11(), colour, 9_750_922),
     "VGG-11, one dense layer": (models.VGG11(hidden=(), dropout=0.0), colour, 9_225_610),
     "VGG-11, one dense layer, norms": (models.VGG11(hidden=(), dropout=0.0, groups=32), colour, 9_231_114),
@@ -435,6 +437,7 @@ BAD_INPUTS = {
     "flat images": (models.FemnistCNN(), zeros(2, 784), r"FemnistCNN got features of shape \[784\].*flat=False"),
     "small images": (models.VGG11(), grey, r"VGG11 got images of 28 x 28: 32 x 32 is the least"),
     "small images, CIFAR CNN": (models.CifarCNN(), zeros(1, 17, 20, 3), "17 x 20: 18 x 18 is the least"),
+    "small images, LeNet": (models.LeNet(), zeros(1, 15, 28, 1), "15 x 28: 16 x 16 is the least"),
     "float tokens": (models.CharLSTM(), zeros(2, 5), r"CharLSTM got float32 features: it needs integer"),
     "one token": (models.CharLSTM(), np.zeros(2, np.int32), r"CharLSTM got features of shape \[\].*token ids \[T\]"),
     "no tokens": (models.GPTNeoXClassifier(3, DECODER), np.zeros((2, 0), np.int32), r"features of shape \[0\]"),
@@ -454,6 +457,23 @@ def test_bad_input_is_refused_before_compiling(case: str) -> None:
             fjs.fedavg(client_optimizer=fjs.optim.sgd(0.1)), data, task=fjs.classification(model), rounds=1,
             cohort=fjs.cohort.full(), work=fjs.local.steps(1), batch_size=1,
         )  # fmt: skip
+
+
+def test_lenet_by_its_definition() -> None:
+    model, x = models.LeNet(3, channels=(2, 3), hidden=(5,)), images(2, 16, 17, 1)
+    params = jax.tree.map(np.asarray, jax.jit(model.init)(jax.random.key(0), x)["params"])
+    for name, inputs in {"Conv_0": 25, "Conv_1": 50, "Dense_0": 3, "Dense_1": 5}.items():
+        assert 0.5 * inputs**-0.5 < np.abs(params[name]["kernel"]).max() <= inputs**-0.5
+        assert 0 < np.abs(params[name]["bias"]).max() <= inputs**-0.5
+    y = x.astype(np.float64)
+    for layer in (params["Conv_0"], params["Conv_1"]):
+        windows = np.lib.stride_tricks.sliding_window_view(y, (5, 5), axis=(1, 2))
+        y = np.maximum(np.einsum("bhwcij,ijco->bhwo", windows, layer["kernel"]) + layer["bias"], 0)
+        b, h, w, c = y.shape
+        y = y[:, : h // 2 * 2, : w // 2 * 2].reshape(b, h // 2, 2, w // 2, 2, c).max(axis=(2, 4))
+    y = np.maximum(y.reshape(2, -1) @ params["Dense_0"]["kernel"] + params["Dense_0"]["bias"], 0)
+    expected = y @ params["Dense_1"]["kernel"] + params["Dense_1"]["bias"]
+    np.testing.assert_allclose(jax.jit(model.apply)({"params": params}, x), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_the_digits_cnn_moves_its_statistics_in_training_alone() -> None:

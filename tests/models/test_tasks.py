@@ -239,6 +239,7 @@ def test_features_are_what_the_head_receives(name) -> None:
     [
         (fjs.models.CifarCNN(3, channels=(2, 2, 2), hidden=5), (18, 18, 3), 5),
         (fjs.models.DigitsCNN(3, channels=(2, 2, 2), hidden=(5, 4)), (8, 8, 3), 4),
+        (fjs.models.LeNet(3, channels=(2, 2), hidden=(5, 4)), (16, 16, 1), 4),
         (fjs.models.VGG11(3, hidden=(6,), width=2), (32, 32, 3), 6),
         pytest.param(fjs.models.ResNet18(3, groups=2, width=2), (8, 8, 3), 16, marks=pytest.mark.slow),
         (fjs.models.SentimentLSTM(3, hidden=4, bottleneck=5), (6, 7), 5),

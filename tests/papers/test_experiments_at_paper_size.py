@@ -13,6 +13,7 @@ import pytest
 
 import fedjax_sim as fjs
 from fedjax_sim.papers import bench, catalogue, reproducing
+from fedjax_sim.papers.benchmarks import pfllib
 from fedjax_sim.run.history import History
 from fedjax_sim.studies.sweeps.result import Sweep
 
@@ -72,6 +73,8 @@ def test_the_paper_size_is_made_and_traced(name: str, tmp_path: pathlib.Path, mo
 MODELS = {
     "VGG-11 (FedNova)": (fjs.models.VGG11(10, hidden=(), dropout=0.0), (32, 32, 3)),
     "five-layer CNN (FedAWARE)": (fjs.models.CifarCNN(10), (32, 32, 3)),
+    "LeNet (NIID-Bench)": (fjs.models.LeNet(10), (28, 28, 1)),
+    "CNN (PFLlib)": (fjs.models.LeNet(10, **pfllib.NETWORK), (28, 28, 1)),
     "ResNet-18 (FedAWARE)": (fjs.models.ResNet18(100), (32, 32, 3)),
     "char LSTM (FedProx)": (fjs.models.CharLSTM(80), 80),
     "sentiment LSTM (FedProx)": (fjs.models.SentimentLSTM(2), (25, 300)),

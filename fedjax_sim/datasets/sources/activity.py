@@ -210,7 +210,7 @@ _DOING = ("Walking", "Jogging", "Upstairs", "Downstairs", "Sitting", "Standing")
 @data_set(
     "dataset.wisdm",
     source=Source(
-        (_WISDM,), size="1.2 MB", terms="free to use with its readme; cite the paper", papers=("kwapisz2010activity",)
+        (_WISDM,), size="1.2 MB", terms="free to use with its readme; cite the paper", papers=("kwapisz2011activity",)
     ),
 )
 def wisdm(
