@@ -10,7 +10,17 @@ import numpy as np
 from fedjax_sim.reporting.containers import check_runs
 from fedjax_sim.reporting.figures import whole_numbers
 from fedjax_sim.reporting.plots import COLOURS, LEGEND, axes_or_new, band_words, line_style, mean_and_band, plain
-from fedjax_sim.reporting.recorded import Recorded, drawable, in_words, measured, recorded_as, rounds_of
+from fedjax_sim.reporting.recorded import (
+    MODELS,
+    Recorded,
+    among_visited,
+    drawable,
+    in_words,
+    less_is_better,
+    measured,
+    recorded_as,
+    rounds_of,
+)
 
 
 def distributions(
@@ -49,18 +59,81 @@ def distributions(
     check_runs("distributions: histories", histories)
     ax = axes_or_new(ax, 6, 4)
     chosen = {name: _at(name, run, metric, round) for name, run in histories.items()}
-    ends = _ends(np.concatenate([values.ravel() for values in chosen.values()]))
-    for number, (name, values) in enumerate(chosen.items()):
-        sound = values[~np.isnan(values).all(axis=1)]
-        lost, style = len(values) - len(sound), line_style(number)
-        if lost == len(values):
-            ax.plot([], [], label=f"{name} (diverged)", **style)
-            continue
-        label = f"{name} ({lost} of {len(values)} seeds diverged)" if lost else name
-        mean_and_band(ax, *_shares(sound, *ends), style, "range", stepped=True, label=label)
-    ax.legend(loc="best", title=band_words(histories.values()), **LEGEND)
-    words = {"xlabel": in_words(metric, histories.values()), "ylabel": "share of clients at or below"}
-    plain(ax, xlim=ends, ylim=(0.0, 1.0), **words)
+    return _draw_shares(ax, chosen, in_words(metric, histories.values()), histories)
+
+
+def personal_models(
+    histories: Mapping[str, Recorded], metric: str = "accuracy", ax: Any = None, *, round: int | None = None
+) -> Any:
+    """Draws what the shared, the fine-tuned and the personal models are worth to every client on its own test examples.
+
+    Of one method: a line for each model, the clients in the order of their value with the shared one (the mean over
+    seeds), so that a place on the axis is the same client in all lines. Of several methods: the share of the clients
+    whose value is at most x, as :func:`distributions` draws it, of the personal models of each method and of the
+    fine-tuned model of methods without personal ones, FedAvg say. Lines are means over seeds, bands go from the lowest
+    to the highest.
+
+    As in :func:`personal_table` clients that were never visited are left out in the seeds in which they were not, and
+    so are clients without test examples. Seeds whose shared model had diverged are left out, and the legend says how
+    many. A client whose own model diverged is left out of all lines of one method, which the legend says; among several
+    methods it counts as worse than every value.
+
+    Args:
+      histories: the methods' records by the name to print, of runs with ``evaluate=fjs.per_client(task, tuned=...)``.
+      metric: ``"accuracy"``, ``"loss"``, or another metric or score of the task.
+      ax: matplotlib axes to draw on; None makes a figure.
+      round: the evaluation after that many rounds; None for the last.
+
+    Returns:
+      The axes.
+
+    Raises:
+      ValueError: no histories, one without fine-tuned or personal models' values by this metric, no evaluation after
+        that round, or nothing to draw.
+
+    Example:
+      >>> import fedjax_sim as fjs
+      >>> data = fjs.datasets.synthetic(1.0, 1.0, num_clients=8, max_size=60, seed=0)
+      >>> task = fjs.classification(fjs.models.LogisticRegression(10))
+      >>> history = fjs.simulate(fjs.ditto(client_optimizer=fjs.optim.sgd(0.02)), data, task=task, rounds=2,
+      ...                        batch_size=10, cohort=fjs.cohort.full(), work=fjs.local.epochs(1),
+      ...                        evaluate=fjs.per_client(task))
+      >>> fjs.reporting.personal_models({"Ditto": history}).get_xlabel()
+      'clients of Ditto, by their test accuracy with the shared model'
+    """
+    check_runs("personal_models: histories", histories)
+    recorded = {name: _models(name, run, metric) for name, run in histories.items()}
+    ax = axes_or_new(ax, 6, 4)
+    words = in_words(f"test_{metric}", histories.values())
+    if len(histories) > 1:
+        chosen = {}
+        for name, run in histories.items():
+            model = "personal" if "personal" in recorded[name] else "tuned"
+            chosen[f"{name}, {MODELS[model]}"] = _of_visited(name, run, recorded[name], model, round)
+        return _draw_shares(ax, chosen, words, histories)
+    ((name, run),) = histories.items()
+    chosen = {model: _of_visited(name, run, recorded[name], model, round) for model in recorded[name]}
+    # The same seeds in all lines.
+    sound = np.logical_and.reduce([drawable(values) for values in chosen.values()])
+    known, some = ~np.isnan(chosen["shared"]), sound.any(axis=0)
+    if not some.any():
+        raise ValueError("personal_models: there is no client with a finite value of every model to draw")
+    seeds, clients = int((~known.any(axis=1)).sum()), int((known & ~sound).any(axis=0).sum())
+    chosen = {model: np.where(sound, values, np.nan) for model, values in chosen.items()}
+    order = np.argsort(np.nanmean(chosen["shared"][:, some], axis=0), kind="stable")
+    places = np.arange(1, len(order) + 1)
+    for number, (model, values) in enumerate(chosen.items()):
+        held = values[:, some][:, order]
+        style = line_style(number)
+        ax.plot(places, np.nanmean(held, axis=0), marker="o", markersize=4, label=MODELS[model], **style)
+        if len(held) > 1:
+            ends = np.nanmin(held, axis=0), np.nanmax(held, axis=0)
+            ax.fill_between(places, *ends, color=style["color"], alpha=0.15, linewidth=0)
+    title = [band_words([run]), seeds and f"{seeds} of {len(sound)} seeds diverged"]
+    title.append(clients and f"clients left out, whose models diverged: {clients}")
+    ax.legend(loc="best", title="\n".join(str(line) for line in title if line) or None, **LEGEND)
+    whole_numbers(ax.xaxis)
+    plain(ax, xlabel=f"clients of {name}, by their {words} with the shared model", ylabel=words)
     return ax
 
 
@@ -152,6 +225,49 @@ def _of_seed(run: Recorded, name: str, seed: int) -> np.ndarray:
         raise IndexError(f"{name!r} has the seeds at positions 0 to {len(values) - 1}, not {seed}")
     one: np.ndarray = values[seed]
     return one
+
+
+def _draw_shares(ax: Any, chosen: Mapping[str, np.ndarray], words: str, histories: Mapping[str, Recorded]) -> Any:
+    """The share of the clients at or below x, of values [seeds, N] by the name to print."""
+    ends = _ends(np.concatenate([values.ravel() for values in chosen.values()]))
+    for number, (name, values) in enumerate(chosen.items()):
+        sound = values[~np.isnan(values).all(axis=1)]
+        lost, style = len(values) - len(sound), line_style(number)
+        if lost == len(values):
+            ax.plot([], [], label=f"{name} (diverged)", **style)
+            continue
+        label = f"{name} ({lost} of {len(values)} seeds diverged)" if lost else name
+        mean_and_band(ax, *_shares(sound, *ends), style, "range", stepped=True, label=label)
+    ax.legend(loc="best", title=band_words(histories.values()), **LEGEND)
+    plain(ax, xlim=ends, ylim=(0.0, 1.0), xlabel=words, ylabel="share of clients at or below")
+    return ax
+
+
+def _models(name: str, run: Recorded, metric: str) -> dict[str, str]:
+    """The metric of every client for each of the models that a run compares."""
+    found = {model: f"test_client_{metric}" if model == "shared" else f"{model}_client_{metric}" for model in MODELS}
+    found = {model: of for model, of in found.items() if recorded_as(run, of) in run.metrics}
+    if "shared" not in found or len(found) == 1:
+        raise ValueError(
+            f"personal_models(metric={metric!r}): {name!r} has no values of its clients' fine-tuned or personal models "
+            "by it: record them with evaluate=fedjax_sim.per_client(task, tuned=fedjax_sim.personalise(...)), on data "
+            "with a test part"
+        )
+    return found
+
+
+def _of_visited(name: str, run: Recorded, models: Mapping[str, str], model: str, round: int | None) -> np.ndarray:
+    """Values [seeds, N] with a model, NaN for clients that do not count, infinitely bad where a client's diverged.
+
+    The mark of a diverged model is its loss: its accuracy is that of class 0.
+    """
+    values, shared = (_at(name, run, models[one], round) for one in (model, "shared"))
+    lost, loss = np.isnan(values), f"{model}_client_loss"
+    if loss in run.metrics:
+        lost |= ~drawable(_at(name, run, loss, round))
+    worst = np.inf if less_is_better(models[model]) else -np.inf
+    values = np.where(np.isnan(shared), np.nan, np.where(lost, worst, values))
+    return among_visited(run, values, -1 if round is None else np.asarray(run.evaluated).tolist().index(round))
 
 
 def _at(name: str, run: Recorded, metric: str, round: int | None) -> np.ndarray:
