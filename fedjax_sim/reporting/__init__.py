@@ -5,7 +5,7 @@ are used.
 """
 
 from fedjax_sim.core.files import write_atomically
-from fedjax_sim.reporting.client_plots import client_models, distributions, gains
+from fedjax_sim.reporting.client_plots import distributions, gains, personal_models
 from fedjax_sim.reporting.data_plots import label_heatmap, overview, size_histogram
 from fedjax_sim.reporting.html import report
 from fedjax_sim.reporting.panels import Panel, comparison, panels
@@ -21,12 +21,12 @@ __all__ = [
     "Recorded",
     "comparison",
     "curves",
-    "client_models",
     "distributions",
     "gains",
     "label_heatmap",
     "overview",
     "panels",
+    "personal_models",
     "personal_table",
     "progress_bar",
     "report",

@@ -10,15 +10,21 @@ import numpy as np
 from fedjax_sim.reporting.containers import check_runs
 from fedjax_sim.reporting.figures import whole_numbers
 from fedjax_sim.reporting.plots import COLOURS, LEGEND, axes_or_new, band_words, line_style, mean_and_band, plain
-from fedjax_sim.reporting.recorded import Recorded, drawable, in_words, measured, recorded_as, rounds_of
+from fedjax_sim.reporting.recorded import (
+    MODELS,
+    Recorded,
+    among_visited,
+    drawable,
+    in_words,
+    less_is_better,
+    measured,
+    recorded_as,
+    rounds_of,
+)
 
 
 def distributions(
-    histories: Mapping[str, Recorded],
-    metric: str | Mapping[str, str] = "test_client_accuracy",
-    ax: Any = None,
-    *,
-    round: int | None = None,
+    histories: Mapping[str, Recorded], metric: str = "test_client_accuracy", ax: Any = None, *, round: int | None = None
 ) -> Any:
     """Draws the share of the clients whose value is at most x, one line per name.
 
@@ -28,9 +34,8 @@ def distributions(
 
     Args:
       histories: records by name.
-      metric: with a value for each client, [seeds, E, N], as ``evaluate=fjs.per_client(task)`` records them; or one by
-        name, ``{"FedAvg, fine-tuned": "tuned_client_accuracy", "Ditto": "personal_client_accuracy"}``, to compare
-        models of different kinds. NaN (clients without examples) are left out.
+      metric: with a value for each client, [seeds, E, N], as ``evaluate=fjs.per_client(task)`` records them. NaN
+        (clients without examples) are left out.
       ax: matplotlib axes to draw on; None makes a figure.
       round: the evaluation after that many rounds; None for the last.
 
@@ -38,7 +43,7 @@ def distributions(
       The axes.
 
     Raises:
-      ValueError: no histories, a metric of another shape or for other names, or no evaluation after that round.
+      ValueError: no histories, a metric of another shape, or no evaluation after that round.
 
     Example:
       >>> import fedjax_sim as fjs
@@ -53,50 +58,29 @@ def distributions(
     """
     check_runs("distributions: histories", histories)
     ax = axes_or_new(ax, 6, 4)
-    if isinstance(metric, str):
-        metric = dict.fromkeys(histories, metric)
-    if metric.keys() != histories.keys():
-        raise ValueError(
-            f"distributions: metric has one for {', '.join(map(repr, metric))}, and the histories are "
-            f"{', '.join(map(repr, histories))}: give one metric for all, or one for each"
-        )
-    chosen = {name: _at(name, run, metric[name], round) for name, run in histories.items()}
-    ends = _ends(np.concatenate([values.ravel() for values in chosen.values()]))
-    for number, (name, values) in enumerate(chosen.items()):
-        sound = values[~np.isnan(values).all(axis=1)]
-        lost, style = len(values) - len(sound), line_style(number)
-        if lost == len(values):
-            ax.plot([], [], label=f"{name} (diverged)", **style)
-            continue
-        label = f"{name} ({lost} of {len(values)} seeds diverged)" if lost else name
-        mean_and_band(ax, *_shares(sound, *ends), style, "range", stepped=True, label=label)
-    ax.legend(loc="best", title=band_words(histories.values()), **LEGEND)
-    kinds = list(dict.fromkeys(metric.values()))
-    # Several kinds differ in their first word alone: the lines say which they are.
-    what = kinds[0] if len(kinds) == 1 else f"test_{kinds[0].partition('_')[2]}"
-    words = {"xlabel": in_words(what, histories.values()), "ylabel": "share of clients at or below"}
-    plain(ax, xlim=ends, ylim=(0.0, 1.0), **words)
-    return ax
+    chosen = {name: _at(name, run, metric, round) for name, run in histories.items()}
+    return _draw_shares(ax, chosen, in_words(metric, histories.values()), histories)
 
 
-# By kind of model: its client's values, words, mark.
-_MODELS = {
-    "shared": ("test_client_", "shared", "o"),
-    "tuned": ("tuned_client_", "shared, fine-tuned", "^"),
-    "personal": ("personal_client_", "its own", "s"),
-}
+def personal_models(
+    histories: Mapping[str, Recorded], metric: str = "accuracy", ax: Any = None, *, round: int | None = None
+) -> Any:
+    """Draws what the shared, the fine-tuned and the personal models are worth to every client on its own test examples.
 
+    Of one method: points for each model, the clients in the order of their value with the shared one (the mean over
+    seeds), so that what is beside each other is of the same client. Of several methods: the share of the clients
+    whose value is at most x, as :func:`distributions` draws it, of the personal models of each method and of the
+    fine-tuned model of methods without personal ones, FedAvg say. Points and lines are means over seeds, bars and bands
+    go from the lowest to the highest.
 
-def client_models(history: Recorded, metric: str = "accuracy", ax: Any = None, *, round: int | None = None) -> Any:
-    """Draws what the shared model, the shared one after fine-tuning and its own are worth to every client.
-
-    The clients in the order of what the shared model is worth to them. Points are means over seeds, lines go from the
-    lowest to the highest seed.
+    As in :func:`personal_table` clients that were never visited are left out in the seeds in which they were not, and
+    so are clients without test examples. Seeds whose shared model had diverged are left out, and the legend says how
+    many. A client whose own model diverged is left out of the figure of one method, which the legend says; among
+    several methods it counts as worse than every value.
 
     Args:
-      history: a record with ``evaluate=fjs.per_client(task, tuned=...)``, of a method with personal models or not.
-      metric: of the task: ``"accuracy"``, ``"loss"``. Clients without test examples are left out; a client's own model
-        is pale where no seed had visited it.
+      histories: the methods' records by the name to print, of runs with ``evaluate=fjs.per_client(task, tuned=...)``.
+      metric: ``"accuracy"``, ``"loss"``, or another metric or score of the task.
       ax: matplotlib axes to draw on; None makes a figure.
       round: the evaluation after that many rounds; None for the last.
 
@@ -104,36 +88,51 @@ def client_models(history: Recorded, metric: str = "accuracy", ax: Any = None, *
       The axes.
 
     Raises:
-      ValueError: no values of clients for this metric, no evaluation after that round, or nothing to draw.
+      ValueError: no histories, one without fine-tuned or personal models' values by this metric, no evaluation after
+        that round, or nothing to draw.
+
+    Example:
+      >>> import fedjax_sim as fjs
+      >>> data = fjs.datasets.synthetic(1.0, 1.0, num_clients=8, max_size=60, seed=0)
+      >>> task = fjs.classification(fjs.models.LogisticRegression(10))
+      >>> history = fjs.simulate(fjs.ditto(client_optimizer=fjs.optim.sgd(0.02)), data, task=task, rounds=2,
+      ...                        batch_size=10, cohort=fjs.cohort.full(), work=fjs.local.epochs(1),
+      ...                        evaluate=fjs.per_client(task))
+      >>> fjs.reporting.personal_models({"Ditto": history}).get_xlabel()
+      'clients of Ditto, by their test accuracy with the shared model'
     """
-    kinds = {kind: about for kind, about in _MODELS.items() if f"{about[0]}{metric}" in history.metrics}
-    if "shared" not in kinds:
-        raise ValueError(
-            f"client_models(metric={metric!r}): nothing called 'test_client_{metric}' was recorded: run with "
-            "evaluate=fjs.per_client(task, tuned=fjs.personalise(...))"
-        )
-    ax = axes_or_new(ax, 7, 4)
-    values = {kind: _at("history", history, f"{about[0]}{metric}", round) for kind, about in kinds.items()}
-    values = {kind: value[~np.isnan(value).all(axis=1)] for kind, value in values.items()}  # seeds that diverged
-    if not all(drawable(value).any() for value in values.values()):
-        raise ValueError("client_models: there is not one finite value to draw")
-    shared = values["shared"].mean(axis=0)
-    shown = np.flatnonzero(drawable(shared))
-    shown = shown[np.argsort(shared[shown], kind="stable")]
-    visited: np.ndarray = np.ones(shared.shape, bool)
-    if "client_visited" in history.metrics:
-        visited = np.any(_at("history", history, "client_visited", round) > 0, axis=0)
-    room = 0.22 * (np.arange(len(kinds)) - (len(kinds) - 1) / 2)  # beside each other
-    for number, (kind, (_, words, mark)) in enumerate(kinds.items()):
-        of, colour = values[kind][:, shown], COLOURS[number]
-        x = np.arange(1, len(shown) + 1) + room[number]
-        pale = np.where(visited[shown] | (kind != "personal"), 1.0, 0.3)
-        ax.vlines(x, of.min(axis=0), of.max(axis=0), colors=colour, alpha=pale, linewidth=1)
-        ax.scatter(x, of.mean(axis=0), s=22, marker=mark, color=colour, alpha=pale, linewidth=0)
-        ax.plot([], [], linestyle="", marker=mark, markersize=5, color=colour, label=words)
-    ax.xaxis.get_major_locator().set_params(integer=True)
-    plain(ax, xlabel="clients, by the shared model", ylabel=in_words(f"test_{metric}", [history]))
-    ax.legend(loc="best", title=band_words([history]), **LEGEND)
+    check_runs("personal_models: histories", histories)
+    recorded = {name: _models(name, run, metric) for name, run in histories.items()}
+    ax = axes_or_new(ax, 6, 4)
+    words = in_words(f"test_{metric}", histories.values())
+    if len(histories) > 1:
+        chosen = {}
+        for name, run in histories.items():
+            model = "personal" if "personal" in recorded[name] else "tuned"
+            chosen[f"{name}, {MODELS[model]}"] = _of_visited(name, run, recorded[name], model, round)
+        return _draw_shares(ax, chosen, words, histories)
+    ((name, run),) = histories.items()
+    chosen = {model: _of_visited(name, run, recorded[name], model, round) for model in recorded[name]}
+    # The same seeds of all models.
+    sound = np.logical_and.reduce([drawable(values) for values in chosen.values()])
+    known, some = ~np.isnan(chosen["shared"]), sound.any(axis=0)
+    if not some.any():
+        raise ValueError("personal_models: there is no client with a finite value of every model to draw")
+    seeds, clients = int((~known.any(axis=1)).sum()), int((known & ~sound).any(axis=0).sum())
+    chosen = {model: np.where(sound, values, np.nan) for model, values in chosen.items()}
+    order = np.argsort(np.nanmean(chosen["shared"][:, some], axis=0), kind="stable")
+    for number, (model, values) in enumerate(chosen.items()):
+        held = values[:, some][:, order]
+        places = np.arange(1, len(order) + 1) + 0.22 * (number - (len(chosen) - 1) / 2)  # beside each other
+        if len(held) > 1:
+            ax.vlines(places, np.nanmin(held, axis=0), np.nanmax(held, axis=0), colors=COLOURS[number], linewidth=1)
+        mark = {"linestyle": "", "marker": "o^s"[number], "markersize": 5}
+        ax.plot(places, np.nanmean(held, axis=0), color=COLOURS[number], label=MODELS[model], **mark)
+    title = [band_words([run]), seeds and f"{seeds} of {len(sound)} seeds diverged"]
+    title.append(clients and f"clients left out, whose models diverged: {clients}")
+    ax.legend(loc="best", title="\n".join(str(line) for line in title if line) or None, **LEGEND)
+    whole_numbers(ax.xaxis)
+    plain(ax, xlabel=f"clients of {name}, by their {words} with the shared model", ylabel=words)
     return ax
 
 
@@ -225,6 +224,49 @@ def _of_seed(run: Recorded, name: str, seed: int) -> np.ndarray:
         raise IndexError(f"{name!r} has the seeds at positions 0 to {len(values) - 1}, not {seed}")
     one: np.ndarray = values[seed]
     return one
+
+
+def _draw_shares(ax: Any, chosen: Mapping[str, np.ndarray], words: str, histories: Mapping[str, Recorded]) -> Any:
+    """The share of the clients at or below x, of values [seeds, N] by the name to print."""
+    ends = _ends(np.concatenate([values.ravel() for values in chosen.values()]))
+    for number, (name, values) in enumerate(chosen.items()):
+        sound = values[~np.isnan(values).all(axis=1)]
+        lost, style = len(values) - len(sound), line_style(number)
+        if lost == len(values):
+            ax.plot([], [], label=f"{name} (diverged)", **style)
+            continue
+        label = f"{name} ({lost} of {len(values)} seeds diverged)" if lost else name
+        mean_and_band(ax, *_shares(sound, *ends), style, "range", stepped=True, label=label)
+    ax.legend(loc="best", title=band_words(histories.values()), **LEGEND)
+    plain(ax, xlim=ends, ylim=(0.0, 1.0), xlabel=words, ylabel="share of clients at or below")
+    return ax
+
+
+def _models(name: str, run: Recorded, metric: str) -> dict[str, str]:
+    """The metric of every client for each of the models that a run compares."""
+    found = {model: f"test_client_{metric}" if model == "shared" else f"{model}_client_{metric}" for model in MODELS}
+    found = {model: of for model, of in found.items() if recorded_as(run, of) in run.metrics}
+    if "shared" not in found or len(found) == 1:
+        raise ValueError(
+            f"personal_models(metric={metric!r}): {name!r} has no values of its clients' fine-tuned or personal models "
+            "by it: record them with evaluate=fedjax_sim.per_client(task, tuned=fedjax_sim.personalise(...)), on data "
+            "with a test part"
+        )
+    return found
+
+
+def _of_visited(name: str, run: Recorded, models: Mapping[str, str], model: str, round: int | None) -> np.ndarray:
+    """Values [seeds, N] with a model, NaN for clients that do not count, infinitely bad where a client's diverged.
+
+    The mark of a diverged model is its loss: its accuracy is that of class 0.
+    """
+    values, shared = (_at(name, run, models[one], round) for one in (model, "shared"))
+    lost, loss = np.isnan(values), f"{model}_client_loss"
+    if loss in run.metrics:
+        lost |= ~drawable(_at(name, run, loss, round))
+    worst = np.inf if less_is_better(models[model]) else -np.inf
+    values = np.where(np.isnan(shared), np.nan, np.where(lost, worst, values))
+    return among_visited(run, values, -1 if round is None else np.asarray(run.evaluated).tolist().index(round))
 
 
 def _at(name: str, run: Recorded, metric: str, round: int | None) -> np.ndarray:

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 
 from fedjax_sim.reporting.containers import check_runs
-from fedjax_sim.reporting.recorded import Recorded, in_words, measured
+from fedjax_sim.reporting.recorded import MODELS, Recorded, among_visited, in_words, measured
 from fedjax_sim.reporting.table import cell, listed, markdown_rows, text_rows
 
-_MODELS = {"shared": "shared", "tuned": "fine-tuned", "personal": "personal"}
 _LOSING = {"tuned": ("_losing", None), "personal": ("_losing", "_losing_to_tuned")}
 _CONFIDENCE = 0.95
 _TO_COMPARE_WITH = (
@@ -69,7 +68,7 @@ def personal_table(histories: Mapping[str, Recorded], metric: str = "accuracy", 
     rows: list[tuple[str, ...]] = []
     for name, run in histories.items():
         shown = str(name).replace("|", r"\|") if markdown else str(name)
-        for model, words in _MODELS.items():
+        for model, words in MODELS.items():
             if f"{model}_{metric}" in run.metrics:
                 rows.append((shown, words, *_cells(run, model, metric)))
                 shown = shown if markdown else ""
@@ -109,10 +108,8 @@ def _spread(run: Recorded, model: str, metric: str) -> np.ndarray | None:
     if values is None:
         return None
     lost = ~np.isfinite(_of_seeds(run, f"{model}_{metric}"))
+    values = among_visited(run, values)
     held = ~np.isnan(values)
-    if "client_visited" in run.metrics:
-        seen = held & np.asarray(run.metrics["client_visited"])[:, -1].astype(bool)
-        held = np.where(seen.any(axis=1, keepdims=True), seen, held)
     spread = np.array([row[of].std() if of.any() else np.nan for row, of in zip(values, held, strict=True)])
     return np.where(lost, np.nan, spread)
 

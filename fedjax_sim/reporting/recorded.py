@@ -153,6 +153,21 @@ def drawable(values: np.ndarray) -> np.ndarray:
     return found
 
 
+# The models that per_client compares, as its records begin, and in words.
+MODELS = {"shared": "shared", "tuned": "fine-tuned", "personal": "personal"}
+
+
+def among_visited(run: Recorded, values: np.ndarray, at: int = -1) -> np.ndarray:
+    """Clients' values [seeds, N] of evaluation ``at``, NaN for those whom no mean over the clients counts.
+
+    These are the clients that were never visited, in seeds in which anybody with a value was.
+    """
+    if "client_visited" not in run.metrics:
+        return values
+    seen = ~np.isnan(values) & np.asarray(run.metrics["client_visited"])[:, at].astype(bool)
+    return np.where(seen | ~seen.any(axis=1, keepdims=True), values, np.nan)
+
+
 def held(run: Recorded, name: str) -> tuple[np.ndarray, np.ndarray]:
     """What was :func:`measured`, and which seeds stopped early, bool[seeds]: these hold their last value."""
     name = recorded_as(run, name)

@@ -19,7 +19,6 @@ from fedjax_sim import datasets, reporting
 from fedjax_sim.core.files import check_replaceable, check_writable, remove_left_overs
 from fedjax_sim.reporting import (
     Panel,
-    client_models,
     comparison,
     curves,
     distributions,
@@ -426,54 +425,6 @@ class TestDistributions:
             distributions(good, "client_loss", round=3)
         with pytest.raises(ValueError, match="not one finite value"):
             distributions({"a": run([[1]], client_loss=np.full((1, 1, 3), np.nan))}, "client_loss")
-
-    def test_models_of_different_kinds(self, pyplot):
-        values = {"tuned_client_accuracy": [[[0.1, 0.3]]], "personal_client_accuracy": [[[0.2, 0.9]]]}
-        runs = {name: run([[1]], **values) for name in ("a", "b")}
-        ax = distributions(runs, dict(zip(runs, values, strict=True)))
-        assert [line.get_xdata()[1:-1].tolist() for line in ax.get_lines()] == [
-            pytest.approx([0.1, 0.3]), pytest.approx([0.2, 0.9])
-        ]  # fmt: skip
-        assert ax.get_xlabel() == "test client accuracy"
-        with pytest.raises(ValueError, match="metric has one for 'a', and the histories are 'a', 'b'"):
-            distributions(runs, {"a": "tuned_client_accuracy"})
-
-
-class TestClientModels:
-    def history(self):
-        nan = np.nan
-        return run(
-            [[2, 1], [2, 1]],
-            test_client_accuracy=[[[0] * 4, [0.5, 0.25, nan, 0.75]], [[0] * 4, [0.75, 0.25, nan, 0.75]]],
-            tuned_client_accuracy=[[[0] * 4, [0.5, 0.5, nan, 1.0]]] * 2,
-            personal_client_accuracy=[[[0] * 4, [1.0, 0.0, nan, 0.5]]] * 2,
-            client_visited=[[[0] * 4, [1, 0, 1, 1]]] * 2,
-        )
-
-    def test_each_client_s_models_stand_beside_each_other(self, pyplot):
-        ax = client_models(self.history())
-        points = [one.get_offsets() for one in ax.collections if type(one).__name__ == "PathCollection"]
-        wanted = [[0.25, 0.625, 0.75], [0.5, 0.5, 1.0], [0.0, 1.0, 0.5]]  # in the order of the shared model's
-        assert [of[:, 1].tolist() for of in points] == [pytest.approx(one) for one in wanted]
-        assert [of[:, 0].round().tolist() for of in points] == [[1, 2, 3]] * 3
-        assert points[0][0, 0] < points[1][0, 0] < points[2][0, 0]
-        lines = [one.get_segments() for one in ax.collections if type(one).__name__ == "LineCollection"]
-        assert lines[0][1][:, 1].tolist() == [0.5, 0.75]  # the seeds' range
-        alphas = [np.asarray(one.get_alpha()).tolist() for one in ax.collections]
-        assert alphas == [[1.0] * 3] * 4 + [[0.3, 1.0, 1.0]] * 2  # one was never visited
-        words = [text.get_text() for text in ax.get_legend().get_texts()]
-        assert words == ["shared", "shared, fine-tuned", "its own"]
-        assert (ax.get_xlabel(), ax.get_ylabel()) == ("clients, by the shared model", "test accuracy")
-
-    def test_what_was_not_recorded_is_not_drawn(self, pyplot):
-        history = self.history()
-        del history.metrics["personal_client_accuracy"], history.metrics["client_visited"]
-        assert len(client_models(history, round=10).get_legend().get_texts()) == 2
-        with pytest.raises(ValueError, match="nothing called 'test_client_loss' was recorded"):
-            client_models(history, "loss")
-        history.metrics["test_client_accuracy"][:] = np.nan
-        with pytest.raises(ValueError, match="not one finite value"):
-            client_models(history)
 
 
 class TestComparison:
