@@ -112,8 +112,8 @@ def simulate(
       every: rounds between checkpoints (at an evaluation); None for as often as costs 5 % of the time.
       keep: how many checkpoints stay.
       keep_best: a metric: ``history.params`` (and ``history.state``) are then those of each seed's best evaluation by
-        it, in the sense of ``history.at_best``, the start counted, and not of the last; ``"validation_loss"``, say,
-        with ``stop=fjs.stopping.patience("validation_loss")``. One copy of the server's state a seed is kept on the
+        it, in the sense of ``history.at_best``, the start counted, and not of the last; ``"test_loss"``, say,
+        with ``stop=fjs.stopping.patience("test_loss")``. One copy of the server's state a seed is kept on the
         host, and with ``keep_state`` one of the clients'. What is recorded stays that of all rounds.
       keep_state: whether the history has the final state, the server's and what is kept for every client:
         ``history.state``, ``history.client(client_id)``. For methods that keep a model a client these are N models a
