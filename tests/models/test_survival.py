@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import fedjax_sim as fjs
+from fedjax_sim.core.devices import double_precision
 
 SIZES = (7, 3, 2, 4)  # the third has no event
 
@@ -60,13 +61,13 @@ def concordance(w: np.ndarray, x: np.ndarray, y: np.ndarray) -> float:
 
 @pytest.fixture(scope="module")
 def data() -> fjs.FederatedDataset:
-    with jax.enable_x64(True):
+    with double_precision():
         return fjs.datasets.from_clients(PEOPLE, test=PEOPLE[::-1])
 
 
 @pytest.fixture(autouse=True)
 def double():
-    with jax.enable_x64(True):
+    with double_precision():
         yield
 
 

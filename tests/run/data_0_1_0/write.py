@@ -137,7 +137,7 @@ def main() -> None:
         shutil.rmtree(HERE / old, ignore_errors=True)
     for name, run in runs().items():
         fjs.simulate(**run).save(HERE / f"{name}.npz")
-    with jax.enable_x64(True):
+    with jax.enable_x64(True):  # noqa: TID251 (of that version's environment)
         fjs.simulate(**quadratic(), algorithm=fjs.fedavg(client_optimizer=sgd())).save(HERE / "float64.npz")
     swept(keep_params=True).save(HERE / "sweep.npz")
     swept(resume=HERE / "sweep", chunk=4)
