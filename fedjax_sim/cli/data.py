@@ -121,10 +121,10 @@ def _describe(options: argparse.Namespace) -> int:
         print(json.dumps({**about, "plot": options.plot if plotted is None else None}, allow_nan=False))
         return 0
     print(data.statistics())
-    for part in ("arrays", "test_arrays"):
+    for part in ("arrays", "validation_arrays", "test_arrays"):
         if about[part]:
             said = ", ".join(f"{name or 'examples'} {kind}" for name, kind in about[part].items())
-            print(f"{'test arrays' if part == 'test_arrays' else 'arrays':20} {said}")
+            print(f"{part.replace('_', ' '):20} {said}")
     if options.plot is not None:
         print(f"wrote {options.plot}" if plotted is None else f"no plot: {plotted}")
     return 0
@@ -150,7 +150,7 @@ def _about(data: Any) -> dict[str, Any]:
     statistics = data.statistics()
     table = statistics.label_table
     low, middle, high = statistics.quantiles()
-    test = getattr(data, "test", None)
+    held_out = {"validation": statistics.validation_sizes, "test": statistics.test_sizes}
     return {
         "clients": statistics.clients,
         "examples": statistics.examples,
@@ -158,12 +158,12 @@ def _about(data: Any) -> dict[str, Any]:
             "mean": statistics.mean, "std": statistics.std, "min": statistics.min, "max": statistics.max,
             "quartiles": [low, middle, high],
         },
-        "test_examples": None if statistics.test_sizes is None else int(statistics.test_sizes.sum()),
+        **{f"{part}_examples": None if sizes is None else int(sizes.sum()) for part, sizes in held_out.items()},
         "classes": data.num_classes,
         "examples_per_class": None if table is None else table.sum(axis=0).tolist(),
         "classes_per_client": None if table is None else finite(float(statistics.classes_per_client.mean())),
         "arrays": _arrays(data.examples),
-        "test_arrays": {} if test is None else _arrays(getattr(test, "examples", None)),
+        **{f"{part}_arrays": _arrays(getattr(getattr(data, part, None), "examples", None)) for part in held_out},
     }  # fmt: skip
 
 

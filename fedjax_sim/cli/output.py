@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fedjax_sim.run.history import History
 
 # By the first of these that is recorded, points of a sweep are compared.
-CHOOSING = ("test_accuracy", "test_data_loss", "test_loss", "loss")
+CHOOSING = (*(f"{part}_{of}" for part in ("validation", "test") for of in ("accuracy", "data_loss", "loss")), "loss")
 # Arguments of simulate, and the values with which they say nothing that other functions would not do.
 _NOTHING_SAID = {
     "on_divergence": "record", "divergence_factor": 10.0, "checkpoint": None, "every": None, "keep": 2, "stop": None,

@@ -32,8 +32,8 @@ def add_to(commands: Any) -> None:
                      "combinations")  # fmt: skip
     how.add_argument("--random", type=count, metavar="N", help="N points drawn at random")
     add("--random-seed", type=int, default=0, metavar="SEED", help="of the draws (default: 0)")
-    add("--metric", metavar="NAME", help="what chooses the best point (default: test_accuracy, else test_data_loss "
-        "(without a penalty), else test_loss, else loss)")  # fmt: skip
+    add("--metric", metavar="NAME", help="what chooses the best point (default: of validation examples, else of test "
+        "examples, the accuracy, else the loss without a penalty, else the loss; else the training loss)")  # fmt: skip
     add("--top", type=count, default=10, metavar="N", help="lines of the table (default: 10)")
     add_running(command, "sweep.npz, sweep.json, sweep.png and best.toml", "results/NAME-sweep", "the runs")
     command.set_defaults(run=run)
@@ -113,7 +113,7 @@ def _write(result: Sweep, options: argparse.Namespace, results: Results) -> None
 
 
 def _best_in_words(result: Sweep, metric: str, ranked: list[Ranked], files: dict[str, Path]) -> str:
-    from fedjax_sim.reporting.recorded import in_words
+    from fedjax_sim.reporting.recorded import in_words, part_of
 
     bad = result.space.num_points - len(ranked)
     ended = f"; {bad} of {result.space.num_points} points diverged" if bad else ""
@@ -122,10 +122,11 @@ def _best_in_words(result: Sweep, metric: str, ranked: list[Ranked], files: dict
     best = ranked[0]
     point = ", ".join(f"{name} = {value:.6g}" for name, value in best.point.items())
     spread = "" if len(result.seeds) == 1 else f" ± {best.std:.4g}"
-    by = (
-        "the test examples have chosen it, and look better for it: report it on others"
-        if metric.startswith("test_") else "chosen on what was trained on, with these seeds"
-    )  # fmt: skip
+    by = {
+        "test": "the test examples have chosen it, and look better for it: report it on others",
+        "validation": "chosen on the validation examples: report it on the test examples",
+        "training": "chosen on what was trained on, with these seeds",
+    }[part_of(metric)]
     other = [max(result.seeds) + 1 + number for number in range(len(result.seeds))]
     return (
         f"best by {in_words(metric, [result.runs])}: {point} ({best.mean:.4g}{spread}){ended}\n{by}\n"

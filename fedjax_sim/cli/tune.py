@@ -25,8 +25,8 @@ def add_to(commands: Any) -> None:
     add("--over", action="append", required=True, metavar="NAME", help="a real hyper-parameter, from its value in the "
         "configuration on: --over algorithm.mu; may be given several times, and with the values it may take: "
         "NAME=interval(0, 2), positive(), unit_interval()")  # fmt: skip
-    add("--minimise", metavar="METRIC", help="what is made small at the end of the run (default: test_loss, without "
-        "test examples loss)")  # fmt: skip
+    add("--minimise", metavar="METRIC", help="what is made small at the end of the run (default: validation_loss, "
+        "without validation examples test_loss, without these loss)")  # fmt: skip
     add("--steps", type=count, default=30, metavar="N", help="steps of the optimiser (default: 30)")
     add("--rate", type=float, default=0.1, metavar="X", help="learning rate of Adam on the logarithms (default: 0.1, "
         "about 10 %% a step)")  # fmt: skip
@@ -66,7 +66,7 @@ def _tuned(given: dict[str, Any], over: dict[str, Any], options: argparse.Namesp
     setting, left_out = taken_by(make_train, {key: value for key, value in given.items() if key not in own})
     if left_out:
         results.say(f"note: a derivative is of all rounds of a run on the device: without {', '.join(left_out)}")
-    metric = options.minimise or ("loss" if given["dataset"].test is None else "test_loss")
+    metric = options.minimise or _minimised(given["dataset"])
     return tune(
         given["algorithm"], given["dataset"], over=over, objective=final(metric), optimizer=optim.adam(options.rate),
         steps=options.steps, restarts=options.restarts, seeds=given.get("seeds", 0),
@@ -74,8 +74,15 @@ def _tuned(given: dict[str, Any], over: dict[str, Any], options: argparse.Namesp
     )  # fmt: skip
 
 
+def _minimised(dataset: Any) -> str:
+    from fedjax_sim.datasets.federated import held_out_parts
+
+    return next((f"{part}_loss" for part in held_out_parts(dataset)), "loss")
+
+
 def _write(tuned: Tuned, given: dict[str, Any], tables: Tables, options: argparse.Namespace, results: Results) -> None:
     from fedjax_sim.reporting.plots import save_figure
+    from fedjax_sim.reporting.recorded import part_of
     from fedjax_sim.reporting.table import results_table
     from fedjax_sim.run.simulation import simulate
 
@@ -99,6 +106,6 @@ def _write(tuned: Tuned, given: dict[str, Any], tables: Tables, options: argpars
         return
     results.say(f"\nwith the seeds {', '.join(map(str, seeds))}, which the tuning has not seen:\n")
     results.say(results_table(dict(histories)))
-    if given["dataset"].test is not None and (options.minimise or "test_").startswith("test_"):
+    if part_of(options.minimise or _minimised(given["dataset"])) == "test":
         results.say("the test examples were what it was tuned for: report the result on others")
     results.end()

@@ -32,6 +32,7 @@ from fedjax_sim.datasets.sources.shakespeare import shakespeare_roles, tinyshake
 from fedjax_sim.datasets.sources.survival import fed_tcga_brca
 from fedjax_sim.datasets.sources.tables import digits, fedprox_synthetic, parkinsons
 from fedjax_sim.datasets.sources.text import ag_news, sent140
+from fedjax_sim.datasets.splitting import with_validation
 from fedjax_sim.datasets.statistics import Statistics, read_report
 from fedjax_sim.datasets.synthetic import quadratics, quadratics_from, synthetic
 
@@ -86,4 +87,5 @@ __all__ = [
     "tinyshakespeare",
     "w8a",
     "wisdm",
+    "with_validation",
 ]

@@ -18,6 +18,7 @@ from fedjax_sim.datasets.validate import Given, in_memory, stored_parts
 def from_clients(
     clients: Sequence[Any],
     *,
+    validation: Sequence[Any] | None = None,
     test: Sequence[Any] | None = None,
     client_ids: Sequence[int] | np.ndarray | None = None,
     test_fraction: float = 0.0,
@@ -29,7 +30,9 @@ def from_clients(
     Args:
       clients: for each client its examples: a pytree of arrays with a common leading axis n_i >= 1 (Python lists
         count as arrays), or a tuple ``(x, y)``, which becomes ``{"x": x, "y": y}``.
-      test: held-out examples of the same clients in the same order; an entry may be None or have no rows.
+      validation: held-out examples of the same clients in the same order, to choose by; an entry may be None or have
+        no rows. :func:`with_validation` takes some of the training examples.
+      test: held-out examples, to report on, likewise.
       client_ids: unique non-negative integers; 0 .. N-1 by default.
       test_fraction: in the place of ``test``: the share to hold out, as in :func:`from_partition`.
       seed: of the draw of the held-out examples.
@@ -38,7 +41,7 @@ def from_clients(
 
     Returns:
       The data set; floats in the default float type unless they are narrower, integers as int32 (uint8 is kept,
-      except for labels). ``test`` is None if it has no rows at all.
+      except for labels). ``validation`` and ``test`` are None if they have no rows at all.
 
     Raises:
       ValueError: no clients, an empty client, lengths, structures or shapes that do not agree, NaN or infinite
@@ -51,13 +54,15 @@ def from_clients(
       >>> from_clients([(np.zeros((3, 2)), [0, 1, 1]), (np.ones((1, 2)), [2])])
       FederatedDataset(2 clients, 4 examples, 3 classes)
     """
-    return _assembled(given_clients(clients, test, client_ids, test_fraction, seed), num_classes)
+    return _assembled(given_clients(clients, validation, test, client_ids, test_fraction, seed), num_classes)
 
 
 def from_ids(
     examples: Any,
     ids: Any,
     *,
+    validation: Any = None,
+    validation_ids: Any = None,
     test: Any = None,
     test_ids: Any = None,
     test_fraction: float = 0.0,
@@ -71,9 +76,11 @@ def from_ids(
       ids: integer or string [n], the client of each example. Clients are stored in sorted order of their id and
         keep the order of their examples. Integers that are non-negative and fit int32 become the ``client_ids``;
         other ids are numbered 0 .. N-1, and :func:`fedjax_sim.datasets.client_names` has them as strings.
-      test: held-out examples, like ``examples``.
-      test_ids: the client of each held-out example; each must have training examples too.
-      test_fraction: in the place of both: the share to hold out, as in :func:`from_partition`.
+      validation: held-out examples to choose by, like ``examples``.
+      validation_ids: the client of each of them; each must have training examples too.
+      test: held-out examples to report on, like ``examples``.
+      test_ids: the client of each of them, likewise.
+      test_fraction: in the place of the last two: the share to hold out, as in :func:`from_partition`.
       seed: of the draw of the held-out examples.
       num_classes: as in :func:`from_clients`.
 
@@ -87,7 +94,7 @@ def from_ids(
       >>> data.client(0)["x"]
       array([1., 3.], dtype=float32)
     """
-    given = given_ids(examples, ids, test, test_ids, test_fraction, seed)
+    given = given_ids(examples, ids, (validation, validation_ids), (test, test_ids), test_fraction, seed)
     return given.remembered(_assembled(given, num_classes))
 
 
@@ -126,12 +133,11 @@ def from_partition(
 
 def _assembled(given: Given, num_classes: int | None) -> FederatedDataset:
     """Checks the values and packs the arrays."""
-    made = [
-        packed(stored.examples, stored.part.sizes, given.client_ids, stored.classes)
-        for stored in stored_parts(given, num_classes, in_memory)
-    ]
-    train: FederatedDataset = made[0] if len(made) == 1 else made[0].replace(test=made[1])
-    return train
+    made = {
+        name: packed(stored.examples, stored.part.sizes, given.client_ids, stored.classes)
+        for name, stored in stored_parts(given, num_classes, in_memory).items()
+    }
+    return made.pop("train").replace(**made)
 
 
 def packed(examples: Any, sizes: np.ndarray, client_ids: np.ndarray, num_classes: int | None) -> FederatedDataset:

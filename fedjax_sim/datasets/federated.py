@@ -22,6 +22,7 @@ from fedjax_sim.datasets.placement import Placement, everywhere, lengthened_rows
 from fedjax_sim.datasets.statistics import Statistics, label_table
 
 T = TypeVar("T")
+HELD_OUT = ("validation", "test")  # the parts that are not trained on
 
 
 class FederatedDataset(struct.PyTreeNode, kw_only=True, eq=False):
@@ -35,7 +36,9 @@ class FederatedDataset(struct.PyTreeNode, kw_only=True, eq=False):
         clients changes no result.
       order: int32[N], ``argsort(client_ids)``: the storage position of the client with the i-th smallest id.
       example_weights: float[n], or None when all examples weigh the same.
-      test: the held-out examples, for the same clients in the same order, or None. Clients may be empty there.
+      validation: held-out examples of the same clients in the same order, to choose by, or None. Clients may be empty
+        there.
+      test: held-out examples, to report on, likewise.
       num_clients: N.
       num_examples: n.
       max_size: the largest n_i.
@@ -50,6 +53,7 @@ class FederatedDataset(struct.PyTreeNode, kw_only=True, eq=False):
     sizes: jax.Array
     client_ids: jax.Array
     order: jax.Array
+    validation: FederatedDataset | None = None
     example_weights: jax.Array | None = None
     test: FederatedDataset | None = None
     num_clients: int = static()
@@ -97,7 +101,8 @@ class FederatedDataset(struct.PyTreeNode, kw_only=True, eq=False):
         table = None
         if self.num_classes is not None:
             table = label_table(np.asarray(self.examples["y"]), sizes, self.num_classes)
-        return Statistics(sizes, table, None if self.test is None else np.asarray(self.test.sizes))
+        held_out = {f"{name}_sizes": np.asarray(part.sizes) for name, part in held_out_parts(self).items()}
+        return Statistics(sizes, table, **held_out)
 
     def reordered(self, permutation: Sequence[int] | np.ndarray) -> FederatedDataset:
         """The same clients stored in another order: position j has the client now at ``permutation[j]``.
@@ -119,7 +124,7 @@ class FederatedDataset(struct.PyTreeNode, kw_only=True, eq=False):
             client_ids=int32(ids),
             order=int32(np.argsort(ids)),
             example_weights=None if weights is None else jnp.asarray(np.asarray(weights)[rows]),
-            test=None if self.test is None else self.test.reordered(moved),
+            **{name: part.reordered(moved) for name, part in held_out_parts(self).items()},
         )
 
     def with_example_weights(self, weights: Any) -> FederatedDataset:
@@ -146,9 +151,26 @@ class FederatedDataset(struct.PyTreeNode, kw_only=True, eq=False):
         return self.replace(example_weights=array)
 
     def __repr__(self) -> str:
-        classes = "" if self.num_classes is None else f", {self.num_classes} classes"
-        test = "" if self.test is None else f", {self.test.num_examples} test examples"
-        return f"FederatedDataset({self.num_clients} clients, {self.num_examples} examples{test}{classes})"
+        return in_short(self)
+
+
+def held_out_parts(dataset: T) -> dict[str, T]:
+    """The parts of a data set, on the device or the host, that are not trained on, by name."""
+    parts = {name: getattr(dataset, name) for name in HELD_OUT}
+    return {name: part for name, part in parts.items() if part is not None}
+
+
+def training_part(dataset: FederatedDataset) -> FederatedDataset:
+    """The data set without what is held out."""
+    return dataset.replace(**dict.fromkeys(HELD_OUT))
+
+
+def in_short(dataset: Any) -> str:
+    """A data set of either kind in one line."""
+    held_out = (f", {part.num_examples} {name} examples" for name, part in held_out_parts(dataset).items())
+    classes = "" if dataset.num_classes is None else f", {dataset.num_classes} classes"
+    counts = f"{dataset.num_clients} clients, {dataset.num_examples} examples{''.join(held_out)}{classes}"
+    return f"{type(dataset).__name__}({counts})"
 
 
 def named(data: T, names: Sequence[str]) -> T:
@@ -189,32 +211,30 @@ def client_names(data: Any) -> tuple[str, ...]:
 
 
 def placed(dataset: FederatedDataset, placement: Placement) -> FederatedDataset:
-    """The data set on a mesh, test part included: what it consists of besides examples is everywhere.
+    """The data set on a mesh, held-out parts included: what it consists of besides examples is everywhere.
 
     Rows of sharded examples are padded to a multiple of the groups; no client holds a row of the padding.
     """
     dataset = whole(dataset)
     mesh = placement.mesh
-    rest = dataset.replace(examples=None, test=None)
-    examples, test = dataset.examples, dataset.test
+    rest, examples = training_part(dataset).replace(examples=None), dataset.examples
     if placement.sharded:
         extra = padded(dataset.num_examples, placement.parts) - dataset.num_examples
         examples = shared_out(lengthened_rows(examples, extra), mesh)
     else:
         examples = everywhere(examples, mesh)
-    return everywhere(rest, mesh).replace(  # type: ignore[no-any-return]
-        examples=examples, test=None if test is None else placed(test, placement), placement=placement
-    )
+    held_out = {name: placed(part, placement) for name, part in held_out_parts(dataset).items()}
+    return everywhere(rest, mesh).replace(examples=examples, placement=placement, **held_out)  # type: ignore[no-any-return]
 
 
 def whole(dataset: FederatedDataset) -> FederatedDataset:
-    """The data set without a placement and without the padding that sharded rows have, test part included."""
-    placement, test = dataset.placement, dataset.test
+    """The data set without a placement and without the padding that sharded rows have, held-out parts included."""
+    placement = dataset.placement
     if placement is None:
         return dataset
     rows = dataset.num_examples
     return dataset.replace(
         examples=jax.tree.map(lambda leaf: leaf[:rows], dataset.examples) if placement.sharded else dataset.examples,
-        test=None if test is None else whole(test),
         placement=None,
+        **{name: whole(part) for name, part in held_out_parts(dataset).items()},
     )

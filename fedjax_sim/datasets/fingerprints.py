@@ -8,9 +8,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_sim.datasets.federated import FederatedDataset
+from fedjax_sim.datasets.federated import FederatedDataset, held_out_parts
 from fedjax_sim.datasets.host import HostDataset
 
+# How the text of a data set's structure has the place of a validation part that it lacks: after the arrays of its
+# clients. Left out, so that checkpoints from before there were such parts are still of the same data.
+_NO_VALIDATION = "*, *, *, *, None, "
 _ROWS = 4096  # examples of data on the host that are looked at: reading all of it would take as long as a round
 
 
@@ -19,7 +22,8 @@ def fingerprint(tree: Any) -> str:
     leaves, structure = jax.tree.flatten(tree)
     arrays = [np.asarray(leaf) for leaf in leaves]
     heads = [f"{array.dtype}{array.shape}" for array in arrays]
-    return digest(str(structure).encode(), *(head.encode() for head in heads), *(a.tobytes() for a in arrays))
+    shape = str(structure).replace(_NO_VALIDATION, _NO_VALIDATION.removesuffix("None, "))
+    return digest(shape.encode(), *(head.encode() for head in heads), *(a.tobytes() for a in arrays))
 
 
 def dataset_fingerprint(dataset: FederatedDataset | HostDataset) -> str:
@@ -32,11 +36,13 @@ def dataset_fingerprint(dataset: FederatedDataset | HostDataset) -> str:
     leaves = jax.tree.leaves(dataset.examples)
     places = np.linspace(0, len(leaves[0]) - 1, min(_ROWS, len(leaves[0]))).astype(np.int64)
     seen = (dataset.frame, [leaf[places] for leaf in leaves], len(leaves[0]))
-    test = None if dataset.test is None else dataset_fingerprint(dataset.test)
+    held_out = [
+        ("" if name == "test" else name) + dataset_fingerprint(part) for name, part in held_out_parts(dataset).items()
+    ]
     # Left out where there is none, so that older checkpoints are still of the same data.
     plain = dataset.rows is None and dataset.example_weights is None
     known = fingerprint(seen if plain else (*seen, dataset.rows, dataset.example_weights))
-    return known if test is None else digest(known.encode(), test.encode())
+    return digest(known.encode(), *(part.encode() for part in held_out)) if held_out else known
 
 
 def digest(*parts: bytes) -> str:

@@ -29,6 +29,7 @@ from fedjax_sim.datasets.validate import (
 
 def given_clients(
     clients: Sequence[Any],
+    validation: Sequence[Any] | None,
     test: Sequence[Any] | None,
     client_ids: Any,
     test_fraction: float = 0.0,
@@ -44,43 +45,59 @@ def given_clients(
     train = _joined(clients, ids, None)
     for position in np.flatnonzero(train.sizes == 0)[:1]:
         raise ValueError(f"{who(ids, position)} has no examples: drop this client or give it examples")
+    held_out: dict[str, Flat | None] = {}
+    for name, part in (("validation", validation), ("test", test)):
+        if part is not None and len(part) != count:
+            raise ValueError(f"{name} has {len(part)} clients but there are {count}: give one entry (or None) for each")
+        held_out[name] = None if part is None else _joined(part, ids, train, name)
     if test is None:
         owner = np.repeat(np.arange(count), train.sizes)
-        return Given(*_cut(train, _held(owner, train.sizes, test_fraction, seed)), ids, ids)
-    if len(test) != count:
-        raise ValueError(f"test has {len(test)} clients but there are {count}: give one entry (or None) for each")
-    return Given(train, _joined(test, ids, train), ids, ids)
+        train, held_out["test"] = _cut(train, held_in("held_out", owner, train.sizes, test_fraction, seed))
+    return Given(train, held_out, ids, ids)
 
 
-def given_ids(examples: Any, ids: Any, test: Any, test_ids: Any, test_fraction: float = 0.0, seed: int = 0) -> Given:
-    """See :func:`fedjax_sim.datasets.from_ids`."""
-    check_split(test, test_fraction, seed)
+def given_ids(
+    examples: Any,
+    ids: Any,
+    validation: tuple[Any, Any],
+    test: tuple[Any, Any],
+    test_fraction: float = 0.0,
+    seed: int = 0,
+) -> Given:
+    """See :func:`fedjax_sim.datasets.from_ids`; each held-out part is its examples and their ids."""
+    check_split(test[0], test_fraction, seed)
     names, owner = np.unique(checked_owner(ids, "ids"), return_inverse=True)
     if names.size == 0:
         raise ValueError("from_ids: no examples were given; a data set needs at least one client with one example")
     numbered = names.dtype.kind in "iu" and int(names[0]) >= 0 and int(names[-1]) <= INT32_MAX
     client_ids = names if numbered else np.arange(names.size)
     train = _grouped(_as_arrays("examples", examples), owner, names.size, "ids")
-    if (test is None) != (test_ids is None):
-        raise ValueError("from_ids: test and test_ids come together; only one of them was given")
-    if test is None:
-        held = _held(owner, train.sizes, test_fraction, seed)  # drawn in the order of the rows, as they were given
-        train, held_out = _cut(train, held if train.rows is None else held[train.rows])
-    else:
-        test_owner = checked_owner(test_ids, "test_ids")
-        if test_owner.size and (test_owner.dtype.kind == "U") != (names.dtype.kind == "U"):
-            raise TypeError(f"test_ids have dtype {test_owner.dtype} but ids have {names.dtype}: use the same kind")
-        known, wanted = names, test_owner
-        if names.dtype.kind != test_owner.dtype.kind:  # int64 beside uint64 would be compared as floats
-            known, wanted = names.astype(object), test_owner.astype(object)
-        position = np.minimum(np.searchsorted(known, wanted), names.size - 1)
-        for row in np.flatnonzero(known[position] != wanted)[:1]:
-            raise ValueError(
-                f"client {test_owner[row].item()!r} has test examples but no training examples: drop them or give the "
-                "client training examples"
-            )
-        held_out = _grouped(_as_arrays("test examples", test), position, names.size, "test_ids")
+    held_out = {name: _owned(name, *part, names) for name, part in (("validation", validation), ("test", test))}
+    if test[0] is None:
+        # Drawn in the order of the rows, as they were given.
+        held = held_in("held_out", owner, train.sizes, test_fraction, seed)
+        train, held_out["test"] = _cut(train, held if train.rows is None else held[train.rows])
     return Given(train, held_out, client_ids, names)
+
+
+def _owned(name: str, examples: Any, ids: Any, known: np.ndarray) -> Flat | None:
+    """A held-out part whose examples have the clients ``ids``, all of them ``known``."""
+    if (examples is None) != (ids is None):
+        raise ValueError(f"from_ids: {name} and {name}_ids come together; only one of them was given")
+    if examples is None:
+        return None
+    owner = wanted = checked_owner(ids, f"{name}_ids")
+    if owner.size and (owner.dtype.kind == "U") != (known.dtype.kind == "U"):
+        raise TypeError(f"{name}_ids have dtype {owner.dtype} but ids have {known.dtype}: use the same kind")
+    if known.dtype.kind != owner.dtype.kind:  # int64 beside uint64 would be compared as floats
+        known, wanted = known.astype(object), owner.astype(object)
+    position = np.minimum(np.searchsorted(known, wanted), known.size - 1)
+    for row in np.flatnonzero(known[position] != wanted)[:1]:
+        raise ValueError(
+            f"client {owner[row].item()!r} has {name} examples but no training examples: drop them or give the client "
+            "training examples"
+        )
+    return _grouped(_as_arrays(f"{name} examples", examples), position, known.size, f"{name}_ids")
 
 
 def given_partition(examples: Any, partition: Sequence[Any], test_fraction: float, seed: int) -> Given:
@@ -92,8 +109,9 @@ def given_partition(examples: Any, partition: Sequence[Any], test_fraction: floa
     total = common_length(flat, None)
     ids = np.arange(len(partition))
     rows, sizes = checked_partition(partition, total)
-    held = _held(np.repeat(ids, sizes), sizes, test_fraction, seed)
-    return Given(*_cut(Flat(flat, sizes, rows), held), ids, ids)
+    held = held_in("held_out", np.repeat(ids, sizes), sizes, test_fraction, seed)
+    train, test = _cut(Flat(flat, sizes, rows), held)
+    return Given(train, {"test": test}, ids, ids)
 
 
 def check_split(test: Any, test_fraction: Any, seed: Any) -> None:
@@ -147,9 +165,9 @@ def _as_arrays(what: str, examples: Any, owner: str = "") -> Any:
     return jax.tree.unflatten(structure, arrays)
 
 
-def _joined(clients: Sequence[Any], ids: np.ndarray, like: Flat | None) -> Flat:
-    """Concatenates the clients' pytrees; ``like`` gives the structure where a client (of the test part) is empty."""
-    what = "examples" if like is None else "test examples"
+def _joined(clients: Sequence[Any], ids: np.ndarray, like: Flat | None, part: str = "") -> Flat:
+    """Concatenates the clients' pytrees; ``like`` gives the structure where a client (of a held-out part) is empty."""
+    what = f"{part} examples".lstrip()
     sizes = np.zeros(len(clients), np.int64)
     filled: list[tuple[str, Any]] = []
     tree = None if like is None else like.examples
@@ -217,16 +235,21 @@ def held_out(owner: Any, fraction: float, seed: int) -> np.ndarray:
     """
     check_split(None, fraction, seed)
     _, number, sizes = np.unique(checked_owner(owner, "owner"), return_inverse=True, return_counts=True)
-    return _held(number, sizes, fraction, seed)
+    return held_in("held_out", number, sizes, fraction, seed)
 
 
-def _held(owner: np.ndarray, sizes: np.ndarray, fraction: float, seed: int) -> np.ndarray:
-    """:func:`held_out` for clients numbered 0 .. N-1 that have ``sizes`` examples."""
+def held_in(stream: str, owner: np.ndarray, sizes: np.ndarray, fraction: float, seed: int) -> np.ndarray:
+    """:func:`held_out` for clients numbered 0 .. N-1 that have ``sizes`` examples, by draws of this ``stream``."""
     if fraction == 0.0 or sizes.size == 0:
         return np.zeros(owner.size, bool)
-    kept = np.maximum(1, np.floor((1.0 - fraction) * sizes + 1e-9).astype(np.int64))
-    draw = Draws("held_out", seed).uniform(owner.size)
+    kept = kept_of(sizes, fraction)
+    draw = Draws(stream, seed).uniform(owner.size)
     order = sorted_within(owner, draw)  # client after client, each in random order
     mask = np.zeros(owner.size, bool)
     mask[order] = np.arange(owner.size) - offsets_of(sizes)[owner[order]] >= kept[owner[order]]
     return mask
+
+
+def kept_of(sizes: np.ndarray, fraction: float) -> np.ndarray:
+    """How many examples clients with these ``sizes`` train on: max(1, floor((1 - fraction) n_i)), int64[N]."""
+    return np.maximum(1, np.floor((1.0 - fraction) * sizes + 1e-9).astype(np.int64))

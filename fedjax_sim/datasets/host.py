@@ -19,7 +19,7 @@ import numpy as np
 
 from fedjax_sim.core.descriptions import recipe
 from fedjax_sim.datasets.construct import packed
-from fedjax_sim.datasets.federated import FederatedDataset
+from fedjax_sim.datasets.federated import FederatedDataset, held_out_parts, in_short, training_part
 from fedjax_sim.datasets.flat import int32, offsets_of, ranges
 from fedjax_sim.datasets.from_arrays import given_clients, given_ids, given_partition
 from fedjax_sim.datasets.statistics import Statistics, label_table
@@ -39,13 +39,15 @@ class HostDataset:
       examples: pytree of host arrays in any order of rows, as they were given.
       rows: int64[n], the row of the j-th example of the flat order (client after client); None where that is j.
       example_weights: float[n] in the flat order, or None.
-      test: the held-out examples of the same clients, or None.
+      validation: held-out examples of the same clients, to choose by, or None.
+      test: held-out examples, to report on, likewise.
     """
 
     frame: FederatedDataset
     examples: Any
     rows: np.ndarray | None = None
     example_weights: np.ndarray | None = None
+    validation: HostDataset | None = None
     test: HostDataset | None = None
 
     @property
@@ -118,7 +120,9 @@ class HostDataset:
         if self.num_classes is not None:
             labels = self.examples["y"] if self.rows is None else self.examples["y"][self.rows]
             table = label_table(labels.astype(np.int64), self._sizes, self.num_classes)
-        return Statistics(self._sizes, table, None if self.test is None else self.test._sizes)
+        return Statistics(
+            self._sizes, table, **{f"{name}_sizes": of._sizes for name, of in held_out_parts(self).items()}
+        )
 
     def on_device(self) -> FederatedDataset:
         """The same data set with all examples on the device."""
@@ -127,14 +131,12 @@ class HostDataset:
             examples=jax.tree.map(jnp.asarray, self.take(np.arange(self.num_examples))),
             offsets=int32(self._offsets),
             example_weights=None if weights is None else jnp.asarray(weights),
-            test=None if self.test is None else self.test.on_device(),
+            **{name: part.on_device() for name, part in held_out_parts(self).items()},
         )
         return made
 
     def __repr__(self) -> str:
-        classes = "" if self.num_classes is None else f", {self.num_classes} classes"
-        test = "" if self.test is None else f", {self.test.num_examples} test examples"
-        return f"HostDataset({self.num_clients} clients, {self.num_examples} examples{test}{classes})"
+        return in_short(self)
 
     # Kept: every round's window asks, and the frame is on the device.
     @functools.cached_property
@@ -149,6 +151,7 @@ class HostDataset:
 def from_clients(
     clients: Sequence[Any],
     *,
+    validation: Sequence[Any] | None = None,
     test: Sequence[Any] | None = None,
     client_ids: Sequence[int] | np.ndarray | None = None,
     test_fraction: float = 0.0,
@@ -156,13 +159,15 @@ def from_clients(
     num_classes: int | None = None,
 ) -> HostDataset:
     """As :func:`fedjax_sim.datasets.from_clients`, in host memory; the clients' arrays are joined there."""
-    return _hosted(given_clients(clients, test, client_ids, test_fraction, seed), num_classes)
+    return _hosted(given_clients(clients, validation, test, client_ids, test_fraction, seed), num_classes)
 
 
 def from_ids(
     examples: Any,
     ids: Any,
     *,
+    validation: Any = None,
+    validation_ids: Any = None,
     test: Any = None,
     test_ids: Any = None,
     test_fraction: float = 0.0,
@@ -177,7 +182,7 @@ def from_ids(
       >>> data, data.client(0)["x"]
       (HostDataset(2 clients, 4 examples), array([1., 3.], dtype=float32))
     """
-    given = given_ids(examples, ids, test, test_ids, test_fraction, seed)
+    given = given_ids(examples, ids, (validation, validation_ids), (test, test_ids), test_fraction, seed)
     return given.remembered(_hosted(given, num_classes))
 
 
@@ -204,28 +209,28 @@ def on_host(dataset: FederatedDataset) -> HostDataset:
     """
     weights = dataset.example_weights
     return HostDataset(
-        frame=_frame_of(dataset),
+        frame=frame_of(dataset),
         examples=jax.tree.map(np.asarray, dataset.examples),
         example_weights=None if weights is None else np.asarray(weights),
+        validation=None if dataset.validation is None else on_host(dataset.validation),
         test=None if dataset.test is None else on_host(dataset.test),
     )
 
 
-def _frame_of(dataset: FederatedDataset) -> FederatedDataset:
+def frame_of(dataset: FederatedDataset) -> FederatedDataset:
     """``dataset`` without its examples: one row of zeros in their place."""
-    frame: FederatedDataset = dataset.replace(
+    frame: FederatedDataset = training_part(dataset).replace(
         examples=jax.tree.map(lambda leaf: jnp.zeros((1, *leaf.shape[1:]), leaf.dtype), dataset.examples),
         offsets=jnp.zeros_like(dataset.offsets),
         example_weights=None,
-        test=None,
     )
     return frame
 
 
 def _hosted(given: Given, num_classes: int | None) -> HostDataset:
     """Checks all values, piece by piece, and leaves the arrays alone."""
-    made = []
-    for stored in stored_parts(given, num_classes, type_alone):
-        frame = _frame_of(packed(stored.examples, stored.part.sizes, given.client_ids, stored.classes))
-        made.append(HostDataset(frame, stored.part.examples, stored.part.rows))
-    return made[0] if len(made) == 1 else dataclasses.replace(made[0], test=made[1])
+    made = {}
+    for name, stored in stored_parts(given, num_classes, type_alone).items():
+        frame = frame_of(packed(stored.examples, stored.part.sizes, given.client_ids, stored.classes))
+        made[name] = HostDataset(frame, stored.part.examples, stored.part.rows)
+    return dataclasses.replace(made["train"], validation=made.get("validation"), test=made.get("test"))

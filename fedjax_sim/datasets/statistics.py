@@ -21,6 +21,7 @@ class Statistics:
       sizes: int[N], the client sizes.
       label_table: int[N, C], examples of each class at each client, or None without labels.
       test_sizes: int[N], the test examples of each client, or None without a test part.
+      validation_sizes: likewise.
       clients: number of clients N.
       examples: number of examples n.
       mean: mean of the client sizes.
@@ -32,6 +33,7 @@ class Statistics:
     sizes: np.ndarray
     label_table: np.ndarray | None = None
     test_sizes: np.ndarray | None = None
+    validation_sizes: np.ndarray | None = None
     clients: int = dataclasses.field(init=False)
     examples: int = dataclasses.field(init=False)
     mean: float = dataclasses.field(init=False)
@@ -105,9 +107,10 @@ class Statistics:
             f"examples per client  mean {self.mean:,.1f}, std {self.std:,.1f}, min {self.min:,}, max {self.max:,}",
             f"  quartiles          {low:,.1f}, {middle:,.1f}, {high:,.1f}",
         ]
-        if self.test_sizes is not None:
-            test = self.test_sizes
-            lines.append(f"test examples        {test.sum():,}; per client min {test.min():,}, max {test.max():,}")
+        for name, held in (("validation", self.validation_sizes), ("test", self.test_sizes)):
+            if held is not None:
+                counts = f"{held.sum():,}; per client min {held.min():,}, max {held.max():,}"
+                lines.append(f"{f'{name} examples':20} {counts}")
         if self.label_table is not None:
             held, effective = self.classes_per_client, self.effective_classes
             shown = ", ".join(f"{label}: {count:,}" for label, count in enumerate(self.label_table.sum(axis=0)[:20]))

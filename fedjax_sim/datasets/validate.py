@@ -28,10 +28,10 @@ Keep = Callable[[Iterator[np.ndarray], tuple[int, ...]], np.ndarray]
 
 
 class Given(NamedTuple):
-    """The clients' examples before their values are looked at; the test part is of the same clients in this order."""
+    """The clients' examples before their values are looked at; all parts are of the same clients in this order."""
 
     train: Flat
-    test: Flat | None
+    held_out: dict[str, Flat | None]
     client_ids: np.ndarray  # int64[N]
     names: np.ndarray  # [N], the ids as the user wrote them, for messages
 
@@ -117,15 +117,15 @@ def _end_to_end(partition: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate(parts).astype(np.int64), np.array([part.size for part in parts])
 
 
-def check_alike(train: Any, test: Any) -> None:
-    """Checks that training and test examples have one structure, one shape per example and one kind of number."""
+def _check_alike(train: Any, part: str, held_out: Any) -> None:
+    """Checks that held-out and training examples have one structure, one shape per example and one kind of number."""
     wanted: Any = jax.tree.structure(train)
-    found: Any = jax.tree.structure(test)
+    found: Any = jax.tree.structure(held_out)
     if found != wanted:
-        raise ValueError(f"the test examples are {found} but the training examples {wanted}")
-    pairs = zip(tree_flatten_with_path(train)[0], jax.tree.leaves(test), strict=True)
+        raise ValueError(f"the {part} examples are {found} but the training examples {wanted}")
+    pairs = zip(tree_flatten_with_path(train)[0], jax.tree.leaves(held_out), strict=True)
     for (path, one), other in pairs:
-        name = f"test examples{keystr(path)}"
+        name = f"{part} examples{keystr(path)}"
         check_same(name, other, "the training examples", one)
         if _kind_of(one) == "float" and not _holds(_stored_float(one), _stored_float(other)):
             raise ValueError(
@@ -243,21 +243,22 @@ def _rows_where(wrong: np.ndarray) -> list[int]:
 
 
 class Stored(NamedTuple):
-    """The training or the test part after its checks."""
+    """A part after its checks."""
 
     part: Flat  # as it was given
     examples: Any  # its pytree with what was kept of every leaf
     classes: int | None
 
 
-def stored_parts(given: Given, num_classes: int | None, keep: Keep) -> list[Stored]:
-    """Checks the values of all parts: the training part and, where it has rows, the test part, in the same types."""
+def stored_parts(given: Given, num_classes: int | None, keep: Keep) -> dict[str, Stored]:
+    """Checks the values of all parts: ``"train"`` and the held-out ones that have rows, in the same types."""
     parts = [("", given.train)]
-    if given.test is not None and given.test.sizes.sum() > 0:
-        check_alike(given.train.examples, given.test.examples)
-        parts.append(("test ", given.test))
+    for name, part in given.held_out.items():
+        if part is not None and part.sizes.sum() > 0:
+            _check_alike(given.train.examples, name, part.examples)
+            parts.append((f"{name} ", part))
     classes = _checked_classes(parts, given.names, num_classes)
-    found: list[Stored] = []
+    found: dict[str, Stored] = {}
     types: dict[Any, Any] = {}
     for what, part in parts:
         leaves, structure = tree_flatten_with_path(part.examples)
@@ -267,7 +268,7 @@ def stored_parts(given: Given, num_classes: int | None, keep: Keep) -> list[Stor
             pieces = _pieces(name, leaf, part, as_label, types.get(path), given.names)
             kept.append(keep(pieces, (int(part.sizes.sum()), *leaf.shape[1:])))
             types[path] = kept[-1].dtype
-        found.append(Stored(part, jax.tree.unflatten(structure, kept), classes))
+        found[what.rstrip() or "train"] = Stored(part, jax.tree.unflatten(structure, kept), classes)
     return found
 
 

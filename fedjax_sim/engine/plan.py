@@ -17,7 +17,7 @@ from fedjax_sim.core import trees
 from fedjax_sim.core.descriptions import Described
 from fedjax_sim.core.fields import static
 from fedjax_sim.core.values import row_of
-from fedjax_sim.datasets.federated import FederatedDataset
+from fedjax_sim.datasets.federated import FederatedDataset, training_part
 from fedjax_sim.diagnostics.base import Diagnostic
 from fedjax_sim.engine.asynchronous.schemes import Asynchronous
 from fedjax_sim.engine.client_states import ClientStates, OnDevice
@@ -94,7 +94,7 @@ class Plan(NamedTuple):
     @property
     def training(self) -> Plan:
         """The plan with the training part of the data, which is all that a round may see."""
-        return self._replace(dataset=self.dataset.replace(test=None))
+        return self._replace(dataset=training_part(self.dataset))
 
     @property
     def slots(self) -> int:

@@ -12,7 +12,7 @@ import numpy as np
 from fedjax_sim.core.descriptions import Described, factory
 from fedjax_sim.core.fields import leaf, static
 from fedjax_sim.core.values import check_real, is_real, shown, wrong_name
-from fedjax_sim.datasets.federated import FederatedDataset
+from fedjax_sim.datasets.federated import HELD_OUT, FederatedDataset, held_out_parts
 from fedjax_sim.datasets.host import HostDataset
 from fedjax_sim.models.base import of_kind
 from fedjax_sim.models.passes import Clients, Sums, client_means, client_sums, personal_values, streamed_client_sums
@@ -44,8 +44,11 @@ class Evaluation(NamedTuple):
 class FineTuned(Described):
     """Base of what gives every client a model by steps of its own from the shared one: ``fjs.personalise(...)``."""
 
-    def tested(self, params: Any, dataset: FederatedDataset) -> dict[str, jax.Array]:
-        """Mean test values of the clients at the models that they have from ``params``, {name: [N]}, storage order."""
+    def tested(self, params: Any, dataset: FederatedDataset) -> dict[str, Sums]:
+        """Mean values of the clients at the models that they have from ``params``, by held-out part and name: [N].
+
+        In storage order.
+        """
         raise TypeError(f"{type(self).__name__} must define tested(params, dataset)")
 
 
@@ -60,7 +63,8 @@ class PerClient(Described):
 
     Records ``"client_<name>"``, float[N] in storage order, and ``"<name>_worst"``, the mean over the clients that are
     served worst, for the losses (see :class:`Evaluation`) and every metric of the task; with the prefix ``"test_"`` for
-    the test part. Clients without test examples are NaN and left out of the worst.
+    the test part and ``"validation_"`` for a validation part. Clients without examples there are NaN and left out of
+    the worst.
 
     Where the method gives clients models of their own (``Method.personal``), or with ``tuned``, and where there is a
     test part, the models are compared on each client's own test examples. ``<model>`` is ``shared``, ``personal`` (what
@@ -76,6 +80,9 @@ class PerClient(Described):
       ``"..._gain_over_tuned"`` and ``"..._losing_to_tuned"`` are those of the personal over the fine-tuned model;
     * ``"client_visited"``, bool[N] in storage order, and ``"unvisited"``: who has taken part in a round so far, and how
       many clients with test examples have not.
+
+    But for ``"client_visited"`` these are recorded of a validation part too, with the prefix ``"validation_"``: to
+    choose a method's own parameters by.
 
     A client that was never visited has the model that it began with: the numbers for all clients are over those that
     have been visited, for each of the models alike (before the first visit of anybody: over all).
@@ -97,33 +104,35 @@ class PerClient(Described):
         self, params: Any, dataset: FederatedDataset | HostDataset, clients: Clients | None = None
     ) -> dict[str, jax.Array]:
         """The values at ``params``, by name; with the ``clients`` those of their own models too."""
+        parts = held_out_parts(dataset)
+        tuned = self.tuned.tested(params, dataset) if parts and self.tuned is not None else {}  # type: ignore[arg-type]
         found: dict[str, jax.Array] = {}
-        for prefix, part in (("", dataset), ("test_", dataset.test)):
-            if part is not None:
-                values, defined = _evaluated(self.task, params, part, self.worst)
-                found |= {f"{prefix}client_{name}": value for name, value in values.clients.items()}
-                found |= {f"{prefix}{name}_worst": value for name, value in values.worst.items()}
-        if dataset.test is None or (clients is None and self.tuned is None):
-            return found
-        models = {"shared": values.clients}  # of the test part
-        if self.tuned is not None:
-            models["tuned"] = self.tuned.tested(params, dataset)  # type: ignore[arg-type]
-        if clients is not None:
-            own = personal_values(self.task, clients, dataset.test)
-            models["personal"] = own | personal_scores(self.task, clients, dataset.test)
-        return found | self._compared(models, defined, dataset.test, clients and clients.visited)
+        seen = None
+        if parts and clients is not None and clients.visited is not None:
+            order = dataset.frame.order if isinstance(dataset, HostDataset) else dataset.order
+            seen = found["client_visited"] = jnp.zeros_like(clients.visited).at[order].set(clients.visited)
+        for what, part in {"": dataset, **parts}.items():
+            prefix = f"{what}_" if what else ""
+            values, defined = _evaluated(self.task, params, part, self.worst)
+            found |= {f"{prefix}client_{name}": value for name, value in values.clients.items()}
+            found |= {f"{prefix}{name}_worst": value for name, value in values.worst.items()}
+            if not what or (clients is None and self.tuned is None):
+                continue
+            models = {"shared": values.clients} | ({"tuned": tuned[what]} if tuned else {})
+            if clients is not None:
+                own = personal_values(self.task, clients, part)
+                models["personal"] = own | personal_scores(self.task, clients, part)
+            compared = self._compared(models, defined, part.sizes, seen)
+            found |= compared if what == "test" else {f"{prefix}{name}": value for name, value in compared.items()}
+        return found
 
-    def _compared(
-        self, models: dict[str, Sums], defined: Sums, test: FederatedDataset | HostDataset, visited: jax.Array | None
-    ) -> dict[str, jax.Array]:
-        """The models beside each other; ``visited`` by client index, None where that is no matter."""
-        sizes, found = test.sizes, dict[str, jax.Array]()
+    def _compared(self, models: dict[str, Sums], defined: Sums, sizes: jax.Array, seen: jax.Array | None) -> Sums:
+        """The models beside each other; ``seen`` are those who were visited, None where that is no matter."""
+        found: Sums = {}
         counted = held = sizes > 0
-        if visited is not None:
-            order = test.frame.order if isinstance(test, HostDataset) else test.order
-            seen = jnp.zeros_like(visited).at[order].set(visited)
+        if seen is not None:
             counted = held & (seen | ~jnp.any(held & seen))
-            found |= {"client_visited": seen, "unvisited": jnp.sum(held & ~seen, dtype=jnp.int32)}
+            found["unvisited"] = jnp.sum(held & ~seen, dtype=jnp.int32)
 
         def among(name: str) -> jax.Array:
             return counted & defined.get(name, held)
@@ -164,7 +173,7 @@ def evaluate(task: Task, params: Any, dataset: FederatedDataset | HostDataset, *
     Args:
       task: what is learned.
       params: the model.
-      dataset: the examples; ``dataset.test`` for the held-out ones.
+      dataset: the examples; ``dataset.test`` or ``dataset.validation`` for held-out ones.
       worst: the share of the clients (of those with examples) that are the worst, in (0, 1]: 0.1 is the worst decile.
 
     Returns:
@@ -240,17 +249,18 @@ def _check_model(task: Task, params: Any, dataset: FederatedDataset) -> None:
         raise
 
 
-def all_metrics(train: dict[str, jax.Array], test: dict[str, jax.Array] | None, given: Any) -> dict[str, jax.Array]:
-    """What is recorded at an evaluation, of the training data, the test data and what ``evaluate`` returned."""
-    held_out = {f"test_{name}": value for name, value in (test or {}).items()}
-    if train.keys() & held_out.keys():
-        name = min(train.keys() & held_out.keys())
-        raise ValueError(f"the task has a metric {name!r}, as another one is called on the test data: rename it")
-    metrics = train | held_out
+def all_metrics(train: Sums, held_out: Mapping[str, Sums], given: Any) -> Sums:
+    """What is recorded at an evaluation, of the training data, the held-out parts and what ``evaluate`` returned."""
+    metrics = dict(train)
+    for part, values in held_out.items():
+        named = {f"{part}_{name}": value for name, value in values.items()}
+        for name in sorted(metrics.keys() & named.keys()):
+            raise ValueError(f"the task has a metric {name!r}, as another one is called on the {part} data: rename it")
+        metrics |= named
     if not isinstance(given, Mapping):
         raise TypeError(f"evaluate(...) returns {given!r}: it must return a mapping {{name: array}}")
     more = {name: _as_array(name, value) for name, value in given.items()}
-    taken = {"data_loss", "test_data_loss", *metrics}
+    taken = {"data_loss", *(f"{part}_data_loss" for part in HELD_OUT), *metrics}
     for name in more:
         rule = "a name the run records itself: choose another" if name in taken else wrong_name(name)
         if rule is not None:

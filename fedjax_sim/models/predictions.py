@@ -30,7 +30,7 @@ def predict(task: Task, models: Any, dataset: FederatedDataset | HostDataset, *,
       task: what is learned, with ``outputs``.
       models: the model; with ``each`` one a client, leaves [N, ...] in the order of the client ids, as
         ``fjs.personalise(...).models(params, data)`` returns them, and as client states are.
-      dataset: the examples; ``dataset.test`` for the held-out ones.
+      dataset: the examples; ``dataset.test`` or ``dataset.validation`` for held-out ones.
       each: whether every client has a model of its own.
 
     Returns:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.core.descriptions import factory
-from fedjax_sim.datasets.federated import FederatedDataset
+from fedjax_sim.datasets.federated import FederatedDataset, held_out_parts
 from fedjax_sim.models.contract import Batch, MaybeArray, Mixture
 from fedjax_sim.models.scores import Score
 from fedjax_sim.models.supervised import Supervised
@@ -92,9 +92,8 @@ class Cox(Supervised):
 
     def check(self, dataset: FederatedDataset) -> None:
         super().check(dataset)
-        for part in (dataset, dataset.test):
-            if part is not None:
-                _check_times(part)
+        for part in (dataset, *held_out_parts(dataset).values()):
+            _check_times(part)
         shape = self.output_shape(dataset)
         if shape not in ((), (1,)):
             raise ValueError(

@@ -145,8 +145,9 @@ def overview(dataset: FederatedDataset, path: str | os.PathLike[str] | None = No
         size_histogram(dataset, axes["sizes"])
         axes["sizes"].set_title("")
         _classes_histogram(statistics, axes["classes"])
-        test = "" if dataset.test is None else f", {dataset.test.num_examples:,} test examples"
-        figure.suptitle(f"{_in_words(dataset)}{test}", fontsize="medium")
+        parts = {"validation": statistics.validation_sizes, "test": statistics.test_sizes}
+        held_out = [f", {sizes.sum():,} {name} examples" for name, sizes in parts.items() if sizes is not None]
+        figure.suptitle(f"{_in_words(dataset)}{''.join(held_out)}", fontsize="medium")
     if path is not None:
         save_figure(figure, path)
     return figure

@@ -109,14 +109,15 @@ def positions(run: Recorded, name: str, axis: str) -> np.ndarray:
 
 
 # The losses of a model: where one of them is not finite, no other metric says anything about the model.
-_LOSSES = ("loss", "test_loss", "data_loss", "test_data_loss")
+_LOSSES = tuple(f"{part}{loss}" for loss in ("loss", "data_loss") for part in ("", "test_", "validation_"))
 
 
 def measured(run: Recorded, name: str) -> np.ndarray:
     """A copy of the values of ``name``, floats, NaN at the evaluations of a seed at which its model had diverged.
 
     A model that is not finite still has an accuracy: the argmax of NaN is class 0. So a metric counts as not finite
-    where the seed's training or test loss is not. The losses themselves, and records of rounds, stay as they are.
+    where a loss of the seed, of training or held-out examples, is not. The losses themselves, and records of rounds,
+    stay as they are.
     """
     name = recorded_as(run, name)
     return _of_finite_models(run[name], name, run.metrics)
@@ -155,6 +156,13 @@ def drawable(values: np.ndarray) -> np.ndarray:
 
 # The models that per_client compares, as its records begin, and in words.
 MODELS = {"shared": "shared", "tuned": "fine-tuned", "personal": "personal"}
+
+
+def part_of(metric: str) -> str:
+    """Of which examples a metric is, judged by its name: ``"training"``, ``"validation"`` or ``"test"`` ones."""
+    if metric.startswith("validation_"):
+        return "validation"
+    return "test" if metric.startswith(("test_", *(f"{model}_" for model in MODELS))) else "training"
 
 
 def among_visited(run: Recorded, values: np.ndarray, at: int = -1) -> np.ndarray:

@@ -16,6 +16,7 @@ from jax import lax
 
 from fedjax_sim.core import trees
 from fedjax_sim.core.devices import prefetched
+from fedjax_sim.datasets.federated import held_out_parts
 from fedjax_sim.datasets.host import HostDataset
 from fedjax_sim.datasets.placement import as_here
 from fedjax_sim.engine.arguments import Evaluate
@@ -300,13 +301,14 @@ class StreamedDriver:
         task, algorithm = self._plans[0].task, self._plans[0].algorithm
         models = [as_here(algorithm.evaluated(state.server)) for state in self._states]
         train = streamed_overall_values(task, models, dataset)
-        held_out = dataset.test
-        test = [None] * len(models) if held_out is None else streamed_overall_values(task, models, held_out)
+        parts = held_out_parts(dataset)
+        held_out = {name: streamed_overall_values(task, models, part) for name, part in parts.items()}
+        of_models = [{name: values[number] for name, values in held_out.items()} for number in range(len(models))]
         given: list[Any] = [{}] * len(models)
         if self._evaluate is not None:
             of_seeds = zip(self._plans, self._asked_for(), models, strict=True)
             given = [evaluated(self._evaluate, *of_seed, dataset) for of_seed in of_seeds]
-        return _stacked([all_metrics(*values) for values in zip(train, test, given, strict=True)])  # type: ignore[no-any-return]
+        return _stacked([all_metrics(*values) for values in zip(train, of_models, given, strict=True)])  # type: ignore[no-any-return]
 
 
 _initialise = jax.jit(init_state)

@@ -16,7 +16,7 @@ from fedjax_sim.core.descriptions import Described
 from fedjax_sim.core.loops import OnRound, silent, teller
 from fedjax_sim.core.trees import by_path
 from fedjax_sim.core.values import shown
-from fedjax_sim.datasets.federated import FederatedDataset, whole
+from fedjax_sim.datasets.federated import FederatedDataset, held_out_parts, whole
 from fedjax_sim.datasets.host import HostDataset
 from fedjax_sim.engine.adjoints.scans import Adjoint, Run, per_round
 from fedjax_sim.engine.arguments import Evaluate, RunArguments, check_arguments, takes_run
@@ -269,10 +269,10 @@ def measure(plan: Plan, state: TrainState, *, evaluate: Evaluate | None) -> dict
     """All that is recorded at an evaluation, but for the round."""
     params, data = plan.algorithm.evaluated(state.server), plan.dataset
     train = overall_values(plan.task, params, plan.training.dataset)
-    test = None if data.test is None else overall_values(plan.task, params, data.test)
+    held_out = {name: overall_values(plan.task, params, part) for name, part in held_out_parts(data).items()}
     # The package's own evaluations know of placements; others must not see rows of padding.
     seen = data if isinstance(evaluate, Described) else whole(data)
-    return all_metrics(train, test, {} if evaluate is None else evaluated(evaluate, plan, state, params, seen))
+    return all_metrics(train, held_out, {} if evaluate is None else evaluated(evaluate, plan, state, params, seen))
 
 
 def evaluated(

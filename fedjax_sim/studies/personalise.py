@@ -27,7 +27,7 @@ from fedjax_sim.core.descriptions import factory
 from fedjax_sim.core.fields import count, flag, leaf, real, static
 from fedjax_sim.core.trees import square, subtract
 from fedjax_sim.core.values import LARGEST_SEED, shown
-from fedjax_sim.datasets.federated import FederatedDataset
+from fedjax_sim.datasets.federated import FederatedDataset, held_out_parts, training_part
 from fedjax_sim.engine.checks import check_joint
 from fedjax_sim.engine.draw import draw
 from fedjax_sim.engine.layout.base import Layout
@@ -57,8 +57,9 @@ class Personalise(FineTuned):
     * ``"personal_<name>_worst"``: the mean over the clients that are served worst;
     * ``"personal_client_<name>"``: every client, float[N] in storage order, NaN for clients without test examples;
 
-    and the same of the model x itself with ``"_before"`` at the end. Usable as ``evaluate`` of ``simulate`` and
-    ``make_train``, and by itself inside ``jit``, ``vmap`` and ``grad``.
+    and the same of the model x itself with ``"_before"`` at the end, and of a validation part with ``"validation_"`` in
+    front. Usable as ``evaluate`` of ``simulate`` and ``make_train``, and by itself inside ``jit``, ``vmap`` and
+    ``grad``.
 
     The gradient of ``"personal_loss"`` with respect to ``params`` is MAML's, through all local steps, second
     derivatives included. With ``first_order`` the Jacobian of y_i in x counts as the identity (FOMAML), at the cost of
@@ -122,23 +123,24 @@ class Personalise(FineTuned):
     def __call__(self, params: Any, dataset: FederatedDataset) -> dict[str, jax.Array]:
         """The values of the model ``params`` by name, see the class."""
         self._check(params, dataset, tested=True)
-        before, defined = self._before(params, dataset)
-        after = self._values(params, dataset, before)
-        held = dataset.test.sizes > 0  # type: ignore[union-attr]
+        starts = self._before(params, dataset)
+        ends = self._values(params, dataset, starts)
         found: dict[str, jax.Array] = {}
-        for values, when in ((before, "_before"), (after, "")):
-            for name, value in values.items():
-                these = defined.get(name, held)
-                found[f"personal_{name}{when}"] = _mean(value, these)
-                worst = worst_mean(value, self.worst, highest=less_is_better(name), held=these)
-                found[f"personal_{name}_worst{when}"] = worst
-                found[f"personal_client_{name}{when}"] = value
+        for part, data in held_out_parts(dataset).items():
+            prefix, (before, defined), after = "" if part == "test" else f"{part}_", starts[part], ends[part]
+            for values, when in ((before, "_before"), (after, "")):
+                for name, value in values.items():
+                    these = defined.get(name, data.sizes > 0)
+                    found[f"{prefix}personal_{name}{when}"] = _mean(value, these)
+                    worst = worst_mean(value, self.worst, highest=less_is_better(name), held=these)
+                    found[f"{prefix}personal_{name}_worst{when}"] = worst
+                    found[f"{prefix}personal_client_{name}{when}"] = value
         return found
 
-    def tested(self, params: Any, dataset: FederatedDataset) -> dict[str, jax.Array]:
-        """Mean test values of the clients at their adapted models, {name: [N]} in storage order."""
+    def tested(self, params: Any, dataset: FederatedDataset) -> dict[str, Sums]:
+        """Mean values of the clients at their adapted models, by held-out part and name: [N] in storage order."""
         self._check(params, dataset, tested=True)
-        return self._values(params, dataset, self._before(params, dataset)[0])
+        return self._values(params, dataset, self._before(params, dataset))
 
     def models(self, params: Any, dataset: FederatedDataset) -> Any:
         """The adapted models y_i, leaves [N, ...] in the order of the client ids, as client states are; no test part.
@@ -159,7 +161,7 @@ class Personalise(FineTuned):
                 f"personalise(...) was given {shown(dataset)}: clients take steps on their examples, which must be on "
                 "the device; for a HostDataset use dataset.on_device()"
             )
-        if tested and dataset.test is None:
+        if tested and not held_out_parts(dataset):
             raise ValueError(
                 "personalise(...) tests adapted models on examples that they have not seen, and this data set has no "
                 "test part: hold some out, for instance with test_fraction=0.2"
@@ -169,31 +171,37 @@ class Personalise(FineTuned):
         check_joint(self.task, self.batches, dataset)  # type: ignore[arg-type]
         check_values(self.task, params, dataset.examples, training=True)
 
-    def _before(self, params: Any, dataset: FederatedDataset) -> tuple[Sums, Sums]:
-        """The clients' test values at the model x, and of each score which clients' labels allow it."""
-        scored = scores(self.task, params, dataset.test)  # type: ignore[arg-type]
-        return client_values(self.task, dataset.test, params) | scored.clients, scored.defined  # type: ignore[arg-type]
+    def _before(self, params: Any, dataset: FederatedDataset) -> dict[str, tuple[Sums, Sums]]:
+        """By held-out part: the clients' values at the model x, and of each score which clients' labels allow it."""
+        found = {}
+        for name, part in held_out_parts(dataset).items():
+            scored = scores(self.task, params, part)
+            found[name] = client_values(self.task, part, params) | scored.clients, scored.defined
+        return found
 
-    def _values(self, params: Any, dataset: FederatedDataset, before: dict[str, jax.Array]) -> dict[str, jax.Array]:
-        """The clients' test values after their steps, [N] in storage order; before them for those that take none."""
+    def _values(self, params: Any, dataset: FederatedDataset, starts: dict[str, tuple[Sums, Sums]]) -> dict[str, Sums]:
+        """By held-out part: the clients' values after their steps, [N] in storage order; at x for those without any."""
         valid, reported = self._adapted(params, dataset, _VALUES)
         positions = dataset.order  # slot s holds the client of index s
 
         def stored(value: jax.Array, at_start: jax.Array) -> jax.Array:
             return at_start.at[positions].set(jnp.where(valid, value, at_start[positions]))
 
-        found = {name: stored(value, before[name]) for name, value in reported[_VALUES].items()}
-        if self.task.scores:
-            found |= tuned_scores(self.task, reported[_SAID], valid, before, dataset.test)  # type: ignore[arg-type]
+        found = {}
+        for name, part in held_out_parts(dataset).items():
+            before, ended = starts[name][0], reported[_VALUES][name]
+            found[name] = {metric: stored(value, before[metric]) for metric, value in ended.items()}
+            if self.task.scores:
+                found[name] |= tuned_scores(self.task, reported[_SAID][name], valid, before, part)
         return found
 
     def _adapted(self, params: Any, dataset: FederatedDataset, what: str) -> tuple[jax.Array, Any]:
         """Which clients take steps, bool[N] by client index, and what they report of their models after them."""
         assert self.batches is not None  # as checked
-        data = dataset.replace(test=None)
+        data = training_part(dataset)
         tuned = _FineTuning(
-            client_optimizer=self.client_optimizer, task=self.task, test=dataset.test if what == _VALUES else None,
-            mu=self.mu, origin=params if self.first_order else None, what=what, only=self.only,
+            client_optimizer=self.client_optimizer, task=self.task, mu=self.mu, what=what, only=self.only,
+            parts=held_out_parts(dataset) if what == _VALUES else {}, origin=params if self.first_order else None,
         )  # fmt: skip
         tuned = hoisted(tuned, tuned.tuned(params))
         key, sent = jax.random.key(self.seed), Sent(lax.stop_gradient(params) if self.first_order else params)
@@ -205,10 +213,10 @@ class Personalise(FineTuned):
 
 
 class _FineTuning(FedAvg, kw_only=True):
-    """Clients that report how their adapted model does on their test examples, or the model itself."""
+    """Clients that report how their adapted model does on their held-out examples, or the model itself."""
 
     task: Task
-    test: Any
+    parts: Any  # held-out parts by name
     mu: Any = None
     origin: Any = (
         None  # x, where the Jacobian of y_i in it is to count as the identity; the broadcast is a constant then
@@ -233,10 +241,14 @@ class _FineTuning(FedAvg, kw_only=True):
             y = jax.tree.map(lambda end, x: end + (x - lax.stop_gradient(x)), y, self.origin)
         if self.what == _MODELS:
             return {_MODELS: Stack(y)}, c_i
-        reported: dict[str, Message] = {_VALUES: Stack(values_of_client(self.task, self.test, y, client.index))}
+        values = {name: values_of_client(self.task, part, y, client.index) for name, part in self.parts.items()}
+        reported: dict[str, Message] = {_VALUES: Stack(values)}
         if self.task.scores:
-            into = nothing_said(self.task, y, self.test, self.test.max_size)
-            reported[_SAID] = Stack(said_of_client(self.task, self.test, y, client.index, into))
+            said = {}
+            for name, part in self.parts.items():
+                into = nothing_said(self.task, y, part, part.max_size)
+                said[name] = said_of_client(self.task, part, y, client.index, into)
+            reported[_SAID] = Stack(said)
         return reported, c_i
 
     def tuned(self, params: Any) -> Any:

@@ -15,7 +15,7 @@ from fedjax_sim.core.descriptions import registered_factory
 from fedjax_sim.datasets.sources.record import sources
 
 OWN = {"from_directory", "from_leaf", "from_table"}
-DERIVED = {"flip_labels", "from_tfds", "on_host", "random_labels"} | OWN  # made of other data
+DERIVED = {"flip_labels", "from_tfds", "on_host", "random_labels", "with_validation"} | OWN  # made of other data
 
 
 @pytest.fixture

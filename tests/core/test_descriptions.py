@@ -145,6 +145,9 @@ MADE: dict[str, Callable[[], Any]] = {
     "dataset.cifar10": lambda: fjs.datasets.cifar10(4, batches=(1,)),
     "dataset.cifar100_dirichlet": lambda: fjs.datasets.cifar100_dirichlet(1.0),
     "dataset.cifar10_dirichlet": lambda: fjs.datasets.cifar10_dirichlet(1.0, batches=(1,)),
+    "dataset.with_validation": lambda: fjs.datasets.with_validation(
+        fjs.datasets.synthetic(1.0, 1.0, num_clients=3, sizes=[5, 6, 7]), 0.5, 1, gap=1
+    ),
     "dataset.on_host": lambda: fjs.datasets.on_host(fjs.datasets.quadratics(num_clients=3, dim=2, seed=4)),
     "dataset.digits": lambda: fjs.datasets.digits(num_clients=5, alpha=0.3, seed=2, test_fraction=0.1),
     "dataset.from_directory": lambda: build({"name": "dataset.from_directory", "arguments": {"folder": "clients"}}),

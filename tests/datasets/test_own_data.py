@@ -521,13 +521,19 @@ def test_directory_with_a_test_part(tmp_path: Path) -> None:
     (tmp_path / "old").mkdir()
     for name in ("eve.npz", "README", ".hidden", "train/zoe.NPZ", "train/.hidden"):
         (tmp_path / name).write_bytes(b"")
-    listed = r"README, eve.npz, old/, train/zoe.NPZ; only \*.npz in the folders train and test"
+    listed = r"README, eve.npz, old/, train/zoe.NPZ; only \*.npz in the folders train, validation and test"
     with pytest.warns(UserWarning, match=listed) as warned:
         assert datasets.from_directory(tmp_path).num_clients == 2
     assert warned[0].filename == __file__
     for name in ("eve.npz", "README", "train/zoe.NPZ"):
         (tmp_path / name).unlink()
     (tmp_path / "old").rmdir()
+    fill(tmp_path / "validation", {"ann": ROB})
+    both = datasets.from_directory(tmp_path)
+    assert both.validation is not None
+    assert both.test is not None
+    np.testing.assert_array_equal(both.validation.client(0)["x"], ROB["x"])
+    np.testing.assert_array_equal(both.test.client(1)["x"], ANN["x"])
     fill(tmp_path / "test", {"eve": ROB})
     with pytest.raises(ValueError, match=r"eve.npz has no counterpart in"):
         datasets.from_directory(tmp_path)

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -134,6 +135,14 @@ def test_partitions(read: Read) -> None:
     assert data.test is not None
     assert ((data.statistics().label_table > 0).sum(axis=1) == 1).all()
     assert sorted(np.asarray(data.test.sizes).tolist()) == [2, 3, 3]
+    both = read(partition=by_label, validation_split="test[:4]", test_split="test", seed=1)
+    assert both.validation is not None
+    assert sorted(np.asarray(both.validation.sizes).tolist()) == [1, 1, 2]
+    for one, other in zip(jax.tree.leaves(data.test), jax.tree.leaves(both.test), strict=True):
+        np.testing.assert_array_equal(one, other)
+    mine = read(client="person", validation_split="test", features={"number": "number"}).validation
+    assert mine is not None
+    assert all(row["client"] == example(number)["person"] for number, row in by_number(mine).items())
     rows = [[4, 0], [7]]
     data = read(partition=rows, features={"number": "number"})
     whole = read(partition=[range(24)], features={"number": "number"})

@@ -6,12 +6,13 @@ import os
 import warnings
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from fedjax_sim.core.values import INT32_MAX, check_count
 from fedjax_sim.datasets.construct import from_ids
-from fedjax_sim.datasets.federated import FederatedDataset, named
+from fedjax_sim.datasets.federated import HELD_OUT, FederatedDataset, named
 from fedjax_sim.datasets.from_arrays import check_split
 from fedjax_sim.datasets.reading.npz import MAX_BYTES, npz_headers, read_npz
 from fedjax_sim.datasets.validate import as_int64, check_same, common_length, integers_apart
@@ -40,7 +41,8 @@ def from_directory(
 
     Args:
       folder: the directory. Where it has a subdirectory ``train``, the files are read from there, and held-out
-        examples of the same clients from ``test`` where that exists too. A warning names what else is there.
+        examples of the same clients from ``validation`` and ``test`` where these exist. A warning names what else is
+        there.
       test_fraction: share of each client's examples to hold out, in [0, 1), where there is no ``test``.
       seed: of that draw.
       num_classes: as in :func:`from_clients`.
@@ -53,7 +55,7 @@ def from_directory(
     Raises:
       FileNotFoundError: no such directory, or no npz file in it.
       ValueError: a damaged file, arrays of objects, names, shapes or kinds of number that differ between clients, a
-        client without examples or with test examples only, NaN, more than ``max_bytes``.
+        client without examples or with held-out examples only, NaN, more than ``max_bytes``.
 
     Example:
       >>> import pathlib, tempfile
@@ -65,29 +67,29 @@ def from_directory(
     """
     check_count("from_directory(max_bytes=...)", max_bytes)
     root = Path(folder)
-    split, held = (root / "train").is_dir(), (root / "test").is_dir()
+    split, held = (root / "train").is_dir(), [part for part in HELD_OUT if (root / part).is_dir()]
     if held and not split:
         raise ValueError(
-            f"{root} has a subdirectory 'test' but no 'train': put the clients' files into {root / 'train'}"
+            f"{root} has a subdirectory {held[0]!r} but no 'train': put the clients' files into {root / 'train'}"
         )
     train = _headers(root / "train" if split else root, max_bytes)
-    test = _headers(root / "test", max_bytes) if held else {}
-    check_split(test or None, test_fraction, seed)  # before anything is read
-    _check_alike({**train, **test}, max_bytes)
+    parts = {part: _headers(root / part, max_bytes) for part in held}
+    kept = {path: arrays for files in parts.values() for path, arrays in files.items()}
+    check_split(parts.get("test"), test_fraction, seed)  # before anything is read
+    _check_alike({**train, **kept}, max_bytes)
     for path, arrays in train.items():
         if _rows(arrays) == 0:
             raise ValueError(f"{path} has no examples: drop the file or give the client examples")
-    for path in test:
+    for path in kept:
         if str(root / "train" / Path(path).name) not in train:
             raise ValueError(f"{path} has no counterpart in {root / 'train'}: a client that is tested must train too")
-    _warn_of_others(root, {"train", "test"} if split else set(), [*train, *test])
+    _warn_of_others(root, {"train", *HELD_OUT} if split else set(), [*train, *kept])
     ids = _ids([Path(path).stem for path in train])
     examples, owner = _joined(train, ids, max_bytes)
-    test_examples, test_owner = _joined(test, ids, max_bytes) if test else (None, None)
-    data = from_ids(
-        examples, owner, test=test_examples, test_ids=test_owner, test_fraction=test_fraction, seed=seed,
-        num_classes=num_classes,
-    )  # fmt: skip
+    given: dict[str, Any] = {}
+    for part, files in parts.items():
+        given[part], given[f"{part}_ids"] = _joined(files, ids, max_bytes)
+    data = from_ids(examples, owner, **given, test_fraction=test_fraction, seed=seed, num_classes=num_classes)
     return named(data, [str(name) for name in sorted(ids.values())])
 
 
@@ -108,7 +110,7 @@ def _warn_of_others(root: Path, folders: set[str], read: Collection[str]) -> Non
     if others:
         names = [f"{path.relative_to(root)}{'/' if path.is_dir() else ''}" for path in others[:_LISTED]]
         more = f" and {len(others) - _LISTED} more" if len(others) > _LISTED else ""
-        where = "the folders train and test" if folders else "the folder itself"
+        where = "the folders train, validation and test" if folders else "the folder itself"
         warnings.warn(
             f"from_directory: not read in {root}: {', '.join(names)}{more}; only *.npz in {where} is: move them there, "
             "or elsewhere",

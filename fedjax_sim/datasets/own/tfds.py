@@ -15,7 +15,7 @@ from fedjax_sim.datasets.construct import from_ids, from_partition
 from fedjax_sim.datasets.federated import FederatedDataset, named
 from fedjax_sim.datasets.from_arrays import check_split
 from fedjax_sim.datasets.own.tfds_columns import chosen_columns, open_builder, read_split
-from fedjax_sim.datasets.sources.sharing import by_rows, deal
+from fedjax_sim.datasets.sources.sharing import clients_of, deal
 
 Partition = Sequence[Any] | Callable[[np.ndarray], Sequence[Any]]
 
@@ -27,6 +27,7 @@ def from_tfds(
     partition: Partition | None = None,
     *,
     client: str | None = None,
+    validation_split: str | None = None,
     test_split: str | None = None,
     test_fraction: float = 0.0,
     seed: int = 0,
@@ -49,11 +50,12 @@ def from_tfds(
         seed=0)`` (:mod:`fedjax_sim.datasets.partition`).
       client: instead of ``partition``: the feature that names the client of each example, an integer or a text.
         Integers become the ``client_ids``; texts are numbered in sorted order.
+      validation_split: examples to choose by, as ``test_split``.
       test_split: examples to test on. With ``partition`` they are dealt to the clients uniformly at random, in numbers
         that differ by at most one; with ``client`` everybody gets their own, and a client who has test examples only
         is an error.
       test_fraction: instead of ``test_split``: share of each client's examples to hold out.
-      seed: of the held-out examples or the test examples' deal.
+      seed: of the held-out examples or their deal.
       features: ``{our name: the builder's feature}``, ``{"x": "image", "y": "label"}``, nested ones as
         ``"outer/inner"``; by default "x" and "y" are the builder's supervised pair. No other feature is decoded.
       transform: makes the pytree that is kept from one example's ``{our name: value}``: arrays, numbers, bytes (of
@@ -86,11 +88,12 @@ def from_tfds(
     columns = chosen_columns(builder, features, client, transform, scaled)
     classes = columns.num_classes if num_classes is None else num_classes
     examples, ids = read_split(builder, split, columns)
-    test, test_ids = (None, None) if test_split is None else read_split(builder, test_split, columns)
+    held_out: dict[str, Any] = {}
+    for part, its_split in (("validation", validation_split), ("test", test_split)):
+        if its_split is not None:
+            held_out[part], held_out[f"{part}_ids"] = read_split(builder, its_split, columns)
     if ids is not None:
-        data = from_ids(
-            examples, ids, test=test, test_ids=test_ids, test_fraction=test_fraction, seed=seed, num_classes=classes
-        )
+        data = from_ids(examples, ids, **held_out, test_fraction=test_fraction, seed=seed, num_classes=classes)
         return named(data, np.unique(ids).tolist()) if ids.dtype.kind == "U" else data
     if callable(partition):
         if not isinstance(examples, Mapping) or "y" not in examples:
@@ -100,7 +103,11 @@ def from_tfds(
             )
         partition = partition(examples["y"])
     assert partition is not None
-    if test is None:
+    if not held_out:
         return from_partition(examples, partition, test_fraction=test_fraction, seed=seed, num_classes=classes)
-    owner = deal(len(jax.tree.leaves(test)[0]), len(partition), seed)
-    return by_rows(partition, examples, test, owner, classes)
+    for part in ("validation", "test"):
+        if part in held_out:
+            held_out[f"{part}_ids"] = deal(len(jax.tree.leaves(held_out[part])[0]), len(partition), seed)
+    rows, owner = clients_of(partition, examples)
+    examples = jax.tree.map(lambda leaf: leaf[rows], examples)
+    return from_ids(examples, owner, **held_out, test_fraction=test_fraction, seed=seed, num_classes=classes)

@@ -49,12 +49,17 @@ def by_rows(
 
     Examples are put in order before they are prepared: bytes that become floats are four times less to copy.
     """
-    if len(rows) == 0:
-        raise ValueError("the partition has no clients; a data set needs at least one")
-    chosen, sizes = checked_partition(rows, len(jax.tree.leaves(train)[0]))
-    ids = np.repeat(np.arange(sizes.size), sizes)
+    chosen, ids = clients_of(rows, train)
     examples = prepare(jax.tree.map(lambda leaf: leaf[chosen], train))
     return from_ids(examples, ids, test=prepare(test), test_ids=owner, num_classes=classes)
+
+
+def clients_of(rows: Sequence[Any], examples: Any) -> tuple[np.ndarray, np.ndarray]:
+    """The rows of all clients of a partition of the examples end to end, and the client of each."""
+    if len(rows) == 0:
+        raise ValueError("the partition has no clients; a data set needs at least one")
+    chosen, sizes = checked_partition(rows, len(jax.tree.leaves(examples)[0]))
+    return chosen, np.repeat(np.arange(sizes.size), sizes)
 
 
 def deal(num_examples: int, num_clients: int, seed: int) -> np.ndarray:

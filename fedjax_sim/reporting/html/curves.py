@@ -12,7 +12,11 @@ from fedjax_sim.reporting.divergence import IDS, OF_IDS
 from fedjax_sim.reporting.plots import on_one_axis
 from fedjax_sim.reporting.recorded import AXES, Recorded, clock, drawable
 
-KNOWN = ("data_loss", "loss", "test_accuracy", "accuracy", "test_data_loss", "test_loss")  # in this order
+# In this order.
+KNOWN = (
+    "data_loss", "loss", "test_accuracy", "validation_accuracy", "accuracy", "test_data_loss", "test_loss",
+    "validation_data_loss", "validation_loss",
+)  # fmt: skip
 MOST_POINTS = 500
 LEVELS = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0)  # of the table of quantiles
 _MANY = 60_000  # points of all curves of a page: with more curves each one gets fewer

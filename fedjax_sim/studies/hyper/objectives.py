@@ -27,8 +27,9 @@ class Final(Described):
     """The last recorded value of a metric, or of a record of every round.
 
     Args:
-      name: ``"test_loss"``, ``"loss"``, a diagnostic's name, ... A loss has the task's penalty in it, with which a
-        weight decay that is tuned itself looks better the smaller it is: for that there is ``"test_data_loss"``.
+      name: ``"test_loss"``, ``"validation_loss"``, ``"loss"``, a diagnostic's name, ... A loss has the task's penalty
+        in it, with which a weight decay that is tuned itself looks better the smaller it is: for that there is
+        ``"test_data_loss"``.
     """
 
     name: str = static(check_metric, default="test_loss")
@@ -38,10 +39,12 @@ class Final(Described):
         name = known_as(self.name, recorded)
         if name in recorded:
             return recorded[name][-1]
-        if self.name.startswith("test_") and self.name.removeprefix("test_") in recorded:
+        part, _, of = self.name.partition("_")
+        fixes = {"test": "test_fraction=0.2", "validation": "fjs.datasets.with_validation(data, 0.2)"}
+        if part in fixes and of in recorded:
             raise ValueError(
-                f"final({self.name!r}): the data set has no test examples to validate on; hold some out "
-                f"(test_fraction=0.2), or minimise final({self.name.removeprefix('test_')!r})"
+                f"final({self.name!r}): the data set has no {part} examples to validate on; hold some out "
+                f"({fixes[part]}), or minimise final({of!r})"
             )
         raise ValueError(f"final({self.name!r}): nothing of that name is recorded; {suggest(self.name, [*recorded])}")
 

@@ -15,7 +15,7 @@ from fedjax_sim.reporting.table import final_values, markdown_rows, one_number, 
 from fedjax_sim.run.history import History
 from fedjax_sim.studies.sweeps.space import POINT
 
-_LOSSES, _ACCURACIES = ("loss", "test_loss"), ("accuracy", "test_accuracy")
+_LOSSES, _ACCURACIES = (tuple(f"{part}{of}" for part in ("", "validation_", "test_")) for of in ("loss", "accuracy"))
 Swept = Any  # a Sweep: its module imports this one
 
 
