@@ -257,6 +257,28 @@ def prefetched(make: Callable[[int], T], count: int) -> Iterator[T]:
                 future.cancel()
 
 
+def threads_for_programs(count: int) -> ThreadPoolExecutor | None:
+    """So many threads, from which compiled programs of one CPU device run side by side; None where they would not.
+
+    XLA runs what one thread asks of a device in order. A setting of JAX may be that of the calling thread alone
+    (``jax.enable_x64(True)`` and other contexts): then there are no threads, which would compile the programs again,
+    with settings of their own.
+    """
+    if count < 2 or jax.default_backend() != "cpu":
+        return None
+    threads = ThreadPoolExecutor(count, thread_name_prefix="fedjax_sim-programs")
+    if threads.submit(_settings).result() == _settings():
+        return threads
+    threads.shutdown()
+    return None
+
+
+def _settings() -> dict[str, Any]:
+    """All settings of JAX as this thread has them."""
+    config: Any = jax.config
+    return {name: getattr(config, name, None) for name in config.values}
+
+
 def rows_within(function: Callable[[Any, Any], Any], params: Any, examples: Any, *, most: int) -> int:
     """How many examples ``function`` can take at once within bounded memory: at least 1, at most ``most``.
 

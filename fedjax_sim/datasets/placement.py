@@ -101,7 +101,9 @@ def as_here(tree: Any) -> Any:
             return leaf.addressable_data(0)
         return leaf if leaf.is_fully_addressable else jnp.asarray(on_host(leaf))
 
-    if jax.default_backend() == "cpu" and any(len(leaf.sharding.device_set) > 1 for leaf in jax.tree.leaves(tree)):
+    if all(len(leaf.sharding.device_set) == 1 and leaf.is_fully_addressable for leaf in jax.tree.leaves(tree)):
+        return tree
+    if jax.default_backend() == "cpu":
         jax.block_until_ready(tree)
     return jax.tree.map(here, tree)
 

@@ -165,9 +165,11 @@ def resolve_seeds(
 
     Of a :class:`HostDataset` the plan has the frame, all but the examples.
     """
-    keys = jax.vmap(jax.random.key)(jnp.asarray(seeds, jnp.uint32))
+    each = [jax.random.key(np.uint32(seed)) for seed in seeds]
+    # Put together by numpy: for JAX, each number of seeds would be another program.
+    keys = jax.random.wrap_key_data(jax.device_put(np.stack([jax.random.key_data(key) for key in each])))
     streamed = isinstance(dataset, HostDataset)
-    asked = asked._replace(dataset=dataset.frame if streamed else dataset, key=keys[0])
+    asked = asked._replace(dataset=dataset.frame if streamed else dataset, key=each[0])
     plan = resolve(asked, rounds, initial_params, several=True)
     if streamed:
         _check_streamed(plan)

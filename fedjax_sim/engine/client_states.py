@@ -176,7 +176,7 @@ def put(clients: Any, indices: jax.Array, new: Any) -> Any:
 def as_arrays(clients: Any) -> Any:
     """All clients' states as arrays of the host, in the types in which clients use them; keys as their words."""
     if not isinstance(clients, Rows):
-        return to_host(kept(clients, None).leaves)
+        return to_host(jax.tree.map(lambda of: of if isinstance(of, np.ndarray) else kept(of, None).leaves, clients))
     leaves, structure = jax.tree.flatten(to_host(clients.leaves))
     found = []
     for leaf, used in zip(leaves, clients.used, strict=True):

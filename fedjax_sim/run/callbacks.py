@@ -86,11 +86,11 @@ class Calls:
             self._started.append(callback)
             callback.start(started)
 
-    def report(self, round: int, metrics: Mapping[str, Any], rounds: Mapping[str, Any]) -> None:
-        """Arrays may be the device's: they are fetched if there is anyone to see them."""
+    def report(self, round: int, metrics: Mapping[str, Any], rounds: Mapping[str, Any], count: int) -> None:
+        """Arrays may be the device's, those of rounds have ``count`` rows or more: fetched if anyone is to see them."""
         if self._callbacks:
-            fetched = ({name: np.asarray(values) for name, values in given.items()} for given in (metrics, rounds))
-            reported = Reported(round, *fetched)
+            measured = {name: np.asarray(values) for name, values in metrics.items()}
+            reported = Reported(round, measured, {name: np.asarray(of)[:, :count] for name, of in rounds.items()})
             for callback in self._callbacks:
                 callback.report(reported)
 

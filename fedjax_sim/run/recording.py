@@ -35,7 +35,7 @@ class Recording:
         return np.asarray(self._evaluated)
 
     def add(self, record: Any, metrics: Any, count: int) -> None:
-        """``count`` rounds, leaves [seeds, count, ...], and the evaluation after them, leaves [seeds, ...].
+        """``count`` rounds, leaves [seeds, count or more, ...], and the evaluation after them, leaves [seeds, ...].
 
         Arrays may still be computing on the device: nothing here waits for them.
         """
@@ -113,7 +113,7 @@ class _Growing:
         self._length = 0
 
     def add(self, arrays: Any, count: int) -> None:
-        """``count`` more along the second axis; device arrays are fetched when values are asked for, or soon after."""
+        """The first ``count`` rows of the second axis; the device's arrays are fetched when they are asked for."""
         kinds = {name: (values.dtype, values.shape[:1] + values.shape[2:]) for name, values in arrays.items()}
         if self._kinds and kinds != self._kinds:
             name = next(name for name in {**self._kinds, **kinds} if self._kinds.get(name) != kinds.get(name))
@@ -133,7 +133,7 @@ class _Growing:
             self._reserve(self._length + sum(count for _, count in self._pending))
             for arrays, count in self._pending:
                 for name, room in self._room.items():
-                    room[:, self._length : self._length + count] = np.asarray(arrays[name])
+                    room[:, self._length : self._length + count] = np.asarray(arrays[name])[:, :count]
                 self._length += count
             self._pending = []
         return {name: room[:, : self._length] for name, room in self._room.items()}

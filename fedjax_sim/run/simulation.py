@@ -32,9 +32,10 @@ from fedjax_sim.reporting.divergence import FACTOR, DivergenceError
 from fedjax_sim.reporting.progress import Progress, progress_bar
 from fedjax_sim.run.best import Best, ended
 from fedjax_sim.run.callbacks import Callback, Calls, Started
-from fedjax_sim.run.drivers import Driver, ResidentDriver, StreamedDriver
+from fedjax_sim.run.drivers import Driver, StreamedDriver
 from fedjax_sim.run.history import History
 from fedjax_sim.run.recording import Recording
+from fedjax_sim.run.resident import ResidentDriver
 from fedjax_sim.run.resuming import Saving, configuration, saved_layout
 from fedjax_sim.run.stopping import Stopping
 from fedjax_sim.run.training import asks_for_clients, given_state
@@ -175,8 +176,7 @@ def simulate(
     )  # fmt: skip
     if initial_state is not None:
         description["run"]["initial_state"] = fingerprint(as_arrays(initial_state))
-    if keep_best is not None:
-        description["run"]["keep_best"] = keep_best
+    description["run"] |= {} if keep_best is None else {"keep_best": keep_best}
     saving = None
     if checkpoint is not None:
         decisive = configuration(description, seed_list, dataset, initial_params, plan.client_states)
@@ -259,7 +259,7 @@ class _Underway(NamedTuple):
                 recording.add({}, first, 0)
                 if self.best is not None:
                     self.best.follow(self.driver, recording)
-                self.calls.report(0, first, {})
+                self.calls.report(0, first, {}, 0)
             if self.bar.enabled:
                 self.bar.update(recording.finished, first)
         return before or 0.0, compiled
@@ -281,7 +281,7 @@ class _Underway(NamedTuple):
                 raise DivergenceError(found)
             if self.best is not None:
                 self.best.follow(self.driver, recording)
-            self.calls.report(start + count, measured, record)
+            self.calls.report(start + count, measured, record, count)
             recording.judge(stop, diverged=on_divergence == "stop")
             if bar.enabled:
                 clients += int(np.sum(np.asarray(record["cohort_size"])))

@@ -24,9 +24,9 @@ from fedjax_sim.engine.layout import makespan
 from fedjax_sim.engine.layout.base import Bounds
 from fedjax_sim.engine.layout.queue import queue_bound, run_queue
 from fedjax_sim.engine.layout.turns import run_turns
-from fedjax_sim.engine.plan import Plan, TrainState
+from fedjax_sim.engine.plan import Plan
 from fedjax_sim.engine.solver import Left, Progress, Watch
-from fedjax_sim.run import drivers as resident
+from fedjax_sim.run import resident
 
 LAYOUTS = {
     "turns": fjs.layout.turns(),
@@ -275,10 +275,6 @@ def scaffold():
     return fjs.scaffold(client_optimizer=fjs.optim.sgd(0.1))
 
 
-def state_of(values):
-    return jax.tree.leaves(next(value for value in values if isinstance(value, TrainState)))
-
-
 @pytest.mark.parametrize(
     "name", ["turns", *(pytest.param(name, marks=pytest.mark.slow) for name in ("stacked", "lanes"))]
 )
@@ -288,12 +284,12 @@ def test_states_stay_where_they_are_and_nothing_leaves_the_device_within_a_chunk
     def noted(*args, **kwargs):
         if not texts:
             texts.append(advance.lower(*args, **kwargs).compile().as_text())
-        before = state_of(args)
+        before = args[2]
         largest = max(range(len(before)), key=lambda at: before[at].nbytes)
         size, address = before[largest].nbytes, before[largest].unsafe_buffer_pointer()
         result = advance(*args, **kwargs)
         deleted = all(leaf.is_deleted() for leaf in before)
-        calls.append((size, deleted, state_of(result)[largest].unsafe_buffer_pointer() == address))
+        calls.append((size, deleted, result[0][largest].unsafe_buffer_pointer() == address))
         return result
 
     monkeypatch.setattr(resident, "_advance", noted)

@@ -11,7 +11,7 @@ import pytest
 
 import fedjax_sim as fjs
 from fedjax_sim.engine.layout.mesh import deal, most_of_one
-from fedjax_sim.run.drivers import ResidentDriver
+from fedjax_sim.run.resident import ResidentDriver
 from tests.algorithms import test_sweep as sweep
 from tests.models import test_evaluation as evaluation
 

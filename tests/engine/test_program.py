@@ -78,28 +78,59 @@ def test_one_compilation_serves_start_chunks_tail_values_and_seeds():
         fjs.simulate(fednova(), dataset, **settings(rounds=7), seeds=[0, 1])  # whole chunks and a shorter one
         fjs.simulate(changed, dataset, **settings(), seeds=[5, 6])
         fjs.simulate(fednova(), other, **settings(), seeds=[0, 1])
+        fjs.simulate(fednova(), dataset, **settings(eval_every=5), seeds=[0, 1, 2])
+        fjs.simulate(fednova(), dataset, **settings(rounds=3, eval_every=1), seeds=4)
     assert again == []
     assert history.compile_seconds > history.seconds / 100
 
 
 def test_one_call_of_the_program_a_chunk(monkeypatch):
-    from fedjax_sim.run import drivers as resident
+    from fedjax_sim.run import resident
 
     calls = []
     advance = resident._advance
 
-    def counted(*args, **kwargs):
-        calls.append((int(args[2]), np.asarray(args[3]).tolist()))
-        return advance(*args, **kwargs)
+    def counted(*args):
+        calls.append((int(args[3]), np.asarray(args[4]).tolist()))
+        return advance(*args)
 
     monkeypatch.setattr(resident, "_advance", counted)
     fjs.simulate(fednova(), data(), **settings(), seeds=[0, 1])
-    assert calls == [(0, [0, 0]), (0, [2, 2]), (2, [2, 2]), (4, [1, 1])]  # the start, then a call a chunk
+    each = [(0, [0]), (0, [2]), (2, [2]), (4, [1])]  # the start, then a call a chunk
+    assert calls == [call for call in each for _ in range(2)]  # and seed
+
+
+def test_seeds_that_run_at_once_have_the_same_bits(monkeypatch):
+    """Of this process' threads, whatever it may use; and one at a time where a setting is this thread's alone."""
+    from fedjax_sim.core import devices
+    from fedjax_sim.run import resident
+
+    monkeypatch.setattr(resident, "available_cores", lambda: 3)
+    made = []
+
+    def noted(count):
+        made.append((count, devices.threads_for_programs(count)))
+        return made[-1][1]
+
+    monkeypatch.setattr(resident, "threads_for_programs", noted)
+    given = settings() | {"seeds": range(5), "progress": False}
+    at_once = fjs.simulate(fednova(), data(), **given)
+    with jax.default_matmul_precision("highest"):
+        fjs.simulate(fednova(), data(), **given)
+    assert [(count, threads is not None) for count, threads in made] == [(3, True), (3, False)]
+    for row in range(5):
+        alone = fjs.simulate(fednova(), data(), **given | {"seeds": [row]})
+        for name in alone.metrics:
+            np.testing.assert_array_equal(alone[name][0], at_once[name][row], err_msg=name)
+        for name in alone.rounds:
+            np.testing.assert_array_equal(alone.rounds[name][0], at_once.rounds[name][row], err_msg=name)
+        same = jax.tree.map(lambda one, every, row=row: (one[0] == every[row]).all(), alone.params, at_once.params)
+        assert all(jax.tree.leaves(same))
 
 
 @pytest.mark.parametrize("pause", [0.0, 1e-3, 3600.0])
 def test_a_chunk_in_parts_for_the_progress_bar_has_the_same_bits(pause, monkeypatch, capsys):
-    from fedjax_sim.run import drivers as resident
+    from fedjax_sim.run import resident
 
     monkeypatch.setattr(resident, "_PAUSE", pause)
     given = settings(rounds=9, eval_every=6) | {"seeds": [0, 1]}

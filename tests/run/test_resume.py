@@ -21,7 +21,7 @@ import pytest
 import fedjax_sim as fjs
 from fedjax_sim.core import devices
 from fedjax_sim.run.checkpoints import Checkpoint, Interrupted, Store, read
-from fedjax_sim.run.drivers import ResidentDriver
+from fedjax_sim.run.resident import ResidentDriver
 from tests import killing
 
 pytestmark = pytest.mark.xdist_group("resume")  # one worker compiles what they share
