@@ -110,13 +110,17 @@ def positions(run: Recorded, name: str, axis: str) -> np.ndarray:
 
 # The losses of a model: where one of them is not finite, no other metric says anything about the model.
 _LOSSES = ("loss", "test_loss", "data_loss", "test_data_loss")
+# The models that per_client compares, as its records begin, and in words.
+MODELS = {"shared": "shared", "tuned": "fine-tuned", "personal": "personal"}
 
 
 def measured(run: Recorded, name: str) -> np.ndarray:
     """A copy of the values of ``name``, floats, NaN at the evaluations of a seed at which its model had diverged.
 
     A model that is not finite still has an accuracy: the argmax of NaN is class 0. So a metric counts as not finite
-    where the seed's training or test loss is not. The losses themselves, and records of rounds, stay as they are.
+    where the seed's training or test loss is not. What is recorded of fine-tuned and of personal models counts as not
+    finite where their loss is not either: a client's where the client's is not, a number for all clients where one of
+    theirs is not. The losses themselves, and records of rounds, stay as they are.
     """
     name = recorded_as(run, name)
     return _of_finite_models(run[name], name, run.metrics)
@@ -130,7 +134,19 @@ def _of_finite_models(given: np.ndarray, name: str, metrics: Mapping[str, np.nda
     for loss in (np.asarray(metrics[one], dtype=float) for one in _LOSSES if one in metrics):
         if loss.shape[:2] == values.shape[:2]:
             values[~np.isfinite(loss).all(axis=tuple(range(2, loss.ndim)))] = np.nan
+    for own in _losses_of_own(name):
+        if own in metrics and np.shape(metrics[own]) == values.shape:
+            values[~np.isfinite(np.asarray(metrics[own], dtype=float))] = np.nan
     return values
+
+
+def _losses_of_own(name: str) -> list[str]:
+    """The losses, of all clients and of each, of the fine-tuned and personal models that a metric is of."""
+    model = name.partition("_")[0]
+    if model not in ("tuned", "personal") or name.endswith("_before"):  # before fine-tuning it is the shared one
+        return []
+    models = {model, "tuned"} if name.endswith("_tuned") else {model}  # "..._gain_over_tuned", "..._losing_to_tuned"
+    return [f"{one}_{entries}loss" for one in sorted(models) for entries in ("", "client_")]
 
 
 def best_evaluations(metrics: Mapping[str, np.ndarray], name: str) -> np.ndarray:
@@ -151,10 +167,6 @@ def drawable(values: np.ndarray) -> np.ndarray:
     """Which values an axis can hold: finite ones, and not next to the largest of all."""
     found: np.ndarray = np.abs(values) < _LARGEST  # False for NaN
     return found
-
-
-# The models that per_client compares, as its records begin, and in words.
-MODELS = {"shared": "shared", "tuned": "fine-tuned", "personal": "personal"}
 
 
 def among_visited(run: Recorded, values: np.ndarray, at: int = -1) -> np.ndarray:
