@@ -79,7 +79,7 @@ def personal_table(histories: Mapping[str, Recorded], metric: str = "accuracy", 
     names = [row.method.replace("|", r"\|") if markdown else row.method for row in found]
     if not markdown:
         names = ["" if number and name == names[number - 1] else name for number, name in enumerate(names)]
-    columns = [("method", names), ("model", [row.model for row in found])]
+    columns = [("method", names), ("model", [MODELS[row.model] for row in found])]
     cells = [cells_of(row) for row in found]
     columns += [(title, [row[number] for row in cells]) for number, title in enumerate(TITLES)]
     written = markdown_rows(columns, names=2) if markdown else text_rows(columns, names=2)
@@ -91,7 +91,7 @@ class Row(NamedTuple):
     """One model of one method."""
 
     method: str  # the run's name
-    model: str  # in words
+    model: str  # of MODELS
     values: tuple[np.ndarray | None, ...]  # [seeds] for each of TITLES, NaN where the model diverged; None: no such
 
 
@@ -104,7 +104,7 @@ def rows_of(histories: Mapping[str, Recorded], metric: str) -> list[Row]:
             values = [last(run, f"{start}{end}") for end in ("", "_by_examples", "_worst")]
             values.append(_spread(str(name), run, model, metric))
             values += [None if end is None else last(run, start + end) for end in _LOSING.get(model, (None, None))]
-            found.append(Row(str(name), MODELS[model], tuple(values)))
+            found.append(Row(str(name), model, tuple(values)))
     return found
 
 
@@ -146,9 +146,12 @@ def notes_of(histories: Mapping[str, Recorded], metric: str) -> list[str]:
     if steps:
         local, fine = next(iter(steps.values()))
         notes.append(f"fine-tuning takes other steps than a round of {listed(list(steps))}: {fine}; {local}")
-    for name, run in compared.items():
-        if (missing := left_out(run, metric)).any():
-            notes.append(f"{missing.mean():.3g} clients of {name} were never visited, and are not in its numbers")
+    missing = {name: count for name, run in compared.items() if (count := left_out(run, metric).mean()) > 0}
+    for name, count in missing.items():
+        notes.append(f"{count:.3g} clients of {name} were never visited, and are not in its numbers")
+    everyone = [name for name, run in compared.items() if "client_visited" not in run.metrics]
+    if missing and everyone:
+        notes.append(f"the numbers of {listed(everyone)}, without models of the clients' own, are of all clients")
     return notes
 
 
