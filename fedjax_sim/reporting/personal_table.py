@@ -146,6 +146,13 @@ def notes_of(histories: Mapping[str, Recorded], metric: str) -> list[str]:
     if steps:
         local, fine = next(iter(steps.values()))
         notes.append(f"fine-tuning takes other steps than a round of {listed(list(steps))}: {fine}; {local}")
+    ends = {name: int(run.evaluated[-1]) for name, run in compared.items()}
+    if len(set(ends.values())) > 1:
+        notes.append(f"not after equally many rounds: {listed([f'{name} {end}' for name, end in ends.items()])}")
+    worst = _worst(histories, metric)
+    if len(set(worst.values())) > 1:
+        said = listed([f"{name} {'unknown' if share is None else f'{share:.3g}'}" for name, share in worst.items()])
+        notes.append(f"not the same share of the clients are the worst: {said}")
     missing = {name: count for name, run in compared.items() if (count := left_out(run, metric).mean()) > 0}
     for name, count in missing.items():
         notes.append(f"{count:.3g} clients of {name} were never visited, and are not in its numbers")
@@ -157,14 +164,25 @@ def notes_of(histories: Mapping[str, Recorded], metric: str) -> list[str]:
 
 def meaning(histories: Mapping[str, Recorded], metric: str) -> list[str]:
     """What the columns mean."""
-    found = [values for row in rows_of(histories, metric) for values in row.values if values is not None]
+    rows = rows_of(histories, metric)
+    found = [values for row in rows for values in row.values if values is not None]
     counts = sorted({len(values) for values in found})
     seeds = " to ".join(map(str, sorted({counts[0], counts[-1]})))
     spans = "one seed, so no interval" if counts == [1] else f"mean ± half of the 95 % t-interval over {seeds} seeds"
+    share, *others = dict.fromkeys(_worst(histories, metric).values())
+    served = "those" if others or share is None else f"the {100 * share:.3g} % of them"
     return [
         f"{in_words(f'test_{metric}')} of each client on its own examples, at the last evaluation; {spans}",
-        "mean, worst, spread (standard deviation): over the clients; worse than: for this share of them",
+        f"mean, spread (standard deviation): over the clients; worst: over {served} served worst; worse than: for this "
+        "share of them",
     ]
+
+
+def _worst(histories: Mapping[str, Recorded], metric: str) -> dict[str, float | None]:
+    """The share of the clients that are the worst, by the run that compares models; None where it is not described."""
+    compared = {str(name): run for name, run in histories.items() if averaged(run, metric)}
+    found = {name: _described(run, "run", "evaluate", "arguments", "worst") for name, run in compared.items()}
+    return {name: float(share) if isinstance(share, (int, float)) else None for name, share in found.items()}
 
 
 def _described(run: Recorded, *path: str) -> Any:

@@ -168,6 +168,19 @@ def test_who_was_never_visited_is_counted_in_seeds_that_hold():
     assert f"{spread.mean():.4f} ± {half_width(spread):.4f}" in table
 
 
+def test_what_is_not_alike_is_said():
+    few, many = run(), run(method="fedavg")
+    for one, share in ((few, 0.1), (many, 0.3)):
+        one.description["run"]["evaluate"]["arguments"]["worst"] = share
+    assert "worst: over the 10 % of them served worst" in personal_table({"Ditto": few, "as many": few})
+    assert "equally" not in personal_table({"Ditto": few, "as many": few})
+    many.evaluated[-1] = 20
+    table = personal_table({"Ditto": few, "FedAvg": many})
+    assert "worst: over those served worst" in table
+    assert "note: not the same share of the clients are the worst: Ditto 0.1, FedAvg 0.3\n" in table
+    assert "note: not after equally many rounds: Ditto 10, FedAvg 20\n" in table
+
+
 def test_a_fine_tuned_model_alone_is_no_personal_one():
     """What ``evaluate=fjs.personalise(...)`` records begins with ``personal``, and is of no model that clients keep."""
     alone = run(models=("personal",))
