@@ -9,9 +9,9 @@ import numpy as np
 
 from fedjax_sim.reporting.containers import check_runs
 from fedjax_sim.reporting.figures import whole_numbers
-from fedjax_sim.reporting.personal_values import APART, at_evaluation, ends, in_order, of_methods, shares
+from fedjax_sim.reporting.personal_values import APART, at_evaluation, ends, in_order, of_methods, place_of, shares
 from fedjax_sim.reporting.plots import COLOURS, LEGEND, axes_or_new, band_words, line_style, mean_and_band, plain
-from fedjax_sim.reporting.recorded import MODELS, Recorded, drawable, in_words, rounds_of
+from fedjax_sim.reporting.recorded import MODELS, Recorded, counted, drawable, in_words, rounds_of
 
 
 def distributions(
@@ -26,7 +26,7 @@ def distributions(
     Args:
       histories: records by name.
       metric: with a value for each client, [seeds, E, N], as ``evaluate=fjs.per_client(task)`` records them. NaN
-        (clients without examples) are left out.
+        (clients without examples) are left out, of fine-tuned and personal models also clients that were never visited.
       ax: matplotlib axes to draw on; None makes a figure.
       round: the evaluation after that many rounds; None for the last.
 
@@ -49,7 +49,10 @@ def distributions(
     """
     check_runs("distributions: histories", histories)
     ax = axes_or_new(ax, 6, 4)
-    chosen = {name: at_evaluation(name, run, metric, round) for name, run in histories.items()}
+    chosen = {
+        name: counted(run, metric, at_evaluation(name, run, metric, round), place_of(name, run, round))
+        for name, run in histories.items()
+    }
     return _draw_shares(ax, chosen, in_words(metric, histories.values()), histories)
 
 

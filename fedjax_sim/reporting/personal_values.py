@@ -45,18 +45,23 @@ def last(run: Recorded, name: str) -> np.ndarray | None:
 
 
 def at_evaluation(name: str, run: Recorded, metric: str, round: int | None) -> np.ndarray:
-    """The values [seeds, N] at one evaluation, of the run that is called ``name``; None is the last."""
+    """The values [seeds, N] at one evaluation, of the run that is called ``name``; ``round`` None is the last."""
     values = measured(run, metric).astype(float)
     if values.ndim != 3 or recorded_as(run, metric) not in run.metrics:
         raise ValueError(
             f"{metric!r} of {name!r} has shape {values.shape}: a distribution needs a value for each client at every "
             "evaluation, for instance 'test_client_accuracy' of simulate(evaluate=fjs.per_client(task))"
         )
+    at: np.ndarray = values[:, place_of(name, run, round)]
+    return at
+
+
+def place_of(name: str, run: Recorded, round: int | None) -> int:
+    """Which of its evaluations was after that round."""
     evaluated = np.asarray(run.evaluated).tolist()
     if round is not None and round not in evaluated:
         raise ValueError(f"round is {round}: {name!r} was evaluated after the rounds {evaluated}")
-    at: np.ndarray = values[:, -1 if round is None else evaluated.index(round)]
-    return at
+    return -1 if round is None else evaluated.index(round)
 
 
 def of_methods(histories: Mapping[str, Recorded], metric: str, round: int | None = None) -> dict[str, np.ndarray]:
@@ -149,4 +154,4 @@ def _of_visited(name: str, run: Recorded, names: Mapping[str, str], model: str, 
     values, shared = (at_evaluation(name, run, names[one], round) for one in (model, "shared"))
     worst = np.inf if less_is_better(names[model]) else -np.inf
     values = np.where(np.isnan(shared), np.nan, np.where(np.isnan(values), worst, values))
-    return among_visited(run, values, -1 if round is None else np.asarray(run.evaluated).tolist().index(round))
+    return among_visited(run, values, place_of(name, run, round))

@@ -180,6 +180,11 @@ def among_visited(run: Recorded, values: np.ndarray, at: int = -1) -> np.ndarray
     return np.where(seen | ~seen.any(axis=1, keepdims=True), values, np.nan)
 
 
+def counted(run: Recorded, name: str, values: np.ndarray, at: int = -1) -> np.ndarray:
+    """Clients' values [seeds, N] of a metric, :func:`among_visited` where it is of fine-tuned or personal models."""
+    return among_visited(run, values, at) if name.startswith(("tuned_", "personal_")) else values
+
+
 def held(run: Recorded, name: str) -> tuple[np.ndarray, np.ndarray]:
     """What was :func:`measured`, and which seeds stopped early, bool[seeds]: these hold their last value."""
     name = recorded_as(run, name)

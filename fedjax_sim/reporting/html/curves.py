@@ -97,8 +97,7 @@ def spreads(histories: Mapping[str, Recorded]) -> dict[str, dict[str, Spread]]:
             array = np.asarray(run.metrics.get(recorded.recorded_as(run, name)))
             if array.ndim == 3 and array.size and array.dtype.kind != "b":  # not who was visited
                 last = recorded.measured(run, name)[:, -1].astype(float)
-                if name.startswith(("tuned_", "personal_")):
-                    last = recorded.among_visited(run, last)
+                last = recorded.counted(run, name, last)
                 finite = drawable(last)
                 spread = Spread(np.sort(last[finite]), last.shape[1], int((~finite).sum()))
                 found.setdefault(name, {})[run_name] = spread
