@@ -95,6 +95,11 @@ def test_clients_never_visited_are_in_no_number():
     assert " ± " not in table
 
 
+def test_zero_has_no_sign():
+    one = run(1, shared_accuracy_worst=np.array([[0.5, -0.0]]))
+    assert [cell.strip() for cell in cells(personal_table({"Ditto": one}), 0) if cell.strip()][4] == "0.0000"
+
+
 def test_what_is_missing_is_said():
     table = personal_table({"Ditto": run(), "plain": run(models=())})
     assert "note: fine-tuned FedAvg is what personal models are measured against, and no run here has it" in table
