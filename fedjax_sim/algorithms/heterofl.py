@@ -74,11 +74,12 @@ class HeteroFl(Widths):
     y_i <- y_i - eta grad F_i(m_i y_i), tau_i times from y_i = x
     x <- x + eta_g sum_S w_i m_i (y_i - x) / sum_S w_i m_i
 
-    entry by entry, with m_i = 1 on the entries that client i has, else 0; what nobody of the cohort has stays. r = 1
-    everywhere is FedAvg with the plain mean. With ``scaler`` hidden layers' outputs, before the activation, are divided
-    by r_i in training. The model is a chain of Dense and Conv layers without normalisation (see
-    :func:`fedjax_sim.algorithms.heterofl.masks`). A client keeps its width, and would use its own part of the model
-    itself (before its first visit the whole model). Bytes are counted as those of the whole model.
+    entry by entry, with m_i = 1 on the entries that client i has, else 0; what nobody of the cohort has stays (a server
+    optimiser sees a change of 0). r = 1 everywhere is FedAvg with the plain mean. With ``scaler`` hidden layers'
+    outputs, before the activation, are divided by r_i in training. The model is a chain of Dense and Conv layers
+    without normalisation (see :func:`fedjax_sim.algorithms.heterofl.masks`). A client keeps its width, and would use
+    its own part of the model itself (before its first visit the whole model). Bytes are counted as those of the whole
+    model.
 
     Args:
       widths: r in [0, 1]: one number, or float[N] by client index.

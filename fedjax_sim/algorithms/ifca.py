@@ -22,11 +22,11 @@ class HypCluster(Several):
     k_i = argmin_k F_i(x_k);   x_k <- x_k + eta_g sum_{i in S, k_i = k} w_i (y_i - x_k) / sum_{i in S, k_i = k} w_i
 
     with y_i from tau_i local steps from x_{k_i} and weights by the clients' examples. A model that nobody of the cohort
-    chose stays. The models start around the run's x, x_k = x + spread (n_k - mean_l n_l) with n_k ~ N(0, I) drawn from
-    ``seed`` alone. To choose costs a pass over the client's data for each model. A client keeps the number of the
-    model that it chose last (of the first one before its first visit), which is what it would use itself; what is
-    evaluated as the shared model is the mean of the K. Recorded: ``"cluster_<k>"``, the weight of the clients of the
-    round that chose model k.
+    chose stays; a server optimiser sees a change of 0 for it. The models start around the run's x, x_k = x + spread
+    (n_k - mean_l n_l) with n_k ~ N(0, I) drawn from ``seed`` alone. To choose costs a pass over the client's data for
+    each model. A client keeps the number of the model that it chose last (of the first one before its first visit),
+    which is what it would use itself; what is evaluated as the shared model is the mean of the K. Recorded:
+    ``"cluster_<k>"``, the weight of the clients of the round that chose model k.
 
     Args:
       clusters: K; with 1 it is FedAvg.

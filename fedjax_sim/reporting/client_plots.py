@@ -9,18 +9,9 @@ import numpy as np
 
 from fedjax_sim.reporting.containers import check_runs
 from fedjax_sim.reporting.figures import whole_numbers
+from fedjax_sim.reporting.personal_values import APART, at_evaluation, ends, in_order, of_methods, place_of, shares
 from fedjax_sim.reporting.plots import COLOURS, LEGEND, axes_or_new, band_words, line_style, mean_and_band, plain
-from fedjax_sim.reporting.recorded import (
-    MODELS,
-    Recorded,
-    among_visited,
-    drawable,
-    in_words,
-    less_is_better,
-    measured,
-    recorded_as,
-    rounds_of,
-)
+from fedjax_sim.reporting.recorded import MODELS, Recorded, counted, drawable, in_words, rounds_of
 
 
 def distributions(
@@ -35,7 +26,7 @@ def distributions(
     Args:
       histories: records by name.
       metric: with a value for each client, [seeds, E, N], as ``evaluate=fjs.per_client(task)`` records them. NaN
-        (clients without examples) are left out.
+        (clients without examples) are left out, of fine-tuned and personal models also clients that were never visited.
       ax: matplotlib axes to draw on; None makes a figure.
       round: the evaluation after that many rounds; None for the last.
 
@@ -58,7 +49,10 @@ def distributions(
     """
     check_runs("distributions: histories", histories)
     ax = axes_or_new(ax, 6, 4)
-    chosen = {name: _at(name, run, metric, round) for name, run in histories.items()}
+    chosen = {
+        name: counted(run, metric, at_evaluation(name, run, metric, round), place_of(name, run, round))
+        for name, run in histories.items()
+    }
     return _draw_shares(ax, chosen, in_words(metric, histories.values()), histories)
 
 
@@ -102,33 +96,21 @@ def personal_models(
       'clients of Ditto, by their test accuracy with the shared model'
     """
     check_runs("personal_models: histories", histories)
-    recorded = {name: _models(name, run, metric) for name, run in histories.items()}
-    ax = axes_or_new(ax, 6, 4)
     words = in_words(f"test_{metric}", histories.values())
     if len(histories) > 1:
-        chosen = {}
-        for name, run in histories.items():
-            model = "personal" if "personal" in recorded[name] else "tuned"
-            chosen[f"{name}, {MODELS[model]}"] = _of_visited(name, run, recorded[name], model, round)
+        chosen = of_methods(histories, metric, round)
+        ax = axes_or_new(ax, 6, 4)
         return _draw_shares(ax, chosen, words, histories)
     ((name, run),) = histories.items()
-    chosen = {model: _of_visited(name, run, recorded[name], model, round) for model in recorded[name]}
-    # The same seeds of all models.
-    sound = np.logical_and.reduce([drawable(values) for values in chosen.values()])
-    known, some = ~np.isnan(chosen["shared"]), sound.any(axis=0)
-    if not some.any():
-        raise ValueError("personal_models: there is no client with a finite value of every model to draw")
-    seeds, clients = int((~known.any(axis=1)).sum()), int((known & ~sound).any(axis=0).sum())
-    chosen = {model: np.where(sound, values, np.nan) for model, values in chosen.items()}
-    order = np.argsort(np.nanmean(chosen["shared"][:, some], axis=0), kind="stable")
-    for number, (model, values) in enumerate(chosen.items()):
-        held = values[:, some][:, order]
-        places = np.arange(1, len(order) + 1) + 0.22 * (number - (len(chosen) - 1) / 2)  # beside each other
+    chosen, diverged, clients = in_order(name, run, metric, round)
+    ax = axes_or_new(ax, 6, 4)
+    for number, (model, held) in enumerate(chosen.items()):
+        places = np.arange(1, held.shape[1] + 1) + APART * (number - (len(chosen) - 1) / 2)
         if len(held) > 1:
             ax.vlines(places, np.nanmin(held, axis=0), np.nanmax(held, axis=0), colors=COLOURS[number], linewidth=1)
         mark = {"linestyle": "", "marker": "o^s"[number], "markersize": 5}
         ax.plot(places, np.nanmean(held, axis=0), color=COLOURS[number], label=MODELS[model], **mark)
-    title = [band_words([run]), seeds and f"{seeds} of {len(sound)} seeds diverged"]
+    title = [band_words([run]), diverged and f"{diverged} of {len(held)} seeds diverged"]
     title.append(clients and f"clients left out, whose models diverged: {clients}")
     ax.legend(loc="best", title="\n".join(str(line) for line in title if line) or None, **LEGEND)
     whole_numbers(ax.xaxis)
@@ -162,13 +144,13 @@ def gains(
       ValueError: a metric of another shape, no evaluation after that round, no such seed, or nothing to draw.
     """
     ax = axes_or_new(ax, 6, 4)
-    values = _at("history", history, metric, round)
+    values = at_evaluation("history", history, metric, round)
     if not 0 <= seed < len(values):
         raise ValueError(f"gains(seed={seed}): positions of seeds are 0 to {len(values) - 1}")
     own = values[seed]
     visited = np.ones(own.shape, bool)
     if metric.startswith("personal") and "client_visited" in history.metrics:
-        visited = _at("history", history, "client_visited", round)[seed] > 0
+        visited = at_evaluation("history", history, "client_visited", round)[seed] > 0
     order = np.argsort(own, kind="stable")
     shown = order[drawable(own[order])]
     if not shown.size:
@@ -228,7 +210,7 @@ def _of_seed(run: Recorded, name: str, seed: int) -> np.ndarray:
 
 def _draw_shares(ax: Any, chosen: Mapping[str, np.ndarray], words: str, histories: Mapping[str, Recorded]) -> Any:
     """The share of the clients at or below x, of values [seeds, N] by the name to print."""
-    ends = _ends(np.concatenate([values.ravel() for values in chosen.values()]))
+    both = ends(np.concatenate([values.ravel() for values in chosen.values()]))
     for number, (name, values) in enumerate(chosen.items()):
         sound = values[~np.isnan(values).all(axis=1)]
         lost, style = len(values) - len(sound), line_style(number)
@@ -236,69 +218,7 @@ def _draw_shares(ax: Any, chosen: Mapping[str, np.ndarray], words: str, historie
             ax.plot([], [], label=f"{name} (diverged)", **style)
             continue
         label = f"{name} ({lost} of {len(values)} seeds diverged)" if lost else name
-        mean_and_band(ax, *_shares(sound, *ends), style, "range", stepped=True, label=label)
+        mean_and_band(ax, *shares(sound, *both), style, "range", stepped=True, label=label)
     ax.legend(loc="best", title=band_words(histories.values()), **LEGEND)
-    plain(ax, xlim=ends, ylim=(0.0, 1.0), xlabel=words, ylabel="share of clients at or below")
+    plain(ax, xlim=both, ylim=(0.0, 1.0), xlabel=words, ylabel="share of clients at or below")
     return ax
-
-
-def _models(name: str, run: Recorded, metric: str) -> dict[str, str]:
-    """The metric of every client for each of the models that a run compares."""
-    found = {model: f"test_client_{metric}" if model == "shared" else f"{model}_client_{metric}" for model in MODELS}
-    found = {model: of for model, of in found.items() if recorded_as(run, of) in run.metrics}
-    if "shared" not in found or len(found) == 1:
-        raise ValueError(
-            f"personal_models(metric={metric!r}): {name!r} has no values of its clients' fine-tuned or personal models "
-            "by it: record them with evaluate=fedjax_sim.per_client(task, tuned=fedjax_sim.personalise(...)), on data "
-            "with a test part"
-        )
-    return found
-
-
-def _of_visited(name: str, run: Recorded, models: Mapping[str, str], model: str, round: int | None) -> np.ndarray:
-    """Values [seeds, N] with a model, NaN for clients that do not count, infinitely bad where a client's diverged.
-
-    The mark of a diverged model is its loss: its accuracy is that of class 0.
-    """
-    values, shared = (_at(name, run, models[one], round) for one in (model, "shared"))
-    lost, loss = np.isnan(values), f"{model}_client_loss"
-    if loss in run.metrics:
-        lost |= ~drawable(_at(name, run, loss, round))
-    worst = np.inf if less_is_better(models[model]) else -np.inf
-    values = np.where(np.isnan(shared), np.nan, np.where(lost, worst, values))
-    return among_visited(run, values, -1 if round is None else np.asarray(run.evaluated).tolist().index(round))
-
-
-def _at(name: str, run: Recorded, metric: str, round: int | None) -> np.ndarray:
-    """The values [seeds, N] at one evaluation."""
-    values = measured(run, metric).astype(float)
-    if values.ndim != 3 or recorded_as(run, metric) not in run.metrics:
-        raise ValueError(
-            f"{metric!r} of {name!r} has shape {values.shape}: a distribution needs a value for each client at every "
-            "evaluation, for instance 'test_client_accuracy' of simulate(evaluate=fjs.per_client(task))"
-        )
-    evaluated = np.asarray(run.evaluated).tolist()
-    if round is not None and round not in evaluated:
-        raise ValueError(f"round is {round}: {name!r} was evaluated after the rounds {evaluated}")
-    at: np.ndarray = values[:, -1 if round is None else evaluated.index(round)]
-    return at
-
-
-def _ends(values: np.ndarray) -> tuple[float, float]:
-    """The least and the largest finite value, a little apart where they are the same."""
-    finite = values[drawable(values)]
-    if not finite.size:
-        raise ValueError("distributions: there is not one finite value to draw")
-    low, high = float(finite.min()), float(finite.max())
-    room = 0.02 * (high - low) or 0.5
-    return low - room, high + room
-
-
-def _shares(values: np.ndarray, low: float, high: float) -> tuple[np.ndarray, np.ndarray]:
-    """Places x and, of each seed, the share of its clients with at most x, [seeds, places].
-
-    Infinite values count as clients beyond the right end.
-    """
-    x = np.concatenate([[low], np.unique(values[drawable(values)]), [high]])
-    held = [np.sort(row[~np.isnan(row)]) for row in values]
-    return x, np.stack([np.searchsorted(row, x, side="right") / max(row.size, 1) for row in held])

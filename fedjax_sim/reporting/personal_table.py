@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedjax_sim.reporting.containers import check_runs
-from fedjax_sim.reporting.recorded import MODELS, Recorded, among_visited, in_words, measured
+from fedjax_sim.reporting.personal_values import averaged, compared_by, last, left_out, of_models
+from fedjax_sim.reporting.recorded import MODELS, Recorded, drawable, in_words
 from fedjax_sim.reporting.table import cell, listed, markdown_rows, text_rows
 
+TITLES = ("mean", "by examples", "worst", "spread", "worse than shared", "worse than tuned")
+_FORMS = (*["{:.4f} ± {:.4f}"] * 4, *["{:.1%} ± {:.1%}"] * 2)
 _LOSING = {"tuned": ("_losing", None), "personal": ("_losing", "_losing_to_tuned")}
 _CONFIDENCE = 0.95
 _TO_COMPARE_WITH = (
@@ -65,59 +68,57 @@ def personal_table(histories: Mapping[str, Recorded], metric: str = "accuracy", 
       method  model         mean  by examples   worst  spread  worse than shared  worse than tuned
     """
     check_runs("personal_table: histories", histories)
-    rows: list[tuple[str, ...]] = []
-    for name, run in histories.items():
-        shown = str(name).replace("|", r"\|") if markdown else str(name)
-        for model, words in MODELS.items():
-            if f"{model}_{metric}" in run.metrics:
-                rows.append((shown, words, *_cells(run, model, metric)))
-                shown = shown if markdown else ""
-    if not rows:
-        names = {one for run in histories.values() for one in run.metrics}
-        others = sorted(one[7:] for one in names if one.startswith("shared_") and f"{one}_by_examples" in names)
-        fix = f"choose from {', '.join(map(repr, others))}" if others else (
+    found = rows_of(histories, metric)
+    if not found:
+        others = dict.fromkeys(one for run in histories.values() for one in compared_by(run))
+        fix = f"choose from {', '.join(map(repr, sorted(others)))}" if others else (
             "record them with evaluate=fedjax_sim.per_client(task, tuned=fedjax_sim.personalise(...)), on data with a "
             "test part"
         )  # fmt: skip
         raise ValueError(f"personal_table(metric={metric!r}): no run compares models of its clients by it: {fix}")
-    titles = ("method", "model", "mean", "by examples", "worst", "spread", "worse than shared", "worse than tuned")
-    columns = [(title, list(cells)) for title, cells in zip(titles, zip(*rows, strict=True), strict=True)]
+    names = [row.method.replace("|", r"\|") if markdown else row.method for row in found]
+    if not markdown:
+        names = ["" if number and name == names[number - 1] else name for number, name in enumerate(names)]
+    columns = [("method", names), ("model", [MODELS[row.model] for row in found])]
+    cells = [cells_of(row) for row in found]
+    columns += [(title, [row[number] for row in cells]) for number, title in enumerate(TITLES)]
     written = markdown_rows(columns, names=2) if markdown else text_rows(columns, names=2)
-    return "\n".join([*written, "", *_notes(histories, metric)])
+    notes = [f"note: {note}" for note in notes_of(histories, metric)]
+    return "\n".join([*written, "", *notes, *meaning(histories, metric)])
 
 
-def _cells(run: Recorded, model: str, metric: str) -> list[str]:
-    """The numbers of one model."""
-    value, share = "{:.4f} ± {:.4f}", "{:.1%} ± {:.1%}"
-    start = f"{model}_{metric}"
-    found = [cell(_last(run, f"{start}{end}"), value, half_width) for end in ("", "_by_examples", "_worst")]
-    found.append(cell(_spread(run, model, metric), value, half_width))
-    for end in _LOSING.get(model, (None, None)):
-        found.append(cell(None if end is None else _last(run, start + end), share, half_width))
+class Row(NamedTuple):
+    """One model of one method."""
+
+    method: str  # the run's name
+    model: str  # of MODELS
+    values: tuple[np.ndarray | None, ...]  # [seeds] for each of TITLES, NaN where the model diverged; None: no such
+
+
+def rows_of(histories: Mapping[str, Recorded], metric: str) -> list[Row]:
+    """What the table says of every method and model; nothing of runs that compare no models by this metric."""
+    found = []
+    for name, run in histories.items():
+        for model in averaged(run, metric):
+            start = f"{model}_{metric}"
+            values = [last(run, f"{start}{end}") for end in ("", "_by_examples", "_worst")]
+            values.append(_spread(str(name), run, model, metric))
+            values += [None if end is None else last(run, start + end) for end in _LOSING.get(model, (None, None))]
+            found.append(Row(str(name), model, tuple(values)))
     return found
 
 
-def _last(run: Recorded, name: str) -> np.ndarray | None:
-    """[seeds], as floats; None where it was not recorded."""
-    return measured(run, name)[:, -1].astype(float) if name in run.metrics else None
+def cells_of(row: Row) -> list[str]:
+    """What is printed of a row: means and intervals over seeds."""
+    return [cell(values, form, half_width) for values, form in zip(row.values, _FORMS, strict=True)]
 
 
-def _spread(run: Recorded, model: str, metric: str) -> np.ndarray | None:
-    """Standard deviation over the clients whom the means count, [seeds]."""
-    values = _last(run, f"test_client_{metric}" if model == "shared" else f"{model}_client_{metric}")
-    if values is None:
-        return None
-    lost = ~np.isfinite(_of_seeds(run, f"{model}_{metric}"))
-    values = among_visited(run, values)
+def _spread(name: str, run: Recorded, model: str, metric: str) -> np.ndarray:
+    """Standard deviation over the clients whom the means count, [seeds]; NaN where one's model diverged."""
+    values = of_models(name, run, metric)[model]
     held = ~np.isnan(values)
-    spread = np.array([row[of].std() if of.any() else np.nan for row, of in zip(values, held, strict=True)])
-    return np.where(lost, np.nan, spread)
-
-
-def _of_seeds(run: Recorded, name: str) -> np.ndarray:
-    found = _last(run, name)
-    assert found is not None  # the caller has seen it
-    return found
+    whole = held.any(axis=1) & (drawable(values) | ~held).all(axis=1)
+    return np.array([row[of].std() if sound else np.nan for row, of, sound in zip(values, held, whole, strict=True)])
 
 
 def half_width(values: np.ndarray) -> float:
@@ -128,36 +129,60 @@ def half_width(values: np.ndarray) -> float:
     return float(t * values.std(ddof=1) / np.sqrt(values.size))
 
 
-def _notes(histories: Mapping[str, Recorded], metric: str) -> list[str]:
-    """What the columns mean, and what to mind."""
+def notes_of(histories: Mapping[str, Recorded], metric: str) -> list[str]:
+    """What to mind."""
     runs = {str(name): run for name, run in histories.items()}
-    shared, tuned = f"shared_{metric}", f"tuned_{metric}"
-    counts = sorted({len(run.metrics[shared]) for run in runs.values() if shared in run.metrics})
-    seeds = " to ".join(map(str, sorted({counts[0], counts[-1]})))
     notes = []
     if not any(
-        _described(run, "algorithm", "name") == "algorithm.fedavg" and tuned in run.metrics for run in runs.values()
+        _described(run, "algorithm", "name") == "algorithm.fedavg" and "tuned" in averaged(run, metric)
+        for run in runs.values()
     ):
-        notes.append(f"note: {_TO_COMPARE_WITH}")
-    apart = [name for name, run in runs.items() if shared not in run.metrics]
+        notes.append(_TO_COMPARE_WITH)
+    compared = {name: run for name, run in runs.items() if averaged(run, metric)}
+    apart = [name for name in runs if name not in compared]
     if apart:
-        notes.append(f"note: no models of clients are compared by {metric!r} in {listed(apart)}")
+        notes.append(f"no models of clients are compared by {metric!r} in {listed(apart)}")
     steps = {name: both for name, run in runs.items() if (both := _steps(run)) and both[0] != both[1]}
     if steps:
         local, fine = next(iter(steps.values()))
-        notes.append(f"note: fine-tuning takes other steps than a round of {listed(list(steps))}: {fine}; {local}")
-    for name, run in runs.items():
-        left_out = _last(run, "unvisited")
-        if left_out is not None and left_out.max() > 0:
-            notes.append(
-                f"note: {left_out.mean():.3g} clients of {name} were never visited, and are not in its numbers"
-            )
+        notes.append(f"fine-tuning takes other steps than a round of {listed(list(steps))}: {fine}; {local}")
+    ends = {name: int(run.evaluated[-1]) for name, run in compared.items()}
+    if len(set(ends.values())) > 1:
+        notes.append(f"not after equally many rounds: {listed([f'{name} {end}' for name, end in ends.items()])}")
+    worst = _worst(histories, metric)
+    if len(set(worst.values())) > 1:
+        said = listed([f"{name} {'unknown' if share is None else f'{share:.3g}'}" for name, share in worst.items()])
+        notes.append(f"not the same share of the clients are the worst: {said}")
+    missing = {name: count for name, run in compared.items() if (count := left_out(run, metric).mean()) > 0}
+    for name, count in missing.items():
+        notes.append(f"{count:.3g} clients of {name} were never visited, and are not in its numbers")
+    everyone = [name for name, run in compared.items() if "client_visited" not in run.metrics]
+    if missing and everyone:
+        notes.append(f"the numbers of {listed(everyone)}, without models of the clients' own, are of all clients")
+    return notes
+
+
+def meaning(histories: Mapping[str, Recorded], metric: str) -> list[str]:
+    """What the columns mean."""
+    rows = rows_of(histories, metric)
+    found = [values for row in rows for values in row.values if values is not None]
+    counts = sorted({len(values) for values in found})
+    seeds = " to ".join(map(str, sorted({counts[0], counts[-1]})))
     spans = "one seed, so no interval" if counts == [1] else f"mean ± half of the 95 % t-interval over {seeds} seeds"
+    share, *others = dict.fromkeys(_worst(histories, metric).values())
+    served = "those" if others or share is None else f"the {100 * share:.3g} % of them"
     return [
-        *notes,
         f"{in_words(f'test_{metric}')} of each client on its own examples, at the last evaluation; {spans}",
-        "mean, worst, spread (standard deviation): over the clients; worse than: for this share of them",
+        f"mean, spread (standard deviation): over the clients; worst: over {served} served worst; worse than: for this "
+        "share of them",
     ]
+
+
+def _worst(histories: Mapping[str, Recorded], metric: str) -> dict[str, float | None]:
+    """The share of the clients that are the worst, by the run that compares models; None where it is not described."""
+    compared = {str(name): run for name, run in histories.items() if averaged(run, metric)}
+    found = {name: _described(run, "run", "evaluate", "arguments", "worst") for name, run in compared.items()}
+    return {name: float(share) if isinstance(share, (int, float)) else None for name, share in found.items()}
 
 
 def _described(run: Recorded, *path: str) -> Any:

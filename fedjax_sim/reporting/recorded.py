@@ -110,14 +110,17 @@ def positions(run: Recorded, name: str, axis: str) -> np.ndarray:
 
 # The losses of a model: where one of them is not finite, no other metric says anything about the model.
 _LOSSES = tuple(f"{part}{loss}" for loss in ("loss", "data_loss") for part in ("", "test_", "validation_"))
+# The models that per_client compares, as its records begin, and in words.
+MODELS = {"shared": "shared", "tuned": "fine-tuned", "personal": "personal"}
 
 
 def measured(run: Recorded, name: str) -> np.ndarray:
     """A copy of the values of ``name``, floats, NaN at the evaluations of a seed at which its model had diverged.
 
     A model that is not finite still has an accuracy: the argmax of NaN is class 0. So a metric counts as not finite
-    where a loss of the seed, of training or held-out examples, is not. The losses themselves, and records of rounds,
-    stay as they are.
+    where a loss of the seed, of training or held-out examples, is not. What is recorded of fine-tuned and of personal
+    models counts as not finite where their loss is not either: a client's where the client's is not, a number for all
+    clients where one of theirs is not. The losses themselves, and records of rounds, stay as they are.
     """
     name = recorded_as(run, name)
     return _of_finite_models(run[name], name, run.metrics)
@@ -131,7 +134,30 @@ def _of_finite_models(given: np.ndarray, name: str, metrics: Mapping[str, np.nda
     for loss in (np.asarray(metrics[one], dtype=float) for one in _LOSSES if one in metrics):
         if loss.shape[:2] == values.shape[:2]:
             values[~np.isfinite(loss).all(axis=tuple(range(2, loss.ndim)))] = np.nan
+    for own in _losses_of_own(name):
+        if own in metrics and np.shape(metrics[own]) == values.shape:
+            values[~np.isfinite(np.asarray(metrics[own], dtype=float))] = np.nan
     return values
+
+
+def _losses_of_own(name: str) -> list[str]:
+    """The losses, of all clients and of each, of the fine-tuned and personal models that a metric is of."""
+    part, model = _part_and_model(name)
+    if model not in ("tuned", "personal") or name.endswith("_before"):  # before fine-tuning it is the shared one
+        return []
+    models = {model, "tuned"} if name.endswith("_tuned") else {model}  # "..._gain_over_tuned", "..._losing_to_tuned"
+    return [f"{part}{one}_{entries}loss" for one in sorted(models) for entries in ("", "client_")]
+
+
+def _part_and_model(name: str) -> tuple[str, str]:
+    """How a record begins: ``("validation_", "tuned")``, or ``("", "tuned")`` of test examples."""
+    part = "validation_" if name.startswith("validation_") else ""
+    return part, name.removeprefix(part).partition("_")[0]
+
+
+def is_of_models(name: str) -> bool:
+    """Whether a metric is of one of the :data:`MODELS` that are compared at each client."""
+    return _part_and_model(name)[1] in MODELS
 
 
 def best_evaluations(metrics: Mapping[str, np.ndarray], name: str) -> np.ndarray:
@@ -154,10 +180,6 @@ def drawable(values: np.ndarray) -> np.ndarray:
     return found
 
 
-# The models that per_client compares, as its records begin, and in words.
-MODELS = {"shared": "shared", "tuned": "fine-tuned", "personal": "personal"}
-
-
 def part_of(metric: str) -> str:
     """Of which examples a metric is, judged by its name: ``"training"``, ``"validation"`` or ``"test"`` ones."""
     if metric.startswith("validation_"):
@@ -174,6 +196,11 @@ def among_visited(run: Recorded, values: np.ndarray, at: int = -1) -> np.ndarray
         return values
     seen = ~np.isnan(values) & np.asarray(run.metrics["client_visited"])[:, at].astype(bool)
     return np.where(seen | ~seen.any(axis=1, keepdims=True), values, np.nan)
+
+
+def counted(run: Recorded, name: str, values: np.ndarray, at: int = -1) -> np.ndarray:
+    """Clients' values [seeds, N] of a metric, :func:`among_visited` where it is of :data:`MODELS`."""
+    return among_visited(run, values, at) if is_of_models(name) else values
 
 
 def held(run: Recorded, name: str) -> tuple[np.ndarray, np.ndarray]:

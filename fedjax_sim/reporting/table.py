@@ -131,7 +131,7 @@ def cell(final: np.ndarray | None, form: str, spread: Callable[[np.ndarray], flo
     if bad:
         return "diverged" if bad == final.size else f"diverged ({bad} of {final.size})"
     if final.size == 1:
-        return form.partition(" ± ")[0].format(final[0])
+        return form.partition(" ± ")[0].format(final[0] + 0.0)  # -0 is 0: the worst of accuracies is minus a mean
     return form.format(final.mean(), spread(final))
 
 

@@ -23,6 +23,8 @@ from fedjax_sim.reporting.html import page
 from fedjax_sim.reporting.html.curves import Record, curve, records, spreads, thinned
 from fedjax_sim.reporting.html.drawing import DASHES, LINES, classes
 from fedjax_sim.reporting.html.settings import differing, settings
+from fedjax_sim.reporting.personal_table import cells_of, rows_of
+from fedjax_sim.reporting.recorded import MODELS
 from fedjax_sim.run.history import History
 from fedjax_sim.run.records import Stop
 
@@ -60,6 +62,25 @@ def diverged():
     history.metrics["loss"][0, 3] = np.inf
     return history
 
+
+def personal(of_models=("shared", "tuned", "personal"), seeds=2, clients=4, **more):
+    """A history of models of clients: client j has 0.1 j with the shared one; the last has no test examples."""
+    history = made(seeds=seeds, **more)
+    shape = (seeds, len(history.evaluated))
+    for number, model in enumerate(of_models):
+        values = (
+            np.tile(0.1 * np.arange(clients)[::-1] + 0.2 * number, (*shape, 1)) + np.arange(seeds)[:, None, None] / 8
+        )
+        values[..., -1] = np.nan
+        history.metrics["test_client_accuracy" if model == "shared" else f"{model}_client_accuracy"] = values
+        for end in ("", "_by_examples", "_worst"):
+            history.metrics[f"{model}_accuracy{end}"] = np.nanmean(values, axis=-1)
+        for end in ("_losing", "_losing_to_tuned")[: number if model != "shared" else 0]:
+            history.metrics[f"{model}_accuracy{end}"] = np.full(shape, 0.25)
+    return history
+
+
+METHODS = {"FedAvg": personal(("shared", "tuned")), HOSTILE: personal(algorithm="ditto"), "plain": made()}
 
 SEVERAL = {
     "fedavg": made(system=True, clients=8),
@@ -296,6 +317,79 @@ class TestContent:
         run.metrics["test_client_accuracy"][:] = np.nan
         assert "test client accuracy" in page({"a": run})
 
+    def test_personal_models_of_several_methods(self):
+        source = page(METHODS)
+        found, name = Elements(source), HOSTILE.replace("\0", "\ufffd")
+        assert (found.unbalanced, len(found.all("img")), len(found.all("script"))) == ([], 0, 2)
+        assert "Personal models" in [one["text"] for one in found.all("h2")]
+        table = next(one for one in found.all("div") if one.get("aria-label") == "Models by test accuracy")
+        rows = [one["text"] for one in found.all("th") if one["scope"] == "row" and one["text"].split(", ")[-1] in
+                MODELS.values()]  # fmt: skip
+        assert rows == [f"{one}, {model}" for one, models in (("FedAvg", 2), (name, 3))
+                        for model in list(MODELS.values())[:models]]  # fmt: skip
+        for row in rows_of(METHODS, "accuracy"):  # the text table's numbers
+            assert all(cell in table["text"] for cell in cells_of(row))
+        assert "95 % t-interval over 2 seeds" in table["text"]
+        said = [one["text"] for one in found.all("p")]
+        assert any("row of the tables is one of these models of one run. Clients that a method" in one for one in said)
+        assert "No models of clients are compared by 'accuracy' in plain" in said
+        legend = next(one for one in found.all("ul") if one.get("aria-label") == "What is drawn")
+        assert legend["text"] == f"FedAvg, fine-tuned{name}, personal"
+        own = data_of(source)["personal"]
+        assert own["ofRuns"]
+        assert [one["name"] for one in own["lines"]] == ["FedAvg, fine-tuned", f"{name}, personal"]
+        assert own["lines"][1]["style"] == data_of(source)["runs"][1]["style"]
+        (panel,) = own["panels"]
+        tuned, x = panel["curves"][0], data_of(source)["places"][panel["curves"][0]["x"]]
+        values = METHODS["FedAvg"]["tuned_client_accuracy"][:, -1, :-1]
+        for place, share, low, high in zip(x, tuned["y"], tuned["low"], tuned["high"], strict=True):
+            of_seeds = (values <= place + 1e-6).mean(axis=1)
+            np.testing.assert_allclose([share, low, high], [of_seeds.mean(), of_seeds.min(), of_seeds.max()], rtol=1e-5)
+        heads = [one["text"] for one in found.all("th") if one.get("scope") == "col"]
+        assert "personal accuracy" not in heads  # not once more, with another ±
+        assert "tuned client accuracy" in {one["label"] for one in data_of(source)["spreads"]}
+
+    def test_personal_models_of_one_run_client_by_client(self):
+        visited = np.ones((2, 5, 4), bool)
+        visited[:, -1, 0] = False
+        run = personal()
+        run.metrics.update(client_visited=visited, unvisited=np.ones((2, 5)))
+        source = page({"Ditto": run})
+        own, places = data_of(source)["personal"], data_of(source)["places"]
+        assert not own["ofRuns"]
+        assert [one["name"] for one in own["lines"]] == list(MODELS.values())
+        (panel,) = own["panels"]
+        for drawn, model in zip(panel["curves"], ("test", "tuned", "personal"), strict=True):
+            values = run[f"{model}_client_accuracy"][:, -1, [2, 1]]
+            assert places[drawn["x"]] == [1, 2]
+            recorded = [values.mean(axis=0), values.min(axis=0), values.max(axis=0)]
+            np.testing.assert_allclose([drawn["y"], drawn["low"], drawn["high"]], recorded, rtol=1e-5)
+        assert [drawn["shift"] for drawn in panel["curves"]] == [-0.22, 0, 0.22]
+        elements = Elements(source)
+        marks = [one for one in elements.all("path") if "figure" in one["in"] and one["class"].startswith("bar")]
+        assert [one["d"].count("M") for one in marks] == [2, 2, 2]
+        assert "1 clients of Ditto were never visited, and are not in its numbers" in source
+        gain = spreads({"a": run})["personal_client_accuracy"]["a"]
+        assert (gain.values.size, gain.missing) == (4, 4)
+        assert "client_visited" not in spreads({"a": run})
+        beside = data_of(page({"plain": made(), "Ditto": run}))["personal"]
+        assert (beside["ofRuns"], beside["panels"][0]["label"]) == (False, "test accuracy")
+        many = data_of(page({"Ditto": personal(clients=1001)}))
+        (shares,) = many["personal"]["panels"]
+        assert shares["what"] == "share of the clients"
+        assert len(many["places"][shares["curves"][0]["x"]]) == 300
+
+    def test_without_models_to_compare_there_is_no_word_of_them(self):
+        for run in (made(clients=4), personal(("personal",)), personal(("shared",))):
+            source = page({"a": run})
+            assert "Personal models" not in source
+            assert "personal" not in data_of(source)
+        lost = personal()
+        lost.metrics["loss"][:] = np.nan
+        source = page({"lost": lost, "too": lost})
+        assert data_of(source)["personal"]["panels"] == []
+        assert Elements(source).unbalanced == []
+
     def test_what_differs(self):
         first, second = settings(made(mu=0.1)), settings(made(mu=0.5, seeds=3))
         assert differing([first, second]) == {"algorithm.mu": ["0.1", "0.5"], "run.seeds": ["[0, 1]", "[0, 1, 2]"]}
@@ -458,10 +552,11 @@ CHROME = os.environ.get("CHROME") or next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
 )
 # Each page in a frame of its own, so that its policy for scripts holds; what happened is written into the outer page.
-FRAMES = """<!DOCTYPE html><style>iframe { border: 0 }</style><body>%s<script>
+FRAMES = """<!DOCTYPE html><style>iframe { border: 0 }</style><body><script>
 const said = {};
 const key = (node, name) => node.dispatchEvent(new KeyboardEvent("keydown", { key: name, bubbles: true }));
-for (const frame of document.querySelectorAll("iframe")) frame.addEventListener("load", () => {
+document.addEventListener("load", ({ target: frame }) => { // of every frame, as soon as it is there
+  if (frame.tagName !== "IFRAME") return;
   const page = frame.contentDocument;
   const all = (selector) => [...page.querySelectorAll(selector)];
   const lines = () => all("#curves .lines .curve").length;
@@ -486,8 +581,14 @@ for (const frame of document.querySelectorAll("iframe")) frame.addEventListener(
   found.last = plot.getAttribute("aria-valuetext");
   point(0.5);
   found.tip = all(".tip:not([hidden]) tr").length;
+  const own = page.querySelector("#own .plot");
+  const ownLines = () => all("#own .lines .curve").length;
+  if (own) key(own, "Home");
+  const marks = () => [all("#own .lines .mark").length, all("#own .bar").length];
+  found.own = own && [own.getAttribute("aria-valuetext"), ownLines(), ...marks()];
   const legend = page.querySelector("#legend button");
   legend.click();
+  found.ownFewer = ownLines();
   found.pressed = legend.getAttribute("aria-pressed");
   found.fewer = lines();
   legend.click();
@@ -517,8 +618,8 @@ for (const frame of document.querySelectorAll("iframe")) frame.addEventListener(
   found.opened = [page.documentElement.clientWidth, page.documentElement.scrollWidth];
   said[frame.id] = found;
   document.documentElement.dataset.said = JSON.stringify(said);
-});
-</script></body>"""
+}, true);
+</script>%s</body>"""
 
 
 def browse(path, tmp_path, query=""):
@@ -556,6 +657,8 @@ class TestBrowser:
             "phone": (360, page(SEVERAL)),
             "small": (360, small),
             "many": (360, many),
+            "methods": (360, page(METHODS)),
+            "ditto": (1200, page({"Ditto": personal()})),
         }
         inner = "".join(
             f'<iframe id="{name}" width="{width}" height="800" srcdoc="{html.escape(source)}"></iframe>'
@@ -586,6 +689,14 @@ class TestBrowser:
         assert "diverged 2.05" in desktop["first"]
         assert desktop["second"].startswith("round 1: ")
         assert desktop["last"].startswith("round 40: scaffold ")
+        assert [found["own"] for name, found in said.items() if name in ("desktop", "many")] == [None, None]
+        text, lines, _, bars = said["methods"]["own"]
+        assert text.startswith("test accuracy ")
+        assert "FedAvg, fine-tuned 0" in text
+        assert (lines, said["methods"]["ownFewer"], bars) == (2, 1, 0)
+        text, lines, marks, bars = said["ditto"]["own"]
+        assert text == "client 1: personal 0.5625; fine-tuned 0.3625; shared 0.1625"
+        assert (lines, marks, bars) == (0, 9, 3)
         assert said["small"]["last"].startswith("round 1: one 1")
         assert said["many"]["lines"] == 40
         order = [HOSTILE.replace("\0", "\ufffd"), "fedavg", "scaffold", "diverged"]

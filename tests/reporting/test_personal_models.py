@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedjax_sim.reporting import personal_models
+from fedjax_sim.reporting import distributions, personal_models
 from tests.reporting.test_reporting import Run
 
 NAN = np.nan
@@ -44,6 +44,20 @@ def test_clients_never_visited_and_diverged_seeds_are_left_out():
     ax = personal_models({"Ditto": diverged})
     np.testing.assert_allclose(lines(ax)["personal"][:, 1], PERSONAL[1, 1, [1, 2, 0]])
     assert "1 of 2 seeds diverged" in ax.get_legend().get_title().get_text()
+
+
+def test_distributions_of_personal_models_are_of_visited_clients():
+    visited = np.zeros((2, 2, 4), bool)
+    visited[:, 1, :2] = True
+    of = run(personal_client_accuracy=PERSONAL, client_visited=visited)
+    own, shared = (
+        lines(distributions({"Ditto": of}, f"{model}_client_accuracy"))["Ditto"] for model in ("personal", "test")
+    )
+    for drawn, recorded in ((own, PERSONAL[:, 1, :2]), (shared, SHARED[:, 1, :3])):
+        for x, share in drawn:
+            assert share == pytest.approx((recorded <= x).mean())
+    earlier = lines(distributions({"Ditto": of}, "personal_client_accuracy", round=0))["Ditto"]
+    assert earlier[:, 1].max() == 1  # before anybody was visited all count
 
 
 def test_of_several_methods_personal_models_beside_fine_tuned_ones():

@@ -8,6 +8,7 @@ import pytest
 import fedjax_sim as fjs
 from fedjax_sim.reporting import personal_table
 from fedjax_sim.reporting.personal_table import half_width
+from fedjax_sim.reporting.recorded import measured
 from tests.reporting.test_reporting import Run
 
 WORK, BATCHES = {"name": "work.steps", "arguments": {"num_steps": 5}}, {"name": "batches.full_batch", "arguments": {}}
@@ -94,6 +95,11 @@ def test_clients_never_visited_are_in_no_number():
     assert " ± " not in table
 
 
+def test_zero_has_no_sign():
+    one = run(1, shared_accuracy_worst=np.array([[0.5, -0.0]]))
+    assert [cell.strip() for cell in cells(personal_table({"Ditto": one}), 0) if cell.strip()][4] == "0.0000"
+
+
 def test_what_is_missing_is_said():
     table = personal_table({"Ditto": run(), "plain": run(models=())})
     assert "note: fine-tuned FedAvg is what personal models are measured against, and no run here has it" in table
@@ -135,3 +141,59 @@ def test_of_a_run():
         of_seen = values[0, -1][seen]
         assert f"{of_seen.mean():.4f}" in found
         assert f"{of_seen.std():.4f}" in found
+
+
+def test_an_accuracy_of_personal_models_that_diverged_is_none():
+    """The argmax of NaN is class 0, so that such a model has an accuracy and loses to nobody; its loss tells."""
+    of_clients = np.ones((3, 2, 4))
+    of_clients[1, 1, 2], of_clients[..., 3] = np.nan, np.nan
+    losses = np.ones((3, 2))
+    losses[1, 1] = np.nan
+    one = run(personal_loss=losses, personal_client_loss=of_clients)
+    table = personal_table({"Ditto": one})
+    assert [cells(table, row).count("diverged (1 of 3)") for row in range(3)] == [0, 0, 6]
+    np.testing.assert_array_equal(np.isnan(measured(one, "personal_accuracy"))[:, 1], [False, True, False])
+    np.testing.assert_array_equal(np.isnan(measured(one, "personal_client_accuracy"))[1, 1], [False, False, True, True])
+    assert np.isfinite(measured(one, "tuned_accuracy")).all()
+    held_out = run(validation_personal_loss=losses, validation_personal_accuracy=np.ones((3, 2)))
+    assert np.isnan(measured(held_out, "validation_personal_accuracy")[1, 1])
+    assert np.isfinite(measured(held_out, "personal_accuracy")).all()
+    tuned = run(tuned_loss=losses, personal_accuracy_before=losses * 0)
+    assert np.isnan(measured(tuned, "personal_accuracy_losing_to_tuned")[1, 1])
+    assert np.isfinite(measured(tuned, "personal_accuracy_losing")).all()
+
+
+def test_who_was_never_visited_is_counted_in_seeds_that_hold():
+    visited = np.zeros((2, 2, 4), bool)
+    visited[0, 1, :2] = True  # the other seed has visited nobody: there all count
+    diverged = run(2, client_visited=visited, unvisited=np.array([[3, 1], [3, 3]]))
+    diverged.metrics["loss"][1, 1] = np.nan
+    assert "note: 0.5 clients of Ditto were never visited" in personal_table({"Ditto": diverged})
+    nobody = run(2, client_visited=np.zeros((2, 2, 4), bool), unvisited=np.full((2, 2), 3))
+    table = personal_table({"Ditto": nobody})
+    assert "never visited" not in table
+    spread = np.nanstd(nobody["personal_client_accuracy"][:, 1], axis=1)
+    assert f"{spread.mean():.4f} ± {half_width(spread):.4f}" in table
+
+
+def test_what_is_not_alike_is_said():
+    few, many = run(), run(method="fedavg")
+    for one, share in ((few, 0.1), (many, 0.3)):
+        one.description["run"]["evaluate"]["arguments"]["worst"] = share
+    assert "worst: over the 10 % of them served worst" in personal_table({"Ditto": few, "as many": few})
+    assert "equally" not in personal_table({"Ditto": few, "as many": few})
+    many.evaluated[-1] = 20
+    table = personal_table({"Ditto": few, "FedAvg": many})
+    assert "worst: over those served worst" in table
+    assert "note: not the same share of the clients are the worst: Ditto 0.1, FedAvg 0.3\n" in table
+    assert "note: not after equally many rounds: Ditto 10, FedAvg 20\n" in table
+
+
+def test_a_fine_tuned_model_alone_is_no_personal_one():
+    """What ``evaluate=fjs.personalise(...)`` records begins with ``personal``, and is of no model that clients keep."""
+    alone = run(models=("personal",))
+    with pytest.raises(ValueError, match="no run compares models of its clients by it: record them"):
+        personal_table({"FedAvg": alone})
+    table = personal_table({"FedAvg": alone, "Ditto": run()})
+    assert len([line for line in table.splitlines() if "personal " in line and " ± " in line]) == 1
+    assert "note: no models of clients are compared by 'accuracy' in FedAvg" in table

@@ -45,9 +45,13 @@ function bandPath(x, low, high, stepped) {
   return path;
 }
 
-// Where the markers of a line go: about six, at other places for each run.
+// Whether a curve is points, each run's a little beside the others' at the same place.
+const isPoints = (curve) => curve.shift !== undefined;
+
+// Where the markers of a line go: about six, at other places for each run; everywhere if it is points.
 function markerPlaces(curve, number) {
   const places = [...curve.x.keys()].filter((i) => finite(curve.y[i]));
+  if (isPoints(curve)) return places;
   const every = Math.max(1, Math.floor(places.length / 6));
   return places.filter((_, i) => i % every === (number * 3) % every);
 }
@@ -62,7 +66,10 @@ function drawPanel(host, panel, runs, options) {
   const curves = present.map((run) => panel.curves[run.number]);
   const log = options.scale === "log" || (options.scale === "auto" && panel.loss && spansADecade(curves));
   const [low, high] = panel.range ?? verticalRange(curves, panel.loss, log);
-  const all = curves.flatMap((curve) => [curve.x[0], curve.x[curve.x.length - 1], curve.lost ?? curve.x[0]]);
+  const all = curves.flatMap((curve) => {
+    const room = isPoints(curve) ? 0.5 : 0;
+    return [curve.x[0] - room, curve.x[curve.x.length - 1] + room, curve.lost ?? curve.x[0]];
+  });
   let [left, right] = [Math.min(...all), Math.max(...all)];
   if (!(left < right)) [left, right] = finite(left) ? [left - 0.5, left + 0.5] : [0, 1];
   const yTicks = (log ? logTicks : linearTicks)(low, high, Math.max(4, height / 50), false);
@@ -91,12 +98,15 @@ function drawPanel(host, panel, runs, options) {
   const [bands, lines] = [make("svg:g", { class: "bands" }), make("svg:g", { class: "lines" })];
   for (const run of present) {
     const curve = panel.curves[run.number];
-    const x = curve.x.map(sx);
+    const x = curve.x.map((value) => sx(value + (curve.shift ?? 0)));
     const y = curve.y.map(place);
-    if (options.bands && curve.low) {
+    if (options.bands && curve.low && isPoints(curve)) {
+      const bars = x.map((value, i) => `M${at(value)} ${at(place(curve.low[i]))}V${at(place(curve.high[i]))}`);
+      bands.append(make("svg:path", { class: `bar ${run.colour}`, d: bars.join("") }));
+    } else if (options.bands && curve.low) {
       bands.append(make("svg:path", { class: `band ${run.colour}`, d: bandPath(x, curve.low.map(place), curve.high.map(place), curve.stepped) }));
     }
-    lines.append(make("svg:path", { class: `curve ${run.style}`, d: linePath(x, y, curve.stepped) }));
+    if (!isPoints(curve)) lines.append(make("svg:path", { class: `curve ${run.style}`, d: linePath(x, y, curve.stepped) }));
     for (const i of markerPlaces(curve, run.number)) {
       if (finite(y[i])) lines.append(make("svg:path", { class: `mark ${run.colour}`, d: run.marker, transform: `translate(${at(x[i])} ${at(y[i])})` }));
     }
@@ -162,7 +172,7 @@ function valuesAt(panel, drawn, x) {
     if (i < 0 && !lost) continue;
     const value = lost ? null : curve.y[i];
     const range = finite(value) && curve.low ? [curve.low[i], curve.high[i]] : null;
-    rows.push({ run, value, range, stepped: curve.stepped, x: curve.x[i], y: finite(value) ? drawn.place(value) : null });
+    rows.push({ run, value, range, stepped: curve.stepped, shift: curve.shift ?? 0, x: curve.x[i], y: finite(value) ? drawn.place(value) : null });
   }
   return rows.sort((a, b) => (finite(b.value) ? b.value : -Infinity) - (finite(a.value) ? a.value : -Infinity));
 }

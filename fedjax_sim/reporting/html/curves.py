@@ -33,6 +33,7 @@ class Curve(NamedTuple):
     high: np.ndarray | None  # the largest of them (the upper quartile)
     lost: float | None  # from where on no value is finite; None if the last one is
     stepped: bool  # whether a value holds until the next one
+    shift: float | None = None  # how far points stand beside their x; None: a line
 
     def as_json(self) -> dict[str, Any]:
         """Plain data of six digits a number; null for what is not finite."""
@@ -44,6 +45,8 @@ class Curve(NamedTuple):
             found["lost"] = _number(self.lost)
         if self.stepped:
             found["stepped"] = True
+        if self.shift is not None:
+            found["shift"] = _number(self.shift)
         return found
 
 
@@ -71,7 +74,7 @@ class Spread(NamedTuple):
         """``(x, share)``: from each x on at least that share of the values is at most x."""
         x, counts = np.unique(self.values, return_counts=True)
         share = np.cumsum(counts) / max(self.values.size, 1)
-        kept = np.unique(np.linspace(0, len(x) - 1, min(len(x), _MOST_STEPS)).round().astype(int))
+        kept = few(x)
         return x[kept], share[kept]
 
     def curve(self) -> Curve | None:
@@ -80,15 +83,25 @@ class Spread(NamedTuple):
         return Curve(np.r_[x[:1], x], np.r_[0.0, share], None, None, None, True) if x.size else None
 
 
+def few(x: np.ndarray) -> np.ndarray:
+    """Which of the places of a distribution are drawn, the first and the last among them."""
+    found: np.ndarray = np.unique(np.linspace(0, len(x) - 1, min(len(x), _MOST_STEPS)).round().astype(int))
+    return found
+
+
 def spreads(histories: Mapping[str, Recorded]) -> dict[str, dict[str, Spread]]:
-    """By metric and run; metrics of which some run has several values at once, [seeds, E, N]."""
+    """By metric and run; metrics of which some run has several values at once, [seeds, E, N].
+
+    What fine-tuned and personal models are worth counts clients that have been visited, as means over the clients do.
+    """
     found: dict[str, dict[str, Spread]] = {}
     names = list(dict.fromkeys(name for run in histories.values() for name in run.metrics))
     for run_name, run in histories.items():
         for name in names:
             array = np.asarray(run.metrics.get(recorded.recorded_as(run, name)))
-            if array.ndim == 3 and array.size:
+            if array.ndim == 3 and array.size and array.dtype.kind != "b":  # not who was visited
                 last = recorded.measured(run, name)[:, -1].astype(float)
+                last = recorded.counted(run, name, last)
                 finite = drawable(last)
                 spread = Spread(np.sort(last[finite]), last.shape[1], int((~finite).sum()))
                 found.setdefault(name, {})[run_name] = spread

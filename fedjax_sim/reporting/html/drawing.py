@@ -94,7 +94,12 @@ def figure(drawing: Drawing) -> str:
     y = np.concatenate([curve.y for curve in curves] or [np.empty(0)])
     log = drawing.loss and spans_a_decade(y[np.isfinite(y)])
     low, high = _range(curves, drawing.loss, log)
-    ends = [float(x) for curve in curves for x in (curve.x[0], curve.lost or curve.x[-1], curve.x[-1])] or [0.0, 1.0]
+    ends = [
+        float(x) + side * (0.5 if curve.shift is not None else 0.0)
+        for curve in curves
+        for x, side in ((curve.x[0], -1), (curve.lost or curve.x[-1], 0), (curve.x[-1], 1))
+    ] or [0.0, 1.0]
+    points = any(curve.shift is not None for curve in curves)
     left, right = min(ends), max(ends)
     if right - left < _NARROWEST:
         left, right = left - 0.5, right + 0.5
@@ -104,7 +109,7 @@ def figure(drawing: Drawing) -> str:
         place = float(up(np.array(tick)))
         parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_RIGHT}" y1="{place:.1f}" y2="{place:.1f}"/>')
         parts.append(f'<text class="tick" x="{_LEFT - 7}" y="{place + 4:.1f}" text-anchor="end">{tick:.4g}</text>')
-    for tick in _ticks(left, right, 6):
+    for tick in (tick for tick in _ticks(left, right, 6) if not points or tick == int(tick)):
         place = float(across(np.array(tick)))
         parts.append(f'<text class="tick" x="{place:.1f}" y="{_BOTTOM + 18}" text-anchor="middle">{tick:.4g}</text>')
     parts.append(f'<path class="edge" d="M{_LEFT} {_TOP}V{_BOTTOM}H{_RIGHT}"/>')
@@ -113,15 +118,24 @@ def figure(drawing: Drawing) -> str:
         f"{escape(drawing.x_label)}</text>"
     )
     for number, curve in present:
-        if curve.low is not None and curve.high is not None:
-            area = _area(across(curve.x), up(curve.low), up(curve.high))
+        if curve.low is None or curve.high is None:
+            continue
+        low_edge, high_edge = up(curve.low), up(curve.high)
+        if curve.shift is not None:
+            bars = zip(across(curve.x + curve.shift), low_edge, high_edge, strict=True)
+            path = "".join(f"M{x:.1f} {a:.1f}V{b:.1f}" for x, a, b in bars)
+            parts.append(f'<path class="bar {classes(number).split()[0]}" d="{path}"/>')
+        else:
+            area = _area(across(curve.x), low_edge, high_edge, curve.stepped)
             parts.append(f'<path class="band {classes(number).split()[0]}" d="{area}"/>')
     for number, curve in present:
-        x, heights = across(curve.x), up(curve.y)
-        parts.append(f'<path class="curve {classes(number)}" d="{_path(x, heights, curve.stepped)}"/>')
+        x, heights = across(curve.x + (curve.shift or 0.0)), up(curve.y)
         places = np.flatnonzero(np.isfinite(heights))
-        every = max(1, len(places) // _MARKS)
-        for i in places[(number * 3) % every :: every]:
+        if curve.shift is None:
+            parts.append(f'<path class="curve {classes(number)}" d="{_path(x, heights, curve.stepped)}"/>')
+            every = max(1, len(places) // _MARKS)
+            places = places[(number * 3) % every :: every]
+        for i in places:
             parts.append(_mark(number, "mark", MARKERS[number % len(MARKERS)], float(x[i]), float(heights[i])))
         if curve.lost is not None:
             parts.append(_mark(number, "lost", "M-4-4L4 4M-4 4L4-4", float(across(np.array(curve.lost))), _TOP))
@@ -175,8 +189,10 @@ def _path(x: np.ndarray, y: np.ndarray, stepped: bool) -> str:
     return "".join(parts)
 
 
-def _area(x: np.ndarray, low: np.ndarray, high: np.ndarray) -> str:
+def _area(x: np.ndarray, low: np.ndarray, high: np.ndarray, stepped: bool) -> str:
     """A band, in as many pieces as gaps make of it."""
+    if stepped:  # each value once more at the next place
+        x, low, high = np.repeat(x, 2)[1:], np.repeat(low, 2)[:-1], np.repeat(high, 2)[:-1]
     finite = np.isfinite(low) & np.isfinite(high)
     ends = np.flatnonzero(np.diff(np.concatenate([[False], finite, [False]]).astype(int)))
     parts = []

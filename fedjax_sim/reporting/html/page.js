@@ -10,6 +10,9 @@ const root = document.documentElement;
 const data = JSON.parse(document.getElementById("data").textContent);
 const asked = new URLSearchParams(location.search);
 const runs = data.runs.map((run, number) => ({ ...run, number, shown: true }));
+// What the panels of personal models draw: a line a run, or those of one run's models.
+const models = (data.personal?.lines ?? []).map((line, number) => ({
+  ...line, number, get shown() { return !data.personal.ofRuns || runs[number].shown; } }));
 
 function themes() {
   const button = document.getElementById("theme");
@@ -104,11 +107,10 @@ function main() {
   const form = document.getElementById("controls");
   const host = document.getElementById("curves");
   const options = { scale: "auto", bands: true };
-  const linear = { scale: "linear", bands: false };
+  const linear = { scale: "linear", bands: true };
   const boxes = [...form.querySelectorAll("input[name=curve]")];
   let panels = [];
-  const spreads = document.getElementById("spreads");
-  let below = [];
+  const below = [];
 
   for (const name of ["axis", "scale"]) {
     const choice = form.elements[name];
@@ -140,12 +142,16 @@ function main() {
   form.hidden = false;
   legend(redraw);
   build();
-  if (spreads) {
-    spreads.replaceChildren();
-    below = data.spreads.map((spread) =>
-      makePanel(spreads, panelOf(spread, spread.curves, spread.label, { range: [0, 1.02] }), runs, linear));
-    draw(below);
-  }
+  // Panels that are the same whatever is chosen above them.
+  const fixed = (place, some, xLabel, lines, more) => {
+    const parent = document.getElementById(place);
+    parent?.replaceChildren();
+    for (const one of some) below.push(makePanel(parent, panelOf(one, one.curves, xLabel(one), more(one)), lines, linear));
+  };
+  fixed("own", data.personal?.panels ?? [], (one) => one.axis, models, (one) =>
+    (isPoints(one.curves.find(Boolean)) ? { xWord: "client", whole: true } : { range: [0, 1.02] }));
+  fixed("spreads", data.spreads, (one) => one.label, runs, () => ({ range: [0, 1.02] }));
+  draw(below);
   let width = innerWidth;
   addEventListener("resize", () => {
     if (innerWidth !== width) redraw();

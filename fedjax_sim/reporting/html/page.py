@@ -19,8 +19,9 @@ from fedjax_sim.reporting.containers import check_runs
 from fedjax_sim.reporting.html import curves, tables
 from fedjax_sim.reporting.html.curves import KNOWN, Curve, Record, Spread, axes_of, curve, entries_of, records
 from fedjax_sim.reporting.html.drawing import MARKERS, Drawing, classes, figure, style_sheet, swatch
+from fedjax_sim.reporting.html.personal import Personal, personal, told_by_tables
 from fedjax_sim.reporting.html.settings import differing, environment, settings
-from fedjax_sim.reporting.recorded import AXES, Recorded, in_words, loss_of_data
+from fedjax_sim.reporting.recorded import AXES, Recorded, in_words, is_of_models, loss_of_data
 from fedjax_sim.reporting.table import listed, objectives
 
 _SCRIPTS = ("scales.js", "chart.js", "panels.js", "page.js")
@@ -56,15 +57,7 @@ def page(histories: Mapping[str, Recorded], *, title: str | None = None) -> str:
         return {"label": drawing.title, "what": drawing.what, "note": drawing.note, "loss": drawing.loss}
 
     data: dict[str, Any] = {
-        "runs": [
-            {
-                "name": tables.clean(name),
-                "style": classes(number),
-                "colour": classes(number).split()[0],
-                "marker": MARKERS[number % len(MARKERS)],
-            }
-            for number, name in enumerate(names)
-        ],
+        "runs": [_line(number, name) for number, name in enumerate(names)],
         "axes": [{"id": axis, "label": AXES[axis][1], "word": _WORDS[axis]} for axis in kinds],
         "records": [
             {
@@ -76,14 +69,29 @@ def page(histories: Mapping[str, Recorded], *, title: str | None = None) -> str:
         ],
         "spreads": [{**told(one), "curves": list(map(packed, one.curves))} for one in shares],
     }
+    own = personal(histories)
+    if own is not None:
+        data["personal"] = {
+            "ofRuns": own.of_runs,
+            "lines": [_line(number, own.lines.get(number, "")) for number in range(max(own.lines) + 1)],
+            "panels": [
+                told(one) | {"axis": one.x_label, "curves": list(map(packed, one.curves))} for one in own.drawings
+            ],
+        }
     data["places"] = list(places)
     title = title or (names[0] if len(names) == 1 else f"{len(names)} runs compared")
     left = [name for name in left if name not in spread]
     lost = any(one and one.lost is not None for by in found.values() for lines in by.values() for one in lines)
     sections = [
-        ("final", "Final values", tables.final_table(histories) + _notes(objectives(histories))),
+        (
+            "final",
+            "Final values",
+            tables.final_table(histories, told_by_tables(histories)) + _notes(objectives(histories)),
+        ),
         ("drawn", "Curves", _curves(histories, known, kinds, left, most, lost)),
     ]
+    if own is not None:
+        sections.append(("personal", "Personal models", _personal(own)))
     if spread:
         found_tables = [
             tables.spread_table(name, one.title, by, names)
@@ -98,6 +106,12 @@ def page(histories: Mapping[str, Recorded], *, title: str | None = None) -> str:
         sections.append(("differs", "What differs", tables.differences(names, rows) if rows else same))
     sections.append(("runs", "Runs", "".join(_details(*item, number) for number, item in enumerate(histories.items()))))
     return _document(title, _head(histories), sections, data)
+
+
+def _line(number: int, name: str) -> dict[str, str]:
+    """How the script draws the number-th line."""
+    style, marker = classes(number), MARKERS[number % len(MARKERS)]
+    return {"name": tables.clean(name), "style": style, "colour": style.split()[0], "marker": marker}
 
 
 def _document(title: str, about: str, sections: Sequence[tuple[str, str, str]], data: Mapping[str, Any]) -> str:
@@ -169,19 +183,20 @@ def _curves(
     runs = list(histories.values())
     names = [record.name for record in known]
     wanted = [name for name in KNOWN if name in names and name == loss_of_data(runs, name)][:2] or names[:2]
-    choices = {True: "", False: ""}
+    choices: dict[str, list[str]] = {"Of evaluations": [], "Of models of the clients": [], "Of every round": []}
+    compared = bool(told_by_tables(histories))
     for number, record in enumerate(known):
         checked = " checked" if record.name in wanted else ""
         box = f'<input type="checkbox" name="curve" value="{number}"{checked}>'
-        choices[record.metric] += f"<label>{box}{tables.text(in_words(record.name, runs))}</label>"
-    groups = "".join(
-        f'<fieldset><legend>{heading}</legend><div class="row">{choices[metric]}</div></fieldset>'
-        for metric, heading in ((True, "Of evaluations"), (False, "Of every round"))
-        if choices[metric]
+        own = compared and is_of_models(record.name)
+        kind = list(choices)[0 if record.metric and not own else 1 if record.metric else 2]
+        choices[kind].append(f"<label>{box}{tables.text(in_words(record.name, runs))}</label>")
+    first, *more = (
+        f'<fieldset><legend>{heading}</legend><div class="row">{"".join(boxes)}</div></fieldset>'
+        for heading, boxes in choices.items()
+        if boxes
     )
-    before, fold, after = groups.rpartition("<fieldset>")
-    if before:  # what is recorded of every round may be much
-        groups = f"{before}<details><summary>More curves</summary>{fold}{after}</details>"
+    folded = f"<details><summary>More curves</summary>{''.join(more)}</details>" if more else ""  # they may be many
     against = "".join(f'<option value="{axis}">{AXES[axis][1]}</option>' for axis in kinds)
     axis = f'<label>against <select name="axis">{against}</select></label>' if len(kinds) > 1 else ""
     several = any(len(next(iter(run.metrics.values()))) > 1 for run in histories.values())
@@ -191,11 +206,7 @@ def _curves(
         f'<form id="controls" class="controls" aria-label="What is drawn" hidden><div class="row">{axis}'
         '<label>vertical axis <select name="scale"><option value="auto">automatic</option>'
         '<option value="linear">linear</option><option value="log">logarithmic</option></select></label>'
-        f"{bands}</div>{groups}</form>"
-    )
-    keys = "".join(
-        f'<li><span class="key">{swatch(number)}<span>{tables.text(name)}</span></span></li>'
-        for number, name in enumerate(histories)
+        f"{bands}</div>{first}{folded}</form>"
     )
     fewer = min(most, _STATIC_POINTS)
     drawings = [
@@ -217,8 +228,24 @@ def _curves(
     if left:
         notes.append(f"Recorded, and not drawn here: {', '.join(left)}.")
     return (
-        f'{form}<ul id="legend" class="legend" aria-label="Runs">{keys}</ul>'
+        f'{form}<ul id="legend" class="legend" aria-label="Runs">{_keys(enumerate(histories))}</ul>'
         f'<div id="curves" class="panels">{"".join(map(figure, drawings))}</div>{_notes(notes)}'
+    )
+
+
+def _keys(lines: Iterable[tuple[int, str]]) -> str:
+    """The entries of a legend, of lines given by number and name."""
+    return "".join(
+        f'<li><span class="key">{swatch(number)}<span>{tables.text(name)}</span></span></li>' for number, name in lines
+    )
+
+
+def _personal(own: Personal) -> str:
+    """A legend, which not all runs have to be in, the figures and their tables."""
+    panels = "".join(map(figure, own.drawings))
+    return (
+        f'<p>{tables.text(own.about)}</p><ul class="legend" aria-label="What is drawn">{_keys(own.lines.items())}</ul>'
+        f'<div id="own" class="panels">{panels}</div>{"".join(own.tables)}{_notes(own.notes)}'
     )
 
 

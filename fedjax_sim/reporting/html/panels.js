@@ -26,7 +26,7 @@ function makePanel(parent, panel, runs, options) {
     drawn.cross.append(make("svg:line", { class: "hair", x1: at(place), x2: at(place), y1: drawn.box.top, y2: drawn.box.bottom }));
     for (const row of rows) {
       if (finite(row.y) && row.y >= drawn.box.top - 2 && row.y <= drawn.box.bottom + 2) {
-        drawn.cross.append(make("svg:circle", { class: `dot ${row.run.colour}`, cx: at(row.stepped ? place : drawn.sx(row.x)), cy: at(row.y), r: 4 }));
+        drawn.cross.append(make("svg:circle", { class: `dot ${row.run.colour}`, cx: at(row.stepped ? place : drawn.sx(row.x + row.shift)), cy: at(row.y), r: 4 }));
       }
     }
     const table = make("table", {}, make("caption", {}, `${panel.xWord} ${panel.xText(x)}`));

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from html import escape
 from typing import NamedTuple
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from fedjax_sim.reporting.html.curves import LEVELS, Spread, axes_of, entries_of, records
 from fedjax_sim.reporting.html.drawing import swatch
+from fedjax_sim.reporting.personal_table import TITLES, Row, cells_of
 from fedjax_sim.reporting.recorded import Recorded, clock, in_words, loss_of_data, measured
 from fedjax_sim.reporting.table import USEFUL_STEPS, WITHOUT_PENALTY, final_values, one_number
 
@@ -25,10 +26,14 @@ class Column(NamedTuple):
     values: Sequence[float | None]  # what is sorted by; None stays below
 
 
-def final_table(histories: Mapping[str, Recorded]) -> str:
-    """One row a run: final metrics, rounds, time, bytes, divergences; its headings can become buttons that sort."""
+def final_table(histories: Mapping[str, Recorded], elsewhere: Container[str] = ()) -> str:
+    """One row a run: final metrics, rounds, time, bytes, divergences; its headings can become buttons that sort.
+
+    Metrics that stand ``elsewhere`` on the page are left out.
+    """
     runs = list(histories.values())
-    columns = [_metric(runs, record.name) for record in records(histories)[0] if record.metric]
+    shown = [record.name for record in records(histories)[0] if record.metric and record.name not in elsewhere]
+    columns = [_metric(runs, name) for name in shown]
     alike = []
     seeds = [float(len(next(iter(run.metrics.values())))) for run in runs]
     rounds = [float(run.evaluated[-1]) if len(run.evaluated) else None for run in runs]
@@ -65,6 +70,16 @@ def spread_table(name: str, words: str, spreads: Mapping[str, Spread], order: Se
     columns.append(_numbers("without a value", [float(spread.missing) for spread in present.values()], "{:,.0f}"))
     caption = f"{words.capitalize()} at the last evaluation: quantiles over the {entries}, all seeds together."
     return _of_runs(caption, present, columns)
+
+
+def personal_table(caption: str, labels: Sequence[tuple[int, str]], rows: Sequence[Row]) -> str:
+    """The rows of :func:`fedjax_sim.reporting.personal_table`, given the number of each one's line and its heading."""
+    cells = [cells_of(row) for row in rows]
+    columns = []
+    for place, title in enumerate(TITLES):
+        means = [None if values is None else _finite(values.mean()) for values in (row.values[place] for row in rows)]
+        columns.append(Column(title, [of[place] for of in cells], means))
+    return _of_runs(caption, labels, columns, ' class="sortable"', "model")
 
 
 def differences(names: Sequence[str], rows: Mapping[str, Sequence[str | None]]) -> str:
@@ -105,9 +120,11 @@ def in_bytes(value: float) -> str:
     return f"{value:.4g} {_UNITS[number]}"
 
 
-def _of_runs(caption: str, runs: Iterable[tuple[int, str]], columns: Sequence[Column], about: str = "") -> str:
+def _of_runs(
+    caption: str, runs: Iterable[tuple[int, str]], columns: Sequence[Column], about: str = "", what: str = "run"
+) -> str:
     """A row for each of the runs, given by number and name."""
-    heads = [_head("text", "run"), *(_head("number", text(column.title)) for column in columns)]
+    heads = [_head("text", what), *(_head("number", text(column.title)) for column in columns)]
     rows = []
     for place, (number, name) in enumerate(runs):
         cells = ""
