@@ -52,6 +52,7 @@ class ResidentDriver:
         may_stop: bool,
     ) -> None:
         self._seeds, self._num_clients, self._layout = len(plan.key), plan.dataset.num_clients, plan.layout
+        self._length = length
         self._pace: float | None = None  # seconds a round, once it is known
         plan = plan.placed().everywhere()
         first = self._layout.everywhere((initial_params, initial_state))
@@ -60,7 +61,7 @@ class ResidentDriver:
 
     def start(self) -> Metrics:
         """Compiles the programs; what is recorded at the evaluation before the first round, leaves [seeds, ...]."""
-        return self.advance(0, 0, np.ones(self._seeds, bool))[1]
+        return self._called(0, 0, np.ones(self._seeds, bool), last=True)[1]
 
     def advance(self, start: int, count: int, running: np.ndarray, tell: Told = None) -> tuple[Record, Metrics]:
         """``count`` rounds from ``start``, then an evaluation: leaves [seeds, count, ...] and [seeds, ...].
@@ -70,6 +71,8 @@ class ResidentDriver:
         if tell is not None and count > 1:
             return self._in_parts(start, count, running, tell)
         record, metrics = self._called(start, count, running, last=True)
+        if count == self._length:  # a slice is a program
+            return record, metrics
         return jax.tree.map(lambda leaf: leaf[:, :count], record), metrics
 
     def _in_parts(
