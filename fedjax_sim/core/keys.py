@@ -74,6 +74,11 @@ class ClientDraws(NamedTuple):
         """uint32[S], for who straggles."""
         return self.words[:, _LOT]
 
+    @property
+    def order(self) -> jax.Array:
+        """uint32[S, 16], for the order of the examples."""
+        return self.words[:, _ORDER:]
+
     def purpose(self, purpose: Purpose) -> jax.Array:
         """One key a client for a purpose of its own, [S]."""
         return jax.vmap(lambda key: purpose_key(key, purpose))(self.keys)

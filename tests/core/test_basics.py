@@ -32,9 +32,10 @@ def test_the_norm_has_a_derivative_everywhere():
 def test_what_is_drawn_depends_on_round_client_and_purpose():
     key, ids = jax.random.key(0), jnp.array([4, 7], jnp.int32)
     draws = [client_draws(key, jnp.int32(t), ids) for t in range(2)]
-    words = [np.asarray(of) for one in draws for of in (one.work, one.lot, *jax.vmap(order_words)(one.words).T)]
+    words = [np.asarray(of) for one in draws for of in (one.work, one.lot, *one.order.T)]
     words = np.concatenate(words)
     assert len(set(words.tolist())) == len(words) == 2 * 2 * 18
+    np.testing.assert_array_equal(jax.vmap(order_words)(draws[0].words), draws[0].order)
     keys = [round_key(key, jnp.int32(t)) for t in range(3)] + [cohort_key(key, jnp.int32(t)) for t in range(3)]
     assert len({tuple(jax.random.key_data(one).tolist()) for one in keys}) == 6
 
