@@ -165,9 +165,11 @@ def resolve_seeds(
 
     Of a :class:`HostDataset` the plan has the frame, all but the examples.
     """
-    keys = jax.vmap(jax.random.key)(jnp.asarray(seeds, jnp.uint32))
+    keys = jax.vmap(jax.random.key)(np.asarray(seeds, np.uint32))
+    # The first one by numpy: keys[0] would be two programs.
+    first = jax.random.wrap_key_data(np.asarray(jax.random.key_data(keys))[0], impl=jax.random.key_impl(keys))
     streamed = isinstance(dataset, HostDataset)
-    asked = asked._replace(dataset=dataset.frame if streamed else dataset, key=keys[0])
+    asked = asked._replace(dataset=dataset.frame if streamed else dataset, key=first)
     plan = resolve(asked, rounds, initial_params, several=True)
     if streamed:
         _check_streamed(plan)
