@@ -6,7 +6,7 @@ restarted at any round.
 
 The tree of keys, each branch one ``fold_in``: run key → round t → client id, and beside the clients, above the range
 of ids, one key for each purpose. All small draws of a client in a round are words of one call of the generator: each
-call of threefry costs a CPU a tenth of a second of compilation.
+call is to be compiled.
 """
 
 from __future__ import annotations
