@@ -6,12 +6,13 @@ restarted at any round.
 
 The tree of keys, each branch one ``fold_in``: run key → round t → client id, and beside the clients, above the range
 of ids, one key for each purpose. All small draws of a client in a round are words of one call of the generator: each
-call of threefry costs a CPU a tenth of a second of compilation.
+call is to be compiled.
 """
 
 from __future__ import annotations
 
 import enum
+import functools
 from typing import Any, NamedTuple
 
 import flax
@@ -30,6 +31,11 @@ GENERATOR: dict[str, Any] = {
 }
 _WORK, _LOT, _ORDER = 0, 1, 2  # columns of ClientDraws.words: what each word is for, never reused
 ORDER_WORDS = 16
+
+
+def order_words(words: jax.Array) -> jax.Array:
+    """uint32[16], the words for the order of the examples among those of one client, uint32[18]."""
+    return words[_ORDER:]
 
 
 class Purpose(enum.IntEnum):
@@ -113,12 +119,12 @@ def _library(name: str) -> Any:
 
 def purpose_key(key: jax.Array, purpose: Purpose) -> jax.Array:
     """The branch of ``key`` (a run's, a round's or a client's) for ``purpose``."""
-    return jax.random.fold_in(key, jnp.uint32(purpose))
+    return fold_in(key, jnp.uint32(purpose))
 
 
 def round_key(key: jax.Array, round_: jax.Array) -> jax.Array:
     """The key of round ``round_`` of the run with key ``key``."""
-    return jax.random.fold_in(key, round_)
+    return fold_in(key, round_)
 
 
 def cohort_key(key: jax.Array, round_: jax.Array) -> jax.Array:
@@ -128,6 +134,61 @@ def cohort_key(key: jax.Array, round_: jax.Array) -> jax.Array:
 
 def client_draws(key: jax.Array, round_: jax.Array, ids: jax.Array) -> ClientDraws:
     """What the clients ``ids``, int32[S], draw from in round ``round_`` of the run with key ``key``."""
-    keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(round_key(key, round_), ids)
-    words = jax.vmap(lambda one: jax.random.bits(one, (_ORDER + ORDER_WORDS,), jnp.uint32))(keys)
-    return ClientDraws(keys, words)
+    keys = fold_in(round_key(key, round_), ids)
+    return ClientDraws(keys, random_words(keys, _ORDER + ORDER_WORDS))
+
+
+# The generator, with fewer kernels
+
+
+def fold_in(key: jax.Array, data: jax.Array) -> jax.Array:
+    """``jax.random.fold_in`` of typed keys and integers of any shapes that broadcast: the same keys."""
+    data = jnp.asarray(data)
+    if _is_threefry(key):
+        words = jnp.stack(_threefry(*_halves(key), data.astype(jnp.uint32)), axis=-1)
+        return jax.random.wrap_key_data(words, impl=jax.random.key_impl(key))  # type: ignore[no-any-return]
+    shape = jnp.broadcast_shapes(key.shape, data.shape)
+    folded = jax.random.fold_in
+    for _ in shape:
+        folded = jax.vmap(folded)
+    return folded(jnp.broadcast_to(key, shape), jnp.broadcast_to(data, shape))
+
+
+def random_words(key: jax.Array, number: int) -> jax.Array:
+    """``jax.random.bits(key, (number,), jnp.uint32)`` of typed keys of any shape: uint32[..., number]."""
+    if _is_threefry(key) and jax.config.jax_threefry_partitionable:  # type: ignore[attr-defined]
+        high, low = (half[..., None] for half in _halves(key))
+        first, second = _threefry(high, low, jnp.arange(number, dtype=jnp.uint32))
+        return jnp.bitwise_xor(first, second)
+    bits = functools.partial(jax.random.bits, shape=(number,), dtype=jnp.uint32)
+    for _ in key.shape:
+        bits = jax.vmap(bits)
+    return bits(key)
+
+
+def _is_threefry(key: jax.Array) -> bool:
+    return bool(jax.random.key_impl(key) == GENERATOR["jax_default_prng_impl"])
+
+
+def _halves(key: jax.Array) -> tuple[jax.Array, jax.Array]:
+    words = jax.random.key_data(key)
+    return words[..., 0], words[..., 1]
+
+
+@jax.jit
+def _threefry(high: jax.Array, low: jax.Array, counter: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Threefry-2x32 with 20 rounds (Salmon et al. 2011) of the blocks (0, counter), as jax.random has it.
+
+    On a CPU JAX lowers it to a loop of nine kernels and sixteen copies; written out it is one or two, and what compiles
+    costs by the kernel.
+    """
+    high, low, counter = jnp.broadcast_arrays(high, low, counter)
+    keys = (high, low, high ^ low ^ jnp.uint32(0x1BD11BDA))
+    first, second = high, counter + low
+    for group in range(5):
+        for distance in ((13, 15, 26, 6), (17, 29, 16, 24))[group % 2]:
+            first = first + second
+            second = ((second << distance) | (second >> (32 - distance))) ^ first
+        first = first + keys[(group + 1) % 3]
+        second = second + keys[(group + 2) % 3] + jnp.uint32(group + 1)
+    return first, second

@@ -77,7 +77,7 @@ def counted(count: jax.Array) -> Callable[..., tuple[Any, Any]]:
         def iteration(i: jax.Array, reached: tuple[Any, Any]) -> tuple[Any, Any]:
             carry, ys = reached
             carry, y = body(carry, ts[0] + i)
-            return carry, jax.tree.map(lambda all_, new: all_.at[i].set(new), ys, y)
+            return carry, jax.tree.map(lambda all_, new: lax.dynamic_update_index_in_dim(all_, new, i, 0), ys, y)
 
         shapes: Any = jax.eval_shape(body, carry, ts[0])[1]
         empty = jax.tree.map(lambda leaf: jnp.zeros((len(ts), *leaf.shape), leaf.dtype), shapes)

@@ -10,12 +10,14 @@ stateless permutation above.
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
-from fedjax_sim.core.keys import ORDER_WORDS
+from fedjax_sim.core.keys import ORDER_WORDS, random_words
 
 _ROUNDS = ORDER_WORDS  # 16: chi-square tests over all orders of n <= 7 pass on a million keys; with 10 they would not
 _FLOYD_LIMIT = 200  # Floyd compares each draw with all earlier ones, O(S^2); beyond this the permutation is cheaper
@@ -23,7 +25,7 @@ _FLOYD_LIMIT = 200  # Floyd compares each draw with all earlier ones, O(S^2); be
 
 def permutation_keys(key: jax.Array) -> jax.Array:
     """Round keys for :func:`permute`, uint32[rounds]: one draw a permutation."""
-    return jax.random.bits(key, (_ROUNDS,), jnp.uint32)
+    return random_words(key, _ROUNDS)
 
 
 @jax.jit  # integers only: as a call of its own, derivatives and transposition pass it by unread
@@ -45,16 +47,19 @@ def permute(round_keys: jax.Array, n: jax.Array | int, index: jax.Array, number:
     tag = _mix(jnp.asarray(number).astype(jnp.uint32) + jnp.uint32(0x9E3779B9))
     tag = tag ^ (tag >> 15)
 
-    def swap_or_not(r: jax.Array, x: jax.Array) -> jax.Array:
-        round_key = _mix(round_keys[r] ^ tag)
-        pivot = _multiply_high(round_key, size)
+    # All rounds' at once: numbers of a round alone would each be a kernel.
+    mixed = _mix(round_keys ^ tag)
+    pivots = _multiply_high(mixed, size)
+
+    def swap_or_not(x: jax.Array, of_round: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+        round_key, pivot = of_round
         partner = pivot + size - x
         partner = jnp.where(partner >= size, partner - size, partner)
         swap = _mix(jnp.maximum(x, partner) ^ round_key) >> 31
-        return jnp.where(swap.astype(bool), partner, x)
+        return jnp.where(swap.astype(bool), partner, x), None
 
     # A loop, not unrolled: a tenth of the program, and faster on a CPU too.
-    image: jax.Array = lax.fori_loop(0, _ROUNDS, swap_or_not, index.astype(jnp.uint32))
+    image: jax.Array = lax.scan(swap_or_not, index.astype(jnp.uint32), (mixed, pivots))[0]
     return image.astype(jnp.int32)
 
 
@@ -69,16 +74,16 @@ def choose(key: jax.Array, population: int, count: int) -> jax.Array:
     if count > _FLOYD_LIMIT:
         head: jax.Array = permute(permutation_keys(key), population, jnp.arange(count, dtype=jnp.int32))
         return head
-    last = jnp.arange(population - count, population, dtype=jnp.int32)
-    draws = below(jax.random.bits(key, (count,), jnp.uint32), last + 1)
+    last = np.arange(population - count, population, dtype=np.int32)  # numpy's: constants, no kernels
+    draws = below(random_words(key, count), last + 1)
 
-    def insert(chosen: jax.Array, step: jax.Array) -> tuple[jax.Array, None]:
-        taken = jnp.any(chosen == draws[step])
-        return chosen.at[step].set(jnp.where(taken, last[step], draws[step])), None
+    def insert(chosen: jax.Array, at: tuple[Any, ...]) -> tuple[jax.Array, None]:
+        step, draw, last = at
+        new = jnp.where(jnp.any(chosen == draw), last, draw)
+        return lax.dynamic_update_index_in_dim(chosen, new, step, 0), None
 
     empty = jnp.full((count,), -1, jnp.int32)
-    chosen, _ = lax.scan(insert, empty, jnp.arange(count, dtype=jnp.int32))
-    return chosen
+    return lax.scan(insert, empty, (np.arange(count, dtype=np.uint32), draws, last))[0]
 
 
 def happens(words: jax.Array, probability: jax.Array) -> jax.Array:
@@ -113,9 +118,10 @@ def choose_weighted(key: jax.Array, weights: jax.Array, count: int) -> jax.Array
     return first.astype(jnp.int32)
 
 
-def below(words: jax.Array, bound: jax.Array | int) -> jax.Array:
+def below(words: jax.Array, bound: jax.Array | np.ndarray | int) -> jax.Array:
     """int32 draws from [0, bound), one a random uint32 word; uneven by at most bound / 2^32."""
-    return _multiply_high(words, jnp.asarray(bound).astype(jnp.uint32)).astype(jnp.int32)
+    bound = bound if isinstance(bound, jax.Array) else np.asarray(bound)
+    return _multiply_high(words, bound.astype(jnp.uint32)).astype(jnp.int32)
 
 
 def _mix(value: jax.Array) -> jax.Array:
@@ -125,8 +131,9 @@ def _mix(value: jax.Array) -> jax.Array:
     return mixed
 
 
-def _multiply_high(bits: jax.Array, bound: jax.Array) -> jax.Array:
+def _multiply_high(bits: jax.Array, bound: Any) -> jax.Array:
     """floor(bits * bound / 2^32) of uint32: a draw in [0, bound) without 64-bit integers."""
     high, low, bound_high, bound_low = bits >> 16, bits & 0xFFFF, bound >> 16, bound & 0xFFFF
     cross = high * bound_low + ((low * bound_low) >> 16)
-    return high * bound_high + (cross >> 16) + ((low * bound_high + (cross & 0xFFFF)) >> 16)
+    product: jax.Array = high * bound_high + (cross >> 16) + ((low * bound_high + (cross & 0xFFFF)) >> 16)
+    return product

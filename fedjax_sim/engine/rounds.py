@@ -194,9 +194,11 @@ def _divergence(model: Any, exchanges: list[Exchange]) -> Record:
     bad = jnp.concatenate([
         ~one.result.stacks[Watch.FINITE] & (client.steps > 0) for one, client in zip(exchanges, clients, strict=True)
     ])  # fmt: skip
-    places = jnp.nonzero(bad, size=min(_NAMED, len(ids)), fill_value=len(ids))[0]
+    # Not jnp.nonzero, which has three times the kernels: the k-th is where the count so far gets to k.
+    so_far, ranks = jnp.cumsum(bad, dtype=jnp.int32), jnp.arange(1, min(_NAMED, len(ids)) + 1, dtype=jnp.int32)
+    places = jnp.sum(so_far[None, :] < ranks[:, None], axis=1, dtype=jnp.int32)
     return {
-        "nonfinite_clients": jnp.sum(bad, dtype=jnp.int32),
+        "nonfinite_clients": so_far[-1],
         "nonfinite_ids": ids.at[places].get(mode="fill", fill_value=-1).astype(jnp.int32),
         "diverged": ~trees.all_finite(model),
     }

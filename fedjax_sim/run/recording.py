@@ -43,7 +43,7 @@ class Recording:
         if count:
             self._rounds.add(record, count)
         self._evaluated.append(self.finished)
-        self._metrics.add({name: values[:, None] for name, values in metrics.items()}, 1)
+        self._metrics.add(metrics, None)
 
     def metrics(self) -> dict[str, np.ndarray]:
         """[seeds, E, ...] by name."""
@@ -107,14 +107,18 @@ class _Growing:
     """Arrays by name that grow along their second axis, without copying what is there at every step."""
 
     def __init__(self) -> None:
-        self._pending: list[tuple[Any, int]] = []
+        self._pending: list[tuple[Any, int | None]] = []
         self._room: dict[str, np.ndarray] = {}
         self._kinds: dict[str, Any] = {}
         self._length = 0
 
-    def add(self, arrays: Any, count: int) -> None:
-        """The first ``count`` rows of the second axis; the device's arrays are fetched when they are asked for."""
-        kinds = {name: (values.dtype, values.shape[:1] + values.shape[2:]) for name, values in arrays.items()}
+    def add(self, arrays: Any, count: int | None) -> None:
+        """The first ``count`` rows along the second axis, None for one of arrays without that axis.
+
+        Device arrays are fetched when values are asked for, or soon after; on the device an axis would be a program.
+        """
+        rest = 1 if count is None else 2
+        kinds = {name: (values.dtype, values.shape[:1] + values.shape[rest:]) for name, values in arrays.items()}
         if self._kinds and kinds != self._kinds:
             name = next(name for name in {**self._kinds, **kinds} if self._kinds.get(name) != kinds.get(name))
             found = (self._kinds.get(name), kinds.get(name))
@@ -130,16 +134,17 @@ class _Growing:
 
     def values(self) -> dict[str, np.ndarray]:
         if self._pending:
-            self._reserve(self._length + sum(count for _, count in self._pending))
-            for arrays, count in self._pending:
+            fetched = [(_rows(arrays, single=count is None), count or 1) for arrays, count in self._pending]
+            self._reserve(fetched[0][0], self._length + sum(count for _, count in fetched))
+            for arrays, count in fetched:
                 for name, room in self._room.items():
-                    room[:, self._length : self._length + count] = np.asarray(arrays[name])[:, :count]
+                    room[:, self._length : self._length + count] = arrays[name][:, :count]
                 self._length += count
             self._pending = []
         return {name: room[:, : self._length] for name, room in self._room.items()}
 
-    def _reserve(self, length: int) -> None:
-        like = self._room or {name: np.asarray(values) for name, values in self._pending[0][0].items()}
+    def _reserve(self, like: dict[str, np.ndarray], length: int) -> None:
+        like = self._room or like
         have = next(iter(self._room.values())).shape[1] if self._room else 0
         if length <= have:
             return
@@ -147,3 +152,9 @@ class _Growing:
             room = np.zeros((old.shape[0], max(length, 2 * have), *old.shape[2:]), old.dtype)
             room[:, : self._length] = old[:, : self._length]
             self._room[name] = room
+
+
+def _rows(arrays: Any, *, single: bool) -> dict[str, np.ndarray]:
+    """Arrays of the host with rows along the second axis, which those of a single row do not have."""
+    found = {name: np.asarray(values) for name, values in arrays.items()}
+    return {name: values[:, None] for name, values in found.items()} if single else found

@@ -11,7 +11,7 @@ import pytest
 import fedjax_sim as fjs
 from fedjax_sim.core import trees
 from fedjax_sim.core.files import write_atomically
-from fedjax_sim.core.keys import client_draws, cohort_key, round_key
+from fedjax_sim.core.keys import client_draws, cohort_key, fold_in, order_words, random_words, round_key
 from fedjax_sim.core.loops import bounded_loop
 
 
@@ -35,8 +35,27 @@ def test_what_is_drawn_depends_on_round_client_and_purpose():
     words = [np.asarray(of) for one in draws for of in (one.work, one.lot, *one.order.T)]
     words = np.concatenate(words)
     assert len(set(words.tolist())) == len(words) == 2 * 2 * 18
+    np.testing.assert_array_equal(jax.vmap(order_words)(draws[0].words), draws[0].order)
     keys = [round_key(key, jnp.int32(t)) for t in range(3)] + [cohort_key(key, jnp.int32(t)) for t in range(3)]
     assert len({tuple(jax.random.key_data(one).tolist()) for one in keys}) == 6
+
+
+@pytest.mark.parametrize(("impl", "partitionable"), [("threefry2x32", True), ("threefry2x32", False), ("rbg", True)])
+def test_keys_and_words_are_those_of_jax_random(impl, partitionable):
+    """Whatever generator is in force; the fewer kernels of the usual one give the same bits."""
+    ids = jnp.array([0, 3, 2**31 - 1], jnp.int32)
+    with jax.threefry_partitionable(partitionable):
+        key = jax.random.key(5, impl=impl)
+        keys = fold_in(key, ids)
+        expected = [jax.random.fold_in(key, one) for one in ids]
+        assert keys.dtype == key.dtype
+        np.testing.assert_array_equal(jax.random.key_data(keys), [jax.random.key_data(one) for one in expected])
+        again, once = fold_in(keys, jnp.uint32(2**31 + 4)), jax.random.fold_in(expected[1], jnp.uint32(2**31 + 4))
+        np.testing.assert_array_equal(jax.random.key_data(again[1]), jax.random.key_data(once))
+        words = random_words(keys, 7)
+        vmapped = jax.vmap(lambda one: jax.random.bits(one, (7,), jnp.uint32))(keys)
+        np.testing.assert_array_equal(words, vmapped)
+        np.testing.assert_array_equal(random_words(key, 7), jax.random.bits(key, (7,), jnp.uint32))
 
 
 def test_a_bounded_loop_and_its_derivative():

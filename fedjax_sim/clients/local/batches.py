@@ -13,7 +13,7 @@ from jax import lax
 from fedjax_sim.core import sampling
 from fedjax_sim.core.descriptions import Described, factory
 from fedjax_sim.core.fields import count, static
-from fedjax_sim.core.keys import ClientDraws, Purpose
+from fedjax_sim.core.keys import ClientDraws, Purpose, order_words
 from fedjax_sim.core.values import check_real
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.models.task import Batch
@@ -89,11 +89,11 @@ class Shuffled(_OfSize):
     """A fresh random permutation of the client's examples each epoch: every example once, the last batch partial."""
 
     def prepare(self, draws: ClientDraws) -> Any:
-        return draws.order
+        return draws.words  # whole: what a loop is given is computed once, and not once for each who reads of it
 
     def positions(self, prepared: Any, size: jax.Array, step: jax.Array, rows: int) -> Positions:
         epoch, place, mask = _in_epoch(size, step, rows, rows)
-        return Positions(sampling.permute(prepared, size, place, epoch), mask)
+        return Positions(sampling.permute(order_words(prepared), size, place, epoch), mask)
 
 
 def _exact(share: float) -> Fraction:
@@ -128,7 +128,7 @@ class FractionOf(Batches):
         return int(self._batch(dataset.max_size))
 
     def prepare(self, draws: ClientDraws) -> Any:
-        return draws.order
+        return draws.words
 
     def epoch(self, size: Any, rows: int) -> Any:
         return batches_in(size, self._batch(size))
@@ -143,7 +143,7 @@ class FractionOf(Batches):
     def positions(self, prepared: Any, size: jax.Array, step: jax.Array, rows: int) -> Positions:
         batch = self._batch(size)
         epoch, place, mask = _in_epoch(size, step, rows, batch)
-        return Positions(sampling.permute(prepared, size, place, epoch), mask)
+        return Positions(sampling.permute(order_words(prepared), size, place, epoch), mask)
 
     def _batch(self, size: Any) -> Any:
         """ceil(f n) in integers that stay below n: with n = q d + r and f = m / d it is m q + ceil(m r / d)."""
@@ -212,15 +212,23 @@ full_batch = factory("batches.full_batch", FullBatch)
 
 def batches_in(size: Any, rows: Any) -> Any:
     """Batches of ``rows`` that hold ``size`` examples: ceil(n_i / B)."""
-    return (size + rows - 1) // rows
+    return _quotient(size + rows - 1, rows)
+
+
+def _quotient(a: Any, b: Any) -> Any:
+    """a // b of numbers that are not negative: without the signs that ``//`` looks at, kernels of their own."""
+    if not isinstance(a, jax.Array):
+        return a // b
+    return lax.div(a, jnp.broadcast_to(jnp.asarray(b, a.dtype), a.shape))
 
 
 def _in_epoch(size: jax.Array, step: jax.Array, rows: int, batch: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
     """(epoch, places in it clipped to the client, mask) of a step of ``batch`` examples, padded to ``rows``."""
     per_epoch = batches_in(size, batch)
+    epoch = _quotient(step, per_epoch)
     row = jnp.arange(rows, dtype=jnp.int32)
-    place = step % per_epoch * batch + row
-    return step // per_epoch, jnp.minimum(place, size - 1), (place < size) & (row < batch)
+    place = (step - epoch * per_epoch) * batch + row
+    return epoch, jnp.minimum(place, size - 1), (place < size) & (row < batch)
 
 
 def fetch(
