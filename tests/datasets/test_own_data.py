@@ -6,6 +6,7 @@ import pathlib
 import re
 import sys
 import tempfile
+import threading
 import tracemalloc
 import zipfile
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ from hypothesis.extra import numpy as npst
 
 from fedjax_sim import datasets
 from fedjax_sim.datasets.from_arrays import held_out
+from fedjax_sim.datasets.reading.archives import BoundedStream
 
 TABLE = {
     "site": ["b", "a", "b", "c"],
@@ -187,6 +189,22 @@ def test_tables_of_other_types(tmp_path: Path) -> None:
         datasets.from_table(tmp_path / "table.pkl", client="who")
     with pytest.raises(FileNotFoundError, match="not there"):
         datasets.from_table(tmp_path / "table.csv", client="who")
+
+
+def test_only_who_asks_for_a_csv_file_reads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread of Arrow's that reads ahead from Python may do so while the interpreter ends: the process aborts."""
+    pytest.importorskip("pyarrow")
+    readers: set[int] = set()
+    read = BoundedStream.read
+
+    def watched(stream: BoundedStream, size: int) -> bytes:
+        readers.add(threading.get_ident())
+        return read(stream, size)
+
+    monkeypatch.setattr(BoundedStream, "read", watched)
+    (tmp_path / "table.csv").write_text("who,x\n" + "a,1.5\n" * 200_000)
+    assert datasets.from_table(tmp_path / "table.csv", client="who").num_examples == 200_000
+    assert readers == {threading.get_ident()}
 
 
 # Who owns which rows: ids are what is written.

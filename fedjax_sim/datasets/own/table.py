@@ -15,7 +15,7 @@ from fedjax_sim.core.values import check_choice, shown
 from fedjax_sim.datasets.array_checks import exact_floats, host_array, missing_values
 from fedjax_sim.datasets.construct import from_ids
 from fedjax_sim.datasets.federated import FederatedDataset, named
-from fedjax_sim.datasets.reading.archives import open_bounded
+from fedjax_sim.datasets.reading.archives import CHUNK, open_bounded
 from fedjax_sim.datasets.validate import checked_owner, integers_apart
 
 _MAX_BYTES = 2**33  # of a file's columns once they are arrays
@@ -201,16 +201,23 @@ def _read(path: Path, written: frozenset[str]) -> Any:
 
 
 def _csv_texts(path: Path) -> Any:
-    """A csv file with all cells as texts: what pyarrow guesses of them makes 7 of 007, and floats of long integers."""
-    from pyarrow import PythonFile, csv, string
+    """A csv file with all cells as texts: what pyarrow guesses of them makes 7 of 007, and floats of long integers.
 
+    Arrow is given memory of its own. Its threads read ahead, and one that asks a stream of Python for more at the wrong
+    moment (the interpreter ends, tracemalloc stops) takes the process with it.
+    """
+    from pyarrow import BufferOutputStream, BufferReader, csv, string
+
+    unpacked = BufferOutputStream()
     with open_bounded(path, _MAX_BYTES) as stream:
-        names = csv.open_csv(PythonFile(stream, mode="r")).schema.names
+        while block := stream.read(CHUNK):
+            unpacked.write(block)
+    content = unpacked.getvalue()
+    names = csv.open_csv(BufferReader(content)).schema.names
     options = csv.ConvertOptions(
         column_types=dict.fromkeys(names, string()), strings_can_be_null=True, quoted_strings_can_be_null=False
     )
-    with open_bounded(path, _MAX_BYTES) as stream:
-        return csv.read_csv(PythonFile(stream, mode="r"), convert_options=options)
+    return csv.read_csv(BufferReader(content), convert_options=options)
 
 
 def _of_texts(name: str, column: Any, written: bool) -> Any:

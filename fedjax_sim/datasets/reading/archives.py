@@ -51,8 +51,6 @@ _MAGIC: dict[bytes, Callable[..., Any]] = {b"\x1f\x8b": gzip.open, b"\xfd7zXZ\0"
 class BoundedStream:
     """Unpacks as it is read, and refuses to unpack more than ``max_bytes``; messages call it ``name``."""
 
-    closed = False  # readers of file objects ask
-
     def __init__(self, stream: IO[bytes], name: str, max_bytes: int) -> None:
         self.name = name
         self._stream = stream
