@@ -77,13 +77,15 @@ def choose(key: jax.Array, population: int, count: int) -> jax.Array:
     last = np.arange(population - count, population, dtype=np.int32)  # numpy's: constants, no kernels
     draws = below(random_words(key, count), last + 1)
 
+    places = np.arange(count, dtype=np.int32)
+
     def insert(chosen: jax.Array, at: tuple[Any, ...]) -> tuple[jax.Array, None]:
         step, draw, last = at
         new = jnp.where(jnp.any(chosen == draw), last, draw)
-        return lax.dynamic_update_index_in_dim(chosen, new, step, 0), None
+        return jnp.where(places == step, new, chosen), None
 
     empty = jnp.full((count,), -1, jnp.int32)
-    return lax.scan(insert, empty, (np.arange(count, dtype=np.uint32), draws, last))[0]
+    return lax.scan(insert, empty, (places, draws, last))[0]
 
 
 def happens(words: jax.Array, probability: jax.Array) -> jax.Array:
@@ -133,7 +135,8 @@ def _mix(value: jax.Array) -> jax.Array:
 
 def _multiply_high(bits: jax.Array, bound: Any) -> jax.Array:
     """floor(bits * bound / 2^32) of uint32: a draw in [0, bound) without 64-bit integers."""
-    high, low, bound_high, bound_low = bits >> 16, bits & 0xFFFF, bound >> 16, bound & 0xFFFF
-    cross = high * bound_low + ((low * bound_low) >> 16)
-    product: jax.Array = high * bound_high + (cross >> 16) + ((low * bound_high + (cross & 0xFFFF)) >> 16)
+    half, ones = np.uint32(16), np.uint32(0xFFFF)  # with Python's, NumPy 1 makes int64 of a single uint32
+    high, low, bound_high, bound_low = bits >> half, bits & ones, bound >> half, bound & ones
+    cross = high * bound_low + ((low * bound_low) >> half)
+    product: jax.Array = high * bound_high + (cross >> half) + ((low * bound_high + (cross & ones)) >> half)
     return product
