@@ -19,7 +19,7 @@ from fedjax_sim.diagnostics.base import Requested, as_diagnostics
 from fedjax_sim.diagnostics.catalogue import Communication
 from fedjax_sim.engine.asynchronous.schemes import Asynchronous, check_scheme
 from fedjax_sim.engine.layout.base import Layout
-from fedjax_sim.engine.plan import Guard, Plan
+from fedjax_sim.engine.plan import Guard, Measured, Plan
 from fedjax_sim.models.task import Task
 
 Evaluate = Callable[[Any, Any], dict[str, jax.Array]]  # (params, dataset) -> {name: array}
@@ -40,6 +40,7 @@ class RunArguments(_Needed, total=False):
     batches: Batches | None
     eval_every: int
     evaluate: Evaluate | None
+    evaluate_train: bool
     diagnostics: Requested
     layout: Layout | Literal["auto", "tune"] | None
     skip_nonfinite: bool
@@ -48,7 +49,7 @@ class RunArguments(_Needed, total=False):
 
 
 DEFAULTS: dict[str, Any] = dict.fromkeys(sorted(RunArguments.__optional_keys__)) | {
-    "eval_every": 1, "diagnostics": (), "skip_nonfinite": False,
+    "eval_every": 1, "evaluate_train": True, "diagnostics": (), "skip_nonfinite": False,
 }  # fmt: skip
 
 
@@ -130,6 +131,7 @@ def check_arguments(run: RunArguments) -> Plan:
     check_count("rounds", run["rounds"])
     check_count("eval_every", run["eval_every"])
     check_flag("skip_nonfinite", run["skip_nonfinite"])
+    check_flag("evaluate_train", run["evaluate_train"])
     if evaluate is not None and (not callable(evaluate) or isinstance(inspect.unwrap(evaluate), type)):
         call = f"; call it, {evaluate.__name__}(task)" if callable(evaluate) else ""
         raise TypeError(
@@ -152,8 +154,8 @@ def check_arguments(run: RunArguments) -> Plan:
                 )
     if asynchronous is not None:
         check_scheme(asynchronous, system, parts["cohort"], work)
-    guard = Guard(run["skip_nonfinite"])
-    return Plan(**parts, diagnostics=diagnostics, guard=guard, asynchronous=asynchronous)
+    guard, measured = Guard(run["skip_nonfinite"]), Measured(run["evaluate_train"])
+    return Plan(**parts, diagnostics=diagnostics, guard=guard, measured=measured, asynchronous=asynchronous)
 
 
 def asked_of(run: dict[str, Any]) -> tuple[Plan, int]:

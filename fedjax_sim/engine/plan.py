@@ -40,6 +40,16 @@ class Guard(Described):
     traced: bool = static(default=False)
 
 
+class Measured(Described):
+    """What a run is evaluated on beside its held-out parts; pure structure.
+
+    Attributes:
+      training: whether on the training examples.
+    """
+
+    training: bool = static(default=True)
+
+
 class Schedule(Described):
     """What an adjoint knows of a round's loops; pure structure.
 
@@ -83,6 +93,7 @@ class Plan(NamedTuple):
     layout: Layout = None  # type: ignore[assignment]
     diagnostics: tuple[Diagnostic, ...] = ()  # what is measured in every round
     guard: Guard = Guard()  # what becomes of clients that diverge, and of ids and steps that are traced
+    measured: Measured = Measured()  # what the run is evaluated on
     system: System | None = None  # the clients' devices in virtual time, or None for no clock
     asynchronous: Asynchronous | None = None
     client_states: ClientStates = OnDevice()  # where client states are kept, and in which type

@@ -260,6 +260,11 @@ def all_metrics(train: Sums, held_out: Mapping[str, Sums], given: Any) -> Sums:
     if not isinstance(given, Mapping):
         raise TypeError(f"evaluate(...) returns {given!r}: it must return a mapping {{name: array}}")
     more = {name: _as_array(name, value) for name, value in given.items()}
+    if not metrics and not more:
+        raise ValueError(
+            "evaluate_train=False, and the data set has no test or validation part: nothing would be evaluated; leave "
+            "it out, or split the data (fedjax_sim.datasets.with_validation(dataset, 0.2)), or give evaluate=..."
+        )
     taken = {"data_loss", *(f"{part}_data_loss" for part in HELD_OUT), *metrics}
     for name in more:
         rule = "a name the run records itself: choose another" if name in taken else wrong_name(name)

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjax_sim.reporting.recorded import telling_loss
+
 IDS = "nonfinite_ids"  # the record of every round that becomes the clients of a Divergence
 OF_IDS = ("client_ids", IDS)  # records whose numbers are clients, -1 for nobody: nothing to draw or to average
 FACTOR = 10.0  # times its first value: the loss of a run that explodes
@@ -72,7 +74,8 @@ def divergences(
     clients that were not finite were left out, and so did no harm. A loss above ``factor`` |F(x_0)| has exploded, or
     above ``factor`` where F(x_0) is 0; None for never.
     """
-    losses = np.asarray(metrics["loss"], float)
+    loss = telling_loss(metrics)
+    losses = np.zeros((len(seeds), len(evaluated))) if loss is None else np.asarray(metrics[loss], float)
     start = np.where(losses[:, :1] == 0, 1, np.abs(losses[:, :1]))
     with np.errstate(invalid="ignore", over="ignore"):
         exploded = np.isfinite(losses) & (losses > (np.inf if factor is None else factor) * start)

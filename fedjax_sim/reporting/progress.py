@@ -112,9 +112,11 @@ class _Shown(Progress):
 def _means(metrics: Mapping[str, Any]) -> dict[str, float]:
     import numpy as np  # who only asks the command for help need not wait for it
 
+    from fedjax_sim.reporting.recorded import telling_loss
+
     accuracy = "test_accuracy" if "test_accuracy" in metrics else "accuracy"
-    shown = (name for name in ("loss", "objective", accuracy) if name in metrics)
-    return {name: float(np.mean(np.asarray(metrics[name]))) for name in shown}
+    names = (telling_loss(metrics), "objective", accuracy)
+    return {name: float(np.mean(np.asarray(metrics[name]))) for name in names if name is not None and name in metrics}
 
 
 def _rounded(speed: float) -> str:

@@ -37,6 +37,8 @@ class Recorded(Protocol):
 # A loss is what is minimised, the mean over the data and the task's penalty. Where there is a penalty, the loss without
 # it, which publications report, has a name of its own: "data_loss", "test_data_loss", "test_client_data_loss", ...
 _OBJECTIVE, _DATA = "loss", "data_loss"
+# One number a seed and evaluation; the first that a run has tells how it goes.
+LOSSES = (_OBJECTIVE, "validation_loss", "test_loss")
 
 
 def known_as(name: str, names: Container[str]) -> str:
@@ -52,8 +54,19 @@ def recorded_as(run: Recorded, name: str) -> str:
     return known_as(name, run.metrics)
 
 
-def loss_of_data(runs: Iterable[Recorded], name: str = _OBJECTIVE) -> str:
-    """The loss to show beside those of publications: without the penalty if one of the runs has a penalty."""
+def telling_loss(names: Container[str]) -> str | None:
+    """The metric that tells how a run goes: the training loss, or that of held-out examples where it has none."""
+    return next((name for name in LOSSES if name in names), None)
+
+
+def loss_of_data(runs: Iterable[Recorded], name: str | None = None) -> str:
+    """The loss to show beside those of publications: without the penalty if one of the runs has a penalty.
+
+    Without a name it is the training loss, or where no run has it that of held-out examples.
+    """
+    runs = list(runs)
+    if name is None:
+        name = telling_loss({one for run in runs for one in run.metrics}) or _OBJECTIVE
     data = name.replace(_OBJECTIVE, _DATA)
     return data if any(data in run.metrics for run in runs) else name
 

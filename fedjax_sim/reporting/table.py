@@ -22,7 +22,8 @@ USEFUL_STEPS = "useful steps: the gradients that clients needed, of those that w
 def results_table(histories: Mapping[str, Recorded], *, target: float | None = None, markdown: bool = False) -> str:
     """One row per method: final values, rounds to a target, time, and the share of the computed steps that was needed.
 
-    The loss is that of the training data, without the penalty if one of the tasks has one; its heading then says so.
+    The loss is that of the training data (of held-out ones where no run has evaluated them), without the penalty if one
+    of the tasks has one; its heading then says so.
     Values are the mean ± standard deviation over seeds (of a sample: divided by seeds - 1), or the plain value of a
     single seed. A method whose last value is NaN or infinite for some seeds has no mean: the cell says for how many
     of them. That holds for all metrics of a seed whose training or test loss is not finite: an accuracy of such a model
@@ -54,7 +55,7 @@ def results_table(histories: Mapping[str, Recorded], *, target: float | None = N
     columns.append(("useful steps", [f"{run.useful_ratio:.1%}" for run in runs]))
     rows = markdown_rows(columns) if markdown else text_rows(columns)
     notes = [f"note: {note}" for note in objectives(histories)]
-    notes += [WITHOUT_PENALTY] if loss != "loss" else []
+    notes += [WITHOUT_PENALTY] if "data_loss" in loss else []
     return "\n".join([*rows, "", *notes, USEFUL_STEPS, _note(runs, target)])
 
 

@@ -156,7 +156,8 @@ class StreamedDriver:
     def _measure_from_host(self, dataset: HostDataset) -> Metrics:
         task, algorithm = self._plans[0].task, self._plans[0].algorithm
         models = [as_here(algorithm.evaluated(state.server)) for state in self._states]
-        train = streamed_overall_values(task, models, dataset)
+        nothing: list[dict[str, jax.Array]] = [{}] * len(models)
+        train = streamed_overall_values(task, models, dataset) if self._plans[0].measured.training else nothing
         parts = held_out_parts(dataset)
         held_out = {name: streamed_overall_values(task, models, part) for name, part in parts.items()}
         of_models = [{name: values[number] for name, values in held_out.items()} for number in range(len(models))]

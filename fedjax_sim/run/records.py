@@ -11,6 +11,7 @@ import numpy as np
 
 from fedjax_sim.core.values import is_real, shown, wrong_name
 from fedjax_sim.reporting.divergence import KINDS
+from fedjax_sim.reporting.recorded import LOSSES
 
 # Integers that every run has of every round, and other records that are one number a round.
 _COUNTS = ("cohort_size", "useful_steps", "computed_steps")
@@ -100,11 +101,12 @@ def _check_arrays(arrays: Mapping[str, np.ndarray], seeds: int, evaluations: int
             continue
         _must(wrong_name(name) is None, f"{shown(full)}: {wrong_name(name)}")
         _must(is_real(array.dtype), f"{shown(full)} is {array.dtype}, not real numbers")
-        if full == "metrics/loss" or (part == "rounds" and name in _NUMBERS):
+        if (part == "metrics" and name in LOSSES) or (part == "rounds" and name in _NUMBERS):
             _must(array.ndim == 2, f"{shown(full)} has the shape {shape}, and it is one number at a time")
             _must(name not in _COUNTS or array.dtype.kind in "iu", f"{shown(full)} is {array.dtype}, not integers")
             _must(part == "metrics" or not (array < 0).any(), f"{shown(full)} has an entry below 0")
-    for full in ("metrics/loss", *(f"rounds/{name}" for name in _COUNTS)):
+    _must(part_of(arrays, "metrics"), "it has no metric")
+    for full in (f"rounds/{name}" for name in _COUNTS):
         _must(full in arrays, f"it has no {full}")
     both = part_of(arrays, "metrics").keys() & part_of(arrays, "rounds").keys()
     _must(not both, f"a metric and a record of every round are both called {shown(min(both, default=''))}")

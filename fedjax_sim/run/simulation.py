@@ -65,10 +65,10 @@ def simulate(
 ) -> History:
     """Runs an algorithm on a data set and returns what was recorded.
 
-    All seeds run in ONE program (in turn on a CPU, side by side elsewhere), ``eval_every`` rounds a call, and the
-    program is compiled once: calling again with other values of real hyper-parameters, seeds (as many) or data (of the
-    same shapes) compiles nothing. The result of seed s is that of ``make_train(...)(algorithm, dataset,
-    jax.random.key(s))``.
+    All seeds run in ONE program, ``eval_every`` rounds a call; on a CPU it is that of one seed, called for as many at
+    once as there are cores. Calling again with other values of real hyper-parameters, other rounds, other seeds (on a
+    CPU any number) or data of the same shapes compiles nothing. The result of seed s is that of
+    ``make_train(...)(algorithm, dataset, jax.random.key(s))``.
 
     Args:
       algorithm: what to run: ``fjs.fedavg(client_optimizer=fjs.optim.sgd(0.1))``.
@@ -82,6 +82,7 @@ def simulate(
       batch_size: B of a fresh permutation each epoch; give this or ``batches``.
       batches: which examples a step sees.
       eval_every: rounds between evaluations, which are also the chunks in which the program is called.
+      evaluate_train: whether the training examples are evaluated too, or only the held-out ones.
       evaluate: more to record at every evaluation: ``evaluate(params, dataset) -> {name: array}``; with an argument
         ``clients`` it is told of them too (:class:`fedjax_sim.models.passes.Clients`).
       diagnostics: what to measure in every round, names or objects of ``fedjax_sim.diagnostics``: they cost nothing
@@ -369,23 +370,20 @@ def describe_run(
 ) -> dict[str, Any]:
     """The resolved configuration and where it ran, as JSON."""
     algorithm = plan.algorithm
-    optional: dict[str, Any] = {
-        "system": plan.system,
-        "asynchronous": plan.asynchronous,
-        "evaluate": evaluate,
-        "stop": stop,
-    }
+    of_plan = {name: getattr(plan, name) for name in ("system", "asynchronous")}
+    given: dict[str, Any] = {**of_plan, "evaluate": evaluate, "stop": stop}
     # Left out where it is the default, so that older checkpoints and sweeps are still of the same run.
     if plan.client_states != OnDevice():
-        optional["client_states"] = plan.client_states
+        given["client_states"] = plan.client_states
     return {
         "algorithm": describe(algorithm),
         "dataset": describe(plan.dataset if host is None else host),
         "run": {
             **{name: describe(getattr(plan, name)) for name in ("task", "cohort", "work", "batches", "layout")},
-            **{name: None if part is None else describe(part) for name, part in optional.items()},
+            **{name: None if part is None else describe(part) for name, part in given.items()},
             "rounds": rounds,
             "eval_every": eval_every,
+            **({} if plan.measured.training else {"evaluate_train": False}),
             "diagnostics": [describe(diagnostic) for diagnostic in plan.diagnostics],
             "skip_nonfinite": plan.guard.skip,
             "initial_params": None if initial_params is None else encode(initial_params),

@@ -97,6 +97,8 @@ def make_train(
       batch_size: B of a fresh permutation each epoch; give this or ``batches``.
       batches: which examples a step sees: ``fjs.local.full_batch()``.
       eval_every: rounds between evaluations; the start and the last round are always evaluated.
+      evaluate_train: whether the training examples are evaluated too. False saves the pass over all of them where only
+        the held-out parts and ``evaluate`` matter: there is no ``"loss"`` then.
       evaluate: more to record at every evaluation: ``evaluate(params, dataset) -> {name: array}``; with an argument
         ``clients`` it is told of them too (:class:`fedjax_sim.models.passes.Clients`).
       diagnostics: what to measure in every round, names or objects of ``fedjax_sim.diagnostics``.
@@ -268,7 +270,7 @@ def evaluation_rounds(rounds: int, eval_every: int) -> list[int]:
 def measure(plan: Plan, state: TrainState, *, evaluate: Evaluate | None) -> dict[str, jax.Array]:
     """All that is recorded at an evaluation, but for the round."""
     params, data = plan.algorithm.evaluated(state.server), plan.dataset
-    train = overall_values(plan.task, params, plan.training.dataset)
+    train = overall_values(plan.task, params, plan.training.dataset) if plan.measured.training else {}
     held_out = {name: overall_values(plan.task, params, part) for name, part in held_out_parts(data).items()}
     # The package's own evaluations know of placements; others must not see rows of padding.
     seen = data if isinstance(evaluate, Described) else whole(data)

@@ -200,6 +200,7 @@ def _again(result: History, progress: bool | None) -> History:
         diagnostics=[build(one) for one in run["diagnostics"]],
         initial_params=decode(run.get("initial_params")),
         keep_best=run.get("keep_best"),
+        evaluate_train=run.get("evaluate_train", True),
         seeds=result.seeds,
         progress=progress,
     )

@@ -284,7 +284,10 @@ WRONG = {
     "two of one name": (arrays_with(metrics__cohort_size=np.ones((2, 4))), "both called 'cohort_size'"),
     "a name that is a column": (arrays_with(metrics__seed=np.ones((2, 4))), "seed"),
     "no name": (arrays_with(metrics__=np.ones((2, 4))), "1 to 200"),
-    "no loss": (lambda arrays, about: arrays.pop("metrics/loss"), "it has no metrics/loss"),
+    "no metric": (
+        lambda arrays, about: [arrays.pop(full) for full in list(arrays) if full.startswith("metrics/")],
+        "it has no metric",
+    ),
     "no cohort sizes": (lambda arrays, about: arrays.pop("rounds/cohort_size"), "it has no rounds/cohort_size"),
     "a loss by client": (changed("metrics/loss", lambda loss: loss[..., None]), "one number"),
     "steps that are no integers": (changed("rounds/useful_steps", lambda steps: steps + 0.5), "integers"),

@@ -54,7 +54,7 @@ def final_table(histories: Mapping[str, Recorded], elsewhere: Container[str] = (
     if any(value is not None for value in volume + times):
         said += " Bytes and virtual time: mean over seeds."
     columns.append(_numbers("useful steps", [_useful(run) for run in runs], "{:.1%}"))
-    said += f" {WITHOUT_PENALTY.capitalize()}." if loss_of_data(runs) != "loss" else ""
+    said += f" {WITHOUT_PENALTY.capitalize()}." if "data_loss" in loss_of_data(runs) else ""
     said += f" {USEFUL_STEPS.capitalize()}." + (f" {', '.join(alike)} each." if alike else "")
     return _of_runs(said, enumerate(histories), columns, ' class="sortable"')
 

@@ -24,6 +24,7 @@ from fedjax_sim.engine.layout.base import Layout
 from fedjax_sim.engine.layout.mesh import OnMesh
 from fedjax_sim.engine.plan import Plan
 from fedjax_sim.reporting.progress import progress_bar
+from fedjax_sim.reporting.recorded import telling_loss
 from fedjax_sim.run.history import History
 from fedjax_sim.run.simulation import describe_run, warn_of_negative_weights
 from fedjax_sim.studies.sweeps import stored
@@ -145,9 +146,10 @@ def sweep(
                 finished.append((numbers, history))
                 if bar.enabled:
                     done = total - len(missing) + first + len(numbers)
-                    losses = history.final("loss")
+                    loss = telling_loss(history.metrics)
+                    losses = history.final(loss) if loss else np.empty(0)
                     finite = losses[np.isfinite(losses)]
-                    bar.update(done * rounds, {"loss": float(np.median(finite)) if finite.size else np.nan})
+                    bar.update(done * rounds, {loss or "loss": float(np.median(finite)) if finite.size else np.nan})
     runs = _joined(finished, plan.params if keep_params else None)
     warn_of_negative_weights(runs.rounds, plan.algorithm)
     description |= {"space": describe(space), "seeds": seed_list}
