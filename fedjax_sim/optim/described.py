@@ -23,6 +23,7 @@ from fedjax_sim.core.descriptions import Described, factory
 from fedjax_sim.core.fields import flag, real, static
 from fedjax_sim.core.loops import with_static_derivative
 from fedjax_sim.core.values import check_real, check_scalar, shown, suggest
+from fedjax_sim.optim.known import known
 
 
 @contextlib.contextmanager
@@ -151,9 +152,9 @@ class FromOptax(Optimizer):
     options: tuple[tuple[str, Any], ...] = static(default=())  # the others, as sorted pairs
 
     def checked(self) -> Self:
-        known = [key for key in dir(optax) if inspect.isfunction(getattr(optax, key)) and not key.startswith("_")]
-        if self.name not in known:
-            raise ValueError(f"optax has no optimiser {self.name!r}: {suggest(str(self.name), known)}")
+        names = [key for key in dir(optax) if inspect.isfunction(getattr(optax, key)) and not key.startswith("_")]
+        if self.name not in names:
+            raise ValueError(f"optax has no optimiser {self.name!r}: {suggest(str(self.name), names)}")
         if not isinstance(self.arguments, Mapping):
             raise TypeError(f"from_optax({self.name!r}): its arguments are {shown(self.arguments)}: give them by name")
         accepted = list(inspect.signature(getattr(optax, self.name)).parameters)
@@ -241,7 +242,7 @@ def as_optimizer(given: Any, what: str) -> Optimizer:
     if isinstance(given, (Optimizer, jax.core.Tracer)):
         return given  # type: ignore[return-value]
     if isinstance(given, optax.GradientTransformation):
-        return Bare(transformation=given)
+        return Bare(transformation=known(given))
     fix = "call it" if callable(given) else "give an optimiser"
     raise TypeError(f"{what} is {shown(given)}: {fix}, for instance fedjax_sim.optim.sgd(0.1) or optax.sgd(0.1)")
 
