@@ -332,6 +332,14 @@ RUNS: dict[str, tuple[dict[str, Callable[[], Any]], type[Exception], tuple[str, 
         TypeError,
         ("initial_params", "int32", "float32"),
     ),
+    "a method of classes on a task without any": (
+        {
+            "algorithm": lambda: fjs.fedlc(client_optimizer=fjs.optim.sgd(0.1)),
+            "task": lambda: fjs.functions(lambda key: jnp.zeros(()), lambda params, examples: examples["y"] * params),
+        },
+        ValueError,
+        ("FedLc", "tells classes apart", "classification(model)"),
+    ),
     "more classes than outputs": (
         {"task": lambda: fjs.classification(fjs.models.LogisticRegression(2))},
         ValueError,

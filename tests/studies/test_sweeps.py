@@ -20,6 +20,7 @@ from fedjax_sim.datasets.fingerprints import fingerprint
 from fedjax_sim.run.history import History
 from fedjax_sim.studies.sweeps import Sweep, program, running, stored, sweep
 from fedjax_sim.studies.sweeps.program import compute
+from fedjax_sim.studies.sweeps.result import means
 from tests.killing import without_permission
 
 pytestmark = pytest.mark.xdist_group("sweeps")  # one worker compiles what they share
@@ -405,6 +406,14 @@ def test_random_draws_know_their_name_and_number_alone():
     assert np.abs(small.points()["alpha"]).max() < 1
     assert sweeps.random(draw, 5, seed=3).points()["mu"].tolist() != small.points()["mu"].tolist()
     assert small.shape == (5,)
+    alike = sweeps.random({"a": sweeps.uniform(0.0, 1.0), "b": sweeps.uniform(0.0, 1.0)}, 5, seed=2).points()
+    assert alike["a"].tolist() != alike["b"].tolist()
+
+
+def test_a_point_is_as_good_as_its_worst_seed():
+    finals = np.array([[1.0, 3.0], [1.0, 1.0], [np.nan, 2.0], [4.0, 6.0]])
+    diverged = np.array([[False, False], [False, True], [False, False], [False, False]])
+    np.testing.assert_array_equal(means(finals, diverged), [2.0, np.nan, np.nan, 5.0])
 
 
 @pytest.mark.parametrize(

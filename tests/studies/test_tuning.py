@@ -310,6 +310,8 @@ def test_a_start_that_diverges_ends_the_study():
     with pytest.raises(FloatingPointError, match=r"at the start \(mu = 0.5\).*initial"):
         tune(METHOD, DATA, over=["mu"], objective=diverging, steps=1, **RUN)
 
+
+def test_a_start_without_a_gradient_ends_the_study():
     def steep(result):  # finite, its derivative is not
         loss = result.metrics["loss"][-1]
         return jnp.sqrt(jnp.abs(loss - jax.lax.stop_gradient(loss)))
@@ -350,6 +352,19 @@ def test_influence_is_the_derivative_in_the_weights(x64):
     np.testing.assert_allclose(found.value, mean(weights), rtol=1e-12)
     by_client = np.asarray(weights) * found.examples
     np.testing.assert_allclose(found.clients, [by_client[:3].sum(), by_client[3:5].sum(), by_client[5:].sum()])
+
+
+def test_a_client_s_influence_is_that_of_its_examples_with_their_weights():
+    data = fjs.datasets.from_clients([(np.eye(2), [0, 1]), (np.ones((1, 2)), [1])], num_classes=2)
+    weights = jnp.asarray([0.5, 2.0, 3.0])
+    run = {
+        "task": fjs.classification(fjs.models.LogisticRegression(2)), "rounds": 1, "batches": fjs.local.full_batch(),
+        "cohort": fjs.cohort.full(), "work": fjs.local.steps(1), "objective": final("loss"),
+    }  # fmt: skip
+    found = influence(fjs.fedavg(client_optimizer=sgd(0.3)), data.with_example_weights(weights), **run)
+    each = np.asarray(weights * found.examples)
+    assert (each != 0).all()
+    np.testing.assert_allclose(found.clients, [each[:2].sum(), each[2]], rtol=1e-5)
 
 
 @pytest.mark.slow
