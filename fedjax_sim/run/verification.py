@@ -245,7 +245,8 @@ def _distance(a: np.ndarray, b: np.ndarray) -> float:
     finite = np.isfinite(a)
     if not np.array_equal(finite, np.isfinite(b)) or not np.array_equal(a[~finite], b[~finite], equal_nan=True):
         return float("inf")
-    gaps, sizes = np.abs(a - b)[finite], np.maximum(np.abs(a), np.abs(b))[finite]
+    a, b = a[finite], b[finite]
+    gaps, sizes = np.abs(a - b), np.maximum(np.abs(a), np.abs(b))
     return float(gaps.max(initial=0.0) / max(sizes.max(initial=0.0), np.finfo(float).tiny))
 
 

@@ -14,7 +14,7 @@ from fedjax_sim.cli import main as cli
 from fedjax_sim.core.keys import GENERATOR, generator, use_generator
 from fedjax_sim.reporting.divergence import Divergence
 from fedjax_sim.run.records import Stop
-from fedjax_sim.run.verification import Difference, Verification, _compared, verify
+from fedjax_sim.run.verification import Difference, Verification, _compared, _distance, verify
 
 pytestmark = pytest.mark.xdist_group("verification")  # one worker compiles what they share
 
@@ -59,6 +59,15 @@ def test_what_differs_is_named(history):
     assert verify(dataclasses.replace(history, metrics=changed), tolerance=0.02).passed
     fewer = {name: values for name, values in history.metrics.items() if name != "loss"}
     assert verify(dataclasses.replace(history, metrics=fewer)).failed == [Difference("metrics/loss", False, np.inf)]
+
+
+@pytest.mark.parametrize("odd", [np.nan, np.inf])
+def test_places_that_are_not_finite_are_as_far_as_can_be(odd):
+    """In either of the two: a distance of NaN would be neither within a tolerance nor beyond it."""
+    sound, other = np.array([1.0, 2.0]), np.array([1.0, odd])
+    assert _distance(sound, other) == _distance(other, sound) == np.inf
+    assert _distance(other, -other) == (2.0 if np.isnan(odd) else np.inf)
+    assert _distance(other, other) == 0
 
 
 def test_what_is_no_array_counts_too(history):
