@@ -23,6 +23,7 @@ from fedjax_sim.models.evaluation import check_recorded
 from fedjax_sim.run.training import measure
 
 _PAUSE = 0.5  # seconds of rounds between two reports; a call of the program takes about a thousandth of it
+_ONE_BY_ONE = ("cpu",)  # backends whose program is that of one seed
 _LENGTHS = 32  # rounds from one evaluation to the next up to which one program does
 _RECORDED = 65_536  # clients in all rows of a record beyond which rows are not spared
 
@@ -55,7 +56,7 @@ class ResidentDriver:
         keys = np.asarray(jax.random.key_data(plan.key))
         plan = plan.placed().everywhere()
         models, state = self._layout.everywhere((initial_params, initial_state))
-        one_by_one = jax.default_backend() == "cpu"
+        one_by_one = jax.default_backend() in _ONE_BY_ONE
         self._groups = [slice(row, row + 1) for row in range(seeds)] if one_by_one else [slice(0, seeds)]
         self._plans: list[list[Any]] = []
         self._states: list[list[Any]] = []
