@@ -116,6 +116,7 @@ def _rates(ax: Any, report: Any) -> None:
                 )  # fmt: skip
     ax.set_yticks(range(len(names)), [report["peers"][name]["title"] for name in names])
     ax.set_xscale("log")
+    ax.xaxis.set_major_formatter("{x:g}")
     ax.set_xlabel("rounds a second")
     ax.tick_params(axis="y", length=0)
     ax.spines["left"].set_visible(False)
@@ -128,18 +129,19 @@ def _costs(ax: Any, report: Any) -> None:
     """Seconds to the result against the number of seeds, and what as many separate runs would take."""
     numbers = [int(number) for number in report["seconds"]]
     seconds = [statistics.median(values) for values in report["seconds"].values()]
-    ax.plot(numbers, [seconds[0] * number for number in numbers], "--", color=_OTHERS, label="a process for each seed")
+    ax.plot(numbers, [seconds[0] * number for number in numbers], "--", color=_OTHERS, label="n runs of one seed")
     ax.plot(numbers, seconds, "o-", color=_OURS, markersize=4, label="seeds=range(n)")
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
     ax.set_xticks(numbers, [str(number) for number in numbers])
+    ax.yaxis.set_major_formatter("{x:g}")
     ax.set_xlabel("seeds n")
-    ax.set_title(f"seconds for {report['rounds']} rounds, compiling included", loc="left")
+    ax.set_title(f"seconds to the result of {report['rounds']} rounds", loc="left")
     ax.legend(frameon=False)
 
 
 def _short(machine: str) -> str:
-    return machine.replace("Intel(R) Xeon(R) Processor", "Xeon cores").partition(",")[0]
+    return machine.replace("x Intel(R) Xeon(R) Processor", "Xeon cores").partition(",")[0]
 
 
 if __name__ == "__main__":
