@@ -68,6 +68,8 @@ def _signature(value: Any, inside: tuple[Callable[..., Any], ...]) -> Any:
     """What two equal values have in common, hashable; ``inside`` are the functions that close over it."""
     if type(value) in _PLAIN:
         return type(value), repr(value)  # 0.0 and -0.0 are equal, True and 1 too
+    if isinstance(value, np.dtype):
+        return value
     if isinstance(value, np.generic):
         return type(value), value.tobytes()
     if isinstance(value, tuple):
@@ -78,7 +80,7 @@ def _signature(value: Any, inside: tuple[Callable[..., Any], ...]) -> Any:
         return _Itself(value)
     if not isinstance(value, types.FunctionType):
         raise _Unlike
-    if not value.__module__.startswith("optax."):
+    if not str(value.__module__).startswith("optax."):
         return _Itself(value)
     if value in inside:  # it calls itself
         return inside.index(value)

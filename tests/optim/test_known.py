@@ -23,6 +23,7 @@ MADE = {
     "yogi": lambda rate: optax.yogi(rate),
     "lamb": lambda rate: optax.lamb(rate),
     "adafactor": lambda rate: optax.adafactor(rate),
+    "of another type": lambda rate: optax.adam(rate, mu_dtype=jnp.bfloat16),
     "clipped": lambda rate: optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(rate)),
     "decayed": lambda rate: optax.chain(optax.add_decayed_weights(1e-4), optax.sgd(rate)),
     "scheduled": lambda rate: optax.sgd(optax.cosine_decay_schedule(rate, 10)),
@@ -68,6 +69,7 @@ def test_what_may_change_or_be_traced_is_like_no_other():
         lambda: optax.sgd(optax.piecewise_constant_schedule(0.1, {3: 0.1})),
         lambda: optax.sgd(functools.partial(lambda count, rate: rate, rate=0.1)),
         lambda: rule(0.1),
+        lambda: optax.sgd(eval("lambda count: 0.1", {})),  # a function of no module
     ):
         made = make()
         assert known(made) is made
