@@ -15,6 +15,9 @@ define install
 endef
 bench_extras := demo,bench
 
+# A process that dies ends the tests: with loadgroup pytest-xdist 3.8.0 would wait for it for ever.
+spread := -n $(JOBS) --dist loadgroup --max-worker-restart=0
+
 # $(call pytest,OPTIONS): pytest's exit code 5 says that nothing was collected.
 define pytest
 @$(info pytest $(1) $(ARGS))$(bin)/python -m pytest $(1) $(ARGS) || { code=$$?; \
@@ -41,19 +44,19 @@ site: $(VENV)/.stamp-docs ## the documentation as a site, in build/site; a broke
 	NO_MKDOCS_2_WARNING=1 $(bin)/python -m mkdocs build -f docs/site/mkdocs.yml
 
 test: $(VENV)/.stamp-test ## the fast tests and the docstrings' examples
-	$(call pytest,-n $(JOBS) --dist loadgroup)
-	$(call pytest_on_devices,-n $(JOBS) --dist loadgroup)
+	$(call pytest,$(spread))
+	$(call pytest_on_devices,$(spread))
 
 test-slow: $(VENV)/.stamp-test ## only the slow tests
-	$(call pytest,-n $(JOBS) --dist loadgroup -m "slow and not nightly")
-	$(call pytest_on_devices,-n $(JOBS) --dist loadgroup -m "slow and not nightly")
+	$(call pytest,$(spread) -m "slow and not nightly")
+	$(call pytest_on_devices,$(spread) -m "slow and not nightly")
 
 test-docs: $(VENV)/.stamp-test ## the code blocks of README and docs, and the notebooks
 	$(call pytest,-n $(JOBS) -m docs tests/house/test_documents.py tests/house/test_notebooks.py)
 
 test-all: $(VENV)/.stamp-test ## the fast and the slow tests
-	$(call pytest,-n $(JOBS) --dist loadgroup -m "not nightly and not smoke and not docs")
-	$(call pytest_on_devices,-n $(JOBS) --dist loadgroup -m "not nightly and not smoke and not docs")
+	$(call pytest,$(spread) -m "not nightly and not smoke and not docs")
+	$(call pytest_on_devices,$(spread) -m "not nightly and not smoke and not docs")
 
 experiments: $(VENV)/.stamp-test ## every experiment of the papers at its smoke size
 	$(call pytest,-n $(JOBS) -m smoke --durations=5 tests/papers/test_experiments.py tests/papers/test_experiments_at_paper_size.py)
@@ -65,8 +68,8 @@ notebooks: $(bin)/python ## write what all notebooks begin with: badges, the cel
 	$(bin)/python notebooks/first_cells.py
 
 nightly: $(VENV)/.stamp-test ## the slow and the nightly tests, and 20,000 hostile files
-	$(call pytest,-n $(JOBS) --dist loadgroup -m "slow or nightly")
-	$(call pytest_on_devices,-n $(JOBS) --dist loadgroup -m "slow or nightly")
+	$(call pytest,$(spread) -m "slow or nightly")
+	$(call pytest_on_devices,$(spread) -m "slow or nightly")
 	$(bin)/python -m tests.fuzzing --inputs 20000 --seed 0
 
 faults: $(VENV)/.stamp-test ## plant the faults of tests/faults, say which ones the fast tests notice: an hour or two; ARGS="ROOM"
