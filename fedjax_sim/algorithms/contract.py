@@ -36,6 +36,25 @@ from fedjax_sim.core.descriptions import Described
 from fedjax_sim.optim.parts import Parts as Parts
 
 
+def affine(hook: Any) -> Any:
+    """Marks a client's hook that is affine: it forms sums and scalar multiples of y, x and gradients, and no more.
+
+    Multiples are by numbers that do not depend on them; to an objective it may add multiples of |y|^2 and |y - x|^2.
+    Such a hook does not care in which coordinates they are (:mod:`fedjax_sim.models.coordinates`). A method that
+    overrides it without the mark is not taken for one.
+    """
+    hook.affine = True
+    return hook
+
+
+def is_affine(method: Method) -> bool:
+    """Whether all that the method's clients compute, but for F itself, is marked :func:`affine`."""
+    hooks = ("begin", "objective", "turn", "step", "change", "finish")
+    requires = method.requires
+    marked = all(getattr(getattr(type(method), name), "affine", False) for name in hooks)
+    return marked and requires.steps and not (requires.survey or requires.other_batch or method.keep_optimizer)
+
+
 class Message(struct.PyTreeNode):
     """Base of the messages.
 
@@ -336,14 +355,17 @@ class Method(Described, kw_only=True):
         """
         raise TypeError(f"{type(self).__name__} has no survey")
 
+    @affine
     def begin(self, sent: Any, c_i: Any, client: Client) -> Any:
         """y before the first step: what the client trains, any pytree; :class:`Parts` for several models."""
         return sent.params
 
+    @affine
     def objective(self, F: Any, y: Any, k: jax.Array, sent: Any, c_i: Any, client: Client) -> jax.Array:
         """What the client minimises, on the batch of its step k: a scalar."""
         return F(y)  # type: ignore[no-any-return]
 
+    @affine
     def turn(self, k: jax.Array, client: Client) -> dict[str, jax.Array] | None:
         """Which of the :class:`Parts` step k moves, ``{name: whether}`` of all, one at a time; None: all do.
 
@@ -360,6 +382,7 @@ class Method(Described, kw_only=True):
         """delta, what the client's work has changed: always a difference, for it is what is clipped and compressed."""
         raise TypeError(f"{type(self).__name__} must define change(y, sent, c_i, client)")
 
+    @affine
     def finish(self, delta: Any, y: Any, sent: Any, c_i: Any, client: Client) -> tuple[dict[str, Message], Any]:
         """``({name: message}, new c_i)``; each message a ``Mean``, ``Share``, ``Sum`` or ``Stack``.
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.algorithms.base import recorded
-from fedjax_sim.algorithms.contract import Client, Cohort, Mean, Message, Parts, Requires, Share
+from fedjax_sim.algorithms.contract import Client, Cohort, Mean, Message, Parts, Requires, Share, affine
 from fedjax_sim.algorithms.fedavg import FedAvg
 from fedjax_sim.algorithms.scaffold import ControlSent
 from fedjax_sim.core.descriptions import Described, factory
@@ -113,6 +113,7 @@ class FedNova(FedAvg):
     def send(self, server: Any) -> Any:
         return ControlSent(server.params, server.extra)
 
+    @affine
     def begin(self, sent: Any, c_i: Any, client: Client) -> Any:
         if not self._outside:
             return sent.params
@@ -120,6 +121,7 @@ class FedNova(FedAvg):
         # its slope is the normaliser.
         return Parts(model=sent.params, normaliser=zeros_like(self._eta(sent.params, client)))
 
+    @affine
     def objective(self, F: Any, y: Any, k: jax.Array, sent: Any, c_i: Any, client: Client) -> Any:
         y = y["model"] if self._outside else y
         objective = F(y)
@@ -130,6 +132,7 @@ class FedNova(FedAvg):
         check_scalar("fednova(mu=...)", self.mu)
         return objective + self.mu / 2 * square(subtract(y, sent.params))
 
+    @affine
     def step(self, g: Any, y: Any, state: Any, k: jax.Array, sent: Any, c_i: Any, client: Client) -> tuple[Any, Any]:
         if not self._outside:
             return super().step(g, y, state, k, sent, c_i, client)
@@ -147,9 +150,11 @@ class FedNova(FedAvg):
         normaliser = jax.tree.map(counted, y["normaliser"], eta, g["normaliser"])
         return Parts(model=subtract(moved, pull), normaliser=normaliser), Parts(state, model=new)
 
+    @affine
     def change(self, y: Any, sent: Any, c_i: Any, client: Client) -> Any:
         return super().change(y["model"] if self._outside else y, sent, c_i, client)
 
+    @affine
     def finish(self, delta: Any, y: Any, sent: Any, c_i: Any, client: Client) -> tuple[dict[str, Message], Any]:
         slope, single = client.slope, client.step_size
         if self._outside:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.algorithms.base import recorded
-from fedjax_sim.algorithms.contract import Client, Requires
+from fedjax_sim.algorithms.contract import Client, Requires, affine
 from fedjax_sim.algorithms.fedavg import FedAvg
 from fedjax_sim.core.fields import count, flag, real
 from fedjax_sim.core.trees import as_dtype, square, subtract
@@ -77,6 +77,7 @@ class FedProx(FedAvg):
     def send(self, server: Any) -> Any:
         return ProxSent(server.params, server.extra.mu if self.adaptive else self.mu)
 
+    @affine
     def objective(self, F: Any, y: Any, k: jax.Array, sent: Any, c_i: Any, client: Client) -> Any:
         check_scalar("fedprox(mu=...)", sent.mu)
         return F(y) + sent.mu / 2 * square(subtract(y, sent.params))

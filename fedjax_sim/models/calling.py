@@ -11,7 +11,7 @@ import contextlib
 import inspect
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -56,30 +56,53 @@ def features_of(
     if callable(getattr(type(module), "features", None)):
         features, _ = _apply(module, variables, x, key, weights, "features", ())
         return features  # type: ignore[no-any-return]
-    layers: list[tuple[tuple[str, ...], tuple[int, ...], bool]] = []
+    outputs, layers = dense_layers(module, variables, x, key, weights)
+    fix = "give it a method features(self, x) that returns what its last layer receives, [B, D]"
+    if not layers:
+        raise ValueError(f"{name} calls no flax.linen.Dense, whose input would be its features: {fix}")
+    last = layers[-1]
+    # A layer that is not the head (of an attention, of a squeeze) would pass for it without a word.
+    if last.received is None or last.shape[0] != x.shape[0] or jnp.size(outputs) != math.prod(last.shape):
+        raise ValueError(
+            f"the last flax.linen.Dense that {name} calls, {'/'.join(last.path)}, returns {list(last.shape)} for "
+            f"outputs of {list(jnp.shape(outputs))}{' inside a lifted transformation' if last.received is None else ''}: "
+            f"what it receives may not be the model's features: {fix}"
+        )
+    return last.received
+
+
+class Called(NamedTuple):
+    """A dense layer as a module has called it."""
+
+    layer: nn.Dense
+    path: tuple[str, ...]  # of the layer's parameters in those of the module
+    shape: tuple[int, ...]  # of what it returned
+    received: MaybeArray  # what it received; None inside a lifted transformation, which keeps it to itself
+
+
+def dense_layers(
+    module: nn.Module, variables: Any, x: jax.Array, key: MaybeArray = None, weights: MaybeArray = None
+) -> tuple[jax.Array, list[Called]]:
+    """What the module returns for x, and every call of a ``flax.linen.Dense`` inside, in order.
+
+    Of a layer that is called several times all calls have what the last one received.
+    """
+    noted: list[tuple[nn.Dense, tuple[str, ...], tuple[int, ...], bool]] = []
 
     def note(call: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
         result = call(*args, **kwargs)
         if isinstance(context.module, nn.Dense) and context.method_name == "__call__":
             received = [*args, *kwargs.values()][0]
             kept = context.module.sow(_RECEIVED, "input", received, reduce_fn=lambda _, new: new, init_fn=tuple)
-            layers.append((context.module.path, jnp.shape(result), kept))
+            noted.append((context.module, context.module.path, jnp.shape(result), kept))
         return result
 
     with nn.intercept_methods(note):
         outputs, found = _apply(module, variables, x, key, weights, "__call__", (_RECEIVED,))
-    fix = "give it a method features(self, x) that returns what its last layer receives, [B, D]"
-    if not layers:
-        raise ValueError(f"{name} calls no flax.linen.Dense, whose input would be its features: {fix}")
-    path, shape, kept = layers[-1]
-    # A layer that is not the head (of an attention, of a squeeze) would pass for it without a word.
-    if not kept or shape[0] != x.shape[0] or jnp.size(outputs) != math.prod(shape):
-        raise ValueError(
-            f"the last flax.linen.Dense that {name} calls, {'/'.join(path)}, returns {list(shape)} for outputs of "
-            f"{list(jnp.shape(outputs))}{'' if kept else ' inside a lifted transformation'}: what it receives may not "
-            f"be the model's features: {fix}"
-        )
-    return flatten_dict(found[_RECEIVED])[*path, "input"]  # type: ignore[no-any-return]
+    received = flatten_dict(found.get(_RECEIVED, {}))
+    return outputs, [
+        Called(layer, path, shape, received[*path, "input"] if kept else None) for layer, path, shape, kept in noted
+    ]
 
 
 def _apply(

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedjax_sim.engine.layout.base import Bounds, Layout, LocalResult
 from fedjax_sim.engine.layout.choose import choose_layout
+from fedjax_sim.engine.layout.factored import factored
 from fedjax_sim.engine.layout.mesh import mesh
 from fedjax_sim.engine.layout.queue import Makespan, lanes, makespan, static_schedule
 from fedjax_sim.engine.layout.stacked import stacked
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
     from fedjax_sim.engine.layout_tuning import Tuning, tune
 
 __all__ = [
-    "Bounds", "Layout", "LocalResult", "Makespan", "Tuning", "choose_layout", "lanes", "makespan", "mesh", "stacked",
+    "Bounds", "Layout", "LocalResult", "Makespan", "Tuning", "choose_layout", "factored", "lanes", "makespan", "mesh",
+    "stacked",
     "static_schedule", "tune", "turns",
 ]  # fmt: skip
 
