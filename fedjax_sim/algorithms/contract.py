@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -35,15 +35,17 @@ from fedjax_sim.core import trees
 from fedjax_sim.core.descriptions import Described
 from fedjax_sim.optim.parts import Parts as Parts
 
+Hook = TypeVar("Hook", bound=Callable[..., Any])
 
-def affine(hook: Any) -> Any:
+
+def affine(hook: Hook) -> Hook:
     """Marks a client's hook that is affine: it forms sums and scalar multiples of y, x and gradients, and no more.
 
     Multiples are by numbers that do not depend on them; to an objective it may add multiples of |y|^2 and |y - x|^2.
     Such a hook does not care in which coordinates they are (:mod:`fedjax_sim.models.coordinates`). A method that
     overrides it without the mark is not taken for one.
     """
-    hook.affine = True
+    hook.affine = True  # type: ignore[attr-defined]
     return hook
 
 

@@ -25,9 +25,10 @@ from fedjax_sim.engine.asynchronous.buffer import check_method
 from fedjax_sim.engine.client_states import ClientStates, OnDevice
 from fedjax_sim.engine.hook_checks import check_hooks
 from fedjax_sim.engine.layout.choose import MOST_LANES
+from fedjax_sim.engine.layout.factored import Factored
 from fedjax_sim.engine.layout.mesh import OnMesh
 from fedjax_sim.engine.layout.stacked import Stacked
-from fedjax_sim.engine.plan import Plan, layout_by_rule
+from fedjax_sim.engine.plan import Plan, coordinates, layout_by_rule
 from fedjax_sim.models.shapes import check_values
 from fedjax_sim.models.task import Task
 from fedjax_sim.optim.described import hoisted
@@ -155,7 +156,17 @@ def resolve(asked: Plan, rounds: int, initial_params: Any = None, *, several: bo
     prepared = hoisted(plan.algorithm, plan.params)
     guard = plan.guard.replace(traced=not is_concrete((plan.cohort, plan.work, plan.dataset.client_ids)))
     plan = plan._replace(algorithm=prepared, guard=guard)
+    if isinstance(_of_one(plan.layout), Factored) and isinstance(why := coordinates(plan), str):
+        raise ValueError(
+            f"layout={shown(plan.layout)}: clients cannot train the first layer in coordinates of their examples, "
+            f"because {why}: use layout=None, with which a rule chooses, or fedjax_sim.layout.turns()"
+        )
     return plan if plan.layout is not None else plan._replace(layout=layout_by_rule(plan, several=several))
+
+
+def _of_one(layout: Any) -> Any:
+    """The layout of one device."""
+    return layout.inner if isinstance(layout, OnMesh) else layout
 
 
 def resolve_seeds(
@@ -271,7 +282,8 @@ def check_counts(plan: Plan, rounds: int) -> None:
     """
     dataset, batches = plan.dataset, plan.batches
     slots, layout = plan.cohort.size(dataset.num_clients), plan.layout
-    layout = layout.inner if isinstance(layout, OnMesh) else layout  # type: ignore[assignment]
+    layout = _of_one(layout)
+    layout = layout.inner if isinstance(layout, Factored) else layout
     side_by_side = slots if isinstance(layout, Stacked) else getattr(layout, "num_lanes", MOST_LANES)
     limits = [plan.bounds(method) for method in plan.algorithm.phases()]
     steps = sum(one.per_cohort + min(slots, side_by_side) * one.per_client for one in limits)

@@ -28,12 +28,14 @@ from fedjax_sim.engine.arguments import RunArguments, check_arguments, takes_run
 from fedjax_sim.engine.checks import check_counts, check_seeds, is_traced, resolve_seeds
 from fedjax_sim.engine.client_states import ClientStates, OnDevice
 from fedjax_sim.engine.layout.base import Layout
+from fedjax_sim.engine.layout.choose import choose_width
+from fedjax_sim.engine.layout.factored import factored
 from fedjax_sim.engine.layout.mesh import mesh
 from fedjax_sim.engine.layout.queue import lanes
 from fedjax_sim.engine.layout.stacked import stacked
 from fedjax_sim.engine.layout.turns import turns
 from fedjax_sim.engine.layout_timing import Timing, label, timings
-from fedjax_sim.engine.plan import Plan, layout_by_rule
+from fedjax_sim.engine.plan import Plan, coordinates, layout_by_rule
 from fedjax_sim.reporting.progress import progress_bar
 from fedjax_sim.reporting.table import text_rows
 
@@ -227,6 +229,11 @@ def default_candidates(plan: Plan) -> tuple[Layout, ...]:
     alone = [turns(), *(lanes(count) for count in (4, 8, 16, 32) if count <= slots), stacked()]
     inner = [turns(), *(lanes(count) for count in (8, 32) if count * devices <= slots), stacked()]
     together = [mesh(inner=one) for one in inner] if devices > 1 else []
+    layer = coordinates(plan)
+    if not isinstance(layer, str):
+        widths = {choose_width(layer.inputs, layer.outputs, math.inf, plan.dataset), plan.dataset.max_size}
+        found = [factored(turns(), width) for width in widths if width is not None and width < layer.inputs - 1]
+        alone, together = [*alone, *found], [*together, *(mesh(inner=one) for one in found if devices > 1)]
     return tuple(dict.fromkeys([layout_by_rule(plan, several=True), *alone, *together]))
 
 

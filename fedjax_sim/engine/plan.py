@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.algorithms.contract import Method
@@ -22,8 +23,12 @@ from fedjax_sim.diagnostics.base import Diagnostic
 from fedjax_sim.engine.asynchronous.schemes import Asynchronous
 from fedjax_sim.engine.client_states import ClientStates, OnDevice
 from fedjax_sim.engine.layout.base import Bounds, Layout
-from fedjax_sim.engine.layout.choose import choose_devices, choose_layout, choose_sharding
+from fedjax_sim.engine.layout.choose import choose_devices, choose_layout, choose_sharding, choose_width
+from fedjax_sim.engine.layout.factored import Factored, coordinates_of, factored
 from fedjax_sim.engine.layout.mesh import mesh
+from fedjax_sim.engine.layout.turns import Turns
+from fedjax_sim.engine.solver import Solver, Watch
+from fedjax_sim.models.coordinates import Layer
 from fedjax_sim.models.task import Task
 
 
@@ -230,7 +235,29 @@ class TrainState(NamedTuple):
 def layout_by_rule(plan: Plan, *, several: bool = False) -> Layout:
     """The layout of a run that is given none: of one device, or of ``several`` if there are."""
     devices = choose_devices(plan.slots) if several else 1
-    if devices > 1:
-        return mesh(devices, data=choose_sharding(trees.size_in_bytes(plan.dataset.examples), devices))
+    bounds, dataset = plan.bounds(plan.algorithm), plan.dataset
     parameters = sum(leaf.size for leaf in jax.tree.leaves(plan.params))
-    return choose_layout(plan.slots, parameters, plan.bounds(plan.algorithm))
+    chosen = choose_layout(plan.slots, parameters, bounds)
+    passes = bounds.per_client * plan.batches.rows(dataset) / dataset.max_size
+    if isinstance(chosen, Turns) and passes > 1:  # the model is traced for it
+        layer = coordinates(plan)
+        width = None if isinstance(layer, str) else choose_width(layer.inputs, layer.outputs, passes, dataset)
+        chosen = chosen if width is None else factored(chosen, width)
+    if devices == 1:
+        return chosen
+    inner = chosen if isinstance(chosen, Factored) else None
+    return mesh(devices, inner, data=choose_sharding(trees.size_in_bytes(dataset.examples), devices))
+
+
+def coordinates(plan: Plan) -> Layer | str:
+    """The layer whose kernel a run's clients can train in coordinates of their examples; else why there is none."""
+    method, params = plan.algorithm, plan.params
+    if plan.asynchronous is not None:
+        return "clients of an asynchronous run begin with models of different rounds"
+    if len(method.phases()) > 1:
+        return f"a round of {type(method).__name__} has several exchanges"
+    shares = jax.ShapeDtypeStruct((plan.dataset.num_clients,), jnp.result_type(float))
+    sent = jax.eval_shape(lambda params, shares: method.send(method.init(params, shares)), params, shares)
+    states = jax.eval_shape(method.init_client, params)
+    watch = Watch(updates=plan.observes("updates"), drift=plan.observes("drift"))
+    return coordinates_of(Solver(method, plan.task, plan.batches, plan.dataset, watch), sent, states)

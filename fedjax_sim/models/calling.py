@@ -60,13 +60,13 @@ def features_of(
     fix = "give it a method features(self, x) that returns what its last layer receives, [B, D]"
     if not layers:
         raise ValueError(f"{name} calls no flax.linen.Dense, whose input would be its features: {fix}")
-    last = layers[-1]
+    last, lifted = layers[-1], " inside a lifted transformation"
     # A layer that is not the head (of an attention, of a squeeze) would pass for it without a word.
     if last.received is None or last.shape[0] != x.shape[0] or jnp.size(outputs) != math.prod(last.shape):
         raise ValueError(
             f"the last flax.linen.Dense that {name} calls, {'/'.join(last.path)}, returns {list(last.shape)} for "
-            f"outputs of {list(jnp.shape(outputs))}{' inside a lifted transformation' if last.received is None else ''}: "
-            f"what it receives may not be the model's features: {fix}"
+            f"outputs of {list(jnp.shape(outputs))}{lifted if last.received is None else ''}: it receives may not be "
+            f"the model's features: {fix}"
         )
     return last.received
 

@@ -1,7 +1,7 @@
 """A dense layer that reads the examples, in the coordinates of one client's examples.
 
-The gradient in the kernel of z = x W is sum_j x_jᵀ delta_j over a batch, delta_j the derivative in z_j. So a client whose
-steps are linear in its gradients, in y and in the start W_0 never leaves
+The gradient in the kernel of z = x W is sum_j x_jᵀ delta_j over a batch, delta_j the derivative in z_j. So a client
+whose steps are linear in its gradients, in y and in the start W_0 never leaves
 
     W = alpha W_0 + sum_j x_jᵀ a_j,      j over its n_i examples, a_j [H],
 
@@ -45,22 +45,22 @@ class Layer(NamedTuple):
     shape: tuple[int, ...]
     dtype: str
 
-    def kernel(self, params: Any) -> jax.Array:
+    def kernel(self, params: Any) -> Any:
         """Its kernel in the model's parameters."""
         for name in ("params", *self.path, "kernel"):
             params = params[name]
-        return params  # type: ignore[no-any-return]
+        return params
 
     def with_kernel(self, params: Any, kernel: Any) -> Any:
         """The model's parameters with another array in its place."""
         leaves = flatten_dict(params)
         return unflatten_dict({**leaves, ("params", *self.path, "kernel"): kernel})
 
-    def received(self, task: Supervised, params: Any, x: jax.Array) -> jax.Array:
+    def received(self, task: Any, params: Any, x: jax.Array) -> Any:
         """What it receives for features x, [B, d]."""
         # In training, as steps call the model; neither parameters nor a key reach it.
         _, layers = dense_layers(task.model, params, x, jax.random.key(0))
-        return next(one.received for one in layers if one.path == self.path)  # type: ignore[return-value]
+        return next(one.received for one in layers if one.path == self.path)
 
     def losses(self, task: Supervised, params: Any, examples: Any, key: MaybeArray, products: jax.Array) -> jax.Array:
         """The losses of a task, [B], where its products x W, [B, H], are given."""

@@ -57,6 +57,7 @@ LAYOUTS = {
     "more devices than clients, sharded": MESH(8, data="sharded"),
     "three": MESH(3),
     "stacked": MESH(2, inner=fjs.layout.stacked()),
+    "factored, sharded": MESH(2, inner=fjs.layout.factored(width=40), data="sharded"),
     "lanes, sharded": MESH(2, inner=fjs.layout.lanes(2), data="sharded"),
 }
 

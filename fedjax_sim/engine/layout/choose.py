@@ -6,6 +6,7 @@ from typing import Literal
 
 import jax
 
+from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.engine.layout.base import Bounds, Layout
 from fedjax_sim.engine.layout.queue import lanes
 from fedjax_sim.engine.layout.stacked import stacked
@@ -20,7 +21,7 @@ def choose_layout(num_slots: int, num_parameters: int, bounds: Bounds) -> Layout
 
     On a CPU: *stacked* for one step of a small model (nothing to wait for, larger products), else *turns* (measured
     5 to 40 times faster than stacked for unequal steps). On GPU and TPU: *stacked* where masking wastes less than half,
-    else *lanes*.
+    else *lanes*. Whether *turns* is then also *factored*, :func:`choose_width` says.
 
     Args:
       num_slots: S.
@@ -31,6 +32,31 @@ def choose_layout(num_slots: int, num_parameters: int, bounds: Bounds) -> Layout
         return stacked() if bounds.per_client == 1 and num_parameters <= _SMALL_MODEL else turns()
     alike = num_slots * bounds.per_client <= 2 * bounds.per_cohort
     return stacked() if alike else lanes(min(num_slots, MOST_LANES))
+
+
+_KERNEL = 1 << 12  # entries of a kernel from which on it is worth a thought
+
+
+def choose_width(inputs: int, outputs: int, passes: float, dataset: FederatedDataset) -> int | None:
+    """How large clients may be to train the first kernel in coordinates (:mod:`fedjax_sim.layout.factored`), if at all.
+
+    On a CPU, w examples such that at most an eighth of all clients have more. In P passes over them a client's kernel
+    costs about 4 P w d H operations, its coordinates 4 P w w H in the steps and w d (4 H + 2 w) once. So they are taken
+    where P (1 - w / d) > 1 + w / 2 H, in several epochs, that is, over fewer examples than inputs.
+
+    Args:
+      inputs: d.
+      outputs: H.
+      passes: P, over the examples of a client, in its local work.
+      dataset: whose clients.
+    """
+    if jax.default_backend() != "cpu" or inputs * outputs < _KERNEL:
+        return None
+    eighth = max(dataset.num_clients // 8, 1)
+    size = next(size for number, _, size in reversed(dataset.largest) if number <= eighth)
+    width = min(-(-size // 16) * 16, dataset.max_size)
+    pays = width < inputs - 1 and passes * (1 - width / inputs) > 1 + width / (2 * outputs)
+    return width if pays else None
 
 
 _COPIES = 1 << 30  # bytes that the copies of the examples for the other devices of one CPU may take

@@ -9,6 +9,8 @@ over d H numbers with a kernel of its own, d the inputs.
 
 from __future__ import annotations
 
+import functools
+import itertools
 from typing import Any, NamedTuple
 
 import jax
@@ -28,7 +30,7 @@ from fedjax_sim.engine.solver import Left, Slot, Solver
 from fedjax_sim.models.coordinates import InCoordinates, Layer, layer_of_examples
 from fedjax_sim.optim.described import Sgd
 
-_ROWS = 256  # of a product over the cohort's examples: such products run at two thirds of the rate of large ones
+_ROWS = 512  # of a product over the cohort's examples: such products run at two thirds of the rate of large ones
 _COORDINATES = "coordinates"  # the stack of what clients report of the kernel
 
 
@@ -65,7 +67,7 @@ class Factored(Layout):
         if isinstance(layer, str) or not bounds.reverse:
             return plain(solver, sent, states, slots)
         largest = solver.dataset.max_size
-        width = min(self.width or largest, largest, layer.inputs - 2)
+        width = _width(min(self.width or largest, largest, layer.inputs - 2), layer, sent.params)
 
         def factored(solver: Solver, sent: Any, states: Any, slots: Slot) -> LocalResult:
             near = slots.client.size <= width
@@ -74,9 +76,7 @@ class Factored(Layout):
                 return result
             rest = plain(solver, sent, states, _only(slots, ~near))
             stacks = jax.tree.map(lambda a, b: _where(near, a, b), result.stacks, rest.stacks)
-            return LocalResult(
-                trees.add(result.sums, rest.sums), stacks, rest.clients, result.computed + rest.computed
-            )
+            return LocalResult(trees.add(result.sums, rest.sums), stacks, rest.clients, result.computed + rest.computed)
 
         return with_static_derivative(factored, plain)(solver, sent, states, slots)  # type: ignore[no-any-return]
 
@@ -136,7 +136,7 @@ def _run(
     kernel = layer.kernel(params)
     rows = _rows(slots, width, dataset, bounds)
 
-    def received(at: jax.Array) -> jax.Array:
+    def received(at: jax.Array) -> Any:
         return layer.received(solver.task, params, dataset.examples["x"].at[at].get(mode="clip"))
 
     def multiplied(start: jax.Array, at: jax.Array, first: jax.Array) -> jax.Array:
@@ -148,17 +148,11 @@ def _run(
     weights = dataset.example_weights
     own = dataset.replace(examples=examples, example_weights=None if weights is None else weights[rows.at])
     at_start = jnp.zeros((width + 1, layer.outputs), kernel.dtype).at[-1].set(1)
-    task = InCoordinates(task=solver.task, layer=layer)
+    task: Any = InCoordinates(task=solver.task, layer=layer)  # type: ignore[arg-type]
     result = inner.run(
         _Solver(solver.algorithm, task, solver.batches, own, solver.watch),
         sent._replace(params=layer.with_kernel(params, at_start)), states, slots._replace(offset=rows.first), bounds,
     )  # fmt: skip
-
-    def summed(name: str, reported: Any) -> Any:
-        """The sum of a message, with that of the kernel where its coordinates were."""
-        found = iter(stacks[name])
-        leaves, structure = jax.tree.flatten(reported, is_leaf=lambda leaf: leaf is None)
-        return jax.tree.unflatten(structure, [kernel_of(next(found)) if leaf is None else leaf for leaf in leaves])
 
     def kernel_of(coordinates: jax.Array) -> jax.Array:
         """sum_i X_i^T a_i + (sum_i alpha_i) W_0 of [S, w + 1, H]."""
@@ -166,17 +160,24 @@ def _run(
         def added(total: jax.Array, at: jax.Array, first: jax.Array) -> jax.Array:
             who, place = (lax.dynamic_slice_in_dim(leaf, first, len(at)) for leaf in (rows.who, rows.place))
             live = (first + jnp.arange(len(at), dtype=jnp.int32) < rows.total)[:, None]
-            a = jnp.where(live, coordinates[who, place], 0)
-            x = jnp.where(live, received(at), 0)
-            return total + lax.dot_general(a, x, (((0,), (0,)), ((), ())))
+            a, x = jnp.where(live, coordinates[who, place], 0), jnp.where(live, received(at), 0)
+            moved: jax.Array = lax.dot_general(a, x, (((0,), (0,)), ((), ())))
+            return total + moved
 
         total = _over_rows(rows, added, jnp.zeros(kernel.shape[::-1], kernel.dtype))
         return total.T + kernel * jnp.sum(coordinates[:, -1], axis=0)[None]
 
     stacks = dict(result.stacks)
-    stacks, others = stacks.pop(_COORDINATES), stacks
-    sums = {name: summed(name, reported) for name, reported in result.sums.items()}
-    return LocalResult(sums, others, result.clients, result.computed)
+    reported = stacks.pop(_COORDINATES)
+
+    def with_kernels(name: str) -> Any:
+        """The sum of a message, with that of the kernel where its coordinates were."""
+        kernels = map(kernel_of, reported[name])
+        return jax.tree.map(
+            lambda leaf: next(kernels) if leaf is None else leaf, result.sums[name], is_leaf=lambda leaf: leaf is None
+        )
+
+    return LocalResult({name: with_kernels(name) for name in result.sums}, stacks, result.clients, result.computed)
 
 
 def _rows(slots: Slot, width: int, dataset: FederatedDataset, bounds: Bounds) -> _Rows:
@@ -208,26 +209,33 @@ def _over_rows(rows: _Rows, body: Any, carry: Any) -> Any:
 
 def _products(rows: _Rows, slots: Slot, width: int, received: Any, dtype: Any) -> jax.Array:
     """The products of each client's examples with each other, [R, w + 1]."""
-    number = jnp.arange(width, dtype=jnp.int32)
+    widths = sorted({max(width // 4, 1), max(width // 2, 1), width})  # most clients are far smaller than the largest
 
-    def own(first: jax.Array, size: jax.Array) -> jax.Array:
+    def own(most: int, first: jax.Array, size: jax.Array) -> jax.Array:
+        number = jnp.arange(most, dtype=jnp.int32)
         x = received(rows.at[jnp.minimum(first + number, len(rows.at) - 1)])
         # Rows beyond are somebody else's, and may be anything.
         x = jnp.where((number < size)[:, None], x, 0)
-        return jnp.pad(x @ x.T, ((0, 0), (0, 1)))
+        return jnp.pad(x @ x.T, ((0, width - most), (0, width + 1 - most)))
 
     def client(products: jax.Array, slot: Any) -> tuple[jax.Array, None]:
         first, size, live = slot
-
-        def written() -> jax.Array:
-            return lax.dynamic_update_slice_in_dim(products, own(first, size), first, 0)
-
-        # One after another, so that a client's rows of padding are overwritten by the next one's own.
-        return lax.cond(live, written, lambda: products), None
+        kind = sum(((size > one).astype(jnp.int32) for one in widths[:-1]), start=jnp.int32(0))
+        nobody = jnp.zeros((width, width + 1), products.dtype)
+        branches: list[Any] = [*(functools.partial(own, most) for most in widths), lambda first, size: nobody]
+        found = lax.switch(jnp.where(live, kind, len(widths)), branches, first, size)
+        # One after another, so that the rows of zeros after a client's are overwritten by the next one's.
+        return lax.dynamic_update_slice_in_dim(products, found, first, 0), None
 
     live = slots.client.steps > 0
     empty = jnp.zeros((len(rows.at) + width, width + 1), dtype)
     return lax.scan(client, empty, (rows.first, slots.client.size, live))[0][: len(rows.at)]
+
+
+def _width(asked: int, layer: Layer, params: Any) -> int:
+    """The width, larger where the coordinates would have the shape of another array of the model."""
+    shapes = {jnp.shape(one) for one in jax.tree.leaves(params)}
+    return next(width for width in itertools.count(asked) if (width + 1, layer.outputs) not in shapes)
 
 
 def _only(slots: Slot, chosen: jax.Array) -> Slot:
