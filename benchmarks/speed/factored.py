@@ -63,8 +63,8 @@ def main() -> None:
             rows.append(row := _measured(name, model, data, cohort, epochs, options.repeats))
             low, middle, high = row["ratio"]
             print(
-                f"| {name} | {epochs} | {row['turns']:.1f} | {row['factored']:.1f} | {middle:.2f} ({low:.2f} to {high:.2f}) "
-                f"| {row['rule']} |",
+                f"| {name} | {epochs} | {row['turns']:.1f} | {row['factored']:.1f} "
+                f"| {middle:.2f} ({low:.2f} to {high:.2f}) | {row['rule']} |",
                 flush=True,
             )
     if options.out is not None:

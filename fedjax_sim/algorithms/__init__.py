@@ -1,5 +1,6 @@
 """Federated algorithms: one short file each, against the contract of :mod:`fedjax_sim.algorithms.contract`."""
 
+from fedjax_sim.algorithms.affine import affine
 from fedjax_sim.algorithms.apfl import Apfl, apfl
 from fedjax_sim.algorithms.attacked import Attacked, attacked
 from fedjax_sim.algorithms.averaging import Ema, LastK, ema, last_k
@@ -60,16 +61,17 @@ from fedjax_sim.algorithms.wrapper import Wrapped, Wrapper
 
 __all__ = [
     "AdaptivelyClipped", "Afl", "Algorithm", "Apfl", "Attacked", "Aware", "Cfl", "Client", "Clipped", "Clipping",
-    "Cohort", "Compressed", "Dane", "Ditto", "Dp", "Each", "Ema", "FedAdagrad", "FedAdam", "FedAla", "FedAms", "FedAvg",
-    "FedAvgM", "FedAware", "FedCm", "FedDane", "FedDf", "FedDyn", "FedEM", "FedExp", "FedLc", "FedNova", "FedNtd",
-    "FedProto", "FedProx", "FedRep", "FedRoD", "FedRs", "FedSam", "FedVarp", "FedYogi", "Fjord", "Freeze", "HeteroFl",
-    "HypCluster", "Ifca", "Keep", "LargeBatchSgd", "LastK", "LocalSgd", "Mean", "Method", "Mime", "MimeLite", "Moon",
-    "MrMtl", "PFedMe", "Partial", "Parts", "PerFedAvg", "QFedAvg", "Quantised", "RandomK", "Requires", "Reweighted",
-    "Robust", "Scaffnew", "Scaffold", "Sent", "ServerState", "Share", "Stack", "Sum", "TopK", "VrlSgd", "Wrapped",
-    "Wrapper", "adaptively_clipped", "afl", "apfl", "attacked", "aware", "cfl", "clipped", "dane", "ditto", "dp", "ema",
-    "fedadagrad", "fedadam", "fedala", "fedams", "fedavg", "fedavgm", "fedaware", "fedcm", "feddane", "feddf", "feddyn",
-    "fedem", "fedexp", "fedlc", "fednova", "fedntd", "fedproto", "fedprox", "fedrep", "fedrod", "fedrs", "fedsam",
-    "fedvarp", "fedyogi", "fjord", "freeze", "heterofl", "hypcluster", "ifca", "keep", "large_batch_sgd", "last_k",
-    "local_sgd", "mime", "mime_lite", "moon", "mr_mtl", "perfedavg", "pfedme", "qfedavg", "quantised", "random_k",
-    "reweighted", "robust", "scaffnew", "scaffold", "top_k", "vrl_sgd",
+    "Cohort", "Compressed", "Dane", "Ditto", "Dp", "Each", "Ema", "FedAdagrad", "FedAdam", "FedAla", "FedAms",
+    "FedAvg", "FedAvgM", "FedAware", "FedCm", "FedDane", "FedDf", "FedDyn", "FedEM", "FedExp", "FedLc", "FedNova",
+    "FedNtd", "FedProto", "FedProx", "FedRep", "FedRoD", "FedRs", "FedSam", "FedVarp", "FedYogi", "Fjord", "Freeze",
+    "HeteroFl", "HypCluster", "Ifca", "Keep", "LargeBatchSgd", "LastK", "LocalSgd", "Mean", "Method", "Mime",
+    "MimeLite", "Moon", "MrMtl", "PFedMe", "Partial", "Parts", "PerFedAvg", "QFedAvg", "Quantised", "RandomK",
+    "Requires", "Reweighted", "Robust", "Scaffnew", "Scaffold", "Sent", "ServerState", "Share", "Stack", "Sum",
+    "TopK", "VrlSgd", "Wrapped", "Wrapper", "adaptively_clipped", "affine", "afl", "apfl", "attacked", "aware",
+    "cfl", "clipped", "dane", "ditto", "dp", "ema", "fedadagrad", "fedadam", "fedala", "fedams", "fedavg",
+    "fedavgm", "fedaware", "fedcm", "feddane", "feddf", "feddyn", "fedem", "fedexp", "fedlc", "fednova", "fedntd",
+    "fedproto", "fedprox", "fedrep", "fedrod", "fedrs", "fedsam", "fedvarp", "fedyogi", "fjord", "freeze",
+    "heterofl", "hypcluster", "ifca", "keep", "large_batch_sgd", "last_k", "local_sgd", "mime", "mime_lite", "moon",
+    "mr_mtl", "perfedavg", "pfedme", "qfedavg", "quantised", "random_k", "reweighted", "robust", "scaffnew",
+    "scaffold", "top_k", "vrl_sgd",
 ]  # fmt: skip

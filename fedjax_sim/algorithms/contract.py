@@ -24,37 +24,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple, Self, TypeVar
+from typing import Any, ClassVar, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 
 from fedjax_sim.algorithms import declarations
+from fedjax_sim.algorithms.affine import affine as affine
 from fedjax_sim.core import trees
 from fedjax_sim.core.descriptions import Described
 from fedjax_sim.optim.parts import Parts as Parts
-
-Hook = TypeVar("Hook", bound=Callable[..., Any])
-
-
-def affine(hook: Hook) -> Hook:
-    """Marks a client's hook that is affine: it forms sums and scalar multiples of y, x and gradients, and no more.
-
-    Multiples are by numbers that do not depend on them; to an objective it may add multiples of |y|^2 and |y - x|^2.
-    Such a hook does not care in which coordinates they are (:mod:`fedjax_sim.models.coordinates`). A method that
-    overrides it without the mark is not taken for one.
-    """
-    hook.affine = True  # type: ignore[attr-defined]
-    return hook
-
-
-def is_affine(method: Method) -> bool:
-    """Whether all that the method's clients compute, but for F itself, is marked :func:`affine`."""
-    hooks = ("begin", "objective", "turn", "step", "change", "finish")
-    requires = method.requires
-    marked = all(getattr(getattr(type(method), name), "affine", False) for name in hooks)
-    return marked and requires.steps and not (requires.survey or requires.other_batch or method.keep_optimizer)
 
 
 class Message(struct.PyTreeNode):

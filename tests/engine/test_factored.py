@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import fedjax_sim as fjs
-from fedjax_sim.algorithms.contract import is_affine
+from fedjax_sim.algorithms.affine import is_affine
 from fedjax_sim.engine.layout.choose import choose_width
 from fedjax_sim.models.coordinates import InCoordinates, layer_of_examples
 
@@ -156,9 +156,8 @@ def test_it_is_refused_where_clients_have_no_such_coordinates(x64):
     refused("its local solver is", fjs.fedavg(client_optimizer=fjs.optim.adam(0.1)))
     refused("FedNova keeps a state", fjs.fednova(client_optimizer=SGD, variance_reduction=True))
     refused("a diagnostic looks at the change", diagnostics=(fjs.diagnostics.drift(),))
-    refused(
-        "Functions is no task of a flax module", task=fjs.functions(lambda key: jnp.zeros(3), lambda p, e: e["x"][:, 0])
-    )
+    plain = fjs.functions(lambda key: jnp.zeros(3), lambda params, examples: examples["x"][:, 0])
+    refused("Functions is no task of a flax module", task=plain)
 
 
 class Skip(nn.Module):

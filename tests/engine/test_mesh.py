@@ -57,7 +57,6 @@ LAYOUTS = {
     "more devices than clients, sharded": MESH(8, data="sharded"),
     "three": MESH(3),
     "stacked": MESH(2, inner=fjs.layout.stacked()),
-    "factored, sharded": MESH(2, inner=fjs.layout.factored(width=40), data="sharded"),
     "lanes, sharded": MESH(2, inner=fjs.layout.lanes(2), data="sharded"),
 }
 
@@ -71,6 +70,13 @@ def weighted(data):
 @pytest.fixture(scope="module")
 def alone(weighted):
     return run(fjs.scaffold(client_optimizer=LOCAL), weighted, TURNS, seeds=range(2))
+
+
+@pytest.mark.slow
+def test_clients_in_coordinates_of_their_examples(data):
+    method, work = fjs.fedprox(client_optimizer=LOCAL, mu=0.1), fjs.local.epochs(2)
+    inner = fjs.layout.factored(width=40)  # there are larger clients
+    assert_alike(run(method, data, TURNS, work=work), run(method, data, MESH(2, inner, data="sharded"), work=work))
 
 
 @pytest.mark.parametrize(

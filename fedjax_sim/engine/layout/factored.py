@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_sim.algorithms.contract import is_affine
+from fedjax_sim.algorithms.affine import is_affine
 from fedjax_sim.core import trees
 from fedjax_sim.core.descriptions import factory
 from fedjax_sim.core.fields import count, leaf
@@ -165,7 +165,8 @@ def _run(
             return total + moved
 
         total = _over_rows(rows, added, jnp.zeros(kernel.shape[::-1], kernel.dtype))
-        return total.T + kernel * jnp.sum(coordinates[:, -1], axis=0)[None]
+        moved: jax.Array = total.T + kernel * jnp.sum(coordinates[:, -1], axis=0)[None]
+        return moved
 
     stacks = dict(result.stacks)
     reported = stacks.pop(_COORDINATES)
