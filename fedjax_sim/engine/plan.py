@@ -184,10 +184,22 @@ class Plan(NamedTuple):
             found = Bounds(per_client, min(per_cohort, slots * per_client), True, survey, min(of_all, slots * survey))
         known = self.schedule
         return found._replace(
+            ranked=self._ranked(method, slots) if found.distinct else (),
             per_client=min(known.per_client or per_client, per_client),
             per_cohort=min(known.per_cohort or found.per_cohort, found.per_cohort),
             reverse=known.reverse,
         )
+
+    def _ranked(self, method: Method, slots: int) -> tuple[tuple[int, int, int], ...]:
+        """``Bounds.ranked``: of a data set's clients all but c - 1 have no more examples than the c-th largest."""
+        data, rows, found = self.dataset, self.batches.rows(self.dataset), []
+        for number, _, size in data.largest:
+            if number <= slots:
+                epoch = self.batches.most_in_epoch(data.replace(max_size=size))
+                steps = method.requires.gradients(self.work.most_steps(epoch)) * self.batches.pieces(size, rows)
+                survey = batches_in(size, rows) if surveys(method) else 0
+                found.append((number - 1, steps, survey) if method.requires.steps else (number - 1, survey, 0))
+        return tuple(found)
 
     def placed(self) -> Plan:
         """The plan with its data where the layout reads it from."""

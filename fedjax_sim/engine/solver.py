@@ -41,6 +41,14 @@ class Slot(NamedTuple):
         return self._replace(client=self.client._replace(survey=survey))
 
 
+class Draw(NamedTuple):
+    """What a micro-step draws: integers only, which no derivative passes."""
+
+    key: jax.Array  # PRNG key for the model's randomness in it
+    batch: Positions  # its examples
+    other: Positions | None = None  # those of its second batch, where the method asks for one
+
+
 class Progress(NamedTuple):
     """A client at work."""
 
@@ -136,31 +144,47 @@ class Solver(NamedTuple):
         survey = trees.zeros_like(self._survey_shapes(sent, own, slot)) if self._surveying else None
         return Progress(y, optimizer, own, gradient, survey)
 
-    def step(self, sent: Any, slot: Slot, progress: Progress, k: jax.Array, *, serial: bool = False) -> Progress:
-        """The client after micro-step ``k``."""
-        sent, client, requires = self._sent(sent, slot), slot.client, self.algorithm.requires
+    def draw(self, slot: Slot, k: jax.Array) -> Draw:
+        """What the client's micro-step ``k`` draws: of the slot and k alone, so that all of them can be drawn ahead."""
+        client, requires, key = slot.client, self.algorithm.requires, slot.model_key
         size, rows = client.size, self.batches.rows(self.dataset)
-        key = slot.model_key
+        if self._surveying:
+            place = k * rows + jnp.arange(rows, dtype=jnp.int32)
+            return Draw(jax.random.fold_in(key, k), Positions(jnp.minimum(place, size - 1), place < size))
+        first = batches_in(size, rows) if surveys(self.algorithm) else jnp.int32(0)  # the survey's keys come before
+        key = jax.random.fold_in(key, k + first)
+        other = None
+        batch = k if requires.hold == 1 else k // requires.hold
+        if requires.other_batch:
+            other = self.batches.positions(slot.draws, size, batch + requires.gradients(client.steps), rows)
+        return Draw(key, self.batches.positions(slot.draws, size, batch, rows), other)
 
-        def loss_at(positions: Positions, key: jax.Array, other: Any = None) -> tuple[Loss, jax.Array]:
+    def step(
+        self,
+        sent: Any,
+        slot: Slot,
+        progress: Progress,
+        k: jax.Array,
+        *,
+        serial: bool = False,
+        drawn: Draw | None = None,
+    ) -> Progress:
+        """The client after micro-step ``k``; ``drawn`` is what :meth:`draw` says of it, where that is known."""
+        drawn = self.draw(slot, k) if drawn is None else drawn
+        sent, client, key = self._sent(sent, slot), slot.client, drawn.key
+        size, rows = client.size, self.batches.rows(self.dataset)
+
+        def loss_at(positions: Positions, other: Any = None) -> tuple[Loss, jax.Array]:
             contiguous = self.batches.contiguous
             batch = fetch(self.dataset, slot.offset, size, positions, contiguous=contiguous, serial=serial)
             part = batch.count.astype(jnp.result_type(float)) / size.astype(jnp.result_type(float))
             return Loss(self.task, batch, key, client.scale, other), part
 
         if self._surveying:
-            place = k * rows + jnp.arange(rows, dtype=jnp.int32)
-            F, part = loss_at(Positions(jnp.minimum(place, size - 1), place < size), jax.random.fold_in(key, k))
+            F, part = loss_at(drawn.batch)
             found = self.algorithm.survey(F, sent, progress.kept, client)
             return progress._replace(survey=trees.add_scaled(progress.survey, part, found))
-        first = batches_in(size, rows) if surveys(self.algorithm) else jnp.int32(0)  # the survey's keys come before
-        key = jax.random.fold_in(key, k + first)
-        other = None
-        batch = k if requires.hold == 1 else k // requires.hold
-        if requires.other_batch:
-            later = self.batches.positions(slot.draws, size, batch + requires.gradients(client.steps), rows)
-            other = loss_at(later, key)[0]
-        F, part = loss_at(self.batches.positions(slot.draws, size, batch, rows), key, other)
+        F, part = loss_at(drawn.batch, None if drawn.other is None else loss_at(drawn.other)[0])
         pieces = self.batches.pieces(size, rows)
         number = k // pieces if self._in_pieces else k
 

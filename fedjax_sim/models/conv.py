@@ -6,6 +6,8 @@ does. See docs/convolutions.md for what was measured.
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -17,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-__all__ = ["Conv", "conv_general_dilated", "matmul_conv", "max_pool"]
+__all__ = ["Conv", "conv_general_dilated", "matmul_conv", "max_pool", "side_by_side"]
 
 _MOST_TAPS = 128  # slices in a program: beyond, compiling costs more than the product saves
 _MOST_POOLED = 64  # likewise of a pooling
@@ -38,11 +40,29 @@ def conv_general_dilated(
 ) -> jax.Array:
     """``jax.lax.conv_general_dilated``, up to round-off, by the algorithm that suits the backend when it is traced.
 
-    On a CPU :func:`matmul_conv`; on GPU and TPU ``jax.lax``, whose libraries are good at single convolutions. (Under a
-    ``vmap`` over kernels ``jax.lax`` becomes a grouped convolution there: try :func:`matmul_conv`.)
+    On a CPU and within :func:`side_by_side` :func:`matmul_conv`; else on GPU and TPU ``jax.lax``, whose libraries are
+    good at single convolutions.
     """
-    function: Any = matmul_conv if jax.default_backend() == "cpu" else lax.conv_general_dilated
+    products = jax.default_backend() == "cpu" or _SIDE_BY_SIDE.get()
+    function: Any = matmul_conv if products else lax.conv_general_dilated
     return function(lhs, rhs, window_strides, padding, *args, **options)  # type: ignore[no-any-return]
+
+
+_SIDE_BY_SIDE = contextvars.ContextVar("side_by_side", default=False)
+
+
+@contextlib.contextmanager
+def side_by_side() -> Iterator[None]:
+    """Within it :func:`conv_general_dilated` expects a ``vmap`` over kernels: models of several clients.
+
+    A convolution whose kernels have a batch axis is a grouped one to ``jax.lax``, which is slow on GPUs, forward and
+    still more backward; products become one batched product.
+    """
+    token = _SIDE_BY_SIDE.set(True)
+    try:
+        yield
+    finally:
+        _SIDE_BY_SIDE.reset(token)
 
 
 def matmul_conv(

@@ -23,6 +23,7 @@ import fedjax_sim as fjs
 from fedjax_sim.engine.layout import makespan
 from fedjax_sim.engine.layout.base import Bounds
 from fedjax_sim.engine.layout.queue import queue_bound, run_queue
+from fedjax_sim.engine.layout.stacked import buckets_of
 from fedjax_sim.engine.layout.turns import run_turns
 from fedjax_sim.engine.plan import Plan
 from fedjax_sim.engine.solver import Left, Progress, Watch
@@ -126,8 +127,11 @@ class Surveying(NamedTuple):
     def begin(self, sent, c_i, slot):
         return Progress(None, None, c_i, survey=sent * 9 + c_i)
 
-    def step(self, sent, slot, progress, k, *, serial=False):
-        return progress._replace(survey=progress.survey * 2 + slot.name + k)
+    def draw(self, slot, k):
+        return slot.name + k
+
+    def step(self, sent, slot, progress, k, *, serial=False, drawn=None):
+        return progress._replace(survey=progress.survey * 2 + (self.draw(slot, k) if drawn is None else drawn))
 
     def finish(self, sent, c_i, slot, progress):
         return Left({}, {Watch.SURVEY: progress.survey}, c_i)
@@ -147,8 +151,11 @@ class Counting(NamedTuple):
     def begin(self, sent, c_i, slot):
         return Progress((sent + c_i) * 8 + slot.name, None, c_i)
 
-    def step(self, sent, slot, progress, k, *, serial=False):
-        return progress._replace(y=progress.y * 3 + slot.name * 5 + k)
+    def draw(self, slot, k):
+        return slot.name * 5 + k
+
+    def step(self, sent, slot, progress, k, *, serial=False, drawn=None):
+        return progress._replace(y=progress.y * 3 + (self.draw(slot, k) if drawn is None else drawn))
 
     def finish(self, sent, c_i, slot, progress):
         there, value = slot.steps > 0, progress.y + slot.survey
@@ -186,9 +193,10 @@ for count in (1, 2, 3, 50):
     PROGRAMS[f"{count} static"] = lambda *given, count=count: run_queue(
         *given, lanes=min(count, 5), bound=30, survey_bound=9
     )
+PROGRAMS["3 lanes, drawn ahead"] = lambda *given: run_queue(*given, lanes=3, ahead=(6, 3))
 
 
-RARELY = ("1 lanes", "3 lanes", "1 static", "2 static", "50 static")
+RARELY = ("1 lanes", "3 lanes", "1 static", "2 static", "50 static")  # "3 lanes" has all paths, drawn ahead
 
 
 @pytest.mark.parametrize(
@@ -206,12 +214,34 @@ def test_every_client_takes_its_own_steps_and_leaves_what_it_made(name):
         np.testing.assert_array_equal(np.asarray(found.clients).astype(np.uint32), new)
         assert np.asarray(found.sums["sum"]).astype(np.uint32) == total
         passes = PASSES * (taus > 0)
-        if name.endswith(("lanes", "static")):
+        if name.split()[0].isdigit():
             lanes = min(int(name.split()[0]), 5)
             assert found.computed == lanes * sum(makespan(all_.tolist(), lanes).iterations for all_ in (passes, taus))
         else:
             most = BOUNDS.per_client + BOUNDS.survey_per_client
             assert found.computed == (5 * most if name in ("masked turns", "stacked") else (passes + taus).sum())
+
+
+def test_a_stack_gets_narrower_as_fast_as_its_bounds_allow():
+    """The longest clients first, whatever the order of their slots; each leaves what it made in its own."""
+    ranked = ((0, 6, 3), (1, 4, 2), (2, 4, 2), (3, 1, 1))
+    assert buckets_of(5, Bounds(6, 30, ranked=ranked), 1) == [(5, 0, 6)]
+    assert buckets_of(5, Bounds(6, 30, ranked=ranked), 2) == [(5, 0, 1), (3, 1, 6)]  # 20 steps, (1, 4, 6) has 22
+    cut = buckets_of(5, Bounds(6, 30, ranked=ranked), 9)
+    assert cut == [(5, 0, 1), (3, 1, 4), (1, 4, 6)]
+    bounds = Bounds(6, 30, True, 3, 9, ranked=ranked)
+    names = jnp.arange(5, dtype=jnp.int32)
+    states = names * 11 + 1
+    for number, unroll, computed in ((3, 2, 16 + 9), (2, 1, 20 + 11)):  # with the steps of the surveys
+        layout = fjs.layout.buckets(number, unroll=unroll)
+        run = jax.jit(lambda taus, layout=layout: layout.run(Counting(), 4, states, Counted(taus, names), bounds))
+        for taus in ([1, 4, 0, 6, 3], [0, 0, 1, 1, 5], [0, 0, 0, 0, 0], [4, 1, 1, 4, 6]):
+            found = run(np.array(taus, np.int32))
+            values, new, total = Counting().by_hand(4, states, np.array(taus))
+            np.testing.assert_array_equal(np.asarray(found.stacks["value"]).astype(np.uint32), values)
+            np.testing.assert_array_equal(np.asarray(found.clients).astype(np.uint32), new)
+            assert np.asarray(found.sums["sum"]).astype(np.uint32) == total
+            assert found.computed == computed
 
 
 SIZES = np.array([1, 7, 10, 4, 13])
@@ -243,6 +273,9 @@ def test_no_round_takes_more_steps_than_its_bounds(batches):
                 for bounds, taken in ((found, micro), (found.of_survey, survey)):
                     assert bounds.per_client == taken.max()
                     assert np.sort(taken)[-slots:].sum() <= bounds.per_cohort <= slots * taken.max()
+                    for but, most, _ in bounds.ranked:
+                        assert most == np.sort(taken)[::-1][but]  # of the k-th largest client, not of a draw
+                    assert [but + 1 for but, *_ in bounds.ranked] == [k for k in (1, 2, 4, 5) if k <= slots]
                 messages = fjs.asynchronous.fedbuff(7)  # of which one client may send all
                 found = run._replace(asynchronous=messages).bounds(algorithm)
                 assert found == Bounds(micro.max(), 7 * micro.max(), False, survey.max(), 7 * survey.max())

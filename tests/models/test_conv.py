@@ -14,7 +14,7 @@ from jax import lax
 
 import fedjax_sim as fjs
 from fedjax_sim.models import conv
-from fedjax_sim.models.conv import Conv, conv_general_dilated, matmul_conv, max_pool
+from fedjax_sim.models.conv import Conv, conv_general_dilated, matmul_conv, max_pool, side_by_side
 from fedjax_sim.optim import third_party
 
 NUMBERS = {1: ("NWC", "WIO", "NWC"), 2: ("NHWC", "HWIO", "NHWC"), 3: ("NDHWC", "DHWIO", "NDHWC")}
@@ -269,6 +269,10 @@ def test_the_backend_chooses_and_the_user_may(monkeypatch):
     assert not used(Conv(2, (3, 3)))
     assert used(Conv(2, (3, 3), conv_general_dilated=lax.conv_general_dilated))
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert used(Conv(2, (3, 3)))
+    with side_by_side():
+        assert not used(Conv(2, (3, 3)))
+        assert used(Conv(2, (3, 3), conv_general_dilated=lax.conv_general_dilated))
     assert used(Conv(2, (3, 3)))
     assert not used(Conv(2, (3, 3), conv_general_dilated=matmul_conv))
     assert Conv(2, (3, 3)) == Conv(2, (3, 3), conv_general_dilated=conv_general_dilated)

@@ -9,16 +9,15 @@ from fedjax_sim.engine.layout.choose import choose_layout
 from fedjax_sim.engine.layout.factored import factored
 from fedjax_sim.engine.layout.mesh import mesh
 from fedjax_sim.engine.layout.queue import Makespan, lanes, makespan, static_schedule
-from fedjax_sim.engine.layout.stacked import stacked
+from fedjax_sim.engine.layout.stacked import buckets, stacked
 from fedjax_sim.engine.layout.turns import turns
 
 if TYPE_CHECKING:
     from fedjax_sim.engine.layout_tuning import Tuning, tune
 
 __all__ = [
-    "Bounds", "Layout", "LocalResult", "Makespan", "Tuning", "choose_layout", "factored", "lanes", "makespan", "mesh",
-    "stacked",
-    "static_schedule", "tune", "turns",
+    "Bounds", "Layout", "LocalResult", "Makespan", "Tuning", "buckets", "choose_layout", "factored", "lanes",
+    "makespan", "mesh", "stacked", "static_schedule", "tune", "turns",
 ]  # fmt: skip
 
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from fedjax_sim.core.descriptions import Described
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.engine import client_states
-from fedjax_sim.engine.solver import Left, Slot, Solver, Watch
+from fedjax_sim.engine.solver import Draw, Left, Slot, Solver, Watch
 
 
 class Bounds(NamedTuple):
@@ -28,6 +28,7 @@ class Bounds(NamedTuple):
       survey_per_client: upper bound of one client's micro-steps of a survey.
       survey_per_cohort: upper bound of the cohort's.
       reverse: whether reverse mode is to pass; else dynamic loops are differentiated as they run, in forward mode.
+      ranked: for some counts c: (c, most micro-steps of each client but c of them, likewise of a survey).
     """
 
     per_client: int
@@ -36,11 +37,13 @@ class Bounds(NamedTuple):
     survey_per_client: int = 0
     survey_per_cohort: int = 0
     reverse: bool = True
+    ranked: tuple[tuple[int, int, int], ...] = ()
 
     @property
     def of_survey(self) -> Bounds:
         """Those of the survey alone."""
-        return Bounds(self.survey_per_client, self.survey_per_cohort, self.distinct, reverse=self.reverse)
+        ranked = tuple((but, survey, 0) for but, _, survey in self.ranked)
+        return Bounds(self.survey_per_client, self.survey_per_cohort, self.distinct, 0, 0, self.reverse, ranked)
 
 
 class LocalResult(NamedTuple):
@@ -112,6 +115,22 @@ def left_shapes(solver: Solver, sent: Any, states: Any, slots: Slot) -> Left:
 
     shapes: Left = jax.eval_shape(one, *of_one((states, slots)))
     return shapes
+
+
+def drawn_ahead(solver: Solver, slots: Slot, most: int) -> Draw | None:
+    """What the first ``most`` micro-steps of a cohort draw, leaves [most, S, ...]; None where that is too much to hold.
+
+    Drawn step by step, the rounds of a permutation are a loop within the loop of steps, and on an accelerator a dozen
+    small kernels for each step; all together they are as many for the round.
+    """
+    ks = jnp.arange(most, dtype=jnp.int32)
+    draw = jax.vmap(jax.vmap(solver.draw, (0, None)), (None, 0))
+    drawn: Draw = jax.eval_shape(draw, slots, ks)
+    held = sum(leaf.size for leaf in jax.tree.leaves(drawn))
+    return draw(slots, ks) if held <= _MOST_AHEAD else None
+
+
+_MOST_AHEAD = 1 << 24  # numbers, 64 MB
 
 
 def of_one(slots: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import heapq
 from typing import Any, NamedTuple
@@ -16,8 +17,9 @@ from fedjax_sim.core.descriptions import factory
 from fedjax_sim.core.fields import count
 from fedjax_sim.core.loops import with_static_derivative
 from fedjax_sim.core.values import check_count, shown
-from fedjax_sim.engine.layout.base import Bounds, Layout, LocalResult, Run, left_shapes, surveyed
-from fedjax_sim.engine.solver import Progress, Slot, Solver
+from fedjax_sim.engine.layout.base import Bounds, Layout, LocalResult, Run, drawn_ahead, left_shapes, surveyed
+from fedjax_sim.engine.solver import Draw, Progress, Slot, Solver
+from fedjax_sim.models.conv import side_by_side
 
 
 class Lanes(Layout):
@@ -34,7 +36,7 @@ class Lanes(Layout):
 
     def run(self, solver: Solver, sent: Any, states: Any, slots: Slot, bounds: Bounds) -> LocalResult:
         lanes = min(self.num_lanes, len(slots.offset))
-        run: Run = functools.partial(run_queue, lanes=lanes)
+        run: Run = functools.partial(run_queue, lanes=lanes, ahead=_most_ahead(bounds))
         if bounds.reverse:
             run = with_static_derivative(run, functools.partial(run_bounded, lanes=lanes, bounds=bounds))
         return run(solver, sent, states, slots)
@@ -54,6 +56,11 @@ class Static(Layout):
     def run(self, solver: Solver, sent: Any, states: Any, slots: Slot, bounds: Bounds) -> LocalResult:
         lanes = min(self.num_lanes, len(slots.offset))
         return run_bounded(solver, sent, states, slots, lanes=lanes, bounds=bounds)
+
+
+def _most_ahead(bounds: Bounds) -> tuple[int, int] | None:
+    """Micro-steps of a client and of its survey that are drawn ahead: on a CPU none, where idle ones cost as others."""
+    return None if jax.default_backend() == "cpu" else (bounds.per_client, bounds.survey_per_client)
 
 
 def run_bounded(solver: Solver, sent: Any, states: Any, slots: Slot, *, lanes: int, bounds: Bounds) -> LocalResult:
@@ -83,20 +90,33 @@ class Queue(NamedTuple):
 
 
 def run_queue(
-    solver: Solver, sent: Any, states: Any, slots: Slot, *, lanes: int, bound: int | None = None, survey_bound: int = 0
+    solver: Solver,
+    sent: Any,
+    states: Any,
+    slots: Slot,
+    *,
+    lanes: int,
+    bound: int | None = None,
+    survey_bound: int = 0,
+    ahead: tuple[int, int] | None = None,
 ) -> LocalResult:
     """Runs a cohort through ``lanes`` lanes, clients with most steps first; before that its survey.
 
     With ``bound`` None it is a ``while_loop`` that ends with the last client; with a number a ``scan`` of so many
     iterations, differentiable in reverse, which must be an upper bound of those needed; ``survey_bound`` likewise.
+    ``ahead`` are the most micro-steps of a client and of its survey, where they are to be drawn ahead.
     """
-    survey = functools.partial(run_queue, lanes=lanes, bound=None if bound is None else survey_bound)
+    survey = functools.partial(
+        run_queue, lanes=lanes, bound=None if bound is None else survey_bound,
+        ahead=None if ahead is None else (ahead[1], 0),
+    )  # fmt: skip
     slots, computed = surveyed(survey, solver, sent, states, slots)
     totals = solver.micro_steps(slots)
     size = len(totals)
     order = jnp.argsort(-totals, stable=True).astype(jnp.int32)
     busy = jnp.sum(totals > 0, dtype=jnp.int32)
     serial = lanes == 1 and jax.default_backend() == "cpu"
+    draws = None if ahead is None else drawn_ahead(solver, slots, ahead[0])
 
     def at_places(tree: Any, places: jax.Array) -> Any:
         at = order[jnp.minimum(places, size - 1)]
@@ -115,14 +135,17 @@ def run_queue(
         only = function(*jax.tree.map(lambda leaf: leaf[0], arguments))
         return jax.tree.map(lambda leaf: leaf[None], only)
 
-    def step_lane(slot: Slot, total: jax.Array, progress: Progress, k: jax.Array) -> Progress:
-        moved = solver.step(sent, slot, progress, k, serial=serial)
+    def step_lane(slot: Slot, total: jax.Array, progress: Progress, k: jax.Array, drawn: Draw | None) -> Progress:
+        with side_by_side() if lanes > 1 else contextlib.nullcontext():
+            moved = solver.step(sent, slot, progress, k, serial=serial, drawn=drawn)
         if lanes == 1:
             return moved  # the loop ends with the only lane's last client
         return trees.select(k < total, moved, progress)  # type: ignore[no-any-return]
 
     def advance(at: Queue) -> Queue:
-        progress = each(step_lane, at.slot, at.total, at.progress, at.k)
+        client = order[jnp.minimum(at.place, size - 1)]
+        drawn = jax.tree.map(lambda leaf: leaf[jnp.minimum(at.k, len(leaf) - 1), client], draws)
+        progress = each(step_lane, at.slot, at.total, at.progress, at.k, drawn)
         live = at.place < busy
         k = jnp.where(live, at.k + 1, at.k)
         done = live & (k >= at.total)

@@ -1,0 +1,154 @@
+"""What is chosen for accelerators, on a machine without one: equal results, and programs lowered for a GPU."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.flatten_util import ravel_pytree
+
+import fedjax_sim as fjs
+from fedjax_sim.engine.checks import resolve
+from fedjax_sim.engine.layout import base
+from fedjax_sim.engine.plan import Plan
+from fedjax_sim.engine.rounds import init_state, run_round
+
+SIZES = [3, 17, 6, 1, 9, 30, 4, 12]
+sgd = fjs.optim.sgd
+
+
+def data(shape=(5,), classes=3):
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((sum(SIZES), *shape)), rng.integers(0, classes, sum(SIZES), np.int32)
+    return fjs.datasets.from_ids((x, y), np.repeat(np.arange(len(SIZES)), SIZES), num_classes=classes)
+
+
+METHODS = {
+    "fedavg": lambda rate: fjs.fedavg(client_optimizer=sgd(rate, momentum=0.5)),
+    "scaffold, with a survey and states": lambda rate: fjs.scaffold(option="I", client_optimizer=sgd(rate)),
+    "feddane, in two phases": lambda rate: fjs.feddane(client_optimizer=sgd(rate), mu=0.1),
+}
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize(
+    "method", [pytest.param(name, marks=() if "states" in name else pytest.mark.slow) for name in METHODS]
+)
+def test_buckets_are_the_other_layouts(method):
+    """Values and derivatives, with clients that are dropped, and a slot with nobody."""
+    dataset = data()
+    cohorts = np.array([[5, 1, 7, 3, 0, 2], [4, 5, -1, 6, 1, 3]])
+
+    def final(layout, rate):
+        train = fjs.make_train(
+            task=fjs.classification(fjs.models.LogisticRegression(3, jnp.float64)), rounds=2, layout=layout,
+            cohort=fjs.cohort.given(cohorts), work=fjs.local.stragglers(0.3, 2, keep=False), batch_size=4,
+        )  # fmt: skip
+        result = train(METHODS[method](rate), dataset, jax.random.key(0))
+        loss = result.metrics["loss"][-1]
+        state = [leaf for leaf in jax.tree.leaves(result.state) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+        return loss, (ravel_pytree(state)[0], result.rounds["useful_steps"], result.rounds["computed_steps"])
+
+    def run(layout):
+        return jax.jit(jax.value_and_grad(functools.partial(final, layout), has_aux=True))(0.2)
+
+    (loss, (state, useful, computed)), slope = jax.device_get(run(fjs.layout.buckets(3, unroll=2)))
+    (other, (states, steps, all_steps)), slopes = jax.device_get(run(fjs.layout.stacked()))
+    np.testing.assert_allclose([loss, slope], [other, slopes], rtol=1e-9)
+    np.testing.assert_allclose(state, states, rtol=1e-8, atol=1e-11)
+    assert useful.tolist() == steps.tolist()
+    assert (useful < computed).all()
+    assert (computed < 0.8 * all_steps).all()
+
+
+SHUFFLED = fjs.local.shuffled(4)
+KEPT = []  # the programs whose memory their operations are in
+
+
+def lowered(layout, model, shape=(5,), batches=SHUFFLED):
+    """The functions of a round's program for a GPU, by name, as MLIR."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax, "default_backend", lambda: "gpu")
+        asked = Plan(
+            fjs.classification(model), fjs.cohort.uniform(6), fjs.local.epochs(2), batches, layout,
+            algorithm=fjs.fedavg(client_optimizer=sgd(0.1)), dataset=data(shape), key=jax.random.key(0),
+        )  # fmt: skip
+        plan = resolve(asked, 1)
+        own = jax.jit(lambda *given: run_round(*given))  # of this call: nothing that was traced before
+        program = own.trace(plan, init_state(plan), jnp.int32(0)).lower(lowering_platforms=("cuda",))
+    KEPT.append(program)
+    module = program.compiler_ir("stablehlo")
+    return {op.attributes["sym_name"].value: op for op in module.body.operations}
+
+
+def operations(op, functions):
+    """All operations inside, called functions included."""
+    for region in op.regions:
+        for block in region.blocks:
+            for inner in block.operations:
+                yield inner
+                called = inner.attributes["callee"].value if "callee" in inner.attributes else None
+                yield from operations(functions[called] if called else inner.operation, functions)
+
+
+def named(name, op, functions):
+    return [one for one in operations(op, functions) if one.operation.name == name]
+
+
+def is_static(loop):
+    """Whether a loop ends when a number gets to a constant."""
+    block = loop.operation.regions[0].blocks[0]
+    compared = list(block.operations)[-1].operands[0].owner
+    if getattr(compared, "name", None) != "stablehlo.compare":
+        return False
+    return "stablehlo.constant" in [getattr(one.owner, "name", None) for one in compared.operands]
+
+
+def step_loops(functions):
+    """The loops of a round that multiply, and how many products each has."""
+    loops = named("stablehlo.while", functions["main"], functions)
+    found = [(loop, len(named("stablehlo.dot_general", loop.operation, functions))) for loop in loops]
+    return [one for one in found if one[1]]
+
+
+CONVOLUTIONS = fjs.models.FemnistCNN(3, channels=(2, 3), hidden=4)
+DENSE = fjs.models.LogisticRegression(3)
+
+
+def inside(loop, functions):
+    """What a loop has beside arithmetic: loops, choices, and draws by the names of their functions."""
+    found = set()
+    for one in operations(loop.operation, functions):
+        name = one.attributes["callee"].value if "callee" in one.attributes else one.operation.name
+        found |= {what for what in ("threefry", "permute", "while", "case", "convolution") if what in name}
+    return found
+
+
+def test_the_program_of_buckets_for_a_gpu():
+    """Static trip counts, one product for each use of a layer, no convolution in groups, no draw in a loop of steps."""
+    functions = lowered(fjs.layout.buckets(2), CONVOLUTIONS, (8, 8, 1))
+    assert all(is_static(loop) for loop in named("stablehlo.while", functions["main"], functions))
+    loops = step_loops(functions)
+    # Of four layers the outputs, their derivatives in kernels, and of all but the first in what they receive.
+    assert [products for _, products in loops] == [11, 11]
+    assert [inside(loop, functions) for loop, _ in loops] == [set(), set()]
+
+
+def test_what_these_checks_look_for_is_found_elsewhere(monkeypatch):
+    functions = lowered(fjs.layout.lanes(3), DENSE)
+    ((loop, products),) = step_loops(functions)
+    assert (is_static(loop), products) == (False, 2)
+    assert inside(loop, functions) == {"case"}  # whether a lane is free; drawn ahead here too
+    stacked = functools.partial(lowered, fjs.layout.stacked(), DENSE)
+    functions = stacked(batches=fjs.local.with_replacement(4))
+    assert [inside(loop, functions) for loop, _ in step_loops(functions)] == [set()]
+    monkeypatch.setattr(base, "_MOST_AHEAD", 100)
+    for batches, draws in (
+        (fjs.local.shuffled(4), {"permute", "while"}),
+        (fjs.local.with_replacement(4), {"threefry"}),
+    ):
+        functions = stacked(batches=batches)
+        assert [inside(loop, functions) for loop, _ in step_loops(functions)] == [draws]
+    functions = lowered(fjs.layout.turns(), CONVOLUTIONS, (8, 8, 1))
+    assert all("convolution" in inside(loop, functions) for loop, _ in step_loops(functions))
