@@ -22,19 +22,36 @@ from jax import lax
 import fedjax_sim as fjs
 from benchmarks.speed.machine import bytes_per_second, gemm_flops
 from fedjax_sim.engine.checks import resolve
+from fedjax_sim.engine.layout_timing import label
 from fedjax_sim.engine.plan import Plan
 from fedjax_sim.engine.rounds import init_state, some_rounds
 from fedjax_sim.models import Dense
-from fedjax_sim.models.conv import Conv, conv_general_dilated, matmul_conv, max_pool
+from fedjax_sim.models.conv import Conv, Windows, conv_general_dilated, matmul_conv, max_pool
 
 BATCH, RATE, CLASSES = 20, 0.05, 10
 SHAPES = {"logistic": (60,), "mlp": (784,), "cnn": (28, 28, 1)}
-CONVOLUTIONS = {"own": conv_general_dilated, "im2col": matmul_conv, "library": lax.conv_general_dilated}
 SCRIPT = pathlib.Path(__file__).with_name("gpu.py")
 OUT_OF_TIME = "out of time"
+TOLERANCE = 1e-3  # largest difference of a parameter from float64, relative to the largest parameter
 _IN_HAND = 5.0  # seconds that a section keeps
 _MOST_DATA = 8 << 30  # bytes of examples that the host is asked to make
 Row = dict[str, Any]
+
+
+def shifted_conv(x: jax.Array, kernel: jax.Array, strides: Any, padding: Any, *args: Any, **options: Any) -> jax.Array:
+    """A convolution as one product for each tap, summed: no windows in memory."""
+    windows = Windows.of(x.shape[1:-1], kernel.shape[:-2], strides, (1,) * (x.ndim - 2), padding)
+    taps = windows.taps(windows.padded(x, np.zeros((), x.dtype)))
+    products = (
+        lax.dot_general(tap, one, (((x.ndim - 1,), (0,)), ((), ())))
+        for tap, one in zip(taps, kernel.reshape(-1, *kernel.shape[-2:]), strict=True)
+    )
+    return functools.reduce(jnp.add, products)
+
+
+CONVOLUTIONS: dict[str, Any] = {
+    "own": conv_general_dilated, "im2col": matmul_conv, "library": lax.conv_general_dilated, "shifts": shifted_conv,
+}  # fmt: skip
 
 
 class Net(nn.Module):
@@ -42,19 +59,22 @@ class Net(nn.Module):
 
     convolution: str = "own"
     param_dtype: Any = jnp.float32
+    classes: int = CLASSES
+    widths: tuple[int, ...] = (32, 64)
+    hidden: int = 128
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         x = x.astype(self.param_dtype)
-        for width in (32, 64):
+        for width in self.widths:
             conv = Conv(
                 width, (3, 3), padding="VALID", param_dtype=self.param_dtype,
                 conv_general_dilated=CONVOLUTIONS[self.convolution],
             )  # fmt: skip
             x = nn.relu(conv(x))
         x = max_pool(x, (2, 2), (2, 2)).reshape(x.shape[0], -1)
-        x = nn.relu(Dense(128, param_dtype=self.param_dtype)(x))
-        return Dense(CLASSES, param_dtype=self.param_dtype)(x)
+        x = nn.relu(Dense(self.hidden, param_dtype=self.param_dtype)(x))
+        return Dense(self.classes, param_dtype=self.param_dtype)(x)
 
 
 class Case:
@@ -91,17 +111,6 @@ class Case:
         self.algorithm = fjs.fedavg(client_optimizer=fjs.optim.sgd(RATE))
         self.clients, self.steps = clients, int((-(-sizes // BATCH)).sum())
 
-    def start(self) -> Any:
-        """The same start in every dtype and process: numpy's draws."""
-        shapes = jax.eval_shape(lambda: self.task.init(jax.random.key(0), self.data))
-        rng = np.random.default_rng(1)
-
-        def drawn(leaf: Any) -> jax.Array:
-            spread = np.sqrt(np.prod(leaf.shape[:-1])) if len(leaf.shape) > 1 else 100.0
-            return jnp.asarray((rng.standard_normal(leaf.shape) / spread).astype(np.float32), leaf.dtype)
-
-        return jax.tree.map(drawn, shapes)
-
     def plan(self, layout: Any) -> Plan:
         """The rounds."""
         asked = Plan(
@@ -113,7 +122,7 @@ class Case:
     def program(self, layout: Any, rounds: int) -> Callable[[], Any]:
         """A function of nothing that trains and returns the parameters; its first call compiles."""
         plan = self.plan(layout)
-        state = init_state(plan, self.start())
+        state = init_state(plan, drawn_start(self.task, self.data))
 
         @jax.jit
         def train(plan: Plan, state: Any) -> Any:
@@ -124,6 +133,18 @@ class Case:
     def rule(self) -> str:
         """The layout that the rule takes."""
         return named(self.plan(None).layout)
+
+
+def drawn_start(task: Any, data: Any) -> Any:
+    """The same start in every dtype and process: numpy's draws."""
+    shapes = jax.eval_shape(lambda: task.init(jax.random.key(0), data))
+    rng = np.random.default_rng(1)
+
+    def drawn(leaf: Any) -> jax.Array:
+        spread = np.sqrt(np.prod(leaf.shape[:-1])) if len(leaf.shape) > 1 else 100.0
+        return jnp.asarray((rng.standard_normal(leaf.shape) / spread).astype(np.float32), leaf.dtype)
+
+    return jax.tree.map(drawn, shapes)
 
 
 class Clock:
@@ -183,14 +204,13 @@ def peak_megabytes() -> float | None:
 def layouts(clients: int, *, tiny: bool) -> dict[str, Any]:
     """What is compared, by name."""
     counts = [count for count in ((2,) if tiny else (8, 32)) if count <= clients]
-    chosen = [fjs.layout.stacked(), *(fjs.layout.lanes(count) for count in counts), fjs.layout.turns()]
+    chosen = [fjs.layout.stacked(), fjs.layout.buckets(), *map(fjs.layout.lanes, counts), fjs.layout.turns()]
     return {named(layout): layout for layout in chosen}
 
 
 def named(layout: Any) -> str:
     """A layout as a user writes it."""
-    count = getattr(layout, "num_lanes", None)
-    return type(layout).__name__.lower() + ("" if count is None else f"({count})")
+    return label(layout).removesuffix("()")
 
 
 def machine(clock: Clock, *, tiny: bool, most: int) -> Iterator[Row]:
@@ -219,16 +239,7 @@ def agreement_cases(tiny: bool) -> list[Row]:
 
 def agreement(clock: Clock, *, tiny: bool, most: int) -> Iterator[Row]:
     """Every layout and convolution against float64 on the CPU."""
-    with tempfile.TemporaryDirectory() as directory:
-        path = pathlib.Path(directory) / "reference.npz"
-        own = {"JAX_PLATFORMS": "cpu", "JAX_ENABLE_X64": "1"}
-        command = [sys.executable, str(SCRIPT), "--reference", str(path), *(["--tiny"] if tiny else [])]
-        subprocess.run(command, env=os.environ | own, check=True, timeout=max(1.0, clock.end - time.monotonic()))
-        with np.load(path) as arrays:
-            exact = [
-                [arrays[f"{i}-{j}"] for j in range(sum(name.startswith(f"{i}-") for name in arrays.files))]
-                for i in range(len(agreement_cases(tiny)))
-            ]
+    exact = reference_of("agreement", tiny=tiny, clock=clock)
     with jax.default_matmul_precision("highest"):
         for given, reference in zip(agreement_cases(tiny), exact, strict=True):
             ways = ("im2col", "library") if given["model"] == "cnn" and not on_cpu() else ("own",)
@@ -237,6 +248,29 @@ def agreement(clock: Clock, *, tiny: bool, most: int) -> Iterator[Row]:
                 for name, layout in layouts(case.clients, tiny=tiny).items():
                     what = {"model": given["model"], "convolution": way, "layout": name}
                     yield clock.measured(what, functools.partial(_differ, case, layout, reference))
+
+
+def reference_of(section: str, *, tiny: bool, clock: Clock) -> list[list[np.ndarray]]:
+    """For each case of a section the model's leaves in float64, computed by a process of its own on the CPU."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = pathlib.Path(directory) / "reference.npz"
+        own = {"JAX_PLATFORMS": "cpu", "JAX_ENABLE_X64": "1"}
+        command = [sys.executable, str(SCRIPT), "--reference", str(path), "--section", section]
+        command += ["--tiny"] if tiny else []
+        subprocess.run(command, env=os.environ | own, check=True, timeout=max(1.0, clock.end - time.monotonic()))
+        with np.load(path) as arrays:
+            of_cases: dict[str, list[np.ndarray]] = {}
+            for name in arrays.files:  # in the order in which they were written
+                of_cases.setdefault(name.partition("-")[0], []).append(arrays[name])
+    return list(of_cases.values())
+
+
+def save_reference(path: pathlib.Path, cases: list[Any]) -> None:
+    """Writes models in float64, for :func:`reference_of`."""
+    leaves = {f"{i}-{j}": leaf for i, model in enumerate(cases) for j, leaf in enumerate(jax.tree.leaves(model))}
+    if any(leaf.dtype != jnp.float64 for leaf in leaves.values()):
+        raise SystemExit("the reference is not in float64: set JAX_ENABLE_X64=1")
+    np.savez(path, **jax.device_get(leaves))
 
 
 def _differ(case: Case, layout: Any, reference: list[np.ndarray]) -> Row:
@@ -253,13 +287,8 @@ def difference(found: list[Any], reference: list[np.ndarray]) -> float:
 
 def write_reference(path: pathlib.Path, *, tiny: bool) -> None:
     """The rounds of `agreement` in float64, one client after another."""
-    arrays = {}
-    for i, given in enumerate(agreement_cases(tiny)):
-        leaves = jax.tree.leaves(Case(**given, dtype="float64").program(fjs.layout.turns(), 2)())
-        if any(leaf.dtype != jnp.float64 for leaf in leaves):
-            raise SystemExit("the reference is not in float64: set JAX_ENABLE_X64=1")
-        arrays |= {f"{i}-{j}": np.asarray(leaf) for j, leaf in enumerate(leaves)}
-    np.savez(path, **arrays)
+    cases = agreement_cases(tiny)
+    save_reference(path, [Case(**given, dtype="float64").program(fjs.layout.turns(), 2)() for given in cases])
 
 
 def on_cpu() -> bool:

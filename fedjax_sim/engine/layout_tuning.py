@@ -32,7 +32,7 @@ from fedjax_sim.engine.layout.choose import choose_width
 from fedjax_sim.engine.layout.factored import factored
 from fedjax_sim.engine.layout.mesh import mesh
 from fedjax_sim.engine.layout.queue import lanes
-from fedjax_sim.engine.layout.stacked import stacked
+from fedjax_sim.engine.layout.stacked import buckets, stacked
 from fedjax_sim.engine.layout.turns import turns
 from fedjax_sim.engine.layout_timing import Timing, label, timings
 from fedjax_sim.engine.plan import Plan, coordinates, layout_by_rule
@@ -227,6 +227,9 @@ def default_candidates(plan: Plan) -> tuple[Layout, ...]:
     """What ``layout="tune"`` measures: with several devices a mesh of all of them too, with other layouts on each."""
     slots, devices = plan.slots, jax.device_count()
     alone = [turns(), *(lanes(count) for count in (4, 8, 16, 32) if count <= slots), stacked()]
+    alone += (
+        [buckets()] if jax.default_backend() != "cpu" else []
+    )  # fewer steps than stacked; on a CPU turns has fewest
     inner = [turns(), *(lanes(count) for count in (8, 32) if count * devices <= slots), stacked()]
     together = [mesh(inner=one) for one in inner] if devices > 1 else []
     layer = coordinates(plan)

@@ -249,7 +249,7 @@ def layout_by_rule(plan: Plan, *, several: bool = False) -> Layout:
     devices = choose_devices(plan.slots) if several else 1
     bounds, dataset = plan.bounds(plan.algorithm), plan.dataset
     parameters = sum(leaf.size for leaf in jax.tree.leaves(plan.params))
-    chosen = choose_layout(plan.slots, parameters, bounds)
+    chosen = choose_layout(plan.slots, parameters, bounds, everybody=plan.slots == dataset.num_clients)
     passes = bounds.per_client * plan.batches.rows(dataset) / dataset.max_size
     if isinstance(chosen, Turns) and passes > 1:  # the model is traced for it
         layer = coordinates(plan)

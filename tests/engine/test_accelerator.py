@@ -11,6 +11,8 @@ from jax.flatten_util import ravel_pytree
 import fedjax_sim as fjs
 from fedjax_sim.engine.checks import resolve
 from fedjax_sim.engine.layout import base
+from fedjax_sim.engine.layout.base import Bounds
+from fedjax_sim.engine.layout.choose import choose_layout
 from fedjax_sim.engine.plan import Plan
 from fedjax_sim.engine.rounds import init_state, run_round
 
@@ -152,3 +154,26 @@ def test_what_these_checks_look_for_is_found_elsewhere(monkeypatch):
         assert [inside(loop, functions) for loop, _ in step_loops(functions)] == [draws]
     functions = lowered(fjs.layout.turns(), CONVOLUTIONS, (8, 8, 1))
     assert all("convolution" in inside(loop, functions) for loop, _ in step_loops(functions))
+
+
+def test_the_rule_for_accelerators_counts_steps(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    equal = Bounds(5, 50, ranked=((0, 5, 0), (1, 5, 0), (3, 5, 0)))
+    assert choose_layout(10, 1000, equal) == fjs.layout.stacked()
+    hardly = Bounds(25, 243, ranked=((0, 25, 0), (1, 24, 0), (3, 24, 0), (7, 24, 0)))
+    assert choose_layout(10, 1000, hardly) == fjs.layout.stacked()
+    some = Bounds(20, 220, ranked=((0, 20, 0), (1, 15, 0), (3, 13, 0), (7, 11, 0), (15, 10, 0)))
+    assert choose_layout(20, 1000, some) == fjs.layout.buckets()
+    unequal = Bounds(60, 300, ranked=((0, 60, 0), (1, 30, 0), (3, 10, 0), (7, 5, 0)))
+    assert choose_layout(12, 1000, unequal) == fjs.layout.lanes(12)
+    assert choose_layout(12, 1000, unequal, everybody=True) == fjs.layout.buckets()
+    many = unequal._replace(ranked=(), per_cohort=30_000)
+    assert choose_layout(2000, 1000, many, everybody=True) == fjs.layout.lanes(32)
+    asked = Plan(
+        fjs.quadratic(), fjs.cohort.full(), fjs.local.epochs(2), SHUFFLED,
+        algorithm=fjs.fedavg(client_optimizer=sgd(0.1)),
+        dataset=fjs.datasets.quadratics(num_clients=8, dim=2, sizes=[200, 3, 2, 2, 2, 2, 2, 2], seed=0),
+        key=jax.random.key(0),
+    )  # fmt: skip
+    assert resolve(asked, 1).layout == fjs.layout.buckets()
+    assert resolve(asked._replace(cohort=fjs.cohort.uniform(7)), 1).layout == fjs.layout.lanes(7)

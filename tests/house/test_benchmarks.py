@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from benchmarks.speed import gpu, gpu_sections, limit, machine
+from benchmarks.speed import buckets, gpu, gpu_sections, limit, machine
 from benchmarks.speed.workloads import make
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -105,7 +105,7 @@ def test_memory_and_time_that_run_out_are_results():
 
 def test_time_is_shared_out_and_all_of_it():
     names, left = list(gpu.SHARES), 100.0
-    assert set(names) == set(gpu_sections.SECTIONS)
+    assert set(names) == set(gpu.SECTIONS)
     for i, name in enumerate(names):
         left -= gpu.share(name, names[i:], left)
     assert left == pytest.approx(0.0, abs=1e-9)
@@ -153,5 +153,33 @@ def test_gpu_agrees_with_float64(tmp_path):
     done, written = run_gpu(tmp_path, "--sections", "agreement", budget=400)
     assert done.returncode == 0, done.stderr
     differences = [row["difference"] for row in written["sections"]["agreement"]["rows"]]
-    assert len(differences) == 9
+    assert len(differences) == 12
     assert max(differences) < 1e-5
+
+
+@pytest.mark.slow
+def test_gpu_takes_the_choices_in_their_order(tmp_path):
+    done, written = run_gpu(tmp_path, "--sections", "choices", "aims", "graphs", budget=400)
+    assert done.returncode == 0, done.stderr
+    rows = {name: section["rows"] for name, section in written["sections"].items()}
+    assert [row["choice"][0] for row in rows["choices"]] == [*"01122344", *"a" * 6]
+    assert [row["layout"] for row in rows["choices"]][:3] == ["lanes(8)", "buckets(1)", "buckets(3)"]
+    compared = [*rows["choices"], *rows["graphs"]]
+    assert max(row["difference"] for row in compared) < 1e-5
+    assert all("+WHILE" in row["flags"] for row in rows["graphs"])
+    assert all(row["ms"] > 0 and row["useful"] <= row["computed"] for row in [*compared, *rows["aims"]])
+    narrow, wide = (next(row for row in compared if row["layout"] == name) for name in ("buckets(3)", "buckets(1)"))
+    assert narrow["computed"] < wide["computed"]
+
+
+def test_steps_are_counted_for_every_layout():
+    sizes = np.array([100, 10, 9, 8, 1])
+    assert buckets.counts(sizes, 5, 10, 1) == [
+        "14",
+        "50 (10)",
+        "14 (10)",
+        "14 (10)",
+        "14 (10)",
+        "50 (10.0)",
+        "50 (10.0)",
+    ]
