@@ -47,6 +47,7 @@ import numpy as np
 import optax
 
 from benchmarks.speed import gpu_choices, gpu_sections
+from benchmarks.speed.gpu_choices import FLOAT32
 from benchmarks.speed.gpu_sections import OUT_OF_TIME, TOLERANCE, Clock, Row
 from fedjax_sim.core.files import write_atomically
 
@@ -57,7 +58,6 @@ SHARES = {
 }  # fmt: skip
 FLAGS = {"graphs": gpu_choices.COMMAND_BUFFERS}  # of XLA, for the process of a section
 MARK = "row: "
-FLOAT32 = gpu_choices.FLOAT32
 _LAST = 5.0  # seconds that the script needs beside its sections
 
 
@@ -144,9 +144,8 @@ def main(given: list[str] | None = None) -> None:
     parser.add_argument("--reference", type=pathlib.Path, help="internal: write the rounds in float64 here")
     options = parser.parse_args(given)
     if options.reference:
-        (gpu_choices if options.section == "choices" else gpu_sections).write_reference(
-            options.reference, tiny=options.tiny
-        )
+        of = gpu_choices if options.section == "choices" else gpu_sections
+        of.write_reference(options.reference, tiny=options.tiny)
         return
     if options.section:
         clock = Clock(options.budget_s)

@@ -182,6 +182,8 @@ def as_it_is(ladder: Ladder, choice: str = "as it is") -> Iterator[Row]:
     for precision in (FLOAT32, TF32):
         for layout in (fjs.layout.buckets(3), fjs.layout.lanes(8), fjs.layout.stacked()):
             yield ladder.measured(choice, Form(layout, precision=precision))
+    # JAX's own choice: one of the two, as its time and its difference say.
+    yield ladder.measured(choice, Form(fjs.layout.buckets(3), precision="default"))
 
 
 def graphs(clock: Clock, *, tiny: bool, most: int) -> Iterator[Row]:

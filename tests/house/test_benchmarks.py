@@ -162,7 +162,7 @@ def test_gpu_takes_the_choices_in_their_order(tmp_path):
     done, written = run_gpu(tmp_path, "--sections", "choices", "aims", "graphs", budget=400)
     assert done.returncode == 0, done.stderr
     rows = {name: section["rows"] for name, section in written["sections"].items()}
-    assert [row["choice"][0] for row in rows["choices"]] == [*"01122344", *"a" * 6]
+    assert [row["choice"][0] for row in rows["choices"]] == [*"01122344", *"a" * 7]
     assert [row["layout"] for row in rows["choices"]][:3] == ["lanes(8)", "buckets(1)", "buckets(3)"]
     compared = [*rows["choices"], *rows["graphs"]]
     assert max(row["difference"] for row in compared) < 1e-5

@@ -142,10 +142,15 @@ def run_queue(
             return moved  # the loop ends with the only lane's last client
         return trees.select(k < total, moved, progress)  # type: ignore[no-any-return]
 
+    def known(at: Queue) -> Draw | None:
+        """What the lanes' next steps draw, where it is drawn ahead."""
+        if draws is None or ahead is None:
+            return None
+        k, slot = jnp.minimum(at.k, ahead[0] - 1), order[jnp.minimum(at.place, size - 1)]
+        return jax.tree.map(lambda leaf: leaf[k, slot], draws)  # type: ignore[no-any-return]
+
     def advance(at: Queue) -> Queue:
-        client = order[jnp.minimum(at.place, size - 1)]
-        drawn = jax.tree.map(lambda leaf: leaf[jnp.minimum(at.k, len(leaf) - 1), client], draws)
-        progress = each(step_lane, at.slot, at.total, at.progress, at.k, drawn)
+        progress = each(step_lane, at.slot, at.total, at.progress, at.k, known(at))
         live = at.place < busy
         k = jnp.where(live, at.k + 1, at.k)
         done = live & (k >= at.total)
