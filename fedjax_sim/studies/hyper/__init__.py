@@ -1,6 +1,6 @@
 """Studies of hyper-parameters and data by gradients through whole runs."""
 
-from fedjax_sim.studies.hyper.objectives import Final, Influence, Objective, final, influence
+from fedjax_sim.studies.hyper.objectives import Final, Influence, Mean, Objective, final, influence, mean
 from fedjax_sim.studies.hyper.transforms import (
     Identity,
     Interval,
@@ -23,6 +23,7 @@ __all__ = [
     "Identity",
     "Influence",
     "Interval",
+    "Mean",
     "Objective",
     "Positive",
     "Simplex",
@@ -33,6 +34,7 @@ __all__ = [
     "identity",
     "influence",
     "interval",
+    "mean",
     "positive",
     "simplex",
     "softplus",
