@@ -15,7 +15,7 @@ from fedjax_sim.core.files import write_atomically
 from fedjax_sim.reporting.figures import new_figure
 from fedjax_sim.reporting.plots import COLOURS, LEGEND, check_matplotlib, cross, plain
 from fedjax_sim.reporting.table import text_rows
-from fedjax_sim.studies.hyper.subject import Subject
+from fedjax_sim.studies.subject import Subject
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

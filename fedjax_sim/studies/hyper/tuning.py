@@ -20,12 +20,12 @@ from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.engine.checks import check_seeds
 from fedjax_sim.reporting.progress import progress_bar
 from fedjax_sim.run.training import make_train
-from fedjax_sim.studies.hyper.objectives import Objective, check_inputs, evaluated, final
-from fedjax_sim.studies.hyper.run import federated
-from fedjax_sim.studies.hyper.subject import Subject, values_of
-from fedjax_sim.studies.hyper.transforms import Transform
 from fedjax_sim.studies.hyper.tuned import Tuned
+from fedjax_sim.studies.objectives import Objective, check_inputs, evaluated, final
 from fedjax_sim.studies.outer.estimators import Estimate, Estimator, estimate
+from fedjax_sim.studies.outer.run import federated
+from fedjax_sim.studies.subject import Subject, values_of
+from fedjax_sim.studies.transforms import Transform
 
 Values = dict[str, jax.Array]  # by path
 

@@ -1,6 +1,5 @@
 """Estimators of outer gradients: what a run's outcome owes to its hyper-parameters, also where truncation lies."""
 
-from fedjax_sim.studies.hyper.run import FederatedRun, federated
 from fedjax_sim.studies.outer.estimators import (
     ES,
     PES,
@@ -18,6 +17,7 @@ from fedjax_sim.studies.outer.estimators import (
     score,
     truncated,
 )
+from fedjax_sim.studies.outer.run import FederatedRun, federated
 from fedjax_sim.studies.outer.unrolled import Unrolled
 
 __all__ = [

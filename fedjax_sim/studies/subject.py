@@ -13,7 +13,7 @@ from fedjax_sim.algorithms.contract import Method
 from fedjax_sim.core import paths
 from fedjax_sim.core.descriptions import Described, describe, encode
 from fedjax_sim.core.values import shown
-from fedjax_sim.studies.hyper.transforms import Transform, identity, positive, unit_interval
+from fedjax_sim.studies.transforms import Transform, identity, positive, unit_interval
 
 _ALGORITHM = ""  # whose hyper-parameters need no prefix
 

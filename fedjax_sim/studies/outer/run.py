@@ -21,10 +21,10 @@ from fedjax_sim.engine.checks import resolve, unmet
 from fedjax_sim.engine.plan import Plan, TrainState
 from fedjax_sim.engine.rounds import init_state, run_round, some_rounds
 from fedjax_sim.run.training import measure
-from fedjax_sim.studies.hyper.objectives import Final, Mean, check_inputs, mean
-from fedjax_sim.studies.hyper.subject import Subject, values_of
-from fedjax_sim.studies.hyper.transforms import Transform
+from fedjax_sim.studies.objectives import Final, Mean, check_inputs, mean
 from fedjax_sim.studies.outer.unrolled import Unrolled
+from fedjax_sim.studies.subject import Subject, values_of
+from fedjax_sim.studies.transforms import Transform
 
 _DRAWN = ("cohort", "work")  # parts of a run whose draws have a distribution
 
