@@ -1,5 +1,6 @@
 """Studies of hyper-parameters and data by gradients through whole runs."""
 
+from fedjax_sim.studies.coalitions import Coalitions, coalitions
 from fedjax_sim.studies.hyper.tuned import Tuned
 from fedjax_sim.studies.hyper.tuning import tune
 from fedjax_sim.studies.objectives import Final, Influence, Mean, Objective, final, influence, mean
@@ -19,6 +20,7 @@ from fedjax_sim.studies.transforms import (
 )
 
 __all__ = [
+    "Coalitions",
     "Final",
     "Identity",
     "Influence",
@@ -30,6 +32,7 @@ __all__ = [
     "Softplus",
     "Transform",
     "Tuned",
+    "coalitions",
     "final",
     "identity",
     "influence",
