@@ -188,7 +188,7 @@ def _threefry(high: jax.Array, low: jax.Array, counter: jax.Array) -> tuple[jax.
     for group in range(5):
         for distance in ((13, 15, 26, 6), (17, 29, 16, 24))[group % 2]:
             first = first + second
-            second = ((second << distance) | (second >> (32 - distance))) ^ first
+            second = ((second * jnp.uint32(2**distance)) | (second >> (32 - distance))) ^ first
         first = first + keys[(group + 1) % 3]
         second = second + keys[(group + 2) % 3] + jnp.uint32(group + 1)
     return first, second
