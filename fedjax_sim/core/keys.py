@@ -181,7 +181,7 @@ def _threefry(high: jax.Array, low: jax.Array, counter: jax.Array) -> tuple[jax.
 
     On a CPU JAX lowers it to a loop of nine kernels and sixteen copies; written out it is one or two, and what compiles
     costs by the kernel. Rotations multiply where they would shift left: of shifts by a number that XLA has put outside
-    of a large kernel, with a case for 32 and more, LLVM takes ten times as long.
+    of a large kernel, with a case for 32 and more, LLVM takes five times as long.
     """
     high, low, counter = jnp.broadcast_arrays(high, low, counter)
     keys = (high, low, high ^ low ^ jnp.uint32(0x1BD11BDA))
