@@ -18,7 +18,7 @@ from fedjax_sim.core.trees import by_path
 from fedjax_sim.core.values import shown
 from fedjax_sim.datasets.federated import FederatedDataset, held_out_parts, whole
 from fedjax_sim.datasets.host import HostDataset
-from fedjax_sim.engine.adjoints.scans import Adjoint, Run, per_round
+from fedjax_sim.engine.adjoints.scans import Adjoint, Run, per_round, varying
 from fedjax_sim.engine.arguments import Evaluate, RunArguments, check_arguments, takes_run
 from fedjax_sim.engine.checks import resolve, unmet
 from fedjax_sim.engine.client_states import OnDevice
@@ -173,7 +173,8 @@ def make_train(
         chosen.check(plan, rounds)
         plan = chosen.fitted(plan).placed()
         played = Run(run_round, functools.partial(measure, evaluate=evaluate), rounds, eval_every, tell)
-        ran = chosen.run(played, plan, init_state(plan, initial_params, initial_state))
+        start = varying(init_state(plan, initial_params, initial_state), plan.algorithm)
+        ran = chosen.run(played, plan, start)
         check_recorded(ran.metrics, ran.records)
         evaluated = evaluation_rounds(rounds, eval_every)
         metrics = {"round": jnp.asarray(evaluated, jnp.int32), **ran.metrics}
