@@ -308,9 +308,10 @@ def is_linear(optimizer: Optimizer) -> bool:
                 y = y + update
         return y
 
-    scalar = jax.ShapeDtypeStruct((), jnp.zeros(()).dtype)
+    scalar = jax.ShapeDtypeStruct((), jnp.result_type(float))
     try:
-        jax.eval_shape(jax.linear_transpose(chain, [scalar] * 3), scalar)  # shapes alone: nothing is compiled
+        # Shapes alone: inside of eval_shape what does not depend on the gradients is not computed either.
+        jax.eval_shape(lambda y: jax.linear_transpose(chain, [scalar] * 3)(y), scalar)
     except Exception:  # what JAX raises for a nonlinear operation differs from primitive to primitive
         return False
     return True
