@@ -8,6 +8,8 @@ after n where it reads all of them, computes nothing for the padding.
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import numpy as np
 
@@ -73,12 +75,12 @@ def rounded_up(rows: int) -> int:
     return -(-rows // unit) * unit
 
 
-def _lengthened(tree: object, extra: int) -> object:
+def _lengthened(tree: Any, extra: int) -> Any:
     """Arrays of rows with rows of zeros behind, on the devices where they are."""
     if not extra:
         return tree
 
-    def put(made: np.ndarray, leaf: jax.Array) -> jax.Array:
+    def put(made: np.ndarray, leaf: jax.Array) -> Any:
         return jax.device_put(made, leaf.sharding if getattr(leaf, "committed", False) else None)
 
     return jax.tree.map(put, lengthened_rows(tree, extra), tree)

@@ -260,10 +260,11 @@ class TrainState(NamedTuple):
 
 
 def _of_package(part: Any) -> bool:
-    """Whether a part of a run, and what it is made of, is of the package's own classes (or None)."""
-    inner = [getattr(part, field.name) for field in dataclasses.fields(part)] if isinstance(part, Described) else []
-    own = part is None or type(part).__module__.startswith("fedjax_sim.")
-    return own and all(_of_package(one) for one in inner if isinstance(one, Described))
+    """Whether a part of a run, and what it is made of, is of the package's own classes."""
+    if not isinstance(part, Described):
+        return True
+    fields = (getattr(part, field.name) for field in dataclasses.fields(part))  # type: ignore[arg-type]
+    return type(part).__module__.startswith("fedjax_sim.") and all(map(_of_package, fields))
 
 
 def layout_by_rule(plan: Plan, *, several: bool = False) -> Layout:

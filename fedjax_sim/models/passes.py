@@ -112,7 +112,9 @@ def _scanned(add: Add, task: Task, params: Any, dataset: FederatedDataset) -> Su
     n, placement = dataset.num_examples, dataset.placement
     if isinstance(dataset, InBucket):
         length, some = dataset.num_rows, dataset.num_rows // _BLOCKS
-        return _pass_over(add, task, params, columns, jnp.int32(0), n, length, dataset.num_clients, most=some)
+        return _pass_over(
+            add, task, params, columns, jnp.int32(0), jnp.asarray(n), length, dataset.num_clients, most=some
+        )
     if placement is None:
         return _pass_over(add, task, params, columns, jnp.int32(0), jnp.int32(n), n, dataset.num_clients)
     length = padded(n, placement.parts) // placement.parts
@@ -215,7 +217,10 @@ def _empty(task: Task, params: Any, examples: Any, shape: tuple[int, ...] = ()) 
 
 
 def _as_means(task: Task, params: Any, sums: Sums, n: Any) -> Sums:
-    return task.with_penalty(params, {name: total / jnp.asarray(n, total.dtype) for name, total in sums.items()})
+    if not isinstance(n, jax.Array):
+        return task.with_penalty(params, {name: total / n for name, total in sums.items()})
+    # As XLA divides by a number that it knows, so that the bits are the same.
+    return task.with_penalty(params, {name: total * (1 / jnp.asarray(n, total.dtype)) for name, total in sums.items()})
 
 
 def client_means(task: Task, params: Any, sums: Sums, sizes: jax.Array) -> Sums:

@@ -133,7 +133,7 @@ def test_passes_end_with_the_last_example(monkeypatch):
         found, expected = mean_values(TASK, params, made), mean_values(TASK, params, dataset)
         for name, value in expected.items():
             np.testing.assert_allclose(found[name], value, rtol=1e-6, err_msg=name)
-    with pytest.raises(TypeError, match="Shapes must be|abstract|concrete"):
+    with pytest.raises(TypeError, match=r"Shapes must be|abstract|concrete"):
         jax.eval_shape(lambda of: client_sums(TASK, params, of), made)  # a static size fails before it can be wrong
 
 
