@@ -59,9 +59,11 @@ def in_bucket(dataset: FederatedDataset, *, rough: bool) -> InBucket:
 def bucket(dataset: FederatedDataset) -> int:
     """Rows of the arrays of data sets like this one: a power of four, of large ones one of eight steps to the double.
 
-    A data set for whose copy there should be no need of memory is its own bucket: others with as many rows are in it.
+    One that is too large to be copied, or lies on several devices, is its own bucket: others of as many rows are in it.
     """
     own = dataset.num_examples
+    if any(isinstance(leaf, jax.Array) and len(leaf.devices()) > 1 for leaf in jax.tree.leaves(dataset.examples)):
+        return own
     one = max(trees.size_in_bytes(dataset.examples) // own, 1)
     wide, narrow = 4 ** -(-(own - 1).bit_length() // 2), rounded_up(own)
     if wide * one <= _SMALL:

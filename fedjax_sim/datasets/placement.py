@@ -142,7 +142,8 @@ def _zeros(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     size = math.prod(shape) * np.dtype(dtype).itemsize
     held = np.zeros(size + _ALIGNED, np.uint8)
     first = -held.ctypes.data % _ALIGNED
-    return held[first : first + size].view(dtype).reshape(shape)
+    made: np.ndarray = held[first : first + size].view(dtype).reshape(shape)
+    return made
 
 
 def _put(tree: Any, sharding: NamedSharding) -> Any:

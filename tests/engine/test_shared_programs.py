@@ -25,6 +25,7 @@ def settings(**changes):
         "batch_size": 20,
         "cohort": fjs.cohort.uniform(5),
         "work": fjs.local.epochs(1),
+        "layout": fjs.layout.turns(),
         "progress": False,
         **changes,
     }
