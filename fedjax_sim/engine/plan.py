@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -18,6 +19,7 @@ from fedjax_sim.core import trees
 from fedjax_sim.core.descriptions import Described
 from fedjax_sim.core.fields import static
 from fedjax_sim.core.values import row_of
+from fedjax_sim.datasets.buckets import in_bucket
 from fedjax_sim.datasets.federated import FederatedDataset, training_part
 from fedjax_sim.diagnostics.base import Diagnostic
 from fedjax_sim.engine.asynchronous.schemes import Asynchronous
@@ -193,6 +195,31 @@ class Plan(NamedTuple):
         """The plan with its data where the layout reads it from."""
         return self._replace(dataset=self.layout.placed(self.dataset))
 
+    def shared(self, evaluate: Any) -> Plan:
+        """The placed plan with its data as a program sees them that is also that of other draws (``InBucket``).
+
+        For programs that nobody differentiates. As it is where something might read the rows or the numbers of the
+        data otherwise: an ``evaluate``, diagnostics that look at them, a joint task or one with scores, a mesh, and
+        classes that are not the package's. Bounds of clients' sizes stay exact where a layout or a batch would compute
+        more for rough ones.
+        """
+        parts = (self.task, self.cohort, self.work, self.batches, self.layout, self.system, self.asynchronous)
+        reads = any(one.reads or "accumulation" in one.observes for one in self.diagnostics)
+        reads = reads or evaluate is not None or self.task.joint or bool(self.task.scores)
+        if reads or self.dataset.placement is not None or not all(map(_of_package, (*parts, *self.diagnostics))):
+            return self
+        rough = self._replace(dataset=in_bucket(self.dataset, rough=True))
+        if rough._sizes() == self._sizes():
+            return rough
+        return self._replace(dataset=in_bucket(self.dataset, rough=False))
+
+    def _sizes(self) -> Any:
+        """All static numbers from clients' sizes that a forward program computes by."""
+        rows = self.batches.rows(self.dataset)
+        in_pieces = self.batches.pieces(self.dataset.max_size, rows) > 1
+        bounds = map(self.bounds, self.algorithm.phases())
+        return rows, in_pieces, [self.layout.sized_by(of_phase, self.dataset) for of_phase in bounds]
+
     def everywhere(self) -> Plan:
         """The plan with all else on every device of the layout."""
         return self.layout.everywhere(self._replace(dataset=None))._replace(dataset=self.dataset)  # type: ignore[arg-type,no-any-return]
@@ -230,6 +257,14 @@ class TrainState(NamedTuple):
         """
         row = row_of(client_id, np.sort(np.asarray(dataset.client_ids)))
         return jax.tree.map(lambda leaf: leaf[row], self.clients)
+
+
+def _of_package(part: Any) -> bool:
+    """Whether a part of a run, and what it is made of, is of the package's own classes."""
+    if not isinstance(part, Described):
+        return True
+    fields = (getattr(part, field.name) for field in dataclasses.fields(part))  # type: ignore[arg-type]
+    return type(part).__module__.startswith("fedjax_sim.") and all(map(_of_package, fields))
 
 
 def layout_by_rule(plan: Plan, *, several: bool = False) -> Layout:

@@ -17,12 +17,15 @@ from jax import lax
 
 from fedjax_sim.core.devices import prefetched, rows_within
 from fedjax_sim.core.loops import bounded_loop
+from fedjax_sim.datasets.buckets import InBucket
 from fedjax_sim.datasets.federated import FederatedDataset, whole
 from fedjax_sim.datasets.host import HostDataset
 from fedjax_sim.datasets.placement import CLIENTS, EVERYWHERE, SHARED_OUT, padded
 from fedjax_sim.models.task import Task
 
 ROWS = 8192  # rows a step at most: keeps a matrix unit busy
+_FEWEST = 256  # rows a step at least of a data set in a bucket, where there are as many and memory for them
+_BLOCKS = 16  # of all rows of a bucket: the last block that has examples is as good as full
 ROWS_OF_ONE = 256  # of one client at a time: enough to keep a core busy
 
 Sums = dict[str, jax.Array]
@@ -108,6 +111,9 @@ def _scanned(task: Task, params: Any, dataset: FederatedDataset, clients: bool) 
     each = dataset.num_clients if clients else None
     columns = Columns(dataset.examples, dataset.example_weights, owners)
     n, placement = dataset.num_examples, dataset.placement
+    if isinstance(dataset, InBucket):
+        length, some = dataset.num_rows, dataset.num_rows // _BLOCKS
+        return _pass_over(task, params, columns, jnp.int32(0), jnp.asarray(n), length, each, most=some)
     if placement is None:
         return _pass_over(task, params, columns, jnp.int32(0), jnp.int32(n), n, each)
     length = padded(n, placement.parts) // placement.parts
@@ -129,11 +135,23 @@ def _scanned(task: Task, params: Any, dataset: FederatedDataset, clients: bool) 
 
 
 def _pass_over(
-    task: Task, params: Any, columns: Columns, begin: jax.Array, end: jax.Array, length: int, num_clients: int | None
+    task: Task,
+    params: Any,
+    columns: Columns,
+    begin: jax.Array,
+    end: jax.Array,
+    length: int,
+    num_clients: int | None,
+    *,
+    most: int | None = None,
 ) -> Pass:
-    """The sums over the rows ``begin`` to ``end - 1`` of the columns, at most ``length``; see :func:`_empty`."""
+    """The sums over the rows ``begin`` to ``end - 1`` of the columns, at most ``length``; see :func:`_empty`.
+
+    ``most`` rows at a time, and none beyond the end; None for all ``length`` rows, as many at a time as memory allows.
+    """
     present = jax.tree.leaves(columns.examples)[0].shape[0]
-    rows = length if task.joint else _rows_at_once(task, params, columns.examples, length)
+    at_once = length if most is None else min(max(most, _FEWEST), length)
+    rows = length if task.joint else _rows_at_once(task, params, columns.examples, at_once)
 
     @jax.checkpoint
     def step(task: Task, params: Any, columns: Columns, sums: Pass, first: jax.Array, end: jax.Array) -> Pass:
@@ -148,6 +166,11 @@ def _pass_over(
     empty = _empty(task, params, columns.examples, num_clients)
     if rows == length:
         return step(task, params, columns, empty, begin, end)  # type: ignore[no-any-return]
+    if most is not None:
+        blocks = (end - begin + rows - 1) // rows
+        return lax.fori_loop(  # type: ignore[no-any-return]
+            jnp.int32(0), blocks, lambda k, sums: step(task, params, columns, sums, begin + k * rows, end), empty
+        )
     firsts = begin + jnp.arange(0, length, rows, dtype=jnp.int32)
     return lax.scan(lambda sums, first: (step(task, params, columns, sums, first, end), None), empty, firsts)[0]
 
@@ -193,8 +216,13 @@ def _empty(task: Task, params: Any, examples: Any, num_clients: int | None = Non
     return Pass(overall, {name: jnp.zeros((num_clients,), dtype) for name, dtype in each})
 
 
-def _as_means(task: Task, params: Any, sums: Pass, n: int) -> Pass:
-    return sums._replace(overall=task.with_penalty(params, {name: total / n for name, total in sums.overall.items()}))
+def _as_means(task: Task, params: Any, sums: Pass, n: Any) -> Pass:
+    # As XLA divides by a number that it knows, so that the bits are the same.
+    traced = isinstance(n, jax.Array)
+    means = {
+        name: total * (1 / jnp.asarray(n, total.dtype)) if traced else total / n for name, total in sums.overall.items()
+    }
+    return sums._replace(overall=task.with_penalty(params, means))
 
 
 def client_means(task: Task, params: Any, sums: Sums, sizes: jax.Array) -> Sums:

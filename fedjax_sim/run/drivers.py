@@ -49,7 +49,7 @@ class StreamedDriver:
     ) -> None:
         where, self._layout = plan.client_states, plan.layout
         plan = plan._replace(client_states=where.in_program())
-        plan = (plan if host is not None else plan.placed()).everywhere()
+        plan = (plan if host is not None else plan.placed().shared(evaluate)).everywhere()
         initial_params, initial_state = self._layout.everywhere((initial_params, initial_state))
         self._evaluate, self._host, self._frame = evaluate, host, plan.dataset
         self._plans = [plan._replace(key=key) for key in plan.key]  # one a seed

@@ -16,6 +16,7 @@ from fedjax_sim.core.descriptions import factory
 from fedjax_sim.core.fields import count
 from fedjax_sim.core.loops import with_static_derivative
 from fedjax_sim.core.values import check_count, shown
+from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.engine.layout.base import Bounds, Layout, LocalResult, Run, left_shapes, surveyed
 from fedjax_sim.engine.solver import Progress, Slot, Solver
 
@@ -31,6 +32,9 @@ class Lanes(Layout):
     """
 
     num_lanes: int = count(default=8)
+
+    def sized_by(self, bounds: Bounds, dataset: FederatedDataset) -> Any:
+        return ()  # its loops follow the clients
 
     def run(self, solver: Solver, sent: Any, states: Any, slots: Slot, bounds: Bounds) -> LocalResult:
         lanes = min(self.num_lanes, len(slots.offset))
@@ -50,6 +54,9 @@ class Static(Layout):
     """
 
     num_lanes: int = count(default=1)
+
+    def sized_by(self, bounds: Bounds, dataset: FederatedDataset) -> Any:
+        return bounds
 
     def run(self, solver: Solver, sent: Any, states: Any, slots: Slot, bounds: Bounds) -> LocalResult:
         lanes = min(self.num_lanes, len(slots.offset))

@@ -11,6 +11,7 @@ from jax import lax
 
 from fedjax_sim.core import trees
 from fedjax_sim.core.descriptions import factory
+from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.engine.layout.base import Bounds, Layout, LocalResult, surveyed
 from fedjax_sim.engine.solver import Slot, Solver
 
@@ -22,6 +23,9 @@ class Stacked(Layout):
     (GPU, TPU). The first step is peeled: before it all clients hold the same x, so its products are not batched over
     models. Idle steps are masked by selection, never by a zero weight, and reuse a real batch: NaN-safe in reverse.
     """
+
+    def sized_by(self, bounds: Bounds, dataset: FederatedDataset) -> Any:
+        return bounds
 
     def run(self, solver: Solver, sent: Any, states: Any, slots: Slot, bounds: Bounds) -> LocalResult:
         run = functools.partial(_run, most=bounds.survey_per_client)
