@@ -21,8 +21,12 @@ def affine(hook: Hook) -> Hook:
     return hook
 
 
-def is_affine(method: Any) -> bool:
-    """Whether all that the method's clients compute, but for F itself, is marked :func:`affine`."""
-    requires = method.requires
-    marked = all(getattr(getattr(type(method), name), "affine", False) for name in _HOOKS)
-    return marked and requires.steps and not (requires.survey or requires.other_batch or method.keep_optimizer)
+def is_affine(method: Any, *, surveying: bool = False) -> bool:
+    """Whether all that the method's clients compute, but for F itself, is marked :func:`affine`.
+
+    ``surveying`` asks it of a method whose clients survey their data in the place of steps.
+    """
+    requires, hooks = method.requires, (*_HOOKS, *(["survey"] if surveying else []))
+    marked = all(getattr(getattr(type(method), name), "affine", False) for name in hooks)
+    alone = requires.steps != requires.survey
+    return marked and requires.survey == surveying and alone and not (requires.other_batch or method.keep_optimizer)

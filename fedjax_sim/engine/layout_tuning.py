@@ -31,11 +31,12 @@ from fedjax_sim.engine.layout.base import Layout
 from fedjax_sim.engine.layout.choose import choose_width
 from fedjax_sim.engine.layout.factored import factored
 from fedjax_sim.engine.layout.mesh import mesh
+from fedjax_sim.engine.layout.pooled import pooled
 from fedjax_sim.engine.layout.queue import lanes
 from fedjax_sim.engine.layout.stacked import stacked
 from fedjax_sim.engine.layout.turns import turns
 from fedjax_sim.engine.layout_timing import Timing, label, timings
-from fedjax_sim.engine.plan import Plan, coordinates, layout_by_rule
+from fedjax_sim.engine.plan import Plan, apart, coordinates, layout_by_rule
 from fedjax_sim.reporting.progress import progress_bar
 from fedjax_sim.reporting.table import text_rows
 
@@ -234,6 +235,8 @@ def default_candidates(plan: Plan) -> tuple[Layout, ...]:
         widths = {choose_width(layer.inputs, layer.outputs, math.inf, plan.dataset), plan.dataset.max_size}
         found = [factored(turns(), width) for width in widths if width is not None and width < layer.inputs - 1]
         alone, together = [*alone, *found], [*together, *(mesh(inner=one) for one in found if devices > 1)]
+    if apart(plan) is None:
+        alone, together = [*alone, pooled()], [*together, *([mesh(inner=pooled())] if devices > 1 else [])]
     return tuple(dict.fromkeys([layout_by_rule(plan, several=True), *alone, *together]))
 
 

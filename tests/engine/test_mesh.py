@@ -79,6 +79,13 @@ def test_clients_in_coordinates_of_their_examples(data):
     assert_alike(run(method, data, TURNS, work=work), run(method, data, MESH(2, inner, data="sharded"), work=work))
 
 
+@pytest.mark.slow
+def test_one_gradient_on_each_device(data):
+    method, work = fjs.fedprox(client_optimizer=LOCAL, mu=0.1), fjs.local.steps(1)
+    inner = fjs.layout.pooled()
+    assert_alike(run(method, data, TURNS, work=work), run(method, data, MESH(2, inner, data="sharded"), work=work))
+
+
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] * (number > 1)) for number, name in enumerate(LAYOUTS)]
 )

@@ -21,7 +21,8 @@ def choose_layout(num_slots: int, num_parameters: int, bounds: Bounds) -> Layout
 
     On a CPU: *stacked* for one step of a small model (nothing to wait for, larger products), else *turns* (measured
     5 to 40 times faster than stacked for unequal steps). On GPU and TPU: *stacked* where masking wastes less than half,
-    else *lanes*. Whether *turns* is then also *factored*, :func:`choose_width` says.
+    else *lanes*. Whether *turns* is then also *factored*, :func:`choose_width` says, and whether either is *pooled*,
+    :func:`choose_pooled`.
 
     Args:
       num_slots: S.
@@ -57,6 +58,25 @@ def choose_width(inputs: int, outputs: int, passes: float, dataset: FederatedDat
     width = min(-(-size // 16) * 16, dataset.max_size)
     pays = width < inputs - 1 and passes * (1 - width / inputs) > 1 + width / (2 * outputs)
     return width if pays else None
+
+
+# Operations of a gradient for each parameter and example up to which a model's own size is what clients cost: 4 to 6
+# where layers are dense, far more where a kernel is used at many places.
+_DENSE = 10
+
+
+def choose_pooled(num_slots: int, num_parameters: int, flops: float = 0.0) -> bool:
+    """Whether the work of clients of one step is pooled (:mod:`fedjax_sim.layout.pooled`), if it can be.
+
+    On a CPU, where a model for each client costs more than compiling both programs does, and more than its batch.
+
+    Args:
+      num_slots: S.
+      num_parameters: of one model.
+      flops: of a gradient, for each example.
+    """
+    large = num_slots > 1 and num_parameters >= _KERNEL
+    return jax.default_backend() == "cpu" and large and flops <= _DENSE * num_parameters
 
 
 _COPIES = 1 << 30  # bytes that the copies of the examples for the other devices of one CPU may take
