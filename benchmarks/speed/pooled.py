@@ -12,7 +12,7 @@ FedAvg, SGD 0.05, one local step on 20 examples in stored order (large-batch SGD
 
 All compute the same rounds, one after the other inside every repeat; the models must agree before a time is printed.
 Columns: ms a round in turns, stacked and pooled, the ratio of pooled to the faster one of the two (median, lowest and
-highest of the repeats), MB that the programs need beside their arguments, seconds of the first call.
+highest of the repeats), seconds of the first call of each.
 """
 
 from __future__ import annotations

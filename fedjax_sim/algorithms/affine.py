@@ -15,7 +15,8 @@ def affine(hook: Hook) -> Hook:
 
     Multiples are by numbers that do not depend on them; to an objective it may add multiples of |y|^2 and |y - x|^2.
     Such a hook does not care in which coordinates they are (:mod:`fedjax_sim.models.coordinates`), as far as it asks F
-    for nothing but ``F(y)``. A method that overrides it without the mark is not taken for one.
+    for nothing but ``F(y)``, treats all arrays of a model alike, and sends none of them in a ``Stack``. A method that
+    overrides it without the mark is not taken for one.
     """
     hook.affine = True  # type: ignore[attr-defined]
     return hook

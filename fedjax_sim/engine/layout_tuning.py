@@ -140,7 +140,8 @@ def tune(
       seeds: one seed or several; a CPU runs them in turn, so there the first is measured.
       initial_params: where all seeds start; None draws them from each seed.
       candidates: layouts to choose from, the most promising first; None for the rule's choice, turns, lanes of 4, 8, 16
-        and 32 up to the cohort's size, and stacked. The first is chosen if it is within 3 % of the fastest.
+        and 32 up to the cohort's size, stacked, and factored and pooled where they can be. The first is chosen if it is
+        within 3 % of the fastest.
       limit: seconds of one candidate's rounds after which it is timed no more.
       repeats: timed calls of a candidate, at most.
       refresh: measure again although the times are known.

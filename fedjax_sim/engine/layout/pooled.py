@@ -196,6 +196,7 @@ def _at_once(solver: Solver, total: int) -> int:
     dataset = solver.dataset
     numbers: int = sum(math.prod(leaf.shape[1:]) for leaf in jax.tree.leaves(dataset.examples))
     most: int = max(1, _NUMBERS // max(1, numbers * solver.batches.rows(dataset)))
+    total = max(1, total)
     return -(-total // -(-total // most))
 
 
