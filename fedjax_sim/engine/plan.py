@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -11,6 +12,7 @@ import numpy as np
 from fedjax_sim.algorithms.contract import Method
 from fedjax_sim.algorithms.wrapper import surveys
 from fedjax_sim.clients.cohort.participation import Averaging, Participation
+from fedjax_sim.clients.cohort.schemes import full
 from fedjax_sim.clients.local.batches import Batches, batches_in
 from fedjax_sim.clients.local.work import Work
 from fedjax_sim.clients.systems.base import System
@@ -236,7 +238,7 @@ class TrainState(NamedTuple):
 
 def layout_by_rule(plan: Plan, *, several: bool = False) -> Layout:
     """The layout of a run that is given none: of one device, or of ``several`` if there are."""
-    devices = choose_devices(plan.slots) if several else 1
+    devices = choose_devices(plan.slots, functools.partial(_operations, plan)) if several else 1
     bounds, dataset = plan.bounds(plan.algorithm), plan.dataset
     parameters = sum(leaf.size for leaf in jax.tree.leaves(plan.params))
     chosen = choose_layout(plan.slots, parameters, bounds)
@@ -253,6 +255,14 @@ def layout_by_rule(plan: Plan, *, several: bool = False) -> Layout:
         return chosen
     inner = chosen if isinstance(chosen, (Factored, Pooled)) else None
     return mesh(devices, inner, data=choose_sharding(trees.size_in_bytes(dataset.examples), devices))
+
+
+def _operations(plan: Plan) -> float:
+    """Of a round's gradients, where its clients are like the mean of all."""
+    data, rows = plan.dataset, plan.batches.rows(plan.dataset)
+    every = plan._replace(cohort=full(), asynchronous=None).bounds(plan.algorithm)
+    steps = plan.slots * (every.per_cohort + every.survey_per_cohort) / data.num_clients
+    return steps * gradient_flops(plan.task, plan.params, data, rows)
 
 
 def coordinates(plan: Plan) -> Layer | str:

@@ -12,6 +12,7 @@ import fedjax_sim as fjs
 from fedjax_sim.algorithms.affine import affine, is_affine
 from fedjax_sim.algorithms.contract import Stack
 from fedjax_sim.engine.layout.choose import choose_pooled
+from fedjax_sim.engine.plan import Plan, _operations
 
 MODULE = sys.modules[type(fjs.layout.pooled()).__module__]
 SIZES = (5, 9, 13, 30, 3, 22)
@@ -241,3 +242,14 @@ def test_the_rule():
     for work, wanted in ((ONE, "layout.pooled"), (fjs.local.steps(2), "layout.turns")):
         history = run(FEDAVG, None, data, task, work=work, rounds=1, eval_every=1)
         assert history.description["run"]["layout"]["name"] == wanted
+
+
+def test_what_a_round_computes():
+    """Four clients of five batches of 8, as all have: mostly products."""
+    task, data = fjs.classification(fjs.models.LogisticRegression(3)), clients((40,) * 6)
+    asked = Plan(
+        task, fjs.cohort.uniform(4), fjs.local.epochs(1), fjs.local.shuffled(8), algorithm=FEDAVG, dataset=data,
+        key=jax.random.key(0),
+    )  # fmt: skip
+    products = 4 * 5 * (4 * 8 * 7 * 3)
+    assert products < _operations(asked) < 2 * products
