@@ -31,11 +31,12 @@ from fedjax_sim.engine.layout.base import Layout
 from fedjax_sim.engine.layout.choose import choose_width
 from fedjax_sim.engine.layout.factored import factored
 from fedjax_sim.engine.layout.mesh import mesh
+from fedjax_sim.engine.layout.pooled import pooled
 from fedjax_sim.engine.layout.queue import lanes
 from fedjax_sim.engine.layout.stacked import stacked
 from fedjax_sim.engine.layout.turns import turns
 from fedjax_sim.engine.layout_timing import Timing, label, timings
-from fedjax_sim.engine.plan import Plan, coordinates, layout_by_rule
+from fedjax_sim.engine.plan import Plan, apart, coordinates, layout_by_rule
 from fedjax_sim.reporting.progress import progress_bar
 from fedjax_sim.reporting.table import text_rows
 
@@ -139,7 +140,8 @@ def tune(
       seeds: one seed or several; a CPU runs them in turn, so there the first is measured.
       initial_params: where all seeds start; None draws them from each seed.
       candidates: layouts to choose from, the most promising first; None for the rule's choice, turns, lanes of 4, 8, 16
-        and 32 up to the cohort's size, and stacked. The first is chosen if it is within 3 % of the fastest.
+        and 32 up to the cohort's size, stacked, and factored and pooled where they can be. The first is chosen if it is
+        within 3 % of the fastest.
       limit: seconds of one candidate's rounds after which it is timed no more.
       repeats: timed calls of a candidate, at most.
       refresh: measure again although the times are known.
@@ -234,6 +236,8 @@ def default_candidates(plan: Plan) -> tuple[Layout, ...]:
         widths = {choose_width(layer.inputs, layer.outputs, math.inf, plan.dataset), plan.dataset.max_size}
         found = [factored(turns(), width) for width in widths if width is not None and width < layer.inputs - 1]
         alone, together = [*alone, *found], [*together, *(mesh(inner=one) for one in found if devices > 1)]
+    if apart(plan) is None:
+        alone, together = [*alone, pooled()], [*together, *([mesh(inner=pooled())] if devices > 1 else [])]
     return tuple(dict.fromkeys([layout_by_rule(plan, several=True), *alone, *together]))
 
 

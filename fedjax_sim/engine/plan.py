@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -12,9 +13,11 @@ import numpy as np
 from fedjax_sim.algorithms.contract import Method
 from fedjax_sim.algorithms.wrapper import surveys
 from fedjax_sim.clients.cohort.participation import Averaging, Participation
+from fedjax_sim.clients.cohort.schemes import full
 from fedjax_sim.clients.local.batches import Batches, batches_in
 from fedjax_sim.clients.local.work import Work
 from fedjax_sim.clients.systems.base import System
+from fedjax_sim.clients.systems.flops import gradient_flops
 from fedjax_sim.core import trees
 from fedjax_sim.core.descriptions import Described
 from fedjax_sim.core.fields import static
@@ -25,9 +28,10 @@ from fedjax_sim.diagnostics.base import Diagnostic
 from fedjax_sim.engine.asynchronous.schemes import Asynchronous
 from fedjax_sim.engine.client_states import ClientStates, OnDevice
 from fedjax_sim.engine.layout.base import Bounds, Layout
-from fedjax_sim.engine.layout.choose import choose_devices, choose_layout, choose_sharding, choose_width
+from fedjax_sim.engine.layout.choose import choose_devices, choose_layout, choose_pooled, choose_sharding, choose_width
 from fedjax_sim.engine.layout.factored import Factored, coordinates_of, factored
 from fedjax_sim.engine.layout.mesh import mesh
+from fedjax_sim.engine.layout.pooled import Pooled, not_pooled, pooled
 from fedjax_sim.engine.layout.turns import Turns
 from fedjax_sim.engine.solver import Solver, Watch
 from fedjax_sim.models.coordinates import Layer
@@ -269,23 +273,47 @@ def _of_package(part: Any) -> bool:
 
 def layout_by_rule(plan: Plan, *, several: bool = False) -> Layout:
     """The layout of a run that is given none: of one device, or of ``several`` if there are."""
-    devices = choose_devices(plan.slots) if several else 1
+    devices = choose_devices(plan.slots, functools.partial(_operations, plan)) if several else 1
     bounds, dataset = plan.bounds(plan.algorithm), plan.dataset
     parameters = sum(leaf.size for leaf in jax.tree.leaves(plan.params))
     chosen = choose_layout(plan.slots, parameters, bounds)
-    passes = bounds.per_client * plan.batches.rows(dataset) / dataset.max_size
-    if isinstance(chosen, Turns) and passes > 1:  # the model is traced for it
+    rows = plan.batches.rows(dataset)
+    passes = bounds.per_client * rows / dataset.max_size
+    if choose_pooled(plan.slots, parameters) and apart(plan) is None:  # the loss is traced for it
+        flops = gradient_flops(plan.task, plan.params, dataset, rows) / rows
+        chosen = pooled(chosen) if choose_pooled(plan.slots, parameters, flops) else chosen
+    elif isinstance(chosen, Turns) and passes > 1:  # the model is traced for it
         layer = coordinates(plan)
         width = None if isinstance(layer, str) else choose_width(layer.inputs, layer.outputs, passes, dataset)
         chosen = chosen if width is None else factored(chosen, width)
     if devices == 1:
         return chosen
-    inner = chosen if isinstance(chosen, Factored) else None
+    inner = chosen if isinstance(chosen, (Factored, Pooled)) else None
     return mesh(devices, inner, data=choose_sharding(trees.size_in_bytes(dataset.examples), devices))
+
+
+def _operations(plan: Plan) -> float:
+    """Of a round's gradients, where its clients are like the mean of all."""
+    data, rows = plan.dataset, plan.batches.rows(plan.dataset)
+    every = plan._replace(cohort=full(), asynchronous=None).bounds(plan.algorithm)
+    steps = plan.slots * (every.per_cohort + every.survey_per_cohort) / data.num_clients
+    return steps * gradient_flops(plan.task, plan.params, data, rows)
 
 
 def coordinates(plan: Plan) -> Layer | str:
     """The layer whose kernel a run's clients can train in coordinates of their examples; else why there is none."""
+    shapes = _shapes(plan)
+    return shapes if isinstance(shapes, str) else coordinates_of(*shapes)
+
+
+def apart(plan: Plan) -> str | None:
+    """Why a round's local work is not the gradient of one sum; None where it is."""
+    shapes = _shapes(plan)
+    return shapes if isinstance(shapes, str) else not_pooled(*shapes, plan.bounds(plan.algorithm))
+
+
+def _shapes(plan: Plan) -> tuple[Solver, Any, Any] | str:
+    """The solver of a run's one exchange, and shapes of what is sent and kept; else why there is no such exchange."""
     method, params = plan.algorithm, plan.params
     if plan.asynchronous is not None:
         return "clients of an asynchronous run begin with models of different rounds"
@@ -295,4 +323,4 @@ def coordinates(plan: Plan) -> Layer | str:
     sent = jax.eval_shape(lambda params, shares: method.send(method.init(params, shares)), params, shares)
     states = jax.eval_shape(method.init_client, params)
     watch = Watch(updates=plan.observes("updates"), drift=plan.observes("drift"))
-    return coordinates_of(Solver(method, plan.task, plan.batches, plan.dataset, watch), sent, states)
+    return Solver(method, plan.task, plan.batches, plan.dataset, watch), sent, states

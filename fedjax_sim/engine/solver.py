@@ -109,7 +109,7 @@ class Solver(NamedTuple):
     def micro_steps(self, slot: Slot) -> jax.Array:
         """Batches that the client computes on, its survey left out; 0 in a void slot."""
         steps, size, rows = slot.client.steps, slot.client.size, self.batches.rows(self.dataset)
-        if self._surveying:
+        if self.surveying:
             total = batches_in(size, rows)
         else:
             requires = self.algorithm.requires
@@ -132,37 +132,42 @@ class Solver(NamedTuple):
         if not self.watch.surveying:
             y = method.begin(sent, own, slot.client)
             optimizer = c_i.optimizer if method.keep_optimizer else parts.begin(method.client_optimizer, y)
-        gradient = trees.zeros_like(y) if self._in_pieces and method.requires.steps else None
-        survey = trees.zeros_like(self._survey_shapes(sent, own, slot)) if self._surveying else None
+        gradient = trees.zeros_like(y) if self.in_pieces and method.requires.steps else None
+        survey = trees.zeros_like(self._survey_shapes(sent, own, slot)) if self.surveying else None
         return Progress(y, optimizer, own, gradient, survey)
 
-    def step(self, sent: Any, slot: Slot, progress: Progress, k: jax.Array, *, serial: bool = False) -> Progress:
-        """The client after micro-step ``k``."""
-        sent, client, requires = self._sent(sent, slot), slot.client, self.algorithm.requires
-        size, rows = client.size, self.batches.rows(self.dataset)
-        key = slot.model_key
+    def examined(self, slot: Slot, k: jax.Array, *, serial: bool = False) -> tuple[Loss, jax.Array]:
+        """F on the batch of micro-step ``k``, and which part of the client's examples the batch is."""
+        size, rows, requires = slot.client.size, self.batches.rows(self.dataset), self.algorithm.requires
+        contiguous = self.batches.contiguous
 
         def loss_at(positions: Positions, key: jax.Array, other: Any = None) -> tuple[Loss, jax.Array]:
-            contiguous = self.batches.contiguous
             batch = fetch(self.dataset, slot.offset, size, positions, contiguous=contiguous, serial=serial)
             part = batch.count.astype(jnp.result_type(float)) / size.astype(jnp.result_type(float))
-            return Loss(self.task, batch, key, client.scale, other), part
+            return Loss(self.task, batch, key, slot.client.scale, other), part
 
-        if self._surveying:
+        if self.surveying:
             place = k * rows + jnp.arange(rows, dtype=jnp.int32)
-            F, part = loss_at(Positions(jnp.minimum(place, size - 1), place < size), jax.random.fold_in(key, k))
-            found = self.algorithm.survey(F, sent, progress.kept, client)
-            return progress._replace(survey=trees.add_scaled(progress.survey, part, found))
+            positions = Positions(jnp.minimum(place, size - 1), place < size)
+            return loss_at(positions, jax.random.fold_in(slot.model_key, k))
         first = batches_in(size, rows) if surveys(self.algorithm) else jnp.int32(0)  # the survey's keys come before
-        key = jax.random.fold_in(key, k + first)
+        key = jax.random.fold_in(slot.model_key, k + first)
         other = None
         batch = k if requires.hold == 1 else k // requires.hold
         if requires.other_batch:
-            later = self.batches.positions(slot.draws, size, batch + requires.gradients(client.steps), rows)
+            later = self.batches.positions(slot.draws, size, batch + requires.gradients(slot.client.steps), rows)
             other = loss_at(later, key)[0]
-        F, part = loss_at(self.batches.positions(slot.draws, size, batch, rows), key, other)
-        pieces = self.batches.pieces(size, rows)
-        number = k // pieces if self._in_pieces else k
+        return loss_at(self.batches.positions(slot.draws, size, batch, rows), key, other)
+
+    def step(self, sent: Any, slot: Slot, progress: Progress, k: jax.Array, *, serial: bool = False) -> Progress:
+        """The client after micro-step ``k``."""
+        sent, client = self._sent(sent, slot), slot.client
+        F, part = self.examined(slot, k, serial=serial)
+        if self.surveying:
+            found = self.algorithm.survey(F, sent, progress.kept, client)
+            return progress._replace(survey=trees.add_scaled(progress.survey, part, found))
+        pieces = self.batches.pieces(client.size, self.batches.rows(self.dataset))
+        number = k // pieces if self.in_pieces else k
 
         holding = client._replace(held=progress.y)
 
@@ -173,7 +178,7 @@ class Solver(NamedTuple):
 
         turn = self.algorithm.turn(number, client) if serial else None
         g, statistics = parts.gradient(objective, progress.y, turn)
-        if not self._in_pieces:
+        if not self.in_pieces:
             return _with_statistics(self._moved(sent, client, progress, g, number), statistics)
         if any(leaf is not None for leaf in statistics):
             raise ValueError(
@@ -263,11 +268,13 @@ class Solver(NamedTuple):
         return c_i.own if self.algorithm.keep_optimizer else c_i
 
     @property
-    def _surveying(self) -> bool:
+    def surveying(self) -> bool:
+        """Whether all that clients do is to survey their data."""
         return self.watch.surveying or (surveys(self.algorithm) and not self.algorithm.requires.steps)
 
     @property
-    def _in_pieces(self) -> bool:
+    def in_pieces(self) -> bool:
+        """Whether a gradient is the sum of those of several micro-steps, each times its part."""
         rows = self.batches.rows(self.dataset)
         return self.batches.pieces(self.dataset.max_size, rows) > 1  # type: ignore[no-any-return]
 

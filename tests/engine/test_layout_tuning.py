@@ -167,7 +167,8 @@ def test_candidates_by_default():
 
     assert labels() == ["turns()", "lanes(4)", "stacked()"]
     assert labels(cohort=fjs.cohort.uniform(3)) == ["turns()", "stacked()"]
-    assert labels(work=fjs.local.steps(1)) == ["stacked()", "turns()", "lanes(4)"]  # the rule's choice is first
+    # The rule's choice is first.
+    assert labels(work=fjs.local.steps(1)) == ["stacked()", "turns()", "lanes(4)", "pooled(stacked())"]
     many = fjs.datasets.quadratics(num_clients=20, dim=2)
     assert labels(dataset=many, work=fjs.local.steps(2)) == [
         "turns()", "lanes(4)", "lanes(8)", "lanes(16)", "stacked()"
