@@ -118,6 +118,7 @@ from fedjax_sim.run.simulation import simulate as simulate
 from fedjax_sim.run.training import make_train as make_train
 from fedjax_sim.run.verification import verify as verify
 from fedjax_sim.studies import hyper as hyper
+from fedjax_sim.studies import outer as outer
 from fedjax_sim.studies import sweeps as sweeps
 from fedjax_sim.studies.hyper.tuning import tune as tune
 from fedjax_sim.studies.personalise import personalise as personalise

@@ -21,6 +21,7 @@ from collections.abc import Callable
 from typing import Any
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("FEDJAX_SIM_CACHE", "off")  # what is compiled is measured
 
 import jax
 import jax.numpy as jnp

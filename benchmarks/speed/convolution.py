@@ -32,6 +32,7 @@ from collections.abc import Callable
 from typing import Any
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("FEDJAX_SIM_CACHE", "off")  # what is compiled is measured
 
 import flax.linen as nn
 import jax

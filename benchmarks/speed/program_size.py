@@ -36,7 +36,7 @@ PARTS = {
     "local step": ("Solver.step", "Solver._moved", "Solver.begin"),
     "end of a client": ("Solver.finish",),
     "layout": ("Turns.run", "run_turns", "run_queue"),
-    "evaluation": ("measure", "mean_values", "_scanned"),
+    "evaluation": ("measure", "passed", "_scanned"),
     "aggregation": ("_updated", "_received"),
     "record of a round": ("_recorded", "_divergence", "_measured"),
     "loop of rounds": ("counted.<locals>.scan", "some_rounds", "run_round", "Nested.run", "PerRound.run"),

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 _ROLE = "FEDJAX_SIM_BENCHMARK_DEVICES"
+os.environ.setdefault("FEDJAX_SIM_CACHE", "off")  # what is compiled is measured
 
 
 def fastest(function: Callable[[], Any], repeats: int) -> float:

@@ -15,14 +15,19 @@ def affine(hook: Hook) -> Hook:
 
     Multiples are by numbers that do not depend on them; to an objective it may add multiples of |y|^2 and |y - x|^2.
     Such a hook does not care in which coordinates they are (:mod:`fedjax_sim.models.coordinates`), as far as it asks F
-    for nothing but ``F(y)``. A method that overrides it without the mark is not taken for one.
+    for nothing but ``F(y)``, treats all arrays of a model alike, and sends none of them in a ``Stack``. A method that
+    overrides it without the mark is not taken for one.
     """
     hook.affine = True  # type: ignore[attr-defined]
     return hook
 
 
-def is_affine(method: Any) -> bool:
-    """Whether all that the method's clients compute, but for F itself, is marked :func:`affine`."""
-    requires = method.requires
-    marked = all(getattr(getattr(type(method), name), "affine", False) for name in _HOOKS)
-    return marked and requires.steps and not (requires.survey or requires.other_batch or method.keep_optimizer)
+def is_affine(method: Any, *, surveying: bool = False) -> bool:
+    """Whether all that the method's clients compute, but for F itself, is marked :func:`affine`.
+
+    ``surveying`` asks it of a method whose clients survey their data in the place of steps.
+    """
+    requires, hooks = method.requires, (*_HOOKS, *(["survey"] if surveying else []))
+    marked = all(getattr(getattr(type(method), name), "affine", False) for name in hooks)
+    alone = requires.steps != requires.survey
+    return marked and requires.survey == surveying and alone and not (requires.other_batch or method.keep_optimizer)

@@ -76,7 +76,7 @@ def _check_new(cls: type[Any], contract: type[Any], name: str, value: Any) -> No
     hooks = [hook for hook in vars(contract) if not hook.startswith("_")]
     for near in difflib.get_close_matches(name, hooks, n=1, cutoff=_NEAR):
         hook, function = vars(contract)[near], inspect.isfunction(value)
-        if function == inspect.isfunction(hook) and (not function or _takes(value, hook)):
+        if function == inspect.isfunction(hook) and (not function or _takes(inspect.signature(value), hook)):
             raise TypeError(
                 f"{cls.__name__}.{name}: no base has it, so nothing would read it: did you mean {near!r}? {own}"
             )
@@ -88,17 +88,22 @@ def _check_parameters(cls: type[Any], contract: type[Any], name: str, function: 
     hook = next((vars(base)[name] for base in classes if inspect.isfunction(vars(base).get(name))), None)
     if hook is None:
         return
-    given, wanted = (", ".join(inspect.signature(one).parameters) for one in (function, hook))
-    former = _FORMER_ARGUMENTS.get(name) in given.split(", ")
-    if former or not _takes(function, hook):
-        since = " since 0.2.0" if former else ""
-        raise TypeError(f"{cls.__name__}.{name}({given}): the contract calls {name}({wanted}){since}")
+    given, wanted = inspect.signature(function), _arguments(hook)
+    former = _FORMER_ARGUMENTS.get(name) in given.parameters
+    if former or not _takes(given, hook):
+        since, said = " since 0.2.0" if former else "", ", ".join(given.parameters)
+        raise TypeError(f"{cls.__name__}.{name}({said}): the contract calls {name}({', '.join(wanted)}){since}")
 
 
-def _takes(function: Any, hook: Any) -> bool:
-    """Whether it could be called as the hook is."""
+def _takes(given: inspect.Signature, hook: Any) -> bool:
+    """Whether a function of that signature could be called as the hook is."""
     try:
-        inspect.signature(function).bind(*inspect.signature(hook).parameters)
+        given.bind(*_arguments(hook))
     except TypeError:
         return False
     return True
+
+
+@functools.cache
+def _arguments(hook: Any) -> tuple[str, ...]:
+    return tuple(inspect.signature(hook).parameters)

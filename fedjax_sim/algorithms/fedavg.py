@@ -97,9 +97,11 @@ class LargeBatchSgd(FedAvg):
 
     requires = Requires(survey=True, steps=False)
 
+    @affine
     def survey(self, F: Any, sent: Any, c_i: Any, client: Client) -> Any:
         return jax.grad(F)(sent.params)
 
+    @affine
     def change(self, y: Any, sent: Any, c_i: Any, client: Client) -> Any:
         state = parts.begin(self.client_optimizer, y)
         y, _ = self.step(client.survey, y, state, jnp.int32(0), sent, c_i, client)

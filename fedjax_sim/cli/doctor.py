@@ -14,9 +14,8 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedjax_sim.cli.cache import others_may_write
 from fedjax_sim.cli.options import add_json
-from fedjax_sim.core.files import cache_directory
+from fedjax_sim.core.files import cache_directory, others_may_write
 from fedjax_sim.core.version import __version__
 
 _PACKAGE = "fedjax_sim"
@@ -169,6 +168,8 @@ def _cache(problems: list[Problem]) -> dict[str, Any]:
         folder = cache_directory()
     except RuntimeError:
         problems.append(Problem("there is no home directory for the cache", "set FEDJAX_SIM_CACHE to a folder"))
+        folder = None
+    if folder is None:
         return {"directory": None, "bytes": 0, "programs": 0}
     nearest = next(place for place in (folder, *folder.parents) if place.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
@@ -197,7 +198,7 @@ def _text(about: dict[str, Any], problems: list[Problem]) -> str:
         "devices": devices,
         "variables": ", ".join(map("=".join, about["settings"].items())) or "none of ours or JAX's is set",
         "data": where,
-        "cache": f"{cache['directory']}: {kept}",
+        "cache": "none" if cache["directory"] is None else f"{cache['directory']}: {kept}",
     }
     lines = [f"{name:10} {words}" for name, words in said.items()]
     width = max(map(len, about["extras"]), default=0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import difflib
 import importlib
-import os
 import re
 import sys
 from collections.abc import Sequence
@@ -34,9 +33,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     own_process = arguments is None
     if own_process:
         process.watch()
-        # XLA calls programs that it compiled and kept here unfit for this machine, in lines of 2 kB: it takes tuning
-        # hints for features of the processor. What goes wrong is raised; only the log is silenced.
-        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     with process.usable_streams(own_process):
         try:
             try:

@@ -7,6 +7,7 @@ import contextlib
 import inspect
 import json
 import math
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,12 +55,17 @@ def settle(
     """
     if not options.own_process:
         return None
-    from fedjax_sim.cli.cache import use_compilation_cache
-    from fedjax_sim.core.devices import use_cpu_devices
+    import jax
 
-    if cache:
-        use_compilation_cache()
-    return use_cpu_devices(devices, threads)
+    from fedjax_sim.core.devices import use_cpu_devices
+    from fedjax_sim.core.programs import keep_programs
+
+    chosen = use_cpu_devices(devices, threads)  # the number of threads is part of what programs are kept for
+    if not cache:
+        jax.config.update("jax_enable_compilation_cache", False)
+    elif reason := keep_programs():
+        print(f"fedjax-sim: compiled programs are not kept: {reason}", file=sys.stderr)
+    return chosen
 
 
 def begin(

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from fedjax_sim.studies.hyper.transforms import Transform
     from fedjax_sim.studies.sweeps.space import Space
+    from fedjax_sim.studies.transforms import Transform
 
 _OPTION = "--over"
 _CALL = re.compile(r"([A-Za-z_]\w*)\((.*)\)", re.DOTALL)

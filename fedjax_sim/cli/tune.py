@@ -59,8 +59,8 @@ def run(options: argparse.Namespace) -> int:
 def _tuned(given: dict[str, Any], over: dict[str, Any], options: argparse.Namespace, results: Results) -> Tuned:
     from fedjax_sim import optim
     from fedjax_sim.run.training import make_train
-    from fedjax_sim.studies.hyper.objectives import final
     from fedjax_sim.studies.hyper.tuning import tune
+    from fedjax_sim.studies.objectives import final
 
     own = ("algorithm", "dataset", "seeds", "initial_params")
     setting, left_out = taken_by(make_train, {key: value for key, value in given.items() if key not in own})

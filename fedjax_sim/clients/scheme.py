@@ -9,6 +9,7 @@ from typing import Any, Self, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.scipy.special import xlog1py, xlogy
 
 from fedjax_sim.core.descriptions import Described
 from fedjax_sim.core.fields import Check
@@ -109,3 +110,20 @@ def _each_client(obj: Any) -> dict[str, EachClient]:
 
 def _as_array(value: Any) -> Any:
     return jnp.asarray(value) if isinstance(value, (list, tuple)) else value
+
+
+def unparametrised(scheme: Scheme) -> jax.Array:
+    """log p of a scheme's draws, of which no real parameter is part: 0; an error where it has one."""
+    real = [leaf for leaf in jax.tree.leaves(scheme) if jnp.issubdtype(jnp.result_type(leaf), jnp.floating)]
+    if real:
+        raise TypeError(
+            f"{scheme.factory_name()}: the probability of its draws is not written down, so that score() has no "
+            "derivative of it: define log_probability"
+        )
+    return jnp.zeros(())
+
+
+def log_of_events(happened: jax.Array, probability: jax.Array) -> jax.Array:
+    """log p of independent events that did or did not happen, each; 0 where there was no choice."""
+    happened = happened.astype(probability.dtype)
+    return xlogy(happened, probability) + xlog1py(1 - happened, -probability)

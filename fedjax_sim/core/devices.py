@@ -31,7 +31,7 @@ from fedjax_sim.core.version import __version__
 T = TypeVar("T")
 
 MOST = 8  # devices that the rule takes: more were never measured
-_THREADS = "NPROC"  # the variable from which XLA reads how many threads its operations may use
+THREADS = "NPROC"  # the variable from which XLA reads how many threads its operations may use
 _TOPOLOGY = Path("/sys/devices/system/cpu")
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")
 # JAX's settings that change how results are rounded and no draw, as they are unless it is told otherwise.
@@ -96,7 +96,7 @@ def use_cpu_devices(count: int | None = None, threads: int | None = None) -> Cpu
     cores = available_cores()
     if count is None:
         count = _asked_for() or min(cores, MOST)
-    said = os.environ.get(_THREADS, "")
+    said = os.environ.get(THREADS, "")
     if threads is None:
         threads = int(said) if said.isdecimal() and int(said) > 0 else 1 if count >= cores else None
     chosen = CpuDevices(int(count), None if threads is None else int(threads))
@@ -114,14 +114,13 @@ def use_cpu_devices(count: int | None = None, threads: int | None = None) -> Cpu
             "right after the imports"
         ) from error
     if chosen.threads is not None:
-        os.environ[_THREADS] = str(chosen.threads)
+        os.environ[THREADS] = str(chosen.threads)
     return chosen
 
 
 def available_cores() -> int:
     """Physical cores that this process may keep busy, by its affinity and its container's quota; at least 1."""
-    affinity = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))  # not every system has it
-    cores = len({_core(processor) for processor in affinity(0)})
+    cores = len({_core(processor) for processor in affinity()})
     try:
         granted, period = _QUOTA.read_text().split()
         return max(1, min(cores, int(float(granted) / float(period))))
@@ -129,13 +128,19 @@ def available_cores() -> int:
         return max(1, cores)
 
 
+def affinity() -> list[int]:
+    """The processors that this process may use."""
+    given = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))  # not every system has it
+    return sorted(given(0))
+
+
 @functools.cache
-def processor() -> tuple[str, ...]:
-    """What is known of the CPU, whose ``device_kind`` says nothing: its kind and the models."""
+def processor(*about: str) -> tuple[str, ...]:
+    """What is known of the CPU, whose ``device_kind`` says nothing: its kind, the models or what is asked."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text(errors="replace").splitlines() if cpuinfo.exists() else []
-    models = {line.partition(":")[2].strip() for line in lines if line.startswith("model name")}
-    return (platform.machine(), *sorted(models))
+    found = {line.partition(":")[2].strip() for line in lines if line.startswith(about or "model name")}
+    return (platform.machine(), *sorted(found))
 
 
 def _core(processor: int) -> tuple[str, ...]:

@@ -27,18 +27,42 @@ LOCK_NAME = ".lock"
 _LOCK_BEGIN = b"process "  # of the content
 
 
-def cache_directory() -> Path:
+def cache_directory() -> Path | None:
     """Where the package keeps what it can compute again: compiled programs, measured layouts.
 
-    ``$FEDJAX_SIM_CACHE``, else ``$XDG_CACHE_HOME/fedjax_sim``, else ``~/.cache/fedjax_sim`` (a RuntimeError for a user
-    without a home directory). Nothing is made there: who writes makes the directory.
+    ``$FEDJAX_SIM_CACHE``, None where that is ``off``; else ``$XDG_CACHE_HOME/fedjax_sim``, else ``~/.cache/fedjax_sim``
+    (a RuntimeError for a user without a home directory). Nothing is made there: who writes makes the directory.
     """
     if own := os.environ.get("FEDJAX_SIM_CACHE"):
-        return Path(own).expanduser()
+        return None if own == "off" else Path(own).expanduser()
     shared = Path(os.environ.get("XDG_CACHE_HOME", ""))
     if shared.is_absolute():  # the standard says to ignore relative ones
         return shared / "fedjax_sim"
     return Path.home() / ".cache" / "fedjax_sim"
+
+
+def others_may_write(folder: Path) -> bool:
+    """Whether another user than this one owns a folder, or may write to it."""
+    about = folder.stat()
+    return about.st_uid != os.getuid() or bool(about.st_mode & 0o022)
+
+
+def shrink(folder: Path, most: int) -> None:
+    """Deletes the files of a folder that were not used for longest, until the rest has at most ``most`` bytes.
+
+    A file system notes when a file was read, as a rule once a day; where it does not, those written first go.
+    """
+    files = []
+    for item in folder.iterdir():
+        with contextlib.suppress(FileNotFoundError):  # another process shrinks it too
+            about = item.stat()
+            files += [(max(about.st_atime, about.st_mtime), about.st_size, item)] if item.is_file() else []
+    total = sum(size for _, size, _ in files)
+    for _, size, item in sorted(files):
+        if total <= most:
+            break
+        item.unlink(missing_ok=True)
+        total -= size
 
 
 def check_regular(path: Path) -> None:

@@ -59,7 +59,8 @@ def sorted_within(owner: np.ndarray, draw: np.ndarray) -> np.ndarray:
 
 def int32(values: np.ndarray) -> jax.Array:
     """A device array of int32; the values must fit."""
-    return jnp.asarray(values.astype(np.int32))
+    placed: jax.Array = jax.device_put(values.astype(np.int32))  # not jnp.asarray, which compiles a copy
+    return placed
 
 
 def default_float() -> Any:

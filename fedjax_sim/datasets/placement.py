@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ CLIENTS = "clients"  # axis over which a cohort, client states and rows of examp
 MODEL = "model"  # axis over which a model may be sharded within each group of clients
 EVERYWHERE = PartitionSpec()
 SHARED_OUT = PartitionSpec(CLIENTS)
+_ALIGNED = 64  # bytes
 
 
 class Placement(NamedTuple):
@@ -126,10 +128,22 @@ def lengthened_rows(tree: Any, extra: int) -> Any:
     """Arrays of rows, with ``extra`` zero rows behind."""
 
     def lengthened(leaf: Any) -> Any:
-        along = jnp if isinstance(leaf, jax.core.Tracer) else np
-        return along.concatenate([leaf, along.zeros((extra, *leaf.shape[1:]), leaf.dtype)])
+        if isinstance(leaf, jax.core.Tracer):
+            return jnp.concatenate([leaf, jnp.zeros((extra, *leaf.shape[1:]), leaf.dtype)])
+        longer = _zeros((len(leaf) + extra, *leaf.shape[1:]), leaf.dtype)
+        longer[: len(leaf)] = leaf
+        return longer
 
     return jax.tree.map(lengthened, tree) if extra else tree
+
+
+def _zeros(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """Zeros that begin where a CPU's device can use the memory as it is: it would copy what begins elsewhere."""
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    held = np.zeros(size + _ALIGNED, np.uint8)
+    first = -held.ctypes.data % _ALIGNED
+    made: np.ndarray = held[first : first + size].view(dtype).reshape(shape)
+    return made
 
 
 def _put(tree: Any, sharding: NamedSharding) -> Any:

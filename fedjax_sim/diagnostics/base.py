@@ -70,11 +70,13 @@ class Diagnostic(Described):
     Attributes:
       records: the names that :meth:`measure` may return; empty for the registered name.
       observes: which of ``"updates"``, ``"drift"`` and ``"accumulation"`` it reads; what nobody reads is not computed.
+      reads: whether it reads the data set: then the program is compiled for the shapes and sizes of that one alone.
       everyone: whether it reads examples of clients outside the cohort; if so, it needs all data on the device.
     """
 
     records: ClassVar[tuple[str, ...]] = ()
     observes: ClassVar[frozenset[str]] = frozenset()
+    reads: ClassVar[bool] = True
     everyone: ClassVar[bool] = True
 
     def measure(self, view: RoundView) -> dict[str, jax.Array]:

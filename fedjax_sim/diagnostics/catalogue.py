@@ -30,7 +30,7 @@ _FAIRNESS = ("worst", "std", "gini", "jain")
 
 
 class _OfCohort(Diagnostic):
-    everyone = False
+    reads = everyone = False
 
 
 class _OfUpdates(_OfCohort):
@@ -141,6 +141,7 @@ class Surrogate(_OfCohort):
 
     normalised: bool | None = static(_check_normalised, default=None)
 
+    reads = True
     observes = frozenset({"accumulation"})
     records = ("chi_square", "effective_steps", "slowdown", "relative_variance", "surrogate_loss", "cohort_loss")
 
@@ -271,6 +272,7 @@ class Inexactness(_OfUpdates):
 
     mu: Any = real(low=0.0, default=0.0)
 
+    reads = True
     records = ("inexactness_mean", "inexactness_max")
 
     def measure(self, view: RoundView) -> dict[str, jax.Array]:

@@ -14,6 +14,7 @@ from fedjax_sim.clients.local.batches import Batches, shuffled
 from fedjax_sim.clients.local.work import Work
 from fedjax_sim.clients.scheme import check_kind
 from fedjax_sim.clients.systems.base import Clock, System
+from fedjax_sim.core.programs import keep_programs
 from fedjax_sim.core.values import check_count, check_flag, suggest
 from fedjax_sim.diagnostics.base import Requested, as_diagnostics
 from fedjax_sim.diagnostics.catalogue import Communication
@@ -108,7 +109,10 @@ _PARTS: dict[str, tuple[type, str]] = {
 
 
 def check_arguments(run: RunArguments) -> Plan:
-    """What all of a run's keyword arguments say, checked: its plan without algorithm, data and key."""
+    """What all of a run's keyword arguments say, checked: its plan without algorithm, data and key.
+
+    Every run passes here before it compiles anything, so that from here on compiled programs are kept.
+    """
     parts: dict[str, Any] = {name: run[name] for name in _PARTS}  # type: ignore[literal-required]
     batch_size, evaluate, asynchronous = run["batch_size"], run["evaluate"], run["asynchronous"]
     if (batch_size is None) == (parts["batches"] is None):
@@ -155,6 +159,7 @@ def check_arguments(run: RunArguments) -> Plan:
     if asynchronous is not None:
         check_scheme(asynchronous, system, parts["cohort"], work)
     guard, measured = Guard(run["skip_nonfinite"]), Measured(run["evaluate_train"])
+    keep_programs()
     return Plan(**parts, diagnostics=diagnostics, guard=guard, measured=measured, asynchronous=asynchronous)
 
 

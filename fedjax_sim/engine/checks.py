@@ -27,8 +27,9 @@ from fedjax_sim.engine.hook_checks import check_hooks
 from fedjax_sim.engine.layout.choose import MOST_LANES
 from fedjax_sim.engine.layout.factored import Factored
 from fedjax_sim.engine.layout.mesh import OnMesh
+from fedjax_sim.engine.layout.pooled import Pooled
 from fedjax_sim.engine.layout.stacked import Stacked
-from fedjax_sim.engine.plan import Plan, coordinates, layout_by_rule
+from fedjax_sim.engine.plan import Plan, apart, coordinates, layout_by_rule
 from fedjax_sim.models.shapes import check_values
 from fedjax_sim.models.task import Task
 from fedjax_sim.optim.described import hoisted
@@ -161,6 +162,11 @@ def resolve(asked: Plan, rounds: int, initial_params: Any = None, *, several: bo
             f"layout={shown(plan.layout)}: clients cannot train the first layer in coordinates of their examples, "
             f"because {why}: use layout=None, with which a rule chooses, or fedjax_sim.layout.turns()"
         )
+    if isinstance(_of_one(plan.layout), Pooled) and (reason := apart(plan)) is not None:
+        raise ValueError(
+            f"layout={shown(plan.layout)}: the cohort's work is not one gradient, because {reason}: use layout=None, "
+            "with which a rule chooses, or fedjax_sim.layout.stacked()"
+        )
     return plan if plan.layout is not None else plan._replace(layout=layout_by_rule(plan, several=several))
 
 
@@ -283,7 +289,7 @@ def check_counts(plan: Plan, rounds: int) -> None:
     dataset, batches = plan.dataset, plan.batches
     slots, layout = plan.cohort.size(dataset.num_clients), plan.layout
     layout = _of_one(layout)
-    layout = layout.inner if isinstance(layout, Factored) else layout
+    layout = layout.inner if isinstance(layout, (Factored, Pooled)) else layout
     side_by_side = slots if isinstance(layout, Stacked) else getattr(layout, "num_lanes", MOST_LANES)
     limits = [plan.bounds(method) for method in plan.algorithm.phases()]
     steps = sum(one.per_cohort + min(slots, side_by_side) * one.per_client for one in limits)

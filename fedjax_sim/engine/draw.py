@@ -97,7 +97,7 @@ def assemble(
 
     averaging = plan.averaging(method)
     weights, shift = phase.cohort.weigh(data, selection, valid, plan.average(method), t)
-    relative = sizes.astype(weights.dtype) * (num_clients / data.num_examples)
+    relative = sizes.astype(weights.dtype) * (num_clients / jnp.asarray(data.num_examples, weights.dtype))
     share = relative / num_clients if averaging.share == "sample" else jnp.full_like(weights, 1 / num_clients)
 
     def rate_of(t: jax.Array, i: jax.Array) -> Any:

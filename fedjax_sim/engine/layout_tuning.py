@@ -17,7 +17,7 @@ import numpy as np
 
 from fedjax_sim.algorithms.contract import Method
 from fedjax_sim.core.descriptions import build, describe
-from fedjax_sim.core.devices import processor
+from fedjax_sim.core.devices import affinity, processor
 from fedjax_sim.core.files import cache_directory, json_object, read_json, remove_left_overs, write_atomically
 from fedjax_sim.core.values import check_count, check_flag, check_real, shown
 from fedjax_sim.core.version import __version__
@@ -31,11 +31,12 @@ from fedjax_sim.engine.layout.base import Layout
 from fedjax_sim.engine.layout.choose import choose_width
 from fedjax_sim.engine.layout.factored import factored
 from fedjax_sim.engine.layout.mesh import mesh
+from fedjax_sim.engine.layout.pooled import pooled
 from fedjax_sim.engine.layout.queue import lanes
 from fedjax_sim.engine.layout.stacked import buckets, stacked
 from fedjax_sim.engine.layout.turns import turns
 from fedjax_sim.engine.layout_timing import Timing, label, timings
-from fedjax_sim.engine.plan import Plan, coordinates, layout_by_rule
+from fedjax_sim.engine.plan import Plan, apart, coordinates, layout_by_rule
 from fedjax_sim.reporting.progress import progress_bar
 from fedjax_sim.reporting.table import text_rows
 
@@ -139,7 +140,8 @@ def tune(
       seeds: one seed or several; a CPU runs them in turn, so there the first is measured.
       initial_params: where all seeds start; None draws them from each seed.
       candidates: layouts to choose from, the most promising first; None for the rule's choice, turns, lanes of 4, 8, 16
-        and 32 up to the cohort's size, and stacked. The first is chosen if it is within 3 % of the fastest.
+        and 32 up to the cohort's size, stacked, and factored and pooled where they can be. The first is chosen if it is
+        within 3 % of the fastest.
       limit: seconds of one candidate's rounds after which it is timed no more.
       repeats: timed calls of a candidate, at most.
       refresh: measure again although the times are known.
@@ -237,6 +239,8 @@ def default_candidates(plan: Plan) -> tuple[Layout, ...]:
         widths = {choose_width(layer.inputs, layer.outputs, math.inf, plan.dataset), plan.dataset.max_size}
         found = [factored(turns(), width) for width in widths if width is not None and width < layer.inputs - 1]
         alone, together = [*alone, *found], [*together, *(mesh(inner=one) for one in found if devices > 1)]
+    if apart(plan) is None:
+        alone, together = [*alone, pooled()], [*together, *([mesh(inner=pooled())] if devices > 1 else [])]
     return tuple(dict.fromkeys([layout_by_rule(plan, several=True), *alone, *together]))
 
 
@@ -266,13 +270,12 @@ def _signature(plan: Plan, candidates: Sequence[Layout], seeds: int) -> str:
     """
     leaves, structure = jax.tree.flatten((plan._replace(layout=None, key=None), plan.params))  # type: ignore[arg-type]
     device = jax.devices()[0]
-    cores = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))(0)
     # What decides tau_i counts by its values: work, cohort, devices, the clients' sizes.
     steps = (plan.cohort, plan.work, plan.system, plan.asynchronous, np.sort(np.asarray(plan.dataset.sizes)))
     parts = [
         __version__, jax.__version__, os.environ.get("XLA_FLAGS", ""), os.environ.get("NPROC", ""),
         device.platform, device.device_kind, jax.device_count(),
-        [len(cores), *processor()] if device.platform == "cpu" else [],
+        [len(affinity()), *processor()] if device.platform == "cpu" else [],
         re.sub(r" at 0x[0-9a-f]+", "", str(structure)),
         [f"{jnp.result_type(leaf)}{np.shape(leaf)}" for leaf in leaves],
         fingerprint(steps), [label(layout) for layout in candidates], seeds,
@@ -299,9 +302,11 @@ def remember(key: str, tuning: Tuning) -> None:
     known.pop(key, None)
     kept = dict([*known.items(), (key, tuning.to_json())][-_MOST:])
     try:
-        path = cache_directory() / "layouts.json"
-        remove_left_overs(path.parent)
-        write_atomically(path, json.dumps({"version": 2, "layouts": kept}, indent=1).encode())
+        folder = cache_directory()
+        if folder is None:
+            return
+        remove_left_overs(folder)
+        write_atomically(folder / "layouts.json", json.dumps({"version": 2, "layouts": kept}, indent=1).encode())
     except (OSError, RuntimeError) as error:
         fix = "set FEDJAX_SIM_CACHE to a directory that can be written"
         warnings.warn(f"the measured layout cannot be kept for the next run ({error}): {fix}", stacklevel=2)
@@ -309,6 +314,9 @@ def remember(key: str, tuning: Tuning) -> None:
 
 def _kept() -> dict[str, Any]:
     """All measurements by their keys, the oldest first; none where there is no file, or one of another version."""
-    path = cache_directory() / "layouts.json"
+    folder = cache_directory()
+    if folder is None:
+        return {}
+    path = folder / "layouts.json"
     content = json_object(path, read_json(path, fix="delete it")) if os.path.lexists(path) else {}
     return json_object(path, content["layouts"]) if content.get("version") == 2 else {}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -11,21 +13,25 @@ import numpy as np
 from fedjax_sim.algorithms.contract import Method
 from fedjax_sim.algorithms.wrapper import surveys
 from fedjax_sim.clients.cohort.participation import Averaging, Participation
+from fedjax_sim.clients.cohort.schemes import full
 from fedjax_sim.clients.local.batches import Batches, batches_in
 from fedjax_sim.clients.local.work import Work
 from fedjax_sim.clients.systems.base import System
+from fedjax_sim.clients.systems.flops import gradient_flops
 from fedjax_sim.core import trees
 from fedjax_sim.core.descriptions import Described
 from fedjax_sim.core.fields import static
 from fedjax_sim.core.values import row_of
+from fedjax_sim.datasets.buckets import in_bucket
 from fedjax_sim.datasets.federated import FederatedDataset, training_part
 from fedjax_sim.diagnostics.base import Diagnostic
 from fedjax_sim.engine.asynchronous.schemes import Asynchronous
 from fedjax_sim.engine.client_states import ClientStates, OnDevice
 from fedjax_sim.engine.layout.base import Bounds, Layout
-from fedjax_sim.engine.layout.choose import choose_devices, choose_layout, choose_sharding, choose_width
+from fedjax_sim.engine.layout.choose import choose_devices, choose_layout, choose_pooled, choose_sharding, choose_width
 from fedjax_sim.engine.layout.factored import Factored, coordinates_of, factored
 from fedjax_sim.engine.layout.mesh import mesh
+from fedjax_sim.engine.layout.pooled import Pooled, not_pooled, pooled
 from fedjax_sim.engine.layout.turns import Turns
 from fedjax_sim.engine.solver import Solver, Watch
 from fedjax_sim.models.coordinates import Layer
@@ -205,6 +211,31 @@ class Plan(NamedTuple):
         """The plan with its data where the layout reads it from."""
         return self._replace(dataset=self.layout.placed(self.dataset))
 
+    def shared(self, evaluate: Any) -> Plan:
+        """The placed plan with its data as a program sees them that is also that of other draws (``InBucket``).
+
+        For programs that nobody differentiates. As it is where something might read the rows or the numbers of the
+        data otherwise: an ``evaluate``, diagnostics that look at them, a joint task or one with scores, a mesh, and
+        classes that are not the package's. Bounds of clients' sizes stay exact where a layout or a batch would compute
+        more for rough ones.
+        """
+        parts = (self.task, self.cohort, self.work, self.batches, self.layout, self.system, self.asynchronous)
+        reads = any(one.reads or "accumulation" in one.observes for one in self.diagnostics)
+        reads = reads or evaluate is not None or self.task.joint or bool(self.task.scores)
+        if reads or self.dataset.placement is not None or not all(map(_of_package, (*parts, *self.diagnostics))):
+            return self
+        rough = self._replace(dataset=in_bucket(self.dataset, rough=True))
+        if rough._sizes() == self._sizes():
+            return rough
+        return self._replace(dataset=in_bucket(self.dataset, rough=False))
+
+    def _sizes(self) -> Any:
+        """All static numbers from clients' sizes that a forward program computes by."""
+        rows = self.batches.rows(self.dataset)
+        in_pieces = self.batches.pieces(self.dataset.max_size, rows) > 1
+        bounds = map(self.bounds, self.algorithm.phases())
+        return rows, in_pieces, [self.layout.sized_by(of_phase, self.dataset) for of_phase in bounds]
+
     def everywhere(self) -> Plan:
         """The plan with all else on every device of the layout."""
         return self.layout.everywhere(self._replace(dataset=None))._replace(dataset=self.dataset)  # type: ignore[arg-type,no-any-return]
@@ -244,25 +275,57 @@ class TrainState(NamedTuple):
         return jax.tree.map(lambda leaf: leaf[row], self.clients)
 
 
+def _of_package(part: Any) -> bool:
+    """Whether a part of a run, and what it is made of, is of the package's own classes."""
+    if not isinstance(part, Described):
+        return True
+    fields = (getattr(part, field.name) for field in dataclasses.fields(part))  # type: ignore[arg-type]
+    return type(part).__module__.startswith("fedjax_sim.") and all(map(_of_package, fields))
+
+
 def layout_by_rule(plan: Plan, *, several: bool = False) -> Layout:
     """The layout of a run that is given none: of one device, or of ``several`` if there are."""
-    devices = choose_devices(plan.slots) if several else 1
+    devices = choose_devices(plan.slots, functools.partial(_operations, plan)) if several else 1
     bounds, dataset = plan.bounds(plan.algorithm), plan.dataset
     parameters = sum(leaf.size for leaf in jax.tree.leaves(plan.params))
     chosen = choose_layout(plan.slots, parameters, bounds, everybody=plan.slots == dataset.num_clients)
-    passes = bounds.per_client * plan.batches.rows(dataset) / dataset.max_size
-    if isinstance(chosen, Turns) and passes > 1:  # the model is traced for it
+    rows = plan.batches.rows(dataset)
+    passes = bounds.per_client * rows / dataset.max_size
+    if choose_pooled(plan.slots, parameters) and apart(plan) is None:  # the loss is traced for it
+        flops = gradient_flops(plan.task, plan.params, dataset, rows) / rows
+        chosen = pooled(chosen) if choose_pooled(plan.slots, parameters, flops) else chosen
+    elif isinstance(chosen, Turns) and passes > 1:  # the model is traced for it
         layer = coordinates(plan)
         width = None if isinstance(layer, str) else choose_width(layer.inputs, layer.outputs, passes, dataset)
         chosen = chosen if width is None else factored(chosen, width)
     if devices == 1:
         return chosen
-    inner = chosen if isinstance(chosen, Factored) else None
+    inner = chosen if isinstance(chosen, (Factored, Pooled)) else None
     return mesh(devices, inner, data=choose_sharding(trees.size_in_bytes(dataset.examples), devices))
+
+
+def _operations(plan: Plan) -> float:
+    """Of a round's gradients, where its clients are like the mean of all."""
+    data, rows = plan.dataset, plan.batches.rows(plan.dataset)
+    every = plan._replace(cohort=full(), asynchronous=None).bounds(plan.algorithm)
+    steps = plan.slots * (every.per_cohort + every.survey_per_cohort) / data.num_clients
+    return steps * gradient_flops(plan.task, plan.params, data, rows)
 
 
 def coordinates(plan: Plan) -> Layer | str:
     """The layer whose kernel a run's clients can train in coordinates of their examples; else why there is none."""
+    shapes = _shapes(plan)
+    return shapes if isinstance(shapes, str) else coordinates_of(*shapes)
+
+
+def apart(plan: Plan) -> str | None:
+    """Why a round's local work is not the gradient of one sum; None where it is."""
+    shapes = _shapes(plan)
+    return shapes if isinstance(shapes, str) else not_pooled(*shapes, plan.bounds(plan.algorithm))
+
+
+def _shapes(plan: Plan) -> tuple[Solver, Any, Any] | str:
+    """The solver of a run's one exchange, and shapes of what is sent and kept; else why there is no such exchange."""
     method, params = plan.algorithm, plan.params
     if plan.asynchronous is not None:
         return "clients of an asynchronous run begin with models of different rounds"
@@ -272,4 +335,4 @@ def coordinates(plan: Plan) -> Layer | str:
     sent = jax.eval_shape(lambda params, shares: method.send(method.init(params, shares)), params, shares)
     states = jax.eval_shape(method.init_client, params)
     watch = Watch(updates=plan.observes("updates"), drift=plan.observes("drift"))
-    return coordinates_of(Solver(method, plan.task, plan.batches, plan.dataset, watch), sent, states)
+    return Solver(method, plan.task, plan.batches, plan.dataset, watch), sent, states

@@ -117,7 +117,7 @@ class Solver(NamedTuple):
     def micro_steps(self, slot: Slot) -> jax.Array:
         """Batches that the client computes on, its survey left out; 0 in a void slot."""
         steps, size, rows = slot.client.steps, slot.client.size, self.batches.rows(self.dataset)
-        if self._surveying:
+        if self.surveying:
             total = batches_in(size, rows)
         else:
             requires = self.algorithm.requires
@@ -140,15 +140,15 @@ class Solver(NamedTuple):
         if not self.watch.surveying:
             y = method.begin(sent, own, slot.client)
             optimizer = c_i.optimizer if method.keep_optimizer else parts.begin(method.client_optimizer, y)
-        gradient = trees.zeros_like(y) if self._in_pieces and method.requires.steps else None
-        survey = trees.zeros_like(self._survey_shapes(sent, own, slot)) if self._surveying else None
+        gradient = trees.zeros_like(y) if self.in_pieces and method.requires.steps else None
+        survey = trees.zeros_like(self._survey_shapes(sent, own, slot)) if self.surveying else None
         return Progress(y, optimizer, own, gradient, survey)
 
     def draw(self, slot: Slot, k: jax.Array) -> Draw:
         """What the client's micro-step ``k`` draws: of the slot and k alone, so that all of them can be drawn ahead."""
         client, requires, key = slot.client, self.algorithm.requires, slot.model_key
         size, rows = client.size, self.batches.rows(self.dataset)
-        if self._surveying:
+        if self.surveying:
             place = k * rows + jnp.arange(rows, dtype=jnp.int32)
             return Draw(jax.random.fold_in(key, k), Positions(jnp.minimum(place, size - 1), place < size))
         first = batches_in(size, rows) if surveys(self.algorithm) else jnp.int32(0)  # the survey's keys come before
@@ -158,6 +158,17 @@ class Solver(NamedTuple):
         if requires.other_batch:
             other = self.batches.positions(slot.draws, size, batch + requires.gradients(client.steps), rows)
         return Draw(key, self.batches.positions(slot.draws, size, batch, rows), other)
+
+    def examined(self, slot: Slot, drawn: Draw, *, serial: bool = False) -> tuple[Loss, jax.Array]:
+        """F on the batch that is drawn, and which part of the client's examples the batch is."""
+        size, contiguous = slot.client.size, self.batches.contiguous
+
+        def loss_at(positions: Positions, other: Any = None) -> tuple[Loss, jax.Array]:
+            batch = fetch(self.dataset, slot.offset, size, positions, contiguous=contiguous, serial=serial)
+            part = batch.count.astype(jnp.result_type(float)) / size.astype(jnp.result_type(float))
+            return Loss(self.task, batch, drawn.key, slot.client.scale, other), part
+
+        return loss_at(drawn.batch, None if drawn.other is None else loss_at(drawn.other)[0])
 
     def step(
         self,
@@ -170,23 +181,13 @@ class Solver(NamedTuple):
         drawn: Draw | None = None,
     ) -> Progress:
         """The client after micro-step ``k``; ``drawn`` is what :meth:`draw` says of it, where that is known."""
-        drawn = self.draw(slot, k) if drawn is None else drawn
-        sent, client, key = self._sent(sent, slot), slot.client, drawn.key
-        size, rows = client.size, self.batches.rows(self.dataset)
-
-        def loss_at(positions: Positions, other: Any = None) -> tuple[Loss, jax.Array]:
-            contiguous = self.batches.contiguous
-            batch = fetch(self.dataset, slot.offset, size, positions, contiguous=contiguous, serial=serial)
-            part = batch.count.astype(jnp.result_type(float)) / size.astype(jnp.result_type(float))
-            return Loss(self.task, batch, key, client.scale, other), part
-
-        if self._surveying:
-            F, part = loss_at(drawn.batch)
+        sent, client = self._sent(sent, slot), slot.client
+        F, part = self.examined(slot, self.draw(slot, k) if drawn is None else drawn, serial=serial)
+        if self.surveying:
             found = self.algorithm.survey(F, sent, progress.kept, client)
             return progress._replace(survey=trees.add_scaled(progress.survey, part, found))
-        F, part = loss_at(drawn.batch, None if drawn.other is None else loss_at(drawn.other)[0])
-        pieces = self.batches.pieces(size, rows)
-        number = k // pieces if self._in_pieces else k
+        pieces = self.batches.pieces(client.size, self.batches.rows(self.dataset))
+        number = k // pieces if self.in_pieces else k
 
         holding = client._replace(held=progress.y)
 
@@ -197,7 +198,7 @@ class Solver(NamedTuple):
 
         turn = self.algorithm.turn(number, client) if serial else None
         g, statistics = parts.gradient(objective, progress.y, turn)
-        if not self._in_pieces:
+        if not self.in_pieces:
             return _with_statistics(self._moved(sent, client, progress, g, number), statistics)
         if any(leaf is not None for leaf in statistics):
             raise ValueError(
@@ -287,11 +288,13 @@ class Solver(NamedTuple):
         return c_i.own if self.algorithm.keep_optimizer else c_i
 
     @property
-    def _surveying(self) -> bool:
+    def surveying(self) -> bool:
+        """Whether all that clients do is to survey their data."""
         return self.watch.surveying or (surveys(self.algorithm) and not self.algorithm.requires.steps)
 
     @property
-    def _in_pieces(self) -> bool:
+    def in_pieces(self) -> bool:
+        """Whether a gradient is the sum of those of several micro-steps, each times its part."""
         rows = self.batches.rows(self.dataset)
         return self.batches.pieces(self.dataset.max_size, rows) > 1  # type: ignore[no-any-return]
 

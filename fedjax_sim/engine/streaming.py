@@ -12,6 +12,7 @@ import numpy as np
 from jax import lax
 
 from fedjax_sim.clients.cohort.participation import storage
+from fedjax_sim.datasets.buckets import rounded_up
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.host import HostDataset
 from fedjax_sim.datasets.placement import as_here, on_host
@@ -106,12 +107,6 @@ class ExampleWindows:
         begins = np.zeros(planned.size, np.int32)
         places[: positions.size], begins[: positions.size] = positions, starts
         return jax.device_put(Window(examples, weights, places, begins))  # type: ignore[no-any-return]
-
-
-def rounded_up(rows: int) -> int:
-    """The next number with at most four significant bits."""
-    unit = 1 << max(rows.bit_length() - 4, 0)
-    return -(-rows // unit) * unit
 
 
 # Client states

@@ -148,6 +148,10 @@ class InCoordinates(Task):
     task: Supervised
     layer: Layer = static()
 
+    def coordinates(self, params: Any) -> jax.Array:
+        """They stand in the kernel's place."""
+        return self.layer.kernel(params)  # type: ignore[no-any-return]
+
     def losses(self, params: Any, examples: Any, key: jax.Array | None = None) -> jax.Array:
         own = dict(examples)
         place, start, rows = (own.pop(name) for name in ("place", "start", "products"))

@@ -15,8 +15,8 @@ from fedjax_sim.core.values import check_real, is_real, shown, wrong_name
 from fedjax_sim.datasets.federated import HELD_OUT, FederatedDataset, held_out_parts
 from fedjax_sim.datasets.host import HostDataset
 from fedjax_sim.models.base import of_kind
-from fedjax_sim.models.passes import Clients, Sums, client_means, client_sums, personal_values, streamed_client_sums
-from fedjax_sim.models.predictions import personal_scores, scores
+from fedjax_sim.models.passes import Clients, Sums, client_means, passed, personal_values, streamed
+from fedjax_sim.models.predictions import Reading, personal_scores, read, streamed_readings
 from fedjax_sim.models.shapes import check_values
 from fedjax_sim.models.task import Task
 from fedjax_sim.reporting.recorded import less_is_better
@@ -101,9 +101,16 @@ class PerClient(Described):
     )
 
     def __call__(
-        self, params: Any, dataset: FederatedDataset | HostDataset, clients: Clients | None = None
+        self,
+        params: Any,
+        dataset: FederatedDataset | HostDataset,
+        clients: Clients | None = None,
+        readings: Mapping[str, Reading] | None = None,
     ) -> dict[str, jax.Array]:
-        """The values at ``params``, by name; with the ``clients`` those of their own models too."""
+        """The values at ``params``, by name; with the ``clients`` those of their own models too.
+
+        ``readings`` are what has been read of the parts already, by name, ``""`` for the training examples.
+        """
         parts = held_out_parts(dataset)
         tuned = self.tuned.tested(params, dataset) if parts and self.tuned is not None else {}  # type: ignore[arg-type]
         found: dict[str, jax.Array] = {}
@@ -113,7 +120,8 @@ class PerClient(Described):
             seen = found["client_visited"] = jnp.zeros_like(clients.visited).at[order].set(clients.visited)
         for what, part in {"": dataset, **parts}.items():
             prefix = f"{what}_" if what else ""
-            values, defined = _evaluated(self.task, params, part, self.worst)
+            reading = (readings or {}).get(what) or _read(self.task, params, part)
+            values, defined = _evaluated(self.task, params, part, self.worst, reading)
             found |= {f"{prefix}client_{name}": value for name, value in values.clients.items()}
             found |= {f"{prefix}{name}_worst": value for name, value in values.worst.items()}
             if not what or (clients is None and self.tuned is None):
@@ -188,27 +196,41 @@ def evaluate(task: Task, params: Any, dataset: FederatedDataset | HostDataset, *
       ((20,), True)
     """
     _check_worst("evaluate(worst=...)", worst)
-    return _evaluated(task, params, dataset, worst)[0]
+    return _evaluated(task, params, dataset, worst, _read(task, params, dataset))[0]
 
 
 def _evaluated(
-    task: Task, params: Any, dataset: FederatedDataset | HostDataset, worst: float
+    task: Task, params: Any, dataset: FederatedDataset | HostDataset, worst: float, reading: Reading
 ) -> tuple[Evaluation, Sums]:
     """The values, and of each score which clients' labels allow it."""
-    sums = _client_sums(task, params, dataset)
-    overall = {name: jnp.sum(total) / dataset.num_examples for name, total in sums.items()}
-    scored, held = scores(task, params, dataset), dataset.sizes > 0
-    clients = client_means(task, params, sums, dataset.sizes) | scored.clients
+    scored, held = reading.scored, dataset.sizes > 0
+    clients = client_means(task, params, reading.clients, dataset.sizes) | scored.clients
     found = {
         name: worst_mean(value, worst, highest=less_is_better(name), held=scored.defined.get(name, held))
         for name, value in clients.items()
     }
-    return Evaluation(task.with_penalty(params, overall) | scored.overall, clients, found), scored.defined
+    return Evaluation(reading.overall, clients, found), scored.defined
+
+
+def reads_the_same(evaluate: Any, task: Task) -> bool:
+    """Whether an evaluation wants, of every client, what the run of the task reads itself; never when in doubt.
+
+    Numbers within a task (its penalty's weight) may be traced, so that nobody knows whether they are the same.
+    """
+    if type(evaluate) is not PerClient or jax.tree.leaves(task):
+        return False
+    own: Any = jax.tree.structure(evaluate.task)
+    return own == jax.tree.structure(task)  # type: ignore[no-any-return]
 
 
 def client_values(task: Task, dataset: FederatedDataset, params: Any) -> dict[str, jax.Array]:
     """F_i and the mean metrics of every client at one model, {name: [N]} in storage order; NaN without examples."""
-    return client_means(task, params, _client_sums(task, params, dataset), dataset.sizes)
+    _check_model(task, params, dataset)
+    if isinstance(dataset, HostDataset):
+        found = streamed(task, [params], dataset, clients=True)[0]
+    else:
+        found = passed(task, params, dataset, clients=True)
+    return client_means(task, params, found.clients, dataset.sizes)
 
 
 def worst_mean(values: jax.Array, share: float, *, highest: bool, held: jax.Array | None = None) -> jax.Array:
@@ -226,15 +248,16 @@ def worst_mean(values: jax.Array, share: float, *, highest: bool, held: jax.Arra
     return jnp.where(jnp.any(held), mean if highest else -mean, jnp.nan)
 
 
-def _client_sums(task: Task, params: Any, dataset: FederatedDataset | HostDataset) -> Sums:
-    _check_model(task, params, dataset.frame if isinstance(dataset, HostDataset) else dataset)
+def _read(task: Task, params: Any, dataset: FederatedDataset | HostDataset) -> Reading:
+    _check_model(task, params, dataset)
     if isinstance(dataset, HostDataset):
-        return streamed_client_sums(task, [params], dataset)[0]
-    return client_sums(task, params, dataset)  # type: ignore[no-any-return]
+        return streamed_readings(task, [params], dataset, clients=True)[0]
+    return read(task, params, dataset, clients=True)
 
 
-def _check_model(task: Task, params: Any, dataset: FederatedDataset) -> None:
+def _check_model(task: Task, params: Any, dataset: FederatedDataset | HostDataset) -> None:
     """Checks that the task has one number for each example at this model, and that it is one model."""
+    dataset = dataset.frame if isinstance(dataset, HostDataset) else dataset
     try:
         check_values(task, params, dataset.examples, training=False)
     except (TypeError, ValueError):
@@ -249,11 +272,11 @@ def _check_model(task: Task, params: Any, dataset: FederatedDataset) -> None:
         raise
 
 
-def all_metrics(train: Sums, held_out: Mapping[str, Sums], given: Any) -> Sums:
-    """What is recorded at an evaluation, of the training data, the held-out parts and what ``evaluate`` returned."""
-    metrics = dict(train)
-    for part, values in held_out.items():
-        named = {f"{part}_{name}": value for name, value in values.items()}
+def all_metrics(overall: Mapping[str, Sums], given: Any) -> Sums:
+    """What is recorded at an evaluation: of each part, ``""`` for the training data, and what ``evaluate`` returned."""
+    metrics: Sums = {}
+    for part, values in overall.items():
+        named = {f"{part}_{name}" if part else name: value for name, value in values.items()}
         for name in sorted(metrics.keys() & named.keys()):
             raise ValueError(f"the task has a metric {name!r}, as another one is called on the {part} data: rename it")
         metrics |= named

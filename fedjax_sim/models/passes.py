@@ -8,7 +8,6 @@ sends.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -18,12 +17,15 @@ from jax import lax
 
 from fedjax_sim.core.devices import prefetched, rows_within
 from fedjax_sim.core.loops import bounded_loop
+from fedjax_sim.datasets.buckets import InBucket
 from fedjax_sim.datasets.federated import FederatedDataset, whole
 from fedjax_sim.datasets.host import HostDataset
 from fedjax_sim.datasets.placement import CLIENTS, EVERYWHERE, SHARED_OUT, padded
 from fedjax_sim.models.task import Task
 
 ROWS = 8192  # rows a step at most: keeps a matrix unit busy
+_FEWEST = 256  # rows a step at least of a data set in a bucket, where there are as many and memory for them
+_BLOCKS = 16  # of all rows of a bucket: the last block that has examples is as good as full
 ROWS_OF_ONE = 256  # of one client at a time: enough to keep a core busy
 
 Sums = dict[str, jax.Array]
@@ -47,30 +49,35 @@ class Block(NamedTuple):
     fresh: Any
 
 
-@jax.jit
-def mean_values(task: Task, params: Any, dataset: FederatedDataset) -> Sums:
-    """Objective F and mean metrics over the flat data: ``{"loss": F(params), ...}``; see ``Task.with_penalty``.
+class Pass(NamedTuple):
+    """What one pass over all examples finds at a model, or its sums so far.
 
-    F weights every example alike: sum_i p_i F_i.
+    Attributes:
+      overall: objective F and mean metrics, ``{"loss": F(params), ...}``; see ``Task.with_penalty``. F weights every
+        example alike: sum_i p_i F_i.
+      clients: sums of the values of every client's examples, {name: [N]} in storage order, the loss without the
+        penalty; ``{}`` in a pass that does not ask for them.
     """
-    return _as_means(task, params, _scanned(_add_to_total, task, params, dataset), dataset.num_examples)
+
+    overall: Sums
+    clients: Sums
 
 
-@jax.jit
-def client_sums(task: Task, params: Any, dataset: FederatedDataset) -> Sums:
-    """Sums of the values of every client's examples, {name: [N]} in storage order; the loss without the penalty."""
-    return _scanned(_add_to_clients, task, params, dataset)
+@functools.partial(jax.jit, static_argnames="clients")
+def passed(task: Task, params: Any, dataset: FederatedDataset, *, clients: bool) -> Pass:
+    """A pass over data on the device; ``clients`` asks for their sums too."""
+    return _as_means(task, params, _scanned(task, params, dataset, clients), dataset.num_examples)
 
 
-def streamed_mean_values(task: Task, models: list[Any], dataset: HostDataset) -> list[Sums]:
-    """:func:`mean_values` of several models in one pass over data on the host."""
-    sums = _streamed(_add_to_total, task, models, dataset)
+def streamed(task: Task, models: list[Any], dataset: HostDataset, *, clients: bool) -> list[Pass]:
+    """:func:`passed` of several models in one pass over data on the host."""
+    sums = _streamed(task, models, dataset, clients)
     return [_as_means(task, params, of, dataset.num_examples) for params, of in zip(models, sums, strict=True)]
 
 
-def streamed_client_sums(task: Task, models: list[Any], dataset: HostDataset) -> list[Sums]:
-    """:func:`client_sums` of several models in one pass over data on the host."""
-    return _streamed(_add_to_clients, task, models, dataset)
+def mean_values(task: Task, params: Any, dataset: FederatedDataset) -> Sums:
+    """Objective F and mean metrics of all examples: a pass's ``overall``."""
+    return passed(task, params, dataset, clients=False).overall  # type: ignore[no-any-return]
 
 
 def example_owners(dataset: FederatedDataset) -> jax.Array:
@@ -79,17 +86,13 @@ def example_owners(dataset: FederatedDataset) -> jax.Array:
     return jnp.repeat(positions, dataset.sizes, total_repeat_length=dataset.num_examples)
 
 
-Add = Callable[[Task, Any, Sums, Block], Sums]
-
-
-def _add_to_total(task: Task, params: Any, sums: Sums, block: Block) -> Sums:
-    """The sums by name, with those of the block's values."""
-    return {name: sums[name] + jnp.sum(value) for name, value in _values(task, params, block).items()}
-
-
-def _add_to_clients(task: Task, params: Any, sums: Sums, block: Block) -> Sums:
+def _add(task: Task, params: Any, sums: Pass, block: Block) -> Pass:
+    """The sums, with those of the block's values."""
     values, owners = _values(task, params, block), block.columns.owners
-    return {name: sums[name].at[owners].add(value) for name, value in values.items()}
+    return Pass(
+        {name: total + jnp.sum(values[name]) for name, total in sums.overall.items()},
+        {name: of.at[owners].add(values[name]) for name, of in sums.clients.items()},
+    )
 
 
 def _values(task: Task, params: Any, block: Block) -> Sums:
@@ -102,13 +105,17 @@ def _values(task: Task, params: Any, block: Block) -> Sums:
     return {name: jnp.where(block.fresh, value, jnp.zeros_like(value)) for name, value in values.items()}
 
 
-def _scanned(add: Add, task: Task, params: Any, dataset: FederatedDataset) -> Sums:
+def _scanned(task: Task, params: Any, dataset: FederatedDataset, clients: bool) -> Pass:
     dataset = whole(dataset) if task.joint else dataset
-    owners = example_owners(dataset) if task.joint or add is _add_to_clients else None
+    owners = example_owners(dataset) if task.joint or clients else None
+    each = dataset.num_clients if clients else None
     columns = Columns(dataset.examples, dataset.example_weights, owners)
     n, placement = dataset.num_examples, dataset.placement
+    if isinstance(dataset, InBucket):
+        length, some = dataset.num_rows, dataset.num_rows // _BLOCKS
+        return _pass_over(task, params, columns, jnp.int32(0), jnp.asarray(n), length, each, most=some)
     if placement is None:
-        return _pass_over(add, task, params, columns, jnp.int32(0), jnp.int32(n), n, dataset.num_clients)
+        return _pass_over(task, params, columns, jnp.int32(0), jnp.int32(n), n, each)
     length = padded(n, placement.parts) // placement.parts
     if placement.sharded:
         # The rows of the padding are there already; what goes with them is made as long.
@@ -116,11 +123,11 @@ def _scanned(add: Add, task: Task, params: Any, dataset: FederatedDataset) -> Su
         beside = jax.tree.map(lambda leaf: jnp.pad(leaf, (0, extra)), (columns.weights, columns.owners))
         columns = Columns(columns.examples, *beside)
 
-    def part(task: Task, params: Any, columns: Columns) -> Sums:
+    def part(task: Task, params: Any, columns: Columns) -> Pass:
         begin = lax.axis_index(CLIENTS).astype(jnp.int32) * length
         start = jnp.int32(0) if placement.sharded else jnp.minimum(begin, n)
         end = start + jnp.clip(n - begin, 0, length)
-        sums = _pass_over(add, task, params, columns, start, end, length, dataset.num_clients)
+        sums = _pass_over(task, params, columns, start, end, length, each)
         return jax.tree.map(lambda total: lax.psum(total, CLIENTS), sums)  # type: ignore[no-any-return]
 
     rows = SHARED_OUT if placement.sharded else EVERYWHERE
@@ -128,30 +135,47 @@ def _scanned(add: Add, task: Task, params: Any, dataset: FederatedDataset) -> Su
 
 
 def _pass_over(
-    add: Add, task: Task, params: Any, columns: Columns, begin: jax.Array, end: jax.Array, length: int, num_clients: int
-) -> Sums:
-    """The sums over the rows ``begin`` to ``end - 1`` of the columns, at most ``length``."""
+    task: Task,
+    params: Any,
+    columns: Columns,
+    begin: jax.Array,
+    end: jax.Array,
+    length: int,
+    num_clients: int | None,
+    *,
+    most: int | None = None,
+) -> Pass:
+    """The sums over the rows ``begin`` to ``end - 1`` of the columns, at most ``length``; see :func:`_empty`.
+
+    ``most`` rows at a time, and none beyond the end; None for all ``length`` rows, as many at a time as memory allows.
+    """
     present = jax.tree.leaves(columns.examples)[0].shape[0]
-    rows = length if task.joint else _rows_at_once(task, params, columns.examples, length)
+    at_once = length if most is None else min(max(most, _FEWEST), length)
+    rows = length if task.joint else _rows_at_once(task, params, columns.examples, at_once)
 
     @jax.checkpoint
-    def step(task: Task, params: Any, columns: Columns, sums: Sums, first: jax.Array, end: jax.Array) -> Sums:
+    def step(task: Task, params: Any, columns: Columns, sums: Pass, first: jax.Array, end: jax.Array) -> Pass:
         start = jnp.minimum(first, present - rows)
 
         def cut(leaf: jax.Array) -> jax.Array:
             return lax.dynamic_slice_in_dim(leaf, start, rows)
 
         places = start + jnp.arange(rows, dtype=jnp.int32)
-        return add(task, params, sums, Block(jax.tree.map(cut, columns), (places >= first) & (places < end)))
+        return _add(task, params, sums, Block(jax.tree.map(cut, columns), (places >= first) & (places < end)))
 
-    empty = _empty(task, params, columns.examples, (num_clients,) if add is _add_to_clients else ())
+    empty = _empty(task, params, columns.examples, num_clients)
     if rows == length:
         return step(task, params, columns, empty, begin, end)  # type: ignore[no-any-return]
+    if most is not None:
+        blocks = (end - begin + rows - 1) // rows
+        return lax.fori_loop(  # type: ignore[no-any-return]
+            jnp.int32(0), blocks, lambda k, sums: step(task, params, columns, sums, begin + k * rows, end), empty
+        )
     firsts = begin + jnp.arange(0, length, rows, dtype=jnp.int32)
     return lax.scan(lambda sums, first: (step(task, params, columns, sums, first, end), None), empty, firsts)[0]
 
 
-def _streamed(add: Add, task: Task, models: list[Any], dataset: HostDataset) -> list[Sums]:
+def _streamed(task: Task, models: list[Any], dataset: HostDataset, clients: bool) -> list[Pass]:
     _check_host(task)
     rows = _rows_at_once(task, models[0], dataset.frame.examples, dataset.num_examples)
     ends = np.cumsum(np.asarray(dataset.sizes))
@@ -161,13 +185,13 @@ def _streamed(add: Add, task: Task, models: list[Any], dataset: HostDataset) -> 
         first = firsts[number]
         start = min(first, dataset.num_examples - rows)
         where = np.arange(start, start + rows)
-        owners = np.searchsorted(ends, where, side="right").astype(np.int32) if add is _add_to_clients else None
+        owners = np.searchsorted(ends, where, side="right").astype(np.int32) if clients else None
         return jax.device_put(Block(_rows_of(dataset, where, owners), where >= first))  # type: ignore[no-any-return]
 
-    shape = (dataset.num_clients,) if add is _add_to_clients else ()
-    sums = [_empty(task, params, dataset.frame.examples, shape) for params in models]
+    number = dataset.num_clients if clients else None
+    sums = [_empty(task, params, dataset.frame.examples, number) for params in models]
     for sent in prefetched(block, len(firsts)):
-        sums = [_jitted(add, task, params, of, sent) for params, of in zip(models, sums, strict=True)]
+        sums = [_added(task, params, of, sent) for params, of in zip(models, sums, strict=True)]
     return sums
 
 
@@ -176,22 +200,29 @@ def _rows_of(dataset: HostDataset, where: np.ndarray, owners: np.ndarray | None 
     return Columns(dataset.take(where), weights, owners)
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _jitted(add: Add, task: Task, params: Any, sums: Sums, block: Block) -> Sums:
-    return add(task, params, sums, block)
+_added = jax.jit(_add)
 
 
 def _rows_at_once(task: Task, params: Any, examples: Any, n: int) -> int:
     return rows_within(task.values, params, examples, most=min(n, ROWS))
 
 
-def _empty(task: Task, params: Any, examples: Any, shape: tuple[int, ...] = ()) -> Sums:
+def _empty(task: Task, params: Any, examples: Any, num_clients: int | None = None) -> Pass:
+    """Sums of nothing; None for a pass that does not ask for clients'."""
     one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape[1:]), leaf.dtype), examples)
-    return {name: jnp.zeros(shape, value.dtype) for name, value in jax.eval_shape(task.values, params, one).items()}
+    dtypes = {name: value.dtype for name, value in jax.eval_shape(task.values, params, one).items()}
+    overall = {name: jnp.zeros((), dtype) for name, dtype in dtypes.items()}
+    each = dtypes.items() if num_clients is not None else ()
+    return Pass(overall, {name: jnp.zeros((num_clients,), dtype) for name, dtype in each})
 
 
-def _as_means(task: Task, params: Any, sums: Sums, n: int) -> Sums:
-    return task.with_penalty(params, {name: total / n for name, total in sums.items()})
+def _as_means(task: Task, params: Any, sums: Pass, n: Any) -> Pass:
+    # As XLA divides by a number that it knows, so that the bits are the same.
+    traced = isinstance(n, jax.Array)
+    means = {
+        name: total * (1 / jnp.asarray(n, total.dtype)) if traced else total / n for name, total in sums.overall.items()
+    }
+    return sums._replace(overall=task.with_penalty(params, means))
 
 
 def client_means(task: Task, params: Any, sums: Sums, sizes: jax.Array) -> Sums:
@@ -243,7 +274,7 @@ def values_of_client(task: Task, dataset: FederatedDataset, params: Any, index: 
     most = min(dataset.max_size, ROWS_OF_ONE)
     rows = dataset.max_size if task.joint else rows_within(task.values, params, dataset.examples, most=most)
 
-    def add(k: jax.Array, given: Any, sums: Sums) -> Sums:
+    def add(k: jax.Array, given: Any, sums: Pass) -> Pass:
         task, dataset, params, offset, size = given
         first = offset + k * rows
         start = jnp.minimum(first, dataset.num_examples - rows)  # moved back to stay inside the data
@@ -254,12 +285,12 @@ def values_of_client(task: Task, dataset: FederatedDataset, params: Any, index: 
             return lax.dynamic_slice_in_dim(leaf, start, rows)
 
         columns = jax.tree.map(cut, Columns(dataset.examples, dataset.example_weights, None))
-        return _add_to_total(task, params, sums, Block(columns, mine))
+        return _add(task, params, sums, Block(columns, mine))
 
     loop = bounded_loop(add, -(-dataset.max_size // rows))
     given = (task, dataset, params, dataset.offsets[position], size)
     sums = loop(-(-size // rows), given, _empty(task, params, dataset.examples))
-    return client_means(task, params, sums, size)
+    return client_means(task, params, sums.overall, size)
 
 
 def _check_host(task: Task) -> None:
@@ -284,8 +315,8 @@ def _personal_streamed(task: Task, clients: Clients, dataset: HostDataset) -> Su
             mine = where < sizes[position]
             where = offsets[position] + np.minimum(where, sizes[position] - 1)
             block = jax.device_put(Block(_rows_of(dataset, where), mine))
-            sums = _jitted(_add_to_total, task, params, sums, block)
-        found.append(client_means(task, params, sums, jnp.int32(sizes[position])))
+            sums = _added(task, params, sums, block)
+        found.append(client_means(task, params, sums.overall, jnp.int32(sizes[position])))
     return {name: jnp.stack([values[name] for values in found]) for name in found[0]}
 
 

@@ -16,7 +16,7 @@ from fedjax_sim.core.loops import bounded_loop
 from fedjax_sim.core.values import check_flag
 from fedjax_sim.datasets.federated import FederatedDataset, whole
 from fedjax_sim.datasets.host import HostDataset
-from fedjax_sim.models.passes import ROWS, ROWS_OF_ONE, Clients, Sums, example_owners, mean_values, streamed_mean_values
+from fedjax_sim.models.passes import ROWS, ROWS_OF_ONE, Clients, Pass, Sums, example_owners, passed, streamed
 from fedjax_sim.models.shapes import check_values
 from fedjax_sim.models.task import Task
 
@@ -116,15 +116,34 @@ def scores(task: Task, params: Any, dataset: FederatedDataset | HostDataset) -> 
     return _scored(task, _said(task, params, data, _probabilities), task.labels(data.examples), data)  # type: ignore[no-any-return]
 
 
-def overall_values(task: Task, params: Any, dataset: FederatedDataset) -> Sums:
-    """Objective, mean metrics and scores of all examples by name."""
-    return {**mean_values(task, params, dataset), **scores(task, params, dataset).overall}
+class Reading(NamedTuple):
+    """All that a run or ``per_client`` asks of one model on some examples, so that neither reads what the other has.
+
+    Attributes:
+      overall: objective, mean metrics and scores of all examples by name.
+      clients: as of a :class:`Pass`.
+      scored: the task's scores.
+    """
+
+    overall: Sums
+    clients: Sums
+    scored: Scores
+
+    @classmethod
+    def of(cls, found: Pass, scored: Scores) -> Reading:
+        """From a pass and the scores."""
+        return cls({**found.overall, **scored.overall}, found.clients, scored)
 
 
-def streamed_overall_values(task: Task, models: list[Any], dataset: HostDataset) -> list[Sums]:
-    """:func:`overall_values` of several models on data on the host."""
-    means = streamed_mean_values(task, models, dataset)
-    return [of | scores(task, params, dataset).overall for of, params in zip(means, models, strict=True)]
+def read(task: Task, params: Any, dataset: FederatedDataset, *, clients: bool) -> Reading:
+    """Reads examples on the device; ``clients`` asks for the sums of every client too."""
+    return Reading.of(passed(task, params, dataset, clients=clients), scores(task, params, dataset))
+
+
+def streamed_readings(task: Task, models: list[Any], dataset: HostDataset, *, clients: bool) -> list[Reading]:
+    """:func:`read` of several models on data on the host."""
+    found = streamed(task, models, dataset, clients=clients)
+    return [Reading.of(of, scores(task, params, dataset)) for of, params in zip(found, models, strict=True)]
 
 
 def personal_scores(task: Task, clients: Clients, dataset: FederatedDataset | HostDataset) -> Sums:

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import keystr
 
+from fedjax_sim.core.programs import keep_programs
 from fedjax_sim.core.values import shown, wrong_name
 from fedjax_sim.models.contract import Task
 
@@ -24,8 +25,10 @@ def check_values(task: Task, params: Any, examples: Any, *, training: bool) -> j
 
     Nothing is computed: the functions are traced with a few rows, and what was traced before is remembered. ``params``
     may be traced or shapes; of the ``examples`` the length does not matter. ``training`` needs parameters with a
-    derivative, too. Raises TypeError or ValueError.
+    derivative, too. Raises TypeError or ValueError. What evaluates a model passes here first, so from here on compiled
+    programs are kept.
     """
+    keep_programs()
     if training:
         _check_params(task, params)
     rows = _rows(params, examples)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -23,7 +24,7 @@ from fedjax_sim.core.descriptions import Described, factory
 from fedjax_sim.core.fields import flag, real, static
 from fedjax_sim.core.loops import with_static_derivative
 from fedjax_sim.core.values import check_real, check_scalar, shown, suggest
-from fedjax_sim.optim.known import known
+from fedjax_sim.optim.known import known, opened, with_numbers
 
 
 @contextlib.contextmanager
@@ -183,12 +184,18 @@ class FromOptax(Optimizer):
 
 
 class Bare(Optimizer):
-    """A bare optax object: works everywhere, but its hyper-parameters are hidden from us and from a description."""
+    """A bare optax object: works everywhere, but its hyper-parameters are hidden from us and from a description.
+
+    Attributes:
+      transformation: the object, or one like it of which some numbers do not matter.
+      numbers: what stands in their places, traced in a program (see :func:`hoist`); ``()`` where the object's own do.
+    """
 
     transformation: optax.GradientTransformation = static()
+    numbers: tuple[Any, ...] = ()
 
     def transform(self) -> optax.GradientTransformation:
-        return self.transformation
+        return with_numbers(self.transformation, self.numbers) if self.numbers else self.transformation
 
 
 class Hoisted(Optimizer):
@@ -248,12 +255,12 @@ def as_optimizer(given: Any, what: str) -> Optimizer:
 
 
 def hoist(optimizer: Optimizer, params: Any) -> Optimizer:
-    """Makes values that a bare optax object closes over explicit, so that derivatives reach them.
+    """Makes values that a bare optax object closes over explicit: derivatives reach them, others compile nothing.
 
-    ``optax.sgd(lr)`` with a traced ``lr`` hides the tracer in a closure, out of reach of ``jax.custom_jvp``. Described
-    optimisers come back as they are; ``params`` may be shapes.
+    ``optax.sgd(lr)`` with a traced ``lr`` hides the tracer in a closure, out of reach of ``jax.custom_jvp``; with a
+    number ``lr`` it would be part of the program. Described optimisers come back as they are; ``params`` may be shapes.
     """
-    if not isinstance(optimizer, Bare):
+    if not isinstance(optimizer, Bare) or optimizer.numbers:
         return optimizer
     bare = optimizer.transformation
     example = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), params)
@@ -263,9 +270,33 @@ def hoist(optimizer: Optimizer, params: Any) -> Optimizer:
         update, update_values = jax.closure_convert(
             lambda gradients, state, params: bare.update(gradients, state, params), example, state, example
         )
-    if not (init_values or update_values):
-        return optimizer  # the same object: a program is known by it
-    return Hoisted(init_function=init, update_function=update, init_values=init_values, update_values=update_values)
+    if init_values or update_values:
+        return Hoisted(init_function=init, update_function=update, init_values=init_values, update_values=update_values)
+    first, numbers = opened(bare)
+    leaves, structure = jax.tree.flatten(example)
+    if numbers and _opens(first, structure, *leaves):
+        return Bare(transformation=first, numbers=numbers)
+    return optimizer  # the same object: a program is known by it
+
+
+@functools.lru_cache(maxsize=256)
+def _opens(first: optax.GradientTransformation, structure: Any, *leaves: Any) -> bool:
+    """Whether an object of optax computes the same, by all that shapes say, where numbers of its own are traced."""
+
+    def stepped(optimizer: Bare, params: Any) -> Any:
+        transform = optimizer.transform()
+        state = transform.init(params)
+        return state, transform.update(params, state, params)
+
+    def shapes(*numbers: Any) -> Any:
+        with third_party():
+            found = jax.eval_shape(stepped, Bare(first, numbers), jax.tree.unflatten(structure, leaves))
+        return jax.tree.flatten(found)
+
+    try:
+        return bool(shapes(*opened(first)[1]) == shapes())
+    except Exception:  # what JAX raises where Python asks for a number's value differs from place to place
+        return False
 
 
 def hoisted(node: Any, params: Any) -> Any:
@@ -308,9 +339,10 @@ def is_linear(optimizer: Optimizer) -> bool:
                 y = y + update
         return y
 
-    scalar = jax.ShapeDtypeStruct((), jnp.zeros(()).dtype)
+    scalar = jax.ShapeDtypeStruct((), jnp.result_type(float))
     try:
-        jax.eval_shape(jax.linear_transpose(chain, [scalar] * 3), scalar)  # shapes alone: nothing is compiled
+        # Shapes alone: inside of eval_shape what does not depend on the gradients is not computed either.
+        jax.eval_shape(lambda y: jax.linear_transpose(chain, [scalar] * 3)(y), scalar)
     except Exception:  # what JAX raises for a nonlinear operation differs from primitive to primitive
         return False
     return True

@@ -21,8 +21,8 @@ from fedjax_sim.engine.client_states import Rows, as_arrays, moved
 from fedjax_sim.engine.plan import Plan, TrainState
 from fedjax_sim.engine.rounds import EachSeed, Record, chunk_of_rounds, init_state
 from fedjax_sim.engine.streaming import ClientWindows, ExampleWindows, Window, cohorts, drawn_ahead
-from fedjax_sim.models.evaluation import all_metrics, check_recorded
-from fedjax_sim.models.predictions import streamed_overall_values
+from fedjax_sim.models.evaluation import all_metrics, check_recorded, reads_the_same
+from fedjax_sim.models.predictions import streamed_readings
 from fedjax_sim.run.resident import Metrics, ResidentDriver, Told, of_clients_alone
 from fedjax_sim.run.training import asks_for_clients, evaluated, measure
 
@@ -49,7 +49,7 @@ class StreamedDriver:
     ) -> None:
         where, self._layout = plan.client_states, plan.layout
         plan = plan._replace(client_states=where.in_program())
-        plan = (plan if host is not None else plan.placed()).everywhere()
+        plan = (plan if host is not None else plan.placed().shared(evaluate)).everywhere()
         initial_params, initial_state = self._layout.everywhere((initial_params, initial_state))
         self._evaluate, self._host, self._frame = evaluate, host, plan.dataset
         self._plans = [plan._replace(key=key) for key in plan.key]  # one a seed
@@ -154,18 +154,17 @@ class StreamedDriver:
         return [TrainState(state.server, ()) for state in self._states]
 
     def _measure_from_host(self, dataset: HostDataset) -> Metrics:
-        task, algorithm = self._plans[0].task, self._plans[0].algorithm
+        task, algorithm, evaluate = self._plans[0].task, self._plans[0].algorithm, self._evaluate
         models = [as_here(algorithm.evaluated(state.server)) for state in self._states]
-        nothing: list[dict[str, jax.Array]] = [{}] * len(models)
-        train = streamed_overall_values(task, models, dataset) if self._plans[0].measured.training else nothing
-        parts = held_out_parts(dataset)
-        held_out = {name: streamed_overall_values(task, models, part) for name, part in parts.items()}
-        of_models = [{name: values[number] for name, values in held_out.items()} for number in range(len(models))]
-        given: list[Any] = [{}] * len(models)
-        if self._evaluate is not None:
-            of_seeds = zip(self._plans, self._asked_for(), models, strict=True)
-            given = [evaluated(self._evaluate, *of_seed, dataset) for of_seed in of_seeds]
-        return _stacked([all_metrics(*values) for values in zip(train, of_models, given, strict=True)])  # type: ignore[no-any-return]
+        parts = {**({"": dataset} if self._plans[0].measured.training else {}), **held_out_parts(dataset)}
+        clients = reads_the_same(evaluate, task)
+        found = {name: streamed_readings(task, models, part, clients=clients) for name, part in parts.items()}
+        metrics = []
+        for number, (plan, state, params) in enumerate(zip(self._plans, self._asked_for(), models, strict=True)):
+            readings = {name: of[number] for name, of in found.items()}
+            given = {} if evaluate is None else evaluated(evaluate, plan, state, params, dataset, readings)
+            metrics.append(all_metrics({name: reading.overall for name, reading in readings.items()}, given))
+        return _stacked(metrics)  # type: ignore[no-any-return]
 
 
 _initialise = jax.jit(init_state)

@@ -54,7 +54,7 @@ class ResidentDriver:
         self._pace: float | None = None  # seconds a round, once it is known
         self._compiled = False
         keys = np.asarray(jax.random.key_data(plan.key))
-        plan = plan.placed().everywhere()
+        plan = plan.placed().shared(evaluate).everywhere()
         models, state = self._layout.everywhere((initial_params, initial_state))
         one_by_one = jax.default_backend() in _ONE_BY_ONE
         self._groups = [slice(row, row + 1) for row in range(seeds)] if one_by_one else [slice(0, seeds)]

@@ -67,8 +67,8 @@ def simulate(
 
     All seeds run in ONE program, ``eval_every`` rounds a call; on a CPU it is that of one seed, called for as many at
     once as there are cores. Calling again with other values of real hyper-parameters, other rounds, other seeds (on a
-    CPU any number) or data of the same shapes compiles nothing. The result of seed s is that of
-    ``make_train(...)(algorithm, dataset, jax.random.key(s))``.
+    CPU any number) or another draw of data of the same kind compiles nothing (docs/performance.md). The result of seed
+    s is that of ``make_train(...)(algorithm, dataset, jax.random.key(s))``.
 
     Args:
       algorithm: what to run: ``fjs.fedavg(client_optimizer=fjs.optim.sgd(0.1))``.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol, Unpack
 
 import jax
@@ -18,15 +19,15 @@ from fedjax_sim.core.trees import by_path
 from fedjax_sim.core.values import shown
 from fedjax_sim.datasets.federated import FederatedDataset, held_out_parts, whole
 from fedjax_sim.datasets.host import HostDataset
-from fedjax_sim.engine.adjoints.scans import Adjoint, Run, per_round
+from fedjax_sim.engine.adjoints.scans import Adjoint, Run, per_round, varying
 from fedjax_sim.engine.arguments import Evaluate, RunArguments, check_arguments, takes_run
 from fedjax_sim.engine.checks import resolve, unmet
 from fedjax_sim.engine.client_states import OnDevice
 from fedjax_sim.engine.plan import Plan, TrainState
 from fedjax_sim.engine.rounds import init_state, run_round
-from fedjax_sim.models.evaluation import all_metrics, check_recorded
+from fedjax_sim.models.evaluation import all_metrics, check_recorded, reads_the_same
 from fedjax_sim.models.passes import Clients
-from fedjax_sim.models.predictions import overall_values
+from fedjax_sim.models.predictions import Reading, read
 
 
 class TrainResult(NamedTuple):
@@ -173,7 +174,8 @@ def make_train(
         chosen.check(plan, rounds)
         plan = chosen.fitted(plan).placed()
         played = Run(run_round, functools.partial(measure, evaluate=evaluate), rounds, eval_every, tell)
-        ran = chosen.run(played, plan, init_state(plan, initial_params, initial_state))
+        start = varying(init_state(plan, initial_params, initial_state), plan.algorithm)
+        ran = chosen.run(played, plan, start)
         check_recorded(ran.metrics, ran.records)
         evaluated = evaluation_rounds(rounds, eval_every)
         metrics = {"round": jnp.asarray(evaluated, jnp.int32), **ran.metrics}
@@ -270,25 +272,36 @@ def evaluation_rounds(rounds: int, eval_every: int) -> list[int]:
 def measure(plan: Plan, state: TrainState, *, evaluate: Evaluate | None) -> dict[str, jax.Array]:
     """All that is recorded at an evaluation, but for the round."""
     params, data = plan.algorithm.evaluated(state.server), plan.dataset
-    train = overall_values(plan.task, params, plan.training.dataset) if plan.measured.training else {}
-    held_out = {name: overall_values(plan.task, params, part) for name, part in held_out_parts(data).items()}
+    clients = reads_the_same(evaluate, plan.task)
+    parts = {**({"": plan.training.dataset} if plan.measured.training else {}), **held_out_parts(data)}
+    readings = {name: read(plan.task, params, part, clients=clients) for name, part in parts.items()}
     # The package's own evaluations know of placements; others must not see rows of padding.
     seen = data if isinstance(evaluate, Described) else whole(data)
-    return all_metrics(train, held_out, {} if evaluate is None else evaluated(evaluate, plan, state, params, seen))
+    given = {} if evaluate is None else evaluated(evaluate, plan, state, params, seen, readings)
+    return all_metrics({name: reading.overall for name, reading in readings.items()}, given)
 
 
 def evaluated(
-    evaluate: Evaluate, plan: Plan, state: TrainState, params: Any, dataset: FederatedDataset | HostDataset
+    evaluate: Evaluate,
+    plan: Plan,
+    state: TrainState,
+    params: Any,
+    dataset: FederatedDataset | HostDataset,
+    readings: Mapping[str, Reading],
 ) -> Any:
-    """What ``evaluate`` returns, which is told of the clients if it asks: else ``state`` needs none."""
+    """What ``evaluate`` returns, which is told of the clients if it asks: else ``state`` needs none.
+
+    The run's own ``readings`` of the parts are handed on to an evaluation that wants the same of them.
+    """
+    known = {"readings": readings} if reads_the_same(evaluate, plan.task) else {}
     if not asks_for_clients(evaluate, plan.algorithm):
-        return evaluate(params, dataset)
+        return evaluate(params, dataset, **known)
     states = state.clients
     if jax.tree.leaves(states):
         states = plan.layout.take(states, jnp.arange(plan.dataset.num_clients, dtype=jnp.int32))
     own = states.own if plan.algorithm.keep_optimizer else states
     clients = Clients(plan.algorithm, state.server, own, state.visited)
-    return evaluate(params, dataset, clients=clients)  # type: ignore[call-arg]
+    return evaluate(params, dataset, clients=clients, **known)  # type: ignore[call-arg]
 
 
 def asks_for_clients(evaluate: Evaluate | None, algorithm: Method) -> bool:

@@ -207,6 +207,16 @@ def test_what_is_wrong_is_named_with_what_to_do(nothing, tmp_path, monkeypatch, 
     assert "numpy is" not in said
 
 
+def test_a_cache_that_is_off_is_not_wrong(nothing, tmp_path, monkeypatch, capsys):
+    healthy(monkeypatch, tmp_path)
+    monkeypatch.setenv("FEDJAX_SIM_CACHE", "off")
+    problems = []
+    assert doctor._cache(problems) == {"directory": None, "bytes": 0, "programs": 0}
+    assert problems == []
+    cli.main(["doctor"])
+    assert "\ncache      none\n" in capsys.readouterr().out
+
+
 def test_versions_are_compared_by_their_numbers():
     assert doctor._reaches("1.10.0", ">=1.9")
     assert doctor._reaches("1.9", ">=1.9.0")

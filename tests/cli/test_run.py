@@ -1,5 +1,6 @@
 """``fedjax-sim run`` and ``init``: what they write and print, how they end, alone and in several processes."""
 
+import argparse
 import json
 import os
 import pathlib
@@ -8,14 +9,15 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import fedjax_sim as fjs
-from fedjax_sim.cli import cache
 from fedjax_sim.cli import launch as processes
 from fedjax_sim.cli import main as cli
+from fedjax_sim.cli import output
 from fedjax_sim.cli import run as command
 from fedjax_sim.core.files import Lock
 from fedjax_sim.run.configuration import read
@@ -251,26 +253,22 @@ def test_the_command_line_is_passed_on():
 # Compiled programs
 
 
-def test_the_oldest_programs_go_first(tmp_path):
-    for number in range(4):
-        (tmp_path / str(number)).write_bytes(b"x" * 100)
-        os.utime(tmp_path / str(number), (number, number))
-    cache.shrink(tmp_path, 250)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["2", "3"]
-    cache.shrink(tmp_path, 250)
-    assert len(list(tmp_path.iterdir())) == 2
+@pytest.mark.parametrize(
+    ("reason", "said"), [("", ""), ("a reason", "fedjax-sim: compiled programs are not kept: a reason\n")]
+)
+def test_the_command_says_why_programs_are_not_kept(monkeypatch, capsys, reason, said):
+    monkeypatch.setattr("fedjax_sim.core.programs.keep_programs", lambda: reason)
+    monkeypatch.setattr("fedjax_sim.core.devices.use_cpu_devices", lambda *_: "devices")
+    assert output.settle(argparse.Namespace(own_process=True)) == "devices"
+    assert capsys.readouterr().err == said
 
 
-def test_a_cache_that_cannot_be_used_is_no_error(tmp_path, monkeypatch, capsys):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("FEDJAX_SIM_CACHE", str(tmp_path / "file"))
-    assert cache.use_compilation_cache() is None
-    assert "compiled programs are not kept" in capsys.readouterr().err
-    monkeypatch.setenv("FEDJAX_SIM_CACHE", str(tmp_path))
-    (tmp_path / f"programs-{cache._processor()}").mkdir()
-    (tmp_path / f"programs-{cache._processor()}").chmod(0o777)
-    assert cache.use_compilation_cache() is None
-    assert "others may write" in capsys.readouterr().err
+def test_without_a_cache_none_is_used(monkeypatch):
+    settings = {}
+    monkeypatch.setattr("jax.config", SimpleNamespace(update=settings.__setitem__))
+    monkeypatch.setattr("fedjax_sim.core.devices.use_cpu_devices", lambda *_: "devices")
+    output.settle(argparse.Namespace(own_process=True), cache=False)
+    assert settings == {"jax_enable_compilation_cache": False}
 
 
 # Processes of their own
@@ -315,6 +313,8 @@ def test_the_second_run_compiles_nothing(tmp_path):
     (status, hits, again, _), _ = call()
     assert (status, again) == (0, 0)
     assert hits == misses
+    (status, hits, misses, _), _ = call("--no-cache")
+    assert (status, hits, misses) == (0, 0, 0)
     for path in programs:
         path.write_bytes(path.read_bytes()[:100])
     (status, hits, _, _), said = call()

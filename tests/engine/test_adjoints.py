@@ -1,6 +1,7 @@
 """Adjoints change the memory and the time of a derivative and nothing else, or exactly what they say."""
 
 import functools
+import importlib
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ import pytest
 
 import fedjax_sim as fjs
 from fedjax_sim import adjoints
-from fedjax_sim.engine.adjoints.scans import Run, Span, segment_lengths, segmented_scan
+from fedjax_sim.engine.adjoints.scans import Run, Span, segment_lengths, segmented_scan, varying
 
 KEY = jax.random.key(4)
 N, DIM, ROUNDS, EVERY = 5, 3, 7, 3
@@ -131,6 +132,34 @@ def test_gradients_are_those_of_the_default(x64, name):
 
 
 LAYOUTS = {"turns": fjs.layout.turns(), "lanes": fjs.layout.lanes(2), "stacked": fjs.layout.stacked()}
+
+
+def test_a_first_state_varies_with_derivative_zero():
+    state = {"x": jnp.zeros(2), "round": jnp.int32(3)}
+    loss = lambda mu: jnp.sum(varying(state, {"mu": mu, "steps": jnp.int32(2)})["x"] * jnp.inf)
+    assert jax.grad(loss)(1.0) == 0  # and not 0 times infinity
+    moved = lambda mu: varying(state | {"x": mu * jnp.ones(2)}, mu)["x"]
+    np.testing.assert_array_equal(jax.jvp(moved, (2.0,), (3.0,))[1], [3, 3])
+    assert jax.tree.structure(varying(state, ())) == jax.tree.structure(state)
+
+
+def test_local_steps_are_differentiated_once(monkeypatch):
+    """Not once for a state without a derivative and again for one with it: half of the time that JAX traces."""
+    turns = importlib.import_module("fedjax_sim.engine.layout.turns")  # the package has a function of that name
+    traced, queue = [], turns.run_queue
+    monkeypatch.setattr(turns, "run_queue", lambda *given, **sizes: traced.append(1) or queue(*given, **sizes))
+    data = fjs.datasets.from_clients([(np.ones((n, 1), np.float32), np.ones(n, np.float32)) for n in (1, 1, 9)])
+    task = fjs.task.functions(lambda key: jnp.zeros(()), lambda w, batch: jnp.square(batch["x"][:, 0] * w - batch["y"]))
+    train = fjs.make_train(
+        task=task, rounds=4, eval_every=2, cohort=fjs.cohort.full(), work=fjs.local.epochs(1),
+        batches=fjs.local.in_order(1), layout=fjs.layout.turns(),
+    )  # fmt: skip
+
+    def last(algorithm):
+        return train(algorithm, data, jax.random.key(0)).metrics["loss"][-1]
+
+    jax.eval_shape(jax.grad(last), fjs.fedavg(client_optimizer=fjs.optim.sgd(0.1)))
+    assert len(traced) == 1
 
 
 @together

@@ -599,9 +599,9 @@ def test_a_record_s_name_is_taken(drive: Callable[..., None]) -> None:
     ],
 )
 def test_what_evaluate_returns_can_be_kept(returned: dict[str, Any], error: type[Exception], fragments: Any) -> None:
-    check(lambda: all_metrics({"loss": jnp.ones(())}, {}, returned), error, *fragments)
+    check(lambda: all_metrics({"": {"loss": jnp.ones(())}}, returned), error, *fragments)
     kept = {"a/b": True, "é ß": np.int64(5), "n" * 200: jnp.bfloat16(1), "test_loss": [1.0]}
-    assert list(all_metrics({"loss": jnp.ones(())}, {}, kept)) == ["loss", *kept]
+    assert list(all_metrics({"": {"loss": jnp.ones(())}}, kept)) == ["loss", *kept]
 
 
 def test_the_listener_sees_a_compilation() -> None:

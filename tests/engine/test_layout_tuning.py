@@ -167,7 +167,8 @@ def test_candidates_by_default():
 
     assert labels() == ["turns()", "lanes(4)", "stacked()"]
     assert labels(cohort=fjs.cohort.uniform(3)) == ["turns()", "stacked()"]
-    assert labels(work=fjs.local.steps(1)) == ["stacked()", "turns()", "lanes(4)"]  # the rule's choice is first
+    # The rule's choice is first.
+    assert labels(work=fjs.local.steps(1)) == ["stacked()", "turns()", "lanes(4)", "pooled(stacked())"]
     many = fjs.datasets.quadratics(num_clients=20, dim=2)
     assert labels(dataset=many, work=fjs.local.steps(2)) == [
         "turns()", "lanes(4)", "lanes(8)", "lanes(16)", "stacked()"
@@ -273,6 +274,14 @@ def test_a_cache_that_cannot_be_written(monkeypatch, tmp_path):
         layout_tuning.remember("a", Tuning.from_json(GOOD))
 
 
+def test_off_keeps_nothing(monkeypatch, tmp_path):
+    monkeypatch.setenv("FEDJAX_SIM_CACHE", "off")
+    monkeypatch.chdir(tmp_path)
+    layout_tuning.remember("a", Tuning.from_json(GOOD))
+    assert layout_tuning.recall("a") is None
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_where_the_cache_is(monkeypatch, tmp_path):
     monkeypatch.setenv("FEDJAX_SIM_CACHE", "~/own")
     assert cache_directory() == pathlib.Path.home() / "own"
@@ -283,6 +292,8 @@ def test_where_the_cache_is(monkeypatch, tmp_path):
         monkeypatch.setenv("XDG_CACHE_HOME", ignored)
         assert cache_directory() == pathlib.Path.home() / ".cache" / "fedjax_sim"
     assert not (tmp_path / "fedjax_sim").exists()
+    monkeypatch.setenv("FEDJAX_SIM_CACHE", "off")
+    assert cache_directory() is None
 
 
 @pytest.mark.slow

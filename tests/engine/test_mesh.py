@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import fedjax_sim as fjs
+from fedjax_sim.engine.layout.choose import choose_devices
 from fedjax_sim.engine.layout.mesh import deal, most_of_one
 from fedjax_sim.run.resident import ResidentDriver
 from tests.algorithms import test_sweep as sweep
@@ -76,6 +77,13 @@ def alone(weighted):
 def test_clients_in_coordinates_of_their_examples(data):
     method, work = fjs.fedprox(client_optimizer=LOCAL, mu=0.1), fjs.local.epochs(2)
     inner = fjs.layout.factored(width=40)  # there are larger clients
+    assert_alike(run(method, data, TURNS, work=work), run(method, data, MESH(2, inner, data="sharded"), work=work))
+
+
+@pytest.mark.slow
+def test_one_gradient_on_each_device(data):
+    method, work = fjs.fedprox(client_optimizer=LOCAL, mu=0.1), fjs.local.steps(1)
+    inner = fjs.layout.pooled()
     assert_alike(run(method, data, TURNS, work=work), run(method, data, MESH(2, inner, data="sharded"), work=work))
 
 
@@ -353,9 +361,17 @@ def test_a_model_across_the_devices_of_a_group(data):
     assert [leaf.sharding.shard_shape(leaf.shape) for leaf in kept] == [(60, 8)]
 
 
+def test_the_rule_takes_one_device_for_small_rounds(data):
+    algorithm = fjs.fedavg(client_optimizer=LOCAL)
+    given = run(algorithm, data, None).description["run"]["layout"]
+    assert given["name"] == "layout.turns"
+    assert choose_devices(1000, lambda: 1e8) == jax.device_count() > 1 == choose_devices(1000, lambda: 1e6)
+
+
 @pytest.mark.slow
-def test_the_rule_takes_all_devices(data):
+def test_the_rule_takes_all_devices(data, monkeypatch):
     """Of a CPU, where several are there because somebody asked for them; and says so."""
+    monkeypatch.setattr("fedjax_sim.engine.layout.choose._SMALL_ROUND", 0)
     algorithm = fjs.fedavg(client_optimizer=LOCAL)
     history = run(algorithm, data, None)
     layout = history.description["run"]["layout"]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from benchmarks.speed import buckets, gpu, gpu_sections, limit, machine
+from benchmarks.speed import buckets, evaluation, gpu, gpu_sections, limit, machine
 from benchmarks.speed.workloads import make
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -73,6 +73,12 @@ def test_programs_that_differ_are_not_timed(programs):
 def test_computed_steps_are_the_useful_ones(subject, programs):
     useful, computed = programs["ours"].steps
     assert useful == computed == subject.work.steps()
+
+
+def test_evaluations_that_are_compared_are_the_same(subject):
+    found = {name: run() for name, run in evaluation.variants(subject).items()}
+    for ours, others in (("now", "plain"), ("one", "two")):
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), found[ours], found[others])
 
 
 def test_a_difference_from_float64_is_found():

@@ -1,6 +1,7 @@
 """Evaluation: overall, per client and of the worst, in pieces, on the device and from the host."""
 
 import functools
+import itertools
 from typing import Any
 
 import flax.linen as nn
@@ -11,7 +12,8 @@ import pytest
 
 import fedjax_sim as fjs
 from fedjax_sim.core import devices as chunks
-from fedjax_sim.models import passes
+from fedjax_sim.core.fields import real
+from fedjax_sim.models import evaluation, passes, predictions
 from fedjax_sim.run.training import TrainResult
 
 TASK = fjs.classification(fjs.models.LogisticRegression(3), weight_decay=0.01)
@@ -261,6 +263,47 @@ def test_evaluate_tells_the_penalty_from_the_loss(home, request) -> None:
     assert {name: float(value) for name, value in found.overall.items()} == {"loss": 7, "data_loss": 6}
     assert {name: float(value) for name, value in found.worst.items()} == {"loss": 9.5, "data_loss": 8.5}
     assert {name: value.tolist() for name, value in found.clients.items()} == {"loss": [2, 9.5], "data_loss": [1, 8.5]}
+
+
+class Scaled(fjs.Task):
+    """Losses scale (w x - y)^2, with a number that a run traces."""
+
+    scale: Any = real(default=1.0)
+
+    def init(self, key, dataset):
+        return jnp.float32(2.0)
+
+    def losses(self, params, examples, key=None):
+        return self.scale * (params * examples["x"] - examples["y"]) ** 2
+
+
+@pytest.mark.parametrize("home", ["device", "host"])
+@pytest.mark.parametrize("kind", ["same", "other", "numbers"])
+def test_clients_values_of_the_run_s_own_task_are_read_with_its_own(monkeypatch, kind, home) -> None:
+    """Every part once; those of another task, or where traced numbers may differ, as they are asked for."""
+    asked = []
+
+    def noted(read):
+        def reading(*args, clients):
+            asked.append(clients)
+            return read(*args, clients=clients)
+
+        return reading
+
+    for module, name in itertools.product((evaluation, predictions), ("passed", "streamed")):
+        monkeypatch.setattr(module, name, noted(getattr(passes, name)))
+    task, other = {
+        "same": (SQUARES, SQUARES),
+        "other": (SQUARES, fjs.functions(SQUARES.init_function, lambda w, e: 3 * SQUARES.losses_function(w, e))),
+        "numbers": (Scaled(1.0), Scaled(3.0)),
+    }[kind]
+    data = lines() if home == "device" else fjs.datasets.on_host(lines())
+    history = fjs.simulate(STEP, data, **line_run(task, evaluate=fjs.per_client(other, worst=0.5)))
+    assert set(asked) == ({True} if kind == "same" else {False, True})
+    penalty, scale = (1, 1) if kind == "same" else (0, 3)
+    np.testing.assert_allclose(history["client_loss"][0, 0], [scale * 6.5 + penalty, scale + penalty], rtol=1e-6)
+    np.testing.assert_allclose(history["test_loss_worst"][0, 0], scale * 8.5 + penalty, rtol=1e-6)
+    np.testing.assert_allclose(history["loss"][0, 0], 14 / 3 + (kind != "numbers"), rtol=1e-6)
 
 
 @pytest.mark.usefixtures("x64")

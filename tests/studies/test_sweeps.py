@@ -11,6 +11,7 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import fedjax_sim as fjs
@@ -461,6 +462,13 @@ def test_bad_spaces(make, error, message):
 def test_names_and_values_are_checked_before_compiling(names, message):
     with pytest.raises(ValueError, match=message):
         swept(sweeps.grid(names))
+
+
+def test_the_numbers_of_a_bare_optax_object_have_no_name():
+    bare = fjs.fedprox(client_optimizer=optax.sgd(0.02), mu=0.1)
+    for name in (RATE, "client_optimizer.numbers.0"):
+        with pytest.raises(ValueError, match=rf"no hyper-parameter '{name}'.*known: client_learning_rate, server"):
+            sweep(bare, data(), sweeps.grid({name: [0.1]}), **settings())
 
 
 def test_bad_arguments():

@@ -15,8 +15,8 @@ import fedjax_sim as fjs
 from fedjax_sim import hyper
 from fedjax_sim.core.descriptions import build
 from fedjax_sim.studies.hyper import final, influence, tune
-from fedjax_sim.studies.hyper.tuned import Subject
 from fedjax_sim.studies.hyper.tuning import advance, begin
+from fedjax_sim.studies.subject import Subject
 
 pytestmark = pytest.mark.xdist_group("tuning")  # one worker compiles what they share
 

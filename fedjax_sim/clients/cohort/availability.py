@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.clients.cohort.participation import Averaging, Participation, Selection, storage
-from fedjax_sim.clients.scheme import EachClient, Scheme, at_clients, check_shape, one_of
+from fedjax_sim.clients.scheme import EachClient, Scheme, at_clients, check_shape, log_of_events, one_of, unparametrised
 from fedjax_sim.core.descriptions import factory
 from fedjax_sim.core.fields import count, flag, integers, leaf
 from fedjax_sim.core.keys import Purpose, purpose_key, round_key
@@ -44,6 +44,10 @@ class Availability(Scheme):
         """float[N], by client index: the probability of being available in round ``round_``."""
         raise TypeError(f"{type(self).__name__} must define chance(round_, num_clients)")
 
+    def log_probability(self, present: jax.Array, indices: jax.Array) -> jax.Array:
+        """float[S]: log p of each client being there or not, as in :meth:`Participation.log_probability`."""
+        return jnp.broadcast_to(unparametrised(self), present.shape)
+
 
 class Bernoulli(Availability):
     """Client i is available with probability a_i, anew and independently every round.
@@ -66,6 +70,9 @@ class Bernoulli(Availability):
 
     def chance(self, round_: jax.Array, num_clients: int) -> jax.Array:
         return at_clients(self.probability, jnp.arange(num_clients, dtype=jnp.int32))
+
+    def log_probability(self, present: jax.Array, indices: jax.Array) -> jax.Array:
+        return log_of_events(present, at_clients(self.probability, indices))
 
 
 class _Scheduled(Availability):
@@ -223,6 +230,14 @@ class Available(Participation):
     def inclusion(self, dataset: FederatedDataset, round_: int | jax.Array = 0) -> jax.Array:
         chance = self.availability.chance(jnp.asarray(round_, jnp.int32), dataset.num_clients)
         return self.scheme.inclusion(dataset, round_) * chance
+
+    def log_probability(self, dataset: FederatedDataset, key: jax.Array, round_: jax.Array) -> jax.Array:
+        """That of the draw, and of each drawn client's being there."""
+        selection = self.select(dataset, key, round_)
+        asked = self.scheme.select(dataset, key, round_).present  # by the scheme inside; the others were not
+        each = self.availability.log_probability(selection.present, selection.indices)
+        inside = self.scheme.log_probability(dataset, key, round_)
+        return inside + jnp.sum(jnp.where(asked, each, jnp.zeros_like(each)))
 
     @property
     def _depth(self) -> int:

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.clients.scheme import Scheme
+from fedjax_sim.clients.scheme import Scheme, unparametrised
 from fedjax_sim.core.fields import static
 from fedjax_sim.core.values import check_choice
 from fedjax_sim.datasets.federated import FederatedDataset
@@ -199,6 +199,10 @@ class Participation(Scheme, kw_only=True):
     def inclusion(self, dataset: FederatedDataset, round_: int | jax.Array = 0) -> jax.Array:
         """float[N], by client index: the probability that a client takes part in round ``round_``, stragglers apart."""
         raise TypeError(f"{type(self).__name__} must define inclusion(dataset, round_)")
+
+    def log_probability(self, dataset: FederatedDataset, key: jax.Array, round_: jax.Array) -> jax.Array:
+        """log p of what :meth:`select` draws with this key, up to what no real parameter of the scheme is part of."""
+        return unparametrised(self)
 
     def of_exchange(self, after: int) -> Participation:
         """The scheme of an exchange with a cohort of its own, by the number of those after it in a round; 0: the last.

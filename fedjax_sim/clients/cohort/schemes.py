@@ -20,7 +20,7 @@ from fedjax_sim.clients.cohort.participation import (
     everyone,
     shares_by_index,
 )
-from fedjax_sim.clients.scheme import EachClient, at_clients
+from fedjax_sim.clients.scheme import EachClient, at_clients, log_of_events
 from fedjax_sim.core import sampling
 from fedjax_sim.core.descriptions import factory
 from fedjax_sim.core.fields import choice, count, leaf, static
@@ -226,6 +226,14 @@ class Weighted(_Sampled):
         visits: jax.Array = lax.fori_loop(0, _SIMULATED, again, everyone(dataset.num_clients, 0.0))
         return visits / _SIMULATED
 
+    def log_probability(self, dataset: FederatedDataset, key: jax.Array, round_: jax.Array) -> jax.Array:
+        """Of the draws in their order: sum_k log w_(i_k) - log(sum of the weights left before draw k)."""
+        weights = self._masses(dataset)
+        drawn = weights[sampling.choose_weighted(cohort_key(key, round_), weights, self.num_sampled)]
+        left = jnp.sum(weights) - (jnp.cumsum(drawn) - drawn)
+        possible = drawn > 0
+        return jnp.sum(jnp.where(possible, jnp.log(jnp.where(possible, drawn / left, 1)), 0))
+
     def _masses(self, dataset: FederatedDataset) -> jax.Array:
         if self.weights is None:
             return shares_by_index(dataset)
@@ -292,6 +300,12 @@ class Independent(Participation):
 
     def inclusion(self, dataset: FederatedDataset, round_: int | jax.Array = 0) -> jax.Array:
         return at_clients(self.probability, jnp.arange(dataset.num_clients, dtype=jnp.int32))
+
+    def log_probability(self, dataset: FederatedDataset, key: jax.Array, round_: jax.Array) -> jax.Array:
+        """sum_i log q_i of who is drawn, log(1 - q_i) of who is not."""
+        indices = self.select(dataset, key, round_).indices
+        drawn = jnp.zeros((dataset.num_clients,), bool).at[indices].set(True, mode="drop")
+        return jnp.sum(log_of_events(drawn, self.inclusion(dataset)))
 
     def _least_cap(self, num_clients: int) -> int:
         if not is_concrete(self.probability):

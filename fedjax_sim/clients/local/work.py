@@ -12,8 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.scipy.special import ndtr, xlog1py
 
-from fedjax_sim.clients.scheme import EachClient, Scheme, at_clients, check_shape
+from fedjax_sim.clients.scheme import EachClient, Scheme, at_clients, check_shape, log_of_events, unparametrised
 from fedjax_sim.core import sampling
 from fedjax_sim.core.descriptions import factory
 from fedjax_sim.core.fields import choice, count, flag, integers, leaf, real, static
@@ -64,6 +65,10 @@ class Work(Scheme):
     def steps(self, turn: Turn) -> jax.Array:
         """tau of each slot, int32[S]; what void slots get does not matter."""
         raise TypeError(f"{type(self).__name__} must define steps(turn)")
+
+    def log_probability(self, turn: Turn) -> jax.Array:
+        """log p of the numbers that :meth:`steps` draws, up to what no real parameter of the scheme is part of."""
+        return unparametrised(self)
 
     def most_steps(self, epoch: int) -> int:
         """An upper bound of tau for a client whose epoch has ``epoch`` steps; static."""
@@ -141,9 +146,22 @@ class GaussianSteps(Work):
         # The midpoints of (-1, 1) / 2^24.
         centred = (turn.draws.work >> 8).astype(jnp.float32) * 2**-23 + (2**-24 - 1)
         normal = 2**0.5 * lax.erf_inv(centred)
-        spread = self.std if self.variance is None else jnp.sqrt(jnp.asarray(self.variance, jnp.float32))
-        mean, std = jnp.asarray(self.mean, jnp.float32), jnp.asarray(spread, jnp.float32)
+        mean, std = self._moments()
         return jnp.clip(jnp.round(mean + std * normal), 1, self.most).astype(jnp.int32)
+
+    def log_probability(self, turn: Turn) -> jax.Array:
+        """log of the normal's mass that is rounded and clipped to tau, of each client."""
+        tau = self.steps(turn).astype(jnp.float32)
+        mean, std = self._moments()
+        low = jnp.where(tau > 1, (tau - 0.5 - mean) / std, -jnp.inf)
+        high = jnp.where(tau < self.most, (tau + 0.5 - mean) / std, jnp.inf)
+        # Beyond the mean by the other tail, where float32 tells masses apart.
+        low, high = jnp.where(low > 0, -high, low), jnp.where(low > 0, -low, high)
+        return jnp.sum(jnp.where(turn.valid, jnp.log(ndtr(high) - ndtr(low)), 0))
+
+    def _moments(self) -> tuple[jax.Array, jax.Array]:
+        spread = self.std if self.variance is None else jnp.sqrt(jnp.asarray(self.variance, jnp.float32))
+        return jnp.asarray(self.mean, jnp.float32), jnp.asarray(spread, jnp.float32)
 
     def most_steps(self, epoch: int) -> int:
         return self.most
@@ -185,6 +203,13 @@ class Geometric(Work):
         chance = (turn.draws.work[first].astype(jnp.float32) + 0.5) * 2**-32
         tau = 1 + jnp.floor(jnp.log(chance) / jnp.log1p(-jnp.asarray(self.p, jnp.float32)))
         return jnp.full_like(turn.epoch, jnp.clip(tau, 1, self.most).astype(turn.epoch.dtype))
+
+    def log_probability(self, turn: Turn) -> jax.Array:
+        """(tau - 1) log(1 - p) + log p, the last but at ``most``."""
+        assert self.most is not None
+        tau, p = self.steps(turn)[0], jnp.asarray(self.p).astype(jnp.result_type(float))
+        last = log_of_events(tau < self.most, p)
+        return xlog1py((tau - 1).astype(p.dtype), -p) + jnp.where(tau < self.most, last, jnp.zeros_like(last))
 
     def most_steps(self, epoch: int) -> int:
         assert self.most is not None

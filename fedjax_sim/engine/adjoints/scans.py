@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, NoReturn
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
@@ -147,6 +148,44 @@ def joined(pieces: list[Any]) -> Any:
 def stopped(tree: Any) -> Any:
     """``tree`` as a constant: no derivative reaches it, and none is computed behind it."""
     return jax.tree.map(lambda leaf: lax.stop_gradient(leaf) if isinstance(leaf, jax.core.Tracer) else leaf, tree)
+
+
+def varying(state: Any, on: Any) -> Any:
+    """``state``; in a derivative along ``on``, all its real numbers have one, which may be zero.
+
+    A run's first state knows nothing of its hyper-parameters, the states after it do. JAX differentiates the body of a
+    loop for a carry without a derivative, finds that it gets one, and begins again: for the loops within, each time.
+    """
+    leaves, structure = jax.tree.flatten(state)
+    places = [i for i, one in enumerate(leaves) if _real(one)]
+    found = _varying([leaves[i] for i in places], [one for one in jax.tree.leaves(on) if _real(one)])
+    for i, one in zip(places, found, strict=True):
+        leaves[i] = one
+    return jax.tree.unflatten(structure, leaves)
+
+
+@jax.custom_jvp
+def _varying(leaves: list[Any], on: list[Any]) -> list[Any]:
+    return leaves
+
+
+def _varied(primals: tuple[Any, Any], tangents: tuple[Any, Any]) -> tuple[Any, Any]:
+    along = [one for one in tangents[1] if not isinstance(one, SymbolicZero)]
+
+    def given(tangent: Any) -> Any:
+        if not along or not isinstance(tangent, SymbolicZero):
+            return tangent
+        some = jnp.ravel(along[0])[0].astype(tangent.dtype)
+        return jnp.where(False, some, jnp.zeros(tangent.shape, tangent.dtype))  # a choice: 0 times infinity is NaN
+
+    return primals[0], [given(tangent) for tangent in tangents[0]]
+
+
+def _real(leaf: Any) -> bool:
+    return jnp.issubdtype(jnp.result_type(leaf), jnp.floating) and jnp.size(leaf) > 0
+
+
+_varying.defjvp(_varied, symbolic_zeros=True)
 
 
 def _row(tree: Any) -> Any:

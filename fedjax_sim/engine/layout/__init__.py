@@ -8,6 +8,7 @@ from fedjax_sim.engine.layout.base import Bounds, Layout, LocalResult
 from fedjax_sim.engine.layout.choose import choose_layout
 from fedjax_sim.engine.layout.factored import factored
 from fedjax_sim.engine.layout.mesh import mesh
+from fedjax_sim.engine.layout.pooled import pooled
 from fedjax_sim.engine.layout.queue import Makespan, lanes, makespan, static_schedule
 from fedjax_sim.engine.layout.stacked import buckets, stacked
 from fedjax_sim.engine.layout.turns import turns
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Bounds", "Layout", "LocalResult", "Makespan", "Tuning", "buckets", "choose_layout", "factored", "lanes",
-    "makespan", "mesh", "stacked", "static_schedule", "tune", "turns",
+    "makespan", "mesh", "pooled", "stacked", "static_schedule", "tune", "turns",
 ]  # fmt: skip
 
 

@@ -80,6 +80,10 @@ class Layout(Described):
         """
         raise TypeError(f"{type(self).__name__} must define run(...)")
 
+    def sized_by(self, bounds: Bounds, dataset: FederatedDataset) -> Any:
+        """What of these static numbers a program of this layout is made of; a derivative's are not asked for."""
+        return bounds, dataset.max_size, dataset.largest
+
     def placed(self, dataset: FederatedDataset) -> FederatedDataset:
         """The data set where this layout reads it from."""
         return dataset

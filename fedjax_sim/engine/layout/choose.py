@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import jax
@@ -24,7 +25,8 @@ def choose_layout(num_slots: int, num_parameters: int, bounds: Bounds, *, everyb
     5 to 40 times faster than stacked for unequal steps). On GPU and TPU: *stacked* where masking wastes less than half,
     and in *buckets* where that computes an eighth fewer steps at least: no more of them follow one another, and each
     bucket is compiled. Else *lanes*, whose loop asks the host after each step, or *buckets* where they compute no more.
-    Whether *turns* is then also *factored*, :func:`choose_width` says.
+    Whether *turns* is then also *factored*, :func:`choose_width` says, and whether either is *pooled*,
+    :func:`choose_pooled`.
 
     Args:
       num_slots: S.
@@ -68,6 +70,25 @@ def choose_width(inputs: int, outputs: int, passes: float, dataset: FederatedDat
     return width if pays else None
 
 
+# Operations of a gradient for each parameter and example up to which a model's own size is what clients cost: 4 to 6
+# where layers are dense, far more where a kernel is used at many places.
+_DENSE = 10
+
+
+def choose_pooled(num_slots: int, num_parameters: int, flops: float = 0.0) -> bool:
+    """Whether the work of clients of one step is pooled (:mod:`fedjax_sim.layout.pooled`), if it can be.
+
+    On a CPU, where a model for each client costs more than compiling both programs does, and more than its batch.
+
+    Args:
+      num_slots: S.
+      num_parameters: of one model.
+      flops: of a gradient, for each example.
+    """
+    large = num_slots > 1 and num_parameters >= _KERNEL
+    return jax.default_backend() == "cpu" and large and flops <= _DENSE * num_parameters
+
+
 _COPIES = 1 << 30  # bytes that the copies of the examples for the other devices of one CPU may take
 
 
@@ -77,13 +98,22 @@ def choose_sharding(example_bytes: int, devices: int) -> Literal["replicated", "
     return "replicated" if small else "sharded"
 
 
-def choose_devices(num_slots: int) -> int:
+# Operations of a round below which dealing it costs more than a second device saves: about 0.08 ms, and 1 us a client.
+_SMALL_ROUND = 1e7
+
+
+def choose_devices(num_slots: int, operations: Callable[[], float]) -> int:
     """How many devices a cohort is dealt to where nothing is said.
 
     All of them where there are several processes, which must work on one program. Else on a CPU as many as there are
-    clients for, since it has several devices only where somebody asked for them (fedjax_sim.use_cpu_devices); on GPU
-    and TPU one, because several were never measured.
+    clients for, since it has several devices only where somebody asked for them (fedjax_sim.use_cpu_devices), and one
+    where a round is small; on GPU and TPU one, because several were never measured.
+
+    Args:
+      num_slots: S.
+      operations: those of a round's gradients, as far as they can be told; asked for where it matters.
     """
     if jax.process_count() > 1:
         return jax.device_count()
-    return min(jax.device_count(), num_slots) if jax.default_backend() == "cpu" else 1
+    several = min(jax.device_count(), num_slots) if jax.default_backend() == "cpu" else 1
+    return several if several == 1 or operations() >= _SMALL_ROUND else 1

@@ -17,7 +17,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_sim.algorithms.affine import is_affine
 from fedjax_sim.core import trees
 from fedjax_sim.core.descriptions import factory
 from fedjax_sim.core.fields import count, leaf
@@ -25,13 +24,12 @@ from fedjax_sim.core.loops import with_static_derivative
 from fedjax_sim.core.values import shown
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.engine.layout.base import Bounds, Layout, LocalResult
+from fedjax_sim.engine.layout.coordinates import CoordinateSolver, in_their_place, not_linear
 from fedjax_sim.engine.layout.turns import turns
-from fedjax_sim.engine.solver import Left, Slot, Solver
+from fedjax_sim.engine.solver import Slot, Solver
 from fedjax_sim.models.coordinates import InCoordinates, Layer, layer_of_examples
-from fedjax_sim.optim.described import Sgd
 
 _ROWS = 512  # of a product over the cohort's examples: such products run at two thirds of the rate of large ones
-_COORDINATES = "coordinates"  # the stack of what clients report of the kernel
 
 
 def _check_inner(what: str, value: Any) -> None:
@@ -83,39 +81,13 @@ class Factored(Layout):
 
 def coordinates_of(solver: Solver, sent: Any, states: Any) -> Layer | str:
     """The layer whose kernel clients can train in coordinates; else why there is none."""
-    method, watch = solver.algorithm, solver.watch
-    name, optimizer = type(method).__name__, method.client_optimizer
-    if not is_affine(method):
-        return f"{name} does more with what clients train than sums and multiples of it"
-    if not isinstance(optimizer, Sgd):
-        return f"its local solver is {shown(optimizer)}, not fedjax_sim.optim.sgd"
-    if jax.tree.leaves(states):
-        return f"{name} keeps a state for every client"
-    if not hasattr(sent, "params") or any(jnp.ndim(one) for one in jax.tree.leaves(sent._replace(params=()))):
-        return f"{name} sends more than a model and numbers"
-    if watch.updates or watch.drift:
-        return "a diagnostic looks at the change of every client"
-    if watch.mixing:
-        return "clients of an asynchronous run begin with models of different rounds"
+    why = not_linear(solver, sent, states)
+    if why is not None:
+        return why
     layer = layer_of_examples(solver.task, sent.params, solver.dataset.examples)
     if not isinstance(layer, str) and layer.inputs < 4:
         return f"its first layer has {layer.inputs} inputs"
     return layer
-
-
-class _Solver(Solver):
-    """The solver of clients in coordinates: what they report of the kernel is stacked, not summed."""
-
-    def finish(self, sent: Any, c_i: Any, slot: Slot, progress: Any) -> Left:
-        left = super().finish(sent, c_i, slot, progress)
-        layer: Any = self.task.layer  # type: ignore[attr-defined]
-        shape = layer.kernel(sent.params).shape
-        stacked, sums = {}, {}
-        for name, value in left.sums.items():
-            leaves, structure = jax.tree.flatten(value)
-            stacked[name] = [one for one in leaves if one.shape == shape]
-            sums[name] = jax.tree.unflatten(structure, [None if one.shape == shape else one for one in leaves])
-        return Left(sums, {**left.stacks, _COORDINATES: stacked}, left.kept)
 
 
 class _Rows(NamedTuple):
@@ -150,7 +122,7 @@ def _run(
     at_start = jnp.zeros((width + 1, layer.outputs), kernel.dtype).at[-1].set(1)
     task: Any = InCoordinates(task=solver.task, layer=layer)  # type: ignore[arg-type]
     result = inner.run(
-        _Solver(solver.algorithm, task, solver.batches, own, solver.watch),
+        CoordinateSolver(solver.algorithm, task, solver.batches, own, solver.watch),
         sent._replace(params=layer.with_kernel(params, at_start)), states, slots._replace(offset=rows.first), bounds,
     )  # fmt: skip
 
@@ -168,17 +140,7 @@ def _run(
         moved: jax.Array = total.T + kernel * jnp.sum(coordinates[:, -1], axis=0)[None]
         return moved
 
-    stacks = dict(result.stacks)
-    reported = stacks.pop(_COORDINATES)
-
-    def with_kernels(name: str) -> Any:
-        """The sum of a message, with that of the kernel where its coordinates were."""
-        kernels = map(kernel_of, reported[name])
-        return jax.tree.map(
-            lambda leaf: next(kernels) if leaf is None else leaf, result.sums[name], is_leaf=lambda leaf: leaf is None
-        )
-
-    return LocalResult({name: with_kernels(name) for name in result.sums}, stacks, result.clients, result.computed)
+    return in_their_place(result, kernel_of)
 
 
 def _rows(slots: Slot, width: int, dataset: FederatedDataset, bounds: Bounds) -> _Rows:

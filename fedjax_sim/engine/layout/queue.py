@@ -17,6 +17,7 @@ from fedjax_sim.core.descriptions import factory
 from fedjax_sim.core.fields import count
 from fedjax_sim.core.loops import with_static_derivative
 from fedjax_sim.core.values import check_count, shown
+from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.engine.layout.base import Bounds, Layout, LocalResult, Run, drawn_ahead, left_shapes, surveyed
 from fedjax_sim.engine.solver import Draw, Progress, Slot, Solver
 from fedjax_sim.models.conv import side_by_side
@@ -33,6 +34,9 @@ class Lanes(Layout):
     """
 
     num_lanes: int = count(default=8)
+
+    def sized_by(self, bounds: Bounds, dataset: FederatedDataset) -> Any:
+        return ()  # its loops follow the clients
 
     def run(self, solver: Solver, sent: Any, states: Any, slots: Slot, bounds: Bounds) -> LocalResult:
         lanes = min(self.num_lanes, len(slots.offset))
@@ -52,6 +56,9 @@ class Static(Layout):
     """
 
     num_lanes: int = count(default=1)
+
+    def sized_by(self, bounds: Bounds, dataset: FederatedDataset) -> Any:
+        return bounds
 
     def run(self, solver: Solver, sent: Any, states: Any, slots: Slot, bounds: Bounds) -> LocalResult:
         lanes = min(self.num_lanes, len(slots.offset))

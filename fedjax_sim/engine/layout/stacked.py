@@ -13,6 +13,7 @@ from jax import lax
 from fedjax_sim.core import trees
 from fedjax_sim.core.descriptions import factory
 from fedjax_sim.core.fields import count
+from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.engine.layout.base import Bounds, Layout, LocalResult, drawn_ahead, surveyed
 from fedjax_sim.engine.solver import Draw, Slot, Solver
 from fedjax_sim.models.conv import side_by_side
@@ -25,6 +26,9 @@ class Stacked(Layout):
     (GPU, TPU). The first step is peeled: before it all clients hold the same x, so its products are not batched over
     models. Idle steps are masked by selection, never by a zero weight, and reuse a real batch: NaN-safe in reverse.
     """
+
+    def sized_by(self, bounds: Bounds, dataset: FederatedDataset) -> Any:
+        return bounds._replace(ranked=())
 
     def run(self, solver: Solver, sent: Any, states: Any, slots: Slot, bounds: Bounds) -> LocalResult:
         return run_stacked(solver, sent, states, slots, bounds)
@@ -48,6 +52,9 @@ class Buckets(Stacked):
 
     number: int = count(default=3)
     unroll: int = count(default=1)
+
+    def sized_by(self, bounds: Bounds, dataset: FederatedDataset) -> Any:
+        return bounds
 
     def run(self, solver: Solver, sent: Any, states: Any, slots: Slot, bounds: Bounds) -> LocalResult:
         return run_stacked(solver, sent, states, slots, bounds, number=self.number, unroll=self.unroll)

@@ -11,6 +11,7 @@ from jax import lax
 from fedjax_sim.core import trees
 from fedjax_sim.core.descriptions import factory
 from fedjax_sim.core.loops import with_static_derivative
+from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.engine.layout.base import Bounds, Layout, LocalResult, left_shapes
 from fedjax_sim.engine.layout.queue import run_queue
 from fedjax_sim.engine.solver import Slot, Solver
@@ -23,6 +24,9 @@ class Turns(Layout):
     model at work. Its derivative is that of masked scans of the largest number of steps where the clients' bounds are
     alike, else that of the statically bounded queue of one lane (see :mod:`fedjax_sim.layout.queue`).
     """
+
+    def sized_by(self, bounds: Bounds, dataset: FederatedDataset) -> Any:
+        return ()  # its loops follow the clients
 
     def run(self, solver: Solver, sent: Any, states: Any, slots: Slot, bounds: Bounds) -> LocalResult:
         if not bounds.reverse:

@@ -1,7 +1,10 @@
 """Studies of hyper-parameters and data by gradients through whole runs."""
 
-from fedjax_sim.studies.hyper.objectives import Final, Influence, Objective, final, influence
-from fedjax_sim.studies.hyper.transforms import (
+from fedjax_sim.studies.coalitions import Coalitions, coalitions
+from fedjax_sim.studies.hyper.tuned import Tuned
+from fedjax_sim.studies.hyper.tuning import tune
+from fedjax_sim.studies.objectives import Final, Influence, Mean, Objective, final, influence, mean
+from fedjax_sim.studies.transforms import (
     Identity,
     Interval,
     Positive,
@@ -15,24 +18,26 @@ from fedjax_sim.studies.hyper.transforms import (
     softplus,
     unit_interval,
 )
-from fedjax_sim.studies.hyper.tuned import Tuned
-from fedjax_sim.studies.hyper.tuning import tune
 
 __all__ = [
+    "Coalitions",
     "Final",
     "Identity",
     "Influence",
     "Interval",
+    "Mean",
     "Objective",
     "Positive",
     "Simplex",
     "Softplus",
     "Transform",
     "Tuned",
+    "coalitions",
     "final",
     "identity",
     "influence",
     "interval",
+    "mean",
     "positive",
     "simplex",
     "softplus",

@@ -5,84 +5,17 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Mapping
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.algorithms.contract import Method
-from fedjax_sim.core import paths
-from fedjax_sim.core.descriptions import Described, describe, encode
+from fedjax_sim.core.descriptions import describe
 from fedjax_sim.core.files import write_atomically
 from fedjax_sim.reporting.figures import new_figure
 from fedjax_sim.reporting.plots import COLOURS, LEGEND, check_matplotlib, cross, plain
 from fedjax_sim.reporting.table import text_rows
-from fedjax_sim.studies.hyper.transforms import Transform, identity, positive, unit_interval
-
-_ALGORITHM = ""  # whose hyper-parameters need no prefix
-
-
-class Subject(NamedTuple):
-    """An algorithm and its run, the keyword arguments of ``make_train``.
-
-    A path is the algorithm's own, ``"client_optimizer.learning_rate"``, or begins with the name of an argument of the
-    run: ``"task.weight_decay"``.
-    """
-
-    algorithm: Method
-    run: dict[str, Any]
-
-    def get(self, path: str) -> jax.Array:
-        """The value at ``path`` as an array: of its own dtype where it is an array, else of the default float."""
-        part, rest = self._split(path)
-        leaf = paths.get(self._part(part), rest)
-        return jnp.asarray(leaf) if hasattr(leaf, "dtype") else jnp.asarray(leaf, jnp.result_type(float))
-
-    def replace(self, values: Mapping[str, Any]) -> Subject:
-        """With other values at the paths given; concrete ones are checked."""
-        by_part: dict[str, dict[str, Any]] = {}
-        for path, value in values.items():
-            part, rest = self._split(path)
-            by_part.setdefault(part, {})[rest] = value
-        new = {part: paths.replace(self._part(part), changes) for part, changes in by_part.items()}
-        algorithm = new.pop(_ALGORITHM, self.algorithm)
-        return Subject(algorithm, self.run | new)
-
-    def natural(self, path: str) -> Transform:
-        """The transform that keeps the value at ``path`` inside what its owner accepts.
-
-        The owner is asked: where it takes -1 there are no bounds, where it takes 2 the value must be positive, and
-        where it takes neither it lies between 0 and 1.
-        """
-        shape = jnp.shape(self.get(path))
-
-        def accepts(value: float) -> bool:
-            try:
-                self.replace({path: np.full(shape, value)})
-            except ValueError:
-                return False
-            return True
-
-        if accepts(-1.0):
-            return identity()
-        return positive() if accepts(2.0) else unit_interval()
-
-    def description(self) -> dict[str, Any]:
-        """The algorithm and the run as JSON."""
-        run = {name: encode(value) for name, value in self.run.items()}
-        return {"algorithm": describe(self.algorithm), "run": run}
-
-    def _split(self, path: str) -> tuple[str, str]:
-        if isinstance(path, str):
-            part, _, rest = path.partition(".")
-            if rest and isinstance(self.run.get(part), Described):
-                return part, rest
-        return _ALGORITHM, path
-
-    def _part(self, part: str) -> Any:
-        return self.algorithm if part == _ALGORITHM else self.run[part]
+from fedjax_sim.studies.subject import Subject
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -96,7 +29,8 @@ class Tuned:
       best: restart and evaluation of the lowest objective among the accepted.
       by_seed: float[restarts, E, S], the objective of every run.
       hyper: the hyper-parameters by path, [restarts, E, ...].
-      gradients: of the mean objective with respect to them, by path, [restarts, E, ...].
+      gradients: of the mean objective with respect to them, by path, [restarts, E, ...]; found by an estimator, with
+        respect to their coordinates u.
       accepted: bool[restarts, E], whether objective and gradient were finite.
       scales: float[restarts, E], the part of the optimiser's step that led there: 1, or less after a rejection.
       seeds: of the runs.

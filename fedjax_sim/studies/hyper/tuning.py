@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -14,14 +14,18 @@ from fedjax_sim import optim
 from fedjax_sim.algorithms.contract import Method
 from fedjax_sim.core import trees
 from fedjax_sim.core.descriptions import describe
+from fedjax_sim.core.loops import over_leading_axis
 from fedjax_sim.core.values import LARGEST_SEED, check_choice, check_count, check_real, shown
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.engine.checks import check_seeds
 from fedjax_sim.reporting.progress import progress_bar
 from fedjax_sim.run.training import make_train
-from fedjax_sim.studies.hyper.objectives import Objective, check_inputs, evaluated, final
-from fedjax_sim.studies.hyper.transforms import Transform
-from fedjax_sim.studies.hyper.tuned import Subject, Tuned
+from fedjax_sim.studies.hyper.tuned import Tuned
+from fedjax_sim.studies.objectives import Objective, check_inputs, evaluated, final
+from fedjax_sim.studies.outer.estimators import Estimate, Estimator, estimate
+from fedjax_sim.studies.outer.run import federated
+from fedjax_sim.studies.subject import Subject, values_of
+from fedjax_sim.studies.transforms import Transform
 
 Values = dict[str, jax.Array]  # by path
 
@@ -71,6 +75,7 @@ def tune(
     *,
     over: Iterable[str] | Mapping[str, Transform | None],
     objective: Objective | None = None,
+    estimator: Estimator | None = None,
     optimizer: Any = None,
     steps: int = 50,
     seeds: int | Iterable[int] = 0,
@@ -104,6 +109,10 @@ def tune(
         value where its owner accepts it (``positive()`` for rates and mu, ``unit_interval()`` for momenta).
       objective: a function of a :class:`fedjax_sim.run.training.TrainResult` that returns one real number;
         ``fedjax_sim.hyper.final("test_loss")`` by default.
+      estimator: how the gradient is found, an object of ``fjs.outer``: ``fjs.outer.pes(sigma=0.1, window=5)``. The
+        objective is then ``fjs.hyper.mean(name)`` or ``fjs.hyper.final(name)``; values and gradients are estimates,
+        each step's with draws of its own, and ``tuned.gradients`` are those in the coordinates u. None for the
+        derivative through the runs.
       optimizer: ours or a bare optax object, for the coordinates u; ``fedjax_sim.optim.adam(0.1)`` by default: with
         ``positive()`` a step of about 10 %.
       steps: steps after the evaluation of the start.
@@ -148,13 +157,13 @@ def tune(
     seed_list = check_seeds(seeds)
     check_inputs("tune", algorithm, dataset, objective)
     subject = Subject(algorithm, run)
-    transforms = _transforms(subject, over)
+    transforms = subject.transforms("tune", over)
     if not isinstance(initial, (Mapping, type(None))):
         raise TypeError(f"tune(initial={shown(initial)}): give a mapping of paths to values")
     for path in initial or ():
         check_choice("tune(initial=...)", path, transforms)
     subject = subject.replace(dict(initial or {}))
-    start = _start(subject, transforms)
+    start = subject.coordinates(transforms)
     keys = jax.vmap(jax.random.key)(jnp.asarray(seed_list, jnp.uint32))
     directions = _perturbations(start, restarts, spread, restart_seed)
 
@@ -163,37 +172,46 @@ def tune(
         result = make_train(**varied.run)(varied.algorithm, dataset, key, initial_params=params)
         return evaluated(objective, result)
 
+    def differentiated(given: Any, u: Values, keys: jax.Array, number: jax.Array) -> tuple[Any, Values, Values, Values]:
+        values, pull = jax.vjp(lambda u: values_of(u, transforms), u)
+        by_seed, each = over_leading_axis(lambda key: jax.value_and_grad(of_seed)(values, *given, key), keys)
+        gradients = jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), each)
+        return by_seed, values, gradients, *pull(gradients)
+
+    def estimated(given: Any, u: Values, keys: jax.Array, number: jax.Array) -> tuple[Any, Values, Values, Values]:
+        def of_key(key: jax.Array) -> Estimate:
+            return estimate(estimator, given, u, jax.random.fold_in(key, number))  # type: ignore[arg-type]
+
+        found = over_leading_axis(of_key, keys)
+        gradient = jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), found.gradient)
+        return found.value, values_of(u, transforms), gradient, gradient
+
     @jax.jit
-    def step(
-        descents: Descent, algorithm: Method, dataset: FederatedDataset, params: Any, keys: jax.Array
-    ) -> tuple[Descent, Evaluated]:
+    def step(descents: Descent, given: Any, keys: jax.Array, number: jax.Array) -> tuple[Descent, Evaluated]:
         def one(descent: Descent) -> tuple[Descent, Evaluated]:
-            def valued(u: Values) -> Values:
-                return {path: transform.value(u[path]) for path, transform in transforms.items()}
-
-            def with_gradient(key: jax.Array) -> tuple[jax.Array, Values]:
-                return jax.value_and_grad(of_seed)(values, algorithm, dataset, params, key)
-
-            values, pull = jax.vjp(valued, descent.proposal)
-            by_seed, each = _mapped(with_gradient, keys)
-            gradients = jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), each)
-            (gradient,) = pull(gradients)
+            found = (differentiated if estimator is None else estimated)(given, descent.proposal, keys, number)
+            by_seed, values, gradients, gradient = found
             accepted = trees.all_finite((by_seed, gradient))
             record = Evaluated(by_seed, values, gradients, accepted, descent.scale)
             return advance(solver, descent, accepted, gradient), record
 
-        return _mapped(one, descents)  # type: ignore[no-any-return]
+        return over_leading_axis(one, descents)  # type: ignore[no-any-return]
 
+    given: Any = subject.algorithm, dataset, initial_params
+    if estimator is not None:
+        given = federated(
+            subject.algorithm, dataset, over=transforms, objective=objective,  # type: ignore[arg-type]
+            initial_params=initial_params, **subject.run,
+        )  # fmt: skip
     begun = time.perf_counter()
     descents = jax.vmap(lambda direction: begin(solver, start, direction))(directions)
-    given = subject.algorithm, dataset, initial_params, keys
     records: list[Evaluated] = []
     with progress_bar(steps + 1, progress, "tune") as bar:
         bar.compiling()
-        program = step.lower(descents, *given).compile()
+        program = step.lower(descents, given, keys, np.int32(0)).compile()
         compiled = time.perf_counter()
         for number in range(steps + 1):
-            descents, record = program(descents, *given)
+            descents, record = program(descents, given, keys, np.int32(number))
             records.append(jax.tree.map(np.asarray, record))
             if number == 0:
                 _check_first(records[0])
@@ -216,6 +234,7 @@ def tune(
             "dataset": describe(dataset),
             "over": {path: describe(transform) for path, transform in transforms.items()},
             "objective": describe(objective),
+            **({} if estimator is None else {"estimator": describe(estimator)}),
             "optimizer": describe(solver),
             "steps": steps,
             "seeds": seed_list,
@@ -224,46 +243,6 @@ def tune(
             "restart_seed": restart_seed,
         },
     )
-
-
-def _mapped(function: Callable[[Any], Any], xs: Any) -> Any:
-    """Over leading axes: in turn on a CPU, where vmapped dynamic loops would make every run wait for the slowest."""
-    if jax.default_backend() == "cpu":
-        return jax.lax.map(function, xs)
-    return jax.vmap(function)(xs)
-
-
-def _transforms(subject: Subject, over: Any) -> dict[str, Transform]:
-    """The transforms by path, defaults filled in."""
-    if isinstance(over, str) or not isinstance(over, (Mapping, Iterable)):
-        raise TypeError(f"tune(over={shown(over)}): give paths, ['mu'], or a mapping of paths to transforms")
-    given = dict(over) if isinstance(over, Mapping) else dict.fromkeys(over)
-    if not given:
-        raise ValueError("tune(over=...) is empty: name at least one hyper-parameter")
-    transforms = {}
-    for path, transform in given.items():
-        subject.get(path)  # unknown paths, structure and integers end here
-        if transform is not None and not isinstance(transform, Transform):
-            raise TypeError(
-                f"tune(over={{{path!r}: {shown(transform)}}}): give a transform, fedjax_sim.hyper.positive(), or None"
-            )
-        transforms[path] = subject.natural(path) if transform is None else transform
-    return transforms
-
-
-def _start(subject: Subject, transforms: Mapping[str, Transform]) -> Values:
-    start = {}
-    for path, transform in transforms.items():
-        value = subject.get(path)
-        try:
-            transform.check(path, np.asarray(value))
-        except ValueError as error:
-            raise ValueError(
-                f"the start is outside what {type(transform).__name__.lower()}() can reach: {error}; start elsewhere "
-                f"with tune(initial={{{path!r}: ...}}), or give another transform"
-            ) from None
-        start[path] = transform.coordinate(value)
-    return start
 
 
 def _perturbations(start: Values, restarts: int, spread: float, seed: int) -> Values:

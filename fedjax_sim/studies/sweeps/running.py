@@ -108,7 +108,7 @@ def sweep(
         raise TypeError("sweep was given traced values: inside jit, grad or vmap call make_train(...)'s function")
     asked = asked._replace(algorithm=algorithm, dataset=dataset, key=jax.random.key(seed_list[0]))
     base = resolve(asked, rounds, initial_params)
-    values = stacked(base, space)
+    values = stacked(asked, space)
     plan = of_all_points(base, asked, space, rounds, initial_params)
     description = describe_run(plan, rounds, eval_every, evaluate=evaluate, initial_params=initial_params)
 

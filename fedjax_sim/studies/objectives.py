@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -23,7 +23,27 @@ Objective = Callable[[TrainResult], jax.Array]
 """A function of a run's result to a scalar: what a study by gradient minimises."""
 
 
-class Final(Described):
+class _OfMetric(Described):
+    """Base of the objectives that read one recorded number."""
+
+    name: str = static(check_metric, default="test_loss")
+
+    def of(self, recorded: Mapping[str, jax.Array]) -> jax.Array:
+        """What is recorded under the name."""
+        name, called = known_as(self.name, recorded), f"{self.factory_name()}({self.name!r})"
+        if name in recorded:
+            return recorded[name]
+        part, _, of = self.name.partition("_")
+        fixes = {"test": "test_fraction=0.2", "validation": "fjs.datasets.with_validation(data, 0.2)"}
+        if part in fixes and of in recorded:
+            raise ValueError(
+                f"{called}: the data set has no {part} examples to validate on; hold some out ({fixes[part]}), or "
+                f"minimise {self.factory_name()}({of!r})"
+            )
+        raise ValueError(f"{called}: nothing of that name is recorded; {suggest(self.name, [*recorded])}")
+
+
+class Final(_OfMetric):
     """The last recorded value of a metric, or of a record of every round.
 
     Args:
@@ -32,24 +52,23 @@ class Final(Described):
         ``"test_data_loss"``.
     """
 
-    name: str = static(check_metric, default="test_loss")
+    def __call__(self, result: TrainResult) -> jax.Array:
+        return self.of({**result.rounds, **result.metrics})[-1]
+
+
+class Mean(_OfMetric):
+    """The mean of a metric over the evaluations after the start: how fast a run learns, not only where it ends.
+
+    Args:
+      name: of a metric, as for :func:`final`.
+    """
 
     def __call__(self, result: TrainResult) -> jax.Array:
-        recorded = {**result.rounds, **result.metrics}
-        name = known_as(self.name, recorded)
-        if name in recorded:
-            return recorded[name][-1]
-        part, _, of = self.name.partition("_")
-        fixes = {"test": "test_fraction=0.2", "validation": "fjs.datasets.with_validation(data, 0.2)"}
-        if part in fixes and of in recorded:
-            raise ValueError(
-                f"final({self.name!r}): the data set has no {part} examples to validate on; hold some out "
-                f"({fixes[part]}), or minimise final({of!r})"
-            )
-        raise ValueError(f"final({self.name!r}): nothing of that name is recorded; {suggest(self.name, [*recorded])}")
+        return jnp.mean(self.of(result.metrics)[1:])
 
 
 final = factory("objective.final", Final)
+mean = factory("objective.mean", Mean)
 
 
 def evaluated(objective: Objective, result: TrainResult) -> jax.Array:

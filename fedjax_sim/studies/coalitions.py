@@ -1,0 +1,187 @@
+"""What clients are worth, exactly: a run retrained for every coalition of them, as one program."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_sim.algorithms.contract import Method
+from fedjax_sim.clients.cohort.availability import available, trace
+from fedjax_sim.core.loops import over_leading_axis
+from fedjax_sim.core.values import shown
+from fedjax_sim.datasets.federated import FederatedDataset
+from fedjax_sim.engine.arguments import asked_of
+from fedjax_sim.engine.checks import check_seeds
+from fedjax_sim.run.training import make_train
+from fedjax_sim.studies.objectives import Objective, check_inputs, evaluated, final
+
+_MOST = 16  # clients of whom all coalitions are tried, 65,536
+
+
+class Coalitions(NamedTuple):
+    """What :func:`coalitions` returns; C coalitions, N clients in storage order, S seeds.
+
+    Attributes:
+      members: bool[C, N], who was in.
+      by_seed: float[C, S], the objective J.
+    """
+
+    members: np.ndarray
+    by_seed: np.ndarray
+
+    @property
+    def values(self) -> np.ndarray:
+        """J of each coalition, float[C]: the mean over seeds."""
+        return np.asarray(np.mean(self.by_seed, axis=1))
+
+    def value(self, members: Any) -> float:
+        """J of one coalition, bool[N].
+
+        Raises:
+          KeyError: it was not tried.
+        """
+        wanted = np.asarray(members)
+        if wanted.dtype != bool or wanted.shape != self.members.shape[1:]:
+            raise ValueError(f"value(members={shown(members)}): give True or False for each of the clients, bool[N]")
+        (found,) = np.nonzero((self.members == wanted).all(axis=1))
+        if not len(found):
+            raise KeyError(f"the coalition {np.flatnonzero(wanted).tolist()} was not tried")
+        return float(self.values[found[0]])
+
+    @property
+    def leave_one_out(self) -> np.ndarray:
+        """J(all) - J(all but i), float[N]: what client i adds to the objective; of a loss, negative is good."""
+        everybody = np.ones(self.members.shape[1], bool)
+        without = [self.value(everybody & (np.arange(len(everybody)) != i)) for i in range(len(everybody))]
+        return self.value(everybody) - np.array(without)
+
+    @property
+    def shapley(self) -> np.ndarray:
+        """phi_i = sum over S without i of |S|! (N - |S| - 1)! / N! (J(S and i) - J(S)), float[N].
+
+        All coalitions are needed. They sum to J(all) - J(nobody).
+
+        Reference: Shapley 1953, "A value for n-person games"; of data: Ghorbani and Zou 2019, "Data Shapley".
+        """
+        number = self.members.shape[1]
+        if len(self.members) != 2**number:
+            raise ValueError(f"Shapley values of {number} clients need all {2**number} coalitions: coalitions('all')")
+        values = np.empty(2**number)
+        values[self.members @ (1 << np.arange(number))] = self.values
+        codes = np.arange(2**number)
+        sizes = np.array([code.bit_count() for code in codes.tolist()])
+        weights = np.array([1 / (number * math.comb(number - 1, size)) for size in range(number)])
+        phi = []
+        for i in range(number):
+            without = codes[codes >> i & 1 == 0]
+            phi.append(np.sum(weights[sizes[without]] * (values[without | 1 << i] - values[without])))
+        return np.array(phi)
+
+
+def coalitions(
+    algorithm: Method,
+    dataset: FederatedDataset,
+    which: Any = "all",
+    *,
+    objective: Objective | None = None,
+    seeds: int | Iterable[int] = 0,
+    initial_params: Any = None,
+    **run: Any,
+) -> Coalitions:
+    """Trains without some of the clients, for every coalition of those who stay: one program, compiled once.
+
+    The truth that :func:`fedjax_sim.hyper.influence` is a first-order answer to; also what it would take to unlearn a
+    client. Who is not in a coalition never takes part, and the others' weights are as if there were no more clients.
+    With a cohort that is drawn, the draw is of all clients; those who are not in are missing in it, as ones not
+    available.
+
+    Args:
+      algorithm: a method whose clients keep nothing and whose server knows its cohort alone (FedAvg, FedProx, FedNova,
+        server optimisers): of others a run without some clients is not what is left when they stay away.
+      dataset: all clients' data; the test part, on which the default objective is, stays that of everybody.
+      which: ``"all"``, for at most 16 clients; ``"leave_one_out"``, everybody and everybody but one; or bool[C, N],
+        clients in storage order.
+      objective: a function of a :class:`fedjax_sim.run.training.TrainResult` that returns one real number;
+        ``fedjax_sim.hyper.final("test_loss")`` by default.
+      seeds: one seed or several; the same for all coalitions.
+      initial_params: where the runs start; None draws them from each seed.
+      **run: the arguments of :func:`fedjax_sim.make_train`.
+
+    Returns:
+      :class:`Coalitions`.
+
+    Raises:
+      TypeError, ValueError: before anything is compiled: a method or an average of which that is not true; more clients
+        than have all coalitions tried.
+
+    Example:
+      >>> import fedjax_sim as fjs
+      >>> data = fjs.datasets.quadratics(num_clients=3, dim=2, scale=1.0)
+      >>> found = fjs.hyper.coalitions(
+      ...     fjs.fedavg(client_optimizer=fjs.optim.sgd(0.1)), data, objective=fjs.hyper.final("loss"), rounds=3,
+      ...     task=fjs.quadratic(), batches=fjs.local.full_batch(), cohort=fjs.cohort.full(), work=fjs.local.steps(2),
+      ... )
+      >>> gain = found.value([True, True, True]) - found.value([False, False, False])
+      >>> len(found.members), bool(abs(found.shapley.sum() - gain) < 1e-6)
+      (8, True)
+    """
+    objective = final() if objective is None else objective
+    check_inputs("coalitions", algorithm, dataset, objective)
+    members = _members(which, dataset.num_clients)
+    _check_separable(algorithm, dataset, run)
+    keys = jax.vmap(jax.random.key)(jnp.asarray(check_seeds(seeds), jnp.uint32))
+    by_index = members[:, np.asarray(dataset.order)]
+
+    @jax.jit
+    def retrained(algorithm: Method, dataset: FederatedDataset, params: Any, there: jax.Array, keys: jax.Array) -> Any:
+        def of(there: jax.Array, key: jax.Array) -> jax.Array:
+            train = make_train(**run | {"cohort": available(run["cohort"], trace(there[None]))})
+            return evaluated(objective, train(algorithm, dataset, key, initial_params=params))
+
+        return over_leading_axis(lambda there: over_leading_axis(lambda key: of(there, key), keys), there)
+
+    found = retrained(algorithm, dataset, initial_params, jnp.asarray(by_index), keys)
+    return Coalitions(members, np.asarray(found))
+
+
+def _members(which: Any, number: int) -> np.ndarray:
+    if isinstance(which, str) and which == "all":
+        if number > _MOST:
+            raise ValueError(
+                f"coalitions('all') of {number} clients are 2^{number} runs: take at most {_MOST} clients, or "
+                "'leave_one_out', or bool[C, N]"
+            )
+        return (np.arange(2**number)[:, None] >> np.arange(number) & 1).astype(bool)
+    if isinstance(which, str) and which == "leave_one_out":
+        return np.concatenate([np.ones((1, number), bool), ~np.eye(number, dtype=bool)])
+    members = np.asarray(which)
+    if members.dtype != bool or members.ndim != 2 or members.shape[1] != number or not len(members):
+        raise ValueError(
+            f"coalitions({shown(which)}): give 'all', 'leave_one_out', or an array of True and False [C, {number}], a "
+            "client a column"
+        )
+    return members
+
+
+def _check_separable(algorithm: Method, dataset: FederatedDataset, run: dict[str, Any]) -> None:
+    """Checks that a client who never takes part has no effect."""
+    plan = asked_of(run)[0]._replace(algorithm=algorithm, dataset=dataset)
+    for method in algorithm.phases():
+        requires, average = method.requires, plan.average(method)
+        why = None
+        if plan.keeps_clients or requires.remembers_everyone:
+            why = "keeps a state for each client, of whom the server counts all"
+        elif requires.objective:
+            why = "tells the server F(x) over all clients"
+        elif not plan.averaging(method).normalised:
+            why = f"averages by {average!r}, in which a client that stays away leaves x"
+        if why:
+            raise ValueError(
+                f"coalitions({type(algorithm).__name__}): it {why}, so that a run without some clients is not what is "
+                "left when they stay away: retrain on the data of the others"
+            )

@@ -1,0 +1,118 @@
+"""What a study varies: the hyper-parameters of an algorithm and of its run, by path, in coordinates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_sim.algorithms.contract import Method
+from fedjax_sim.core import paths
+from fedjax_sim.core.descriptions import Described, describe, encode
+from fedjax_sim.core.values import shown
+from fedjax_sim.studies.transforms import Transform, identity, positive, unit_interval
+
+_ALGORITHM = ""  # whose hyper-parameters need no prefix
+
+
+class Subject(NamedTuple):
+    """An algorithm and its run, the keyword arguments of ``make_train``.
+
+    A path is the algorithm's own, ``"client_optimizer.learning_rate"``, or begins with the name of an argument of the
+    run: ``"task.weight_decay"``.
+    """
+
+    algorithm: Method
+    run: dict[str, Any]
+
+    def get(self, path: str) -> jax.Array:
+        """The value at ``path`` as an array: of its own dtype where it is an array, else of the default float."""
+        part, rest = self._split(path)
+        leaf = paths.get(self._part(part), rest)
+        return jnp.asarray(leaf) if hasattr(leaf, "dtype") else jnp.asarray(leaf, jnp.result_type(float))
+
+    def replace(self, values: Mapping[str, Any]) -> Subject:
+        """With other values at the paths given; concrete ones are checked."""
+        by_part: dict[str, dict[str, Any]] = {}
+        for path, value in values.items():
+            part, rest = self._split(path)
+            by_part.setdefault(part, {})[rest] = value
+        new = {part: paths.replace(self._part(part), changes) for part, changes in by_part.items()}
+        algorithm = new.pop(_ALGORITHM, self.algorithm)
+        return Subject(algorithm, self.run | new)
+
+    def natural(self, path: str) -> Transform:
+        """The transform that keeps the value at ``path`` inside what its owner accepts.
+
+        The owner is asked: where it takes -1 there are no bounds, where it takes 2 the value must be positive, and
+        where it takes neither it lies between 0 and 1.
+        """
+        shape = jnp.shape(self.get(path))
+
+        def accepts(value: float) -> bool:
+            try:
+                self.replace({path: np.full(shape, value)})
+            except ValueError:
+                return False
+            return True
+
+        if accepts(-1.0):
+            return identity()
+        return positive() if accepts(2.0) else unit_interval()
+
+    def transforms(self, who: str, over: Any) -> dict[str, Transform]:
+        """The transforms of ``over`` by path, defaults filled in; ``who`` is what messages call the function."""
+        if isinstance(over, str) or not isinstance(over, (Mapping, Iterable)):
+            raise TypeError(f"{who}(over={shown(over)}): give paths, ['mu'], or a mapping of paths to transforms")
+        given = dict(over) if isinstance(over, Mapping) else dict.fromkeys(over)
+        if not given:
+            raise ValueError(f"{who}(over=...) is empty: name at least one hyper-parameter")
+        transforms = {}
+        for path, transform in given.items():
+            self.get(path)  # unknown paths, structure and integers end here
+            if transform is not None and not isinstance(transform, Transform):
+                raise TypeError(
+                    f"{who}(over={{{path!r}: {shown(transform)}}}): give a transform, fedjax_sim.hyper.positive(), or "
+                    "None"
+                )
+            transforms[path] = self.natural(path) if transform is None else transform
+        return transforms
+
+    def coordinates(self, transforms: Mapping[str, Transform]) -> dict[str, jax.Array]:
+        """u with f(u) = the values at the paths."""
+        found = {}
+        for path, transform in transforms.items():
+            value = self.get(path)
+            try:
+                transform.check(path, np.asarray(value))
+            except ValueError as error:
+                raise ValueError(
+                    f"the start is outside what {type(transform).__name__.lower()}() can reach: {error}; start "
+                    f"elsewhere, with tune(initial={{{path!r}: ...}}) or with another value in the method, or give "
+                    "another transform"
+                ) from None
+            found[path] = transform.coordinate(value)
+        return found
+
+    def description(self) -> dict[str, Any]:
+        """The algorithm and the run as JSON."""
+        run = {name: encode(value) for name, value in self.run.items()}
+        return {"algorithm": describe(self.algorithm), "run": run}
+
+    def _split(self, path: str) -> tuple[str, str]:
+        if isinstance(path, str):
+            part, _, rest = path.partition(".")
+            if rest and isinstance(self.run.get(part), Described):
+                return part, rest
+        return _ALGORITHM, path
+
+    def _part(self, part: str) -> Any:
+        return self.algorithm if part == _ALGORITHM else self.run[part]
+
+
+def values_of(coordinates: Mapping[str, jax.Array], transforms: Mapping[str, Transform]) -> dict[str, jax.Array]:
+    """f(u) by path."""
+    return {path: transform.value(coordinates[path]) for path, transform in transforms.items()}

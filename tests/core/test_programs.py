@@ -1,0 +1,347 @@
+"""Compiled programs that are kept: where, when not, silently, and what the user says to JAX comes first."""
+
+import os
+import pathlib
+import subprocess
+import sys
+import threading
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax._src import compilation_cache
+
+from fedjax_sim.core import programs
+from fedjax_sim.core.files import shrink
+from fedjax_sim.core.programs import keep_programs
+
+SETTINGS = (
+    "jax_compilation_cache_dir", "jax_enable_compilation_cache", "jax_persistent_cache_min_compile_time_secs",
+)  # fmt: skip
+found = {"hits": 0, "misses": 0}
+
+
+def _count(event, **_):
+    for name in found:
+        found[name] += event == f"/jax/compilation_cache/cache_{name}"
+
+
+jax.monitoring.register_event_listener(_count)
+
+
+def settings():
+    return [getattr(jax.config, name) for name in SETTINGS]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """A process that has not begun to keep programs, and a cache of its own; both are as before afterwards."""
+    for name, own in (("get_executable_and_time", "read"), ("put_executable_and_time", "write")):
+        present = getattr(compilation_cache, name)  # JAX's own, or what stands around it since an earlier test's run
+        monkeypatch.setattr(compilation_cache, name, getattr(getattr(present, "__self__", None), own, present))
+    before = settings()
+    jax.config.update("jax_compilation_cache_dir", None)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 1.0)
+    monkeypatch.setenv("FEDJAX_SIM_CACHE", str(tmp_path / "cache"))
+    programs._kept.cache_clear()
+    yield tmp_path / "cache" / f"programs-{programs._machine()}"
+    for name, value in zip(SETTINGS, before, strict=True):
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+    programs._kept.cache_clear()
+
+
+def compiled():
+    """A program as a new process compiles it, and its hits and misses."""
+    before = dict(found)
+    assert jax.jit(lambda x: x * 3.25)(jnp.float32(2)) == 6.5
+    return found["hits"] - before["hits"], found["misses"] - before["misses"]
+
+
+def test_programs_are_kept_for_the_user_alone(folder, capfd):
+    assert compiled() == (0, 0)
+    assert not folder.exists()
+    assert keep_programs() == ""
+    assert compiled() == (0, 1)
+    assert compiled() == (1, 0)
+    assert folder.stat().st_mode & 0o077 == 0
+    assert keep_programs() == ""
+    assert compiled() == (1, 0)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_what_is_damaged_is_replaced_without_a_word(folder, capfd):
+    keep_programs()
+    compiled()
+    (file,) = folder.glob("*lambda*")
+    whole = file.read_bytes()
+    for damaged in (whole[: len(whole) // 2], b"", whole[:-20] + b"x" * 20):
+        file.write_bytes(damaged)
+        assert compiled() == (0, 1)
+        assert len(file.read_bytes()) > len(whole) // 2
+        assert compiled() == (1, 0)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_what_cannot_be_written_is_left_out_without_a_word(folder, monkeypatch, capfd):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(compilation_cache, "put_executable_and_time", full)
+        keep_programs()
+        compiled()
+        compiled()
+    assert list(folder.iterdir()) == []
+
+
+def test_a_folder_that_is_gone_is_no_error(folder, capfd):
+    keep_programs()
+    compiled()
+    for file in folder.iterdir():
+        file.unlink()
+    folder.rmdir()
+    compiled()
+    assert capfd.readouterr() == ("", "")
+
+
+def test_xla_is_silent_while_programs_are_loaded_and_no_longer(monkeypatch):
+    levels = []
+    monkeypatch.setattr(jax._src.lib.utils, "absl_set_min_log_level", levels.append, raising=False)
+    keep_programs()
+    read, during = compilation_cache.get_executable_and_time, []
+
+    def watched(*given):
+        loaded = read(*given)
+        during.append(list(levels))
+        return loaded
+
+    monkeypatch.setattr(compilation_cache, "get_executable_and_time", watched)
+    compiled()
+    assert during == [[3, 1]]  # before it is compiled the level is what it was
+    assert levels == [3, 1]
+
+    with programs._unlogged(), programs._unlogged():  # two threads that load programs
+        levels.clear()
+    assert levels == [1]
+
+
+def test_an_error_puts_the_level_back(monkeypatch):
+    levels = []
+    monkeypatch.setattr(jax._src.lib.utils, "absl_set_min_log_level", levels.append, raising=False)
+    with pytest.raises(KeyError), programs._unlogged():
+        raise KeyError
+    assert levels == [3, 1]
+
+
+@pytest.mark.parametrize(
+    ("said", "variable", "level"),
+    [
+        ("NOTSET", None, 1),
+        ("NOTSET", "0", 0),
+        ("NOTSET", "none", 1),
+        (None, "2", 2),
+        ("DEBUG", "3", 0),
+        ("ERROR", "0", 2),
+    ],
+)
+def test_the_level_that_comes_back(monkeypatch, said, variable, level):
+    class Config:
+        jax_logging_level = said
+
+    monkeypatch.setattr(programs, "_config", Config)
+    monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", variable)
+    assert programs._level() == level
+
+
+def test_a_version_that_logs_nothing_needs_no_silence(monkeypatch):
+    monkeypatch.delattr(jax._src.lib.utils, "absl_set_min_log_level", raising=False)
+    keep_programs()
+    compiled()
+    assert compiled() == (1, 0)
+
+
+def test_a_version_that_keeps_its_programs_elsewhere(monkeypatch):
+    monkeypatch.delattr(compilation_cache, "put_executable_and_time")
+    before = settings()
+    assert "put_executable_and_time" in keep_programs()
+    assert settings() == before
+
+
+# What the user says to JAX
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("jax_compilation_cache_dir", "mine"), ("jax_enable_compilation_cache", False)]
+)
+def test_a_choice_that_was_made_before(folder, tmp_path, name, value):
+    jax.config.update(name, str(tmp_path / value) if name.endswith("dir") else value)
+    before = settings()
+    assert keep_programs() == ""
+    assert settings() == before
+    assert not folder.exists()
+
+
+def test_a_place_that_is_given_later(folder, tmp_path):
+    keep_programs()
+    compiled()
+    kept = sorted(folder.iterdir())
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path / "mine"))
+    compiled()
+    assert jax.config.jax_persistent_cache_min_compile_time_secs == 1.0  # JAX's own again
+    assert not list((tmp_path / "mine").glob("*"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    compiled()
+    assert list((tmp_path / "mine").glob("*lambda*"))
+    assert sorted(folder.iterdir()) == kept
+    keep_programs()
+    assert jax.config.jax_compilation_cache_dir == str(tmp_path / "mine")
+
+
+def test_a_cache_that_is_switched_off_later():
+    keep_programs()
+    compiled()
+    jax.config.update("jax_enable_compilation_cache", False)
+    assert compiled() == (0, 0)
+    jax.config.update("jax_enable_compilation_cache", True)
+    assert compiled() == (1, 0)
+    jax.config.update("jax_compilation_cache_dir", None)
+    assert compiled() == (0, 0)
+    keep_programs()
+    assert compiled() == (0, 0)
+
+
+def test_a_least_time_of_the_users_own_stays(folder):
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 20.0)
+    keep_programs()
+    compiled()
+    assert list(folder.iterdir()) == []
+    assert jax.config.jax_persistent_cache_min_compile_time_secs == 20.0
+
+
+# Where nothing is kept
+
+
+def test_off(folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDJAX_SIM_CACHE", "off")
+    monkeypatch.chdir(tmp_path)
+    before = settings()
+    assert keep_programs() == ""
+    assert settings() == before
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("wrong", ["file", "others", "readonly", "homeless"])
+def test_a_place_that_cannot_be_used_is_no_error(folder, tmp_path, monkeypatch, capfd, wrong):
+    if wrong == "file":
+        (tmp_path / "cache").write_text("")
+    elif wrong == "others":
+        folder.mkdir(parents=True)
+        folder.chmod(0o777)
+    elif wrong == "readonly":
+        monkeypatch.setattr(os, "access", lambda path, mode: path != folder)
+    else:
+        monkeypatch.delenv("FEDJAX_SIM_CACHE")
+        monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+        monkeypatch.setattr(pathlib.Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("no home directory")))
+    before, said = settings(), {"file": "cache", "others": "others may write to", "readonly": "cannot be written"}
+    assert said.get(wrong, "no home directory") in keep_programs()
+    assert settings() == before
+    assert compiled() == (0, 0)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_each_kind_of_processor_and_number_of_threads_has_a_folder(monkeypatch):
+    """A program is cut into as many parts as there were threads, which JAX's key does not say."""
+    monkeypatch.delenv("NPROC", raising=False)
+    kinds = {programs._machine()}
+    with monkeypatch.context() as patch:
+        patch.setattr(programs, "affinity", lambda: range(1000))
+        kinds.add(programs._machine())
+    with monkeypatch.context() as patch:
+        patch.setattr(programs, "processor", lambda *_: ("x86_64", "avx"))
+        kinds.add(programs._machine())
+    for threads in ("1", "2"):
+        monkeypatch.setenv("NPROC", threads)
+        kinds.add(programs._machine())
+    assert len(kinds) == 5
+
+
+# How much
+
+
+def test_what_was_not_used_for_longest_goes_first(tmp_path):
+    for number in range(4):
+        (tmp_path / str(number)).write_bytes(b"x" * 100)
+        os.utime(tmp_path / str(number), (number, number))
+    os.utime(tmp_path / "0", (9, 0))  # read since
+    shrink(tmp_path, 250)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "3"]
+    shrink(tmp_path, 250)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_the_folder_is_bounded_when_something_is_written(folder, monkeypatch):
+    monkeypatch.setattr(programs, "MOST", 1000)
+    folder.mkdir(parents=True, mode=0o700)
+    (folder / "old").write_bytes(b"x" * 900)
+    os.utime(folder / "old", (0, 0))
+    keep_programs()
+    assert (folder / "old").exists()
+    compiled()
+    assert not (folder / "old").exists()
+
+
+# Several processes
+
+RUN = """
+import jax
+found = [0, 0]
+def count(event, **_):
+    found[0] += event == "/jax/compilation_cache/cache_hits"
+    found[1] += event == "/jax/compilation_cache/cache_misses"
+jax.monitoring.register_event_listener(count)
+import fedjax_sim as fjs
+assert jax.config.jax_compilation_cache_dir is None
+data = fjs.datasets.quadratics(num_clients=3, dim=2, seed=0)
+history = fjs.simulate(
+    fjs.fedavg(client_optimizer=fjs.optim.sgd(0.1)), data, task=fjs.quadratic(), rounds=2,
+    batches=fjs.local.full_batch(), cohort=fjs.cohort.full(), work=fjs.local.steps(2),
+)
+print(*found, history["loss"].tobytes().hex())
+"""
+
+
+def test_processes_share_what_they_compile(tmp_path):
+    """Two at once, then a third, which compiles nothing: the same numbers to the last bit, and nobody speaks."""
+    paths = os.pathsep.join(filter(None, sys.path))
+    environment = {**os.environ, "PYTHONPATH": paths, "FEDJAX_SIM_CACHE": str(tmp_path / "cache")}
+
+    def begun():
+        return subprocess.Popen([sys.executable, "-W", "error", "-c", RUN], env=environment, text=True,
+                                stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
+
+    def ended(process):
+        said, wrong = process.communicate(timeout=120)
+        assert (process.returncode, wrong) == (0, "")
+        hits, misses, loss = said.split()
+        return int(hits), int(misses), loss
+
+    first, second = map(ended, [begun(), begun()])
+    third = ended(begun())
+    assert first[1] > 0
+    assert third[:2] == (first[0] + first[1], 0)
+    assert first[2] == second[2] == third[2]
+
+
+def test_threads_begin_once(monkeypatch):
+    begun = []
+    monkeypatch.setattr(programs._Watched, "begin", lambda self: begun.append(self))
+    threads = [threading.Thread(target=keep_programs) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(begun) == 1
