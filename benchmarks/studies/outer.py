@@ -56,7 +56,7 @@ def run(size: str) -> dict[str, Any]:
     return {
         "rates": rates.tolist(),
         "slopes": slopes,
-        "cost": _costs(n, problem, keys, rates[len(rates) // 3]),
+        "cost": _costs(n, problem, keys, rates[len(rates) // 2]),
         "chaos": _chaos(n),
     }
 

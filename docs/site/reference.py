@@ -117,6 +117,7 @@ def _made_up(cls: type) -> bool:
 def _below_assignment(entry: Entry) -> str:
     """A value says not where it is from, so all modules of the package that its own one imports it from are asked."""
     home = modules()[entry.module].__name__
+    home = home.rpartition(".")[0] or home  # and those beside it
     for module in [sys.modules[name] for name in sorted(sys.modules) if name.startswith(home)]:
         file = getattr(module, "__file__", None)
         if file and vars(module).get(entry.name) is entry.value:

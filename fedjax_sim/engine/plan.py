@@ -200,7 +200,7 @@ class Plan(NamedTuple):
         """``Bounds.ranked``: of a data set's clients all but c - 1 have no more examples than the c-th largest."""
         data, rows, found = self.dataset, self.batches.rows(self.dataset), []
         for number, _, size in data.largest:
-            if number <= slots:
+            if number <= slots and size:  # rough bounds of sizes say nothing of single clients
                 epoch = self.batches.most_in_epoch(data.replace(max_size=size))
                 steps = method.requires.gradients(self.work.most_steps(epoch)) * self.batches.pieces(size, rows)
                 survey = batches_in(size, rows) if surveys(method) else 0

@@ -393,6 +393,6 @@ def describe_run(
         },
         "average": plan.average(algorithm),
         "objective": algorithm.requires.minimises(plan.cohort.objective(plan.average(algorithm))),
-        "bounds": plan.bounds(algorithm)._asdict(),
+        "bounds": plan.bounds(algorithm).described(),
         "environment": environment(),
     }

@@ -10,7 +10,7 @@ from fedjax_sim.clients.cohort.schemes import Uniform
 from fedjax_sim.datasets import buckets
 from fedjax_sim.datasets.buckets import InBucket, bucket, in_bucket
 from fedjax_sim.engine.plan import Plan
-from fedjax_sim.models.passes import client_sums, mean_values
+from fedjax_sim.models.passes import mean_values, passed
 from tests.engine.test_program import compilations
 
 SGD = fjs.optim.sgd(0.02)
@@ -135,7 +135,9 @@ def test_passes_end_with_the_last_example(monkeypatch):
         for name, value in expected.items():
             np.testing.assert_allclose(found[name], value, rtol=1e-6, err_msg=name)
     with pytest.raises(TypeError, match=r"Shapes must be|abstract|concrete"):
-        jax.eval_shape(lambda of: client_sums(TASK, params, of), made)  # a static size fails before it can be wrong
+        jax.eval_shape(
+            lambda of: passed(TASK, params, of, clients=True), made
+        )  # a static size fails before it can be wrong
 
 
 class Own(Uniform):
@@ -164,7 +166,7 @@ def plan_of(dataset, evaluate=None, **changes):
         {"cohort": fjs.cohort.available(Own(5), fjs.cohort.periodic(4, 2))},
         {"task": TASK.replace(scores=(fjs.scores.f1(),))},
     ],
-    ids=str,
+    ids=["evaluate", "dissimilarity", "surrogate", "own cohort", "own cohort inside", "scores"],
 )
 def test_what_may_read_the_data_otherwise_gets_them_as_they_are(changes):
     assert plan_of(data(0, max_size=80), **changes).dataset.placement is None

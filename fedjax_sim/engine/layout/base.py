@@ -39,6 +39,10 @@ class Bounds(NamedTuple):
     reverse: bool = True
     ranked: tuple[tuple[int, int, int], ...] = ()
 
+    def described(self) -> dict[str, Any]:
+        """As JSON, for the record of a run: without what single clients are bounded by."""
+        return {name: value for name, value in self._asdict().items() if name != "ranked"}
+
     @property
     def of_survey(self) -> Bounds:
         """Those of the survey alone."""
