@@ -400,6 +400,7 @@ def test_large_data_is_not_copied_for_every_core(data, monkeypatch):
     assert choose.choose_sharding(1 << 30, 2) == "replicated"
     assert choose.choose_sharding(1 << 30, 3) == "sharded"
     monkeypatch.setattr(choose, "_COPIES", 100)
+    monkeypatch.setattr(choose, "_SMALL_ROUND", 0)
     history = run(fjs.fedavg(client_optimizer=LOCAL), data, None, rounds=1, eval_every=1)
     assert history.description["run"]["layout"]["arguments"]["data"] == "sharded"
 
