@@ -196,7 +196,7 @@ class ES(_Sampled):
         if self.window is None:
             e = trees.scale(self.sigma, _normal(drawn, theta))
             plus, minus = (_total(problem, at, run) for at in (trees.add(theta, e), trees.subtract(theta, e)))
-            return (plus + minus) / 2, trees.scale((plus - minus) / (2 * _square(self.sigma, plus)), e)
+            return _of_pair(plus, minus, self.sigma, e)
         window = self.window
 
         def step(state: Any, number: jax.Array) -> tuple[Any, tuple[jax.Array, Any]]:
@@ -204,7 +204,7 @@ class ES(_Sampled):
             first = number * window
             _, plus = _window(problem, trees.add(theta, e), state, first, window)
             _, minus = _window(problem, trees.subtract(theta, e), state, first, window)
-            found = (plus + minus) / 2, trees.scale((plus - minus) / (2 * _square(self.sigma, plus)), e)
+            found = _of_pair(plus, minus, self.sigma, e)
             return _window(problem, theta, state, first, window)[0], found
 
         numbers = jnp.arange(problem.segments // window, dtype=jnp.int32)
@@ -290,8 +290,7 @@ class PES(_Sampled):
         xi, first = trees.add(pair.xi, e), pair.number * self.window
         plus, up = _window(problem, trees.add(theta, e), pair.plus, first, self.window)
         minus, down = _window(problem, trees.subtract(theta, e), pair.minus, first, self.window)
-        gradient = trees.scale((up - down) / (2 * _square(self.sigma, up)), xi)
-        return Particles(plus, minus, xi, pair.number + 1, pair.key), ((up + down) / 2, gradient)
+        return Particles(plus, minus, xi, pair.number + 1, pair.key), _of_pair(up, down, self.sigma, xi)
 
     def _perturbation(self, key: jax.Array, theta: Any, number: jax.Array) -> Any:
         return trees.scale(self.sigma, _normal(jax.random.fold_in(key, number), theta))
@@ -364,8 +363,10 @@ def _normal(key: jax.Array, like: Any) -> Any:
     )
 
 
-def _square(sigma: Any, like: jax.Array) -> jax.Array:
-    return jnp.square(trees.as_dtype(sigma, like))
+def _of_pair(plus: jax.Array, minus: jax.Array, sigma: Any, along: Any) -> tuple[jax.Array, Any]:
+    """The mean loss of a pair of runs, and their (L+ - L-) / 2 sigma^2 along a perturbation or the sum of several."""
+    variance = jnp.square(trees.as_dtype(sigma, plus))
+    return (plus + minus) / 2, trees.scale((plus - minus) / (2 * variance), along)
 
 
 def _mean(values: jax.Array, gradients: Any) -> Estimate:
