@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedjax_sim.cli.options import add_changes, add_place, add_running
-from fedjax_sim.cli.output import Results, begin, finite, hardware, refusing, share_out, summary
+from fedjax_sim.cli.output import Results, begin, finite, hardware, refusing, share_out, short_name, summary
 from fedjax_sim.cli.variants import Variant, differences, variants
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ def _in_words(described: dict[str, Any]) -> str:
     """``synthetic(alpha=1.0, beta=1.0)``."""
     given = described.get("arguments", {})
     said = ", ".join(f"{key}={value}" for key, value in given.items() if isinstance(value, (int, float, str)))
-    return f"{str(described.get('name', '?')).rpartition('.')[2]}({said})"
+    return f"{short_name(described)}({said})"
 
 
 def _as_json(outcome: Outcome) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import inspect
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -179,7 +179,9 @@ class Results(contextlib.ExitStack):
         told = self.folder / f"{configuration or stem}.toml"
         files = {"history": self.folder / f"{stem}.npz", "configuration": told}
         history.save(files["history"])
-        write_atomically(files["configuration"], written(history, tables.content.get("run", {})).encode())
+        write_atomically(
+            files["configuration"], written(history, tables.content.get("run", {}), tables.content).encode()
+        )
         return files
 
     def tell(self, about: dict[str, Any], file: str = "") -> bool:
@@ -223,10 +225,32 @@ def in_short(given: dict[str, Any]) -> str:
     from fedjax_sim.core.descriptions import describe
     from fedjax_sim.engine.checks import check_seeds
 
-    names = [describe(given[part]).get("name", "?").rpartition(".")[2] for part in ("algorithm", "dataset")]
+    names = [short_name(describe(given[part])) for part in ("algorithm", "dataset")]
     seeds = check_seeds(given.get("seeds", 0))
     said = f"seed {seeds[0]}" if len(seeds) == 1 else f"{len(seeds)} seeds"
     return f"{' on '.join(names)}, {given['rounds']} rounds, {said}"
+
+
+def short_name(described: dict[str, Any]) -> str:
+    """What made a part, in one word."""
+    return str(described.get("name", described.get("opaque", "?"))).rpartition(".")[2]
+
+
+def check_over(names: Iterable[str], given: dict[str, Any]) -> None:
+    """Refuses other values inside parts of one's own, of which no configuration could be written."""
+    from fedjax_sim.core.descriptions import encode
+
+    for name in names:
+        first, _, rest = name.partition(".")
+        node = encode(given[first] if first in given else given["algorithm"])
+        for key in (rest if first in given else name).split("."):
+            if "opaque" in node:
+                raise ValueError(
+                    f"--over {name}: {node['opaque']} is a part of your own, and no configuration could have its other "
+                    "values: call fedjax_sim.sweep or tune in Python"
+                )
+            node = node.get("arguments", node).get(key, {}) if isinstance(node, dict) else {}
+            node = node if isinstance(node, dict) else {}
 
 
 def summary(history: History, files: dict[str, Path]) -> dict[str, Any]:

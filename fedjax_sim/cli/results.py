@@ -48,6 +48,11 @@ def add_to(commands: Any) -> None:
         "1e-3)"
     )
     verify.add_argument("--tolerance", type=float, help=about)
+    about = (
+        "of a result with parts of your own (module:object): its configuration, which the command wrote beside it; "
+        "their code is imported from there"
+    )
+    add_place(verify, "--configuration", of="CONFIG.toml", help=about)
     verify.set_defaults(run=_verify)
 
 
@@ -95,9 +100,36 @@ def _verify(options: argparse.Namespace) -> int:
         use_generator(environment["generator"])
     several = re.fullmatch(r"(\d{1,4}) x cpu( of \d{1,6} processes)?", str(environment.get("device")))
     settle(options, devices=int(several[1]) if several else 1)
-    found = verify(history, tolerance=options.tolerance)
+    found = verify(
+        history, parts=_own_parts(history, options.history, options.configuration), tolerance=options.tolerance
+    )
     print(found)
     return 0 if found.passed else 1
+
+
+def _own_parts(history: History, file: str, configuration: str | None) -> dict[str, Any]:
+    """What of a result is one's own, made by its configuration; nothing is imported without one."""
+    from fedjax_sim.core.opaque import opaque_parts
+    from fedjax_sim.run.configuration.building import PARTS, read
+
+    about = history.description
+    parts = {"algorithm": about.get("algorithm"), "dataset": about.get("dataset"), "run": about.get("run")}
+    opaque = {
+        ".".join(part.partition(":")[0].split(".")[: 1 + part.startswith("run.")]) for part in opaque_parts(parts)
+    }
+    if opaque and configuration is None:
+        beside = [Path(file).with_name("configuration.toml"), Path(file).with_suffix(".toml")]
+        if found := next((path for path in beside if path.is_file()), None):
+            raise ValueError(
+                f"this result has parts of your own ({', '.join(sorted(opaque))}), whose code is imported only if you "
+                f"say so: --configuration {found}"
+            )
+    if not opaque or configuration is None:
+        return {}
+    given = read(configuration)
+    return {
+        path: given[name] for path in sorted(opaque) if (name := path.rpartition(".")[2]) in PARTS and name in given
+    }
 
 
 class Result(NamedTuple):

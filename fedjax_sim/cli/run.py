@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 from fedjax_sim.cli import launch as processes
 from fedjax_sim.cli.options import add_configuration, add_running, count, silent
-from fedjax_sim.cli.output import Results, begin, configured, hardware, in_short, refusing, share_out, summary
+from fedjax_sim.cli.output import (
+    Results,
+    begin,
+    configured,
+    hardware,
+    in_short,
+    refusing,
+    share_out,
+    short_name,
+    summary,
+)
 from fedjax_sim.cli.process import status_of
 
 if TYPE_CHECKING:
@@ -107,7 +117,7 @@ def _write(history: History, tables: Tables, results: Results) -> None:
     from fedjax_sim.reporting.panels import comparison
 
     results.files |= results.write_run(history, tables, "history", "configuration")
-    dataset = str(history.description["dataset"]["name"]).rpartition(".")[2]
+    dataset = short_name(history.description["dataset"])
     results.draw(lambda path: comparison({dataset: {history.algorithm: history}}, path), "plot.png")
     if results.tell(summary(history, results.files)):
         return

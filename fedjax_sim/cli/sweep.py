@@ -12,6 +12,7 @@ from fedjax_sim.cli.output import Results, begin, configured, finite, hardware, 
 from fedjax_sim.cli.spaces import check_real, space_of
 
 if TYPE_CHECKING:
+    from fedjax_sim.run.configuration.tables import Tables
     from fedjax_sim.studies.sweeps.result import Ranked, Sweep
     from fedjax_sim.studies.sweeps.space import Space
 
@@ -49,9 +50,10 @@ def run(options: argparse.Namespace) -> int:
             space = space_of(options.over, zipped=options.zip, random=options.random, seed=options.random_seed)
             given = arguments(tables)
             check_real(given, space.names)
+            output.check_over(space.names, given)
             results.hold(*_FILES)
             result = _result(given, space, options, devices, results)
-        _write(result, options, results)
+        _write(result, tables, options, results)
     return 0
 
 
@@ -93,7 +95,7 @@ def _check_metric(given: dict[str, Any], metric: str) -> None:
         )
 
 
-def _write(result: Sweep, options: argparse.Namespace, results: Results) -> None:
+def _write(result: Sweep, tables: Tables, options: argparse.Namespace, results: Results) -> None:
     from fedjax_sim.core.files import write_atomically
     from fedjax_sim.run.configuration.writing import written
 
@@ -102,7 +104,8 @@ def _write(result: Sweep, options: argparse.Namespace, results: Results) -> None
     results.place("results", "sweep.json")
     ranked = result.ranked(metric)
     if ranked:
-        write_atomically(results.place("best", "best.toml"), written(result.at(ranked[0].number)).encode())
+        best = written(result.at(ranked[0].number), own=tables.content)
+        write_atomically(results.place("best", "best.toml"), best.encode())
     results.draw(lambda path: _plot(result, metric, bool(ranked), path), "sweep.png")
     if results.tell(_as_json(result, metric, ranked), "sweep.json"):
         return

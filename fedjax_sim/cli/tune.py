@@ -6,7 +6,17 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from fedjax_sim.cli.options import add_configuration, add_running, count
-from fedjax_sim.cli.output import Results, begin, configured, hardware, in_short, refusing, summary, taken_by
+from fedjax_sim.cli.output import (
+    Results,
+    begin,
+    check_over,
+    configured,
+    hardware,
+    in_short,
+    refusing,
+    summary,
+    taken_by,
+)
 from fedjax_sim.cli.spaces import transforms_of
 
 if TYPE_CHECKING:
@@ -47,6 +57,7 @@ def run(options: argparse.Namespace) -> int:
 
             over = transforms_of(options.over)
             given = {key: value for key, value in arguments(tables).items() if key not in _RESUMING}
+            check_over(over, given)
             runs = [f"{name}.{kind}" for name in ("start", "tuned") for kind in ("npz", "toml")]
             results.hold("tuning.json", "tuning.png", *runs)
             about = f"{in_short(given)}; {options.steps} steps over {', '.join(over)}"

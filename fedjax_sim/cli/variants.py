@@ -68,7 +68,7 @@ def _with_method(tables: Tables, name: str) -> tuple[Tables, tuple[str, ...]]:
 
     known = [one.partition(".")[2] for one in all_registered() if one.startswith("algorithm.")]
     short = name.removeprefix("algorithm.")
-    if short not in known:
+    if short not in known and ":" not in short:
         raise tables.place._replace(source=f"--algorithms {name}", path=()).error(
             f"unknown method: {suggest(short, known)}"
         )

@@ -5,8 +5,8 @@ Whatever a user builds (algorithm, optimiser, cohort, work, batches, layout, mod
 :func:`build` calls the factory again. Nothing is imported or executed by name: only registered factories can be
 built, so a description that comes from a stranger is safe to read.
 
-Bare functions and bare optax objects are accepted everywhere; they are recorded as *opaque* (their name is kept for
-the reader) and cannot be rebuilt.
+Bare functions, bare optax objects and models of one's own are accepted everywhere; they are recorded as *opaque*: they
+cannot be rebuilt from JSON, but :mod:`fedjax_sim.core.own` says what is known of them, by which they are told again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from fedjax_sim.core import fields
+from fedjax_sim.core import fields, own
+from fedjax_sim.core.opaque import Given, opaque_parts
 from fedjax_sim.core.values import numeric_dtype, shown, suggest, wrong_call
 
 P = ParamSpec("P")
@@ -186,7 +187,8 @@ def recipe(name: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
 def describe(obj: Any) -> dict[str, Any]:
     """The JSON description of what a registered factory made: ``{"name": ..., "arguments": {...}}``.
 
-    Other objects are described as ``{"opaque": type or function name}``. ``build(describe(obj))`` makes an equal object
+    Other objects are described as ``{"opaque": type or function name, "known": {...}}`` by what they are made of, or
+    ``{"opaque": ..., "unknown": why}`` where that cannot be told. ``build(describe(obj))`` makes an equal object
     unless some part is opaque.
 
     Raises:
@@ -208,6 +210,8 @@ def build(description: Mapping[str, Any]) -> Any:
       ValueError: not a description, an unknown name (the nearest ones are listed), an opaque part, or nested too
         deeply; also, like TypeError, what the factories raise for their arguments.
     """
+    if isinstance(description, Given):
+        return description.part
     if not isinstance(description, Mapping) or not ({"name", "opaque"} & description.keys()):
         raise ValueError(
             f"not a description: {shown(description)}: give what describe(...) returns, {{'name': ..., ...}}"
@@ -216,29 +220,12 @@ def build(description: Mapping[str, Any]) -> Any:
         opaque = opaque_parts(description)
         if opaque:
             raise ValueError(
-                f"opaque parts cannot be rebuilt ({'; '.join(opaque)}): they were given as bare objects, so their "
-                "arguments were never recorded; use registered factories (or register your own with "
-                "fedjax_sim.register)"
+                f"opaque parts cannot be rebuilt ({'; '.join(opaque)}): they were given as bare objects, which cannot "
+                "be made of JSON; use registered factories (or register your own with fedjax_sim.register)"
             )
         return decode(description)
     except RecursionError as error:
         raise ValueError("not a description: it is nested too deeply") from error
-
-
-def opaque_parts(description: Any, path: str = "") -> list[str]:
-    """Paths of all opaque parts of a description, each with the name recorded for it; empty if it can be rebuilt."""
-    if isinstance(description, Mapping):
-        if "opaque" in description:
-            return [f"{path or 'object'}: {description['opaque']}"]
-        if "array" in description:
-            return []
-        items: Any = description.get("mapping", description.get("arguments", description))
-        items = items.items() if isinstance(items, Mapping) else ()
-    elif isinstance(description, list):
-        items = enumerate(description)
-    else:
-        return []
-    return [part for key, value in items for part in opaque_parts(value, f"{path}.{key}" if path else str(key))]
 
 
 def registered(kind: str | None = None) -> list[str]:
@@ -280,8 +267,8 @@ def encode(value: Any) -> Any:
         return _named(cls._registered_name, {f.name: getattr(value, f.name) for f in dataclasses.fields(cls) if f.init})
     if isinstance(value, nn.Module) and type(value) in _FACTORIES.values():
         name = next(name for name, factory in _FACTORIES.items() if factory is type(value))
-        own = [field.name for field in dataclasses.fields(value) if field.init]
-        return _named(name, {key: getattr(value, key) for key in own if key not in ("parent", "name")})
+        keys = [field.name for field in dataclasses.fields(value) if field.init]
+        return _named(name, {key: getattr(value, key) for key in keys if key not in ("parent", "name")})
     if isinstance(value, jax.core.Tracer):
         raise TypeError("a traced hyper-parameter cannot be described: describe the object outside jit, grad and vmap")
     if isinstance(value, (np.ndarray, jax.Array)):
@@ -295,7 +282,12 @@ def encode(value: Any) -> Any:
     if isinstance(value, np.dtype) or (isinstance(value, type) and hasattr(value, "dtype")):
         with contextlib.suppress(TypeError, ValueError):  # another class that happens to have a dtype
             return {"dtype": str(jnp.dtype(value))}
-    return {"opaque": _name_of(value)}
+    if getattr(type(value), "known_apart", False):  # a data set: its arrays' checksum is not for every description
+        return {"opaque": _name_of(value)}
+    try:
+        return {"opaque": _name_of(value), "known": own.known(value)}
+    except own.Unknown as error:
+        return {"opaque": _name_of(value), "unknown": str(error)}
 
 
 def _named(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -306,6 +298,8 @@ def decode(value: Any) -> Any:
     """The inverse of :func:`encode`, up to lists and tuples; a ValueError for what is none."""
     if isinstance(value, list):
         return tuple(decode(item) for item in value)
+    if isinstance(value, Given):
+        return value.part
     if not isinstance(value, Mapping):
         return value
     if "array" in value:

@@ -43,6 +43,8 @@ class HostDataset:
       test: held-out examples, to report on, likewise.
     """
 
+    known_apart = True  # as FederatedDataset
+
     frame: FederatedDataset
     examples: Any
     rows: np.ndarray | None = None

@@ -197,6 +197,8 @@ class Bare(Optimizer):
     def transform(self) -> optax.GradientTransformation:
         return with_numbers(self.transformation, self.numbers) if self.numbers else self.transformation
 
+    as_given = transform  # what it is known by: the transformation itself may have the numbers of another object
+
 
 class Hoisted(Optimizer):
     """A bare optax object whose closed-over traced values have become leaves (see :func:`hoist`)."""

@@ -126,6 +126,10 @@ class FromFunction(Rate):
 
     function: Callable[[jax.Array], Any] = static()
 
+    def as_given(self) -> Any:
+        """What it is known by."""
+        return self.function
+
     def at(self, round_: jax.Array, client: jax.Array) -> Any:
         with third_party():
             return jnp.asarray(self.function(round_))

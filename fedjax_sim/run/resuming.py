@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import time
@@ -15,7 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.core import devices
-from fedjax_sim.core.descriptions import build, describe, opaque_parts
+from fedjax_sim.core.descriptions import build, describe
+from fedjax_sim.core.opaque import opaque_parts
 from fedjax_sim.core.values import check_count, check_flag
 from fedjax_sim.datasets.federated import FederatedDataset, whole
 from fedjax_sim.datasets.fingerprints import dataset_fingerprint, fingerprint
@@ -26,7 +28,7 @@ from fedjax_sim.engine.layout.base import Layout
 from fedjax_sim.engine.layout.mesh import OnMesh
 from fedjax_sim.engine.plan import TrainState
 from fedjax_sim.run.best import Best, ended
-from fedjax_sim.run.checkpoints.differences import differences, environment_changes, listed
+from fedjax_sim.run.checkpoints.differences import by_names_alone, differences, environment_changes, listed
 from fedjax_sim.run.checkpoints.files import Checkpoint, read_about
 from fedjax_sim.run.checkpoints.store import Caught, Interrupted, Store, interruptions, paths_in
 from fedjax_sim.run.drivers import Driver
@@ -57,14 +59,15 @@ class Saving:
         if every is not None:
             check_count("every", every)
         check_flag("allow_opaque", allow_opaque)
-        opaque = opaque_parts({key: configuration[key] for key in ("algorithm", "run")})
+        opaque = opaque_parts({key: configuration[key] for key in ("algorithm", "run")}, unknown=True)
         if opaque and not allow_opaque:
             raise ValueError(
                 f"a run with checkpoints must be known by its description, and this has opaque parts "
-                f"({'; '.join(opaque)}): use registered factories (fedjax_sim.register makes your own one), or "
-                "allow_opaque=True if you see to it yourself that they are the same whenever it is resumed"
+                f"({'; '.join(opaque)}): give them plain values, use registered factories (fedjax_sim.register makes "
+                "your own one), or allow_opaque=True if you see to it yourself that they are the same whenever it is "
+                "resumed"
             )
-        self._configuration = configuration
+        self._configuration, self._allow_opaque = configuration, allow_opaque
         self._rounds, self._eval_every, self._every = rounds, eval_every, every
         first = devices.together(lambda: Store(directory, keep) if devices.is_first() else None)
         self._store = first or Store(directory, keep, writes=False)
@@ -156,11 +159,14 @@ class Saving:
         self._cost = self._saved_at - begun
 
     def _check(self, found: Checkpoint) -> None:
-        differing = differences(found.about["configuration"], self._configuration)
+        both = found.about["configuration"], json.loads(json.dumps(self._configuration))
+        differing = differences(*by_names_alone(*both) if self._allow_opaque else both)
         if differing:
+            edited = not self._allow_opaque and not differences(*by_names_alone(*both))
+            hint = ", or allow_opaque=True if you have seen to it that what differs computes the same" if edited else ""
             raise ValueError(
                 f"{found.path} is of another run ({listed(differing)}): give the same arguments to resume it, or "
-                "another directory"
+                f"another directory{hint}"
             )
         if found.round > self._rounds:
             raise ValueError(

@@ -11,11 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import serialization
 
-from fedjax_sim.core.descriptions import build, decode, opaque_parts
+from fedjax_sim.core.descriptions import build, decode, encode
 from fedjax_sim.core.keys import GENERATOR, generator, switch
+from fedjax_sim.core.opaque import opaque_parts, part_at, with_parts
 from fedjax_sim.core.trees import by_path
 from fedjax_sim.core.values import check_real, shown
-from fedjax_sim.run.checkpoints.differences import differences, environment_changes
+from fedjax_sim.run.checkpoints.differences import differences, environment_changes, listed
 from fedjax_sim.run.history import History, is_sweep
 from fedjax_sim.run.records import Stop
 from fedjax_sim.run.simulation import simulate
@@ -98,7 +99,13 @@ class Verification(NamedTuple):
         return "\n".join([*lines, f"verified ({within})" if self.passed else f"NOT verified ({within})"])
 
 
-def verify(result: History, *, tolerance: float | None = None, progress: bool | None = None) -> Verification:
+def verify(
+    result: History,
+    *,
+    parts: Mapping[str, Any] | None = None,
+    tolerance: float | None = None,
+    progress: bool | None = None,
+) -> Verification:
     """Runs a result again, from the description it carries, and compares all that it says but the time it took.
 
     That is every metric, record and parameter, the evaluated rounds, the seeds, ``divergences`` and ``stops``, and what
@@ -106,6 +113,9 @@ def verify(result: History, *, tolerance: float | None = None, progress: bool | 
 
     Args:
       result: what ``simulate`` returned, or ``History.load`` read.
+      parts: what cannot be made from the description, models and functions of your own, by its path:
+        ``{"run.task.model": Net(32)}``; also what holds it, ``{"run.task": task}``. Each is checked against what the
+        result knows of it, its fields and its source.
       tolerance: largest relative distance that passes; None asks for equality to the last bit where versions and
         device are those of the result, and for 1e-3 elsewhere: other compilers round differently, and training makes
         such differences grow. What is no array must always be the same.
@@ -113,9 +123,10 @@ def verify(result: History, *, tolerance: float | None = None, progress: bool | 
 
     Raises:
       TypeError: not a History (a sweep's points are histories: ``sweep.at(0)``).
-      ValueError: parts of the run were given as bare functions or arrays, so they cannot be made again (they are
-        named); or it was computed in another precision, or drawn by another random generator, than JAX has now. A
-        result that does not say its generator, an older one, is compared all the same.
+      ValueError: parts of the run cannot be made from its description and are not in ``parts`` (they are named), or
+        are others there (the message says what differs); or it was computed in another precision, or drawn by another
+        random generator, than JAX has now. A result that does not say its generator, an older one, is compared all
+        the same.
 
     Example:
       >>> import fedjax_sim as fjs
@@ -136,16 +147,19 @@ def verify(result: History, *, tolerance: float | None = None, progress: bool | 
     for key in _GIVEN:
         if not isinstance(description.get(key), dict):
             raise ValueError(f"this result has no description of its {key}: only what simulate returned can be run")
-    opaque = opaque_parts({key: description[key] for key in ("algorithm", "dataset", "run")})
+    made = _with_parts({key: description[key] for key in ("algorithm", "dataset", "run")}, parts or {})
+    opaque = opaque_parts(made)
     if opaque:
+        paths = [part.partition(":")[0] for part in opaque]
         raise ValueError(
             f"this result cannot be run again: {'; '.join(opaque)} {'was' if len(opaque) == 1 else 'were'} given as "
-            "bare objects, whose arguments were never recorded; use registered factories (fedjax_sim.factory, register "
-            "and recipe make your own: docs/algorithms.md)"
+            "bare objects, which cannot be made from its description: give them, "
+            f"verify(result, parts={{{', '.join(f'{path!r}: ...' for path in paths)}}}), or use "
+            "registered factories next time (fedjax_sim.factory, register and recipe make your own: docs/algorithms.md)"
         )
     where = description["environment"]
     _check_numbers(where)
-    again = _again(result, progress)
+    again = _again(result, made, progress)
     changes = environment_changes(description, again.description, _WORDS)
     earlier = [f"resumed elsewhere, {shown(where['earlier'])}"] if where.get("earlier") else []
     elsewhere = "; ".join(filter(None, [changes, *earlier])) or None
@@ -166,7 +180,35 @@ def verify(result: History, *, tolerance: float | None = None, progress: bool | 
             unsaid.append("divergences")
             again = dataclasses.replace(again, divergences=[])
     said = differences(_said(result), _said(again, of=description), _WORDS)
+    said += _other_parts(description, again.description)
     return Verification(compared, float(tolerance), elsewhere, models, tuple(said), tuple(unsaid))
+
+
+def _with_parts(description: dict[str, Any], parts: Mapping[str, Any]) -> dict[str, Any]:
+    """The description with the parts in their places; a ValueError where one is not what the result knows of it."""
+    made = with_parts(description, parts)
+    for path, part in parts.items():
+        saved, given = part_at(description, path), encode(part)
+        lines = [] if path == "dataset" else _unlike(saved, given, path)
+        if lines:
+            raise ValueError(f"parts[{path!r}] is not what the result was computed with: {listed(lines)}")
+    return made
+
+
+def _unlike(saved: Any, given: Any, path: str) -> list[str]:
+    """What differs between a part and another; of bare objects in what is known of them, whatever they were put in."""
+    if "opaque" in saved and "known" not in saved:
+        return []  # an older result, or what cannot be known: its results will tell
+    if "opaque" in saved and "opaque" in given:
+        given = {**given, "opaque": saved["opaque"]}
+    return differences({path: saved}, {path: given}, _WORDS)
+
+
+def _other_parts(saved: Mapping[str, Any], again: Mapping[str, Any]) -> list[str]:
+    """What differs between the opaque parts of two descriptions of a run, in what is known of them."""
+    paths = [part.partition(":")[0] for part in opaque_parts({key: saved[key] for key in ("algorithm", "run")})]
+    pairs = {path: (part_at(saved, path), part_at(again, path)) for path in paths}
+    return [line for path, (one, other) in pairs.items() for line in _unlike(one, other, path)]
 
 
 def _check_numbers(where: Mapping[str, Any]) -> None:
@@ -187,14 +229,14 @@ def _check_numbers(where: Mapping[str, Any]) -> None:
         raise ValueError(f"this result was drawn by another random generator ({'; '.join(lines)}): {fix}")
 
 
-def _again(result: History, progress: bool | None) -> History:
-    run = result.description["run"]
+def _again(result: History, description: Mapping[str, Any], progress: bool | None) -> History:
+    run = description["run"]
     if "initial_state" in run:
         raise ValueError("this result started in the state of another run, which it does not have: verify that one")
     given: dict[str, Any] = {name: build(run[name]) for name in _PARTS if run.get(name) is not None}
     return simulate(
-        build(result.description["algorithm"]),
-        build(result.description["dataset"]),
+        build(description["algorithm"]),
+        build(description["dataset"]),
         **given,
         **{name: run[name] for name in _PLAIN},
         diagnostics=[build(one) for one in run["diagnostics"]],

@@ -454,10 +454,15 @@ def test_opaque_parts_are_refused_with_their_paths() -> None:
         build(describe(losses))
 
 
-@pytest.mark.parametrize("obj", [losses, optax.sgd(0.1), nn.Dense(3), object(), 3, None, [1], {"a": 1}, np.ones(2)])
-def test_other_objects_are_opaque(obj: Any) -> None:
+@pytest.mark.parametrize("obj", [3, None, [1], {"a": 1}, np.ones(2)])
+def test_values_are_opaque(obj: Any) -> None:
+    assert set(describe(obj)) == {"opaque"}
+
+
+@pytest.mark.parametrize("obj", [losses, optax.sgd(0.1), nn.Dense(3), object()])
+def test_other_objects_are_opaque_and_known(obj: Any) -> None:
     description = describe(obj)
-    assert set(description) == {"opaque"}
+    assert set(description) == {"opaque", "known"}
     json.dumps(description)
 
 
@@ -470,7 +475,7 @@ def test_a_subclass_is_not_its_parent() -> None:
     class Mine(type(MADE["algorithm.fedavg"]())):  # type: ignore[misc]
         pass
 
-    assert set(describe(Mine(client_optimizer=sgd(0.1)))) == {"opaque"}
+    assert set(describe(Mine(client_optimizer=sgd(0.1)))) == {"opaque", "known"}
 
 
 def test_a_changed_data_set_is_opaque() -> None:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from fedjax_sim.core.opaque import opaque_name
 from fedjax_sim.reporting.recorded import Recorded
 
 _LONGEST = 240  # characters of a value
@@ -75,7 +76,7 @@ def _flat(path: str, value: Any, depth: int) -> Iterator[tuple[str, str]]:
         elif isinstance(value.get("mapping"), Mapping):
             inner = value["mapping"]
         elif any(key in value for key in _SPECIAL):
-            yield path, _short(value)
+            yield path, _short(opaque_name(value) if "opaque" in value else value)
             return
         else:
             inner = value

@@ -6,6 +6,8 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from fedjax_sim.core.opaque import opaque_name
+
 WORDS = ("in the checkpoint", "now")
 _NOTHING = object()
 _ENVIRONMENT = "environment"
@@ -22,6 +24,23 @@ def differences(saved: Mapping[str, Any], given: Mapping[str, Any], words: tuple
     """
     old, new = ({key: value for key, value in node.items() if key != _ENVIRONMENT} for node in (saved, given))
     return list(_lines(json.loads(json.dumps(old)), json.loads(json.dumps(new)), "", words))
+
+
+def by_names_alone(old: Any, new: Any) -> tuple[Any, Any]:
+    """Two descriptions without the code of their opaque parts; where one does not say of a part what it is, by name."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        if "opaque" in old and "opaque" in new:
+            both = [{"opaque": node["opaque"], "known": {"value": node["known"]["value"]}} for node in (old, new)
+                    if _known(node)]  # fmt: skip
+            return (both[0], both[1]) if len(both) == 2 else ({"opaque": old["opaque"]}, {"opaque": new["opaque"]})
+        pairs = {key: by_names_alone(old[key], new[key]) for key in old.keys() & new.keys()}
+        return {**old, **{key: pair[0] for key, pair in pairs.items()}}, {
+            **new, **{key: pair[1] for key, pair in pairs.items()}
+        }  # fmt: skip
+    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        items = [by_names_alone(*pair) for pair in zip(old, new, strict=True)]
+        return [pair[0] for pair in items], [pair[1] for pair in items]
+    return old, new
 
 
 def listed(lines: list[str]) -> str:
@@ -53,9 +72,50 @@ def _lines(old: Any, new: Any, path: str, words: tuple[str, str]) -> Iterator[st
     elif _has_parts(old) and isinstance(new, list) and len(old) == len(new):
         for index, (one, other) in enumerate(zip(old, new, strict=True)):
             yield from _lines(one, other, f"{path}.{index}" if path else str(index), words)
+    elif not _equal(old, new) and _known(old) and _known(new) and old["opaque"] == new["opaque"]:
+        yield from _of_own(old["known"], new["known"], path, words)
     elif not _equal(old, new):
         one, other = _texts(old, new)
         yield f"{path}: {one} {words[0]}, {other} {words[1]}"
+
+
+def _known(node: Any) -> bool:
+    return isinstance(node, dict) and "opaque" in node and "value" in (node.get("known") or {})
+
+
+def _of_own(old: dict[str, Any], new: dict[str, Any], path: str, words: tuple[str, str]) -> Iterator[str]:
+    """What differs between two parts of one's own of the same name: their values, then their code."""
+    yield from _lines(_fields(old.get("value")), _fields(new.get("value")), path, words)
+    codes = [one if isinstance(one := node.get("code"), dict) else {} for node in (old, new)]
+    for name in sorted({**codes[0], **codes[1]}):
+        one, other = (code.get(name, _NOTHING) for code in codes)
+        if _equal(one, other):
+            continue
+        if _NOTHING in (one, other):
+            yield f"{path}: it uses {name} {words[other is not _NOTHING]} only"
+        elif (bare := [_bytecode(text) for text in (one, other)]) != [False, False] and (
+            bare != [True, True] or old.get("python") != new.get("python")
+        ):
+            version = (old if bare[0] else new).get("python")
+            yield (
+                f"{path}: {name} cannot be compared: {words[not bare[0]]} it had no source, and bytecode is of one "
+                f"version of Python ({version})"
+            )
+        elif all(isinstance(text, str) for text in (one, other)):
+            yield f"{path}: the source of {name} {words[1]} differs from that {words[0]}"
+        else:
+            one, other = _texts(one, other)
+            yield f"{path}: {name} is {one} {words[0]}, {other} {words[1]}"
+
+
+def _fields(value: Any) -> Any:
+    """The fields of an object beside what it is, so that paths to them are short."""
+    fields = value.get("fields") if isinstance(value, dict) else None
+    return {**value, **fields, "fields": None} if isinstance(fields, dict) else value
+
+
+def _bytecode(text: Any) -> bool:
+    return str(text).startswith("bytecode ")
 
 
 def _same_kind(old: dict[str, Any], new: dict[str, Any]) -> bool:
@@ -90,7 +150,7 @@ def _said(value: Any) -> str:
     if isinstance(value, dict) and "array" in value:
         return f"{value.get('dtype', 'array')} {json.dumps(value['array'])}"
     if isinstance(value, dict) and "opaque" in value:
-        return str(value["opaque"])
+        return opaque_name(value)
     if isinstance(value, dict) and "name" in value and isinstance(value.get("arguments"), dict):
         return f"{value['name']}({', '.join(f'{key}={_said(v)}' for key, v in value['arguments'].items())})"
     if isinstance(value, dict) and "mapping" in value:

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from fedjax_sim.core.descriptions import all_registered, decode, registered_factory
 from fedjax_sim.core.keys import GENERATOR, generator, switch
 from fedjax_sim.core.values import close, shown, suggest
+from fedjax_sim.run.configuration.own_objects import is_own, own_factory
 from fedjax_sim.run.configuration.tables import MAX_DEPTH, ConfigurationError, Place, Tables, load
 from fedjax_sim.run.simulation import simulate
 
@@ -211,11 +212,15 @@ def value_of(value: Any, place: Place) -> Any:
         return tuple(value_of(item, place / str(number)) for number, item in enumerate(value))
     if isinstance(value, (datetime.date, datetime.time)):
         raise place.error(f"it is the date or time {value}: no argument is one")
+    if isinstance(value, str) and place.path[-1:] == ("model",) and is_own(value):
+        value = {"name": value}
     if not isinstance(value, dict):
         return value
     special = next((key for key in SPECIAL if key in value), None)
     if special is None:
         return {key: value_of(item, place / key) for key, item in value.items()}
+    if is_own(value.get("name")):
+        return _object(value, place, place.path[-1])
     return _object(value, place) if special == "name" else _special(special, value, place)
 
 
@@ -250,8 +255,8 @@ def _words(argument: str) -> set[str]:
 
 def _object(table: dict[str, Any], place: Place, kind: str | None = None) -> Any:
     """Calls the factory that a table names, with the table's other keys (or its ``arguments``)."""
-    name = _full_name(table["name"], kind, place)
-    make = registered_factory(name)
+    own = is_own(table["name"])
+    name = table["name"] if own else _full_name(table["name"], kind, place)
     given = {key: item for key, item in table.items() if key != "name"}
     if "arguments" in given:
         for key in given:
@@ -259,6 +264,10 @@ def _object(table: dict[str, Any], place: Place, kind: str | None = None) -> Any
                 raise place.error(f"{shown(key)} stands beside 'arguments': write it into that table")
         place = place / "arguments"
         given = _table(given["arguments"], place)
+    try:
+        make = own_factory(name, kind, bool(given)) if own else registered_factory(name)
+    except (TypeError, ValueError) as error:
+        raise place.error(str(error), "name") from error
     accepted = accepted_arguments(make)
     for key, item in given.items():
         if key not in accepted:
@@ -277,6 +286,7 @@ def _object(table: dict[str, Any], place: Place, kind: str | None = None) -> Any
 
 def accepted_arguments(make: Any) -> list[str]:
     """Names of a factory's arguments; flax's own (``name``, ``parent``) are none."""
+    make = inspect.unwrap(make)
     module = isinstance(make, type) and issubclass(make, nn.Module)
     return [name for name in inspect.signature(make).parameters if not (module and name in ("parent", "name"))]
 

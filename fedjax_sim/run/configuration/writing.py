@@ -8,16 +8,19 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from fedjax_sim.core.descriptions import opaque_parts, registered_factory
+from fedjax_sim.core.descriptions import registered_factory
 from fedjax_sim.core.keys import GENERATOR
+from fedjax_sim.core.opaque import opaque_parts
 from fedjax_sim.run.configuration.building import PARTS, SPECIAL
+from fedjax_sim.run.configuration.own_objects import is_own
 from fedjax_sim.run.history import History
 from fedjax_sim.run.simulation import simulate
 
+_OWN = "own"  # in a description, before a table that stands for itself
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 
-def written(history: History, more: Mapping[str, Any] | None = None) -> str:
+def written(history: History, more: Mapping[str, Any] | None = None, own: Mapping[str, Any] | None = None) -> str:
     """The full, resolved configuration of a run as TOML: every argument, also those that were defaults.
 
     :func:`fedjax_sim.configuration.read` makes the same run of it.
@@ -26,12 +29,14 @@ def written(history: History, more: Mapping[str, Any] | None = None) -> str:
       history: its result.
       more: arguments of ``simulate`` that decide nothing of the result and so are no part of its description, as they
         stand in [run]: ``{"checkpoint": "runs/a", "every": 10}``.
+      own: the tables that configured it: those with a name ``module:object`` stay as they are there.
 
     Raises:
       ValueError: parts of the run were given as bare objects, so they cannot be made again (they are named).
     """
     about = history.description
     parts = {"algorithm": about["algorithm"], "dataset": about["dataset"], **about["run"]}
+    parts |= {name: _with_own(parts.get(name), table) for name, table in (own or {}).items() if name in PARTS}
     opaque = opaque_parts(parts)
     if opaque:
         raise ValueError(f"this run has no configuration: {'; '.join(opaque)} cannot be made from names and arguments")
@@ -54,6 +59,17 @@ def written(history: History, more: Mapping[str, Any] | None = None) -> str:
     return f"{ran}\n\n{text(content)}"
 
 
+def _with_own(described: Any, table: Any) -> Any:
+    """A description in which the tables of objects of one's own stand for themselves."""
+    name = table.get("name") if isinstance(table, Mapping) else table
+    if is_own(name):
+        return {_OWN: table if isinstance(table, Mapping) else {"name": name}}
+    if not isinstance(described, Mapping) or not isinstance(table, Mapping) or "arguments" not in described:
+        return described
+    inner, arguments = table.get("arguments", table), described["arguments"]
+    return {**described, "arguments": {key: _with_own(item, inner.get(key)) for key, item in arguments.items()}}
+
+
 def plain(described: Any) -> Any:
     """A description as TOML's data: name and arguments beside each other, what is None by default left out."""
     if described is None:
@@ -65,6 +81,8 @@ def plain(described: Any) -> Any:
     if "mapping" in described:
         mapping = {key: plain(item) for key, item in described["mapping"].items()}
         return {"mapping": mapping} if any(key in SPECIAL for key in mapping) else mapping
+    if _OWN in described:
+        return described[_OWN]
     if "name" not in described:  # an array, a dtype, something opaque
         return dict(described)
     defaults = inspect.signature(registered_factory(described["name"])).parameters

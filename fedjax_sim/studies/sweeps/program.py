@@ -119,7 +119,8 @@ def _substituted(node: Any, path: list[str], value: Any) -> Any:
         if inner in node:
             content = node[inner]
             return {**node, inner: {**content, path[0]: _substituted(content.get(path[0]), path[1:], value)}}
-    return node  # opaque: its values are not written down
+    # Opaque: the values that it is known by are those of another point.
+    return {"opaque": node["opaque"], "unknown": "a sweep has changed it"} if "known" in node else node
 
 
 def _part(name: str) -> tuple[str, str]:

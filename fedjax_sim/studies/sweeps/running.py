@@ -14,6 +14,7 @@ from flax import serialization
 
 from fedjax_sim.algorithms.contract import Method
 from fedjax_sim.core.descriptions import MAX_ARRAY, describe
+from fedjax_sim.core.opaque import opaque_parts
 from fedjax_sim.core.values import check_count, check_flag, shown
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.fingerprints import fingerprint
@@ -123,6 +124,13 @@ def sweep(
                 "keep_params": keep_params,
             }
             configuration = _configuration(description, plan) | decides
+            parts = opaque_parts({key: configuration[key] for key in ("algorithm", "run")}, unknown=True)
+            # Of arrays, and of the start, there are checksums.
+            if opaque := [part for part in parts if ": array " not in part]:
+                raise ValueError(
+                    f"a sweep that is stored must be known by its description, and this has opaque parts "
+                    f"({'; '.join(opaque)}): give them plain values, or use registered factories"
+                )
             folder = stack.enter_context(stored.Folder(resume, configuration, description["environment"]))
             finished = folder.finished()
             if folder.earlier:
