@@ -140,6 +140,10 @@ class _Walk:
             }
         if isinstance(value, (staticmethod, classmethod)):
             return {type(value).__name__: self.value(value.__func__, path)}
+        if isinstance(value, functools.cached_property):
+            return {"cached": self.value(value.func, path)}
+        if isinstance(value, functools.cached_property):
+            return {"cached": self.value(value.func, path)}
         if isinstance(value, property):
             return {"property": [self.value(one, path) for one in (value.fget, value.fset, value.fdel)]}
         if isinstance(value, _DESCRIPTORS):
@@ -187,7 +191,7 @@ class _Walk:
             told["given"] = [self.value(item, path) for item in given]
         if isinstance(state, dict):
             kept = {k: v for k, v in state.items() if not isinstance(getattr(cls, k, None), functools.cached_property)}
-            told["fields"] = self._each(kept, path)
+            told |= {"fields": self._each(kept, path)} if kept else {}
         elif state is not None:
             told["fields"] = self.value(state, path)
         for name, several in (("items", items), ("pairs", pairs)):
@@ -289,9 +293,11 @@ class _Walk:
         """Notes what a function takes from a module of one's own that it imports when it is called."""
         parents = [package.rsplit(".", count)[0] for count in range(package.count(".") + 1)] if package else []
         for full in (name, *(f"{parent}.{name}".strip(".") for parent in parents)):
-            spec = _spec(full)
-            if spec is not None and origin(full, spec.origin or "") is None:
-                self._attributes(importlib.import_module(full), attributes)
+            module = sys.modules.get(full)
+            if module is None and (spec := _spec(full)) is not None and origin(full, spec.origin or "") is None:
+                module = importlib.import_module(full)
+            if module is not None:
+                self._attributes(module, attributes)
 
     def _module(self, module: types.ModuleType) -> dict[str, Any]:
         package = origin(module.__name__, getattr(module, "__file__", None) or "")

@@ -69,7 +69,7 @@ def _takes(*given: str, optional: bool = False) -> Check:
         with contextlib.suppress(ValueError):  # some that are not written in Python do not say
             signature = inspect.signature(function)
             try:
-                signature.bind(*given)
+                signature.bind(*given, **(_key(function, None) if given[:1] == ("params",) else {}))
             except TypeError as error:
                 hint = "; examples is what the data set holds, often {'x': ..., 'y': ...}" if len(given) > 1 else ""
                 raise TypeError(
@@ -79,18 +79,30 @@ def _takes(*given: str, optional: bool = False) -> Check:
     return check
 
 
+def _key(function: Any, key: Any) -> dict[str, Any]:
+    """The key as an argument of a function that has one of this name, where Python knows what it takes."""
+    with contextlib.suppress(ValueError):
+        argument = inspect.signature(function).parameters.get("key")
+        if argument is not None and argument.default in (None, argument.empty):
+            return {"key": key}
+    return {}
+
+
 def _option(*given: str) -> Any:
     return static(_takes(*given, optional=True), default=None)
 
 
 class Functions(Task):
-    """A task from plain functions; they are recorded as opaque in a description.
+    """A task from plain functions; a description knows them by their code and what they close over.
 
     They must not close over traced values, which a derivative could not reach: write a subclass of :class:`Task` with
     those values as fields, or pass them through the data or ``initial_params``.
 
     Examples come B at a time, B whatever suits the hardware; some may be padding, which the run weights by 0. So losses
     and metrics are one number for each example, never a mean over them; a run refuses anything else.
+
+    A function of parameters and examples that has an argument ``key`` is given a key of every client, round and step in
+    training, for dropout and the like, and None in evaluation.
 
     Args:
       init_function: ``init_function(key) -> params``, a pytree of real arrays.
@@ -128,13 +140,13 @@ class Functions(Task):
         return self.init_function(key)
 
     def losses(self, params: Any, examples: Any, key: jax.Array | None = None) -> jax.Array:
-        return self.losses_function(params, examples)
+        return self.losses_function(params, examples, **_key(self.losses_function, key))
 
     def outputs(self, params: Any, examples: Any, key: MaybeArray = None, weights: MaybeArray = None) -> jax.Array:
-        return self._said("outputs", params, examples)
+        return self._said("outputs", params, examples, key)
 
     def features(self, params: Any, examples: Any, key: MaybeArray = None, weights: MaybeArray = None) -> jax.Array:
-        return self._said("features", params, examples)
+        return self._said("features", params, examples, key)
 
     def num_classes(self, dataset: FederatedDataset) -> int | None:
         """The last axis of outputs that have one more than integer labels ``"y"``."""
@@ -151,16 +163,17 @@ class Functions(Task):
                 "metrics_function takes the parameters of one model, and a client's own model is a mixture of several: "
                 "use fedjax_sim.classification(model) or regression(model), or leave metrics_function out"
             )
-        return {} if self.metrics_function is None else self.metrics_function(params, examples)
+        function = self.metrics_function
+        return {} if function is None else function(params, examples, **_key(function, None))
 
     def penalty(self, params: Any) -> jax.Array | None:
         return None if self.penalty_function is None else self.penalty_function(params)
 
-    def _said(self, what: str, params: Any, examples: Any) -> jax.Array:
+    def _said(self, what: str, params: Any, examples: Any, key: MaybeArray) -> jax.Array:
         function = getattr(self, f"{what}_function")
         if function is None:
             raise TypeError(self._silent(what))
-        values: jax.Array = function(params, examples)
+        values: jax.Array = function(params, examples, **_key(function, key))
         rows = jax.tree.leaves(examples)[0].shape[0]
         if jnp.shape(values)[:1] != (rows,):
             raise ValueError(

@@ -1,0 +1,146 @@
+"""Runs with parts of one's own: resumed in a new process, refused once edited, verified with the parts given."""
+
+import dataclasses
+import os
+import pathlib
+import subprocess
+import sys
+from typing import Any
+
+import flax.linen as nn
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import fedjax_sim as fjs
+
+ROOT = pathlib.Path(__file__).parents[2]
+SCRIPT = """
+import sys
+import flax.linen as nn, numpy as np, optax
+import fedjax_sim as fjs
+
+class Net(nn.Module):
+    width: int = 3
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(3)(nn.relu(nn.Dense(self.width)(x)))
+
+x = np.random.default_rng(0).normal(size=(6, 2)).astype(np.float32)
+data = fjs.datasets.from_ids((x, np.arange(6) % 3), ids=np.arange(6) % 2)
+history = fjs.simulate(
+    fjs.fedavg(client_optimizer=optax.sgd(0.1)), data, task=fjs.classification(Net()), rounds=int(sys.argv[1]),
+    cohort=fjs.cohort.full(), work=fjs.local.steps(1), batches=fjs.local.full_batch(), checkpoint="kept",
+    allow_opaque=len(sys.argv) > 2,
+)
+print(history.evaluated.tolist(), float(history.final("loss")[0]))
+"""
+
+
+def test_a_run_goes_on_in_a_new_process_until_its_model_is_edited(tmp_path: pathlib.Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+    def called(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "train.py", *arguments]
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+
+    assert called("2").returncode == 0
+    longer = called("3")
+    assert longer.stdout.startswith("[0, 1, 2, 3]"), longer.stderr
+    script.write_text(SCRIPT.replace("nn.relu", "nn.tanh"))
+    edited = called("4")
+    assert edited.returncode == 1
+    told = "run.task.model: the source of __main__.Net.__call__ now differs from that in the checkpoint"
+    assert told in edited.stderr
+    assert "another directory, or allow_opaque=True if you have seen to it" in edited.stderr
+    assert called("4", "allow").returncode == 0
+    script.write_text(SCRIPT.replace("width: int = 3", "width: int = 4"))
+    wider = called("5", "allow")
+    assert "run.task.model.width: 3 in the checkpoint, 4 now" in wider.stderr
+
+
+class Net(nn.Module):
+    """A model of one's own."""
+
+    width: int = 3
+
+    @nn.compact
+    def __call__(self, x: Any) -> Any:
+        return nn.Dense(3)(nn.relu(nn.Dense(self.width)(x)))
+
+
+def score(params: Any, dataset: Any) -> dict[str, Any]:
+    return {"score": jnp.float32(2.0)}
+
+
+X = np.random.default_rng(0).normal(size=(6, 2)).astype(np.float32)
+DATA = fjs.datasets.from_ids((X, np.arange(6) % 3), ids=np.arange(6) % 2)
+PARTS = {
+    "algorithm.client_optimizer": optax.sgd(0.1), "dataset": DATA, "run.task.model": Net(), "run.evaluate": score,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def history() -> fjs.History:
+    return fjs.simulate(
+        fjs.fedavg(client_optimizer=optax.sgd(0.1)), DATA, task=fjs.classification(Net()), rounds=1, evaluate=score,
+        cohort=fjs.cohort.full(), work=fjs.local.steps(1), batches=fjs.local.full_batch(),
+    )  # fmt: skip
+
+
+def test_a_result_is_verified_with_the_parts_given(history: fjs.History) -> None:
+    assert fjs.verify(history, parts=PARTS).passed
+    whole = {
+        "algorithm": fjs.fedavg(client_optimizer=optax.sgd(0.1)), "run.task": fjs.classification(Net()),
+        "dataset": DATA, "run.evaluate": score,
+    }  # fmt: skip
+    assert fjs.verify(history, parts=whole).passed
+
+
+def test_parts_that_are_missing_are_named(history: fjs.History) -> None:
+    with pytest.raises(ValueError, match=r"run.task.model: \S+Net was given .* parts=\{'run.task.model': ...\}"):
+        fjs.verify(history, parts={path: part for path, part in PARTS.items() if path != "run.task.model"})
+
+
+@pytest.mark.parametrize(
+    ("path", "part", "told"),
+    [
+        ("run.task.model", Net(4), "run.task.model.width: 3 in the result, 4 now"),
+        ("run.task.model", nn.Dense(3), "Dense"),
+        ("run.evaluate", lambda params, dataset: {"score": jnp.float32(2.0)}, "lambda"),
+        ("algorithm.client_optimizer", optax.sgd(0.2), "algorithm.client_optimizer"),
+    ],
+)
+def test_other_parts_are_refused_before_anything_runs(history: fjs.History, path: str, part: Any, told: str) -> None:
+    with pytest.raises(ValueError, match=rf"parts\['{path}'\] is not what the result was computed with: .*{told}"):
+        fjs.verify(history, parts=PARTS | {path: part})
+
+
+def test_a_path_to_nothing_is_refused(history: fjs.History) -> None:
+    with pytest.raises(ValueError, match=r"there is no part 'run.task.modl': did you mean 'model'"):
+        fjs.verify(history, parts={"run.task.modl": Net()})
+
+
+def test_a_result_of_an_earlier_version_is_told_by_what_it_computes(history: fjs.History) -> None:
+    about = history.description
+    task = about["run"]["task"]
+    older = {**task, "arguments": {**task["arguments"], "model": {"opaque": task["arguments"]["model"]["opaque"]}}}
+    told = dataclasses.replace(history, description={**about, "run": {**about["run"], "task": older}})
+    assert fjs.verify(told, parts=PARTS).passed
+    assert not fjs.verify(told, parts=PARTS | {"run.task.model": Net(4)}).passed
+
+
+def test_a_stored_sweep_knows_its_parts(tmp_path: pathlib.Path) -> None:
+    def swept(width: int) -> Any:
+        return fjs.sweep(
+            fjs.fedavg(client_optimizer=fjs.optim.sgd(0.1)), DATA, fjs.sweeps.grid({"server_learning_rate": [0.5]}),
+            task=fjs.classification(Net(width)), rounds=1, cohort=fjs.cohort.full(), work=fjs.local.steps(1),
+            batches=fjs.local.full_batch(), resume=tmp_path,
+        )  # fmt: skip
+
+    swept(3)
+    with pytest.raises(ValueError, match=r"has another sweep \(run.task.model.width: 3 there, 4 here\)"):
+        swept(4)
