@@ -5,7 +5,6 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 
 import fedjax_sim as fjs
@@ -115,7 +114,7 @@ def test_a_run_is_written_again_and_verified_with_its_configuration(
     again = read("results/run/configuration.toml")
     assert (again["task"], again["evaluate"].__name__) == (read("run.toml")["task"], "score")
     status, said = verified()
-    assert (status, sys.modules.pop("mine") is None) == (2, False)
+    assert (status, sys.modules.pop("mine") is None) == (1, False)
     assert "imported only if you say so: --configuration results/run/configuration.toml" in said.err
     assert "mine" not in sys.modules
     status, said = verified("--configuration", "results/run/configuration.toml")
@@ -123,7 +122,7 @@ def test_a_run_is_written_again_and_verified_with_its_configuration(
     (folder / "mine.py").write_text(MINE.replace("nn.relu", "nn.tanh"))
     del sys.modules["mine"]
     status, said = verified("--configuration", "results/run/configuration.toml")
-    assert status == 2
+    assert status == 1
     assert "run.task.model: the source of mine.Net.__call__ now differs from that in the result" in said.err
     assert cli.main(["report", "results/run", "--out", "page.html"]) == 0
     known = fjs.History.load("results/run/history.npz").description["run"]["task"]["arguments"]["model"]
@@ -135,10 +134,8 @@ def test_a_run_is_written_again_and_verified_with_its_configuration(
 def test_other_values_inside_a_part_of_ones_own_are_refused(
     folder: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for command in (
-        ["sweep", "--over", "algorithm.client_learning_rate=0.5,1"],
-        ["tune", "--over", "algorithm.client_learning_rate"],
-    ):
-        assert cli.main([command[0], "run.toml", *command[1:]]) == 2
+    rate = "algorithm.client_learning_rate"
+    for command, over in (("sweep", f"{rate}=0.5,1"), ("tune", rate)):
+        assert cli.main([command, "run.toml", "--over", over]) == 2
         assert "mine.Mine is a part of your own" in capsys.readouterr().err
-    np.testing.assert_equal((folder / "results").exists(), True)
+    assert not (folder / "results" / "run-sweep" / "sweep.npz").exists()

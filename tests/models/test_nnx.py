@@ -57,7 +57,7 @@ RUN: dict[str, Any] = {
 def test_an_nnx_model_is_that_of_nnx() -> None:
     task = fjs.classification(Nnx(Dropped))
     params = task.init(jax.random.key(0), DATA)
-    own = params["params"]["model"]
+    own = jax.tree.map(np.asarray, params["params"]["model"])
     expected = (X @ own["hidden"]["kernel"] + own["hidden"]["bias"]) @ own["head"]["kernel"] + own["head"]["bias"]
     np.testing.assert_allclose(task.outputs(params, DATA.examples), expected, rtol=1e-5, atol=1e-6)
 
@@ -141,7 +141,7 @@ def test_a_function_with_a_key_gets_one_in_training_alone() -> None:
 
 
 def test_a_key_that_means_something_else_is_left_alone() -> None:
-    task = fjs.functions(lambda key: jnp.zeros(4), lambda params, examples, key="y": examples[key] * 1.0)
+    task = fjs.functions(lambda key: jnp.zeros(4), lambda params, examples, key="y": examples[key].astype(float))
     np.testing.assert_array_equal(task.losses(jnp.zeros(4), DATA.examples, jax.random.key(0)), DATA.examples["y"])
 
 
