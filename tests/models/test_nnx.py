@@ -58,7 +58,8 @@ def test_an_nnx_model_is_that_of_nnx() -> None:
     task = fjs.classification(Nnx(Dropped))
     params = task.init(jax.random.key(0), DATA)
     own = jax.tree.map(np.asarray, params["params"]["model"])
-    expected = (X @ own["hidden"]["kernel"] + own["hidden"]["bias"]) @ own["head"]["kernel"] + own["head"]["bias"]
+    x = np.asarray(DATA.examples["x"])
+    expected = (x @ own["hidden"]["kernel"] + own["hidden"]["bias"]) @ own["head"]["kernel"] + own["head"]["bias"]
     np.testing.assert_allclose(task.outputs(params, DATA.examples), expected, rtol=1e-5, atol=1e-6)
 
 
