@@ -103,7 +103,10 @@ def sweep(
     asked = check_arguments(run)
     rounds, eval_every, evaluate = run["rounds"], run["eval_every"], run["evaluate"]
     seed_list = check_seeds(seeds)
-    _check(dataset, space, keep_params, chunk, asked.layout)
+    check_swept("sweep", dataset, space, asked.layout)
+    check_flag("sweep(keep_params=...)", keep_params)
+    if chunk is not None:
+        check_count("sweep(chunk=...)", chunk)
     if is_traced((algorithm, dataset, asked)):
         raise TypeError("sweep was given traced values: inside jit, grad or vmap call make_train(...)'s function")
     asked = asked._replace(algorithm=algorithm, dataset=dataset, key=jax.random.key(seed_list[0]))
@@ -122,8 +125,8 @@ def sweep(
                 "initial_params": None if initial_params is None else fingerprint(initial_params),
                 "keep_params": keep_params,
             }
-            configuration = _configuration(description, plan) | decides
-            folder = stack.enter_context(stored.Folder(resume, configuration, description["environment"]))
+            decisive = configuration(description, plan) | decides
+            folder = stack.enter_context(stored.Folder(resume, decisive, description["environment"]))
             finished = folder.finished()
             if folder.earlier:
                 description["environment"] = description["environment"] | {"earlier": folder.earlier}
@@ -156,7 +159,7 @@ def sweep(
     return Sweep(dataclasses.replace(runs, compile_seconds=compile_seconds, description=description), space, seed_list)
 
 
-def _configuration(description: dict[str, Any], plan: Plan) -> dict[str, Any]:
+def configuration(description: dict[str, Any], plan: Plan) -> dict[str, Any]:
     """What decides the results of a plan, as JSON."""
     rest = plan._replace(algorithm=None, dataset=None, key=None)  # type: ignore[arg-type]
     # arrays of which the description has no values
@@ -196,25 +199,22 @@ def _joined(finished: list[tuple[list[int], History]], params: Any) -> History:
     )
 
 
-def _check(dataset: Any, space: Any, keep_params: Any, chunk: Any, layout: Layout | None) -> None:
-    """What ``simulate`` does not have."""
+def check_swept(who: str, dataset: Any, space: Any, layout: Layout | None) -> None:
+    """What ``simulate`` does not ask of a run; ``who`` is what messages call the function."""
     if isinstance(layout, OnMesh):
         raise ValueError(
-            f"sweep(layout={shown(layout)}): a sweep gives every device runs of its own, which is faster than to deal "
+            f"{who}(layout={shown(layout)}): {who} gives every device runs of its own, which is faster than to deal "
             "each cohort to all; leave layout out, or call simulate for each point"
         )
     if isinstance(dataset, HostDataset):
         raise TypeError(
-            "sweep was given a HostDataset: all its runs are one program, with the data on the device; use "
+            f"{who} was given a HostDataset: all its runs are one program, with the data on the device; use "
             "dataset.on_device() if there is room for all of it, or one simulate for each point"
         )
     if not isinstance(space, Space):
         raise TypeError(
             f"space is {shown(space)}: give a space, for instance fedjax_sim.sweeps.grid({{'mu': [0.1, 1.0]}})"
         )
-    check_flag("sweep(keep_params=...)", keep_params)
-    if chunk is not None:
-        check_count("sweep(chunk=...)", chunk)
 
 
 def _check_overflow(history: History, points: list[dict[str, Any]]) -> None:
