@@ -2,12 +2,12 @@
 
     python -m benchmarks.studies.populations [--size cpu]
 
-Three problems, each with a training, a validation and a test part: FedProx with stragglers on synthetic(1, 1) over mu and
-the learning rate; FedAdam with a small MLP on scikit-learn's digits over both learning rates; FedAvg on synthetic(1, 1)
-with few clients a round, where a constant learning rate stalls. Every search may take as many rounds as 16 whole runs: 16
-points drawn at random; a population of 16; 52 points in four rungs; and descents from the middle of the space with as
-many steps as the measured cost of a derivative leaves. Each chooses by the validation loss; the test loss of the model it
-chose is reported, over repetitions with seeds, points and decisions of their own.
+Three problems, each with a training, a validation and a test part: FedProx with stragglers on synthetic(1, 1) over mu
+and the learning rate; FedAdam with a small MLP on scikit-learn's digits over both learning rates; FedAvg on
+synthetic(1, 1) with few clients a round, where a constant learning rate stalls. Every search may take as many rounds as
+16 whole runs: 16 points drawn at random; a population of 16; 52 points in four rungs; a descent from the middle of the
+space with as many steps as the measured cost of a derivative leaves. Each chooses by the validation loss; the test loss
+of the model it chose is reported, over repetitions with seeds, points and decisions of their own.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from fedjax_sim import hyper, paths, sweeps
 
 CLIENT = "client_optimizer.learning_rate"
 SIZES: dict[str, dict[str, Any]] = {
-    "smoke": {"members": 4, "rungs": 2, "rounds": 8, "repetitions": 2, "pairs": 1},
-    "cpu": {"members": 16, "rungs": 4, "rounds": 40, "repetitions": 10, "pairs": 5},
+    "smoke": {"members": 4, "points": 5, "rungs": 2, "rounds": 8, "repetitions": 2, "pairs": 1},
+    "cpu": {"members": 16, "points": 52, "rungs": 4, "rounds": 40, "repetitions": 8, "pairs": 5},
 }
 METHODS = ("random search", "population", "halving", "gradient")
 VALIDATION = hyper.final("validation_loss")
@@ -104,12 +104,9 @@ def one_repetition(
             "rate": found.schedule()[CLIENT].tolist(),
             "rounds": found.member_rounds,
             "seconds": found.seconds,
+            "compile_seconds": found.compile_seconds,
         }
 
-    power = 2 ** (n["rungs"] - 1)
-    cost = (n["rungs"] + 1) / (
-        2 * power
-    )  # of a point, in whole runs: 1 / 2^(K-1), and half as much for each rung after
     tuned = hyper.tune(
         method, data, over=list(space), objective=VALIDATION, optimizer=fjs.optim.adam(0.4, b2=0.9), steps=steps,
         seeds=seed, **setting | {"eval_every": setting["rounds"]},
@@ -118,7 +115,7 @@ def one_repetition(
     return {
         "random search": searched(hyper.halving(rungs=1), n["members"]),
         "population": searched(hyper.population(factor=1.5), n["members"]),
-        "halving": searched(hyper.halving(rungs=n["rungs"]), int(n["members"] / cost)),
+        "halving": searched(hyper.halving(rungs=n["rungs"]), n["points"]),
         "gradient": {
             "validation": tuned.value,
             "test": float(history.final("test_loss")[0]),
@@ -126,6 +123,7 @@ def one_repetition(
             "rate": [float(tuned.found[CLIENT])] * setting["rounds"],
             "rounds": None,
             "seconds": tuned.seconds,
+            "compile_seconds": tuned.compile_seconds,
         },
     }
 

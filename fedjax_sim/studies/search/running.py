@@ -155,6 +155,7 @@ def search(
                 saving.save(evaluated[high - 1], high, members, records)
             if bar.enabled:
                 bar.update(evaluated[high - 1], {"objective": float(np.nanmin(records.scores[high - 1]))})
+    finished = time.perf_counter()
     best = int(np.nanargmin(records.scores[-1]))
     server = jax.tree.map(lambda leaf: leaf[best], members.states.server)
     return Searched(
@@ -165,7 +166,7 @@ def search(
         source=records.source.T,
         params=on_host(jax.vmap(plan.algorithm.evaluated)(server)),
         seeds=seed_list,
-        seconds=time.perf_counter() - compiled,
+        seconds=finished - compiled,
         compile_seconds=compiled - begun,
         description=description,
     )
