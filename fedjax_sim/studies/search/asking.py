@@ -89,13 +89,7 @@ def ask_optuna(
 
 
 def ask_evosax(
-    make: Callable[..., Any],
-    evaluate: Evaluate,
-    over: Mapping[str, Uniform],
-    *,
-    batch: int = 8,
-    batches: int = 10,
-    seed: int = 0,
+    make: Any, evaluate: Evaluate, over: Mapping[str, Uniform], *, batch: int = 8, batches: int = 10, seed: int = 0
 ) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """Lets an evolution strategy of evosax suggest points; needs evosax.
 

@@ -52,55 +52,62 @@ class Given(NamedTuple):
     fresh: Values  # new points, [E, P, ...] by name, or {}
 
 
+class Record(NamedTuple):
+    """What is known of E evaluations; NaN, or 0 where that is none, of members that were out."""
+
+    values: Values  # [E, P, ...], of the rounds before an evaluation
+    metrics: dict[str, jax.Array]  # [E, P, S, ...]
+    scores: jax.Array  # [E, P]
+    source: jax.Array  # int32[E, P], from whose state each goes on
+
+
 class Members(NamedTuple):
-    """Where the members stand."""
+    """Where the members stand, and what they have been through."""
 
     values: Values  # [P, ...]
     states: TrainState  # leaves [P, S, ...]
     order: jax.Array  # int32[P]: those at work are the first
+    record: Record
 
 
-class Segment(NamedTuple):
-    """The rounds before an evaluation and the decision after it; NaN, or 0 where that is none, for who is out."""
-
-    values: Values  # with which they ran, [P, ...]
-    metrics: dict[str, jax.Array]  # [P, S, ...]
-    scores: jax.Array  # [P]
-    source: jax.Array  # int32[P], from whose state each goes on
-
-
-@jax.jit
-def begin(given: Given, initial_params: Any, values: Values) -> Members:
+@functools.partial(jax.jit, static_argnames="settings")
+def begin(given: Given, initial_params: Any, values: Values, settings: Settings) -> Members:
     """All members before the first round."""
 
     def state(values: Values, key: jax.Array) -> TrainState:
         return init_state(placed(given.plan, values)._replace(key=key), initial_params)
 
+    def blank(leaf: Any, *front: int) -> jax.Array:
+        nothing = jnp.nan if jnp.issubdtype(leaf.dtype, jnp.floating) else 0
+        return jnp.full((len(settings.sizes), *front, *leaf.shape), nothing, leaf.dtype)
+
     states = jax.vmap(lambda values: jax.vmap(lambda key: state(values, key))(given.keys))(values)
-    return Members(values, states, jnp.arange(len(jax.tree.leaves(values)[0]), dtype=jnp.int32))
+    order = jnp.arange(settings.sizes[0], dtype=jnp.int32)
+    first = jax.tree.map(lambda leaf: leaf[0], values), given.keys[0], jax.tree.map(lambda leaf: leaf[0, 0], states)
+    _, (metrics, _) = jax.eval_shape(functools.partial(_run_on, given, settings, jnp.int32(0)), *first)
+    record = Record(
+        jax.tree.map(blank, values),
+        jax.tree.map(lambda leaf: blank(leaf, len(order), len(given.keys)), metrics),
+        blank(jnp.zeros(len(order))),
+        jnp.tile(order, (len(settings.sizes), 1)),
+    )
+    return Members(values, states, order, record)
 
 
 @functools.partial(jax.jit, static_argnames="settings", donate_argnames="members")
-def advance(
-    given: Given, members: Members, first: jax.Array, last: jax.Array, settings: Settings
-) -> tuple[Members, list[Segment]]:
-    """Evaluations ``first`` to ``last`` - 1, with the rounds before and the decisions after them.
-
-    A record for each stage, its rows first and zero beyond those computed.
-    """
-    records = []
+def advance(given: Given, members: Members, first: jax.Array, last: jax.Array, settings: Settings) -> Members:
+    """Evaluations ``first`` to ``last`` - 1, with the rounds before and the decisions after them."""
     for size, start, end in settings.stages:
         low, high = jnp.clip(first, start, end), jnp.clip(last, start, end)
         step = jax.jit(functools.partial(_segment, given, settings, size))  # traced once, for the shapes and the loop
-        members, record = counted(high - low)(step, members, low + jnp.arange(end - start, dtype=jnp.int32))
-        records.append(record)
-    return members, records
+        members, _ = counted(high - low)(step, members, low + jnp.arange(end - start, dtype=jnp.int32))
+    return members
 
 
 def _segment(
     given: Given, settings: Settings, size: int, members: Members, number: jax.Array
-) -> tuple[Members, Segment]:
-    rows, everybody = members.order[:size], jnp.arange(len(members.order), dtype=jnp.int32)
+) -> tuple[Members, tuple[()]]:
+    rows, places = members.order[:size], jnp.arange(size, dtype=jnp.int32)
     values, states = jax.tree.map(lambda leaf: leaf[rows], (members.values, members.states))
 
     def of_member(member: tuple[Values, TrainState]) -> Any:
@@ -115,22 +122,13 @@ def _segment(
         return given.strategy.decide(fold_in(given.key, number), scores, values, fresh, given.transforms)
 
     between = (number > 0) & (number < len(settings.sizes) - 1)
-    decision = lax.cond(between, decided, lambda: Decision(everybody[:size], everybody[:size], values))
-
-    def alone(new: jax.Array) -> jax.Array:
-        nothing = jnp.nan if jnp.issubdtype(new.dtype, jnp.floating) else 0
-        return jnp.full((len(everybody), *new.shape[1:]), nothing, new.dtype).at[rows].set(new)
-
-    source = everybody.at[rows].set(rows[decision.source])
-    record = Segment(jax.tree.map(alone, values), jax.tree.map(alone, metrics), alone(scores), source)
+    decision = lax.cond(between, decided, lambda: Decision(places, places, values))
+    new = Record(values, metrics, scores, rows[decision.source])
     states = jax.tree.map(lambda leaf: leaf[decision.source], states)
     order = members.order.at[:size].set(rows[decision.order])
-
-    def put(all_: jax.Array, new: jax.Array) -> jax.Array:
-        return all_.at[rows].set(new)
-
-    values, states = jax.tree.map(put, (members.values, members.states), (decision.values, states))
-    return Members(values, states, order), record
+    record = jax.tree.map(lambda all_, leaf: all_.at[number, rows].set(leaf), members.record, new)
+    after = jax.tree.map(lambda all_, leaf: all_.at[rows].set(leaf), members[:2], (decision.values, states))
+    return Members(after[0], after[1], order, record), ()
 
 
 def _run_on(
@@ -161,5 +159,5 @@ def score(objective: Final, metrics: dict[str, jax.Array]) -> jax.Array:
         )
     single = [leaf for leaf in metrics.values() if leaf.ndim == 2 and jnp.issubdtype(leaf.dtype, jnp.floating)]
     finite = functools.reduce(jnp.logical_and, map(jnp.isfinite, single))
-    mean = jnp.mean(values, axis=1)
+    mean = jnp.mean(values, axis=1).astype(jnp.result_type(float))
     return jnp.where(jnp.all(finite, axis=1), mean if less_is_better(objective.name) else -mean, jnp.inf)

@@ -16,7 +16,6 @@ import numpy as np
 from fedjax_sim.algorithms.contract import Method
 from fedjax_sim.core.descriptions import describe
 from fedjax_sim.core.keys import Purpose, purpose_key
-from fedjax_sim.core.trees import by_path
 from fedjax_sim.core.values import shown
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.fingerprints import fingerprint
@@ -30,7 +29,7 @@ from fedjax_sim.run.resuming import named, plain, unflattened
 from fedjax_sim.run.simulation import describe_run
 from fedjax_sim.run.training import evaluation_rounds
 from fedjax_sim.studies.objectives import Final, check_inputs, final
-from fedjax_sim.studies.search.program import Given, Members, Segment, Settings, advance, begin
+from fedjax_sim.studies.search.program import Given, Members, Settings, advance, begin
 from fedjax_sim.studies.search.result import Searched
 from fedjax_sim.studies.search.strategies import Strategy
 from fedjax_sim.studies.subject import Subject
@@ -131,39 +130,32 @@ def search(
         begun = time.perf_counter()
         bar = stack.enter_context(progress_bar(rounds, progress, f"{type(algorithm).__name__} search"))
         bar.compiling()
-        members, done = begin(given, initial_params, values), 0
-        _, (first, *_) = jax.eval_shape(advance, given, members, np.int32(0), np.int32(0), settings)
-        records: Any = jax.tree.map(lambda leaf: np.zeros((len(evaluated), *leaf.shape[1:]), leaf.dtype), first)
-        saving = None
+        members, done, saving = begin(given, initial_params, values, settings), 0, None
         if checkpoint is not None:
             initial = None if initial_params is None else fingerprint(initial_params)
             decisive = description | configuration(description, plan) | {"initial_params": initial}
             saving = _Saving(stack.enter_context(Store(checkpoint)), decisive)
-            members, done = saving.restored(members, records)
+            members, done = saving.restored(members)
         # No evaluation compiles the program.
-        members, _ = jax.block_until_ready(advance(given, members, np.int32(done), np.int32(done), settings))
+        members = jax.block_until_ready(advance(given, members, np.int32(done), np.int32(done), settings))
         compiled = time.perf_counter()
         at_once = 1 if saving is not None or bar.enabled else len(evaluated)
         for low in range(done, len(evaluated), at_once):
-            high = low + at_once
-            members, found = advance(given, members, np.int32(low), np.int32(high), settings)
-            for (_, start, end), stage in zip(settings.stages, found, strict=True):
-                own = slice(max(low, start), max(min(high, end), start))  # its first rows
-                for all_, part in zip(jax.tree.leaves(records), jax.tree.leaves(stage), strict=True):
-                    all_[own] = np.asarray(part)[: max(own.stop - own.start, 0)]
+            members = advance(given, members, np.int32(low), np.int32(low + at_once), settings)
             if saving is not None:
-                saving.save(evaluated[high - 1], high, members, records)
+                saving.save(evaluated[low], low + 1, members)
             if bar.enabled:
-                bar.update(evaluated[high - 1], {"objective": float(np.nanmin(records.scores[high - 1]))})
+                bar.update(evaluated[low], {"objective": float(np.nanmin(members.record.scores[low]))})
+        record: Any = jax.tree.map(np.asarray, members.record)
     finished = time.perf_counter()
-    best = int(np.nanargmin(records.scores[-1]))
+    best = int(np.nanargmin(record.scores[-1]))
     server = jax.tree.map(lambda leaf: leaf[best], members.states.server)
     return Searched(
         evaluated=np.asarray(evaluated),
-        metrics={name: np.moveaxis(leaf, 0, 2) for name, leaf in records.metrics.items()},
-        values={name: records.values[name].swapaxes(0, 1) for name in space.names},
-        scores=records.scores.T,
-        source=records.source.T,
+        metrics={name: np.moveaxis(leaf, 0, 2) for name, leaf in record.metrics.items()},
+        values={name: record.values[name].swapaxes(0, 1) for name in space.names},
+        scores=record.scores.T,
+        source=record.source.T,
         params=on_host(jax.vmap(plan.algorithm.evaluated)(server)),
         seeds=seed_list,
         seconds=finished - compiled,
@@ -178,14 +170,13 @@ class _Saving:
     def __init__(self, store: Store, configuration: dict[str, Any]) -> None:
         self._store, self._configuration = store, configuration
 
-    def save(self, round_: int, done: int, members: Members, records: Segment) -> None:
+    def save(self, round_: int, done: int, members: Members) -> None:
         """After ``done`` evaluations."""
-        states = {name: on_host(plain(leaf)) for name, leaf in named(members, "members").items()}
-        recorded = {f"record/{name}": leaf[:done] for name, leaf in by_path(records).items()}
-        self._store.save(round_, states | recorded, {"configuration": self._configuration, "evaluations": done})
+        arrays = {name: on_host(plain(leaf)) for name, leaf in named(members, "members").items()}
+        self._store.save(round_, arrays, {"configuration": self._configuration, "evaluations": done})
 
-    def restored(self, members: Members, records: Segment) -> tuple[Members, int]:
-        """The newest checkpoint's members and evaluations, whose records it puts back; ``members`` and 0 for none."""
+    def restored(self, members: Members) -> tuple[Members, int]:
+        """The newest checkpoint's members and their evaluations; ``members`` and 0 where there is none."""
         found = self._store.newest()
         if found is None:
             return members, 0
@@ -199,7 +190,5 @@ class _Saving:
             warnings.warn(
                 f"{found.path} was written elsewhere ({changes}): results may differ by round-off", stacklevel=4
             )
-        done = int(found.about["evaluations"])
-        for name, leaf in by_path(records).items():
-            leaf[:done] = found.arrays[f"record/{name}"]
-        return jax.tree.map(jnp.asarray, unflattened(members, found, "members")), done
+        there = jax.tree.map(jnp.asarray, unflattened(members, found, "members"))
+        return there, int(found.about["evaluations"])

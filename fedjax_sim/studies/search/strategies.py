@@ -66,7 +66,7 @@ class Population(Strategy):
         point e P + m.
 
     Reference: Jaderberg et al. 2017, "Population based training of neural networks"; in federated learning Chen et al.
-    2023, "FedPop: Federated population-based hyperparameter tuning".
+    2023, "FedPop: Federated population-based hyperparameter tuning", of which this is the level of the server.
     """
 
     fraction: float = real(low=0.0, high=0.5, open_=True, structure=True, default=0.25)
