@@ -1,7 +1,9 @@
 """Searches: against the population and the rungs played by hand, against sweeps and ordinary runs; resuming, errors."""
 
+import importlib
 import itertools
 import json
+import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -59,7 +61,7 @@ def words(seed, evaluation, member, number):
     """What a member draws after an evaluation, as the docstring of ``population`` says."""
     key = jax.random.fold_in(jax.random.key(seed), np.uint32(Purpose.SEARCH))
     key = jax.random.fold_in(jax.random.fold_in(key, evaluation), member)
-    return np.asarray(jax.random.bits(key, (number,), jnp.uint32)).astype(np.uint64)
+    return np.asarray(jax.random.bits(key, (number,), jnp.uint32)).tolist()
 
 
 def test_a_population_is_what_one_plays_by_hand(x64):
@@ -94,7 +96,7 @@ def test_a_population_is_what_one_plays_by_hand(x64):
             for m in ranked[4:]:
                 # a word for the source, then two a name: drawn anew, and the direction
                 own = words(5, t, m, 5)
-                source[m] = ranked[int(own[0] * 2) >> 32]
+                source[m] = ranked[own[0] * 2 >> 32]
                 members[m].state = states[source[m]]
                 for place, name in enumerate(sorted(WIDE)):
                     again, up = own[1 + 2 * place] < resample * 2**32, own[2 + 2 * place] >> 31
@@ -234,15 +236,15 @@ def test_more_of_an_accuracy_is_better_and_a_diverged_member_is_not_copied(drawn
 def test_a_search_that_was_stopped_goes_on_to_the_bit(strategy, drawn, tmp_path, monkeypatch):
     method, data, space, run = drawn
     whole = fjs.search(method, data, space, strategy, **run)
-    save, calls = running._Saving.save, []
+    save, calls = running._save, []
 
-    def stopped(self, *args):
-        save(self, *args)
-        calls.append(args[0])
+    def stopped(*args):
+        save(*args)
+        calls.append(args[3])
         if len(calls) == 2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(running._Saving, "save", stopped)
+    monkeypatch.setattr(running, "_save", stopped)
     with pytest.raises(KeyboardInterrupt):
         fjs.search(method, data, space, strategy, checkpoint=tmp_path, **run)
     again = fjs.search(method, data, space, strategy, checkpoint=tmp_path, **run)
@@ -331,3 +333,30 @@ def test_evosax_moves_in_quantiles(evaluate):
     np.testing.assert_allclose(losses[1], evaluate([{name: tried[name][1, k] for name in WIDE} for k in range(6)]))
     assert all(((tried[name] > one.low) & (tried[name] < one.high)).all() for name, one in WIDE.items())
     assert losses[-1].mean() < losses[0].mean()
+
+
+# The study.
+
+
+def test_the_committed_study_compares_at_equal_cost():
+    file = pathlib.Path(__file__).parents[2] / "benchmarks" / "studies" / "results" / "populations.json"
+    result = json.loads(file.read_text())
+    assert result["environment"]["size"] == "cpu"
+    runs = result["members"]
+    for problem in result["problems"].values():
+        assert (problem["steps"] + 1) * problem["derivative_costs"] <= runs
+        rows = problem["rows"]
+        for name in ("random search", "population", "halving"):
+            assert {row["rounds"] for row in rows[name]} == {runs * result["rounds"]}
+        test = {name: np.mean([row["test"] for row in of]) for name, of in rows.items()}
+        assert test["population"] < test["random search"]
+
+
+@pytest.mark.nightly
+def test_the_study_runs(tmp_path):
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("sklearn")
+    study = importlib.import_module("benchmarks.studies.populations").STUDY
+    result = study.main(["--size", "smoke", "--out", str(tmp_path)])
+    assert {*result["problems"]} == {"FedProx, stragglers", "FedAdam, digits", "FedAvg, 2 of 20"}
+    assert (tmp_path / "populations.png").stat().st_size > 0

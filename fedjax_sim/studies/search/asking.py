@@ -34,17 +34,6 @@ def evaluator(
     points. Arguments as there; ``objective`` is the metric at the end of a run, ``fjs.hyper.final("test_loss")`` by
     default (better one of validation examples). Losses are float64[P], means over seeds, the negative of a metric of
     which more is better, infinite where a run diverged.
-
-    Example:
-      >>> import fedjax_sim as fjs
-      >>> evaluate = evaluator(
-      ...     fjs.fedavg(client_optimizer=fjs.optim.sgd(0.1)), fjs.datasets.quadratics(num_clients=3, dim=2, seed=0),
-      ...     objective=fjs.hyper.final("loss"), task=fjs.quadratic(start=1.0), rounds=2, eval_every=2,
-      ...     batches=fjs.local.full_batch(), cohort=fjs.cohort.full(), work=fjs.local.steps(2),
-      ... )
-      >>> losses = evaluate([{"client_optimizer.learning_rate": rate} for rate in (0.01, 0.1, 1e30)])
-      >>> bool(losses[1] < losses[0] < losses[2] == float("inf"))
-      True
     """
     metric = final() if objective is None else objective
     check_inputs("evaluator", algorithm, dataset, metric)
@@ -62,17 +51,10 @@ def evaluator(
 def ask_optuna(
     study: Any, evaluate: Evaluate, over: Mapping[str, Uniform], *, batch: int = 8, batches: int = 10
 ) -> None:
-    """Asks an optuna study for points, ``batch`` at a time, and tells it their losses; needs optuna.
+    """Asks an optuna study, which minimises, for ``batches`` times ``batch`` points and tells it their losses.
 
-    Args:
-      study: ``optuna.create_study()``; what was found is in it. None of a batch's points knows of the others' losses.
-      evaluate: :func:`evaluator`'s.
-      over: what each hyper-parameter is suggested from: ``{"mu": fjs.sweeps.log_uniform(1e-3, 1)}``.
-      batch: points of a call.
-      batches: calls.
-
-    Raises:
-      ValueError: the study maximises.
+    Hyper-parameters are suggested from ``over``, ``{"mu": fjs.sweeps.log_uniform(1e-3, 1)}``. None of a batch's points
+    knows of the losses of the others. What was found is in the study.
     """
     import optuna
 
@@ -91,21 +73,14 @@ def ask_optuna(
 def ask_evosax(
     make: Any, evaluate: Evaluate, over: Mapping[str, Uniform], *, batch: int = 8, batches: int = 10, seed: int = 0
 ) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Lets an evolution strategy of evosax suggest points; needs evosax.
+    """Lets an evolution strategy of evosax suggest ``batches`` generations of ``batch`` points.
 
-    It moves u, from 0 on; a hyper-parameter is the quantile of its distribution at 1 / (1 + exp(-u)).
-
-    Args:
-      make: a distribution-based algorithm that ranks losses, such as ``evosax.algorithms.CMA_ES``: that of a run which
-        diverged is infinite.
-      evaluate: :func:`evaluator`'s.
-      over: the distribution of each hyper-parameter, as for :func:`ask_optuna`.
-      batch: points of a generation.
-      batches: generations.
-      seed: of the algorithm's draws.
+    It moves u, from 0 on; a hyper-parameter is the quantile of its distribution in ``over`` at 1 / (1 + exp(-u)).
+    ``make`` is a distribution-based algorithm that ranks losses, ``evosax.algorithms.CMA_ES``, or a function of its
+    arguments ``population_size`` and ``solution``: the loss of a run that diverged is infinite.
 
     Returns:
-      All points that were tried, [batches, batch] by name, and their losses, float64[batches, batch].
+      All points that were tried, float64[batches, batch] by name, and their losses, float64[batches, batch].
     """
     key, tried, found = jax.random.key(seed), [], []
     middle = {name: jnp.zeros((), jnp.result_type(float)) for name in over}

@@ -60,22 +60,18 @@ def search(
     All members draw the same cohorts and batches, and one that is never replaced is the run of ``simulate`` with its
     values and these seeds, up to round-off.
 
-    What chooses by a data set's test part has seen it: give the data a validation part
-    (:func:`fedjax_sim.datasets.with_validation`) and ``objective=fjs.hyper.final("validation_loss")``.
-
     Args:
       algorithm: what to run; the values of the space take the place of its own.
-      dataset: whose data.
+      dataset: whose data. What chooses by the test part has seen it: :func:`fedjax_sim.datasets.with_validation`.
       space: the points that members start with, named as in :func:`fedjax_sim.sweep`.
       strategy: ``fjs.hyper.population()`` or ``fjs.hyper.halving()``.
-      objective: what compares members, ``fjs.hyper.final(name)``: the mean over seeds of a metric at an evaluation;
-        ``final("test_loss")`` by default. Its name says whether less is better: of losses and errors it is. A member
-        ranks last where a metric of one of its runs is not finite.
+      objective: what compares members, ``fjs.hyper.final("validation_loss")``: the mean over seeds of a metric at an
+        evaluation; ``final("test_loss")`` by default. Its name says whether less is better: of losses and errors it
+        is. A member ranks last where a metric of one of its runs is not finite.
       seeds: one seed or several, the same for all members; what the strategy draws follows from the first.
       initial_params: where all runs start; None draws them from each seed.
-      checkpoint: a directory for a checkpoint after every evaluation. Call again with the same arguments after an
-        interruption, and the search goes on from the newest one, with the same result to the last bit. Functions and
-        bare optax objects are told apart by their names alone.
+      checkpoint: a directory for a checkpoint after every evaluation. The same call goes on from the newest one, with
+        the same result to the last bit. Functions and bare optax objects are told apart by their names alone.
       progress: a progress bar; None shows one on a terminal only.
       **run: the arguments of :func:`fedjax_sim.make_train`: task, rounds, cohort, work, batch_size, ...
 
@@ -130,20 +126,20 @@ def search(
         begun = time.perf_counter()
         bar = stack.enter_context(progress_bar(rounds, progress, f"{type(algorithm).__name__} search"))
         bar.compiling()
-        members, done, saving = begin(given, initial_params, values, settings), 0, None
+        members, done, store = begin(given, initial_params, values, settings), 0, None
         if checkpoint is not None:
             initial = None if initial_params is None else fingerprint(initial_params)
             decisive = description | configuration(description, plan) | {"initial_params": initial}
-            saving = _Saving(stack.enter_context(Store(checkpoint)), decisive)
-            members, done = saving.restored(members)
+            store = stack.enter_context(Store(checkpoint))
+            members, done = _restored(store, decisive, members)
         # No evaluation compiles the program.
         members = jax.block_until_ready(advance(given, members, np.int32(done), np.int32(done), settings))
         compiled = time.perf_counter()
-        at_once = 1 if saving is not None or bar.enabled else len(evaluated)
+        at_once = 1 if store is not None or bar.enabled else len(evaluated)
         for low in range(done, len(evaluated), at_once):
             members = advance(given, members, np.int32(low), np.int32(low + at_once), settings)
-            if saving is not None:
-                saving.save(evaluated[low], low + 1, members)
+            if store is not None:
+                _save(store, decisive, members, evaluated[low], low + 1)
             if bar.enabled:
                 bar.update(evaluated[low], {"objective": float(np.nanmin(members.record.scores[low]))})
         record: Any = jax.tree.map(np.asarray, members.record)
@@ -164,31 +160,22 @@ def search(
     )
 
 
-class _Saving:
-    """The checkpoints of one search."""
+def _restored(store: Store, configuration: dict[str, Any], members: Members) -> tuple[Members, int]:
+    """The newest checkpoint's members and their evaluations; ``members`` and 0 where there is none."""
+    found = store.newest()
+    if found is None:
+        return members, 0
+    saved = found.about["configuration"]
+    if lines := differences(saved, configuration):
+        raise ValueError(
+            f"{found.path} is of another search ({listed(lines)}): give the same arguments to resume it, or another "
+            "directory"
+        )
+    if changes := environment_changes(saved, configuration):
+        warnings.warn(f"{found.path} was written elsewhere ({changes}): results may differ by round-off", stacklevel=4)
+    return jax.tree.map(jnp.asarray, unflattened(members, found, "members")), int(found.about["evaluations"])
 
-    def __init__(self, store: Store, configuration: dict[str, Any]) -> None:
-        self._store, self._configuration = store, configuration
 
-    def save(self, round_: int, done: int, members: Members) -> None:
-        """After ``done`` evaluations."""
-        arrays = {name: on_host(plain(leaf)) for name, leaf in named(members, "members").items()}
-        self._store.save(round_, arrays, {"configuration": self._configuration, "evaluations": done})
-
-    def restored(self, members: Members) -> tuple[Members, int]:
-        """The newest checkpoint's members and their evaluations; ``members`` and 0 where there is none."""
-        found = self._store.newest()
-        if found is None:
-            return members, 0
-        saved = found.about["configuration"]
-        if lines := differences(saved, self._configuration):
-            raise ValueError(
-                f"{found.path} is of another search ({listed(lines)}): give the same arguments to resume it, or "
-                "another directory"
-            )
-        if changes := environment_changes(saved, self._configuration):
-            warnings.warn(
-                f"{found.path} was written elsewhere ({changes}): results may differ by round-off", stacklevel=4
-            )
-        there = jax.tree.map(jnp.asarray, unflattened(members, found, "members"))
-        return there, int(found.about["evaluations"])
+def _save(store: Store, configuration: dict[str, Any], members: Members, round_: int, evaluations: int) -> None:
+    arrays = {name: on_host(plain(leaf)) for name, leaf in named(members, "members").items()}
+    store.save(round_, arrays, {"configuration": configuration, "evaluations": evaluations})
