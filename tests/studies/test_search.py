@@ -4,6 +4,7 @@ import importlib
 import itertools
 import json
 import pathlib
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,8 @@ import pytest
 
 import fedjax_sim as fjs
 from fedjax_sim import hyper, sweeps
+from fedjax_sim.algorithms.fedavg import FedAvg
+from fedjax_sim.core.fields import real
 from fedjax_sim.core.keys import Purpose
 from fedjax_sim.studies.search import running
 from fedjax_sim.studies.search.program import score
@@ -227,6 +230,23 @@ def test_more_of_an_accuracy_is_better_and_a_diverged_member_is_not_copied(drawn
     assert found.source[:, 1:3].T.tolist() == [[0, 1, 0], [0, 1, 1]]
     assert found.scores[found.best, -1] == -found.metrics["test_accuracy"][found.best, 0, -1]
     assert np.isfinite(found.scores[:, -1]).all()  # what was copied has nothing of what diverged
+
+
+class AtLeastOne(FedAvg):
+    """FedAvg with a hyper-parameter whose range no transform has."""
+
+    scale: Any = real(low=1.0, default=1.0)
+
+
+def test_values_that_a_factory_would_refuse_rank_last():
+    space = sweeps.points([{"scale": 1.0 + place / 10, RATE: 0.1 / (1 + place)} for place in range(4)])
+    found = fjs.search(
+        AtLeastOne(client_optimizer=sgd(0.1)), fjs.datasets.quadratics(num_clients=2, dim=2, seed=0), space,
+        hyper.population(0.4, factor=2.0), objective=hyper.final("loss"), rounds=6, work=fjs.local.steps(1), **FULL,
+    )  # fmt: skip
+    refused = found.values["scale"] < 1
+    assert 0 < refused.sum() < refused.size
+    np.testing.assert_array_equal(np.isinf(found.scores), refused)
 
 
 # Interrupted searches.

@@ -11,6 +11,7 @@ import numpy as np
 
 from fedjax_sim.algorithms.contract import Method
 from fedjax_sim.datasets.federated import FederatedDataset
+from fedjax_sim.engine.checks import check_seeds
 from fedjax_sim.reporting.recorded import less_is_better
 from fedjax_sim.studies.objectives import Final, check_inputs, final
 from fedjax_sim.studies.sweeps.running import sweep
@@ -35,12 +36,12 @@ def evaluator(
     default (better one of validation examples). Losses are float64[P], means over seeds, the negative of a metric of
     which more is better, infinite where a run diverged.
     """
-    metric = final() if objective is None else objective
+    metric, seed_list = final() if objective is None else objective, check_seeds(seeds)
     check_inputs("evaluator", algorithm, dataset, metric)
 
     def evaluate(batch: Sequence[Mapping[str, Any]]) -> np.ndarray:
         swept = sweep(
-            algorithm, dataset, points(batch), seeds=seeds, initial_params=initial_params, progress=False, **run
+            algorithm, dataset, points(batch), seeds=seed_list, initial_params=initial_params, progress=False, **run
         )
         means = swept.compared(metric.name)[1]
         return np.where(np.isnan(means), np.inf, means if less_is_better(metric.name) else -means)
