@@ -16,7 +16,7 @@ from fedjax_sim import hyper, sweeps
 from fedjax_sim.algorithms.fedavg import FedAvg
 from fedjax_sim.core.fields import real
 from fedjax_sim.core.keys import Purpose
-from fedjax_sim.studies.search import running
+from fedjax_sim.studies.search import program, running
 from fedjax_sim.studies.search.program import score
 
 pytestmark = pytest.mark.xdist_group("search")  # one worker compiles what they share
@@ -67,8 +67,12 @@ def words(seed, evaluation, member, number):
     return np.asarray(jax.random.bits(key, (number,), jnp.uint32)).tolist()
 
 
-def test_a_population_is_what_one_plays_by_hand(x64):
+@pytest.mark.parametrize("how", ["in turn", "side by side"])
+def test_a_population_is_what_one_plays_by_hand(how, x64, monkeypatch):
     """P = 6 and q = 2: who copies whom, states copied whole, factors, values drawn anew, rounds in between."""
+    if how == "side by side":  # as on an accelerator
+        monkeypatch.setattr(program, "over_leading_axis", lambda function, xs: jax.vmap(function)(xs))
+    program.advance.clear_cache()
     H, e, sizes = quadratics()
     data = fjs.datasets.quadratics_from(H, e, sizes=sizes)
     space, factor, resample = sweeps.random(WIDE, 6, seed=1), 1.4, 0.3
@@ -111,6 +115,7 @@ def test_a_population_is_what_one_plays_by_hand(x64):
     best = int(np.argmin(losses))
     assert found.best == best
     np.testing.assert_allclose(found.params[0], members[best].state[0], rtol=1e-11)
+    program.advance.clear_cache()
 
 
 def test_coordinates_decide_what_a_factor_is(x64):
