@@ -51,6 +51,7 @@ class Purpose(enum.IntEnum):
     AVAILABILITY = 2**31 + 7
     SYSTEM = 2**31 + 8
     REDRAW = 2**31 + 9
+    SEARCH = 2**31 + 10
 
 
 class ClientDraws(NamedTuple):

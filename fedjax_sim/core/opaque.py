@@ -24,6 +24,18 @@ def opaque_parts(description: Any, path: str = "", *, unknown: bool = False) -> 
             for part in opaque_parts(value, f"{path}.{key}" if path else str(key), unknown=unknown)]  # fmt: skip
 
 
+def check_known(what: str, description: Any) -> None:
+    """Refuses, for ``what``, a description with opaque parts of which it cannot be told whether another is the same.
+
+    Not arrays: of these there are checksums where results are kept.
+    """
+    if opaque := [part for part in opaque_parts(description, unknown=True) if ": array " not in part]:
+        raise ValueError(
+            f"{what} must be known by its description, and this has opaque parts ({'; '.join(opaque)}): give them "
+            "plain values, or use registered factories"
+        )
+
+
 def _parts(description: Any) -> Iterable[tuple[Any, Any]]:
     """What is in a description, by the names that paths have for it."""
     if isinstance(description, Mapping) and "array" not in description:

@@ -288,3 +288,12 @@ def as_int32(array: Any, other: int) -> jax.Array:
         return cast
     fits = (cast.astype(array.dtype) == array) & ((cast >= 0) | jnp.issubdtype(array.dtype, jnp.signedinteger))
     return jnp.where(fits, cast, other)
+
+
+def as_plain(value: Any) -> Any:
+    """Arrays and numbers as nested lists that strict JSON can hold."""
+    if isinstance(value, dict):
+        return {key: as_plain(item) for key, item in value.items()}
+    if isinstance(value, (list, np.ndarray)) and np.ndim(value) > 0:
+        return [as_plain(item) for item in value]
+    return float(value) if np.isfinite(value) else None

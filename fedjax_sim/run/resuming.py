@@ -26,7 +26,6 @@ from fedjax_sim.datasets.placement import on_host
 from fedjax_sim.engine.client_states import ClientStates, OnDevice
 from fedjax_sim.engine.layout.base import Layout
 from fedjax_sim.engine.layout.mesh import OnMesh
-from fedjax_sim.engine.plan import TrainState
 from fedjax_sim.run.best import Best, ended
 from fedjax_sim.run.checkpoints.differences import by_names_alone, differences, environment_changes, listed
 from fedjax_sim.run.checkpoints.files import Checkpoint, read_about
@@ -113,9 +112,9 @@ class Saving:
         stops = {int(row): Stop(*stop) for row, stop in found.about["stops"].items()}
         recording.restore(record, stops)
         if best is not None:
-            best.states = jax.tree.map(np.array, _unflattened(ended(driver, clients=best.clients), found, _BEST))
+            best.states = jax.tree.map(np.array, unflattened(ended(driver, clients=best.clients), found, _BEST))
         stored = {name.removeprefix(_STORED): found.arrays[name] for name in found.arrays if name.startswith(_STORED)}
-        states = _unflattened(driver.states(), found, _STATE)
+        states = unflattened(driver.states(), found, _STATE)
         try:
             driver.restore(states, stored)
         except ValueError as error:
@@ -151,8 +150,8 @@ class Saving:
             "seconds": seconds,
         }
         stored = {f"{_STORED}{name}": array for name, array in driver.stored().items()}
-        flat = {name: on_host(_plain(leaf)) for name, leaf in _named(states, _STATE).items()}
-        kept = {} if best is None else _named(best.states, _BEST)
+        flat = {name: on_host(plain(leaf)) for name, leaf in named(states, _STATE).items()}
+        kept = {} if best is None else named(best.states, _BEST)
         arrays = recording.arrays() | flat | kept | stored
         self._path = devices.together(lambda: self._store.save(recording.finished, arrays, about))
         self._saved, self._saved_at = recording.finished, time.perf_counter()
@@ -197,29 +196,30 @@ def saved_layout(directory: Any) -> Layout | None:
     return None
 
 
-def _unflattened(like: TrainState, found: Checkpoint, start: str) -> Any:
+def unflattened(like: Any, found: Checkpoint, start: str) -> Any:
     """The arrays of a checkpoint whose names begin with ``start``, in the structure of ``like``."""
     leaves: list[Any] = []
     other = "it was written by another version of the package or of the method, which cannot be resumed with this one"
-    known = _named(like, start)
+    known = named(like, start)
     for name in found.arrays.keys() - known.keys():
         if name.startswith(start):
             raise ValueError(f"{found.path} has {name}, which this run has not: {other}")
     for name, leaf in known.items():
-        plain, saved = _plain(leaf), found.arrays.get(name)
-        if saved is None or saved.shape != plain.shape or saved.dtype != plain.dtype:
-            raise ValueError(f"{found.path} has no {name} of {plain.dtype}{list(plain.shape)}: {other}")
+        numbers, saved = plain(leaf), found.arrays.get(name)
+        if saved is None or saved.shape != numbers.shape or saved.dtype != numbers.dtype:
+            raise ValueError(f"{found.path} has no {name} of {numbers.dtype}{list(numbers.shape)}: {other}")
         typed = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
         leaves.append(jax.random.wrap_key_data(jnp.asarray(saved), impl=jax.random.key_impl(leaf)) if typed else saved)
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
 
-def _named(states: Any, start: str) -> dict[str, Any]:
+def named(states: Any, start: str) -> dict[str, Any]:
+    """The leaves by what they are called in a checkpoint."""
     flat = jax.tree_util.tree_flatten_with_path(states)[0]
     return {f"{start}{jax.tree_util.keystr(path)}": leaf for path, leaf in flat}
 
 
-def _plain(leaf: jax.Array) -> jax.Array:
+def plain(leaf: jax.Array) -> jax.Array:
     """Numbers that a file can hold: typed PRNG keys as their words."""
     return jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
 
@@ -236,12 +236,12 @@ def configuration(
     client_states: ClientStates,
 ) -> dict[str, Any]:
     """All that decides what a run records but the number of rounds, as JSON."""
-    plain = whole(dataset) if isinstance(dataset, FederatedDataset) else dataset
+    rows = whole(dataset) if isinstance(dataset, FederatedDataset) else dataset
     # The directory of a disk decides nothing.
     states = {} if client_states == OnDevice() else {"client_states": describe(client_states.in_program())}
     return {
         "algorithm": description["algorithm"],
-        "dataset": {**description["dataset"], "checksum": dataset_fingerprint(plain)},
+        "dataset": {**description["dataset"], "checksum": dataset_fingerprint(rows)},
         "run": {key: value for key, value in description["run"].items() if key not in _APART} | states,
         "seeds": seeds,
         "initial_params": None if initial_params is None else fingerprint(initial_params),

@@ -274,6 +274,8 @@ MADE: dict[str, Callable[[], Any]] = {
     "tau_eff.effective_steps": lambda: fjs.fednova(client_optimizer=sgd(0.1), tau_eff="steps").tau_eff,
     "objective.final": lambda: hyper.final("loss"),
     "objective.mean": lambda: hyper.mean("loss"),
+    "search.halving": lambda: fjs.hyper.halving(4, eta=3),
+    "search.population": lambda: fjs.hyper.population(0.3, factor=1.5, resample=0.2),
     "outer.es": lambda: fjs.outer.es(0.2, pairs=3, window=2),
     "outer.exact": lambda: fjs.outer.exact(),
     "outer.forward_gradient": lambda: fjs.outer.forward_gradient(3),

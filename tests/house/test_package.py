@@ -107,7 +107,19 @@ def test_the_installed_version_is_the_package_s():
 def test_lower_bounds_are_the_versions_that_ci_tests():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    names = ("completion", "data", "docs", "frames", "plot", "privacy", "progress", "tables", "text", "trackers")
+    names = (
+        "completion",
+        "data",
+        "docs",
+        "frames",
+        "plot",
+        "privacy",
+        "progress",
+        "search",
+        "tables",
+        "text",
+        "trackers",
+    )
     tested = [extras[name] for name in names]
     requirements = [*project["dependencies"], *(requirement for extra in tested for requirement in extra)]
     pins = dict(re.findall(r"^([\w-]+)==([\w.]+)$", (ROOT / ".ci" / "oldest.txt").read_text(), re.MULTILINE))

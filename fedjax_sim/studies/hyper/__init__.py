@@ -1,9 +1,13 @@
-"""Studies of hyper-parameters and data by gradients through whole runs."""
+"""Studies of hyper-parameters and data: by gradients through whole runs, by populations of runs."""
 
 from fedjax_sim.studies.coalitions import Coalitions, coalitions
 from fedjax_sim.studies.hyper.tuned import Tuned
 from fedjax_sim.studies.hyper.tuning import tune
 from fedjax_sim.studies.objectives import Final, Influence, Mean, Objective, final, influence, mean
+from fedjax_sim.studies.search.asking import ask_evosax, ask_optuna, evaluator
+from fedjax_sim.studies.search.result import Searched
+from fedjax_sim.studies.search.running import search
+from fedjax_sim.studies.search.strategies import Halving, Population, Strategy, halving, population
 from fedjax_sim.studies.transforms import (
     Identity,
     Interval,
@@ -22,23 +26,33 @@ from fedjax_sim.studies.transforms import (
 __all__ = [
     "Coalitions",
     "Final",
+    "Halving",
     "Identity",
     "Influence",
     "Interval",
     "Mean",
     "Objective",
+    "Population",
     "Positive",
+    "Searched",
     "Simplex",
     "Softplus",
+    "Strategy",
     "Transform",
     "Tuned",
+    "ask_evosax",
+    "ask_optuna",
     "coalitions",
+    "evaluator",
     "final",
+    "halving",
     "identity",
     "influence",
     "interval",
     "mean",
+    "population",
     "positive",
+    "search",
     "simplex",
     "softplus",
     "tune",

@@ -12,6 +12,7 @@ import numpy as np
 from fedjax_sim.algorithms.contract import Method
 from fedjax_sim.core.descriptions import describe
 from fedjax_sim.core.files import write_atomically
+from fedjax_sim.core.values import as_plain
 from fedjax_sim.reporting.figures import new_figure
 from fedjax_sim.reporting.plots import COLOURS, LEGEND, check_matplotlib, cross, plain
 from fedjax_sim.reporting.table import text_rows
@@ -149,13 +150,13 @@ class Tuned:
     def as_json(self) -> dict[str, Any]:
         """Everything as plain data; numbers that are not finite become None."""
         return {
-            "best": {"restart": self.best[0], "step": self.best[1], "value": self.value, "found": _plain(self.found)},
+            "best": {"restart": self.best[0], "step": self.best[1], "value": self.value, "found": as_plain(self.found)},
             "algorithm": describe(self.algorithm),
-            "by_seed": _plain(self.by_seed),
-            "hyper": _plain(self.hyper),
-            "gradients": _plain(self.gradients),
+            "by_seed": as_plain(self.by_seed),
+            "hyper": as_plain(self.hyper),
+            "gradients": as_plain(self.gradients),
             "accepted": self.accepted.tolist(),
-            "scales": _plain(self.scales),
+            "scales": as_plain(self.scales),
             **{name: getattr(self, name) for name in ("rejected", "runs", "seconds", "compile_seconds", "description")},
         }
 
@@ -189,12 +190,3 @@ def _cell(leaf: np.ndarray) -> str:
     if np.ndim(leaf) == 0:
         return f"{float(leaf):.4g}"
     return f"{np.min(leaf):.3g} to {np.max(leaf):.3g}"
-
-
-def _plain(value: Any) -> Any:
-    """Arrays and numbers as nested lists that strict JSON can hold."""
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, np.ndarray)) and np.ndim(value) > 0:
-        return [_plain(item) for item in value]
-    return float(value) if np.isfinite(value) else None

@@ -41,17 +41,20 @@ def placed(plan: Plan, values: Mapping[str, Any]) -> Plan:
     return plan._replace(**{part: paths.replace(getattr(plan, part), new) for part, new in changes.items()})
 
 
-def stacked(plan: Plan, space: Space) -> dict[str, np.ndarray]:
-    """The values of all points, [P, ...] by name, in the dtypes of the leaves that they replace."""
+def stacked(plan: Plan, space: Space, who: str = "sweep") -> dict[str, np.ndarray]:
+    """The values of all points, [P, ...] by name, in the dtypes of the leaves that they replace.
+
+    ``who`` is what messages call the function, as below.
+    """
     values = {}
     for name, column in space.points().items():
         part, rest = _part(name)
         if part == "system" and plan.system is None:
-            raise ValueError(f"sweep: {name!r} belongs to a system, and the run has none: give it system=...")
+            raise ValueError(f"{who}: {name!r} belongs to a system, and the run has none: give it system=...")
         leaf = paths.get(getattr(plan, part), rest)
         if column.shape[1:] != np.shape(leaf):
             raise ValueError(
-                f"sweep: the values of {name!r} have the shape {column.shape[1:]} and the leaf that they replace "
+                f"{who}: the values of {name!r} have the shape {column.shape[1:]} and the leaf that they replace "
                 f"{np.shape(leaf)}: they must be the same"
             )
         values[name] = held = column.astype(jnp.result_type(leaf))
@@ -59,13 +62,13 @@ def stacked(plan: Plan, space: Space) -> dict[str, np.ndarray]:
         if held.dtype.itemsize < 4 and (back != column).any():  # the result would name other values than those that ran
             at = np.flatnonzero(back != column)[0]
             raise ValueError(
-                f"sweep: the value {column.flat[at]:.9g} of {name!r} would be {back.flat[at]:.9g} in the leaf's "
+                f"{who}: the value {column.flat[at]:.9g} of {name!r} would be {back.flat[at]:.9g} in the leaf's "
                 f"{held.dtype}: give numbers that {held.dtype} has, or make the object with a Python number there"
             )
     return values
 
 
-def of_all_points(base: Plan, asked: Plan, space: Space, rounds: int, initial_params: Any) -> Plan:
+def of_all_points(base: Plan, asked: Plan, space: Space, rounds: int, initial_params: Any, who: str = "sweep") -> Plan:
     """Checks every point of the space; the plan of the first one, with static sizes that suffice for all points.
 
     ``base`` is the run with its own values, resolved; ``asked`` that before, with what the user left open.
@@ -77,7 +80,7 @@ def of_all_points(base: Plan, asked: Plan, space: Space, rounds: int, initial_pa
         try:
             at = resolve(placed(asked, point), rounds, initial_params) if of_run else placed(base, point)
         except (TypeError, ValueError) as error:
-            raise type(error)(f"sweep, point {number} ({in_words(point)}): {error}") from error
+            raise type(error)(f"{who}, point {number} ({in_words(point)}): {error}") from error
         if of_run or not settled:
             settled.append(at)
     # The slots of a cohort may follow from a concrete probability: the one program needs those of the largest.

@@ -14,7 +14,7 @@ from flax import serialization
 
 from fedjax_sim.algorithms.contract import Method
 from fedjax_sim.core.descriptions import MAX_ARRAY, describe
-from fedjax_sim.core.opaque import opaque_parts
+from fedjax_sim.core.opaque import check_known
 from fedjax_sim.core.values import check_count, check_flag, shown
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.fingerprints import fingerprint
@@ -70,8 +70,8 @@ def sweep(
         progress is shown and results are stored; None for 16 a device on a CPU, 64 elsewhere.
       devices: those to use, of one kind; None for all.
       resume: a folder for finished chunks. Call again with the same arguments after an interruption, and only what is
-        missing is run; ``chunk`` and ``devices`` may be others. Functions and bare optax objects are told apart by
-        their names alone.
+        missing is run; ``chunk`` and ``devices`` may be others. A part of one's own is known by its
+        values and its code; one of which that cannot be told is refused.
       **run: the arguments of :func:`fedjax_sim.make_train`: task, rounds, cohort, work, batch_size, ...
 
     Returns:
@@ -104,7 +104,10 @@ def sweep(
     asked = check_arguments(run)
     rounds, eval_every, evaluate = run["rounds"], run["eval_every"], run["evaluate"]
     seed_list = check_seeds(seeds)
-    _check(dataset, space, keep_params, chunk, asked.layout)
+    check_swept("sweep", dataset, space, asked.layout)
+    check_flag("sweep(keep_params=...)", keep_params)
+    if chunk is not None:
+        check_count("sweep(chunk=...)", chunk)
     if is_traced((algorithm, dataset, asked)):
         raise TypeError("sweep was given traced values: inside jit, grad or vmap call make_train(...)'s function")
     asked = asked._replace(algorithm=algorithm, dataset=dataset, key=jax.random.key(seed_list[0]))
@@ -123,15 +126,8 @@ def sweep(
                 "initial_params": None if initial_params is None else fingerprint(initial_params),
                 "keep_params": keep_params,
             }
-            configuration = _configuration(description, plan) | decides
-            parts = opaque_parts({key: configuration[key] for key in ("algorithm", "run")}, unknown=True)
-            # Of arrays, and of the start, there are checksums.
-            if opaque := [part for part in parts if ": array " not in part]:
-                raise ValueError(
-                    f"a sweep that is stored must be known by its description, and this has opaque parts "
-                    f"({'; '.join(opaque)}): give them plain values, or use registered factories"
-                )
-            folder = stack.enter_context(stored.Folder(resume, configuration, description["environment"]))
+            decisive = configuration(description, plan, "a sweep that is stored") | decides
+            folder = stack.enter_context(stored.Folder(resume, decisive, description["environment"]))
             finished = folder.finished()
             if folder.earlier:
                 description["environment"] = description["environment"] | {"earlier": folder.earlier}
@@ -164,8 +160,9 @@ def sweep(
     return Sweep(dataclasses.replace(runs, compile_seconds=compile_seconds, description=description), space, seed_list)
 
 
-def _configuration(description: dict[str, Any], plan: Plan) -> dict[str, Any]:
-    """What decides the results of a plan, as JSON."""
+def configuration(description: dict[str, Any], plan: Plan, what: str) -> dict[str, Any]:
+    """What decides the results of a plan, as JSON; refuses parts of which that is not known, with ``what`` it is for."""
+    check_known(what, {key: description[key] for key in ("algorithm", "run")})
     rest = plan._replace(algorithm=None, dataset=None, key=None)  # type: ignore[arg-type]
     # arrays of which the description has no values
     large = [leaf for leaf in jax.tree.leaves((plan.algorithm, rest)) if np.size(leaf) > MAX_ARRAY]
@@ -204,25 +201,22 @@ def _joined(finished: list[tuple[list[int], History]], params: Any) -> History:
     )
 
 
-def _check(dataset: Any, space: Any, keep_params: Any, chunk: Any, layout: Layout | None) -> None:
-    """What ``simulate`` does not have."""
+def check_swept(who: str, dataset: Any, space: Any, layout: Layout | None) -> None:
+    """What ``simulate`` does not ask of a run; ``who`` is what messages call the function."""
     if isinstance(layout, OnMesh):
         raise ValueError(
-            f"sweep(layout={shown(layout)}): a sweep gives every device runs of its own, which is faster than to deal "
+            f"{who}(layout={shown(layout)}): {who} gives every device runs of its own, which is faster than to deal "
             "each cohort to all; leave layout out, or call simulate for each point"
         )
     if isinstance(dataset, HostDataset):
         raise TypeError(
-            "sweep was given a HostDataset: all its runs are one program, with the data on the device; use "
+            f"{who} was given a HostDataset: all its runs are one program, with the data on the device; use "
             "dataset.on_device() if there is room for all of it, or one simulate for each point"
         )
     if not isinstance(space, Space):
         raise TypeError(
             f"space is {shown(space)}: give a space, for instance fedjax_sim.sweeps.grid({{'mu': [0.1, 1.0]}})"
         )
-    check_flag("sweep(keep_params=...)", keep_params)
-    if chunk is not None:
-        check_count("sweep(chunk=...)", chunk)
 
 
 def _check_overflow(history: History, points: list[dict[str, Any]]) -> None:

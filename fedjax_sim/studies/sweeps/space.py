@@ -162,7 +162,11 @@ class Uniform(Distribution):
         return self.replace(low=low, high=high)
 
     def draw(self, generator: np.random.Generator, count: int) -> np.ndarray:
-        return self.low + (self.high - self.low) * generator.random(count)
+        return self.quantile(generator.random(count))
+
+    def quantile(self, share: np.ndarray) -> np.ndarray:
+        """The value below which so large a share of draws lies."""
+        return self.low + (self.high - self.low) * share
 
 
 class LogUniform(Uniform):
@@ -176,9 +180,9 @@ class LogUniform(Uniform):
     low: float = fields.real(low=0.0, open_=True, structure=True)
     high: float = fields.real(low=0.0, open_=True, structure=True)
 
-    def draw(self, generator: np.random.Generator, count: int) -> np.ndarray:
-        drawn: np.ndarray = np.exp(np.log(self.low) + np.log(self.high / self.low) * generator.random(count))
-        return drawn
+    def quantile(self, share: np.ndarray) -> np.ndarray:
+        value: np.ndarray = np.exp(np.log(self.low) + np.log(self.high / self.low) * share)
+        return value
 
 
 class Random(Space):
