@@ -1,0 +1,348 @@
+"""Training of learned optimisers over a distribution of federations, and the files that they are kept in."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple, Unpack
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.tree_util import keystr
+
+from fedjax_sim import optim
+from fedjax_sim.algorithms.contract import Method
+from fedjax_sim.core import trees
+from fedjax_sim.core.descriptions import build, describe
+from fedjax_sim.core.fields import leaf, real
+from fedjax_sim.core.files import write_atomically
+from fedjax_sim.core.paths import real_leaves
+from fedjax_sim.core.values import check_count, shown
+from fedjax_sim.datasets.buckets import InBucket, in_one_bucket
+from fedjax_sim.datasets.federated import FederatedDataset, held_out_parts
+from fedjax_sim.datasets.fingerprints import fingerprint
+from fedjax_sim.engine.arguments import RunArguments, check_arguments, takes_run
+from fedjax_sim.engine.checks import resolve
+from fedjax_sim.engine.plan import Plan
+from fedjax_sim.reporting.progress import progress_bar
+from fedjax_sim.run.checkpoints.differences import differences, listed
+from fedjax_sim.run.checkpoints.files import encoded, read
+from fedjax_sim.run.checkpoints.store import Store
+from fedjax_sim.run.training import measure
+from fedjax_sim.studies.objectives import Mean, check_inputs, mean
+from fedjax_sim.studies.outer.estimators import PES, pes
+from fedjax_sim.studies.outer.run import FederatedRun
+from fedjax_sim.studies.sweeps.space import LogUniform, Uniform
+
+
+class Federations(FederatedRun):
+    """What :func:`federations` makes: the outer problem of a rule, whose runs each draw a federation.
+
+    Attributes:
+      parameters: the weights of the learned rules by path.
+      vary: distributions of what else is drawn, by path.
+      cap: the largest log of a loss over that at the start.
+    """
+
+    vary: dict[str, LogUniform | Uniform] = leaf(default_factory=dict)
+    cap: Any = real(default=1.0)
+
+    def algorithm(self, parameters: Mapping[str, Any]) -> Method:
+        """The method with these weights in its rules."""
+        return self._subject.replace(self.values(parameters)).algorithm
+
+    def begin(self, parameters: Any, key: jax.Array) -> Any:
+        state = super().begin(parameters, key)
+        return state, self.objective.of(measure(self._resolved(parameters, key)[0], state[1], evaluate=self.evaluate))
+
+    def advance(self, parameters: Any, state: Any, segment: jax.Array) -> tuple[Any, jax.Array]:
+        """The segment's part of the mean of log(loss / loss at the start), which is at most the cap, NaN being that."""
+        state, start = state
+        state, loss = super().advance(parameters, state, segment)
+        ratio = jnp.log(loss * self.segments / start)
+        cap = trees.as_dtype(self.cap, ratio)
+        return (state, start), jnp.where(ratio < cap, ratio, cap) / self.segments
+
+    def description(self) -> dict[str, Any]:
+        """The method, the run, what is drawn, and a checksum of the data, as JSON."""
+        vary = {path: describe(of) for path, of in self.vary.items()}
+        run = {"rounds": self.rounds, "eval_every": self.eval_every, "objective": describe(self.objective)}
+        data = {"datasets": fingerprint(self.plan.dataset), "vary": vary, "cap": float(self.cap)}
+        return {**self._subject.description(), **run, **data}
+
+    def drawn(self, key: jax.Array) -> tuple[jax.Array, dict[str, jax.Array], jax.Array]:
+        """What a run's key draws: which data set, the values by path, and the key of the run itself."""
+        run, which, *keys = jax.random.split(key, 2 + len(self.vary))
+        number = len(self.plan.dataset.num_examples)  # type: ignore[arg-type]
+        values = {path: _value(of, one) for (path, of), one in zip(sorted(self.vary.items()), keys, strict=True)}
+        return jax.random.randint(which, (), 0, number), values, run
+
+    def _resolved(self, parameters: Any, key: jax.Array) -> tuple[Plan, Any]:
+        which, values, run = self.drawn(key)
+        varied = self._subject.replace({**self.values(parameters), **values})
+        dataset = jax.tree.map(lambda leaf: leaf[which], self.plan.dataset)
+        return self.plan._replace(algorithm=varied.algorithm, key=run, dataset=dataset, **varied.run), None
+
+
+def _value(of: LogUniform | Uniform, key: jax.Array) -> jax.Array:
+    share = jax.random.uniform(key, (), jnp.result_type(float))
+    low, high = (trees.as_dtype(end, share) for end in (of.low, of.high))
+    return low * (high / low) ** share if isinstance(of, LogUniform) else low + (high - low) * share
+
+
+@takes_run()
+def federations(
+    algorithm: Method,
+    datasets: Iterable[FederatedDataset],
+    *,
+    vary: Mapping[str, LogUniform | Uniform] | None = None,
+    objective: Mean | None = None,
+    cap: float = 1.0,
+    **run: Unpack[RunArguments],
+) -> Federations:
+    """A distribution of federations, as the problem of an estimator that trains the learned rules of a method.
+
+    Each run draws, by its key: one of the data sets; a value of everything in ``vary``; the model it starts from,
+    cohorts and batches. All are one program: the data sets lie in arrays of the largest's rows, of which no more than
+    there are is read; local work and cohorts vary by real numbers, ``"work.mean"`` of ``gaussian_steps(...)`` or
+    ``"cohort.availability.probability"`` of ``available(uniform(K), bernoulli(...))``, whose steps and slots are
+    masked. The same are the number of clients, the slots of a cohort, the model, and the rounds.
+
+    The loss of a run is the mean over its evaluations of log(loss / loss at the start), each at most ``cap``, which a
+    run that diverges counts: else one such run would be all that is seen. For ``es`` and ``pes``.
+
+    Args:
+      algorithm: the method; its server or client optimiser, or both, are rules of ``fedjax_sim.optim``.
+      datasets: data sets with the same number of clients, features and held-out parts; one or more.
+      vary: what else is drawn: ``fedjax_sim.sweeps.log_uniform(low, high)`` or ``uniform`` by path, as in sweeps.
+      objective: ``fjs.hyper.mean(name)``, by default of ``"test_loss"``; positive.
+      cap: see above.
+      **run: the arguments of :func:`fedjax_sim.make_train`.
+
+    Raises:
+      TypeError, ValueError: what does not fit, before anything is compiled.
+
+    Example:
+      >>> import jax, fedjax_sim as fjs
+      >>> rule = fjs.optim.per_tensor(hidden=4)
+      >>> problem = fjs.learned.federations(
+      ...     fjs.fedavg(client_optimizer=fjs.optim.sgd(0.1), server_optimizer=rule),
+      ...     [fjs.datasets.quadratics(num_clients=3, dim=2, seed=seed) for seed in range(4)],
+      ...     vary={"client_optimizer.learning_rate": fjs.sweeps.log_uniform(0.01, 0.1)},
+      ...     objective=fjs.hyper.mean("loss"), task=fjs.quadratic(start=1.0), rounds=4, eval_every=2, batches=fjs.local.full_batch(),
+      ...     cohort=fjs.cohort.uniform(2), work=fjs.local.steps(2),
+      ... )
+      >>> sorted(problem.parameters)[0]
+      'server_optimizer.weights.bias_0'
+    """
+    objective, given = mean() if objective is None else objective, list(datasets)
+    if not given:
+        raise ValueError("learned.federations(datasets=[]): give at least one data set")
+    for dataset in given:
+        check_inputs("learned.federations", algorithm, dataset, objective)
+    if not isinstance(objective, Mean):
+        raise TypeError(f"learned.federations(objective=...) is {shown(objective)}: give fedjax_sim.hyper.mean(...)")
+    rounds, eval_every, found = run["rounds"], run["eval_every"], dict(vary or {})
+    if rounds % eval_every:
+        raise ValueError(f"learned.federations(rounds={rounds}) must be a multiple of eval_every={eval_every}")
+    for path, of in found.items():
+        if not isinstance(of, LogUniform | Uniform):
+            raise TypeError(f"vary[{path!r}] is {shown(of)}: give fedjax_sim.sweeps.log_uniform(...) or uniform(...)")
+    asked = check_arguments(run)._replace(algorithm=algorithm, key=jax.random.key(0))
+    plans = [resolve(asked._replace(dataset=dataset), rounds) for dataset in given]
+    if not isinstance(plans[0].shared(run["evaluate"]).dataset, InBucket):
+        raise ValueError(
+            "learned.federations: of this run no program is for several data sets: leave out evaluate, diagnostics of "
+            "the data and a mesh, and take a task without scores whose loss is a sum over examples"
+        )
+    made = Federations(plans[0], None, {}, objective, rounds, eval_every, run["evaluate"], found, cap).checked()
+    weights = _weights(plans[0].algorithm)
+    if not weights:
+        raise ValueError(
+            f"learned.federations: {shown(algorithm)} has nothing to learn: give it server_optimizer= or "
+            "client_optimizer=fedjax_sim.optim.per_tensor() or per_parameter()"
+        )
+    made = made.replace(transforms=made._subject.transforms("learned.federations", weights))
+    for end in ("low", "high"):
+        made._subject.replace({path: getattr(of, end) for path, of in found.items()})  # checks them
+    if len({_kind(dataset) for dataset in given}) > 1:
+        raise ValueError(
+            "learned.federations(datasets=...): they differ in more than sizes and values: give all the same number of "
+            "clients and classes, features of one shape and type, and the same held-out parts"
+        )
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *in_one_bucket(given))
+    return made.replace(plan=made.plan._replace(dataset=stacked))
+
+
+def _weights(method: Method) -> list[str]:
+    """The paths of the weights of all learned rules in a method."""
+    found = jax.tree_util.tree_flatten_with_path(method, is_leaf=lambda node: isinstance(node, optim.Learned))[0]
+    rules = {keystr(path, simple=True, separator="."): rule for path, rule in found if isinstance(rule, optim.Learned)}
+    return [f"{path}.{inner}" for path, rule in rules.items() for inner in real_leaves(rule)]
+
+
+def _kind(dataset: FederatedDataset) -> Any:
+    """What data sets of one program have in common."""
+    leaves, structure = jax.tree.flatten((dataset.examples, dataset.example_weights))
+    rows = tuple((leaf.shape[1:], str(leaf.dtype)) for leaf in leaves)
+    parts = tuple((name, _kind(part)) for name, part in held_out_parts(dataset).items())
+    return dataset.num_clients, dataset.num_classes, structure, rows, parts
+
+
+class Trained(NamedTuple):
+    """What :func:`train` found.
+
+    Attributes:
+      algorithm: the method with the trained rules in it.
+      losses: float[steps], the mean loss of the perturbed runs in the window of each step, times the number of windows:
+        an estimate of a whole run's.
+      parameters: the weights by path.
+    """
+
+    algorithm: Method
+    losses: np.ndarray
+    parameters: dict[str, jax.Array]
+
+
+class _Going(NamedTuple):
+    parameters: Any
+    solver: Any
+    particles: Any
+    number: jax.Array  # steps so far
+
+
+def train(
+    problem: Federations,
+    *,
+    steps: int,
+    key: jax.Array,
+    estimator: PES | None = None,
+    optimizer: Any = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    save_every: int = 100,
+    progress: bool | None = None,
+) -> Trained:
+    """Trains learned rules: a step of the outer optimiser after every window of the estimator's pairs of runs.
+
+    Both runs of a pair are in one federation; when their rounds are over all begin anew, in others. A step is one
+    program, compiled once; the result is a function of the problem and the key.
+
+    Args:
+      problem: what :func:`federations` made.
+      steps: of the outer optimiser.
+      key: names all that is drawn.
+      estimator: ``fjs.outer.pes(...)``; by default sigma 0.03, 8 pairs, windows of one segment.
+      optimizer: of the weights, of ``fjs.optim`` or optax; by default ``adam(0.01)``.
+      checkpoint: a directory: a training that was interrupted goes on from it, with the same result, and one that is
+        done goes on to more ``steps``.
+      save_every: steps between checkpoints.
+      progress: a progress bar; None shows one on a terminal only.
+
+    Raises:
+      TypeError, ValueError: what does not fit; a checkpoint of another problem, estimator, optimiser or key.
+
+    Reference: Vicol et al. 2021, "Unbiased gradient estimation in unrolled computation graphs with persistent evolution
+    strategies"; Metz et al. 2022, "Practical tradeoffs between memory, compute, and performance in learned optimizers".
+    """
+    if not isinstance(problem, Federations):
+        raise TypeError(f"learned.train(problem) is {shown(problem)}: give what learned.federations(...) returns")
+    estimator = pes(sigma=0.03) if estimator is None else estimator
+    if not isinstance(estimator, PES):
+        raise TypeError(f"learned.train(estimator=...) is {shown(estimator)}: give fedjax_sim.outer.pes(...)")
+    check_count("learned.train(steps=...)", steps)
+    check_count("learned.train(save_every=...)", save_every)
+    estimator.check(problem)
+    solver = optim.as_optimizer(optim.adam(0.01) if optimizer is None else optimizer, "learned.train(optimizer=...)")
+    start = problem.parameters
+    particles = jax.eval_shape(estimator.begin, problem, start, key)
+    going = _Going(start, solver.init(start), jax.tree.map(_blank, particles), jnp.int32(0))
+    losses: list[float] = []
+    about = {
+        "problem": problem.description(), "estimator": describe(estimator), "optimizer": describe(solver),
+        "key": np.asarray(jax.random.key_data(key)).tolist(),
+    }  # fmt: skip
+    with contextlib.ExitStack() as stack:
+        store = None if checkpoint is None else stack.enter_context(Store(checkpoint))
+        if store is not None and (saved := store.newest()) is not None:
+            if unlike := differences(saved.about, about):
+                raise ValueError(f"{saved.path} is of another training: {listed(unlike)}; give another directory")
+            losses = saved.arrays["losses"].tolist()
+            going = _restored(going, saved.arrays)
+        bar = stack.enter_context(progress_bar(steps, progress, "train"))
+        for number in range(len(losses), steps):
+            going, loss = _step(problem, estimator, solver, going, key)
+            losses.append(float(loss))
+            if bar.enabled:
+                bar.update(number + 1, {"loss": losses[-1]})
+            if store is not None and ((number + 1) % save_every == 0 or number + 1 == steps):
+                store.save(number + 1, {"losses": np.asarray(losses)} | _plain(going), about)
+    return Trained(problem.algorithm(going.parameters), np.asarray(losses), going.parameters)
+
+
+@jax.jit
+def _step(problem: Federations, estimator: PES, solver: optim.Optimizer, going: _Going, key: jax.Array) -> Any:
+    windows, parameters = problem.segments // estimator.window, going.parameters
+    particles = lax.cond(
+        going.number % windows == 0,
+        lambda: estimator.begin(problem, parameters, jax.random.fold_in(key, going.number // windows)),
+        lambda: going.particles,
+    )
+    particles, found = estimator.step(problem, parameters, particles)
+    updates, state = solver.update(found.gradient, going.solver, parameters)
+    return _Going(trees.add(parameters, updates), state, particles, going.number + 1), found.value * windows
+
+
+def _is_key(leaf: Any) -> bool:
+    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _blank(shape: jax.ShapeDtypeStruct) -> jax.Array:
+    """What stands for particles before the first."""
+    if _is_key(shape):
+        return jnp.broadcast_to(jax.random.key(0), shape.shape)
+    return jnp.zeros(shape.shape, shape.dtype)
+
+
+def _plain(going: _Going) -> dict[str, np.ndarray]:
+    arrays = trees.by_path(going).items()
+    return {name: np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf) for name, leaf in arrays}
+
+
+def _restored(like: _Going, arrays: Mapping[str, np.ndarray]) -> _Going:
+    def one(name: str, leaf: jax.Array) -> jax.Array:
+        array = jnp.asarray(arrays[name])
+        return jax.random.wrap_key_data(array) if _is_key(leaf) else array
+
+    leaves = [one(name, leaf) for name, leaf in trees.by_path(like).items()]
+    restored: _Going = jax.tree.unflatten(jax.tree.structure(like), leaves)
+    return restored
+
+
+def save(rule: optim.Learned, path: str | os.PathLike[str]) -> None:
+    """Writes a learned rule to a file: its weights to the last bit, its description, and a checksum (safetensors).
+
+    Raises:
+      TypeError: it is none, or its weights are traced.
+    """
+    if not isinstance(rule, optim.Learned):
+        raise TypeError(f"learned.save(rule) is {shown(rule)}: give a rule of fedjax_sim.optim, per_tensor(...)")
+    arrays = {name: np.asarray(array) for name, array in rule.weights.items()}
+    pieces = encoded(0, arrays, {"rule": describe(rule.replace(weights=None))})
+    write_atomically(path, lambda file: file.writelines(pieces))
+
+
+def load(path: str | os.PathLike[str]) -> optim.Learned:
+    """The rule that :func:`save` wrote.
+
+    Raises:
+      ValueError: the file is damaged, or holds something else.
+      OSError: it cannot be read.
+    """
+    found = read(path)
+    rule = build(found.about["rule"]) if "rule" in found.about else None
+    if not isinstance(rule, optim.Learned):
+        raise ValueError(f"{found.path} holds no learned rule")
+    return rule.replace(weights={name: jnp.asarray(array) for name, array in found.arrays.items()}).checked()
