@@ -132,8 +132,8 @@ def federations(
       ...     fjs.fedavg(client_optimizer=fjs.optim.sgd(0.1), server_optimizer=rule),
       ...     [fjs.datasets.quadratics(num_clients=3, dim=2, seed=seed) for seed in range(4)],
       ...     vary={"client_optimizer.learning_rate": fjs.sweeps.log_uniform(0.01, 0.1)},
-      ...     objective=fjs.hyper.mean("loss"), task=fjs.quadratic(start=1.0), rounds=4, eval_every=2, batches=fjs.local.full_batch(),
-      ...     cohort=fjs.cohort.uniform(2), work=fjs.local.steps(2),
+      ...     objective=fjs.hyper.mean("loss"), task=fjs.quadratic(start=1.0), rounds=4, eval_every=2,
+      ...     batches=fjs.local.full_batch(), cohort=fjs.cohort.uniform(2), work=fjs.local.steps(2),
       ... )
       >>> sorted(problem.parameters)[0]
       'server_optimizer.weights.bias_0'
