@@ -27,7 +27,7 @@ class LearnedState(NamedTuple):
 
     momenta: Any
     second: Any
-    count: jax.Array
+    steps: jax.Array
 
 
 class Learned(Optimizer):
@@ -124,9 +124,9 @@ class Learned(Optimizer):
             momenta = jax.tree.map(averaged, state.momenta, gradients)
             second = trees.mix(SECOND, state.second, jax.tree.map(jnp.square, gradients))
             told = (square,) if self.dispersion else ()
-            of_tensor = functools.partial(self._update, state.count)
+            of_tensor = functools.partial(self._update, state.steps)
             updates = jax.tree.map(of_tensor, gradients, params, momenta, second, *told)
-            return updates, LearnedState(momenta, second, state.count + 1)
+            return updates, LearnedState(momenta, second, state.steps + 1)
 
         return optax.GradientTransformationExtraArgs(init, update)
 
