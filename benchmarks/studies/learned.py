@@ -9,7 +9,7 @@ checkpoints in results/learned, which are not committed; the rules are, as resul
 that is there is not trained again.
 
 Comparison: three federations, (1) synthetic data of another seed, (2) scikit-learn's digits, (3) a part of
-Fashion-MNIST where FEDJAX_SIM_DATA has it, the last two by Dirichlet partitions, with networks of other shapes, and twice
+Fashion-MNIST where FEDJAX_SIM_DATA has it, the last two by Dirichlet partitions, with other networks, and twice
 the rounds of the training. Every method has a grid of as many client and server rates, and the same seeds to choose by
 the validation loss at the end; reported are test losses and accuracies of other seeds. Rules with the server rate 1 are
 reported too.
@@ -33,12 +33,12 @@ from benchmarks.studies.command import RESULTS, Study, at_points
 
 SIZES: dict[str, dict[str, Any]] = {
     "smoke": {
-        "federations": 3, "clients": 6, "steps": 2, "pairs": 2, "rounds": 10, "tests": ["synthetic"], "grid": 2,
+        "federations": 3, "clients": 6, "episodes": 2, "pairs": 2, "rounds": 10, "tests": ["synthetic"], "grid": 2,
         "choose": 1, "seeds": 2, "rules": ["tensor"],
     },
     "cpu": {
-        "federations": 64, "clients": 20, "steps": 1000, "pairs": 6, "rounds": 50, "grid": 5, "choose": 3, "seeds": 10,
-        "tests": ["synthetic", "digits", "Fashion-MNIST"],
+        "federations": 64, "clients": 20, "episodes": 500, "pairs": 6, "rounds": 50, "grid": 5, "choose": 3,
+        "seeds": 10, "tests": ["synthetic", "digits", "Fashion-MNIST"],
         "rules": ["tensor_dispersion", "tensor", "parameter_dispersion", "parameter"],
     },
 }  # fmt: skip
@@ -83,9 +83,9 @@ def trained(size: str, name: str) -> Any:
     n, path = SIZES[size], RESULTS / f"learned_{name}.safetensors"
     if size == "cpu" and path.exists():
         return fjs.learned.load(path)
-    rate = optax.cosine_decay_schedule(0.01, n["steps"])
+    rate = optax.cosine_decay_schedule(0.01, 2 * n["episodes"])  # a step after each of two windows
     result = fjs.learned.train(
-        problem(n, rule_called(name)), steps=n["steps"], key=jax.random.key(7), save_every=100,
+        problem(n, rule_called(name)), episodes=n["episodes"], key=jax.random.key(7), save_every=50,
         estimator=fjs.outer.pes(sigma=0.1, pairs=n["pairs"], window=n["rounds"] // 10),
         optimizer=optax.chain(optax.clip_by_global_norm(1.0), optax.adam(rate)),
         checkpoint=RESULTS / "learned" / size / name,

@@ -24,7 +24,7 @@ from fedjax_sim.core.values import check_count, shown
 from fedjax_sim.datasets.buckets import InBucket, in_one_bucket
 from fedjax_sim.datasets.federated import FederatedDataset, held_out_parts
 from fedjax_sim.datasets.fingerprints import fingerprint
-from fedjax_sim.engine.arguments import RunArguments, check_arguments, takes_run
+from fedjax_sim.engine.arguments import RunArguments, takes_run
 from fedjax_sim.engine.checks import resolve
 from fedjax_sim.engine.plan import Plan
 from fedjax_sim.reporting.progress import progress_bar
@@ -34,7 +34,7 @@ from fedjax_sim.run.checkpoints.store import Store
 from fedjax_sim.run.training import measure
 from fedjax_sim.studies.objectives import Mean, check_inputs, mean
 from fedjax_sim.studies.outer.estimators import PES, pes
-from fedjax_sim.studies.outer.run import FederatedRun
+from fedjax_sim.studies.outer.run import FederatedRun, federated
 from fedjax_sim.studies.sweeps.space import LogUniform, Uniform
 
 
@@ -62,7 +62,7 @@ class Federations(FederatedRun):
         """The segment's part of the mean of log(loss / loss at the start), which is at most the cap, NaN being that."""
         state, start = state
         state, loss = super().advance(parameters, state, segment)
-        ratio = jnp.log(loss * self.segments / start)
+        ratio = jnp.log(loss * self.segments) - jnp.log(start)  # NaN where either is below 0
         cap = trees.as_dtype(self.cap, ratio)
         return (state, start), jnp.where(ratio < cap, ratio, cap) / self.segments
 
@@ -138,43 +138,41 @@ def federations(
       >>> sorted(problem.parameters)[0]
       'server_optimizer.weights.bias_0'
     """
-    objective, given = mean() if objective is None else objective, list(datasets)
+    objective, given, found = mean() if objective is None else objective, list(datasets), dict(vary or {})
     if not given:
         raise ValueError("learned.federations(datasets=[]): give at least one data set")
-    for dataset in given:
-        check_inputs("learned.federations", algorithm, dataset, objective)
+    check_inputs("learned.federations", algorithm, given[0], objective)
     if not isinstance(objective, Mean):
         raise TypeError(f"learned.federations(objective=...) is {shown(objective)}: give fedjax_sim.hyper.mean(...)")
-    rounds, eval_every, found = run["rounds"], run["eval_every"], dict(vary or {})
-    if rounds % eval_every:
-        raise ValueError(f"learned.federations(rounds={rounds}) must be a multiple of eval_every={eval_every}")
     for path, of in found.items():
         if not isinstance(of, LogUniform | Uniform):
             raise TypeError(f"vary[{path!r}] is {shown(of)}: give fedjax_sim.sweeps.log_uniform(...) or uniform(...)")
-    asked = check_arguments(run)._replace(algorithm=algorithm, key=jax.random.key(0))
-    plans = [resolve(asked._replace(dataset=dataset), rounds) for dataset in given]
-    if not isinstance(plans[0].shared(run["evaluate"]).dataset, InBucket):
-        raise ValueError(
-            "learned.federations: of this run no program is for several data sets: leave out evaluate, diagnostics of "
-            "the data and a mesh, and take a task without scores whose loss is a sum over examples"
-        )
-    made = Federations(plans[0], None, {}, objective, rounds, eval_every, run["evaluate"], found, cap).checked()
-    weights = _weights(plans[0].algorithm)
+    weights = _weights(algorithm)
     if not weights:
         raise ValueError(
             f"learned.federations: {shown(algorithm)} has nothing to learn: give it server_optimizer= or "
             "client_optimizer=fedjax_sim.optim.per_tensor() or per_parameter()"
         )
-    made = made.replace(transforms=made._subject.transforms("learned.federations", weights))
-    for end in ("low", "high"):
-        made._subject.replace({path: getattr(of, end) for path, of in found.items()})  # checks them
-    if len({_kind(dataset) for dataset in given}) > 1:
+    one = federated(algorithm, given[0], over=weights, objective=objective, **run)
+    asked = one.plan._replace(key=jax.random.key(0))
+    plans = [resolve(asked._replace(dataset=dataset), one.rounds) for dataset in given]
+    if len({(_kind(plan.dataset), fingerprint((plan.algorithm, plan.cohort))) for plan in plans}) > 1:
         raise ValueError(
             "learned.federations(datasets=...): they differ in more than sizes and values: give all the same number of "
             "clients and classes, features of one shape and type, and the same held-out parts"
         )
+    if not isinstance(plans[0].placed().shared(one.evaluate).dataset, InBucket):
+        raise ValueError(
+            "learned.federations: of this run no program is for several data sets: leave out evaluate, diagnostics of "
+            "the data and a mesh, and take a task without scores whose loss is a sum over examples"
+        )
+    made = Federations(
+        plans[0], None, one.transforms, objective, one.rounds, one.eval_every, one.evaluate, found, cap
+    ).checked()
+    for end in ("low", "high"):
+        made._subject.replace({path: getattr(of, end) for path, of in found.items()})  # checks them
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *in_one_bucket(given))
-    return made.replace(plan=made.plan._replace(dataset=stacked))
+    return made.replace(plan=plans[0]._replace(dataset=stacked))
 
 
 def _weights(method: Method) -> list[str]:
@@ -197,69 +195,58 @@ class Trained(NamedTuple):
 
     Attributes:
       algorithm: the method with the trained rules in it.
-      losses: float[steps], the mean loss of the perturbed runs in the window of each step, times the number of windows:
-        an estimate of a whole run's.
-      parameters: the weights by path.
+      losses: float[episodes], the mean loss of the perturbed runs; of the rules themselves it is lower.
     """
 
     algorithm: Method
     losses: np.ndarray
-    parameters: dict[str, jax.Array]
-
-
-class _Going(NamedTuple):
-    parameters: Any
-    solver: Any
-    particles: Any
-    number: jax.Array  # steps so far
 
 
 def train(
     problem: Federations,
     *,
-    steps: int,
+    episodes: int,
     key: jax.Array,
     estimator: PES | None = None,
     optimizer: Any = None,
     checkpoint: str | os.PathLike[str] | None = None,
-    save_every: int = 100,
+    save_every: int = 20,
     progress: bool | None = None,
 ) -> Trained:
     """Trains learned rules: a step of the outer optimiser after every window of the estimator's pairs of runs.
 
-    Both runs of a pair are in one federation; when their rounds are over all begin anew, in others. A step is one
-    program, compiled once; the result is a function of the problem and the key.
+    In an episode all pairs begin anew, each in a federation of its own, and go through all windows. It is one program,
+    compiled once; the result is a function of the problem, the arguments and the key.
 
     Args:
       problem: what :func:`federations` made.
-      steps: of the outer optimiser.
+      episodes: how many; each has as many steps as there are windows.
       key: names all that is drawn.
-      estimator: ``fjs.outer.pes(...)``; by default sigma 0.03, 8 pairs, windows of one segment.
+      estimator: ``fjs.outer.pes(...)``; by default sigma 0.1, 8 pairs and two windows, or one.
       optimizer: of the weights, of ``fjs.optim`` or optax; by default ``adam(0.01)``.
-      checkpoint: a directory: a training that was interrupted goes on from it, with the same result, and one that is
-        done goes on to more ``steps``.
-      save_every: steps between checkpoints.
+      checkpoint: a directory: a training that was interrupted goes on from it, to the same result to the last bit, and
+        one that is done to more ``episodes``.
+      save_every: episodes between checkpoints.
       progress: a progress bar; None shows one on a terminal only.
 
     Raises:
       TypeError, ValueError: what does not fit; a checkpoint of another problem, estimator, optimiser or key.
+      FloatingPointError: all runs diverge at the start, or their losses are not positive.
 
     Reference: Vicol et al. 2021, "Unbiased gradient estimation in unrolled computation graphs with persistent evolution
     strategies"; Metz et al. 2022, "Practical tradeoffs between memory, compute, and performance in learned optimizers".
     """
     if not isinstance(problem, Federations):
         raise TypeError(f"learned.train(problem) is {shown(problem)}: give what learned.federations(...) returns")
-    estimator = pes(sigma=0.03) if estimator is None else estimator
+    if estimator is None:
+        estimator = pes(sigma=0.1, window=problem.segments // (1 + (problem.segments % 2 == 0)))
     if not isinstance(estimator, PES):
         raise TypeError(f"learned.train(estimator=...) is {shown(estimator)}: give fedjax_sim.outer.pes(...)")
-    check_count("learned.train(steps=...)", steps)
+    check_count("learned.train(episodes=...)", episodes)
     check_count("learned.train(save_every=...)", save_every)
     estimator.check(problem)
     solver = optim.as_optimizer(optim.adam(0.01) if optimizer is None else optimizer, "learned.train(optimizer=...)")
-    start = problem.parameters
-    particles = jax.eval_shape(estimator.begin, problem, start, key)
-    going = _Going(start, solver.init(start), jax.tree.map(_blank, particles), jnp.int32(0))
-    losses: list[float] = []
+    going, losses = (problem.parameters, solver.init(problem.parameters)), []
     about = {
         "problem": problem.description(), "estimator": describe(estimator), "optimizer": describe(solver),
         "key": np.asarray(jax.random.key_data(key)).tolist(),
@@ -270,55 +257,35 @@ def train(
             if unlike := differences(saved.about, about):
                 raise ValueError(f"{saved.path} is of another training: {listed(unlike)}; give another directory")
             losses = saved.arrays["losses"].tolist()
-            going = _restored(going, saved.arrays)
-        bar = stack.enter_context(progress_bar(steps, progress, "train"))
-        for number in range(len(losses), steps):
-            going, loss = _step(problem, estimator, solver, going, key)
+            leaves = [jnp.asarray(saved.arrays[name]) for name in trees.by_path(going)]
+            going = jax.tree.unflatten(jax.tree.structure(going), leaves)
+        bar = stack.enter_context(progress_bar(episodes, progress, "train"))
+        for number in range(len(losses), episodes):
+            going, loss = _episode(problem, estimator, solver, going, jax.random.fold_in(key, number))
             losses.append(float(loss))
+            if number == 0 and not losses[0] < problem.cap:
+                raise FloatingPointError("learned.train: all losses are above the cap at the start, or not positive")
             if bar.enabled:
                 bar.update(number + 1, {"loss": losses[-1]})
-            if store is not None and ((number + 1) % save_every == 0 or number + 1 == steps):
-                store.save(number + 1, {"losses": np.asarray(losses)} | _plain(going), about)
-    return Trained(problem.algorithm(going.parameters), np.asarray(losses), going.parameters)
+            if store is not None and ((number + 1) % save_every == 0 or number + 1 == episodes):
+                arrays = jax.tree.map(np.asarray, trees.by_path(going))
+                store.save(number + 1, {"losses": np.asarray(losses), **arrays}, about)
+    return Trained(problem.algorithm(going[0]), np.asarray(losses))
 
 
 @jax.jit
-def _step(problem: Federations, estimator: PES, solver: optim.Optimizer, going: _Going, key: jax.Array) -> Any:
-    windows, parameters = problem.segments // estimator.window, going.parameters
-    particles = lax.cond(
-        going.number % windows == 0,
-        lambda: estimator.begin(problem, parameters, jax.random.fold_in(key, going.number // windows)),
-        lambda: going.particles,
-    )
-    particles, found = estimator.step(problem, parameters, particles)
-    updates, state = solver.update(found.gradient, going.solver, parameters)
-    return _Going(trees.add(parameters, updates), state, particles, going.number + 1), found.value * windows
+def _episode(problem: Federations, estimator: PES, solver: optim.Optimizer, going: Any, key: jax.Array) -> Any:
+    """The weights and the optimiser's state after all windows of pairs that begin with them, and the pairs' loss."""
 
+    def step(reached: Any, _: None) -> tuple[Any, jax.Array]:
+        particles, (parameters, state) = reached
+        particles, found = estimator.step(problem, parameters, particles)
+        updates, state = solver.update(found.gradient, state, parameters)
+        return (particles, (trees.add(parameters, updates), state)), found.value
 
-def _is_key(leaf: Any) -> bool:
-    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-
-
-def _blank(shape: jax.ShapeDtypeStruct) -> jax.Array:
-    """What stands for particles before the first."""
-    if _is_key(shape):
-        return jnp.broadcast_to(jax.random.key(0), shape.shape)
-    return jnp.zeros(shape.shape, shape.dtype)
-
-
-def _plain(going: _Going) -> dict[str, np.ndarray]:
-    arrays = trees.by_path(going).items()
-    return {name: np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf) for name, leaf in arrays}
-
-
-def _restored(like: _Going, arrays: Mapping[str, np.ndarray]) -> _Going:
-    def one(name: str, leaf: jax.Array) -> jax.Array:
-        array = jnp.asarray(arrays[name])
-        return jax.random.wrap_key_data(array) if _is_key(leaf) else array
-
-    leaves = [one(name, leaf) for name, leaf in trees.by_path(like).items()]
-    restored: _Going = jax.tree.unflatten(jax.tree.structure(like), leaves)
-    return restored
+    particles = estimator.begin(problem, going[0], key)
+    (_, going), values = lax.scan(step, (particles, going), length=problem.segments // estimator.window)
+    return going, jnp.sum(values)
 
 
 def save(rule: optim.Learned, path: str | os.PathLike[str]) -> None:

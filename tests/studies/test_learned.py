@@ -105,45 +105,45 @@ def test_what_diverges_counts_as_the_cap(made):
     assert float(made.advance(made.parameters, ((key, broken), start), jnp.int32(0))[1]) == 1.0 / made.segments
 
 
-def test_a_step_is_what_its_key_says(made):
-    found = learned.train(made, steps=3, key=KEY, estimator=PES, optimizer=fjs.optim.sgd(0.1))
-    theta, losses = made.parameters, []
-    for number in range(3):
-        if number % made.segments == 0:
-            particles = jax.jit(PES.begin)(made, theta, jax.random.fold_in(KEY, number // made.segments))
-        particles, one = jax.jit(PES.step)(made, theta, particles)
-        theta = jax.tree.map(lambda a, b: a - 0.1 * b, theta, one.gradient)
-        losses.append(float(one.value) * made.segments)
+def test_an_episode_is_what_its_key_says(made):
+    """One optimiser's step after each window; what a step finds, the next window of all pairs runs at."""
+    found = learned.train(made, episodes=2, key=KEY, estimator=PES, optimizer=fjs.optim.sgd(0.1))
+    theta, losses, step = made.parameters, [], jax.jit(PES.step)
+    for number in range(2):
+        particles, loss = jax.jit(PES.begin)(made, theta, jax.random.fold_in(KEY, number)), 0.0
+        for _ in range(2):
+            particles, one = step(made, theta, particles)
+            theta = jax.tree.map(lambda a, b: a - 0.1 * b, theta, one.gradient)
+            loss += float(one.value)
+        losses.append(loss)
     np.testing.assert_allclose(found.losses, losses, rtol=1e-5)
-    for path, expected in theta.items():
-        np.testing.assert_allclose(found.parameters[path], expected, rtol=1e-4, atol=1e-6)
     weights = found.algorithm.server_optimizer.weights
     for name in weights:
-        np.testing.assert_array_equal(weights[name], found.parameters[f"server_optimizer.weights.{name}"])
+        expected = theta[f"server_optimizer.weights.{name}"]
+        np.testing.assert_allclose(weights[name], expected, rtol=1e-4, atol=1e-6)
     assert np.abs(weights["bias_2"]).max() > 0
 
 
 def test_an_interrupted_training_goes_on(made, tmp_path):
     given = {"key": KEY, "estimator": PES, "optimizer": fjs.optim.adam(0.01)}
-    whole = learned.train(made, steps=5, **given)
-    first = learned.train(made, steps=3, checkpoint=tmp_path, save_every=2, **given)  # in the midst of runs
+    whole = learned.train(made, episodes=4, **given)
+    first = learned.train(made, episodes=3, checkpoint=tmp_path, save_every=2, **given)
     assert sorted(path.name for path in tmp_path.glob("*.safetensors")) == [
         "round-00000002.safetensors", "round-00000003.safetensors"
     ]  # fmt: skip
-    resumed = learned.train(problem(POSITIVE), steps=5, checkpoint=tmp_path, **given)
+    resumed = learned.train(problem(POSITIVE), episodes=4, checkpoint=tmp_path, **given)
     np.testing.assert_array_equal(resumed.losses, whole.losses)
     np.testing.assert_array_equal(first.losses, whole.losses[:3])
-    for path, weights in whole.parameters.items():
-        np.testing.assert_array_equal(resumed.parameters[path], weights)
+    jax.tree.map(np.testing.assert_array_equal, resumed.algorithm, whole.algorithm)
     for other in (
         {"key": jax.random.key(4)},
-        {"optimizer": fjs.optim.adam(0.02)},
+        {"optimizer": fjs.optim.adam(0.1)},
         {"estimator": PES.replace(sigma=0.2)},
     ):
         with pytest.raises(ValueError, match="of another training"):
-            learned.train(made, steps=5, checkpoint=tmp_path, **given | other)
+            learned.train(made, episodes=5, checkpoint=tmp_path, **given | other)
     with pytest.raises(ValueError, match="datasets"):
-        learned.train(problem(POSITIVE[::-1]), steps=5, checkpoint=tmp_path, **given)
+        learned.train(problem(POSITIVE[::-1]), episodes=5, checkpoint=tmp_path, **given)
 
 
 def test_a_rule_in_a_file_is_the_same_to_the_last_bit(tmp_path):
@@ -169,10 +169,9 @@ def test_training_finds_longer_steps():
     data = quadratics(0, clients=3)
     one = problem([offset(data, 8.0)], vary={RATE: fjs.sweeps.log_uniform(0.002, 0.003)})
     trained = learned.train(
-        one, steps=60, key=KEY, estimator=fjs.outer.pes(sigma=0.1, pairs=3), optimizer=fjs.optim.adam(0.05)
+        one, episodes=30, key=KEY, estimator=fjs.outer.pes(sigma=0.1, pairs=3), optimizer=fjs.optim.adam(0.05)
     )
-    losses = trained.losses.reshape(-1, one.segments).mean(1)
-    assert losses[-5:].mean() < losses[:5].mean() - 0.005
+    assert trained.losses[-5:].mean() < trained.losses[:5].mean() - 0.005
     start, end = (
         fjs.simulate(fjs.paths.replace(method, {RATE: 0.0025}), data, **run(), progress=False).final("loss")
         for method in (problem().algorithm(problem().parameters), trained.algorithm)
@@ -225,9 +224,13 @@ def test_what_is_refused(made):
         problem(rounds=5)
     with pytest.raises(ValueError, match="several data sets"):
         problem(evaluate=shifted)
+    with pytest.raises(ValueError, match="several data sets"):
+        problem(layout=fjs.layout.mesh(1))
+    with pytest.raises(FloatingPointError, match="not positive"):
+        learned.train(problem([offset(one, -50.0) for one in DATA]), episodes=1, key=KEY, estimator=PES)
     with pytest.raises(TypeError, match="federations"):
-        learned.train(DATA[0], steps=1, key=KEY)
+        learned.train(DATA[0], episodes=1, key=KEY)
     with pytest.raises(TypeError, match="pes"):
-        learned.train(made, steps=1, key=KEY, estimator=fjs.outer.es())
+        learned.train(made, episodes=1, key=KEY, estimator=fjs.outer.es())
     with pytest.raises(ValueError, match="window"):
-        learned.train(made, steps=1, key=KEY, estimator=fjs.outer.pes(window=4))
+        learned.train(made, episodes=1, key=KEY, estimator=fjs.outer.pes(window=4))
