@@ -17,6 +17,7 @@ reported too.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from typing import Any
@@ -30,6 +31,7 @@ import optax
 
 import fedjax_sim as fjs
 from benchmarks.studies.command import RESULTS, Study, at_points
+from fedjax_sim.core.files import write_atomically
 
 SIZES: dict[str, dict[str, Any]] = {
     "smoke": {
@@ -37,7 +39,7 @@ SIZES: dict[str, dict[str, Any]] = {
         "choose": 1, "seeds": 2, "rules": ["tensor"],
     },
     "cpu": {
-        "federations": 64, "clients": 20, "episodes": 500, "pairs": 6, "rounds": 50, "grid": 5, "choose": 3,
+        "federations": 64, "clients": 20, "episodes": 500, "pairs": 6, "rounds": 50, "grid": 5, "choose": 2,
         "seeds": 10, "tests": ["synthetic", "digits", "Fashion-MNIST"],
         "rules": ["tensor_dispersion", "tensor", "parameter_dispersion", "parameter"],
     },
@@ -128,39 +130,52 @@ def _fashion() -> Any:
 def run(size: str) -> dict[str, Any]:
     """Trains what is not there, then compares."""
     n = SIZES[size]
-    clients, wide = np.geomspace(0.01, 0.3, n["grid"]), np.geomspace(0.3, 3.0, n["grid"])
-    small = np.geomspace(0.001, 0.1, n["grid"])
+    rules = {name: trained(size, name) for name in n["rules"]}
+    return {
+        "tests": {test: compared(size, test, *of, rules) for test, of in tests(n).items()},
+        "rounds": 2 * n["rounds"],
+    }
+
+
+def compared(size: str, test: str, data: Any, arguments: dict[str, Any], rules: dict[str, Any]) -> dict[str, Any]:
+    """All methods on one test, kept beside the checkpoints: it takes minutes."""
+    path = RESULTS / "learned" / size / f"{test}.json"
+    if size == "cpu" and path.exists():
+        kept: dict[str, Any] = json.loads(path.read_text())
+        return kept
+    n = SIZES[size]
+    clients, wide = np.geomspace(0.01, 1.0, n["grid"]), np.geomspace(1 / 3, 3, n["grid"])
+    small = np.geomspace(0.001, 0.3, n["grid"])
     methods = {
         "FedAvg": (fjs.fedavg(client_optimizer=SGD), wide), "FedAvgM": (fjs.fedavgm(client_optimizer=SGD), wide / 10),
         "FedAdam": (fjs.fedadam(client_optimizer=SGD), small), "FedYogi": (fjs.fedyogi(client_optimizer=SGD), small),
-    }  # fmt: skip
-    for name in n["rules"]:
-        made = method(trained(size, name))
-        methods[name] = made, wide
-        methods[f"{name}, rate 1"] = made, np.ones(1)
+    } | {name: (method(rule), wide) for name, rule in rules.items()}  # fmt: skip
     found: dict[str, Any] = {}
-    for test, (data, arguments) in tests(n).items():
-        found[test] = {
-            name: _tuned(one, data, clients, servers, arguments, n) for name, (one, servers) in methods.items()
-        }
-    return {"tests": found, "rounds": 2 * n["rounds"]}
+    for name, (one, servers) in methods.items():
+        one = one.replace(server_learning_rate=1.0)
+        points = [{CLIENT: float(c), SERVER: float(s)} for c in clients for s in servers]
+        losses = at_points(one, data, points, [_last("validation_loss")], range(n["choose"]), arguments)[0][:, 0].mean(
+            1
+        )
+        losses = np.where(np.isfinite(losses), losses, np.inf)
+        found[name] = _reached(one, data, points[int(np.argmin(losses))], arguments, n)
+        found[name]["edge"] = [found[name]["rates"][0] in clients[[0, -1]], found[name]["rates"][1] in servers[[0, -1]]]
+        if name in rules:
+            plain = [place for place, point in enumerate(points) if abs(np.log(point[SERVER])) < 0.6 / n["grid"]]
+            best = points[min(plain or [0], key=lambda place: losses[place])]
+            found[f"{name}, rate 1"] = _reached(one, data, best, arguments, n) | {"edge": [False, False]}
+        print(test, name, flush=True)
+    if size == "cpu":
+        write_atomically(path, json.dumps(found, default=bool).encode())
+    return found
 
 
-def _tuned(one: Any, data: Any, clients: Any, servers: Any, arguments: dict[str, Any], n: dict[str, Any]) -> Any:
-    """The rates of the least validation loss, and what runs of other seeds reach there."""
-    one = one.replace(server_learning_rate=1.0)
-    points = [{CLIENT: float(c), SERVER: float(s)} for c in clients for s in servers]
-    last = [_last("validation_loss")]
-    losses = at_points(one, data, points, last, range(n["choose"]), arguments)[0][:, 0].mean(axis=1)
-    losses = np.where(np.isfinite(losses), losses, np.inf)
-    best = points[int(np.argmin(losses))]
+def _reached(one: Any, data: Any, point: dict[str, float], arguments: dict[str, Any], n: dict[str, Any]) -> Any:
+    """What runs of other seeds reach at these rates."""
     recorded = [_last("test_loss"), _last("test_accuracy"), lambda result: jnp.mean(result.metrics["test_loss"][1:])]
-    reached = at_points(one, data, [best], recorded, range(100, 100 + n["seeds"]), arguments)[0][0]
+    reached = at_points(one, data, [point], recorded, range(100, 100 + n["seeds"]), arguments)[0][0]
     names = ("loss", "accuracy", "mean_loss")
-    edge = [
-        best[path] in (grid[0], grid[-1]) and len(grid) > 1 for path, grid in ((CLIENT, clients), (SERVER, servers))
-    ]
-    return {"rates": [best[CLIENT], best[SERVER]], "edge": edge} | {
+    return {"rates": [point[CLIENT], point[SERVER]]} | {
         name: values.tolist() for name, values in zip(names, reached, strict=True)
     }
 
