@@ -51,7 +51,7 @@ SGD = fjs.optim.sgd(0.1)
 def rule_called(name: str) -> Any:
     """An untrained rule."""
     kind, _, dispersion = name.partition("_")
-    return {"tensor": fjs.optim.per_tensor, "parameter": fjs.optim.per_parameter}[kind](dispersion=bool(dispersion))
+    return fjs.optim.learned(kind, dispersion=bool(dispersion))
 
 
 def method(rule: Any) -> Any:

@@ -20,7 +20,7 @@ class FedLOpt(FedAvg):
     x <- x + eta_g u(Delta, q, x; theta),   Delta = sum_S w_i Delta_i,   q = sum_S w_i Delta_i^2 (of every parameter)
 
     so q - Delta^2 is the variance of the clients' changes; the server computes q from what it gets anyway. A rule that
-    sees Delta alone needs no method: ``fedavg(server_optimizer=optim.per_tensor(...))``, the LOpt-A of the paper, whose
+    sees Delta alone needs no method: ``fedavg(server_optimizer=optim.learned(...))``, the LOpt-A of the paper, whose
     LAgg-A sees each of a fixed number of changes. q has no size of the cohort in it, so this rule is for any.
 
     Raises:
@@ -36,7 +36,7 @@ class FedLOpt(FedAvg):
         if not isinstance(rule, (optim.Learned, jax.core.Tracer)) or not getattr(rule, "dispersion", True):
             raise TypeError(
                 f"fedlopt(server_optimizer={shown(rule)}): give a learned rule that sees dispersion, for instance "
-                "fedjax_sim.optim.per_tensor(dispersion=True); any other optimiser goes into fedavg"
+                "fedjax_sim.optim.learned(dispersion=True); any other optimiser goes into fedavg"
             )
         return super().checked()
 
@@ -54,5 +54,5 @@ fedlopt = recorded(
     step="x ← x + η_g u, u learned, from Δ, Σ w_i Δ_i², momenta and x",
     cite="joseph2023learn",
     options="a rule as `server_optimizer`",
-    case={"server_optimizer": optim.per_tensor(dispersion=True)},
+    case={"server_optimizer": optim.learned(dispersion=True)},
 )

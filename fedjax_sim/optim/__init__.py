@@ -14,9 +14,9 @@ from fedjax_sim.optim.described import (
     sgd,
     third_party,
 )
-from fedjax_sim.optim.learned import Learned, per_parameter, per_tensor
+from fedjax_sim.optim.learned import Learned, learned
 
 __all__ = [
     "Learned", "Optimizer", "adam", "as_optimizer", "describe_name", "fedadagrad", "fedadam", "fedams", "fedyogi",
-    "from_optax", "hoist", "is_linear", "lenient", "move", "per_parameter", "per_tensor", "sgd", "third_party",
+    "from_optax", "hoist", "is_linear", "learned", "lenient", "move", "sgd", "third_party",
 ]  # fmt: skip

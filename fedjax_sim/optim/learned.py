@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ import optax
 
 from fedjax_sim.core import trees
 from fedjax_sim.core.descriptions import factory
-from fedjax_sim.core.fields import count, flag, leaf
+from fedjax_sim.core.fields import choice, count, flag, leaf
 from fedjax_sim.core.values import shown
 from fedjax_sim.optim.described import Optimizer
 
@@ -31,45 +31,38 @@ class LearnedState(NamedTuple):
 
 
 class Learned(Optimizer):
-    """Base of the learned rules.
+    """A rule whose network looks at every tensor, or at every parameter: at directions of known rules, which it mixes.
 
-    With o = net(features), of every parameter or of every tensor, and m_k, v the bias-corrected averages of g and g^2::
+    With o = net(features), and m_k, v the bias-corrected averages of g and g^2::
 
         u = -exp(o_0) [g + sum_j o_j (d_j - g)],    d = m_1, m_2, m_3 (decays 0.5, 0.9, 0.99), rms(g) m_2 / sqrt(v)
 
-    so that zero weights are SGD (FedAvg on a server), and constants o_j momentum or Adam's direction: the form of a
-    known rule and a correction to it (Harrison et al. 2022), because what is left to learn is small. No feature sees
-    the scale of g, so u scales as g does; ``client_learning_rate`` and ``server_learning_rate`` give units. Beside them
-    are gradients for a client, changes of the model for a server: there u is a step of the size of the clients' own.
+    so that zero weights are SGD, FedAvg on a server. No feature sees the scale of g, so u scales as g does, and
+    ``client_learning_rate`` and ``server_learning_rate`` are what they are beside SGD.
 
     Args:
-      weights: kernels and biases by name; None for a start that is SGD. Leaves: to trace, differentiate, vmap.
+      per: ``"tensor"``, which costs little more than Adam, or ``"parameter"``, about 300 operations each at 8 hidden.
+      weights: kernels and biases by name, leaves to trace; None for a start that is SGD.
       hidden: width of the network's two hidden layers, tanh.
-      dispersion: whether it sees how far a cohort's changes agree; needs :func:`fedjax_sim.fedlopt`, which tells it.
+      dispersion: whether it sees how far a cohort's changes agree, which :func:`fedjax_sim.fedlopt` tells it.
 
     Raises:
       ValueError: weights of other names or shapes.
 
     Reference: Metz et al. 2019, "Understanding and correcting pathologies in the training of learned optimizers" (the
-    features); Harrison, Metz and Sohl-Dickstein 2022, "A closer look at learned optimization"; on servers: Joseph et
-    al. 2023, "Can we learn communication-efficient optimizers?".
+    features); Harrison et al. 2022, "A closer look at learned optimization" (a known rule and a correction to it).
     """
 
+    per: str = choice(("tensor", "parameter"), default="tensor")
     weights: Any = leaf(default=None)
     hidden: int = count(default=8)
     dispersion: bool = flag(default=False)
 
-    of_each: ClassVar[bool]  # whether the network looks at every parameter, or once at a tensor
-
-    @classmethod
-    def inputs(cls, dispersion: bool) -> tuple[int, int]:
-        """How many features there are of a parameter, and of a tensor."""
-        of_each = 3 + 2 * len(DECAYS) + 2 * dispersion if cls.of_each else 0
-        return of_each, len(TIMES) + 2 * len(DECAYS) + dispersion
-
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shapes of the weights by name."""
-        widths = (sum(self.inputs(self.dispersion)), self.hidden, self.hidden, len(DECAYS) + 2)
+        inputs = len(TIMES) + 2 * len(DECAYS) + self.dispersion  # features of a tensor, and of a parameter
+        inputs += 3 + 2 * len(DECAYS) + 2 * self.dispersion if self.per == "parameter" else 0
+        widths = (inputs, self.hidden, self.hidden, len(DECAYS) + 2)
         kernels = {f"kernel_{layer}": widths[layer : layer + 2] for layer in range(3)}
         return kernels | {f"bias_{layer}": widths[layer + 1 : layer + 2] for layer in range(3)}
 
@@ -88,14 +81,15 @@ class Learned(Optimizer):
         return super().checked().replace(weights=weights)
 
     def _check_weights(self) -> None:
-        what, wanted = f"{self.factory_name()}(weights=...)", self.shapes()
+        what, wanted = "learned(weights=...)", self.shapes()
         if not isinstance(self.weights, Mapping):
             raise TypeError(f"{what} is {shown(self.weights)}: give arrays by name, {', '.join(wanted)}")
         found = {name: np.shape(array) for name, array in self.weights.items()}
         if found != wanted:
             wrong = [f"{name} {found.get(name)}" for name in {**wanted, **found} if found.get(name) != wanted.get(name)]
             raise ValueError(
-                f"{what} has {', '.join(wrong)}: with hidden={self.hidden}, dispersion={self.dispersion} it must have "
+                f"{what} has {', '.join(wrong)}: with per={self.per!r}, hidden={self.hidden}, "
+                f"dispersion={self.dispersion} it must have "
                 + ", ".join(f"{name} {shape}" for name, shape in wanted.items())
             )
 
@@ -108,12 +102,10 @@ class Learned(Optimizer):
 
         def update(gradients: Any, state: LearnedState, params: Any = None, *, square: Any = None) -> Any:
             if params is None:
-                raise ValueError(
-                    f"{self.factory_name()} looks at the parameters: call update(gradients, state, params)"
-                )
+                raise ValueError("learned() looks at the parameters: call update(gradients, state, params)")
             if self.dispersion and square is None:
                 raise ValueError(
-                    f"{self.factory_name()}(dispersion=True) needs to hear how far clients agree, which this method "
+                    "learned(dispersion=True) needs to hear how far clients agree, which this method "
                     "does not tell it: use fedjax_sim.fedlopt(server_optimizer=...), or a rule with dispersion=False"
                 )
 
@@ -135,7 +127,7 @@ class Learned(Optimizer):
         steps = (before + 1).astype(g.dtype)
         m = m / (1 - jnp.asarray(DECAYS, g.dtype) ** steps).reshape(-1, *[1] * g.ndim)
         v = v / (1 - jnp.asarray(SECOND, g.dtype) ** steps)
-        of_each, of_tensor = features(before, g, p, m, v, square, each=self.of_each)
+        of_each, of_tensor = features(before, g, p, m, v, square, each=self.per == "parameter")
         out = self._net(of_each, of_tensor)
         adam = _root(jnp.mean(jnp.square(g))) * _over(m[DECAYS.index(0.9)], v)
         mixed = g
@@ -212,35 +204,4 @@ def _normalised(x: jax.Array) -> jax.Array:
     return _over(x, jnp.mean(jnp.square(x)))
 
 
-class PerParameter(Learned):
-    """A learned rule whose network looks at every parameter; formula and weights as :class:`Learned` says.
-
-    Features: those of a tensor, and of the parameter its gradient, value, momenta and second moment
-    (:func:`fedjax_sim.optim.learned.features`). A step costs about 300 operations a parameter at ``hidden=8``.
-
-    Args:
-      weights: kernels and biases by name; None for a start that is SGD.
-      hidden: width of the two hidden layers.
-      dispersion: whether it sees how far a cohort's changes agree; for :func:`fedjax_sim.fedlopt`.
-    """
-
-    of_each = True
-
-
-class PerTensor(Learned):
-    """A learned rule whose network looks once at a tensor; formula and weights as :class:`Learned` says.
-
-    Features: cosines of momenta and gradient, ratios of their norms, steps taken
-    (:func:`fedjax_sim.optim.learned.features`). A step costs little more than Adam's.
-
-    Args:
-      weights: kernels and biases by name; None for a start that is SGD.
-      hidden: width of the two hidden layers.
-      dispersion: whether it sees how far a cohort's changes agree; for :func:`fedjax_sim.fedlopt`.
-    """
-
-    of_each = False
-
-
-per_parameter = factory("optim.per_parameter", PerParameter)
-per_tensor = factory("optim.per_tensor", PerTensor)
+learned = factory("optim.learned", Learned)

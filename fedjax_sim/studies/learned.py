@@ -127,7 +127,7 @@ def federations(
 
     Example:
       >>> import jax, fedjax_sim as fjs
-      >>> rule = fjs.optim.per_tensor(hidden=4)
+      >>> rule = fjs.optim.learned(hidden=4)
       >>> problem = fjs.learned.federations(
       ...     fjs.fedavg(client_optimizer=fjs.optim.sgd(0.1), server_optimizer=rule),
       ...     [fjs.datasets.quadratics(num_clients=3, dim=2, seed=seed) for seed in range(4)],
@@ -151,7 +151,7 @@ def federations(
     if not weights:
         raise ValueError(
             f"learned.federations: {shown(algorithm)} has nothing to learn: give it server_optimizer= or "
-            "client_optimizer=fedjax_sim.optim.per_tensor() or per_parameter()"
+            "client_optimizer=fedjax_sim.optim.learned()"
         )
     one = federated(algorithm, given[0], over=weights, objective=objective, **run)
     asked = one.plan._replace(key=jax.random.key(0))
@@ -295,7 +295,7 @@ def save(rule: optim.Learned, path: str | os.PathLike[str]) -> None:
       TypeError: it is none, or its weights are traced.
     """
     if not isinstance(rule, optim.Learned):
-        raise TypeError(f"learned.save(rule) is {shown(rule)}: give a rule of fedjax_sim.optim, per_tensor(...)")
+        raise TypeError(f"learned.save(rule) is {shown(rule)}: give a fedjax_sim.optim.learned(...)")
     arrays = {name: np.asarray(array) for name, array in rule.weights.items()}
     pieces = encoded(0, arrays, {"rule": describe(rule.replace(weights=None))})
     write_atomically(path, lambda file: file.writelines(pieces))

@@ -60,13 +60,13 @@ def test_fedexp(x64, average):
     assert max(factors[0]) == 1 < 1.05 < max(factors[-1])
 
 
-@pytest.mark.parametrize("kind", ["per_tensor", pytest.param("per_parameter", marks=slow)])
+@pytest.mark.parametrize("kind", ["tensor", pytest.param("parameter", marks=slow)])
 def test_fedlopt(x64, kind):
-    problem, average = PROBLEMS["whole"](), "plain" if kind == "per_tensor" else "sample"
-    rule = getattr(fjs.optim, kind)(hidden=3, dispersion=True)
+    problem, average = PROBLEMS["whole"](), "plain" if kind == "tensor" else "sample"
+    rule = fjs.optim.learned(kind, hidden=3, dispersion=True)
     draw = np.random.default_rng(5)
     weights = {name: 0.4 * draw.standard_normal(shape) for name, shape in rule.shapes().items()}
-    learned = servers.LearnedRule(weights, each=kind == "per_parameter")
+    learned = servers.LearnedRule(weights, each=kind == "parameter")
     expected = servers.FedLOpt(setting(problem, average=average), learned)
     check(problem, fjs.fedlopt(server_optimizer=rule.replace(weights=weights), **both()), expected)
 

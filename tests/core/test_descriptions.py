@@ -218,8 +218,7 @@ MADE: dict[str, Callable[[], Any]] = {
     "optim.from_optax": lambda: fjs.optim.from_optax(
         "adam", learning_rate=0.1, b1=jnp.float32(0.8), nesterov=True, mu_dtype=jnp.bfloat16
     ),
-    "optim.per_parameter": lambda: fjs.optim.per_parameter(hidden=3, dispersion=True),
-    "optim.per_tensor": lambda: fjs.optim.per_tensor(fjs.optim.per_tensor(hidden=2).weights, hidden=2),
+    "optim.learned": lambda: fjs.optim.learned("parameter", hidden=3, dispersion=True),
     "optim.sgd": lambda: sgd(jnp.array([0.1, 0.2]), momentum=np.float32(0.9), nesterov=True),
     "policy.deadline": lambda: fjs.systems.deadline(2.5, keep=True),
     "policy.first": lambda: fjs.systems.first(3),

@@ -8,11 +8,11 @@ import pytest
 
 import fedjax_sim as fjs
 from fedjax_sim.optim.described import third_party
-from fedjax_sim.optim.learned import PerParameter, features
+from fedjax_sim.optim.learned import features
 from tests.reference_server import LearnedRule
 
-KINDS = {"per_tensor": fjs.optim.per_tensor, "per_parameter": fjs.optim.per_parameter}
-each_kind = pytest.mark.parametrize("kind", KINDS)
+learned = fjs.optim.learned
+each_kind = pytest.mark.parametrize("kind", ["tensor", "parameter"])
 
 
 def random(rule, seed=0, scale=0.5):
@@ -40,9 +40,9 @@ PARAMS = {"kernel": np.arange(6.0).reshape(3, 2) - 2, "bias": np.array(0.7)}
 @pytest.mark.parametrize("dispersion", [True, False])
 @each_kind
 def test_rules_are_their_formula(x64, kind, dispersion):
-    rule = random(KINDS[kind](hidden=4, dispersion=dispersion))
+    rule = random(learned(kind, hidden=4, dispersion=dispersion))
     state = rule.init(PARAMS)
-    references = {name: LearnedRule(rule.weights, each=kind == "per_parameter") for name in PARAMS}
+    references = {name: LearnedRule(rule.weights, each=kind == "parameter") for name in PARAMS}
     for step in range(3):
         gradient, square = of_cohort(step)
         extra = {"square": square} if dispersion else {}
@@ -65,12 +65,12 @@ def test_dispersion_is_the_variance_of_the_changes(x64):
     np.testing.assert_allclose(own[..., -1], g / np.sqrt(variance + g**2), rtol=1e-11)
     np.testing.assert_allclose(whole[-1], 1 - variance.mean() / q.mean(), rtol=1e-11)
     np.testing.assert_allclose(alone[..., -2:], np.stack([0 * g, np.sign(g)], -1), atol=1e-12)  # one client
-    assert (own.shape[-1], whole.shape[-1]) == PerParameter.inputs(dispersion=True)
+    assert own.shape[-1] + whole.shape[-1] == learned("parameter", dispersion=True).shapes()["kernel_0"][0]
 
 
 @each_kind
 def test_updates_scale_as_gradients_do(kind):
-    rule = random(KINDS[kind](dispersion=True))
+    rule = random(learned(kind, dispersion=True))
     params = jax.tree.map(jnp.float32, PARAMS)
 
     def path(scale):
@@ -94,7 +94,7 @@ def known(rule, outputs):
 
 @each_kind
 def test_constant_outputs_are_known_rules(x64, kind):
-    rule, rate = KINDS[kind](), 0.3
+    rule, rate = learned(kind), 0.3
     momentum, adam = optax.ema(0.9, debias=True), optax.adam(1.0, b1=0.9, b2=0.99, eps=0.0)
 
     def following(outputs):
@@ -126,7 +126,7 @@ def test_constant_outputs_are_known_rules(x64, kind):
 
 @each_kind
 def test_nothing_is_divided_by_nothing(kind):
-    rule = random(KINDS[kind](dispersion=True))
+    rule = random(learned(kind, dispersion=True))
     params = jax.tree.map(jnp.float32, PARAMS)
     zeros = fjs.trees.zeros_like(params)
 
@@ -141,7 +141,7 @@ def test_nothing_is_divided_by_nothing(kind):
 
 @each_kind
 def test_weights_are_mapped_over(kind):
-    rules = [random(KINDS[kind](), seed) for seed in range(3)]
+    rules = [random(learned(kind), seed) for seed in range(3)]
     gradient = jax.tree.map(jnp.float32, of_cohort(0)[0])
     params = jax.tree.map(jnp.float32, PARAMS)
     stacked = jax.tree.map(lambda *leaves: jnp.stack([jnp.float32(leaf) for leaf in leaves]), *rules)
@@ -152,17 +152,17 @@ def test_weights_are_mapped_over(kind):
 
 
 def test_what_is_refused():
-    rule = fjs.optim.per_tensor(hidden=4)
+    rule = learned(hidden=4)
     with pytest.raises(ValueError, match=r"kernel_1 \(4, 4\).*hidden=5"):
-        fjs.optim.per_tensor(weights=rule.weights, hidden=5)
+        learned(weights=rule.weights, hidden=5)
     with pytest.raises(ValueError, match=r"kernel_0 \(13, 4\).*dispersion=True"):
-        fjs.optim.per_tensor(weights=rule.weights, hidden=4, dispersion=True)
+        learned(weights=rule.weights, hidden=4, dispersion=True)
     with pytest.raises(ValueError, match="bias_0 None"):
-        fjs.optim.per_tensor(weights={k: v for k, v in rule.weights.items() if k != "bias_0"}, hidden=4)
+        learned(weights={k: v for k, v in rule.weights.items() if k != "bias_0"}, hidden=4)
     with pytest.raises(TypeError, match="arrays by name"):
-        fjs.optim.per_tensor(weights=[1.0])
+        learned(weights=[1.0])
     params = jax.tree.map(jnp.float32, PARAMS)
-    told = fjs.optim.per_tensor(dispersion=True)
+    told = learned(dispersion=True)
     with pytest.raises(ValueError, match="fedlopt"):
         told.update(params, told.init(params), params)
     with pytest.raises(ValueError, match="looks at the parameters"):

@@ -41,7 +41,7 @@ def shifted(params, dataset):
 
 
 def problem(datasets=DATA, vary=VARY, hidden=3, objective="loss", **other):
-    rule = fjs.optim.per_tensor(hidden=hidden, dispersion=True)
+    rule = fjs.optim.learned(hidden=hidden, dispersion=True)
     method = fjs.fedlopt(client_optimizer=SGD, server_optimizer=rule)
     return learned.federations(method, datasets, vary=vary, objective=fjs.hyper.mean(objective), **run(**other))
 
@@ -82,7 +82,7 @@ def test_a_federation_is_the_run_of_what_was_drawn(made):
         work = fjs.local.gaussian_steps(float(values[STEPS]), 1.0, most=6)
         method = fjs.fedlopt(
             client_optimizer=fjs.optim.sgd(float(values[RATE])),
-            server_optimizer=fjs.optim.per_tensor(hidden=3, dispersion=True),
+            server_optimizer=fjs.optim.learned(hidden=3, dispersion=True),
         )
         result = fjs.make_train(**part | {"cohort": cohort, "work": work})(method, POSITIVE[int(which)], own)
         recorded = np.asarray(result.metrics["loss"])
@@ -147,7 +147,7 @@ def test_an_interrupted_training_goes_on(made, tmp_path):
 
 
 def test_a_rule_in_a_file_is_the_same_to_the_last_bit(tmp_path):
-    rule = fjs.optim.per_parameter(hidden=5, dispersion=True)
+    rule = fjs.optim.learned("parameter", hidden=5, dispersion=True)
     rule = rule.replace(weights={name: array + 1 / 3 for name, array in rule.weights.items()})
     path = tmp_path / "rule.safetensors"
     learned.save(rule, path)
@@ -160,7 +160,7 @@ def test_a_rule_in_a_file_is_the_same_to_the_last_bit(tmp_path):
     path.write_bytes(content)
     with pytest.raises(ValueError, match="checksum"):
         learned.load(path)
-    with pytest.raises(TypeError, match="give a rule"):
+    with pytest.raises(TypeError, match="give a fedjax_sim.optim.learned"):
         learned.save(SGD, path)
 
 
@@ -182,7 +182,7 @@ def test_training_finds_longer_steps():
 @pytest.mark.parametrize("layout", [fjs.layout.stacked(), fjs.layout.lanes(2)])
 def test_as_client_optimizer_steps_are_masked(layout, x64):
     """Clients side by side take as many steps as one after the other."""
-    rule = fjs.optim.per_parameter(hidden=3)
+    rule = fjs.optim.learned("parameter", hidden=3)
     draw = np.random.default_rng(1)
     rule = rule.replace(weights={k: jnp.asarray(0.5 * draw.standard_normal(s)) for k, s in rule.shapes().items()})
     method = fjs.fedavg(client_optimizer=rule, client_learning_rate=0.05)
@@ -196,10 +196,8 @@ def test_as_client_optimizer_steps_are_masked(layout, x64):
 
 
 def test_a_run_with_a_rule_is_described_and_verified():
-    rule = fjs.optim.per_tensor(hidden=3, dispersion=True)
-    method = fjs.fedlopt(
-        client_optimizer=fjs.optim.per_tensor(hidden=3), client_learning_rate=0.05, server_optimizer=rule
-    )
+    rule = fjs.optim.learned(hidden=3, dispersion=True)
+    method = fjs.fedlopt(client_optimizer=fjs.optim.learned(hidden=3), client_learning_rate=0.05, server_optimizer=rule)
     history = fjs.simulate(method, DATA[0], **run(), progress=False)
     described = fjs.build(history.description["algorithm"])
     jax.tree.map(np.testing.assert_array_equal, described, method)
