@@ -35,11 +35,11 @@ from fedjax_sim.core.files import write_atomically
 
 SIZES: dict[str, dict[str, Any]] = {
     "smoke": {
-        "federations": 3, "clients": 6, "episodes": 2, "pairs": 2, "rounds": 10, "tests": ["synthetic"], "grid": 2,
+        "federations": 3, "clients": 6, "episodes": 2, "pairs": 2, "rounds": 10, "tests": ["synthetic"], "grid": 3,
         "choose": 1, "seeds": 2, "rules": ["tensor"],
     },
     "cpu": {
-        "federations": 64, "clients": 20, "episodes": 500, "pairs": 6, "rounds": 50, "grid": 5, "choose": 2,
+        "federations": 64, "clients": 20, "episodes": 500, "pairs": 6, "rounds": 50, "grid": 7, "choose": 2,
         "seeds": 10, "tests": ["synthetic", "digits", "Fashion-MNIST"],
         "rules": ["tensor_dispersion", "tensor", "parameter_dispersion", "parameter"],
     },
@@ -144,7 +144,7 @@ def compared(size: str, test: str, data: Any, arguments: dict[str, Any], rules: 
         kept: dict[str, Any] = json.loads(path.read_text())
         return kept
     n = SIZES[size]
-    clients, wide = np.geomspace(0.01, 1.0, n["grid"]), np.geomspace(1 / 3, 3, n["grid"])
+    clients, wide = np.geomspace(0.003, 1.0, n["grid"] - 1), np.geomspace(0.1, 10.0, n["grid"])
     small = np.geomspace(0.001, 0.3, n["grid"])
     methods = {
         "FedAvg": (fjs.fedavg(client_optimizer=SGD), wide), "FedAvgM": (fjs.fedavgm(client_optimizer=SGD), wide / 10),
