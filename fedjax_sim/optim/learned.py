@@ -151,22 +151,13 @@ def features(
 ) -> tuple[jax.Array, jax.Array]:
     """What a network sees of one tensor: ``([..., features of each parameter], [features of the tensor])``.
 
-    Of each parameter, all but the third divided by their root mean square over the tensor::
-
-        g, p, m_k;    m_k / sqrt(v);    1 / sqrt(v / mean v + 1e-4)
-        with dispersion: q - g^2, the variance of the changes in the cohort, and, not divided, g / sqrt(q)
-
     Of the tensor: tanh(t / T - 1) of the steps t taken before, T = 1, 3, .., 1000; the cosine of m_k and g; log of the
-    norm of m_k over that of g; with dispersion mean g^2 / mean q, 1 where all agree. All are the same for c g.
+    norm of m_k over that of g; with dispersion mean g^2 / mean q, 1 where all agree. Of each parameter (``each``), over
+    their root mean square: g, p, m_k, 1 / sqrt(v / mean v + 1e-4), and with dispersion q - g^2, the variance of the
+    changes; as they are: m_k / sqrt(v), and with dispersion g / sqrt(q). All are the same for c g.
 
-    Args:
-      before: t, int32.
-      g: the gradient, or the negative pseudo-gradient.
-      p: the parameters.
-      m: momenta, bias-corrected, [3, ...].
-      v: second moment, bias-corrected.
-      square: q = sum_S w_i Delta_i^2, where the server knows it.
-      each: whether features of each parameter are asked for; else there are none of them.
+    Here g is the gradient, or the negative pseudo-gradient, m [3, ...] and v are bias-corrected, q = ``square`` is
+    sum_S w_i Delta_i^2.
     """
     own = jnp.mean(jnp.square(g))
     axes = tuple(range(1, m.ndim))

@@ -103,40 +103,25 @@ def federations(
     cap: float = 1.0,
     **run: Unpack[RunArguments],
 ) -> Federations:
-    """A distribution of federations, as the problem of an estimator that trains the learned rules of a method.
+    """A distribution of federations, as the outer problem of the learned rules of a method.
 
     Each run draws, by its key: one of the data sets; a value of everything in ``vary``; the model it starts from,
-    cohorts and batches. All are one program: the data sets lie in arrays of the largest's rows, of which no more than
-    there are is read; local work and cohorts vary by real numbers, ``"work.mean"`` of ``gaussian_steps(...)`` or
-    ``"cohort.availability.probability"`` of ``available(uniform(K), bernoulli(...))``, whose steps and slots are
-    masked. The same are the number of clients, the slots of a cohort, the model, and the rounds.
+    cohorts and batches. One program serves all: data sets lie in arrays of the largest's rows; work and cohorts vary by
+    real numbers, ``"work.mean"`` of ``gaussian_steps``, ``"cohort.availability.probability"`` of ``available``.
 
-    The loss of a run is the mean over its evaluations of log(loss / loss at the start), each at most ``cap``, which a
-    run that diverges counts: else one such run would be all that is seen. For ``es`` and ``pes``.
+    A run's loss is the mean over its evaluations of log(loss / loss at the start), each at most ``cap``, so that no run
+    that diverges is all that is seen. For ``es`` and ``pes``.
 
     Args:
-      algorithm: the method; its server or client optimiser, or both, are rules of ``fedjax_sim.optim``.
-      datasets: data sets with the same number of clients, features and held-out parts; one or more.
-      vary: what else is drawn: ``fedjax_sim.sweeps.log_uniform(low, high)`` or ``uniform`` by path, as in sweeps.
-      objective: ``fjs.hyper.mean(name)``, by default of ``"test_loss"``; positive.
+      algorithm: the method; its server or client optimiser, or both, are ``fjs.optim.learned(...)``.
+      datasets: one or more, with the same number of clients, features and held-out parts.
+      vary: what else is drawn: ``fjs.sweeps.log_uniform(low, high)`` or ``uniform`` by path, as in sweeps.
+      objective: ``fjs.hyper.mean(name)`` of a positive loss, by default ``"test_loss"``.
       cap: see above.
       **run: the arguments of :func:`fedjax_sim.make_train`.
 
     Raises:
       TypeError, ValueError: what does not fit, before anything is compiled.
-
-    Example:
-      >>> import jax, fedjax_sim as fjs
-      >>> rule = fjs.optim.learned(hidden=4)
-      >>> problem = fjs.learned.federations(
-      ...     fjs.fedavg(client_optimizer=fjs.optim.sgd(0.1), server_optimizer=rule),
-      ...     [fjs.datasets.quadratics(num_clients=3, dim=2, seed=seed) for seed in range(4)],
-      ...     vary={"client_optimizer.learning_rate": fjs.sweeps.log_uniform(0.01, 0.1)},
-      ...     objective=fjs.hyper.mean("loss"), task=fjs.quadratic(start=1.0), rounds=4, eval_every=2,
-      ...     batches=fjs.local.full_batch(), cohort=fjs.cohort.uniform(2), work=fjs.local.steps(2),
-      ... )
-      >>> sorted(problem.parameters)[0]
-      'server_optimizer.weights.bias_0'
     """
     objective, given, found = mean() if objective is None else objective, list(datasets), dict(vary or {})
     if not given:
@@ -156,7 +141,13 @@ def federations(
     one = federated(algorithm, given[0], over=weights, objective=objective, **run)
     asked = one.plan._replace(key=jax.random.key(0))
     plans = [resolve(asked._replace(dataset=dataset), one.rounds) for dataset in given]
-    if len({(_kind(plan.dataset), fingerprint((plan.algorithm, plan.cohort))) for plan in plans}) > 1:
+    same_parts = len({tuple(held_out_parts(dataset)) for dataset in given}) == 1
+    alike = in_one_bucket(given) if same_parts else []
+    kinds = {
+        (jax.tree.structure(dataset), *((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(dataset)),
+         fingerprint((plan.algorithm, plan.cohort))) for plan, dataset in zip(plans, alike, strict=False)
+    }  # fmt: skip
+    if len(kinds) != 1:
         raise ValueError(
             "learned.federations(datasets=...): they differ in more than sizes and values: give all the same number of "
             "clients and classes, features of one shape and type, and the same held-out parts"
@@ -171,7 +162,7 @@ def federations(
     ).checked()
     for end in ("low", "high"):
         made._subject.replace({path: getattr(of, end) for path, of in found.items()})  # checks them
-    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *in_one_bucket(given))
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *alike)
     return made.replace(plan=plans[0]._replace(dataset=stacked))
 
 
@@ -180,14 +171,6 @@ def _weights(method: Method) -> list[str]:
     found = jax.tree_util.tree_flatten_with_path(method, is_leaf=lambda node: isinstance(node, optim.Learned))[0]
     rules = {keystr(path, simple=True, separator="."): rule for path, rule in found if isinstance(rule, optim.Learned)}
     return [f"{path}.{inner}" for path, rule in rules.items() for inner in real_leaves(rule)]
-
-
-def _kind(dataset: FederatedDataset) -> Any:
-    """What data sets of one program have in common."""
-    leaves, structure = jax.tree.flatten((dataset.examples, dataset.example_weights))
-    rows = tuple((leaf.shape[1:], str(leaf.dtype)) for leaf in leaves)
-    parts = tuple((name, _kind(part)) for name, part in held_out_parts(dataset).items())
-    return dataset.num_clients, dataset.num_classes, structure, rows, parts
 
 
 class Trained(NamedTuple):
@@ -215,8 +198,8 @@ def train(
 ) -> Trained:
     """Trains learned rules: a step of the outer optimiser after every window of the estimator's pairs of runs.
 
-    In an episode all pairs begin anew, each in a federation of its own, and go through all windows. It is one program,
-    compiled once; the result is a function of the problem, the arguments and the key.
+    In an episode, one compiled program, all pairs begin anew, each in a federation of its own, and go through all
+    windows. The result is a function of the problem, the arguments and the key.
 
     Args:
       problem: what :func:`federations` made.
@@ -224,8 +207,7 @@ def train(
       key: names all that is drawn.
       estimator: ``fjs.outer.pes(...)``; by default sigma 0.1, 8 pairs and two windows, or one.
       optimizer: of the weights, of ``fjs.optim`` or optax; by default ``adam(0.01)``.
-      checkpoint: a directory: a training that was interrupted goes on from it, to the same result to the last bit, and
-        one that is done to more ``episodes``.
+      checkpoint: a directory from which a training goes on, to the same result to the last bit, or to more episodes.
       save_every: episodes between checkpoints.
       progress: a progress bar; None shows one on a terminal only.
 
@@ -234,7 +216,7 @@ def train(
       FloatingPointError: all runs diverge at the start, or their losses are not positive.
 
     Reference: Vicol et al. 2021, "Unbiased gradient estimation in unrolled computation graphs with persistent evolution
-    strategies"; Metz et al. 2022, "Practical tradeoffs between memory, compute, and performance in learned optimizers".
+    strategies".
     """
     if not isinstance(problem, Federations):
         raise TypeError(f"learned.train(problem) is {shown(problem)}: give what learned.federations(...) returns")
@@ -289,11 +271,7 @@ def _episode(problem: Federations, estimator: PES, solver: optim.Optimizer, goin
 
 
 def save(rule: optim.Learned, path: str | os.PathLike[str]) -> None:
-    """Writes a learned rule to a file: its weights to the last bit, its description, and a checksum (safetensors).
-
-    Raises:
-      TypeError: it is none, or its weights are traced.
-    """
+    """Writes a rule to a file: its weights to the last bit, its description, and a checksum (safetensors)."""
     if not isinstance(rule, optim.Learned):
         raise TypeError(f"learned.save(rule) is {shown(rule)}: give a fedjax_sim.optim.learned(...)")
     arrays = {name: np.asarray(array) for name, array in rule.weights.items()}
@@ -302,12 +280,7 @@ def save(rule: optim.Learned, path: str | os.PathLike[str]) -> None:
 
 
 def load(path: str | os.PathLike[str]) -> optim.Learned:
-    """The rule that :func:`save` wrote.
-
-    Raises:
-      ValueError: the file is damaged, or holds something else.
-      OSError: it cannot be read.
-    """
+    """The rule that :func:`save` wrote; a ValueError where the file is damaged or holds something else."""
     found = read(path)
     rule = build(found.about["rule"]) if "rule" in found.about else None
     if not isinstance(rule, optim.Learned):
