@@ -6,6 +6,7 @@ from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_sim import optim
 from fedjax_sim.algorithms.base import recorded
@@ -47,6 +48,8 @@ class FedLOpt(FedAvg):
         return self.server_step(server, got["delta"], cohort, square=got["square"])
 
 
+_RULE = optim.Learned(hidden=2, dispersion=True)  # for the tests; without JAX, which must not begin with an import
+_WEIGHTS = {name: np.full(shape, 0.2, np.float32) for name, shape in _RULE.shapes().items()}
 fedlopt = recorded(
     "algorithm.fedlopt",
     FedLOpt,
@@ -54,5 +57,5 @@ fedlopt = recorded(
     step="x ← x + η_g u, u learned, from Δ, Σ w_i Δ_i², momenta and x",
     cite="joseph2023learn",
     options="a rule as `server_optimizer`",
-    case={"server_optimizer": optim.learned(dispersion=True)},
+    case={"server_optimizer": _RULE.replace(weights=_WEIGHTS)},
 )
