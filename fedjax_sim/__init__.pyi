@@ -37,6 +37,7 @@ from fedjax_sim.algorithms.feddyn import feddyn as feddyn
 from fedjax_sim.algorithms.fedem import fedem as fedem
 from fedjax_sim.algorithms.fedexp import fedexp as fedexp
 from fedjax_sim.algorithms.fedlc import fedlc as fedlc
+from fedjax_sim.algorithms.fedlopt import fedlopt as fedlopt
 from fedjax_sim.algorithms.fednova import fednova as fednova
 from fedjax_sim.algorithms.fedntd import fedntd as fedntd
 from fedjax_sim.algorithms.fedopt import fedadagrad as fedadagrad
@@ -118,6 +119,7 @@ from fedjax_sim.run.simulation import simulate as simulate
 from fedjax_sim.run.training import make_train as make_train
 from fedjax_sim.run.verification import verify as verify
 from fedjax_sim.studies import hyper as hyper
+from fedjax_sim.studies import learned as learned
 from fedjax_sim.studies import outer as outer
 from fedjax_sim.studies import sweeps as sweeps
 from fedjax_sim.studies.hyper.tuning import tune as tune

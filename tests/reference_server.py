@@ -176,3 +176,61 @@ def last_k(method: FedAvg, k: int) -> Array:
         window = [*window, x][-k:] if method.taking_part(t) else window
         averaged.append(np.mean(window, axis=0))
     return np.array(averaged)
+
+
+class LearnedRule:
+    """A learned rule on one vector: a network of every parameter's features and the tensor's, or of the tensor's alone.
+
+    Moments m_k (0.5, 0.9, 0.99) and v (0.99) of g = -Delta, bias-corrected;
+    u = -exp(o_0) [g + sum_j o_j (d_j - g)], d = m_1, m_2, m_3, rms(g) m_2 / sqrt(v).
+    """
+
+    decays = (0.5, 0.9, 0.99)
+
+    def __init__(self, weights: dict[str, Array], each: bool):
+        self.weights, self.each, self.t = weights, each, 0
+        self.m, self.v = [0.0] * 3, 0.0
+
+    def of_tensor(self, g: Array, m: list[Array], q: Array | None) -> list[float]:
+        found = [np.tanh((self.t - 1) / T - 1) for T in (1, 3, 10, 30, 100, 300, 1000)]
+        found += [(one * g).sum() / np.sqrt((one**2).sum() * (g**2).sum()) for one in m]
+        found += [np.log(np.linalg.norm(one) / np.linalg.norm(g)) for one in m]
+        return found if q is None else [*found, (g**2).sum() / q.sum()]
+
+    def of_parameters(self, g: Array, x: Array, m: list[Array], v: Array, q: Array | None) -> list[Array]:
+        def over_rms(a: Array) -> Array:
+            return np.asarray(a / np.sqrt((a**2).mean()))
+
+        found = [over_rms(a) for a in (g, x, *m)] + [one / np.sqrt(v) for one in m]
+        found.append(over_rms((v / v.mean() + 1e-4) ** -0.5))
+        return found if q is None else [*found, over_rms(q - g**2), g / np.sqrt(q)]
+
+    def __call__(self, delta: Array, x: Array, q: Array | None = None) -> Array:
+        g, self.t = -delta, self.t + 1
+        self.m = [beta * m + (1 - beta) * g for beta, m in zip(self.decays, self.m, strict=True)]
+        self.v = 0.99 * self.v + 0.01 * g**2
+        m = [one / (1 - beta**self.t) for beta, one in zip(self.decays, self.m, strict=True)]
+        v = self.v / (1 - 0.99**self.t)
+        whole, u = self.of_tensor(g, m, q), np.zeros_like(g)
+        own = np.array(self.of_parameters(g, x, m, v, q) if self.each else np.zeros((0, g.size)))
+        for j in range(g.size):
+            h = np.array([*own[:, j], *whole])
+            for layer in range(3):
+                h = h @ self.weights[f"kernel_{layer}"] + self.weights[f"bias_{layer}"]
+                h = np.tanh(h) if layer < 2 else h
+            directions = [one[j] for one in m] + [np.sqrt((g**2).mean()) * m[1][j] / np.sqrt(v[j])]
+            u[j] = -np.exp(h[0]) * (g[j] + sum(o * (d - g[j]) for o, d in zip(h[1:], directions, strict=True)))
+        return u
+
+
+class FedLOpt(FedAvg):
+    """FedAvg with a learned rule that gets Delta, x and q = sum_S w_i Delta_i^2."""
+
+    def __init__(self, run: Run, learned: LearnedRule):
+        super().__init__(run)
+        self.learned = learned
+
+    def round(self, t: int, S: list[int], x: Array) -> Array:
+        changes = [self.local(t, i, x) - x for i in S]
+        delta, q = self.mean(t, S, changes), self.mean(t, S, [change**2 for change in changes])
+        return x + self.run.eta_g(t) * self.learned(delta, x, q)

@@ -21,6 +21,7 @@ from fedjax_sim.algorithms.feddyn import FedDyn, feddyn
 from fedjax_sim.algorithms.fedem import FedEM, fedem
 from fedjax_sim.algorithms.fedexp import FedExp, fedexp
 from fedjax_sim.algorithms.fedlc import FedLc, fedlc
+from fedjax_sim.algorithms.fedlopt import FedLOpt, fedlopt
 from fedjax_sim.algorithms.fednova import FedNova, fednova
 from fedjax_sim.algorithms.fedntd import FedNtd, fedntd
 from fedjax_sim.algorithms.fedopt import (
@@ -62,15 +63,15 @@ from fedjax_sim.algorithms.wrapper import Wrapped, Wrapper
 __all__ = [
     "AdaptivelyClipped", "Afl", "Algorithm", "Apfl", "Attacked", "Aware", "Cfl", "Client", "Clipped", "Clipping",
     "Cohort", "Compressed", "Dane", "Ditto", "Dp", "Each", "Ema", "FedAdagrad", "FedAdam", "FedAla", "FedAms",
-    "FedAvg", "FedAvgM", "FedAware", "FedCm", "FedDane", "FedDf", "FedDyn", "FedEM", "FedExp", "FedLc", "FedNova",
-    "FedNtd", "FedProto", "FedProx", "FedRep", "FedRoD", "FedRs", "FedSam", "FedVarp", "FedYogi", "Fjord", "Freeze",
-    "HeteroFl", "HypCluster", "Ifca", "Keep", "LargeBatchSgd", "LastK", "LocalSgd", "Mean", "Method", "Mime",
-    "MimeLite", "Moon", "MrMtl", "PFedMe", "Partial", "Parts", "PerFedAvg", "QFedAvg", "Quantised", "RandomK",
-    "Requires", "Reweighted", "Robust", "Scaffnew", "Scaffold", "Sent", "ServerState", "Share", "Stack", "Sum",
-    "TopK", "VrlSgd", "Wrapped", "Wrapper", "adaptively_clipped", "affine", "afl", "apfl", "attacked", "aware",
-    "cfl", "clipped", "dane", "ditto", "dp", "ema", "fedadagrad", "fedadam", "fedala", "fedams", "fedavg",
-    "fedavgm", "fedaware", "fedcm", "feddane", "feddf", "feddyn", "fedem", "fedexp", "fedlc", "fednova", "fedntd",
-    "fedproto", "fedprox", "fedrep", "fedrod", "fedrs", "fedsam", "fedvarp", "fedyogi", "fjord", "freeze",
+    "FedAvg", "FedAvgM", "FedAware", "FedCm", "FedDane", "FedDf", "FedDyn", "FedEM", "FedExp", "FedLOpt", "FedLc",
+    "FedNova", "FedNtd", "FedProto", "FedProx", "FedRep", "FedRoD", "FedRs", "FedSam", "FedVarp", "FedYogi", "Fjord",
+    "Freeze", "HeteroFl", "HypCluster", "Ifca", "Keep", "LargeBatchSgd", "LastK", "LocalSgd", "Mean", "Method",
+    "Mime", "MimeLite", "Moon", "MrMtl", "PFedMe", "Partial", "Parts", "PerFedAvg", "QFedAvg", "Quantised",
+    "RandomK", "Requires", "Reweighted", "Robust", "Scaffnew", "Scaffold", "Sent", "ServerState", "Share", "Stack",
+    "Sum", "TopK", "VrlSgd", "Wrapped", "Wrapper", "adaptively_clipped", "affine", "afl", "apfl", "attacked",
+    "aware", "cfl", "clipped", "dane", "ditto", "dp", "ema", "fedadagrad", "fedadam", "fedala", "fedams", "fedavg",
+    "fedavgm", "fedaware", "fedcm", "feddane", "feddf", "feddyn", "fedem", "fedexp", "fedlc", "fedlopt", "fednova",
+    "fedntd", "fedproto", "fedprox", "fedrep", "fedrod", "fedrs", "fedsam", "fedvarp", "fedyogi", "fjord", "freeze",
     "heterofl", "hypcluster", "ifca", "keep", "large_batch_sgd", "last_k", "local_sgd", "mime", "mime_lite", "moon",
     "mr_mtl", "perfedavg", "pfedme", "qfedavg", "quantised", "random_k", "reweighted", "robust", "scaffnew",
     "scaffold", "top_k", "vrl_sgd",

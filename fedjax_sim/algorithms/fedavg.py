@@ -63,11 +63,14 @@ class FedAvg(Algorithm):
         """The optimiser of :meth:`server_step`: what the user gave, or the one that makes the method what it is."""
         return self.server_optimizer
 
-    def server_step(self, server: Any, delta: Any, cohort: Cohort) -> Any:
-        """x <- x + eta_g u, with u the server optimiser's update for the gradient -delta (u = delta without one)."""
+    def server_step(self, server: Any, delta: Any, cohort: Cohort, **extra: Any) -> Any:
+        """x <- x + eta_g u, with u the server optimiser's update for the gradient -delta (u = delta without one).
+
+        ``extra`` is what the optimiser is told besides.
+        """
         state, solver = server.optimizer, self.server_solver()
         if solver is not None:
-            delta, state = solver.update(jax.tree.map(jnp.negative, delta), state, server.params)
+            delta, state = solver.update(jax.tree.map(jnp.negative, delta), state, server.params, **extra)
         rate = rates.rate_at(self.server_learning_rate, cohort.round, jnp.int32(0))
         return server._replace(params=add_scaled(server.params, rate, delta), optimizer=state)
 

@@ -8,6 +8,7 @@ after n where it reads all of them, computes nothing for the padding.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -48,8 +49,22 @@ def in_bucket(dataset: FederatedDataset, *, rough: bool) -> InBucket:
       rough: whether the bounds of the training part's sizes are those of its bucket too; else they are its own, which
         others do not share. Of held-out parts they always are.
     """
-    rows, own = bucket(dataset), dataset.num_examples
     parts = {name: in_bucket(part, rough=True) for name, part in held_out_parts(dataset).items()}
+    return _in_rows(dataset, bucket(dataset), parts, rough=rough)
+
+
+def in_one_bucket(datasets: Sequence[FederatedDataset]) -> list[InBucket]:
+    """Data sets with the same parts, all with the rows of the largest, and rough bounds: others in arrays alone."""
+    rows = max(map(bucket, datasets))
+    parts = {name: in_one_bucket([getattr(one, name) for one in datasets]) for name in held_out_parts(datasets[0])}
+    return [
+        _in_rows(one, rows, {name: of_all[place] for name, of_all in parts.items()}, rough=True)
+        for place, one in enumerate(datasets)
+    ]
+
+
+def _in_rows(dataset: FederatedDataset, rows: int, parts: dict[str, InBucket], *, rough: bool) -> InBucket:
+    own = dataset.num_examples
     fields = {name: getattr(dataset, name) for name in FederatedDataset.__dataclass_fields__}
     padded = {name: _lengthened(fields[name], rows - own) for name in ("examples", "example_weights")}
     bounds = {"max_size": rows, "largest": ((dataset.num_clients, rows, 0),)} if rough else {}

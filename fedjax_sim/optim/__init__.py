@@ -14,8 +14,9 @@ from fedjax_sim.optim.described import (
     sgd,
     third_party,
 )
+from fedjax_sim.optim.learned import Learned, learned
 
 __all__ = [
-    "Optimizer", "adam", "as_optimizer", "describe_name", "fedadagrad", "fedadam", "fedams", "fedyogi",
-    "from_optax", "hoist", "is_linear", "lenient", "move", "sgd", "third_party",
+    "Learned", "Optimizer", "adam", "as_optimizer", "describe_name", "fedadagrad", "fedadam", "fedams", "fedyogi",
+    "from_optax", "hoist", "is_linear", "learned", "lenient", "move", "sgd", "third_party",
 ]  # fmt: skip

@@ -61,9 +61,12 @@ class Optimizer(Described):
         with third_party():
             return self.transform().init(params)
 
-    def update(self, gradients: Any, state: Any, params: Any) -> tuple[Any, Any]:
-        """``(updates, state)``; TypeError for updates of other dtypes, which would change the program."""
-        updates, new_state = _update(self, gradients, state, params)
+    def update(self, gradients: Any, state: Any, params: Any, **extra: Any) -> tuple[Any, Any]:
+        """``(updates, state)``; TypeError for updates of other dtypes, which would change the program.
+
+        ``extra`` is what optax calls extra arguments, for optimisers that take them.
+        """
+        updates, new_state = _update(self, gradients, state, params, extra)
         for update, gradient in zip(jax.tree.leaves(updates), jax.tree.leaves(gradients), strict=True):
             if update.dtype != gradient.dtype:
                 raise TypeError(
@@ -89,8 +92,8 @@ class Optimizer(Described):
 
 
 @lenient
-def _update(optimizer: Optimizer, gradients: Any, state: Any, params: Any) -> Any:
-    return optimizer.transform().update(gradients, state, params)
+def _update(optimizer: Optimizer, gradients: Any, state: Any, params: Any, extra: dict[str, Any]) -> Any:
+    return optimizer.transform().update(gradients, state, params, **extra)
 
 
 class Sgd(Optimizer):

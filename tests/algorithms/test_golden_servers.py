@@ -60,6 +60,17 @@ def test_fedexp(x64, average):
     assert max(factors[0]) == 1 < 1.05 < max(factors[-1])
 
 
+@pytest.mark.parametrize("kind", ["tensor", pytest.param("parameter", marks=slow)])
+def test_fedlopt(x64, kind):
+    problem, average = PROBLEMS["whole"](), "plain" if kind == "tensor" else "sample"
+    rule = fjs.optim.learned(kind, hidden=3, dispersion=True)
+    draw = np.random.default_rng(5)
+    weights = {name: 0.4 * draw.standard_normal(shape) for name, shape in rule.shapes().items()}
+    learned = servers.LearnedRule(weights, each=kind == "parameter")
+    expected = servers.FedLOpt(setting(problem, average=average), learned)
+    check(problem, fjs.fedlopt(server_optimizer=rule.replace(weights=weights), **both()), expected)
+
+
 @pytest.mark.parametrize("lipschitz", [None, pytest.param(20.0, marks=slow)])
 def test_qfedavg(x64, lipschitz):
     problem = PROBLEMS["logistic"]()  # its losses are positive

@@ -122,7 +122,8 @@ def traffic(algorithm):
 
 
 def made(name) -> Method:
-    more = {"feddf": {"public": classified()}, "fedrod": {"head": "Dense_0"}}
+    rule = {"server_optimizer": fjs.optim.learned(dispersion=True)}
+    more = {"feddf": {"public": classified()}, "fedrod": {"head": "Dense_0"}, "fedlopt": rule}
     return getattr(fjs, name)(client_optimizer=sgd(0.1), **more.get(name, {}))
 
 

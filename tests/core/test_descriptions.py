@@ -218,6 +218,7 @@ MADE: dict[str, Callable[[], Any]] = {
     "optim.from_optax": lambda: fjs.optim.from_optax(
         "adam", learning_rate=0.1, b1=jnp.float32(0.8), nesterov=True, mu_dtype=jnp.bfloat16
     ),
+    "optim.learned": lambda: fjs.optim.learned("parameter", hidden=3, dispersion=True),
     "optim.sgd": lambda: sgd(jnp.array([0.1, 0.2]), momentum=np.float32(0.9), nesterov=True),
     "policy.deadline": lambda: fjs.systems.deadline(2.5, keep=True),
     "policy.first": lambda: fjs.systems.first(3),

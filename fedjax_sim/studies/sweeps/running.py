@@ -161,7 +161,7 @@ def sweep(
 
 
 def configuration(description: dict[str, Any], plan: Plan, what: str) -> dict[str, Any]:
-    """What decides the results of a plan, as JSON; refuses parts of which that is not known, with ``what`` it is for."""
+    """What decides the results of a plan, as JSON; for ``what``, parts of which that is not known are refused."""
     check_known(what, {key: description[key] for key in ("algorithm", "run")})
     rest = plan._replace(algorithm=None, dataset=None, key=None)  # type: ignore[arg-type]
     # arrays of which the description has no values

@@ -1,0 +1,234 @@
+"""Training of learned rules: what is drawn, what a step is, what a directory and a file keep; rules in whole runs."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedjax_sim as fjs
+from fedjax_sim.studies import learned
+
+pytestmark = pytest.mark.xdist_group("learned")  # one worker compiles what they share
+
+KEY = jax.random.key(3)
+RATE, CHANCE, STEPS = "client_optimizer.learning_rate", "cohort.availability.probability", "work.mean"
+SGD = fjs.optim.sgd(0.05)
+ROUNDS, EVERY = 4, 2
+PES = fjs.outer.pes(sigma=0.1, pairs=3)
+
+
+def quadratics(seed, sizes=None, clients=5):
+    sizes = [1 + (seed + i) % 4 for i in range(clients)] if sizes is None else sizes
+    return fjs.datasets.quadratics(num_clients=clients, dim=3, scale=1.0, seed=seed, sizes=sizes)
+
+
+def run(**other):
+    return {
+        "task": fjs.quadratic(start=1.0), "rounds": ROUNDS, "eval_every": EVERY, "batches": fjs.local.in_order(2),
+        "cohort": fjs.cohort.available(fjs.cohort.uniform(3), fjs.cohort.bernoulli(0.9)),
+        "work": fjs.local.gaussian_steps(3.0, 1.0, most=6), **other,
+    }  # fmt: skip
+
+
+VARY = {
+    RATE: fjs.sweeps.log_uniform(0.01, 0.1), CHANCE: fjs.sweeps.uniform(0.5, 1.0), STEPS: fjs.sweeps.uniform(1.0, 5.0)
+}  # fmt: skip
+DATA = [quadratics(seed) for seed in range(3)]
+
+
+def shifted(params, dataset):
+    return {"shifted": jnp.sum(params)}
+
+
+def problem(datasets=DATA, vary=VARY, hidden=3, objective="loss", **other):
+    rule = fjs.optim.learned(hidden=hidden, dispersion=True)
+    method = fjs.fedlopt(client_optimizer=SGD, server_optimizer=rule)
+    return learned.federations(method, datasets, vary=vary, objective=fjs.hyper.mean(objective), **run(**other))
+
+
+def offset(data, by):
+    """Losses that are positive: the constant of every example."""
+    examples = dict(data.examples) | {"c": jnp.full(data.num_examples, by)}
+    return data.replace(examples=examples)
+
+
+POSITIVE = [offset(one, 20.0) for one in DATA]
+
+
+@pytest.fixture(scope="module")
+def made():
+    return problem(POSITIVE)
+
+
+def test_a_federation_is_the_run_of_what_was_drawn(made):
+    """Padding, masks and the drawn values change nothing: the loss is that of make_train with them."""
+    keys = jax.random.split(KEY, 6)
+    drawn = [made.drawn(key) for key in keys]
+    assert {int(which) for which, _, _ in drawn} == {0, 1, 2}
+
+    @jax.jit
+    def loss(problem, theta, key):
+        state, losses = problem.begin(theta, key), []
+        for segment in range(problem.segments):
+            state, one = problem.advance(theta, state, jnp.int32(segment))
+            losses.append(one)
+        return sum(losses)
+
+    for key, (which, values, own) in list(zip(keys, drawn, strict=True))[:3]:
+        for path, of in VARY.items():
+            assert of.low <= values[path] < of.high
+        part = run()
+        cohort = fjs.cohort.available(fjs.cohort.uniform(3), fjs.cohort.bernoulli(float(values[CHANCE])))
+        work = fjs.local.gaussian_steps(float(values[STEPS]), 1.0, most=6)
+        method = fjs.fedlopt(
+            client_optimizer=fjs.optim.sgd(float(values[RATE])),
+            server_optimizer=fjs.optim.learned(hidden=3, dispersion=True),
+        )
+        result = fjs.make_train(**part | {"cohort": cohort, "work": work})(method, POSITIVE[int(which)], own)
+        recorded = np.asarray(result.metrics["loss"])
+        np.testing.assert_allclose(
+            loss(made, made.parameters, key), np.mean(np.log(recorded[1:] / recorded[0])), rtol=1e-4
+        )
+
+
+def test_a_log_uniform_value_is_uniform_in_its_logarithm(made):
+    values = jax.vmap(lambda key: made.drawn(key)[1])(jax.random.split(KEY, 2000))
+    share = np.log(np.asarray(values[RATE]) / 0.01) / np.log(10)
+    assert abs(share.mean() - 0.5) < 0.03
+    assert abs(np.asarray(values[STEPS]).mean() - 3) < 0.1
+
+
+def test_what_diverges_counts_as_the_cap(made):
+    state = made.begin(made.parameters, KEY)
+    (key, train), start = state
+    broken = train._replace(server=train.server._replace(params=train.server.params * jnp.nan))
+    assert float(made.advance(made.parameters, ((key, broken), start), jnp.int32(0))[1]) == 1.0 / made.segments
+
+
+def test_an_episode_is_what_its_key_says(made):
+    """One optimiser's step after each window; what a step finds, the next window of all pairs runs at."""
+    found = learned.train(made, episodes=2, key=KEY, estimator=PES, optimizer=fjs.optim.sgd(0.1))
+    theta, losses, step = made.parameters, [], jax.jit(PES.step)
+    for number in range(2):
+        particles, loss = jax.jit(PES.begin)(made, theta, jax.random.fold_in(KEY, number)), 0.0
+        for _ in range(2):
+            particles, one = step(made, theta, particles)
+            theta = jax.tree.map(lambda a, b: a - 0.1 * b, theta, one.gradient)
+            loss += float(one.value)
+        losses.append(loss)
+    np.testing.assert_allclose(found.losses, losses, rtol=1e-5)
+    weights = found.algorithm.server_optimizer.weights
+    for name in weights:
+        expected = theta[f"server_optimizer.weights.{name}"]
+        np.testing.assert_allclose(weights[name], expected, rtol=1e-4, atol=1e-6)
+    assert np.abs(weights["bias_2"]).max() > 0
+
+
+def test_an_interrupted_training_goes_on(made, tmp_path):
+    given = {"key": KEY, "estimator": PES, "optimizer": fjs.optim.adam(0.01)}
+    whole = learned.train(made, episodes=4, **given)
+    first = learned.train(made, episodes=3, checkpoint=tmp_path, save_every=2, **given)
+    assert sorted(path.name for path in tmp_path.glob("*.safetensors")) == [
+        "round-00000002.safetensors", "round-00000003.safetensors"
+    ]  # fmt: skip
+    resumed = learned.train(problem(POSITIVE), episodes=4, checkpoint=tmp_path, **given)
+    np.testing.assert_array_equal(resumed.losses, whole.losses)
+    np.testing.assert_array_equal(first.losses, whole.losses[:3])
+    jax.tree.map(np.testing.assert_array_equal, resumed.algorithm, whole.algorithm)
+    for other in (
+        {"key": jax.random.key(4)},
+        {"optimizer": fjs.optim.adam(0.1)},
+        {"estimator": PES.replace(sigma=0.2)},
+    ):
+        with pytest.raises(ValueError, match="of another training"):
+            learned.train(made, episodes=5, checkpoint=tmp_path, **given | other)
+    with pytest.raises(ValueError, match="datasets"):
+        learned.train(problem(POSITIVE[::-1]), episodes=5, checkpoint=tmp_path, **given)
+
+
+def test_a_rule_in_a_file_is_the_same_to_the_last_bit(tmp_path):
+    rule = fjs.optim.learned("parameter", hidden=5, dispersion=True)
+    rule = rule.replace(weights={name: array + 1 / 3 for name, array in rule.weights.items()})
+    path = tmp_path / "rule.safetensors"
+    learned.save(rule, path)
+    found = learned.load(path)
+    assert fjs.describe(found) == fjs.describe(rule)
+    assert jax.tree.structure(found) == jax.tree.structure(rule)
+    jax.tree.map(np.testing.assert_array_equal, found.weights, rule.weights)
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="checksum"):
+        learned.load(path)
+    with pytest.raises(TypeError, match=r"give a fedjax_sim\.optim"):
+        learned.save(SGD, path)
+
+
+def test_training_finds_longer_steps():
+    """Clients that go a hundredth of the way: a server that has learned goes further, in runs of ``simulate`` too."""
+    data = quadratics(0, clients=3)
+    one = problem([offset(data, 8.0)], vary={RATE: fjs.sweeps.log_uniform(0.002, 0.003)})
+    trained = learned.train(
+        one, episodes=30, key=KEY, estimator=fjs.outer.pes(sigma=0.1, pairs=3), optimizer=fjs.optim.adam(0.05)
+    )
+    assert trained.losses[-5:].mean() < trained.losses[:5].mean() - 0.005
+    start, end = (
+        fjs.simulate(fjs.paths.replace(method, {RATE: 0.0025}), data, **run(), progress=False).final("loss")
+        for method in (problem().algorithm(problem().parameters), trained.algorithm)
+    )
+    assert end < start
+
+
+@pytest.mark.parametrize("layout", [fjs.layout.stacked(), fjs.layout.lanes(2)])
+def test_as_client_optimizer_steps_are_masked(layout, x64):
+    """Clients side by side take as many steps as one after the other."""
+    rule = fjs.optim.learned("parameter", hidden=3)
+    draw = np.random.default_rng(1)
+    rule = rule.replace(weights={k: jnp.asarray(0.5 * draw.standard_normal(s)) for k, s in rule.shapes().items()})
+    method = fjs.fedavg(client_optimizer=rule, client_learning_rate=0.05)
+    tau = np.array([[1, 4, 2, 0, 3]] * 2)
+    given = run(rounds=2, eval_every=1, work=fjs.local.given_steps(tau), cohort=fjs.cohort.full(), diagnostics=())
+    turns, other = (
+        jax.jit(fjs.make_train(**given, layout=one))(method, DATA[0], KEY) for one in (fjs.layout.turns(), layout)
+    )
+    np.testing.assert_allclose(turns.params, other.params, rtol=1e-10)
+    assert np.abs(np.asarray(turns.params) - 1).max() > 1e-3
+
+
+def test_a_run_with_a_rule_is_described_and_verified():
+    rule = fjs.optim.learned(hidden=3, dispersion=True)
+    method = fjs.fedlopt(client_optimizer=fjs.optim.learned(hidden=3), client_learning_rate=0.05, server_optimizer=rule)
+    history = fjs.simulate(method, DATA[0], **run(), progress=False)
+    described = fjs.build(history.description["algorithm"])
+    jax.tree.map(np.testing.assert_array_equal, described, method)
+    assert np.isfinite(history.final("loss")).all()
+    assert fjs.verify(history)
+
+
+def test_what_is_refused(made):
+    with pytest.raises(ValueError, match="nothing to learn"):
+        learned.federations(fjs.fedavg(client_optimizer=SGD), DATA, **run())
+    with pytest.raises(ValueError, match="more than sizes and values"):
+        problem([*DATA, quadratics(0, clients=4)])
+    with pytest.raises(ValueError, match="at least one"):
+        problem([])
+    with pytest.raises(ValueError, match="no hyper-parameter"):
+        problem(vary={"client_optimizer.rate": fjs.sweeps.uniform(0, 1)})
+    with pytest.raises(ValueError, match="probability"):
+        problem(vary={CHANCE: fjs.sweeps.uniform(0.5, 2.0)})
+    with pytest.raises(TypeError, match="log_uniform"):
+        problem(vary={RATE: (0.1, 0.2)})
+    with pytest.raises(ValueError, match="multiple"):
+        problem(rounds=5)
+    with pytest.raises(ValueError, match="several data sets"):
+        problem(evaluate=shifted)
+    with pytest.raises(ValueError, match="several data sets"):
+        problem(layout=fjs.layout.mesh(1))
+    with pytest.raises(FloatingPointError, match="not positive"):
+        learned.train(problem([offset(one, -50.0) for one in DATA]), episodes=1, key=KEY, estimator=PES)
+    with pytest.raises(TypeError, match="federations"):
+        learned.train(DATA[0], episodes=1, key=KEY)
+    with pytest.raises(TypeError, match="pes"):
+        learned.train(made, episodes=1, key=KEY, estimator=fjs.outer.es())
+    with pytest.raises(ValueError, match="window"):
+        learned.train(made, episodes=1, key=KEY, estimator=fjs.outer.pes(window=4))
