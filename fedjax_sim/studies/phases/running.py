@@ -97,8 +97,8 @@ class _Diagram:
     """The runs of a diagram, as far as they are known."""
 
     def __init__(
-        self, grid: Grid, metric: str, less: bool, seeds: list[int], space: Space | None, choosing: list[int], evaluate: Any,
-        initial_params: Any,
+        self, grid: Grid, metric: str, less: bool, seeds: list[int], space: Space | None, choosing: list[int],
+        evaluate: Any, initial_params: Any,
     ) -> None:  # fmt: skip
         self.grid, self._metric, self._seeds, self._space, self._choosing = grid, metric, seeds, space, choosing
         self.less, self._evaluate, self._initial = less, evaluate, initial_params
@@ -262,7 +262,7 @@ class _Diagram:
         structure = jax.tree.structure(padded[0])
         found = _compute(data, key, self._initial, leaves, counts, structure, self._settings(rounds))
         metrics, records = jax.tree.map(lambda leaf: np.asarray(leaf)[: len(plans)], found)
-        return members, metrics, {name: record for name, record in records.items()}, rounds
+        return members, metrics, dict(records.items()), rounds
 
     def _record(self, found: Any) -> None:
         """Keeps what runs gave, in the folder too."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 from collections.abc import Hashable, Mapping
 from typing import Any, NamedTuple
 
@@ -39,7 +40,7 @@ def axis(which: str, given: Any) -> Axis:
         check_real(what, value)
         if np.ndim(value) != 0:
             raise ValueError(f"{what} has the value {shown(value)}: an axis has numbers")
-    if not held or any(a >= b for a, b in zip(held, held[1:], strict=False)) or name == SEED:
+    if not held or any(a >= b for a, b in itertools.pairwise(held)) or name == SEED:
         raise ValueError(f"{what} has the values {shown(held)}: give numbers in ascending order, and not of 'seed'")
     return Axis(name, held)
 
