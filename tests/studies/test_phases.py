@@ -2,12 +2,12 @@
 
 import itertools
 
-import jax
 import numpy as np
 import pytest
 from scipy import stats
 
 import fedjax_sim as fjs
+from fedjax_sim.core.devices import double_precision
 from fedjax_sim.studies.phases.refining import refined
 from fedjax_sim.studies.phases.result import PhaseDiagram
 
@@ -32,7 +32,7 @@ def diagram(values, x=None, y=None, less=True, computed=None):
 
 
 def test_cells_are_those_of_simulate_paired_and_resumed(tmp_path):
-    with jax.enable_x64(True):
+    with double_precision():
         axes = {"x": {"client_optimizer.learning_rate": [0.05, 0.1, 0.2]}, "y": {"K": [1, 4]}}
         run = RUN | {"work": lambda K: fjs.local.given_steps(K, most=4)}
         found = fjs.phase(METHODS, draw, **axes, seeds=2, **run, resume=tmp_path)

@@ -183,7 +183,8 @@ class PhaseDiagram:
             about = json.loads(arrays["about"].tobytes())
             chosen = {name: arrays[f"chosen{number}"] for number, name in enumerate(about.pop("chosen"))}
             about["methods"] = tuple(about["methods"])
-            return cls(**about, chosen=chosen, **{name: arrays[name] for name in _ARRAYS})
+            given: dict[str, Any] = about | {"chosen": chosen} | {name: arrays[name] for name in _ARRAYS}
+            return cls(**given)
 
     def plot(self, what: str | None = None, ax: Any = None, *, columns: int = 1, **verdict: Any) -> Any:
         """Draws the diagram; needs matplotlib. What was not computed is white.

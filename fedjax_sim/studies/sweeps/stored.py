@@ -134,7 +134,7 @@ class Folder(files.Locked):
             lines = differences(known, configuration, ("there", "here"))
         if lines:
             raise ValueError(
-                f"{self._what}(resume={str(self._path)!r}): the folder has another {self._what} ({listed(lines)}): give the same "
-                "arguments, or another folder"
+                f"{self._what}(resume={str(self._path)!r}): the folder has another {self._what} ({listed(lines)}): "
+                "give the same arguments, or another folder"
             )
         return saved
