@@ -25,7 +25,8 @@ def phase_map(diagram: Any, what: str, winner: np.ndarray | None, ax: Any, colum
     from matplotlib.patches import Patch
 
     edges = [_edges(ax, which, values) for which, values in (("x", diagram.x), ("y", diagram.y))]
-    blank, names, handles = ~diagram.computed, list(diagram.methods), []
+    blank, names = ~diagram.computed, list(diagram.methods)
+    handles: list[Any] = []
     look: dict[str, Any] = {"rasterized": True, "linewidth": 0}
     means = np.where(blank[..., None], np.nan, diagram.values.mean(axis=3))
     if what == "winner":

@@ -114,7 +114,8 @@ class PhaseDiagram:
           ValueError: fewer than two methods or seeds, or a sign test of so few seeds that no outcome is significant.
         """
         check_choice("verdict(test=...)", test, ("t", "sign"))
-        check_choice("verdict(correction=...)", correction, ("bh", "holm", None))
+        if correction is not None:
+            check_choice("verdict(correction=...)", correction, ("bh", "holm"))
         if len(self.methods) < 2 or len(self.seeds) < 2:
             raise ValueError("verdict: a paired test needs two methods and two seeds")
         if test == "sign" and 2.0 ** (1 - len(self.seeds)) > level:
