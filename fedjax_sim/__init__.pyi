@@ -124,6 +124,8 @@ from fedjax_sim.studies import outer as outer
 from fedjax_sim.studies import sweeps as sweeps
 from fedjax_sim.studies.hyper.tuning import tune as tune
 from fedjax_sim.studies.personalise import personalise as personalise
+from fedjax_sim.studies.phases.result import PhaseDiagram as PhaseDiagram
+from fedjax_sim.studies.phases.running import phase as phase
 from fedjax_sim.studies.search.running import search as search
 from fedjax_sim.studies.sweeps.result import Sweep as Sweep
 from fedjax_sim.studies.sweeps.running import sweep as sweep

@@ -341,7 +341,8 @@ class GivenSteps(Work):
     negative entry, or one above ``most``, is dropped from the round, and ``"refused_slots"`` of the round counts it.
 
     Args:
-      tau: integer array [rounds, N].
+      tau: integer array [rounds, N], or one number for everybody: with a ``most`` it is data of the program, so that
+        another number compiles nothing, where ``steps(tau)`` has it in its structure.
       most: upper bound of its entries; read from ``tau`` where that is concrete.
     """
 
@@ -353,7 +354,8 @@ class GivenSteps(Work):
 
     def checked(self) -> Self:
         super().checked()
-        tau = integer_array("given_steps(tau)", self.tau, "[rounds, N]")
+        one = isinstance(self.tau, (int, np.integer)) or (isinstance(self.tau, jax.Array) and self.tau.ndim == 0)
+        tau = integer_array("given_steps(tau)", jnp.reshape(self.tau, (1, 1)) if one else self.tau, "[rounds, N]")
         if isinstance(tau, jax.core.Tracer):
             if self.most < 1:
                 raise ValueError("given_steps(tau): a traced tau needs most=..., an upper bound of its entries")
@@ -363,10 +365,13 @@ class GivenSteps(Work):
         most = max(int(tau.max(initial=1)), 1)
         if self.most and self.most < most:
             raise ValueError(f"given_steps(most={self.most}) is below the largest entry {most} of tau")
-        return self.replace(tau=jnp.asarray(tau, jnp.int32), most=self.most or most)
+        return self.replace(tau=jnp.asarray(tau[0, 0] if one else tau, jnp.int32), most=self.most or most)
 
     def steps(self, turn: Turn) -> jax.Array:
-        tau = as_int32(self.tau[turn.round].at[turn.indices].get(mode="clip"), _REFUSED)
+        if jnp.ndim(self.tau) == 0:
+            tau = jnp.broadcast_to(as_int32(self.tau, _REFUSED), turn.indices.shape)
+        else:
+            tau = as_int32(self.tau[turn.round].at[turn.indices].get(mode="clip"), _REFUSED)
         return jnp.where(tau <= self.most, tau, _REFUSED)
 
     def most_steps(self, epoch: int) -> int:

@@ -163,7 +163,7 @@ def compute(plan: Plan, initial_params: Any, runs: Runs, settings: Settings) -> 
     """All runs of a call, placed in the plan; ``initial_params`` is where they start, or None."""
 
     def on_one_device(plan: Plan, initial_params: Any, runs: Runs) -> Outcome:
-        one = functools.partial(_whole_run, plan, initial_params, settings)
+        one = functools.partial(whole_run, plan, initial_params, settings)
         if settings.in_turn:
             return lax.map(lambda run: one(*run), runs)  # type: ignore[no-any-return]
         # One count for all: a count of its own would make every step of every run a choice.
@@ -177,7 +177,7 @@ def compute(plan: Plan, initial_params: Any, runs: Runs, settings: Settings) -> 
     return sharded(plan, initial_params, runs)
 
 
-def _whole_run(
+def whole_run(
     plan: Plan, initial_params: Any, settings: Settings, values: dict[str, jax.Array], key: jax.Array, evaluations: Any
 ) -> Outcome:
     """One run; the first ``evaluations`` evaluations of it and the rounds before them."""

@@ -17,13 +17,14 @@ from fedjax_sim.datasets.fingerprints import digest
 from fedjax_sim.run.checkpoints.differences import differences, environment_changes, listed
 from fedjax_sim.run.history import History
 
-_ABOUT = "sweep.json"
 _FORMAT = 2
 _FIX = "delete the folder, or give another one"
 
 
 class Folder(files.Locked):
     """A folder with one sweep: ``sweep.json`` says which, each ``runs-....npz`` has some of its runs.
+
+    Another study of many runs, a ``what``, has a file of its own name.
 
     Every file is written whole or not at all, and an interrupted sweep leaves nothing to clean up. The folder is locked
     for this process until it is closed. The ``configuration`` is the plain JSON data that decides the results, the
@@ -37,12 +38,16 @@ class Folder(files.Locked):
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], configuration: dict[str, Any], environment: dict[str, Any] | None = None
+        self,
+        path: str | os.PathLike[str],
+        configuration: dict[str, Any],
+        environment: dict[str, Any] | None = None,
+        what: str = "sweep",
     ) -> None:
-        self._path, self._environment = Path(path), environment or {}
+        self._path, self._environment, self._what = Path(path), environment or {}, what
         self.earlier: list[str] = []
         self._old: dict[str, Any] | None = None  # of a folder of format 1, what it says in format 2
-        self._lock = files.Lock(self._path, "a sweep")
+        self._lock = files.Lock(self._path, f"a {what}")
         try:
             self._begin(configuration)
         except BaseException:
@@ -60,13 +65,15 @@ class Folder(files.Locked):
         for file in sorted(self._path.glob("runs-*.npz")):
             history = History.load(file)
             if history.description.get("sweep") != self._digest:
-                raise ValueError(f"{file} has runs of another sweep: take it out of the folder")
+                raise ValueError(f"{file} has runs of another {self._what}: take it out of the folder")
             numbers = history.description.get("runs")
             if not isinstance(numbers, list) or [type(number) for number in numbers] != [int] * len(history.seeds):
                 raise ValueError(f"{file} does not say which runs it has, but {shown(numbers)}: delete it")
             for number in numbers:
                 if number < 0 or number in seen:
-                    raise ValueError(f"{file} has run {number}, and so has {seen.get(number, 'no sweep')}: delete it")
+                    raise ValueError(
+                        f"{file} has run {number}, and so has {seen.get(number, f'no {self._what}')}: delete it"
+                    )
                 seen[number] = file.name
             if self._old is not None:
                 with files.parsing(file, "is damaged", _FIX):
@@ -80,25 +87,27 @@ class Folder(files.Locked):
             self._check_complete(len(seen), self._old)
         if self.earlier:
             warnings.warn(
-                f"sweep(resume={str(self._path)!r}): runs in the folder were computed elsewhere "
+                f"{self._what}(resume={str(self._path)!r}): runs in the folder were computed elsewhere "
                 f"({'; or '.join(self.earlier)}): they may differ by round-off from what is computed now",
                 stacklevel=4,
             )
         return found
 
     def add(self, numbers: list[int], history: History) -> None:
-        """Stores the runs of these numbers, in the history's order."""
-        about = {"sweep": self._digest, "runs": numbers, "environment": self._environment}
+        """Stores the runs of these numbers, in the history's order, with what its description says."""
+        about = {**history.description, "sweep": self._digest, "runs": numbers, "environment": self._environment}
         dataclasses.replace(history, description=about).save(self._path / f"runs-{numbers[0]:06d}.npz")
 
     def _begin(self, configuration: dict[str, Any]) -> None:
         # through JSON, so that tuples and lists are one
         configuration = json.loads(json.dumps(configuration))
-        about = self._path / _ABOUT
+        about = self._path / f"{self._what}.json"
         if os.path.lexists(about):
             configuration = self._compare(about, configuration)
         elif any(item.name != files.LOCK_NAME for item in self._path.iterdir()):
-            raise ValueError(f"sweep(resume={str(self._path)!r}): the folder has other files: give an empty or new one")
+            raise ValueError(
+                f"{self._what}(resume={str(self._path)!r}): the folder has other files: give an empty or new one"
+            )
         else:
             content = {"format": _FORMAT, "configuration": configuration}
             files.write_atomically(about, json.dumps(content, indent=1).encode())
@@ -125,7 +134,7 @@ class Folder(files.Locked):
             lines = differences(known, configuration, ("there", "here"))
         if lines:
             raise ValueError(
-                f"sweep(resume={str(self._path)!r}): the folder has another sweep ({listed(lines)}): give the same "
-                "arguments, or another folder"
+                f"{self._what}(resume={str(self._path)!r}): the folder has another {self._what} ({listed(lines)}): "
+                "give the same arguments, or another folder"
             )
         return saved

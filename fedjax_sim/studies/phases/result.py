@@ -1,0 +1,255 @@
+"""What a phase diagram found: values, who wins with which significance, a table, a file, a figure."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import itertools
+import json
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_sim.core.files import parsing, write_atomically
+from fedjax_sim.core.values import check_choice, suggest
+from fedjax_sim.datasets.reading.npz import read_npz
+from fedjax_sim.reporting import frames, phase_plots
+
+_ROUND_OFF = {"float32": 1e-5, "float64": 1e-11}  # differences of so much of the values are none
+_ARRAYS = ("x", "y", "values", "steps", "computed")
+
+
+class Verdict(NamedTuple):
+    """Who wins in each cell, [X, Y].
+
+    Attributes:
+      winner: the number of the method that is better than every other one, -1 where none is, -2 where nothing was
+        computed.
+      p: of the test; NaN where there was none because at most one method did not diverge.
+      adjusted: corrected for all tested cells.
+    """
+
+    winner: np.ndarray
+    p: np.ndarray
+    adjusted: np.ndarray
+
+
+class Difference(NamedTuple):
+    """Paired differences of two methods: mean and Student's interval over seeds, [X, Y]; NaN where one diverged."""
+
+    mean: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PhaseDiagram:
+    """The record of one :func:`fedjax_sim.phase` call: X by Y cells, M methods, S seeds.
+
+    Attributes:
+      x_name: the horizontal axis.
+      x: its values, float[X].
+      y_name: the vertical one.
+      y: its values, float[Y].
+      methods: their names.
+      seeds: of all cells and methods.
+      metric: what is compared.
+      less: whether less of it is better.
+      values: float[X, Y, M, S], the metric after the last round; NaN where the run diverged or was not computed.
+      steps: int[X, Y, M, S, 2], gradients that the clients needed, and that were computed.
+      computed: bool[X, Y].
+      chosen: of ``best_of``, the value of each method in each cell by name, float[X, Y, M].
+      description: what was run and where.
+    """
+
+    x_name: str
+    x: np.ndarray
+    y_name: str
+    y: np.ndarray
+    methods: tuple[str, ...]
+    seeds: list[int]
+    metric: str
+    less: bool
+    values: np.ndarray
+    steps: np.ndarray
+    computed: np.ndarray
+    chosen: dict[str, np.ndarray]
+    description: dict[str, Any]
+
+    @property
+    def diverged(self) -> np.ndarray:
+        """bool[X, Y, M], whether the method diverged for a seed."""
+        found: np.ndarray = np.isnan(self.values).any(axis=3) & self.computed[..., None]
+        return found
+
+    def difference(self, a: str, b: str, *, level: float = 0.05) -> Difference:
+        """a - b: mean d of the paired differences over S seeds, and d ± t s / sqrt(S), not corrected for the cells."""
+        from scipy.special import stdtrit  # type: ignore[import-untyped]  # of scipy, which jax brings
+
+        d = self._paired(self._index(a), self._index(b))
+        mean, seeds = d.mean(axis=2), d.shape[2]
+        half = np.full(mean.shape, np.nan)
+        if seeds > 1:
+            half = stdtrit(seeds - 1, 1 - level / 2) * d.std(axis=2, ddof=1) / np.sqrt(seeds)
+        return Difference(mean, mean - half, mean + half)
+
+    def verdict(self, *, level: float = 0.05, test: str = "t", correction: str | None = "bh") -> Verdict:
+        """Who wins where.
+
+        In a cell the method of the best mean is tested against every other, two-sided, on paired differences. It has
+        to be better than all: p is the largest of these, times half the number of methods. A method that diverged for
+        a seed cannot win, and loses to the others without a test. Differences of round-off are none.
+
+        Args:
+          level: of significance.
+          test: ``"t"``, Student's on the mean difference; ``"sign"``, on how many seeds are better (ties left out).
+          correction: over tested cells: ``"bh"``, Benjamini and Hochberg 1995: of the cells with a winner a share of at
+            most ``level`` is wrong, in expectation; ``"holm"``, Holm 1979: none is, with probability 1 - ``level``;
+            None.
+
+        Raises:
+          ValueError: fewer than two methods or seeds, or a sign test of so few seeds that no outcome is significant.
+        """
+        check_choice("verdict(test=...)", test, ("t", "sign"))
+        if correction is not None:
+            check_choice("verdict(correction=...)", correction, ("bh", "holm"))
+        if len(self.methods) < 2 or len(self.seeds) < 2:
+            raise ValueError("verdict: a paired test needs two methods and two seeds")
+        if test == "sign" and 2.0 ** (1 - len(self.seeds)) > level:
+            raise ValueError(f"verdict(test='sign'): with {len(self.seeds)} seeds no outcome is significant at {level}")
+        cost = self.values if self.less else -self.values
+        winner, p = np.where(self.computed, -1, -2), np.full(self.computed.shape, np.nan)
+        for place in np.argwhere(self.computed):
+            at = tuple(place)
+            whole = np.flatnonzero(~self.diverged[at]).tolist()
+            if not whole:
+                continue
+            best = min(whole, key=lambda m: cost[at][m].mean())
+            winner[at] = best
+            if len(whole) > 1:
+                found = [
+                    _p_value(self._paired(best, m)[at] * (1 if self.less else -1), test) for m in whole if m != best
+                ]
+                p[at] = min(max(found) * len(whole) / 2, 1.0)
+        adjusted = p.copy()
+        tested = np.isfinite(p)
+        adjusted[tested] = _adjusted(p[tested], correction)
+        winner[tested & ~(adjusted <= level)] = -1
+        return Verdict(winner, p, adjusted)
+
+    def records(self) -> list[dict[str, Any]]:
+        """A dictionary for each run of a computed cell."""
+        rows = []
+        for i, j in np.argwhere(self.computed):
+            for (m, method), (s, seed) in itertools.product(enumerate(self.methods), enumerate(self.seeds)):
+                value, (needed, done) = self.values[i, j, m, s], self.steps[i, j, m, s]
+                row = {self.x_name: self.x[i], self.y_name: self.y[j], "method": method, "seed": seed}
+                row |= {name: chosen[i, j, m] for name, chosen in self.chosen.items()}
+                row |= {self.metric: value, "diverged": np.isnan(value), "needed_steps": needed, "computed_steps": done}
+                rows.append({name: one.item() if isinstance(one, np.generic) else one for name, one in row.items()})
+        return rows
+
+    def to_csv(self, path: str | os.PathLike[str]) -> None:
+        """Writes :meth:`records` to a file, atomically."""
+        rows, text = self.records(), io.StringIO()
+        writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        write_atomically(path, text.getvalue().encode())
+
+    def to_pandas(self) -> Any:
+        """:meth:`records` as a ``pandas.DataFrame``; needs pandas."""
+        rows = self.records()
+        return frames.data_frame({name: np.array([row[name] for row in rows]) for name in rows[0]})
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes everything to one ``.npz`` file, atomically and without pickle."""
+        names = ("x_name", "y_name", "methods", "seeds", "metric", "less", "description")
+        about = {name: getattr(self, name) for name in names} | {"chosen": list(self.chosen)}
+        arrays = {name: getattr(self, name) for name in _ARRAYS}
+        arrays |= {f"chosen{number}": values for number, values in enumerate(self.chosen.values())}
+        arrays["about"] = np.frombuffer(json.dumps(about).encode(), np.uint8)
+        buffer = io.BytesIO()
+        np.savez_compressed(buffer, **arrays)
+        write_atomically(path, buffer.getvalue())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> PhaseDiagram:
+        """Reads what :meth:`save` wrote."""
+        arrays = read_npz(Path(path))
+        with parsing(Path(path), "is no phase diagram, or is damaged", "give a file that PhaseDiagram.save wrote"):
+            about = json.loads(arrays["about"].tobytes())
+            chosen = {name: arrays[f"chosen{number}"] for number, name in enumerate(about.pop("chosen"))}
+            about["methods"] = tuple(about["methods"])
+            given: dict[str, Any] = about | {"chosen": chosen} | {name: arrays[name] for name in _ARRAYS}
+            return cls(**given)
+
+    def plot(self, what: str | None = None, ax: Any = None, *, columns: int = 1, **verdict: Any) -> Any:
+        """Draws the diagram; needs matplotlib. What was not computed is white.
+
+        Args:
+          what: ``"winner"``, the default for two methods and seeds or more; ``"difference"`` of the first two methods'
+            means; or a method, whose mean is drawn. Cells of the first two that do not separate are grey or hatched.
+          ax: matplotlib axes to draw on, which are returned; None makes a figure.
+          columns: of a page that the figure takes, 1 or 2.
+          **verdict: arguments of :meth:`verdict`.
+        """
+        several = len(self.methods) > 1 and len(self.seeds) > 1
+        what = ("winner" if several else self.methods[0]) if what is None else what
+        if what not in ("winner", "difference"):
+            self._index(what)
+        winner = self.verdict(**verdict).winner if several or what == "winner" else None
+        return phase_plots.phase_map(self, what, winner, ax, columns)
+
+    def _paired(self, a: int, b: int) -> np.ndarray:
+        """a - b, [X, Y, S], 0 where round-off is all that differs."""
+        first, second = self.values[:, :, a], self.values[:, :, b]
+        size = np.maximum(abs(first), abs(second)) * _ROUND_OFF.get(self._float, 1e-5)
+        return np.where(abs(first - second) <= size, 0.0, first - second)
+
+    @property
+    def _float(self) -> str:
+        return str(self.description["environment"]["float"])
+
+    def _index(self, name: str) -> int:
+        if name not in self.methods:
+            raise KeyError(f"the diagram has no method {name!r}: {suggest(name, self.methods)}")
+        return self.methods.index(name)
+
+    def __repr__(self) -> str:
+        cells = f"{self.x_name}: {len(self.x)}, {self.y_name}: {len(self.y)}, seed: {len(self.seeds)}"
+        left = "" if self.computed.all() else f", {int(self.computed.sum())} of {self.computed.size} cells"
+        bad = int(self.diverged.sum())
+        return (
+            f"PhaseDiagram({', '.join(self.methods)}, {cells}{left}{f', {bad} cells with divergence' if bad else ''})"
+        )
+
+
+def _p_value(d: np.ndarray, test: str) -> float:
+    """Two-sided p of the costs' differences d of the better less the other; 1 where their direction is the other."""
+    from scipy.special import bdtr, stdtr
+
+    if test == "sign":
+        better, worse = int((d < 0).sum()), int((d > 0).sum())
+        return 1.0 if better <= worse else min(1.0, 2 * float(bdtr(worse, better + worse, 0.5)))
+    mean, error = d.mean(), d.std(ddof=1) / np.sqrt(d.size)
+    if mean >= 0:
+        return 1.0
+    return 2 * float(stdtr(d.size - 1, mean / error)) if error > 0 else 0.0
+
+
+def _adjusted(p: np.ndarray, correction: str | None) -> np.ndarray:
+    """p-values corrected for their number."""
+    order, m = np.argsort(p, kind="stable"), p.size
+    if correction is None or not m:
+        return p
+    if correction == "holm":
+        raised = np.maximum.accumulate((m - np.arange(m)) * p[order])
+    else:
+        raised = np.minimum.accumulate((m / np.arange(1, m + 1) * p[order])[::-1])[::-1]
+    found = np.empty(m)
+    found[order] = np.minimum(raised, 1.0)
+    return found
