@@ -139,7 +139,7 @@ def plot(result: dict[str, Any]) -> Any:
 
     from fedjax_sim.reporting.plots import LEGEND, line_style, plain
 
-    figure = Figure(figsize=(10.5, 4.4), layout="constrained")
+    figure = Figure(figsize=(12.0, 4.4), layout="constrained")
     left, right = figure.subplots(1, 2)
     rows = {name: row for name, row in result["cases"].items() if name != row["against"]}
     places = np.arange(len(rows))[::-1]
@@ -157,7 +157,7 @@ def plot(result: dict[str, Any]) -> Any:
     right.set_xticks(result["rounds"], [str(rounds) for rounds in result["rounds"]])
     right.set_xlabel("rounds")
     right.set_ylabel("memory, MB")
-    right.legend(**{**LEGEND, "ncols": 2})
+    right.legend(**{**LEGEND, "loc": "center left", "bbox_to_anchor": (1.0, 0.5), "ncols": 1})
     for ax in (left, right):
         plain(ax)
     return figure
