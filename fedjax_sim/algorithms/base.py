@@ -42,7 +42,7 @@ class Algorithm(Method, kw_only=True):
     Attributes:
       client_optimizer: local solver; its state is fresh every round, unless ``keep_optimizer``.
       client_learning_rate: l in y <- y + l u: number, pytree like the parameters, or a rate of ``fedjax_sim.rates``.
-      server_learning_rate: eta_g in x <- x + eta_g u: number or rate over rounds.
+      server_learning_rate: eta_g in x <- x + eta_g u: likewise, but not over clients, of whom a server has none.
       server_optimizer: acts on the negative pseudo-gradient; None means u = Delta.
       keep_optimizer: whether a client keeps its solver's state from visit to visit, as DiLoCo's workers do.
     """

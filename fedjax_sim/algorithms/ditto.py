@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_sim.algorithms.base import recorded
 from fedjax_sim.algorithms.contract import OWN_MODELS, Client, Mean, Message, Requires
 from fedjax_sim.algorithms.fedavg import FedAvg
 from fedjax_sim.core.fields import count, real
 from fedjax_sim.core.trees import select, square, subtract
-from fedjax_sim.core.values import check_scalar
 from fedjax_sim.optim import parts
 from fedjax_sim.optim.parts import Parts
 
@@ -27,11 +27,12 @@ class Ditto(FedAvg):
     Both have the local solver, each a state of its own.
 
     Args:
-      lam: lambda >= 0, how strongly v_i is pulled to x.
+      lam: lambda >= 0, how strongly v_i is pulled to x; a number, or lambda_i of each client, float[N] by client index.
       personal_steps: s, steps of v_i in a round; None for tau_i. They count as gradients beside the work's.
 
     Raises:
-      ValueError: (before a run) a scheme with replacement, or an average that scales the clients' objectives.
+      ValueError: (before a run) a scheme with replacement, an average that scales the clients' objectives, or another
+        number of lambda_i than there are clients.
 
     Reference: Li, Hu, Beirami and Smith 2021, "Ditto: Fair and robust federated learning through personalization",
     Algorithm 1.
@@ -44,6 +45,17 @@ class Ditto(FedAvg):
     def requires(self) -> Requires:
         return OWN_MODELS.but(more_steps=self.personal_steps or 0)
 
+    def checked(self) -> Self:
+        checked = super().checked()
+        return checked.replace(lam=jnp.asarray(self.lam)) if isinstance(self.lam, (list, tuple)) else checked
+
+    def check(self, num_clients: int) -> None:
+        if np.shape(self.lam) not in ((), (num_clients,)):
+            raise ValueError(
+                f"ditto(lam=...) has the shape {np.shape(self.lam)}: give one number, or one for each of the "
+                f"{num_clients} clients, in the order of their ids; for several settings use jax.vmap"
+            )
+
     def init_client(self, params: Any) -> Any:
         return params
 
@@ -51,8 +63,8 @@ class Ditto(FedAvg):
         return Parts(shared=sent.params, own=c_i)
 
     def objective(self, F: Any, y: Any, k: jax.Array, sent: Any, c_i: Any, client: Client) -> Any:
-        check_scalar("ditto(lam=...)", self.lam)
-        pull = self.lam / 2 * square(subtract(y["own"], sent.params))
+        lam = self.lam if np.ndim(self.lam) == 0 else jnp.asarray(self.lam).at[client.index].get(mode="clip")
+        pull = lam / 2 * square(subtract(y["own"], sent.params))
         if self.personal_steps is None:
             return F(y["shared"]) + F(y["own"]) + pull
         own = k >= client.steps

@@ -12,6 +12,7 @@ from fedjax_sim.algorithms.base import Algorithm, Sent, ServerState, recorded
 from fedjax_sim.algorithms.contract import Client, Cohort, Mean, Message, Requires, affine
 from fedjax_sim.core.trees import add_scaled, subtract
 from fedjax_sim.optim import parts, rates
+from fedjax_sim.optim.described import move
 
 
 class FedAvg(Algorithm):
@@ -72,7 +73,7 @@ class FedAvg(Algorithm):
         if solver is not None:
             delta, state = solver.update(jax.tree.map(jnp.negative, delta), state, server.params, **extra)
         rate = rates.rate_at(self.server_learning_rate, cohort.round, jnp.int32(0))
-        return server._replace(params=add_scaled(server.params, rate, delta), optimizer=state)
+        return server._replace(params=move(server.params, rate, delta), optimizer=state)
 
 
 class LocalSgd(FedAvg):

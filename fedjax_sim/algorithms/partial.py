@@ -15,7 +15,6 @@ from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from fedjax_sim.algorithms.base import recorded
 from fedjax_sim.algorithms.contract import Client, Message, Requires
@@ -24,9 +23,8 @@ from fedjax_sim.core import trees
 from fedjax_sim.core.fields import static
 from fedjax_sim.core.values import close, shown, suggest
 from fedjax_sim.models.contract import Mixture
-from fedjax_sim.optim import parts
+from fedjax_sim.optim import parts, rates
 from fedjax_sim.optim.parts import Parts
-from fedjax_sim.optim.rates import Rate
 
 BASE, OWN = "shared", "own"  # names of the Parts that a client trains
 
@@ -112,12 +110,12 @@ class Partial(Wrapper):
         checked = super().checked()
         name = self.factory_name()
         patterns = as_patterns(f"{name}(patterns=...)", self.patterns)
-        rate = self.base.client_learning_rate
-        if not (isinstance(rate, Rate) or (jax.tree_util.all_leaves([rate]) and np.shape(rate) == ())):
-            raise ValueError(
-                f"{name}(base): the base's client_learning_rate has a value for each array, and the base sees some of "
-                "them alone: give one number or a rate of fedjax_sim.rates"
-            )
+        for what in ("client_learning_rate", "server_learning_rate"):
+            if not rates.of_all_parameters(getattr(self.base, what)):
+                raise ValueError(
+                    f"{name}(base): the base's {what} has a value for each array, and the base sees some of them "
+                    "alone: give one number or a rate of fedjax_sim.rates"
+                )
         if self.base.requires.whole_model:
             raise ValueError(
                 f"{name}(base): {type(innermost(self.base)).__name__} needs the whole model, and would see a part of "

@@ -33,7 +33,7 @@ from fedjax_sim.engine.plan import Plan, apart, coordinates, layout_by_rule
 from fedjax_sim.models.shapes import check_values
 from fedjax_sim.models.task import Task
 from fedjax_sim.optim.described import hoisted
-from fedjax_sim.optim.rates import OverClients, Rate
+from fedjax_sim.optim.rates import OverClients, Rate, of_all_parameters
 
 
 def check_run(plan: Plan, rounds: int, initial_params: Any = None) -> Plan:
@@ -109,24 +109,22 @@ def check_run(plan: Plan, rounds: int, initial_params: Any = None) -> Plan:
             f"{name} updates client state once per visit, so clients drawn twice have no meaning: use "
             "cohort.uniform(K) in place of cohort.with_replacement(K)"
         )
-    client_rate, server_rate = algorithm.client_learning_rate, algorithm.server_learning_rate
-    for what, rate in (("client_learning_rate", client_rate), ("server_learning_rate", server_rate)):
+    given = {what: getattr(algorithm, what) for what in ("client_learning_rate", "server_learning_rate")}
+    for what, rate in given.items():
         if isinstance(rate, Rate):
             rate.check(f"{name}({what}=...)", dataset.num_clients, rounds)
-    if isinstance(server_rate, OverClients):
+    if isinstance(given["server_learning_rate"], OverClients):
         raise ValueError(f"{name}(server_learning_rate=over_clients(...)): a server has no clients, use over_rounds")
-    if not isinstance(server_rate, Rate):
-        _check_like(f"{name}(server_learning_rate=...)", server_rate, 0.0, "one number or a rate over rounds")
     for optimizer in (algorithm.client_optimizer, algorithm.server_optimizer):
         if optimizer is not None:
             optimizer.transform()  # checks that its hyper-parameters are single numbers
     params = plan.params
     losses = check_values(plan.task, params, dataset.examples, training=True)
     _check_statistics(plan, params)
-    single = jax.tree_util.all_leaves([client_rate]) and np.shape(client_rate) == ()
-    if not isinstance(client_rate, Rate) and not single:
-        rule = "one number, a rate of fedjax_sim.rates or a pytree like the parameters"
-        _check_like(f"{name}(client_learning_rate=...)", client_rate, params, rule, numbers=True)
+    for what, rate in given.items():
+        if not of_all_parameters(rate):
+            rule = "one number, a rate of fedjax_sim.rates or a pytree like the parameters"
+            _check_like(f"{name}({what}=...)", rate, params, rule, numbers=True)
     if initial_params is not None:
         check_initial("initial_params", initial_params, params)
     check_counts(plan, rounds)
@@ -329,7 +327,7 @@ def _check_statistics(plan: Plan, params: Any) -> None:
         changing.append(own.__name__)
     if method.server_solver() is not None:
         changing.append(f"the server optimiser of {own.__name__}")
-    if not isinstance(rate, Rate) and is_concrete(rate) and rate > 1:
+    if not isinstance(rate, Rate) and is_concrete(rate) and any(np.any(leaf > 1) for leaf in jax.tree.leaves(rate)):
         changing.append(f"server_learning_rate={rate}")
     if changing:
         raise ValueError(

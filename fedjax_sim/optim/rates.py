@@ -157,6 +157,11 @@ def as_rate(given: Any, what: str) -> Any:
     return given
 
 
+def of_all_parameters(rate: Any) -> bool:
+    """Whether a rate is one for all parameters, in a round and for a client: a number or a :class:`Rate`."""
+    return isinstance(rate, Rate) or (jax.tree_util.all_leaves([rate]) and np.shape(rate) == ())
+
+
 def rate_at(rate: Any, round_: jax.Array, client: jax.Array) -> Any:
     """The value of a rate (see :func:`as_rate`) in a round for a client: a scalar or a pytree like the parameters."""
     return rate.at(round_, client) if isinstance(rate, Rate) else rate

@@ -13,7 +13,7 @@ import numpy as np
 from fedjax_sim.algorithms.contract import Method
 from fedjax_sim.clients.cohort.availability import available, trace
 from fedjax_sim.core.loops import over_leading_axis
-from fedjax_sim.core.values import shown
+from fedjax_sim.core.values import check_flag, shown
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.engine.arguments import asked_of
 from fedjax_sim.engine.checks import check_seeds
@@ -29,10 +29,12 @@ class Coalitions(NamedTuple):
     Attributes:
       members: bool[C, N], who was in.
       by_seed: float[C, S], the objective J.
+      models: the models after training, leaves [C, S, ...], where they were kept; else None.
     """
 
     members: np.ndarray
     by_seed: np.ndarray
+    models: Any = None
 
     @property
     def values(self) -> np.ndarray:
@@ -45,13 +47,30 @@ class Coalitions(NamedTuple):
         Raises:
           KeyError: it was not tried.
         """
+        return float(self.values[self._row(members)])
+
+    def model(self, members: Any) -> Any:
+        """The models trained by one coalition, bool[N], one a seed: leaves [S, ...].
+
+        Of everybody but client i it is the model that has unlearned i, by retraining.
+
+        Raises:
+          KeyError: it was not tried.
+          ValueError: models were not kept.
+        """
+        if self.models is None:
+            raise ValueError("model(members): models were not kept; ask for them, coalitions(..., keep_models=True)")
+        row = self._row(members)
+        return jax.tree.map(lambda leaf: leaf[row], self.models)
+
+    def _row(self, members: Any) -> int:
         wanted = np.asarray(members)
         if wanted.dtype != bool or wanted.shape != self.members.shape[1:]:
-            raise ValueError(f"value(members={shown(members)}): give True or False for each of the clients, bool[N]")
+            raise ValueError(f"members={shown(members)}: give True or False for each of the clients, bool[N]")
         (found,) = np.nonzero((self.members == wanted).all(axis=1))
         if not len(found):
             raise KeyError(f"the coalition {np.flatnonzero(wanted).tolist()} was not tried")
-        return float(self.values[found[0]])
+        return int(found[0])
 
     @property
     def leave_one_out(self) -> np.ndarray:
@@ -91,6 +110,7 @@ def coalitions(
     objective: Objective | None = None,
     seeds: int | Iterable[int] = 0,
     initial_params: Any = None,
+    keep_models: bool = False,
     **run: Any,
 ) -> Coalitions:
     """Trains without some of the clients, for every coalition of those who stay: one program, compiled once.
@@ -110,6 +130,7 @@ def coalitions(
         ``fedjax_sim.hyper.final("test_loss")`` by default.
       seeds: one seed or several; the same for all coalitions.
       initial_params: where the runs start; None draws them from each seed.
+      keep_models: whether the models after training are returned too, C times S of them in memory.
       **run: the arguments of :func:`fedjax_sim.make_train`.
 
     Returns:
@@ -132,6 +153,7 @@ def coalitions(
     """
     objective = final() if objective is None else objective
     check_inputs("coalitions", algorithm, dataset, objective)
+    check_flag("coalitions(keep_models=...)", keep_models)
     members = _members(which, dataset.num_clients)
     _check_separable(algorithm, dataset, run)
     keys = jax.vmap(jax.random.key)(jnp.asarray(check_seeds(seeds), jnp.uint32))
@@ -139,14 +161,15 @@ def coalitions(
 
     @jax.jit
     def retrained(algorithm: Method, dataset: FederatedDataset, params: Any, there: jax.Array, keys: jax.Array) -> Any:
-        def of(there: jax.Array, key: jax.Array) -> jax.Array:
+        def of(there: jax.Array, key: jax.Array) -> tuple[jax.Array, Any]:
             train = make_train(**run | {"cohort": available(run["cohort"], trace(there[None]))})
-            return evaluated(objective, train(algorithm, dataset, key, initial_params=params))
+            result = train(algorithm, dataset, key, initial_params=params)
+            return evaluated(objective, result), result.params if keep_models else None
 
         return over_leading_axis(lambda there: over_leading_axis(lambda key: of(there, key), keys), there)
 
     found = retrained(algorithm, dataset, initial_params, jnp.asarray(by_index), keys)
-    return Coalitions(members, np.asarray(found))
+    return Coalitions(members, *jax.tree.map(np.asarray, found))
 
 
 def _members(which: Any, number: int) -> np.ndarray:

@@ -347,8 +347,9 @@ def test_what_makes_no_sense_is_said_before_compiling() -> None:
     with pytest.raises(ValueError, match="takes no local steps"):
         fjs.keep(fjs.large_batch_sgd(client_optimizer=SGD), HEAD)
     rates = jax.tree.map(lambda leaf: 1.0, first())
-    with pytest.raises(ValueError, match="client_learning_rate has a value for each array"):
-        fjs.freeze(fjs.fedavg(client_optimizer=SGD, client_learning_rate=rates), HEAD)
+    for name in ("client_learning_rate", "server_learning_rate"):
+        with pytest.raises(ValueError, match=f"{name} has a value for each array"):
+            fjs.freeze(fjs.fedavg(client_optimizer=SGD, **{name: rates}), HEAD)
     with pytest.raises(ValueError, match=r"aware\(base\).*keep\(aware\(...\), ...\)"):
         jax.eval_shape(trainer(), fjs.aware(fjs.keep(fedavg, HEAD)), data(), KEY)
     with pytest.raises(ValueError, match=r"in place of cohort\.with_replacement"):

@@ -419,6 +419,7 @@ def test_clients_fine_tune_statistics_too(x64) -> None:
         (fjs.large_batch_sgd(client_optimizer=SGD), {}, "LargeBatchSgd does not"),
         (fjs.dp(FEDAVG), {}, r"Dp does not just average.*keep\(method, 'batch_stats'\)"),
         (FEDAVG.replace(server_learning_rate=1.5), {}, r"server_learning_rate=1.5 does not"),
+        (FEDAVG.replace(server_learning_rate={"scale": 0.5, "bias": 1.5}), {}, r"server_learning_rate=\{.*\} does not"),
         (FEDAVG, {"cohort": fjs.cohort.uniform(2, average="scheme_ii")}, "average='scheme_ii' does not"),
         (fjs.keep(FEDAVG, "batch_stats"), {"batches": fjs.local.full_batch(4)}, "a full gradient taken in pieces"),
     ],

@@ -24,12 +24,11 @@ def problem():
 
 
 def alone(data, run, algorithm, members):
-    """The loss on everybody's data after a run on that of the members, with the same ids and so the same draws."""
+    """The model after a run on the data of the members, with the same ids and so the same draws."""
     rows = np.isin(np.repeat(np.arange(4), SIZES), np.flatnonzero(members))
     owners = np.repeat(np.asarray(data.client_ids), SIZES)
     theirs = fjs.datasets.from_ids({name: np.asarray(leaf)[rows] for name, leaf in data.examples.items()}, owners[rows])
-    params = fjs.make_train(**run)(algorithm, theirs, jax.random.key(5)).params
-    return float(fjs.evaluate(run["task"], params, data).overall["loss"])
+    return fjs.make_train(**run)(algorithm, theirs, jax.random.key(5)).params
 
 
 @pytest.mark.parametrize("method", ["fedavg", pytest.param("fednova", marks=pytest.mark.slow), "fedadam"])
@@ -37,9 +36,14 @@ def test_a_coalition_is_a_run_on_its_members_data(method, x64):
     data, run = problem()
     algorithm = getattr(fjs, method)(client_optimizer=sgd(0.1))
     which = np.array([[1, 0, 1, 1], [0, 1, 0, 0], [1, 1, 1, 1]], bool)
-    found = hyper.coalitions(algorithm, data, which, objective=hyper.final("loss"), seeds=5, **run)
-    for members, value in zip(which, found.values, strict=True):
-        np.testing.assert_allclose(value, alone(data, run, algorithm, members), rtol=1e-10)
+    found = hyper.coalitions(
+        algorithm, data, which, objective=hyper.final("loss"), seeds=[4, 5], keep_models=True, **run
+    )
+    for members, value in zip(which, found.by_seed[:, 1], strict=True):
+        params = alone(data, run, algorithm, members)
+        np.testing.assert_allclose(found.model(members)[1], params, rtol=1e-10)
+        loss = fjs.evaluate(run["task"], params, data).overall["loss"]  # on everybody's data
+        np.testing.assert_allclose(value, loss, rtol=1e-10)
     assert found.value([True, True, True, True]) == found.values[2]
 
 
@@ -117,3 +121,5 @@ def test_shapley_values_need_all_coalitions():
         found.value([True, True, False])
     with pytest.raises(ValueError, match="bool"):
         found.value([1, 0, 0])
+    with pytest.raises(ValueError, match="models were not kept"):
+        found.model([True, False, False])
