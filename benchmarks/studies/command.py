@@ -40,11 +40,12 @@ class Study(NamedTuple):
     plot: Callable[[dict[str, Any]], Any]
 
     def main(self, arguments: Sequence[str] | None = None) -> dict[str, Any]:
-        """Runs the study, prints it and writes ``NAME.json`` and ``NAME.png``."""
+        """Runs the study, prints it and writes ``NAME.json`` and ``NAME.png``, of smoke with ``--out`` alone."""
         parser = argparse.ArgumentParser(description=self.about, formatter_class=argparse.RawDescriptionHelpFormatter)
         parser.add_argument("--size", choices=["smoke", "cpu"], default="cpu")
-        parser.add_argument("--out", type=pathlib.Path, default=RESULTS)
+        parser.add_argument("--out", type=pathlib.Path, help="the folder of its files; smoke has none of its own")
         options = parser.parse_args(arguments)
+        folder = options.out or (RESULTS if options.size == "cpu" else None)
         started = time.perf_counter()
         result = self.run(options.size)
         result["seconds"] = round(time.perf_counter() - started, 1)
@@ -56,8 +57,9 @@ class Study(NamedTuple):
         }
         for line in [*self.lines(result), f"{result['seconds']} s with compilation, jax {jax.__version__}"]:
             print(line)
-        write_atomically(options.out / f"{self.name}.json", json.dumps(rounded(result), indent=1).encode())
-        save_figure(self.plot(result), options.out / f"{self.name}.png")
+        if folder is not None:
+            write_atomically(folder / f"{self.name}.json", json.dumps(rounded(result), indent=1).encode())
+            save_figure(self.plot(result), folder / f"{self.name}.png")
         return result
 
 

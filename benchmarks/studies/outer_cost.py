@@ -1,12 +1,13 @@
-"""What a gradient of a run costs by each adjoint and estimator: time in forward runs, memory by the number of rounds.
+"""What a gradient of a run costs by each adjoint and estimator, and a population: time in forward runs, and memory.
 
     python -m benchmarks.studies.outer_cost [--size cpu]
 
 FedAvg on synthetic(1, 1), a cohort drawn with a chance for each client, a loss after every round: the derivative of
 their mean in the logarithm of the client learning rate and in all chances. Every program takes turns with the forward
 run of the same problem, and a cost is the median of the ratios within repeats. Memory is what the compiled program
-reserves beyond its arguments and results, by XLA's memory analysis. Adjoints are those of ``make_train``, of the last
-loss alone; estimators go through ``fjs.outer``. A case is a line of ``cases``.
+reserves beyond its arguments and results, by XLA's memory analysis, for several numbers of rounds. Adjoints are those
+of ``make_train``, of the last loss alone; estimators go through ``fjs.outer``. A case is a line of ``cases``. A
+population chooses after every round, and its time is what ``fjs.search`` reports, without compilation.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "cpu": {"clients": 20, "largest": 60, "rounds": [16, 64, 256], "repeats": 15, "pairs": 8},
 }
 RATE, CHANCES = "client_optimizer.learning_rate", "cohort.probability"
-FORWARD, FORWARD_TRAIN = "forward run", "forward run, make_train"
+FORWARD, FORWARD_TRAIN, POPULATION = "forward run", "forward run, make_train", "population(), members"
 Case = Callable[[dict[str, Any], int], Callable[..., Any]]  # (run, pairs) -> program of (problem, u, key)
 
 
@@ -83,6 +84,16 @@ def cases() -> dict[str, tuple[str, Case]]:
     }
 
 
+def population(data: Any, asked: dict[str, Any], members: int) -> float:
+    """Seconds of a population, one in four of whose members is replaced after every round."""
+    found = fjs.search(
+        fjs.fedavg(client_optimizer=fjs.optim.sgd(0.05)), data,
+        fjs.sweeps.random({RATE: fjs.sweeps.log_uniform(0.01, 0.1)}, members, seed=0), fjs.hyper.population(),
+        objective=fjs.hyper.final("loss"), progress=False, **asked,
+    )  # fmt: skip
+    return found.seconds
+
+
 def run(size: str) -> dict[str, Any]:
     """Memory at every number of rounds, and costs at the middle one."""
     n = SIZES[size]
@@ -96,14 +107,19 @@ def run(size: str) -> dict[str, Any]:
             found[name]["bytes"].append(int(compiled.memory_analysis().temp_size_in_bytes))
             if rounds == middle:
                 programs[name] = compiled
-    problem = made[middle][0]
-    seconds: dict[str, list[float]] = {name: [] for name in programs}
+    problem, asked = made[middle]
+    found[POPULATION] = {"against": FORWARD, "bytes": []}
+    seconds: dict[str, list[float]] = {name: [] for name in found}
     for repeat in range(n["repeats"] + 1):
-        for name, program in programs.items():
+        for name in found:
             start = time.perf_counter()
-            jax.block_until_ready(program(problem, problem.parameters, key))
+            if name in programs:
+                jax.block_until_ready(programs[name](problem, problem.parameters, key))
+                taken = time.perf_counter() - start
+            else:
+                taken = population(problem.plan.dataset, asked, n["pairs"])
             if repeat:  # the first one warms up
-                seconds[name].append(time.perf_counter() - start)
+                seconds[name].append(taken)
     for name, row in found.items():
         ratios = np.array(seconds[name]) / np.array(seconds[row["against"]])
         row["cost"], row["seconds"] = float(np.median(ratios)), float(np.median(seconds[name]))
@@ -128,7 +144,7 @@ def lines(result: dict[str, Any]) -> list[str]:
     head = "".join(f"{f'MB, {rounds} rounds':>17}" for rounds in result["rounds"])
     table = [f"{result['timed_rounds']} rounds, {result['pairs']} pairs or runs", f"{'':<26}{'cost':>8}{head}"]
     for name, row in result["cases"].items():
-        memory = "".join(f"{size / 1e6:>17.2f}" for size in row["bytes"])
+        memory = "".join(f"{size / 1e6:>17.2f}" for size in row["bytes"]) or f"{'-':>17}" * len(result["rounds"])
         table.append(f"{name:<26}{row['cost']:>8.2f}{memory}")
     return table
 
@@ -147,9 +163,9 @@ def plot(result: dict[str, Any]) -> Any:
     spread = np.abs(np.array([row["quartiles"] for row in rows.values()]).T - costs)
     left.barh(places, costs, xerr=spread, color="#0072B2", height=0.6)
     left.set_yticks(places, list(rows))
-    left.set_xlabel("cost of a gradient, forward runs")
+    left.set_xlabel("cost of a gradient, or of all members, forward runs")
     for index, (name, row) in enumerate(result["cases"].items()):
-        if name not in (FORWARD_TRAIN, "es(), a pair"):
+        if row["bytes"] and name not in (FORWARD_TRAIN, "es(), a pair"):
             memory = np.array(row["bytes"]) / 1e6
             right.plot(result["rounds"], memory, marker="o", label=name, **line_style(index))
     right.set_xscale("log", base=2)
