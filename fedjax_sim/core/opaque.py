@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from fedjax_sim.core.sources import checksum
 from fedjax_sim.core.values import suggest
 
 
@@ -85,9 +84,3 @@ class Given:
 
     def __init__(self, part: Any) -> None:
         self.part = part
-
-
-def opaque_name(described: Mapping[str, Any]) -> str:
-    """How an opaque part is called where it is shown: with the beginning of a checksum of what is known of it."""
-    known = described.get("known")
-    return f"{described['opaque']} ({checksum(known)[:8]})" if known else str(described["opaque"])

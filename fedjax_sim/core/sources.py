@@ -8,13 +8,19 @@ import json
 import linecache
 import textwrap
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 
 def checksum(value: Any) -> str:
     """SHA-256 of JSON data."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def opaque_name(described: Mapping[str, Any]) -> str:
+    """How an opaque part is called where it is shown: with the beginning of a checksum of what is known of it."""
+    known = described.get("known")
+    return f"{described['opaque']} ({checksum(known)[:8]})" if known else str(described["opaque"])
 
 
 def source(code: types.CodeType) -> str | None:

@@ -126,7 +126,7 @@ def test_a_run_is_written_again_and_verified_with_its_configuration(
     assert "run.task.model: the source of mine.Net.__call__ now differs from that in the result" in said.err
     assert cli.main(["report", "results/run", "--out", "page.html"]) == 0
     known = fjs.History.load("results/run/history.npz").description["run"]["task"]["arguments"]["model"]
-    from fedjax_sim.core.opaque import opaque_name
+    from fedjax_sim.core.sources import opaque_name
 
     assert opaque_name(known) in (folder / "page.html").read_text()
 

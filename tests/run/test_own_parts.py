@@ -5,6 +5,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import threading
 from typing import Any
 
 import flax.linen as nn
@@ -18,6 +19,7 @@ import fedjax_sim as fjs
 ROOT = pathlib.Path(__file__).parents[2]
 SCRIPT = """
 import sys
+import threading
 import flax.linen as nn, numpy as np, optax
 import fedjax_sim as fjs
 
@@ -66,6 +68,7 @@ class Net(nn.Module):
     """A model of one's own."""
 
     width: int = 3
+    note: Any = None
 
     @nn.compact
     def __call__(self, x: Any) -> Any:
@@ -133,14 +136,28 @@ def test_a_result_of_an_earlier_version_is_told_by_what_it_computes(history: fjs
     assert not fjs.verify(told, parts=PARTS | {"run.task.model": Net(4)}).passed
 
 
-def test_a_stored_sweep_knows_its_parts(tmp_path: pathlib.Path) -> None:
-    def swept(width: int) -> Any:
-        return fjs.sweep(
-            fjs.fedavg(client_optimizer=fjs.optim.sgd(0.1)), DATA, fjs.sweeps.grid({"server_learning_rate": [0.5]}),
-            task=fjs.classification(Net(width)), rounds=1, cohort=fjs.cohort.full(), work=fjs.local.steps(1),
-            batches=fjs.local.full_batch(), resume=tmp_path,
-        )  # fmt: skip
+def swept(model: Any, folder: pathlib.Path) -> Any:
+    return fjs.sweep(
+        fjs.fedavg(client_optimizer=fjs.optim.sgd(0.1)), DATA, fjs.sweeps.grid({"server_learning_rate": [0.5]}),
+        task=fjs.classification(model), rounds=1, cohort=fjs.cohort.full(), work=fjs.local.steps(1),
+        batches=fjs.local.full_batch(), resume=folder,
+    )  # fmt: skip
 
-    swept(3)
-    with pytest.raises(ValueError, match=r"has another sweep \(run.task.model.width: 3 there, 4 here\)"):
-        swept(4)
+
+def searched(model: Any, folder: pathlib.Path) -> Any:
+    return fjs.search(
+        fjs.fedavg(client_optimizer=fjs.optim.sgd(0.1)), DATA, fjs.sweeps.grid({"server_learning_rate": [0.5, 1.0]}),
+        fjs.hyper.halving(rungs=1), objective=fjs.hyper.final("loss"), task=fjs.classification(model), rounds=1,
+        cohort=fjs.cohort.full(), work=fjs.local.steps(1), batches=fjs.local.full_batch(), checkpoint=folder,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("study", "name"), [(swept, "sweep"), (searched, "search")])
+def test_stored_studies_know_their_parts(study: Any, name: str, tmp_path: pathlib.Path) -> None:
+    study(Net(3), tmp_path)
+    with pytest.raises(ValueError, match=rf"another {name} \(run.task.model.width: 3 (there|in the checkpoint), 4 "):
+        study(Net(4), tmp_path)
+    with pytest.raises(
+        ValueError, match=rf"a {name} .* must be known by its description, .*run.task.model: .*Net, as "
+    ):
+        study(Net(note=threading.Lock()), tmp_path / "new")

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from fedjax_sim.core.opaque import opaque_name
+from fedjax_sim.core.sources import opaque_name
 from fedjax_sim.reporting.recorded import Recorded
 
 _LONGEST = 240  # characters of a value

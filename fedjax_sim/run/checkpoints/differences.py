@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from fedjax_sim.core.opaque import opaque_name
+from fedjax_sim.core.sources import opaque_name
 
 WORDS = ("in the checkpoint", "now")
 _NOTHING = object()

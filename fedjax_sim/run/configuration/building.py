@@ -286,8 +286,8 @@ def _object(table: dict[str, Any], place: Place, kind: str | None = None) -> Any
 
 def accepted_arguments(make: Any) -> list[str]:
     """Names of a factory's arguments; flax's own (``name``, ``parent``) are none."""
-    make = inspect.unwrap(make)
-    module = isinstance(make, type) and issubclass(make, nn.Module)
+    whole = inspect.unwrap(make)
+    module = isinstance(whole, type) and issubclass(whole, nn.Module)
     return [name for name in inspect.signature(make).parameters if not (module and name in ("parent", "name"))]
 
 
