@@ -39,6 +39,14 @@ def host_array(what: str, values: Any) -> np.ndarray:
         raise missing_values(what, hidden, how)
     if not hasattr(values, "__array__") and isinstance(values, Sequence) and not isinstance(values, (str, bytes)):
         return _of_list(what, list(values))
+    if hasattr(values, "storage"):  # arrow's: a tensor is there though a number in it is not
+        inner = values.storage
+        while hasattr(inner, "values"):
+            inner = inner.flatten()
+        if inner.null_count:
+            raise ValueError(
+                f"{what} has {inner.null_count} missing values within its rows: fill them in or drop these"
+            )
     if hasattr(values, "to_numpy_ndarray"):
         return np.asarray(values.to_numpy_ndarray())
     array = np.asarray(values.to_numpy() if hasattr(values, "isna") else values)

@@ -63,6 +63,8 @@ def _gives_rows(given: Any) -> bool:
 
 def side_by_side(what: str, columns: Sequence[tuple[str, np.ndarray]]) -> np.ndarray:
     """Columns of numbers, [n] or [n, k], as one array, in a type that holds what all have."""
+    if not columns:
+        raise ValueError(f"{what}: the table has no columns: give it one of numbers or more")
     parts = []
     for name, part in columns:
         if part.ndim > 2 or part.dtype.kind not in "biuf":

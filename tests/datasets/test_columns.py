@@ -244,6 +244,10 @@ def test_arrow_keeps_shapes() -> None:
     for column in (tensors, arrow.chunked_array([tensors[:4], tensors[4:]]), arrow.array(x.tolist())):
         data = datasets.from_table(arrow.table({"who": [0] * 6, "x": column}), client="who", x="x")
         np.testing.assert_array_equal(data.examples["x"], x)
+    parts = arrow.array([[1, None], [1, 2]], arrow.list_(arrow.int64(), 2))
+    holes = arrow.ExtensionArray.from_storage(arrow.fixed_shape_tensor(arrow.int64(), (2,)), parts)
+    with pytest.raises(ValueError, match="'x' has 1 missing values within its rows"):  # numpy would have a 0 there
+        datasets.from_table(arrow.table({"who": [0, 1], "x": holes}), client="who", x="x")
 
 
 X, Y, IDS = np.zeros((6, 3), np.float32), np.arange(6) % 2, np.array(list("aabbcc"))
