@@ -34,6 +34,7 @@ MOST = 8  # devices that the rule takes: more were never measured
 THREADS = "NPROC"  # the variable from which XLA reads how many threads its operations may use
 _TOPOLOGY = Path("/sys/devices/system/cpu")
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")
+_MEMORY = Path("/proc/meminfo")
 # JAX's settings that change how results are rounded and no draw, as they are unless it is told otherwise.
 _ROUNDING = {
     "jax_allow_f16_reductions": True,
@@ -282,6 +283,15 @@ def _settings() -> dict[str, Any]:
     """All settings of JAX as this thread has them."""
     config: Any = jax.config
     return {name: getattr(config, name, None) for name in config.values}
+
+
+def free_memory(*, device: bool = True) -> float:
+    """Bytes that may still be taken of a ``device`` with memory of its own, else of the host's; infinity if unknown."""
+    found = (jax.local_devices()[0].memory_stats() or {}) if device else {}
+    if "bytes_limit" in found:
+        return float(found["bytes_limit"] - found.get("bytes_in_use", 0))
+    available = re.search(r"MemAvailable: *(\d+)", _MEMORY.read_text()) if _MEMORY.exists() else None
+    return math.inf if available is None else float(available[1]) * 1024
 
 
 def rows_within(function: Callable[[Any, Any], Any], params: Any, examples: Any, *, most: int) -> int:

@@ -20,25 +20,58 @@ _KINDS = {"b": "bool", "i": "int", "u": "int", "f": "float", "U": "str", "S": "b
 _ALONE = [{"bool"}, {"int"}, {"float"}, {"int", "float"}, {"str"}]
 
 
-def host_array(what: str, values: Any, *, objects: bool = True) -> np.ndarray:
+def host_array(what: str, values: Any) -> np.ndarray:
     """``values``, an array of any package, a column of a table or nested lists as a host array; messages name ``what``.
 
-    An array of Python objects is looked into as a list is, or left one of ``objects``.
+    An array of Python objects is looked into as a list is.
 
     Raises:
       ValueError: missing or masked values (the row is named), rows of different shapes, integers beyond 64 bits, text
         that numpy cannot hold.
-      TypeError: entries of several types, ``[1, "1"]``.
+      TypeError: entries of several types, ``[1, "1"]``, or of one that is no number and no text; no array at all.
     """
+    if hasattr(values, "detach"):
+        return _of_torch(what, values)
+    if hasattr(values, "combine_chunks"):  # arrow's: only in one piece do tensors tell their shape
+        values = values.combine_chunks()
     hidden, how = _missing(values)
     if hidden.any():
         raise missing_values(what, hidden, how)
     if not hasattr(values, "__array__") and isinstance(values, Sequence) and not isinstance(values, (str, bytes)):
         return _of_list(what, list(values))
+    if hasattr(values, "storage"):  # arrow's: a tensor is there though a number in it is not
+        inner = values.storage
+        while hasattr(inner, "values"):
+            inner = inner.flatten()
+        if inner.null_count:
+            raise ValueError(
+                f"{what} has {inner.null_count} missing values within its rows: fill them in or drop these"
+            )
+    if hasattr(values, "to_numpy_ndarray"):
+        return np.asarray(values.to_numpy_ndarray())
     array = np.asarray(values.to_numpy() if hasattr(values, "isna") else values)
-    if objects and array.dtype.kind in "OT" and array.ndim:  # as pandas has them, and numpy's texts of any length
+    if array.dtype.kind in "OT" and array.ndim:  # as pandas has them, and numpy's texts of any length
         return _of_list(what, array.tolist())
+    if array.dtype.kind == "O" and array.ndim == 0:
+        known = {
+            "collect": "what its .collect() returns",
+            "toarray": "what its .toarray() returns",
+            "dataset": "its .dataset",
+        }
+        fix = next((fix for name, fix in known.items() if hasattr(values, name)), "an array, a list or a table")
+        raise TypeError(f"{what} is a {type(values).__name__}: give {fix}")
     return array
+
+
+def _of_torch(what: str, tensor: Any) -> np.ndarray:
+    """A tensor of torch, wherever it is and whatever it remembers."""
+    try:
+        return np.asarray(tensor.numpy(force=True))
+    except (TypeError, RuntimeError, NotImplementedError) as error:  # bfloat16, sparse ones, no values at all
+        text = str(error).partition("\n")[0]
+        raise TypeError(
+            f"{what} is a tensor that numpy cannot hold ({text}): .float() or .to_dense() may do"
+        ) from error
 
 
 def missing_values(what: str, rows: np.ndarray, kind: str = "missing") -> ValueError:
@@ -76,6 +109,12 @@ def _missing(values: Any) -> tuple[np.ndarray, str]:
 
 
 def _of_list(what: str, values: list[Any]) -> np.ndarray:
+    types = set(map(type, values))
+    if any(hasattr(kind, "detach") for kind in types):
+        values = [_of_torch(what, value) if hasattr(value, "detach") else value for value in values]
+    if any(hasattr(kind, "getpalette") for kind in types):  # PIL's: as arrays those of a palette are places in it
+        for row in [row for row, value in enumerate(values) if getattr(value, "mode", None) == "P"][:1]:
+            raise ValueError(f"{what} has an image of a palette in row {row}: image.convert('RGB') has its colours")
     kinds = _kinds(what, values)
     if "missing" in kinds or (len(kinds) > 1 and kinds not in _ALONE):
         raise _mixture(what, values)
@@ -83,8 +122,14 @@ def _of_list(what: str, values: list[Any]) -> np.ndarray:
         return _texts(what, values)
     try:
         array = np.asarray(values)
+        if array.dtype.kind == "O":  # arrays of arrays, as Arrow has lists of lists
+            array = np.asarray(_lists(values))
     except ValueError as error:
         raise _ragged(what) from error
+    if array.dtype.kind == "O" and not kinds & {"int", "float", "bool"}:
+        raise TypeError(
+            f"{what} has entries of type {', '.join(sorted(kinds))}, first {shown(values[0])}: turn them into numbers"
+        )
     return _integers(what, values) if kinds == {"int"} and array.dtype.kind not in "iu" else array
 
 
@@ -171,6 +216,11 @@ def _texts(what: str, values: list[Any]) -> np.ndarray:
             f"{what} has {len(texts)} texts and one of {longest} characters: turn them into numbers or leave it out"
         )
     return np.asarray(values)
+
+
+def _lists(value: Any) -> Any:
+    inner = value.tolist() if isinstance(value, np.ndarray) and value.dtype.kind == "O" else value
+    return [_lists(one) for one in inner] if isinstance(inner, list) else inner
 
 
 def _integers(what: str, values: list[Any]) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,12 +10,15 @@ import jax
 import numpy as np
 
 from fedjax_sim.core.values import INT32_MAX
+from fedjax_sim.datasets.calls import MEANT_BY_CLIENTS, MEANT_BY_IDS, MEANT_BY_PARTITION, answers
 from fedjax_sim.datasets.federated import FederatedDataset
-from fedjax_sim.datasets.flat import int32, offsets_of
+from fedjax_sim.datasets.flat import default_float, int32, offsets_of
 from fedjax_sim.datasets.from_arrays import given_clients, given_ids, given_partition
+from fedjax_sim.datasets.room import check_room
 from fedjax_sim.datasets.validate import Given, in_memory, stored_parts
 
 
+@answers(MEANT_BY_CLIENTS)
 def from_clients(
     clients: Sequence[Any],
     *,
@@ -29,7 +33,8 @@ def from_clients(
 
     Args:
       clients: for each client its examples: a pytree of arrays with a common leading axis n_i >= 1 (Python lists
-        count as arrays), or a tuple ``(x, y)``, which becomes ``{"x": x, "y": y}``.
+        count as arrays), or a tuple ``(x, y)``, which becomes ``{"x": x, "y": y}``, or a table with these columns, or
+        a data set of torch of such pairs. Arrays are numpy's, JAX's, torch's or columns of any table.
       validation: held-out examples of the same clients in the same order, to choose by; an entry may be None or have
         no rows. :func:`with_validation` takes some of the training examples.
       test: held-out examples, to report on, likewise.
@@ -46,8 +51,9 @@ def from_clients(
     Raises:
       ValueError: no clients, an empty client, lengths, structures or shapes that do not agree, NaN or infinite
         features, labels outside [0, num_classes), repeated or negative ids, both ``test`` and ``test_fraction``.
-      TypeError: a mapping or tables instead of a list of pytrees, leaves that are not numbers, labels that are not
-        integers though ``num_classes`` is given.
+      TypeError: a mapping, an array or ``(x, y)`` instead of a list of clients, leaves that are not numbers, labels
+        that are not integers though ``num_classes`` is given.
+      MemoryError: more than there is room for, before any of it is made.
 
     Example:
       >>> import numpy as np
@@ -57,6 +63,7 @@ def from_clients(
     return _assembled(given_clients(clients, validation, test, client_ids, test_fraction, seed), num_classes)
 
 
+@answers(MEANT_BY_IDS)
 def from_ids(
     examples: Any,
     ids: Any,
@@ -72,7 +79,8 @@ def from_ids(
     """A data set from flat arrays and the client each example belongs to.
 
     Args:
-      examples: pytree of arrays with the common leading axis n, or a tuple ``(x, y)``.
+      examples: pytree of arrays with the common leading axis n, or a tuple ``(x, y)``, or what may stand for them in
+        :func:`from_clients`.
       ids: integer or string [n], the client of each example. Clients are stored in sorted order of their id and
         keep the order of their examples. Integers that are non-negative and fit int32 become the ``client_ids``;
         other ids are numbered 0 .. N-1, and :func:`fedjax_sim.datasets.client_names` has them as strings.
@@ -98,6 +106,7 @@ def from_ids(
     return given.remembered(_assembled(given, num_classes))
 
 
+@answers(MEANT_BY_PARTITION)
 def from_partition(
     examples: Any,
     partition: Sequence[Any],
@@ -109,7 +118,8 @@ def from_partition(
     """A data set from flat arrays and the rows each client takes (see :mod:`fedjax_sim.datasets.partition`).
 
     Args:
-      examples: pytree of arrays with the common leading axis, or a tuple ``(x, y)``.
+      examples: pytree of arrays with the common leading axis, or a tuple ``(x, y)``, or what may stand for them in
+        :func:`from_clients`.
       partition: for each client the indices of its examples; no index twice, not every index need be used.
       test_fraction: share of each client's examples to hold out, in [0, 1). A client with n_i examples trains on
         max(1, floor((1 - test_fraction) n_i)) of them, drawn uniformly, and is tested on the others.
@@ -133,11 +143,20 @@ def from_partition(
 
 def _assembled(given: Given, num_classes: int | None) -> FederatedDataset:
     """Checks the values and packs the arrays."""
+    parts = [given.train, *(part for part in given.held_out.values() if part is not None)]
+    rows = sum(int(part.sizes.sum()) for part in parts)
+    check_room("the data set", rows, sum(map(_stored_bytes, jax.tree.leaves(given.train.examples))), device=True)
     made = {
         name: packed(stored.examples, stored.part.sizes, given.client_ids, stored.classes)
         for name, stored in stored_parts(given, num_classes, in_memory).items()
     }
     return made.pop("train").replace(**made)
+
+
+def _stored_bytes(leaf: np.ndarray) -> int:
+    """Bytes of a row in the type that it is kept in, or a little less."""
+    widest = 4 if leaf.dtype.kind in "iu" else np.dtype(default_float()).itemsize
+    return math.prod(leaf.shape[1:]) * min(leaf.dtype.itemsize, widest)
 
 
 def packed(examples: Any, sizes: np.ndarray, client_ids: np.ndarray, num_classes: int | None) -> FederatedDataset:

@@ -10,9 +10,11 @@ import numpy as np
 from jax.tree_util import keystr, tree_flatten_with_path
 
 from fedjax_sim.core.values import INT32_MAX, check_count, check_real, shown
-from fedjax_sim.datasets.array_checks import host_array
+from fedjax_sim.datasets.calls import in_short
+from fedjax_sim.datasets.columns import as_examples, leaf_of, names_of
 from fedjax_sim.datasets.draws import Draws
 from fedjax_sim.datasets.flat import Flat, offsets_of, sorted_within
+from fedjax_sim.datasets.room import check_room
 from fedjax_sim.datasets.validate import (
     Given,
     as_int64,
@@ -66,6 +68,11 @@ def given_ids(
 ) -> Given:
     """See :func:`fedjax_sim.datasets.from_ids`; each held-out part is its examples and their ids."""
     check_split(test[0], test_fraction, seed)
+    if isinstance(ids, tuple) and len(ids) == 2 and hasattr(ids[0], "shape") and ids[0].shape:
+        raise TypeError(
+            f"from_ids({in_short(examples)}, {in_short(ids)}): the examples come first, from_ids({in_short(ids)}, "
+            f"{in_short(examples)})"
+        )
     names, owner = np.unique(checked_owner(ids, "ids"), return_inverse=True)
     if names.size == 0:
         raise ValueError("from_ids: no examples were given; a data set needs at least one client with one example")
@@ -102,6 +109,8 @@ def _owned(name: str, examples: Any, ids: Any, known: np.ndarray) -> Flat | None
 
 def given_partition(examples: Any, partition: Sequence[Any], test_fraction: float, seed: int) -> Given:
     """See :func:`fedjax_sim.datasets.from_partition`."""
+    if isinstance(partition, Mapping):
+        raise TypeError("from_partition was given a mapping: give the rows of each client, list(partition.values())")
     if len(partition) == 0:
         raise ValueError("from_partition: the partition has no clients; a data set needs at least one")
     check_split(None, test_fraction, seed)
@@ -124,16 +133,33 @@ def check_split(test: Any, test_fraction: Any, seed: Any) -> None:
 
 def _check_list(clients: Any) -> None:
     """Checks that there is one entry a client, and that no entry is a table."""
+    if not hasattr(clients, "__len__"):
+        raise TypeError(
+            f"from_clients was given a {type(clients).__name__}: give a list with one entry for each client"
+        )
     if isinstance(clients, Mapping):
         raise TypeError(
             f"from_clients was given a {type(clients).__name__} with the keys {shown(list(clients))}: give a list with "
             "one entry for each client, list(clients.values()); from_ids takes names, one for each row"
         )
     for position, client in enumerate(clients):
-        if hasattr(client, "columns") and hasattr(client, "dtypes"):
+        names = None if isinstance(client, tuple | dict) else names_of("from_clients", client)
+        if names is not None and "x" not in names:
             raise TypeError(
                 f"from_clients: client {position} is a {type(client).__name__}: put the tables into one "
                 "(pandas.concat), with a column of clients, and give it to from_table(table, client=..., y=...)"
+            )
+    if hasattr(clients, "shape"):
+        raise TypeError(
+            f"from_clients was given one array, {in_short(clients)}: give a list with one entry for each client, "
+            "list(array) if its first axis is the clients; from_ids((x, y), ids) takes flat arrays and their clients"
+        )
+    if len(clients) == 2 and all(hasattr(client, "shape") for client in clients):
+        x, y = map(in_short, clients)
+        if isinstance(clients, tuple) or len(clients[0].shape) != len(clients[1].shape):
+            raise TypeError(
+                f"from_clients was given two arrays, {x} and {y}: give from_clients([({x}, {y})]) for one client, "
+                f"from_ids(({x}, {y}), ids) with the client of each row; two clients without labels are a list"
             )
 
 
@@ -150,6 +176,8 @@ def _cut(flat: Flat, held: np.ndarray) -> tuple[Flat, Flat | None]:
 
 def _as_arrays(what: str, examples: Any, owner: str = "") -> Any:
     """Host arrays; a tuple (x, y) becomes a mapping; lists are arrays, not pytree nodes."""
+    suffix = f" of {owner}" if owner else ""
+    examples = as_examples(f"{what}{suffix}", examples)
     if isinstance(examples, tuple) and not hasattr(examples, "_fields"):
         if len(examples) != 2:
             raise ValueError(f"a tuple of {len(examples)} was given: examples are (x, y), a mapping or another pytree")
@@ -157,9 +185,10 @@ def _as_arrays(what: str, examples: Any, owner: str = "") -> Any:
     leaves, structure = tree_flatten_with_path(examples, is_leaf=lambda node: isinstance(node, list))
     if not leaves:
         raise ValueError(f"the examples have no arrays: {examples!r}; give a pytree of arrays or (x, y)")
-    suffix = f" of {owner}" if owner else ""
     arrays = [
-        leaf if type(leaf) is np.ndarray else host_array(f"{what}{keystr(path)}{suffix}", leaf, objects=False)
+        leaf
+        if type(leaf) is np.ndarray and leaf.dtype.kind in "biuf"
+        else leaf_of(f"{what}{keystr(path)}{suffix}", leaf)
         for path, leaf in leaves
     ]
     return jax.tree.unflatten(structure, arrays)
@@ -192,6 +221,8 @@ def _joined(clients: Sequence[Any], ids: np.ndarray, like: Flat | None, part: st
             check_same(f"examples{path} of {owner}", leaf, f"those of {first}", column[0] if column else leaf)
             column.append(leaf)
     owners = [owner for owner, _ in filled]
+    row_bytes = sum(leaf[:1].nbytes for leaf in jax.tree.leaves(reference))
+    check_room(f"from_clients: the clients' {what} in one array", int(sizes.sum()), row_bytes)
     joined = [_concatenated(f"{what}{path}", column, owners) for path, column in zip(paths, columns, strict=True)]
     return Flat(jax.tree.unflatten(structure, joined), sizes)
 

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.core.descriptions import recipe
+from fedjax_sim.datasets.calls import MEANT_BY_CLIENTS, MEANT_BY_IDS, MEANT_BY_PARTITION, answers
 from fedjax_sim.datasets.construct import packed
 from fedjax_sim.datasets.federated import FederatedDataset, held_out_parts, in_short, training_part
 from fedjax_sim.datasets.flat import int32, offsets_of, ranges
@@ -150,6 +151,7 @@ class HostDataset:
         return offsets_of(self._sizes.astype(np.int64))
 
 
+@answers(MEANT_BY_CLIENTS)
 def from_clients(
     clients: Sequence[Any],
     *,
@@ -164,6 +166,7 @@ def from_clients(
     return _hosted(given_clients(clients, validation, test, client_ids, test_fraction, seed), num_classes)
 
 
+@answers(MEANT_BY_IDS)
 def from_ids(
     examples: Any,
     ids: Any,
@@ -188,6 +191,7 @@ def from_ids(
     return given.remembered(_hosted(given, num_classes))
 
 
+@answers(MEANT_BY_PARTITION)
 def from_partition(
     examples: Any,
     partition: Sequence[Any],

@@ -14,10 +14,12 @@ from fedjax_sim.datasets.array_checks import host_array
 from fedjax_sim.datasets.construct import from_clients, from_ids
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.partition.dealing import checked_client_sizes
+from fedjax_sim.datasets.room import check_room
 from fedjax_sim.datasets.sources.record import Source, data_set
 
 _FEATURES = 60
 _CLASSES = 10
+_SMALLER = "give fewer clients, smaller sizes or a smaller dim"
 
 
 @data_set("dataset.synthetic", source=Source(papers=("li2020federated",)))
@@ -88,6 +90,9 @@ def synthetic(
         counts = np.minimum(counts, max_size)
 
     made = _float_dtype("synthetic", dtype)
+    # At the peak: the clients' arrays, these in one, what is held out of it, and the data set.
+    remedy = "cap the sizes with max_size=, give fewer clients or a narrower dtype="
+    check_room("synthetic, while it is made", int(counts.sum()), 4 * _FEATURES * made.itemsize, remedy)
     deviation = np.arange(1, _FEATURES + 1) ** -0.6  # the square root of the variance j^-1.2
     clients = []
     for inputs, weights, bias, noise in _clients(counts, seed, stds, iid):
@@ -135,6 +140,7 @@ def quadratics(
     check_count("quadratics(dim)", dim)
     check_count("quadratics(seed)", seed, low=0)
     check_real("quadratics(scale=...)", scale, low=0.0)
+    check_room("quadratics", num_clients, 8 * dim * dim, _SMALLER)  # float64, until their type is known
     given = np.eye(dim) if hessians is None else host_array("quadratics(hessians=...)", hessians)
     if given.shape not in ((dim, dim), (num_clients, dim, dim)):
         raise ValueError(
@@ -167,6 +173,7 @@ def quadratics_from(H: Any, e: Any, *, sizes: Sequence[int] | None = None, dtype
         raise ValueError(f"quadratics_from: H of client {client} is not symmetric; use (H + H^T) / 2")
     counts = 1 if sizes is None else checked_client_sizes("quadratics", sizes, INT32_MAX, len(linear))
     owner = np.repeat(np.arange(len(linear)), counts)
+    check_room("quadratics_from", owner.size, hessians[:1].nbytes, _SMALLER)
     return from_ids({"H": hessians[owner], "e": linear[owner]}, owner)
 
 

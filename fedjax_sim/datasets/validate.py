@@ -113,7 +113,10 @@ def _end_to_end(partition: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
         if part.size == 0:
             raise ValueError(f"client {client} has no examples: drop this client or give it examples")
         if part.ndim != 1 or part.dtype.kind not in "iu":
-            raise TypeError(f"the indices of client {client} are {shape_text(part)}: a 1-d array of integers is needed")
+            fix = "; of the client of each row from_ids((x, y), ids) makes a data set" if part.ndim == 0 else ""
+            raise TypeError(
+                f"the indices of client {client} are {shape_text(part)}: a 1-d array of integers is needed{fix}"
+            )
     return np.concatenate(parts).astype(np.int64), np.array([part.size for part in parts])
 
 
@@ -190,7 +193,10 @@ def _stored_leaf(
             )
         return leaf.astype(target)
     if kind != "float":
-        raise TypeError(f"{name} has dtype {leaf.dtype}: examples must be arrays of numbers; encode them as integers")
+        fix = ", names, codes = numpy.unique(values, return_inverse=True)" if leaf.dtype.kind == "U" else ""
+        raise TypeError(
+            f"{name} has dtype {leaf.dtype}: examples must be arrays of numbers; encode them as integers{fix}"
+        )
     with np.errstate(over="ignore"):
         stored = leaf.astype(_stored_float(leaf) if like is None else like)
     for row in _rows_where(~np.isfinite(stored)):

@@ -6,17 +6,16 @@ import contextlib
 import dataclasses
 import functools
 import math
-import re
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_sim.core.devices import free_memory
 from fedjax_sim.datasets.host import HostDataset
 from fedjax_sim.engine.client_states import UNUSED
 from fedjax_sim.engine.layout.base import Layout
@@ -142,7 +141,7 @@ def _program(plan: Plan, initial_params: Any, clients: np.ndarray | None, length
     shardings = jax.tree.map(lambda leaf: leaf.sharding, states)
     program = _rounds.lower(plan, states, np.int32(0), np.int32(0), length=length).compile()
     analysis = program.memory_analysis()
-    if analysis is not None and analysis.temp_size_in_bytes > _free_memory():
+    if analysis is not None and analysis.temp_size_in_bytes > free_memory():
         raise _NoRoom
 
     def run(start: int, count: int) -> tuple[float, float, float]:
@@ -170,16 +169,6 @@ def _rounds(
         return jax.vmap(of_seed)(plan.key, states)
     alone = of_seed(plan.key[0], jax.tree.map(lambda leaf: leaf[0], states))
     return jax.tree.map(lambda leaf: leaf[None], alone)  # type: ignore[no-any-return]
-
-
-def _free_memory() -> float:
-    """Bytes that a program may still take; infinity where nobody says."""
-    found = jax.local_devices()[0].memory_stats() or {}
-    if "bytes_limit" in found:
-        return float(found["bytes_limit"] - found.get("bytes_in_use", 0))
-    meminfo = Path("/proc/meminfo")
-    available = re.search(r"MemAvailable: *(\d+)", meminfo.read_text()) if meminfo.exists() else None
-    return math.inf if available is None else float(available[1]) * 1024
 
 
 def _in_window(plan: Plan, host: HostDataset | None, rounds: int) -> tuple[Plan, np.ndarray | None]:

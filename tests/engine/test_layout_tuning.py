@@ -154,7 +154,7 @@ def test_candidates_without_room(monkeypatch):
     with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL: broken"):
         fjs.layout.tune(**run(), refresh=True)
     monkeypatch.setattr(layout_timing, "_program", program)
-    monkeypatch.setattr(layout_timing, "_free_memory", lambda: -1.0)
+    monkeypatch.setattr(layout_timing, "free_memory", lambda: -1.0)
     with pytest.raises(RuntimeError, match=r"turns\(\): out of memory.*give the run a layout"):
         fjs.layout.tune(**run(), refresh=True, candidates=[TURNS])
 

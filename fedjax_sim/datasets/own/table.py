@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +12,19 @@ import numpy as np
 
 from fedjax_sim.core.files import check_regular, parsing
 from fedjax_sim.core.values import check_choice, shown
-from fedjax_sim.datasets.array_checks import exact_floats, host_array, missing_values
+from fedjax_sim.datasets.array_checks import host_array, missing_values
+from fedjax_sim.datasets.calls import answers
+from fedjax_sim.datasets.columns import column_of, names_of, side_by_side
 from fedjax_sim.datasets.construct import from_ids
 from fedjax_sim.datasets.federated import FederatedDataset, named
 from fedjax_sim.datasets.reading.archives import CHUNK, open_bounded
-from fedjax_sim.datasets.validate import checked_owner, integers_apart
+from fedjax_sim.datasets.room import check_room
+from fedjax_sim.datasets.validate import checked_owner
 
 _MAX_BYTES = 2**33  # of a file's columns once they are arrays
 
 
+@answers({2: "from_table({0}, client={1}, y=...)", 3: "from_table({0}, client={1}, y={2})"})
 def from_table(
     table: Any,
     *,
@@ -35,8 +39,9 @@ def from_table(
     """A data set from a table with one row for each example and a column that names its client.
 
     Args:
-      table: a mapping of columns (arrays of any rank), a pandas DataFrame, a pyarrow Table, or the path of a ``.csv``
-        or ``.parquet`` file (read with pyarrow, ``pip install 'fedjax_sim[tables]'``).
+      table: a mapping of columns (arrays of any rank), a data frame of pandas or polars, a pyarrow Table, a Hugging
+        Face Dataset, or the path of a ``.csv`` or ``.parquet`` file (read with pyarrow, ``pip install
+        'fedjax_sim[tables]'``). Columns that are not asked for are not read.
       client: the column of client ids, integers or strings, as in :func:`from_ids`. A csv column with ``007`` is one of
         strings, in which ``7`` is another client.
       x: the columns of features, side by side: [n, k]; one name takes that column as it is, [n] or [n, ...]; None all
@@ -65,13 +70,13 @@ def from_table(
       [[40.0, 0.5], [62.0, 1.5]]
     """
     encode = [encode] if isinstance(encode, str) else encode
-    columns = _columns_of(table, [client, *encode])
-    features = [x] if isinstance(x, str) else list(columns if x is None else x)
+    table, names = _named(table, [client, *encode])
+    features = [x] if isinstance(x, str) else list(names if x is None else x)
     if x is None:
         features = [name for name in features if name not in (client, y)]
     used = [client] if y is None else [client, y]
     for column in [*used, *features]:
-        check_choice("from_table: the column", column, columns)
+        check_choice("from_table: the column", column, names)
     for column in encode:
         check_choice("from_table(encode=...): the column", column, [*features, *used[1:]])
     if len({*used, *features}) < len(used) + len(set(features)):
@@ -81,7 +86,11 @@ def from_table(
         )
     if not features:
         raise ValueError("from_table: there are no features: name one column or more with x=")
-    if not columns[client].shape[0]:
+    columns = {text: _column(text, column_of(table, names[text])) for text in [*used, *features]}
+    lengths = {name: column.shape[0] for name, column in columns.items()}
+    if len(set(lengths.values())) > 1:
+        raise ValueError(f"from_table: the columns have different lengths: {lengths}; one row for each example in all")
+    if not lengths[client]:
         raise ValueError("from_table: the table has no rows: a data set needs at least one example")
     examples = {
         "x": _feature(x, columns[x], x in encode) if isinstance(x, str) else _side_by_side(columns, features, encode)
@@ -102,20 +111,17 @@ def _side_by_side(columns: dict[str, np.ndarray], names: Sequence[str], encode: 
                 f"from_table: the column {name!r} has the shape {list(part.shape)}: only columns of single numbers "
                 f"stand side by side; take it alone with x={name!r}"
             )
-        parts.append(part if part.ndim == 2 else part[:, None])
-    if integers_apart(part.dtype for part in parts) or any(part.dtype.kind == "f" for part in parts):
-        parts = [
-            exact_floats(f"from_table: the column {name!r}", part) if part.dtype.kind in "iu" else part
-            for name, part in zip(names, parts, strict=True)
-        ]
-    return np.concatenate(parts, axis=1)
+        parts.append((name, part))
+    return side_by_side("from_table", parts)
 
 
 def _feature(name: str, column: np.ndarray, encoded: bool) -> np.ndarray:
     if not encoded:
         return _numbers("x", name, column)
     codes = _codes(column)
-    return np.eye(int(codes.max(initial=0)) + 1, dtype=np.uint8)[codes]  # type: ignore[no-any-return]
+    count = int(codes.max(initial=0)) + 1
+    check_room(f"from_table(encode=...): a column for each value of {name!r}", codes.size, count)
+    return (codes[:, None] == np.arange(count)).astype(np.uint8)  # type: ignore[no-any-return]
 
 
 def _numbers(what: str, name: str, column: np.ndarray) -> np.ndarray:
@@ -144,28 +150,18 @@ def _codes(column: np.ndarray) -> np.ndarray:
     return codes
 
 
-def _columns_of(table: Any, written: Collection[str] = ()) -> dict[str, np.ndarray]:
-    """The columns of a table as arrays of numbers or of strings, all of one length; ``written`` as in _of_texts."""
+def _named(table: Any, written: Collection[str] = ()) -> tuple[Any, dict[str, Any]]:
+    """A table, read if it is a file (``written`` as in _of_texts), and the names of its columns."""
     if isinstance(table, (str, os.PathLike)):
         table = _read(Path(table), frozenset(written))
-    if hasattr(table, "column_names"):  # pyarrow
-        pairs = zip(table.column_names, table.columns, strict=True)
-    elif isinstance(table, Mapping) or (hasattr(table, "columns") and hasattr(table, "items")):  # pandas
-        pairs = table.items()
-    else:
+    names = names_of("from_table", table)
+    if names is None:
+        first = ": .collect() it first, or" if hasattr(table, "collect") else ":"
         raise TypeError(
-            f"from_table: a {type(table).__name__} is not a table: give a mapping of columns, a pandas DataFrame, a "
-            "pyarrow Table, or the path of a csv or parquet file"
+            f"from_table: a {type(table).__name__} is not a table{first} give a mapping of columns, a data frame of "
+            "pandas or polars, a pyarrow Table, a Hugging Face Dataset, or the path of a csv or parquet file"
         )
-    columns: dict[str, np.ndarray] = {}
-    for name, values in pairs:
-        if str(name) in columns:
-            raise ValueError(f"from_table: the table has two columns {shown(str(name))}: rename them")
-        columns[str(name)] = _column(str(name), values)
-    lengths = {name: column.shape[0] for name, column in columns.items()}
-    if len(set(lengths.values())) > 1:
-        raise ValueError(f"from_table: the columns have different lengths: {lengths}; one row for each example in all")
-    return columns
+    return table, names
 
 
 def _read(path: Path, written: frozenset[str]) -> Any:
