@@ -15,7 +15,7 @@ from fedjax_sim.algorithms.several import Several, pick
 from fedjax_sim.algorithms.stacks import cosines, weighted_sum
 from fedjax_sim.core.fields import count, real
 from fedjax_sim.core.trees import divide, norm
-from fedjax_sim.core.values import INT32_MAX, check_scalar
+from fedjax_sim.core.values import INT32_MAX
 
 
 class Tree(NamedTuple):
@@ -99,8 +99,6 @@ class Cfl(Several):
         return {"delta": Stack(delta)}, sent.cluster
 
     def update(self, server: Any, got: dict[str, Any], cohort: Cohort) -> Any:
-        for name in ("epsilon1", "epsilon2", "gamma"):
-            check_scalar(f"cfl({name}=...)", getattr(self, name))
         tree, deltas = server.extra, got["delta"]
         member = self._members(tree.cluster.at[cohort.indices].get(mode="clip")) & cohort.valid[:, None]  # [S, C]
         weights = jnp.where(member, cohort.weights[:, None], 0)

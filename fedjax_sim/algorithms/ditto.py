@@ -38,7 +38,7 @@ class Ditto(FedAvg):
     Algorithm 1.
     """
 
-    lam: Any = real(default=1.0, low=0.0)
+    lam: Any = real(default=1.0, low=0.0, several=True)
     personal_steps: int | None = count(default=None)
 
     @property

@@ -17,7 +17,7 @@ from fedjax_sim.algorithms.wrapper import Wrapped, Wrapper, innermost
 from fedjax_sim.core import trees
 from fedjax_sim.core.descriptions import Described
 from fedjax_sim.core.fields import choice, flag, integers, real, static
-from fedjax_sim.core.values import as_int32, check_scalar, demand
+from fedjax_sim.core.values import as_int32, demand
 from fedjax_sim.optim.min_norm import MinNormSolver, gram_rows, shortest
 
 _SHORT = 1e-8  # of max |m_i|: below this length d has no direction to speak of
@@ -99,7 +99,6 @@ class Hull(Described, kw_only=True):
 
     def empty(self, params: Any, num_clients: int) -> Memory:
         """The memory before the first round."""
-        check_scalar("alpha", self.alpha)
         if self.clusters is not None and jnp.shape(self.clusters) != (num_clients,):
             raise ValueError(
                 f"clusters has shape {jnp.shape(self.clusters)}: give one number for each of {num_clients}"

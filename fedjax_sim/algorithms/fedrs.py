@@ -12,7 +12,6 @@ from fedjax_sim.algorithms.contract import Client, Requires
 from fedjax_sim.algorithms.fedavg import FedAvg
 from fedjax_sim.algorithms.labels import counts, cross_entropies, of_classes
 from fedjax_sim.core.fields import choice, real
-from fedjax_sim.core.values import check_scalar
 
 
 class FedRs(FedAvg):
@@ -45,7 +44,6 @@ class FedRs(FedAvg):
         return counts(F, sent.params, client)
 
     def objective(self, F: Any, y: Any, k: jax.Array, sent: Any, c_i: Any, client: Client) -> Any:
-        check_scalar("fedrs(alpha=...)", self.alpha)
         logits = F.outputs(y)
         number = of_classes(client.survey, logits)
         shares = jnp.where(number > 0, 1, 0) if self.form == "paper" else number / jnp.max(number)

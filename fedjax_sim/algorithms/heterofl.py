@@ -27,7 +27,7 @@ class Widths(FedAvg):
     other layer loses the outputs, and the one after it the inputs. All clients' networks are masks of one shape.
     """
 
-    widths: Any = real(default=1.0, low=0.0, high=1.0)
+    widths: Any = real(default=1.0, low=0.0, high=1.0, several=True)
 
     @property
     def requires(self) -> Requires:

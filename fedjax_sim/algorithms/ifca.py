@@ -13,7 +13,7 @@ from fedjax_sim.algorithms.several import Several, apart, pick
 from fedjax_sim.algorithms.stacks import column
 from fedjax_sim.core.fields import choice, count, real
 from fedjax_sim.core.trees import divide, size_in_bytes, subtract
-from fedjax_sim.core.values import INT32_MAX, check_scalar
+from fedjax_sim.core.values import INT32_MAX
 
 
 class HypCluster(Several):
@@ -58,7 +58,6 @@ class HypCluster(Several):
         return super().checked()
 
     def init(self, params: Any, shares: jax.Array) -> Any:
-        check_scalar(f"{self.factory_name()}(spread=...)", self.spread)
         server = super().init(apart(params, self.clusters, self.spread, self.seed), shares)
         return server._replace(extra=jnp.zeros((self.clusters,), jnp.result_type(float)))
 
