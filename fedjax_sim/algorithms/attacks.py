@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import jax.scipy
 import numpy as np
 
-from fedjax_sim.algorithms.stacks import column, only, weighted_sum
+from fedjax_sim.algorithms.stacks import only, weighted_sum
 from fedjax_sim.core import trees
 from fedjax_sim.core.descriptions import Described, factory
 from fedjax_sim.core.fields import real
@@ -128,7 +128,7 @@ class LittleIsEnough(Collusion):
         mean = weighted_sum(share, only(honest, stack))
 
         def spread(leaf: jax.Array, at: jax.Array) -> jax.Array:
-            apart = jnp.where(column(honest, leaf), leaf - at[None], jnp.zeros_like(leaf))
+            apart = jnp.where(trees.column(honest, leaf), leaf - at[None], jnp.zeros_like(leaf))
             variance = weighted_sum(share, jnp.square(apart))
             return jnp.where(variance > 0, jnp.sqrt(jnp.where(variance > 0, variance, 1)), 0)
 

@@ -12,7 +12,6 @@ from fedjax_sim.algorithms.base import ServerState, recorded
 from fedjax_sim.algorithms.contract import WEIGHTED_MEANS, Client, Cohort, Mean, Message, Method, Requires, Stack
 from fedjax_sim.algorithms.fedavg import FedAvg
 from fedjax_sim.algorithms.feddyn import FedDyn
-from fedjax_sim.algorithms.stacks import column
 from fedjax_sim.algorithms.wrapper import Wrapped, Wrapper, innermost
 from fedjax_sim.core import trees
 from fedjax_sim.core.descriptions import Described
@@ -174,7 +173,7 @@ class Hull(Described, kw_only=True):
 
         def mean_of_members(m: jax.Array, g: jax.Array) -> jax.Array:
             alpha = trees.as_dtype(self.alpha, m)
-            share = alpha / column(jnp.maximum(members, 1).astype(m.dtype), m)
+            share = alpha / trees.column(jnp.maximum(members, 1).astype(m.dtype), m)
             kept = m.at[rows].set((1 - alpha) * m.at[rows].get(mode="clip"), mode="drop")
             return kept.at[rows].add(share * g, mode="drop")
 

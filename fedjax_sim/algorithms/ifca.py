@@ -10,9 +10,8 @@ import jax.numpy as jnp
 from fedjax_sim.algorithms.base import recorded
 from fedjax_sim.algorithms.contract import WEIGHTED_MEANS, Client, Cohort, Mean, Message, Requires
 from fedjax_sim.algorithms.several import Several, apart, pick
-from fedjax_sim.algorithms.stacks import column
 from fedjax_sim.core.fields import choice, count, real
-from fedjax_sim.core.trees import divide, size_in_bytes, subtract
+from fedjax_sim.core.trees import column, divide, size_in_bytes, subtract
 from fedjax_sim.core.values import INT32_MAX
 
 
