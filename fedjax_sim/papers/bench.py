@@ -118,6 +118,11 @@ class Bench:
             self.show(f"data: {words}")
         return nearest() if made is None else made
 
+    def setting(self, what: str, paper: str, here: Any = None, *, smoke: Any = None, cpu: Any = None) -> Setting:
+        """A part of the setting: ``here`` (None: as in the paper), but for what a size has of its own."""
+        own = self.choose(smoke, cpu, None)
+        return Setting(what, paper, str(own if own is not None else paper if here is None else here))
+
     def model(self, real: Any, num_outputs: int, hidden: tuple[int, ...] = (16,)) -> Any:
         """The experiment's model; at the smoke size a small MLP in its place, which compiles in a second."""
         return MLP(num_outputs, hidden) if self.size == "smoke" else real

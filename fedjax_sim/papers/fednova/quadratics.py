@@ -249,14 +249,12 @@ def _claims(runs: Runs, errors: Mapping[str, Mapping[float, float]]) -> list[Cla
 
 
 def _settings(bench: Bench) -> list[Setting]:
-    smoke = bench.size == "smoke"
+    row, spreads = bench.setting, f"standard deviation {STD:.0f} and {OTHER_STD:.0f}"
     return [
-        Setting("clients, e_i", "30, N(0, 0.01 I)", "4, N(0, 0.01 I)" if smoke else "30, N(0, 0.01 I)"),
-        Setting("dimension, start, seeds", "not given", f"{DIMENSION}, all ones, {len(bench.seeds)}"),
-        Setting("rounds", "not given (beyond 900)", "3" if smoke else str(ROUNDS)),
-        Setting("step size", "0.05, a fifth from round 600, again from 900",
-                "0.05" if smoke else "0.05, a fifth from round 600, again from 900"),
-        Setting("local steps", "(a) 30; (b) N(30, not given) in [1, 96]",
-                f"(a) 30; (b) standard deviation {STD:.0f} and {OTHER_STD:.0f}"),
-        Setting("precision", "not given", "float64"),
-    ]  # fmt: skip
+        row("clients, e_i", "30, N(0, 0.01 I)", smoke="4, N(0, 0.01 I)"),
+        row("dimension, start, seeds", "not given", f"{DIMENSION}, all ones, {len(bench.seeds)}"),
+        row("rounds", "not given (beyond 900)", ROUNDS, smoke="3"),
+        row("step size", "0.05, a fifth from round 600, again from 900", smoke="0.05"),
+        row("local steps", "(a) 30; (b) N(30, not given) in [1, 96]", f"(a) 30; (b) {spreads}"),
+        row("precision", "not given", "float64"),
+    ]

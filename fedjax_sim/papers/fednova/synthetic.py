@@ -136,16 +136,15 @@ def _table(runs: dict[int, dict[str, dict[str, History]]]) -> Table:
 
 
 def _settings(bench: Bench) -> list[Setting]:
-    smoke = bench.size == "smoke"
+    row = bench.setting
     return [
-        Setting("data", "synthetic(1, 1), 30 clients, power-law sizes",
-                "synthetic(1, 1), 4 small clients" if smoke else "synthetic(1, 1), 30 clients, power-law sizes"),
-        Setting("draws of the data", "1", "1" if smoke else "3 (the figure shows the first)"),
-        Setting("clients a round", "all; C = 0.3: 9", "all; 2" if smoke else "all; C = 0.3: 9"),
-        Setting("local epochs", "5; 5; U(1, 5)", "1" if smoke else "5; 5; U(1, 5)"),
-        Setting("batch size, learning rate", "20, 0.02", "20, 0.02"),
-        Setting("decay of the learning rate", "after 50 and 75 % of the rounds; not clear whether here too", "none"),
-        Setting("rounds", "not given", "2" if smoke else str(ROUNDS)),
-        Setting("mu of FedProx", "not given", f"{MU:g} (the best of Li et al. 2020 for this data set)"),
-        Setting("seeds", "not given for this figure (3 in the appendix)", str(len(bench.seeds))),
-    ]  # fmt: skip
+        row("data", "synthetic(1, 1), 30 clients, power-law sizes", smoke="synthetic(1, 1), 4 small clients"),
+        row("draws of the data", "1", "3 (the figure shows the first)", smoke="1"),
+        row("clients a round", "all; C = 0.3: 9", smoke="all; 2"),
+        row("local epochs", "5; 5; U(1, 5)", smoke="1"),
+        row("batch size, learning rate", "20, 0.02"),
+        row("decay of the learning rate", "after 50 and 75 % of the rounds; not clear whether here too", "none"),
+        row("rounds", "not given", ROUNDS, smoke="2"),
+        row("mu of FedProx", "not given", f"{MU:g} (the best of Li et al. 2020 for this data set)"),
+        row("seeds", "not given for this figure (3 in the appendix)", len(bench.seeds)),
+    ]

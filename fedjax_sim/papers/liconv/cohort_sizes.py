@@ -65,13 +65,12 @@ def own_settings(bench: Bench, prefix: str = "") -> list[Setting]:
     rounds, on_mnist = _rounds(bench, ALIKE), _rounds(bench, BALANCED)
     return [
         problems.steps_setting(bench, EPOCHS, SMOKE_STEPS, prefix),
-        Setting(f"{prefix}clients a round K", "several; published code: 10, 30, 50, 70, 100",
-                few if bench.size == "cpu" else several),
-        Setting(f"{prefix}rounds", "not given (published code: 80)",
-                str(rounds) if rounds == on_mnist else f"{rounds}; on MNIST {on_mnist}"),
-        Setting(f"{prefix}evaluated", "every round",
-                "every round" + (f"; on MNIST every {_every(bench, BALANCED)}" if bench.size == "cpu" else "")),
-        Setting(f"{prefix}batch size", "64 on MNIST, 24 on synthetic data", "the same"),
+        bench.setting(f"{prefix}clients a round K", "several; published code: 10, 30, 50, 70, 100", several, cpu=few),
+        bench.setting(f"{prefix}rounds", "not given (published code: 80)",
+                      rounds if rounds == on_mnist else f"{rounds}; on MNIST {on_mnist}"),
+        bench.setting(f"{prefix}evaluated", "every round",
+                      cpu=f"every round; on MNIST every {_every(bench, BALANCED)}"),
+        bench.setting(f"{prefix}batch size", "64 on MNIST, 24 on synthetic data", "the same"),
     ]  # fmt: skip
 
 

@@ -108,19 +108,18 @@ def batch_size(name: str) -> int:
 
 def settings(bench: Bench, rows: list[Setting]) -> list[Setting]:
     """The paper's setting beside ours: what all figures share, and what ``rows`` say."""
-    smoke = bench.size == "smoke"
+    row, number = bench.setting, len(bench.seeds)
     return [
-        Setting("clients", "100", str(SMOKE_CLIENTS) if smoke else "100"),
-        Setting("model", "logistic regression, lambda = 1e-4, w0 = 0",
-                "the same; the penalty is lambda |w|^2 and part of the loss that is shown"),
-        Setting("step size", "eta0 / (1 + t), eta0 = 0.1", "the same, t counts rounds"),
-        Setting("a local step sees", "examples drawn uniformly", "the same, with replacement"),
-        Setting("examples of the synthetic sets", "42,522 and 27,348 (std of a client 1,372 and 421)",
-                "small" if smoke else "the draws of 30 nearest to that: 40,097 and 25,834 (std 1,162 and 422)"),
-        Setting("pixels of MNIST", "not given", "in [0, 1] in the balanced set, standardised in the unbalanced one"),
+        row("clients", "100", smoke=SMOKE_CLIENTS),
+        row("model", "logistic regression, lambda = 1e-4, w0 = 0",
+            "the same; the penalty is lambda |w|^2 and part of the loss that is shown"),
+        row("step size", "eta0 / (1 + t), eta0 = 0.1", "the same, t counts rounds"),
+        row("a local step sees", "examples drawn uniformly", "the same, with replacement"),
+        row("examples of the synthetic sets", "42,522 and 27,348 (std of a client 1,372 and 421)",
+            "the draws of 30 nearest to that: 40,097 and 25,834 (std 1,162 and 422)", smoke="small"),
+        row("pixels of MNIST", "not given", "in [0, 1] in the balanced set, standardised in the unbalanced one"),
         *rows,
-        Setting("seeds", "not given (published code: one)",
-                str(len(bench.seeds)) + (" on synthetic data, 1 on MNIST" if bench.size == "cpu" else "")),
+        row("seeds", "not given (published code: one)", number, cpu=f"{number} on synthetic data, 1 on MNIST"),
     ]  # fmt: skip
 
 
