@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -47,16 +48,6 @@ PUBLISHED: dict[str, dict[str, dict[str, float]]] = {
 }  # fmt: skip
 
 Scores = dict[str, dict[str, Score]]  # by partition and method
-
-
-def perform_fmnist(bench: Bench) -> Outcome:
-    """On Fashion-MNIST."""
-    return _perform(bench, FMNIST)
-
-
-def perform_mnist(bench: Bench) -> Outcome:
-    """On MNIST."""
-    return _perform(bench, MNIST)
 
 
 def clients_of(bench: Bench, name: str, kind: str) -> fjs.FederatedDataset:
@@ -213,3 +204,6 @@ def _settings(bench: Bench) -> list[Setting]:
         row("accuracy", "Flower's baseline: best over the rounds", "best over the rounds"),
         row("trials", "3, partitions drawn again", f"{len(bench.seeds)} seeds, one partition"),
     ]  # fmt: skip
+
+
+perform_fmnist, perform_mnist = (functools.partial(_perform, name=name) for name in (FMNIST, MNIST))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -82,16 +83,6 @@ METHODS: dict[str, Entry] = {
 SMOKE = (FEDAVG, TUNED, "FedPer")
 
 Scores = dict[str, dict[str, Score]]  # by partition and method
-
-
-def perform_fmnist(bench: Bench) -> Outcome:
-    """On Fashion-MNIST, which PFLlib's page has."""
-    return _perform(bench, FMNIST)
-
-
-def perform_mnist(bench: Bench) -> Outcome:
-    """On MNIST, for which no published value was found."""
-    return _perform(bench, MNIST)
 
 
 def pathological(labels: np.ndarray, clients: int, per_client: int, seed: int) -> list[np.ndarray]:
@@ -241,3 +232,7 @@ def _settings(bench: Bench, sets: Mapping[str, fjs.FederatedDataset]) -> list[Se
             "FedALA's weights of the head as many steps as an epoch has on average; IFCA 5 models"),
         row("trials", "not on the page; deviations are given", f"{len(bench.seeds)} seeds, one partition"),
     ]  # fmt: skip
+
+
+# PFLlib's page has Fashion-MNIST; for MNIST no published value was found.
+perform_fmnist, perform_mnist = (functools.partial(_perform, name=name) for name in (FMNIST, MNIST))

@@ -10,8 +10,9 @@ import numpy as np
 import fedjax_sim as fjs
 from fedjax_sim.papers.bench import Bench, Claim, Outcome, Setting, Table
 from fedjax_sim.papers.drawing import canvas
+from fedjax_sim.papers.fedprox.measures import level
 from fedjax_sim.papers.liconv import problems
-from fedjax_sim.papers.liconv.problems import ALIKE, BALANCED, CLIENTS, NAMES, SPREADS, STEPS, start, tail
+from fedjax_sim.papers.liconv.problems import ALIKE, BALANCED, CLIENTS, NAMES, SPREADS, STEPS, start
 from fedjax_sim.reporting.plots import curves
 from fedjax_sim.run.history import History
 
@@ -43,7 +44,7 @@ def runs_of(bench: Bench, name: str, local_steps: int = EPOCHS * STEPS) -> Runs:
 def claims_of(bench: Bench, name: str, runs: Runs) -> list[Claim]:
     """What the paper says of a panel."""
     told = bench.size != "smoke"
-    ends = {K: tail(history) for K, history in runs.items()}
+    ends = {K: level(history, "loss") for K, history in runs.items()}
     fall = start(next(iter(runs.values()))) - min(ends.values())
     spread = (max(ends.values()) - min(ends.values())) / fall
     numbers = {"loss at the end by K": {str(K): end for K, end in ends.items()}}
@@ -79,7 +80,7 @@ def table(found: Mapping[str, Runs], title: str) -> Table:
     sizes = sorted({K for runs in found.values() for K in runs})
     rows = []
     for name, runs in found.items():
-        ends = {K: tail(history) for K, history in runs.items()}
+        ends = {K: level(history, "loss") for K, history in runs.items()}
         fall = start(next(iter(runs.values()))) - min(ends.values())
         spread = (max(ends.values()) - min(ends.values())) / fall
         rows.append((name, *(f"{ends[K]:.4f}" if K in ends else None for K in sizes), f"{spread:.1%}"))

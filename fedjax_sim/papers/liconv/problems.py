@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -130,13 +129,6 @@ def steps_setting(bench: Bench, number: int, smoke: int, prefix: str = "") -> Se
         f"{number}; published code: {number} times {STEPS}, and the axis of Figure 1a fits that",
         str(bench.choose(smoke, number * STEPS)),
     )
-
-
-def tail(history: History, share: float = 0.1) -> float:
-    """The mean loss over the last evaluations and the seeds; inf for NaN."""
-    losses = history["loss"]
-    mean = float(losses[:, -max(1, int(share * losses.shape[1])) :].mean())
-    return math.inf if math.isnan(mean) else mean
 
 
 def start(history: History) -> float:

@@ -11,9 +11,9 @@ import numpy as np
 import fedjax_sim as fjs
 from fedjax_sim.papers.bench import Bench, Claim, Outcome, Setting, Table
 from fedjax_sim.papers.drawing import canvas
-from fedjax_sim.papers.fedprox.measures import unsteadiness
+from fedjax_sim.papers.fedprox.measures import level, unsteadiness
 from fedjax_sim.papers.liconv import problems
-from fedjax_sim.papers.liconv.problems import ALIKE, BALANCED, SPREADS, STEPS, UNBALANCED, UNLIKE, run, start, tail
+from fedjax_sim.papers.liconv.problems import ALIKE, BALANCED, SPREADS, STEPS, UNBALANCED, UNLIKE, run, start
 from fedjax_sim.reporting.plots import curves
 from fedjax_sim.run.history import History
 
@@ -51,7 +51,7 @@ def runs_of(bench: Bench, name: str) -> Schemes:
     others = {I: fjs.cohort.with_replacement(K), II: fjs.cohort.scheme_ii(K), TRANSFORMED: fjs.cohort.transformed(K)}
     data = problems.load(bench, name)
     tuned = run(bench, f"{name}, {ORIGINAL}", name, data, fjs.cohort.original(K), steps, eta0=TUNED, **setting)
-    ends = [tail(history) for history in tuned]
+    ends = [level(history, "loss") for history in tuned]
     best = int(np.argmin(ends))
     runs = {ORIGINAL: tuned[best]}
     for scheme, cohort in others.items():
@@ -62,7 +62,7 @@ def runs_of(bench: Bench, name: str) -> Schemes:
 def balanced_claims(bench: Bench, name: str, found: Schemes) -> list[Claim]:
     """Figure 1c."""
     told = bench.size != "smoke"
-    ends = {scheme: tail(history) for scheme, history in found.runs.items()}
+    ends = {scheme: level(history, "loss") for scheme, history in found.runs.items()}
     fall = start(found.runs[I]) - ends[I]
     gap = float(np.abs(found.runs[II]["loss"] - found.runs[TRANSFORMED]["loss"]).max())
     return [
@@ -79,7 +79,7 @@ def balanced_claims(bench: Bench, name: str, found: Schemes) -> list[Claim]:
 def unbalanced_claims(bench: Bench, name: str, found: Schemes) -> list[Claim]:
     """Figures 1d and 4."""
     told = bench.size != "smoke"
-    ends = {scheme: tail(history) for scheme, history in found.runs.items()}
+    ends = {scheme: level(history, "loss") for scheme, history in found.runs.items()}
     rises = {scheme: unsteadiness(history) for scheme, history in found.runs.items()}
     return [
         Claim(f"{name}: scheme I ends lowest",
@@ -120,7 +120,7 @@ def table(found: Mapping[str, Schemes]) -> Table:
         "Averaging schemes",
         ("data", "scheme", "loss at the end", "mean rise", "worst loss of the second half"),
         [
-            (name, label, tail(history), unsteadiness(history),
+            (name, label, level(history, "loss"), unsteadiness(history),
              float(history["loss"][:, history["loss"].shape[1] // 2 :].max()))
             for name, schemes in found.items() for label, history in schemes.labelled().items()
         ],
