@@ -74,7 +74,6 @@ class Apfl(FedAvg):
 apfl = recorded(
     "algorithm.apfl",
     Apfl,
-    group="Personal models",
     step="FedAvg of w_i, and v_i ← v_i − η α g_i(α v_i + (1 − α) w_i)",
     cite="""@article{deng2020adaptive,
   title = {Adaptive Personalized Federated Learning},

@@ -177,7 +177,6 @@ def halves(similar: jax.Array, member: jax.Array, indices: jax.Array) -> tuple[j
 cfl = recorded(
     "algorithm.cfl",
     Cfl,
-    group="Clusters, mixtures, widths",
     step="FedAvg in each cluster; where ‖Δ_c‖ < ε₁ and max ‖Δ_i‖ > ε₂, c is split by the cosines of its Δ_i",
     cite="""@article{sattler2020clustered,
   title = {Clustered Federated Learning: Model-Agnostic Distributed Multitask Optimization under Privacy Constraints},

@@ -90,7 +90,6 @@ class Ditto(FedAvg):
 ditto = recorded(
     "algorithm.ditto",
     Ditto,
-    group="Personal models",
     step="FedAvg, and v_i ← v_i − η (g_i(v_i) + λ (v_i − x))",
     cite="""@inproceedings{li2021ditto,
   title = {Ditto: Fair and Robust Federated Learning Through Personalization},

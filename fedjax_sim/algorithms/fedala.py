@@ -102,7 +102,6 @@ class FedAla(FedAvg):
 fedala = recorded(
     "algorithm.fedala",
     FedAla,
-    group="Personal models",
     step="FedAvg from θ_i + (x − θ_i) ⊙ W_i, W_i ∈ [0, 1] learned before the local steps",
     cite="""@inproceedings{zhang2023fedala,
   title = {{FedALA}: Adaptive Local Aggregation for Personalized Federated Learning},

@@ -95,7 +95,6 @@ def _responsibilities(F: Any, models: Any, pi: jax.Array) -> jax.Array:
 fedem = recorded(
     "algorithm.fedem",
     FedEM,
-    group="Clusters, mixtures, widths",
     step="q_jk ∝ π_ik exp(−loss_j(x_k)); π_ik ← mean q_jk; each x_k: FedAvg on losses weighted by q_jk",
     cite="""@inproceedings{marfoq2021federated,
   title = {Federated Multi-Task Learning under a Mixture of Distributions},

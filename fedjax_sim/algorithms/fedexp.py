@@ -55,7 +55,6 @@ class FedExp(FedAvg):
 fedexp = recorded(
     "algorithm.fedexp",
     FedExp,
-    group="Momentum, adaptive, averages",
     step="x ← x + η_g η Δ, η = max(1, mean ‖Δ_i‖² / (2 (‖Δ‖² + ε)))",
     cite="""@inproceedings{jhunjhunwala2023fedexp,
   title = {{FedExP}: Speeding Up Federated Averaging via Extrapolation},

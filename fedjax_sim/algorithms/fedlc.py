@@ -49,7 +49,6 @@ class FedLc(FedAvg):
 fedlc = recorded(
     "algorithm.fedlc",
     FedLc,
-    group="Losses of their own",
     step="cross-entropy of logits less τ n_ic^(−1/4), over the classes that the client has; FedAvg",
     cite="""@inproceedings{zhang2022fedlc,
   title = {Federated Learning with Label Distribution Skew via Logits Calibration},

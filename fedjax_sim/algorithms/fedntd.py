@@ -55,7 +55,6 @@ class FedNtd(FedAvg):
 fedntd = recorded(
     "algorithm.fedntd",
     FedNtd,
-    group="Losses of their own",
     step="local loss + β KL(x‖y) of the softmax over the classes that are not true; FedAvg",
     cite="""@inproceedings{lee2022fedntd,
   title = {Preservation of the Global Knowledge by Not-True Distillation in Federated Learning},

@@ -163,7 +163,6 @@ def _sums(F: Any, params: Any, classes: Any) -> tuple[jax.Array, jax.Array]:
 fedproto = recorded(
     "algorithm.fedproto",
     FedProto,
-    group="Losses of their own",
     step="models stay; local loss + λ · distance of the classes' mean features to the shared ones, which are averaged",
     cite="""@inproceedings{tan2022fedproto,
   title = {{FedProto}: Federated Prototype Learning across Heterogeneous Clients},

@@ -54,7 +54,6 @@ class FedRs(FedAvg):
 fedrs = recorded(
     "algorithm.fedrs",
     FedRs,
-    group="Losses of their own",
     step="cross-entropy of logits, those of the classes that the client lacks times α; FedAvg",
     cite="""@inproceedings{li2021fedrs,
   title = {{FedRS}: Federated Learning with Restricted Softmax for Label Distribution Non-{IID} Data},

@@ -43,7 +43,6 @@ class FedSam(FedAvg):
 fedsam = recorded(
     "algorithm.fedsam",
     FedSam,
-    group="Losses of their own",
     step="local gradient at y + ρ g/‖g‖, then FedAvg",
     cite="""@inproceedings{qu2022fedsam,
   title = {Generalized Federated Learning via Sharpness Aware Minimization},

@@ -162,7 +162,6 @@ def _unfit(why: str) -> ValueError:
 heterofl = recorded(
     "algorithm.heterofl",
     HeteroFl,
-    group="Clusters, mixtures, widths",
     step="client i trains the first r_i of every hidden layer's units; each entry is averaged over those who have it",
     cite="""@inproceedings{diao2021heterofl,
   title = {{HeteroFL}: Computation and Communication Efficient Federated Learning for Heterogeneous Clients},

@@ -131,7 +131,6 @@ class Ifca(HypCluster):
 hypcluster = recorded(
     "algorithm.hypcluster",
     HypCluster,
-    group="Clusters, mixtures, widths",
     step="k_i = argmin F_i(x_k); x_k ← x_k + η_g Σ w_i Δ_i over those with k_i = k, weights by examples",
     cite="""@misc{mansour2020three,
   title = {Three Approaches for Personalization with Applications to Federated Learning},
@@ -148,7 +147,6 @@ hypcluster = recorded(
 ifca = recorded(
     "algorithm.ifca",
     Ifca,
-    group="Clusters, mixtures, widths",
     step="the same, plain averages",
     cite="""@inproceedings{ghosh2020efficient,
   title = {An Efficient Framework for Clustered Federated Learning},

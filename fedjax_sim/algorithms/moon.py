@@ -62,7 +62,6 @@ def _cosine(a: jax.Array, b: jax.Array) -> jax.Array:
 moon = recorded(
     "algorithm.moon",
     Moon,
-    group="Losses of their own",
     step="local loss + μ · contrast of features: near those of x, far from those of the last local model; FedAvg",
     cite="""@inproceedings{li2021moon,
   title = {Model-Contrastive Federated Learning},

@@ -58,7 +58,6 @@ class MrMtl(FedAvg):
 mr_mtl = recorded(
     "algorithm.mr_mtl",
     MrMtl,
-    group="Personal models",
     step="v_i ← v_i − η (g_i(v_i) + λ (v_i − x)), x = mean of all v_j",
     cite="""@inproceedings{liu2022privacy,
   title = {On Privacy and Personalization in Cross-Silo Federated Learning},

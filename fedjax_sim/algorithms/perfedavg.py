@@ -60,7 +60,6 @@ class PerFedAvg(FedAvg):
 perfedavg = recorded(
     "algorithm.perfedavg",
     PerFedAvg,
-    group="Personal models",
     step="FedAvg on F_i(y − α ∇F_i(y)), on two batches a step",
     cite="""@inproceedings{fallah2020personalized,
   title = {Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic Meta-Learning Approach},

@@ -72,7 +72,6 @@ class PFedMe(FedAvg):
 pfedme = recorded(
     "algorithm.pfedme",
     PFedMe,
-    group="Personal models",
     step="θ_i ≈ argmin F_i(θ) + λ/2 ‖θ − w_i‖² a batch; w_i ← w_i − η λ (w_i − θ_i); x ← x + β (mean w_i − x)",
     cite="""@inproceedings{dinh2020personalized,
   title = {Personalized Federated Learning with {Moreau} Envelopes},

@@ -45,7 +45,6 @@ class Scaffnew(VrlSgd):
 scaffnew = recorded(
     "algorithm.scaffnew",
     Scaffnew,
-    group="Control variates",
     step="local gradient − h_i; h_i += (p/γ)(x̂ − y_i); everybody",
     cite="""@inproceedings{mishchenko2022proxskip,
   title = {{ProxSkip}: Yes! Local Gradient Steps Provably Lead to Communication Acceleration! Finally!},
