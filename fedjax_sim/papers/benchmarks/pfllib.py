@@ -139,13 +139,8 @@ def _scores(bench: Bench, partition: str, data: fjs.FederatedDataset) -> dict[st
         if entry.tune is not None:
             own, work = entry.tune(rate, bench.choose(1, 1, 10))
             tuned = fjs.personalise(task, fjs.optim.sgd(own), work, fjs.local.shuffled(BATCH))
-        algorithm: Any = entry.make(rate, steps)
-        path, solver = "client_optimizer", algorithm
-        if hasattr(algorithm, "base"):
-            path, solver = "base.client_optimizer", algorithm.base
-        here = fjs.sweeps.points([{f"{path}.learning_rate": solver.client_optimizer.learning_rate}])
-        [history] = bench.runs(  # a sweep of one point, so that seeds are shared out over the devices
-            f"{partition}, {name}", algorithm, data, here, task=task,
+        [history] = bench.runs(
+            f"{partition}, {name}", entry.make(rate, steps), data, task=task,
             rounds=bench.choose(2, CPU_ROUNDS, ROUNDS), eval_every=bench.choose(**EVERY), batch_size=BATCH,
             cohort=fjs.cohort.full(), work=fjs.local.epochs(1), evaluate=fjs.per_client(task, tuned=tuned),
         )  # fmt: skip

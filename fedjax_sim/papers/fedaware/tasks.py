@@ -98,9 +98,8 @@ def pythia_tokens(tokenizer: str, texts: Sequence[str]) -> np.ndarray:
 
 def fedavg_alone(bench: Bench, label: str, problem: Problem, **changes: Any) -> History:
     """FedAvg on a task, with other keywords of the run."""
-    space = fjs.sweeps.points([{"client_optimizer.learning_rate": problem.learning_rate}])
     algorithm = fjs.fedavg(client_optimizer=problem.optimizer)
-    [run] = bench.runs(label, algorithm, problem.data, space, **(dict(problem.run) | changes))
+    [run] = bench.runs(label, algorithm, problem.data, **(dict(problem.run) | changes))
     return run
 
 

@@ -73,8 +73,7 @@ def _runs(bench: Bench, data_seed: int, regime: Regime) -> dict[str, History]:
     label = f"{regime.title}, draw {data_seed}"
     prox = fjs.fedprox(client_optimizer=sgd, mu=MU)
     both = bench.runs(f"FedAvg and FedProx, {label}", prox, data, fjs.sweeps.grid({"mu": [0.0, MU]}), **setting)
-    rate = fjs.sweeps.grid({"client_optimizer.learning_rate": [LEARNING_RATE]})
-    nova = bench.runs(f"FedNova, {label}", fjs.fednova(client_optimizer=sgd), data, rate, **setting)
+    nova = bench.runs(f"FedNova, {label}", fjs.fednova(client_optimizer=sgd), data, **setting)
     return dict(zip(METHODS, both + nova, strict=True))
 
 

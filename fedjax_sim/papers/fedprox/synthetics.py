@@ -146,8 +146,8 @@ def _dynamic_runs(bench: Bench, names: tuple[str, ...]) -> dict[str, dict[str, H
     fixed = fixed_mus(bench, names)
     found = {}
     for name, data in synthetics(bench, names).items():
-        space = fjs.sweeps.grid({"mu": [STARTS[name]]})
-        [dynamic] = bench.runs(f"dynamic, {name}", fedprox(mu=0.0, adaptive=True), data, space, **run_setting(bench))
+        adaptive = fedprox(mu=STARTS[name], adaptive=True)
+        [dynamic] = bench.runs(f"dynamic, {name}", adaptive, data, **run_setting(bench))
         found[name] = {FEDAVG: fixed[name][0.0], DYNAMIC: dynamic, FIXED: fixed[name][1.0]}
     return found
 
