@@ -205,4 +205,5 @@ def _settings(bench: Bench) -> list[Setting]:
     ]  # fmt: skip
 
 
-perform_fmnist, perform_mnist = (functools.partial(_perform, name=name) for name in (FMNIST, MNIST))
+perform_fmnist = functools.partial(_perform, name=FMNIST)
+perform_mnist = functools.partial(_perform, name=MNIST)

@@ -230,4 +230,5 @@ def _settings(bench: Bench, sets: Mapping[str, fjs.FederatedDataset]) -> list[Se
 
 
 # PFLlib's page has Fashion-MNIST; for MNIST no published value was found.
-perform_fmnist, perform_mnist = (functools.partial(_perform, name=name) for name in (FMNIST, MNIST))
+perform_fmnist = functools.partial(_perform, name=FMNIST)
+perform_mnist = functools.partial(_perform, name=MNIST)
