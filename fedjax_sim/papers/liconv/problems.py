@@ -74,7 +74,6 @@ def run(
     local_steps: int,
     *,
     most: int,
-    batch: int,
     rounds: int,
     eta0: tuple[float, ...] = (ETA0,),
     **setting: Any,
@@ -84,7 +83,7 @@ def run(
         "task": fjs.classification(fjs.models.LogisticRegression(10), weight_decay=WEIGHT_DECAY),
         "cohort": cohort,
         "work": fjs.local.given_steps(np.full((rounds, data.num_clients), local_steps, np.int32), most=most),
-        "batches": fjs.local.with_replacement(batch),
+        "batches": fjs.local.with_replacement(batch_size(name)),
         "rounds": rounds,
         "seeds": seeds(bench, name),
     } | setting
@@ -101,8 +100,13 @@ def seeds(bench: Bench, name: str) -> range:
 
 
 def batch_size(name: str) -> int:
-    """b of Figures 1a and 3."""
+    """b of all figures."""
     return 24 if name in SPREADS else 64
+
+
+def every(bench: Bench, name: str) -> int:
+    """Rounds between evaluations of Figures 3 and 4."""
+    return bench.choose(smoke=1, cpu=1 if name in SPREADS else 2, paper=1)
 
 
 def settings(bench: Bench, rows: list[Setting]) -> list[Setting]:

@@ -18,7 +18,6 @@ from fedjax_sim.reporting.plots import curves
 from fedjax_sim.run.history import History
 
 EPOCHS = {BALANCED: 20, UNBALANCED: 20, ALIKE: 10, UNLIKE: 10}  # E of appendix D.2
-BATCH = {BALANCED: 64, UNBALANCED: 64, ALIKE: 24, UNLIKE: 24}
 PER_ROUND = 10
 ROUNDS, CPU_ROUNDS = 200, 50  # the axis of Figure 4; of MNIST on two cores
 SMOKE_STEPS = 3
@@ -43,9 +42,8 @@ def runs_of(bench: Bench, name: str) -> Schemes:
     K = bench.choose(2, PER_ROUND)
     setting: dict[str, Any] = {
         "rounds": bench.choose(smoke=3, cpu=ROUNDS if name in SPREADS else CPU_ROUNDS, paper=ROUNDS),
-        "eval_every": _every(bench, name),
+        "eval_every": problems.every(bench, name),
         "most": EPOCHS[name] * STEPS,
-        "batch": BATCH[name],
     }
     steps = bench.choose(SMOKE_STEPS, EPOCHS[name] * STEPS)
     others = {I: fjs.cohort.with_replacement(K), II: fjs.cohort.scheme_ii(K), TRANSFORMED: fjs.cohort.transformed(K)}
@@ -100,18 +98,18 @@ def unbalanced_claims(bench: Bench, name: str, found: Schemes) -> list[Claim]:
 
 def own_settings(bench: Bench, names: tuple[str, ...], prefix: str = "") -> list[Setting]:
     """What belongs to the schemes."""
-    reduced, epochs, batch = names[0] not in SPREADS, EPOCHS[names[0]], BATCH[names[0]]
-    rounds = bench.choose(smoke=3, cpu=CPU_ROUNDS if reduced else ROUNDS, paper=ROUNDS)
+    first, row = names[0], bench.setting
+    epochs, batch, every = EPOCHS[first], problems.batch_size(first), problems.every(bench, first)
+    rounds = bench.choose(smoke=3, cpu=ROUNDS if first in SPREADS else CPU_ROUNDS, paper=ROUNDS)
     return [
         problems.steps_setting(bench, epochs, SMOKE_STEPS, prefix),
-        Setting(f"{prefix}clients a round, batch size", f"10, {batch}",
-                f"{bench.choose(2, PER_ROUND)}, {batch}"),
-        Setting(f"{prefix}eta0 of the original scheme", "the best of 0.1, 0.5, 0.9, 1.1",
-                "the same, by the loss at the end"),
-        Setting(f"{prefix}rounds", "200 in Figure 4, not given for 1", str(rounds)),
-        Setting(f"{prefix}evaluated", "every round",
-                f"every {_every(bench, names[0])} rounds" if _every(bench, names[0]) > 1 else "every round"),
-    ]  # fmt: skip
+        row(f"{prefix}clients a round, batch size", f"10, {batch}", f"{bench.choose(2, PER_ROUND)}, {batch}"),
+        row(
+            f"{prefix}eta0 of the original scheme", "the best of 0.1, 0.5, 0.9, 1.1", "the same, by the loss at the end"
+        ),
+        row(f"{prefix}rounds", "200 in Figure 4, not given for 1", rounds),
+        row(f"{prefix}evaluated", "every round", f"every {every} rounds" if every > 1 else None),
+    ]
 
 
 def table(found: Mapping[str, Schemes]) -> Table:
@@ -147,7 +145,3 @@ def perform(bench: Bench) -> Outcome:
     claims = [claim for name, schemes in found.items() for claim in unbalanced_claims(bench, name, schemes)]
     rows = own_settings(bench, (ALIKE, UNLIKE))
     return Outcome(problems.settings(bench, rows), claims, {"figure4": figure}, [table(found)])
-
-
-def _every(bench: Bench, name: str) -> int:
-    return bench.choose(smoke=1, cpu=1 if name in SPREADS else 2, paper=1)
