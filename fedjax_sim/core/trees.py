@@ -94,7 +94,7 @@ def select(condition: jax.Array, a: Any, b: Any) -> Any:
 
 def column(values: jax.Array, leaf: Any) -> jax.Array:
     """``values``, [S], in the shape [S, 1, ...] of a ``leaf``; a scalar as it is."""
-    return values if jnp.ndim(values) == 0 else values.reshape(-1, *[1] * (jnp.ndim(leaf) - 1))
+    return values.reshape(*values.shape, *[1] * (jnp.ndim(leaf) - values.ndim)) if jnp.ndim(values) else values
 
 
 def as_dtype(scalar: Any, leaf: jax.Array) -> jax.Array:
