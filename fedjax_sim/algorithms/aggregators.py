@@ -16,8 +16,8 @@ from jax import lax
 from fedjax_sim.algorithms.stacks import distances, middle, only, squared_distances, weighted_sum
 from fedjax_sim.core import trees
 from fedjax_sim.core.descriptions import Described, factory
-from fedjax_sim.core.fields import count, real
-from fedjax_sim.core.values import INT32_MAX, check_scalar
+from fedjax_sim.core.fields import check_single, count, real
+from fedjax_sim.core.values import INT32_MAX
 
 
 class Present(NamedTuple):
@@ -90,6 +90,7 @@ class Aggregator(Described):
         """
         stack = jax.tree.map(jnp.asarray, stack)
         slots = len(jax.tree.leaves(stack)[0])
+        check_single(self, self.factory_name())
         self.check(slots)
         one = jax.tree.map(lambda leaf: leaf[0], stack)
         stack, who = present(slots, valid, weights).finite(stack)
@@ -182,7 +183,6 @@ class GeometricMedian(Aggregator):
     weighted: ClassVar[bool] = True
 
     def combine(self, stack: Any, who: Present, state: Any = ()) -> Combined:
-        check_scalar("geometric_median(nu=...)", self.nu)
         weights = who.weights.astype(jnp.result_type(float))
 
         def pulls(z: Any) -> tuple[jax.Array, jax.Array]:
@@ -234,7 +234,6 @@ class CenteredClipping(Aggregator):
         return trees.zeros_like(jax.tree.map(jnp.asarray, params))
 
     def combine(self, stack: Any, who: Present, state: Any = ()) -> Combined:
-        check_scalar("centered_clipping(tau=...)", self.tau)
         count = jnp.maximum(who.size, 1)
 
         def step(v: Any, _: None) -> tuple[Any, jax.Array]:

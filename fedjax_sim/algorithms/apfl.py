@@ -12,7 +12,6 @@ from fedjax_sim.algorithms.contract import OWN_MODELS, Client, Mean, Message
 from fedjax_sim.algorithms.fedavg import FedAvg
 from fedjax_sim.core.fields import flag, real
 from fedjax_sim.core.trees import mix, subtract
-from fedjax_sim.core.values import check_scalar
 from fedjax_sim.optim.parts import Parts
 
 
@@ -49,7 +48,6 @@ class Apfl(FedAvg):
     requires = OWN_MODELS
 
     def init_client(self, params: Any) -> Any:
-        check_scalar("apfl(alpha=...)", self.alpha)
         return Kept(params, jnp.asarray(self.alpha, jnp.result_type(float)) if self.adaptive else ())
 
     def begin(self, sent: Any, c_i: Any, client: Client) -> Any:
@@ -76,7 +74,6 @@ class Apfl(FedAvg):
 apfl = recorded(
     "algorithm.apfl",
     Apfl,
-    group="Personal models",
     step="FedAvg of w_i, and v_i ← v_i − η α g_i(α v_i + (1 − α) w_i)",
     cite="""@article{deng2020adaptive,
   title = {Adaptive Personalized Federated Learning},

@@ -12,7 +12,7 @@ from fedjax_sim.algorithms.attacks import Attack, Collusion, scaling, sign_flip
 from fedjax_sim.algorithms.base import recorded
 from fedjax_sim.algorithms.contract import Client, Cohort, Message
 from fedjax_sim.algorithms.gathering import Gathering, Messages
-from fedjax_sim.algorithms.stacks import column, weighted_sum
+from fedjax_sim.algorithms.stacks import weighted_sum
 from fedjax_sim.algorithms.wrapper import Wrapped, Wrapper
 from fedjax_sim.core import trees
 from fedjax_sim.core.fields import integers
@@ -92,7 +92,7 @@ class Attacked(Gathering):
         attackers = cohort.valid & self._attacks(cohort.indices)
         agreed = self.attack.agreed(stack, cohort.valid & ~attackers, attackers)
         return jax.tree.map(  # type: ignore[no-any-return]
-            lambda leaf, one: jnp.where(column(attackers, leaf), one[None], leaf), stack, agreed
+            lambda leaf, one: jnp.where(trees.column(attackers, leaf), one[None], leaf), stack, agreed
         )
 
     def reduced(self, server: Wrapped, stack: Messages, others: dict[str, Any], cohort: Cohort) -> Any:

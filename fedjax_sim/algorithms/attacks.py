@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import jax.scipy
 import numpy as np
 
-from fedjax_sim.algorithms.stacks import column, only, weighted_sum
+from fedjax_sim.algorithms.stacks import only, weighted_sum
 from fedjax_sim.core import trees
 from fedjax_sim.core.descriptions import Described, factory
 from fedjax_sim.core.fields import real
-from fedjax_sim.core.values import LARGEST_SEED, check_count, check_real, check_scalar, shown
+from fedjax_sim.core.values import LARGEST_SEED, check_count, check_real, shown
 from fedjax_sim.datasets.federated import FederatedDataset
 
 
@@ -69,7 +69,6 @@ class SignFlip(Attack):
     factor: Any = real(default=1.0, low=0.0)
 
     def tampered(self, message: Any, key: jax.Array) -> Any:
-        check_scalar("sign_flip(factor=...)", self.factor)
         return jax.tree.map(jnp.negative, trees.scale(self.factor, message))
 
 
@@ -83,7 +82,6 @@ class Scaling(Attack):
     factor: Any = real(default=10.0)
 
     def tampered(self, message: Any, key: jax.Array) -> Any:
-        check_scalar("scaling(factor=...)", self.factor)
         return trees.scale(self.factor, message)
 
 
@@ -99,8 +97,6 @@ class Gaussian(Attack):
     keep: Any = real(default=0.0)
 
     def tampered(self, message: Any, key: jax.Array) -> Any:
-        check_scalar("gaussian(std=...)", self.std)
-        check_scalar("gaussian(keep=...)", self.keep)
         leaves, structure = jax.tree.flatten(message)
         keys = [jax.random.fold_in(key, number) for number in range(len(leaves))]
         noise = [jax.random.normal(one, leaf.shape, leaf.dtype) for one, leaf in zip(keys, leaves, strict=True)]
@@ -127,14 +123,12 @@ class LittleIsEnough(Collusion):
     z: Any = real(default=None, low=0.0)
 
     def agreed(self, stack: Any, honest: jax.Array, attackers: jax.Array) -> Any:
-        if self.z is not None:
-            check_scalar("little_is_enough(z=...)", self.z)
         z = _largest_z(honest, attackers) if self.z is None else self.z
         share = _equal_shares(honest)
         mean = weighted_sum(share, only(honest, stack))
 
         def spread(leaf: jax.Array, at: jax.Array) -> jax.Array:
-            apart = jnp.where(column(honest, leaf), leaf - at[None], jnp.zeros_like(leaf))
+            apart = jnp.where(trees.column(honest, leaf), leaf - at[None], jnp.zeros_like(leaf))
             variance = weighted_sum(share, jnp.square(apart))
             return jnp.where(variance > 0, jnp.sqrt(jnp.where(variance > 0, variance, 1)), 0)
 
@@ -156,7 +150,6 @@ class InnerProduct(Collusion):
     epsilon: Any = real(default=0.1, low=0.0)
 
     def agreed(self, stack: Any, honest: jax.Array, attackers: jax.Array) -> Any:
-        check_scalar("inner_product(epsilon=...)", self.epsilon)
         mean = weighted_sum(_equal_shares(honest), only(honest, stack))
         return jax.tree.map(jnp.negative, trees.scale(self.epsilon, mean))
 

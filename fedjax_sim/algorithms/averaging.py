@@ -12,7 +12,7 @@ from fedjax_sim.algorithms.contract import Cohort
 from fedjax_sim.algorithms.wrapper import Wrapped, Wrapper
 from fedjax_sim.core import trees
 from fedjax_sim.core.fields import count, real
-from fedjax_sim.core.values import INT32_MAX, check_scalar
+from fedjax_sim.core.values import INT32_MAX
 
 
 class Ema(Wrapper):
@@ -40,7 +40,6 @@ class Ema(Wrapper):
         return server.extra
 
     def update(self, server: Wrapped, got: dict[str, Any], cohort: Cohort) -> Wrapped:
-        check_scalar("ema(decay=...)", self.decay)
         new: Wrapped = super().update(server, got, cohort)
         return new._replace(extra=trees.mix(self.decay, server.extra, self.model(new)))
 

@@ -15,7 +15,7 @@ from fedjax_sim.algorithms.several import Several, pick
 from fedjax_sim.algorithms.stacks import cosines, weighted_sum
 from fedjax_sim.core.fields import count, real
 from fedjax_sim.core.trees import divide, norm
-from fedjax_sim.core.values import INT32_MAX, check_scalar
+from fedjax_sim.core.values import INT32_MAX
 
 
 class Tree(NamedTuple):
@@ -99,8 +99,6 @@ class Cfl(Several):
         return {"delta": Stack(delta)}, sent.cluster
 
     def update(self, server: Any, got: dict[str, Any], cohort: Cohort) -> Any:
-        for name in ("epsilon1", "epsilon2", "gamma"):
-            check_scalar(f"cfl({name}=...)", getattr(self, name))
         tree, deltas = server.extra, got["delta"]
         member = self._members(tree.cluster.at[cohort.indices].get(mode="clip")) & cohort.valid[:, None]  # [S, C]
         weights = jnp.where(member, cohort.weights[:, None], 0)
@@ -179,7 +177,6 @@ def halves(similar: jax.Array, member: jax.Array, indices: jax.Array) -> tuple[j
 cfl = recorded(
     "algorithm.cfl",
     Cfl,
-    group="Clusters, mixtures, widths",
     step="FedAvg in each cluster; where ‖Δ_c‖ < ε₁ and max ‖Δ_i‖ > ε₂, c is split by the cosines of its Δ_i",
     cite="""@article{sattler2020clustered,
   title = {Clustered Federated Learning: Model-Agnostic Distributed Multitask Optimization under Privacy Constraints},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import namedtuple
 from typing import Any, NamedTuple, Self
 
@@ -14,7 +13,6 @@ from fedjax_sim.algorithms.contract import Client, Cohort, Message, Sum
 from fedjax_sim.algorithms.wrapper import Wrapped, Wrapper, within
 from fedjax_sim.core import trees
 from fedjax_sim.core.fields import real
-from fedjax_sim.core.values import check_scalar
 
 WITHIN = "within the norm"  # a message: 1 of a client whose change is no longer than the bound, else 0
 
@@ -69,9 +67,6 @@ class Clipping(Wrapper):
         return checked
 
     def init(self, params: Any, shares: jax.Array) -> Wrapped:
-        for field in dataclasses.fields(self):
-            if field.name != "base" and getattr(self, field.name) is not None:
-                check_scalar(f"{self.factory_name()}({field.name}=...)", getattr(self, field.name))
         norm = jnp.asarray(self.first).astype(jnp.result_type(float))
         return Wrapped(self.base.init(params, shares), Bound(norm, norm, jnp.zeros_like(norm)))
 

@@ -38,7 +38,7 @@ class Ditto(FedAvg):
     Algorithm 1.
     """
 
-    lam: Any = real(default=1.0, low=0.0)
+    lam: Any = real(default=1.0, low=0.0, several=True)
     personal_steps: int | None = count(default=None)
 
     @property
@@ -90,7 +90,6 @@ class Ditto(FedAvg):
 ditto = recorded(
     "algorithm.ditto",
     Ditto,
-    group="Personal models",
     step="FedAvg, and v_i ← v_i − η (g_i(v_i) + λ (v_i − x))",
     cite="""@inproceedings{li2021ditto,
   title = {Ditto: Fair and Robust Federated Learning Through Personalization},

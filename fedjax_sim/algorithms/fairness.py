@@ -16,7 +16,6 @@ from fedjax_sim.algorithms.contract import WEIGHTED_MEANS, Client, Cohort, Each,
 from fedjax_sim.algorithms.fedavg import FedAvg
 from fedjax_sim.core.fields import real
 from fedjax_sim.core.trees import as_dtype, divide, scale, square
-from fedjax_sim.core.values import check_scalar
 
 _onto_simplex = optim.lenient(optax.projections.projection_simplex)
 
@@ -51,7 +50,6 @@ class QFedAvg(FedAvg):
         return F(sent.params)
 
     def finish(self, delta: Any, y: Any, sent: Any, c_i: Any, client: Client) -> tuple[dict[str, Message], Any]:
-        check_scalar("qfedavg(q=...)", self.q)
         # 0 in void slots, and where a layout asks idle lanes: a power of 0 has no derivative, so 1 stands in for it.
         vanishes = client.survey == 0
         loss = jnp.where(vanishes, jnp.ones_like(client.survey), client.survey)
@@ -112,7 +110,6 @@ class Afl(FedAvg):
         return {"delta": weighted, "mass": Sum(sent.weight), "loss": Stack(client.survey)}, c_i
 
     def update(self, server: Any, got: dict[str, Any], cohort: Cohort) -> Any:
-        check_scalar("afl(weight_learning_rate=...)", self.weight_learning_rate)
         weights = server.extra
         rate = as_dtype(self.weight_learning_rate, weights) * cohort.num_clients
         loss = got["loss"].astype(weights.dtype) * (rate / cohort.size.astype(weights.dtype))

@@ -13,7 +13,6 @@ from fedjax_sim.algorithms.fedavg import FedAvg
 from fedjax_sim.algorithms.partial import as_patterns, merged, split
 from fedjax_sim.core.fields import count, real, static
 from fedjax_sim.core.trees import as_dtype, select, subtract
-from fedjax_sim.core.values import check_scalar
 from fedjax_sim.optim.parts import Parts
 
 
@@ -71,7 +70,6 @@ class FedAla(FedAvg):
         return F(select(k < self.weight_steps, start, y["model"]))
 
     def step(self, g: Any, y: Any, state: Any, k: jax.Array, sent: Any, c_i: Any, client: Client) -> tuple[Any, Any]:
-        check_scalar("fedala(weight_learning_rate=...)", self.weight_learning_rate)
         learned = jax.tree.map(self._weight, y["weights"], g["weights"])
         trained = super().step(g["model"], y["model"], state["model"], k, sent, c_i, client)
         ready = self._start(sent.params, c_i.params, learned), state["model"]
@@ -104,7 +102,6 @@ class FedAla(FedAvg):
 fedala = recorded(
     "algorithm.fedala",
     FedAla,
-    group="Personal models",
     step="FedAvg from θ_i + (x − θ_i) ⊙ W_i, W_i ∈ [0, 1] learned before the local steps",
     cite="""@inproceedings{zhang2023fedala,
   title = {{FedALA}: Adaptive Local Aggregation for Personalized Federated Learning},

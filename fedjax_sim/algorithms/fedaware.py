@@ -12,12 +12,11 @@ from fedjax_sim.algorithms.base import ServerState, recorded
 from fedjax_sim.algorithms.contract import WEIGHTED_MEANS, Client, Cohort, Mean, Message, Method, Requires, Stack
 from fedjax_sim.algorithms.fedavg import FedAvg
 from fedjax_sim.algorithms.feddyn import FedDyn
-from fedjax_sim.algorithms.stacks import column
 from fedjax_sim.algorithms.wrapper import Wrapped, Wrapper, innermost
 from fedjax_sim.core import trees
 from fedjax_sim.core.descriptions import Described
 from fedjax_sim.core.fields import choice, flag, integers, real, static
-from fedjax_sim.core.values import as_int32, check_scalar, demand
+from fedjax_sim.core.values import as_int32, demand
 from fedjax_sim.optim.min_norm import MinNormSolver, gram_rows, shortest
 
 _SHORT = 1e-8  # of max |m_i|: below this length d has no direction to speak of
@@ -99,7 +98,6 @@ class Hull(Described, kw_only=True):
 
     def empty(self, params: Any, num_clients: int) -> Memory:
         """The memory before the first round."""
-        check_scalar("alpha", self.alpha)
         if self.clusters is not None and jnp.shape(self.clusters) != (num_clients,):
             raise ValueError(
                 f"clusters has shape {jnp.shape(self.clusters)}: give one number for each of {num_clients}"
@@ -175,7 +173,7 @@ class Hull(Described, kw_only=True):
 
         def mean_of_members(m: jax.Array, g: jax.Array) -> jax.Array:
             alpha = trees.as_dtype(self.alpha, m)
-            share = alpha / column(jnp.maximum(members, 1).astype(m.dtype), m)
+            share = alpha / trees.column(jnp.maximum(members, 1).astype(m.dtype), m)
             kept = m.at[rows].set((1 - alpha) * m.at[rows].get(mode="clip"), mode="drop")
             return kept.at[rows].add(share * g, mode="drop")
 

@@ -12,7 +12,6 @@ from fedjax_sim.algorithms.contract import WEIGHTED_MEANS, Client, Cohort, Mean,
 from fedjax_sim.algorithms.fedavg import FedAvg
 from fedjax_sim.core.fields import choice, real
 from fedjax_sim.core.trees import divide, inner, multiply, scale, zeros_like
-from fedjax_sim.core.values import check_scalar
 
 MomentumSent = namedtuple("MomentumSent", ["params", "momentum"])  # the model x and the momentum D_t
 
@@ -50,7 +49,6 @@ class FedCm(FedAvg):
         return MomentumSent(server.params, server.extra)
 
     def objective(self, F: Any, y: Any, k: jax.Array, sent: Any, c_i: Any, client: Client) -> Any:
-        check_scalar("fedcm(alpha=...)", self.alpha)
         return self.alpha * F(y) + (1 - self.alpha) * inner(sent.momentum, y)
 
     def finish(self, delta: Any, y: Any, sent: Any, c_i: Any, client: Client) -> tuple[dict[str, Message], Any]:

@@ -13,7 +13,6 @@ from fedjax_sim.algorithms.contract import ALL_AVERAGES, Client, Cohort, Mean, M
 from fedjax_sim.algorithms.fedavg import FedAvg
 from fedjax_sim.core.fields import flag, real, static
 from fedjax_sim.core.trees import as_dtype, inner, select, square, subtract, zeros_like
-from fedjax_sim.core.values import check_scalar
 
 
 class Gradient(NamedTuple):
@@ -89,7 +88,6 @@ class FedDane(FedAvg):
         return jax.grad(F)(sent.params)
 
     def objective(self, F: Any, y: Any, k: jax.Array, sent: Any, c_i: Any, client: Client) -> Any:
-        check_scalar(f"{self.factory_name()}(mu=...)", self.mu)
         correction = inner(subtract(sent.gradient, client.survey), y)
         return F(y) + correction + self.mu / 2 * square(subtract(y, sent.params))
 

@@ -122,7 +122,6 @@ def _brief(found: Any) -> str:
 feddf = recorded(
     "algorithm.feddf",
     FedDf,
-    group="Losses of their own",
     step="FedAvg, then steps on KL(mean logits of the y_i‖logits of x) on public data",
     cite="""@inproceedings{lin2020feddf,
   title = {Ensemble Distillation for Robust Model Fusion in Federated Learning},

@@ -11,7 +11,6 @@ from fedjax_sim.algorithms.contract import Client, Cohort, Mean, Message, Requir
 from fedjax_sim.algorithms.fedavg import FedAvg
 from fedjax_sim.core.fields import choice, real
 from fedjax_sim.core.trees import add, inner, square, subtract, zeros_like
-from fedjax_sim.core.values import check_scalar
 
 
 class FedDyn(FedAvg):
@@ -52,7 +51,6 @@ class FedDyn(FedAvg):
         return zeros_like(params)
 
     def objective(self, F: Any, y: Any, k: jax.Array, sent: Any, c_i: Any, client: Client) -> Any:
-        check_scalar("feddyn(alpha=...)", self.alpha)
         alpha = self.alpha if self.form == "paper" else self.alpha / client.relative_size
         return F(y) + alpha * inner(c_i, y) + alpha / 2 * square(subtract(y, sent.params))
 

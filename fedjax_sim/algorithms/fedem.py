@@ -13,7 +13,7 @@ from fedjax_sim.algorithms.contract import WEIGHTED_MEANS, Client, Mean, Message
 from fedjax_sim.algorithms.several import Several, apart, pick
 from fedjax_sim.core.fields import count, real
 from fedjax_sim.core.trees import subtract
-from fedjax_sim.core.values import INT32_MAX, check_scalar
+from fedjax_sim.core.values import INT32_MAX
 from fedjax_sim.models.contract import Mixture
 
 
@@ -53,7 +53,6 @@ class FedEM(Several):
         )  # fmt: skip
 
     def init(self, params: Any, shares: jax.Array) -> Any:
-        check_scalar("fedem(spread=...)", self.spread)
         return super().init(apart(params, self.components, self.spread, self.seed), shares)
 
     def init_client(self, params: Any) -> Any:
@@ -96,7 +95,6 @@ def _responsibilities(F: Any, models: Any, pi: jax.Array) -> jax.Array:
 fedem = recorded(
     "algorithm.fedem",
     FedEM,
-    group="Clusters, mixtures, widths",
     step="q_jk ∝ π_ik exp(−loss_j(x_k)); π_ik ← mean q_jk; each x_k: FedAvg on losses weighted by q_jk",
     cite="""@inproceedings{marfoq2021federated,
   title = {Federated Multi-Task Learning under a Mixture of Distributions},

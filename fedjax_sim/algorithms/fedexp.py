@@ -12,7 +12,6 @@ from fedjax_sim.algorithms.contract import WEIGHTED_MEANS, Client, Cohort, Mean,
 from fedjax_sim.algorithms.fedavg import FedAvg
 from fedjax_sim.core.fields import real
 from fedjax_sim.core.trees import as_dtype, scale, square
-from fedjax_sim.core.values import check_scalar
 
 
 class FedExp(FedAvg):
@@ -43,7 +42,6 @@ class FedExp(FedAvg):
         return {"delta": Mean(delta), "square": Mean(square(delta))}, c_i
 
     def update(self, server: Any, got: dict[str, Any], cohort: Cohort) -> Any:
-        check_scalar("fedexp(epsilon=...)", self.epsilon)
         length = square(got["delta"])
         below = 2 * (length + as_dtype(self.epsilon, length))
         factor = jnp.maximum(got["square"] / jnp.where(below > 0, below, 1), 1)
@@ -57,7 +55,6 @@ class FedExp(FedAvg):
 fedexp = recorded(
     "algorithm.fedexp",
     FedExp,
-    group="Momentum, adaptive, averages",
     step="x ← x + η_g η Δ, η = max(1, mean ‖Δ_i‖² / (2 (‖Δ‖² + ε)))",
     cite="""@inproceedings{jhunjhunwala2023fedexp,
   title = {{FedExP}: Speeding Up Federated Averaging via Extrapolation},

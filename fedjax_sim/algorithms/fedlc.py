@@ -12,7 +12,6 @@ from fedjax_sim.algorithms.contract import Client, Requires
 from fedjax_sim.algorithms.fedavg import FedAvg
 from fedjax_sim.algorithms.labels import counts, cross_entropies, of_classes
 from fedjax_sim.core.fields import real
-from fedjax_sim.core.values import check_scalar
 
 
 class FedLc(FedAvg):
@@ -41,7 +40,6 @@ class FedLc(FedAvg):
         return counts(F, sent.params, client)
 
     def objective(self, F: Any, y: Any, k: jax.Array, sent: Any, c_i: Any, client: Client) -> Any:
-        check_scalar("fedlc(tau=...)", self.tau)
         logits = F.outputs(y)
         number = of_classes(client.survey, logits)
         margins = self.tau * jnp.where(number > 0, number, 1) ** -0.25
@@ -51,7 +49,6 @@ class FedLc(FedAvg):
 fedlc = recorded(
     "algorithm.fedlc",
     FedLc,
-    group="Losses of their own",
     step="cross-entropy of logits less τ n_ic^(−1/4), over the classes that the client has; FedAvg",
     cite="""@inproceedings{zhang2022fedlc,
   title = {Federated Learning with Label Distribution Skew via Logits Calibration},

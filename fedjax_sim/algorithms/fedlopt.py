@@ -53,7 +53,6 @@ _WEIGHTS = {name: np.full(shape, 0.2, np.float32) for name, shape in _RULE.shape
 fedlopt = recorded(
     "algorithm.fedlopt",
     FedLOpt,
-    group="Momentum, adaptive, averages",
     step="x ← x + η_g u, u learned, from Δ, Σ w_i Δ_i², momenta and x",
     cite="joseph2023learn",
     options="a rule as `server_optimizer`",

@@ -129,7 +129,6 @@ class FedNova(FedAvg):
             objective = objective + inner(subtract(sent.control, c_i), y)
         if self.mu is None or self._outside:
             return objective
-        check_scalar("fednova(mu=...)", self.mu)
         return objective + self.mu / 2 * square(subtract(y, sent.params))
 
     @affine

@@ -12,7 +12,6 @@ from fedjax_sim.algorithms.contract import Client, Requires
 from fedjax_sim.algorithms.fedavg import FedAvg
 from fedjax_sim.algorithms.labels import one_hot
 from fedjax_sim.core.fields import real
-from fedjax_sim.core.values import check_scalar
 from fedjax_sim.models.supervised import per_example
 
 
@@ -40,7 +39,6 @@ class FedNtd(FedAvg):
     requires = Requires(classes=True)
 
     def objective(self, F: Any, y: Any, k: jax.Array, sent: Any, c_i: Any, client: Client) -> Any:
-        check_scalar("fedntd(beta=...)", self.beta)
         logits = F.outputs(y)
         others = one_hot(F.labels, logits) == 0
 
@@ -57,7 +55,6 @@ class FedNtd(FedAvg):
 fedntd = recorded(
     "algorithm.fedntd",
     FedNtd,
-    group="Losses of their own",
     step="local loss + β KL(x‖y) of the softmax over the classes that are not true; FedAvg",
     cite="""@inproceedings{lee2022fedntd,
   title = {Preservation of the Global Knowledge by Not-True Distillation in Federated Learning},

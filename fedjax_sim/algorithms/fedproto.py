@@ -12,7 +12,6 @@ from fedjax_sim.algorithms.contract import WEIGHTED_MEANS, Client, Cohort, Messa
 from fedjax_sim.algorithms.fedavg import FedAvg
 from fedjax_sim.core.fields import choice, count, real
 from fedjax_sim.core.trees import divide, scale, select, subtract, zeros_like
-from fedjax_sim.core.values import check_scalar
 from fedjax_sim.models.supervised import per_example
 
 
@@ -135,7 +134,6 @@ class _Train(FedAvg):
         return c_i.model
 
     def objective(self, F: Any, y: Any, k: jax.Array, sent: Prototypes, c_i: Any, client: Client) -> Any:
-        check_scalar("fedproto(lam=...)", self.lam)
         if self.form == "code":
             apart = jnp.mean(jnp.square(F.features(y) - sent.means[F.labels]), axis=-1)
             return F(y) + self.lam * F.mean(per_example(jnp.where(sent.known[F.labels], apart, 0)))
@@ -165,7 +163,6 @@ def _sums(F: Any, params: Any, classes: Any) -> tuple[jax.Array, jax.Array]:
 fedproto = recorded(
     "algorithm.fedproto",
     FedProto,
-    group="Losses of their own",
     step="models stay; local loss + λ · distance of the classes' mean features to the shared ones, which are averaged",
     cite="""@inproceedings{tan2022fedproto,
   title = {{FedProto}: Federated Prototype Learning across Heterogeneous Clients},

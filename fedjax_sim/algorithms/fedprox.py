@@ -13,7 +13,7 @@ from fedjax_sim.algorithms.contract import Client, Requires, affine
 from fedjax_sim.algorithms.fedavg import FedAvg
 from fedjax_sim.core.fields import count, flag, real
 from fedjax_sim.core.trees import as_dtype, square, subtract
-from fedjax_sim.core.values import INT32_MAX, check_scalar
+from fedjax_sim.core.values import INT32_MAX
 
 
 class Steering(NamedTuple):
@@ -61,7 +61,6 @@ class FedProx(FedAvg):
         server = super().init(params, shares)
         if not self.adaptive:
             return server
-        check_scalar("fedprox(mu=...)", self.mu)
         dtype = jnp.result_type(float)
         # F before the first round is compared with nothing: comparisons with nan are false.
         return server._replace(extra=Steering(jnp.asarray(self.mu, dtype), jnp.int32(0), jnp.asarray(jnp.nan, dtype)))
@@ -79,7 +78,6 @@ class FedProx(FedAvg):
 
     @affine
     def objective(self, F: Any, y: Any, k: jax.Array, sent: Any, c_i: Any, client: Client) -> Any:
-        check_scalar("fedprox(mu=...)", sent.mu)
         return F(y) + sent.mu / 2 * square(subtract(y, sent.params))
 
     def report(self, server: Any) -> dict[str, jax.Array]:

@@ -64,7 +64,6 @@ class FedRep(Keep):
 fedrep = recorded(
     "algorithm.fedrep",
     FedRep,
-    group="Personal models",
     step="around a method: each client's head is trained first, then the base trains the others under it",
     cite="""@inproceedings{collins2021exploiting,
   title = {Exploiting Shared Representations for Personalized Federated Learning},

@@ -79,7 +79,6 @@ class FedRoD(FedAvg):
 fedrod = recorded(
     "algorithm.fedrod",
     FedRoD,
-    group="Personal models",
     step="FedAvg on the balanced softmax; v_i, added to the head, on F_i",
     cite="""@inproceedings{chen2022bridging,
   title = {On Bridging Generic and Personalized Federated Learning for Image Classification},

@@ -12,7 +12,6 @@ from fedjax_sim.algorithms.contract import Client, Requires
 from fedjax_sim.algorithms.fedavg import FedAvg
 from fedjax_sim.algorithms.labels import counts, cross_entropies, of_classes
 from fedjax_sim.core.fields import choice, real
-from fedjax_sim.core.values import check_scalar
 
 
 class FedRs(FedAvg):
@@ -45,7 +44,6 @@ class FedRs(FedAvg):
         return counts(F, sent.params, client)
 
     def objective(self, F: Any, y: Any, k: jax.Array, sent: Any, c_i: Any, client: Client) -> Any:
-        check_scalar("fedrs(alpha=...)", self.alpha)
         logits = F.outputs(y)
         number = of_classes(client.survey, logits)
         shares = jnp.where(number > 0, 1, 0) if self.form == "paper" else number / jnp.max(number)
@@ -56,7 +54,6 @@ class FedRs(FedAvg):
 fedrs = recorded(
     "algorithm.fedrs",
     FedRs,
-    group="Losses of their own",
     step="cross-entropy of logits, those of the classes that the client lacks times α; FedAvg",
     cite="""@inproceedings{li2021fedrs,
   title = {{FedRS}: Federated Learning with Restricted Softmax for Label Distribution Non-{IID} Data},

@@ -12,7 +12,6 @@ from fedjax_sim.algorithms.contract import Client, Requires
 from fedjax_sim.algorithms.fedavg import FedAvg
 from fedjax_sim.core.fields import real
 from fedjax_sim.core.trees import add_scaled, norm
-from fedjax_sim.core.values import check_scalar
 
 
 class FedSam(FedAvg):
@@ -36,7 +35,6 @@ class FedSam(FedAvg):
     requires = Requires(whole_batches=True)
 
     def objective(self, F: Any, y: Any, k: jax.Array, sent: Any, c_i: Any, client: Client) -> Any:
-        check_scalar("fedsam(rho=...)", self.rho)
         g = jax.grad(F)(client.held)
         length = norm(g)
         return F(add_scaled(y, self.rho / jnp.where(length > 0, length, 1), g))
@@ -45,7 +43,6 @@ class FedSam(FedAvg):
 fedsam = recorded(
     "algorithm.fedsam",
     FedSam,
-    group="Losses of their own",
     step="local gradient at y + ρ g/‖g‖, then FedAvg",
     cite="""@inproceedings{qu2022fedsam,
   title = {Generalized Federated Learning via Sharpness Aware Minimization},

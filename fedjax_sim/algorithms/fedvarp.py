@@ -49,7 +49,6 @@ class FedVarp(FedAvg):
 fedvarp = recorded(
     "algorithm.fedvarp",
     FedVarp,
-    group="Control variates",
     step="x ← x + η_g (mean_S (Δ_i − h_i) + mean_j h_j); h_i ← Δ_i",
     cite="""@inproceedings{jhunjhunwala2022fedvarp,
   title = {{FedVARP}: Tackling the Variance Due to Partial Client Participation in Federated Learning},

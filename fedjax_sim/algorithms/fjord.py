@@ -76,7 +76,6 @@ class Fjord(Widths):
 fjord = recorded(
     "algorithm.fjord",
     Fjord,
-    group="Clusters, mixtures, widths",
     step="HeteroFL, of random width p ≤ r_i in every step",
     cite="""@inproceedings{horvath2021fjord,
   title = {{FjORD}: Fair and Accurate Federated Learning under Heterogeneous Targets with Ordered Dropout},

@@ -27,7 +27,7 @@ class Widths(FedAvg):
     other layer loses the outputs, and the one after it the inputs. All clients' networks are masks of one shape.
     """
 
-    widths: Any = real(default=1.0, low=0.0, high=1.0)
+    widths: Any = real(default=1.0, low=0.0, high=1.0, several=True)
 
     @property
     def requires(self) -> Requires:
@@ -162,7 +162,6 @@ def _unfit(why: str) -> ValueError:
 heterofl = recorded(
     "algorithm.heterofl",
     HeteroFl,
-    group="Clusters, mixtures, widths",
     step="client i trains the first r_i of every hidden layer's units; each entry is averaged over those who have it",
     cite="""@inproceedings{diao2021heterofl,
   title = {{HeteroFL}: Computation and Communication Efficient Federated Learning for Heterogeneous Clients},

@@ -10,10 +10,9 @@ import jax.numpy as jnp
 from fedjax_sim.algorithms.base import recorded
 from fedjax_sim.algorithms.contract import WEIGHTED_MEANS, Client, Cohort, Mean, Message, Requires
 from fedjax_sim.algorithms.several import Several, apart, pick
-from fedjax_sim.algorithms.stacks import column
 from fedjax_sim.core.fields import choice, count, real
-from fedjax_sim.core.trees import divide, size_in_bytes, subtract
-from fedjax_sim.core.values import INT32_MAX, check_scalar
+from fedjax_sim.core.trees import column, divide, size_in_bytes, subtract
+from fedjax_sim.core.values import INT32_MAX
 
 
 class HypCluster(Several):
@@ -58,7 +57,6 @@ class HypCluster(Several):
         return super().checked()
 
     def init(self, params: Any, shares: jax.Array) -> Any:
-        check_scalar(f"{self.factory_name()}(spread=...)", self.spread)
         server = super().init(apart(params, self.clusters, self.spread, self.seed), shares)
         return server._replace(extra=jnp.zeros((self.clusters,), jnp.result_type(float)))
 
@@ -133,7 +131,6 @@ class Ifca(HypCluster):
 hypcluster = recorded(
     "algorithm.hypcluster",
     HypCluster,
-    group="Clusters, mixtures, widths",
     step="k_i = argmin F_i(x_k); x_k ← x_k + η_g Σ w_i Δ_i over those with k_i = k, weights by examples",
     cite="""@misc{mansour2020three,
   title = {Three Approaches for Personalization with Applications to Federated Learning},
@@ -150,7 +147,6 @@ hypcluster = recorded(
 ifca = recorded(
     "algorithm.ifca",
     Ifca,
-    group="Clusters, mixtures, widths",
     step="the same, plain averages",
     cite="""@inproceedings{ghosh2020efficient,
   title = {An Efficient Framework for Clustered Federated Learning},

@@ -126,7 +126,6 @@ class Mime(MimeLite):
 mime_lite = recorded(
     "algorithm.mime_lite",
     MimeLite,
-    group="Momentum, adaptive, averages",
     step="local steps of the server's optimiser, s fixed; s ← V(mean ∇F_i(x), s)",
     cite="karimireddy2021breaking",
     sent="2 / 2 (with momentum)",
@@ -135,7 +134,6 @@ mime_lite = recorded(
 mime = recorded(
     "algorithm.mime",
     Mime,
-    group="Momentum, adaptive, averages",
     step="the same along g(y; b) − g(x; b) + mean ∇F_i(x), in two exchanges",
     cite="karimireddy2021breaking",
     sent="4 / 2 (with momentum)",

@@ -11,7 +11,6 @@ from fedjax_sim.algorithms.base import recorded
 from fedjax_sim.algorithms.contract import Client, Mean, Message, Requires
 from fedjax_sim.algorithms.fedavg import FedAvg
 from fedjax_sim.core.fields import real
-from fedjax_sim.core.values import check_scalar
 from fedjax_sim.models.supervised import per_example
 
 
@@ -44,7 +43,6 @@ class Moon(FedAvg):
         return params
 
     def objective(self, F: Any, y: Any, k: jax.Array, sent: Any, c_i: Any, client: Client) -> Any:
-        check_scalar("moon(mu=...)", self.mu)
         z, near, far = (F.features(params) for params in (y, sent.params, c_i))
         apart = (_cosine(z, far) - _cosine(z, near)) / self.temperature
         return F(y) + self.mu * F.mean(per_example(jax.nn.softplus(apart)))
@@ -64,7 +62,6 @@ def _cosine(a: jax.Array, b: jax.Array) -> jax.Array:
 moon = recorded(
     "algorithm.moon",
     Moon,
-    group="Losses of their own",
     step="local loss + μ · contrast of features: near those of x, far from those of the last local model; FedAvg",
     cite="""@inproceedings{li2021moon,
   title = {Model-Contrastive Federated Learning},

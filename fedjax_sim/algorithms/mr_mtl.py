@@ -11,7 +11,6 @@ from fedjax_sim.algorithms.contract import WEIGHTED_MEANS, Client, Message, Requ
 from fedjax_sim.algorithms.fedavg import FedAvg
 from fedjax_sim.core.fields import real
 from fedjax_sim.core.trees import square, subtract
-from fedjax_sim.core.values import check_scalar
 
 
 class MrMtl(FedAvg):
@@ -44,7 +43,6 @@ class MrMtl(FedAvg):
         return c_i
 
     def objective(self, F: Any, y: Any, k: jax.Array, sent: Any, c_i: Any, client: Client) -> Any:
-        check_scalar("mr_mtl(lam=...)", self.lam)
         return F(y) + self.lam / 2 * square(subtract(y, sent.params))
 
     def change(self, y: Any, sent: Any, c_i: Any, client: Client) -> Any:
@@ -60,7 +58,6 @@ class MrMtl(FedAvg):
 mr_mtl = recorded(
     "algorithm.mr_mtl",
     MrMtl,
-    group="Personal models",
     step="v_i ← v_i − η (g_i(v_i) + λ (v_i − x)), x = mean of all v_j",
     cite="""@inproceedings{liu2022privacy,
   title = {On Privacy and Personalization in Cross-Silo Federated Learning},

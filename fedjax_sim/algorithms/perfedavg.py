@@ -11,7 +11,6 @@ from fedjax_sim.algorithms.contract import OWN_MODELS, Client
 from fedjax_sim.algorithms.fedavg import FedAvg
 from fedjax_sim.core.fields import choice, real
 from fedjax_sim.core.trees import add_scaled, inner, scale, subtract
-from fedjax_sim.core.values import check_scalar
 
 
 class PerFedAvg(FedAvg):
@@ -46,7 +45,6 @@ class PerFedAvg(FedAvg):
     requires = OWN_MODELS.but(average="plain", duplicates=True, other_batch=True, whole_batches=True)
 
     def objective(self, F: Any, y: Any, k: jax.Array, sent: Any, c_i: Any, client: Client) -> Any:
-        check_scalar("perfedavg(alpha=...)", self.alpha)
         inner_gradient = jax.grad(F.other)
         if self.form == "exact":
             return F(add_scaled(y, -self.alpha, inner_gradient(y)))
@@ -54,7 +52,6 @@ class PerFedAvg(FedAvg):
         step = scale(-self.alpha, inner_gradient(client.held))
         if self.form == "first_order":
             return F(add_scaled(y, 1, step))
-        check_scalar("perfedavg(delta=...)", self.delta)
         g = jax.grad(F)(add_scaled(client.held, 1, step))
         ahead, back = (inner_gradient(add_scaled(client.held, sign * self.delta, g)) for sign in (1, -1))
         return inner(subtract(g, scale(self.alpha / (2 * self.delta), subtract(ahead, back))), y)
@@ -63,7 +60,6 @@ class PerFedAvg(FedAvg):
 perfedavg = recorded(
     "algorithm.perfedavg",
     PerFedAvg,
-    group="Personal models",
     step="FedAvg on F_i(y − α ∇F_i(y)), on two batches a step",
     cite="""@inproceedings{fallah2020personalized,
   title = {Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic Meta-Learning Approach},

@@ -11,7 +11,6 @@ from fedjax_sim.algorithms.contract import OWN_MODELS, Client, Mean, Message, Re
 from fedjax_sim.algorithms.fedavg import FedAvg
 from fedjax_sim.core.fields import count, real
 from fedjax_sim.core.trees import add_scaled, select, square, subtract
-from fedjax_sim.core.values import check_scalar
 from fedjax_sim.optim.parts import Parts
 
 
@@ -52,11 +51,9 @@ class PFedMe(FedAvg):
         return Parts(w=sent.params, theta=sent.params)
 
     def objective(self, F: Any, y: Any, k: jax.Array, sent: Any, c_i: Any, client: Client) -> Any:
-        check_scalar("pfedme(lam=...)", self.lam)
         return F(y["theta"]) + self.lam / 2 * square(subtract(y["theta"], client.held["w"]))
 
     def step(self, g: Any, y: Any, state: Any, k: jax.Array, sent: Any, c_i: Any, client: Client) -> tuple[Any, Any]:
-        check_scalar("pfedme(outer_learning_rate=...)", self.outer_learning_rate)
         moved, state = super().step(g, y, state, k, sent, c_i, client)
         w, rate = y["w"], self.outer_learning_rate * self.lam  # the old w: a solver may move it without a gradient
         pulled = add_scaled(w, rate, subtract(moved["theta"], w))
@@ -75,7 +72,6 @@ class PFedMe(FedAvg):
 pfedme = recorded(
     "algorithm.pfedme",
     PFedMe,
-    group="Personal models",
     step="θ_i ≈ argmin F_i(θ) + λ/2 ‖θ − w_i‖² a batch; w_i ← w_i − η λ (w_i − θ_i); x ← x + β (mean w_i − x)",
     cite="""@inproceedings{dinh2020personalized,
   title = {Personalized Federated Learning with {Moreau} Envelopes},

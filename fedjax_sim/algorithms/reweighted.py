@@ -40,7 +40,7 @@ class Reweighted(Wrapper):
     multi-institutional medical image segmentation" (learned there while the model trains).
     """
 
-    logits: Any = real(default=None)
+    logits: Any = real(default=None, several=True)
 
     in_every_phase: ClassVar[bool] = True
 

@@ -9,7 +9,6 @@ from fedjax_sim.algorithms.contract import Client
 from fedjax_sim.algorithms.vrl_sgd import VrlSgd
 from fedjax_sim.core.fields import real
 from fedjax_sim.core.trees import add_scaled, divide
-from fedjax_sim.core.values import check_scalar
 
 
 class Scaffnew(VrlSgd):
@@ -40,14 +39,12 @@ class Scaffnew(VrlSgd):
     requires = VrlSgd.requires.but(slope=False, step_size=True)
 
     def corrected(self, c_i: Any, change: Any, client: Client) -> Any:
-        check_scalar("scaffnew(p=...)", self.p)
         return add_scaled(c_i, self.p, divide(change, client.step_size))
 
 
 scaffnew = recorded(
     "algorithm.scaffnew",
     Scaffnew,
-    group="Control variates",
     step="local gradient − h_i; h_i += (p/γ)(x̂ − y_i); everybody",
     cite="""@inproceedings{mishchenko2022proxskip,
   title = {{ProxSkip}: Yes! Local Gradient Steps Provably Lead to Communication Acceleration! Finally!},

@@ -9,15 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-
-def column(values: jax.Array, leaf: jax.Array) -> jax.Array:
-    """``values``, [S], in the shape [S, 1, ...] of a leaf."""
-    return values.reshape(-1, *[1] * (leaf.ndim - 1))
+from fedjax_sim.core.trees import column, select, zeros_like
 
 
 def only(valid: jax.Array, stack: Any) -> Any:
     """The stack with zeros in the other slots, whatever they hold: 0 times infinity is NaN."""
-    return jax.tree.map(lambda leaf: jnp.where(column(valid, leaf), leaf, jnp.zeros_like(leaf)), stack)
+    return select(valid, stack, zeros_like(stack))
 
 
 def weighted_sum(weights: jax.Array, stack: Any) -> Any:

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from flax import struct
 
-from fedjax_sim.core.values import check_choice, check_count, check_flag, check_real, shown
+from fedjax_sim.core.values import check_choice, check_count, check_flag, check_real, check_scalar, shown
 
 Check = Callable[[str, Any], None]
 
@@ -56,12 +56,13 @@ def real(
     below: float | None = None,
     infinite: bool = False,
     structure: bool = False,
+    several: bool = False,
     **kwargs: Any,
 ) -> Any:
     """A real hyper-parameter in [low, high], checked by :func:`fedjax_sim.core.values.check_real`.
 
     It may be None if that is its default. It is a leaf, to be traced and differentiated; with ``structure`` a number of
-    the host's.
+    the host's. A run takes one number (:func:`check_single`), or with ``several`` an array too.
     """
     bounds: dict[str, Any] = {"low": low, "high": high, "open_": open_, "below": below, "infinite": infinite}
     optional = kwargs.get("default", 0) is None
@@ -76,7 +77,9 @@ def real(
             raise TypeError(f"{what} is {shown(value)}: it must be one real number")
         check_real(what, value, **bounds, host=structure, optional=optional)
 
-    return (static if structure else leaf)(check, **kwargs)
+    if structure:
+        return static(check, **kwargs)
+    return struct.field(metadata={"check": check, "single": not several}, **kwargs)
 
 
 def count(*, low: int = 1, high: int | None = None, **kwargs: Any) -> Any:
@@ -107,3 +110,13 @@ def check_fields(obj: Any, name: str) -> None:
         check = field.metadata.get("check")
         if check is not None:
             check(f"{name}({field.name}=...)", getattr(obj, field.name))
+
+
+def check_single(obj: Any, name: str) -> None:
+    """Checks, of what a run is about to use, that every :func:`real` field is one number and not a stack of them.
+
+    Of stacks that ``jax.vmap`` takes apart a run sees one number.
+    """
+    for field in dataclasses.fields(obj):
+        if field.metadata.get("single"):
+            check_scalar(f"{name}({field.name}=...)", getattr(obj, field.name))

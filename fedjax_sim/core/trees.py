@@ -88,8 +88,13 @@ def zeros_like(tree: Any) -> Any:
 
 
 def select(condition: jax.Array, a: Any, b: Any) -> Any:
-    """``a`` where the scalar ``condition`` holds, else ``b``."""
-    return jax.tree.map(lambda x, y: jnp.where(condition, x, y), a, b)
+    """``a`` where ``condition`` holds, else ``b``: a scalar, or bool[S] of leaves [S, ...]."""
+    return jax.tree.map(lambda x, y: jnp.where(column(condition, x), x, y), a, b)
+
+
+def column(values: jax.Array, leaf: Any) -> jax.Array:
+    """``values``, [S], in the shape [S, 1, ...] of a ``leaf``; a scalar as it is."""
+    return values.reshape(*values.shape, *[1] * (jnp.ndim(leaf) - values.ndim)) if jnp.ndim(values) else values
 
 
 def as_dtype(scalar: Any, leaf: jax.Array) -> jax.Array:

@@ -216,7 +216,7 @@ def check_count(what: str, value: Any, *, low: int = 1, high: int | None = None)
 
 
 def check_scalar(what: str, value: Any) -> None:
-    """Checks, when a program is traced, that ``value`` is one number and not a stack of them (ValueError)."""
+    """Checks that ``value`` is one number and not a stack of them (ValueError)."""
     if np.shape(value) != ():
         raise ValueError(
             f"{what} has shape {np.shape(value)}: a run takes one number; to run several settings side by side use "

@@ -173,7 +173,7 @@ def _units(vectors: Any, valid: jax.Array) -> Any:
     square = squares(vectors)
     real = valid & (square > 0)
     factor = jnp.where(real, 1 / jnp.sqrt(jnp.where(real, square, jnp.ones_like(square))), jnp.zeros_like(square))
-    return jax.tree.map(lambda leaf: leaf * trees.as_dtype(factor, leaf).reshape(-1, *[1] * (leaf.ndim - 1)), vectors)
+    return jax.tree.map(lambda leaf: leaf * trees.column(trees.as_dtype(factor, leaf), leaf), vectors)
 
 
 def _rows(leaf: jax.Array) -> jax.Array:

@@ -18,6 +18,7 @@ from fedjax_sim.algorithms.wrapper import Wrapper
 from fedjax_sim.clients.local.batches import Batches, FullBatch
 from fedjax_sim.clients.scheme import check_kind
 from fedjax_sim.core.descriptions import Described
+from fedjax_sim.core.fields import check_single
 from fedjax_sim.core.values import INT32_MAX, LARGEST_SEED, check_real, conditions, is_concrete, shown
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.host import HostDataset
@@ -52,6 +53,8 @@ def check_run(plan: Plan, rounds: int, initial_params: Any = None) -> Plan:
     if not (hasattr(key, "dtype") and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)) or jnp.shape(key) != ():
         raise TypeError(f"key is {key!r}: give one typed PRNG key, jax.random.key(0)")
     name = type(algorithm).__name__
+    for one in _described((algorithm, plan.cohort, plan.work, plan.system, plan.asynchronous, plan.diagnostics)):
+        check_single(one, one.factory_name())
     algorithm.check(dataset.num_clients)
     requires = algorithm.requires
     policy = None if plan.system is None else plan.system.policy
@@ -256,7 +259,7 @@ _TOO_LATE = "who reports in a round is known once its clock has run, too late fo
 def unmet(parts: Any, dataset: FederatedDataset) -> jax.Array | None:
     """Whether a traced value is one that its object's check would refuse; bool scalar, None where nothing is traced."""
     with conditions() as met:
-        for part in _traced_parts(parts):
+        for part in filter(is_traced, _described(parts)):
             try:
                 part.checked()
             except (AttributeError, TypeError, ValueError):  # somebody's own check, which takes no traced values
@@ -266,12 +269,12 @@ def unmet(parts: Any, dataset: FederatedDataset) -> jax.Array | None:
     return ~jnp.all(jnp.stack(met)) if met else None
 
 
-def _traced_parts(tree: Any) -> Iterator[Described]:
-    """All described objects in ``tree``, those inside others too, that have a traced leaf."""
+def _described(tree: Any) -> Iterator[Described]:
+    """All described objects in ``tree``, those inside others too."""
     for node in jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, Described)):
-        if isinstance(node, Described) and is_traced(node):
+        if isinstance(node, Described):
             yield node
-            yield from _traced_parts([getattr(node, field.name) for field in dataclasses.fields(node)])  # type: ignore[arg-type]
+            yield from _described([getattr(node, field.name) for field in dataclasses.fields(node)])  # type: ignore[arg-type]
 
 
 def is_traced(tree: Any) -> bool:

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from fedjax_sim.core import trees
 from fedjax_sim.core.descriptions import Described, factory
 from fedjax_sim.core.fields import choice, static
 from fedjax_sim.core.values import shown
@@ -192,13 +193,8 @@ def moved(before: Rows, sent: Rows) -> Rows:
     Both have ``indices``.
     """
     places, found = _places(before.indices, sent.indices)
-    found = found & (sent.indices < UNUSED)
-
-    def patched(old: jax.Array, new: jax.Array) -> jax.Array:
-        mask = found.reshape(-1, *[1] * (new.ndim - 1))
-        return jnp.where(mask, old.at[places].get(mode="clip"), new)
-
-    return sent.replace(leaves=jax.tree.map(patched, before.leaves, sent.leaves))
+    newer = jax.tree.map(lambda leaf: leaf.at[places].get(mode="clip"), before.leaves)
+    return sent.replace(leaves=trees.select(found & (sent.indices < UNUSED), newer, sent.leaves))
 
 
 def _places(own: jax.Array, wanted: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -80,7 +80,7 @@ class Loss:
         Args:
           values: [B, ...].
         """
-        weights = self.weights.astype(values.dtype).reshape(-1, *[1] * (values.ndim - 1))
+        weights = trees.column(self.weights.astype(values.dtype), values)
         return self._scaled(jnp.sum(values * weights, axis=0) / self._batch.count.astype(values.dtype))
 
     def moved(self, y: Any, known: Any) -> list[Any]:

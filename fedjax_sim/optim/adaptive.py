@@ -15,7 +15,7 @@ import optax
 
 from fedjax_sim.core import trees
 from fedjax_sim.core.descriptions import factory
-from fedjax_sim.core.fields import flag, real
+from fedjax_sim.core.fields import check_single, flag, real
 from fedjax_sim.optim.described import Optimizer
 
 
@@ -39,7 +39,7 @@ class _Adaptive(Optimizer):
         raise TypeError(f"{type(self).__name__} must define second(v, square)")
 
     def transform(self) -> optax.GradientTransformation:
-        self._check_scalars()
+        check_single(self, self.factory_name())
 
         def init(params: Any) -> Moments:
             start = jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.square(trees.as_dtype(self.tau, leaf))), params)
@@ -53,7 +53,7 @@ class _Adaptive(Optimizer):
         return optax.GradientTransformation(init, update)
 
     def peek(self, gradients: Any, state: Any, params: Any) -> Any:
-        self._check_scalars()
+        check_single(self, self.factory_name())
         return self._step(trees.mix(self.beta1, state.first, gradients), state.second)
 
     def _step(self, first: Any, second: Any) -> Any:
@@ -102,7 +102,7 @@ class FedAms(Optimizer):
     initial: Any = real(default=1e-3, low=0.0, open_=True)
 
     def transform(self) -> optax.GradientTransformation:
-        self._check_scalars()
+        check_single(self, self.factory_name())
 
         def init(params: Any) -> Moments:
             largest = self.initial if self.corrected else 0.0

@@ -21,9 +21,9 @@ import optax
 
 from fedjax_sim.core import trees
 from fedjax_sim.core.descriptions import Described, factory
-from fedjax_sim.core.fields import flag, real, static
+from fedjax_sim.core.fields import check_single, flag, real, static
 from fedjax_sim.core.loops import with_static_derivative
-from fedjax_sim.core.values import check_real, check_scalar, shown, suggest
+from fedjax_sim.core.values import check_real, shown, suggest
 from fedjax_sim.optim.known import known, opened, with_numbers
 
 
@@ -83,13 +83,6 @@ class Optimizer(Described):
         """
         return self.update(gradients, state, params)[0]
 
-    def _check_scalars(self) -> None:
-        """Checks that every hyper-parameter is one number, when a program is traced."""
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if field.metadata.get("pytree_node", True) and value is not None:
-                check_scalar(f"{self.factory_name()}({field.name}=...)", value)
-
 
 @lenient
 def _update(optimizer: Optimizer, gradients: Any, state: Any, params: Any, extra: dict[str, Any]) -> Any:
@@ -119,7 +112,7 @@ class Sgd(Optimizer):
         return super().checked()
 
     def transform(self) -> optax.GradientTransformation:
-        self._check_scalars()
+        check_single(self, self.factory_name())
         if self.decay is None:
             return optax.sgd(self.learning_rate, self.momentum, self.nesterov)
         rate, decay = jnp.asarray(self.learning_rate), jnp.asarray(self.decay)
@@ -144,7 +137,7 @@ class Adam(Optimizer):
     eps_root: Any = real(default=1e-16, low=0.0)
 
     def transform(self) -> optax.GradientTransformation:
-        self._check_scalars()
+        check_single(self, self.factory_name())
         return optax.adam(self.learning_rate, self.b1, self.b2, self.eps, self.eps_root)
 
 

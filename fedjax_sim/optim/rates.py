@@ -32,7 +32,7 @@ class Rate(Described):
 
 
 class _Table(Rate):
-    values: Any = real(low=0.0)
+    values: Any = real(low=0.0, several=True)
 
     each: ClassVar[str]  # what there is a value of: round or client
 

@@ -16,6 +16,7 @@ import numpy as np
 from fedjax_sim.algorithms.contract import Method
 from fedjax_sim.core.descriptions import describe
 from fedjax_sim.core.keys import GENERATOR, generator
+from fedjax_sim.core.paths import real_leaves
 from fedjax_sim.core.version import __version__
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.fingerprints import dataset_fingerprint, digest, fingerprint
@@ -26,7 +27,7 @@ from fedjax_sim.run.history import History
 from fedjax_sim.run.simulation import simulate
 from fedjax_sim.studies.sweeps.result import Sweep
 from fedjax_sim.studies.sweeps.running import sweep
-from fedjax_sim.studies.sweeps.space import Space
+from fedjax_sim.studies.sweeps.space import Space, points
 
 T = TypeVar("T")
 Size = Literal["smoke", "cpu", "paper"]
@@ -118,6 +119,11 @@ class Bench:
             self.show(f"data: {words}")
         return nearest() if made is None else made
 
+    def setting(self, what: str, paper: str, here: Any = None, *, smoke: Any = None, cpu: Any = None) -> Setting:
+        """A part of the setting: ``here`` (None: as in the paper), but for what a size has of its own."""
+        own = self.choose(smoke, cpu, None)
+        return Setting(what, paper, str(own if own is not None else paper if here is None else here))
+
     def model(self, real: Any, num_outputs: int, hidden: tuple[int, ...] = (16,)) -> Any:
         """The experiment's model; at the smoke size a small MLP in its place, which compiles in a second."""
         return MLP(num_outputs, hidden) if self.size == "smoke" else real
@@ -167,9 +173,12 @@ class Bench:
         return self._record(label, result)
 
     def runs(
-        self, label: str, algorithm: Method, dataset: FederatedDataset, space: Space, **setting: Any
+        self, label: str, algorithm: Method, dataset: FederatedDataset, space: Space | None = None, **setting: Any
     ) -> list[History]:
-        """The points of :meth:`sweep`."""
+        """The points of :meth:`sweep`; without a space one, the method as it is, of which the seeds are shared out."""
+        if space is None:
+            path, value = next(iter(real_leaves(algorithm).items()))
+            space = points([{path: value}])
         swept = self.sweep(label, algorithm, dataset, space, **setting)
         return [swept.at(number) for number in range(space.num_points)]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pathlib
-from collections.abc import Callable
 from typing import Any
 
 import fedjax_sim as fjs
@@ -51,7 +50,6 @@ def run_demo(
     rounds: int = ROUNDS,
     seeds: int = SEEDS,
     checkpoint: str | os.PathLike[str] | None = None,
-    show: Callable[[str], None] = print,
 ) -> dict[str, dict[str, History]]:
     """Compares FedAvg, FedProx, FedNova and SCAFFOLD under heterogeneous local epochs, E_i(t) ~ U{1..5}.
 
@@ -61,8 +59,8 @@ def run_demo(
     folder = pathlib.Path(out)
     results: dict[str, dict[str, History]] = {}
     for name, (data, algorithms, settings) in problems().items():
-        show(f"\n{name}: {data.num_clients} clients, {data.num_examples:,} training examples")
-        show(f"compiling and running {', '.join(algorithms)}: half a minute the first time")
+        print(f"\n{name}: {data.num_clients} clients, {data.num_examples:,} training examples")
+        print(f"compiling and running {', '.join(algorithms)}: half a minute the first time")
         histories = {}
         for method, algorithm in algorithms.items():
             stem = _stem(name, method)
@@ -74,9 +72,9 @@ def run_demo(
         layout = next(iter(histories.values())).description["run"]["layout"]["name"].rpartition(".")[2]
         total = sum(h.seconds for h in histories.values())
         compiling = sum(h.compile_seconds for h in histories.values())
-        show(f"{rounds} rounds, 10 clients a round, 1 to 5 local epochs each\n")
-        show(results_table(histories, target=TARGETS[name]))
-        show(f"compiling {compiling:.1f} s, running {total:.1f} s; layout {layout!r}: how clients share the hardware")
+        print(f"{rounds} rounds, 10 clients a round, 1 to 5 local epochs each\n")
+        print(results_table(histories, target=TARGETS[name]))
+        print(f"compiling {compiling:.1f} s, running {total:.1f} s; layout {layout!r}: how clients share the hardware")
 
     comparison(results, folder / "comparison.png")
     summary = {
@@ -87,7 +85,7 @@ def run_demo(
     for problem, histories in results.items():
         for method, history in histories.items():
             history.save(folder / f"{_stem(problem, method)}.npz")
-    show(f"\nwrote {folder / 'comparison.png'}, {folder / 'results.json'} and a history for each run")
+    print(f"\nwrote {folder / 'comparison.png'}, {folder / 'results.json'} and a history for each run")
     return results
 
 

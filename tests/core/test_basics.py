@@ -29,6 +29,16 @@ def test_the_norm_has_a_derivative_everywhere():
     np.testing.assert_array_equal([value, *gradient["a"], gradient["b"]], np.zeros(4))
 
 
+def test_a_choice_is_for_all_or_for_each_of_a_stack():
+    a = {"matrix": jnp.ones((2, 3)), "row": jnp.ones(2)}
+    for condition in (True, False, np.array([True, False]), np.ones((2, 3), bool)):
+        leaves = {"matrix": a["matrix"]} if np.ndim(condition) == 2 else a
+        found = trees.select(jnp.asarray(condition), leaves, trees.zeros_like(leaves))
+        for name, leaf in leaves.items():
+            mask = condition[:, None] if np.ndim(condition) == 1 and leaf.ndim == 2 else condition
+            np.testing.assert_array_equal(found[name], np.where(mask, leaf, 0))
+
+
 def test_what_is_drawn_depends_on_round_client_and_purpose():
     key, ids = jax.random.key(0), jnp.array([4, 7], jnp.int32)
     draws = [client_draws(key, jnp.int32(t), ids) for t in range(2)]

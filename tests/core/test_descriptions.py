@@ -23,7 +23,7 @@ from fedjax_sim.core.descriptions import Described, build, describe, opaque_part
 from fedjax_sim.core.fields import static
 from fedjax_sim.core.records import RECORDS
 from fedjax_sim.datasets.sources.record import sources
-from fedjax_sim.engine.checks import _traced_parts
+from fedjax_sim.engine.checks import _described, is_traced
 
 sgd = fjs.optim.sgd
 STEPS = np.array([[1, 2], [3, 0]])
@@ -367,7 +367,7 @@ def test_checks_take_traced_values() -> None:
     leaves, structure = jax.tree.flatten([one for one in made if isinstance(one, Described)])
 
     def checked(leaves: Any) -> int:
-        parts = list(_traced_parts(jax.tree.unflatten(structure, leaves)))
+        parts = list(filter(is_traced, _described(jax.tree.unflatten(structure, leaves))))
         for part in parts:
             part.checked()
         return len(parts)

@@ -425,6 +425,21 @@ RUNS: dict[str, tuple[dict[str, Callable[[], Any]], type[Exception], tuple[str, 
         ValueError,
         ("sgd(learning_rate=...)", "(2,)", "jax.vmap"),
     ),
+    "stacked strengths of a method inside a wrapper": (
+        {"algorithm": lambda: fjs.ema(fjs.fedprox(client_optimizer=sgd(0.1), mu=jnp.array([0.1, 0.2])))},
+        ValueError,
+        ("fedprox(mu=...)", "(2,)", "jax.vmap"),
+    ),
+    "stacked radii of a rule": (
+        {"algorithm": lambda: fjs.robust(fedavg(), fjs.aggregators.centered_clipping(jnp.array([1.0, 2.0])))},
+        ValueError,
+        ("centered_clipping(tau=...)", "(2,)", "jax.vmap"),
+    ),
+    "stacked shares of stragglers": (
+        {"work": lambda: fjs.local.stragglers(jnp.array([0.1, 0.2]), 2)},
+        ValueError,
+        ("stragglers(fraction=...)", "(2,)", "jax.vmap"),
+    ),
     "given cohorts with an unknown id": (
         {"cohort": lambda: fjs.cohort.given([[0, 7], [0, 1]])},
         ValueError,

@@ -56,6 +56,8 @@ class TestBench:
         np.testing.assert_allclose(swept.at(1)["loss"], history["loss"], rtol=1e-6)
         assert history.params == {}
         assert bench.recorded == {"a": history, "b": swept}
+        [alone] = bench.runs("c", algorithm(), data(), **RUN)
+        np.testing.assert_allclose(alone["loss"], history["loss"], rtol=1e-6)
         stored = sorted(bench._runs.iterdir())
         shared = again(bench).sweep("of another figure", algorithm(), data(), space, **RUN)
         np.testing.assert_array_equal(shared["loss"], swept["loss"])
@@ -134,6 +136,17 @@ class TestBench:
         real = fjs.models.CifarCNN(10)
         assert bench.model(real, 10) is real
         assert isinstance(Bench("smoke", 1, tmp_path).model(real, 10), fjs.models.MLP)
+
+    @pytest.mark.parametrize(
+        ("size", "here"), [("smoke", ("2", "5", "100")), ("cpu", ("7", "100", "100")), ("paper", ("7", "100", "100"))]
+    )
+    def test_a_setting_is_the_paper_s_but_for_what_is_said(
+        self, size: Any, here: tuple[str, ...], tmp_path: pathlib.Path
+    ) -> None:
+        row = Bench(size, 1, tmp_path).setting
+        rows = row("rounds", "9", 7, smoke=2), row("clients", "100", smoke=5), row("images", "100")
+        assert tuple(one.here for one in rows) == here
+        assert row("clients", "100", cpu=0).here == ("0" if size == "cpu" else "100")
 
     def test_double_precision(self) -> None:
         with double_precision():

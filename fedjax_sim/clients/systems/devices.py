@@ -131,7 +131,7 @@ class Zipf(Distribution):
 class Empirical(Distribution):
     """One of the ``values`` given, at least one and >= 0, all equally likely: a published table of measured devices."""
 
-    values: Any = real(low=0.0)
+    values: Any = real(low=0.0, several=True)
 
     def checked(self) -> Self:
         super().checked()

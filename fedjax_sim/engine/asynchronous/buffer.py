@@ -15,6 +15,7 @@ from fedjax_sim.clients.cohort.participation import Selection, storage
 from fedjax_sim.clients.local.work import Turn
 from fedjax_sim.clients.systems.base import Clock, Cost, seconds_per_step
 from fedjax_sim.core.keys import ClientDraws, Purpose, client_draws, purpose_key
+from fedjax_sim.core.trees import column
 from fedjax_sim.diagnostics.measures import quantiles
 from fedjax_sim.engine.asynchronous.events import Departure, Flight, RunKeys, Trip, fill_buffer
 from fedjax_sim.engine.draw import Drawn, assemble, before_work
@@ -194,4 +195,4 @@ def _draws(keys: jax.Array, versions: jax.Array, ids: jax.Array) -> ClientDraws:
 
 def _where(fresh: jax.Array, new: Any, old: jax.Array) -> jax.Array:
     one = jnp.asarray(new).astype(old.dtype)
-    return jnp.where(fresh.reshape(-1, *[1] * (old.ndim - 1)), jnp.broadcast_to(one, old.shape), old)
+    return jnp.where(column(fresh, old), jnp.broadcast_to(one, old.shape), old)

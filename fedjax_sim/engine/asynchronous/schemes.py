@@ -13,7 +13,8 @@ from fedjax_sim.clients.scheme import check_kind, one_of
 from fedjax_sim.clients.systems.base import WaitForAll
 from fedjax_sim.core.descriptions import Described, factory
 from fedjax_sim.core.fields import count, leaf, real
-from fedjax_sim.core.values import INT32_MAX, check_scalar, shown
+from fedjax_sim.core.trees import as_dtype
+from fedjax_sim.core.values import INT32_MAX, shown
 
 
 class Staleness(Described):
@@ -31,11 +32,6 @@ class Staleness(Described):
           staleness: tau >= 0 as real numbers.
         """
         raise TypeError(f"{type(self).__name__} must define weight(staleness)")
-
-    def number(self, name: str, staleness: jax.Array) -> jax.Array:
-        """A field as a scalar of the type of ``staleness``."""
-        check_scalar(f"{self.factory_name()}({name}=...)", getattr(self, name))
-        return jnp.asarray(getattr(self, name)).astype(staleness.dtype)
 
 
 class Constant(Staleness):
@@ -55,7 +51,7 @@ class Polynomial(Staleness):
     a: Any = real(default=0.5, low=0.0)
 
     def weight(self, staleness: jax.Array) -> jax.Array:
-        return (1 + staleness) ** -self.number("a", staleness)
+        return (1 + staleness) ** -as_dtype(self.a, staleness)
 
 
 class Hinge(Staleness):
@@ -70,7 +66,7 @@ class Hinge(Staleness):
     b: Any = real(default=4.0, low=0.0)
 
     def weight(self, staleness: jax.Array) -> jax.Array:
-        a, b = self.number("a", staleness), self.number("b", staleness)
+        a, b = as_dtype(self.a, staleness), as_dtype(self.b, staleness)
         return 1 / (a * jnp.maximum(staleness - b, 0) + 1)
 
 
@@ -163,8 +159,7 @@ class FedAsync(Asynchronous):
         return 1
 
     def factor(self, staleness: jax.Array) -> jax.Array:
-        check_scalar("fedasync(alpha=...)", self.alpha)
-        return jnp.asarray(self.alpha).astype(staleness.dtype) * self.staleness.weight(staleness)
+        return as_dtype(self.alpha, staleness) * self.staleness.weight(staleness)
 
 
 def check_scheme(asynchronous: Any, system: Any, cohort: Participation, work: Work) -> None:

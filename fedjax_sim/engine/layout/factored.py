@@ -73,7 +73,7 @@ class Factored(Layout):
             if width >= largest:
                 return result
             rest = plain(solver, sent, states, _only(slots, ~near))
-            stacks = jax.tree.map(lambda a, b: _where(near, a, b), result.stacks, rest.stacks)
+            stacks = trees.select(near, result.stacks, rest.stacks)
             return LocalResult(trees.add(result.sums, rest.sums), stacks, rest.clients, result.computed + rest.computed)
 
         return with_static_derivative(factored, plain)(solver, sent, states, slots)  # type: ignore[no-any-return]
@@ -204,10 +204,6 @@ def _width(asked: int, layer: Layer, params: Any) -> int:
 def _only(slots: Slot, chosen: jax.Array) -> Slot:
     """The cohort with all other slots void."""
     return slots._replace(client=slots.client._replace(steps=jnp.where(chosen, slots.client.steps, 0)))
-
-
-def _where(condition: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
-    return jnp.where(condition.reshape(-1, *[1] * (a.ndim - 1)), a, b)
 
 
 factored = factory("layout.factored", Factored)

@@ -11,6 +11,7 @@ from jax import lax
 
 from fedjax_sim.core.descriptions import factory
 from fedjax_sim.core.fields import choice, count, leaf
+from fedjax_sim.core.trees import column
 from fedjax_sim.core.values import shown
 from fedjax_sim.datasets.federated import FederatedDataset, placed
 from fedjax_sim.datasets.placement import (
@@ -104,7 +105,7 @@ class OnMesh(Layout):
             local, here = _local(rows, indices)
 
             def from_owner(leaf: jax.Array) -> jax.Array:
-                return _sum(jnp.where(_over(here, leaf), leaf, jnp.zeros_like(leaf)))
+                return _sum(jnp.where(column(here, leaf), leaf, jnp.zeros_like(leaf)))
 
             return _of_numbers(from_owner, client_states.take(rows, local))
 
@@ -221,7 +222,7 @@ def _fetched(solver: Solver, rows: Any, slots: Slot, parts: int, window: int) ->
         local, here = _local(rows, wanted)
 
         def add(found: jax.Array, leaf: jax.Array) -> jax.Array:
-            return jnp.where(_over(here, found), leaf.at[local].get(mode="clip"), found)
+            return jnp.where(column(here, found), leaf.at[local].get(mode="clip"), found)
 
         return lax.ppermute((wanted, jax.tree.map(add, found, rows)), CLIENTS, ring), None
 
@@ -259,11 +260,6 @@ def _of_numbers(function: Callable[[jax.Array], jax.Array], tree: Any) -> Any:
         return typed
 
     return jax.tree.map(one, tree)
-
-
-def _over(mask: jax.Array, leaf: jax.Array) -> jax.Array:
-    """bool[S] with trailing axes of 1, as many as ``leaf`` has."""
-    return jnp.expand_dims(mask, tuple(range(1, leaf.ndim)))
 
 
 def _sum(leaf: jax.Array) -> jax.Array:

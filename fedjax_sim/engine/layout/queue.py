@@ -167,26 +167,18 @@ def run_queue(
     def hand_over(at: Queue, done: jax.Array) -> Queue:
         """Finished clients leave their messages; their lanes take the next clients of the queue."""
         left = each(functools.partial(solver.finish, sent), at_places(states, at.place), at.slot, at.progress)
-
-        def add(total: jax.Array, leaf: jax.Array) -> jax.Array:
-            mask = done.reshape(-1, *[1] * (leaf.ndim - 1))
-            return total + jnp.sum(jnp.where(mask, leaf, jnp.zeros_like(leaf)), axis=0)
-
+        reported = trees.select(done, left.sums, trees.zeros_like(left.sums))
         where = jnp.where(done, order[jnp.minimum(at.place, size - 1)], size)
         place = jnp.where(done, at.next + jnp.cumsum(done, dtype=jnp.int32) - 1, at.place)
         slot, total, fresh = load(place)
-
-        def renew(new: jax.Array, old: jax.Array) -> jax.Array:
-            return jnp.where(done.reshape(-1, *[1] * (old.ndim - 1)), new, old)
-
         return at._replace(
             place=place,
             k=jnp.where(done, 0, at.k),
             slot=slot,
             total=total,
-            progress=jax.tree.map(renew, fresh, at.progress),
+            progress=trees.select(done, fresh, at.progress),
             next=at.next + jnp.sum(done, dtype=jnp.int32),
-            sums=jax.tree.map(add, at.sums, left.sums),
+            sums=jax.tree.map(lambda total, leaf: total + jnp.sum(leaf, axis=0), at.sums, reported),
             stacks=jax.tree.map(lambda all_, rows: all_.at[where].set(rows), at.stacks, left.stacks),
             states=jax.tree.map(lambda all_, rows: all_.at[where].set(rows), at.states, left.kept),
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -47,16 +48,6 @@ PUBLISHED: dict[str, dict[str, dict[str, float]]] = {
 }  # fmt: skip
 
 Scores = dict[str, dict[str, Score]]  # by partition and method
-
-
-def perform_fmnist(bench: Bench) -> Outcome:
-    """On Fashion-MNIST."""
-    return _perform(bench, FMNIST)
-
-
-def perform_mnist(bench: Bench) -> Outcome:
-    """On MNIST."""
-    return _perform(bench, MNIST)
 
 
 def clients_of(bench: Bench, name: str, kind: str) -> fjs.FederatedDataset:
@@ -105,22 +96,21 @@ def _perform(bench: Bench, name: str) -> Outcome:
 
 def _scores(bench: Bench, kind: str, data: fjs.FederatedDataset) -> dict[str, Score]:
     """Every method's best accuracy; FedProx's with the best mu of its grid."""
-    rates, mu = fjs.sweeps.points([{"client_optimizer.learning_rate": RATE}]), bench.choose((CPU_MU,), (CPU_MU,), MUS)
     solver: dict[str, Any] = {"client_optimizer": fjs.optim.sgd(RATE, MOMENTUM)}
     methods: dict[str, Any] = {
-        FEDAVG: (fjs.fedavg(**solver), rates),
-        FEDPROX: (fjs.fedprox(**solver, mu=CPU_MU), fjs.sweeps.points([{"mu": value} for value in mu])),
-        SCAFFOLD: (fjs.scaffold(**solver, option="II"), rates),
-        FEDNOVA: (fjs.fednova(**solver), rates),
+        FEDAVG: fjs.fedavg(**solver),
+        FEDPROX: fjs.fedprox(**solver, mu=CPU_MU),
+        SCAFFOLD: fjs.scaffold(**solver, option="II"),
+        FEDNOVA: fjs.fednova(**solver),
     }
+    mus = fjs.sweeps.grid({"mu": list(bench.choose((CPU_MU,), (CPU_MU,), MUS))})
     task = fjs.classification(bench.model(fjs.models.LeNet(10), 10))
     found = {}
     for name in bench.choose(SMOKE_METHODS, tuple(methods)):
-        algorithm, space = methods[name]
         histories = bench.runs(
-            f"{kind}, {name}", algorithm, data, space, task=task, rounds=bench.choose(2, CPU_ROUNDS, ROUNDS),
-            eval_every=1, batch_size=bench.choose(BATCH, CPU_BATCH, BATCH), cohort=fjs.cohort.full(average="sample"),
-            work=fjs.local.epochs(bench.choose(1, CPU_EPOCHS, EPOCHS)),
+            f"{kind}, {name}", methods[name], data, mus if name == FEDPROX else None, task=task,
+            rounds=bench.choose(2, CPU_ROUNDS, ROUNDS), eval_every=1, batch_size=bench.choose(BATCH, CPU_BATCH, BATCH),
+            cohort=fjs.cohort.full(average="sample"), work=fjs.local.epochs(bench.choose(1, CPU_EPOCHS, EPOCHS)),
         )  # fmt: skip
         found[name] = max((best(history, "test_accuracy") for history in histories), key=lambda score: score.mean)
     return found
@@ -193,25 +183,27 @@ def _claims(bench: Bench, scores: Scores, published: Mapping[str, Mapping[str, f
 
 
 def _settings(bench: Bench) -> list[Setting]:
-    full = "60,000 to train on, 10,000 to test on"
-    mus = ", ".join(map(str, MUS))
+    row, mu = bench.setting, f"{CPU_MU:g}"
     return [
-        Setting("images", full,
-                bench.choose("digits", f"{CPU_IMAGES:,} to train on, {CPU_TEST_IMAGES:,} to test on", full)),
-        Setting("clients", "10, all in every round", bench.choose("5, all", "10, all in every round")),
-        Setting("partitions", "Dir(0.5), 1, 2, 3 classes, sizes ~ Dir(0.5), noise of variance 0.1 i/N",
-                bench.choose("Dir(0.5), noise",
-                             "Dir(0.5), 1, 2, 3 classes, sizes ~ Dir(0.5), noise of variance 0.1 i/N")),
-        Setting("Dir(0.5)", "the authors' code: who has n/10 gets no further class, at least 10 each", "the same"),
-        Setting("noise", "the authors' code: standard deviation 0.1 i/(N - 1), i from 0, drawn at every reading",
-                "variance 0.1 i/N, i from 1, as the paper says; drawn once"),
-        Setting("network", "5x5 convolutions 6, 16, dense 120, 84", bench.choose("MLP, 16 hidden", "the same")),
-        Setting("batch size", f"{BATCH}", f"{bench.choose(BATCH, CPU_BATCH, BATCH)}"),
-        Setting("local epochs", f"{EPOCHS}", f"{bench.choose(1, CPU_EPOCHS, EPOCHS)}"),
-        Setting("local solver", *[f"SGD, rate {RATE:g}, momentum {MOMENTUM:g}"] * 2),
-        Setting("rounds", f"{ROUNDS}", f"{bench.choose(2, CPU_ROUNDS, ROUNDS)}"),
-        Setting("FedProx's mu", f"the best of {mus}", bench.choose(f"{CPU_MU:g}", f"{CPU_MU:g}", f"the best of {mus}")),
-        Setting("SCAFFOLD", "authors' code: correction beside the momentum", "correction inside the momentum"),
-        Setting("accuracy", "Flower's baseline: best over the rounds", "best over the rounds"),
-        Setting("trials", "3, partitions drawn again", f"{len(bench.seeds)} seeds, one partition"),
+        row("images", "60,000 to train on, 10,000 to test on", smoke="digits",
+            cpu=f"{CPU_IMAGES:,} to train on, {CPU_TEST_IMAGES:,} to test on"),
+        row("clients", "10, all in every round", smoke="5, all"),
+        row("partitions", "Dir(0.5), 1, 2, 3 classes, sizes ~ Dir(0.5), noise of variance 0.1 i/N",
+            smoke="Dir(0.5), noise"),
+        row("Dir(0.5)", "the authors' code: who has n/10 gets no further class, at least 10 each", "the same"),
+        row("noise", "the authors' code: standard deviation 0.1 i/(N - 1), i from 0, drawn at every reading",
+            "variance 0.1 i/N, i from 1, as the paper says; drawn once"),
+        row("network", "5x5 convolutions 6, 16, dense 120, 84", "the same", smoke="MLP, 16 hidden"),
+        row("batch size", f"{BATCH}", cpu=CPU_BATCH),
+        row("local epochs", f"{EPOCHS}", smoke=1, cpu=CPU_EPOCHS),
+        row("local solver", f"SGD, rate {RATE:g}, momentum {MOMENTUM:g}"),
+        row("rounds", f"{ROUNDS}", smoke=2, cpu=CPU_ROUNDS),
+        row("FedProx's mu", f"the best of {', '.join(map(str, MUS))}", smoke=mu, cpu=mu),
+        row("SCAFFOLD", "authors' code: correction beside the momentum", "correction inside the momentum"),
+        row("accuracy", "Flower's baseline: best over the rounds", "best over the rounds"),
+        row("trials", "3, partitions drawn again", f"{len(bench.seeds)} seeds, one partition"),
     ]  # fmt: skip
+
+
+perform_fmnist = functools.partial(_perform, name=FMNIST)
+perform_mnist = functools.partial(_perform, name=MNIST)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -84,16 +85,6 @@ SMOKE = (FEDAVG, TUNED, "FedPer")
 Scores = dict[str, dict[str, Score]]  # by partition and method
 
 
-def perform_fmnist(bench: Bench) -> Outcome:
-    """On Fashion-MNIST, which PFLlib's page has."""
-    return _perform(bench, FMNIST)
-
-
-def perform_mnist(bench: Bench) -> Outcome:
-    """On MNIST, for which no published value was found."""
-    return _perform(bench, MNIST)
-
-
 def pathological(labels: np.ndarray, clients: int, per_client: int, seed: int) -> list[np.ndarray]:
     """PFLlib's two classes a client: each class goes to the first ceil(N c / C) clients that still lack one.
 
@@ -148,13 +139,8 @@ def _scores(bench: Bench, partition: str, data: fjs.FederatedDataset) -> dict[st
         if entry.tune is not None:
             own, work = entry.tune(rate, bench.choose(1, 1, 10))
             tuned = fjs.personalise(task, fjs.optim.sgd(own), work, fjs.local.shuffled(BATCH))
-        algorithm: Any = entry.make(rate, steps)
-        path, solver = "client_optimizer", algorithm
-        if hasattr(algorithm, "base"):
-            path, solver = "base.client_optimizer", algorithm.base
-        here = fjs.sweeps.points([{f"{path}.learning_rate": solver.client_optimizer.learning_rate}])
-        [history] = bench.runs(  # a sweep of one point, so that seeds are shared out over the devices
-            f"{partition}, {name}", algorithm, data, here, task=task,
+        [history] = bench.runs(
+            f"{partition}, {name}", entry.make(rate, steps), data, task=task,
             rounds=bench.choose(2, CPU_ROUNDS, ROUNDS), eval_every=bench.choose(**EVERY), batch_size=BATCH,
             cohort=fjs.cohort.full(), work=fjs.local.epochs(1), evaluate=fjs.per_client(task, tuned=tuned),
         )  # fmt: skip
@@ -215,29 +201,34 @@ def _claims(bench: Bench, name: str, scores: Scores) -> list[Claim]:
 def _settings(bench: Bench, sets: Mapping[str, fjs.FederatedDataset]) -> list[Setting]:
     held = "; ".join(f"{partition}: {np.asarray(data.sizes).min()} to {np.asarray(data.sizes).max()} to train on"
                      for partition, data in sets.items())  # fmt: skip
-    full = "all 70,000, training and test part together; 75 % of each client's to train on"
-    cut = "; 75 % of each client's to train on"
-    network, rate = "5x5 convolutions 32, 64, dense 512", bench.choose(CPU_RATE, CPU_RATE, RATE)
+    cut, row = "75 % of each client's to train on", bench.setting
+    rate = bench.choose(CPU_RATE, CPU_RATE, RATE)
     return [
-        Setting("images", full, bench.choose(f"digits{cut}", f"{CPU_IMAGES:,} of the 70,000{cut}", full)),
-        Setting("pixels", "(x - 0.5) / 0.5", bench.choose("digits'", "(x - 0.5) / 0.5")),
-        Setting("clients", "20, all in every round", bench.choose("5, all", "20, all in every round")),
-        Setting("two classes a client", "groups of clients with the same two, sizes drawn", "the same rule"),
-        Setting("Dir(0.1)", "who has n/20 gets no further class; at least 1 image each",
-                f"the same rule; at least {SMALLEST} each; {held}"),
-        Setting("network", network, bench.choose("MLP, 16 hidden", "5x5 convolutions 8, 16, dense 64", network)),
-        Setting("batch size, local epochs", "10, 1", "10, 1"),
-        Setting("local learning rate", f"{RATE:g}", f"{rate:g}"),
-        Setting("rounds", "2,000 by default", f"{bench.choose(2, CPU_ROUNDS, ROUNDS):,}"),
-        Setting("accuracy", "best over the rounds, each test image counts the same",
-                f"the same; evaluated every {bench.choose(**EVERY)} rounds"),
-        Setting("fine-tuning of FedBABU", "10 epochs, once at the end",
-                f"{bench.choose(1, 1, 10)} at every evaluation"),
-        Setting("Per-FedAvg", "first order; a version of the code tests after a step on test images and one on others",
-                "first order; tested after one step on a batch of training images"),
-        Setting("hyper-parameters", "not on the page",
-                f"mu 0.01 (FedProx), 1 (MOON, temperature 1); lambda 15, K 5, rates {2 * rate:g} and {rate:g} "
-                "(pFedMe), 0.1 (Ditto), 1 (FedProto, the form of its code); alpha learned from 0.5 (APFL); FedRep's "
-                "head and FedALA's weights of the head as many steps as an epoch has on average; IFCA 5 models"),
-        Setting("trials", "not on the page; deviations are given", f"{len(bench.seeds)} seeds, one partition"),
+        row("images", f"all 70,000, training and test part together; {cut}", smoke=f"digits; {cut}",
+            cpu=f"{CPU_IMAGES:,} of the 70,000; {cut}"),
+        row("pixels", "(x - 0.5) / 0.5", smoke="digits'"),
+        row("clients", "20, all in every round", smoke="5, all"),
+        row("two classes a client", "groups of clients with the same two, sizes drawn", "the same rule"),
+        row("Dir(0.1)", "who has n/20 gets no further class; at least 1 image each",
+            f"the same rule; at least {SMALLEST} each; {held}"),
+        row("network", "5x5 convolutions 32, 64, dense 512", smoke="MLP, 16 hidden",
+            cpu="5x5 convolutions 8, 16, dense 64"),
+        row("batch size, local epochs", "10, 1"),
+        row("local learning rate", f"{RATE:g}", f"{rate:g}"),
+        row("rounds", "2,000 by default", f"{ROUNDS:,}", smoke=2, cpu=CPU_ROUNDS),
+        row("accuracy", "best over the rounds, each test image counts the same",
+            f"the same; evaluated every {bench.choose(**EVERY)} rounds"),
+        row("fine-tuning of FedBABU", "10 epochs, once at the end", f"{bench.choose(1, 1, 10)} at every evaluation"),
+        row("Per-FedAvg", "first order; a version of the code tests after a step on test images and one on others",
+            "first order; tested after one step on a batch of training images"),
+        row("hyper-parameters", "not on the page",
+            f"mu 0.01 (FedProx), 1 (MOON, temperature 1); lambda 15, K 5, rates {2 * rate:g} and {rate:g} (pFedMe), "
+            "0.1 (Ditto), 1 (FedProto, the form of its code); alpha learned from 0.5 (APFL); FedRep's head and "
+            "FedALA's weights of the head as many steps as an epoch has on average; IFCA 5 models"),
+        row("trials", "not on the page; deviations are given", f"{len(bench.seeds)} seeds, one partition"),
     ]  # fmt: skip
+
+
+# PFLlib's page has Fashion-MNIST; for MNIST no published value was found.
+perform_fmnist = functools.partial(_perform, name=FMNIST)
+perform_mnist = functools.partial(_perform, name=MNIST)

@@ -10,7 +10,7 @@ import numpy as np
 
 import fedjax_sim as fjs
 from fedjax_sim.datasets import partition as partitions
-from fedjax_sim.papers.bench import Bench, Claim, Outcome, Setting, Table
+from fedjax_sim.papers.bench import Bench, Claim, Outcome, Table
 from fedjax_sim.papers.drawing import canvas
 from fedjax_sim.papers.fedaware.tasks import ALPHA, CPU_IMAGES, DATA_SEED, Deal, cifar10, fedavg_alone, settings
 from fedjax_sim.reporting.plots import COLOURS, plain
@@ -52,16 +52,13 @@ def perform(bench: Bench) -> Outcome:
         [(moment, of["all"], of["balanced"], of["unbalanced"], of["mixed"]) for moment, of in among.items()],
         "The paper gives a figure only.",
     )  # fmt: skip
+    number, row = problem.data.num_clients, bench.setting
     own = [
-        Setting(
-            "clients", "20, ten of them with balanced labels", f"{problem.data.num_clients}, half of them balanced"
-        ),
-        Setting("how unbalanced", "not given", f"Dir({ALPHA})"),
-        Setting("clients a round", "not given", "all"),
-        Setting(
-            "images", "50,000", bench.choose(smoke="1,797 digits", cpu=f"{CPU_IMAGES // CPU_SHARE:,}", paper="50,000")
-        ),
-        Setting("rounds", "150 or more", str(rounds)),
+        row("clients", "20, ten of them with balanced labels", f"{number}, half of them balanced"),
+        row("how unbalanced", "not given", f"Dir({ALPHA})"),
+        row("clients a round", "not given", "all"),
+        row("images", "50,000", smoke="1,797 digits", cpu=f"{CPU_IMAGES // CPU_SHARE:,}"),
+        row("rounds", "150 or more", rounds),
     ]
     known = {setting.what for setting in own} | {"clients, a round"}
     kept = [setting for setting in settings(bench, problem) if setting.what not in known]

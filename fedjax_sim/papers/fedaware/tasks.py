@@ -98,9 +98,8 @@ def pythia_tokens(tokenizer: str, texts: Sequence[str]) -> np.ndarray:
 
 def fedavg_alone(bench: Bench, label: str, problem: Problem, **changes: Any) -> History:
     """FedAvg on a task, with other keywords of the run."""
-    space = fjs.sweeps.points([{"client_optimizer.learning_rate": problem.learning_rate}])
     algorithm = fjs.fedavg(client_optimizer=problem.optimizer)
-    [run] = bench.runs(label, algorithm, problem.data, space, **(dict(problem.run) | changes))
+    [run] = bench.runs(label, algorithm, problem.data, **(dict(problem.run) | changes))
     return run
 
 
@@ -113,34 +112,23 @@ def dirichlet(bench: Bench, alpha: float) -> Deal:
 
 def settings(bench: Bench, problem: Problem, *others: Problem) -> list[Setting]:
     """The paper's setting on CIFAR-10 beside ours, and what is different on the other tasks."""
-    smoke = bench.size == "smoke"
-    paper_data = "CIFAR-10, 50,000 images of 32x32, 10,000 for testing"
-    data = bench.choose(
-        smoke="scikit-learn's digits",
-        cpu=f"{CPU_IMAGES:,} images pooled to 16x16, {CPU_TEST_IMAGES:,} for testing (or scikit-learn's digits)",
-        paper=paper_data,
-    )
-    paper_model = "CNN, channels 32, 64, 64, dense 64 (the authors' code)"
-    model = bench.choose(
-        smoke="MLP, 16 hidden", cpu=f"the same CNN, channels {', '.join(map(str, CPU_CHANNELS))}, dense {CPU_HIDDEN}",
-        paper=paper_model,
-    )  # fmt: skip
     run, taking_part = problem.run, getattr(problem.run["cohort"], "num_sampled", "all")
+    pooled = f"{CPU_IMAGES:,} images pooled to 16x16, {CPU_TEST_IMAGES:,} for testing (or scikit-learn's digits)"
+    narrow = f"the same CNN, channels {', '.join(map(str, CPU_CHANNELS))}, dense {CPU_HIDDEN}"
+    row = bench.setting
     return [
-        Setting("data", paper_data, data),
-        Setting("model", paper_model, model),
-        Setting("clients, a round", "100, 10", f"{problem.data.num_clients}, {taking_part}"),
-        Setting("local epochs", "3", "1" if smoke else "3"),
-        Setting("batch size", "64", str(run["batch_size"])),
-        Setting("local learning rate", f"{RATE:g}", f"{problem.learning_rate:g}"),
-        Setting("weight decay", "not given; the authors' code: 5e-4 in local training", "none"),
-        Setting("rounds", "500", str(run["rounds"])),
-        Setting(
-            "who takes part", "10 at random; the authors' code: everybody once, then at random", "as the code does"
-        ),
-        Setting("evaluated every", "not given", f"{run['eval_every']} rounds"),
-        Setting("seeds", "3", str(len(bench.seeds))),
-        *(row for other in others for row in _other(other)),
+        row("data", "CIFAR-10, 50,000 images of 32x32, 10,000 for testing", smoke="scikit-learn's digits", cpu=pooled),
+        row("model", "CNN, channels 32, 64, 64, dense 64 (the authors' code)", smoke="MLP, 16 hidden", cpu=narrow),
+        row("clients, a round", "100, 10", f"{problem.data.num_clients}, {taking_part}"),
+        row("local epochs", "3", smoke="1"),
+        row("batch size", "64", run["batch_size"]),
+        row("local learning rate", f"{RATE:g}", f"{problem.learning_rate:g}"),
+        row("weight decay", "not given; the authors' code: 5e-4 in local training", "none"),
+        row("rounds", "500", run["rounds"]),
+        row("who takes part", "10 at random; the authors' code: everybody once, then at random", "as the code does"),
+        row("evaluated every", "not given", f"{run['eval_every']} rounds"),
+        row("seeds", "3", len(bench.seeds)),
+        *(more for other in others for more in _other(other)),
     ]
 
 

@@ -5,8 +5,7 @@ All of it has a closed form (the paper's section VIII-A), which every trajectory
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -14,9 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedjax_sim as fjs
-from fedjax_sim.clients.local.work import Turn, Work
+from fedjax_sim.clients.local.work import Work
 from fedjax_sim.core.devices import double_precision
-from fedjax_sim.core.keys import client_draws
 from fedjax_sim.papers.bench import Bench, Claim, Outcome, Setting, Table
 from fedjax_sim.reporting import Panel, panels
 from fedjax_sim.reporting.recorded import first_reached
@@ -114,24 +112,18 @@ def trajectory(
     return np.array(xs)
 
 
-@functools.partial(jax.jit, static_argnames=("rounds", "clients"))
-def local_steps(work: Work, seeds: jax.Array, rounds: int, clients: int) -> jax.Array:
+def local_steps(work: Work, seeds: Sequence[int], rounds: int, data: fjs.FederatedDataset) -> np.ndarray:
     """tau_i(t) of runs with full participation, [seeds, rounds, clients]: the draws that all methods share."""
-    ids, everyone = jnp.arange(clients, dtype=jnp.int32), jnp.ones((clients,), bool)
-
-    def of_round(seed: jax.Array, t: jax.Array) -> jax.Array:
-        draws = client_draws(jax.random.key(seed), t, ids)
-        return work.steps(Turn(draws, t, ids, ids, everyone, jnp.ones_like(ids)))
-
-    of_seed = jax.vmap(of_round, in_axes=(None, 0))
-    return jax.vmap(of_seed, in_axes=(0, None))(seeds, jnp.arange(rounds, dtype=jnp.int32))
+    run: dict[str, Any] = {"task": fjs.quadratic(), "cohort": fjs.cohort.full(), "batches": fjs.local.full_batch()}
+    method = fjs.fedavg(client_optimizer=fjs.optim.sgd(ETA))
+    drawn = [fjs.draws(method, data, seed=seed, rounds=rounds, work=work, **run) for seed in seeds]
+    return np.array([one.steps for one in drawn])
 
 
-def _steps_of_runs(history: History, std: float, clients: int) -> np.ndarray:
+def _steps_of_runs(history: History, std: float, data: fjs.FederatedDataset) -> np.ndarray:
     """tau of a run with the standard deviation ``std``, [seeds, rounds, clients]."""
     work = fjs.local.gaussian_steps(MEAN, std=std, most=MOST)
-    seeds = jnp.asarray(history.seeds, jnp.uint32)
-    return np.asarray(local_steps(work, seeds, int(history.evaluated[-1]), clients))
+    return local_steps(work, history.seeds, int(history.evaluated[-1]), data)
 
 
 def step_sizes(rounds: int) -> np.ndarray:
@@ -143,7 +135,7 @@ def _errors(runs: Runs, data: fjs.FederatedDataset) -> dict[str, dict[float, flo
     """The largest relative difference of a method's runs to the closed form, over seeds and records."""
     e, some = np.asarray(data.examples["e"]), runs[FEDNOVA][STD]
     eta, start = step_sizes(int(some.evaluated[-1])), np.full(e.shape[1], START)
-    taus = {std: _steps_of_runs(some, std, len(e)) for std in STDS}
+    taus = {std: _steps_of_runs(some, std, data) for std in STDS}
 
     def error(method: str, std: float) -> float:
         worst = []
@@ -186,7 +178,7 @@ def _vrl_variants(of: Mapping[float, History], data: fjs.FederatedDataset) -> Ta
     e = np.asarray(data.examples["e"])
     rows: list[tuple[str, ...]] = []
     for std in STDS[1:]:
-        taus = _steps_of_runs(of[std], std, len(e))
+        taus = _steps_of_runs(of[std], std, data)
         variants = {
             "the client's tau of the round (ours)": taus,
             f"{MEAN}, the mean of all": np.full_like(taus, MEAN),
@@ -249,14 +241,12 @@ def _claims(runs: Runs, errors: Mapping[str, Mapping[float, float]]) -> list[Cla
 
 
 def _settings(bench: Bench) -> list[Setting]:
-    smoke = bench.size == "smoke"
+    row, spreads = bench.setting, f"standard deviation {STD:.0f} and {OTHER_STD:.0f}"
     return [
-        Setting("clients, e_i", "30, N(0, 0.01 I)", "4, N(0, 0.01 I)" if smoke else "30, N(0, 0.01 I)"),
-        Setting("dimension, start, seeds", "not given", f"{DIMENSION}, all ones, {len(bench.seeds)}"),
-        Setting("rounds", "not given (beyond 900)", "3" if smoke else str(ROUNDS)),
-        Setting("step size", "0.05, a fifth from round 600, again from 900",
-                "0.05" if smoke else "0.05, a fifth from round 600, again from 900"),
-        Setting("local steps", "(a) 30; (b) N(30, not given) in [1, 96]",
-                f"(a) 30; (b) standard deviation {STD:.0f} and {OTHER_STD:.0f}"),
-        Setting("precision", "not given", "float64"),
-    ]  # fmt: skip
+        row("clients, e_i", "30, N(0, 0.01 I)", smoke="4, N(0, 0.01 I)"),
+        row("dimension, start, seeds", "not given", f"{DIMENSION}, all ones, {len(bench.seeds)}"),
+        row("rounds", "not given (beyond 900)", ROUNDS, smoke="3"),
+        row("step size", "0.05, a fifth from round 600, again from 900", smoke="0.05"),
+        row("local steps", "(a) 30; (b) N(30, not given) in [1, 96]", f"(a) 30; (b) {spreads}"),
+        row("precision", "not given", "float64"),
+    ]

@@ -9,6 +9,7 @@ import numpy as np
 
 import fedjax_sim as fjs
 from fedjax_sim.papers.bench import Bench, Claim, Outcome, Setting, Table, rounds_in_words
+from fedjax_sim.papers.fedprox.measures import each, tail
 from fedjax_sim.reporting import Panel, panels
 from fedjax_sim.run.history import History
 
@@ -72,27 +73,16 @@ def _runs(bench: Bench, data_seed: int, regime: Regime) -> dict[str, History]:
     label = f"{regime.title}, draw {data_seed}"
     prox = fjs.fedprox(client_optimizer=sgd, mu=MU)
     both = bench.runs(f"FedAvg and FedProx, {label}", prox, data, fjs.sweeps.grid({"mu": [0.0, MU]}), **setting)
-    rate = fjs.sweeps.grid({"client_optimizer.learning_rate": [LEARNING_RATE]})
-    nova = bench.runs(f"FedNova, {label}", fjs.fednova(client_optimizer=sgd), data, rate, **setting)
+    nova = bench.runs(f"FedNova, {label}", fjs.fednova(client_optimizer=sgd), data, **setting)
     return dict(zip(METHODS, both + nova, strict=True))
-
-
-def _last(history: History) -> float:
-    """The mean loss of the last tenth of the evaluations, over seeds."""
-    return float(_tail(history).mean())
-
-
-def _tail(history: History) -> np.ndarray:
-    """[seeds]: a single round of a small cohort says little."""
-    losses = history["loss"]
-    return np.asarray(losses[:, -max(1, losses.shape[1] // 10) :].mean(axis=1))
 
 
 def _claims(runs: dict[int, dict[str, dict[str, History]]]) -> list[Claim]:
     claims = []
     for regime in REGIMES:
-        last = {seed: {name: _last(history) for name, history in of[regime.title].items()} for seed, of in runs.items()}
-        faster = {seed: _rounds_to_fedavg(of[regime.title]) for seed, of in runs.items()}
+        here = {seed: of[regime.title] for seed, of in runs.items()}
+        last = each(here, "loss")
+        faster = {seed: _rounds_to_fedavg(of) for seed, of in here.items()}
         claims += [
             Claim(f"{regime.title}: FedNova has the lowest loss at the end",
                   all(min(of, key=lambda name: of[name]) == FEDNOVA for of in last.values()),
@@ -116,16 +106,17 @@ def rounds_to_each(run: History, metric: str, targets: np.ndarray) -> float:
 
 def _rounds_to_fedavg(of: dict[str, History]) -> dict[str, float]:
     """Rounds until the loss first reaches the seed's of FedAvg at the end, mean of the seeds."""
-    targets = _tail(of[FEDAVG])
+    targets = tail(of[FEDAVG], "loss")
     return {name: rounds_to_each(of[name], "loss", targets) for name in (FEDAVG, FEDNOVA)}
 
 
 def _table(runs: dict[int, dict[str, dict[str, History]]]) -> Table:
     rows = [
-        (regime.title, str(seed), name, f"{_last(history):.3f} ± {_tail(history).std():.3f}",
+        (regime.title, str(seed), name, f"{losses.mean():.3f} ± {losses.std():.3f}",
          float(history.final("test_accuracy").mean()),
          rounds_in_words(_rounds_to_fedavg(of[regime.title])[name], ROUNDS) if name != FEDPROX else None)
         for regime in REGIMES for seed, of in runs.items() for name, history in of[regime.title].items()
+        for losses in [tail(history, "loss")]
     ]  # fmt: skip
     return Table(
         "Loss at the end (mean of the last tenth of the evaluations, ± standard deviation over seeds)",
@@ -136,16 +127,15 @@ def _table(runs: dict[int, dict[str, dict[str, History]]]) -> Table:
 
 
 def _settings(bench: Bench) -> list[Setting]:
-    smoke = bench.size == "smoke"
+    row = bench.setting
     return [
-        Setting("data", "synthetic(1, 1), 30 clients, power-law sizes",
-                "synthetic(1, 1), 4 small clients" if smoke else "synthetic(1, 1), 30 clients, power-law sizes"),
-        Setting("draws of the data", "1", "1" if smoke else "3 (the figure shows the first)"),
-        Setting("clients a round", "all; C = 0.3: 9", "all; 2" if smoke else "all; C = 0.3: 9"),
-        Setting("local epochs", "5; 5; U(1, 5)", "1" if smoke else "5; 5; U(1, 5)"),
-        Setting("batch size, learning rate", "20, 0.02", "20, 0.02"),
-        Setting("decay of the learning rate", "after 50 and 75 % of the rounds; not clear whether here too", "none"),
-        Setting("rounds", "not given", "2" if smoke else str(ROUNDS)),
-        Setting("mu of FedProx", "not given", f"{MU:g} (the best of Li et al. 2020 for this data set)"),
-        Setting("seeds", "not given for this figure (3 in the appendix)", str(len(bench.seeds))),
-    ]  # fmt: skip
+        row("data", "synthetic(1, 1), 30 clients, power-law sizes", smoke="synthetic(1, 1), 4 small clients"),
+        row("draws of the data", "1", "3 (the figure shows the first)", smoke="1"),
+        row("clients a round", "all; C = 0.3: 9", smoke="all; 2"),
+        row("local epochs", "5; 5; U(1, 5)", smoke="1"),
+        row("batch size, learning rate", "20, 0.02"),
+        row("decay of the learning rate", "after 50 and 75 % of the rounds; not clear whether here too", "none"),
+        row("rounds", "not given", ROUNDS, smoke="2"),
+        row("mu of FedProx", "not given", f"{MU:g} (the best of Li et al. 2020 for this data set)"),
+        row("seeds", "not given for this figure (3 in the appendix)", len(bench.seeds)),
+    ]

@@ -161,9 +161,10 @@ def _figure(alphas: np.ndarray, found: dict[str, Quantities]) -> Any:
 
 
 def _settings(bench: Bench) -> list[Setting]:
+    row = bench.setting
     return [
-        Setting("clients", "30, p_i = 1/30", "4, p_i = 1/4" if bench.size == "smoke" else "30, p_i = 1/30"),
-        Setting("tau_i", "N(20, 20), variance or standard deviation not said", "both, rounded and clipped to [1, 200]"),
-        Setting("draws of tau", "not given (one)", str(len(bench.seeds))),
-        Setting("alpha", "not given", "0 to 1"),
+        row("clients", "30, p_i = 1/30", smoke="4, p_i = 1/4"),
+        row("tau_i", "N(20, 20), variance or standard deviation not said", "both, rounded and clipped to [1, 200]"),
+        row("draws of tau", "not given (one)", len(bench.seeds)),
+        row("alpha", "not given", "0 to 1"),
     ]

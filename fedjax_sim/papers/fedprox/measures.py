@@ -17,13 +17,19 @@ L = TypeVar("L")
 TAIL = 10  # a level is the mean over the last tenth of the evaluations: single rounds of FedAvg jump about
 
 
+def tail(history: History, metric: str) -> np.ndarray:
+    """The mean of a metric, or of a record of every round, over its last tenth, [seeds]."""
+    values = np.asarray(history[metric], float)
+    means: np.ndarray = values[:, -max(1, values.shape[1] // TAIL) :].mean(axis=1)
+    return means
+
+
 def level(history: History, metric: str) -> float:
-    """The mean of a metric, or of a record of every round, over its last tenth and the seeds; the worst for NaN.
+    """:func:`tail`, mean of the seeds; the worst for NaN.
 
     A run that is not finite any more has an infinite loss and variance, and an accuracy of 0.
     """
-    values = np.asarray(history[metric], float)
-    mean = float(values[:, -max(1, values.shape[1] // TAIL) :].mean())
+    mean = float(tail(history, metric).mean())
     worst = 0.0 if metric.endswith("accuracy") else math.inf
     return worst if math.isnan(mean) else mean
 

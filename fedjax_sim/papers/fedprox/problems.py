@@ -56,30 +56,32 @@ def run_setting(bench: Bench, problem: Problem) -> dict[str, Any]:
 
 def settings(bench: Bench, found: dict[str, Problem], epochs: int = EPOCHS) -> list[Setting]:
     """The paper's setting beside ours."""
-    smoke, cpu = bench.size == "smoke", bench.size == "cpu"
-    here = {name: str(problem.rounds) for name, problem in found.items()}
-    text = "text windows of a role", "all, of 80 characters; 517,106 in all"
-    lstm = "LSTM, 2 layers of 100"
+    row, data = (
+        bench.setting,
+        "; ".join(
+            f"{name}: {of.data.num_clients} devices, {of.data.num_examples} training examples"
+            for name, of in found.items()
+        ),
+    )
+    plotted = ", ".join(f"{name} {rounds}" for name, rounds in ROUNDS.items())
+    words = "300 random numbers, fixed" if "Sent140" in found else "none: no Sent140"
     return [
-        Setting("data", "Synthetic(1, 1), MNIST, FEMNIST, Shakespeare, Sent140", "small draws" if smoke else
-                "; ".join(f"{name}: {of.data.num_clients} devices, {of.data.num_examples} training examples"
-                          for name, of in found.items())),
-        Setting("devices a round", "10", "3" if smoke else "10"),
-        Setting("epochs E", str(epochs), str(local_epochs(bench, epochs))),
-        Setting("batch size", "10", "10"),
-        Setting("learning rates", *2 * ("0.01, 0.03, 0.003, 0.8, 0.3",)),
-        Setting("best μ", *2 * ("1, 1, 1, 0.001, 0.01",)),
-        Setting("rounds", "not in the text; in the code's plots " +
-                ", ".join(f"{name} {rounds}" for name, rounds in ROUNDS.items()),
-                ", ".join(f"{name} {rounds}" for name, rounds in here.items())),
-        Setting("pixels of MNIST", "not in the text; standardised in its code", "standardised"),
-        Setting("letters of FEMNIST", "lower case", "both cases in one class: the letters split of EMNIST"),
-        Setting(*text, "the first 30, of 20 characters, 8 apart" if cpu else "none" if smoke else text[1]),
-        Setting("model for Shakespeare", lstm, "LSTM, 1 layer of 32" if cpu else "MLP" if smoke else lstm),
-        Setting("word vectors of Sent140", "GloVe, 300 numbers", "300 random numbers, fixed" if "Sent140" in found
-                and not smoke else "none: no Sent140"),
-        Setting("evaluations", "every round", "every second round of MNIST and FEMNIST" if cpu else "every round"),
-        Setting("seeds", "not given", str(len(bench.seeds))),
+        row("data", "Synthetic(1, 1), MNIST, FEMNIST, Shakespeare, Sent140", data, smoke="small draws"),
+        row("devices a round", "10", smoke="3"),
+        row("epochs E", str(epochs), local_epochs(bench, epochs)),
+        row("batch size", "10"),
+        row("learning rates", "0.01, 0.03, 0.003, 0.8, 0.3"),
+        row("best μ", "1, 1, 1, 0.001, 0.01"),
+        row("rounds", f"not in the text; in the code's plots {plotted}",
+            ", ".join(f"{name} {problem.rounds}" for name, problem in found.items())),
+        row("pixels of MNIST", "not in the text; standardised in its code", "standardised"),
+        row("letters of FEMNIST", "lower case", "both cases in one class: the letters split of EMNIST"),
+        row("text windows of a role", "all, of 80 characters; 517,106 in all", smoke="none",
+            cpu="the first 30, of 20 characters, 8 apart"),
+        row("model for Shakespeare", "LSTM, 2 layers of 100", smoke="MLP", cpu="LSTM, 1 layer of 32"),
+        row("word vectors of Sent140", "GloVe, 300 numbers", words, smoke="none: no Sent140"),
+        row("evaluations", "every round", cpu="every second round of MNIST and FEMNIST"),
+        row("seeds", "not given", len(bench.seeds)),
     ]  # fmt: skip
 
 

@@ -77,17 +77,16 @@ def fedprox(**options: Any) -> Method:
 
 def settings(bench: Bench) -> list[Setting]:
     """The paper's setting beside ours."""
-    smoke = bench.size == "smoke"
+    row, spread = bench.setting, "N(0, a): a variance; the authors' code: a standard deviation"
     return [
-        Setting("data", "synthetic, 30 devices", "the same, 4 small devices" if smoke else "synthetic, 30 devices"),
-        Setting("devices a round", "10", "2" if smoke else "10"),
-        Setting("local epochs", "20", "1" if smoke else "20"),
-        Setting("batch size, learning rate", "10, 0.01", "10, 0.01"),
-        Setting("rounds", "200", "2" if smoke else "200"),
-        Setting("seeds", "not given", str(len(bench.seeds))),
-        Setting("spread of synthetic(a, b)", "N(0, a): a variance; the authors' code: a standard deviation",
-                "a standard deviation"),
-    ]  # fmt: skip
+        row("data", "synthetic, 30 devices", smoke="the same, 4 small devices"),
+        row("devices a round", "10", smoke="2"),
+        row("local epochs", "20", smoke="1"),
+        row("batch size, learning rate", "10, 0.01"),
+        row("rounds", "200", smoke="2"),
+        row("seeds", "not given", len(bench.seeds)),
+        row("spread of synthetic(a, b)", spread, "a standard deviation"),
+    ]
 
 
 def _fixed(bench: Bench, metrics: Sequence[str], figure: str) -> Outcome:
@@ -147,8 +146,8 @@ def _dynamic_runs(bench: Bench, names: tuple[str, ...]) -> dict[str, dict[str, H
     fixed = fixed_mus(bench, names)
     found = {}
     for name, data in synthetics(bench, names).items():
-        space = fjs.sweeps.grid({"mu": [STARTS[name]]})
-        [dynamic] = bench.runs(f"dynamic, {name}", fedprox(mu=0.0, adaptive=True), data, space, **run_setting(bench))
+        adaptive = fedprox(mu=STARTS[name], adaptive=True)
+        [dynamic] = bench.runs(f"dynamic, {name}", adaptive, data, **run_setting(bench))
         found[name] = {FEDAVG: fixed[name][0.0], DYNAMIC: dynamic, FIXED: fixed[name][1.0]}
     return found
 

@@ -127,8 +127,8 @@ def perform_fig5(bench: Bench) -> Outcome:
     )  # fmt: skip
     named = {f"{fraction:.0%} stragglers": of for fraction, of in runs.items()}
     figure = by_metric(named, ("loss", "test_accuracy"))
-    share = Setting("stragglers", "0, 50, 90 %: U{1..20} epochs",
-                    f"0, 50, 90 %: U{{1..{local_epochs(bench, EPOCHS)}}} epochs")  # fmt: skip
+    drawn = f"0, 50, 90 %: U{{1..{local_epochs(bench, EPOCHS)}}} epochs"
+    share = bench.setting("stragglers", "0, 50, 90 %: U{1..20} epochs", drawn)
     return Outcome([*synthetics.settings(bench), share], claims, {"figure5": figure}, [table])
 
 

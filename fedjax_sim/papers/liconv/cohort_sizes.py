@@ -10,8 +10,9 @@ import numpy as np
 import fedjax_sim as fjs
 from fedjax_sim.papers.bench import Bench, Claim, Outcome, Setting, Table
 from fedjax_sim.papers.drawing import canvas
+from fedjax_sim.papers.fedprox.measures import level
 from fedjax_sim.papers.liconv import problems
-from fedjax_sim.papers.liconv.problems import ALIKE, BALANCED, CLIENTS, NAMES, SPREADS, STEPS, start, tail
+from fedjax_sim.papers.liconv.problems import ALIKE, BALANCED, CLIENTS, NAMES, SPREADS, STEPS, start
 from fedjax_sim.reporting.plots import curves
 from fedjax_sim.run.history import History
 
@@ -33,8 +34,7 @@ def runs_of(bench: Bench, name: str, local_steps: int = EPOCHS * STEPS) -> Runs:
     return {
         K: problems.run(
             bench, f"{name}, K={K}, {local_steps} steps", name, data, fjs.cohort.with_replacement(K),
-            SMOKE_STEPS if few else local_steps, most=most, batch=problems.batch_size(name), rounds=rounds,
-            eval_every=_every(bench, name),
+            SMOKE_STEPS if few else local_steps, most=most, rounds=rounds, eval_every=problems.every(bench, name),
         )[0]
         for K in _sizes(bench, name)
     }  # fmt: skip
@@ -43,9 +43,7 @@ def runs_of(bench: Bench, name: str, local_steps: int = EPOCHS * STEPS) -> Runs:
 def claims_of(bench: Bench, name: str, runs: Runs) -> list[Claim]:
     """What the paper says of a panel."""
     told = bench.size != "smoke"
-    ends = {K: tail(history) for K, history in runs.items()}
-    fall = start(next(iter(runs.values()))) - min(ends.values())
-    spread = (max(ends.values()) - min(ends.values())) / fall
+    ends, spread = _ends(runs)
     numbers = {"loss at the end by K": {str(K): end for K, end in ends.items()}}
     falling = [_falls(history) for history in runs.values()]
     return [
@@ -65,13 +63,12 @@ def own_settings(bench: Bench, prefix: str = "") -> list[Setting]:
     rounds, on_mnist = _rounds(bench, ALIKE), _rounds(bench, BALANCED)
     return [
         problems.steps_setting(bench, EPOCHS, SMOKE_STEPS, prefix),
-        Setting(f"{prefix}clients a round K", "several; published code: 10, 30, 50, 70, 100",
-                few if bench.size == "cpu" else several),
-        Setting(f"{prefix}rounds", "not given (published code: 80)",
-                str(rounds) if rounds == on_mnist else f"{rounds}; on MNIST {on_mnist}"),
-        Setting(f"{prefix}evaluated", "every round",
-                "every round" + (f"; on MNIST every {_every(bench, BALANCED)}" if bench.size == "cpu" else "")),
-        Setting(f"{prefix}batch size", "64 on MNIST, 24 on synthetic data", "the same"),
+        bench.setting(f"{prefix}clients a round K", "several; published code: 10, 30, 50, 70, 100", several, cpu=few),
+        bench.setting(f"{prefix}rounds", "not given (published code: 80)",
+                      rounds if rounds == on_mnist else f"{rounds}; on MNIST {on_mnist}"),
+        bench.setting(f"{prefix}evaluated", "every round",
+                      cpu=f"every round; on MNIST every {problems.every(bench, BALANCED)}"),
+        bench.setting(f"{prefix}batch size", "64 on MNIST, 24 on synthetic data", "the same"),
     ]  # fmt: skip
 
 
@@ -80,9 +77,7 @@ def table(found: Mapping[str, Runs], title: str) -> Table:
     sizes = sorted({K for runs in found.values() for K in runs})
     rows = []
     for name, runs in found.items():
-        ends = {K: tail(history) for K, history in runs.items()}
-        fall = start(next(iter(runs.values()))) - min(ends.values())
-        spread = (max(ends.values()) - min(ends.values())) / fall
+        ends, spread = _ends(runs)
         rows.append((name, *(f"{ends[K]:.4f}" if K in ends else None for K in sizes), f"{spread:.1%}"))
     return Table(title, ("data", *(f"K = {K}" for K in sizes), "difference over fall"), rows,
                  "Mean over the last tenth of the rounds and the seeds. The paper gives figures only.")  # fmt: skip
@@ -121,6 +116,13 @@ def perform(bench: Bench) -> Outcome:
     return Outcome(problems.settings(bench, own_settings(bench)), claims, {"figure3": figure}, tables)
 
 
+def _ends(runs: Runs) -> tuple[dict[int, float], float]:
+    """Losses at the end by K, and how far they lie apart over how far the lowest has fallen."""
+    ends = {K: level(history, "loss") for K, history in runs.items()}
+    least = min(ends.values())
+    return ends, (max(ends.values()) - least) / (start(next(iter(runs.values()))) - least)
+
+
 def _falls(history: History) -> bool:
     losses = history["loss"].mean(axis=0)
     quarter = max(1, len(losses) // 4)
@@ -129,10 +131,6 @@ def _falls(history: History) -> bool:
 
 def _rounds(bench: Bench, name: str) -> int:
     return bench.choose(smoke=2, cpu=ROUNDS if name in SPREADS else ROUNDS // 2, paper=ROUNDS)
-
-
-def _every(bench: Bench, name: str) -> int:
-    return bench.choose(smoke=1, cpu=1 if name in SPREADS else 2, paper=1)
 
 
 def _sizes(bench: Bench, name: str) -> tuple[int, ...]:

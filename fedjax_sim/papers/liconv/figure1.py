@@ -52,7 +52,7 @@ def measured(bench: Bench) -> dict[str, Rounds]:
 def _rounds_of(bench: Bench, name: str) -> Rounds:
     values = bench.choose(smoke=(2, 4), cpu=CPU_STEPS[name], paper=tuple(PUBLISHED[name]))
     limit = bench.choose(2, LIMITS[name])
-    setting: dict[str, Any] = {"most": max(values), "batch": problems.batch_size(name), "rounds": limit}
+    setting: dict[str, Any] = {"most": max(values), "rounds": limit}
     if name not in SPREADS:  # MNIST is the paper's own, and so are the losses: no need to go on beyond the target
         setting["stop"] = fjs.stopping.reached("loss", TARGETS[name])
     cohort = fjs.cohort.with_replacement(_cohort_size(bench, name))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -75,7 +74,6 @@ def run(
     local_steps: int,
     *,
     most: int,
-    batch: int,
     rounds: int,
     eta0: tuple[float, ...] = (ETA0,),
     **setting: Any,
@@ -85,7 +83,7 @@ def run(
         "task": fjs.classification(fjs.models.LogisticRegression(10), weight_decay=WEIGHT_DECAY),
         "cohort": cohort,
         "work": fjs.local.given_steps(np.full((rounds, data.num_clients), local_steps, np.int32), most=most),
-        "batches": fjs.local.with_replacement(batch),
+        "batches": fjs.local.with_replacement(batch_size(name)),
         "rounds": rounds,
         "seeds": seeds(bench, name),
     } | setting
@@ -102,25 +100,29 @@ def seeds(bench: Bench, name: str) -> range:
 
 
 def batch_size(name: str) -> int:
-    """b of Figures 1a and 3."""
+    """b of all figures."""
     return 24 if name in SPREADS else 64
+
+
+def every(bench: Bench, name: str) -> int:
+    """Rounds between evaluations of Figures 3 and 4."""
+    return bench.choose(smoke=1, cpu=1 if name in SPREADS else 2, paper=1)
 
 
 def settings(bench: Bench, rows: list[Setting]) -> list[Setting]:
     """The paper's setting beside ours: what all figures share, and what ``rows`` say."""
-    smoke = bench.size == "smoke"
+    row, number = bench.setting, len(bench.seeds)
     return [
-        Setting("clients", "100", str(SMOKE_CLIENTS) if smoke else "100"),
-        Setting("model", "logistic regression, lambda = 1e-4, w0 = 0",
-                "the same; the penalty is lambda |w|^2 and part of the loss that is shown"),
-        Setting("step size", "eta0 / (1 + t), eta0 = 0.1", "the same, t counts rounds"),
-        Setting("a local step sees", "examples drawn uniformly", "the same, with replacement"),
-        Setting("examples of the synthetic sets", "42,522 and 27,348 (std of a client 1,372 and 421)",
-                "small" if smoke else "the draws of 30 nearest to that: 40,097 and 25,834 (std 1,162 and 422)"),
-        Setting("pixels of MNIST", "not given", "in [0, 1] in the balanced set, standardised in the unbalanced one"),
+        row("clients", "100", smoke=SMOKE_CLIENTS),
+        row("model", "logistic regression, lambda = 1e-4, w0 = 0",
+            "the same; the penalty is lambda |w|^2 and part of the loss that is shown"),
+        row("step size", "eta0 / (1 + t), eta0 = 0.1", "the same, t counts rounds"),
+        row("a local step sees", "examples drawn uniformly", "the same, with replacement"),
+        row("examples of the synthetic sets", "42,522 and 27,348 (std of a client 1,372 and 421)",
+            "the draws of 30 nearest to that: 40,097 and 25,834 (std 1,162 and 422)", smoke="small"),
+        row("pixels of MNIST", "not given", "in [0, 1] in the balanced set, standardised in the unbalanced one"),
         *rows,
-        Setting("seeds", "not given (published code: one)",
-                str(len(bench.seeds)) + (" on synthetic data, 1 on MNIST" if bench.size == "cpu" else "")),
+        row("seeds", "not given (published code: one)", number, cpu=f"{number} on synthetic data, 1 on MNIST"),
     ]  # fmt: skip
 
 
@@ -131,13 +133,6 @@ def steps_setting(bench: Bench, number: int, smoke: int, prefix: str = "") -> Se
         f"{number}; published code: {number} times {STEPS}, and the axis of Figure 1a fits that",
         str(bench.choose(smoke, number * STEPS)),
     )
-
-
-def tail(history: History, share: float = 0.1) -> float:
-    """The mean loss over the last evaluations and the seeds; inf for NaN."""
-    losses = history["loss"]
-    mean = float(losses[:, -max(1, int(share * losses.shape[1])) :].mean())
-    return math.inf if math.isnan(mean) else mean
 
 
 def start(history: History) -> float:

@@ -11,14 +11,13 @@ import numpy as np
 import fedjax_sim as fjs
 from fedjax_sim.papers.bench import Bench, Claim, Outcome, Setting, Table
 from fedjax_sim.papers.drawing import canvas
-from fedjax_sim.papers.fedprox.measures import unsteadiness
+from fedjax_sim.papers.fedprox.measures import level, unsteadiness
 from fedjax_sim.papers.liconv import problems
-from fedjax_sim.papers.liconv.problems import ALIKE, BALANCED, SPREADS, STEPS, UNBALANCED, UNLIKE, run, start, tail
+from fedjax_sim.papers.liconv.problems import ALIKE, BALANCED, SPREADS, STEPS, UNBALANCED, UNLIKE, run, start
 from fedjax_sim.reporting.plots import curves
 from fedjax_sim.run.history import History
 
 EPOCHS = {BALANCED: 20, UNBALANCED: 20, ALIKE: 10, UNLIKE: 10}  # E of appendix D.2
-BATCH = {BALANCED: 64, UNBALANCED: 64, ALIKE: 24, UNLIKE: 24}
 PER_ROUND = 10
 ROUNDS, CPU_ROUNDS = 200, 50  # the axis of Figure 4; of MNIST on two cores
 SMOKE_STEPS = 3
@@ -43,15 +42,14 @@ def runs_of(bench: Bench, name: str) -> Schemes:
     K = bench.choose(2, PER_ROUND)
     setting: dict[str, Any] = {
         "rounds": bench.choose(smoke=3, cpu=ROUNDS if name in SPREADS else CPU_ROUNDS, paper=ROUNDS),
-        "eval_every": _every(bench, name),
+        "eval_every": problems.every(bench, name),
         "most": EPOCHS[name] * STEPS,
-        "batch": BATCH[name],
     }
     steps = bench.choose(SMOKE_STEPS, EPOCHS[name] * STEPS)
     others = {I: fjs.cohort.with_replacement(K), II: fjs.cohort.scheme_ii(K), TRANSFORMED: fjs.cohort.transformed(K)}
     data = problems.load(bench, name)
     tuned = run(bench, f"{name}, {ORIGINAL}", name, data, fjs.cohort.original(K), steps, eta0=TUNED, **setting)
-    ends = [tail(history) for history in tuned]
+    ends = [level(history, "loss") for history in tuned]
     best = int(np.argmin(ends))
     runs = {ORIGINAL: tuned[best]}
     for scheme, cohort in others.items():
@@ -62,7 +60,7 @@ def runs_of(bench: Bench, name: str) -> Schemes:
 def balanced_claims(bench: Bench, name: str, found: Schemes) -> list[Claim]:
     """Figure 1c."""
     told = bench.size != "smoke"
-    ends = {scheme: tail(history) for scheme, history in found.runs.items()}
+    ends = {scheme: level(history, "loss") for scheme, history in found.runs.items()}
     fall = start(found.runs[I]) - ends[I]
     gap = float(np.abs(found.runs[II]["loss"] - found.runs[TRANSFORMED]["loss"]).max())
     return [
@@ -79,7 +77,7 @@ def balanced_claims(bench: Bench, name: str, found: Schemes) -> list[Claim]:
 def unbalanced_claims(bench: Bench, name: str, found: Schemes) -> list[Claim]:
     """Figures 1d and 4."""
     told = bench.size != "smoke"
-    ends = {scheme: tail(history) for scheme, history in found.runs.items()}
+    ends = {scheme: level(history, "loss") for scheme, history in found.runs.items()}
     rises = {scheme: unsteadiness(history) for scheme, history in found.runs.items()}
     return [
         Claim(f"{name}: scheme I ends lowest",
@@ -100,18 +98,18 @@ def unbalanced_claims(bench: Bench, name: str, found: Schemes) -> list[Claim]:
 
 def own_settings(bench: Bench, names: tuple[str, ...], prefix: str = "") -> list[Setting]:
     """What belongs to the schemes."""
-    reduced, epochs, batch = names[0] not in SPREADS, EPOCHS[names[0]], BATCH[names[0]]
-    rounds = bench.choose(smoke=3, cpu=CPU_ROUNDS if reduced else ROUNDS, paper=ROUNDS)
+    first, row = names[0], bench.setting
+    epochs, batch, every = EPOCHS[first], problems.batch_size(first), problems.every(bench, first)
+    rounds = bench.choose(smoke=3, cpu=ROUNDS if first in SPREADS else CPU_ROUNDS, paper=ROUNDS)
     return [
         problems.steps_setting(bench, epochs, SMOKE_STEPS, prefix),
-        Setting(f"{prefix}clients a round, batch size", f"10, {batch}",
-                f"{bench.choose(2, PER_ROUND)}, {batch}"),
-        Setting(f"{prefix}eta0 of the original scheme", "the best of 0.1, 0.5, 0.9, 1.1",
-                "the same, by the loss at the end"),
-        Setting(f"{prefix}rounds", "200 in Figure 4, not given for 1", str(rounds)),
-        Setting(f"{prefix}evaluated", "every round",
-                f"every {_every(bench, names[0])} rounds" if _every(bench, names[0]) > 1 else "every round"),
-    ]  # fmt: skip
+        row(f"{prefix}clients a round, batch size", f"10, {batch}", f"{bench.choose(2, PER_ROUND)}, {batch}"),
+        row(
+            f"{prefix}eta0 of the original scheme", "the best of 0.1, 0.5, 0.9, 1.1", "the same, by the loss at the end"
+        ),
+        row(f"{prefix}rounds", "200 in Figure 4, not given for 1", rounds),
+        row(f"{prefix}evaluated", "every round", f"every {every} rounds" if every > 1 else None),
+    ]
 
 
 def table(found: Mapping[str, Schemes]) -> Table:
@@ -120,7 +118,7 @@ def table(found: Mapping[str, Schemes]) -> Table:
         "Averaging schemes",
         ("data", "scheme", "loss at the end", "mean rise", "worst loss of the second half"),
         [
-            (name, label, tail(history), unsteadiness(history),
+            (name, label, level(history, "loss"), unsteadiness(history),
              float(history["loss"][:, history["loss"].shape[1] // 2 :].max()))
             for name, schemes in found.items() for label, history in schemes.labelled().items()
         ],
@@ -147,7 +145,3 @@ def perform(bench: Bench) -> Outcome:
     claims = [claim for name, schemes in found.items() for claim in unbalanced_claims(bench, name, schemes)]
     rows = own_settings(bench, (ALIKE, UNLIKE))
     return Outcome(problems.settings(bench, rows), claims, {"figure4": figure}, [table(found)])
-
-
-def _every(bench: Bench, name: str) -> int:
-    return bench.choose(smoke=1, cpu=1 if name in SPREADS else 2, paper=1)

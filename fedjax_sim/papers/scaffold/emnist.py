@@ -65,7 +65,7 @@ def perform_table3(bench: Bench) -> Outcome:
     limit = _limit(bench)
     return Outcome(
         [*images.settings(bench), *_settings(bench, TARGET3),
-         Setting("clients sampled", "20 %", "half" if bench.size == "smoke" else "20 %"),
+         bench.setting("clients sampled", "20 %", smoke="half"),
          Setting("epochs", "1, 5, 10, 20", ", ".join(map(str, grid))
                  + (f"; FedProx {', '.join(map(str, epochs['FedProx']))}" if epochs["FedProx"] != grid else ""))],
         _claims3(found, steady, grid, epochs["FedProx"], limit),
@@ -154,14 +154,13 @@ def _rounds(
 
 
 def _settings(bench: Bench, target: float) -> list[Setting]:
-    limit = _limit(bench)
+    grid = f"best of {', '.join(f'{rate:g}' for rate in RATES)} for each entry of the table"
     return [
-        Setting("target test accuracy", f"{target:g}", f"{target:g}"),
-        Setting("rounds at most", str(LIMIT), str(limit)),
-        Setting("local step size", "tuned for each algorithm, grid not given",
-                f"best of {', '.join(f'{rate:g}' for rate in RATES)} for each entry of the table"),
-        Setting("scale of the images and grid", "not given", "chosen so that SGD's rounds are near the paper's"),
-    ]  # fmt: skip
+        bench.setting("target test accuracy", f"{target:g}"),
+        bench.setting("rounds at most", str(LIMIT), _limit(bench)),
+        bench.setting("local step size", "tuned for each algorithm, grid not given", grid),
+        bench.setting("scale of the images and grid", "not given", "chosen so that SGD's rounds are near the paper's"),
+    ]
 
 
 def _claims3(

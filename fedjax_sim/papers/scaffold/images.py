@@ -99,15 +99,13 @@ METHODS: dict[str, Callable[[float], Method]] = {  # of a local step size; the g
 
 def settings(bench: Bench) -> list[Setting]:
     """The paper's setting beside ours, as far as all tables share it."""
-    smoke, cpu = bench.size == "smoke", bench.size == "cpu"
-    images = "norm 1; a variant of Table 3 has pixels in [0, 1]"
-    here = f"letters, {IMAGES} images a client, 14 x 14 pixels; {CLIENTS * TEST_IMAGES} test images"
+    few = f"letters, {IMAGES} images a client, 14 x 14 pixels; {CLIENTS * TEST_IMAGES} test images"
+    row = bench.setting
     return [
-        Setting("data", "EMNIST, split not given",
-                "digits" if smoke else here if cpu else "letters (26 classes), all 124,800 images"),
-        Setting("scale of the images", "not given", images),
-        Setting("clients", "100", str(SMOKE_CLIENTS) if smoke else "100"),
-        Setting("local batches", "0.2 of the local data: 5 steps an epoch", "0.2 of the local data: 5 steps an epoch"),
-        Setting("global step size, FedProx's mu, SCAFFOLD", "1, 1, option II", "1, 1, option II"),
-        Setting("seeds", "not given", str(len(bench.seeds))),
-    ]  # fmt: skip
+        row("data", "EMNIST, split not given", "letters (26 classes), all 124,800 images", smoke="digits", cpu=few),
+        row("scale of the images", "not given", "norm 1; a variant of Table 3 has pixels in [0, 1]"),
+        row("clients", "100", smoke=SMOKE_CLIENTS),
+        row("local batches", "0.2 of the local data: 5 steps an epoch"),
+        row("global step size, FedProx's mu, SCAFFOLD", "1, 1, option II"),
+        row("seeds", "not given", len(bench.seeds)),
+    ]

@@ -59,16 +59,15 @@ def _run(bench: Bench, data: fjs.FederatedDataset) -> dict[str, Any]:
 
 
 def _settings(bench: Bench) -> list[Setting]:
-    smoke = bench.size == "smoke"
     grids = "; ".join(f"{name} {', '.join(f'{rate:g}' for rate in rates)}" for name, rates in RATES.items())
+    hidden = f"one hidden layer of {bench.choose(16, HIDDEN)}, ReLU"
     return [
         *images.settings(bench),
-        Setting("model", "2 layer fully connected network, width not given",
-                f"one hidden layer of {16 if smoke else HIDDEN}, ReLU"),
-        Setting("rounds", "1000", "2" if smoke else "1000"),
-        Setting("clients sampled, epochs", "20 %, 5", "half, 1" if smoke else "20 %, 5"),
-        Setting("local step size", "tuned for each algorithm, grid not given", f"best of: {grids}"),
-    ]  # fmt: skip
+        bench.setting("model", "2 layer fully connected network, width not given", hidden),
+        bench.setting("rounds", "1000", smoke="2"),
+        bench.setting("clients sampled, epochs", "20 %, 5", smoke="half, 1"),
+        bench.setting("local step size", "tuned for each algorithm, grid not given", f"best of: {grids}"),
+    ]
 
 
 def _claims(best: Mapping[tuple[str, float], float]) -> list[Claim]:

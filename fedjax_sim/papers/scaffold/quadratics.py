@@ -7,7 +7,6 @@ All steps are along full gradients and everybody takes part, so every method is 
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Mapping
 from typing import Any
@@ -15,13 +14,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 import fedjax_sim as fjs
 from fedjax_sim.algorithms.contract import Method
 from fedjax_sim.core.devices import double_precision
-from fedjax_sim.engine.plan import Plan, TrainState
-from fedjax_sim.engine.rounds import init_state, run_round
+from fedjax_sim.engine.plan import TrainState
 from fedjax_sim.papers.bench import Bench, Claim, Outcome, Setting, Table, rounds_in_words
 from fedjax_sim.papers.drawing import canvas
 from fedjax_sim.reporting.plots import LEGEND, line_style, plain
@@ -86,7 +83,9 @@ def perform(bench: Bench) -> Outcome:
         fixed = _trajectories(bench, (RATE, SMALL_RATE), rounds)
         informed = {
             rate: {
-                (steps, spread): _from_gradients(steps, spread, rate, rounds) for steps in STEPS for spread in SPREADS
+                (steps, spread): _from_gradients(bench, steps, spread, rate, rounds)
+                for steps in STEPS
+                for spread in SPREADS
             }
             for rate in (RATE, SMALL_RATE)
         }
@@ -119,19 +118,26 @@ def _trajectories(bench: Bench, rates: tuple[float, ...], rounds: int) -> list[R
     methods += [("fedavg", steps, fedavg) for steps in STEPS] + [("scaffold", steps, scaffold) for steps in STEPS]
     for spread in SPREADS:
         for method, steps, algorithm in methods:
+            label, setting = f"{method}, K={steps}, G={spread:g}", _run(steps, rounds)
             of_rates = bench.runs(
-                f"{method}, K={steps}, G={spread:g}", algorithm, clients(spread), space, task=fjs.quadratic(),
-                rounds=rounds, cohort=fjs.cohort.full(average="plain"), work=_work(steps, rounds),
-                batches=fjs.local.full_batch(), initial_params=jnp.array([START]), evaluate=position, seeds=[0],
-            )  # fmt: skip
+                label, algorithm, clients(spread), space, initial_params=jnp.array([START]), **setting
+            )
             for runs, history in zip(found, of_rates, strict=True):
                 runs[method, steps, spread] = history["x"][0, :, 0]
     return found
 
 
-def _work(steps: int, rounds: int) -> fjs.local.Work:
-    """K steps for everybody, given as an array: other numbers of steps compile nothing."""
-    return fjs.local.given_steps(jnp.full((rounds, 2), steps, jnp.int32), most=max(STEPS))
+def _run(steps: int, rounds: int) -> dict[str, Any]:
+    """Keywords of a run of K steps for everybody; they are an array, so that other numbers compile nothing."""
+    return {
+        "task": fjs.quadratic(),
+        "rounds": rounds,
+        "cohort": fjs.cohort.full(average="plain"),
+        "work": fjs.local.given_steps(jnp.full((rounds, 2), steps, jnp.int32), most=max(STEPS)),
+        "batches": fjs.local.full_batch(),
+        "evaluate": position,
+        "seeds": [0],
+    }
 
 
 def position(params: Any, _: Any) -> dict[str, jax.Array]:
@@ -139,30 +145,15 @@ def position(params: Any, _: Any) -> dict[str, jax.Array]:
     return {"x": params}
 
 
-def _from_gradients(steps: int, spread: float, rate: float, rounds: int) -> np.ndarray:
-    """x_0 .. x_R of SCAFFOLD that starts from c_i = f_i'(x_0), c their mean; ``simulate`` starts from zero."""
+def _from_gradients(bench: Bench, steps: int, spread: float, rate: float, rounds: int) -> np.ndarray:
+    """x_0 .. x_R of SCAFFOLD that starts from c_i = f_i'(x_0), c their mean; by itself it starts from zero."""
     controls = jnp.array([[2 * MU * START + spread], [-spread]])
     algorithm = fjs.scaffold(client_optimizer=fjs.optim.sgd(rate))
-    return np.asarray(_rounds_from(algorithm, clients(spread), _work(steps, rounds), controls, rounds=rounds))[:, 0]
-
-
-@functools.partial(jax.jit, static_argnames="rounds")
-def _rounds_from(
-    algorithm: Any, dataset: fjs.FederatedDataset, work: fjs.local.Work, controls: jax.Array, *, rounds: int
-) -> jax.Array:
-    plan = Plan(
-        fjs.quadratic(), fjs.cohort.full(average="plain"), work, fjs.local.full_batch(), fjs.layout.stacked(),
-        algorithm=algorithm, dataset=dataset, key=jax.random.key(0),
-    )  # fmt: skip
-    start = jnp.array([START])
-    server = init_state(plan, start).server._replace(extra=jnp.mean(controls, axis=0))
-
-    def step(state: TrainState, t: jax.Array) -> tuple[TrainState, jax.Array]:
-        state, _ = run_round(plan, state, t)
-        return state, state.server.params
-
-    _, xs = lax.scan(step, TrainState(server, controls), jnp.arange(rounds, dtype=jnp.int32))
-    return jnp.concatenate([start[None], xs])
+    server = algorithm.init(jnp.array([START]), jnp.full(2, 0.5))._replace(extra=jnp.mean(controls, axis=0))
+    state = jax.tree.map(lambda leaf: leaf[None], TrainState(server, controls))  # of the only seed
+    label = f"scaffold from gradients, K={steps}, G={spread:g}, rate={rate:g}"
+    history = bench.simulate(label, algorithm, clients(spread), initial_state=state, **_run(steps, rounds))
+    return np.asarray(history["x"][0, :, 0])
 
 
 def _exact(
