@@ -113,11 +113,21 @@ def test_values():
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["sweep", "small.toml", "--over", "algorithm.mux=1,2"], "did you mean 'mu'?"),
+        (["sweep", "small.toml", "--over", "algorithm.mux=1,2"], "did you mean 'algorithm.mu'?"),
         (["sweep", "small.toml", "--over", "work.num_steps=1,2"], "--variant work.num_steps="),
         (["sweep", "small.toml", "--over", "algorithm.mu=1,2", "--metric", "lss"], "did you mean 'loss'?"),
         (["sweep", "small.toml", "--over", "algorithm.mu=-1,2"], "-1"),
-        (["tune", "small.toml", "--over", "algorithm.mux"], "did you mean 'mu'?"),
+        (["sweep", "small.toml"], "nothing is varied: --over"),
+        (["sweep", "small.toml", "--over", "learning_rate=1,2"], f"did you mean '{RATE}'?"),
+        (["sweep", "small.toml", "--random", "3"], "of points that --over gives"),
+        (["sweep", "small.toml", "--set", "sweep.ovr=1"], "did you mean 'over'?"),
+        (["sweep", "small.toml", "--set", "sweep.top=0"], "top is 0: it must be a whole number, at least 1"),
+        (["sweep", "small.toml", "--set", "sweep.zip=1"], "zip is 1: it must be true or false"),
+        (
+            ["sweep", "small.toml", "--set", "sweep.over.algorithm.mu='geomspac(1, 2, 3)'"],
+            "[sweep.over]: algorithm.mu=",
+        ),
+        (["tune", "small.toml", "--over", "algorithm.mux"], "did you mean 'algorithm.mu'?"),
         (["tune", "small.toml", "--over", "algorithm.mu=interval(0, 0.1)"], "the start is outside"),
         (["tune", "small.toml", "--over", "algorithm.mu", "--rate", "-1"], "-1"),
         (["sweep", "small.toml", "--over", f"algorithm.mu=1,{'1' * 5001}"], "--over algorithm.mu=1,1111"),
@@ -145,7 +155,7 @@ def test_one_command_a_folder(folder, capsys, monkeypatch, name):
     assert "another run writes results to this directory (process" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", [[], ["small.toml"], ["small.toml", "--over", "a=1", "--zip", "--random", "2"]])
+@pytest.mark.parametrize("arguments", [[], ["small.toml", "--over", "a=1", "--zip", "--random", "2"]])
 def test_bad_usage(folder, capsys, arguments):
     with pytest.raises(SystemExit) as ended:
         cli.main(["sweep", *arguments])

@@ -141,7 +141,7 @@ class TestTable:
         assert lines[3].split() == ["b", "1.0000", "–", "–", "12.35", "97.5%"]
 
     def test_markdown(self):
-        table = results_table({"a|b": run([[2.0, 0.5]])}, markdown=True).split("\n")
+        table = results_table({"a|b": run([[2.0, 0.5]])}, form="markdown").split("\n")
         assert table[0] == "| method | training loss | seconds | useful steps |"
         assert table[1] == "| --- | ---: | ---: | ---: |"
         assert table[2] == r"| a\|b | 0.5000 | 12.35 | 97.5% |"
@@ -376,7 +376,8 @@ class TestCurves:
             curves({})
         with pytest.raises(ValueError, match=r"'per_class' of 'a' has shape \(1, 2, 3\)"):
             curves({"a": run([[1, 1]], per_class=np.ones((1, 2, 3)))}, "per_class")
-        with pytest.raises(ValueError, match=r"curves\(band='ci'\): it must be one of 'range', 'std', 'sem', None"):
+        bands = "'range', 'std', 'sem', 'ci95', None"
+        with pytest.raises(ValueError, match=rf"curves\(band='ci'\): it must be one of {bands}"):
             curves(TWO, band="ci")
 
 

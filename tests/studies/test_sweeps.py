@@ -228,7 +228,7 @@ def test_table(grid_sweep):
     first = grid_sweep.table("loss", top=2).splitlines()[2]
     assert f"{best.mean:.4f} ± {best.std:.4f}" in first
     assert grid_sweep.table("loss", top=2).endswith("2 of 6 points")
-    assert grid_sweep.table(markdown=True).startswith("| mu | learning_rate |")
+    assert grid_sweep.table(form="markdown").startswith("| mu | learning_rate |")
 
 
 def test_a_file_has_everything(grid_sweep, tmp_path):
