@@ -30,14 +30,14 @@ def close(name: Any, known: Collection[str]) -> list[str]:
     ``"learning_rate"`` means ``"client_optimizer.learning_rate"``, not ``"server_learning_rate"``.
     """
     asked = str(name).lower()
+    if "server" in asked:
+        known = [one for one in known if "client" not in one]
     end = re.sub(r"(^|_)lr$", r"\1learning_rate", asked.rpartition(".")[2])
     ends = {one: one.rpartition(".")[2].lower() for one in known}
     same = sorted((one for one in known if ends[one] == end), key=lambda one: "client" not in one)
     if not same and end == "learning_rate" and "client_optimizer" in known:
         same = ["client_optimizer.learning_rate"]  # of arguments: they have the optimiser alone
     same += [one for one in known if ends[one] == f"client_{end}"]
-    if "server" in asked:
-        same = [one for one in same if "client" not in one]
     near = same[:1] or difflib.get_close_matches(str(name), known, n=1)
     return near or [one for one in known if ends[one] in difflib.get_close_matches(end, ends.values(), n=1)][:1]
 

@@ -13,6 +13,7 @@ from fedjax_sim.reporting.recorded import Recorded, in_words, less_is_better, lo
 from fedjax_sim.reporting.table import ACCURACIES, cell, form_of, listed, one_number
 
 LEVEL = 0.05
+_NONE = "–"
 _ROUND_OFF = {"float32": 1e-5, "float64": 1e-11}  # differences of so much of the values are none
 
 
@@ -95,8 +96,8 @@ def paired(histories: Mapping[str, Recorded], metric: str | None = None, against
         d = differences(*given)
         if np.isfinite(d).all():
             alike = d.any() and np.ptp(d) <= _round_off(*given).max()  # then t is as large as round-off is small
-            p = np.nan if alike else t_test(d)
-            rows.append(Paired(name, finals, float(d.mean()), float(half_width(d)), int((sign * d < 0).sum()), p, p))
+            half, p = (0.0, np.nan) if alike else (float(half_width(d)), t_test(d))
+            rows.append(Paired(name, finals, float(d.mean()), half, int((sign * d < 0).sum()), p, p))
         else:
             rows.append(Paired(name, finals, np.nan, np.nan, 0, np.nan, np.nan))
     tested = [number for number, row in enumerate(rows) if np.isfinite(row.p)]
@@ -157,10 +158,10 @@ def paired_table(
     columns = [
         ("method", [base, *(row.method for row in rows)]),
         (in_words(metric, histories.values()), [cell(values[base], plain), *(cell(row.finals, plain) for row in rows)]),
-        (f"minus {base}", ["–", *(_told(row.mean, _interval(row.mean, row.half)) for row in rows)]),
-        ("better in", ["–", *(_told(row.mean, f"{row.better} of {seeds}") for row in rows)]),
-        ("p", ["–", *(_told(row.p, _p_words(row.p)) for row in rows)]),
-        ("p (Holm)", ["–", *(_told(row.adjusted, _p_words(row.adjusted)) for row in rows)]),
+        (f"minus {base}", [_NONE, *(_interval(row.mean, row.half) for row in rows)]),
+        ("better in", [_NONE, *(_told(row.mean, f"{row.better} of {seeds}") for row in rows)]),
+        ("p", [_NONE, *(_told(row.p, _p_words(row.p)) for row in rows)]),
+        ("p (Holm)", [_NONE, *(_told(row.adjusted, _p_words(row.adjusted)) for row in rows)]),
     ]
     notes = [f"note: {note}" for note in _notes(histories, rows, seeds)]
     said = (
@@ -226,11 +227,13 @@ def _notes(histories: Mapping[str, Recorded], rows: Sequence[Paired], seeds: int
 
 
 def _told(value: float, text: str) -> str:
-    return text if np.isfinite(value) else "–"
+    return text if np.isfinite(value) else _NONE
 
 
 def _interval(mean: float, half: float) -> str:
     """Both with as many decimals as two digits of the half-width have."""
+    if not np.isfinite(mean):
+        return _NONE
     decimals = 4 if half == 0 else 1 - int(np.floor(np.log10(half)))
     if abs(decimals) > 6:
         return f"{mean:+.2e} ± {half:.1e}"

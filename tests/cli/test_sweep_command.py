@@ -85,6 +85,43 @@ def test_texts_that_are_none(over, random, said):
     assert said in str(caught.value)
 
 
+TABLE = """
+[sweep]
+metric = "loss"
+[sweep.over]
+algorithm.mu = [0, 0.5]
+"algorithm.client_optimizer.learning_rate" = "geomspace(0.01, 0.1, 2)"
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "said", "metric"),
+    [
+        ([], sweeps.grid({"mu": [0.0, 0.5], RATE.partition(".")[2]: [0.01, 0.1]}), "loss"),
+        (["--set", "sweep.zip=true"], sweeps.zipped({"mu": [0.0, 0.5], RATE.partition(".")[2]: [0.01, 0.1]}), "loss"),
+        (["--over", "algorithm.mu=3", "--metric", "accuracy"], sweeps.grid({"mu": [3.0]}), "accuracy"),
+    ],
+)
+def test_a_table_says_what_is_swept(folder, monkeypatch, given, said, metric):
+    (folder / "small.toml").write_text(PROX + TABLE)
+    seen = []
+    monkeypatch.setattr(sweep_command, "_result", lambda _, points, options, *__: seen.append((points, options.metric)))
+    monkeypatch.setattr(sweep_command, "_write", lambda _, tables, *__: seen.append("sweep" in tables.content))
+    assert cli.main(["sweep", "small.toml", *given]) == 0
+    ((points, chosen), left) = seen
+    assert points.names == said.names
+    assert chosen == metric
+    assert not left  # best.toml is a configuration of a run
+    for name, values in points.points().items():
+        np.testing.assert_allclose(values, said.points()[name])
+
+
+def test_a_run_does_not_pass_over_a_sweep(folder, capsys):
+    (folder / "small.toml").write_text(PROX + TABLE)
+    assert cli.main(["run", "small.toml"]) == 2
+    assert "the table [sweep] is for `fedjax-sim sweep` alone" in capsys.readouterr().err
+
+
 def test_a_name_is_given_once():
     with pytest.raises(ValueError, match="mu is there twice"):
         space("algorithm.mu=1", "mu=2")

@@ -296,6 +296,7 @@ class TestCurves:
             ("range", [1.0, 2.0], "mean and range of 3 seeds"),
             ("std", [1.0, 2.0], "mean ± standard deviation of 3 seeds"),
             ("sem", [1 / np.sqrt(3), 2 / np.sqrt(3)], "mean ± standard error of 3 seeds"),
+            ("ci95", [4.302652730 / np.sqrt(3), 4.302652730 * 2 / np.sqrt(3)], "mean and 95 % interval of 3 seeds"),
             (None, None, "mean of 3 seeds"),
         ],
     )

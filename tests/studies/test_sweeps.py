@@ -529,6 +529,19 @@ def test_to_pandas(grid_sweep):
     assert row["test_accuracy"].item() == grid_sweep["test_accuracy"][1, 1, 1, 2]
 
 
+def test_to_csv_and_what_notebooks_show(grid_sweep, tmp_path):
+    with pytest.raises(ValueError, match="a csv is to_csv"):
+        grid_sweep.save(tmp_path / "sweep.csv")
+    grid_sweep.to_csv(tmp_path / "sweep.csv")
+    lines = (tmp_path / "sweep.csv").read_text().splitlines()
+    assert lines[0].startswith(f"mu,{RATE},seed,round,diverged,")
+    assert len(lines) == 1 + 6 * 2 * 4
+    assert lines[1].startswith("0.0,0.01,3,0,False,")
+    assert grid_sweep._repr_html_().count("<tr>") == 1 + 6
+    assert "loss" in grid_sweep._ipython_key_completions_()
+    assert grid_sweep.table(form="csv").splitlines()[0].startswith("mu,learning_rate,training loss without penalty,")
+
+
 def test_to_xarray(grid_sweep):
     pytest.importorskip("xarray")
     labelled = grid_sweep.to_xarray()
