@@ -21,7 +21,9 @@ class Paired(NamedTuple):
     """A method minus the one it is compared with, over the seeds that both have.
 
     Attributes:
-      method: its name.
+      metric: whose last values are compared.
+      against: the name of the other.
+      method: its own.
       finals: its last values, float[S].
       mean: of the differences d of the seeds.
       half: d's mean ± half is Student's 95 % interval.
@@ -29,9 +31,11 @@ class Paired(NamedTuple):
       p: two-sided, of the paired t test that the mean is 0. NaN where all differences are equal and not 0.
       adjusted: p, corrected for the number of methods (Holm 1979).
 
-    All but ``finals`` are NaN, and ``better`` is 0, where a seed of either diverged.
+    Numbers but ``finals`` are NaN, and ``better`` is 0, where a seed of either diverged.
     """
 
+    metric: str
+    against: str
     method: str
     finals: np.ndarray
     mean: float
@@ -51,7 +55,8 @@ def half_width(values: np.ndarray, level: float = LEVEL) -> Any:
 
 def differences(a: np.ndarray, b: np.ndarray, precision: str) -> np.ndarray:
     """a - b, 0 where round-off of ``"float32"`` or ``"float64"`` is all that differs."""
-    found: np.ndarray = np.where(abs(a - b) <= _round_off(a, b, precision), 0.0, a - b)
+    with np.errstate(invalid="ignore"):  # infinity less infinity
+        found: np.ndarray = np.where(abs(a - b) <= _round_off(a, b, precision), 0.0, a - b)
     return found
 
 
@@ -97,9 +102,10 @@ def paired(histories: Mapping[str, Recorded], metric: str | None = None, against
         if np.isfinite(d).all():
             alike = d.any() and np.ptp(d) <= _round_off(*given).max()  # then t is as large as round-off is small
             half, p = (0.0, np.nan) if alike else (float(half_width(d)), t_test(d))
-            rows.append(Paired(name, finals, float(d.mean()), half, int((sign * d < 0).sum()), p, p))
+            said = float(d.mean()), half, int((sign * d < 0).sum()), p, p
         else:
-            rows.append(Paired(name, finals, np.nan, np.nan, 0, np.nan, np.nan))
+            said = np.nan, np.nan, 0, np.nan, np.nan
+        rows.append(Paired(metric, base, name, finals, *said))
     tested = [number for number, row in enumerate(rows) if np.isfinite(row.p)]
     corrected = adjusted(np.array([rows[number].p for number in tested]), "holm")
     for number, p in zip(tested, corrected.tolist(), strict=True):

@@ -86,6 +86,8 @@ def test_differences_that_are_all_equal_have_no_test():
 
 
 def test_a_method_with_a_seed_that_diverged_has_no_difference():
+    inf = with_seeds([1.0, np.inf, 2.0, 3.0, 4.0])
+    assert np.isnan(paired({"a": inf, "b": inf}, "loss")[0].mean)
     bad = with_seeds([1.0, np.nan, 2.0, 3.0, 4.0], test_accuracy=[0.9] * 5)
     good = {
         "a": with_seeds(BASE, test_accuracy=[0.5] * 5),
