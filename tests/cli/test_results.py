@@ -263,7 +263,8 @@ def test_points_that_there_are_not(folder, capsys, given, said):
 
 def test_what_a_configuration_and_a_result_cite(folder, capsys):
     (folder / "run.toml").write_text(
-        'dataset = "mnist"\n[algorithm]\nname = "robust"\nrule = { name = "krum", malicious = 1 }\n'
+        'dataset = "mnist"\nlayout = "tune"\ntask = "mine:task"\n'
+        '[algorithm]\nname = "robust"\nrule = { name = "krum", malicious = 1 }\n'
         'base = { name = "scaffold", client_optimizer = { name = "optim.sgd", learning_rate = 0.1 } }\n'
     )
     made(algorithm="fedprox").save("run.npz")

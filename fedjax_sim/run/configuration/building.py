@@ -180,8 +180,8 @@ def named_in(tables: Tables) -> dict[str, Any]:
     def full(value: Any, place: Place, kind: str | None = None) -> Any:
         if isinstance(value, list):
             return [full(item, place) for item in value]
-        if kind is not None and isinstance(value, str):
-            value = {} if value in _words(place.path[-1]) else {"name": value}
+        if kind is not None and isinstance(value, str) and value not in _words(place.path[-1]):
+            value = {"name": value}
         if not isinstance(value, dict):
             return value
         found = {key: full(item, place / key) for key, item in value.items()}
