@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import sys
 from collections import Counter
@@ -10,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedjax_sim.cli.options import add_place
+from fedjax_sim.cli.options import add_json, add_place
 from fedjax_sim.cli.output import CHOOSING, settle
 from fedjax_sim.core.tabular import FORMS
 
@@ -65,6 +66,7 @@ def add_to(commands: Any) -> None:
     cite = commands.add_parser("cite", help="BibTeX of the package and of the papers of methods, data, configurations")
     about = "a name (scaffold, optim.fedyogi), a configuration (.toml), or a file or folder of results"
     add_place(cite, "what", nargs="+", of="WHAT", help=about)
+    add_json(cite)
     cite.set_defaults(run=_cite)
 
 
@@ -104,7 +106,7 @@ def _cite(options: argparse.Namespace) -> int:
             found.append(named_in(load(what)))
         else:
             found += read([what]).histories.values() if Path(what).exists() else [what]
-    print(cite(*found))
+    print(json.dumps({"bibtex": cite(*found)}) if options.json else cite(*found))
     return 0
 
 

@@ -272,8 +272,8 @@ def test_what_a_configuration_and_a_result_cite(folder, capsys):
     said = capsys.readouterr().out
     for key in ("fedjax_sim", "karimireddy2020scaffold", "blanchard2017machine"):
         assert f"{{{key}," in said
-    assert cli.main(["cite", "run.npz", "optim.fedyogi"]) == 0
-    said = capsys.readouterr().out
+    assert cli.main(["cite", "run.npz", "optim.fedyogi", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)["bibtex"]
     assert "li2020federated" in said
     assert "reddi2021adaptive" in said
     assert cli.main(["cite", "scafold"]) == 1
