@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedjax_sim.cli.options import add_changes, add_place, add_running
+from fedjax_sim.cli.list_names import methods_by_name
+from fedjax_sim.cli.options import add_changes, add_place, add_running, completed
 from fedjax_sim.cli.output import Results, begin, finite, hardware, refusing, share_out, short_name, summary
 from fedjax_sim.cli.variants import Variant, differences, variants
 
@@ -38,8 +39,8 @@ def add_to(commands: Any) -> None:
     command = commands.add_parser("compare", help="several runs with the same seeds: one table, one plot")
     add_place(command, "configurations", nargs="+", of="CONFIG.toml", help="what to run")
     several = command.add_mutually_exclusive_group()
-    several.add_argument("--algorithms", nargs="+", default=[], metavar="NAME", help="methods in the place of the "
-                         "configuration's, with its optimisers and rates: --algorithms fedavg fednova")  # fmt: skip
+    about = "methods in the place of the configuration's, with its optimisers and rates: --algorithms fedavg fednova"
+    completed(several.add_argument("--algorithms", nargs="+", default=[], metavar="NAME", help=about), methods_by_name)
     several.add_argument("--variant", nargs="+", action="append", default=[], metavar="KEY=VALUE", dest="each",
                          help="a run with these values, for instance --variant algorithm.mu=0.01 --variant "
                          "algorithm.mu=0.1; a first word without = is its name")  # fmt: skip
@@ -130,6 +131,7 @@ def _outcome(variant: Variant, results: Results, options: argparse.Namespace) ->
 
 
 def _write(outcomes: list[Outcome], notes: list[str], results: Results) -> None:
+    from fedjax_sim.reporting.paired import paired, paired_table
     from fedjax_sim.reporting.table import objectives, results_table
 
     done = {outcome.variant.label: outcome.history for outcome in outcomes if outcome.history is not None}
@@ -137,10 +139,21 @@ def _write(outcomes: list[Outcome], notes: list[str], results: Results) -> None:
     if done:
         results.draw(lambda path: _plot(done, path), "comparison.png")
     found = objectives(done)  # known in the end: a method may choose its average
-    if results.tell({"runs": [_as_json(outcome) for outcome in outcomes], "notes": [*notes, *found]}, "results.json"):
+    pairs, why = None, ""
+    if len(done) > 1:
+        try:
+            pairs = [finite({**row._asdict(), "finals": row.finals.tolist()}) for row in paired(done)]
+        except (KeyError, ValueError) as error:
+            why = str(error.args[0])
+    told = {"runs": [_as_json(outcome) for outcome in outcomes], "paired": pairs, "notes": [*notes, *found]}
+    if results.tell(told, "results.json"):
         return
     if done:
         results.say(f"\n{results_table(done)}")
+    if pairs is not None:
+        results.say(f"\n{paired_table(done)}")
+    elif len(done) > 1:
+        results.say(f"no paired tests: {why}")
     for outcome in outcomes:
         if outcome.history is None:
             results.say(f"{outcome.variant.label}  failed: {outcome.error}")

@@ -14,7 +14,7 @@ from importlib import resources
 from importlib.resources.abc import Traversable
 from typing import Any, NamedTuple
 
-from fedjax_sim.cli.options import add_json
+from fedjax_sim.cli.options import add_json, completed
 from fedjax_sim.cli.process import Refused
 from fedjax_sim.core.records import Record
 
@@ -54,7 +54,8 @@ def add_to(commands: Any) -> None:
                        "which the arguments are shown; all kinds without it")  # fmt: skip
     names.set_defaults(run=run)
     methods = commands.add_parser("algorithms", help="the methods: what each does, keeps and sends, and its paper")
-    methods.add_argument("names", nargs="*", metavar="NAME", help="only these, with their arguments: fedprox scaffold")
+    about = "only these, with their arguments: fedprox scaffold"
+    completed(methods.add_argument("names", nargs="*", metavar="NAME", help=about), methods_by_name)
     add_json(methods)
     methods.set_defaults(run=_algorithms)
 
@@ -132,6 +133,11 @@ def registered_names() -> tuple[Named, ...]:
 def names_of(kind: str) -> list[Named]:
     """Those of one kind."""
     return [one for one in registered_names() if one.name.startswith(f"{kind}.")]
+
+
+def methods_by_name() -> list[str]:
+    """The names of the methods, as shells complete them."""
+    return [one.short for one in names_of("algorithm")]
 
 
 def _sources(folder: Traversable) -> Iterator[Traversable]:

@@ -87,9 +87,18 @@ def _as_change(rest: Sequence[str], given: Sequence[str]) -> str:
     for option, key, value in zip(given, given[1:], given[2:], strict=False):
         if option == "--set" and "=" not in key and value in rest:
             return f"; write --set {key}={value}, in one word"
-    name = next((word.lstrip("-").partition("=")[0] for word in rest if word.startswith("--")), "")
-    if not name:
+    option = next((word for word in rest if word.startswith("--")), "")
+    if not option:
         return ""
-    value = next((word for word in rest if not word.startswith("--")), "VALUE")
-    table = "run" if name.replace("-", "_") in _OF_RUN else "TABLE"
-    return f"; values of a configuration are changed by --set {table}.{name.replace('-', '_')}={value}"
+    key, equals, value = option.lstrip("-").replace("-", "_").partition("=")
+    # The word behind it: argparse took the first that stands alone for the configuration.
+    after = next(iter(given[list(given).index(option) + 1 :]), "--")
+    value = option.partition("=")[2] if equals else after if not after.startswith("--") else "VALUE"
+    near = difflib.get_close_matches(key, _OF_RUN, n=1, cutoff=0.8)
+    if near:
+        key = f"run.{near[0]}"
+    elif key in ("learning_rate", "lr"):
+        key = "algorithm.client_optimizer.learning_rate"
+    elif "." not in key:
+        key = f"TABLE.{key}"
+    return f"; values of a configuration are changed by --set {key}={value}"

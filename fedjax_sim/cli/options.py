@@ -26,6 +26,10 @@ class _PrintCompletion(argparse.Action):
             import shtab
         except ImportError:
             parser.exit(1, f"{parser.prog}: --print-completion needs shtab: pip install 'fedjax_sim[completion]'\n")
+        for command in parser._subparsers._group_actions[0].choices.values():  # type: ignore[union-attr]
+            for action in command._actions:
+                if names := getattr(action, "names", None):
+                    action.choices = names()
         print(shtab.complete(parser, shell=str(values)))
         parser.exit()
 
@@ -36,6 +40,11 @@ def add_place(
     """An argument or option that names a file or folder, which shells complete; ``of`` is its metavar."""
     action = command.add_argument(name, metavar=of, **about)
     action.complete = by  # type: ignore[attr-defined]
+
+
+def completed(action: argparse.Action, names: Callable[[], list[str]]) -> None:
+    """Has shells complete these names there; others are not refused."""
+    action.names = names  # type: ignore[attr-defined]
 
 
 def add_configuration(command: argparse.ArgumentParser) -> None:

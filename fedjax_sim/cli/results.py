@@ -1,8 +1,9 @@
-"""``fedjax-sim show``, ``report`` and ``verify``: results that are there, which runs are in them, their names."""
+"""``fedjax-sim show``, ``report``, ``verify``, ``cite``: results that are there, the runs in them, and their names."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import sys
 from collections import Counter
@@ -10,8 +11,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedjax_sim.cli.options import add_place
+from fedjax_sim.cli.options import add_json, add_place
 from fedjax_sim.cli.output import CHOOSING, settle
+from fedjax_sim.core.tabular import FORMS
 
 if TYPE_CHECKING:
     from fedjax_sim.run.history import History
@@ -38,14 +40,20 @@ def add_to(commands: Any) -> None:
     show = commands.add_parser("show", help="print saved runs and sweeps as one table")
     add_place(show, "results", nargs="+", of="RESULT", help=results)
     show.add_argument("--target", type=float, help="also count the rounds until this accuracy (or loss)")
-    show.add_argument("--markdown", action="store_true", help="a Markdown table")
+    show.add_argument("--against", metavar="RUN", help="instead of final values: the differences of all from this run, "
+                      "seed by seed, with 95 %% intervals and paired tests")  # fmt: skip
+    show.add_argument("--form", choices=FORMS, default="text", help="of the table (default: text)")
+    show.add_argument("--markdown", action="store_const", const="markdown", dest="form", help="as --form markdown")
     show.set_defaults(run=_show)
 
     verify = commands.add_parser("verify", help="run a saved result again, from its own description, and compare")
-    add_place(verify, "history", of="FILE", help="a file written by History.save")
+    about = "a file that History.save or Sweep.save wrote, or a folder of them: that of a comparison is all its runs"
+    add_place(verify, "result", of="RESULT", help=about)
+    about = "of a sweep: which point, by its number, or by its values: --point mu=0.1 --point weight_decay=0"
+    verify.add_argument("--point", action="append", default=[], metavar="N|NAME=VALUE", help=about)
     about = (
         "largest relative distance that passes (default: none where versions and device are those of the result, else "
-        "1e-3)"
+        "1e-3, which is also that of a sweep's point: another program computed it)"
     )
     verify.add_argument("--tolerance", type=float, help=about)
     about = (
@@ -54,6 +62,12 @@ def add_to(commands: Any) -> None:
     )
     add_place(verify, "--configuration", of="CONFIG.toml", help=about)
     verify.set_defaults(run=_verify)
+
+    cite = commands.add_parser("cite", help="BibTeX of the package and of the papers of methods, data, configurations")
+    about = "a name (scaffold, optim.fedyogi), a configuration (.toml), or a file or folder of results"
+    add_place(cite, "what", nargs="+", of="WHAT", help=about)
+    add_json(cite)
+    cite.set_defaults(run=_cite)
 
 
 def _report(options: argparse.Namespace) -> int:
@@ -70,9 +84,29 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def _show(options: argparse.Namespace) -> int:
+    from fedjax_sim.reporting.paired import paired_table
     from fedjax_sim.reporting.table import results_table
 
-    print(results_table(_read(options).histories, target=options.target, markdown=options.markdown))
+    histories = _read(options).histories
+    if options.against is not None:
+        print(paired_table(histories, against=options.against, form=options.form))
+    else:
+        print(results_table(histories, target=options.target, form=options.form))
+    return 0
+
+
+def _cite(options: argparse.Namespace) -> int:
+    from fedjax_sim.reporting.citations import cite
+    from fedjax_sim.run.configuration.building import named_in
+    from fedjax_sim.run.configuration.tables import load
+
+    found: list[Any] = []
+    for what in options.what:
+        if Path(what).suffix == ".toml":
+            found.append(named_in(load(what)))
+        else:
+            found += read([what]).histories.values() if Path(what).exists() else [what]
+    print(json.dumps({"bibtex": cite(*found)}) if options.json else cite(*found))
     return 0
 
 
@@ -89,25 +123,64 @@ def _verify(options: argparse.Namespace) -> int:
     import jax
 
     from fedjax_sim.core.keys import use_generator
-    from fedjax_sim.run.history import History
-    from fedjax_sim.run.verification import verify
+    from fedjax_sim.run.verification import ELSEWHERE, verify
 
-    history = History.load(options.history)
-    environment = history.description.get("environment", {})
+    runs = _to_verify(options)
+    environment = next(iter(runs.values()))[1].description.get("environment", {})
     if environment.get("float") == "float64" and options.own_process:
         jax.config.update("jax_enable_x64", True)
     if options.own_process and isinstance(environment.get("generator"), dict):
         use_generator(environment["generator"])
     several = re.fullmatch(r"(\d{1,4}) x cpu( of \d{1,6} processes)?", str(environment.get("device")))
     settle(options, devices=int(several[1]) if several else 1)
-    found = verify(
-        history, parts=_own_parts(history, options.history, options.configuration), tolerance=options.tolerance
-    )
-    print(found)
-    return 0 if found.passed else 1
+    passed = True
+    for name, (path, history) in runs.items():
+        parts = _own_parts(history, path, options.configuration)
+        tolerance = ELSEWHERE if options.point and options.tolerance is None else options.tolerance
+        found = verify(history, parts=parts, tolerance=tolerance)
+        print(f"{name}: " * (len(runs) > 1), found, sep="")
+        passed &= found.passed
+    return 0 if passed else 1
 
 
-def _own_parts(history: History, file: str, configuration: str | None) -> dict[str, Any]:
+def _to_verify(options: argparse.Namespace) -> dict[str, tuple[Path, History]]:
+    """The runs of a result, and the files in which they are, by short names."""
+    from fedjax_sim.run.history import is_sweep, read_record
+
+    runs = {}
+    for name, path in named(files_of([options.result])[0]).items():
+        record = read_record(path)
+        if is_sweep(record):
+            record = _point(path, options.point)
+        elif options.point:
+            raise ValueError(f"{path} is no sweep: --point is for one")
+        runs[name] = path, record
+    return runs
+
+
+def _point(path: Path, asked: Sequence[str]) -> History:
+    """A point of a stored sweep, by its number or by its values."""
+    from fedjax_sim.cli.spaces import key_and_text, leaf, numbers
+    from fedjax_sim.studies.sweeps.export import short_names
+    from fedjax_sim.studies.sweeps.result import Sweep
+
+    sweep = Sweep.load(path)
+    if not asked:
+        count = sweep.space.num_points
+        raise ValueError(f"{path} is no run but a sweep of {count} points: --point 0 to --point {count - 1} take one")
+    full = {short: name for name, short in short_names(sweep.space.names).items()}
+    values = {}
+    for said in asked if len(asked) > 1 or not asked[0].isdecimal() else ():
+        key, text = key_and_text(said, "--point", "mu=0.1, or a number")
+        found = numbers(text, f"--point {said}")
+        values[full.get(leaf(key), leaf(key))] = found[0] if len(found) == 1 else found
+    try:
+        return sweep.at(values or int(asked[0]))
+    except (KeyError, IndexError) as error:
+        raise ValueError(f"{path}: {error.args[0]}") from error
+
+
+def _own_parts(history: History, file: Path, configuration: str | None) -> dict[str, Any]:
     """What of a result is one's own, made by its configuration; nothing is imported without one."""
     from fedjax_sim.core.opaque import opaque_parts
     from fedjax_sim.run.configuration.building import PARTS, read
@@ -118,7 +191,7 @@ def _own_parts(history: History, file: str, configuration: str | None) -> dict[s
         ".".join(part.partition(":")[0].split(".")[: 1 + part.startswith("run.")]) for part in opaque_parts(parts)
     }
     if opaque and configuration is None:
-        beside = [Path(file).with_name("configuration.toml"), Path(file).with_suffix(".toml")]
+        beside = [file.with_name("configuration.toml"), file.with_suffix(".toml")]
         if found := next((path for path in beside if path.is_file()), None):
             raise ValueError(
                 f"this result has parts of your own ({', '.join(sorted(opaque))}), whose code is imported only if you "

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from fedjax_sim.studies.transforms import Transform
 
 _OPTION = "--over"
+_PARTS = ("algorithm", "task", "cohort", "work", "system", "asynchronous")  # of a configuration, with numbers to vary
 _CALL = re.compile(r"([A-Za-z_]\w*)\((.*)\)", re.DOTALL)
 
 
@@ -85,15 +86,22 @@ def space_of(over: Sequence[str], *, zipped: bool, random: int | None, seed: int
 
 
 def check_real(given: Mapping[str, Any], names: Sequence[str]) -> None:
-    """Checks that hyper-parameters of ``simulate``'s arguments are no structure, which no program can vary."""
+    """Checks that ``simulate``'s arguments have these hyper-parameters, and not as structure, which is not varied."""
     from fedjax_sim.core.paths import real_leaves
+    from fedjax_sim.core.values import suggest
 
+    missing = object()
     for name in names:
         part, _, rest = name.partition(".") if name.partition(".")[0] in given else ("algorithm", "", name)
         value = given[part]
         for step in rest.split("."):
-            value = getattr(value, step, None)
-        if value is not None and not any(f"{real}.".startswith(f"{rest}.") for real in real_leaves(given[part])):
+            value = getattr(value, step, missing)
+        if any(f"{real}.".startswith(f"{rest}.") for real in real_leaves(given[part])):
+            continue
+        if value is missing:
+            known = [f"{of}.{leaf}" for of in _PARTS if of in given for leaf in real_leaves(given[of])]
+            raise ValueError(f"{_OPTION} {name}: there is no such hyper-parameter: {suggest(name, known)}")
+        if value is not None:
             key = f"{part}.{rest}"
             raise ValueError(
                 f"{_OPTION} {name}: it is {value!r}, which is fixed when a program is compiled, so that each value "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
 
 _FILES = ("sweep.npz", "sweep.json", "sweep.png", "best.toml")
 _PANELS = 6
+_TOP = 10
+# What a configuration's table [sweep] may say, as the options of these names.
+_ASKED: dict[str, type] = {"over": dict, "zip": bool, "random": int, "random_seed": int, "metric": str, "top": int}
+_KINDS: dict[type, str] = {dict: "a table", bool: "true or false", int: "a whole number, at least 1", str: "text"}
 
 
 def add_to(commands: Any) -> None:
@@ -25,17 +30,18 @@ def add_to(commands: Any) -> None:
     command = commands.add_parser("sweep", help="one configuration at many values of its hyper-parameters, one program")
     add_configuration(command)
     add = command.add_argument
-    add("--over", action="append", required=True, metavar="NAME=VALUES", help="a real hyper-parameter and its values: "
+    add("--over", action="append", metavar="NAME=VALUES", help="a real hyper-parameter and its values: "
         "--over algorithm.mu=0,0.01,0.1, or geomspace(0.01, 1, 5), linspace(0, 1, 5), with --random "
-        "log_uniform(a, b), uniform(a, b); given several times, all combinations")  # fmt: skip
+        "log_uniform(a, b), uniform(a, b); given several times, all combinations; in the place of all that the table "
+        "[sweep] of the configuration says of points")  # fmt: skip
     how = command.add_mutually_exclusive_group()
     how.add_argument("--zip", action="store_true", help="the first values together, the second, ..., not all "
                      "combinations")  # fmt: skip
     how.add_argument("--random", type=count, metavar="N", help="N points drawn at random")
-    add("--random-seed", type=int, default=0, metavar="SEED", help="of the draws (default: 0)")
+    add("--random-seed", type=int, metavar="SEED", help="of the draws (default: 0)")
     add("--metric", metavar="NAME", help="what chooses the best point (default: of validation examples, else of test "
         "examples, the accuracy, else the loss without a penalty, else the loss; else the training loss)")  # fmt: skip
-    add("--top", type=count, default=10, metavar="N", help="lines of the table (default: 10)")
+    add("--top", type=count, metavar="N", help=f"lines of the table (default: {_TOP})")
     add_running(command, "sweep.npz, sweep.json, sweep.png and best.toml", "results/NAME-sweep", "the runs")
     command.set_defaults(run=run)
 
@@ -47,14 +53,58 @@ def run(options: argparse.Namespace) -> int:
             devices = begin(options, tables, devices=options.devices, threads=options.threads)
             from fedjax_sim.run.configuration.building import arguments
 
-            space = space_of(options.over, zipped=options.zip, random=options.random, seed=options.random_seed)
+            space = _space(options, tables)
             given = arguments(tables)
-            check_real(given, space.names)
             output.check_over(space.names, given)
+            check_real(given, space.names)
             results.hold(*_FILES)
             result = _result(given, space, options, devices, results)
         _write(result, tables, options, results)
     return 0
+
+
+def _space(options: argparse.Namespace, tables: Tables) -> Space:
+    """The points: those of the command line, or else of the configuration's table [sweep], which is taken out."""
+    from fedjax_sim.core.values import suggest
+
+    said: Any = tables.content.pop("sweep", {})
+    place = tables.place / "sweep"
+    if not isinstance(said, dict):
+        raise place.error(f"it is {said!r}: it must be a table")
+    for key, value in said.items():
+        if key not in _ASKED:
+            raise place.error(f"unknown key {key!r}: {suggest(key, [*_ASKED])}", key)
+        if type(value) is not _ASKED[key] or (isinstance(value, int) and key in ("random", "top") and value < 1):
+            raise place.error(f"{key} is {value!r}: it must be {_KINDS[_ASKED[key]]}", key)
+        if key in ("metric", "top") and getattr(options, key) is None:
+            setattr(options, key, value)
+    if options.over:
+        return space_of(options.over, zipped=options.zip, random=options.random, seed=options.random_seed or 0)
+    if options.zip or options.random is not None or options.random_seed is not None:
+        raise ValueError("--zip, --random and --random-seed are of points that --over gives: add it")
+    over = [f"{name}={_as_text(value)}" for name, value in _flat(said.get("over", {}))]
+    if not over:
+        raise place.error("nothing is varied: --over algorithm.mu=0,0.1, or a table [sweep.over] with such lines")
+    if said.get("zip") and "random" in said:
+        raise place.error("zip and random: give one of them")
+    try:
+        return space_of(over, zipped=said.get("zip", False), random=said.get("random"), seed=said.get("random_seed", 0))
+    except ValueError as error:
+        raise (place / "over").error(str(error).removeprefix("--over ")) from error
+
+
+def _flat(table: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Values by dotted names, which TOML reads as tables in tables unless they are quoted."""
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from ((f"{key}.{rest}", of) for rest, of in _flat(value))
+        else:
+            yield key, value
+
+
+def _as_text(values: Any) -> str:
+    """As ``--over`` takes them: numbers with commas between them, or a call, ``geomspace(0.01, 1, 5)``."""
+    return ",".join(map(str, values)) if isinstance(values, list) else str(values)
 
 
 def _result(
@@ -109,7 +159,7 @@ def _write(result: Sweep, tables: Tables, options: argparse.Namespace, results: 
     results.draw(lambda path: _plot(result, metric, bool(ranked), path), "sweep.png")
     if results.tell(_as_json(result, metric, ranked), "sweep.json"):
         return
-    results.say(f"\n{result.table(metric, top=options.top)}")
+    results.say(f"\n{result.table(metric, top=options.top or _TOP)}")
     results.say(f"compiling {result.compile_seconds:.1f} s, running {result.seconds:.1f} s")
     results.say(f"\n{_best_in_words(result, metric, ranked, results.files)}")
     results.end()

@@ -17,7 +17,7 @@ from fedjax_sim.cli.output import (
     summary,
     taken_by,
 )
-from fedjax_sim.cli.spaces import transforms_of
+from fedjax_sim.cli.spaces import check_real, transforms_of
 
 if TYPE_CHECKING:
     from fedjax_sim.run.configuration.tables import Tables
@@ -58,6 +58,7 @@ def run(options: argparse.Namespace) -> int:
             over = transforms_of(options.over)
             given = {key: value for key, value in arguments(tables).items() if key not in _RESUMING}
             check_over(over, given)
+            check_real(given, list(over))
             runs = [f"{name}.{kind}" for name in ("start", "tuned") for kind in ("npz", "toml")]
             results.hold("tuning.json", "tuning.png", *runs)
             about = f"{in_short(given)}; {options.steps} steps over {', '.join(over)}"

@@ -6,6 +6,7 @@ import contextlib
 import contextvars
 import difflib
 import inspect
+import re
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
@@ -23,8 +24,22 @@ _UNFIT = "$\\"  # a figure takes $ for mathematics, a zip file on Windows \ for 
 
 
 def close(name: Any, known: Collection[str]) -> list[str]:
-    """The nearest spelling of a name among those that are known; empty where none is near."""
-    return difflib.get_close_matches(str(name), known, n=1)
+    """What a name is most likely to mean among those that are known; empty where nothing is near.
+
+    What ends in the same word comes before the nearest spelling, and a client's before others: who says
+    ``"learning_rate"`` means ``"client_optimizer.learning_rate"``, not ``"server_learning_rate"``.
+    """
+    asked = str(name).lower()
+    if "server" in asked:
+        known = [one for one in known if "client" not in one]
+    end = re.sub(r"(^|_)lr$", r"\1learning_rate", asked.rpartition(".")[2])
+    ends = {one: one.rpartition(".")[2].lower() for one in known}
+    same = sorted((one for one in known if ends[one] == end), key=lambda one: "client" not in one)
+    if not same and end == "learning_rate" and "client_optimizer" in known:
+        same = ["client_optimizer.learning_rate"]  # of arguments: they have the optimiser alone
+    same += [one for one in known if ends[one] == f"client_{end}"]
+    near = same[:1] or difflib.get_close_matches(str(name), known, n=1)
+    return near or [one for one in known if ends[one] in difflib.get_close_matches(end, ends.values(), n=1)][:1]
 
 
 def suggest(name: Any, known: Collection[str]) -> str:

@@ -15,6 +15,7 @@ import numpy as np
 from flax import struct
 
 from fedjax_sim.core.fields import static
+from fedjax_sim.core.tabular import in_notebook, table
 from fedjax_sim.core.values import check_count, check_real, is_concrete
 from fedjax_sim.datasets.array_checks import host_array
 from fedjax_sim.datasets.flat import default_float, int32, offsets_of, ranges
@@ -155,6 +156,9 @@ class FederatedDataset(struct.PyTreeNode, kw_only=True, eq=False):
     def __repr__(self) -> str:
         return in_short(self)
 
+    def _repr_html_(self) -> str:
+        return in_html(self)
+
 
 def held_out_parts(dataset: T) -> dict[str, T]:
     """The parts of a data set, on the device or the host, that are not trained on, by name."""
@@ -173,6 +177,14 @@ def in_short(dataset: Any) -> str:
     classes = "" if dataset.num_classes is None else f", {dataset.num_classes} classes"
     counts = f"{dataset.num_clients} clients, {dataset.num_examples} examples{''.join(held_out)}{classes}"
     return f"{type(dataset).__name__}({counts})"
+
+
+def in_html(dataset: Any) -> str:
+    """For notebooks: how many examples clients have, by part."""
+    sizes = {name: np.asarray(part.sizes) for name, part in {"training": dataset, **held_out_parts(dataset)}.items()}
+    figures: dict[str, Any] = {"examples": np.sum, "least of a client": np.min, "median": np.median, "most": np.max}
+    columns = [(title, [f"{of(held):,.15g}" for held in sizes.values()]) for title, of in figures.items()]
+    return in_notebook(dataset, table([("part", list(sizes)), *columns], "html"))
 
 
 def named(data: T, names: Sequence[str]) -> T:

@@ -20,7 +20,7 @@ import numpy as np
 from fedjax_sim.core.descriptions import recipe
 from fedjax_sim.datasets.calls import MEANT_BY_CLIENTS, MEANT_BY_IDS, MEANT_BY_PARTITION, answers
 from fedjax_sim.datasets.construct import packed
-from fedjax_sim.datasets.federated import FederatedDataset, held_out_parts, in_short, training_part
+from fedjax_sim.datasets.federated import FederatedDataset, held_out_parts, in_html, in_short, training_part
 from fedjax_sim.datasets.flat import int32, offsets_of, ranges
 from fedjax_sim.datasets.from_arrays import given_clients, given_ids, given_partition
 from fedjax_sim.datasets.statistics import Statistics, label_table
@@ -140,6 +140,9 @@ class HostDataset:
 
     def __repr__(self) -> str:
         return in_short(self)
+
+    def _repr_html_(self) -> str:
+        return in_html(self)
 
     # Kept: every round's window asks, and the frame is on the device.
     @functools.cached_property

@@ -19,6 +19,7 @@ from fedjax_sim.algorithms.contract import Method
 from fedjax_sim.core.descriptions import build, describe
 from fedjax_sim.core.devices import affinity, processor
 from fedjax_sim.core.files import cache_directory, json_object, read_json, remove_left_overs, write_atomically
+from fedjax_sim.core.tabular import text_rows
 from fedjax_sim.core.values import check_count, check_flag, check_real, shown
 from fedjax_sim.core.version import __version__
 from fedjax_sim.datasets.federated import FederatedDataset
@@ -38,7 +39,6 @@ from fedjax_sim.engine.layout.turns import turns
 from fedjax_sim.engine.layout_timing import Timing, label, timings
 from fedjax_sim.engine.plan import Plan, apart, coordinates, layout_by_rule
 from fedjax_sim.reporting.progress import progress_bar
-from fedjax_sim.reporting.table import text_rows
 
 _ALIKE = 1.03  # the rule's layout is kept where it is so near the best: two measurements would choose the same
 _MOST = 256  # measurements that are kept; the oldest go first

@@ -8,6 +8,7 @@ from fedjax_sim.core.files import write_atomically
 from fedjax_sim.reporting.client_plots import distributions, gains, personal_models
 from fedjax_sim.reporting.data_plots import label_heatmap, overview, size_histogram
 from fedjax_sim.reporting.html import report
+from fedjax_sim.reporting.paired import paired_table
 from fedjax_sim.reporting.panels import Panel, comparison, panels
 from fedjax_sim.reporting.personal_table import personal_table
 from fedjax_sim.reporting.plots import curves, save_figure
@@ -25,6 +26,7 @@ __all__ = [
     "gains",
     "label_heatmap",
     "overview",
+    "paired_table",
     "panels",
     "personal_models",
     "personal_table",

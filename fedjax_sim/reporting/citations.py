@@ -39,8 +39,9 @@ def cite(*what: Any) -> str:
     """BibTeX of the package, and of the papers of methods or of whole runs.
 
     Args:
-      *what: names (``"scaffold"``, ``"optim.fedyogi"``), objects that a factory of the package made, or results of
-        runs: a ``History`` or a ``Sweep``, of which every part counts, in the order in which they come.
+      *what: names (``"scaffold"``, ``"optim.fedyogi"``), objects that a factory of the package made or their
+        descriptions, or results of runs: a ``History`` or a ``Sweep``, of which every part counts, in the order in
+        which they come.
 
     Returns:
       One entry a paper, the package first. Parts that no paper is known of add nothing.
@@ -70,7 +71,7 @@ def _names(item: Any, papers: list[str]) -> Iterator[str]:
             raise ValueError(f"cite({item!r}): no paper is known by that name: {suggest(item, known)}")
         yield from found
         return
-    description = getattr(item, "description", None)
+    description = item if isinstance(item, Mapping) else getattr(item, "description", None)
     yield from _described(description if isinstance(description, Mapping) else descriptions.describe(item))
 
 

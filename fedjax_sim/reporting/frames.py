@@ -1,13 +1,17 @@
-"""Results as data frames and labelled arrays; imports pandas and xarray where they are used."""
+"""Results as data frames, labelled arrays and csv files; imports pandas and xarray where they are used."""
 
 from __future__ import annotations
 
+import csv
 import importlib
+import io
+import os
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from fedjax_sim.core.files import write_atomically
 from fedjax_sim.core.values import check_choice
 from fedjax_sim.reporting.recorded import rounds_of
 
@@ -17,6 +21,15 @@ _EACH = {"evaluation": "metrics", "round": "rounds"}
 def data_frame(columns: Mapping[str, np.ndarray]) -> Any:
     """A ``pandas.DataFrame`` of columns by name."""
     return _library("pandas").DataFrame(dict(columns))
+
+
+def write_csv(path: str | os.PathLike[str], columns: Mapping[str, np.ndarray]) -> None:
+    """Writes columns by name to a file, atomically: a line of names, then one for each entry."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(zip(*columns.values(), strict=True))
+    write_atomically(path, text.getvalue().encode())
 
 
 def data_set(

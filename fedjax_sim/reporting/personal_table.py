@@ -7,15 +7,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjax_sim.core.tabular import table
 from fedjax_sim.reporting.containers import check_runs
+from fedjax_sim.reporting.paired import half_width
 from fedjax_sim.reporting.personal_values import averaged, compared_by, last, left_out, of_models
 from fedjax_sim.reporting.recorded import MODELS, Recorded, drawable, in_words
-from fedjax_sim.reporting.table import cell, listed, markdown_rows, text_rows
+from fedjax_sim.reporting.table import cell, listed
 
 TITLES = ("mean", "by examples", "worst", "spread", "worse than shared", "worse than tuned")
 _FORMS = (*["{:.4f} ± {:.4f}"] * 4, *["{:.1%} ± {:.1%}"] * 2)
 _LOSING = {"tuned": ("_losing", None), "personal": ("_losing", "_losing_to_tuned")}
-_CONFIDENCE = 0.95
 _TO_COMPARE_WITH = (
     "fine-tuned FedAvg is what personal models are measured against, and no run here has it: add one of "
     "fedjax_sim.fedavg(...) with evaluate=fedjax_sim.per_client(task, tuned=fedjax_sim.personalise(task, "
@@ -23,7 +24,7 @@ _TO_COMPARE_WITH = (
 )
 
 
-def personal_table(histories: Mapping[str, Recorded], metric: str = "accuracy", *, markdown: bool = False) -> str:
+def personal_table(histories: Mapping[str, Recorded], metric: str = "accuracy", *, form: str = "text") -> str:
     """A row for every method and model: the clients' test values at the last evaluation.
 
     The models are those of ``evaluate=fjs.per_client(task, tuned=...)``: the shared one, the shared one after the
@@ -43,7 +44,7 @@ def personal_table(histories: Mapping[str, Recorded], metric: str = "accuracy", 
     Args:
       histories: the methods' records by the name to print, of runs with ``evaluate=fjs.per_client(task)``.
       metric: ``"accuracy"``, ``"loss"``, or another metric or score of the task.
-      markdown: a Markdown table, not aligned text.
+      form: ``"text"``, ``"markdown"``, ``"latex"``, ``"csv"`` or ``"html"``, as in :func:`results_table`.
 
     Returns:
       The table, and below it what its columns mean.
@@ -76,15 +77,14 @@ def personal_table(histories: Mapping[str, Recorded], metric: str = "accuracy", 
             "test part"
         )  # fmt: skip
         raise ValueError(f"personal_table(metric={metric!r}): no run compares models of its clients by it: {fix}")
-    names = [row.method.replace("|", r"\|") if markdown else row.method for row in found]
-    if not markdown:
+    names = [row.method for row in found]
+    if form in ("text", "latex"):
         names = ["" if number and name == names[number - 1] else name for number, name in enumerate(names)]
     columns = [("method", names), ("model", [MODELS[row.model] for row in found])]
     cells = [cells_of(row) for row in found]
     columns += [(title, [row[number] for row in cells]) for number, title in enumerate(TITLES)]
-    written = markdown_rows(columns, names=2) if markdown else text_rows(columns, names=2)
     notes = [f"note: {note}" for note in notes_of(histories, metric)]
-    return "\n".join([*written, "", *notes, *meaning(histories, metric)])
+    return table(columns, form, names=2, notes=[*notes, *meaning(histories, metric)])
 
 
 class Row(NamedTuple):
@@ -119,14 +119,6 @@ def _spread(name: str, run: Recorded, model: str, metric: str) -> np.ndarray:
     held = ~np.isnan(values)
     whole = held.any(axis=1) & (drawable(values) | ~held).all(axis=1)
     return np.array([row[of].std() if sound else np.nan for row, of, sound in zip(values, held, whole, strict=True)])
-
-
-def half_width(values: np.ndarray) -> float:
-    """Half of Student's 95 % interval of the mean of [seeds]."""
-    from scipy.special import stdtrit  # type: ignore[import-untyped]  # of scipy, which jax brings
-
-    t = stdtrit(values.size - 1, 0.5 + _CONFIDENCE / 2)
-    return float(t * values.std(ddof=1) / np.sqrt(values.size))
 
 
 def notes_of(histories: Mapping[str, Recorded], metric: str) -> list[str]:

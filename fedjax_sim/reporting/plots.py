@@ -12,9 +12,10 @@ import numpy as np
 from fedjax_sim.core.files import write_atomically
 from fedjax_sim.reporting.containers import check_runs
 from fedjax_sim.reporting.figures import FONTS, keep_in_view, plain_numbers, spans_a_decade
+from fedjax_sim.reporting.paired import half_width
 from fedjax_sim.reporting.recorded import AXES, Recorded, drawable, held, in_words, positions, rounds_of
 
-Band = Literal["range", "std", "sem"] | None
+Band = Literal["range", "std", "sem", "ci95"] | None
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart, without its yellow, which nobody sees on white.
 # Seven colours and five dashes have no common divisor: 35 methods before a pair comes again.
@@ -27,6 +28,7 @@ _BANDS: dict[str | None, str] = {  # what line and band are, for a legend
     "range": "mean and range of",
     "std": "mean ± standard deviation of",
     "sem": "mean ± standard error of",
+    "ci95": "mean and 95 % interval of",
     None: "mean of",
 }
 
@@ -62,7 +64,8 @@ def curves(
       against: ``"round"``, ``"virtual_time"`` or ``"bytes"``; the last two are recorded by runs with a ``system=``.
       band: ``"range"``, from the lowest to the highest seed; ``"std"``, the standard deviation of a sample (as
         :func:`results_table` prints) on either side of the mean; ``"sem"``, the standard error of the mean (the former
-        over the root of the number of seeds); None for no band. The legend says which.
+        over the root of the number of seeds); ``"ci95"``, Student's 95 % interval of the mean, t times the latter; None
+        for no band. The legend says which.
 
     Returns:
       The axes.
@@ -195,7 +198,8 @@ def mean_and_band(
         low, high = values.min(axis=0), values.max(axis=0)
         if band != "range":
             with np.errstate(over="ignore"):  # squares of what has almost diverged
-                deviation = values.std(axis=0, ddof=1) / (1.0 if band == "std" else len(values) ** 0.5)
+                deviation = half_width(values.T) if band == "ci95" else values.std(axis=0, ddof=1)
+                deviation = deviation / (len(values) ** 0.5 if band == "sem" else 1.0)
             deviation = np.where(np.isfinite(deviation), deviation, 0.0)
             low, high = mean - deviation, mean + deviation
         step = {"step": "post"} if stepped else {}

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
+from fedjax_sim.core.tabular import table
 from fedjax_sim.reporting import recorded
 from fedjax_sim.reporting.containers import check_runs
 from fedjax_sim.reporting.recorded import Recorded, in_words, less_is_better, loss_of_data, measured
 
-_ACCURACIES = ("test_accuracy", "accuracy")
+ACCURACIES = ("test_accuracy", "accuracy")
 _NONE = "–"
 _MOST_NAMES = 6
 WITHOUT_PENALTY = (
@@ -19,7 +20,7 @@ WITHOUT_PENALTY = (
 USEFUL_STEPS = "useful steps: the gradients that clients needed, of those that were computed"
 
 
-def results_table(histories: Mapping[str, Recorded], *, target: float | None = None, markdown: bool = False) -> str:
+def results_table(histories: Mapping[str, Recorded], *, target: float | None = None, form: str = "text") -> str:
     """One row per method: final values, rounds to a target, time, and the share of the computed steps that was needed.
 
     The loss is that of the training data (of held-out ones where no run has evaluated them), without the penalty if one
@@ -33,7 +34,9 @@ def results_table(histories: Mapping[str, Recorded], *, target: float | None = N
       histories: the methods' records by the name to print.
       target: adds the median over seeds of the evaluated rounds until the test (else the training) accuracy reached
         this value, or, where no accuracy was recorded, the loss; "–" where most seeds never did.
-      markdown: a Markdown table, not aligned text.
+      form: ``"text"``, aligned lines; ``"markdown"``; ``"latex"``, a ``tabular`` for the package booktabs, with what is
+        below the table as comments; ``"csv"``, means and deviations in columns of their own, with nothing below;
+        ``"html"``.
 
     Returns:
       The table, and below it what its columns mean, and where runs do not minimise the same (:func:`objectives`).
@@ -41,8 +44,8 @@ def results_table(histories: Mapping[str, Recorded], *, target: float | None = N
     check_runs("results_table: histories", histories)
     histories = {str(name): run for name, run in histories.items()}
     runs = list(histories.values())
-    accuracy = next((name for name in _ACCURACIES if any(one_number(run, name) for run in runs)), None)
-    columns = [("method", [name.replace("|", r"\|") if markdown else name for name in histories])]
+    accuracy = next((name for name in ACCURACIES if any(one_number(run, name) for run in runs)), None)
+    columns = [("method", list(histories))]
     loss = loss_of_data(runs)
     columns.append((in_words(loss, runs), final_values(runs, loss, decimals=None)))
     if accuracy is not None:
@@ -53,10 +56,22 @@ def results_table(histories: Mapping[str, Recorded], *, target: float | None = N
     decimals = 2 if max(run.seconds for run in runs) < 100 else 0
     columns.append(("seconds", [f"{run.seconds:.{decimals}f}" for run in runs]))
     columns.append(("useful steps", [f"{run.useful_ratio:.1%}" for run in runs]))
-    rows = markdown_rows(columns) if markdown else text_rows(columns)
     notes = [f"note: {note}" for note in objectives(histories)]
     notes += [WITHOUT_PENALTY] if "data_loss" in loss else []
-    return "\n".join([*rows, "", *notes, USEFUL_STEPS, _note(runs, target)])
+    return table(columns, form, notes=[*notes, USEFUL_STEPS, _note(runs, target)])
+
+
+def in_short(run: Recorded) -> str:
+    """Its rounds, and the last loss and accuracy, mean ± standard deviation over seeds, in a line."""
+    seeds, rounds, evaluations = len(next(iter(run.metrics.values()), ())), int(run.evaluated[-1]), len(run.evaluated)
+    sizes = f"{_counted(seeds, 'seed')}, {_counted(rounds, 'round')}, {_counted(evaluations, 'evaluation')}"
+    names = [loss_of_data([run]), *[name for name in ACCURACIES if one_number(run, name)][:1]]
+    finals = [f"{name} {final_values([run], name, None)[0]}" for name in names if one_number(run, name)]
+    return f"{sizes}; {', '.join(finals)}" if finals else sizes
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}{'s' * (count != 1)}"
 
 
 def objectives(histories: Mapping[str, Recorded]) -> list[str]:
@@ -107,16 +122,21 @@ def one_number(run: Recorded, name: str) -> bool:
 
 
 def final_values(runs: list[Recorded], name: str, decimals: int | None) -> list[str]:
-    """The cells of one metric; ``decimals`` None finds a number of them, or an exponent, that suits the column."""
+    """The cells of one metric; ``decimals`` as in :func:`form_of`."""
     finals = [measured(run, name)[:, -1].astype(float) if one_number(run, name) else None for run in runs]
+    form = form_of(finals, decimals)
+    return [cell(final, form) for final in finals]
+
+
+def form_of(finals: Iterable[np.ndarray | None], decimals: int | None) -> str:
+    """How a column of means ± spreads is written; without ``decimals`` by as many, or an exponent, as suit it."""
     means = np.array([final.mean() for final in finals if final is not None and np.isfinite(final).all()])
     sizes = np.abs(means[means != 0])
     low, high = (sizes.min(), sizes.max()) if sizes.size else (1.0, 1.0)
     exponent = decimals is None and bool(low < 1e-3 or high >= 1e6 or (low < 0.1 and high >= 1e3))
     if decimals is None:
         decimals = 4 if high < 1e3 else 1
-    form = "{:.3e} ± {:.1e}" if exponent else f"{{:.{decimals}f}} ± {{:.{decimals}f}}"
-    return [cell(final, form) for final in finals]
+    return "{:.3e} ± {:.1e}" if exponent else f"{{:.{decimals}f}} ± {{:.{decimals}f}}"
 
 
 def standard_deviation(values: np.ndarray) -> float:
@@ -146,19 +166,3 @@ def _rounds_to(runs: list[Recorded], name: str, target: float) -> list[str]:
             median = np.median(recorded.first_reached(measured(run, name), run.evaluated, target, falling=falling))
         cells.append(f"{median:.0f}" if np.isfinite(median) else _NONE)
     return cells
-
-
-def text_rows(columns: list[tuple[str, list[str]]], *, names: int = 1) -> list[str]:
-    """The first columns, ``names`` of them, are flush left, numbers are flush right."""
-    widths = [max(len(text) for text in [title, *cells]) for title, cells in columns]
-    padded = [
-        [text.ljust(width) if place < names else text.rjust(width) for text in (title, "─" * width, *cells)]
-        for place, ((title, cells), width) in enumerate(zip(columns, widths, strict=True))
-    ]
-    return ["  ".join(row) for row in zip(*padded, strict=True)]
-
-
-def markdown_rows(columns: list[tuple[str, list[str]]], *, names: int = 1) -> list[str]:
-    """The same as lines of a Markdown table."""
-    marked = [(title, "---" if place < names else "---:", *cells) for place, (title, cells) in enumerate(columns)]
-    return [f"| {' | '.join(row)} |" for row in zip(*marked, strict=True)]

@@ -7,7 +7,7 @@ import io
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -15,12 +15,16 @@ from flax import serialization
 
 from fedjax_sim.core import old_formats as earlier
 from fedjax_sim.core.files import check_format, parsing, write_atomically
+from fedjax_sim.core.tabular import in_notebook
 from fedjax_sim.core.values import numeric_dtype, row_of, suggest
 from fedjax_sim.datasets.reading.npz import MAX_BYTES, read_npz
 from fedjax_sim.engine.plan import TrainState
 from fedjax_sim.reporting import frames, recorded
 from fedjax_sim.reporting.divergence import OF_IDS, Divergence
 from fedjax_sim.run.records import Stop, check_record, filled, joined, part_of
+
+if TYPE_CHECKING:
+    from fedjax_sim.reporting.plots import Band
 
 _FORMAT = 2
 
@@ -188,18 +192,37 @@ class History:
         described = self.description.get("algorithm", {})
         return str(described.get("name", described.get("opaque", "run"))).rpartition(".")[2]
 
-    def table(self, *, target: float | None = None) -> str:
+    def table(self, *, target: float | None = None, form: str = "text") -> str:
         """A table of the final values, mean and standard deviation over seeds; printable.
 
         Args:
           target: adds the rounds until the test (else training) accuracy, or the loss, reached this value.
+          form: ``"text"``, ``"markdown"``, ``"latex"``, ``"csv"`` or ``"html"``.
         """
         from fedjax_sim.reporting.table import results_table
 
-        return results_table({self.algorithm: self}, target=target)
+        return results_table({self.algorithm: self}, target=target, form=form)
+
+    def __repr__(self) -> str:
+        from fedjax_sim.reporting.table import in_short
+
+        return f"History({self.algorithm}, {in_short(self)})"
+
+    def _repr_html_(self) -> str:
+        return in_notebook(self, self.table(form="html"))
+
+    def _ipython_key_completions_(self) -> list[str]:
+        return [*self.metrics, *self.rounds]
 
     def plot(
-        self, metric: str = "loss", ax: Any = None, *, against: str = "round", round: int | None = None, seed: int = 0
+        self,
+        metric: str = "loss",
+        ax: Any = None,
+        *,
+        against: str = "round",
+        band: Band = "range",
+        round: int | None = None,
+        seed: int = 0,
     ) -> Any:
         """Draws a metric or a record of every round; needs matplotlib.
 
@@ -211,6 +234,7 @@ class History:
           metric: its name.
           ax: matplotlib axes to draw on; None makes a figure.
           against: of one number a round, what the horizontal axis is: ``"round"``, ``"virtual_time"`` or ``"bytes"``.
+          band: of one number a round, as in :func:`fedjax_sim.reporting.curves`.
           round: of a matrix, the round to draw, 1 to R; of clients' values an evaluated one; None for the last.
           seed: of quantiles and matrices, the position of the seed to draw.
 
@@ -228,7 +252,7 @@ class History:
             return client_plots.distributions({self.algorithm: self}, metric, ax=ax, round=round)
         if self[metric].ndim == 3:
             return client_plots.bands(self, metric, seed=seed, ax=ax)
-        return plots.curves({self.algorithm: self}, metric, ax=ax, against=against)
+        return plots.curves({self.algorithm: self}, metric, ax=ax, against=against, band=band)
 
     def to_pandas(self, *, each: str = "evaluation") -> Any:
         """A ``pandas.DataFrame`` with a line for each seed and evaluation, or each seed and round; needs pandas.
@@ -242,6 +266,10 @@ class History:
           ValueError: another value of ``each``.
         """
         return frames.data_frame(frames.run_columns(self, each))
+
+    def to_csv(self, path: str | os.PathLike[str], *, each: str = "evaluation") -> None:
+        """Writes the lines of :meth:`to_pandas` to a csv file, atomically; needs no pandas."""
+        frames.write_csv(path, frames.run_columns(self, each))
 
     def to_xarray(self) -> Any:
         """An ``xarray.Dataset`` of all metrics and records; needs xarray.
@@ -257,7 +285,9 @@ class History:
         return frames.data_set(("seed",), self.metrics, self.rounds, coordinates, attributes)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes everything to one ``.npz`` file, atomically and without pickle."""
+        """Writes everything to one ``.npz`` file, atomically and without pickle; a name with .csv is refused."""
+        if Path(path).suffix.lower() == ".csv":
+            raise ValueError(f"save({os.fspath(path)!r}): it writes .npz files, of everything: a csv is to_csv(path)")
         params, nodes = jax.tree.flatten(serialization.to_state_dict(self.params))
         state, state_nodes = jax.tree.flatten(_by_names(self.state))
         about: dict[str, Any] = {

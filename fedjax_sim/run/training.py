@@ -15,8 +15,9 @@ from fedjax_sim.algorithms.contract import Method
 from fedjax_sim.algorithms.wrapper import keeps_personal
 from fedjax_sim.core.descriptions import Described
 from fedjax_sim.core.loops import OnRound, silent, teller
+from fedjax_sim.core.tabular import in_notebook, table
 from fedjax_sim.core.trees import by_path
-from fedjax_sim.core.values import shown
+from fedjax_sim.core.values import is_concrete, shown
 from fedjax_sim.datasets.federated import FederatedDataset, held_out_parts, whole
 from fedjax_sim.datasets.host import HostDataset
 from fedjax_sim.engine.adjoints.scans import Adjoint, Run, per_round, varying
@@ -28,6 +29,8 @@ from fedjax_sim.engine.rounds import init_state, run_round
 from fedjax_sim.models.evaluation import all_metrics, check_recorded, reads_the_same
 from fedjax_sim.models.passes import Clients
 from fedjax_sim.models.predictions import Reading, read
+
+_SHOWN = 6  # metrics in the repr of a result
 
 
 class TrainResult(NamedTuple):
@@ -52,6 +55,22 @@ class TrainResult(NamedTuple):
     state: TrainState
     metrics: dict[str, jax.Array]
     rounds: dict[str, jax.Array]
+
+    def __repr__(self) -> str:
+        """What metrics ended with; of several runs at once, or of traced ones, their shapes."""
+        more = f", and {len(self.metrics) - _SHOWN} more" if len(self.metrics) > _SHOWN else ""
+        said = ", ".join(f"{name} {_last(leaf)}" for name, leaf in list(self.metrics.items())[:_SHOWN])
+        return f"TrainResult({said}{more}; {len(self.rounds)} records of every round)"
+
+    def _repr_html_(self) -> str:
+        names = list(self.metrics)
+        columns = [("metric", names), ("at the end", [_last(self.metrics[name]) for name in names])]
+        return in_notebook(self, table(columns, "html"))
+
+
+def _last(leaf: Any) -> str:
+    single = is_concrete(leaf) and np.ndim(leaf) == 1 and np.size(leaf)
+    return f"{leaf[-1]:.4g}" if single else str(list(getattr(leaf, "shape", ())))
 
 
 class Train(Protocol):

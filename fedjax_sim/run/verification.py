@@ -27,6 +27,7 @@ _PLAIN = ("rounds", "eval_every", "skip_nonfinite", "on_divergence", "divergence
 _GIVEN = ("algorithm", "dataset", "run", "environment")  # of a description: what the run is made of, and where it was
 _WORDS = ("in the result", "now")
 _SHOWN = 10  # differences in a text
+ELSEWHERE = 1e-3  # distances that pass between runs of other programs or devices
 
 
 class Difference(NamedTuple):
@@ -164,7 +165,7 @@ def verify(
     earlier = [f"resumed elsewhere, {shown(where['earlier'])}"] if where.get("earlier") else []
     elsewhere = "; ".join(filter(None, [changes, *earlier])) or None
     if tolerance is None:
-        tolerance = 1e-3 if elsewhere else 0.0
+        tolerance = ELSEWHERE if elsewhere else 0.0
     models = bool(jax.tree.leaves(result.params))
     if not models:
         again = dataclasses.replace(again, params=result.params)

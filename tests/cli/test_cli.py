@@ -181,7 +181,12 @@ def test_a_command_that_is_none(arguments, near, capsys):
     [
         (["run", "a.toml", "--set", "algorithm.mu", "0.2"], "write --set algorithm.mu=0.2, in one word"),
         (["run", "a.toml", "--rounds", "10"], "changed by --set run.rounds=10"),
-        (["run", "a.toml", "--batch-size=5"], "changed by --set run.batch_size="),
+        (["run", "--rounds", "10", "a.toml"], "changed by --set run.rounds=10\n"),
+        (["run", "a.toml", "--round", "10"], "changed by --set run.rounds=10\n"),
+        (["run", "a.toml", "--batch-size=5"], "changed by --set run.batch_size=5\n"),
+        (["run", "a.toml", "--steps", "5"], "changed by --set TABLE.steps=5\n"),
+        (["run", "a.toml", "--learning-rate", "1"], "changed by --set algorithm.client_optimizer.learning_rate=1\n"),
+        (["run", "a.toml", "--algorithm.mu", "1"], "changed by --set algorithm.mu=1\n"),
         (["sweep", "a.toml", "--over", "a=1", "--mu", "3"], "changed by --set TABLE.mu=3"),
         (["show", "a.npz", "--quiet"], "unrecognized arguments: --quiet"),
     ],

@@ -144,7 +144,11 @@ def test_a_note_where_methods_do_not_minimise_the_same(folder, capsys):
     assert cli.main([*call, "--out", "n"]) == 0
     said = "not the same objectives: fedavg: sum p_i F_i (average 'sample'); scaffold: (1/N) sum F_i (average 'plain')"
     assert f"note: {said}" in capsys.readouterr().out
-    notes = json.loads((folder / "n" / "results.json").read_text())["notes"]
+    about = json.loads((folder / "n" / "results.json").read_text())
+    notes, (pair,) = about["notes"], about["paired"]
+    assert (pair["method"], pair["against"], pair["metric"]) == ("scaffold", "fedavg", "loss")
+    first, second = (np.array(run["final"]["loss"]) for run in about["runs"])
+    assert pair["mean"] == pytest.approx((second - first).mean())
     assert [note for note in notes if note.startswith(said)] == notes
     assert cli.main([*call, "--set", "cohort.average=plain", "--json", "--out", "p"]) == 0
     assert json.loads(capsys.readouterr().out)["notes"] == []

@@ -198,3 +198,86 @@ def test_a_table_counts_the_rounds_to_a_target(tmp_path, capsys):
     samples.history().save(tmp_path / "a.npz")
     assert cli.main(["show", str(tmp_path / "a.npz"), "--target", "0.25"]) == 0
     assert "rounds to 0.25" in capsys.readouterr().out
+
+
+def test_differences_from_a_run_in_every_form(folder, capsys):
+    for number, name in enumerate(("near", "far")):
+        made(seeds=3, mu=number).save(f"{name}.npz")
+    for form, said in (("csv", "method,test accuracy,"), ("latex", r"\begin{tabular}{lrrrrr}"), ("html", "<table>")):
+        assert cli.main(["show", "near.npz", "far.npz", "--against", "far", "--form", form]) == 0
+        assert capsys.readouterr().out.startswith(said)
+    assert cli.main(["show", "near.npz", "far.npz", "--against", "fra"]) == 1
+    assert "did you mean 'far'?" in capsys.readouterr().err
+    assert cli.main(["show", "near.npz", "--markdown"]) == 0
+    assert capsys.readouterr().out.startswith("| method |")
+
+
+def test_a_folder_is_verified_run_by_run(folder, capsys, monkeypatch):
+    compared(folder, {"a": "one", "b": "two"})
+    seen = []
+
+    def verify(history, *, parts, tolerance):
+        seen.append((history.description["algorithm"]["arguments"]["mu"], tolerance))
+        return types.SimpleNamespace(passed=len(seen) != 1)
+
+    monkeypatch.setattr("fedjax_sim.run.verification.verify", verify)
+    assert cli.main(["verify", "."]) == 1  # the first fails, and the second is looked at all the same
+    assert seen == [(0, None), (1, None)]
+    assert [line.partition(":")[0] for line in capsys.readouterr().out.splitlines()] == ["one", "two"]
+
+
+@pytest.mark.parametrize("point", [["1"], ["mu=0.5"], ["algorithm.mu=0.5"]])
+def test_a_point_of_a_sweep_is_verified(folder, monkeypatch, point):
+    """Another program computed it, so round-off is let pass."""
+    swept(3).save("out/sweep.npz")
+    seen = []
+
+    def verify(history, *, parts, tolerance):
+        seen.append((history.description["algorithm"]["arguments"]["mu"], tolerance))
+        return types.SimpleNamespace(passed=True)
+
+    monkeypatch.setattr("fedjax_sim.run.verification.verify", verify)
+    given = [word for one in point for word in ("--point", one)]
+    assert cli.main(["verify", "out", *given]) == 0
+    assert cli.main(["verify", "out", *given, "--tolerance", "0"]) == 0
+    assert seen == [(0.5, 1e-3), (0.5, 0.0)]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["out", "--point", "3"], "points have the numbers 0 to 2"),
+        (["out", "--point", "mu=7"], "no point of the sweep has these values"),
+        (["out", "--point", "nu=1"], "the space has no 'nu'"),
+        (["out", "--point", "mu"], "--point mu: write KEY=VALUE"),
+        (["out"], "--point 0 to --point 2 take one"),
+        (["run.npz", "--point", "0"], "run.npz is no sweep"),
+    ],
+)
+def test_points_that_there_are_not(folder, capsys, given, said):
+    swept(3).save("out/sweep.npz")
+    made().save("run.npz")
+    assert cli.main(["verify", *given]) == 1
+    assert said in capsys.readouterr().err
+
+
+def test_what_a_configuration_and_a_result_cite(folder, capsys):
+    (folder / "run.toml").write_text(
+        'dataset = "mnist"\nlayout = "tune"\ntask = "mine:task"\n'
+        '[algorithm]\nname = "robust"\nrule = { name = "krum", malicious = 1 }\n'
+        'base = { name = "scaffold", client_optimizer = { name = "optim.sgd", learning_rate = 0.1 } }\n'
+    )
+    made(algorithm="fedprox").save("run.npz")
+    assert cli.main(["cite", "run.toml"]) == 0  # nothing is read: there are no files of mnist
+    said = capsys.readouterr().out
+    for key in ("fedjax_sim", "karimireddy2020scaffold", "blanchard2017machine"):
+        assert f"{{{key}," in said
+    assert cli.main(["cite", "run.npz", "optim.fedyogi", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)["bibtex"]
+    assert "li2020federated" in said
+    assert "reddi2021adaptive" in said
+    assert cli.main(["cite", "scafold"]) == 1
+    assert "did you mean 'scaffold'?" in capsys.readouterr().err
+    (folder / "run.toml").write_text('[algorithm]\nname = "fedporx"\n')
+    assert cli.main(["cite", "run.toml"]) == 1
+    assert "did you mean 'fedprox'?" in capsys.readouterr().err

@@ -90,6 +90,8 @@ def test_completion_scripts(shell, capsys):
         cli.main(["--print-completion", shell])
     assert not ended.value.code
     script = capsys.readouterr().out
+    for name in ("fedprox", "scaffold"):  # of compare --algorithms, and of algorithms
+        assert script.count(f" {name}") >= 2
     for word in ("verify", "processes", "markdown", "init", "compare", "variant", "describe", "doctor"):
         assert word in script
     assert shell == "tcsh" or "--seat" not in script

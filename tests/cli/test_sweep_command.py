@@ -85,6 +85,43 @@ def test_texts_that_are_none(over, random, said):
     assert said in str(caught.value)
 
 
+TABLE = """
+[sweep]
+metric = "loss"
+[sweep.over]
+algorithm.mu = [0, 0.5]
+"algorithm.client_optimizer.learning_rate" = "geomspace(0.01, 0.1, 2)"
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "said", "metric"),
+    [
+        ([], sweeps.grid({"mu": [0.0, 0.5], RATE.partition(".")[2]: [0.01, 0.1]}), "loss"),
+        (["--set", "sweep.zip=true"], sweeps.zipped({"mu": [0.0, 0.5], RATE.partition(".")[2]: [0.01, 0.1]}), "loss"),
+        (["--over", "algorithm.mu=3", "--metric", "accuracy"], sweeps.grid({"mu": [3.0]}), "accuracy"),
+    ],
+)
+def test_a_table_says_what_is_swept(folder, monkeypatch, given, said, metric):
+    (folder / "small.toml").write_text(PROX + TABLE)
+    seen = []
+    monkeypatch.setattr(sweep_command, "_result", lambda _, points, options, *__: seen.append((points, options.metric)))
+    monkeypatch.setattr(sweep_command, "_write", lambda _, tables, *__: seen.append("sweep" in tables.content))
+    assert cli.main(["sweep", "small.toml", *given]) == 0
+    ((points, chosen), left) = seen
+    assert points.names == said.names
+    assert chosen == metric
+    assert not left  # best.toml is a configuration of a run
+    for name, values in points.points().items():
+        np.testing.assert_allclose(values, said.points()[name])
+
+
+def test_a_run_does_not_pass_over_a_sweep(folder, capsys):
+    (folder / "small.toml").write_text(PROX + TABLE)
+    assert cli.main(["run", "small.toml"]) == 2
+    assert "the table [sweep] is for `fedjax-sim sweep` alone" in capsys.readouterr().err
+
+
 def test_a_name_is_given_once():
     with pytest.raises(ValueError, match="mu is there twice"):
         space("algorithm.mu=1", "mu=2")
@@ -113,11 +150,21 @@ def test_values():
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["sweep", "small.toml", "--over", "algorithm.mux=1,2"], "did you mean 'mu'?"),
+        (["sweep", "small.toml", "--over", "algorithm.mux=1,2"], "did you mean 'algorithm.mu'?"),
         (["sweep", "small.toml", "--over", "work.num_steps=1,2"], "--variant work.num_steps="),
         (["sweep", "small.toml", "--over", "algorithm.mu=1,2", "--metric", "lss"], "did you mean 'loss'?"),
         (["sweep", "small.toml", "--over", "algorithm.mu=-1,2"], "-1"),
-        (["tune", "small.toml", "--over", "algorithm.mux"], "did you mean 'mu'?"),
+        (["sweep", "small.toml"], "nothing is varied: --over"),
+        (["sweep", "small.toml", "--over", "learning_rate=1,2"], f"did you mean '{RATE}'?"),
+        (["sweep", "small.toml", "--random", "3"], "of points that --over gives"),
+        (["sweep", "small.toml", "--set", "sweep.ovr=1"], "did you mean 'over'?"),
+        (["sweep", "small.toml", "--set", "sweep.top=0"], "top is 0: it must be a whole number, at least 1"),
+        (["sweep", "small.toml", "--set", "sweep.zip=1"], "zip is 1: it must be true or false"),
+        (
+            ["sweep", "small.toml", "--set", "sweep.over.algorithm.mu='geomspac(1, 2, 3)'"],
+            "[sweep.over]: algorithm.mu=",
+        ),
+        (["tune", "small.toml", "--over", "algorithm.mux"], "did you mean 'algorithm.mu'?"),
         (["tune", "small.toml", "--over", "algorithm.mu=interval(0, 0.1)"], "the start is outside"),
         (["tune", "small.toml", "--over", "algorithm.mu", "--rate", "-1"], "-1"),
         (["sweep", "small.toml", "--over", f"algorithm.mu=1,{'1' * 5001}"], "--over algorithm.mu=1,1111"),
@@ -145,7 +192,7 @@ def test_one_command_a_folder(folder, capsys, monkeypatch, name):
     assert "another run writes results to this directory (process" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", [[], ["small.toml"], ["small.toml", "--over", "a=1", "--zip", "--random", "2"]])
+@pytest.mark.parametrize("arguments", [[], ["small.toml", "--over", "a=1", "--zip", "--random", "2"]])
 def test_bad_usage(folder, capsys, arguments):
     with pytest.raises(SystemExit) as ended:
         cli.main(["sweep", *arguments])

@@ -9,7 +9,7 @@ import pytest
 
 from fedjax_sim.core.descriptions import Described, factory
 from fedjax_sim.core.fields import choice, count, flag, real
-from fedjax_sim.core.values import check_choice, check_count, check_flag, check_real, conditions, suggest
+from fedjax_sim.core.values import check_choice, check_count, check_flag, check_real, close, conditions, suggest
 
 
 @pytest.mark.parametrize(
@@ -113,3 +113,31 @@ def test_fields_say_what_they_allow(field, wrong, right):
 
 def test_real_fields_are_leaves_and_the_others_structure():
     assert jax.tree.leaves(thing(rate=1, scale=2.0, every=3)) == [1.0]
+
+
+PATHS = ["client_learning_rate", "server_learning_rate", "client_optimizer.learning_rate", "mu"]
+FIELDS = ["mu", "client_optimizer", "client_learning_rate", "server_learning_rate", "server_optimizer"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "known", "meant"),
+    [
+        ("learning_rate", PATHS, "client_optimizer.learning_rate"),
+        ("lr", PATHS, "client_optimizer.learning_rate"),
+        ("learning_rate", FIELDS, "client_optimizer.learning_rate"),
+        ("learning_rate", PATHS[:2], "client_learning_rate"),
+        ("learning_rate", [f"algorithm.{one}" for one in PATHS], "algorithm.client_optimizer.learning_rate"),
+        ("client_lr", PATHS, "client_learning_rate"),
+        ("server_lr", PATHS, "server_learning_rate"),
+        ("server_optimizer.lr", PATHS, "server_learning_rate"),
+        ("server_optimizer.lr", [*PATHS, "server_optimizer.learning_rate"], "server_optimizer.learning_rate"),
+        ("optimizer", FIELDS, "client_optimizer"),
+        ("algorithm.mu", PATHS, "mu"),
+        ("MU", PATHS, "mu"),
+        ("muu", ["algorithm.mu", "task.weight_decay"], "algorithm.mu"),
+        ("eta", ["beta", "learning_rate"], "beta"),
+        ("zzz", PATHS, None),
+    ],
+)
+def test_what_a_name_is_likely_to_mean(asked, known, meant):
+    assert close(asked, known) == ([] if meant is None else [meant])

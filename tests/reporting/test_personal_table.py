@@ -118,7 +118,7 @@ def test_what_is_missing_is_said():
 
 
 def test_markdown_names_every_row():
-    lines = personal_table({"a|b": run()}, markdown=True).splitlines()
+    lines = personal_table({"a|b": run()}, form="markdown").splitlines()
     assert lines[1] == "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |"
     assert all(line.startswith(r"| a\|b | ") for line in lines[2:5])
 

@@ -141,7 +141,7 @@ class TestTable:
         assert lines[3].split() == ["b", "1.0000", "–", "–", "12.35", "97.5%"]
 
     def test_markdown(self):
-        table = results_table({"a|b": run([[2.0, 0.5]])}, markdown=True).split("\n")
+        table = results_table({"a|b": run([[2.0, 0.5]])}, form="markdown").split("\n")
         assert table[0] == "| method | training loss | seconds | useful steps |"
         assert table[1] == "| --- | ---: | ---: | ---: |"
         assert table[2] == r"| a\|b | 0.5000 | 12.35 | 97.5% |"
@@ -296,6 +296,7 @@ class TestCurves:
             ("range", [1.0, 2.0], "mean and range of 3 seeds"),
             ("std", [1.0, 2.0], "mean ± standard deviation of 3 seeds"),
             ("sem", [1 / np.sqrt(3), 2 / np.sqrt(3)], "mean ± standard error of 3 seeds"),
+            ("ci95", [4.302652730 / np.sqrt(3), 4.302652730 * 2 / np.sqrt(3)], "mean and 95 % interval of 3 seeds"),
             (None, None, "mean of 3 seeds"),
         ],
     )
@@ -376,7 +377,8 @@ class TestCurves:
             curves({})
         with pytest.raises(ValueError, match=r"'per_class' of 'a' has shape \(1, 2, 3\)"):
             curves({"a": run([[1, 1]], per_class=np.ones((1, 2, 3)))}, "per_class")
-        with pytest.raises(ValueError, match=r"curves\(band='ci'\): it must be one of 'range', 'std', 'sem', None"):
+        bands = "'range', 'std', 'sem', 'ci95', None"
+        with pytest.raises(ValueError, match=rf"curves\(band='ci'\): it must be one of {bands}"):
             curves(TWO, band="ci")
 
 

@@ -147,6 +147,8 @@ def test_every_argument_of_simulate_has_a_place():
     [
         ("algorithm.client_optimizer.learnig_rate=0.5",
          ["[algorithm.client_optimizer]", "'learnig_rate'", "(it is 0.5)", "did you mean 'learning_rate'", "momentum"]),
+        ("work=epochs", ["[work]", "name = \"random_epochs\" with low = E and high = E"]),
+        ("algorithm.learning_rate=1", ["did you mean 'client_optimizer.learning_rate'"]),
         ("algorithm.name=fedvag", ["[algorithm]", "'fedvag'", "did you mean 'fedavg'", "scaffold"]),
         ("cohort.name=digits", ["[cohort]", "'dataset.digits', which is no cohort", "uniform"]),
         ("algorithm.client_optimizer.name=optim.sdg", ["did you mean 'optim.sgd'", "optim.adam"]),

@@ -13,6 +13,7 @@ import pytest
 
 import fedjax_sim as fjs
 from fedjax_sim.run.records import Stop
+from fedjax_sim.run.training import TrainResult
 from tests.fuzzing.structures import packed, unpacked
 
 pytestmark = pytest.mark.xdist_group("history")  # one worker compiles what they share
@@ -343,3 +344,53 @@ def test_ids_are_not_drawn():
     assert (history()["nonfinite_ids"] == -1).all()
     with pytest.raises(ValueError, match=r"plot\('nonfinite_ids'\): these are ids of clients"):
         history().plot("nonfinite_ids")
+
+
+def test_a_history_is_short_to_look_at():
+    short = repr(history())
+    assert short.startswith("History(scaffold, 2 seeds, 5 rounds, 4 evaluations; loss ")
+    assert "±" in short
+    assert "\n" not in short
+    assert repr(dataclasses.replace(history(), metrics={})) == "History(scaffold, 0 seeds, 5 rounds, 4 evaluations)"
+    bad = {**history().metrics, "loss": np.full((2, 4), np.nan)}
+    assert "loss diverged" in repr(dataclasses.replace(history(), metrics=bad))
+    assert "<table>" in history()._repr_html_()
+    assert "cohort_size" in history()._ipython_key_completions_()
+
+
+def test_a_csv_is_written_by_its_own_name(tmp_path):
+    with pytest.raises(ValueError, match="a csv is to_csv"):
+        history().save(tmp_path / "run.csv")
+    history().to_csv(tmp_path / "run.csv")
+    history().to_csv(tmp_path / "rounds.csv", each="round")
+    rows = [line.split(",") for line in (tmp_path / "run.csv").read_text().splitlines()]
+    assert rows[0] == ["seed", "round", *history().metrics]
+    assert len(rows) == 1 + 2 * 4
+    assert [np.float32(one) for one in rows[-1][2:]] == [of[-1, -1] for of in history().metrics.values()]
+    assert len((tmp_path / "rounds.csv").read_text().splitlines()) == 1 + 2 * 5
+
+
+def test_a_plot_has_the_band_that_is_asked_for():
+    pytest.importorskip("matplotlib")
+    import matplotlib.pyplot as plt
+
+    assert "95 % interval" in history().plot("loss", band="ci95").get_legend().get_title().get_text()
+    plt.close("all")
+
+
+def test_a_result_of_train_is_short_to_look_at():
+    state, rounds = None, {"cohort_size": jnp.ones(5)}
+    result = TrainResult({}, state, {"round": jnp.array([0, 5]), "loss": jnp.array([2.0, 0.5])}, rounds)
+    assert repr(result) == "TrainResult(round 5, loss 0.5; 1 records of every round)"
+    assert "<td" in result._repr_html_()
+    several = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), result)
+    assert "loss [2, 2]" in repr(several)
+    seen = []
+    jax.eval_shape(lambda of: seen.append(repr(of)), result)
+    assert "loss [2]" in seen[0]
+
+
+def test_a_data_set_is_a_table_in_notebooks():
+    data = fjs.datasets.synthetic(1.0, 1.0, num_clients=3, sizes=[50, 100, 150], test_fraction=0.2)
+    for one in (data, fjs.datasets.host.on_host(data)):
+        assert [cell in one._repr_html_() for cell in (">training<", ">test<", ">240<", ">120<")] == [True] * 4

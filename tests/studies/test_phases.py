@@ -1,6 +1,7 @@
 """Phase diagrams: cells against simulate, pairing, axes, tests by hand, resumption."""
 
 import itertools
+import re
 
 import numpy as np
 import pytest
@@ -94,6 +95,18 @@ def test_a_figure_is_not_transposed_and_blank_where_nothing_was_computed(tmp_pat
     assert ax.get_yscale() == "linear"
     drawn = ax.collections[0].get_array()
     np.testing.assert_array_equal(np.ma.filled(drawn, -1), [[0, 1, 2], [0, 1, -1]])
+
+
+def test_notebooks_count_the_cells_of_each_method(tmp_path):
+    values = np.array([[[[1.0, 1.0], [2.0, 2.0]], [[1.0, np.nan], [2.0, 2.0]], [[1.0, 1.0], [0.0, 0.0]]]])
+    computed = np.array([[True, True, True]])
+    found = diagram(values, computed=computed)
+    cells = re.findall("<td[^>]*>([^<]*)", found._repr_html_())
+    assert cells == ["a", "1 of 3 cells", "1 of 3 cells", "b", "2 of 3 cells", "0 of 3 cells"]
+    found.to_csv(tmp_path / "cells.csv")
+    lines = (tmp_path / "cells.csv").read_text().splitlines()
+    assert lines[:2] == ["x,y,method,seed,loss,diverged,needed_steps,computed_steps", "0,0,a,0,1.0,False,0,0"]
+    assert len(lines) == 1 + 12
 
 
 def test_refinement_goes_to_the_boundary():

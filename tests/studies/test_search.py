@@ -196,6 +196,7 @@ def test_a_member_that_is_never_replaced_is_an_ordinary_run(drawn):
     assert schedule.shape == (8,)
     assert schedule[::2].tolist() == [found.values[RATE][path[e], e] for e in range(1, 5)]
     assert found.member_rounds == 5 * 2 * 8
+    assert f"{found.found[RATE]:.6g}</td>" in found._repr_html_()
     written = json.loads(json.dumps(found.as_json(), allow_nan=False))
     assert written["source"] == found.source.tolist()
     assert written["description"]["strategy"]["name"] == "search.population"

@@ -228,7 +228,7 @@ def test_table(grid_sweep):
     first = grid_sweep.table("loss", top=2).splitlines()[2]
     assert f"{best.mean:.4f} ± {best.std:.4f}" in first
     assert grid_sweep.table("loss", top=2).endswith("2 of 6 points")
-    assert grid_sweep.table(markdown=True).startswith("| mu | learning_rate |")
+    assert grid_sweep.table(form="markdown").startswith("| mu | learning_rate |")
 
 
 def test_a_file_has_everything(grid_sweep, tmp_path):
@@ -527,6 +527,19 @@ def test_to_pandas(grid_sweep):
     row = frame[(frame["mu"] == 0.5) & (frame[RATE] == 0.05) & (frame["seed"] == 7) & (frame["round"] == 4)]
     assert row["loss"].item() == grid_sweep["loss"][1, 1, 1, 2]
     assert row["test_accuracy"].item() == grid_sweep["test_accuracy"][1, 1, 1, 2]
+
+
+def test_to_csv_and_what_notebooks_show(grid_sweep, tmp_path):
+    with pytest.raises(ValueError, match="a csv is to_csv"):
+        grid_sweep.save(tmp_path / "sweep.csv")
+    grid_sweep.to_csv(tmp_path / "sweep.csv")
+    lines = (tmp_path / "sweep.csv").read_text().splitlines()
+    assert lines[0].startswith(f"mu,{RATE},seed,round,diverged,")
+    assert len(lines) == 1 + 6 * 2 * 4
+    assert lines[1].startswith("0.0,0.01,3,0,False,")
+    assert grid_sweep._repr_html_().count("<tr>") == 1 + 6
+    assert "loss" in grid_sweep._ipython_key_completions_()
+    assert grid_sweep.table(form="csv").splitlines()[0].startswith("mu,learning_rate,training loss without penalty,")
 
 
 def test_to_xarray(grid_sweep):

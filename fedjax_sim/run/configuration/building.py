@@ -84,6 +84,10 @@ def arguments(tables: Tables) -> dict[str, Any]:
     content, place = tables
     known = [*PARTS, "run", "environment"]
     for key, value in content.items():
+        if key == "sweep":
+            raise place.error(
+                "the table [sweep] is for `fedjax-sim sweep` alone: call that, or take the table out", key
+            )
         if key not in known:
             said = f"unknown table [{key}]" if isinstance(value, dict) else f"unknown key {shown(key)} ({shown(value)})"
             # Keys without their table are the commonest slip, in files of [run]'s, and in changes.
@@ -168,6 +172,28 @@ def _owners(key: str, content: Mapping[str, Any]) -> list[tuple[str, ...]]:
 def _plain_arguments() -> list[str]:
     """The arguments of ``simulate`` that stand in [run]."""
     return [name for name in inspect.signature(simulate).parameters if name not in (*PARTS, "progress")]
+
+
+def named_in(tables: Tables) -> dict[str, Any]:
+    """What tables name, as a description that ``fjs.cite`` reads: with full names, and nothing is made or read."""
+
+    def full(value: Any, place: Place, kind: str | None = None) -> Any:
+        if isinstance(value, list):
+            return [full(item, place) for item in value]
+        if kind is not None and isinstance(value, str) and value not in _words(place.path[-1]):
+            value = {"name": value}
+        if not isinstance(value, dict):
+            return value
+        found = {key: full(item, place / key) for key, item in value.items()}
+        name = value.get("name")
+        if kind is not None and not is_own(name):
+            found["name"] = _full_name(name, kind, place)
+        elif name is not None and len(meant := [one for one in all_registered() if name in (one, _short(one))]) == 1:
+            found["name"] = meant[0]
+        return found
+
+    content = tables.content
+    return {key: full(value, tables.place / key, PARTS.get(key)) for key, value in content.items()}
 
 
 def _check_complete(given: Mapping[str, Any], place: Place) -> None:
@@ -304,6 +330,8 @@ def _full_name(name: Any, kind: str | None, place: Place) -> str:
     if kind is not None:
         near = [_short(one) for one in names if one.startswith(f"{kind}.")]
         others = f" (there is {meant[0]!r}, which is no {kind})" if meant else ""
+        if (kind, name) == ("work", "epochs"):  # a function of Python's, and no name of its own
+            raise place.error("unknown name 'epochs': E epochs are name = \"random_epochs\" with low = E and high = E")
         raise place.error(f"unknown name {shown(name)}{others}: {suggest(name.rpartition('.')[2], near)}")
     if len(meant) > 1:
         raise place.error(f"name is {shown(name)}, which may be {' or '.join(map(repr, meant))}: write one of them")

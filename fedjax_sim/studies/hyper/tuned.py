@@ -12,10 +12,10 @@ import numpy as np
 from fedjax_sim.algorithms.contract import Method
 from fedjax_sim.core.descriptions import describe
 from fedjax_sim.core.files import write_atomically
+from fedjax_sim.core.tabular import text_rows
 from fedjax_sim.core.values import as_plain
 from fedjax_sim.reporting.figures import new_figure
 from fedjax_sim.reporting.plots import COLOURS, LEGEND, check_matplotlib, cross, plain
-from fedjax_sim.reporting.table import text_rows
 from fedjax_sim.studies.subject import Subject
 
 

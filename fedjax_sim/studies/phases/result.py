@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import io
 import itertools
@@ -14,11 +13,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_sim.core.files import parsing, write_atomically
+from fedjax_sim.core.tabular import in_notebook, table
 from fedjax_sim.core.values import check_choice, suggest
 from fedjax_sim.datasets.reading.npz import read_npz
-from fedjax_sim.reporting import frames, phase_plots
+from fedjax_sim.reporting import frames, paired, phase_plots
+from fedjax_sim.reporting.recorded import in_words
 
-_ROUND_OFF = {"float32": 1e-5, "float64": 1e-11}  # differences of so much of the values are none
 _ARRAYS = ("x", "y", "values", "steps", "computed")
 
 
@@ -87,13 +87,11 @@ class PhaseDiagram:
 
     def difference(self, a: str, b: str, *, level: float = 0.05) -> Difference:
         """a - b: mean d of the paired differences over S seeds, and d ± t s / sqrt(S), not corrected for the cells."""
-        from scipy.special import stdtrit  # type: ignore[import-untyped]  # of scipy, which jax brings
-
         d = self._paired(self._index(a), self._index(b))
         mean, seeds = d.mean(axis=2), d.shape[2]
         half = np.full(mean.shape, np.nan)
         if seeds > 1:
-            half = stdtrit(seeds - 1, 1 - level / 2) * d.std(axis=2, ddof=1) / np.sqrt(seeds)
+            half = paired.half_width(d, level)
         return Difference(mean, mean - half, mean + half)
 
     def verdict(self, *, level: float = 0.05, test: str = "t", correction: str | None = "bh") -> Verdict:
@@ -136,7 +134,7 @@ class PhaseDiagram:
                 p[at] = min(max(found) * len(whole) / 2, 1.0)
         adjusted = p.copy()
         tested = np.isfinite(p)
-        adjusted[tested] = _adjusted(p[tested], correction)
+        adjusted[tested] = paired.adjusted(p[tested], correction)
         winner[tested & ~(adjusted <= level)] = -1
         return Verdict(winner, p, adjusted)
 
@@ -154,16 +152,15 @@ class PhaseDiagram:
 
     def to_csv(self, path: str | os.PathLike[str]) -> None:
         """Writes :meth:`records` to a file, atomically."""
-        rows, text = self.records(), io.StringIO()
-        writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-        write_atomically(path, text.getvalue().encode())
+        frames.write_csv(path, self._columns())
 
     def to_pandas(self) -> Any:
         """:meth:`records` as a ``pandas.DataFrame``; needs pandas."""
+        return frames.data_frame(self._columns())
+
+    def _columns(self) -> dict[str, np.ndarray]:
         rows = self.records()
-        return frames.data_frame({name: np.array([row[name] for row in rows]) for name in rows[0]})
+        return {name: np.array([row[name] for row in rows]) for name in rows[0]}
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes everything to one ``.npz`` file, atomically and without pickle."""
@@ -206,13 +203,9 @@ class PhaseDiagram:
 
     def _paired(self, a: int, b: int) -> np.ndarray:
         """a - b, [X, Y, S], 0 where round-off is all that differs."""
-        first, second = self.values[:, :, a], self.values[:, :, b]
-        size = np.maximum(abs(first), abs(second)) * _ROUND_OFF.get(self._float, 1e-5)
-        return np.where(abs(first - second) <= size, 0.0, first - second)
-
-    @property
-    def _float(self) -> str:
-        return str(self.description["environment"]["float"])
+        return paired.differences(
+            self.values[:, :, a], self.values[:, :, b], str(self.description["environment"]["float"])
+        )
 
     def _index(self, name: str) -> int:
         if name not in self.methods:
@@ -227,29 +220,24 @@ class PhaseDiagram:
             f"PhaseDiagram({', '.join(self.methods)}, {cells}{left}{f', {bad} cells with divergence' if bad else ''})"
         )
 
+    def _repr_html_(self) -> str:
+        """For notebooks: in how many cells each method is best by its mean, and how many it diverged in."""
+        means = np.where(self.diverged, np.nan, self.values.mean(axis=3)) * (1 if self.less else -1)
+        best = np.where(np.isnan(means).all(axis=2), -1, np.argmin(np.where(np.isnan(means), np.inf, means), axis=2))
+        of = f" of {int(self.computed.sum())} cells"
+        columns = [
+            ("method", list(self.methods)),
+            (f"best by {in_words(self.metric)}", [f"{(best == m).sum()}{of}" for m in range(len(self.methods))]),
+            ("diverged", [f"{self.diverged[..., m].sum()}{of}" for m in range(len(self.methods))]),
+        ]
+        return in_notebook(self, table(columns, "html"))
+
 
 def _p_value(d: np.ndarray, test: str) -> float:
     """Two-sided p of the costs' differences d of the better less the other; 1 where their direction is the other."""
-    from scipy.special import bdtr, stdtr
+    from scipy.special import bdtr  # type: ignore[import-untyped]  # of scipy, which jax brings
 
     if test == "sign":
         better, worse = int((d < 0).sum()), int((d > 0).sum())
         return 1.0 if better <= worse else min(1.0, 2 * float(bdtr(worse, better + worse, 0.5)))
-    mean, error = d.mean(), d.std(ddof=1) / np.sqrt(d.size)
-    if mean >= 0:
-        return 1.0
-    return 2 * float(stdtr(d.size - 1, mean / error)) if error > 0 else 0.0
-
-
-def _adjusted(p: np.ndarray, correction: str | None) -> np.ndarray:
-    """p-values corrected for their number."""
-    order, m = np.argsort(p, kind="stable"), p.size
-    if correction is None or not m:
-        return p
-    if correction == "holm":
-        raised = np.maximum.accumulate((m - np.arange(m)) * p[order])
-    else:
-        raised = np.minimum.accumulate((m / np.arange(1, m + 1) * p[order])[::-1])[::-1]
-    found = np.empty(m)
-    found[order] = np.minimum(raised, 1.0)
-    return found
+    return 1.0 if d.mean() >= 0 else paired.t_test(d)

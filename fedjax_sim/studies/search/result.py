@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_sim.core.files import write_atomically
+from fedjax_sim.core.tabular import in_notebook, table
 from fedjax_sim.core.values import as_plain
 
 
@@ -94,3 +95,9 @@ class Searched:
             f"Searched({algorithm.rpartition('.')[2]}, {strategy.rpartition('.')[2]}, {len(self.scores)} members, "
             f"{seeds}, {self.evaluated[-1]} rounds; best: member {self.best}, score {self.scores[self.best, -1]:.6g})"
         )
+
+    def _repr_html_(self) -> str:
+        """For notebooks: what the best member ended with."""
+        found = self.found
+        values = [f"{one:.6g}" if np.ndim(one) == 0 else f"[{len(one)} numbers]" for one in found.values()]
+        return in_notebook(self, table([("hyper-parameter", list(found)), ("found", values)], "html"))

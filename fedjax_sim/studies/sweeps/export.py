@@ -4,14 +4,16 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from typing import Any
 
 import numpy as np
 
+from fedjax_sim.core import tabular
 from fedjax_sim.core.values import check_count, suggest
 from fedjax_sim.reporting import frames, plots, sweep_plots
 from fedjax_sim.reporting.recorded import Recorded, in_words, less_is_better, loss_of_data, recorded_as
-from fedjax_sim.reporting.table import final_values, markdown_rows, one_number, text_rows
+from fedjax_sim.reporting.table import final_values, one_number
 from fedjax_sim.run.history import History
 from fedjax_sim.studies.sweeps.space import POINT
 
@@ -19,13 +21,13 @@ _LOSSES, _ACCURACIES = (tuple(f"{part}{of}" for part in ("", "validation_", "tes
 Swept = Any  # a Sweep: its module imports this one
 
 
-def table(sweep: Swept, metric: str | None = None, *, top: int | None = None, markdown: bool = False) -> str:
+def table(sweep: Swept, metric: str | None = None, *, top: int | None = None, form: str = "text") -> str:
     """A table with a line for each point: final values, mean ± standard deviation over seeds; printable.
 
     Args:
       metric: sorts by it, the best first and those that diverged last; None keeps the order of the space.
       top: so many lines at most.
-      markdown: a Markdown table, not aligned text.
+      form: ``"text"``, ``"markdown"``, ``"latex"``, ``"csv"`` or ``"html"``, as in ``fjs.reporting.results_table``.
     """
     numbers = list(range(sweep.space.num_points))
     if metric is not None:
@@ -45,12 +47,11 @@ def table(sweep: Swept, metric: str | None = None, *, top: int | None = None, ma
         names.append(metric)
     decimals = {name: 4 for name in names if name.endswith("accuracy")}
     columns += [(in_words(name, [sweep.runs]), final_values(histories, name, decimals.get(name))) for name in names]
-    rows = markdown_rows(columns) if markdown else text_rows(columns)
     seeds = len(sweep.seeds)
     note = "one seed" if seeds == 1 else f"mean ± standard deviation over {seeds} seeds"
     if len(numbers) < sweep.space.num_points:
         note += f"; {len(numbers)} of {sweep.space.num_points} points"
-    return "\n".join([*rows, "", note])
+    return tabular.table(columns, form, notes=[note])
 
 
 def heatmap(sweep: Swept, metric: str = "loss", x: str | None = None, y: str | None = None, ax: Any = None) -> Any:
@@ -150,14 +151,22 @@ def to_pandas(sweep: Swept) -> Any:
     Columns: the hyper-parameters (of arrays, nothing), ``"seed"``, ``"round"``, ``"diverged"`` and every metric
     that is one number.
     """
+    return frames.data_frame(_columns(sweep))
+
+
+def to_csv(sweep: Swept, path: str | os.PathLike[str]) -> None:
+    """Writes the lines of :meth:`to_pandas` to a csv file, atomically; needs no pandas."""
+    frames.write_csv(path, _columns(sweep))
+
+
+def _columns(sweep: Swept) -> dict[str, Any]:
     evaluations, seeds = len(sweep.evaluated), len(sweep.seeds)
     points = {name: values for name, values in sweep.space.points().items() if values.ndim == 1}
     columns: dict[str, Any] = {name: np.repeat(values, seeds * evaluations) for name, values in points.items()}
     columns["seed"] = np.tile(np.repeat(sweep.seeds, evaluations), sweep.space.num_points)
     columns["round"] = np.tile(sweep.evaluated, sweep.space.num_points * seeds)
     columns["diverged"] = np.repeat(sweep.diverged.ravel(), evaluations)
-    columns |= {name: values.ravel() for name, values in sweep.runs.metrics.items() if values.ndim == 2}
-    return frames.data_frame(columns)
+    return columns | {name: values.ravel() for name, values in sweep.runs.metrics.items() if values.ndim == 2}
 
 
 def to_xarray(sweep: Swept) -> Any:

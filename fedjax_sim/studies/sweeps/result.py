@@ -14,8 +14,10 @@ import numpy as np
 
 from fedjax_sim.core.descriptions import build
 from fedjax_sim.core.files import parsing
+from fedjax_sim.core.tabular import in_notebook
 from fedjax_sim.core.values import shown, suggest
-from fedjax_sim.reporting.recorded import less_is_better
+from fedjax_sim.reporting.recorded import LOSSES, less_is_better
+from fedjax_sim.reporting.table import ACCURACIES, one_number
 from fedjax_sim.run.history import History, is_sweep, read_record
 from fedjax_sim.studies.sweeps import export
 from fedjax_sim.studies.sweeps.program import described
@@ -205,11 +207,11 @@ class Sweep:
             )
         return ranked[0]
 
-    table, to_pandas, to_xarray = export.table, export.to_pandas, export.to_xarray
+    table, to_csv, to_pandas, to_xarray = export.table, export.to_csv, export.to_pandas, export.to_xarray
     heatmap, profile, curves = export.heatmap, export.profile, export.curves
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes everything to one ``.npz`` file, atomically and without pickle."""
+        """Writes everything to one ``.npz`` file, atomically and without pickle; a name with .csv is refused."""
         self.runs.save(path)
 
     @classmethod
@@ -256,3 +258,11 @@ class Sweep:
         bad = int(self.diverged.sum())
         ended = f", {bad} of {math.prod(self.shape)} runs diverged" if bad else ""
         return f"Sweep({self.runs.algorithm}, {axes}{ended})"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the best points."""
+        metric = next((name for name in (*ACCURACIES, *LOSSES) if one_number(self.runs, name)), None)
+        return in_notebook(self, self.table(metric, top=8, form="html"))
+
+    def _ipython_key_completions_(self) -> list[str]:
+        return self.runs._ipython_key_completions_()

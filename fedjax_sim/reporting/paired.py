@@ -1,0 +1,260 @@
+"""Differences of methods, seed by seed: intervals, paired tests, and the table of a comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_sim.core.tabular import table
+from fedjax_sim.reporting.containers import check_runs
+from fedjax_sim.reporting.recorded import Recorded, in_words, less_is_better, loss_of_data, measured
+from fedjax_sim.reporting.table import ACCURACIES, cell, form_of, listed, one_number
+
+LEVEL = 0.05
+_NONE = "–"
+_ROUND_OFF = {"float32": 1e-5, "float64": 1e-11}  # differences of so much of the values are none
+
+
+class Paired(NamedTuple):
+    """A method minus the one it is compared with, over the seeds that both have.
+
+    Attributes:
+      metric: whose last values are compared.
+      against: the name of the other.
+      method: its own.
+      finals: its last values, float[S].
+      mean: of the differences d of the seeds.
+      half: d's mean ± half is Student's 95 % interval.
+      better: the number of seeds in which it is the better one.
+      p: two-sided, of the paired t test that the mean is 0. NaN where all differences are equal and not 0.
+      adjusted: p, corrected for the number of methods (Holm 1979).
+
+    Numbers but ``finals`` are NaN, and ``better`` is 0, where a seed of either diverged.
+    """
+
+    metric: str
+    against: str
+    method: str
+    finals: np.ndarray
+    mean: float
+    half: float
+    better: int
+    p: float
+    adjusted: float
+
+
+def half_width(values: np.ndarray, level: float = LEVEL) -> Any:
+    """Half of Student's interval of the mean over the last axis, of n seeds: t s / sqrt(n), with 1 - level."""
+    from scipy.special import stdtrit  # type: ignore[import-untyped]  # of scipy, which jax brings
+
+    count = values.shape[-1]
+    return stdtrit(count - 1, 1 - level / 2) * values.std(axis=-1, ddof=1) / np.sqrt(count)
+
+
+def differences(a: np.ndarray, b: np.ndarray, precision: str) -> np.ndarray:
+    """a - b, 0 where round-off of ``"float32"`` or ``"float64"`` is all that differs."""
+    with np.errstate(invalid="ignore"):  # infinity less infinity
+        found: np.ndarray = np.where(abs(a - b) <= _round_off(a, b, precision), 0.0, a - b)
+    return found
+
+
+def _round_off(a: np.ndarray, b: np.ndarray, precision: str) -> np.ndarray:
+    size: np.ndarray = np.maximum(abs(a), abs(b)) * _ROUND_OFF.get(precision, 1e-5)
+    return size
+
+
+def t_test(d: np.ndarray) -> float:
+    """Two-sided p of Student's test that the mean of paired differences [S] is 0; 0 where all are equal and not 0."""
+    from scipy.special import stdtr
+
+    mean, error = d.mean(), d.std(ddof=1) / np.sqrt(d.size)
+    if error == 0:
+        return float(mean == 0)
+    return 2 * float(stdtr(d.size - 1, -abs(mean / error)))
+
+
+def adjusted(p: np.ndarray, correction: str | None) -> np.ndarray:
+    """p-values corrected for their number: ``"holm"``, ``"bh"`` (Benjamini and Hochberg), or None for as they are."""
+    order, m = np.argsort(p, kind="stable"), p.size
+    if correction is None or not m:
+        return p
+    if correction == "holm":
+        raised = np.maximum.accumulate((m - np.arange(m)) * p[order])
+    else:
+        raised = np.minimum.accumulate((m / np.arange(1, m + 1) * p[order])[::-1])[::-1]
+    found = np.empty(m)
+    found[order] = np.minimum(raised, 1.0)
+    return found
+
+
+def paired(histories: Mapping[str, Recorded], metric: str | None = None, against: str | None = None) -> list[Paired]:
+    """Every other method minus ``against``; as :func:`paired_table`."""
+    metric, base, values = _finals(histories, metric, against)
+    sign = 1 if less_is_better(metric) else -1
+    rows = []
+    for name, finals in values.items():
+        if name == base:
+            continue
+        given = finals, values[base], _precision(histories[name])
+        d = differences(*given)
+        if np.isfinite(d).all():
+            alike = d.any() and np.ptp(d) <= _round_off(*given).max()  # then t is as large as round-off is small
+            half, p = (0.0, np.nan) if alike else (float(half_width(d)), t_test(d))
+            said = float(d.mean()), half, int((sign * d < 0).sum()), p, p
+        else:
+            said = np.nan, np.nan, 0, np.nan, np.nan
+        rows.append(Paired(metric, base, name, finals, *said))
+    tested = [number for number, row in enumerate(rows) if np.isfinite(row.p)]
+    corrected = adjusted(np.array([rows[number].p for number in tested]), "holm")
+    for number, p in zip(tested, corrected.tolist(), strict=True):
+        rows[number] = rows[number]._replace(adjusted=p)
+    return rows
+
+
+def paired_table(
+    histories: Mapping[str, Recorded], metric: str | None = None, *, against: str | None = None, form: str = "text"
+) -> str:
+    """Whether methods differ: the differences from one of them seed by seed, with intervals and tests.
+
+    With the same seeds methods have the same cohorts, local work and batches. What these do to all methods alike is not
+    in the differences d_s of the seeds s, which often tell methods apart whose deviations overlap. A row has:
+
+    * the metric, mean ± standard deviation over seeds;
+    * the mean of the d_s ± t s / sqrt(S), Student's 95 % interval over S seeds;
+    * the number of seeds in which the method is better;
+    * p, two-sided, of the paired t test that the differences have the mean 0, and the same corrected by Holm's method
+      for as many tests as there are rows (the chance that one of them is wrong stays below the level).
+
+    Differences of round-off are none. A method of which a seed diverged has no difference.
+
+    Args:
+      histories: the methods' records by the name to print, with the same seeds.
+      metric: one number a seed and evaluation, of which the last value counts. None takes the test accuracy, else the
+        accuracy, else the loss without a penalty, whichever all have.
+      against: the name of the method that the others are compared with; None for the first.
+      form: as in :func:`results_table`.
+
+    Returns:
+      The table, and below it what its columns mean, and what to mind: too few seeds, other data, other rounds.
+
+    Raises:
+      ValueError: fewer than two methods or seeds, other seeds, no method of that name, or no such metric.
+      KeyError: a run did not record the metric.
+
+    Example:
+      >>> import fedjax_sim as fjs
+      >>> data = fjs.datasets.synthetic(1.0, 1.0, num_clients=8, max_size=60, seed=0)
+      >>> task = fjs.classification(fjs.models.LogisticRegression(10))
+      >>> sgd = fjs.optim.sgd(0.02)
+      >>> runs = {
+      ...     name: fjs.simulate(method, data, task=task, rounds=3, batch_size=20, cohort=fjs.cohort.uniform(4),
+      ...                        work=fjs.local.epochs(1), seeds=range(3))
+      ...     for name, method in (("FedAvg", fjs.fedavg(client_optimizer=sgd)),
+      ...                          ("SCAFFOLD", fjs.scaffold(client_optimizer=sgd)))
+      ... }
+      >>> print(fjs.reporting.paired_table(runs, "loss").splitlines()[0])
+      method        training loss    minus FedAvg  better in  p  p (Holm)
+    """
+    metric, base, values = _finals(histories, metric, against)
+    rows = paired(histories, metric, base)
+    plain = form_of([*values.values()], 4 if metric.endswith("accuracy") else None)
+    seeds = len(values[base])
+    columns = [
+        ("method", [base, *(row.method for row in rows)]),
+        (in_words(metric, histories.values()), [cell(values[base], plain), *(cell(row.finals, plain) for row in rows)]),
+        (f"minus {base}", [_NONE, *(_interval(row.mean, row.half) for row in rows)]),
+        ("better in", [_NONE, *(_told(row.mean, f"{row.better} of {seeds}") for row in rows)]),
+        ("p", [_NONE, *(_told(row.p, _p_words(row.p)) for row in rows)]),
+        ("p (Holm)", [_NONE, *(_told(row.adjusted, _p_words(row.adjusted)) for row in rows)]),
+    ]
+    notes = [f"note: {note}" for note in _notes(histories, rows, seeds)]
+    said = (
+        f"minus {base}: mean difference over {seeds} seeds ± half of its 95 % t-interval; p: paired t test; p (Holm): "
+        f"corrected for {len([row for row in rows if np.isfinite(row.p)])} tests"
+    )
+    return table(columns, form, notes=[*notes, said])
+
+
+def _finals(
+    histories: Mapping[str, Recorded], metric: str | None, against: str | None
+) -> tuple[str, str, dict[str, np.ndarray]]:
+    """The metric, the method to compare with, and the last values of all, float[S], in the order of its seeds."""
+    check_runs("paired_table: histories", histories)
+    runs, base = list(histories.values()), next(iter(histories)) if against is None else against
+    if base not in histories:
+        from fedjax_sim.core.values import suggest  # which imports JAX
+
+        raise ValueError(f"paired_table(against={base!r}): no run has this name: {suggest(base, list(histories))}")
+    if metric is None:
+        known = (*ACCURACIES, loss_of_data(runs), "loss", "test_loss")
+        metric = next((name for name in known if all(one_number(run, name) for run in runs)), None)
+    if metric is None:
+        raise ValueError("paired_table: there is no accuracy or loss that all runs recorded: give a metric")
+    seeds = {name: list(getattr(run, "seeds", range(len(measured(run, metric))))) for name, run in histories.items()}
+    other = next((name for name, own in seeds.items() if sorted(own) != sorted(seeds[base])), None)
+    if other is not None:
+        raise ValueError(
+            f"paired_table: {base} has the seeds {listed([*map(str, seeds[base])])}, and {other} has "
+            f"{listed([*map(str, seeds[other])])}: differences seed by seed need runs with the same seeds"
+        )
+    if len(histories) < 2 or len(seeds[base]) < 2:
+        what = f"{len(histories)} method(s)" if len(histories) < 2 else "one seed"
+        raise ValueError(f"paired_table: there is {what}: differences seed by seed need two methods and two seeds")
+    values = {}
+    for name, run in histories.items():
+        found = measured(run, metric).astype(float)
+        if found.ndim != 2:
+            raise ValueError(f"paired_table(metric={metric!r}): it is not one number a seed and evaluation of {name}")
+        values[name] = found[[seeds[name].index(seed) for seed in seeds[base]], -1]
+    return metric, base, values
+
+
+def _notes(histories: Mapping[str, Recorded], rows: Sequence[Paired], seeds: int) -> list[str]:
+    """What to mind."""
+    notes, tests = [], sum(np.isfinite(row.p) for row in rows)
+    least = 2.0 ** (1 - seeds)
+    if least * tests > LEVEL:
+        enough = int(np.ceil(1 - np.log2(LEVEL / tests)))
+        notes.append(
+            f"{seeds} seeds are few: p rests on normal differences. Without that, by flipping signs, no method could "
+            f"reach {LEVEL} among {tests} with fewer than {enough} seeds"
+        )
+    if any(np.isfinite(row.mean) and not np.isfinite(row.p) for row in rows):
+        notes.append("where all differences are equal there is no t test")
+    data = {str(_described(run, "dataset")) for run in histories.values()}
+    if len(data) > 1:
+        notes.append("the data sets differ, so that seeds do not pair what is drawn from them")
+    if len({int(run.evaluated[-1]) for run in histories.values()}) > 1:
+        ends = [f"{name} {int(run.evaluated[-1])}" for name, run in histories.items()]
+        notes.append(f"not after equally many rounds: {listed(ends)}")
+    return notes
+
+
+def _told(value: float, text: str) -> str:
+    return text if np.isfinite(value) else _NONE
+
+
+def _interval(mean: float, half: float) -> str:
+    """Both with as many decimals as two digits of the half-width have."""
+    if not np.isfinite(mean):
+        return _NONE
+    decimals = 4 if half == 0 else 1 - int(np.floor(np.log10(half)))
+    if abs(decimals) > 6:
+        return f"{mean:+.2e} ± {half:.1e}"
+    return f"{mean:+.{max(decimals, 0)}f} ± {half:.{max(decimals, 0)}f}"
+
+
+def _p_words(p: float) -> str:
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def _precision(run: Recorded) -> str:
+    environment = _described(run, "environment")
+    return str(environment.get("float")) if isinstance(environment, Mapping) else "float32"
+
+
+def _described(run: Recorded, name: str) -> Any:
+    about = getattr(run, "description", None)
+    return about.get(name) if isinstance(about, Mapping) else None
