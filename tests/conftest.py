@@ -16,8 +16,13 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_NUMPY_DTYPE_PROMOTION", "strict")
 os.environ.setdefault("JAX_NUMPY_RANK_PROMOTION", "raise")
 os.environ.setdefault("MPLBACKEND", "Agg")
-# The programs are many and tiny: their time is compilation, most of which this saves.
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false")
+# The programs are many and tiny: their time is compilation, most of which this saves. One LLVM module a program: each
+# costs a compiler of its own. Lines of Python in a program are for profilers.
+os.environ.setdefault(
+    "XLA_FLAGS",
+    "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1",
+)
+os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
 # What tests measure or compile is not for the user's cache.
 os.environ["FEDJAX_SIM_CACHE"] = tempfile.mkdtemp(prefix="fedjax_sim-tests-")
 
@@ -30,6 +35,8 @@ import pytest
 from fedjax_sim.core.devices import double_precision
 
 atexit.register(shutil.rmtree, os.environ["FEDJAX_SIM_CACHE"], ignore_errors=True)
+# JAX keeps a few million objects, among which Python's collector would look for circles thousands of times.
+gc.set_threshold(100_000, 100, 1000)
 
 # Compilation makes the first example slow, so there is no deadline; in CI the examples are the same every time.
 hypothesis.settings.register_profile("local", deadline=None)

@@ -36,6 +36,7 @@ class FedRep(Keep):
     head_steps: int = count(default=10)
 
     def checked(self) -> Self:
+        checked = super().checked()
         requires = self.base.requires
         if requires.hold > 1 or requires.step_size:
             why = "holds its batches for several steps" if requires.hold > 1 else "asks for the size of one step"
@@ -43,7 +44,7 @@ class FedRep(Keep):
                 f"{self.factory_name()}(base): {type(self.base).__name__} {why}, and here its steps come after the "
                 "head's: use fedjax_sim.fedavg(...) for one"
             )
-        return super().checked()
+        return checked
 
     @property
     def requires(self) -> Requires:

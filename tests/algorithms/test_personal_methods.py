@@ -327,9 +327,11 @@ def test_fedrep_is_the_same_where_no_gradient_of_the_fixed_part_is_taken(wrap):
     data, *_ = labelled()
     method = wrap(fjs.fedrep(FedAvg(client_optimizer=fjs.optim.sgd(0.1, momentum=0.5)), "Dense_1", head_steps=2))
     ends = [
-        fjs.make_train(
-            task=fjs.classification(Net()), rounds=2, cohort=fjs.cohort.full(), work=fjs.local.steps(2),
-            batches=fjs.local.in_order(2), layout=layout,
+        jax.jit(
+            fjs.make_train(
+                task=fjs.classification(Net()), rounds=2, cohort=fjs.cohort.full(), work=fjs.local.steps(2),
+                batches=fjs.local.in_order(2), layout=layout,
+            )
         )(method, data, jax.random.key(0)).state
         for layout in (fjs.layout.turns(), fjs.layout.stacked())
     ]  # fmt: skip

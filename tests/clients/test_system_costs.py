@@ -106,7 +106,10 @@ def traffic(algorithm):
     task = fjs.classification(fjs.models.LogisticRegression(7))
     work, batches = fjs.local.epochs(1), fjs.local.full_batch()
     system = systems.devices(seconds_per_step=1.0)
-    asked = Plan(task, fjs.cohort.full(), work, batches, system=system, algorithm=algorithm, dataset=dataset, key=KEY)
+    asked = Plan(
+        task, fjs.cohort.full(), work, batches, fjs.layout.turns(), system=system, algorithm=algorithm, dataset=dataset,
+        key=KEY,
+    )  # fmt: skip
     plan = resolve(asked, 1)
     found = []
 

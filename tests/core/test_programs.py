@@ -331,7 +331,7 @@ def test_processes_share_what_they_compile(tmp_path):
 
     first, second = map(ended, [begun(), begun()])
     third = ended(begun())
-    assert first[1] > 0
+    assert first[1] + second[1] > 0  # whoever began later may find all there
     assert third[:2] == (first[0] + first[1], 0)
     assert first[2] == second[2] == third[2]
 

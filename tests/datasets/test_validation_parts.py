@@ -146,8 +146,15 @@ def test_data_sets_are_told_apart_as_before_and_by_their_validation_part() -> No
 
 def test_a_run_records_what_it_is_worth_there() -> None:
     """Whatever else it records; on a mesh, from the host and of what clients keep."""
-    task = fjs.classification(fjs.models.LogisticRegression(10), scores=(fjs.scores.balanced_accuracy(),))
-    data = datasets.with_validation(datasets.synthetic(1.0, 1.0, num_clients=4, max_size=60, seed=0), 0.3)
+    task = fjs.classification(fjs.models.LogisticRegression(3), scores=(fjs.scores.balanced_accuracy(),))
+    draw = np.random.default_rng(0)
+
+    def part(*sizes):
+        return [(draw.normal(size=(size, 4)), draw.integers(0, 3, size)) for size in sizes]
+
+    # As many examples to test on as to validate on, of other clients: exchanged, they are one program.
+    train, test, validation = part(20, 31, 12, 26), part(5, 3, 8, 4), part(8, 4, 3, 5)
+    data = datasets.from_clients(train, test=test, validation=validation, num_classes=3)
     run = {
         "task": task, "rounds": 2, "eval_every": 2, "cohort": fjs.cohort.uniform(2), "batch_size": 8,
         "work": fjs.local.steps(2),

@@ -856,10 +856,16 @@ CASES: dict[str, tuple[Callable[[], object], type[Exception], tuple[str, ...]]] 
     "given: no slots": (lambda: fjs.cohort.given(np.zeros((2, 0), int)), ValueError, ("[2, 0]", "a slot or more")),
     "given: -5": (lambda: fjs.cohort.given([[0, -5]]), ValueError, ("-5", "-1 for a void slot")),
     "given: more than int32": (lambda: fjs.cohort.given([[0, BIG]]), ValueError, (str(BIG), "at most 2147483647")),
+    "fedrep: no method": (lambda: fjs.fedrep(None, "head"), TypeError, ("fedrep(base) is None", "give a method")),
     "given_steps: negative": (
         lambda: fjs.local.given_steps([[1, -1]]),
         ValueError,
         ("given_steps(tau)", "-1", "at least 0"),
+    ),
+    "given_steps: too large": (
+        lambda: fjs.local.given_steps(1 << 31),
+        ValueError,
+        ("given_steps(tau)", "2147483648", "at most 2147483647"),
     ),
     "given_steps: floats": (lambda: fjs.local.given_steps([[1.0, 2.0]]), ValueError, ("float64[1, 2]", "integers")),
     "given_steps: one axis": (lambda: fjs.local.given_steps([1, 2]), ValueError, ("[2]", "[rounds, N]")),

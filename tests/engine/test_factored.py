@@ -8,7 +8,9 @@ import pytest
 
 import fedjax_sim as fjs
 from fedjax_sim.algorithms.affine import is_affine
+from fedjax_sim.engine.checks import resolve
 from fedjax_sim.engine.layout.choose import choose_width
+from fedjax_sim.engine.plan import Plan
 from fedjax_sim.models.coordinates import InCoordinates, layer_of_examples
 
 SIZES = (5, 9, 13, 30, 3, 22)
@@ -33,10 +35,14 @@ def mlp(*hidden):
 LINEAR = fjs.classification(fjs.models.LogisticRegression(3, param_dtype=jnp.float64))
 
 
+def nothing(params, dataset):
+    return {"nothing": jnp.zeros(())}
+
+
 def final(algorithm, layout, data=None, task=None, **changes):
     run = {
         "cohort": fjs.cohort.uniform(4), "work": fjs.local.epochs(3), "batches": fjs.local.shuffled(4), "rounds": 3,
-        "eval_every": 3, "progress": False,
+        "eval_every": 3, "evaluate": nothing, "progress": False,
     } | changes  # fmt: skip
     data = clients() if data is None else data
     history = fjs.simulate(algorithm, data, task=mlp(7) if task is None else task, layout=layout, **run)
@@ -66,10 +72,13 @@ METHODS = {
     "momentum": fjs.fedavg(client_optimizer=fjs.optim.sgd(0.1, momentum=0.9, nesterov=True, decay=0.9)),
     "proximal": fjs.fedprox(client_optimizer=SGD, mu=0.3, adaptive=True),
     "normalised": fjs.fednova(client_optimizer=HEAVY, mu=0.3, prox_momentum="outside"),
+    "all at once": fjs.fednova(client_optimizer=fjs.optim.sgd(0.1, momentum=0.9, nesterov=True, decay=0.9), mu=0.3),
 }
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name == "all at once" else [pytest.mark.slow]) for name in METHODS]
+)
 def test_the_result_is_the_other_layout_s(x64, in_coordinates, name):
     """With clients of more than 13 examples, who train as ever; rates of their own; weights of examples."""
     method = METHODS[name].replace(client_learning_rate=fjs.rates.over_clients(np.linspace(0.5, 1.0, 6)))
@@ -207,16 +216,18 @@ def test_the_rule():
     assert choose_width(64, 100, 1.0, data) is None
     assert choose_width(64, 10, 5.0, data) is None
     assert choose_width(17, 400, 5.0, data) is None
-    method = fjs.fedavg(client_optimizer=SGD)
-    run = {
-        "task": fjs.classification(fjs.models.MLP(3, (100,))), "rounds": 1, "batch_size": 8, "progress": False,
-        "cohort": fjs.cohort.uniform(2),
-    }  # fmt: skip
-    several = fjs.simulate(method, data, **run, work=fjs.local.epochs(5))
-    assert several.description["run"]["layout"]["name"] == "layout.factored"
-    assert several.description["run"]["layout"]["arguments"]["width"] == 16
-    run["work"] = fjs.local.epochs(1)
-    assert fjs.simulate(method, data, **run).description["run"]["layout"]["name"] != "layout.factored"
+    task, algorithm = fjs.classification(fjs.models.MLP(3, (100,))), fjs.fedavg(client_optimizer=SGD)
+
+    def chosen(epochs):
+        asked = Plan(
+            task, fjs.cohort.uniform(2), fjs.local.epochs(epochs), fjs.local.shuffled(8), algorithm=algorithm,
+            dataset=data, key=jax.random.key(0),
+        )  # fmt: skip
+        return resolve(asked, 1).layout
+
+    assert isinstance(chosen(5), type(fjs.layout.factored()))
+    assert chosen(5).width == 16
+    assert not isinstance(chosen(1), type(fjs.layout.factored()))
 
 
 def test_methods_that_are_affine():

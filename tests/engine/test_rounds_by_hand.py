@@ -47,7 +47,7 @@ def run(algorithm: Any, data: fjs.FederatedDataset, rounds: int = 1, **more: Any
         "task": Pull(), "cohort": fjs.cohort.full(), "work": fjs.local.steps(2), "batches": fjs.local.full_batch(),
         "eval_every": rounds,
     }  # fmt: skip
-    return fjs.make_train(**settings | more, rounds=rounds)(algorithm, data, jax.random.key(0))
+    return jax.jit(fjs.make_train(**settings | more, rounds=rounds))(algorithm, data, jax.random.key(0))
 
 
 TWO = clients([1.0, 2.0, 6.0], [4.0])

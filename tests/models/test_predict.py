@@ -66,9 +66,9 @@ def test_adapted_and_personal_models(data):
     """The accuracy of what they say is the one that is recorded."""
     params = of_client(0)
     adapted = fjs.personalise(TASK, fjs.optim.sgd(0.5), fjs.local.steps(3))
-    said = np.asarray(fjs.predict(TASK, adapted.models(params, data), data.test, each=True))
+    said = np.asarray(fjs.predict(TASK, jax.jit(adapted.models)(params, data), data.test, each=True))
     right = (said.argmax(axis=1) == np.asarray(data.test.examples["y"])).astype(float)
-    wanted = np.asarray(adapted(params, data)["personal_client_accuracy"])
+    wanted = np.asarray(jax.jit(adapted)(params, data)["personal_client_accuracy"])
     np.testing.assert_allclose([right[:3].mean(), right[3:].mean()], wanted[[0, 2]], rtol=1e-6)
     method = fjs.ditto(client_optimizer=fjs.optim.sgd(0.5))
     history = fjs.simulate(

@@ -36,7 +36,7 @@ def test_all_else_is_the_same(data, without):
         np.testing.assert_array_equal(values, usual[name])
     for one, other in zip(jax.tree.leaves(without.params), jax.tree.leaves(usual.params), strict=True):
         np.testing.assert_array_equal(one, other)
-    trained = fjs.make_train(**RUN, evaluate_train=False)(FEDAVG, data, jax.random.key(3))
+    trained = jax.jit(fjs.make_train(**RUN, evaluate_train=False))(FEDAVG, data, jax.random.key(3))
     assert set(trained.metrics) == {"round", *without.metrics}
     np.testing.assert_allclose(trained.metrics["test_loss"], without["test_loss"][1], rtol=1e-6)
     streamed = fjs.simulate(FEDAVG, fjs.datasets.on_host(data), **RUN, seeds=[0, 3], evaluate_train=False)

@@ -8,7 +8,13 @@ import fedjax_sim as fjs
 from fedjax_sim.run import resident
 
 
-@pytest.mark.parametrize("stop", [None, fjs.stopping.reached("loss", 0.41)], ids=["to the end", "stopping"])
+@pytest.mark.parametrize(
+    "stop",
+    [
+        pytest.param(None, id="to the end", marks=pytest.mark.slow),
+        pytest.param(fjs.stopping.reached("loss", 0.41), id="stopping"),
+    ],
+)
 def test_it_is_the_same_run(stop, monkeypatch):
     data = fjs.datasets.synthetic(1.0, 1.0, num_clients=5, max_size=40, seed=0)
 

@@ -28,7 +28,7 @@ def alone(data, run, algorithm, members):
     rows = np.isin(np.repeat(np.arange(4), SIZES), np.flatnonzero(members))
     owners = np.repeat(np.asarray(data.client_ids), SIZES)
     theirs = fjs.datasets.from_ids({name: np.asarray(leaf)[rows] for name, leaf in data.examples.items()}, owners[rows])
-    return fjs.make_train(**run)(algorithm, theirs, jax.random.key(5)).params
+    return jax.jit(fjs.make_train(**run))(algorithm, theirs, jax.random.key(5)).params
 
 
 @pytest.mark.parametrize("method", ["fedavg", pytest.param("fednova", marks=pytest.mark.slow), "fedadam"])

@@ -84,7 +84,7 @@ def test_a_federation_is_the_run_of_what_was_drawn(made):
             client_optimizer=fjs.optim.sgd(float(values[RATE])),
             server_optimizer=fjs.optim.learned(hidden=3, dispersion=True),
         )
-        result = fjs.make_train(**part | {"cohort": cohort, "work": work})(method, POSITIVE[int(which)], own)
+        result = jax.jit(fjs.make_train(**part | {"cohort": cohort, "work": work}))(method, POSITIVE[int(which)], own)
         recorded = np.asarray(result.metrics["loss"])
         np.testing.assert_allclose(
             loss(made, made.parameters, key), np.mean(np.log(recorded[1:] / recorded[0])), rtol=1e-4
@@ -164,6 +164,7 @@ def test_a_rule_in_a_file_is_the_same_to_the_last_bit(tmp_path):
         learned.save(SGD, path)
 
 
+@pytest.mark.slow
 def test_training_finds_longer_steps():
     """Clients that go a hundredth of the way: a server that has learned goes further, in runs of ``simulate`` too."""
     data = quadratics(0, clients=3)

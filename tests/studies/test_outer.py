@@ -182,7 +182,7 @@ def common(**changed):
     } | changed  # fmt: skip
 
 
-@pytest.mark.parametrize("objective", ["mean", "final"])
+@pytest.mark.parametrize("objective", ["mean", pytest.param("final", marks=pytest.mark.slow)])
 def test_the_exact_gradient_of_a_run_is_that_of_make_train(objective, x64):
     data, run = fjs.datasets.quadratics(**DATA), common()
     algorithm = fjs.scaffold(client_optimizer=sgd(0.02))
@@ -343,7 +343,7 @@ def test_the_score_s_gradient_is_that_of_the_expectation_over_all_cohorts(x64):
 def moved_alone(data, algorithm, run, client):
     """y_i - x of one client alone, from where all start."""
     alone = run | {"cohort": fjs.cohort.given([[client]], average="plain")}
-    return fjs.make_train(**alone)(algorithm, data, KEY).params - run["task"].init(KEY, data)
+    return jax.jit(fjs.make_train(**alone))(algorithm, data, KEY).params - run["task"].init(KEY, data)
 
 
 @pytest.mark.parametrize("baseline", [True, False])

@@ -355,7 +355,8 @@ class GivenSteps(Work):
     def checked(self) -> Self:
         super().checked()
         one = isinstance(self.tau, (int, np.integer)) or (isinstance(self.tau, jax.Array) and self.tau.ndim == 0)
-        tau = integer_array("given_steps(tau)", jnp.reshape(self.tau, (1, 1)) if one else self.tau, "[rounds, N]")
+        array = np if isinstance(self.tau, int) else jnp  # of JAX, a number beyond int32 would be an OverflowError
+        tau = integer_array("given_steps(tau)", array.reshape(self.tau, (1, 1)) if one else self.tau, "[rounds, N]")
         if isinstance(tau, jax.core.Tracer):
             if self.most < 1:
                 raise ValueError("given_steps(tau): a traced tau needs most=..., an upper bound of its entries")
