@@ -14,6 +14,8 @@ import unicodedata
 from collections.abc import Iterator
 from typing import NoReturn
 
+from fedjax_sim.core.mistakes import notes
+
 USAGE = 2  # the exit status of what cannot be done as it was asked for
 STOPPED = 128 + signal.SIGINT
 _ANSWER = 3.0  # seconds for Python to end the command
@@ -39,7 +41,7 @@ def status_of(options: argparse.Namespace) -> int:
     except (ValueError, OSError, ImportError, ArithmeticError) as error:
         if getattr(options, "traceback", False):
             raise
-        print(f"fedjax-sim {options.command}: {error}", file=sys.stderr)
+        print("\n".join([f"fedjax-sim {options.command}: {error}", *notes(error)]), file=sys.stderr)
         return USAGE if isinstance(error, Refused) else 1
     except KeyboardInterrupt as error:
         number = getattr(error, "signal", signal.SIGINT)  # an Interrupted says which, and where the run is saved
