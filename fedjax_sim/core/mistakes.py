@@ -21,49 +21,34 @@ from fedjax_sim.core.values import shown
 
 _PACKAGE = __name__.partition(".")[0]
 _STATIC = "a hyper-parameter that is part of the program is declared with fedjax_sim.fields.static()"
-_MISTAKES: tuple[tuple[type[Exception] | tuple[type[Exception], ...], str, str, str], ...] = (
-    (
-        jax.errors.TracerBoolConversionError, "",
-        "asks for the truth of a value that is not known before the run (if, while, and, or, not)",
-        f"use jax.numpy.where or jax.lax.cond; {_STATIC}",
-    ),
-    (
-        jax.errors.NonConcreteBooleanIndexError, "",
-        "takes entries by a condition, and how many these are is not known before the run",
-        "use jax.numpy.where(condition, values, 0), which leaves the shape as it is",
-    ),
-    (
+# What code did, and what to write instead: the first that fits counts.
+_MISTAKES: dict[type[Exception], str] = {
+    jax.errors.TracerBoolConversionError: "asks for the truth of a value that is not known before the run (if, while, "
+    f"and, or, not): use jax.numpy.where or jax.lax.cond; {_STATIC}",
+    jax.errors.NonConcreteBooleanIndexError: "takes entries by a condition, and how many these are is not known before "
+    "the run: use jax.numpy.where(condition, values, 0), which leaves the shape as it is",
+    **dict.fromkeys(
         (
-            jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError,
+            jax.errors.ConcretizationTypeError,
+            jax.errors.TracerArrayConversionError,
             jax.errors.TracerIntegerConversionError,
-        ), "",
-        "needs a value that is not known before the run, as a number of Python (float, int) or an array of numpy",
-        f"use jax.numpy; {_STATIC}",
+        ),
+        "needs a value that is not known before the run, as a number of Python (float, int) or an array of numpy: use "
+        f"jax.numpy; {_STATIC}",
     ),
-    (
-        jax.errors.UnexpectedTracerError, "",
-        "a value was kept from one call of a function for another one, in a list, a dictionary or a global name",
-        "functions are called while a program is traced, not in every round; what is to be kept is returned: in the "
-        "server's state or a client's (init, init_client), by report for the record, or by evaluate",
-    ),
-    (
-        dataclasses.FrozenInstanceError, "",
-        "sets an attribute, and methods, tasks and schemes do not change",
-        "what changes from round to round is part of the server's state or a client's (init, init_client)",
-    ),
-    (
-        TypeError, "JAX arrays are immutable",
-        "writes into an array, and arrays do not change", "use x.at[index].set(value), which returns a new one",
-    ),
-)  # fmt: skip
+    jax.errors.UnexpectedTracerError: "uses a value that it has kept from another call, in a list, a dictionary or a "
+    "global name, and calls are made while a program is traced, not in every round: return what is to be kept, in the "
+    "state of the server or a client (init, init_client), by report for the record, or by evaluate",
+    dataclasses.FrozenInstanceError: "sets an attribute, and methods, tasks and schemes do not change: what changes "
+    "from round to round is part of the state of the server or a client (init, init_client)",
+}
 
 
 def mistake(error: BaseException) -> str | None:
     """What code did that raised ``error``, and what to do instead, the end of a sentence; None for other errors."""
-    for kinds, words, what, fix in _MISTAKES:
-        if isinstance(error, kinds) and words in str(error):
-            return f"{what}: {fix}"
-    return None
+    if isinstance(error, TypeError) and "JAX arrays are immutable" in str(error):
+        return "writes into an array, and arrays do not change: use x.at[index].set(value), which returns a new one"
+    return next((said for kind, said in _MISTAKES.items() if isinstance(error, kind)), None)
 
 
 class Written(TypeError):
@@ -92,8 +77,9 @@ def explained(*parts: Any, of: Callable[..., Any] | None = None) -> Iterator[Non
     try:
         yield
     except Exception as error:
-        if not notes(error) and (text := _note(error, parts, of)):
-            error.add_note(Note(text))
+        with contextlib.suppress(Exception):  # of an object that cannot be shown: the error itself is what counts
+            if not notes(error) and (text := _note(error, parts, of)):
+                error.add_note(Note(text))
         raise
 
 
@@ -155,7 +141,7 @@ def _note(error: BaseException, parts: tuple[Any, ...], of: Callable[..., Any] |
         first = frames[0][0]
         said = f"{called(first)} {said}" if said else f"{called(first)} was called with {_arguments(first)}"
     elif isinstance(error, jax.errors.UnexpectedTracerError):
-        said = " ".join(filter(None, (said, _held(parts))))
+        said = f"a function {said}{_held(parts)}"
     places = "".join(traceback.format_list([traceback.FrameSummary(*line) for line in lines]))
     return "\n".join(filter(None, (said, places.rstrip())))
 
@@ -173,7 +159,7 @@ def _held(parts: tuple[Any, ...]) -> str:
             known(part)
         except Unknown as unknown:
             if "traced value" in str(unknown):
-                return f"({unknown})"
+                return f" ({unknown})"
     return ""
 
 

@@ -29,6 +29,7 @@ from fedjax_sim.engine.layout.mesh import OnMesh
 from fedjax_sim.engine.layout.pooled import Pooled
 from fedjax_sim.engine.memory import side_by_side
 from fedjax_sim.engine.plan import Plan, apart, coordinates, layout_by_rule
+from fedjax_sim.engine.scheme_checks import check_schemes
 from fedjax_sim.models.shapes import check_values
 from fedjax_sim.models.task import Task
 from fedjax_sim.optim.described import hoisted
@@ -127,6 +128,7 @@ def check_run(plan: Plan, rounds: int, initial_params: Any = None) -> Plan:
     if initial_params is not None:
         check_initial("initial_params", initial_params, params)
     check_counts(plan, rounds)
+    check_schemes(plan)
     check_hooks(algorithm, plan.task, params, losses, dataset, plan.slots)
     return plan
 
