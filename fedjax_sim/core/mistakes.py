@@ -112,12 +112,22 @@ def stack(error: BaseException) -> list[tuple[FrameType, int]]:
     found: list[tuple[FrameType, int]] = []
     entered = False
     for frame, line in traceback.walk_tb(error.__traceback__):
-        package = origin(str(frame.f_globals.get("__name__", "")), frame.f_code.co_filename)
+        package = _origin(frame)
         if package is None:
             found = [(frame, line)] if entered else [*found, (frame, line)]
             entered = False
         entered = entered or package == _PACKAGE
     return found
+
+
+def _origin(frame: FrameType) -> str | None:
+    return origin(str(frame.f_globals.get("__name__", "")), frame.f_code.co_filename)
+
+
+def _of_others(error: BaseException) -> bool:
+    """Whether what raised an error is not the package's, which then says what it has to."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return _origin(frame) != _PACKAGE
 
 
 def called(frame: FrameType) -> str:
@@ -136,12 +146,15 @@ def _note(error: BaseException, parts: tuple[Any, ...], of: Callable[..., Any] |
     module = str(getattr(of, "__module__", ""))
     if not lines and code is not None and origin(module, code.co_filename) is None:
         lines = [(code.co_filename, code.co_firstlineno, code.co_name)]
-    said = mistake(error)
+    said, leaked = mistake(error), isinstance(error, jax.errors.UnexpectedTracerError)
+    held = _held(parts) if leaked or (said is None and root is error and _of_others(error)) else ""
+    if held:
+        said = f"{_MISTAKES[jax.errors.UnexpectedTracerError]} ({held})"
     if frames and root is error:  # otherwise the message says more than this
         first = frames[0][0]
-        said = f"{called(first)} {said}" if said else f"{called(first)} was called with {_arguments(first)}"
-    elif isinstance(error, jax.errors.UnexpectedTracerError):
-        said = f"a function {said}{_held(parts)}"
+        said = f"{called(first)} {said or f'was called with {_arguments(first)}'}"
+    elif held or leaked:
+        said = f"a function {said}"
     places = "".join(traceback.format_list([traceback.FrameSummary(*line) for line in lines]))
     return "\n".join(filter(None, (said, places.rstrip())))
 
@@ -159,7 +172,7 @@ def _held(parts: tuple[Any, ...]) -> str:
             known(part)
         except Unknown as unknown:
             if "traced value" in str(unknown):
-                return f" ({unknown})"
+                return str(unknown)
     return ""
 
 

@@ -87,7 +87,7 @@ def takes_run(*without: str, **elsewhere: str) -> Callable[[F], F]:
             missing = [repr(name) for name in RunArguments.__annotations__ if name not in DEFAULTS | kwargs]
             if missing:
                 raise TypeError(f"{function.__name__}(...) is missing required arguments: {', '.join(missing)}")
-            with explained(*args, *kwargs.values()):
+            with explained(*args[:1], *kwargs.values()):  # the data are large
                 return function(*args, **DEFAULTS | kwargs)
 
         hints = get_type_hints(RunArguments)
