@@ -21,21 +21,19 @@ from fedjax_sim.core.values import shown
 
 _PACKAGE = __name__.partition(".")[0]
 _STATIC = "a hyper-parameter that is part of the program is declared with fedjax_sim.fields.static()"
+_NUMBER = (
+    "needs a value that is not known before the run, as a number of Python (float, int) or an array of numpy: use "
+    f"jax.numpy; {_STATIC}"
+)
 # What code did, and what to write instead: the first that fits counts.
 _MISTAKES: dict[type[Exception], str] = {
     jax.errors.TracerBoolConversionError: "asks for the truth of a value that is not known before the run (if, while, "
     f"and, or, not): use jax.numpy.where or jax.lax.cond; {_STATIC}",
     jax.errors.NonConcreteBooleanIndexError: "takes entries by a condition, and how many these are is not known before "
     "the run: use jax.numpy.where(condition, values, 0), which leaves the shape as it is",
-    **dict.fromkeys(
-        (
-            jax.errors.ConcretizationTypeError,
-            jax.errors.TracerArrayConversionError,
-            jax.errors.TracerIntegerConversionError,
-        ),
-        "needs a value that is not known before the run, as a number of Python (float, int) or an array of numpy: use "
-        f"jax.numpy; {_STATIC}",
-    ),
+    jax.errors.ConcretizationTypeError: _NUMBER,
+    jax.errors.TracerArrayConversionError: _NUMBER,
+    jax.errors.TracerIntegerConversionError: _NUMBER,
     jax.errors.UnexpectedTracerError: "uses a value that it has kept from another call, in a list, a dictionary or a "
     "global name, and calls are made while a program is traced, not in every round: return what is to be kept, in the "
     "state of the server or a client (init, init_client), by report for the record, or by evaluate",
@@ -111,8 +109,7 @@ def stack(error: BaseException) -> list[tuple[FrameType, int]]:
     """The frames of one's own in which an error arose, from the function that others have called last to the line."""
     found: list[tuple[FrameType, int]] = []
     entered = False
-    for frame, line in traceback.walk_tb(error.__traceback__):
-        package = _origin(frame)
+    for frame, line, package in _walk(error):
         if package is None:
             found = [(frame, line)] if entered else [*found, (frame, line)]
             entered = False
@@ -120,14 +117,10 @@ def stack(error: BaseException) -> list[tuple[FrameType, int]]:
     return found
 
 
-def _origin(frame: FrameType) -> str | None:
-    return origin(str(frame.f_globals.get("__name__", "")), frame.f_code.co_filename)
-
-
-def _of_others(error: BaseException) -> bool:
-    """Whether what raised an error is not the package's, which then says what it has to."""
-    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-    return _origin(frame) != _PACKAGE
+def _walk(error: BaseException) -> list[tuple[FrameType, int, str | None]]:
+    """All frames, each with its line and the package that it is of."""
+    walked = traceback.walk_tb(error.__traceback__)
+    return [(one, line, origin(str(one.f_globals.get("__name__")), one.f_code.co_filename)) for one, line in walked]
 
 
 def called(frame: FrameType) -> str:
@@ -147,7 +140,7 @@ def _note(error: BaseException, parts: tuple[Any, ...], of: Callable[..., Any] |
     if not lines and code is not None and origin(module, code.co_filename) is None:
         lines = [(code.co_filename, code.co_firstlineno, code.co_name)]
     said, leaked = mistake(error), isinstance(error, jax.errors.UnexpectedTracerError)
-    held = _held(parts) if leaked or (said is None and root is error and _of_others(error)) else ""
+    held = _held(parts) if leaked or (said is None and root is error and _walk(error)[-1][2] != _PACKAGE) else ""
     if held:
         said = f"{_MISTAKES[jax.errors.UnexpectedTracerError]} ({held})"
     if frames and root is error:  # otherwise the message says more than this

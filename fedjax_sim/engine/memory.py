@@ -21,18 +21,14 @@ from fedjax_sim.engine.plan import Plan
 
 
 @contextlib.contextmanager
-def room(plan: Plan, runs: str) -> Iterator[None]:
-    """Within, an error for lack of memory says what the arrays of a run take, and what takes less.
-
-    Args:
-      plan: the run's.
-      runs: how to have fewer of its copies side by side, the end of a message.
-    """
+def room(plan: Plan) -> Iterator[None]:
+    """Within, an error for lack of memory says what the arrays of a run take, and what takes less."""
     try:
         yield
     except (MemoryError, jax.errors.JaxRuntimeError) as error:
         if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
-            error.add_note(Note(_sizes(plan, runs)))
+            with contextlib.suppress(Exception):  # of a class that cannot be asked: the error itself is what counts
+                error.add_note(Note(_sizes(plan)))
         raise
 
 
@@ -45,7 +41,7 @@ def side_by_side(layout: Any, slots: int) -> int:
     return slots if isinstance(layout, Stacked) else min(slots, getattr(layout, "num_lanes", MOST_LANES))
 
 
-def _sizes(plan: Plan, runs: str) -> str:
+def _sizes(plan: Plan) -> str:
     from fedjax_sim.reporting.html.tables import in_bytes
 
     nbytes, clients = size_in_bytes(plan.params), plan.dataset.num_clients
@@ -63,5 +59,5 @@ def _sizes(plan: Plan, runs: str) -> str:
         ),
     ]
     lines = [f"{in_bytes(taken)} {what}" for taken, what in sorted(found, reverse=True) if taken]
-    rest = f"what layers compute: smaller batches, fedjax_sim.local.full_batch(piece_size=32); {runs}"
+    rest = "what layers compute: smaller batches, full_batch(piece_size=32); fewer seeds at once, sweep(chunk=1)"
     return "\n  ".join(["there is no room for the arrays of a run, and what takes less:", *lines, rest])

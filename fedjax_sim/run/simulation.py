@@ -196,7 +196,7 @@ def simulate(
     with saving or contextlib.nullcontext(), contextlib.ExitStack() as opened:
         bar = opened.enter_context(progress_bar(rounds, progress, type(algorithm).__name__))
         opened.callback(calls.end, None)
-        opened.enter_context(room(plan, "fewer seeds at once"))
+        opened.enter_context(room(plan))
         started = time.perf_counter()
         bar.compiling()
         if not plan.keeps_clients:  # no place is made for what they do not keep

@@ -118,7 +118,7 @@ def sweep(
     description = describe_run(plan, rounds, eval_every, evaluate=evaluate, initial_params=initial_params)
 
     with contextlib.ExitStack() as stack:
-        stack.enter_context(room(base, "fewer runs at once, sweep(chunk=1)"))
+        stack.enter_context(room(base))
         folder, finished = None, []
         if resume is not None:
             decides = {
