@@ -14,8 +14,6 @@ import unicodedata
 from collections.abc import Iterator
 from typing import NoReturn
 
-from fedjax_sim.core.mistakes import notes
-
 USAGE = 2  # the exit status of what cannot be done as it was asked for
 STOPPED = 128 + signal.SIGINT
 _ANSWER = 3.0  # seconds for Python to end the command
@@ -41,7 +39,12 @@ def status_of(options: argparse.Namespace) -> int:
     except (ValueError, OSError, ImportError, ArithmeticError) as error:
         if getattr(options, "traceback", False):
             raise
-        print("\n".join([f"fedjax-sim {options.command}: {error}", *notes(error)]), file=sys.stderr)
+        lines = [f"fedjax-sim {options.command}: {error}"]
+        if hasattr(error, "__notes__"):  # else nothing has imported JAX yet, perhaps
+            from fedjax_sim.core.mistakes import notes
+
+            lines += notes(error)
+        print("\n".join(lines), file=sys.stderr)
         return USAGE if isinstance(error, Refused) else 1
     except KeyboardInterrupt as error:
         number = getattr(error, "signal", signal.SIGINT)  # an Interrupted says which, and where the run is saved
