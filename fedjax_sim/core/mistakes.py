@@ -100,8 +100,8 @@ def unchanged(who: str, **given: Any) -> Iterator[None]:
     path = next((path for path in (*now, *held) if now.get(path) != held.get(path)), "['given']")
     name, _, inside = path[2:].partition("']")
     raise Written(
-        f"{who} writes into {name}{inside}, which others read after it: make a new one, for instance "
-        f"{{**{name}, 'name': value}}"
+        f"{who} writes into {name}{inside}, which others read after it: leave it and make a new one, of a dictionary "
+        "{**old, 'name': value}"
     )
 
 
