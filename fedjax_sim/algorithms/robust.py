@@ -6,13 +6,15 @@ from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from fedjax_sim.algorithms.aggregators import Aggregator, CenteredClipping, Present, median, present
+from fedjax_sim.algorithms.aggregators import Aggregator, CenteredClipping, Combined, Present, median, present
 from fedjax_sim.algorithms.base import recorded
 from fedjax_sim.algorithms.contract import Client, Cohort, Message, Requires
 from fedjax_sim.algorithms.gathering import SENT, Gathering, Messages
 from fedjax_sim.algorithms.wrapper import Wrapped, Wrapper, innermost, within
 from fedjax_sim.core import trees
+from fedjax_sim.core.mistakes import explained, shapes
 from fedjax_sim.core.values import shown
 
 
@@ -87,8 +89,15 @@ class Robust(Gathering):
     def init(self, params: Any, shares: jax.Array) -> Wrapped:
         one = jax.tree.map(jnp.asarray, self.shared(params))
         state, stack = self.rule.init(one), jax.tree.map(lambda leaf: leaf[None], one)
-        report = jax.eval_shape(lambda: self.rule.combine(stack, present(1), state).report)
-        return Wrapped(self.base.init(params, shares), Ruled(state, trees.zeros_like(report)))
+        with explained(of=self.rule.combine):
+            found = jax.eval_shape(lambda: self.rule.combine(stack, present(1), state))
+            wanted = jax.tree.map(np.shape, (one, state))
+            if not isinstance(found, Combined) or jax.tree.map(np.shape, found[:2]) != wanted:
+                raise TypeError(
+                    f"{type(self.rule).__name__}.combine returned {shapes(found)}: return Combined(value, state, "
+                    f"report), a value like one vector, {shapes(one)}, and a state like that of init, {shapes(state)}"
+                )
+        return Wrapped(self.base.init(params, shares), Ruled(state, trees.zeros_like(found.report)))
 
     def finish(self, delta: Any, y: Any, sent: Any, c_i: Any, client: Client) -> tuple[dict[str, Message], Any]:
         messages, new = super().finish(delta, y, sent, c_i, client)

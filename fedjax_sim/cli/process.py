@@ -39,7 +39,12 @@ def status_of(options: argparse.Namespace) -> int:
     except (ValueError, OSError, ImportError, ArithmeticError) as error:
         if getattr(options, "traceback", False):
             raise
-        print(f"fedjax-sim {options.command}: {error}", file=sys.stderr)
+        lines = [f"fedjax-sim {options.command}: {error}"]
+        if hasattr(error, "__notes__"):  # else nothing has imported JAX yet, perhaps
+            from fedjax_sim.core.mistakes import notes
+
+            lines += notes(error)
+        print("\n".join(lines), file=sys.stderr)
         return USAGE if isinstance(error, Refused) else 1
     except KeyboardInterrupt as error:
         number = getattr(error, "signal", signal.SIGINT)  # an Interrupted says which, and where the run is saved

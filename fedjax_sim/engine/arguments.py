@@ -14,6 +14,7 @@ from fedjax_sim.clients.local.batches import Batches, shuffled
 from fedjax_sim.clients.local.work import Work
 from fedjax_sim.clients.scheme import check_kind
 from fedjax_sim.clients.systems.base import Clock, System
+from fedjax_sim.core.mistakes import explained
 from fedjax_sim.core.programs import keep_programs
 from fedjax_sim.core.values import check_count, check_flag, suggest
 from fedjax_sim.diagnostics.base import Requested, as_diagnostics
@@ -86,7 +87,8 @@ def takes_run(*without: str, **elsewhere: str) -> Callable[[F], F]:
             missing = [repr(name) for name in RunArguments.__annotations__ if name not in DEFAULTS | kwargs]
             if missing:
                 raise TypeError(f"{function.__name__}(...) is missing required arguments: {', '.join(missing)}")
-            return function(*args, **DEFAULTS | kwargs)
+            with explained(*args[:1], *kwargs.values()):  # the data are large
+                return function(*args, **DEFAULTS | kwargs)
 
         hints = get_type_hints(RunArguments)
         called.__annotations__ = {name: hints[name] for name in hints if name in known} | {

@@ -25,12 +25,12 @@ from fedjax_sim.datasets.host import HostDataset
 from fedjax_sim.engine.asynchronous.buffer import check_method
 from fedjax_sim.engine.client_states import ClientStates, OnDevice
 from fedjax_sim.engine.hook_checks import check_hooks
-from fedjax_sim.engine.layout.choose import MOST_LANES
 from fedjax_sim.engine.layout.factored import Factored
 from fedjax_sim.engine.layout.mesh import OnMesh
 from fedjax_sim.engine.layout.pooled import Pooled
-from fedjax_sim.engine.layout.stacked import Stacked
+from fedjax_sim.engine.memory import side_by_side
 from fedjax_sim.engine.plan import Plan, apart, coordinates, layout_by_rule
+from fedjax_sim.engine.scheme_checks import check_schemes
 from fedjax_sim.models.shapes import check_values
 from fedjax_sim.models.task import Task
 from fedjax_sim.optim.described import hoisted
@@ -131,6 +131,7 @@ def check_run(plan: Plan, rounds: int, initial_params: Any = None) -> Plan:
     if initial_params is not None:
         check_initial("initial_params", initial_params, params)
     check_counts(plan, rounds)
+    check_schemes(plan)
     check_hooks(algorithm, plan.task, params, losses, dataset, plan.slots)
     return plan
 
@@ -288,12 +289,9 @@ def check_counts(plan: Plan, rounds: int) -> None:
     Of micro-steps: what the cohort may need at most, and what the layout may compute while it waits for the slowest.
     """
     dataset, batches = plan.dataset, plan.batches
-    slots, layout = plan.cohort.size(dataset.num_clients), plan.layout
-    layout = _of_one(layout)
-    layout = layout.inner if isinstance(layout, (Factored, Pooled)) else layout
-    side_by_side = slots if isinstance(layout, Stacked) else getattr(layout, "num_lanes", MOST_LANES)
+    slots = plan.cohort.size(dataset.num_clients)
     limits = [plan.bounds(method) for method in plan.algorithm.phases()]
-    steps = sum(one.per_cohort + min(slots, side_by_side) * one.per_client for one in limits)
+    steps = sum(one.per_cohort + side_by_side(plan.layout, slots) * one.per_client for one in limits)
     work, most = " ".join(shown(plan.work).split()), max(one.per_client for one in limits)
     counted = {
         "rounds": rounds,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from types import CodeType
 from typing import Any, NamedTuple
@@ -12,6 +13,7 @@ import numpy as np
 
 from fedjax_sim.algorithms.contract import Message, Method
 from fedjax_sim.algorithms.declarations import Misuse
+from fedjax_sim.core.mistakes import called, explained, mistake, stack, unchanged
 from fedjax_sim.core.values import shown, suggest
 
 OF_WORK = ("survey", "begin", "objective", "turn", "step", "change")
@@ -19,18 +21,21 @@ OF_WORK = ("survey", "begin", "objective", "turn", "step", "change")
 
 def call(method: Method, name: str, *given: Any) -> Any:
     """What a hook returns, checked."""
-    try:
-        returned = getattr(method, name)(*given)
-    except Exception as error:
-        explained = explanation(error, method, name, given)
-        if explained is None:
-            raise
-        raise explained from error
-    rule = _RULES[name]
-    fits = rule.fits(returned, method, *given)
-    complaint = rule.more(returned, method, *given) if fits else f"returned {brief(returned)}: {rule.fix}"
-    if complaint:
-        raise TypeError(f"{named(method, name)} {complaint}")
+    hook = getattr(method, name)
+    with explained(of=hook):
+        try:
+            with unchanged(named(method, name), **dict(zip(inspect.signature(hook).parameters, given, strict=False))):
+                returned = hook(*given)
+        except Exception as error:
+            better = explanation(error, method, name, given)
+            if better is None:
+                raise
+            raise better from error
+        rule = _RULES[name]
+        fits = rule.fits(returned, method, *given)
+        complaint = rule.more(returned, method, *given) if fits else f"returned {brief(returned)}: {rule.fix}"
+        if complaint:
+            raise TypeError(f"{named(method, name)} {complaint}")
     return returned
 
 
@@ -44,10 +49,10 @@ def named(method: Any, name: str, code: CodeType | None = None) -> str:
 
 def explanation(error: Exception, method: Method, name: str, given: tuple[Any, ...]) -> Exception | None:
     """The error with the hook named in which it happened, and what to do; None where it says what it has to."""
-    culprit, code, last = _culprit(error)
+    culprit, code, inside, last = _culprit(error)
     if culprit is not None:
         method, name = culprit
-    who = named(method, name, code)
+    who = f"{inside} (in {named(method, name, code)})" if inside else named(method, name, code)
     if isinstance(error, Misuse):
         return TypeError(f"{who} {error}")
     if last.startswith("fedjax_sim.") and isinstance(error, (TypeError, ValueError)):
@@ -61,41 +66,31 @@ def explanation(error: Exception, method: Method, name: str, given: tuple[Any, .
             f"{named(method, 'send')} returned {brief(error.obj)}, and {who} reads its field params: return a named "
             "tuple with the start point in it, Sent(x)"
         )
-    if isinstance(error, _UNKNOWN):
-        asks = isinstance(error, jax.errors.TracerBoolConversionError)
-        needs, use = _TRUTH if asks else _NUMBER
-        return TypeError(
-            f"{who} {needs}: use {use}; a hyper-parameter that is part of the program is declared with "
-            "fedjax_sim.fields.static()"
-        )
+    if said := mistake(error):
+        return TypeError(f"{who} {said}")
     kind = TypeError if isinstance(error, TypeError) else ValueError
     return kind(f"{who} failed: {type(error).__name__}: {error}")
 
 
-_UNKNOWN = (
-    jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError, jax.errors.TracerIntegerConversionError,
-)  # fmt: skip
-_TRUTH = (
-    "asks for the truth of a value that is not known before the run (if, while, and, or, not)",
-    "jax.numpy.where or jax.lax.cond",
-)
-_NUMBER = ("needs a value that is not known before the run, as a number of Python or an array of numpy", "jax.numpy")
+def _culprit(error: Exception) -> tuple[tuple[Method, str] | None, CodeType | None, str, str]:
+    """The innermost hook in which the error happened, its code, and the module whose line raised it.
 
-
-def _culprit(error: Exception) -> tuple[tuple[Method, str] | None, CodeType | None, str]:
-    """The innermost hook in which the error happened, its code, and the module whose line raised it."""
-    found, code, last = None, None, ""
+    Before the module: a function of one's own that is no hook, which that hook has called (an optimiser's), or "".
+    """
+    found, code, inside, last = None, None, "", ""
+    own = stack(error)
     traceback = error.__traceback__
     while traceback is not None:
         frame, traceback = traceback.tb_frame, traceback.tb_next
         last = frame.f_globals.get("__name__", "")
+        inside = called(frame) if own and frame is own[0][0] else inside
         first = frame.f_code.co_varnames[:1]
         instance = frame.f_locals.get(first[0]) if first and frame.f_code.co_argcount else None
         if isinstance(instance, Method):
             for name in _HOOKS:
                 if any(_code(vars(cls).get(name)) is frame.f_code for cls in type(instance).__mro__):
-                    found, code = (instance, name), frame.f_code
-    return found, code, last
+                    found, code, inside = (instance, name), frame.f_code, ""
+    return found, code, inside, last
 
 
 def _code(member: Any) -> CodeType | None:

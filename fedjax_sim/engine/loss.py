@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fedjax_sim.core import trees
+from fedjax_sim.core.mistakes import unchanged
 from fedjax_sim.models.task import Batch, Task
 
 
@@ -54,13 +55,13 @@ class Loss:
     def outputs(self, params: Any) -> jax.Array:
         """What the model says of every example, [B, ...]: logits of a classification."""
         self._ask(params)
-        with self._as_outside():
+        with self._as_outside(), unchanged(self._task.called("outputs"), params=params, examples=self.examples):
             return self._task.outputs(params, self.examples, self._key, self.weights)
 
     def features(self, params: Any) -> jax.Array:
         """What the model's last dense layer receives of every example, [B, D]."""
         self._ask(params)
-        with self._as_outside():
+        with self._as_outside(), unchanged(self._task.called("features"), params=params, examples=self.examples):
             return self._task.features(params, self.examples, self._key, self.weights)
 
     def penalty(self, params: Any) -> jax.Array:

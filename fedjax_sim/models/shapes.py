@@ -6,6 +6,7 @@ model, and no error follows.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import keystr
 
+from fedjax_sim.core.mistakes import Written, explained, mistake, shape, shapes, unchanged
 from fedjax_sim.core.programs import keep_programs
 from fedjax_sim.core.values import shown, wrong_name
 from fedjax_sim.models.contract import Task
@@ -34,34 +36,42 @@ def check_values(task: Task, params: Any, examples: Any, *, training: bool) -> j
     rows = _rows(params, examples)
     some = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((rows, *leaf.shape[1:]), leaf.dtype), examples)
     key = (jax.eval_shape(jax.random.key, 0),) if training else ()
-    losses = _returned(task, "losses", params, some, *key)
-    _check_each(task.called("losses"), losses, rows, "loss")
-    if not jnp.issubdtype(losses.dtype, jnp.floating):
-        raise TypeError(
-            f"{task.called('losses')} returns {_text(losses)}: a loss needs a derivative, so it must be a real number: "
-            "use .astype('float32')"
-        )
-    metrics = _returned(task, "metrics", params, some)
-    if not isinstance(metrics, Mapping):
-        raise TypeError(
-            f"{task.called('metrics')} returns {_shapes(metrics)}: it must return values by name, "
-            f"{{'accuracy': array of {rows} for {rows} examples}}"
-        )
-    for name, values in metrics.items():
-        rule = wrong_name("round" if name in ("loss", "data_loss") else name)
-        if rule is not None:
-            raise ValueError(f"{task.called('metrics')} returns a value for {shown(name)}: {rule}")
-        _check_each(f"{task.called('metrics')}, {name!r},", values, rows, "number")
-    penalty = _returned(task, "penalty", params)
-    if penalty is not None and getattr(penalty, "shape", None) != ():
-        raise ValueError(
-            f"{task.called('penalty')} returns {_shapes(penalty)}: it must return one number (or None for no penalty): "
-            "take the sum of its entries, jnp.sum(...)"
-        )
+    with _of(task, "losses"):
+        losses = _returned(task, "losses", params, some, *key)
+        _check_each(task.called("losses"), losses, rows, "loss")
+        if not jnp.issubdtype(losses.dtype, jnp.floating):
+            raise TypeError(
+                f"{task.called('losses')} returns {shape(losses)}: a loss needs a derivative, so it must be a real "
+                "number: use .astype('float32')"
+            )
+    with _of(task, "metrics"):
+        metrics = _returned(task, "metrics", params, some)
+        if not isinstance(metrics, Mapping):
+            raise TypeError(
+                f"{task.called('metrics')} returns {shapes(metrics)}: it must return values by name, "
+                f"{{'accuracy': array of {rows} for {rows} examples}}"
+            )
+        for name, values in metrics.items():
+            rule = wrong_name("round" if name in ("loss", "data_loss") else name)
+            if rule is not None:
+                raise ValueError(f"{task.called('metrics')} returns a value for {shown(name)}: {rule}")
+            _check_each(f"{task.called('metrics')}, {name!r},", values, rows, "number")
+    with _of(task, "penalty"):
+        penalty = _returned(task, "penalty", params)
+        if penalty is not None and getattr(penalty, "shape", None) != ():
+            raise ValueError(
+                f"{task.called('penalty')} returns {shapes(penalty)}: it must return one number (or None for no "
+                "penalty): take the sum of its entries, jnp.sum(...)"
+            )
     if training and task.statistics(params) is not None:
         weights = jax.ShapeDtypeStruct((rows,), jnp.result_type(float))
         _returned(task, "losses_and_statistics", params, some, *key, weights)
     return losses  # type: ignore[no-any-return]
+
+
+def _of(task: Task, function: str) -> contextlib.AbstractContextManager[None]:
+    """Within, errors say where the function is written that a user gave as this one of the task's."""
+    return explained(of=getattr(task, task.called(function).rpartition(".")[2]))
 
 
 def _check_params(task: Task, params: Any) -> None:
@@ -71,7 +81,7 @@ def _check_params(task: Task, params: Any) -> None:
     for path, leaf in leaves:
         if not jnp.issubdtype(leaf.dtype, jnp.inexact):
             raise TypeError(
-                f"{task.called('init')} returns parameters of {_text(leaf)} {keystr(path)}: what is learned needs a "
+                f"{task.called('init')} returns parameters of {shape(leaf)} {keystr(path)}: what is learned needs a "
                 "derivative, so it must be real numbers: use .astype('float32')"
             )
 
@@ -80,11 +90,11 @@ def _check_each(what: str, values: Any, rows: int, number: str) -> None:
     """Checks that ``values`` is the shape of one number for each of ``rows`` examples."""
     rule = f"for {rows} examples: it must return one {number} for each"
     if not isinstance(values, jax.ShapeDtypeStruct):
-        raise TypeError(f"{what} returns {_shapes(values)} {rule}, an array [{rows}]")
+        raise TypeError(f"{what} returns {shapes(values)} {rule}, an array [{rows}]")
     if jnp.issubdtype(values.dtype, jnp.complexfloating):
-        raise TypeError(f"{what} returns {_text(values)} {rule}, a real one: use .real, or jnp.abs(...)")
+        raise TypeError(f"{what} returns {shape(values)} {rule}, a real one: use .real, or jnp.abs(...)")
     if values.shape != (rows,):
-        raise ValueError(f"{what} returns {_text(values)} {rule}, {values.dtype}[{rows}]: {_fix(values.shape, rows)}")
+        raise ValueError(f"{what} returns {shape(values)} {rule}, {values.dtype}[{rows}]: {_fix(values.shape, rows)}")
 
 
 def _fix(shape: tuple[int, ...], rows: int) -> str:
@@ -111,31 +121,22 @@ def _rows(params: Any, examples: Any) -> int:
 @functools.partial(jax.jit, static_argnums=1)
 def _call(task: Task, function: str, *given: Any) -> Any:
     """One of the task's functions; jitted for its shapes alone, which JAX remembers of a jitted function."""
-    return getattr(task, function)(*given)
+    names = ("params", "examples", "key", "weights")
+    with unchanged(task.called(function), **dict(zip(names, given, strict=False))):
+        return getattr(task, function)(*given)
 
 
 def _returned(task: Task, function: str, *given: Any) -> Any:
     """The shapes of what one of the task's functions returns; if it fails, the message says what it was called with."""
     try:
         return _call.eval_shape(task, function, *given)
+    except Written:
+        raise
     except Exception as error:
         names = ("params", "examples")  # a key may follow, which tells nothing
         called = f"{task.called(function)}({', '.join(names[: len(given)])})"
-        were = " and ".join(f"{name} {_shapes(value)}" for name, value in zip(names, given, strict=False))
+        were = " and ".join(f"{name} {shapes(value)}" for name, value in zip(names, given, strict=False))
         kind = TypeError if isinstance(error, TypeError) else ValueError
-        raise kind(f"{called} failed on {were}: {type(error).__name__}: {error}") from error
-
-
-class _Text(str):
-    """A text that stands in a pytree's ``repr`` without quotes."""
-
-    __slots__ = ()
-    __repr__ = str.__str__
-
-
-def _text(leaf: Any) -> _Text:
-    return _Text(f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}")
-
-
-def _shapes(tree: Any) -> str:
-    return shown(jax.tree.map(_text, tree))
+        said = mistake(error)
+        failed = f"{said} (on {were})" if said else f"failed on {were}: {type(error).__name__}: {error}"
+        raise kind(f"{called} {failed}") from error

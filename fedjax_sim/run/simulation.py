@@ -26,6 +26,7 @@ from fedjax_sim.engine.arguments import Evaluate, RunArguments, check_arguments,
 from fedjax_sim.engine.checks import check_initial, check_seeds, is_traced, resolve_seeds
 from fedjax_sim.engine.client_states import ClientStates, OnDevice, as_arrays
 from fedjax_sim.engine.layout_tuning import Tuning, tuned
+from fedjax_sim.engine.memory import room
 from fedjax_sim.engine.plan import Plan, TrainState
 from fedjax_sim.engine.rounds import EachSeed, Record
 from fedjax_sim.reporting.divergence import FACTOR, DivergenceError
@@ -195,6 +196,7 @@ def simulate(
     with saving or contextlib.nullcontext(), contextlib.ExitStack() as opened:
         bar = opened.enter_context(progress_bar(rounds, progress, type(algorithm).__name__))
         opened.callback(calls.end, None)
+        opened.enter_context(room(plan))
         started = time.perf_counter()
         bar.compiling()
         if not plan.keeps_clients:  # no place is made for what they do not keep

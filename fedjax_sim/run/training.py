@@ -15,6 +15,7 @@ from fedjax_sim.algorithms.contract import Method
 from fedjax_sim.algorithms.wrapper import keeps_personal
 from fedjax_sim.core.descriptions import Described
 from fedjax_sim.core.loops import OnRound, silent, teller
+from fedjax_sim.core.mistakes import explained, unchanged
 from fedjax_sim.core.tabular import in_notebook, table
 from fedjax_sim.core.trees import by_path
 from fedjax_sim.core.values import is_concrete, shown
@@ -178,6 +179,7 @@ def make_train(
         raise TypeError(f"on_round is {shown(on_round)}: it must be a function of (rounds_done, metrics), or None")
     tell = silent if on_round is None else teller(_unless_evaluated(on_round, rounds, eval_every))
 
+    @explained()
     def train(
         algorithm: Method,
         dataset: FederatedDataset,
@@ -296,8 +298,9 @@ def measure(plan: Plan, state: TrainState, *, evaluate: Evaluate | None) -> dict
     readings = {name: read(plan.task, params, part, clients=clients) for name, part in parts.items()}
     # The package's own evaluations know of placements; others must not see rows of padding.
     seen = data if isinstance(evaluate, Described) else whole(data)
-    given = {} if evaluate is None else evaluated(evaluate, plan, state, params, seen, readings)
-    return all_metrics({name: reading.overall for name, reading in readings.items()}, given)
+    with explained(of=evaluate):
+        given = {} if evaluate is None else evaluated(evaluate, plan, state, params, seen, readings)
+        return all_metrics({name: reading.overall for name, reading in readings.items()}, given)
 
 
 def evaluated(
@@ -314,13 +317,15 @@ def evaluated(
     """
     known = {"readings": readings} if reads_the_same(evaluate, plan.task) else {}
     if not asks_for_clients(evaluate, plan.algorithm):
-        return evaluate(params, dataset, **known)
+        with unchanged("evaluate", params=params):
+            return evaluate(params, dataset, **known)
     states = state.clients
     if jax.tree.leaves(states):
         states = plan.layout.take(states, jnp.arange(plan.dataset.num_clients, dtype=jnp.int32))
     own = states.own if plan.algorithm.keep_optimizer else states
     clients = Clients(plan.algorithm, state.server, own, state.visited)
-    return evaluate(params, dataset, clients=clients, **known)  # type: ignore[call-arg]
+    with unchanged("evaluate", params=params, clients=clients):
+        return evaluate(params, dataset, clients=clients, **known)  # type: ignore[call-arg]
 
 
 def asks_for_clients(evaluate: Evaluate | None, algorithm: Method) -> bool:

@@ -3,8 +3,10 @@
 import dataclasses
 import importlib.util
 import inspect
+import linecache
 import pathlib
 import re
+import traceback
 from typing import NamedTuple
 
 import jax
@@ -43,6 +45,30 @@ def test_code_blocks_run(page, tmp_path, monkeypatch):
     scope = {"__name__": page.stem}
     for block in blocks(page):
         exec(compile(block, str(page), "exec"), scope)
+
+
+def mistakes(page):
+    """The blocks of a page that begin with ``py``, which must fail, and what the page says is shown of each."""
+    text = page.read_text(encoding="utf-8")
+    return dict(re.findall(r"^```py\n(.*?)^```\n\n```text\n(.*?)^```", text, re.DOTALL | re.MULTILINE))
+
+
+@pytest.mark.docs
+@pytest.mark.parametrize("page", [page for page in PAGES if mistakes(page)], ids=lambda page: page.name)
+def test_what_is_shown_of_mistakes_is_what_is_shown(page):
+    """The end of the traceback, but for the line that says that JAX has left out frames; ``...`` is any text."""
+    scope = {"__name__": page.stem}
+    assert page.read_text(encoding="utf-8").count("```py\n") == len(mistakes(page))
+    for block in blocks(page):
+        exec(compile(block, str(page), "exec"), scope)
+    for block, shown in mistakes(page).items():
+        linecache.cache["script.py"] = (len(block), None, block.splitlines(keepends=True), "script.py")
+        with pytest.raises(Exception) as caught:
+            exec(compile(block, "script.py", "exec"), scope)
+        lines = traceback.format_exception_only(caught.value)
+        said = "".join(line for line in lines if line.strip("-\n") and "JAX has removed" not in line)
+        wanted = re.escape(" ".join(shown.split())).replace(re.escape("..."), ".*")
+        assert re.fullmatch(wanted, " ".join(said.split())), said
 
 
 def test_links_point_at_files():

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import fedjax_sim as fjs
+from fedjax_sim.models.shapes import check_values
 from fedjax_sim.models.task import Batch
 
 
@@ -400,3 +401,15 @@ def test_a_quadratic_with_a_constant() -> None:
     loss = fjs.quadratic().losses(x, {"H": H, "e": e, "c": jnp.array([7.0])})
     np.testing.assert_allclose(loss, [(2 * 9 - 2 * 6 + 4 * 4) / 2 - 5 + 7])
     np.testing.assert_allclose(fjs.quadratic().losses(x, {"H": H, "e": e}), [11 - 5])
+
+
+def test_examples_are_not_written_into() -> None:
+    """Metrics, which are computed from the same examples, would see what a loss has made of them."""
+
+    def halved(params: jax.Array, examples: dict[str, jax.Array]) -> jax.Array:
+        examples["x"] = examples["x"] / 2
+        return examples["x"] @ params
+
+    task = fjs.functions(lambda key: jnp.zeros(2), halved)
+    with pytest.raises(TypeError, match=r"^losses_function writes into examples\['x'\]"):
+        check_values(task, jnp.zeros(2), {"x": jnp.zeros((3, 2))}, training=False)

@@ -23,6 +23,7 @@ from fedjax_sim.engine.arguments import RunArguments, check_arguments, takes_run
 from fedjax_sim.engine.checks import check_seeds, is_traced, resolve
 from fedjax_sim.engine.layout.base import Layout
 from fedjax_sim.engine.layout.mesh import OnMesh
+from fedjax_sim.engine.memory import room
 from fedjax_sim.engine.plan import Plan
 from fedjax_sim.reporting.progress import progress_bar
 from fedjax_sim.reporting.recorded import telling_loss
@@ -117,6 +118,7 @@ def sweep(
     description = describe_run(plan, rounds, eval_every, evaluate=evaluate, initial_params=initial_params)
 
     with contextlib.ExitStack() as stack:
+        stack.enter_context(room(base))
         folder, finished = None, []
         if resume is not None:
             decides = {

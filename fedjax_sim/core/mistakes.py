@@ -1,0 +1,189 @@
+"""Errors in code of one's own: which function a run had called, in which line it failed, and what to write instead.
+
+What is said is a note at the end of the error, below JAX's own words. Nothing here is called in a program: functions of
+one's own run while it is traced, and frames are looked at once something was raised.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import traceback
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_sim.core.own import Unknown, known, origin
+from fedjax_sim.core.values import shown
+
+_PACKAGE = __name__.partition(".")[0]
+_STATIC = "a hyper-parameter that is part of the program is declared with fedjax_sim.fields.static()"
+_NUMBER = (
+    "needs a value that is not known before the run, as a number of Python (float, int) or an array of numpy: use "
+    f"jax.numpy; {_STATIC}"
+)
+# What code did, and what to write instead: the first that fits counts.
+_MISTAKES: dict[type[Exception], str] = {
+    jax.errors.TracerBoolConversionError: "asks for the truth of a value that is not known before the run (if, while, "
+    f"and, or, not): use jax.numpy.where or jax.lax.cond; {_STATIC}",
+    jax.errors.NonConcreteBooleanIndexError: "takes entries by a condition, and how many these are is not known before "
+    "the run: use jax.numpy.where(condition, values, 0), which leaves the shape as it is",
+    jax.errors.ConcretizationTypeError: _NUMBER,
+    jax.errors.TracerArrayConversionError: _NUMBER,
+    jax.errors.TracerIntegerConversionError: _NUMBER,
+    jax.errors.UnexpectedTracerError: "uses a value that it has kept from another call, in a list, a dictionary or a "
+    "global name, and calls are made while a program is traced, not in every round: return what is to be kept, in the "
+    "state of the server or a client (init, init_client), by report for the record, or by evaluate",
+    dataclasses.FrozenInstanceError: "sets an attribute, and methods, tasks and schemes do not change: what changes "
+    "from round to round is part of the state of the server or a client (init, init_client)",
+}
+
+
+def mistake(error: BaseException) -> str | None:
+    """What code did that raised ``error``, and what to do instead, the end of a sentence; None for other errors."""
+    if isinstance(error, TypeError) and "JAX arrays are immutable" in str(error):
+        return "writes into an array, and arrays do not change: use x.at[index].set(value), which returns a new one"
+    return next((said for kind, said in _MISTAKES.items() if isinstance(error, kind)), None)
+
+
+class Written(TypeError):
+    """A function writes into what it was given."""
+
+
+class Note(str):
+    """A note that is ours, so that an error gets one."""
+
+    __slots__ = ()
+
+
+def notes(error: BaseException) -> list[str]:
+    """What was noted at an error here."""
+    return [note for note in getattr(error, "__notes__", ()) if isinstance(note, Note)]
+
+
+@contextlib.contextmanager
+def explained(*parts: Any, of: Callable[..., Any] | None = None) -> Iterator[None]:
+    """Within, an error that arises in code of one's own gets a note: its lines, and what to write instead.
+
+    Args:
+      *parts: what a run was given, where a value that was kept is looked for.
+      of: a function whose place is noted where the error arose in none: it has returned what it must not.
+    """
+    try:
+        yield
+    except Exception as error:
+        with contextlib.suppress(Exception):  # of an object that cannot be shown: the error itself is what counts
+            if not notes(error) and (text := _note(error, parts, of)):
+                error.add_note(Note(text))
+        raise
+
+
+@contextlib.contextmanager
+def unchanged(who: str, **given: Any) -> Iterator[None]:
+    """Checks that what happens within writes into none of the dictionaries and lists that are ``given``.
+
+    Others read them too: a loss that rescales ``examples["x"]`` in place would do it again, and metrics would see it.
+
+    Raises:
+      Written: it does; ``who`` is named.
+    """
+    before: tuple[list[Any], Any] = jax.tree_util.tree_flatten_with_path(given)
+    yield
+    after: tuple[list[Any], Any] = jax.tree_util.tree_flatten_with_path(given)
+    if before[1] == after[1] and all(a is b for (_, a), (_, b) in zip(before[0], after[0], strict=True)):
+        return
+    held = {jax.tree_util.keystr(path): id(leaf) for path, leaf in before[0]}
+    now = {jax.tree_util.keystr(path): id(leaf) for path, leaf in after[0]}
+    path = next((path for path in (*now, *held) if now.get(path) != held.get(path)), "['given']")
+    name, _, inside = path[2:].partition("']")
+    raise Written(
+        f"{who} writes into {name}{inside}, which others read after it: leave it and make a new one, of a dictionary "
+        "{**old, 'name': value}"
+    )
+
+
+def stack(error: BaseException) -> list[tuple[FrameType, int]]:
+    """The frames of one's own in which an error arose, from the function that others have called last to the line."""
+    found: list[tuple[FrameType, int]] = []
+    entered = False
+    for frame, line, package in _walk(error):
+        if package is None:
+            found = [(frame, line)] if entered else [*found, (frame, line)]
+            entered = False
+        entered = entered or package == _PACKAGE
+    return found
+
+
+def _walk(error: BaseException) -> list[tuple[FrameType, int, str | None]]:
+    """All frames, each with its line and the package that it is of."""
+    walked = traceback.walk_tb(error.__traceback__)
+    return [(one, line, origin(str(one.f_globals.get("__name__")), one.f_code.co_filename)) for one, line in walked]
+
+
+def called(frame: FrameType) -> str:
+    """What a function is called, with its class."""
+    return frame.f_code.co_qualname.rpartition("<locals>.")[2]
+
+
+def _note(error: BaseException, parts: tuple[Any, ...], of: Callable[..., Any] | None) -> str:
+    """The note of an error; "" where there is nothing to say."""
+    root: BaseException | None = error
+    frames = stack(error)
+    while not frames and root is not None and (root := root.__cause__) is not None:
+        frames = stack(root)
+    lines = [(frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in frames]
+    code = getattr(getattr(of, "__func__", of), "__code__", None)
+    module = str(getattr(of, "__module__", ""))
+    if not lines and code is not None and origin(module, code.co_filename) is None:
+        lines = [(code.co_filename, code.co_firstlineno, code.co_name)]
+    said, leaked = mistake(error), isinstance(error, jax.errors.UnexpectedTracerError)
+    held = _held(parts) if leaked or (said is None and root is error and _walk(error)[-1][2] != _PACKAGE) else ""
+    if held:
+        said = f"{_MISTAKES[jax.errors.UnexpectedTracerError]} ({held})"
+    if frames and root is error:  # otherwise the message says more than this
+        first = frames[0][0]
+        said = f"{called(first)} {said or f'was called with {_arguments(first)}'}"
+    elif held or leaked:
+        said = f"a function {said}"
+    places = "".join(traceback.format_list([traceback.FrameSummary(*line) for line in lines]))
+    return "\n".join(filter(None, (said, places.rstrip())))
+
+
+def _arguments(frame: FrameType) -> str:
+    names = frame.f_code.co_varnames[: frame.f_code.co_argcount]
+    given = {name: frame.f_locals[name] for name in names if name != "self" and name in frame.f_locals}
+    return ", ".join(f"{name} {shapes(value)}" for name, value in given.items()) or "no arguments"
+
+
+def _held(parts: tuple[Any, ...]) -> str:
+    """Which of the parts has kept a traced value, and where."""
+    for part in parts:
+        try:
+            known(part)
+        except Unknown as unknown:
+            if "traced value" in str(unknown):
+                return str(unknown)
+    return ""
+
+
+# How arrays are shown
+
+
+class _Text(str):
+    """A text that stands in a pytree's ``repr`` without quotes."""
+
+    __slots__ = ()
+    __repr__ = str.__str__
+
+
+def shape(leaf: Any) -> str:
+    """``float32[60, 10]``, without quotes within a pytree."""
+    return _Text(f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}")
+
+
+def shapes(tree: Any) -> str:
+    """A pytree with the shapes of its arrays."""
+    return shown(jax.tree.map(lambda leaf: shape(leaf) if hasattr(leaf, "dtype") else leaf, tree))

@@ -1,0 +1,251 @@
+"""Mistakes in code of one's own: what is said, of which function and line; and what is not to be written into."""
+
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedjax_sim as fjs
+from fedjax_sim.algorithms import FedAvg
+from fedjax_sim.cli.process import status_of
+from fedjax_sim.core import mistakes
+
+DATA = fjs.datasets.quadratics(num_clients=3, dim=2, seed=0)
+SGD = fjs.optim.sgd(0.1)
+
+
+def run(method=None, task=None, data=DATA, **more):
+    given = {"cohort": fjs.cohort.full(), "work": fjs.local.steps(1), "batches": fjs.local.full_batch()} | more
+    method = method or fjs.fedavg(client_optimizer=SGD)
+    return fjs.simulate(method, data, task=task or fjs.quadratic(), rounds=1, **given)
+
+
+def init(key):
+    return {"w": jnp.ones(2)}
+
+
+def plain(params, examples):
+    return examples["e"] @ params["w"]
+
+
+def note_of(caught):
+    """The one note that is ours."""
+    (note,) = mistakes.notes(caught.value)
+    return note
+
+
+def line_of(function, text):
+    """``File "...", line N, in function`` of the line of a function that has the text."""
+    lines, first = inspect.getsourcelines(function)
+    number = next(number for number, line in enumerate(lines, first) if text in line)
+    return f'File "{inspect.getsourcefile(function)}", line {number}, in {function.__name__}'
+
+
+def branches(params, examples):
+    return plain(params, examples) if params["w"][0] > 0 else -plain(params, examples)
+
+
+def helper(values):
+    return float(values.sum())
+
+
+def by_a_helper(params, examples):
+    return plain(params, examples) * helper(params["w"])
+
+
+def by_numpy(params, examples):
+    return np.dot(examples["e"], params["w"])
+
+
+def by_condition(params, examples):
+    losses = plain(params, examples)
+    return losses[losses > 0]
+
+
+def in_place(params, examples):
+    losses = plain(params, examples)
+    losses[0] = 0.0
+    return losses
+
+
+LOSSES = {
+    branches: ("asks for the truth of a value .* jax.numpy.where", "if params"),
+    by_a_helper: ("needs a value that is not known .* jax.numpy", "* helper("),
+    by_numpy: ("needs a value that is not known .* jax.numpy", "np.dot"),
+    by_condition: (r"takes entries by a condition.*jax.numpy.where\(condition", "losses > 0"),
+    in_place: (r"writes into an array.*x.at\[index\].set\(value\)", "losses[0] = "),
+}
+
+
+@pytest.mark.parametrize("losses", LOSSES, ids=lambda losses: losses.__name__)
+def test_a_loss_is_shown_with_its_line_and_what_to_write(losses):
+    message, text = LOSSES[losses]
+    with pytest.raises((TypeError, ValueError), match=rf"^losses_function\(params, examples\) {message}") as caught:
+        run(task=fjs.functions(init, losses))
+    assert line_of(losses, text) in note_of(caught)
+    assert isinstance(caught.value.__cause__, Exception)  # JAX's own
+
+
+def test_all_lines_from_the_function_to_the_fault_are_shown():
+    with pytest.raises(TypeError) as caught:
+        run(task=fjs.functions(init, by_a_helper))
+    lines = note_of(caught).splitlines()
+    assert [line.strip() for line in lines] == [
+        line_of(by_a_helper, "* helper("),
+        'return plain(params, examples) * helper(params["w"])',
+        line_of(helper, "float"),
+        "return float(values.sum())",
+    ]
+
+
+def scaled(params, examples):
+    examples["e"] = examples["e"] / 2
+    return plain(params, examples)
+
+
+def halved(params, examples):
+    params["w"] = params["w"] / 2
+    return plain(params, examples)
+
+
+def renamed(params, examples):
+    examples["more"] = examples["e"]
+    return plain(params, examples)
+
+
+@pytest.mark.parametrize(
+    ("losses", "what"), [(scaled, r"examples\['e'\]"), (halved, r"params\['w'\]"), (renamed, r"examples\['more'\]")]
+)
+def test_what_is_given_is_not_written_into(losses, what):
+    """A penalty, a proximal term or a metric would read what the loss has left."""
+    with pytest.raises(TypeError, match=rf"^losses_function writes into {what}, which others read") as caught:
+        run(task=fjs.functions(init, losses))
+    assert line_of(losses, "def ") in note_of(caught)
+
+
+def test_neither_do_outputs_hooks_and_evaluations():
+    def outputs(params, examples):
+        params["w"] = 2 * params["w"]
+        return examples["e"]
+
+    class Matching(FedAvg):
+        def objective(self, F, y, k, sent, c_i, client):
+            return jnp.sum(F.outputs(y)) + F(y)
+
+    class Moving(FedAvg):
+        def update(self, server, got, cohort):
+            server.params["w"] = server.params["w"] + got["delta"]["w"]
+            return server
+
+    def evaluate(params, dataset):
+        params["w"] = 0 * params["w"]
+        return {"zero": params["w"]}
+
+    task = fjs.functions(init, plain, outputs_function=outputs)
+    with pytest.raises(TypeError, match=r"outputs_function writes into params\['w'\]"):
+        run(Matching(client_optimizer=SGD), task)
+    with pytest.raises(TypeError, match=r"Moving.update writes into server.params\['w'\]"):
+        run(Moving(client_optimizer=SGD), task)
+    with pytest.raises(TypeError, match=r"evaluate writes into params\['w'\]") as caught:
+        run(task=task, evaluate=evaluate)
+    assert line_of(evaluate, "def ") in note_of(caught)
+
+
+def test_what_the_mechanism_itself_says():
+    given = {"a": [1, 2]}
+    with mistakes.unchanged("it", given=given):
+        dict(given)["a"] = 3
+    with pytest.raises(TypeError, match=r"^it writes into given\['a'\]\[2\]"), mistakes.unchanged("it", given=given):
+        given["a"].append(3)
+    with pytest.raises(KeyError), mistakes.unchanged("it", given=given):
+        raise KeyError
+
+
+def test_errors_of_the_package_get_no_line():
+    with pytest.raises(ValueError, match="rounds") as caught:
+        fjs.make_train(task=fjs.quadratic(), rounds=0, batch_size=1, cohort=fjs.cohort.full(), work=fjs.local.steps(1))
+    assert mistakes.notes(caught.value) == []
+
+
+def test_an_evaluation_keeps_jax_s_error_and_says_what_it_was_called_with():
+    def evaluate(params, dataset):
+        return {"found": dataset.examples["z"]}
+
+    def known(params, dataset):
+        return {"found": float(params[0])}
+
+    with pytest.raises(KeyError) as caught:
+        run(evaluate=evaluate)
+    assert line_of(evaluate, '"z"') in note_of(caught)
+    assert "evaluate was called with params float32[2], dataset FederatedDataset(3 clients" in note_of(caught)
+    train = fjs.make_train(
+        task=fjs.quadratic(), rounds=1, batch_size=1, cohort=fjs.cohort.full(), work=fjs.local.steps(1), evaluate=known
+    )
+    with pytest.raises(jax.errors.ConcretizationTypeError) as caught:
+        train(fjs.fedavg(client_optimizer=SGD), DATA, jax.random.key(0))
+    assert f"{mistakes.called(_frame(known))} needs a value that is not known" in note_of(caught)
+    assert line_of(known, "float") in note_of(caught)
+
+
+def _frame(function):
+    try:
+        function(None, None)
+    except TypeError as error:
+        return error.__traceback__.tb_next.tb_frame
+
+
+def test_an_object_that_cannot_be_shown_hides_no_error():
+    class Odd:
+        def __repr__(self):
+            raise RuntimeError
+
+    def fails(odd):
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"), mistakes.explained():
+        jax.tree.map(fails, [Odd()])
+
+
+def test_of_a_value_that_was_kept_the_place_is_named():
+    def leaking(of):
+        kept = []
+
+        def losses(params, examples):
+            kept.append(of(plain(params, examples)))
+            return plain(params, examples) * kept[0]
+
+        return losses
+
+    for of, error, who in ((jnp.sum, jax.errors.UnexpectedTracerError, "a function"), (jnp.abs, TypeError, "losses")):
+        with pytest.raises(error) as caught:
+            run(task=fjs.functions(init, leaking(of)))
+        assert note_of(caught).startswith(f"{who} uses a value that it has kept from another call")
+        assert "(kept of its losses_function[0] is a traced value)" in note_of(caught)
+
+
+def test_an_optimiser_within_a_hook_is_named_before_it():
+    class Sign(fjs.optim.Optimizer):
+        def transform(self):
+            def update(gradients, state, params=None):
+                return (gradients if gradients[0] > 0 else state), state
+
+            return fjs.optim.sgd(0.1).transform()._replace(update=update)
+
+    with pytest.raises(TypeError, match=r"^update \(in FedAvg.step\) asks for the truth"):
+        run(fjs.fedavg(client_optimizer=Sign()))
+
+
+def test_a_command_says_it_too(capsys):
+    class Options:
+        command, traceback = "run", False
+
+        @staticmethod
+        def run(options):
+            run(task=fjs.functions(init, lambda params, examples: jnp.ones(3)))
+
+    assert status_of(Options) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("fedjax-sim run: losses_function returns float32[3]")
+    assert said.splitlines()[1].endswith("in <lambda>")
