@@ -61,7 +61,7 @@ test-all: $(VENV)/.stamp-test ## the fast and the slow tests
 experiments: $(VENV)/.stamp-test ## every experiment of the papers at its smoke size
 	$(call pytest,-n $(JOBS) -m smoke --durations=5 tests/papers/test_experiments.py tests/papers/test_experiments_at_paper_size.py)
 
-methods: $(VENV)/.stamp-test ## write what is made of the methods' records: README's table, names in the package's stub
+methods: $(VENV)/.stamp-test ## write what is made of the methods' records and of the navigation: tables, README's pages, names in the stub
 	$(bin)/python docs/site/tables.py
 
 notebooks: $(bin)/python ## write what all notebooks begin with: badges, the cell that installs

@@ -48,18 +48,25 @@ def repository() -> str:
 
 def on_config(config: Any) -> Any:
     sections = {
-        "Reference": ["reference/index.md", *({reference.title(page): page} for page in reference.places())],
-        "Tutorials": ["tutorials/index.md", *(page_of(path) for path in notebooks())],
+        "reference": ["reference/index.md", *({reference.title(page): page} for page in reference.places())],
+        "tutorials": ["tutorials/index.md", *(page_of(path) for path in notebooks())],
     }
-    config.nav = [{name: sections.get(name, value) for name, value in item.items()} for item in config.nav]
+    config.nav = _filled(config.nav, sections)
     if repository():
         config.repo_url = repository()
     return config
 
 
+def _filled(nav: Any, sections: dict[str, list[Any]]) -> Any:
+    """The navigation with the pages of sections where it has their names."""
+    if isinstance(nav, dict):
+        return {name: _filled(value, sections) for name, value in nav.items()}
+    return [_filled(item, sections) for item in nav] if isinstance(nav, list) else sections.get(nav, nav)
+
+
 def on_files(files: Any, config: Any) -> Any:
     for name, page in _OUTSIDE.items():
-        wide = "---\nhide: [navigation, toc]\n---\n\n" if name == "README.md" else ""
+        wide = "---\nhide: [toc]\n---\n\n" if name == "README.md" else ""
         files.append(File.generated(config, page, content=wide + (ROOT / name).read_text(encoding="utf-8")))
     for page, text in reference.pages().items():
         files.append(File.generated(config, page, content=text))
