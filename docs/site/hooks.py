@@ -18,6 +18,7 @@ from mkdocs.structure.files import File
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 sys.path.insert(0, str(HERE))
+import programs  # noqa: E402
 import reference  # noqa: E402
 
 _OUTSIDE = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
@@ -80,11 +81,18 @@ def on_files(files: Any, config: Any) -> Any:
         files.append(File.generated(config, page_of(path), content=text))
         files.append(File.generated(config, f"tutorials/{path.name}", abs_src_path=str(path)))
     files.append(File.generated(config, "site.css", abs_src_path=str(HERE / "site.css")))
+    files.append(File.generated(config, "llms.txt", content=programs.llms(_address)))
+    files.append(File.generated(config, "names.json", content=json.dumps(programs.names(), indent=0)))
     for path in figures():
         files.append(File.generated(config, page_of(path), abs_src_path=str(path)))
     index = "# Tutorials\n\nNotebooks, each runs in minutes on two cores.\n\n" + "\n".join(titles) + "\n"
     files.append(File.generated(config, "tutorials/index.md", content=index))
     return files
+
+
+def _address(file: str) -> str:
+    """Where a page of the repository is in the built site."""
+    return str(Path(page_of(ROOT / file)).with_suffix(".html"))
 
 
 def _cell(cell: dict[str, Any]) -> str:

@@ -46,8 +46,13 @@ def _in(tier: str, section: str, items: list[Any]) -> Iterator[Page]:
 
 def heading(path: Path) -> str:
     """The first heading of a page or notebook."""
-    text = path.read_text(encoding="utf-8")
+    return re.search(r"^# (.+)$", text(path), re.MULTILINE)[1]  # type: ignore[index]
+
+
+def text(path: Path) -> str:
+    """A page, or what a notebook says beside its code, from the first heading on."""
+    found = path.read_text(encoding="utf-8")
     if path.suffix == ".ipynb":
-        cells = json.loads(text)["cells"]
-        text = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
-    return re.search(r"^# (.+)$", text, re.MULTILINE)[1]  # type: ignore[index]
+        cells = json.loads(found)["cells"]
+        found = "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+    return found[found.index("# ") :]

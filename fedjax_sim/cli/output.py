@@ -254,7 +254,7 @@ def check_over(names: Iterable[str], given: dict[str, Any]) -> None:
 
 
 def summary(history: History, files: dict[str, Path]) -> dict[str, Any]:
-    """What scripts need of a run; what is not finite is null, as JSON has no other word for it."""
+    """What scripts need of a run; what is not finite, or not in an old file, is null."""
     return {
         "algorithm": history.algorithm,
         "rounds": int(history.evaluated[-1]),
@@ -262,8 +262,8 @@ def summary(history: History, files: dict[str, Path]) -> dict[str, Any]:
         "final": {name: finite(history.final(name).tolist()) for name in history.metrics},
         "seconds": history.seconds,
         "compile_seconds": history.compile_seconds,
-        "layout": history.description["run"]["layout"],
-        "device": history.description["environment"]["device"],
+        "layout": history.description.get("run", {}).get("layout"),
+        "device": history.description.get("environment", {}).get("device"),
         "stops": {str(seed): list(stop) for seed, stop in history.stops.items()},
         "divergences": [str(one) for one in history.divergences],
         "files": {name: str(path) for name, path in files.items()},

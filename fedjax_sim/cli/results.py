@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import sys
 from collections import Counter
@@ -10,11 +11,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedjax_sim.cli.options import add_place
-from fedjax_sim.cli.output import CHOOSING, settle
+from fedjax_sim.cli.options import add_json, add_place, add_voice, voice
+from fedjax_sim.cli.output import CHOOSING, finite, settle, summary
 
 if TYPE_CHECKING:
     from fedjax_sim.run.history import History
+    from fedjax_sim.run.verification import Verification
     from fedjax_sim.studies.sweeps.result import Sweep
 
 MOST_POINTS = 12
@@ -33,12 +35,14 @@ def add_to(commands: Any) -> None:
     add_place(report, "results", nargs="+", of="RESULT", help=results)
     add_place(report, "--out", default="report.html", of="FILE", help="the page (default: report.html)")
     report.add_argument("--title", metavar="TEXT", help="its heading")
+    add_voice(report)
     report.set_defaults(run=_report)
 
     show = commands.add_parser("show", help="print saved runs and sweeps as one table")
     add_place(show, "results", nargs="+", of="RESULT", help=results)
     show.add_argument("--target", type=float, help="also count the rounds until this accuracy (or loss)")
     show.add_argument("--markdown", action="store_true", help="a Markdown table")
+    add_json(show)
     show.set_defaults(run=_show)
 
     verify = commands.add_parser("verify", help="run a saved result again, from its own description, and compare")
@@ -53,6 +57,7 @@ def add_to(commands: Any) -> None:
         "their code is imported from there"
     )
     add_place(verify, "--configuration", of="CONFIG.toml", help=about)
+    add_json(verify)
     verify.set_defaults(run=_verify)
 
 
@@ -65,14 +70,21 @@ def _report(options: argparse.Namespace) -> int:
     check_writable(page.parent)
     found = _read(options)
     report(found.histories, options.out, title=options.title or found.heading)
-    print(f"wrote {options.out} ({page.stat().st_size / 1000:,.0f} kB)")
+    voice(options)(f"wrote {options.out} ({page.stat().st_size / 1000:,.0f} kB)")
+    if options.json:
+        print(json.dumps({"runs": list(found.histories), "notes": found.notes, "files": {"report": options.out}}))
     return 0
 
 
 def _show(options: argparse.Namespace) -> int:
     from fedjax_sim.reporting.table import results_table
 
-    print(results_table(_read(options).histories, target=options.target, markdown=options.markdown))
+    found = _read(options)
+    if options.json:
+        runs = [{"label": label, **summary(history, {})} for label, history in found.histories.items()]
+        print(json.dumps({"runs": runs, "notes": found.notes}, allow_nan=False))
+    else:
+        print(results_table(found.histories, target=options.target, markdown=options.markdown))
     return 0
 
 
@@ -103,8 +115,22 @@ def _verify(options: argparse.Namespace) -> int:
     found = verify(
         history, parts=_own_parts(history, options.history, options.configuration), tolerance=options.tolerance
     )
-    print(found)
+    print(json.dumps(_as_json(found), allow_nan=False) if options.json else found)
     return 0 if found.passed else 1
+
+
+def _as_json(found: Verification) -> dict[str, Any]:
+    return {
+        "passed": found.passed,
+        "tolerance": found.tolerance,
+        "arrays": len(found.differences),
+        "equal": sum(one.equal for one in found.differences),
+        "differs": [{"name": one.name, "distance": finite(one.distance)} for one in found.failed],
+        "said": list(found.said),
+        "unsaid": list(found.unsaid),
+        "environment": found.environment,
+        "models": found.models,
+    }
 
 
 def _own_parts(history: History, file: str, configuration: str | None) -> dict[str, Any]:

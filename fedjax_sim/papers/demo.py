@@ -65,10 +65,9 @@ def run_demo(
         show(f"compiling and running {', '.join(algorithms)}: half a minute the first time")
         histories = {}
         for method, algorithm in algorithms.items():
-            stem = _stem(name, method)
             histories[method] = fjs.simulate(
                 algorithm, data, rounds=rounds, eval_every=max(rounds // 50, 1), seeds=range(seeds), **settings,
-                checkpoint=None if checkpoint is None else pathlib.Path(checkpoint) / stem,
+                checkpoint=None if checkpoint is None else pathlib.Path(checkpoint) / stem(name, method),
             )  # fmt: skip
         results[name] = histories
         layout = next(iter(histories.values())).description["run"]["layout"]["name"].rpartition(".")[2]
@@ -86,7 +85,7 @@ def run_demo(
     write_atomically(folder / "results.json", json.dumps(summary, indent=1).encode())
     for problem, histories in results.items():
         for method, history in histories.items():
-            history.save(folder / f"{_stem(problem, method)}.npz")
+            history.save(folder / f"{stem(problem, method)}.npz")
     show(f"\nwrote {folder / 'comparison.png'}, {folder / 'results.json'} and a history for each run")
     return results
 
@@ -108,5 +107,6 @@ def _summary(history: History, target: float) -> dict[str, Any]:
     }
 
 
-def _stem(problem: str, method: str) -> str:
+def stem(problem: str, method: str) -> str:
+    """The name of a run's files, without an ending."""
     return f"{problem.partition('(')[0].partition(',')[0]}-{method.lower()}"
