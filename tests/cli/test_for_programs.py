@@ -7,8 +7,10 @@ import pathlib
 import re
 import signal
 
+import numpy as np
 import pytest
 
+import fedjax_sim as fjs
 from fedjax_sim.cli import main as cli
 from fedjax_sim.cli import process
 from fedjax_sim.papers import demo
@@ -95,11 +97,26 @@ def test_a_run_is_verified_for_scripts(folder, capsys):
     assert about["arrays"] == about["equal"] > 3
     assert about["differs"] == []
 
+    history = fjs.History.load("results/small/history.npz")
+    history.metrics["loss"][:, -1] = np.nan  # not the result of this description, and no number of JSON
+    history.save("other.npz")
+    assert cli.main(["verify", "other.npz", "--json"]) == 1
+    about = json.loads(capsys.readouterr().out)
+    assert not about["passed"]
+    assert {"name": "metrics/loss", "distance": None} in about["differs"]
+
 
 def test_algorithms_are_a_list(capsys):
     assert cli.main(["algorithms", "fedprox", "--json"]) == 0
     (about,) = json.loads(capsys.readouterr().out)
     assert set(about) == keys("algorithms")
+
+
+def test_a_kind_has_its_names(capsys):
+    assert cli.main(["list", "cohort", "--json"]) == 0
+    names = json.loads(capsys.readouterr().out)["names"]
+    assert {"cohort.full", "cohort.uniform"} < {one["name"] for one in names}
+    assert all(one["name"].startswith("cohort.") and one["what"] for one in names)
 
 
 def test_a_name_that_nothing_has_prints_no_json(capsys):
