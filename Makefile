@@ -61,8 +61,9 @@ test-all: $(VENV)/.stamp-test ## the fast and the slow tests
 experiments: $(VENV)/.stamp-test ## every experiment of the papers at its smoke size
 	$(call pytest,-n $(JOBS) -m smoke --durations=5 tests/papers/test_experiments.py tests/papers/test_experiments_at_paper_size.py)
 
-methods: $(VENV)/.stamp-test ## write what is made of the methods' records: README's table, names in the package's stub
+methods: $(VENV)/.stamp-test ## write what is made of the code and the docs: README's lists, tables of methods, the stub, llms.txt, AGENTS.md
 	$(bin)/python docs/site/tables.py
+	$(bin)/python docs/site/programs.py
 
 notebooks: $(bin)/python ## write what all notebooks begin with: badges, the cell that installs
 	$(bin)/python notebooks/first_cells.py

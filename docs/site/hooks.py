@@ -18,6 +18,7 @@ from mkdocs.structure.files import File
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 sys.path.insert(0, str(HERE))
+import programs  # noqa: E402
 import reference  # noqa: E402
 
 _OUTSIDE = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
@@ -48,18 +49,25 @@ def repository() -> str:
 
 def on_config(config: Any) -> Any:
     sections = {
-        "Reference": ["reference/index.md", *({reference.title(page): page} for page in reference.places())],
-        "Tutorials": ["tutorials/index.md", *(page_of(path) for path in notebooks())],
+        "reference": ["reference/index.md", *({reference.title(page): page} for page in reference.places())],
+        "tutorials": ["tutorials/index.md", *(page_of(path) for path in notebooks())],
     }
-    config.nav = [{name: sections.get(name, value) for name, value in item.items()} for item in config.nav]
+    config.nav = _filled(config.nav, sections)
     if repository():
         config.repo_url = repository()
     return config
 
 
+def _filled(nav: Any, sections: dict[str, list[Any]]) -> Any:
+    """The navigation with the pages of sections where it has their names."""
+    if isinstance(nav, dict):
+        return {name: _filled(value, sections) for name, value in nav.items()}
+    return [_filled(item, sections) for item in nav] if isinstance(nav, list) else sections.get(nav, nav)
+
+
 def on_files(files: Any, config: Any) -> Any:
     for name, page in _OUTSIDE.items():
-        wide = "---\nhide: [navigation, toc]\n---\n\n" if name == "README.md" else ""
+        wide = "---\nhide: [toc]\n---\n\n" if name == "README.md" else ""
         files.append(File.generated(config, page, content=wide + (ROOT / name).read_text(encoding="utf-8")))
     for page, text in reference.pages().items():
         files.append(File.generated(config, page, content=text))
@@ -73,11 +81,18 @@ def on_files(files: Any, config: Any) -> Any:
         files.append(File.generated(config, page_of(path), content=text))
         files.append(File.generated(config, f"tutorials/{path.name}", abs_src_path=str(path)))
     files.append(File.generated(config, "site.css", abs_src_path=str(HERE / "site.css")))
+    files.append(File.generated(config, "llms.txt", content=programs.llms(_address)))
+    files.append(File.generated(config, "names.json", content=json.dumps(programs.names(), indent=0)))
     for path in figures():
         files.append(File.generated(config, page_of(path), abs_src_path=str(path)))
     index = "# Tutorials\n\nNotebooks, each runs in minutes on two cores.\n\n" + "\n".join(titles) + "\n"
     files.append(File.generated(config, "tutorials/index.md", content=index))
     return files
+
+
+def _address(file: str) -> str:
+    """Where a page of the repository is in the built site."""
+    return str(Path(page_of(ROOT / file)).with_suffix(".html"))
 
 
 def _cell(cell: dict[str, Any]) -> str:

@@ -1,4 +1,6 @@
-"""Writes what is made of the methods' records: the README's table, and the methods in the stub of the package.
+"""Writes README's table and list of pages, the table of docs/methods.md, and the methods in the stub of the package.
+
+Tables are made of the methods' records, the list of pages of the site's navigation.
 
 make methods        # or: python docs/site/tables.py
 """
@@ -6,20 +8,47 @@ make methods        # or: python docs/site/tables.py
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
+import json
 import re
+import sys
 from pathlib import Path
 
 from fedjax_sim.algorithms import Algorithm
 from fedjax_sim.core.descriptions import registered_factory
 from fedjax_sim.core.records import RECORDS, Record
 
+sys.path.insert(0, str(Path(__file__).parent))
+import navigation
+
 ROOT = Path(__file__).parents[2]
-README, STUB = ROOT / "README.md", ROOT / "fedjax_sim" / "__init__.pyi"
+README, METHODS = ROOT / "README.md", ROOT / "docs" / "methods.md"
+STUB = ROOT / "fedjax_sim" / "__init__.pyi"
 _OWN = tuple(name for name in RECORDS if registered_factory(name).__module__.startswith("fedjax_sim."))
+_NAME = re.compile(r"(?m)^\| `(\w+)` \|")
+# The files of tests/algorithms that hold a group's methods against loops by hand: a method's is the first with its
+# name.
+_BY_HAND = {
+    "Averaging": ("golden", "golden_methods"),
+    "Normalised": ("golden",),
+    "Control variates": ("golden", "golden_methods", "server_corrections"),
+    "Momentum, adaptive, averages": ("golden_servers", "golden_methods", "server_corrections"),
+    "Adaptive weights": ("golden_methods",),
+    "Learned weights": ("reweighted",),
+    "Personal models": ("personal_methods",),
+    "Parts of the model": ("partial",),
+    "Clusters, mixtures, widths": ("cluster_methods",),
+    "Privacy, clipping": ("privacy",),
+    "Compression": ("compression",),
+    "Robust averages, attacks": ("robust",),
+    "Fairness": ("golden_servers",),
+    "Losses of their own": ("own_losses",),
+}
 
 
 def row(name: str, record: Record) -> str:
-    """A line of the table."""
+    """A line of the whole table."""
     cls = registered_factory(name).__wrapped__  # type: ignore[attr-defined]
     common = {field.name for field in dataclasses.fields(Algorithm)}
     own = [field.name for field in dataclasses.fields(cls) if field.name not in common]
@@ -28,24 +57,86 @@ def row(name: str, record: Record) -> str:
     return re.sub("  +", " ", "| " + " | ".join(cells) + " |")
 
 
-def readme(text: str) -> str:
-    """The README with its table as the records say: every line where it is, what is new at the end of its group."""
-    before, heading, after = text.partition("## Algorithms\n")
+def methods(text: str) -> str:
+    """The page of all methods as the records say: every line where it is, what is new at the end of its group."""
+    before, heading, after = text.partition("# All methods\n")
     table = re.search(r"(?:^\|.*\n)+", after, re.MULTILINE)
     assert table is not None
     groups = re.split(r"(?m)^(?=\| \*\*\[)", table[0])
     made = [groups[0].rstrip("\n")]
-    missing = {*_OWN} - {f"algorithm.{name}" for name in re.findall(r"(?m)^\| `(\w+)` \|", table[0])}
+    missing = {*_OWN} - {f"algorithm.{name}" for name in _NAME.findall(table[0])}
     for group in groups[1:]:
-        title = re.match(r"\| \*\*\[(.+?)\]", group)
-        assert title is not None
-        there = re.findall(r"(?m)^\| `(\w+)` \|", group)
-        ours = [f"algorithm.{name}" for name in there if f"algorithm.{name}" in _OWN]
-        ours += sorted(name for name in missing if RECORDS[name].group == title[1])
+        ours = [f"algorithm.{name}" for name in _NAME.findall(group) if f"algorithm.{name}" in _OWN]
+        ours += sorted(name for name in missing if RECORDS[name].group == _title(group))
         made += [group.splitlines()[0], *(row(name, RECORDS[name]) for name in ours)]
         missing -= {*ours}
     assert not missing, f"{sorted(missing)}: their records must name a group of the table"
     return before + heading + after[: table.start()] + "\n".join(made) + "\n" + after[table.end() :]
+
+
+def _title(group: str) -> str:
+    found = re.match(r"\| \*\*\[(.+?)\]", group)
+    assert found is not None
+    return found[1]
+
+
+def readme(text: str) -> str:
+    """README with a line for each method: its paper, what it is verified against, its notebooks; and with all pages."""
+    made = ["| name | paper | verified against | notebooks |", "|---|---|---|---|"]
+    for group in re.split(r"(?m)^(?=\| \*\*\[)", methods(METHODS.read_text(encoding="utf-8")))[1:]:
+        link = group.partition("](")[2].partition(")")[0]
+        made.append(f"| **[{_title(group)}](docs/{link})** | | | |")
+        for name in _NAME.findall(group):
+            paper = RECORDS[f"algorithm.{name}"].authors
+            made.append(
+                f"| `{name}` | {paper} | {_verified(name, _title(group))} | {_notebooks(name)} |".replace("  ", " ")
+            )
+    for name, lines in (("methods", made), ("pages", _pages())):
+        before, mark, rest = text.partition(f"<!-- {name} -->\n")
+        end = f"<!-- /{name} -->\n"
+        text = before + mark + "\n".join([*lines, ""]) + end + rest.partition(end)[2]
+    return text
+
+
+def _pages() -> list[str]:
+    """A line for each section of each tier, with links to its pages."""
+    lines = []
+    for tier, inside in itertools.groupby(navigation.pages()[1:], lambda page: page.tier):
+        lines += ["", f"**{tier}**", ""]
+        for section, pages in itertools.groupby(inside, lambda page: page.section):
+            links = ", ".join(f"[{page.title}]({page.file})" for page in pages)
+            lines.append(f"- {section}: {links}" if section else f"- {links}")
+    return [*lines, ""]
+
+
+def _verified(name: str, group: str) -> str:
+    """Links to the test that holds it against a loop by hand, and to the pages of papers whose experiments run it."""
+    tests = [f"tests/algorithms/test_{stem}.py" for stem in _BY_HAND[group]]
+    beside = next((test for test in tests if re.search(rf"(?<![a-z]){name}(?![a-z])", _text(ROOT / test))), None)
+    assert beside is not None, f"{name}: no test of {', '.join(tests)} has its name"
+    links = [f"[by hand]({beside})"]
+    papers = _text(ROOT / "docs" / "reproductions.md").partition("\n## ")[0]
+    for title, page in re.findall(r"(?m)^\| \[(.+?)\]\((.+?)\) \| (?!no paper)", papers):
+        if re.search(rf"fjs\.{name}\b", _text(ROOT / "fedjax_sim" / "papers" / Path(page).stem.replace("-", "_"))):
+            links.append(f"[{title}](docs/{page})")
+    return ", ".join(links)
+
+
+def _notebooks(name: str) -> str:
+    """Links to the notebooks whose code has it, by their numbers."""
+    found = [path for path in sorted((ROOT / "notebooks").glob("*.ipynb")) if re.search(rf"fjs\.{name}\b", _text(path))]
+    return ", ".join(f"[{int(path.stem[:2])}](notebooks/{path.name})" for path in found)
+
+
+@functools.cache
+def _text(path: Path) -> str:
+    """What a file says, or all modules of a folder, or the code of a notebook."""
+    if path.is_dir():
+        return "\n".join(map(_text, sorted(path.glob("*.py"))))
+    text = path.read_text(encoding="utf-8")
+    if path.suffix != ".ipynb":
+        return text
+    return "\n".join("".join(cell["source"]) for cell in json.loads(text)["cells"] if cell["cell_type"] == "code")
 
 
 def stub(text: str) -> str:
@@ -61,6 +152,9 @@ def stub(text: str) -> str:
     return "\n".join([*others[:first], *sorted(made), *others[first:]]) + "\n"
 
 
+MADE = ((METHODS, methods), (README, readme), (STUB, stub))
+"""The files, in the order in which they are written, each with what makes it of what is there."""
+
 if __name__ == "__main__":
-    for file, make in ((README, readme), (STUB, stub)):
+    for file, make in MADE:
         file.write_text(make(file.read_text(encoding="utf-8")), encoding="utf-8")

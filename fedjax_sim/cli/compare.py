@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedjax_sim.cli.list_names import methods_by_name
 from fedjax_sim.cli.options import add_changes, add_place, add_running, completed
-from fedjax_sim.cli.output import Results, begin, finite, hardware, refusing, share_out, short_name, summary
+from fedjax_sim.cli.output import Results, begin, finite, hardware, pairs, refusing, share_out, short_name, summary
 from fedjax_sim.cli.variants import Variant, differences, variants
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ def _outcome(variant: Variant, results: Results, options: argparse.Namespace) ->
 
 
 def _write(outcomes: list[Outcome], notes: list[str], results: Results) -> None:
-    from fedjax_sim.reporting.paired import paired, paired_table
+    from fedjax_sim.reporting.paired import paired_table
     from fedjax_sim.reporting.table import objectives, results_table
 
     done = {outcome.variant.label: outcome.history for outcome in outcomes if outcome.history is not None}
@@ -139,13 +139,13 @@ def _write(outcomes: list[Outcome], notes: list[str], results: Results) -> None:
     if done:
         results.draw(lambda path: _plot(done, path), "comparison.png")
     found = objectives(done)  # known in the end: a method may choose its average
-    pairs, why = None, ""
+    paired, why = None, ""
     if len(done) > 1:
         try:
-            pairs = [finite({**row._asdict(), "finals": row.finals.tolist()}) for row in paired(done)]
+            paired = pairs(done)
         except (KeyError, ValueError) as error:
             why = str(error.args[0])
-    told = {"runs": [_as_json(outcome) for outcome in outcomes], "paired": pairs, "notes": [*notes, *found]}
+    told = {"runs": [_as_json(outcome) for outcome in outcomes], "paired": paired, "notes": [*notes, *found]}
     if results.tell(told, "results.json"):
         return
     if done:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import json
 import shlex
 import shutil
 import sys
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fedjax_sim.cli.options import FOLDERS, add_place
-from fedjax_sim.cli.output import refusing, results_in, settle
+from fedjax_sim.cli.options import FOLDERS, add_place, add_voice, voice
+from fedjax_sim.cli.output import refusing, results_in, settle, summary
 from fedjax_sim.cli.process import Refused
+
+if TYPE_CHECKING:
+    from fedjax_sim.papers.reproducing import Line
 
 
 def add_to(commands: Any) -> None:
@@ -26,11 +30,13 @@ def add_to(commands: Any) -> None:
         "called again"
     )
     add_place(demo, "--checkpoint", FOLDERS, of="DIR", help=about)
+    add_voice(demo)
     demo.set_defaults(run=_demo)
 
     init = commands.add_parser("init", help="write a commented configuration that runs in seconds")
     about = "where to (default: run.toml; - prints it); a file that is there is left as it is"
     add_place(init, "file", nargs="?", default="run.toml", of="FILE", help=about)
+    add_voice(init)
     init.set_defaults(run=_init)
 
     about = "an experiment of a paper: its figure, its table and which of its claims hold"
@@ -45,17 +51,27 @@ def add_to(commands: Any) -> None:
     about = "where to write (default: results/reproduce)"
     add_place(made, "--out", FOLDERS, default="results/reproduce", of="DIR", help=about)
     add("--fresh", action="store_true", help="forget finished runs of this size first")
+    add_voice(made)
     made.set_defaults(run=_reproduce)
 
 
 def _demo(options: argparse.Namespace) -> int:
-    from fedjax_sim.papers.demo import run_demo
+    from fedjax_sim.papers.demo import run_demo, stem
 
-    devices = settle(options)
+    devices, say, out = settle(options), voice(options), Path(options.out)
     if devices is not None:
-        print(f"on {devices}")
-    with results_in(Path(options.out), "comparison.png", "results.json"):
-        run_demo(options.out, rounds=options.rounds, seeds=options.seeds, checkpoint=options.checkpoint)
+        say(f"on {devices}")
+    with results_in(out, "comparison.png", "results.json"):
+        found = run_demo(out, rounds=options.rounds, seeds=options.seeds, checkpoint=options.checkpoint, show=say)
+    if options.json:
+        runs = [
+            {"label": f"{problem}: {method}", **summary(run, {"history": out / f"{stem(problem, method)}.npz"})}
+            for problem, runs in found.items()
+            for method, run in runs.items()
+        ]
+        files = {"plot": str(out / "comparison.png"), "results": str(out / "results.json")}
+        print(json.dumps({"runs": runs, "files": files}, allow_nan=False))
+        return 0
     # By its path where the shell would not find it, as after `make demo`
     called = Path(sys.argv[0])
     by_path = options.own_process and called.name == "fedjax-sim" and shutil.which(called.name) is None
@@ -78,7 +94,9 @@ def _init(options: argparse.Namespace) -> int:
             file.write(text)
     except FileExistsError as error:
         raise FileExistsError(f"{path} is there already, and is left as it is: name another file") from error
-    print(f"wrote {path}: run it with `fedjax-sim run {path}`")
+    voice(options)(f"wrote {path}: run it with `fedjax-sim run {path}`")
+    if options.json:
+        print(json.dumps({"files": {"configuration": str(path)}}))
     return 0
 
 
@@ -87,6 +105,9 @@ def _reproduce(options: argparse.Namespace) -> int:
     from fedjax_sim.papers.catalogue import CATALOGUE, check_name
 
     if options.list:
+        if options.json:
+            print(json.dumps({"experiments": [{"name": name, "title": one.title} for name, one in CATALOGUE.items()]}))
+            return 0
         width = max(map(len, CATALOGUE))
         for name, entry in CATALOGUE.items():
             print(f"{name:{width}}  {entry.title}")
@@ -105,15 +126,25 @@ def _reproduce(options: argparse.Namespace) -> int:
 
 def _performed(options: argparse.Namespace) -> int:
     from fedjax_sim.papers.catalogue import CATALOGUE
-    from fedjax_sim.papers.reproducing import board, reproduce, reproduce_all
+    from fedjax_sim.papers.reproducing import Line, board, reproduce, reproduce_all
 
-    given = {name: getattr(options, name) for name in ("size", "seeds", "out", "fresh")}
+    given = {name: getattr(options, name) for name in ("size", "seeds", "out", "fresh")} | {"show": voice(options)}
     if len(options.names) == 1:
-        reproduce(options.names[0], **given)
-        return 0
-    lines = reproduce_all(options.names or tuple(CATALOGUE), **given)
-    print("\n" + board(lines, options.size).partition("\n## ")[0].rstrip())
+        lines = [Line(options.names[0], reproduce(options.names[0], **given), "")]
+    else:
+        lines = reproduce_all(options.names or tuple(CATALOGUE), **given)
+        voice(options)("\n" + board(lines, options.size).partition("\n## ")[0].rstrip())
+    if options.json:
+        print(json.dumps({"experiments": [_as_json(line, Path(options.out, options.size)) for line in lines]}))
     failed = [line.name for line in lines if line.report is None]
     if failed:
         print(f"fedjax-sim reproduce: ended with an error: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0
+
+
+def _as_json(line: Line, folder: Path) -> dict[str, Any]:
+    held, not_held, not_testable = (None, None, None) if line.report is None else line.report.counts()
+    return {
+        "name": line.name, "error": line.error or None, "held": held, "did_not_hold": not_held,
+        "not_testable": not_testable, "folder": str(folder / line.name),
+    }  # fmt: skip

@@ -52,6 +52,7 @@ def add_to(commands: Any) -> None:
     names = commands.add_parser("list", help="the names that configurations may use, or the arguments of one")
     names.add_argument("what", nargs="?", metavar="NAME", help="a kind (algorithm), or a name (algorithm.fedprox), of "
                        "which the arguments are shown; all kinds without it")  # fmt: skip
+    add_json(names)
     names.set_defaults(run=run)
     methods = commands.add_parser("algorithms", help="the methods: what each does, keeps and sends, and its paper")
     about = "only these, with their arguments: fedprox scaffold"
@@ -66,7 +67,12 @@ def run(options: argparse.Namespace) -> int:
     kinds: dict[str, list[Named]] = {}
     for one in found:
         kinds.setdefault(one.name.partition(".")[0], []).append(one)
-    if what is None:
+    if options.json:
+        chosen = [one for one in found if what in (None, one.name, one.short, one.name.partition(".")[0])]
+        if not chosen:
+            raise Refused(unknown(what, [*kinds, *(one.name for one in found)]))
+        print(json.dumps({"names": [{"name": one.name, "what": one.what} for one in chosen]}))
+    elif what is None:
         for kind, of_kind in kinds.items():
             names = ", ".join(one.short for one in of_kind)
             print(textwrap.fill(names, width=100, initial_indent=f"{kind:14} ", subsequent_indent=" " * 15))

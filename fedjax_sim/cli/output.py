@@ -8,7 +8,7 @@ import inspect
 import json
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -254,7 +254,7 @@ def check_over(names: Iterable[str], given: dict[str, Any]) -> None:
 
 
 def summary(history: History, files: dict[str, Path]) -> dict[str, Any]:
-    """What scripts need of a run; what is not finite is null, as JSON has no other word for it."""
+    """What scripts need of a run; what is not finite, or not in an old file, is null."""
     return {
         "algorithm": history.algorithm,
         "rounds": int(history.evaluated[-1]),
@@ -262,12 +262,19 @@ def summary(history: History, files: dict[str, Path]) -> dict[str, Any]:
         "final": {name: finite(history.final(name).tolist()) for name in history.metrics},
         "seconds": history.seconds,
         "compile_seconds": history.compile_seconds,
-        "layout": history.description["run"]["layout"],
-        "device": history.description["environment"]["device"],
+        "layout": history.description.get("run", {}).get("layout"),
+        "device": history.description.get("environment", {}).get("device"),
         "stops": {str(seed): list(stop) for seed, stop in history.stops.items()},
         "divergences": [str(one) for one in history.divergences],
         "files": {name: str(path) for name, path in files.items()},
     }
+
+
+def pairs(histories: Mapping[str, History], against: str | None = None) -> list[dict[str, Any]]:
+    """Every other run minus ``against``, or the first, with paired tests."""
+    from fedjax_sim.reporting.paired import paired
+
+    return [finite({**row._asdict(), "finals": row.finals.tolist()}) for row in paired(histories, against=against)]
 
 
 def finite(value: Any) -> Any:

@@ -11,12 +11,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedjax_sim.cli.options import add_json, add_place
-from fedjax_sim.cli.output import CHOOSING, settle
+from fedjax_sim.cli.options import add_json, add_place, add_voice, voice
+from fedjax_sim.cli.output import CHOOSING, finite, pairs, settle, summary
 from fedjax_sim.core.tabular import FORMS
 
 if TYPE_CHECKING:
     from fedjax_sim.run.history import History
+    from fedjax_sim.run.verification import Verification
     from fedjax_sim.studies.sweeps.result import Sweep
 
 MOST_POINTS = 12
@@ -35,6 +36,7 @@ def add_to(commands: Any) -> None:
     add_place(report, "results", nargs="+", of="RESULT", help=results)
     add_place(report, "--out", default="report.html", of="FILE", help="the page (default: report.html)")
     report.add_argument("--title", metavar="TEXT", help="its heading")
+    add_voice(report)
     report.set_defaults(run=_report)
 
     show = commands.add_parser("show", help="print saved runs and sweeps as one table")
@@ -44,6 +46,7 @@ def add_to(commands: Any) -> None:
                       "seed by seed, with 95 %% intervals and paired tests")  # fmt: skip
     show.add_argument("--form", choices=FORMS, default="text", help="of the table (default: text)")
     show.add_argument("--markdown", action="store_const", const="markdown", dest="form", help="as --form markdown")
+    add_json(show)
     show.set_defaults(run=_show)
 
     verify = commands.add_parser("verify", help="run a saved result again, from its own description, and compare")
@@ -61,6 +64,7 @@ def add_to(commands: Any) -> None:
         "their code is imported from there"
     )
     add_place(verify, "--configuration", of="CONFIG.toml", help=about)
+    add_json(verify)
     verify.set_defaults(run=_verify)
 
     cite = commands.add_parser("cite", help="BibTeX of the package and of the papers of methods, data, configurations")
@@ -79,7 +83,9 @@ def _report(options: argparse.Namespace) -> int:
     check_writable(page.parent)
     found = _read(options)
     report(found.histories, options.out, title=options.title or found.heading)
-    print(f"wrote {options.out} ({page.stat().st_size / 1000:,.0f} kB)")
+    voice(options)(f"wrote {options.out} ({page.stat().st_size / 1000:,.0f} kB)")
+    if options.json:
+        print(json.dumps({"runs": list(found.histories), "notes": found.notes, "files": {"report": options.out}}))
     return 0
 
 
@@ -87,11 +93,16 @@ def _show(options: argparse.Namespace) -> int:
     from fedjax_sim.reporting.paired import paired_table
     from fedjax_sim.reporting.table import results_table
 
-    histories = _read(options).histories
-    if options.against is not None:
-        print(paired_table(histories, against=options.against, form=options.form))
+    found = _read(options)
+    runs = found.histories
+    if options.json:
+        about = [{"label": label, **summary(history, {})} for label, history in runs.items()]
+        paired = None if options.against is None else pairs(runs, options.against)
+        print(json.dumps({"runs": about, "paired": paired, "notes": found.notes}, allow_nan=False))
+    elif options.against is not None:
+        print(paired_table(runs, against=options.against, form=options.form))
     else:
-        print(results_table(histories, target=options.target, form=options.form))
+        print(results_table(runs, target=options.target, form=options.form))
     return 0
 
 
@@ -133,14 +144,33 @@ def _verify(options: argparse.Namespace) -> int:
         use_generator(environment["generator"])
     several = re.fullmatch(r"(\d{1,4}) x cpu( of \d{1,6} processes)?", str(environment.get("device")))
     settle(options, devices=int(several[1]) if several else 1)
-    passed = True
+    verified = {}
     for name, (path, history) in runs.items():
         parts = _own_parts(history, path, options.configuration)
         tolerance = ELSEWHERE if options.point and options.tolerance is None else options.tolerance
         found = verify(history, parts=parts, tolerance=tolerance)
-        print(f"{name}: " * (len(runs) > 1), found, sep="")
-        passed &= found.passed
+        verified[name] = found
+        if not options.json:
+            print(f"{name}: " * (len(runs) > 1), found, sep="")
+    passed = all(found.passed for found in verified.values())
+    if options.json:
+        about = [{"label": name, **_as_json(found)} for name, found in verified.items()]
+        print(json.dumps({"passed": passed, "runs": about}, allow_nan=False))
     return 0 if passed else 1
+
+
+def _as_json(found: Verification) -> dict[str, Any]:
+    return {
+        "passed": found.passed,
+        "tolerance": found.tolerance,
+        "arrays": len(found.differences),
+        "equal": sum(one.equal for one in found.differences),
+        "differs": [{"name": one.name, "distance": finite(one.distance)} for one in found.failed],
+        "said": list(found.said),
+        "unsaid": list(found.unsaid),
+        "environment": found.environment,
+        "models": found.models,
+    }
 
 
 def _to_verify(options: argparse.Namespace) -> dict[str, tuple[Path, History]]:

@@ -28,7 +28,7 @@ class Record:
       kept: models that a client keeps, ``"1"`` or ``"none"``.
       sent: models down and up, a round and client: ``"1 / 1 + a scalar"``; "" for one each, or for the base's.
       options: its own hyper-parameters with a word about them; "" for their names alone.
-      group: the part of the README's table where a new one is put; no more needed once it is there.
+      group: the part of the tables of methods where a new one is put; there it may be moved.
       case: arguments with which the tests of all methods run it, beside a client optimiser, or a base (by name) other
         than FedAvg; ``"inert"`` names those that do nothing there. None where the tests cannot make it.
     """

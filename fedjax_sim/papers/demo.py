@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
 import fedjax_sim as fjs
@@ -50,6 +51,7 @@ def run_demo(
     rounds: int = ROUNDS,
     seeds: int = SEEDS,
     checkpoint: str | os.PathLike[str] | None = None,
+    show: Callable[[str], None] = print,
 ) -> dict[str, dict[str, History]]:
     """Compares FedAvg, FedProx, FedNova and SCAFFOLD under heterogeneous local epochs, E_i(t) ~ U{1..5}.
 
@@ -59,22 +61,21 @@ def run_demo(
     folder = pathlib.Path(out)
     results: dict[str, dict[str, History]] = {}
     for name, (data, algorithms, settings) in problems().items():
-        print(f"\n{name}: {data.num_clients} clients, {data.num_examples:,} training examples")
-        print(f"compiling and running {', '.join(algorithms)}: half a minute the first time")
+        show(f"\n{name}: {data.num_clients} clients, {data.num_examples:,} training examples")
+        show(f"compiling and running {', '.join(algorithms)}: half a minute the first time")
         histories = {}
         for method, algorithm in algorithms.items():
-            stem = _stem(name, method)
             histories[method] = fjs.simulate(
                 algorithm, data, rounds=rounds, eval_every=max(rounds // 50, 1), seeds=range(seeds), **settings,
-                checkpoint=None if checkpoint is None else pathlib.Path(checkpoint) / stem,
+                checkpoint=None if checkpoint is None else pathlib.Path(checkpoint) / stem(name, method),
             )  # fmt: skip
         results[name] = histories
         layout = next(iter(histories.values())).description["run"]["layout"]["name"].rpartition(".")[2]
         total = sum(h.seconds for h in histories.values())
         compiling = sum(h.compile_seconds for h in histories.values())
-        print(f"{rounds} rounds, 10 clients a round, 1 to 5 local epochs each\n")
-        print(results_table(histories, target=TARGETS[name]))
-        print(f"compiling {compiling:.1f} s, running {total:.1f} s; layout {layout!r}: how clients share the hardware")
+        show(f"{rounds} rounds, 10 clients a round, 1 to 5 local epochs each\n")
+        show(results_table(histories, target=TARGETS[name]))
+        show(f"compiling {compiling:.1f} s, running {total:.1f} s; layout {layout!r}: how clients share the hardware")
 
     comparison(results, folder / "comparison.png")
     summary = {
@@ -84,8 +85,8 @@ def run_demo(
     write_atomically(folder / "results.json", json.dumps(summary, indent=1).encode())
     for problem, histories in results.items():
         for method, history in histories.items():
-            history.save(folder / f"{_stem(problem, method)}.npz")
-    print(f"\nwrote {folder / 'comparison.png'}, {folder / 'results.json'} and a history for each run")
+            history.save(folder / f"{stem(problem, method)}.npz")
+    show(f"\nwrote {folder / 'comparison.png'}, {folder / 'results.json'} and a history for each run")
     return results
 
 
@@ -106,5 +107,6 @@ def _summary(history: History, target: float) -> dict[str, Any]:
     }
 
 
-def _stem(problem: str, method: str) -> str:
+def stem(problem: str, method: str) -> str:
+    """The name of a run's files, without an ending."""
     return f"{problem.partition('(')[0].partition(',')[0]}-{method.lower()}"

@@ -22,13 +22,16 @@ def test_fedavgm(x64, nesterov):
 
 @pytest.mark.parametrize(
     ("kind", "form"),
-    [("adagrad", "paper"), ("adam", "optax"), ("yogi", "paper")]
-    + [pytest.param(*case, marks=slow) for case in (("adagrad", "optax"), ("adam", "paper"), ("yogi", "optax"))],
+    [("fedadagrad", "paper"), ("fedadam", "optax"), ("fedyogi", "paper")]
+    + [
+        pytest.param(f"fed{kind}", form, marks=slow)
+        for kind, form in (("adagrad", "optax"), ("adam", "paper"), ("yogi", "optax"))
+    ],
 )
 def test_adaptive_server_optimisers(x64, kind, form):
     problem = PROBLEMS["whole"]()
     rule = {"paper": servers.Adaptive, "optax": servers.AdaptiveOptax}[form]
-    make = getattr(fjs, f"fed{kind}")
+    make, kind = getattr(fjs, kind), kind.removeprefix("fed")
     for beta1, beta2, tau in [(0.9, 0.99, 1e-3), (0.5, 0.8, 0.1)]:
         given = (kind, beta1, beta2, tau)
         expected = methods.FedAvg(setting(problem, rule=lambda given=given: rule(*given)))

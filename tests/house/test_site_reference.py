@@ -29,8 +29,13 @@ def reference():
     before, path = set(sys.modules), list(sys.path)
     yield load("reference")
     sys.path[:] = path
-    for name in {"reference", "docstrings"} - before:
+    for name in {"reference", "docstrings", "programs", "navigation", "house"} - before:
         sys.modules.pop(name, None)
+
+
+@pytest.fixture(scope="module")
+def programs(reference):
+    return load("programs")
 
 
 def test_every_public_name_has_a_docstring(reference):
@@ -112,6 +117,48 @@ def test_signatures_say_what_can_be_given(reference):
     made = sys.modules["docstrings"].signature("fjs.function", function)
     assert "fjs.function(x, y: int = 1, *args, key, **rest) -> History" in made
     assert inspect.signature(fjs.fedprox).parameters.keys() >= {"mu", "client_optimizer"}
+
+
+def test_what_programs_read_is_what_the_docs_say(programs):
+    for file, make in programs.MADE:
+        assert file.read_text(encoding="utf-8") == make(), f"{file.name}: run make methods"
+    text = programs.llms()
+    for page in (ROOT / "docs").rglob("*.md"):
+        assert text.count(f"]({page.relative_to(ROOT).as_posix()})") == 1, page
+
+
+def test_public_signatures_change_only_on_purpose(programs):
+    """``python docs/site/programs.py --signatures`` writes them; docs/stability.md says which changes are allowed."""
+    before, now = programs.SIGNATURES.read_text(encoding="utf-8").splitlines(), programs.signatures().splitlines()
+    said = "python docs/site/programs.py --signatures, after a look at docs/stability.md"
+    assert [line for line in before if line not in now] == [], said
+    assert [line for line in now if line not in before] == [], said
+
+
+def test_a_changed_signature_is_noticed(programs, monkeypatch):
+    def fedprox(*, mu=1.0, other: int = 3, made=print):
+        """One line.
+
+        And more.
+        """
+
+    monkeypatch.setattr(
+        programs.reference, "entries", lambda: [programs.reference.Entry("", "fedprox", fedprox, exported=True)]
+    )
+    assert programs.signatures() == "fjs.fedprox(*, mu=1.0, other=3, made=...)\n"
+    (about,) = programs.names()
+    assert (about["kind"], about["about"], about["page"]) == ("function", "One line.", "reference/runs.html#fedprox")
+
+
+def test_names_have_what_their_users_write(programs):
+    found = {one["name"]: one for one in programs.names()}
+    assert found["fjs.simulate"]["signature"].startswith("(algorithm, dataset, *, task, rounds")
+    assert found["fjs.History.final"] == {
+        "name": "fjs.History.final", "kind": "method", "signature": "(name)",
+        "about": found["fjs.History.final"]["about"], "page": "reference/runs.html#History.final",
+    }  # fmt: skip
+    assert {one["kind"] for one in found.values()} >= {"function", "class", "method", "property", "exception"}
+    assert [name for name, one in found.items() if not one["about"] and one["kind"] != "class"] == []
 
 
 def test_every_page_is_in_the_navigation():
