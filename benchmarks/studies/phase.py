@@ -55,7 +55,7 @@ def compared(size: str, resume: pathlib.Path | None = None) -> Any:
         lambda alpha, seed: fjs.datasets.digits(num_clients=20, alpha=alpha, seed=seed),
         x={"alpha": np.geomspace(0.01, 100, n["cells"])},
         y={"K": steps(n["cells"], n["most"])},
-        seeds=n["seeds"],
+        seeds=range(n["seeds"]),
         best_of=fjs.sweeps.grid({RATE: n["rates"]}),
         choosing_seeds=range(100, 100 + n["choosing"]),
         progress=True,

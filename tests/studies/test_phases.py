@@ -135,8 +135,9 @@ def alone(rate, data, work, seed, cohort=None):
 def test_cells_that_refine_computes_are_those_of_the_full_grid():
     methods = {"slow": lambda rate: fjs.fedavg(client_optimizer=fjs.optim.sgd(rate)), "fast": METHODS["FedAvg"]}
     axes = {"x": {"rate": np.linspace(0.01, 0.19, 9)}, "y": {"K": [1, 2, 3]}}
-    run = RUN | {"work": lambda K: fjs.local.given_steps(K, most=3)} | axes
+    run = RUN | {"work": lambda K: fjs.local.given_steps(K, most=3), "task": fjs.quadratic(start=9.0)} | axes
     full = fjs.phase(methods, draw, seeds=range(3), **run)
+    assert full.verdict().winner[:, 0].tolist() == [1, 1, 1, 1, -1, 0, 0, 0, 0]
     some = fjs.phase(methods, draw, seeds=range(3), refine=21, **run)
     np.testing.assert_array_equal(some.values[some.computed], full.values[some.computed])
     assert np.isnan(some.values[~some.computed]).all()
@@ -200,7 +201,7 @@ def test_what_cannot_be_known_is_not_stored(tmp_path):
         return params["x"] ** 2 * batch["e"][:, 0] + float(lock.locked())
 
     def evaluate(params, dataset):
-        return {"locked": params["x"] * float(lock.locked())}
+        return {"locked": np.float32(lock.locked())}
 
     axes = {"x": {"client_optimizer.learning_rate": [0.1]}, "y": {"K": [1, 2]}, "seeds": [0]}
     work = {"work": lambda K: fjs.local.given_steps(K, most=2)}
