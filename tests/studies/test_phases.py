@@ -76,6 +76,18 @@ def test_winners_are_those_of_scipy(correction):
     np.testing.assert_array_equal(flipped.winner, found.winner)
 
 
+def test_the_best_of_three_is_better_than_both():
+    """Each pair is tested two-sided, so that half a p times three methods that may be best bounds the error."""
+    values = np.random.default_rng(0).normal(size=(3, 1, 3, 6)) * 0.2 + np.array([0.0, 0.3, 5.0])[:, None]
+    found = diagram(values).verdict(correction=None)
+    for place in np.ndindex(3, 1):
+        best = int(values[place].mean(axis=1).argmin())
+        others = [m for m in range(3) if m != best]
+        p = max(stats.ttest_rel(values[place][best], values[place][other]).pvalue for other in others)
+        np.testing.assert_allclose(found.p[place], min(1.5 * p, 1.0))
+        assert found.winner[place] == (best if 1.5 * p <= 0.05 else -1)
+
+
 def test_divergence_loses_and_what_is_missing_is_neither():
     values = np.random.default_rng(0).normal(size=(3, 1, 2, 5))
     values[0, 0, 0, 2] = np.nan
@@ -106,6 +118,11 @@ def test_refinement_goes_to_the_boundary():
     assert len(done) == len(set(done)) <= 120
     assert {(6, 8), (7, 8)} <= set(done)
     assert (15, 15) not in done
+    few, unknown = [], []
+    refined(17, 17, 40, few.extend, lambda: winner)
+    assert len(few) == 40  # of the 42 that two steps would take
+    refined(17, 17, 289, unknown.extend, lambda: np.full((17, 17), -1))
+    assert len(unknown) == 289  # where nothing separates there may be a boundary anywhere
 
 
 def test_the_best_value_is_chosen_by_the_choosing_seeds_alone():
@@ -114,7 +131,7 @@ def test_the_best_value_is_chosen_by_the_choosing_seeds_alone():
     def data(seed):
         return fjs.datasets.quadratics(num_clients=2, dim=1, seed=seed, hessians=np.eye(1) * (2 if seed >= 100 else 5))
 
-    rates = fjs.sweeps.grid({"client_optimizer.learning_rate": [0.2, 0.5, 2.0]})
+    rates = fjs.sweeps.grid({"client_optimizer.learning_rate": [0.2, 0.5, 2.0, 1e30]})  # the last one diverges
     found = fjs.phase(
         {"FedAvg": METHODS["FedAvg"]}, data, x={"K": [1, 2]}, y={"server_learning_rate": [0.5, 1.0]}, seeds=range(2),
         best_of=rates, choosing_seeds=[100, 101], work=lambda K: fjs.local.given_steps(K, most=2),
