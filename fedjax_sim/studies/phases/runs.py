@@ -237,7 +237,7 @@ class Diagram:
             data, key = self._data(runs[0].place, runs[0].seed), jax.random.key(np.uint32(runs[0].seed))
             of_data = dataset_fingerprint(data) if self.folder is not None else ""
             likes: dict[Hashable, tuple[Plan, Any]] = {}  # resolved, and its parameters' shapes, by structure
-            alike: dict[Hashable, list[tuple[_Run, Plan, str]]] = {}
+            alike: dict[tuple[Hashable, Hashable], list[tuple[_Run, Plan, str]]] = {}
             for run in runs:
                 setting = self.grid.setting(run.method, run.place, run.candidate)
                 about = f"{setting.checksum} {of_data} {run.seed}" if self.folder is not None else ""
