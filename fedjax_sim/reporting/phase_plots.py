@@ -74,9 +74,10 @@ def _edges(ax: Any, which: str, values: np.ndarray) -> np.ndarray:
     log = spans_a_decade(values)
     inner = np.log(values) if log else values.astype(float)
     ends = inner[[0, -1]] if len(inner) > 1 else inner[0] + np.array([-0.5, 0.5])
-    found = np.concatenate([ends[:1], (inner[1:] + inner[:-1]) / 2, ends[1:]])
+    found: np.ndarray = np.concatenate([ends[:1], (inner[1:] + inner[:-1]) / 2, ends[1:]])
     if not log:
         return found
     getattr(ax, f"set_{which}scale")("log")
     plain_numbers(getattr(ax, f"{which}axis"), leading_digits(float(values.max() / values.min())))
-    return np.exp(found)
+    found = np.exp(found)
+    return found
