@@ -58,7 +58,7 @@ def phase_map(diagram: Any, what: str, winner: np.ndarray | None, ax: Any, colum
             handles.append(Line2D([], [], color="black", linewidth=1.0, label="equal means"))
     bad = np.argwhere(diagram.diverged.any(axis=2))
     if len(bad):
-        mark: dict[str, Any] = {"linestyle": "", "marker": "x", "color": "0.2", "markersize": 3}
+        mark: dict[str, Any] = {"linestyle": "", "marker": "x", "color": "0.2", "markersize": 3, "clip_on": False}
         ax.plot(diagram.x[bad[:, 0]], diagram.y[bad[:, 1]], **mark)
         handles.append(Line2D([], [], label=DIVERGED, **mark))
     if blank.any():
@@ -70,13 +70,14 @@ def phase_map(diagram: Any, what: str, winner: np.ndarray | None, ax: Any, colum
 
 
 def _edges(ax: Any, which: str, values: np.ndarray) -> np.ndarray:
-    """Borders half-way between the values, of a logarithmic axis in the logarithm."""
+    """Borders half-way between the values, of a logarithmic axis in the logarithm; the outer cells end at theirs."""
     log = spans_a_decade(values)
     inner = np.log(values) if log else values.astype(float)
-    steps = np.diff(inner) if len(inner) > 1 else np.ones(1)
-    found = np.concatenate([[inner[0] - steps[0] / 2], (inner[1:] + inner[:-1]) / 2, [inner[-1] + steps[-1] / 2]])
-    if log:
-        getattr(ax, f"set_{which}scale")("log")
-        plain_numbers(getattr(ax, f"{which}axis"), leading_digits(float(values.max() / values.min())))
-        found = np.exp(found)
+    ends = inner[[0, -1]] if len(inner) > 1 else inner[0] + np.array([-0.5, 0.5])
+    found: np.ndarray = np.concatenate([ends[:1], (inner[1:] + inner[:-1]) / 2, ends[1:]])
+    if not log:
+        return found
+    getattr(ax, f"set_{which}scale")("log")
+    plain_numbers(getattr(ax, f"{which}axis"), leading_digits(float(values.max() / values.min())))
+    found = np.exp(found)
     return found

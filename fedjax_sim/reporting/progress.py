@@ -47,7 +47,11 @@ class Progress:
 
 
 def progress_bar(
-    total_rounds: int, enabled: bool | Literal["auto"] | None = None, description: str = "rounds"
+    total_rounds: int,
+    enabled: bool | Literal["auto"] | None = None,
+    description: str = "rounds",
+    *,
+    unit: str = "round",
 ) -> Progress:
     """A context manager that shows progress on stderr.
 
@@ -56,6 +60,7 @@ def progress_bar(
       enabled: True shows it: as a bar if rich is installed and stderr is a terminal or a notebook, otherwise as a
         line every tenth of the run. None or "auto" shows it on a terminal only, of the first process; False never.
       description: what is being run.
+      unit: what is counted where that is not rounds.
 
     Raises:
       TypeError: another value of ``enabled``.
@@ -76,7 +81,9 @@ def progress_bar(
         if not is_first():
             return Progress()
     console = _rich_console(terminal)
-    return _Lines(total_rounds, description) if console is None else _Bar(total_rounds, description, console)
+    if console is None:
+        return _Lines(total_rounds, description, unit)
+    return _Bar(total_rounds, description, unit, console)
 
 
 class _Shown(Progress):
@@ -84,8 +91,8 @@ class _Shown(Progress):
 
     enabled = True
 
-    def __init__(self, total: int, description: str):
-        self.total, self.description = total, description
+    def __init__(self, total: int, description: str, unit: str):
+        self.total, self.description, self.unit = total, description, unit
         self.start: tuple[int, float] | None = None
         self.metrics: dict[str, float] = {}
         self.a_round: float | None = None  # clients
@@ -103,7 +110,7 @@ class _Shown(Progress):
         if done > first and now > since:
             speed = (done - first) / (now - since)
             clients_too = [] if self.a_round is None else [f"{_rounded(speed * self.a_round)} clients/s"]
-            parts = [f"{_rounded(speed)} rounds/s", *clients_too, *parts]
+            parts = [f"{_rounded(speed)} {self.unit}s/s", *clients_too, *parts]
             if done < self.total:
                 parts.append(f"{datetime.timedelta(seconds=round((self.total - done) / speed))} left")
         return ", ".join(parts)
@@ -136,7 +143,7 @@ class _Lines(_Shown):
         tenths = 10 * rounds_done // max(self.total, 1)
         if tenths > self.tenths:
             self.tenths = tenths
-            self.show(rounds_done, f"round {rounds_done}/{self.total}, {status}")
+            self.show(rounds_done, f"{self.unit} {rounds_done}/{self.total}, {status}")
 
     def show(self, done: int, text: str) -> None:
         print(f"{self.description}: {text}", file=sys.stderr, flush=True)
@@ -145,11 +152,11 @@ class _Lines(_Shown):
 class _Bar(_Shown):
     """A bar that rich draws; its own thread keeps it moving while XLA compiles."""
 
-    def __init__(self, total: int, description: str, console: Any):
+    def __init__(self, total: int, description: str, unit: str, console: Any):
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
         from rich.progress import Progress as RichProgress
 
-        super().__init__(total, description)
+        super().__init__(total, description, unit)
         before, after = (TextColumn(f"{{task.{field}}}", markup=False) for field in ("description", "fields[status]"))
         columns = (before, BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn(), after)
         self._bar = RichProgress(*columns, console=console)

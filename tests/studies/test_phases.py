@@ -1,7 +1,10 @@
 """Phase diagrams: cells against simulate, pairing, axes, tests by hand, resumption."""
 
+import importlib
 import itertools
+import pathlib
 import re
+import threading
 
 import numpy as np
 import pytest
@@ -9,6 +12,7 @@ from scipy import stats
 
 import fedjax_sim as fjs
 from fedjax_sim.core.devices import double_precision
+from fedjax_sim.studies.phases import runs
 from fedjax_sim.studies.phases.refining import refined
 from fedjax_sim.studies.phases.result import PhaseDiagram
 
@@ -36,7 +40,7 @@ def test_cells_are_those_of_simulate_paired_and_resumed(tmp_path):
     with double_precision():
         axes = {"x": {"client_optimizer.learning_rate": [0.05, 0.1, 0.2]}, "y": {"K": [1, 4]}}
         run = RUN | {"work": lambda K: fjs.local.given_steps(K, most=4)}
-        found = fjs.phase(METHODS, draw, **axes, seeds=2, **run, resume=tmp_path)
+        found = fjs.phase(METHODS, draw, **axes, seeds=range(2), **run, resume=tmp_path)
         for (i, rate), (j, K), seed in itertools.product(enumerate([0.05, 0.1, 0.2]), enumerate([1, 4]), range(2)):
             method = fjs.fedavg(client_optimizer=fjs.optim.sgd(rate))
             alone = fjs.simulate(method, draw(seed), seeds=seed, **RUN, work=fjs.local.steps(K), eval_every=3)
@@ -45,22 +49,21 @@ def test_cells_are_those_of_simulate_paired_and_resumed(tmp_path):
         assert (found.steps[:, 1, ..., 0] == 4 * found.steps[:, 0, ..., 0]).all()
         assert (found.verdict().winner == -1).all()  # FedProx with mu = 0 is FedAvg
         sorted(tmp_path.glob("runs-*.npz"))[0].unlink()
-        again = fjs.phase(METHODS, draw, **axes, seeds=2, **run, resume=tmp_path)
+        again = fjs.phase(METHODS, draw, **axes, seeds=range(2), **run, resume=tmp_path)
         np.testing.assert_array_equal(found.values, again.values)
         with pytest.raises(ValueError, match="other data or settings"):
-            fjs.phase(METHODS, lambda seed: draw(seed + 1), **axes, seeds=2, **run, resume=tmp_path)
+            fjs.phase(METHODS, lambda seed: draw(seed + 1), **axes, seeds=range(2), **run, resume=tmp_path)
 
 
-@pytest.mark.parametrize(("correction", "test"), [("bh", "t"), ("holm", "t"), (None, "sign")])
-def test_winners_are_those_of_scipy(correction, test):
+@pytest.mark.parametrize("correction", ["bh", "holm", None])
+def test_winners_are_those_of_scipy(correction):
     generator = np.random.default_rng(0)
     values = generator.normal(size=(4, 3, 2, 8))
     values[..., 1, :] += np.linspace(0, 2, 12).reshape(4, 3, 1)
-    found = diagram(values).verdict(test=test, correction=correction)
+    found = diagram(values).verdict(correction=correction)
     d = (values[..., 0, :] - values[..., 1, :]).reshape(12, 8)
     p = stats.ttest_1samp(d, 0, axis=1).pvalue
-    if test == "t":
-        np.testing.assert_allclose(found.p.ravel(), p)
+    np.testing.assert_allclose(found.p.ravel(), p)
     order, raised = np.argsort(found.p.ravel()), found.p.ravel().copy()
     if correction == "holm":
         raised[order] = [max((12 - k) * found.p.ravel()[order[k]] for k in range(i + 1)) for i in range(12)]
@@ -70,8 +73,20 @@ def test_winners_are_those_of_scipy(correction, test):
     better = np.where(d.mean(axis=1) < 0, 0, 1)
     np.testing.assert_array_equal(found.winner.ravel(), np.where(raised <= 0.05, better, -1))
     assert len(set(found.winner.ravel())) > 1
-    flipped = diagram(-values, less=False).verdict(test=test, correction=correction)
+    flipped = diagram(-values, less=False).verdict(correction=correction)
     np.testing.assert_array_equal(flipped.winner, found.winner)
+
+
+def test_the_best_of_three_is_better_than_both():
+    """Each pair is tested two-sided, so that half a p times three methods that may be best bounds the error."""
+    values = np.random.default_rng(0).normal(size=(3, 1, 3, 6)) * 0.2 + np.array([0.0, 0.3, 5.0])[:, None]
+    found = diagram(values).verdict(correction=None)
+    for place in np.ndindex(3, 1):
+        best = int(values[place].mean(axis=1).argmin())
+        others = [m for m in range(3) if m != best]
+        p = max(stats.ttest_rel(values[place][best], values[place][other]).pvalue for other in others)
+        np.testing.assert_allclose(found.p[place], min(1.5 * p, 1.0))
+        assert found.winner[place] == (best if 1.5 * p <= 0.05 else -1)
 
 
 def test_divergence_loses_and_what_is_missing_is_neither():
@@ -116,6 +131,143 @@ def test_refinement_goes_to_the_boundary():
     assert len(done) == len(set(done)) <= 120
     assert {(6, 8), (7, 8)} <= set(done)
     assert (15, 15) not in done
+    few, unknown = [], []
+    refined(17, 17, 40, few.extend, lambda: winner)
+    assert len(few) == 40  # of the 42 that two steps would take
+    refined(17, 17, 289, unknown.extend, lambda: np.full((17, 17), -1))
+    assert len(unknown) == 289  # where nothing separates there may be a boundary anywhere
+
+
+def test_the_best_value_is_chosen_by_the_choosing_seeds_alone():
+    """One step at the rate 1/h ends in the optimum of 1/2 h x^2; h = 2 for the seeds that choose, 5 for the others."""
+
+    def data(seed):
+        return fjs.datasets.quadratics(num_clients=2, dim=1, seed=seed, hessians=np.eye(1) * (2 if seed >= 100 else 5))
+
+    rates = fjs.sweeps.grid({"client_optimizer.learning_rate": [0.2, 0.5, 2.0, 1e30]})  # the last one diverges
+    found = fjs.phase(
+        {"FedAvg": METHODS["FedAvg"]}, data, x={"K": [1, 2]}, y={"server_learning_rate": [0.5, 1.0]}, seeds=range(2),
+        best_of=rates, choosing_seeds=[100, 101], work=lambda K: fjs.local.given_steps(K, most=2),
+        **RUN | {"cohort": fjs.cohort.full()},
+    )  # fmt: skip
+    assert (found.chosen["client_optimizer.learning_rate"] == 0.5).all()
+    for seed, history in ((seed, alone(0.5, data(seed), fjs.local.steps(2), seed)) for seed in range(2)):
+        np.testing.assert_allclose(found.values[1, 1, 0, seed], history.final("loss")[0], rtol=1e-5)
+    assert found.records()[0]["client_optimizer.learning_rate"] == 0.5
+
+
+def alone(rate, data, work, seed, cohort=None):
+    method = fjs.fedavg(client_optimizer=fjs.optim.sgd(rate))
+    run = RUN | {"cohort": cohort or fjs.cohort.full(), "eval_every": 3}
+    return fjs.simulate(method, data, seeds=seed, **run, work=work)
+
+
+def test_cells_that_refine_computes_are_those_of_the_full_grid():
+    methods = {"slow": lambda rate: fjs.fedavg(client_optimizer=fjs.optim.sgd(rate)), "fast": METHODS["FedAvg"]}
+    axes = {"x": {"rate": np.linspace(0.01, 0.19, 9)}, "y": {"K": [1, 2, 3]}}
+    run = RUN | {"work": lambda K: fjs.local.given_steps(K, most=3), "task": fjs.quadratic(start=9.0)} | axes
+    full = fjs.phase(methods, draw, seeds=range(3), **run)
+    assert full.verdict().winner[:, 0].tolist() == [1, 1, 1, 1, -1, 0, 0, 0, 0]
+    some = fjs.phase(methods, draw, seeds=range(3), refine=21, **run)
+    np.testing.assert_array_equal(some.values[some.computed], full.values[some.computed])
+    assert np.isnan(some.values[~some.computed]).all()
+    assert (some.verdict().winner[~some.computed] == -2).all()
+    assert some.computed.all(axis=1).tolist() == [True, False, True, True, True, True, True, False, True]  # around 0.1
+
+
+def test_programs_are_as_many_as_structures():
+    def count(rates, work):
+        before = runs._compute._cache_size()
+        axes = {"x": {"client_optimizer.learning_rate": rates}, "y": {"K": [1, 3]}}
+        fjs.phase(METHODS, draw, **axes, seeds=range(2), **RUN | {"rounds": 5}, work=work)
+        return runs._compute._cache_size() - before
+
+    assert count([0.1, 0.2], lambda K: fjs.local.given_steps(K, most=3)) == 2
+    assert count([0.3, 0.4], lambda K: fjs.local.given_steps(K, most=3)) == 0
+    assert count([0.1, 0.2], lambda K: fjs.local.steps(K)) == 4
+
+
+def test_numbers_of_clients_and_of_slots_are_axes():
+    """The cohort's slots follow from its probability: cells of one structure before it meets data, of several after."""
+
+    def data(N, seed):
+        return fjs.datasets.quadratics(num_clients=N, dim=2, seed=seed)
+
+    axes = {"x": {"N": [3, 60]}, "y": {"p": [0.05, 0.5]}}
+    run = RUN | {"cohort": lambda p: fjs.cohort.independent(p), "work": fjs.local.steps(2)}
+    found = fjs.phase({"FedAvg": METHODS["FedAvg"]}, data, **axes, seeds=[7], **run)
+    for i, N, j, p in ((0, 3, 1, 0.5), (1, 60, 0, 0.05), (1, 60, 1, 0.5)):
+        history = alone(0.1, data(N, 7), fjs.local.steps(2), 7, cohort=fjs.cohort.independent(p))
+        np.testing.assert_allclose(found.values[i, j, 0, 0], history.final("loss")[0], rtol=2e-5)
+        assert found.steps[i, j, 0, 0, 0] == history.rounds["useful_steps"].sum()
+
+
+def test_a_diagram_that_was_killed_goes_on_to_the_same_bits(tmp_path, monkeypatch, capsys):
+    axes = {"x": {"client_optimizer.learning_rate": [0.05, 0.1]}, "y": {"K": [1, 4]}}
+    run = RUN | {"work": lambda K: fjs.local.given_steps(K, most=4)} | axes
+    whole = fjs.phase(METHODS, draw, seeds=range(3), progress=True, **run)
+    assert "run 24/24" in capsys.readouterr().err
+    add, added = runs.Folder.add, []
+
+    def dies(self, numbers, history):
+        add(self, numbers, history)
+        added.append(numbers)
+        if len(added) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(runs.Folder, "add", dies)
+    with pytest.raises(KeyboardInterrupt):
+        fjs.phase(METHODS, draw, seeds=range(3), **run, resume=tmp_path)
+    again = fjs.phase(METHODS, draw, seeds=range(3), **run, resume=tmp_path)
+    np.testing.assert_array_equal(again.values, whole.values)
+    np.testing.assert_array_equal(again.steps, whole.steps)
+    assert sorted(itertools.chain(*added)) == list(range(24))  # none of them twice
+
+
+def test_what_cannot_be_known_is_not_stored(tmp_path):
+    lock = threading.Lock()
+
+    def loss(params, batch):
+        return params["x"] ** 2 * batch["e"][:, 0] + float(lock.locked())
+
+    def evaluate(params, dataset):
+        return {"locked": np.float32(lock.locked())}
+
+    axes = {"x": {"client_optimizer.learning_rate": [0.1]}, "y": {"K": [1, 2]}, "seeds": [0]}
+    work = {"work": lambda K: fjs.local.given_steps(K, most=2)}
+    task = fjs.functions(lambda key: {"x": np.float32(1.0)}, loss)
+    for changes, part in (({"task": task}, "task"), ({"evaluate": evaluate}, "evaluate")):
+        with pytest.raises(ValueError, match=f"a phase diagram that is stored .*opaque parts .*{part}"):
+            fjs.phase(METHODS, draw, **axes, **RUN | work | changes, resume=tmp_path / part)
+
+
+def test_colours_are_those_of_planted_winners_and_differences():
+    pytest.importorskip("matplotlib")
+    values = np.random.default_rng(0).normal(size=(3, 2, 2, 6), scale=1e-3)
+    planted = np.array([[-1.0, 1.0], [1.0, -1.0], [0.0, 1.0]])  # a - b
+    values[..., 0, :] += planted[..., None]
+    values[2, 0, 0] = values[2, 0, 1]
+    found = diagram(values, x=np.array([1, 2, 4]))
+    ax = found.plot()
+    np.testing.assert_array_equal(np.asarray(ax.collections[0].get_array()), [[1, 2, 0], [2, 1, 2]])  # 0 is grey
+    assert {text.get_text() for text in ax.get_legend().get_texts()} >= {"a better", "b better", "not significant"}
+    assert ax.get_xlim() == (1.0, 4.0)  # no cell beyond the values
+    drawn = np.asarray(found.plot("difference").collections[0].get_array())
+    np.testing.assert_allclose(drawn, planted.T, atol=3e-3)
+    assert found.difference("a", "b").low[1, 0] < 1 < found.difference("a", "b").high[1, 0] + 2e-3
+
+
+def test_accuracies_of_models_that_diverged_are_none():
+    """And those of whole models are: more is better, which the metric's name says."""
+    data = fjs.datasets.from_clients([{"x": np.eye(2, dtype=np.float32) * 1e20, "y": np.array([0, 1])}] * 2)
+    rates = {"client_optimizer.learning_rate": [1e-30, 1e10]}
+    run = {"task": fjs.classification(fjs.models.LogisticRegression(2)), "rounds": 3, "batch_size": 2}
+    found = fjs.phase(
+        {"FedAvg": METHODS["FedAvg"]}, data, x=rates, y={"K": [1, 2]}, seeds=[0], metric="accuracy", **run,
+        cohort=fjs.cohort.full(), work=lambda K: fjs.local.given_steps(K, most=2),
+    )  # fmt: skip
+    assert not found.less
+    assert found.diverged[..., 0].tolist() == [[False, False], [True, True]]
 
 
 @pytest.mark.parametrize(
@@ -126,10 +278,29 @@ def test_refinement_goes_to_the_boundary():
         ({"y": {"K": [4, 1]}}, "ascending"),
         ({"y": {"nothing": [0.5, 1.0]}}, "no function has the parameter"),
         ({"choosing_seeds": [7]}, "best_of"),
+        (
+            {"best_of": fjs.sweeps.grid({"client_optimizer.learning_rate": [0.1, 0.2]}), "choosing_seeds": [7]},
+            "an axis",
+        ),
+        ({"layout": fjs.layout.mesh(1)}, "runs of its own"),
+        ({"x": {"client_optimizer.learning_rate": 0.1}}, "ascending"),
     ],
 )
 def test_bad_input(changes, message):
-    given = {"x": {"client_optimizer.learning_rate": [0.1]}, "y": {"K": [1, 4]}, "seeds": 2} | RUN
+    given = {"x": {"client_optimizer.learning_rate": [0.1, 0.2]}, "y": {"K": [1, 4]}, "seeds": range(2)} | RUN
     work = {"work": fjs.local.steps(2) if "y" in changes else lambda K: fjs.local.given_steps(K, most=4)}
     with pytest.raises((ValueError, TypeError), match=message):
         fjs.phase(METHODS, draw, **given | work | changes)
+
+
+STUDY = pathlib.Path(__file__).parents[2] / "benchmarks" / "studies" / "results"
+
+
+@pytest.mark.nightly
+def test_the_study_runs(tmp_path):
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("sklearn")
+    found = importlib.import_module("benchmarks.studies.phase").main(["--size", "smoke", "--out", str(tmp_path)])
+    assert found["cells"] == 4
+    assert (tmp_path / "phase.png").stat().st_size > 0
+    assert len((tmp_path / "phase.csv").read_text().splitlines()) == 1 + 4 * 2 * 2

@@ -703,10 +703,10 @@ def test_too_few_slots_end_the_sweep():
     flags = np.zeros((2, 5), bool)
     flags[1, 3] = True
     history = dataclasses.replace(history, rounds={**history.rounds, "overflow": flags})
-    from fedjax_sim.studies.sweeps.running import _check_overflow
+    from fedjax_sim.studies.sweeps.running import check_overflow
 
     with pytest.raises(RuntimeError, match=r"a = 2, seed 0: round 3 drew more clients"):
-        _check_overflow(history, [{"a": 1.0}, {"a": 2.0}])
+        check_overflow(history, ["sweep, a = 1", "sweep, a = 2"])
 
 
 @pytest.mark.parametrize("probabilities", [[0.01, 0.1, 0.05], [0.1, 0.01, 0.05]])

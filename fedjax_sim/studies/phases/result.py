@@ -94,30 +94,26 @@ class PhaseDiagram:
             half = paired.half_width(d, level)
         return Difference(mean, mean - half, mean + half)
 
-    def verdict(self, *, level: float = 0.05, test: str = "t", correction: str | None = "bh") -> Verdict:
+    def verdict(self, *, level: float = 0.05, correction: str | None = "bh") -> Verdict:
         """Who wins where.
 
-        In a cell the method of the best mean is tested against every other, two-sided, on paired differences. It has
-        to be better than all: p is the largest of these, times half the number of methods. A method that diverged for
-        a seed cannot win, and loses to the others without a test. Differences of round-off are none.
+        In a cell the method of the best mean is tested against every other, two-sided, by Student's test on paired
+        differences. It has to be better than all: p is the largest of these, times half the number of methods. A method
+        that diverged for a seed cannot win, and loses to the others without a test. Differences of round-off are none.
 
         Args:
           level: of significance.
-          test: ``"t"``, Student's on the mean difference; ``"sign"``, on how many seeds are better (ties left out).
           correction: over tested cells: ``"bh"``, Benjamini and Hochberg 1995: of the cells with a winner a share of at
             most ``level`` is wrong, in expectation; ``"holm"``, Holm 1979: none is, with probability 1 - ``level``;
             None.
 
         Raises:
-          ValueError: fewer than two methods or seeds, or a sign test of so few seeds that no outcome is significant.
+          ValueError: fewer than two methods or seeds, or another correction.
         """
-        check_choice("verdict(test=...)", test, ("t", "sign"))
         if correction is not None:
             check_choice("verdict(correction=...)", correction, ("bh", "holm"))
         if len(self.methods) < 2 or len(self.seeds) < 2:
             raise ValueError("verdict: a paired test needs two methods and two seeds")
-        if test == "sign" and 2.0 ** (1 - len(self.seeds)) > level:
-            raise ValueError(f"verdict(test='sign'): with {len(self.seeds)} seeds no outcome is significant at {level}")
         cost = self.values if self.less else -self.values
         winner, p = np.where(self.computed, -1, -2), np.full(self.computed.shape, np.nan)
         for place in np.argwhere(self.computed):
@@ -128,9 +124,7 @@ class PhaseDiagram:
             best = min(whole, key=lambda m: cost[at][m].mean())
             winner[at] = best
             if len(whole) > 1:
-                found = [
-                    _p_value(self._paired(best, m)[at] * (1 if self.less else -1), test) for m in whole if m != best
-                ]
+                found = [_p_value(self._paired(best, m)[at] * (1 if self.less else -1)) for m in whole if m != best]
                 p[at] = min(max(found) * len(whole) / 2, 1.0)
         adjusted = p.copy()
         tested = np.isfinite(p)
@@ -233,11 +227,6 @@ class PhaseDiagram:
         return in_notebook(self, table(columns, "html"))
 
 
-def _p_value(d: np.ndarray, test: str) -> float:
-    """Two-sided p of the costs' differences d of the better less the other; 1 where their direction is the other."""
-    from scipy.special import bdtr  # type: ignore[import-untyped]  # of scipy, which jax brings
-
-    if test == "sign":
-        better, worse = int((d < 0).sum()), int((d > 0).sum())
-        return 1.0 if better <= worse else min(1.0, 2 * float(bdtr(worse, better + worse, 0.5)))
+def _p_value(d: np.ndarray) -> float:
+    """Two-sided p of the costs' differences d of the better less the other; 1 where there are none."""
     return 1.0 if d.mean() >= 0 else paired.t_test(d)

@@ -13,6 +13,7 @@ import numpy as np
 
 from fedjax_sim.core.descriptions import describe
 from fedjax_sim.core.devices import environment
+from fedjax_sim.core.opaque import check_known
 from fedjax_sim.core.values import check_count, check_flag, shown
 from fedjax_sim.datasets.fingerprints import fingerprint
 from fedjax_sim.engine.arguments import RunArguments, takes_run
@@ -34,18 +35,17 @@ def phase(
     *,
     x: Mapping[str, Any],
     y: Mapping[str, Any],
-    seeds: int | Iterable[int] = 5,
+    seeds: int | Iterable[int] = range(5),
     metric: str = "loss",
     less: bool | None = None,
     best_of: Space | None = None,
     choosing_seeds: Iterable[int] = (),
     refine: int | None = None,
-    only_cost: bool = False,
     initial_params: Any = None,
     progress: bool | None = None,
     resume: str | os.PathLike[str] | None = None,
     **run: Unpack[RunArguments],
-) -> Any:
+) -> PhaseDiagram:
     """Runs methods in every cell of two axes with every seed: the same data, starts and draws for each method.
 
     An axis is a parameter of functions given in the place of the data, an algorithm or an argument of the run, which
@@ -59,28 +59,27 @@ def phase(
       data: a data set, or its factory, which may take axes and ``seed``: a draw of the data for each seed.
       x: the horizontal axis, ``{"alpha": [0.0, 0.5, 1.0]}``, ascending.
       y: the vertical one.
-      seeds: a number of them, or the seeds of runs (and of data).
+      seeds: of runs, and of a data factory's draws: the same for all cells and methods.
       metric: one number of an evaluation; its value after the last round counts, NaN where the run diverged.
       less: whether less is better; None for losses, errors and accuracies, whose names say it.
       best_of: values of which each method takes its best in each cell, by the mean over the ``choosing_seeds``.
       choosing_seeds: for ``best_of``; none of ``seeds``, so that what is reported is not what was chosen by.
-      refine: so many cells at most: coarse ones, then those next to where verdicts differ or do not separate.
-      only_cost: returns the :class:`Cost` and runs nothing.
+      refine: so many cells at most: coarse ones, then those next to where verdicts, not corrected, differ or do not
+        separate.
       initial_params: where all runs start; None draws them from each seed.
       progress: a progress bar, after a line with the cost; None on a terminal only.
       resume: a folder for finished calls, from which the same call goes on, to the same bits.
       **run: the arguments of :func:`fedjax_sim.make_train` but ``eval_every``, or functions of axes that return them.
 
     Returns:
-      A :class:`PhaseDiagram`, or a :class:`Cost`.
+      A :class:`fedjax_sim.studies.phases.PhaseDiagram`.
 
     Raises:
       TypeError, ValueError: bad input, before anything is compiled; a folder of another diagram.
       RuntimeError: a cohort scheme drew more clients than it has slots.
     """
-    seed_list = check_seeds(range(seeds) if isinstance(seeds, int) else seeds)
+    seed_list = check_seeds(seeds)
     choosing = check_seeds(choosing_seeds) if best_of is not None else list(choosing_seeds)
-    check_flag("phase(only_cost=...)", only_cost)
     if not isinstance(algorithms, Mapping) or not algorithms:
         raise TypeError(
             f"phase: algorithms is {shown(algorithms)}: give methods by name, {{'FedAvg': fjs.fedavg(...)}}"
@@ -93,16 +92,12 @@ def phase(
         check_count("phase(refine=...)", refine)
         if len(algorithms) < 2 or len(seed_list) < 2:
             raise ValueError("phase(refine=...): a boundary needs two methods and two seeds")
-    grid = Grid(algorithms, data, (axis("x", x), axis("y", y)), dict(run))
+    grid = Grid(algorithms, data, (axis("x", x), axis("y", y)), best_of, dict(run))
     if is_traced((data, list(algorithms.values()), initial_params)):
         raise TypeError("phase was given traced values: call it outside of jit, grad and vmap")
-    diagram = Diagram(
-        grid, metric, _direction(metric, less), seed_list, best_of, choosing, run["evaluate"], initial_params
-    )
+    diagram = Diagram(grid, metric, _direction(metric, less), seed_list, choosing, run["evaluate"], initial_params)
     total = len(grid.axes[0].values) * len(grid.axes[1].values)
     cost = diagram.plan(total if refine is None else min(refine, total))
-    if only_cost:
-        return cost
     about = {
         "axes": [[one.name, list(one.values)] for one in grid.axes], "methods": list(grid.methods), "metric": metric,
         "less": diagram.less, "seeds": seed_list, "choosing_seeds": choosing,
@@ -113,14 +108,15 @@ def phase(
     where, started = environment(), time.perf_counter()
 
     def now() -> PhaseDiagram:
-        return diagram.result(about | {"environment": where, "seconds": time.perf_counter() - started})
+        spent = {"seconds": time.perf_counter() - started, "cost": cost._asdict()}
+        return diagram.result(about | {"environment": where} | spent)
 
     with contextlib.ExitStack() as stack:
         if resume is not None:
+            check_known("a phase diagram that is stored", about)
             decides = about | {"float": where["float"], "generator": where["generator"]}
-            diagram.folder = stack.enter_context(Folder(resume, decides, where, "phase"))
-            diagram.restore()
-        bar = stack.enter_context(progress_bar(cost.runs, progress, "runs of a phase diagram"))
+            diagram.restore(stack.enter_context(Folder(resume, decides, where, "phase")))
+        bar = stack.enter_context(progress_bar(cost.runs, progress, "phase diagram", unit="run"))
         if bar.enabled:
             print(cost, file=sys.stderr)
             bar.compiling()

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import itertools
-from collections.abc import Hashable, Mapping
+import json
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from fedjax_sim.core.descriptions import describe
+from fedjax_sim.core.opaque import check_known
 from fedjax_sim.core.values import check_real, shown, suggest
-from fedjax_sim.datasets.fingerprints import fingerprint
+from fedjax_sim.datasets.fingerprints import digest, fingerprint
 from fedjax_sim.engine.arguments import check_arguments
 from fedjax_sim.engine.plan import Plan
-from fedjax_sim.studies.sweeps.program import in_words, placed
+from fedjax_sim.studies.sweeps.program import in_words, placed, value_at
+from fedjax_sim.studies.sweeps.space import Space
 
 SEED = "seed"  # what the data's factory gets beside values of the axes
 _NOT = ("evaluate", "eval_every")  # arguments that are functions themselves, or no argument of a cell
-_PARTS = ("algorithm", "task", "cohort", "work", "batches", "system", "asynchronous", "layout", "diagnostics", "guard")
+_PARTS = ("algorithm", "task", "cohort", "work", "batches", "system", "asynchronous", "layout", "diagnostics")
 
 
 class Axis(NamedTuple):
@@ -35,7 +39,7 @@ def axis(which: str, given: Any) -> Axis:
     if not isinstance(given, Mapping) or len(given) != 1 or not isinstance(next(iter(given)), str):
         raise TypeError(f"phase({which}={shown(given)}): give one name with its values, {{'alpha': [0.0, 0.5, 1.0]}}")
     (name, values), what = next(iter(given.items())), f"phase({which}={{{next(iter(given))!r}: ...}})"
-    held = tuple(np.asarray(list(values)).tolist())
+    held = tuple(np.asarray(list(values)).tolist()) if isinstance(values, Iterable) else ()
     for value in held:
         check_real(what, value)
         if np.ndim(value) != 0:
@@ -78,6 +82,33 @@ def dependent(what: str, given: Any, known: tuple[str, ...]) -> Dependent:
     return Dependent(given, names)
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Setting:
+    """What one method is asked to do in a cell with one of the values to choose from, without data and key."""
+
+    plan: Plan
+    rounds: int
+
+    @functools.cached_property
+    def structure(self) -> Hashable:
+        """What settings have in common whose runs are one program, but for the data's shapes."""
+        leaves, structure = jax.tree.flatten(self.plan)
+        return structure, tuple((np.shape(leaf), str(jax.numpy.result_type(leaf))) for leaf in leaves), self.rounds
+
+    @functools.cached_property
+    def checksum(self) -> str:
+        """Of all that decides the results on given data; what cannot be known is refused."""
+        parts = {name: getattr(self.plan, name) for name in _PARTS}
+        described = {
+            name: describe(part) if hasattr(part, "replace") else [*map(describe, part or ())]
+            for name, part in parts.items()
+        }
+        check_known("a phase diagram that is stored", described)
+        values = fingerprint([np.asarray(leaf) for leaf in jax.tree.leaves(self.plan)])
+        rest = [described, values, self.rounds, self.plan.guard.skip, self.plan.measured.training]
+        return digest(json.dumps(rest, sort_keys=True).encode())
+
+
 class Grid:
     """All cells: what runs in them, and on which data.
 
@@ -85,9 +116,13 @@ class Grid:
       axes: x and y.
       methods: by name, in their order.
       data: the data set, or its factory.
+      points: of ``best_of``, the values to choose from by name; one without names where there is none.
     """
 
-    def __init__(self, algorithms: Mapping[str, Any], data: Any, axes: tuple[Axis, Axis], run: dict[str, Any]) -> None:
+    def __init__(
+        self, algorithms: Mapping[str, Any], data: Any, axes: tuple[Axis, Axis], best_of: Space | None,
+        run: dict[str, Any],
+    ) -> None:  # fmt: skip
         self.axes, names = axes, (axes[0].name, axes[1].name)
         if names[0] == names[1]:
             raise ValueError(f"phase: x and y are both {names[0]!r}: give two axes")
@@ -95,46 +130,39 @@ class Grid:
             name: dependent(f"the algorithm {name!r}", method, names) for name, method in algorithms.items()
         }
         self.data = dependent("data", data, (*names, SEED))
+        self.points = [{}] if best_of is None else [best_of.point(number) for number in range(best_of.num_points)]
         self._run = {name: dependent(name, given, names) for name, given in run.items() if name not in _NOT}
         self._fixed = {name: run[name] for name in _NOT}
         parts = [*self.methods.values(), self.data, *self._run.values()]
         used = {name for part in parts for name in part.names or ()}
         self._paths = tuple(name for name in names if name not in used)
-        self._made: dict[Hashable, Plan] = {}
+        self._made: dict[Hashable, Setting] = {}
+        self._replaced: dict[tuple[str, str], Any] = {}
 
     def cell(self, place: tuple[int, int]) -> dict[str, Any]:
         """The values of the axes at (i, j), by name."""
         return {one.name: one.values[at] for one, at in zip(self.axes, place, strict=True)}
 
-    def asked(self, method: str, place: tuple[int, int]) -> tuple[Plan, int]:
-        """What is asked for in a cell, without data and key, and the number of rounds."""
+    def setting(self, method: str, place: tuple[int, int], candidate: int = 0) -> Setting:
+        """What is asked for in a cell; one object for cells in which it is the same."""
         cell, of_method = self.cell(place), self.methods[method]
-        rounds = self._run["rounds"].at(cell)
-        key = (method, of_method.key(cell), *(part.key(cell) for part in self._run.values()))
+        key = (method, candidate, of_method.key(cell), *(part.key(cell) for part in self._run.values()))
         key += tuple(cell[name] for name in self._paths)
         if key not in self._made:
             given = {name: part.at(cell) for name, part in self._run.items()}
             try:
-                plan = check_arguments(given | self._fixed | {"eval_every": rounds})  # type: ignore[arg-type]
-                plan = plan._replace(algorithm=of_method.at(cell))
-                self._made[key] = placed(plan, {name: cell[name] for name in self._paths})
+                plan = check_arguments(given | self._fixed | {"eval_every": given["rounds"]})  # type: ignore[arg-type]
+                plan = placed(plan._replace(algorithm=of_method.at(cell)), {name: cell[name] for name in self._paths})
+                self._check_replaced(method, plan)
+                self._made[key] = Setting(placed(plan, self.points[candidate]), given["rounds"])
             except (TypeError, ValueError) as error:
                 hint = "".join(f"; no function has the parameter {name!r}" for name in self._paths)
                 raise type(error)(f"phase, {method} at {in_words(cell)}: {error}{hint}") from error
-        return self._made[key], rounds
+        return self._made[key]
 
-
-def structure_of(plan: Plan, rounds: int) -> Hashable:
-    """What plans have in common whose runs are one program, but for the data's shapes."""
-    leaves, structure = jax.tree.flatten(plan)
-    return structure, tuple((np.shape(leaf), str(jax.numpy.result_type(leaf))) for leaf in leaves), rounds
-
-
-def described(plan: Plan, rounds: int) -> list[Any]:
-    """What decides the results of a plan on given data, as JSON."""
-    parts = [getattr(plan, name) for name in _PARTS]
-    return [describe(part) if hasattr(part, "replace") else [*map(describe, part or ())] for part in parts] + [
-        fingerprint([np.asarray(leaf) for leaf in jax.tree.leaves(plan)]),
-        plan.measured.training,
-        rounds,
-    ]
+    def _check_replaced(self, method: str, plan: Plan) -> None:
+        """Refuses values to choose from in the place of what an axis sets, which would have no effect."""
+        for name in self.points[0]:
+            value = np.asarray(value_at(plan, name))
+            if not np.array_equal(self._replaced.setdefault((method, name), value), value):
+                raise ValueError(f"best_of= would replace {name!r}, which an axis sets: leave one of them out")

@@ -41,6 +41,12 @@ def placed(plan: Plan, values: Mapping[str, Any]) -> Plan:
     return plan._replace(**{part: paths.replace(getattr(plan, part), new) for part, new in changes.items()})
 
 
+def value_at(plan: Plan, name: str) -> Any:
+    """The plan's own value at a name."""
+    part, rest = _part(name)
+    return paths.get(getattr(plan, part), rest)
+
+
 def stacked(plan: Plan, space: Space, who: str = "sweep") -> dict[str, np.ndarray]:
     """The values of all points, [P, ...] by name, in the dtypes of the leaves that they replace.
 
@@ -48,10 +54,9 @@ def stacked(plan: Plan, space: Space, who: str = "sweep") -> dict[str, np.ndarra
     """
     values = {}
     for name, column in space.points().items():
-        part, rest = _part(name)
-        if part == "system" and plan.system is None:
+        if _part(name)[0] == "system" and plan.system is None:
             raise ValueError(f"{who}: {name!r} belongs to a system, and the run has none: give it system=...")
-        leaf = paths.get(getattr(plan, part), rest)
+        leaf = value_at(plan, name)
         if column.shape[1:] != np.shape(leaf):
             raise ValueError(
                 f"{who}: the values of {name!r} have the shape {column.shape[1:]} and the leaf that they replace "

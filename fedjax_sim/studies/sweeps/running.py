@@ -146,7 +146,8 @@ def sweep(
             for first in range(0, len(missing), executor.size):
                 numbers = missing[first : first + executor.size]
                 history = executor.run(numbers)
-                _check_overflow(history, [space.point(number // len(seed_list)) for number in numbers])
+                points = [space.point(number // len(seed_list)) for number in numbers]
+                check_overflow(history, [f"sweep, {in_words(point)}" for point in points])
                 if folder is not None:
                     folder.add(numbers, history)
                 finished.append((numbers, history))
@@ -205,6 +206,15 @@ def _joined(finished: list[tuple[list[int], History]], params: Any) -> History:
 
 def check_swept(who: str, dataset: Any, space: Any, layout: Layout | None) -> None:
     """What ``simulate`` does not ask of a run; ``who`` is what messages call the function."""
+    check_one_device(who, dataset, layout)
+    if not isinstance(space, Space):
+        raise TypeError(
+            f"space is {shown(space)}: give a space, for instance fedjax_sim.sweeps.grid({{'mu': [0.1, 1.0]}})"
+        )
+
+
+def check_one_device(who: str, dataset: Any, layout: Layout | None) -> None:
+    """Refuses what has no place in a program of many runs on one device."""
     if isinstance(layout, OnMesh):
         raise ValueError(
             f"{who}(layout={shown(layout)}): {who} gives every device runs of its own, which is faster than to deal "
@@ -215,17 +225,13 @@ def check_swept(who: str, dataset: Any, space: Any, layout: Layout | None) -> No
             f"{who} was given a HostDataset: all its runs are one program, with the data on the device; use "
             "dataset.on_device() if there is room for all of it, or one simulate for each point"
         )
-    if not isinstance(space, Space):
-        raise TypeError(
-            f"space is {shown(space)}: give a space, for instance fedjax_sim.sweeps.grid({{'mu': [0.1, 1.0]}})"
-        )
 
 
-def _check_overflow(history: History, points: list[dict[str, Any]]) -> None:
-    """Ends a sweep whose cohort scheme drew more clients than it has slots: its results would be biased."""
+def check_overflow(history: History, runs: list[str]) -> None:
+    """Ends a study whose cohort scheme drew more clients than it has slots: its results would be biased."""
     if "overflow" in history.rounds and history.rounds["overflow"].any():
         run, first = np.argwhere(history.rounds["overflow"])[0]
         raise RuntimeError(
-            f"sweep, {in_words(points[run])}, seed {history.seeds[run]}: round {first} drew more clients than the "
+            f"{runs[run]}, seed {history.seeds[run]}: round {first} drew more clients than the "
             "cohort scheme has slots, so its model is NaN: give a larger cap, or leave cap=None"
         )
