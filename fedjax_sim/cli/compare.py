@@ -150,7 +150,7 @@ def _write(outcomes: list[Outcome], notes: list[str], results: Results) -> None:
         return
     if done:
         results.say(f"\n{results_table(done)}")
-    if pairs is not None:
+    if paired is not None:
         results.say(f"\n{paired_table(done)}")
     elif len(done) > 1:
         results.say(f"no paired tests: {why}")
