@@ -54,6 +54,7 @@ def test_every_command_takes_json_and_is_in_the_table():
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FEDJAX_SIM_DATA", str(tmp_path / "data"))
     (tmp_path / "small.toml").write_text(PROX)
     made(seeds=1).save(tmp_path / "a.npz")
     return tmp_path
