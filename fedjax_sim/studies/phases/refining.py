@@ -13,11 +13,12 @@ Place = tuple[int, int]
 def refined(
     nx: int, ny: int, budget: int, run: Callable[[list[Place]], None], winners: Callable[[], np.ndarray]
 ) -> None:
-    """Computes at most ``budget`` cells: about five an axis, then the halves of what lies between unlike corners.
+    """Computes at most ``budget`` cells: coarse ones, then the halves of what lies between unlike corners.
 
-    Corners are unlike that have different winners, which come first, or of which one has none (-1).
+    Coarse are about five to nine an axis, fewer where these would be more than half of the budget. Corners are unlike
+    that have different winners, which come first, or of which one has none (-1).
     """
-    lines, done = (_coarse(nx), _coarse(ny)), set[Place]()
+    lines, done = _coarse((nx, ny), budget), set[Place]()
     batch = list(itertools.product(*lines))[:budget]
     while batch:
         run(batch)
@@ -36,11 +37,17 @@ def refined(
         batch = sorted(wanted, key=lambda place: (wanted[place], place))[: budget - len(done)]
 
 
-def _coarse(n: int) -> list[int]:
-    step = 1
-    while (n - 1) // (2 * step) >= 4:
-        step *= 2
-    return sorted({*range(0, n, step), n - 1})
+def _coarse(shape: tuple[int, int], budget: int) -> tuple[list[int], list[int]]:
+    """Every 2^k-th of an axis, and its last."""
+    steps = [1, 1]
+    for axis, n in enumerate(shape):
+        while (n - 1) // (2 * steps[axis]) >= 4:
+            steps[axis] *= 2
+    while True:
+        x, y = (sorted({*range(0, n, step), n - 1}) for n, step in zip(shape, steps, strict=True))
+        if len(x) * len(y) <= max(budget // 2, 4):
+            return x, y
+        steps[int(len(y) > len(x))] *= 2
 
 
 def _halved(line: list[int]) -> list[int]:
