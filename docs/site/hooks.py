@@ -24,7 +24,8 @@ import reference  # noqa: E402
 _OUTSIDE = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 _CODE = re.compile(r"(^```.*?^```|`[^`\n]*`)", re.DOTALL | re.MULTILINE)
 _IMAGES = (".png", ".svg")
-_LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])+)\]\(([^()\s]+)\)")
+# A link's text ends with its paragraph or item: an interval, `[0, 1)`, begins none.
+_LINK = re.compile(r"(!?)\[((?:(?!\n[-\n])[^\[\]]|\[[^\]]*\])+)\]\(([^()\s]+)\)")
 _TEX = re.compile(r"\$\$(.+?)\$\$|\$([^$\n]+)\$", re.DOTALL)
 _NAMED = re.compile(r"(?<!\[)`(fjs(?:\.\w+)+)(\([^`]*\))?`(?!\])")
 
