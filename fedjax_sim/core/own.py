@@ -157,7 +157,8 @@ class _Walk:
     def _object(self, value: Any, path: str) -> Any:
         """Any other object: what :func:`copy.copy` would make one like it of."""
         nnx = sys.modules.get("flax.nnx")
-        if nnx is not None and isinstance(value, (nnx.Pytree, nnx.Variable)):
+        # flax 0.10 calls it Object
+        if nnx is not None and isinstance(value, (getattr(nnx, "Pytree", None) or nnx.Object, nnx.Variable)):
             graph, state = nnx.split(value)
             return {"nnx": self.value(graph, path), "state": self.value(nnx.to_pure_dict(state), path)}
         cls = type(value)
