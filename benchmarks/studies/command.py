@@ -43,9 +43,7 @@ class Study(NamedTuple):
         """Runs the study, prints it and writes ``NAME.json`` and ``NAME.png``, of smoke with ``--out`` alone."""
         parser = argparse.ArgumentParser(description=self.about, formatter_class=argparse.RawDescriptionHelpFormatter)
         parser.add_argument("--size", choices=["smoke", "cpu"], default="cpu")
-        parser.add_argument("--out", type=pathlib.Path, help="the folder of its files; smoke has none of its own")
-        options = parser.parse_args(arguments)
-        folder = options.out or (RESULTS if options.size == "cpu" else None)
+        options = with_folder(parser, arguments)
         started = time.perf_counter()
         result = self.run(options.size)
         result["seconds"] = round(time.perf_counter() - started, 1)
@@ -57,10 +55,19 @@ class Study(NamedTuple):
         }
         for line in [*self.lines(result), f"{result['seconds']} s with compilation, jax {jax.__version__}"]:
             print(line)
-        if folder is not None:
-            write_atomically(folder / f"{self.name}.json", json.dumps(rounded(result), indent=1).encode())
-            save_figure(self.plot(result), folder / f"{self.name}.png")
+        if options.out is not None:
+            write_atomically(options.out / f"{self.name}.json", json.dumps(rounded(result), indent=1).encode())
+            save_figure(self.plot(result), options.out / f"{self.name}.png")
         return result
+
+
+def with_folder(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The options, ``out`` among them: committed figures are of the size cpu, others go nowhere by default."""
+    parser.add_argument("--out", type=pathlib.Path, help="the folder of its files; of sizes but cpu there are none")
+    options = parser.parse_args(arguments)
+    if options.size == "cpu" and options.out is None:
+        options.out = RESULTS
+    return options
 
 
 def rounded(value: Any) -> Any:

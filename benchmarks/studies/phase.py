@@ -28,7 +28,7 @@ import jax
 import numpy as np
 
 import fedjax_sim as fjs
-from benchmarks.studies.command import RESULTS, rounded
+from benchmarks.studies.command import rounded, with_folder
 from fedjax_sim.core.files import write_atomically
 from fedjax_sim.reporting.plots import save_figure
 
@@ -100,9 +100,8 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     """Runs the study, prints it and writes its files."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=list(SIZES), default="cpu")
-    parser.add_argument("--out", type=pathlib.Path, default=RESULTS)
     parser.add_argument("--resume", type=pathlib.Path, help="a folder for finished runs")
-    options = parser.parse_args(arguments)
+    options = with_folder(parser, arguments)
     wall, cpu = time.perf_counter(), time.process_time()
     diagram = compared(options.size, options.resume)
     result = about(diagram, options.size) | {
@@ -112,9 +111,10 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
         "environment": {"jax": jax.__version__, "device": str(jax.devices()[0]), "cores": os.cpu_count()},
     }
     print(diagram, json.dumps(result, indent=1), sep="\n")
-    diagram.to_csv(options.out / "phase.csv")
-    write_atomically(options.out / "phase.json", json.dumps(rounded(result), indent=1).encode())
-    save_figure(figure(diagram), options.out / "phase.png")
+    if options.out is not None:
+        diagram.to_csv(options.out / "phase.csv")
+        write_atomically(options.out / "phase.json", json.dumps(rounded(result), indent=1).encode())
+        save_figure(figure(diagram), options.out / "phase.png")
     return result
 
 

@@ -1,7 +1,6 @@
 """Robust rules, simulated attackers and poisoned labels, against numpy and scipy."""
 
 import functools
-import importlib
 import json
 import pathlib
 
@@ -15,6 +14,7 @@ from fedjax_sim import aggregators, attacks
 from fedjax_sim.algorithms.aggregators import _krum_scores as krum_scores
 from fedjax_sim.algorithms.aggregators import present
 from fedjax_sim.algorithms.stacks import sorted_rows
+from tests.worked_studies import at_smoke_size
 
 sgd = fjs.optim.sgd
 SLOTS = 10
@@ -608,11 +608,6 @@ def test_the_committed_study_holds_its_claims():
 
 @pytest.mark.nightly
 def test_the_study_runs(tmp_path):
-    pytest.importorskip("matplotlib")
-    pytest.importorskip("sklearn")
-    study = importlib.import_module("benchmarks.studies.byzantine").STUDY
-    result = study.main(["--size", "smoke", "--out", str(tmp_path)])
+    result = at_smoke_size("byzantine", tmp_path)
     by_rule = result["accuracy"]["even clients"]
     assert np.mean(by_rule["mean"]["sign flip x3"][-1]) < 0.1 < np.mean(by_rule["median"]["sign flip x3"][-1])
-    assert json.loads((tmp_path / "byzantine.json").read_text())["environment"]["size"] == "smoke"
-    assert (tmp_path / "byzantine.png").stat().st_size < 100_000

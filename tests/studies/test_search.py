@@ -1,6 +1,5 @@
 """Searches: against the population and the rungs played by hand, against sweeps and ordinary runs; resuming, errors."""
 
-import importlib
 import itertools
 import json
 import pathlib
@@ -18,6 +17,7 @@ from fedjax_sim.core.fields import real
 from fedjax_sim.core.keys import Purpose
 from fedjax_sim.studies.search import program, running
 from fedjax_sim.studies.search.program import score
+from tests.worked_studies import at_smoke_size
 
 pytestmark = pytest.mark.xdist_group("search")  # one worker compiles what they share
 
@@ -380,9 +380,6 @@ def test_the_committed_study_compares_at_equal_cost():
 
 @pytest.mark.nightly
 def test_the_study_runs(tmp_path):
-    pytest.importorskip("matplotlib")
-    pytest.importorskip("sklearn")
-    study = importlib.import_module("benchmarks.studies.populations").STUDY
-    result = study.main(["--size", "smoke", "--out", str(tmp_path)])
+    result = at_smoke_size("populations", tmp_path, largest=200_000)
     assert {*result["problems"]} == {"FedProx, stragglers", "FedAdam, digits", "FedAvg, 2 of 20"}
     assert (tmp_path / "populations.png").stat().st_size > 0

@@ -1,6 +1,5 @@
 """Tuning by gradient: coordinates, the guard, what a study returns, its errors; sensitivities to the data."""
 
-import importlib
 import json
 import pathlib
 import sys
@@ -17,6 +16,7 @@ from fedjax_sim.core.descriptions import build
 from fedjax_sim.studies.hyper import final, influence, tune
 from fedjax_sim.studies.hyper.tuning import advance, begin
 from fedjax_sim.studies.subject import Subject
+from tests.worked_studies import at_smoke_size
 
 pytestmark = pytest.mark.xdist_group("tuning")  # one worker compiles what they share
 
@@ -391,14 +391,7 @@ def test_influence_refuses_what_it_cannot_differentiate():
     ],
 )
 def test_studies_run(name, tmp_path):
-    pytest.importorskip("matplotlib")
-    if name == "clients":
-        pytest.importorskip("sklearn")
-    study = importlib.import_module(f"benchmarks.studies.{name}").STUDY
-    result = study.main(["--size", "smoke", "--out", str(tmp_path)])
-    assert json.loads((tmp_path / f"{name}.json").read_text())["environment"]["size"] == "smoke"
-    assert (tmp_path / f"{name}.png").stat().st_size < 100_000
-    CLAIMS[name](result)
+    CLAIMS[name](at_smoke_size(name, tmp_path, data=name == "clients"))
 
 
 def _fedprox(result):
