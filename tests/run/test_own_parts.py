@@ -19,7 +19,6 @@ import fedjax_sim as fjs
 ROOT = pathlib.Path(__file__).parents[2]
 SCRIPT = """
 import sys
-import threading
 import flax.linen as nn, numpy as np, optax
 import fedjax_sim as fjs
 
