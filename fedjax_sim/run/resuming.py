@@ -27,7 +27,7 @@ from fedjax_sim.engine.client_states import ClientStates, OnDevice
 from fedjax_sim.engine.layout.base import Layout
 from fedjax_sim.engine.layout.mesh import OnMesh
 from fedjax_sim.run.best import Best, ended
-from fedjax_sim.run.checkpoints.differences import by_names_alone, differences, environment_changes, listed
+from fedjax_sim.run.checkpoints.differences import by_names_alone, check_same, differences, environment_changes
 from fedjax_sim.run.checkpoints.files import Checkpoint, read_about
 from fedjax_sim.run.checkpoints.store import Caught, Interrupted, Store, interruptions, paths_in
 from fedjax_sim.run.drivers import Driver
@@ -159,14 +159,13 @@ class Saving:
 
     def _check(self, found: Checkpoint) -> None:
         both = found.about["configuration"], json.loads(json.dumps(self._configuration))
-        differing = differences(*by_names_alone(*both) if self._allow_opaque else both)
-        if differing:
-            edited = not self._allow_opaque and not differences(*by_names_alone(*both))
+        named_alike = by_names_alone(*both)
+        if self._allow_opaque:
+            both, hint = named_alike, ""
+        else:
+            edited = not differences(*named_alike)
             hint = ", or allow_opaque=True if you have seen to it that what differs computes the same" if edited else ""
-            raise ValueError(
-                f"{found.path} is of another run ({listed(differing)}): give the same arguments to resume it, or "
-                f"another directory{hint}"
-            )
+        check_same(found.path, *both, "run", hint)
         if found.round > self._rounds:
             raise ValueError(
                 f"{found.path} has finished {found.round} rounds, and rounds={self._rounds} asks for fewer: give at "

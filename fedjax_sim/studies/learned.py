@@ -19,6 +19,7 @@ from fedjax_sim.core import trees
 from fedjax_sim.core.descriptions import build, describe
 from fedjax_sim.core.fields import leaf, real
 from fedjax_sim.core.files import write_atomically
+from fedjax_sim.core.opaque import check_known
 from fedjax_sim.core.paths import real_leaves
 from fedjax_sim.core.values import check_count, shown
 from fedjax_sim.datasets.buckets import InBucket, in_one_bucket
@@ -28,7 +29,7 @@ from fedjax_sim.engine.arguments import RunArguments, takes_run
 from fedjax_sim.engine.checks import resolve
 from fedjax_sim.engine.plan import Plan
 from fedjax_sim.reporting.progress import progress_bar
-from fedjax_sim.run.checkpoints.differences import differences, listed
+from fedjax_sim.run.checkpoints.differences import check_same
 from fedjax_sim.run.checkpoints.files import encoded, read
 from fedjax_sim.run.checkpoints.store import Store
 from fedjax_sim.run.training import measure
@@ -233,11 +234,12 @@ def train(
         "problem": problem.description(), "estimator": describe(estimator), "optimizer": describe(solver),
         "key": np.asarray(jax.random.key_data(key)).tolist(),
     }  # fmt: skip
+    if checkpoint is not None:
+        check_known("a training with checkpoints", about)
     with contextlib.ExitStack() as stack:
         store = None if checkpoint is None else stack.enter_context(Store(checkpoint))
         if store is not None and (saved := store.newest()) is not None:
-            if unlike := differences(saved.about, about):
-                raise ValueError(f"{saved.path} is of another training: {listed(unlike)}; give another directory")
+            check_same(saved.path, saved.about, about, "training")
             losses = saved.arrays["losses"].tolist()
             leaves = [jnp.asarray(saved.arrays[name]) for name in trees.by_path(going)]
             going = jax.tree.unflatten(jax.tree.structure(going), leaves)

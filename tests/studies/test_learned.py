@@ -1,8 +1,11 @@
 """Training of learned rules: what is drawn, what a step is, what a directory and a file keep; rules in whole runs."""
 
+import threading
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import fedjax_sim as fjs
@@ -144,6 +147,10 @@ def test_an_interrupted_training_goes_on(made, tmp_path):
             learned.train(made, episodes=5, checkpoint=tmp_path, **given | other)
     with pytest.raises(ValueError, match="datasets"):
         learned.train(problem(POSITIVE[::-1]), episodes=5, checkpoint=tmp_path, **given)
+    lock = threading.Lock()
+    unknown = optax.GradientTransformation(lambda params: (), lambda g, state, params=None, lock=lock: (g, state))
+    with pytest.raises(ValueError, match=r"a training with checkpoints must be known .*optimizer: .*_thread.lock"):
+        learned.train(made, episodes=5, checkpoint=tmp_path, **given | {"optimizer": unknown})
 
 
 def test_a_rule_in_a_file_is_the_same_to_the_last_bit(tmp_path):

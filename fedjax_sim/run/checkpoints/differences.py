@@ -26,6 +26,15 @@ def differences(saved: Mapping[str, Any], given: Mapping[str, Any], words: tuple
     return list(_lines(json.loads(json.dumps(old)), json.loads(json.dumps(new)), "", words))
 
 
+def check_same(path: Any, saved: Mapping[str, Any], given: Mapping[str, Any], what: str, hint: str = "") -> None:
+    """Refuses the checkpoint of another ``what``: a ValueError with the first differences."""
+    if lines := differences(saved, given):
+        raise ValueError(
+            f"{path} is of another {what} ({listed(lines)}): give the same arguments to resume it, or another "
+            f"directory{hint}"
+        )
+
+
 def by_names_alone(old: Any, new: Any) -> tuple[Any, Any]:
     """Two descriptions without the code of their opaque parts; where one does not say of a part what it is, by name."""
     if isinstance(old, dict) and isinstance(new, dict):

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from fedjax_sim.core.devices import available_cores, threads_for_programs
 from fedjax_sim.core.values import suggest
@@ -25,7 +24,7 @@ from fedjax_sim.run.history import History
 from fedjax_sim.studies.phases.refining import Place
 from fedjax_sim.studies.phases.result import PhaseDiagram
 from fedjax_sim.studies.phases.settings import SEED, Grid, Setting
-from fedjax_sim.studies.sweeps.program import Settings, in_words, takes_turns, whole_run
+from fedjax_sim.studies.sweeps.program import Settings, each_run, in_words, takes_turns, whole_run
 from fedjax_sim.studies.sweeps.running import check_one_device, check_overflow
 from fedjax_sim.studies.sweeps.stored import Folder
 
@@ -88,9 +87,7 @@ def _compute(
         found = whole_run(plan, initial_params, settings, {}, key, evaluations)
         return found.metrics, {name: record for name, record in found.records.items() if record.ndim == 2}
 
-    if settings.in_turn:
-        return lax.map(lambda run: one(*run), (leaves, counts))
-    return jax.vmap(one, (0, None))(leaves, jnp.max(counts))
+    return each_run(one, (leaves,), counts, in_turn=settings.in_turn)
 
 
 class Diagram:

@@ -15,13 +15,11 @@ from fedjax_sim.core.values import shown
 from fedjax_sim.engine.arguments import Evaluate
 from fedjax_sim.engine.checks import unmet
 from fedjax_sim.engine.plan import Plan, TrainState
-from fedjax_sim.engine.rounds import chunk_of_rounds, init_state
-from fedjax_sim.models.evaluation import check_recorded
+from fedjax_sim.engine.rounds import init_state
 from fedjax_sim.reporting.recorded import less_is_better
-from fedjax_sim.run.training import measure
 from fedjax_sim.studies.objectives import Final
 from fedjax_sim.studies.search.strategies import Decision, Strategy, Values
-from fedjax_sim.studies.sweeps.program import PARTS, placed
+from fedjax_sim.studies.sweeps.program import PARTS, placed, up_to
 
 
 class Settings(NamedTuple):
@@ -136,12 +134,7 @@ def _run_on(
 ) -> tuple[TrainState, tuple[dict[str, jax.Array], jax.Array]]:
     """One run up to evaluation ``number``: its state, its metrics, whether a factory would refuse its values."""
     plan = placed(given.plan, values)._replace(key=key)
-    length = min(settings.eval_every, settings.rounds)
-    start = jnp.maximum(number - 1, 0) * length
-    rounds = jnp.where(number > 0, jnp.minimum(length, settings.rounds - start), 0)
-    state, record = chunk_of_rounds(plan, state, start, rounds, length=length)
-    metrics = measure(plan, state, evaluate=settings.evaluate)
-    check_recorded(metrics, record)
+    state, (metrics, _) = up_to(plan, settings.rounds, settings.eval_every, settings.evaluate, state, number)
     wrong = unmet([getattr(plan, part) for part in ("algorithm", *PARTS)], plan.dataset)
     return state, (metrics, jnp.bool_(False) if wrong is None else wrong)
 

@@ -23,7 +23,7 @@ from fedjax_sim.datasets.placement import on_host
 from fedjax_sim.engine.arguments import RunArguments, check_arguments, takes_run
 from fedjax_sim.engine.checks import check_seeds, resolve
 from fedjax_sim.reporting.progress import progress_bar
-from fedjax_sim.run.checkpoints.differences import differences, environment_changes, listed
+from fedjax_sim.run.checkpoints.differences import check_same, environment_changes
 from fedjax_sim.run.checkpoints.store import Store
 from fedjax_sim.run.resuming import named, plain, unflattened
 from fedjax_sim.run.simulation import describe_run
@@ -171,11 +171,7 @@ def _restored(store: Store, configuration: dict[str, Any], members: Members) -> 
     if found is None:
         return members, 0
     saved = found.about["configuration"]
-    if lines := differences(saved, configuration):
-        raise ValueError(
-            f"{found.path} is of another search ({listed(lines)}): give the same arguments to resume it, or another "
-            "directory"
-        )
+    check_same(found.path, saved, configuration, "search")
     if changes := environment_changes(saved, configuration):
         warnings.warn(f"{found.path} was written elsewhere ({changes}): results may differ by round-off", stacklevel=4)
     return jax.tree.map(jnp.asarray, unflattened(members, found, "members")), int(found.about["evaluations"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -169,11 +169,7 @@ def compute(plan: Plan, initial_params: Any, runs: Runs, settings: Settings) -> 
 
     def on_one_device(plan: Plan, initial_params: Any, runs: Runs) -> Outcome:
         one = functools.partial(whole_run, plan, initial_params, settings)
-        if settings.in_turn:
-            return lax.map(lambda run: one(*run), runs)  # type: ignore[no-any-return]
-        # One count for all: a count of its own would make every step of every run a choice.
-        most = jnp.max(runs.evaluations)
-        return jax.vmap(one, (0, 0, None))(runs.values, runs.keys, most)
+        return each_run(one, runs[:-1], runs.evaluations, in_turn=settings.in_turn)  # type: ignore[no-any-return]
 
     if settings.mesh is None:
         return on_one_device(plan, initial_params, runs)
@@ -182,26 +178,38 @@ def compute(plan: Plan, initial_params: Any, runs: Runs, settings: Settings) -> 
     return sharded(plan, initial_params, runs)
 
 
+def each_run(one: Callable[..., Any], runs: tuple[Any, ...], evaluations: jax.Array, *, in_turn: bool) -> Any:
+    """``one(*run, evaluations)`` of all runs of a call, leaves [C, ...]."""
+    if in_turn:
+        return lax.map(lambda run: one(*run), (*runs, evaluations))
+    # One count for all: a count of its own would make every step of every run a choice.
+    return jax.vmap(one, (*[0] * len(runs), None))(*runs, jnp.max(evaluations))
+
+
 def whole_run(
     plan: Plan, initial_params: Any, settings: Settings, values: dict[str, jax.Array], key: jax.Array, evaluations: Any
 ) -> Outcome:
     """One run; the first ``evaluations`` evaluations of it and the rounds before them."""
     plan = placed(plan, values)._replace(key=key)
     rounds, eval_every = settings.rounds, settings.eval_every
-    length, total = min(eval_every, rounds), len(evaluation_rounds(rounds, eval_every))
-
-    @jax.jit  # traced once, for the shapes and for the loop
-    def block(state: TrainState, number: jax.Array) -> tuple[TrainState, tuple[dict[str, jax.Array], Record]]:
-        start = jnp.maximum(number - 1, 0) * length
-        count = jnp.where(number > 0, jnp.minimum(length, rounds - start), 0)
-        state, record = chunk_of_rounds(plan, state, start, count, length=length)
-        metrics = measure(plan, state, evaluate=settings.evaluate)
-        check_recorded(metrics, record)
-        return state, (metrics, record)
-
-    numbers = jnp.arange(total, dtype=jnp.int32)
+    # traced once, for the shapes and for the loop
+    block = jax.jit(functools.partial(up_to, plan, rounds, eval_every, settings.evaluate))
+    numbers = jnp.arange(len(evaluation_rounds(rounds, eval_every)), dtype=jnp.int32)
     state, (metrics, records) = counted(evaluations)(block, init_state(plan, initial_params), numbers)
     return Outcome(metrics, records, plan.algorithm.evaluated(state.server) if settings.keep_params else ())
+
+
+def up_to(
+    plan: Plan, rounds: int, eval_every: int, evaluate: Evaluate | None, state: TrainState, number: jax.Array
+) -> tuple[TrainState, tuple[dict[str, jax.Array], Record]]:
+    """A run from one evaluation up to the next, ``number``: its state, and metrics and records of rounds."""
+    length = min(eval_every, rounds)
+    start = jnp.maximum(number - 1, 0) * length
+    count = jnp.where(number > 0, jnp.minimum(length, rounds - start), 0)
+    state, record = chunk_of_rounds(plan, state, start, count, length=length)
+    metrics = measure(plan, state, evaluate=evaluate)
+    check_recorded(metrics, record)
+    return state, (metrics, record)
 
 
 class Executor:
