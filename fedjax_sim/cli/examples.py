@@ -16,7 +16,7 @@ from fedjax_sim.cli.output import refusing, results_in, settle, summary
 from fedjax_sim.cli.process import Refused
 
 if TYPE_CHECKING:
-    from fedjax_sim.papers.reproducing import Line
+    from fedjax_sim.papers.overview import Line
 
 
 def add_to(commands: Any) -> None:
@@ -126,14 +126,15 @@ def _reproduce(options: argparse.Namespace) -> int:
 
 def _performed(options: argparse.Namespace) -> int:
     from fedjax_sim.papers.catalogue import CATALOGUE
-    from fedjax_sim.papers.reproducing import Line, board, reproduce, reproduce_all
+    from fedjax_sim.papers.overview import Line, board
+    from fedjax_sim.papers.reproducing import reproduce, reproduce_all
 
     given = {name: getattr(options, name) for name in ("size", "seeds", "out", "fresh")} | {"show": voice(options)}
     if len(options.names) == 1:
         lines = [Line(options.names[0], reproduce(options.names[0], **given), "")]
     else:
         lines = reproduce_all(options.names or tuple(CATALOGUE), **given)
-        voice(options)("\n" + board(lines, options.size).partition("\n## ")[0].rstrip())
+        voice(options)("\n" + board(lines).partition("\n## ")[0].rstrip())
     if options.json:
         print(json.dumps({"experiments": [_as_json(line, Path(options.out, options.size)) for line in lines]}))
     failed = [line.name for line in lines if line.report is None]

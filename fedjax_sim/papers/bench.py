@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import EllipsisType
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 import jax
 import numpy as np
@@ -36,6 +36,18 @@ SIZES: tuple[Size, ...] = ("smoke", "cpu", "paper")
 SMOKE_ROUNDS, SMOKE_CLIENTS = 3, 8  # the most of a smoke size, whose only aim is that every line is executed
 
 
+Why = Literal["too small", "other data", "few seeds", "fragile", "unexplained"]
+ENOUGH_SEEDS = 5  # fewer are few: of two seeds every fourth pair of equal methods gives "A before B" twice
+
+
+class Scale(NamedTuple):
+    """How much of the paper's size was run."""
+
+    examples: float = 1.0  # share of the training examples
+    rounds: float = 1.0  # share of the rounds
+    model: str = ""  # what stands in for the paper's model; "" for the paper's own
+
+
 class Claim(NamedTuple):
     """A qualitative claim of a paper, held against what was measured."""
 
@@ -44,6 +56,35 @@ class Claim(NamedTuple):
     numbers: Mapping[str, Any]  # what the answer rests on, plain JSON data
     note: str = ""  # why it cannot be told, or what else a reader should know
     own: bool = False  # it is a check or a question of ours, which the paper does not claim; boards count these apart
+    quote: str = ""  # the paper's own words, the few that say it
+    place: str = ""  # where they stand: "Section 5.2", "Figure 3"
+    central: bool = False  # one of those for which the paper is cited
+    ours: str = ""  # the part of the statement that is our reading: a threshold, a measure
+    why: Why = "unexplained"  # should it not hold, the likeliest reason, by what the experiment's page says of it
+    seeds: int | None = None  # that it rests on; None for the experiment's, 0 where nothing is random
+    scale: Scale | None = None  # None for the experiment's
+
+    @property
+    def standing(self) -> str:
+        """One of :data:`STANDINGS`."""
+        if self.held is None:
+            return "not testable"
+        if not self.held:
+            return self.why
+        return "held on few seeds" if self.seeds is not None and 0 < self.seeds < ENOUGH_SEEDS else "held"
+
+
+# What can become of a claim; all between the first two and the last are reasons for which one did not hold.
+STANDINGS = ("held", "held on few seeds", *get_args(Why), "not testable")
+
+
+class Effect(NamedTuple):
+    """A number that the paper reports, and ours beside it."""
+
+    what: str  # "FedNova less FedAvg, SGD, 2 epochs"
+    unit: Literal["points", "ratio"]  # a difference in percentage points, or a ratio, which is drawn on a log scale
+    paper: float | None  # None where the paper has a figure only
+    values: Sequence[float]  # ours, by seed
 
 
 class Setting(NamedTuple):
@@ -68,11 +109,14 @@ class Outcome(NamedTuple):
     """What an experiment gives back to be written down."""
 
     settings: Sequence[Setting]  # the paper's beside ours
-    claims: Sequence[Claim]  # at least one
+    claims: Sequence[Claim]  # at least one, but where ``see`` says where they are
     figures: Mapping[str, Any] = {}  # matplotlib figures by the name of their file, without its ending
     tables: Sequence[Table] = ()  # in the order of printing
     # raw results beside the runs, which are recorded anyway; plain JSON data and arrays
     numbers: Mapping[str, Any] = {}
+    effects: Sequence[Effect] = ()
+    scale: Scale = Scale()
+    see: str = ""  # the experiment that has the claims, where this one only redraws its runs
 
 
 class Bench:

@@ -29,13 +29,23 @@ class Entry(NamedTuple):
     paper: int  # as many as the paper has
     title: str  # what it shows, in a line
     number: str = ""  # of the paper's figure or table, where the experiment's name does not say it
+    minutes: float = 0.0  # at the size cpu on two cores, as measured once; runs that figures share count in each
+    hours: float | None = None  # at the paper's size on two cores; None where that was not measured, or wants a GPU
 
 
 CATALOGUE: dict[str, Entry] = {
-    "fednova-fig2": Entry("fednova.quadratics", 3, 3, "30 quadratic clients with equal and with changing local steps"),
-    "fednova-fig4": Entry("fednova.weights", 10, 10, "what a proximal term does to the weights and to the speed"),
+    "fednova-fig2": Entry(
+        "fednova.quadratics", 3, 3, "30 quadratic clients with equal and with changing local steps", minutes=0.6
+    ),
+    "fednova-fig4": Entry(
+        "fednova.weights", 10, 10, "what a proximal term does to the weights and to the speed", minutes=0.1
+    ),
     "fednova-fig5": Entry(
-        "fednova.synthetic", 3, 3, "FedAvg, FedProx and FedNova on synthetic(1, 1), three regimes of local work"
+        "fednova.synthetic",
+        3,
+        3,
+        "FedAvg, FedProx and FedNova on synthetic(1, 1), three regimes of local work",
+        minutes=1.9,
     ),
     "fednova-table1": Entry(
         "fednova.cifar",
@@ -43,58 +53,87 @@ CATALOGUE: dict[str, Entry] = {
         3,
         "CIFAR-10 among 16 clients, Dir(0.1): local solvers with and without normalising",
         "Table I",
+        minutes=2.7,
     ),
-    "liconv-fig1": Entry("liconv.figure1", 2, 1, "what local steps, cohort size and averaging scheme do to FedAvg"),
-    "liconv-fig3": Entry("liconv.cohort_sizes", 2, 1, "clients a round, four data sets"),
-    "liconv-fig4": Entry("liconv.schemes", 2, 1, "averaging schemes, two synthetic data sets"),
+    "liconv-fig1": Entry(
+        "liconv.figure1", 2, 1, "what local steps, cohort size and averaging scheme do to FedAvg", minutes=7.4
+    ),
+    "liconv-fig3": Entry("liconv.cohort_sizes", 2, 1, "clients a round, four data sets", minutes=1.5),
+    "liconv-fig4": Entry("liconv.schemes", 2, 1, "averaging schemes, two synthetic data sets", minutes=1.2),
     "liconv-thm4": Entry(
-        "liconv.theorem4", 1, 1, "a constant step size does not reach the optimum", "Theorem 4 and Figure 2"
+        "liconv.theorem4",
+        1,
+        1,
+        "a constant step size does not reach the optimum",
+        "Theorem 4 and Figure 2",
+        minutes=0.3,
     ),
-    "fedprox-fig1": Entry("fedprox.stragglers", 2, 3, "loss with 0, 50 and 90 % stragglers, five data sets"),
-    "fedprox-fig2": Entry("fedprox.synthetics", 3, 3, "loss and dissimilarity on four synthetic data sets"),
-    "fedprox-fig3": Entry("fedprox.synthetics", 3, 3, "an adaptive mu on synthetic IID and synthetic(1, 1)"),
-    "fedprox-fig4": Entry("fedprox.variants", 3, 3, "FedDANE against FedProx on four synthetic data sets"),
-    "fedprox-fig5": Entry("fedprox.variants", 3, 3, "FedAvg with stragglers on IID data"),
+    "fedprox-fig1": Entry(
+        "fedprox.stragglers", 2, 3, "loss with 0, 50 and 90 % stragglers, five data sets", minutes=4.1
+    ),
+    "fedprox-fig2": Entry(
+        "fedprox.synthetics", 3, 3, "loss and dissimilarity on four synthetic data sets", minutes=2.1
+    ),
+    "fedprox-fig3": Entry(
+        "fedprox.synthetics", 3, 3, "an adaptive mu on synthetic IID and synthetic(1, 1)", minutes=1.6
+    ),
+    "fedprox-fig4": Entry("fedprox.variants", 3, 3, "FedDANE against FedProx on four synthetic data sets", minutes=6.4),
+    "fedprox-fig5": Entry("fedprox.variants", 3, 3, "FedAvg with stragglers on IID data", minutes=1.0),
     "fedprox-fig6": Entry(
-        "fedprox.synthetics", 3, 3, "loss, test accuracy and dissimilarity on four synthetic data sets"
+        "fedprox.synthetics", 3, 3, "loss, test accuracy and dissimilarity on four synthetic data sets", minutes=2.1
     ),
-    "fedprox-fig7": Entry("fedprox.stragglers", 2, 3, "test accuracy with 0, 50 and 90 % stragglers, five data sets"),
-    "fedprox-fig8": Entry("fedprox.stragglers", 2, 3, "dissimilarity on five data sets"),
-    "fedprox-fig9": Entry("fedprox.stragglers", 2, 3, "loss with stragglers where at most one epoch is done"),
-    "fedprox-fig10": Entry("fedprox.stragglers", 2, 3, "test accuracy with stragglers where at most one epoch is done"),
-    "fedprox-fig11": Entry("fedprox.synthetics", 3, 3, "an adaptive mu on all four synthetic data sets"),
-    "fedprox-fig12": Entry("fedprox.variants", 3, 3, "two ways of drawing devices and averaging"),
+    "fedprox-fig7": Entry(
+        "fedprox.stragglers", 2, 3, "test accuracy with 0, 50 and 90 % stragglers, five data sets", minutes=3.7
+    ),
+    "fedprox-fig8": Entry("fedprox.stragglers", 2, 3, "dissimilarity on five data sets", minutes=1.9),
+    "fedprox-fig9": Entry(
+        "fedprox.stragglers", 2, 3, "loss with stragglers where at most one epoch is done", minutes=1.3
+    ),
+    "fedprox-fig10": Entry(
+        "fedprox.stragglers", 2, 3, "test accuracy with stragglers where at most one epoch is done", minutes=0.8
+    ),
+    "fedprox-fig11": Entry("fedprox.synthetics", 3, 3, "an adaptive mu on all four synthetic data sets", minutes=3.3),
+    "fedprox-fig12": Entry("fedprox.variants", 3, 3, "two ways of drawing devices and averaging", minutes=8.7),
     "scaffold-fig3": Entry(
-        "scaffold.quadratics", 1, 1, "two quadratic clients, gradient dissimilarity and local steps"
+        "scaffold.quadratics", 1, 1, "two quadratic clients, gradient dissimilarity and local steps", minutes=0.1
     ),
-    "scaffold-table3": Entry("scaffold.emnist", 1, 1, "rounds to a target accuracy against epochs and similarity"),
+    "scaffold-table3": Entry(
+        "scaffold.emnist", 1, 1, "rounds to a target accuracy against epochs and similarity", minutes=2.2
+    ),
     "scaffold-table4": Entry(
-        "scaffold.emnist", 2, 1, "rounds to a target accuracy against the share of clients sampled"
+        "scaffold.emnist", 2, 1, "rounds to a target accuracy against the share of clients sampled", minutes=0.8
     ),
-    "scaffold-table5": Entry("scaffold.network", 1, 1, "best accuracy of a two-layer network"),
-    "fedaware-table2": Entry("fedaware.comparison", 2, 3, "accuracy and e-LUD of eight methods, raw and with AWARE"),
-    "fedaware-fig1": Entry("fedaware.dissimilarity", 2, 3, "FedAvg's training on clients from alike to unlike"),
-    "fedaware-fig2": Entry("fedaware.comparison", 2, 3, "training of eight methods"),
+    "scaffold-table5": Entry("scaffold.network", 1, 1, "best accuracy of a two-layer network", minutes=3.4),
+    "fedaware-table2": Entry(
+        "fedaware.comparison", 2, 3, "accuracy and e-LUD of eight methods, raw and with AWARE", minutes=9.1
+    ),
+    "fedaware-fig1": Entry(
+        "fedaware.dissimilarity", 2, 3, "FedAvg's training on clients from alike to unlike", minutes=0.9
+    ),
+    "fedaware-fig2": Entry("fedaware.comparison", 2, 3, "training of eight methods", minutes=6.0),
     "fedaware-fig3": Entry(
-        "fedaware.comparison", 2, 3, "training of the methods with the AWARE extension", "Figures 3 and 6"
+        "fedaware.comparison", 2, 3, "training of the methods with the AWARE extension", "Figures 3 and 6", minutes=6.0
     ),
-    "fedaware-fig4": Entry("fedaware.ablation", 2, 3, "FedAWARE without adaptive weights, and by alpha"),
-    "fedaware-fig7": Entry("fedaware.coherence", 2, 3, "client coherence, cosines and LUD of 20 clients"),
-    "fedaware-fig8": Entry("fedaware.dissimilarity", 2, 3, "coherence and LUD on IID and other clients"),
+    "fedaware-fig4": Entry("fedaware.ablation", 2, 3, "FedAWARE without adaptive weights, and by alpha", minutes=6.3),
+    "fedaware-fig7": Entry("fedaware.coherence", 2, 3, "client coherence, cosines and LUD of 20 clients", minutes=0.4),
+    "fedaware-fig8": Entry("fedaware.dissimilarity", 2, 3, "coherence and LUD on IID and other clients", minutes=0.9),
     "pfllib-fmnist": Entry(
-        "benchmarks.pfllib", 2, 3, "personal methods on Fashion-MNIST, label skew", "benchmark page"
+        "benchmarks.pfllib", 2, 3, "personal methods on Fashion-MNIST, label skew", "benchmark page", minutes=13.1
     ),
     "pfllib-mnist": Entry(
-        "benchmarks.pfllib", 2, 3, "personal methods on MNIST, label skew", "benchmark page's setting"
+        "benchmarks.pfllib", 2, 3, "personal methods on MNIST, label skew", "benchmark page's setting", minutes=20.6
     ),
-    "niid-fmnist": Entry("benchmarks.niid", 2, 3, "four methods on six partitions of Fashion-MNIST", "Table III"),
-    "niid-mnist": Entry("benchmarks.niid", 2, 3, "four methods on six partitions of MNIST", "Table III"),
+    "niid-fmnist": Entry(
+        "benchmarks.niid", 2, 3, "four methods on six partitions of Fashion-MNIST", "Table III", minutes=8.2
+    ),
+    "niid-mnist": Entry("benchmarks.niid", 2, 3, "four methods on six partitions of MNIST", "Table III", minutes=19.9),
     "all-methods": Entry(
         "all_methods.page",
         5,
         10,
         "all methods on four problems with one budget and one grid",
         "a comparison of all methods by one program",
+        minutes=8.4,
     ),
 }
 

@@ -9,7 +9,6 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -18,8 +17,9 @@ from fedjax_sim.core.files import check_writable, remove_left_overs, write_atomi
 from fedjax_sim.core.values import check_count
 from fedjax_sim.core.version import __version__
 from fedjax_sim.papers import writing
-from fedjax_sim.papers.bench import SIZES, Bench, Size
+from fedjax_sim.papers.bench import SIZES, Bench, Claim, Size
 from fedjax_sim.papers.catalogue import CATALOGUE, check_name, load
+from fedjax_sim.papers.overview import Line, board
 
 
 def reproduce(
@@ -79,8 +79,12 @@ def reproduce(
         run_seconds=round(sum(run.seconds + run.compile_seconds for run in bench.recorded.values()), 1),
         where=f"fedjax_sim {__version__}, jax {jax.__version__}, {several}",
         data=bench.data, settings=list(outcome.settings),
-        claims=[claim._replace(numbers=writing.plain(claim.numbers)) for claim in outcome.claims],
+        claims=[_settled(claim, len(bench.seeds)) for claim in outcome.claims],
         figures=list(outcome.figures),
+        # A seed that never came to a target has no ratio: then the tables say so, and there is no effect.
+        effects=[effect._replace(values=[*map(float, effect.values)]) for effect in outcome.effects
+                 if np.isfinite(effect.values).all()],
+        scale=outcome.scale, see=outcome.see,
     )  # fmt: skip
     writing.write(folder / name, report, outcome, bench.recorded)
     different = [setting for setting in report.settings if setting.here != setting.paper]
@@ -96,12 +100,9 @@ def reproduce(
     return report
 
 
-class Line(NamedTuple):
-    """An experiment on the board."""
-
-    name: str  # of the experiment
-    report: writing.Report | None  # None if it ended with an error
-    error: str  # of what kind, and what it says; "" without one
+def _settled(claim: Claim, seeds: int) -> Claim:
+    """With plain numbers, and the seeds it rests on."""
+    return claim._replace(numbers=writing.plain(claim.numbers), seeds=seeds if claim.seeds is None else claim.seeds)
 
 
 def reproduce_all(
@@ -124,6 +125,7 @@ def reproduce_all(
     check_writable(folder)
     if fresh:
         _forget(folder)
+    show(cost(names, size))
     lines = []
     for name in names:
         try:
@@ -142,8 +144,21 @@ def reproduce_all(
     rest = [Line(name, writing.read(folder / name), "") for name in CATALOGUE if name not in names]
     both = [*lines, *(line for line in rest if line.report is not None)]
     places = {name: place for place, name in enumerate(CATALOGUE)}
-    write_atomically(folder / "board.md", board(sorted(both, key=lambda line: places[line.name]), size).encode())
+    write_atomically(folder / "board.md", board(sorted(both, key=lambda line: places[line.name])).encode())
     return lines
+
+
+def cost(names: Sequence[str], size: Size) -> str:
+    """What a call will take, before it starts: hours on two cores, as measured once; stored runs are not run again."""
+    if size == "smoke":
+        return f"{len(names)} experiments at size smoke: a few minutes"
+    hours = {name: CATALOGUE[name].minutes / 60 if size == "cpu" else CATALOGUE[name].hours for name in names}
+    known = [value for value in hours.values() if value is not None]
+    said = (
+        f"{len(names)} experiments at size {size}: about {sum(known):.1f} hours on two cores for {len(known)} of them"
+    )
+    unknown = [name for name, value in hours.items() if value is None]
+    return f"{said}; not measured, for most want a GPU: {', '.join(unknown)}" if unknown else said
 
 
 def _forget(folder: Path) -> None:
@@ -156,29 +171,3 @@ def _forget(folder: Path) -> None:
             item.unlink()
     for head in folder.glob(f"*/{writing.CLAIMS}"):
         head.unlink()
-
-
-def board(lines: Sequence[Line], size: Size) -> str:
-    """All claims in Markdown: a table of how many held, then every one."""
-    rows = [
-        "| experiment | held | did not hold | not testable | our own checks | seeds | seconds of its runs |",
-        "|---|---:|---:|---:|---:|---:|---:|",
-    ]
-    total = np.zeros(5, int)  # held, did not hold, cannot be told; of our own checks those that held, and all
-    for line in lines:
-        if line.report is None:
-            rows.append(f"| {line.name} | error: {writing.cell(line.error)} | | | | | |")
-            continue
-        counts, passed = line.report.counts(), [claim.held for claim in line.report.claims if claim.own]
-        total += [*counts, passed.count(True), len(passed)]
-        own = f"{passed.count(True)} of {len(passed)}" if passed else ""
-        held = " | ".join(map(str, counts))
-        rows.append(f"| {line.name} | {held} | {own} | {line.report.seeds} | {line.report.run_seconds:.0f} |")
-    rows.append(f"| **all** | {' | '.join(map(str, total[:3]))} | {total[3]} of {total[4]} | | |")
-    note = ["The answers mean nothing at this size: it shows that everything works.", ""] if size == "smoke" else []
-    parts = [f"# Claims at size `{size}`", "", *note, *rows, ""]
-    for line in lines:
-        if line.report is not None:
-            claims = writing.claims_in_words(line.report.claims)
-            parts += [f"## {line.name}: {line.report.title}", "", *(f"- {claim}" for claim in claims), ""]
-    return "\n".join(parts)

@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 
 from fedjax_sim.core.files import read_json, write_atomically
-from fedjax_sim.papers.bench import Claim, Outcome, Setting, Table
+from fedjax_sim.papers.bench import Claim, Effect, Outcome, Scale, Setting, Table
 from fedjax_sim.reporting.plots import save_figure
 from fedjax_sim.run.history import History
 from fedjax_sim.studies.sweeps.result import Sweep
 
 CLAIMS, RESULTS, TABLES = "claims.json", "results.json", "tables.md"
 _KINDS = ("png", "svg")
-_FORMAT = 1
+_FORMAT = 2
 _LONGEST = 2000  # characters of an array in a description
 
 
@@ -41,6 +41,9 @@ class Report:
     settings: list[Setting]  # the paper's beside ours
     claims: list[Claim]  # with what they rest on
     figures: list[str]  # names of the figures' files, without their endings
+    effects: list[Effect] = dataclasses.field(default_factory=list)  # numbers of the paper beside ours
+    scale: Scale = Scale()  # how much of the paper's size this is
+    see: str = ""  # the experiment that has the claims
 
     def counts(self) -> tuple[int, int, int]:
         """How many claims of the paper held, did not hold, cannot be told."""
@@ -59,20 +62,38 @@ def write(folder: Path, report: Report, outcome: Outcome, recorded: Mapping[str,
     raw = {"runs": {label: _record(run) for label, run in recorded.items()}, "numbers": outcome.numbers}
     write_atomically(folder / RESULTS, _json(raw))
     write_atomically(folder / TABLES, _document(report, outcome.tables).encode())
-    write_atomically(folder / CLAIMS, _json({"format": _FORMAT, **dataclasses.asdict(report)}, indent=1))
+    write_atomically(folder / CLAIMS, _json({"format": _FORMAT, **_fields(report)}, indent=1))
+
+
+def _fields(report: Report) -> dict[str, Any]:
+    """As JSON data, with claims and effects by the names of their parts."""
+    known = {field.name: getattr(report, field.name) for field in dataclasses.fields(report)}
+    claims = [claim._asdict() | {"scale": claim.scale and claim.scale._asdict()} for claim in report.claims]
+    effects = [effect._asdict() for effect in report.effects]
+    return known | {"claims": claims, "effects": effects, "scale": report.scale._asdict()}
 
 
 def read(folder: Path) -> Report | None:
     """The report of a finished experiment; None where there is none, or one that cannot be read."""
     try:
         content = read_json(folder / CLAIMS)
-        if content.pop("format") != _FORMAT:
+        if content.pop("format") not in (1, _FORMAT):
             return None
         content["settings"] = [Setting(*setting) for setting in content["settings"]]
-        content["claims"] = [Claim(*claim) for claim in content["claims"]]
+        content["claims"] = [_claim(claim) for claim in content["claims"]]
+        content["effects"] = [Effect(**effect) for effect in content.get("effects", [])]
+        content["scale"] = Scale(**content.get("scale", {}))
         return Report(**content)
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
+
+
+def _claim(content: Any) -> Claim:
+    """Of a file; format 1 had a list of the first fields."""
+    if isinstance(content, list):
+        return Claim(*content)
+    scale = content.pop("scale")
+    return Claim(**content, scale=scale and Scale(**scale))
 
 
 def claims_in_words(claims: Sequence[Claim]) -> list[str]:
