@@ -56,10 +56,10 @@ CATALOGUE: dict[str, Entry] = {
         minutes=2.7,
     ),
     "liconv-fig1": Entry(
-        "liconv.figure1", 2, 1, "what local steps, cohort size and averaging scheme do to FedAvg", minutes=7.4
+        "liconv.figure1", 5, 5, "what local steps, cohort size and averaging scheme do to FedAvg", minutes=7.4
     ),
-    "liconv-fig3": Entry("liconv.cohort_sizes", 2, 1, "clients a round, four data sets", minutes=1.5),
-    "liconv-fig4": Entry("liconv.schemes", 2, 1, "averaging schemes, two synthetic data sets", minutes=1.2),
+    "liconv-fig3": Entry("liconv.cohort_sizes", 5, 5, "clients a round, four data sets", minutes=1.5),
+    "liconv-fig4": Entry("liconv.schemes", 5, 5, "averaging schemes, two synthetic data sets", minutes=1.2),
     "liconv-thm4": Entry(
         "liconv.theorem4",
         1,

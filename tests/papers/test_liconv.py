@@ -71,12 +71,32 @@ class TestTheorem4:
         assert outcome.claims[0].held
 
 
-def test_a_valley_lies_inside():
-    assert figure1.is_valley([3, 1, 2])
-    assert figure1.is_valley([math.inf, 1, 2])
-    assert not figure1.is_valley([3, 2, 1])
-    assert not figure1.is_valley([3, 1, 1])
-    assert not figure1.is_valley([1, 2, 3])
+def needed(*by_steps):
+    return {steps: np.asarray(rounds, float) for steps, rounds in enumerate(by_steps)}
+
+
+def test_a_valley_lies_inside_and_seeds_agree():
+    assert figure1.valley(needed([30, 32], [10, 11], [20, 21])).held
+    assert figure1.valley(needed([math.inf, 30], [10, 11], [20, 21])).held
+    assert not figure1.valley(needed([30, 32], [20, 21], [10, 11])).held
+    flat = figure1.valley(needed([30, 32], [10, 11], [12, 9.5]))
+    assert (flat.held, flat.why) == (False, "few seeds")
+
+
+def test_one_is_below_another():
+    lower, upper = np.array([1.0, 1.1, 0.9]), np.array([2.0, 2.2, 1.8])
+    assert problems.below(lower, upper).held
+    assert problems.below(upper, lower, "other data")[:2] == (False, "other data")
+    unclear = problems.below(lower, np.array([0.9, 1.2, 1.0]))
+    assert unclear[:2] == (False, "few seeds")
+    mean, half = unclear.numbers["difference, mean and half of its 95 % interval"]
+    assert (mean, half) == (
+        pytest.approx(-1 / 30),
+        pytest.approx(4.3026527 * np.std([0.1, -0.1, -0.1], ddof=1) / 3**0.5),
+    )
+    assert problems.below(lower, np.array([np.inf, 2.0, 2.0])).held
+    assert not problems.below(np.array([np.inf, 1.0, 1.0]), upper).held
+    assert problems.below(lower[:1], upper[:1]).held
 
 
 def test_the_moved_target_is_the_paper_s_where_the_losses_are():
@@ -94,17 +114,22 @@ def test_schemes_that_are_not_finite_any_more(tmp_path):
     def held(runs):
         return [claim.held for claim in schemes.unbalanced_claims(bench, "a", schemes.Schemes(runs, 0.9))]
 
-    assert held(runs) == [True, False, True, True, True]
-    assert held(runs | {schemes.TRANSFORMED: lost}) == [True, True, True, False, True]
-    assert held(runs | {schemes.I: lost}) == [False, True, None, True, False]
+    # lowest, II unstable, transformed stable, transformed slower, original slower
+    assert held(runs) == [True, True, True, True, True]
+    assert held(runs | {schemes.TRANSFORMED: lost}) == [True, True, False, True, True]
+    assert held(runs | {schemes.I: lost}) == [False, None, True, False, False]
+    assert held(runs | {schemes.ORIGINAL: history(np.linspace(2, 0.9, 21))})[0] is False
+    synthetic = schemes.unbalanced_claims(bench, problems.ALIKE, schemes.Schemes(runs, 0.9))
+    assert [claim.held for claim in synthetic] == [True, True, True, True, True, False]
+    assert all(claim.quote and claim.place for claim in synthetic)
 
 
 def test_claims_about_cohort_sizes(tmp_path):
     bench = Bench("cpu", 1, tmp_path)
     near, far = history(np.linspace(2, 1.00, 21)), history(np.linspace(2, 1.01, 21))
-    assert [claim.held for claim in cohort_sizes.claims_of(bench, "a", {10: far, 100: near})] == [True, True, True]
+    assert [claim.held for claim in cohort_sizes.claims_of(bench, "a", {10: far, 100: near})] == [True, True]
     apart = history(np.linspace(2, 1.5, 21))
-    assert [claim.held for claim in cohort_sizes.claims_of(bench, "a", {10: near, 100: apart})] == [False, False, True]
+    assert [claim.held for claim in cohort_sizes.claims_of(bench, "a", {10: near, 100: apart})] == [False, False]
 
 
 def test_small_digits_in_the_place_of_balanced_mnist():

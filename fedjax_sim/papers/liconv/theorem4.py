@@ -126,28 +126,36 @@ def perform(bench: Bench) -> Outcome:
     falling = [bool((np.diff(of) < 0).all()) and of[-1] < predicted[E] for E, of in lasting.items()]
     claims = [
         Claim("every trajectory of the figure is the closed-form recursion", off < EXACT,
-              {"largest difference of the loss, relative": off}, own=True),
+              {"largest difference of the loss, relative": off}, own=True, seeds=0),
         Claim("with a constant step FedAvg ends at its closed-form fixed point",
-              apart < 1e-7 if told else None, {"largest distance": apart}, own=True),
+              apart < 1e-7 if told else None, {"largest distance": apart}, own=True, seeds=0),
         Claim("E = 1 reaches the optimum with a constant step",
               max(ratios[eta][0] for eta in RATES) < 1e-5 if told else None,
-              {"distance / eta": {str(eta): ratios[eta][0] for eta in RATES}}),
+              {"distance / eta": {str(eta): ratios[eta][0] for eta in RATES}},
+              quote="FedAvg with E = 1 (i.e., gradient descent) converges to the optimum", place="Appendix C.1",
+              seeds=0),
         Claim("E > 1 and a constant step stop at a distance of at least the printed bound",
               min(min(of[1:]) for of in ratios.values()) > bound if told else None,
               {"distance / ((E - 1) eta)": {str(eta): ratios[eta][1:] for eta in RATES}, "printed bound": bound},
-              "the bound is true and loose"),
+              "the bound is true and loose",
+              quote="With full batch size, E > 1, and any fixed step size, FedAvg will converge to sub-optimal points",
+              place="Theorem 4", central=True, seeds=0),
         Claim("the distance grows as (E - 1) eta: its ratio to that is the predicted constant (within 2 % at the "
               "smaller eta)",
               bool(np.allclose(ratios[at][1:], limit, rtol=0.02)) if told else None,
-              {"constant": limit, f"ratios at eta = {at}, E = {FEW_STEPS[1:]}": ratios[at][1:]}),
+              {"constant": limit, f"ratios at eta = {at}, E = {FEW_STEPS[1:]}": ratios[at][1:]},
+              "the paper has a lower bound of this order; that it is the order itself, and the constant, are ours",
+              own=True, seeds=0),
         Claim("with a decaying step size FedAvg of every E > 1 comes nearer to the optimum than with the constant one",
               all(best[E] < stalled[E] for E in stalled) if told else None,
-              {"distance at the end, constant": stalled, "best a": best}),
+              {"distance at the end, constant": stalled, "best a": best},
+              quote="Once we decay the learning rate, FedAvg can converge to the optimal even if E > 1",
+              place="Figure 2", central=True, seeds=0),
         Claim(f"with a = {LONG_DECAY:g} it goes on falling, below the distance at which the constant step stops",
               all(falling) if told else None,
               {f"E = {E}: constant step; after {listed} rounds": [predicted[E], *lasting[E]]
                for E in lasting},
-              "by the recursion, beyond the rounds that are run", own=True),
+              "by the recursion, beyond the rounds that are run", own=True, seeds=0),
     ]  # fmt: skip
     tables = [
         Table(
