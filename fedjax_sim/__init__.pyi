@@ -129,3 +129,5 @@ from fedjax_sim.studies.phases.running import phase as phase
 from fedjax_sim.studies.search.running import search as search
 from fedjax_sim.studies.sweeps.result import Sweep as Sweep
 from fedjax_sim.studies.sweeps.running import sweep as sweep
+from fedjax_sim.studies.tournament import Tournament as Tournament
+from fedjax_sim.studies.tournament import tournament as tournament

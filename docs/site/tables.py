@@ -1,6 +1,6 @@
-"""Writes README's table and list of pages, the table of docs/methods.md, and the methods in the stub of the package.
+"""Writes README's table and list of pages, tables of docs/methods.md and docs/reproductions.md, the stub's methods.
 
-Tables are made of the methods' records, the list of pages of the site's navigation.
+Tables are made of the methods' records and of the experiments' board, the list of pages of the site's navigation.
 
 make methods        # or: python docs/site/tables.py
 """
@@ -24,6 +24,9 @@ import navigation
 
 ROOT = Path(__file__).parents[2]
 README, METHODS = ROOT / "README.md", ROOT / "docs" / "methods.md"
+REPRODUCTIONS = ROOT / "docs" / "reproductions.md"
+BOARD = ROOT / "benchmarks" / "experiments" / "results" / "board.md"
+_SHARED = {"pfllib": "benchmarks", "niid": "benchmarks", "all": "all-methods"}  # papers whose page has another name
 STUB = ROOT / "fedjax_sim" / "__init__.pyi"
 _OWN = tuple(name for name in RECORDS if registered_factory(name).__module__.startswith("fedjax_sim."))
 _NAME = re.compile(r"(?m)^\| `(\w+)` \|")
@@ -91,11 +94,26 @@ def readme(text: str) -> str:
             made.append(
                 f"| `{name}` | {paper} | {_verified(name, _title(group))} | {_notebooks(name)} |".replace("  ", " ")
             )
-    for name, lines in (("methods", made), ("pages", _pages())):
-        before, mark, rest = text.partition(f"<!-- {name} -->\n")
-        end = f"<!-- /{name} -->\n"
-        text = before + mark + "\n".join([*lines, ""]) + end + rest.partition(end)[2]
-    return text
+    return _between(_between(text, "methods", made), "pages", _pages())
+
+
+def _between(text: str, name: str, lines: list[str]) -> str:
+    """The text with other lines between two marks."""
+    before, mark, rest = text.partition(f"<!-- {name} -->\n")
+    end = f"<!-- /{name} -->\n"
+    return before + mark + "\n".join([*lines, ""]) + end + rest.partition(end)[2]
+
+
+def reproductions(text: str) -> str:
+    """The page of the papers with its verdicts and its board as the last results have them."""
+    head = _text(BOARD).partition("\n## ")[0]
+    verdicts = [line for line in head.splitlines() if line.startswith("- **")]
+    rows = [re.sub(r"^\| ((\w+)-\S+) \|", _linked, line) for line in head.splitlines() if line.startswith("|")]
+    return _between(_between(text, "verdicts", verdicts), "board", rows)
+
+
+def _linked(row: re.Match[str]) -> str:
+    return f"| [{row[1]}](reproductions/{_SHARED.get(row[2], row[2])}.md) |"
 
 
 def _pages() -> list[str]:
@@ -152,7 +170,7 @@ def stub(text: str) -> str:
     return "\n".join([*others[:first], *sorted(made), *others[first:]]) + "\n"
 
 
-MADE = ((METHODS, methods), (README, readme), (STUB, stub))
+MADE = ((METHODS, methods), (REPRODUCTIONS, reproductions), (README, readme), (STUB, stub))
 """The files, in the order in which they are written, each with what makes it of what is there."""
 
 if __name__ == "__main__":

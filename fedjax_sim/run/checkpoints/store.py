@@ -74,7 +74,7 @@ class Store(Locked):
         if self._lock is None:
             return path
         there = [path for path in self.paths() if path not in self._damaged]
-        if there and _round(there[-1]) > round:
+        if there and round_of(there[-1]) > round:
             raise ValueError(f"{there[-1]} is of a later round than {round}: give another directory")
         pieces = encoded(round, arrays, about)
         try:
@@ -105,7 +105,7 @@ class Store(Locked):
                 reasons.append(str(error))
                 continue
             if reasons:
-                self._damaged = [newer for newer in self.paths() if _round(newer) > found.round]
+                self._damaged = [newer for newer in self.paths() if round_of(newer) > found.round]
                 warnings.warn(
                     f"{'; '.join(reasons)}: using {path.name}, of round {found.round}, instead; what is damaged is "
                     "deleted with the next checkpoint",
@@ -130,7 +130,7 @@ class Store(Locked):
             if error.errno != errno.EIO:
                 raise
             raise Damaged(f"{path} is damaged (the disk cannot read it: {error.strerror})") from error
-        if found.round != _round(path):
+        if found.round != round_of(path):
             raise Damaged(f"{path} is of round {found.round}, not of the round in its name")
         return found
 
@@ -142,8 +142,8 @@ class Store(Locked):
         last = f"{there[-1].name} is still there, and a run goes on from it" if there else "there is no earlier one"
         return OSError(
             error.errno,
-            f"the checkpoint of round {_round(path)} could not be written ({error.strerror}): it needs {size:,} bytes, "
-            f"{room}; {last}",
+            f"the checkpoint of round {round_of(path)} could not be written ({error.strerror}): it needs {size:,} "
+            f"bytes, {room}; {last}",
             os.fspath(path),
         )
 
@@ -152,7 +152,7 @@ def paths_in(directory: Path) -> list[Path]:
     """The files of a directory's checkpoints, damaged or not, the oldest first."""
     if not directory.is_dir():
         return []
-    return sorted((path for path in directory.iterdir() if _NAME.fullmatch(path.name)), key=_round)
+    return sorted((path for path in directory.iterdir() if _NAME.fullmatch(path.name)), key=round_of)
 
 
 def _discard(path: Path) -> None:
@@ -165,7 +165,8 @@ def _discard(path: Path) -> None:
         path.rename(path.with_name(f"{path.name}.{secrets.token_hex(4)}.aside"))
 
 
-def _round(path: Path) -> int:
+def round_of(path: Path) -> int:
+    """The finished rounds that a checkpoint's name says."""
     found = _NAME.fullmatch(path.name)
     assert found is not None
     return int(found[1])
