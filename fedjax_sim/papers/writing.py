@@ -80,7 +80,7 @@ def read(folder: Path) -> Report | None:
         if content.pop("format") not in (1, _FORMAT):
             return None
         content["settings"] = [Setting(*setting) for setting in content["settings"]]
-        content["claims"] = [_claim(claim) for claim in content["claims"]]
+        content["claims"] = [_claim(claim, content["seeds"]) for claim in content["claims"]]
         content["effects"] = [Effect(**effect) for effect in content.get("effects", [])]
         content["scale"] = Scale(**content.get("scale", {}))
         return Report(**content)
@@ -88,10 +88,10 @@ def read(folder: Path) -> Report | None:
         return None
 
 
-def _claim(content: Any) -> Claim:
-    """Of a file; format 1 had a list of the first fields."""
+def _claim(content: Any, seeds: int) -> Claim:
+    """Of a file; format 1 had a list of the first fields, and the seeds of the experiment for all."""
     if isinstance(content, list):
-        return Claim(*content)
+        return Claim(*content)._replace(seeds=seeds)
     scale = content.pop("scale")
     return Claim(**content, scale=scale and Scale(**scale))
 
