@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.algorithms.contract import Method
-from fedjax_sim.algorithms.wrapper import surveys
+from fedjax_sim.algorithms.wrapper import keeps_personal, surveys
 from fedjax_sim.clients.cohort.participation import Averaging, Participation
 from fedjax_sim.clients.cohort.schemes import full
 from fedjax_sim.clients.local.batches import Batches, batches_in
@@ -221,7 +221,9 @@ class Plan(NamedTuple):
         """
         parts = (self.task, self.cohort, self.work, self.batches, self.layout, self.system, self.asynchronous)
         reads = any(one.reads or "accumulation" in one.observes for one in self.diagnostics)
-        reads = reads or evaluate is not None or self.task.joint or bool(self.task.scores)
+        if evaluate is not None:
+            reads = reads or keeps_personal(self.algorithm) or not getattr(evaluate, "in_buckets", False)
+        reads = reads or self.task.joint or bool(self.task.scores)
         if reads or self.dataset.placement is not None or not all(map(_of_package, (*parts, *self.diagnostics))):
             return self
         rough = self._replace(dataset=in_bucket(self.dataset, rough=True))

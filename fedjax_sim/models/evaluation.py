@@ -100,6 +100,11 @@ class PerClient(Described):
         of_kind(FineTuned | None, "fedjax_sim.personalise(task, client_optimizer, work), or None"), default=None
     )
 
+    @property
+    def in_buckets(self) -> bool:
+        """Whether one program serves data sets of a kind (``datasets.buckets``): where it reads all by passes."""
+        return self.tuned is None and not self.task.joint and not self.task.scores
+
     def __call__(
         self,
         params: Any,

@@ -81,9 +81,10 @@ def mean_values(task: Task, params: Any, dataset: FederatedDataset) -> Sums:
 
 
 def example_owners(dataset: FederatedDataset) -> jax.Array:
-    """int32[n], the storage position of the client that holds each example."""
+    """int32[rows], the storage position of the client that holds each example; of padding rows any."""
     positions = jnp.arange(dataset.num_clients, dtype=jnp.int32)
-    return jnp.repeat(positions, dataset.sizes, total_repeat_length=dataset.num_examples)
+    rows = dataset.num_rows if isinstance(dataset, InBucket) else dataset.num_examples
+    return jnp.repeat(positions, dataset.sizes, total_repeat_length=rows)
 
 
 def _add(task: Task, params: Any, sums: Pass, block: Block) -> Pass:

@@ -68,8 +68,25 @@ def test_draws_of_a_kind_are_one_program_and_another_bucket_is_another():
     assert again == []
 
 
+def test_a_sweep_of_another_draw_runs_the_program_of_the_first():
+    space = fjs.sweeps.points([{"client_optimizer.learning_rate": rate} for rate in (0.01, 0.02)])
+    run = settings(layout=None, evaluate=fjs.per_client(TASK))
+
+    def swept(dataset):
+        return fjs.sweep(fjs.fedavg(client_optimizer=SGD), dataset, space, **run)
+
+    swept(data(0))
+    with compilations() as again:
+        second = swept(data(1))
+    assert again == []
+    alone = fjs.simulate(fjs.fedavg(client_optimizer=SGD), data(1), **run)
+    for name, values in alone.metrics.items():
+        np.testing.assert_allclose(second.at(1)[name], values, rtol=1e-5, err_msg=name)
+
+
 CASES = {
     "validation, weights": {"data": lambda: weighted(fjs.datasets.with_validation(data(1, max_size=80), 0.2))},
+    "every client's values": {"evaluate": fjs.per_client(TASK)},
     "stored order": {"batch_size": None, "batches": fjs.local.in_order(16)},
     "by examples": {"cohort": fjs.cohort.with_replacement(5), "algorithm": fjs.fednova},
     "client states off the device": {"algorithm": fjs.scaffold, "client_states": fjs.client_states.on_host()},
@@ -95,7 +112,7 @@ def garbage(tree, extra):
 
 @pytest.mark.parametrize(
     "case",
-    [pytest.param(case, marks=() if number < 2 else pytest.mark.slow) for number, case in enumerate(CASES)],
+    [pytest.param(case, marks=() if number < 3 else pytest.mark.slow) for number, case in enumerate(CASES)],
 )
 def test_padding_changes_no_draw_and_no_model(case, monkeypatch):
     given = dict(CASES[case])
@@ -134,25 +151,24 @@ def test_passes_end_with_the_last_example(monkeypatch):
         found, expected = mean_values(TASK, params, made), mean_values(TASK, params, dataset)
         for name, value in expected.items():
             np.testing.assert_allclose(found[name], value, rtol=1e-6, err_msg=name)
+        found, expected = (passed(TASK, params, of, clients=True).clients for of in (made, dataset))
+        for name, value in expected.items():
+            np.testing.assert_allclose(found[name], value, rtol=1e-5, err_msg=name)
     with pytest.raises(TypeError, match=r"Shapes must be|abstract|concrete"):
-        jax.eval_shape(
-            lambda of: passed(TASK, params, of, clients=True), made
-        )  # a static size fails before it can be wrong
+        jax.eval_shape(lambda of: jnp.zeros(of.num_examples), made)  # a static size fails before it can be wrong
 
 
 class Own(Uniform):
     pass
 
 
-def plan_of(dataset, evaluate=None, **changes):
+def plan_of(dataset, evaluate=None, algorithm=fjs.fedavg(client_optimizer=SGD), **changes):  # noqa: B008
     from fedjax_sim.engine.arguments import DEFAULTS, check_arguments
     from fedjax_sim.engine.checks import resolve
 
     run = DEFAULTS | settings(**changes)
     del run["progress"]
-    asked = check_arguments(run)._replace(
-        algorithm=fjs.fedavg(client_optimizer=SGD), dataset=dataset, key=jax.random.key(0)
-    )
+    asked = check_arguments(run)._replace(algorithm=algorithm, dataset=dataset, key=jax.random.key(0))
     return resolve(asked, 4, None).placed().shared(evaluate)
 
 
@@ -165,8 +181,21 @@ def plan_of(dataset, evaluate=None, **changes):
         {"cohort": Own(5)},
         {"cohort": fjs.cohort.available(Own(5), fjs.cohort.periodic(4, 2))},
         {"task": TASK.replace(scores=(fjs.scores.f1(),))},
+        {"evaluate": fjs.per_client(TASK.replace(scores=(fjs.scores.f1(),)))},
+        {"evaluate": fjs.per_client(TASK, tuned=fjs.personalise(TASK, SGD, fjs.local.steps(1)))},
+        {"evaluate": fjs.per_client(TASK), "algorithm": fjs.ditto(client_optimizer=SGD)},
     ],
-    ids=["evaluate", "dissimilarity", "surrogate", "own cohort", "own cohort inside", "scores"],
+    ids=[
+        "evaluate",
+        "dissimilarity",
+        "surrogate",
+        "own cohort",
+        "own cohort inside",
+        "scores",
+        "scores of clients",
+        "fine-tuned",
+        "personal",
+    ],
 )
 def test_what_may_read_the_data_otherwise_gets_them_as_they_are(changes):
     assert plan_of(data(0, max_size=80), **changes).dataset.placement is None

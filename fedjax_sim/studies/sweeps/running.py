@@ -138,7 +138,14 @@ def sweep(
         common = {"rounds": rounds, "eval_every": eval_every, "evaluate": evaluate, "keep_params": keep_params}
         used = jax.local_devices() if devices is None else devices
         executor = Executor(
-            plan, initial_params, values, seed_list, count=len(missing), chunk=chunk, devices=used, **common
+            plan.placed().shared(evaluate),
+            initial_params,
+            values,
+            seed_list,
+            count=len(missing),
+            chunk=chunk,
+            devices=used,
+            **common,
         )
         with progress_bar(total * rounds, progress, f"{type(algorithm).__name__} sweep") as bar:
             bar.compiling()
