@@ -28,6 +28,12 @@ def tail(history: History, metric: str) -> np.ndarray:
     return means
 
 
+def whole(history: History, metric: str) -> np.ndarray:
+    """The mean of a metric, or of a record of every round, over the run, [seeds]."""
+    means: np.ndarray = np.asarray(history[metric], float).mean(axis=1)
+    return means
+
+
 def levels(history: History, metric: str) -> np.ndarray:
     """:func:`tail`, the worst for NaN, [seeds].
 
@@ -103,8 +109,8 @@ def lower(
     held = sum(right) > half if most else all(right) and sum(told) > half
     numbers = {
         "cases": f"{sum(right)} of {len(right)}",
-        "of these the 95 % interval of the difference leaves out 0 in": sum(told),
-        f"{order}; their difference and half of its interval": {
+        "told by a 95 % interval": sum(told),
+        f"{order}; difference, half of its 95 % interval": {
             case: [float(first.mean()), float(second.mean()), *np.atleast_1d(*found[case].numbers.values()).tolist()]
             for case, (first, second) in pairs.items()
         },

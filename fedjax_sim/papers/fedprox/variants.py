@@ -21,8 +21,8 @@ NUMBERS = (10, 20, 30)  # devices a round of FedDANE in the lower row of Figure 
 ALIKE, POINTS = 0.1, 3.0  # "similarly", "not much": losses within ten per cent, accuracies within three points
 
 UNIFORM = "uniform, weighted average"
-# The text has "a subset of K devices", and the authors' code for FedDANE, which has their scheme, draws without
-# replacement. With replacement the plain average would be right in expectation: our question.
+# The text has "a subset of K devices". The published code has no drawing by size; that of q-FFL, by two of the authors,
+# draws by size without replacement and averages plainly. With replacement the average would be right in expectation.
 AS_PAPER, AGAIN = "by size, plain average", "by size with replacement, plain average"
 BY_SIZE: dict[str, Callable[[int], fjs.cohort.Participation]] = {
     AS_PAPER: fjs.cohort.weighted,
