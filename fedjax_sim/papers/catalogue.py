@@ -69,31 +69,42 @@ CATALOGUE: dict[str, Entry] = {
         minutes=0.3,
     ),
     "fedprox-fig1": Entry(
-        "fedprox.stragglers", 2, 3, "loss with 0, 50 and 90 % stragglers, five data sets", minutes=4.1
+        "fedprox.stragglers", 5, 10, "loss with 0, 50 and 90 % stragglers, five data sets", minutes=16
     ),
     "fedprox-fig2": Entry(
-        "fedprox.synthetics", 3, 3, "loss and dissimilarity on four synthetic data sets", minutes=2.1
+        "fedprox.synthetics", 5, 10, "loss and dissimilarity on four synthetic data sets", minutes=5, hours=0.2
     ),
     "fedprox-fig3": Entry(
-        "fedprox.synthetics", 3, 3, "an adaptive mu on synthetic IID and synthetic(1, 1)", minutes=1.6
+        "fedprox.synthetics", 5, 10, "an adaptive mu on synthetic IID and synthetic(1, 1)", minutes=4, hours=0.2
     ),
-    "fedprox-fig4": Entry("fedprox.variants", 3, 3, "FedDANE against FedProx on four synthetic data sets", minutes=6.4),
-    "fedprox-fig5": Entry("fedprox.variants", 3, 3, "FedAvg with stragglers on IID data", minutes=1.0),
+    "fedprox-fig4": Entry(
+        "fedprox.variants", 5, 10, "FedDANE against FedProx on four synthetic data sets", minutes=18, hours=0.7
+    ),
+    "fedprox-fig5": Entry("fedprox.variants", 5, 10, "FedAvg with stragglers on IID data", minutes=2, hours=0.1),
     "fedprox-fig6": Entry(
-        "fedprox.synthetics", 3, 3, "loss, test accuracy and dissimilarity on four synthetic data sets", minutes=2.1
+        "fedprox.synthetics",
+        5,
+        10,
+        "loss, test accuracy and dissimilarity on four synthetic data sets",
+        minutes=5,
+        hours=0.2,
     ),
     "fedprox-fig7": Entry(
-        "fedprox.stragglers", 2, 3, "test accuracy with 0, 50 and 90 % stragglers, five data sets", minutes=3.7
+        "fedprox.stragglers", 5, 10, "test accuracy with 0, 50 and 90 % stragglers, five data sets", minutes=16
     ),
-    "fedprox-fig8": Entry("fedprox.stragglers", 2, 3, "dissimilarity on five data sets", minutes=1.9),
+    "fedprox-fig8": Entry("fedprox.stragglers", 5, 10, "dissimilarity on five data sets", minutes=15),
     "fedprox-fig9": Entry(
-        "fedprox.stragglers", 2, 3, "loss with stragglers where at most one epoch is done", minutes=1.3
+        "fedprox.stragglers", 5, 10, "loss with stragglers where at most one epoch is done", minutes=5
     ),
     "fedprox-fig10": Entry(
-        "fedprox.stragglers", 2, 3, "test accuracy with stragglers where at most one epoch is done", minutes=0.8
+        "fedprox.stragglers", 5, 10, "test accuracy with stragglers where at most one epoch is done", minutes=5
     ),
-    "fedprox-fig11": Entry("fedprox.synthetics", 3, 3, "an adaptive mu on all four synthetic data sets", minutes=3.3),
-    "fedprox-fig12": Entry("fedprox.variants", 3, 3, "two ways of drawing devices and averaging", minutes=8.7),
+    "fedprox-fig11": Entry(
+        "fedprox.synthetics", 5, 10, "an adaptive mu on all four synthetic data sets", minutes=7, hours=0.3
+    ),
+    "fedprox-fig12": Entry(
+        "fedprox.variants", 5, 10, "two ways of drawing devices and averaging", minutes=17, hours=0.6
+    ),
     "scaffold-fig3": Entry(
         "scaffold.quadratics", 1, 1, "two quadratic clients, gradient dissimilarity and local steps", minutes=0.1
     ),

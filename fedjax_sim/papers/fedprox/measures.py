@@ -1,8 +1,7 @@
-"""What the claims of the paper rest on: the level a curve ends at, its unsteadiness, the paper's end of a run."""
+"""What the claims of the paper rest on: the level a curve ends at, its unsteadiness, its end by the paper, pairs."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
@@ -10,11 +9,16 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 import fedjax_sim as fjs
+from fedjax_sim.papers.bench import Claim, Why
+from fedjax_sim.papers.liconv.problems import below
 from fedjax_sim.run.history import History
 
 K = TypeVar("K")
 L = TypeVar("L")
+Pairs = Mapping[str, tuple[np.ndarray, np.ndarray]]  # by case: what should be less and what more, both [seeds]
 TAIL = 10  # a level is the mean over the last tenth of the evaluations: single rounds of FedAvg jump about
+LAST = "measured by the last tenth of the rounds"
+STEADY = "steadier: a smaller mean rise of the loss from an evaluation to the next, over the second half of the run"
 
 
 def tail(history: History, metric: str) -> np.ndarray:
@@ -24,14 +28,24 @@ def tail(history: History, metric: str) -> np.ndarray:
     return means
 
 
-def level(history: History, metric: str) -> float:
-    """:func:`tail`, mean of the seeds; the worst for NaN.
+def whole(history: History, metric: str) -> np.ndarray:
+    """The mean of a metric, or of a record of every round, over the run, [seeds]."""
+    means: np.ndarray = np.asarray(history[metric], float).mean(axis=1)
+    return means
+
+
+def levels(history: History, metric: str) -> np.ndarray:
+    """:func:`tail`, the worst for NaN, [seeds].
 
     A run that is not finite any more has an infinite loss and variance, and an accuracy of 0.
     """
-    mean = float(tail(history, metric).mean())
-    worst = 0.0 if metric.endswith("accuracy") else math.inf
-    return worst if math.isnan(mean) else mean
+    values, worst = tail(history, metric), 0.0 if metric.endswith("accuracy") else math.inf
+    return np.where(np.isnan(values), worst, values)
+
+
+def level(history: History, metric: str) -> float:
+    """:func:`levels`, mean of the seeds."""
+    return float(levels(history, metric).mean())
 
 
 def each(runs: Mapping[K, Mapping[L, History]], measure: str | Callable[[History], float]) -> dict[K, dict[L, float]]:
@@ -40,21 +54,68 @@ def each(runs: Mapping[K, Mapping[L, History]], measure: str | Callable[[History
     return {name: {label: of(history) for label, history in group.items()} for name, group in runs.items()}
 
 
-def first_rounds(history: History, rounds: int) -> History:
-    """What the metrics of a run were up to a number of rounds."""
-    count = int(np.searchsorted(history.evaluated, rounds, side="right"))
-    metrics = {name: values[:, :count] for name, values in history.metrics.items()}
-    return dataclasses.replace(history, evaluated=history.evaluated[:count], metrics=metrics)
+def by_seed(
+    runs: Mapping[K, Mapping[L, History]], measure: str | Callable[[History], np.ndarray]
+) -> dict[K, dict[L, np.ndarray]]:
+    """:func:`each`, [seeds]; that of a metric is its :func:`levels`."""
+    of: Any = (lambda history: levels(history, measure)) if isinstance(measure, str) else measure
+    return {name: {label: of(history) for label, history in group.items()} for name, group in runs.items()}
 
 
-def unsteadiness(history: History) -> float:
-    """The mean rise max(0, F_t - F_s) from an evaluation to the next, over the second half of the run and the seeds.
+def means(values: Mapping[K, Mapping[L, np.ndarray]]) -> dict[K, dict[L, float]]:
+    """Of the seeds."""
+    return {name: {label: float(of.mean()) for label, of in group.items()} for name, group in values.items()}
+
+
+def rises(history: History) -> np.ndarray:
+    """The mean rise max(0, F_t - F_s) from an evaluation to the next, over the second half of the run, [seeds].
 
     0 for a loss that only falls; inf for one that is not finite any more.
     """
     losses = np.asarray(history["loss"], float)
-    rises = np.maximum(np.diff(losses[:, losses.shape[1] // 2 - 1 :], axis=1), 0.0)
-    return float(rises.mean()) if np.isfinite(rises).all() else math.inf
+    with np.errstate(invalid="ignore"):  # infinity less infinity
+        rises = np.maximum(np.diff(losses[:, losses.shape[1] // 2 - 1 :], axis=1), 0.0)
+    found: np.ndarray = np.where(np.isfinite(rises).all(axis=1), rises.mean(axis=1), math.inf)
+    return found
+
+
+def unsteadiness(history: History) -> float:
+    """:func:`rises`, mean of the seeds."""
+    return float(rises(history).mean())
+
+
+def lower(
+    statement: str, pairs: Pairs, order: str, *, most: bool = False, why: Why = "unexplained", **about: Any
+) -> Claim:
+    """A claim that in each pair the first is below the second, in the mean of the seeds.
+
+    It holds if that is so in every case, and in more than half of them by a difference whose 95 % interval leaves out
+    0. With ``most``, for what the paper says of most cases or as what can happen, if it is so in more than half. Where
+    there is no pair it cannot be told.
+
+    Args:
+      statement: the claim's.
+      pairs: what it is about.
+      order: the first and the second in words, for the numbers.
+      most: see above.
+      why: the reason if seeds tell in some case that it is the other way round; else seeds are too few.
+      **about: further fields of the claim.
+    """
+    found = {case: below(first, second, "fragile") for case, (first, second) in pairs.items()}
+    right = [bool(first.mean() < second.mean()) for first, second in pairs.values()]
+    told = [of.held for of in found.values()]
+    against = any(not held and of.why == "fragile" for held, of in zip(right, found.values(), strict=True))
+    half = len(right) / 2
+    held = sum(right) > half if most else all(right) and sum(told) > half
+    numbers = {
+        "cases": f"{sum(right)} of {len(right)}",
+        "told by a 95 % interval": sum(told),
+        f"{order}; difference, half of its 95 % interval": {
+            case: [float(first.mean()), float(second.mean()), *np.atleast_1d(*found[case].numbers.values()).tolist()]
+            for case, (first, second) in pairs.items()
+        },
+    }
+    return Claim(statement, held if pairs else None, numbers, why=why if against or most else "few seeds", **about)
 
 
 class End(NamedTuple):
@@ -91,7 +152,6 @@ def diverged(history: History) -> int:
     return sum(not np.isfinite(losses).all() or rises(losses) for losses in np.asarray(history["loss"], float))
 
 
-def accuracy_by_rule(history: History) -> float:
-    """The test accuracy where the paper reads it off, mean over the seeds."""
-    accuracies = history["test_accuracy"]
-    return float(np.mean([accuracies[seed, found.place] for seed, found in enumerate(ends(history))]))
+def accuracy_by_rule(history: History) -> np.ndarray:
+    """The test accuracy where the paper reads it off, [seeds]."""
+    return np.array([of[found.place] for of, found in zip(history["test_accuracy"], ends(history), strict=True)])
