@@ -103,18 +103,19 @@ def tuned(
 ) -> Tuned:
     """The fewest rounds to a test accuracy, over local step sizes.
 
-    They are tried from the largest to the smallest, until a smaller one is no better. Runs stop at the target, and a
-    step size is given up after as many rounds as the slowest seed needed with the best one before it.
+    They are tried from the largest to the smallest, until a smaller one is no better. Runs stop at the target or where
+    the model is not finite any more, and a step size is given up after as many rounds as the slowest seed needed with
+    the best one before it.
     """
     best, nearest = None, -1.0
     for rate in sorted(rates, reverse=True):
         history = bench.simulate(
             f"{label}, rate={rate:g}", method(rate), data, eval_every=1, evaluate_train=False,
-            stop=fjs.stopping.reached(METRIC, target), **setting,
+            stop=fjs.stopping.reached(METRIC, target), on_divergence="stop", divergence_factor=None, **setting,
             rounds=limit if best is None or np.isinf(best.mean) else int(best.rounds.max()),
         )  # fmt: skip
         accuracies = history[METRIC]
-        found, height = Tuned(rate, rounds_to(accuracies, target), limit), float(accuracies.max(axis=1).mean())
+        found, height = Tuned(rate, rounds_to(accuracies, target), limit), float(np.nanmax(accuracies, axis=1).mean())
         if best is None or found.mean < best.mean or (np.isinf(best.mean) and height > nearest):
             best, nearest = found, height
         elif np.isfinite(best.mean):
