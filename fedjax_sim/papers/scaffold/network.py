@@ -39,7 +39,7 @@ def perform(bench: Bench) -> Outcome:
         tried = _tried(bench, split, data)
         rates = {key: max(of, key=of.__getitem__) for key, of in tried.items()}
         runs = {key: _runs(bench, split, data[key[1]], key, [rate])[0] for key, rate in rates.items()}
-        best = {key: np.asarray(run[METRIC]).max(axis=1) for key, run in runs.items()}
+        best = {key: best_of(run) for key, run in runs.items()}
         grids[split.name] = sorted(next(iter(tried.values())), reverse=True)
         claims += images.of_split(bench, split, data[SIMILARITIES[0]], claims5(best))
         effects += _effects(split, best)
@@ -63,7 +63,7 @@ def _tried(bench: Bench, split: Split, data: Mapping[float, fjs.FederatedDataset
         rates = [LADDER[rung] for rung in rungs]
         for key, of in found.items():
             histories = _runs(bench, split, data[key[1]], key, rates, seeds=bench.seeds[:1])
-            of |= {rate: accuracy(run) for rate, run in zip(rates, histories, strict=True)}
+            of |= {rate: float(best_of(run)[0]) for rate, run in zip(rates, histories, strict=True)}
         best = {max(of, key=of.__getitem__) for of in found.values()}
         rungs = []
         if bench.size != "smoke":
@@ -73,9 +73,10 @@ def _tried(bench: Bench, split: Split, data: Mapping[float, fjs.FederatedDataset
     return found
 
 
-def accuracy(run: History) -> float:
-    """The best of a run, in the mean over its seeds; one that diverged has what it had before."""
-    return float(np.nanmax(run[METRIC], axis=1).mean())
+def best_of(run: History) -> np.ndarray:
+    """The best accuracy of a run by seed; one that diverged has what it had before."""
+    found: np.ndarray = np.nanmax(run[METRIC], axis=1)
+    return found
 
 
 def _runs(
