@@ -109,12 +109,12 @@ CATALOGUE: dict[str, Entry] = {
         "scaffold.quadratics", 1, 1, "two quadratic clients, gradient dissimilarity and local steps", minutes=0.1
     ),
     "scaffold-table3": Entry(
-        "scaffold.emnist", 1, 1, "rounds to a target accuracy against epochs and similarity", minutes=2.2
+        "scaffold.emnist", 5, 1, "rounds to a target accuracy against epochs and similarity", minutes=30.0
     ),
     "scaffold-table4": Entry(
-        "scaffold.emnist", 2, 1, "rounds to a target accuracy against the share of clients sampled", minutes=0.8
+        "scaffold.emnist", 10, 1, "rounds to a target accuracy against the share of clients sampled", minutes=8.0
     ),
-    "scaffold-table5": Entry("scaffold.network", 1, 1, "best accuracy of a two-layer network", minutes=3.4),
+    "scaffold-table5": Entry("scaffold.network", 5, 1, "best accuracy of a two-layer network", minutes=25.0),
     "fedaware-table2": Entry(
         "fedaware.comparison", 2, 3, "accuracy and e-LUD of eight methods, raw and with AWARE", minutes=9.1
     ),

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 import fedjax_sim as fjs
-from fedjax_sim.papers.bench import Bench
+from fedjax_sim.datasets.sources.image_files import EMNIST_BYCLASS
+from fedjax_sim.papers.bench import Bench, Claim
 from fedjax_sim.papers.scaffold import emnist, images, network, quadratics, tuning
 
 
@@ -99,7 +100,7 @@ class Answers:
 
 def find(rounds):
     bench = Answers(rounds)
-    found, _ = tuning.tuned(bench, "", lambda rate: rate, None, target=0.5, limit=100, rates=tuple(rounds))
+    found = tuning.tuned(bench, "", lambda rate: rate, None, target=0.5, limit=100, rates=tuple(rounds))
     return found, bench.asked
 
 
@@ -116,30 +117,181 @@ def test_the_search_for_a_step_size():
     assert len(asked) == 3
 
 
-def test_rounds_to_a_target_that_is_kept():
-    accuracies = np.array([[0.9, 0.1, 0.6, 0.2, 0.5, 0.6, 0.6], [0.0] * 7])
-    assert tuning.rounds_to(accuracies, 0.5, 1).tolist() == [2, np.inf]
-    assert tuning.rounds_to(accuracies, 0.5, 3).tolist() == [6, np.inf]
-    assert tuning.rounds_to(np.array([[0.0, 0.45]], np.float32), 0.45, 1).tolist() == [1]
+def test_rounds_to_a_target():
+    accuracies = np.array([[0.9, 0.1, 0.6, 0.2, 0.5, 0.6, 0.6], [0.0] * 7, [0.0] * 5 + [np.nan] * 2])
+    assert tuning.rounds_to(accuracies, 0.5).tolist() == [2, np.inf, np.inf]
+    assert tuning.rounds_to(np.array([[0.0, 0.45]], np.float32), 0.45).tolist() == [1]
+
+
+def reached(*rounds, limit=400):
+    return tuning.Tuned(1.0, np.array(rounds, float), limit)
 
 
 def test_what_did_not_reach_the_target_is_no_evidence():
-    inf, limit = np.inf, 400
-    assert tuning.at_most(3, 3, limit) is True
-    assert tuning.less(3, 3, limit) is False
-    assert tuning.less(3, inf, limit) is True
-    assert tuning.at_most(inf, 3, limit) is False
-    assert tuning.at_most(inf, inf, limit) is None
-    assert tuning.at_most(inf, 100, limit, 1.5) is False
-    assert tuning.at_most(inf, 300, limit, 1.5) is None  # 401 rounds would be at most 450
+    inf = np.inf
+    assert tuning.at_most(reached(3), reached(3)) is True
+    assert tuning.less(reached(3), reached(3)) is False
+    assert tuning.less(reached(3), reached(inf)) is True
+    assert tuning.at_most(reached(inf), reached(3)) is False
+    assert tuning.at_most(reached(inf), reached(inf)) is None
+    assert tuning.at_most(reached(inf), reached(100), 1.5) is False
+    assert tuning.at_most(reached(inf), reached(300), 1.5) is None  # 401 rounds would be at most 450
+    # one seed of two: the mean is 200.5 or more, of which nothing is known but that
+    assert tuning.less(reached(0, inf), reached(300, 300)) is None
+    assert tuning.less(reached(0, inf), reached(200, 200)) is False
+    assert tuning.less(reached(100, 100), reached(0, inf)) is True
     assert tuning.every([True, None]) is None
     assert tuning.every([None, False, True]) is False
     assert tuning.every([]) is None
-    lost = {key: tuning.Tuned(1.0, np.array([inf]), limit) for key in emnist.PAPER3}
-    assert {claim.held for claim in emnist._claims3(lost, {}, emnist.EPOCHS, emnist.EPOCHS, limit)} == {None}
-    shares = emnist.SAMPLED
-    lost = {key: tuning.Tuned(1.0, np.array([inf]), limit) for key in emnist.PAPER4}
-    assert {claim.held for claim in emnist._claims4(lost, shares, images.SIMILARITIES[:2], limit)} == {None}
+    assert tuning.some([False, None, True]) is True
+    assert tuning.some([False, None]) is None
+    assert tuning.some([False]) is False
+    lost = {key: reached(inf) for key in emnist.PAPER3}
+    assert {claim.held for claim in emnist.claims3(lost, emnist.EPOCHS, emnist.EPOCHS)} == {None}
+    lost = {key: reached(inf) for key in emnist.PAPER4}
+    assert {claim.held for claim in emnist.claims4(lost, emnist.SAMPLED, images.SIMILARITIES[:2])} == {None}
+
+
+def test_by_how_much_a_method_is_ahead():
+    difference, half = tuning.ahead(reached(10, 20, 30), reached(20, 32, 44))  # 10, 12, 14
+    assert difference == 12
+    assert half == pytest.approx(4.302653 * 2 / np.sqrt(3), rel=1e-6)
+    assert np.isnan(tuning.ahead(reached(10, 20), reached(20, np.inf))).all()
+    assert tuning.ahead(reached(10), reached(12))[0] == 2
+
+
+def answers(claims):
+    return {claim.statement: claim.held for claim in claims}
+
+
+def test_the_papers_own_tables_answer_its_claims():
+    """All hold on its numbers but the one that its Table 3 contradicts, and one that "1k+" leaves open."""
+    of = emnist.claims3(
+        {key: reached(rounds, limit=1000) for key, rounds in emnist.PAPER3.items()}, *[emnist.EPOCHS] * 2
+    )
+    not_held = {claim.statement: claim.held for claim in of if not claim.held}
+    assert not_held == {
+        "SCAFFOLD needs fewer rounds than FedAvg with 100 % similarity, for all epochs": False,
+        "FedProx needs more rounds than SCAFFOLD and FedAvg, in all entries": None,  # 1k+ and 1k+
+    }
+    of = emnist.claims4({key: reached(rounds, limit=1000) for key, rounds in emnist.PAPER4.items()}, emnist.SAMPLED,
+                        images.SIMILARITIES[:2])  # fmt: skip
+    assert all(answers(of).values())
+    best = {(method, s): np.array([row[place]]) for method, row in network.PAPER.items()
+            for place, s in enumerate(network.SIMILARITIES)}  # fmt: skip
+    assert all(answers(network.claims5(best)).values())
+
+
+@pytest.mark.parametrize(
+    ("key", "rounds", "statement"),
+    [
+        (("FedAvg", 5, 0.0), 100, "SCAFFOLD needs fewer rounds than FedAvg with 0 and 10 % similarity, for all epochs"),
+        (("FedAvg", 5, 0.0), 100, "0 % similarity: FedAvg gets slower with every increase of the epochs"),
+        (("FedAvg", 10, 0.0), 300, "0 % similarity: with more than 5 epochs FedAvg is slower than SGD"),
+        (("SCAFFOLD", 10, 0.0), 318, "0 % similarity: SCAFFOLD is at least as fast as SGD, for all epochs"),
+        (("SCAFFOLD", 20, 0.0), 500, "0 % similarity: SCAFFOLD gets slower with more epochs and then flattens"),
+        (("SGD", 1, 0.0), 200, "SGD's rounds stay about the same whatever the similarity"),
+        (("FedProx", 5, 100.0), 9, "FedProx needs more rounds than SCAFFOLD and FedAvg, in all entries"),
+        (("SCAFFOLD", 1, 100.0), 77,
+         "SCAFFOLD and FedAvg are faster with 100 % similarity than with 0 %, for all epochs"),
+        (("SCAFFOLD", 20, 10.0), 16,
+         "with 10 and 100 % similarity every increase of the epochs speeds up SCAFFOLD and FedAvg"),
+        (("FedAvg", 1, 100.0), 208,
+         "with 10 and 100 % similarity SCAFFOLD and FedAvg need less than half of SGD's rounds"),
+    ],
+)  # fmt: skip
+def test_one_number_is_enough_for_a_claim_of_table_3_to_fail(key, rounds, statement):
+    found = {of: reached(given, limit=1000) for of, given in (emnist.PAPER3 | {key: rounds}).items()}
+    assert answers(emnist.claims3(found, emnist.EPOCHS, emnist.EPOCHS))[statement] is False
+
+
+def test_fedprox_is_faster_than_sgd_somewhere():
+    slow = {key: reached(900 if key[0] == "FedProx" else rounds, limit=1000) for key, rounds in emnist.PAPER3.items()}
+    assert (
+        answers(emnist.claims3(slow, emnist.EPOCHS, emnist.EPOCHS))[
+            "FedProx needs fewer rounds than SGD in some entries"
+        ]
+        is False
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "rounds", "part"),
+    [
+        (("FedAvg", 5, 0.0), 290, "SCAFFOLD needs fewer rounds"),
+        (("SCAFFOLD", 1, 10.0), 180, "SCAFFOLD's slow-down"),
+        (("FedAvg", 5, 0.0), 716, "FedAvg's slow-down"),
+        (("SCAFFOLD", 5, 10.0), 19, "slow-downs are smaller"),
+    ],
+)
+def test_one_number_is_enough_for_a_claim_of_table_4_to_fail(key, rounds, part):
+    found = {of: reached(given, limit=1000) for of, given in (emnist.PAPER4 | {key: rounds}).items()}
+    told = answers(emnist.claims4(found, emnist.SAMPLED, images.SIMILARITIES[:2]))
+    assert [held for statement, held in told.items() if statement.startswith(part)] == [False]
+
+
+def test_the_claims_of_table_5_go_by_the_mean_over_the_seeds():
+    best = {(method, s): np.array([0.7, 0.8]) for method in network.PAPER for s in network.SIMILARITIES}
+    assert not any(held for statement, held in answers(network.claims5(best)).items() if "affected" not in statement)
+    best["SCAFFOLD", 10.0] = np.array([0.6, 1.0])  # one seed of two is worse
+    told = network.claims5(best | {("SCAFFOLD", 0.0): np.array([0.71, 0.81])})
+    assert told[0].held
+    above, half = told[0].numbers["SCAFFOLD less the other, half of the 95 % interval"]["SGD"]["10 %"]
+    assert (above, half) == pytest.approx((0.05, 12.7062 * 0.15), rel=1e-4)
+    moved = answers(network.claims5(best | {("SGD", 0.0): np.array([0.75, 0.8])}))
+    assert not moved["SGD is not affected by similarity"]
+
+
+class Curves(Bench):
+    """A bench of which a method has its best accuracy at a known step size, and diverges in the end."""
+
+    def __init__(self, best, folder):
+        super().__init__("cpu", 3, folder)
+        self.best, self.asked = best, set()
+
+    def runs(self, label, algorithm, data, space, *, seeds, **_):
+        rates = [space.point(number)["client_optimizer.learning_rate"] for number in range(space.num_points)]
+        self.asked.add((tuple(rates), *seeds))
+        peak = self.best[label.split(", ")[2]]
+        return [{tuning.METRIC: np.array([[0.1, 1 / (1 + abs(np.log(rate / peak))), np.nan]])} for rate in rates]
+
+
+def test_the_grid_of_table_5_is_one_for_all_and_has_no_best_at_an_edge(tmp_path):
+    data = fjs.datasets.from_clients([{"x": np.zeros((4, 3), np.float32), "y": np.array([0, 1, 0, 1])}])
+    best = {"SGD": 30.0, "FedAvg": 1.0, "SCAFFOLD": 0.1}
+    bench = Curves(best, tmp_path)
+    tried = network._tried(bench, images.SPLITS[0], dict.fromkeys(network.SIMILARITIES, data))
+    grid = {tuple(sorted(of, reverse=True)) for of in tried.values()}
+    assert grid == {(100.0, 30.0, 10.0, 3.0, 1.0, 0.3, 0.1, 0.03)}  # widened at both ends, and for all
+    assert {key[0]: max(of, key=of.get) for key, of in tried.items()} == best
+    assert bench.asked == {((10.0, 3.0, 1.0, 0.3, 0.1), 0), ((30.0, 0.03), 0), ((100.0,), 0)}  # of the first seed
+
+
+def test_the_half_of_emnist_by_class_is_sorted_among_the_clients(monkeypatch):
+    """Of a small stand-in: with 0 % similarity a client has few of the 62 unequal classes."""
+    rng = np.random.default_rng(0)
+    labels = rng.permutation(np.repeat(np.arange(62), np.arange(20, 82))).astype(np.uint8)
+    pictures = rng.integers(0, 255, (labels.size, 28, 28, 1)).astype(np.uint8)
+    monkeypatch.setattr(type(EMNIST_BYCLASS), "read", lambda self, half, *, verify: (pictures, labels))
+    letters, by_class = images.SPLITS
+    assert (letters.name, by_class.name) == ("letters", "by class")
+    apart, mixed = by_class.read(0.0), by_class.read(100.0)
+    assert (apart.num_clients, apart.num_classes) == (100, 62)
+    assert apart.num_examples + apart.test.num_examples == labels.size
+    classes = [(part.statistics().label_table > 0).sum(axis=1) for part in (apart, mixed)]
+    assert classes[0].max() <= 4
+    assert classes[1].mean() > 10
+
+
+def test_claims_of_a_split_say_so(bench):
+    letters, by_class = images.SPLITS
+    data = fjs.datasets.quadratics(num_clients=3, dim=2, seed=0)
+    claims = [Claim("a", False, {}), Claim("b", False, {}, why="fragile")]
+    of = images.of_split(bench, letters, data, claims)
+    assert [claim.statement for claim in of] == ["letters: a", "letters: b"]
+    assert [claim.standing for claim in of] == ["other data", "fragile"]
+    assert of[0].scale.examples == data.num_examples / 124_800
+    assert images.of_split(bench, by_class, data, claims)[0].scale.examples == data.num_examples / 697_932
 
 
 def test_a_table_of_ratios():

@@ -14,6 +14,7 @@ from fedjax_sim.papers.bench import Bench, rounds_in_words
 from fedjax_sim.papers.drawing import canvas
 from fedjax_sim.papers.scaffold.images import METHODS
 from fedjax_sim.reporting.figures import plain_numbers
+from fedjax_sim.reporting.paired import half_width
 from fedjax_sim.reporting.plots import COLOURS, LEGEND, plain
 
 METRIC = "test_accuracy"
@@ -33,23 +34,26 @@ class Tuned(NamedTuple):
         return float(np.mean(self.rounds))
 
     @property
+    def least(self) -> float:
+        """The least that the mean can be: a seed that did not reach the target needs more rounds than there were."""
+        return float(np.mean(np.minimum(self.rounds, self.limit + 1)))
+
+    @property
     def words(self) -> str:
         """As the paper prints it: "77", or "400+"."""
         return rounds_in_words(self.mean, self.limit)
 
 
-def at_most(a: float, b: float, limit: int, factor: float = 1.0, *, strict: bool = False) -> bool | None:
-    """Whether a <= factor b, as far as runs of ``limit`` rounds can tell; else None. inf is more than that."""
-    if math.isinf(b):
-        return None if math.isinf(a) else True
-    if math.isinf(a):
-        return False if limit >= factor * b else None
-    return a < factor * b if strict else a <= factor * b
+def at_most(a: Tuned, b: Tuned, factor: float = 1.0, *, strict: bool = False) -> bool | None:
+    """Whether a <= factor b in the mean over the seeds, as far as the rounds that were run can tell; else None."""
+    if (a.mean < factor * b.least) if strict else (a.mean <= factor * b.least):
+        return True
+    return False if (a.least >= factor * b.mean if strict else a.least > factor * b.mean) else None
 
 
-def less(a: float, b: float, limit: int, factor: float = 1.0) -> bool | None:
+def less(a: Tuned, b: Tuned, factor: float = 1.0) -> bool | None:
     """:func:`at_most`, strictly."""
-    return at_most(a, b, limit, factor, strict=True)
+    return at_most(a, b, factor, strict=True)
 
 
 def every(answers: Iterable[bool | None]) -> bool | None:
@@ -60,17 +64,30 @@ def every(answers: Iterable[bool | None]) -> bool | None:
     return True if given and None not in given else None
 
 
-def rounds_to(accuracies: np.ndarray, target: float, over: int) -> np.ndarray:
-    """The first round at which the mean of the last ``over`` accuracies is at least the target; inf for never.
+def some(answers: Iterable[bool | None]) -> bool | None:
+    """Whether at least one is true; None if none is and some are open."""
+    given = list(answers)
+    return True if True in given else None if None in given else False
+
+
+def ahead(a: Tuned, b: Tuned) -> list[float]:
+    """By how many rounds ``a`` is ahead of ``b`` in the mean, and half of its 95 % interval over the seeds.
+
+    NaN where a seed did not reach the target, the second also of one seed.
+    """
+    if not np.isfinite([a.mean, b.mean]).all():
+        return [math.nan, math.nan]
+    of = b.rounds - a.rounds
+    return [float(of.mean()), float(half_width(of)) if len(of) > 1 else math.nan]
+
+
+def rounds_to(accuracies: np.ndarray, target: float) -> np.ndarray:
+    """The first round after which the accuracy is at least the target; inf for never.
 
     ``accuracies`` are [seeds, R + 1], after every round and before the first, which is not counted.
     """
-    if accuracies.shape[1] <= over:
-        return np.full(len(accuracies), np.inf)
-    sums = np.cumsum(accuracies.astype(float), axis=1)
-    means = (sums[:, over:] - sums[:, :-over]) / over  # of rounds t - over + 1 .. t, t = over .. R
-    there = means >= target - 1e-6  # 0.45 in single precision is less than 0.45
-    return np.where(there.any(axis=1), there.argmax(axis=1) + over, np.inf)
+    there = accuracies[:, 1:] >= target - 1e-6  # 0.45 in single precision is less than 0.45
+    return np.where(there.any(axis=1), there.argmax(axis=1) + 1, np.inf)
 
 
 def tuned(
@@ -82,34 +99,29 @@ def tuned(
     target: float,
     limit: int,
     rates: Sequence[float],
-    over: int = 1,
     **setting: Any,
-) -> tuple[Tuned, Tuned]:
+) -> Tuned:
     """The fewest rounds to a test accuracy, over local step sizes.
 
-    They are tried from the largest to the smallest, until a smaller one is no better. Runs stop at the target if it is
-    that of a single round, and a step size is given up after as many rounds as the slowest seed needed with the best
-    one before it. Returned are the best for the first round at the target, and for the mean of ``over`` rounds.
+    They are tried from the largest to the smallest, until a smaller one is no better. Runs stop at the target or where
+    the model is not finite any more, and a step size is given up after as many rounds as the slowest seed needed with
+    the best one before it.
     """
-    best: dict[int, Tuned] = {}
-    stop = {"stop": fjs.stopping.reached(METRIC, target)} if over == 1 else {}
-    nearest = dict.fromkeys((1, over), -1.0)
+    best, nearest = None, -1.0
     for rate in sorted(rates, reverse=True):
-        known = best.get(over)
         history = bench.simulate(
-            f"{label}, rate={rate:g}", method(rate), data, eval_every=1, **stop, **setting,
-            rounds=limit if known is None or np.isinf(known.mean) else int(known.rounds.max()),
+            f"{label}, rate={rate:g}", method(rate), data, eval_every=1, evaluate_train=False,
+            stop=fjs.stopping.reached(METRIC, target), on_divergence="stop", divergence_factor=None, **setting,
+            rounds=limit if best is None or np.isinf(best.mean) else int(best.rounds.max()),
         )  # fmt: skip
         accuracies = history[METRIC]
-        improved = False
-        for window in dict.fromkeys((1, over)):
-            found = Tuned(rate, rounds_to(accuracies, target, window), limit)
-            before, height = best.get(window), float(accuracies.max(axis=1).mean())
-            if before is None or found.mean < before.mean or (np.isinf(before.mean) and height > nearest[window]):
-                best[window], nearest[window], improved = found, height, True
-        if not improved and np.isfinite(best[over].mean):
+        found, height = Tuned(rate, rounds_to(accuracies, target), limit), float(np.nanmax(accuracies, axis=1).mean())
+        if best is None or found.mean < best.mean or (np.isinf(best.mean) and height > nearest):
+            best, nearest = found, height
+        elif np.isfinite(best.mean):
             break
-    return best[1], best[over]
+    assert best is not None  # there is a rate
+    return best
 
 
 def rounds_figure(
