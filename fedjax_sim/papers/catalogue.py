@@ -35,25 +35,31 @@ class Entry(NamedTuple):
 
 CATALOGUE: dict[str, Entry] = {
     "fednova-fig2": Entry(
-        "fednova.quadratics", 3, 3, "30 quadratic clients with equal and with changing local steps", minutes=0.6
+        "fednova.quadratics",
+        10,
+        10,
+        "30 quadratic clients with equal and with changing local steps",
+        minutes=2,
+        hours=0.03,
     ),
     "fednova-fig4": Entry(
-        "fednova.weights", 10, 10, "what a proximal term does to the weights and to the speed", minutes=0.1
+        "fednova.weights", 10, 10, "what a proximal term does to the weights and to the speed", minutes=0.1, hours=0.002
     ),
     "fednova-fig5": Entry(
         "fednova.synthetic",
-        3,
-        3,
+        10,
+        10,
         "FedAvg, FedProx and FedNova on synthetic(1, 1), three regimes of local work",
-        minutes=1.9,
+        minutes=6,
+        hours=0.1,
     ),
     "fednova-table1": Entry(
         "fednova.cifar",
-        3,
+        5,
         3,
         "CIFAR-10 among 16 clients, Dir(0.1): local solvers with and without normalising",
         "Table I",
-        minutes=2.7,
+        minutes=35,
     ),
     "liconv-fig1": Entry(
         "liconv.figure1", 5, 5, "what local steps, cohort size and averaging scheme do to FedAvg", minutes=7.4

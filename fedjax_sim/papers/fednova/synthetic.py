@@ -9,7 +9,8 @@ import numpy as np
 
 import fedjax_sim as fjs
 from fedjax_sim.papers.bench import Bench, Claim, Outcome, Setting, Table, rounds_in_words
-from fedjax_sim.papers.fedprox.measures import each, tail
+from fedjax_sim.papers.fednova.differences import difference
+from fedjax_sim.papers.fedprox.measures import tail
 from fedjax_sim.reporting import Panel, panels
 from fedjax_sim.run.history import History
 
@@ -78,34 +79,43 @@ def _runs(bench: Bench, data_seed: int, regime: Regime) -> dict[str, History]:
 
 
 def _claims(runs: dict[int, dict[str, dict[str, History]]]) -> list[Claim]:
-    claims = []
-    for regime in REGIMES:
-        here = {seed: of[regime.title] for seed, of in runs.items()}
-        last = each(here, "loss")
-        faster = {seed: _rounds_to_fedavg(of) for seed, of in here.items()}
-        claims += [
-            Claim(f"{regime.title}: FedNova has the lowest loss at the end",
-                  all(min(of, key=lambda name: of[name]) == FEDNOVA for of in last.values()),
-                  {"mean loss of the last tenth, by draw of the data": last}),
-            Claim(f"{regime.title}: FedNova converges faster than FedAvg",
-                  all(of[FEDNOVA] < of[FEDAVG] for of in faster.values()),
-                  {"rounds to the loss at which FedAvg ends, by draw of the data": faster}),
-        ]  # fmt: skip
-    return claims
+    best, faster = {}, {}
+    for seed, of_draw in runs.items():
+        for title, of in of_draw.items():
+            losses = {name: tail(history, "loss") for name, history in of.items()}
+            best[f"{title}, draw {seed}"] = {name: difference(losses[name], losses[FEDNOVA])
+                                             for name in METHODS if name != FEDNOVA}  # fmt: skip
+            rounds = _rounds_to_fedavg(of)
+            faster[f"{title}, draw {seed}"] = difference(rounds[FEDAVG], rounds[FEDNOVA])
+    return [
+        Claim("FedNova has the lowest loss at the end, in all three regimes",
+              all(found.above for of in best.values() for found in of.values()),
+              {"loss less FedNova's": {place: {name: found.words for name, found in of.items()}
+                                       for place, of in best.items()}},
+              quote="achieves consistently the best performance under three different settings",
+              place="Section VII, Figure 5", central=True,
+              ours="training loss, mean of the last tenth; the 95 % interval of the seeds' differences is above 0 on "
+                   "every draw of the data"),
+        Claim("FedNova converges faster than FedAvg, in all three regimes",
+              all(found.above for found in faster.values()),
+              {"rounds saved to the loss at which FedAvg ends": {place: of.words for place, of in faster.items()}},
+              quote="not only converges significantly faster than FEDAVG", place="Section VII, Figure 5", central=True,
+              ours="rounds to the seed's last loss of FedAvg; the 95 % interval is above 0 on every draw of the data"),
+    ]  # fmt: skip
 
 
-def rounds_to_each(run: History, metric: str, targets: np.ndarray) -> float:
-    """Rounds until every seed has reached its own target, mean of the seeds; inf if one never does.
+def rounds_to_each(run: History, metric: str, targets: np.ndarray) -> np.ndarray:
+    """Rounds until every seed has reached its own target, [seeds]; inf where it never does.
 
     A loss falls to its target, anything else rises to it.
     """
     slack = ROUNDING if metric.endswith("loss") else -ROUNDING
     reached = [run.rounds_to(metric, float(target) + slack)[seed] for seed, target in enumerate(targets)]
-    return float(np.mean(reached))
+    return np.array(reached)
 
 
-def _rounds_to_fedavg(of: dict[str, History]) -> dict[str, float]:
-    """Rounds until the loss first reaches the seed's of FedAvg at the end, mean of the seeds."""
+def _rounds_to_fedavg(of: dict[str, History]) -> dict[str, np.ndarray]:
+    """Rounds until the loss first reaches the seed's of FedAvg at the end, [seeds]."""
     targets = tail(of[FEDAVG], "loss")
     return {name: rounds_to_each(of[name], "loss", targets) for name in (FEDAVG, FEDNOVA)}
 
@@ -114,7 +124,7 @@ def _table(runs: dict[int, dict[str, dict[str, History]]]) -> Table:
     rows = [
         (regime.title, str(seed), name, f"{losses.mean():.3f} ± {losses.std():.3f}",
          float(history.final("test_accuracy").mean()),
-         rounds_in_words(_rounds_to_fedavg(of[regime.title])[name], ROUNDS) if name != FEDPROX else None)
+         rounds_in_words(_rounds_to_fedavg(of[regime.title])[name].mean(), ROUNDS) if name != FEDPROX else None)
         for regime in REGIMES for seed, of in runs.items() for name, history in of[regime.title].items()
         for losses in [tail(history, "loss")]
     ]  # fmt: skip
