@@ -104,21 +104,76 @@ def test_cosines_within_and_across():
     )
 
 
-@pytest.mark.parametrize("size", ["cpu", "paper"])
-def test_half_of_the_clients_are_balanced(size, tmp_path):
+def test_half_of_the_clients_are_balanced(tmp_path):
     labels = np.random.default_rng(0).integers(0, 10, 4000)
-    rows = coherence.half_balanced(Bench(size, 1, tmp_path))(labels)
+    rows = coherence.half_balanced(Bench("cpu", 1, tmp_path))(labels)
     assert len(rows) == 20
     everything = np.concatenate(rows)
-    assert len(set(everything)) == len(everything) == 4000 // (coherence.CPU_SHARE if size == "cpu" else 1)
+    assert len(set(everything)) == len(everything) == 4000
     largest = [np.bincount(labels[of], minlength=10).max() / len(of) for of in rows]
     assert max(largest[:10]) < 0.3 < np.mean(largest[10:])
 
 
+def test_an_image_is_cropped_and_flipped_once():
+    """Every image is found in its black frame, at one of 81 places, as it is or flipped, and all places occur."""
+    images = np.random.default_rng(0).integers(1, 256, (1000, 32, 32, 3)).astype(np.uint8)
+    found = tasks.cropped_once(images)
+    np.testing.assert_array_equal(found, tasks.cropped_once(images))
+    seen = np.zeros((9, 9, 2), int)
+    for image, cropped in zip(images, found, strict=True):
+        framed = np.pad(image, ((4, 4), (4, 4), (0, 0)))
+        # a pixel that is on every crop says where it was cut
+        places = [
+            (top, left, flipped)
+            for top in range(9) for left in range(9) for flipped, held in enumerate((cropped, cropped[:, ::-1]))
+            if (framed[top + 16, left + 16] == held[16, 16]).all()
+        ]  # fmt: skip
+        fitting = [
+            (top, left, flipped) for top, left, flipped in places
+            if (framed[top : top + 32, left : left + 32] == (cropped[:, ::-1] if flipped else cropped)).all()
+        ]  # fmt: skip
+        assert len(fitting) == 1
+        seen[fitting[0]] += 1
+    assert seen.sum(axis=2).min() > 1
+    assert abs(seen[..., 1].sum() / 1000 - 0.5) < 0.05
+
+
+def made_images(per_file):
+    """A reader of random images with the labels in turn, so many a file."""
+
+    def read_files(of, names, verify):
+        labels = np.arange(len(names) * per_file, dtype=np.int64) % of.num_classes
+        images = np.random.default_rng(len(names)).integers(0, 256, (labels.size, 32, 32, 3), np.uint8)
+        return images, labels.astype(np.uint8)
+
+    return read_files
+
+
+def test_training_images_alone_are_cropped(monkeypatch, tmp_path):
+    monkeypatch.setattr(tasks.CifarSet, "read_files", made_images(5000))
+    kept = []
+    monkeypatch.setattr(tasks, "cropped_once", lambda images: kept.append(images) or images // 2)
+    bench = Bench("cpu", 1, tmp_path, lambda _: None)
+    data = tasks.cifar10(bench).data
+    assert [len(images) for images in kept] == [tasks.CPU_IMAGES]
+    assert data.examples["x"].shape == (tasks.CPU_IMAGES, 18, 18, 3)
+    mean, std = np.array(tasks.NORMALISATION)
+    tests = np.asarray(data.test.examples["x"])[:, 1:-1, 1:-1] * std + mean
+    trained = np.asarray(data.examples["x"])[:, 1:-1, 1:-1] * std + mean
+    np.testing.assert_allclose([tests.mean(), trained.mean()], [0.5, 0.25], atol=0.005)
+    assert np.asarray(data.sizes).min() >= tasks.FEWEST
+
+
 def test_the_papers_size_is_the_papers(monkeypatch, tmp_path):
     small = fjs.datasets.digits(num_clients=100, alpha=10.0)
-    monkeypatch.setattr(fjs.datasets, "cifar10", lambda **_: small)
-    monkeypatch.setattr(fjs.datasets, "cifar100_dirichlet", lambda *_: small)
+    monkeypatch.setattr(tasks.CifarSet, "read_files", made_images(100))
+    monkeypatch.setattr(tasks, "_dealt", lambda train, test, deal, classes: (len(train[1]), len(test[1]), classes))
+    assert tasks.cifar10(Bench("paper", 3, tmp_path, lambda _: None)).data == (
+        500,
+        100,
+        10,
+    )  # all of five files and one
+    monkeypatch.setattr(tasks, "_dealt", lambda *_: small)
     monkeypatch.setattr(fjs.datasets, "ag_news", lambda *_, **__: small)
     monkeypatch.setattr(fjs.models, "load_pythia", lambda *_, **__: (fjs.models.MLP(4), {"params": {}}))
     monkeypatch.setenv("FEDJAX_SIM_DATA", str(tmp_path))
@@ -140,6 +195,7 @@ def test_the_papers_size_is_the_papers(monkeypatch, tmp_path):
     run = found["CIFAR-10"].run
     assert run["task"].model == fjs.models.CifarCNN(10)
     assert run["cohort"].size(100) == 10
+    assert tasks.scale(bench) == tasks.scale(bench, alone=True) == (1.0, 1.0, "")
 
 
 def test_all_experiments_are_there():

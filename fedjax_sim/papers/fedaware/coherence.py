@@ -12,13 +12,12 @@ import fedjax_sim as fjs
 from fedjax_sim.datasets import partition as partitions
 from fedjax_sim.papers.bench import Bench, Claim, Outcome, Table
 from fedjax_sim.papers.drawing import canvas
-from fedjax_sim.papers.fedaware.tasks import ALPHA, CPU_IMAGES, DATA_SEED, Deal, cifar10, fedavg_alone, settings
+from fedjax_sim.papers.fedaware.tasks import ALPHA, DATA_SEED, FEWEST, Deal, cifar10, fedavg_alone, settings
 from fedjax_sim.reporting.plots import COLOURS, plain
 
 BALANCED, UNBALANCED = 10, 10
 MOMENTS = (3, 60, 150)  # the paper's rounds
 MEASURES = ("coherence", "consensus", "lud")
-CPU_SHARE = 4  # one in so many of the CPU's images: everybody takes part in every round
 
 
 def perform(bench: Bench) -> Outcome:
@@ -57,24 +56,22 @@ def perform(bench: Bench) -> Outcome:
         row("clients", "20, ten of them with balanced labels", f"{number}, half of them balanced"),
         row("how unbalanced", "not given", f"Dir({ALPHA})"),
         row("clients a round", "not given", "all"),
-        row("images", "50,000", smoke="1,797 digits", cpu=f"{CPU_IMAGES // CPU_SHARE:,}"),
         row("rounds", "150 or more", rounds),
     ]
     known = {setting.what for setting in own} | {"clients, a round"}
-    kept = [setting for setting in settings(bench, problem) if setting.what not in known]
+    kept = [setting for setting in settings(bench, problem, alone=True) if setting.what not in known]
     return Outcome([*kept, *own], claims, {"figure7": _figure(curves, matrices)}, [table], {"cosines": matrices})
 
 
 def half_balanced(bench: Bench) -> Deal:
     """Half of the rows IID over the first clients, the other half by Dir(0.1) over as many others."""
     first, second = bench.choose((4, 4), (BALANCED, UNBALANCED))
-    share = bench.choose(smoke=1, cpu=CPU_SHARE, paper=1)
+    least = bench.choose(2, FEWEST)
 
     def deal(labels: np.ndarray) -> Sequence[np.ndarray]:
-        rows = np.asarray(partitions.iid(len(labels), share, DATA_SEED)[0])
-        alike, unlike = (rows[of] for of in partitions.iid(len(rows), 2, DATA_SEED))
+        alike, unlike = (np.asarray(of) for of in partitions.iid(len(labels), 2, DATA_SEED))
         iid = partitions.iid(len(alike), first, DATA_SEED)
-        skewed = partitions.dirichlet(labels[unlike], second, ALPHA, DATA_SEED, 2)
+        skewed = partitions.dirichlet(labels[unlike], second, ALPHA, DATA_SEED, least, balanced=True)
         return [alike[of] for of in iid] + [unlike[of] for of in skewed]
 
     return deal

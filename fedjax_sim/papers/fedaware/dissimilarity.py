@@ -142,4 +142,4 @@ def _table(runs: Mapping[float, History]) -> Table:
 def _settings(bench: Bench) -> list[Setting]:
     here = bench.choose("0.1, 10", "0.1, 0.5, 1, 10")
     own = Setting("Dirichlet alpha", "Figure 8: 0.1, 0.5, 1, 10; Figure 1: 0.1 and others", here)
-    return [*settings(bench, cifar10(bench, alone=True)), own]
+    return [*settings(bench, cifar10(bench, alone=True), alone=True), own]

@@ -66,7 +66,7 @@ FAMILIES = (
                         _of("server_learning_rate", [10.0**-2.5, 10.0**-2]))}),
     Family(lambda sgd: fjs.fedams(client_optimizer=sgd, server_learning_rate=0.01, beta1=0.9, beta2=0.99, eps=1e-4),
            {"FedAMS": (_ams((1.0, 0.1, 0.01, 1e-3, 1e-4), (1e-8, 1e-4, 1e-3, 1e-2, 1e-1)),
-                       _ams((0.01,), (1e-4, 1e-3)))}),
+                       _ams((0.01,), (1e-8, 1e-4)))}),
 )  # fmt: skip
 NAMES = ("FedAvg", "FedAvgM", "FedCM", "FedDyn", "FedProx", "FedYogi", "FedAMS", "FedAWARE")  # as in Table 2
 
