@@ -8,20 +8,25 @@ from typing import Any
 import numpy as np
 
 from fedjax_sim.papers.all_methods.ranking import spearman
-from fedjax_sim.papers.bench import Bench, Claim, Outcome, Setting, Table
+from fedjax_sim.papers.bench import Bench, Claim, Effect, Outcome, Setting, Table, Why
 from fedjax_sim.papers.drawing import by_metric
 from fedjax_sim.papers.fedaware import methods
 from fedjax_sim.papers.fedaware.methods import (
     DYNAMICS,
+    INTERVALS,
     Compared,
-    accuracy,
     area,
+    areas,
     diversity,
     dynamics,
+    falls,
+    has_learned,
+    in_numbers,
     last_accuracy,
     spikes,
+    supported,
 )
-from fedjax_sim.papers.fedaware.tasks import Problem, problems, settings
+from fedjax_sim.papers.fedaware.tasks import Problem, problems, scale, settings
 from fedjax_sim.reporting import Panel, panels
 from fedjax_sim.run.history import History
 
@@ -41,13 +46,16 @@ PAPER: Mapping[str, tuple[Row, Row, Row]] = {
     "FedAWARE": ((59.78, 2.90, None, None), (38.77, 2.75, None, None), (87.70, 1.73, None, None)),
 }
 NOT_RUN = "CIFAR-100 with ResNet-18 and AG News with Pythia-70M are run at the paper's size only"
+CENTRAL = "CIFAR-10"  # the task of which the claims are the central ones: it is run at every size
+SLIGHTLY = 0.1  # by so much a mean training loss may grow that grows "slightly"
 
 
 def perform_table2(bench: Bench) -> Outcome:
     """Test accuracy and e-LUD, the paper's beside ours."""
     tasks, runs = _runs(bench)
     tables = [table for task, of in runs.items() for table in _tables(task, of)]
-    return Outcome(_settings(bench, tasks), _table_claims(runs), {}, tables)
+    claims = table_claims(runs, _why(bench))
+    return Outcome(_settings(bench, tasks), claims, {}, tables, effects=_effects(runs), scale=scale(bench))
 
 
 def perform_fig2(bench: Bench) -> Outcome:
@@ -60,43 +68,59 @@ def perform_fig2(bench: Bench) -> Outcome:
     ]  # fmt: skip
     if len(runs) == 1:  # one task: side by side
         rows = [[panel for row in rows for panel in row]]
+    outcome = Outcome(_settings(bench, tasks), speed_claims(runs, _why(bench)), {"figure2": panels(rows)})
+    return outcome._replace(tables=[_dynamics_table(runs)], scale=scale(bench))
+
+
+def speed_claims(runs: Mapping[str, Compared], why: Why) -> list[Claim]:
+    """How fast FedAWARE is among the raw methods, by task."""
     claims = []
     for task in ("CIFAR-10", "AG News"):  # of CIFAR-100 the paper says that it is slightly slower
-        speed = {name: area(run) for name, run in runs[task].raw.items()} if task in runs else {}
-        slower = sum(value > speed["FedAWARE"] for value in speed.values()) if speed else 0
+        raw = runs[task].raw if task in runs else {}
+        ahead = _ahead(raw, areas, sign=-1)
+        still = [name for name in ahead if not has_learned(raw[name])]
+        note = ""
+        if not ahead:
+            note = NOT_RUN
+        elif len(still) > len(ahead) / 2:
+            note = f"{', '.join(still)} end within 5 % of the loss of the initial model: their speed is nobody's"
+        told = bool(ahead) and not note
+        numbers = {f"mean loss less FedAWARE's ({INTERVALS})": {name: in_numbers(d) for name, d in ahead.items()},
+                   "no better than the initial model": still}  # fmt: skip
+        faster = [name for name, d in ahead.items() if supported(d)]
         claims.append(
-            Claim(f"on {task} FedAWARE converges faster than most baselines (mean training loss of all evaluations)",
-                  slower >= 4 if speed else None, {"mean loss": speed, "slower than FedAWARE, of 7": slower},
-                  "" if speed else NOT_RUN)
+            Claim(f"on {task} FedAWARE converges faster than most baselines", len(faster) >= 4 if told else None,
+                  numbers, note, quote="FedAWARE converges faster than most baselines", place="Section 5, Figure 2",
+                  ours="at least 4 of 7, by the mean training loss of all evaluations", why=why,
+                  central=task == CENTRAL)
         )  # fmt: skip
-        rivals = [name for name in ("FedYogi", "FedAMS") if name in speed]
+        rivals = [name for name in ("FedYogi", "FedAMS") if name in ahead and name not in still]
+        note = note or ("" if rivals else "neither learned anything, or was run, at this size")
         claims.append(
             Claim(f"on {task} FedAWARE converges faster than FedYogi and FedAMS",
-                  all(speed["FedAWARE"] < speed[name] for name in rivals) if rivals else None, {"mean loss": speed},
-                  "" if rivals else NOT_RUN if bench.size != "smoke" else "not run at this size")
+                  None if note else set(rivals) <= set(faster), numbers if ahead else {}, note,
+                  quote="even outperforms adaptive federated optimization methods (FedYogi and FedAMS)",
+                  place="Section 5, Figure 2", ours="by the mean training loss of all evaluations", why=why)
         )  # fmt: skip
-        steady = {name: spikes(run) for name, run in runs[task].raw.items()} if task in runs else {}
-        claims.append(
-            Claim(f"on {task} FedAvg's test accuracy has spikes that FedAWARE's has not",
-                  steady["FedAWARE"] < steady["FedAvg"] if steady else None,
-                  {"mean fall of the test accuracy between evaluations, second half": steady},
-                  "" if steady else NOT_RUN)
-        )  # fmt: skip
-    claims.append(_cifar100(runs.get("CIFAR-100")))
-    return Outcome(_settings(bench, tasks), claims, {"figure2": panels(rows)}, [_dynamics_table(runs)])
+    claims.append(_cifar100(runs.get("CIFAR-100"), why))
+    return claims
 
 
-def _cifar100(of: Compared | None) -> Claim:
-    statement = "on CIFAR-100 FedAWARE is behind FedYogi and FedAMS early and ends with the same training loss (5 %)"
-    if of is None:
-        return Claim(statement, None, {}, NOT_RUN)
+def _cifar100(of: Compared | None, why: Why) -> Claim:
     rivals = ("FedYogi", "FedAMS")
-    losses = {name: of.raw[name]["loss"].mean(axis=0) for name in ("FedAWARE", *rivals)}
-    early = {name: float(values[: len(values) // 5].mean()) for name, values in losses.items()}
-    last = {name: float(values[-1]) for name, values in losses.items()}
-    held = all(early["FedAWARE"] > early[name] for name in rivals)
-    held &= last["FedAWARE"] <= 1.05 * min(last[name] for name in rivals)
-    return Claim(statement, held, {"mean loss of the first fifth": early, "loss at the end": last})
+    held, numbers = None, {}
+    if of is not None:
+        losses = {name: of.raw[name]["loss"].mean(axis=0) for name in ("FedAWARE", *rivals)}
+        early = {name: float(values[: len(values) // 5].mean()) for name, values in losses.items()}
+        last = {name: float(values[-1]) for name, values in losses.items()}
+        held = all(early["FedAWARE"] > early[name] for name in rivals)
+        held &= last["FedAWARE"] <= 1.05 * min(last[name] for name in rivals)
+        numbers = {"mean loss of the first fifth": early, "loss at the end": last}
+    return Claim(
+        "on CIFAR-100 FedAWARE is behind FedYogi and FedAMS early and ends with the same training loss",
+        held, numbers, NOT_RUN if of is None else "", place="Section 5, Figure 2", why=why,
+        quote="it still reaches a good solution with identical train loss", ours="early: a fifth; identical: to 5 %",
+    )  # fmt: skip
 
 
 def perform_fig3(bench: Bench) -> Outcome:
@@ -107,23 +131,52 @@ def perform_fig3(bench: Bench) -> Outcome:
         raw = {name: run for name, run in of.raw.items() if name in of.extended}
         name = "figure3" if task == "CIFAR-100" else f"figure6-{task.lower().replace(' ', '-')}"
         figures[name] = same_heights(by_metric({"raw": raw, "with AWARE": of.extended}, METRICS, LABELS))
+    outcome = Outcome(_settings(bench, tasks), extension_claims(runs, _why(bench)), figures)
+    return outcome._replace(tables=[_dynamics_table(runs)], scale=scale(bench))
+
+
+def extension_claims(runs: Mapping[str, Compared], why: Why) -> list[Claim]:
+    """What the extension does to speed and steadiness, by task."""
     claims = []
     for task in TASKS:
-        slower_expected = task != "AG News"  # section 5 and appendix B.2
-        words = "slows the convergence slightly" if slower_expected else "speeds the convergence up"
-        pairs = _pairs(runs[task]) if task in runs else {}
-        losses = {name: (area(a), area(b)) for name, (a, b) in pairs.items()}
-        as_said = [(b > a) == slower_expected for a, b in losses.values()]
-        falls = {name: (spikes(a), spikes(b)) for name, (a, b) in pairs.items()}
-        note = "" if pairs else NOT_RUN
-        claims += [
-            Claim(f"on {task} the extension {words} (mean training loss of all evaluations, most methods)",
-                  sum(as_said) > len(as_said) / 2 if pairs else None, {"mean loss, raw and extended": losses}, note),
-            Claim(f"on {task} the extension makes the test accuracy steadier (most methods)",
-                  sum(b < a for a, b in falls.values()) > len(falls) / 2 if pairs else None,
-                  {"mean fall of the test accuracy between evaluations, raw and extended": falls}, note),
-        ]  # fmt: skip
-    return Outcome(_settings(bench, tasks), claims, figures, [_dynamics_table(runs)])
+        pairs, note = (_pairs(runs[task]), "") if task in runs else ({}, NOT_RUN)
+        most = len(pairs) / 2
+        if task == "AG News":
+            words, quote, ours = "speeds the convergence up", "the convergence of AGNews tasks is improved", ""
+            gains = {name: areas(a) - areas(b) for name, (a, b) in pairs.items()}
+        else:
+            words, quote = "slows the convergence at most slightly", "may reduce convergence slightly on CIFAR-10"
+            ours = f"slightly: a mean loss at most {100 * SLIGHTLY:.0f} % larger; "
+            gains = {name: (1 + SLIGHTLY) * areas(a) - areas(b) for name, (a, b) in pairs.items()}
+        claims.append(
+            Claim(f"on {task} the extension {words}, of most methods",
+                  sum(map(supported, gains.values())) > most if pairs else None,
+                  {"mean loss, raw and extended": {name: (area(a), area(b)) for name, (a, b) in pairs.items()}}, note,
+                  quote=quote, place="Appendix B.2, Figures 3 and 6", why=why,
+                  ours=f"{ours}by the mean training loss of all evaluations")
+        )  # fmt: skip
+        if task == "CIFAR-100":  # of it the paper says that accuracies are higher, which is Table 2
+            continue
+        steadier = {name: falls(a) - falls(b) for name, (a, b) in pairs.items()}
+        claims.append(
+            Claim(f"on {task} the extension makes the test accuracy of most methods steadier",
+                  sum(map(supported, steadier.values())) > most if pairs else None,
+                  {f"mean fall of the test accuracy, raw less extended ({INTERVALS})":
+                   {name: in_numbers(d) for name, d in steadier.items()}}, note,
+                  quote="mitigates the test accuracy spikes problem", place="Section 5, Figure 6",
+                  ours="falls between two evaluations of the second half; most methods", why=why)
+        )  # fmt: skip
+    return claims
+
+
+def _why(bench: Bench) -> Why:
+    """Why a claim of this comparison may fail: at the paper's size there is nothing left to blame."""
+    return bench.choose("too small", "too small", "unexplained")
+
+
+def _ahead(runs: Mapping[str, History], measure: Any, sign: int = 1) -> dict[str, np.ndarray]:
+    """By how much FedAWARE's measure is above each other method's, or below with the sign -1, [seeds]."""
+    return {name: sign * (measure(runs["FedAWARE"]) - measure(run)) for name, run in runs.items() if name != "FedAWARE"}
 
 
 def _runs(bench: Bench) -> tuple[list[Problem], dict[str, Compared]]:
@@ -173,48 +226,91 @@ def _beside(paper: float | None, run: History | None, measure: Any, factor: floa
     return paper, here, float(values.std(ddof=1)) if len(values) > 1 else None, None if paper is None else here - paper
 
 
-def _table_claims(runs: Mapping[str, Compared]) -> list[Claim]:
+def table_claims(runs: Mapping[str, Compared], why: Why) -> list[Claim]:
+    """Accuracies and e-LUD: FedAWARE among the others, and what the extension adds."""
     claims = []
-    for place, task in enumerate(TASKS):
-        winner = max(PAPER, key=lambda name: PAPER[name][place][0])
-        of = runs.get(task)
-        found = {name: accuracy(run) for name, run in of.raw.items()} if of else {}
-        note = "" if of else NOT_RUN
-        claims.append(Claim(f"on {task} {winner} has the best test accuracy of the raw methods",
-                            max(found, key=lambda name: found[name]) == winner if found else None,
-                            {"test accuracy": found}, note))  # fmt: skip
-        rise = {name: b - a for name, (a, b) in _measured(of, accuracy).items()}
-        falling = {"FedCM"} if task == "AG News" else set()
-        words = "every test accuracy but FedCM's" if falling else "the test accuracy of every method"
-        claims.append(Claim(f"on {task} the extension raises {words}",
-                            all((value > 0) != (name in falling) for name, value in rise.items()) if of else None,
-                            {"rise": rise}, note))  # fmt: skip
-        rise = {name: b - a for name, (a, b) in _measured(of, diversity).items()}
-        held = all(value > 0 for value in rise.values()) if of else None
-        claims.append(Claim(f"on {task} the extension raises the e-LUD of every method", held, {"rise": rise}, note))
+    for task in TASKS:
+        of, note = runs.get(task), "" if task in runs else NOT_RUN
+        ahead = _ahead(of.raw, last_accuracy) if of else {}
+        better = sum(map(supported, ahead.values()))
+        claims.append(Claim(
+            f"on {task} FedAWARE has a better test accuracy than most of the other methods",
+            better >= 4 if of else None,
+            {f"test accuracy less the other's ({INTERVALS})": {name: in_numbers(d) for name, d in ahead.items()},
+             "below FedAWARE, of 7": better},
+            note, quote="faster convergence and better generalization than most baselines", place="Section 1, Table 2",
+            central=task == CENTRAL, ours="at least 4 of 7", why=why,
+        ))  # fmt: skip
+        rise = _rises(of, last_accuracy)
+        claims.append(Claim(
+            f"on {task} the extension raises the test accuracy of most methods",
+            sum(map(supported, rise.values())) > len(rise) / 2 if of else None,
+            {f"rise ({INTERVALS})": {name: in_numbers(d) for name, d in rise.items()}}, note,
+            quote="the test accuracy of most algorithms is significantly improved", place="Section 5, Table 2",
+            central=task == CENTRAL, ours="more than half of six", why=why,
+        ))  # fmt: skip
+        rise = _rises(of, dynamics)
+        claims.append(Claim(
+            f"on {task} the extension raises the e-LUD of every method",
+            all(map(supported, rise.values())) if of else None,
+            {f"rise ({INTERVALS})": {name: in_numbers(d) for name, d in rise.items()}}, note,
+            quote="the FedAWARE module enlarges the e-LUDD of ALL algorithms", place="Section 5, Table 2", why=why,
+            central=task == CENTRAL,
+        ))  # fmt: skip
+        everyone = [*of.raw.values(), *of.extended.values()] if of else []
+        seeds = zip(*(zip(last_accuracy(run), dynamics(run), strict=True) for run in everyone), strict=True)
+        ranks = np.array([spearman(*np.array(of_seed).T) for of_seed in seeds])
+        claims.append(Claim(
+            f"on {task} what has the larger e-LUD is the more accurate, over all methods raw and extended",
+            supported(ranks) if of else None,
+            {f"rank correlation ({INTERVALS})": in_numbers(ranks) if of else None,
+             "rank correlation in the paper's table": _correlation_of_the_paper(task)},
+            note, quote="larger overall LUD dynamics consistently associated with improved generalization",
+            place="Section 4.3, Table 2", ours="a rank correlation above 0", why="fragile",
+        ))  # fmt: skip
     of = runs.get("CIFAR-100")
-    beaten = accuracy(of.extended["FedAMS"]) > max(map(accuracy, of.raw.values())) if of else None
-    claims.append(Claim("on CIFAR-100 FedAMS with the extension is better than every raw method", beaten, {},
-                        "" if of else NOT_RUN))  # fmt: skip
-    everyone = {f"{name}, {kind}": (accuracy(run), diversity(run))
-                for kind, family in (("raw", runs["CIFAR-10"].raw), ("xAWARE", runs["CIFAR-10"].extended))
-                for name, run in family.items()}  # fmt: skip
-    best = max(everyone, key=lambda name: everyone[name][0])
-    most = max(everyone, key=lambda name: everyone[name][1])
-    correlation = spearman(*np.array(list(everyone.values())).T)
-    claims.append(Claim("on CIFAR-10 the most accurate is not the one with the largest e-LUD (section 5, limitations)",
-                        best != most, {"most accurate": best, "largest e-LUD": most,
-                                       "rank correlation of accuracy and e-LUD": correlation}))  # fmt: skip
+    best = [last_accuracy(of.extended["FedAMS"]) - last_accuracy(run) for run in of.raw.values()] if of else []
+    claims.append(Claim(
+        "on CIFAR-100 FedAMS with the extension is better than every raw method",
+        all(map(supported, best)) if of else None, {}, "" if of else NOT_RUN,
+        quote="implements superior accuracy than all raw algorithms", place="Section 5, Table 2", why=why,
+    ))  # fmt: skip
     return claims
+
+
+def _correlation_of_the_paper(task: str) -> float:
+    rows = [rows[TASKS.index(task)] for rows in PAPER.values()]
+    known = [pair for row in rows for pair in (row[:2], row[2:]) if None not in pair]
+    return spearman(*np.array(known, float).T)
+
+
+def _effects(runs: Mapping[str, Compared]) -> list[Effect]:
+    """The paper's numbers on CIFAR-10, which every size runs, beside ours."""
+    if "CIFAR-10" not in runs:
+        return []
+    of, effects = runs["CIFAR-10"], []
+    for other in ("FedAvg", "FedYogi"):
+        if other in of.raw:
+            paper = PAPER["FedAWARE"][0][0] - PAPER[other][0][0]
+            ours = 100 * (last_accuracy(of.raw["FedAWARE"]) - last_accuracy(of.raw[other]))
+            effects.append(Effect(f"FedAWARE less {other}, accuracy", "points", paper, ours.tolist()))
+    for name, (raw, extended) in _pairs(of).items():
+        a, d, a2, d2 = PAPER[name][0]
+        if d is not None and a2 is not None and d2 is not None:
+            rise = 100 * (last_accuracy(extended) - last_accuracy(raw))
+            effects.append(Effect(f"{name} with AWARE less raw, accuracy", "points", a2 - a, rise.tolist()))
+            ratio = dynamics(extended) / dynamics(raw)
+            effects.append(Effect(f"{name} with AWARE over raw, e-LUD", "ratio", d2 / d, ratio.tolist()))
+    return effects
 
 
 def _pairs(of: Compared) -> dict[str, tuple[History, History]]:
     return {name: (of.raw[name], run) for name, run in of.extended.items()}
 
 
-def _measured(of: Compared | None, measure: Any) -> dict[str, tuple[float, float]]:
-    pairs = _pairs(of) if of else {}
-    return {name: (measure(a), measure(b)) for name, (a, b) in pairs.items()}
+def _rises(of: Compared | None, measure: Any) -> dict[str, np.ndarray]:
+    """What the extension adds to a measure, by method, [seeds]."""
+    return {name: measure(b) - measure(a) for name, (a, b) in (_pairs(of) if of else {}).items()}
 
 
 def _dynamics_table(runs: Mapping[str, Compared]) -> Table:

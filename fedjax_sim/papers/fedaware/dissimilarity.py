@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from fedjax_sim.papers.bench import Bench, Claim, Outcome, Setting, Table
-from fedjax_sim.papers.fedaware.methods import accuracy, area, diversity, with_dynamics
-from fedjax_sim.papers.fedaware.tasks import cifar10, dirichlet, fedavg_alone, settings
+from fedjax_sim.papers.all_methods.ranking import spearman
+from fedjax_sim.papers.bench import Bench, Claim, Outcome, Setting, Table, Why
+from fedjax_sim.papers.fedaware.methods import (
+    INTERVALS,
+    accuracy,
+    area,
+    areas,
+    diversity,
+    dynamics,
+    in_numbers,
+    last_accuracy,
+    supported,
+    with_dynamics,
+)
+from fedjax_sim.papers.fedaware.tasks import cifar10, dirichlet, fedavg_alone, scale, settings
 from fedjax_sim.reporting import Panel, panels
 from fedjax_sim.run.history import History
 
@@ -19,6 +30,7 @@ ALIKE = (1.0, 10.0)
 NORM = "pseudo_gradient_norm"
 WINDOW = 0.2  # the share of the rounds whose means are "early" and "late"
 DRAWN = 10  # rounds whose mean is drawn where there is a number for every round
+TENDS = 0.5  # a rank correlation of four settings that is "tends to"
 OVER = f"\n(mean of {DRAWN} rounds)"
 
 
@@ -30,24 +42,41 @@ def perform_fig1(bench: Bench) -> Outcome:
         [Panel(named, "test_accuracy", title="(a)"), Panel(named, "e_lud", title="(b)", label=f"e-LUD{OVER}")],
         [Panel(named, NORM, title="(c)", label=f"pseudo-gradient norm{OVER}"), Panel(named, "loss", title="(d)")],
     ]
-    lud, best, loss = (_by_alpha(runs, of) for of in (diversity, accuracy, area))
-    ends = {alpha: _ends(run, "e_lud") for alpha, run in runs.items()}
-    norms = {alpha: _ends(run, NORM) for alpha, run in runs.items()}
-    claims = [
+    outcome = Outcome(_settings(bench), claims_of_fig1(runs, _why(bench)), {"figure1": panels(rows)}, [_table(runs)])
+    return outcome._replace(scale=scale(bench, alone=True))
+
+
+def claims_of_fig1(runs: Mapping[float, History], why: Why) -> list[Claim]:
+    """What the paper says of FedAvg's training, by the alpha of the partition."""
+    grows = {alpha: -_falls(run, "e_lud") for alpha, run in runs.items()}
+    decays = {alpha: _falls(run, NORM) for alpha, run in runs.items() if alpha not in ALIKE}
+    with_lud = _correlations(runs, dynamics)
+    with_speed = _correlations(runs, lambda run: -areas(run))
+    together = _correlations(runs, dynamics, last_accuracy)
+    last_less_first = f"last fifth of the rounds less the first ({INTERVALS})"
+    correlation, threshold = f"rank correlation ({INTERVALS})", f"a rank correlation of the settings above {TENDS:g}"
+    return [
         Claim("the LUD grows in the course of training at every degree of heterogeneity",
-              all(late > early for early, late in ends.values()), {"mean of the first and the last fifth": ends}),
-        Claim("the norm of the pseudo-gradient decays at every degree of heterogeneity (but on IID clients, of which "
-              "appendix B.2 says otherwise)",
-              all(late < early for alpha, (early, late) in norms.items() if alpha not in ALIKE),
-              {"mean of the first and the last fifth": norms}),
-        Claim("FedAvg attains a higher LUD where the clients are more alike", _rising(lud), {"mean e-LUD": lud}),
-        Claim("FedAvg converges faster where the clients are more alike", _rising({a: -v for a, v in loss.items()}),
-              {"mean training loss of all evaluations": loss}),
-        Claim("a higher LUD goes with a better test accuracy (the same order of the four settings)",
-              sorted(lud, key=lambda a: lud[a]) == sorted(best, key=lambda a: best[a]),
-              {"mean e-LUD": lud, "test accuracy": best}),
+              all(map(supported, grows.values())), {last_less_first: {a: in_numbers(d) for a, d in grows.items()}},
+              quote="the LUD values increase over the communication round in all heterogeneity settings",
+              place="Section 4.3, Figure 1", ours="first against last fifth", central=True, why=why),
+        Claim("the norm of the pseudo-gradient decays on clients that are not alike",
+              all(map(supported, decays.values())),
+              {last_less_first: {alpha: in_numbers(-d) for alpha, d in decays.items()}},
+              "of IID clients, Dir(1) and Dir(10), appendix B.2 says that it need not",
+              quote="the norm of global pseudo-gradient decays during FL training", place="Section 4.3, Figure 1",
+              ours="first against last fifth", why=why),
+        Claim("FedAvg attains a higher LUD where the clients are more alike", supported(with_lud - TENDS),
+              {correlation: in_numbers(with_lud), "mean e-LUD": _by_alpha(runs, diversity)},
+              quote="FedAvg attains higher LUD when the heterogeneity level is low", place="Section 4.3, Figure 1",
+              ours=threshold, why=why),
+        Claim("FedAvg converges faster where the clients are more alike", supported(with_speed - TENDS),
+              {correlation: in_numbers(with_speed), "mean training loss of all evaluations": _by_alpha(runs, area)},
+              quote="It obtains faster convergence curves", place="Section 4.3, Figure 1", ours=threshold, why=why),
+        Claim("where the LUD is higher the test accuracy tends to be better", supported(together - TENDS),
+              {correlation: in_numbers(together), "test accuracy": _by_alpha(runs, accuracy)},
+              quote="tends to obtain better test accuracy", place="Section 4.3, Figure 1", ours=threshold, why=why),
     ]  # fmt: skip
-    return Outcome(_settings(bench), claims, {"figure1": panels(rows)}, [_table(runs)])
 
 
 def perform_fig8(bench: Bench) -> Outcome:
@@ -58,26 +87,45 @@ def perform_fig8(bench: Bench) -> Outcome:
         [Panel(named, "coherence", label=f"client coherence{OVER}"), Panel(named, "e_lud", label=f"e-LUD{OVER}")],
         [Panel(named, NORM, label=f"pseudo-gradient norm{OVER}"), Panel(named, "test_accuracy")],
     ]
-    norm = _by_alpha(runs, lambda run: float(run[NORM].mean()))
-    late_lud = _by_alpha(runs, lambda run: _ends(run, "e_lud")[1])
-    consensus, best = _by_alpha(runs, lambda run: float(run["consensus"].sum())), _by_alpha(runs, accuracy)
-    norms = {alpha: _ends(run, NORM) for alpha, run in runs.items()}
-    coherence = {alpha: _ends(run, "coherence") for alpha, run in runs.items()}
+    outcome = Outcome(_settings(bench), claims_of_fig8(runs, _why(bench)), {"figure8": panels(rows)}, [_table(runs)])
+    return outcome._replace(scale=scale(bench, alone=True))
+
+
+def claims_of_fig8(runs: Mapping[float, History], why: Why) -> list[Claim]:
+    """What the paper says of IID clients, Dir(1) and Dir(10), against the others."""
+    falls = {alpha: _falls(run, "coherence") for alpha, run in runs.items()}
+    measures: dict[str, Callable[[History], np.ndarray]] = {
+        "norm": lambda run: -run[NORM].mean(axis=1), "LUD": lambda run: _end(run, "e_lud"),
+        "consensus": lambda run: -run["consensus"].sum(axis=1), "accuracy": last_accuracy,
+    }  # fmt: skip
+    said = {  # statement, the paper's words
+        "norm": ("the norm of the pseudo-gradient is lower on IID clients",
+                 "the global gradient norm remains lower than in Non-IID settings"),
+        "LUD": ("the LUD is higher on IID clients", "the LUD curve is higher in IID settings"),
+        "consensus": ("the cumulative client consensus is lower on IID clients",
+                      "the cumulative client consensus remains lower in IID settings"),
+        "accuracy": ("the test accuracy is higher on IID clients",
+                     "learning with IID data outperforms non-IID data in terms of generalization"),
+    }  # fmt: skip
+    gaps = {name: _gap(runs, measure) for name, measure in measures.items()}
     claims = [
-        Claim("the norm of the pseudo-gradient is lower on IID clients, Dir(1) and Dir(10), than on the others",
-              _alike_above(norm, below=True), {"mean norm": norm}),
-        Claim("on IID clients the norm of the pseudo-gradient need not decay: at Dir(1) or Dir(10) it does not",
-              any(late >= early for alpha, (early, late) in norms.items() if alpha in ALIKE),
-              {"mean norm of the first and the last fifth": norms}),
-        Claim("the LUD is higher on IID clients", _alike_above(late_lud), {"mean e-LUD of the last fifth": late_lud}),
-        Claim("the cumulative client consensus is lower on IID clients", _alike_above(consensus, below=True),
-              {"sum of the consensus": consensus}),
-        Claim("the test accuracy is higher on IID clients", _alike_above(best), {"test accuracy": best}),
-        Claim("client coherence falls in the course of training at every degree of heterogeneity",
-              all(late < early for early, late in coherence.values()),
-              {"mean of the first and the last fifth": coherence}),
+        Claim(statement, supported(gaps[name]), {f"gap between the nearest two ({INTERVALS})": in_numbers(gaps[name])},
+              quote=quote, place="Appendix B.2, Figure 8", why=why,
+              ours="both IID settings against both others" + ("; over the last fifth" if name == "LUD" else ""))
+        for name, (statement, quote) in said.items()
     ]  # fmt: skip
-    return Outcome(_settings(bench), claims, {"figure8": panels(rows)}, [_table(runs)])
+    claims.append(
+        Claim("client coherence falls in the course of training at every degree of heterogeneity",
+              all(map(supported, falls.values())),
+              {f"first fifth of the rounds less the last ({INTERVALS})": {a: in_numbers(d) for a, d in falls.items()}},
+              quote="cosine values generally decrease over time", place="Appendix B.2, Figure 8",
+              ours="first against last fifth", why=why)
+    )  # fmt: skip
+    return claims
+
+
+def _why(bench: Bench) -> Why:
+    return bench.choose("too small", "too small", "unexplained")
 
 
 def _runs(bench: Bench) -> dict[float, History]:
@@ -109,24 +157,32 @@ def _by_alpha(runs: Mapping[float, History], measure: Callable[[History], float]
     return {alpha: measure(run) for alpha, run in runs.items()}
 
 
-def _ends(run: History, name: str) -> tuple[float, float]:
-    """Means over the seeds and over the first and the last fifth of the rounds (one round where there are fewer)."""
-    values = run[name].mean(axis=0)
-    parts = np.array_split(values, min(round(1 / WINDOW), len(values)))
-    return float(parts[0].mean()), float(parts[-1].mean())
+def _correlations(runs: Mapping[float, History], *measures: Callable[[History], np.ndarray]) -> np.ndarray:
+    """The rank correlation over the settings of two measures, or of alpha and one, [seeds]."""
+    *_, first, second = [np.array([[alpha] * len(measures[0](run)) for alpha, run in runs.items()])] + [
+        np.array([measure(run) for run in runs.values()]) for measure in measures
+    ]
+    return np.array([spearman(a, b) for a, b in zip(first.T, second.T, strict=True)])
 
 
-def _rising(values: Mapping[float, float]) -> bool:
-    """Whether they rise with alpha."""
-    in_order = [values[alpha] for alpha in sorted(values)]
-    return all(a < b for a, b in itertools.pairwise(in_order))
+def _gap(runs: Mapping[float, History], measure: Callable[[History], np.ndarray]) -> np.ndarray:
+    """By how much the lowest of the IID settings is above the highest of the others, [seeds]."""
+    alike = [measure(run) for alpha, run in runs.items() if alpha in ALIKE]
+    others = [measure(run) for alpha, run in runs.items() if alpha not in ALIKE]
+    gap: np.ndarray = np.min(alike, axis=0) - np.max(others, axis=0)
+    return gap
 
 
-def _alike_above(values: Mapping[float, float], below: bool = False) -> bool:
-    """Whether all IID settings are above (below) all others."""
-    sign = -1 if below else 1
-    alike = [sign * value for alpha, value in values.items() if alpha in ALIKE]
-    return min(alike) > max(sign * value for alpha, value in values.items() if alpha not in ALIKE)
+def _end(run: History, name: str, first: bool = False) -> np.ndarray:
+    """Means over the last fifth of the rounds, or the first, [seeds] (one round where there are fewer)."""
+    parts = np.array_split(run[name], min(round(1 / WINDOW), run[name].shape[1]), axis=1)
+    found: np.ndarray = parts[0 if first else -1].mean(axis=1)
+    return found
+
+
+def _falls(run: History, name: str) -> np.ndarray:
+    """By how much the last fifth of the rounds is below the first, [seeds]."""
+    return _end(run, name, first=True) - _end(run, name)
 
 
 def _table(runs: Mapping[float, History]) -> Table:
@@ -142,4 +198,4 @@ def _table(runs: Mapping[float, History]) -> Table:
 def _settings(bench: Bench) -> list[Setting]:
     here = bench.choose("0.1, 10", "0.1, 0.5, 1, 10")
     own = Setting("Dirichlet alpha", "Figure 8: 0.1, 0.5, 1, 10; Figure 1: 0.1 and others", here)
-    return [*settings(bench, cifar10(bench, alone=True)), own]
+    return [*settings(bench, cifar10(bench, alone=True), alone=True), own]

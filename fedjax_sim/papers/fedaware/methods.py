@@ -13,6 +13,7 @@ from fedjax_sim.algorithms.contract import Method
 from fedjax_sim.diagnostics import running_mean
 from fedjax_sim.papers.bench import Bench
 from fedjax_sim.papers.fedaware.tasks import Problem
+from fedjax_sim.reporting.paired import half_width
 from fedjax_sim.run.history import History
 
 Point = Mapping[str, float]
@@ -20,6 +21,7 @@ Point = Mapping[str, float]
 ALPHA = 0.5  # of FedAWARE's moving average
 LAST = 0.1  # the share of the rounds at the end whose mean test accuracy is reported
 DYNAMICS = "e_lud_dynamics"
+INTERVALS = "mean over the seeds, half of its 95 % interval"  # what :func:`in_numbers` gives
 
 # The authors' code: vectors of length one, and FedAvg (the base method) until everybody was seen.
 CODE: dict[str, Any] = {"normalised": True, "warm_up": True}
@@ -66,7 +68,7 @@ FAMILIES = (
                         _of("server_learning_rate", [10.0**-2.5, 10.0**-2]))}),
     Family(lambda sgd: fjs.fedams(client_optimizer=sgd, server_learning_rate=0.01, beta1=0.9, beta2=0.99, eps=1e-4),
            {"FedAMS": (_ams((1.0, 0.1, 0.01, 1e-3, 1e-4), (1e-8, 1e-4, 1e-3, 1e-2, 1e-1)),
-                       _ams((0.01,), (1e-4, 1e-3)))}),
+                       _ams((0.01,), (1e-8, 1e-4)))}),
 )  # fmt: skip
 NAMES = ("FedAvg", "FedAvgM", "FedCM", "FedDyn", "FedProx", "FedYogi", "FedAMS", "FedAWARE")  # as in Table 2
 
@@ -138,10 +140,22 @@ def last_accuracy(history: History) -> np.ndarray:
     return np.where(np.isfinite(history.final("loss")), found, 0.0)
 
 
-def area(history: History) -> float:
-    """The mean training loss of all evaluations and seeds, what is lower converged faster; inf where one diverged."""
+def areas(history: History) -> np.ndarray:
+    """The mean training loss of all evaluations, [seeds], what is lower converged faster; inf where a run diverged."""
     losses = history["loss"]
-    return _mean(np.where(np.isfinite(losses), losses, np.inf))
+    found: np.ndarray = np.where(np.isfinite(losses), losses, np.inf).mean(axis=1)
+    return found
+
+
+def area(history: History) -> float:
+    """:func:`areas`, mean of the seeds."""
+    return _mean(areas(history))
+
+
+def has_learned(history: History) -> bool:
+    """Whether the loss at the end, mean of the seeds, is 5 % below that of the initial model."""
+    start, end = history["loss"][:, 0].mean(), history["loss"][:, -1].mean()
+    return bool(end < 0.95 * start)
 
 
 def dynamics(history: History) -> np.ndarray:
@@ -165,10 +179,31 @@ def with_dynamics(history: History) -> History:
     return dataclasses.replace(history, rounds=history.rounds | {DYNAMICS: running_mean(history["e_lud"])})
 
 
-def spikes(history: History) -> float:
-    """The mean of max(0, a_k - a_{k+1}) over the evaluations of the second half and the seeds: 0 without any fall."""
+def falls(history: History) -> np.ndarray:
+    """The mean of max(0, a_k - a_{k+1}) over the evaluations of the second half, [seeds]: 0 without any fall."""
     late = history.evaluated >= history.evaluated[-1] / 2
-    return _mean(np.maximum(-np.diff(history["test_accuracy"][:, late], axis=1), 0.0))
+    found: np.ndarray = np.maximum(-np.diff(history["test_accuracy"][:, late], axis=1), 0.0).mean(axis=1)
+    return found
+
+
+def spikes(history: History) -> float:
+    """:func:`falls`, mean of the seeds."""
+    return _mean(falls(history))
+
+
+def supported(differences: np.ndarray) -> bool:
+    """Whether differences [seeds] are above 0 in the mean, and stay so whichever of the seeds is left out."""
+    values = np.asarray(differences, float)
+    if not np.isfinite(values).all():
+        return bool((values > 0).all())
+    return bool(values.sum() > (values.max() if values.size > 1 else 0.0))
+
+
+def in_numbers(differences: np.ndarray) -> list[float | None]:
+    """Mean of differences [seeds], and half of its 95 % interval (None of one seed): the part of a claim's numbers."""
+    values = np.asarray(differences, float)
+    half = float(half_width(values)) if values.size > 1 and np.isfinite(values).all() else None
+    return [_mean(values), half]
 
 
 def _label(problem: Problem, name: str) -> str:
