@@ -1,6 +1,7 @@
-"""Writes README's table and list of pages, the table of docs/methods.md, and the methods in the stub of the package.
+"""Writes README's tables, list of pages and lines on installing, docs/methods.md's table, the stub's methods.
 
-Tables are made of the methods' records, the list of pages of the site's navigation.
+Tables are made of the methods' records, the list of pages of the site's navigation, the lines on installing of the
+repository's address in pyproject.toml.
 
 make methods        # or: python docs/site/tables.py
 """
@@ -19,8 +20,10 @@ from fedjax_sim.algorithms import Algorithm
 from fedjax_sim.core.descriptions import registered_factory
 from fedjax_sim.core.records import RECORDS, Record
 
-sys.path.insert(0, str(Path(__file__).parent))
-import navigation
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
+import navigation  # noqa: E402
+
+from notebooks.first_cells import settings  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 README, METHODS = ROOT / "README.md", ROOT / "docs" / "methods.md"
@@ -81,7 +84,7 @@ def _title(group: str) -> str:
 
 
 def readme(text: str) -> str:
-    """README with a line for each method: its paper, what it is verified against, its notebooks; and with all pages."""
+    """README: how to install; each method with its paper, what it is verified against, its notebooks; all pages."""
     made = ["| name | paper | verified against | notebooks |", "|---|---|---|---|"]
     for group in re.split(r"(?m)^(?=\| \*\*\[)", methods(METHODS.read_text(encoding="utf-8")))[1:]:
         link = group.partition("](")[2].partition(")")[0]
@@ -91,11 +94,20 @@ def readme(text: str) -> str:
             made.append(
                 f"| `{name}` | {paper} | {_verified(name, _title(group))} | {_notebooks(name)} |".replace("  ", " ")
             )
-    for name, lines in (("methods", made), ("pages", _pages())):
+    for name, lines in (("install", _install(settings()[0])), ("methods", made), ("pages", _pages())):
         before, mark, rest = text.partition(f"<!-- {name} -->\n")
         end = f"<!-- /{name} -->\n"
         text = before + mark + "\n".join([*lines, ""]) + end + rest.partition(end)[2]
     return text
+
+
+def _install(repository: str) -> list[str]:
+    """How to install without make: from the repository where its address is known, else as a wheel."""
+    elsewhere = [f"pip install 'fedjax_sim[demo] @ git+{repository}'    # anywhere"]
+    if not repository:
+        wheel = "pip wheel --no-deps -w dist .            # in a checkout: makes a wheel, which can be carried anywhere"
+        elsewhere = [wheel, 'pip install "$(echo dist/*.whl)[demo]"   # anywhere']
+    return ["```bash", *elsewhere, "```"]
 
 
 def _pages() -> list[str]:
