@@ -164,7 +164,17 @@ def stub(text: str) -> str:
     return "\n".join([*others[:first], *sorted(made), *others[first:]]) + "\n"
 
 
-MADE = ((METHODS, methods), (README, readme), (STUB, stub))
+def coming_from(text: str) -> str:
+    """The page of other simulators with the scripts that benchmarks/migration runs, but for their last statement."""
+    for name in re.findall(r"<!-- from (\w+) -->", text):
+        script = _text(ROOT / "benchmarks" / "migration" / f"from_{name}.py").partition("\n\nimport sys\n\n")[2]
+        code = script.rpartition("np.savez(")[0].rstrip("\n")
+        place = rf"(?s)(?<=<!-- from {name} -->\n).*?(?=<!-- /from {name} -->)"
+        text = re.sub(place, lambda _, code=code: f"```python3\n{code}\n```\n", text)
+    return text
+
+
+MADE = ((METHODS, methods), (README, readme), (STUB, stub), (ROOT / "docs" / "coming-from.md", coming_from))
 """The files, in the order in which they are written, each with what makes it of what is there."""
 
 if __name__ == "__main__":
