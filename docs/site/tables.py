@@ -1,7 +1,7 @@
-"""Writes README's tables, list of pages and lines on installing, docs/methods.md's table, the stub's methods.
+"""Writes what README, docs/methods.md, docs/coming-from.md and the stub of the package have from elsewhere.
 
 Tables are made of the methods' records, the list of pages of the site's navigation, the lines on installing of the
-repository's address in pyproject.toml.
+repository's address in pyproject.toml, other simulators' code of the scripts in benchmarks/migration.
 
 make methods        # or: python docs/site/tables.py
 """
@@ -167,7 +167,7 @@ def stub(text: str) -> str:
 def coming_from(text: str) -> str:
     """The page of other simulators with the scripts that benchmarks/migration runs, but for their last statement."""
     for name in re.findall(r"<!-- from (\w+) -->", text):
-        script = _text(ROOT / "benchmarks" / "migration" / f"from_{name}.py").partition("\n\nimport sys\n\n")[2]
+        script = _text(ROOT / "benchmarks" / "migration" / f"from_{name}.py").partition('"""\n\n')[2]
         code = script.rpartition("np.savez(")[0].rstrip("\n")
         place = rf"(?s)(?<=<!-- from {name} -->\n).*?(?=<!-- /from {name} -->)"
         text = re.sub(place, lambda _, code=code: f"```python3\n{code}\n```\n", text)
