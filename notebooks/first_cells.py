@@ -3,7 +3,7 @@
     make notebooks        # or: python notebooks/first_cells.py
 
 Both follow from pyproject.toml. The badge needs a ``Repository`` on GitHub in ``[project.urls]``; while there is none,
-the notebooks have no badge, and outside of a checkout their first code cell says that there is nothing to install from.
+the notebooks have no badge, and outside of a checkout their first code cell installs a wheel that lies beside them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ BRANCH = "main"
 BADGE, INSTALL = "colab", "install"  # ids of the two cells
 
 SOURCE = """\
-# Installs fedjax_sim where it is missing: from the checkout around this notebook, else from its repository.
+# Installs fedjax_sim where it is missing: from the checkout around this notebook, a wheel beside it, or its repository.
 import importlib.util
 import os
 import pathlib
@@ -32,18 +32,22 @@ REPOSITORY = ""  # of [project.urls] in pyproject.toml
 JAX = ""  # of its dependencies
 NEEDED = ["fedjax_sim", "flax", "jax", "matplotlib", "optax", "rich", "sklearn"]
 
-if any(importlib.util.find_spec(name) is None for name in NEEDED):
+if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
     from packaging.specifiers import SpecifierSet  # Jupyter has it
 
-    folders = [pathlib.Path.cwd(), *pathlib.Path.cwd().parents]
-    checkout = next((folder for folder in folders if (folder / "fedjax_sim" / "__init__.pyi").exists()), None)
-    if checkout is None and not REPOSITORY:
+    here = pathlib.Path.cwd()
+    checkout = next((folder for folder in [here, *here.parents] if (folder / "fedjax_sim/__init__.pyi").exists()), None)
+    wheel = max(here.glob("fedjax_sim-*.whl"), key=os.path.getmtime, default=None)
+    if checkout:
+        wanted = ["-e", f"{checkout}[demo]"]
+    elif wheel or REPOSITORY:
+        wanted = [f"fedjax_sim[demo] @ {wheel.as_uri() if wheel else 'git+' + REPOSITORY}"]
+    else:
         raise RuntimeError(
-            "fedjax_sim is not installed, and there is nothing to install it from: this notebook is not in a checkout, "
-            "and pyproject.toml names no public Repository yet. Open it in the folder notebooks/ of a checkout, or "
-            "install the package first: pip install -e 'PATH/OF/THE/CHECKOUT[demo]'"
+            f"{', '.join(missing)}: not installed, and there is nothing to install it from: no checkout around {here}, "
+            "no wheel in it, and no public repository yet. Lay a wheel beside this notebook (in a checkout, 'pip wheel "
+            "--no-deps -w FOLDER .' makes one), or open it in the folder notebooks/ of a checkout"
         )
-    wanted = [f"fedjax_sim[demo] @ git+{REPOSITORY}"] if checkout is None else ["-e", f"{checkout}[demo]"]
     jaxes = [name for name in ("jax", "jaxlib") if importlib.util.find_spec(name)]
     fit = SpecifierSet(JAX, prereleases=True)
     if all(version(name) in fit for name in jaxes):  # they stay as they are: Colab's are for its GPU or TPU
@@ -51,7 +55,7 @@ if any(importlib.util.find_spec(name) is None for name in NEEDED):
     done = subprocess.run([sys.executable, "-m", "pip", "install", "-q", *wanted], capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"pip install {' '.join(wanted)}\\n{done.stdout}{done.stderr}")
-    if checkout is not None:
+    if checkout:
         sys.path.insert(0, str(checkout))  # this process does not see a new editable installation
     importlib.invalidate_caches()
 
@@ -67,7 +71,10 @@ print(f"fedjax_sim {fjs.__version__}, jax {jax.__version__} on {jax.device_count
 
 
 def settings(pyproject: Path = ROOT / "pyproject.toml") -> tuple[str, str]:
-    """The repository's address, "" without one, and the versions of jax that the package takes."""
+    """The repository's address, "" without one, and the versions of jax that the package takes.
+
+    Whatever names the address asks here, but for the installed package, whose metadata have it.
+    """
     project = tomllib.loads(pyproject.read_text(encoding="utf-8"))["project"]
     bounds = next(found[1] for line in project["dependencies"] if (found := re.fullmatch(r"jax([<>=!~].*)", line)))
     return project.get("urls", {}).get("Repository", "").rstrip("/"), bounds

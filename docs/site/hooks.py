@@ -7,7 +7,6 @@ import os
 import posixpath
 import re
 import sys
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,11 @@ from mkdocs.structure.files import File
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-sys.path.insert(0, str(HERE))
+sys.path[:0] = [str(HERE), str(ROOT)]
 import programs  # noqa: E402
 import reference  # noqa: E402
+
+from notebooks.first_cells import BRANCH, settings  # noqa: E402
 
 _OUTSIDE = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 _CODE = re.compile(r"(^```.*?^```|`[^`\n]*`)", re.DOTALL | re.MULTILINE)
@@ -42,20 +43,14 @@ def page_of(path: Path) -> str:
     return _OUTSIDE.get(name, f"tutorials/{path.stem}.md" if path.suffix == ".ipynb" else name.removeprefix("docs/"))
 
 
-def repository() -> str:
-    """The ``Repository`` entry of ``[project.urls]``; empty where there is none."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    return project.get("urls", {}).get("Repository", "").rstrip("/")
-
-
 def on_config(config: Any) -> Any:
     sections = {
         "reference": ["reference/index.md", *({reference.title(page): page} for page in reference.places())],
         "tutorials": ["tutorials/index.md", *(page_of(path) for path in notebooks())],
     }
     config.nav = _filled(config.nav, sections)
-    if repository():
-        config.repo_url = repository()
+    if repository := settings()[0]:
+        config.repo_url = repository
     return config
 
 
@@ -149,7 +144,8 @@ def _mended(link: re.Match[str], place: str) -> str:
     inside = path.relative_to(ROOT).as_posix()
     if path.is_file() and (inside.startswith("docs/") or inside in _OUTSIDE or path.suffix in (".ipynb", *_IMAGES)):
         return f"{mark}[{text}]({posixpath.relpath(page_of(path), posixpath.dirname(place) or '.')}{hash_}{anchor})"
-    return f"[{text}]({repository()}/blob/main/{inside})" if repository() else text
+    repository = settings()[0].removesuffix(".git")
+    return f"[{text}]({repository}/blob/{BRANCH}/{inside})" if repository else text
 
 
 def _source(place: str) -> Path:

@@ -1,6 +1,7 @@
-"""Writes README's table and list of pages, tables of docs/methods.md and docs/reproductions.md, the stub's methods.
+"""Writes what README, the stub and the pages of methods, reproductions and other simulators have from elsewhere.
 
-Tables are made of the methods' records and of the experiments' board, the list of pages of the site's navigation.
+Tables are made of the methods' records and of the experiments' board, the list of pages of the site's navigation, the
+lines on installing of the repository's address in pyproject.toml, other simulators' code of benchmarks/migration.
 
 make methods        # or: python docs/site/tables.py
 """
@@ -19,12 +20,14 @@ from fedjax_sim.algorithms import Algorithm
 from fedjax_sim.core.descriptions import registered_factory
 from fedjax_sim.core.records import RECORDS, Record
 
-sys.path.insert(0, str(Path(__file__).parent))
-import navigation
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
+import navigation  # noqa: E402
+
+from notebooks.first_cells import settings  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 README, METHODS = ROOT / "README.md", ROOT / "docs" / "methods.md"
-REPRODUCTIONS = ROOT / "docs" / "reproductions.md"
+REPRODUCTIONS, COMING_FROM = ROOT / "docs" / "reproductions.md", ROOT / "docs" / "coming-from.md"
 BOARD = ROOT / "benchmarks" / "experiments" / "results" / "board.md"
 _SHARED = {"pfllib": "benchmarks", "niid": "benchmarks", "all": "all-methods"}  # papers whose page has another name
 STUB = ROOT / "fedjax_sim" / "__init__.pyi"
@@ -84,7 +87,7 @@ def _title(group: str) -> str:
 
 
 def readme(text: str) -> str:
-    """README with a line for each method: its paper, what it is verified against, its notebooks; and with all pages."""
+    """README: how to install; each method with its paper, what it is verified against, its notebooks; all pages."""
     made = ["| name | paper | verified against | notebooks |", "|---|---|---|---|"]
     for group in re.split(r"(?m)^(?=\| \*\*\[)", methods(METHODS.read_text(encoding="utf-8")))[1:]:
         link = group.partition("](")[2].partition(")")[0]
@@ -94,7 +97,9 @@ def readme(text: str) -> str:
             made.append(
                 f"| `{name}` | {paper} | {_verified(name, _title(group))} | {_notebooks(name)} |".replace("  ", " ")
             )
-    return _between(_between(text, "methods", made), "pages", _pages())
+    for name, lines in (("install", _install(settings()[0])), ("methods", made), ("pages", _pages())):
+        text = _between(text, name, lines)
+    return text
 
 
 def _between(text: str, name: str, lines: list[str]) -> str:
@@ -114,6 +119,15 @@ def reproductions(text: str) -> str:
 
 def _linked(row: re.Match[str]) -> str:
     return f"| [{row[1]}](reproductions/{_SHARED.get(row[2], row[2])}.md) |"
+
+
+def _install(repository: str) -> list[str]:
+    """How to install without make: from the repository where its address is known, else as a wheel."""
+    elsewhere = [f"pip install 'fedjax_sim[demo] @ git+{repository}'    # anywhere"]
+    if not repository:
+        wheel = "pip wheel --no-deps -w dist .            # in a checkout: makes a wheel, which can be carried anywhere"
+        elsewhere = [wheel, 'pip install "$(echo dist/*.whl)[demo]"   # anywhere']
+    return ["```bash", *elsewhere, "```"]
 
 
 def _pages() -> list[str]:
@@ -170,7 +184,17 @@ def stub(text: str) -> str:
     return "\n".join([*others[:first], *sorted(made), *others[first:]]) + "\n"
 
 
-MADE = ((METHODS, methods), (REPRODUCTIONS, reproductions), (README, readme), (STUB, stub))
+def coming_from(text: str) -> str:
+    """The page of other simulators with the scripts that benchmarks/migration runs, but for their last statement."""
+    for name in re.findall(r"<!-- from (\w+) -->", text):
+        script = _text(ROOT / "benchmarks" / "migration" / f"from_{name}.py").partition('"""\n\n')[2]
+        code = script.rpartition("np.savez(")[0].rstrip("\n")
+        place = rf"(?s)(?<=<!-- from {name} -->\n).*?(?=<!-- /from {name} -->)"
+        text = re.sub(place, lambda _, code=code: f"```python3\n{code}\n```\n", text)
+    return text
+
+
+MADE = ((METHODS, methods), (REPRODUCTIONS, reproductions), (README, readme), (STUB, stub), (COMING_FROM, coming_from))
 """The files, in the order in which they are written, each with what makes it of what is there."""
 
 if __name__ == "__main__":

@@ -109,11 +109,22 @@ def factory_of(row):
     return descriptions._FACTORIES[f"algorithm.{row.name.strip('`')}"]
 
 
-def test_what_is_made_of_the_records_is_as_they_say():
-    """``make methods`` writes it."""
+def made_of_records():
     spec = importlib.util.spec_from_file_location("tables", ROOT / "docs" / "site" / "tables.py")
     tables = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(tables)
+    return tables
+
+
+def test_the_readme_installs_from_the_repository_where_it_has_an_address():
+    install = made_of_records()._install
+    assert any("@ git+https://example.org/r'" in line for line in install("https://example.org/r"))
+    assert not any("git+" in line for line in install(""))
+
+
+def test_what_is_made_of_the_records_is_as_they_say():
+    """``make methods`` writes it."""
+    tables = made_of_records()
     for file, make in tables.MADE:
         text = file.read_text(encoding="utf-8")
         assert make(text) == text, f"{file.name}: run make methods"

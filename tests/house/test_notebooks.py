@@ -7,6 +7,7 @@ import pathlib
 import re
 import subprocess
 import sys
+from contextlib import nullcontext
 
 import pytest
 
@@ -185,6 +186,25 @@ def test_installs_from_the_repository_and_keeps_a_jax_that_will_do(jax, kept, tm
     commands = Commands(monkeypatch, tmp_path, jax=jax)
     install(GITHUB)
     assert commands.lines == [["-m", "pip", "install", "-q", f"fedjax_sim[demo] @ git+{GITHUB}", *kept]]
+
+
+@pytest.mark.parametrize("repository", ["", GITHUB])
+def test_installs_a_wheel_that_lies_beside_it(repository, tmp_path, monkeypatch):
+    """The newest, before the repository: whoever puts it there wants it. Not from a folder above."""
+    for age, name in enumerate(
+        ["fedjax_sim-0.10.0-py3-none-any.whl", "fedjax_sim-0.9.0-py3-none-any.whl", "other.whl"]
+    ):
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (1000 - age, 1000 - age))
+    (folder := tmp_path / "a folder").mkdir()
+    commands = Commands(monkeypatch, tmp_path)
+    install(repository)
+    wanted = f"fedjax_sim[demo] @ {(tmp_path / 'fedjax_sim-0.10.0-py3-none-any.whl').as_uri()}"
+    assert commands.lines == [["-m", "pip", "install", "-q", wanted]]
+    monkeypatch.chdir(folder)
+    with pytest.raises(RuntimeError, match="nothing to install it from") if not repository else nullcontext():
+        install(repository)
+    assert len(commands.lines) == 1 + bool(repository)
 
 
 def test_says_so_where_there_is_nothing_to_install_from(tmp_path, monkeypatch):
