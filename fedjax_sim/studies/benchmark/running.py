@@ -53,7 +53,7 @@ class Protocol(NamedTuple):
     points: int = 16
     deep_points: int = 8
     draws: int = 10
-    deep_draws: int = 3
+    deep_draws: int = 5
     chosen_with: int = 0
     seeds: tuple[int, ...] = (101, 102, 103, 104, 105)
     edge: float = 0.1
@@ -133,8 +133,8 @@ def compared(
     """A method on one draw of a problem, beside FedAvg; what is in the folder is not run again."""
     data, found = data_of(problem, draw), {}
     for label, of in {BASE: METHODS[BASE], name: entry}.items():
-        place = folder / _plain(problem) / _plain(label) / f"draw-{draw}"
-        runs = _Runs(PROBLEMS[problem], data, of, place, protocol, f"{problem}, {label}, draw {draw}", show)
+        place = place_of(folder, problem, label, draw)
+        runs = Runs(PROBLEMS[problem], data, of, place, protocol, f"{problem}, {label}, draw {draw}", show)
         chosen = runs.search(draw)
         found[label] = chosen, runs.report(chosen.point)
     (chosen, own), (_, base) = found[name], found[BASE]
@@ -156,13 +156,13 @@ class Chosen(NamedTuple):
     worth: float  # of the validation part
 
 
-class _Runs(NamedTuple):
+class Runs(NamedTuple):
     """The runs of one method on one draw of a problem."""
 
     problem: Problem
     data: FederatedDataset
     entry: Entry
-    place: Path
+    place: Path | None  # None: nothing is stored
     protocol: Protocol
     label: str
     show: Callable[[str], None]
@@ -195,11 +195,19 @@ class _Runs(NamedTuple):
         """The chosen point with seeds of its own; None where there is none."""
         return self.swept("report", points([point]), self.protocol.seeds) if point else None
 
+    def measured(self) -> float:
+        """Seconds of one run, by a part of it that ends with an evaluation, as the whole has them."""
+        rounds = self.protocol.rounds or self.problem.rounds
+        part = max(1, rounds // self.protocol.evaluations)
+        brief = self._replace(protocol=self.protocol._replace(rounds=part, evaluations=1))
+        space = random({RATE: log_uniform(*self.problem.rates), **self.entry.space}, 2)
+        return brief.swept("cost", space, [0]).seconds / 2 * rounds / part
+
     def swept(self, what: str, space: Space, seeds: Sequence[int]) -> Sweep:
         """All points and seeds; stored in a folder of that name."""
         problem, rounds = self.problem, self.protocol.rounds or self.problem.rounds
-        place = self.place / what
-        known = place.exists()
+        place = None if self.place is None else self.place / what
+        known = place is not None and place.exists()
         everyone = self.entry.everyone or problem.cohort is None
         found = sweep(
             self.entry.method(), self.data, space, seeds=list(seeds), task=problem.task, rounds=rounds,
@@ -260,5 +268,7 @@ def _rows(name: str, problem: str, draw: int, own: Sweep | None, base: Sweep, pr
         )  # fmt: skip
 
 
-def _plain(name: str) -> str:
-    return "".join(letter if letter.isalnum() else "-" for letter in name).strip("-").lower()
+def place_of(folder: Path, problem: str, method: str, draw: int) -> Path:
+    """Where the runs of a draw are stored."""
+    words = ["".join(letter if letter.isalnum() else "-" for letter in name).lower() for name in (problem, method)]
+    return folder.joinpath(*(word.strip("-") for word in words), f"draw-{draw}")
