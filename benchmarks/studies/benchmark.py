@@ -115,9 +115,7 @@ def forest(result: Result) -> Any:
     for ax in grid.flat[len(problems) :]:
         ax.set_axis_off()
     title = f"minus tuned {BASE}, equal rounds; 95 % intervals over draws of the data"
-    figure.legend(
-        *grid[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=2, title=title, **LEGEND
-    )
+    figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=2, title=title, **LEGEND)
     return figure
 
 

@@ -106,7 +106,7 @@ def smallest_effect(draws: int, methods: int = 1, power: float = 0.8) -> float:
     step: the delta with P(|T| > t) = power, T noncentral t of n - 1 degrees and delta sqrt(n).
 
     >>> round(smallest_effect(10), 2), round(smallest_effect(10, methods=7), 2), round(smallest_effect(3, 7), 1)
-    (1.0, 1.43, 8.8)
+    (1.0, 1.41, 7.2)
     """
     from scipy.special import nctdtr, stdtrit  # type: ignore[import-untyped]  # of scipy, which jax brings
 

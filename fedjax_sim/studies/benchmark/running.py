@@ -208,12 +208,12 @@ class Runs(NamedTuple):
         problem, rounds = self.problem, self.protocol.rounds or self.problem.rounds
         place = None if self.place is None else self.place / what
         known = place is not None and place.exists()
-        everyone = self.entry.everyone or problem.cohort is None
+        some = None if self.entry.everyone else problem.cohort
         found = sweep(
             self.entry.method(), self.data, space, seeds=list(seeds), task=problem.task, rounds=rounds,
             eval_every=max(1, rounds // self.protocol.evaluations), evaluate_train=False,
             evaluate=by_clients(problem.task), work=problem.work, batch_size=problem.batch, system=FLEET,
-            cohort=cohort.full() if everyone else cohort.uniform(problem.cohort), resume=place,
+            cohort=cohort.full() if some is None else cohort.uniform(some), resume=place,
         )  # fmt: skip
         if not known:
             self.show(f"{self.label}, {what}: {found.seconds:.0f} s, compiling {found.compile_seconds:.0f} s")
