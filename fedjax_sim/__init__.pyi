@@ -118,6 +118,7 @@ from fedjax_sim.run.replay import draws as draws
 from fedjax_sim.run.simulation import simulate as simulate
 from fedjax_sim.run.training import make_train as make_train
 from fedjax_sim.run.verification import verify as verify
+from fedjax_sim.studies import benchmark as benchmark
 from fedjax_sim.studies import hyper as hyper
 from fedjax_sim.studies import learned as learned
 from fedjax_sim.studies import outer as outer

@@ -15,7 +15,7 @@ from fedjax_sim.cli.options import add_completion
 from fedjax_sim.core.version import __version__
 
 # The modules that add commands.
-_COMMANDS = ("examples", "run", "compare", "sweep", "tune", "results", "data", "list_names", "doctor")
+_COMMANDS = ("examples", "run", "compare", "sweep", "tune", "benchmark", "results", "data", "list_names", "doctor")
 # Keys of a configuration's [run] that are given as options by mistake.
 _OF_RUN = ("rounds", "seeds", "batch_size", "eval_every", "diagnostics", "checkpoint")
 

@@ -17,7 +17,6 @@ SOURCES = {
     "fedaware": "Zeng et al. 2025 (FedAWARE), ",
     "pfllib": "Zhang et al. 2025 (PFLlib), ",
     "niid": "Li et al. 2022 (NIID-Bench), ",
-    "all": "No paper: ",
 }
 
 
@@ -144,14 +143,6 @@ CATALOGUE: dict[str, Entry] = {
         "benchmarks.niid", 2, 3, "four methods on six partitions of Fashion-MNIST", "Table III", minutes=8.2
     ),
     "niid-mnist": Entry("benchmarks.niid", 2, 3, "four methods on six partitions of MNIST", "Table III", minutes=19.9),
-    "all-methods": Entry(
-        "all_methods.page",
-        5,
-        10,
-        "all methods on four problems with one budget and one grid",
-        "a comparison of all methods by one program",
-        minutes=8.4,
-    ),
 }
 
 

@@ -267,6 +267,7 @@ MADE: dict[str, Callable[[], Any]] = {
     "task.regression": lambda: fjs.regression(fjs.models.MLP(1, hidden=(3,)), weight_decay=0.1),
     "distribution.log_uniform": lambda: sweeps.log_uniform(1e-3, 10),
     "distribution.uniform": lambda: sweeps.uniform(-1, 1.5),
+    "benchmark.by_clients": lambda: fjs.benchmark.by_clients(fjs.quadratic(start=1.0)),
     "evaluation.per_client": lambda: fjs.per_client(fjs.quadratic(start=1.0), worst=0.2),
     "evaluation.personalise": lambda: fjs.personalise(
         fjs.quadratic(), sgd(0.1), fjs.local.steps(2), fjs.local.shuffled(3), first_order=True, seed=4

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_sim.papers.all_methods.ranking import spearman
 from fedjax_sim.papers.bench import Bench, Claim, Effect, Outcome, Setting, Table, Why
 from fedjax_sim.papers.drawing import by_metric
 from fedjax_sim.papers.fedaware import methods
@@ -27,6 +26,7 @@ from fedjax_sim.papers.fedaware.methods import (
     supported,
 )
 from fedjax_sim.papers.fedaware.tasks import Problem, problems, scale, settings
+from fedjax_sim.papers.measuring import spearman
 from fedjax_sim.reporting import Panel, panels
 from fedjax_sim.run.history import History
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from fedjax_sim.papers.all_methods.ranking import spearman
 from fedjax_sim.papers.bench import Bench, Claim, Outcome, Setting, Table, Why
 from fedjax_sim.papers.fedaware.methods import (
     INTERVALS,
@@ -22,6 +21,7 @@ from fedjax_sim.papers.fedaware.methods import (
     with_dynamics,
 )
 from fedjax_sim.papers.fedaware.tasks import cifar10, dirichlet, fedavg_alone, scale, settings
+from fedjax_sim.papers.measuring import spearman
 from fedjax_sim.reporting import Panel, panels
 from fedjax_sim.run.history import History
 
@@ -182,7 +182,8 @@ def _end(run: History, name: str, first: bool = False) -> np.ndarray:
 
 def _falls(run: History, name: str) -> np.ndarray:
     """By how much the last fifth of the rounds is below the first, [seeds]."""
-    return _end(run, name, first=True) - _end(run, name)
+    found: np.ndarray = _end(run, name, first=True) - _end(run, name)
+    return found
 
 
 def _table(runs: Mapping[float, History]) -> Table:

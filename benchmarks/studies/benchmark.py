@@ -1,0 +1,183 @@
+"""The fair comparison, ``fjs.benchmark``: its methods on its problems, in pieces; the figures and tables of its page.
+
+    python -m benchmarks.studies.benchmark [--problem NAME ...] [--method NAME ...] [--runs DIR] [--size cpu]
+
+What is asked for is run, draw by draw, unless it is in the folder of runs already; a stopped one goes on where it was.
+Of the size cpu the results join those that are committed, problem by problem, and figures and tables are made of all.
+``--draw`` makes these alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import numpy as np
+from scipy.stats import rankdata, studentized_range  # type: ignore[import-untyped]
+
+import fedjax_sim as fjs
+from benchmarks.studies.command import RESULTS
+from fedjax_sim.core.files import write_atomically
+from fedjax_sim.reporting.figures import new_figure
+from fedjax_sim.reporting.plots import COLOURS, LEGEND, plain, save_figure
+from fedjax_sim.studies.benchmark import DEEP, METHODS, PROBLEMS, Difference, Result
+from fedjax_sim.studies.benchmark.methods import BASE
+from fedjax_sim.studies.benchmark.result import protocol_of
+from fedjax_sim.studies.benchmark.running import BUDGETS, compared
+
+FOLDER = RESULTS / "benchmark"
+COLUMNS = 4
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs what is asked for, and writes what there is."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--problem", nargs="*", choices=list(PROBLEMS), help="default: all")
+    parser.add_argument("--method", nargs="*", choices=list(METHODS), help="default: all, eight on deep problems")
+    parser.add_argument("--size", choices=["smoke", "cpu"], default="cpu")
+    parser.add_argument("--runs", type=pathlib.Path, default=pathlib.Path("benchmark-runs"), help="finished runs")
+    parser.add_argument("--out", type=pathlib.Path, help="of results (default: the committed ones; of smoke none)")
+    parser.add_argument("--devices", type=int, default=2, help="CPU devices that share the runs")
+    parser.add_argument("--draw", action="store_true", help="run nothing: figures and tables of the results")
+    options = parser.parse_args(arguments)
+    out = options.out or (FOLDER if options.size == "cpu" else None)
+    if not options.draw:
+        fjs.use_cpu_devices(options.devices)
+        for name in options.problem or PROBLEMS:
+            methods = options.method or (DEEP if PROBLEMS[name].deep else tuple(METHODS))
+            found = _run(name, methods, options.size, options.runs)
+            if out is not None:
+                there = Result.load(out) if (out / "rows.csv.gz").exists() else Result([], [])
+                there.joined(found).save(out)
+    if out is not None:
+        draw(Result.load(out), out)
+
+
+def _run(problem: str, methods: Sequence[str], size: str, runs: pathlib.Path) -> Result:
+    protocol, found = protocol_of(size), Result([], [])
+    for number in range(protocol.of(PROBLEMS[problem])[1]):
+        for method in dict.fromkeys((BASE, *methods)):
+            choice, rows = compared(method, METHODS[method], problem, number, runs, protocol)
+            found.choices.append(choice)
+            found.rows.extend(rows)
+    return found
+
+
+def draw(result: Result, out: pathlib.Path) -> None:
+    """``differences.png``, ``budgets.png`` and ``tables.md``."""
+    save_figure(forest(result), out / "differences.png")
+    save_figure(by_budget(result), out / "budgets.png")
+    write_atomically(out / "tables.md", tables(result).encode())
+
+
+def _by_problem(found: Sequence[Difference]) -> dict[str, dict[str, Difference]]:
+    return {
+        problem: {of.method: of for of in found if of.problem == problem}
+        for problem in PROBLEMS
+        if any(of.problem == problem for of in found)
+    }
+
+
+def forest(result: Result) -> Any:
+    """Is a method better than tuned FedAvg after as many rounds? Its differences with intervals, by both means."""
+    by = {of: _by_problem(result.differences(by=of)) for of in ("examples", "clients")}
+    problems = list(by["examples"])
+    methods = [name for name in METHODS if any(name in of for of in by["examples"].values())]
+    rows = -(-len(problems) // COLUMNS)
+    figure = new_figure(12.5, (0.27 * len(methods) + 1.0) * rows + 0.5)
+    grid = figure.subplots(rows, COLUMNS, squeeze=False, sharey=True)
+    for ax, problem in zip(grid.flat, problems, strict=False):
+        for number, (of, found) in enumerate(by.items()):
+            shown = [found[problem][name] for name in methods if name in found[problem]]
+            heights = [methods.index(one.method) + 0.28 * number - 0.14 for one in shown]
+            ax.errorbar([one.mean for one in shown], heights, xerr=[one.half for one in shown], fmt="os"[number],
+                        color=COLOURS[number], markersize=4, mfc=None if number == 0 else "white", elinewidth=1.1,
+                        label=f"mean over {of}")  # fmt: skip
+        for name, one in by["examples"][problem].items():
+            if not np.isfinite(one.mean):
+                ax.text(0.02, methods.index(name), "diverged", transform=ax.get_yaxis_transform(), va="center")
+        middle = [one.mean for found in by.values() for one in found[problem].values() if np.isfinite(one.mean)]
+        reach = 4 * float(np.median(np.abs(middle))) + 1e-4
+        low, high = max(min(middle), -reach), min(max(middle), reach)
+        ax.set_xlim(low - 0.25 * (high - low) - 1e-4, high + 0.25 * (high - low) + 1e-4)
+        ax.axvline(0, color="0.6", linewidth=0.9, linestyle="--", zorder=0)
+        metric = "accuracy" if PROBLEMS[problem].metric == "accuracy" else "squared error less"
+        ax.set_title(f"{problem} ({next(iter(by['examples'][problem].values())).draws} draws)", fontsize="medium")
+        ax.set_xlabel(f"better by, {metric}")
+        ax.set_yticks(range(len(methods)), methods)
+        ax.set_ylim(len(methods) - 0.5, -0.5)
+        plain(ax)
+    for ax in grid.flat[len(problems) :]:
+        ax.set_axis_off()
+    title = f"minus tuned {BASE}, equal rounds; 95 % intervals over draws of the data"
+    figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=2, title=title, **LEGEND)
+    return figure
+
+
+def mean_ranks(result: Result, budget: str, share: float) -> dict[str, float]:
+    """By method, over the problems that all of them have; 1 is the best, diverged ones share the last."""
+    found = _by_problem(result.differences(budget, share))
+    methods = [name for name in METHODS if all(name in of or name == BASE for of in found.values())]
+    better = [[0.0 if name == BASE else of[name].mean for name in methods] for of in found.values()]
+    ranks = rankdata(-np.nan_to_num(np.array(better), nan=-np.inf), axis=1)
+    return dict(zip(methods, ranks.mean(axis=0).tolist(), strict=True))
+
+
+def by_budget(result: Result) -> Any:
+    """Does the order depend on what is scarce? Mean ranks after shares of what FedAvg's whole run costs."""
+    shares = sorted({row.share for row in result.rows})
+    figure = new_figure(12.5, 4.4)
+    axes = figure.subplots(1, len(BUDGETS), sharey=True)
+    for ax, budget in zip(axes, BUDGETS, strict=True):
+        ranks = [mean_ranks(result, budget, share) for share in shares]
+        for number, name in enumerate(ranks[0]):
+            style = {"color": COLOURS[number % len(COLOURS)], "marker": "osD^vPXh"[number // len(COLOURS)]}
+            ax.plot(shares, [of[name] for of in ranks], label=name, linewidth=2.2 if name == BASE else 1.2, **style)
+        ax.set_title({"seconds": "seconds of the clock", "bytes": "bytes, both ways"}.get(budget, budget))
+        ax.set_xticks(shares, [f"{share:.0%}" for share in shares])
+        ax.set_xlabel(f"of {BASE}'s whole run")
+        plain(ax)
+    axes[0].set_ylabel("mean rank over problems")
+    axes[0].invert_yaxis()
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=8, **LEGEND)
+    return figure
+
+
+def tables(result: Result) -> str:
+    """Differences at equal rounds, what could be told, mean ranks in every budget, and how points were chosen."""
+    parts = ["# Tables of the comparison", "## Minus tuned FedAvg, equal rounds, mean over examples",
+             result.table("markdown"), "## Equal rounds, mean over clients",
+             result.table("markdown", by="clients")]  # fmt: skip
+    ranks = {budget: mean_ranks(result, budget, 1.0) for budget in BUDGETS}
+    count, problems = len(ranks["rounds"]), len(_by_problem(result.differences()))
+    lines = [f"| method | {' | '.join(BUDGETS)} |", f"| --- |{' ---: |' * len(BUDGETS)}"]
+    lines += [f"| {name} | {' | '.join(f'{ranks[of][name]:.2f}' for of in BUDGETS)} |" for name in ranks["rounds"]]
+    critical = studentized_range.ppf(0.95, count, np.inf) * np.sqrt(count * (count + 1) / (12 * problems))
+    parts += [
+        f"## Mean ranks of {count} methods over {problems} problems, within all of {BASE}'s budget",
+        "\n".join(lines),
+        f"Nemenyi's critical difference (5 %) is {critical:.1f} of {count - 1} possible ranks"
+        + (": it separates nothing here." if critical >= np.ptp(list(ranks["rounds"].values())) else "."),
+        "## Wider ranges",
+        _wider(result),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _wider(result: Result) -> str:
+    lines = ["| method | points tried for a draw, on average | draws with a wider range |", "| --- | ---: | ---: |"]
+    for name in METHODS:
+        of = [choice for choice in result.choices if choice.method == name]
+        if of:
+            wide = sum(bool(choice.wider) for choice in of)
+            lines.append(f"| {name} | {np.mean([choice.tried for choice in of]):.0f} | {wide} of {len(of)} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

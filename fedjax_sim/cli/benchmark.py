@@ -1,0 +1,90 @@
+"""``fedjax-sim benchmark``: a method, one's own or a known one, beside tuned FedAvg by the comparison's protocol."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedjax_sim.cli.options import FOLDERS, add_place, add_traceback, add_voice, completed, count, voice
+from fedjax_sim.cli.output import finite, refusing, settle
+from fedjax_sim.cli.spaces import space_of
+
+if TYPE_CHECKING:
+    from fedjax_sim.studies.benchmark.result import Cost
+
+
+def add_to(commands: Any) -> None:
+    """Adds the command."""
+    about = "a method beside tuned FedAvg, by the protocol of the fair comparison (docs/benchmark.md)"
+    command = commands.add_parser("benchmark", help=about)
+    add = command.add_argument
+    completed(add("method", metavar="METHOD", help="a method of the comparison, or what to call your own"), _methods)
+    add("--mine", metavar="MODULE:FACTORY", help="your own: a function of client_optimizer that makes it")
+    add("--over", action="append", default=[], metavar="NAME=RANGE", help="what a parameter of your own is drawn "
+        "from: --over mu=log_uniform(0.001, 1), or uniform(a, b); the rates have ranges already")  # fmt: skip
+    add("--problems", nargs="+", metavar="NAME", help="some of them (default: all)")
+    add("--points", type=count, metavar="N", help="points drawn for every method (default: the protocol's)")
+    add("--size", choices=("smoke", "cpu"), default="cpu", help="smoke: seconds, only to see that it runs")
+    add("--dry-run", action="store_true", help="say what it costs, and end")
+    add_place(command, "--out", FOLDERS, default="results/benchmark", of="DIR", help="results, and finished runs: the "
+              "same command goes on with what is missing (default: results/benchmark)")  # fmt: skip
+    add("--devices", type=count, metavar="N", help="on a CPU: virtual devices that share the runs")
+    add_voice(command)
+    add_traceback(command)
+    command.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Runs it."""
+    with refusing():
+        settle(options, devices=options.devices)
+        from fedjax_sim.studies.benchmark.result import cost, named
+        from fedjax_sim.studies.benchmark.result import run as compare
+
+        say, out = voice(options), Path(options.out)
+        given: dict[str, Any] = {
+            "problems": options.problems, "size": options.size, "points": options.points, "folder": out / "runs",
+        }  # fmt: skip
+        method: Any = options.method
+        if options.mine is not None:
+            from fedjax_sim.run.configuration.own_objects import own_factory
+
+            method = own_factory(options.mine, "algorithm", given=True)
+            drawn = space_of(options.over, zipped=False, random=1, seed=0) if options.over else None
+            given |= {"name": options.method, "space": dict(getattr(drawn, "distributions", ()))}
+        elif options.over:
+            raise ValueError("--over is for a method of your own, --mine module:factory: others have their spaces")
+        named(method, given.get("space"), given.get("name"))
+        costs = cost(method, **given)
+        if not options.json:
+            say(_in_words(costs))
+        if options.dry_run:
+            if options.json:
+                print(json.dumps([of._asdict() for of in costs]))
+            return 0
+    found = compare(method, **given, show=say)
+    found.save(out)
+    if options.json:
+        print(json.dumps(finite({"differences": [of._asdict() for of in found.differences()], "out": str(out)})))
+    else:
+        say(f"\n{found.table()}\n\nwrote {out}")
+    return 0
+
+
+def _in_words(costs: list[Cost]) -> str:
+    lines = [f"{of.problem}: {of.fewest:,} to {of.most:,} runs, {_hours(of.hours)}" for of in costs]
+    low, high = (sum(of.hours[end] for of in costs) for end in (0, 1))
+    return "\n".join([*lines, f"all: {_hours((low, high))}, by rounds that were measured here; compiling comes to it"])
+
+
+def _hours(hours: tuple[float, float]) -> str:
+    low, high = hours
+    return f"{60 * low:.0f} to {60 * high:.0f} minutes" if high < 1 else f"{low:.1f} to {high:.1f} hours"
+
+
+def _methods() -> list[str]:
+    from fedjax_sim.studies.benchmark.methods import METHODS
+
+    return list(METHODS)

@@ -1,0 +1,144 @@
+"""What rows of the comparison say: differences from FedAvg over draws, and what could have been told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from fedjax_sim.core.tabular import table
+from fedjax_sim.core.values import check_choice, check_count
+from fedjax_sim.reporting.paired import LEVEL, adjusted, half_width, t_test
+from fedjax_sim.reporting.recorded import less_is_better
+from fedjax_sim.studies.benchmark.methods import BASE
+from fedjax_sim.studies.benchmark.problems import PROBLEMS
+from fedjax_sim.studies.benchmark.running import Row
+
+
+class Difference(NamedTuple):
+    """A method against tuned FedAvg on a problem, of n draws. Positive is better, of errors too.
+
+    The draw is what is repeated: each tunes anew, on other data. Seeds of one draw share both, so they are averaged
+    first; the interval and the test are over the draws alone.
+
+    Attributes:
+      problem: its name.
+      method: its name.
+      value: the method's mean over draws, of the problem's metric.
+      mean: of the draws' differences d.
+      half: d's mean ± half is Student's 95 % interval.
+      effect: d's mean in d's standard deviations.
+      better: draws in which it is the better one.
+      draws: n.
+      p: two-sided, of the paired t test.
+      adjusted: p, corrected for the methods on this problem (Holm 1979).
+
+    Numbers are NaN where a run of either diverged, or one draw was made.
+    """
+
+    problem: str
+    method: str
+    value: float
+    mean: float
+    half: float
+    effect: float
+    better: int
+    draws: int
+    p: float
+    adjusted: float
+
+
+def differences(
+    rows: Iterable[Row], budget: str = "rounds", share: float = 1.0, by: str = "examples"
+) -> list[Difference]:
+    """Every other method minus FedAvg, problem by problem.
+
+    Args:
+      rows: of one version of the protocol.
+      budget: ``"rounds"``, ``"bytes"``, ``"gradients"`` or ``"seconds"`` of the clock.
+      share: of what FedAvg's whole run costs.
+      by: the mean over all ``"examples"``, or over ``"clients"``, each counting the same.
+    """
+    check_choice("differences(by=...)", by, ("examples", "clients"))
+    found: dict[tuple[str, str], dict[int, list[float]]] = {}
+    for row in rows:
+        if (row.budget, row.share) == (budget, share):
+            of_draws = found.setdefault((row.problem, row.method), {})
+            of_draws.setdefault(row.draw, []).append(getattr(row, f"by_{by}"))
+    if not found:
+        raise ValueError(f"differences(budget={budget!r}, share={share}): there are no rows of this budget")
+    made: list[Difference] = []
+    for problem in dict.fromkeys(problem for problem, _ in found):
+        if (problem, BASE) not in found:
+            raise ValueError(f"differences: {problem} has no rows of {BASE}, with which all are compared")
+        base = found[problem, BASE]
+        others = [method for of, method in found if of == problem and method != BASE]
+        of_problem = [_difference(problem, method, found[problem, method], base) for method in others]
+        tested = [at for at, of in enumerate(of_problem) if np.isfinite(of.p)]
+        corrected = adjusted(np.array([of_problem[at].p for at in tested]), "holm")
+        for at, p in zip(tested, corrected.tolist(), strict=True):
+            of_problem[at] = of_problem[at]._replace(adjusted=p)
+        made += of_problem
+    return made
+
+
+def _difference(problem: str, method: str, own: dict[int, list[float]], base: dict[int, list[float]]) -> Difference:
+    draws = sorted(own.keys() & base.keys())
+    values = np.array([np.mean(own[draw]) for draw in draws])
+    d = values - np.array([np.mean(base[draw]) for draw in draws])
+    d = -d if less_is_better(PROBLEMS[problem].metric) else d
+    nan = float("nan")
+    said = (nan, nan, nan)
+    if len(draws) > 1 and np.isfinite(d).all():
+        spread = float(d.std(ddof=1))
+        said = float(half_width(d)), float(d.mean()) / spread if spread else nan, t_test(d)
+    half, effect, p = said
+    mean = float(d.mean()) if draws else nan
+    return Difference(problem, method, float(values.mean()) if draws else nan, mean, half, effect,
+                      int((d > 0).sum()), len(draws), p, p)  # fmt: skip
+
+
+def smallest_effect(draws: int, methods: int = 1, power: float = 0.8) -> float:
+    """The least difference, in standard deviations of the draws' differences, that is told with this chance.
+
+    Two-sided paired t test over n ``draws`` at 5 % over the number of ``methods``, which is Holm's first and hardest
+    step: the delta with P(|T| > t) = power, T noncentral t of n - 1 degrees and delta sqrt(n).
+
+    >>> round(smallest_effect(10), 2), round(smallest_effect(10, methods=7), 2), round(smallest_effect(3, 7), 1)
+    (1.0, 1.41, 7.2)
+    """
+    from scipy.special import nctdtr, stdtrit  # type: ignore[import-untyped]  # of scipy, which jax brings
+
+    check_count("smallest_effect(draws=...)", draws, low=2)
+    check_count("smallest_effect(methods=...)", methods)
+    bound = stdtrit(draws - 1, 1 - LEVEL / methods / 2)
+    low, high = 0.0, 100.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        shift = middle * np.sqrt(draws)
+        told = 1 - nctdtr(draws - 1, shift, bound) + nctdtr(draws - 1, shift, -bound)
+        low, high = (middle, high) if told < power else (low, middle)
+    return high
+
+
+def as_table(found: Sequence[Difference], form: str = "text") -> str:
+    """A line for each problem and method; where Holm's p is below 5 % the interval has a star."""
+    columns = [
+        ("problem", [of.problem for of in found]),
+        ("method", [of.method for of in found]),
+        ("value", [f"{of.value:.4f}" if np.isfinite(of.value) else "diverged" for of in found]),
+        (f"better than {BASE} by", [_interval(of) for of in found]),
+        ("effect", [f"{of.effect:+.2f}" if np.isfinite(of.effect) else "" for of in found]),
+        ("draws", [f"{of.better} of {of.draws}" for of in found]),
+        ("p (Holm)", [f"{of.adjusted:.3f}" if np.isfinite(of.adjusted) else "" for of in found]),
+    ]
+    said = "by: mean over draws ± half of its 95 % t-interval, * where p (Holm, over the methods of a problem) < 0.05"
+    return table(columns, form, notes=[said, "effect: that mean in standard deviations over draws"])
+
+
+def _interval(of: Difference) -> str:
+    if not np.isfinite(of.mean):
+        return ""
+    star = "*" if of.adjusted < LEVEL else ""
+    return f"{of.mean:+.4f}" + (f" ± {of.half:.4f}{star}" if np.isfinite(of.half) else "")

@@ -1,0 +1,63 @@
+"""The methods of the comparison, each with the whole space from which its points are drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from fedjax_sim import algorithms, optim
+from fedjax_sim.algorithms.contract import Method
+from fedjax_sim.core.paths import real_leaves
+from fedjax_sim.studies.sweeps.space import Distribution, log_uniform, uniform
+
+RATE, SERVER = "client_optimizer.learning_rate", "server_learning_rate"
+BASE = "FedAvg"  # what all others are compared with
+
+_PLAIN = {SERVER: log_uniform(0.2, 5.0)}
+_MOMENTUM = {SERVER: log_uniform(0.02, 2.0), "momentum": uniform(0.3, 0.97)}
+_ADAPTIVE = {SERVER: log_uniform(1e-3, 1.0), "beta1": uniform(0.0, 0.95), "tau": log_uniform(1e-4, 1e-1)}
+
+
+class Entry(NamedTuple):
+    """A method and its space."""
+
+    make: Callable[..., Method]  # of ``client_optimizer=``
+    space: Mapping[str, Distribution]  # beside the clients' rate, whose range is the problem's
+    everyone: bool = False  # whether it needs all clients in every round, whatever the problem says
+
+    def method(self) -> Method:
+        """The algorithm, at a rate that the points replace."""
+        return self.make(client_optimizer=optim.sgd(0.01))
+
+
+def entered(make: Callable[..., Method], space: Mapping[str, Distribution] | None = None) -> Entry:
+    """An entry of one's own: without a range for the server's rate, a method that has one gets FedAvg's."""
+    entry = Entry(make, dict(space or {}))
+    known = real_leaves(entry.method())
+    if RATE not in known:
+        raise ValueError(f"the method has no {RATE!r}: its factory must use the client_optimizer that it is given")
+    return entry._replace(space=({k: v for k, v in _PLAIN.items() if k in known}) | dict(entry.space))
+
+
+# fmt: off
+METHODS: dict[str, Entry] = {
+    BASE: Entry(algorithms.fedavg, _PLAIN),
+    "FedProx": Entry(algorithms.fedprox, _PLAIN | {"mu": log_uniform(1e-3, 3.0)}),
+    "FedNova": Entry(algorithms.fednova, _PLAIN),
+    "SCAFFOLD": Entry(algorithms.scaffold, _PLAIN),
+    "FedDyn": Entry(algorithms.feddyn, _PLAIN | {"alpha": log_uniform(1e-3, 1.0)}),
+    "FedAvgM": Entry(algorithms.fedavgm, _MOMENTUM),
+    "FedAdam": Entry(algorithms.fedadam, _ADAPTIVE),
+    "FedAWARE": Entry(lambda **given: algorithms.fedaware(**given, normalised=True, warm_up=True),
+                      {SERVER: log_uniform(0.02, 5.0), "alpha": uniform(0.05, 1.0)}),
+    "FedAdagrad": Entry(algorithms.fedadagrad, _ADAPTIVE),
+    "FedYogi": Entry(algorithms.fedyogi, _ADAPTIVE),
+    "FedCM": Entry(algorithms.fedcm, _PLAIN | {"alpha": uniform(0.02, 1.0)}),
+    "FedExP": Entry(algorithms.fedexp, _PLAIN | {"epsilon": log_uniform(1e-4, 1.0)}),
+    "FedVARP": Entry(algorithms.fedvarp, _PLAIN),
+    "FedNova, VR": Entry(lambda **given: algorithms.fednova(**given, variance_reduction=True), _PLAIN),
+    "VRL-SGD": Entry(algorithms.vrl_sgd, _PLAIN, True),
+    "FedDANE": Entry(algorithms.feddane, _PLAIN | {"mu": log_uniform(1e-3, 3.0)}),
+}
+# fmt: on
+DEEP = tuple(METHODS)[:8]  # those that the deep problems run, which are dear

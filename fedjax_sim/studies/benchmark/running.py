@@ -1,0 +1,274 @@
+"""The protocol, and its runs: points are drawn and chosen, the chosen one is run with seeds of its own."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from fedjax_sim.algorithms.contract import Method
+from fedjax_sim.clients import cohort, systems
+from fedjax_sim.core.values import suggest
+from fedjax_sim.datasets.federated import FederatedDataset
+from fedjax_sim.datasets.fingerprints import dataset_fingerprint
+from fedjax_sim.reporting.recorded import less_is_better
+from fedjax_sim.studies.benchmark.methods import BASE, METHODS, RATE, Entry, entered
+from fedjax_sim.studies.benchmark.problems import PROBLEMS, Problem, by_clients
+from fedjax_sim.studies.sweeps.result import Sweep, means
+from fedjax_sim.studies.sweeps.running import sweep
+from fedjax_sim.studies.sweeps.space import Distribution, LogUniform, Space, log_uniform, points, random
+
+SIZES = ("smoke", "cpu")
+BUDGETS = ("rounds", "bytes", "gradients", "seconds")  # seconds are those of the clock
+_SLACK = 1.01  # scalars beside a model are not to cost a method an evaluation
+# Everybody computes and sends at a speed of its own; nobody fails, and the server waits, so no model depends on it.
+FLEET = systems.devices(flops_per_second=systems.lognormal(1e9, 0.5), upload=systems.lognormal(1e6, 0.5),
+                        download=systems.lognormal(4e6, 0.5), latency=0.05)  # fmt: skip
+
+
+class Protocol(NamedTuple):
+    """What decides a comparison beside problems and methods.
+
+    Attributes:
+      version: results of one version may be put in one table.
+      points: drawn for every method, problem and draw.
+      deep_points: likewise, on deep problems.
+      draws: of the data: partitions, splits, generators.
+      deep_draws: likewise.
+      chosen_with: the seed of the runs among which a point is chosen.
+      seeds: of the runs of the chosen point, which are reported.
+      edge: share of a logarithmic range at each end within which the best point makes the range wider.
+      widenings: how often at most.
+      shares: of a budget at which a method is read, in the order of the columns.
+      evaluations: of a run.
+      rounds: of a run; None for the problem's.
+    """
+
+    version: str = "1"
+    points: int = 16
+    deep_points: int = 8
+    draws: int = 10
+    deep_draws: int = 5
+    chosen_with: int = 0
+    seeds: tuple[int, ...] = (101, 102, 103, 104, 105)
+    edge: float = 0.1
+    widenings: int = 2
+    shares: tuple[float, ...] = (0.25, 0.5, 1.0)
+    evaluations: int = 12
+    rounds: int | None = None
+
+    def of(self, problem: Problem) -> tuple[int, int]:
+        """Points and draws."""
+        return (self.deep_points, self.deep_draws) if problem.deep else (self.points, self.draws)
+
+
+PROTOCOL = Protocol()
+SMOKE = Protocol("1, smoke", 2, 2, 2, 2, seeds=(101, 102), widenings=1, evaluations=2, rounds=2)
+
+
+class Choice(NamedTuple):
+    """What the search found for a method on a problem: one draw of the data. A line of ``choices.csv``."""
+
+    version: str
+    problem: str
+    method: str
+    draw: int
+    tried: int  # points, those of wider ranges among them
+    wider: str  # the ranges that were made wider, in words
+    point: str  # the chosen values, JSON; "{}" where every point diverged
+    validation: float  # the metric by which it was chosen
+    objective: str  # what the method minimises, by its run's own record
+    data: str  # checksum of the draw
+
+
+class Row(NamedTuple):
+    """A method's report: one draw, one seed, one budget. A line of ``rows.csv.gz``."""
+
+    version: str
+    problem: str
+    method: str
+    draw: int
+    seed: int
+    budget: str  # of :data:`BUDGETS`
+    share: float  # of what FedAvg's whole run costs with this draw and seed
+    round: int  # the last evaluation within it
+    by_examples: float  # the metric, mean over all test examples; NaN where the run diverged
+    by_clients: float  # mean over the clients that have some
+
+
+def named_problems(names: Sequence[str] | None) -> dict[str, Problem]:
+    """Those of these names; None for all."""
+    for name in names or ():
+        if name not in PROBLEMS:
+            raise ValueError(f"no problem of the benchmark is called {name!r}: {suggest(name, list(PROBLEMS))}")
+    return {name: PROBLEMS[name] for name in names or PROBLEMS}
+
+
+def entry_of(method: str | Entry | Callable[..., Method], space: Mapping[str, Distribution] | None = None) -> Entry:
+    """The entry of a name, or one of one's own."""
+    if isinstance(method, Entry):
+        return method
+    if isinstance(method, str):
+        if method not in METHODS:
+            raise ValueError(f"no method of the benchmark is called {method!r}: {suggest(method, list(METHODS))}")
+        return METHODS[method]
+    return entered(method, space)
+
+
+@functools.lru_cache(maxsize=1)
+def data_of(problem: str, draw: int) -> FederatedDataset:
+    """A draw of a problem's data."""
+    return PROBLEMS[problem].data(draw)
+
+
+def compared(
+    name: str, entry: Entry, problem: str, draw: int, folder: Path, protocol: Protocol = PROTOCOL,
+    show: Callable[[str], None] = print,
+) -> tuple[Choice, list[Row]]:  # fmt: skip
+    """A method on one draw of a problem, beside FedAvg; what is in the folder is not run again."""
+    data, found = data_of(problem, draw), {}
+    for label, of in {BASE: METHODS[BASE], name: entry}.items():
+        place = place_of(folder, problem, label, draw)
+        runs = Runs(PROBLEMS[problem], data, of, place, protocol, f"{problem}, {label}, draw {draw}", show)
+        chosen = runs.search(draw)
+        found[label] = chosen, runs.report(chosen.point)
+    (chosen, own), (_, base) = found[name], found[BASE]
+    if base is None:
+        raise RuntimeError(f"{problem}, draw {draw}: every point of {BASE} diverged: nothing can be compared with it")
+    choice = Choice(
+        protocol.version, problem, name, draw, chosen.tried, chosen.wider, json.dumps(chosen.point, sort_keys=True),
+        chosen.worth, str((own or base).description["objective"]) if own else "", dataset_fingerprint(data),
+    )  # fmt: skip
+    return choice, [*_rows(name, problem, draw, own, base, protocol)]
+
+
+class Chosen(NamedTuple):
+    """The point that a search found."""
+
+    point: dict[str, float]  # empty where every point diverged
+    tried: int
+    wider: str
+    worth: float  # of the validation part
+
+
+class Runs(NamedTuple):
+    """The runs of one method on one draw of a problem."""
+
+    problem: Problem
+    data: FederatedDataset
+    entry: Entry
+    place: Path | None  # None: nothing is stored
+    protocol: Protocol
+    label: str
+    show: Callable[[str], None]
+
+    def search(self, draw: int) -> Chosen:
+        """Draws points, and more of them over wider ranges as long as the best one is at an edge."""
+        count, _ = self.protocol.of(self.problem)
+        ranges = {RATE: log_uniform(*self.problem.rates), **self.entry.space}
+        tried: list[tuple[float, dict[str, float]]] = []
+        wider: dict[str, str] = {}
+        for stage in range(self.protocol.widenings + 1):
+            space = random(ranges, count, 100 * draw + stage)
+            swept = self.swept(f"search-{stage}", space, [self.protocol.chosen_with])
+            worth = means(*self.last(swept, "validation"))
+            tried += [(value, space.point(at)) for at, value in enumerate(worth.tolist()) if np.isfinite(value)]
+            if not tried:
+                return Chosen({}, count * (stage + 1), "every point diverged", float("nan"))
+            less = less_is_better(self.problem.metric)
+            worth_of_best, best = (min if less else max)(tried, key=lambda found: found[0])
+            if stage == self.protocol.widenings:
+                break
+            moved = widened(ranges, best, self.protocol.edge)
+            if not moved:
+                break
+            wider |= {name: f"{name} {of.low:.2g} to {of.high:.2g}" for name, of in moved.items()}
+            ranges |= moved
+        return Chosen(best, count * (stage + 1), "; ".join(wider.values()), worth_of_best)
+
+    def report(self, point: Mapping[str, float]) -> Sweep | None:
+        """The chosen point with seeds of its own; None where there is none."""
+        return self.swept("report", points([point]), self.protocol.seeds) if point else None
+
+    def measured(self) -> float:
+        """Seconds of one run, by a part of it that ends with an evaluation, as the whole has them."""
+        rounds = self.protocol.rounds or self.problem.rounds
+        part = max(1, rounds // self.protocol.evaluations)
+        brief = self._replace(protocol=self.protocol._replace(rounds=part, evaluations=1))
+        space = random({RATE: log_uniform(*self.problem.rates), **self.entry.space}, 2)
+        return brief.swept("cost", space, [0]).seconds / 2 * rounds / part
+
+    def swept(self, what: str, space: Space, seeds: Sequence[int]) -> Sweep:
+        """All points and seeds; stored in a folder of that name."""
+        problem, rounds = self.problem, self.protocol.rounds or self.problem.rounds
+        place = None if self.place is None else self.place / what
+        known = place is not None and place.exists()
+        some = None if self.entry.everyone else problem.cohort
+        found = sweep(
+            self.entry.method(), self.data, space, seeds=list(seeds), task=problem.task, rounds=rounds,
+            eval_every=max(1, rounds // self.protocol.evaluations), evaluate_train=False,
+            evaluate=by_clients(problem.task), work=problem.work, batch_size=problem.batch, system=FLEET,
+            cohort=cohort.full() if some is None else cohort.uniform(some), resume=place,
+        )  # fmt: skip
+        if not known:
+            self.show(f"{self.label}, {what}: {found.seconds:.0f} s, compiling {found.compile_seconds:.0f} s")
+        return found
+
+    def last(self, swept: Sweep, part: str) -> tuple[np.ndarray, np.ndarray]:
+        """float[P, seeds], the metric at the end, and bool[P, seeds], whether the run diverged on the way."""
+        shape = (-1, len(swept.seeds), len(swept.evaluated))
+        lost = ~np.isfinite(swept["validation_loss"].reshape(shape)).all(axis=2)
+        return swept[f"{part}_{self.problem.metric}"].reshape(shape)[:, :, -1].astype(float), lost
+
+
+def widened(ranges: Mapping[str, Distribution], best: Mapping[str, float], edge: float) -> dict[str, LogUniform]:
+    """The logarithmic ranges within whose outer share the best value lies, each longer by half on that side.
+
+    Ranges that are not logarithmic end where the parameter does.
+    """
+    found = {}
+    for name, of in ranges.items():
+        if isinstance(of, LogUniform):
+            length = np.log(of.high / of.low)
+            place, more = np.log(best[name] / of.low) / length, float(np.exp(length / 2))
+            if place < edge:
+                found[name] = log_uniform(of.low / more, of.high)
+            elif place > 1 - edge:
+                found[name] = log_uniform(of.low, of.high * more)
+    return found
+
+
+def costs(swept: Sweep) -> dict[str, np.ndarray]:
+    """float[seeds, E], what a run of one point has cost by each evaluation, by budget."""
+    history = swept.at(0)
+    gradients = np.cumsum(np.asarray(history["useful_steps"], float), axis=1)
+    at = np.concatenate([np.zeros_like(gradients[:, :1]), gradients], axis=1)[:, history.evaluated]
+    rounds = np.broadcast_to(np.asarray(history.evaluated, float), at.shape)
+    return {"rounds": rounds, "bytes": history.bytes, "gradients": at, "seconds": history.virtual_time}
+
+
+def _rows(name: str, problem: str, draw: int, own: Sweep | None, base: Sweep, protocol: Protocol) -> Iterator[Row]:
+    """A method is read at its last evaluation within a share of what FedAvg's whole run costs."""
+    metric, limits, spent = PROBLEMS[problem].metric, costs(base), costs(own or base)
+    history = (own or base).at(0)
+    values = np.stack([history[f"test_{metric}"], history[f"test_clients_{metric}"]]).astype(float)
+    lost = np.logical_or.accumulate(~np.isfinite(history["test_loss"]), axis=1) | (own is None)
+    values = np.where(lost, np.nan, values)
+    for (row, seed), budget, share in itertools.product(enumerate(protocol.seeds), BUDGETS, protocol.shares):
+        limit = share * limits[budget][row, -1] * _SLACK
+        at = int(np.flatnonzero(spent[budget][row] <= limit)[-1])
+        yield Row(
+            protocol.version, problem, name, draw, seed, budget, share, int(history.evaluated[at]),
+            *values[:, row, at].tolist(),
+        )  # fmt: skip
+
+
+def place_of(folder: Path, problem: str, method: str, draw: int) -> Path:
+    """Where the runs of a draw are stored."""
+    words = ["".join(letter if letter.isalnum() else "-" for letter in name).lower() for name in (problem, method)]
+    return folder.joinpath(*(word.strip("-") for word in words), f"draw-{draw}")
