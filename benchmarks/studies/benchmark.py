@@ -18,6 +18,7 @@ from typing import Any
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import numpy as np
+from matplotlib.ticker import MaxNLocator
 from scipy.stats import rankdata, studentized_range  # type: ignore[import-untyped]
 
 import fedjax_sim as fjs
@@ -88,9 +89,10 @@ def forest(result: Result) -> Any:
     by = {of: _by_problem(result.differences(by=of)) for of in ("examples", "clients")}
     problems = list(by["examples"])
     methods = [name for name in METHODS if any(name in of for of in by["examples"].values())]
-    rows = -(-len(problems) // COLUMNS)
-    figure = new_figure(12.5, (0.27 * len(methods) + 1.0) * rows + 0.5)
-    grid = figure.subplots(rows, COLUMNS, squeeze=False, sharey=True)
+    columns = min(COLUMNS, len(problems))
+    rows = -(-len(problems) // columns)
+    figure = new_figure(2.9 * columns + 0.9, (0.27 * len(methods) + 1.0) * rows + 0.5)
+    grid = figure.subplots(rows, columns, squeeze=False, sharey=True)
     for ax, problem in zip(grid.flat, problems, strict=False):
         for number, (of, found) in enumerate(by.items()):
             shown = [found[problem][name] for name in methods if name in found[problem]]
@@ -98,13 +100,16 @@ def forest(result: Result) -> Any:
             ax.errorbar([one.mean for one in shown], heights, xerr=[one.half for one in shown], fmt="os"[number],
                         color=COLOURS[number], markersize=4, mfc=None if number == 0 else "white", elinewidth=1.1,
                         label=f"mean over {of}")  # fmt: skip
+        means = [one.mean for found in by.values() for one in found[problem].values() if np.isfinite(one.mean)]
+        reach = 12 * float(np.median(np.abs(means))) + 1e-4  # beyond it a number stands in the place of the mark
+        low, high = max(min(means), -reach), min(max(means), reach)
+        low, high = low - 0.3 * (high - low) - 1e-4, high + 0.3 * (high - low) + 1e-4
+        ax.set_xlim(low, high)
+        ax.xaxis.set_major_locator(MaxNLocator(4))
         for name, one in by["examples"][problem].items():
-            if not np.isfinite(one.mean):
-                ax.text(0.02, methods.index(name), "diverged", transform=ax.get_yaxis_transform(), va="center")
-        middle = [one.mean for found in by.values() for one in found[problem].values() if np.isfinite(one.mean)]
-        reach = 4 * float(np.median(np.abs(middle))) + 1e-4
-        low, high = max(min(middle), -reach), min(max(middle), reach)
-        ax.set_xlim(low - 0.25 * (high - low) - 1e-4, high + 0.25 * (high - low) + 1e-4)
+            if not low <= one.mean <= high:
+                words = f"{one.mean:+.2g}" if np.isfinite(one.mean) else "diverged"
+                ax.text(0.02, methods.index(name), words, transform=ax.get_yaxis_transform(), va="center")
         ax.axvline(0, color="0.6", linewidth=0.9, linestyle="--", zorder=0)
         metric = "accuracy" if PROBLEMS[problem].metric == "accuracy" else "squared error less"
         ax.set_title(f"{problem} ({next(iter(by['examples'][problem].values())).draws} draws)", fontsize="medium")

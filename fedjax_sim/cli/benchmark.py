@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedjax_sim.cli.options import FOLDERS, add_place, add_traceback, add_voice, completed, count, voice
+from fedjax_sim.cli.options import FOLDERS, add_place, add_traceback, add_voice, count, voice
 from fedjax_sim.cli.output import finite, refusing, settle
 from fedjax_sim.cli.spaces import space_of
 
@@ -20,7 +20,7 @@ def add_to(commands: Any) -> None:
     about = "a method beside tuned FedAvg, by the protocol of the fair comparison (docs/benchmark.md)"
     command = commands.add_parser("benchmark", help=about)
     add = command.add_argument
-    completed(add("method", metavar="METHOD", help="a method of the comparison, or what to call your own"), _methods)
+    add("method", metavar="METHOD", help="a method of the comparison, or what to call your own")
     add("--mine", metavar="MODULE:FACTORY", help="your own: a function of client_optimizer that makes it")
     add("--over", action="append", default=[], metavar="NAME=RANGE", help="what a parameter of your own is drawn "
         "from: --over mu=log_uniform(0.001, 1), or uniform(a, b); the rates have ranges already")  # fmt: skip
@@ -58,18 +58,16 @@ def run(options: argparse.Namespace) -> int:
             raise ValueError("--over is for a method of your own, --mine module:factory: others have their spaces")
         named(method, given.get("space"), given.get("name"))
         costs = cost(method, **given)
-        if not options.json:
-            say(_in_words(costs))
-        if options.dry_run:
-            if options.json:
-                print(json.dumps([of._asdict() for of in costs]))
-            return 0
-    found = compare(method, **given, show=say)
-    found.save(out)
-    if options.json:
-        print(json.dumps(finite({"differences": [of._asdict() for of in found.differences()], "out": str(out)})))
-    else:
+        say(_in_words(costs))
+        found = None if options.dry_run else compare(method, **given, show=say)
+    differences = None
+    if found is not None:
+        found.save(out)
+        differences = [of._asdict() for of in found.differences()]
         say(f"\n{found.table()}\n\nwrote {out}")
+    if options.json:
+        costly = [{**of._asdict(), "hours": list(of.hours)} for of in costs]
+        print(json.dumps(finite({"cost": costly, "differences": differences, "out": str(out)})))
     return 0
 
 
@@ -82,9 +80,3 @@ def _in_words(costs: list[Cost]) -> str:
 def _hours(hours: tuple[float, float]) -> str:
     low, high = hours
     return f"{60 * low:.0f} to {60 * high:.0f} minutes" if high < 1 else f"{low:.1f} to {high:.1f} hours"
-
-
-def _methods() -> list[str]:
-    from fedjax_sim.studies.benchmark.methods import METHODS
-
-    return list(METHODS)

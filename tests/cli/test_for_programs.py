@@ -72,6 +72,7 @@ CALLS = {
     "compare": ["small.toml", "--variant", "algorithm.mu=0.1", "--variant", "algorithm.mu=0.2"],
     "sweep": ["small.toml", "--over", "algorithm.mu=0.1,0.2"],
     "tune": ["small.toml", "--over", "algorithm.mu", "--steps", "1"],
+    "benchmark": ["FedAvg", "--dry-run", "--size", "smoke", "--problems", "synthetic(1, 1)"],
     "demo": ["--rounds", "1", "--seeds", "1"],
     "reproduce": ["fednova-fig4", "--size", "smoke"],
     "doctor": [],

@@ -60,4 +60,7 @@ METHODS: dict[str, Entry] = {
     "FedDANE": Entry(algorithms.feddane, _PLAIN | {"mu": log_uniform(1e-3, 3.0)}),
 }
 # fmt: on
-DEEP = tuple(METHODS)[:8]  # those that the deep problems run, which are dear
+"""The methods by name: :class:`Entry` each."""
+
+DEEP = tuple(METHODS)[:8]
+"""Those that are run on the deep problems, which are dear."""

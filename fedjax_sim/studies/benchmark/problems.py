@@ -225,3 +225,4 @@ PROBLEMS: dict[str, Problem] = {
         True),
 }
 # fmt: on
+"""The problems by name: :class:`Problem` each."""

@@ -181,7 +181,7 @@ def named(method: Make, space: Mapping[str, Distribution] | None, name: str | No
     if isinstance(method, str) and (space is not None or name not in (None, method)):
         raise ValueError(f"benchmark({method!r}): it has a space and a name; give these for a method of your own")
     entry = entry_of(method, space)
-    found: str = method if isinstance(method, str) else str(name or getattr(method, "__name__", "mine"))
+    found = method if isinstance(method, str) else str(name or getattr(method, "__name__", "mine"))
     if found in METHODS and METHODS[found] != entry:
         raise ValueError(f"benchmark(name={found!r}): the benchmark has a method of this name: choose another one")
     return found, entry

@@ -68,7 +68,9 @@ class Protocol(NamedTuple):
 
 
 PROTOCOL = Protocol()
+"""Version 1, of the size ``cpu``."""
 SMOKE = Protocol("1, smoke", 2, 2, 2, 2, seeds=(101, 102), widenings=1, evaluations=2, rounds=2)
+"""Shows that everything runs; its results mean nothing."""
 
 
 class Choice(NamedTuple):
