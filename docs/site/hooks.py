@@ -20,7 +20,7 @@ sys.path[:0] = [str(HERE), str(ROOT)]
 import programs  # noqa: E402
 import reference  # noqa: E402
 
-from notebooks.first_cells import BRANCH, settings  # noqa: E402
+from notebooks.first_cells import BADGE, BRANCH, settings  # noqa: E402
 
 _OUTSIDE = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 _CODE = re.compile(r"(^```.*?^```|`[^`\n]*`)", re.DOTALL | re.MULTILINE)
@@ -93,6 +93,8 @@ def _address(file: str) -> str:
 
 def _cell(cell: dict[str, Any]) -> str:
     source = "".join(cell["source"]).strip()
+    if cell["id"] == BADGE:  # its image is elsewhere
+        return re.sub(r"\[!\[(.+?)\]\(.+?\)\]", r"[\1]", source)
     if cell["cell_type"] == "markdown":
         return _TEX.sub(_mathml, source)
     code = f"```python\n{source}\n```"
