@@ -79,6 +79,16 @@ def _runs(bench: Bench, data_seed: int, regime: Regime) -> dict[str, History]:
 
 
 def _claims(runs: dict[int, dict[str, dict[str, History]]]) -> list[Claim]:
+    """On the figure's draw of the data; on the others, of which the paper has none, they are questions of ours."""
+    figure, *others = runs
+    claims = _claims_on({figure: runs[figure]}, "in all three regimes")
+    if others:
+        more = _claims_on({seed: runs[seed] for seed in others}, "in all three regimes, on two more draws of the data")
+        claims += [claim._replace(own=True, central=False, why="fragile") for claim in more]
+    return claims
+
+
+def _claims_on(runs: dict[int, dict[str, dict[str, History]]], where: str) -> list[Claim]:
     best, faster = {}, {}
     for seed, of_draw in runs.items():
         for title, of in of_draw.items():
@@ -88,19 +98,18 @@ def _claims(runs: dict[int, dict[str, dict[str, History]]]) -> list[Claim]:
             rounds = _rounds_to_fedavg(of)
             faster[f"{title}, draw {seed}"] = difference(rounds[FEDAVG], rounds[FEDNOVA])
     return [
-        Claim("FedNova has the lowest loss at the end, in all three regimes",
+        Claim(f"FedNova has the lowest loss at the end, {where}",
               all(found.above for of in best.values() for found in of.values()),
               {"loss less FedNova's": {place: {name: found.words for name, found in of.items()}
                                        for place, of in best.items()}},
               quote="achieves consistently the best performance under three different settings",
               place="Section VII, Figure 5", central=True,
-              ours="training loss, mean of the last tenth; the 95 % interval of the seeds' differences is above 0 on "
-                   "every draw of the data"),
-        Claim("FedNova converges faster than FedAvg, in all three regimes",
+              ours="training loss, mean of the last tenth; the 95 % interval of the seeds' differences is above 0"),
+        Claim(f"FedNova converges faster than FedAvg, {where}",
               all(found.above for found in faster.values()),
               {"rounds saved to the loss at which FedAvg ends": {place: of.words for place, of in faster.items()}},
               quote="not only converges significantly faster than FEDAVG", place="Section VII, Figure 5", central=True,
-              ours="rounds to the seed's last loss of FedAvg; the 95 % interval is above 0 on every draw of the data"),
+              ours="rounds to the seed's last loss of FedAvg; the 95 % interval of the differences is above 0"),
     ]  # fmt: skip
 
 
