@@ -46,7 +46,7 @@ def perform(bench: Bench) -> Outcome:
         row = [
             Panel({method: runs[method, s] for method in PAPER}, METRIC, f"{s:g} % similarity") for s in SIMILARITIES
         ]
-        figures[f"table5-{split.name.replace(' ', '-')}"] = panels([row])
+        figures[f"table5{split.file}"] = panels([row])
         tables += [_table(split, best, rates), _tried_table(split, tried, grids[split.name])]
     return Outcome(_settings(bench, grids), claims, figures, tables, effects=effects, scale=claims[0].scale or Scale())
 
