@@ -154,7 +154,7 @@ def _above(a: np.ndarray, b: np.ndarray) -> list[float]:
 def _effects(split: Split, best: Best) -> list[Effect]:
     return [
         Effect(f"SCAFFOLD less FedAvg, {s:g} %, {split.name}", "points", 100 * (of["SCAFFOLD"] - of["FedAvg"]),
-               100 * (best["SCAFFOLD", s] - best["FedAvg", s]))
+               [*100 * (best["SCAFFOLD", s] - best["FedAvg", s])])
         for place, s in enumerate(SIMILARITIES) for of in [{method: row[place] for method, row in PAPER.items()}]
     ]  # fmt: skip
 
@@ -172,6 +172,8 @@ def _table(split: Split, best: Best, rates: Mapping[Key, float]) -> Table:
 
 
 def _tried_table(split: Split, tried: Mapping[Key, Mapping[float, float]], grid: Sequence[float]) -> Table:
-    rows = [[method, f"{s:g} %", *(of[rate] for rate in grid)] for (method, s), of in tried.items()]
+    rows: list[list[str | float | int | None]] = [
+        [method, f"{s:g} %", *(of[rate] for rate in grid)] for (method, s), of in tried.items()
+    ]
     columns = ("method", "similarity", *(f"{rate:g}" for rate in grid))
     return Table(f"Table 5, {split.name}: best test accuracy of the first seed by step size", columns, rows)
