@@ -111,15 +111,27 @@ CATALOGUE: dict[str, Entry] = {
         "fedprox.variants", 5, 10, "two ways of drawing devices and averaging", minutes=17, hours=0.6
     ),
     "scaffold-fig3": Entry(
-        "scaffold.quadratics", 1, 1, "two quadratic clients, gradient dissimilarity and local steps", minutes=0.1
+        "scaffold.quadratics",
+        1,
+        1,
+        "two quadratic clients, gradient dissimilarity and local steps",
+        minutes=0.3,
+        hours=0.01,
     ),
     "scaffold-table3": Entry(
-        "scaffold.emnist", 5, 1, "rounds to a target accuracy against epochs and similarity", minutes=30.0
+        "scaffold.emnist", 5, 1, "rounds to a target accuracy against epochs and similarity", minutes=30.0, hours=4.5
     ),
     "scaffold-table4": Entry(
-        "scaffold.emnist", 10, 1, "rounds to a target accuracy against the share of clients sampled", minutes=8.0
+        "scaffold.emnist",
+        10,
+        1,
+        "rounds to a target accuracy against the share of clients sampled",
+        minutes=8.0,
+        hours=0.5,
     ),
-    "scaffold-table5": Entry("scaffold.network", 5, 1, "best accuracy of a two-layer network", minutes=25.0),
+    "scaffold-table5": Entry(
+        "scaffold.network", 5, 1, "best accuracy of a two-layer network", minutes=25.0, hours=17.0
+    ),
     "fedaware-table2": Entry(
         "fedaware.comparison", 5, 3, "accuracy and e-LUD of eight methods, raw and with AWARE", minutes=9.1
     ),

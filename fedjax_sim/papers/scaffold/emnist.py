@@ -65,7 +65,7 @@ def perform_table3(bench: Bench) -> Outcome:
         found = _all_rounds(bench, split, epochs, images.SIMILARITIES)
         variant = _all_rounds(bench, split, short, images.SIMILARITIES[::2], norm=False)
         claims += images.of_split(bench, split, images.clients_of(bench, split, 0.0), claims3(found, grid, prox))
-        figures[f"table3-{split.name.replace(' ', '-')}"] = rounds_figure(
+        figures[f"table3{split.file}"] = rounds_figure(
             found, PAPER3, images.SIMILARITIES, grid, "local epochs", limit(bench)
         )
         name, other = split.name, f"{split.name}, variant, pixels in [0, 1]"
@@ -122,7 +122,7 @@ def perform_table4(bench: Bench) -> Outcome:
                 label = f"{split.name}, similarity {similarity:g}, {method}, sampled={share}"
                 found[method, share, similarity] = _rounds(bench, label, split, method, data, TARGET4, epochs, share)
         claims += images.of_split(bench, split, data, claims4(found, shares, similarities))
-        figures[f"table4-{split.name.replace(' ', '-')}"] = rounds_figure(
+        figures[f"table4{split.file}"] = rounds_figure(
             found, PAPER4, similarities, shares[::-1], "clients sampled", limit(bench)
         )
         name = split.name

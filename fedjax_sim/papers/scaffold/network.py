@@ -46,7 +46,7 @@ def perform(bench: Bench) -> Outcome:
         row = [
             Panel({method: runs[method, s] for method in PAPER}, METRIC, f"{s:g} % similarity") for s in SIMILARITIES
         ]
-        figures[f"table5-{split.name.replace(' ', '-')}"] = panels([row])
+        figures[f"table5{split.file}"] = panels([row])
         tables += [_table(split, best, rates), _tried_table(split, tried, grids[split.name])]
     return Outcome(_settings(bench, grids), claims, figures, tables, effects=effects, scale=claims[0].scale or Scale())
 
@@ -154,7 +154,7 @@ def _above(a: np.ndarray, b: np.ndarray) -> list[float]:
 def _effects(split: Split, best: Best) -> list[Effect]:
     return [
         Effect(f"SCAFFOLD less FedAvg, {s:g} %, {split.name}", "points", 100 * (of["SCAFFOLD"] - of["FedAvg"]),
-               (100 * (best["SCAFFOLD", s] - best["FedAvg", s])).tolist())
+               [*100 * (best["SCAFFOLD", s] - best["FedAvg", s])])
         for place, s in enumerate(SIMILARITIES) for of in [{method: row[place] for method, row in PAPER.items()}]
     ]  # fmt: skip
 
@@ -172,8 +172,8 @@ def _table(split: Split, best: Best, rates: Mapping[Key, float]) -> Table:
 
 
 def _tried_table(split: Split, tried: Mapping[Key, Mapping[float, float]], grid: Sequence[float]) -> Table:
-    rows: list[Sequence[str | float]] = [
-        (method, f"{s:g} %", *(of[rate] for rate in grid)) for (method, s), of in tried.items()
+    rows: list[list[str | float | int | None]] = [
+        [method, f"{s:g} %", *(of[rate] for rate in grid)] for (method, s), of in tried.items()
     ]
     columns = ("method", "similarity", *(f"{rate:g}" for rate in grid))
     return Table(f"Table 5, {split.name}: best test accuracy of the first seed by step size", columns, rows)
