@@ -182,7 +182,8 @@ def _end(run: History, name: str, first: bool = False) -> np.ndarray:
 
 def _falls(run: History, name: str) -> np.ndarray:
     """By how much the last fifth of the rounds is below the first, [seeds]."""
-    return _end(run, name, first=True) - _end(run, name)
+    found: np.ndarray = _end(run, name, first=True) - _end(run, name)
+    return found
 
 
 def _table(runs: Mapping[float, History]) -> Table:
