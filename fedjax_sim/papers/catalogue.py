@@ -133,18 +133,22 @@ CATALOGUE: dict[str, Entry] = {
         "scaffold.network", 5, 1, "best accuracy of a two-layer network", minutes=25.0, hours=17.0
     ),
     "fedaware-table2": Entry(
-        "fedaware.comparison", 5, 3, "accuracy and e-LUD of eight methods, raw and with AWARE", minutes=9.1
+        "fedaware.comparison", 5, 3, "accuracy and e-LUD of eight methods, raw and with AWARE", minutes=30
     ),
     "fedaware-fig1": Entry(
-        "fedaware.dissimilarity", 5, 3, "FedAvg's training on clients from alike to unlike", minutes=0.9
+        "fedaware.dissimilarity", 5, 3, "FedAvg's training on clients from alike to unlike", minutes=20, hours=15
     ),
-    "fedaware-fig2": Entry("fedaware.comparison", 5, 3, "training of eight methods", minutes=6.0),
+    "fedaware-fig2": Entry("fedaware.comparison", 5, 3, "training of eight methods", minutes=30),
     "fedaware-fig3": Entry(
-        "fedaware.comparison", 5, 3, "training of the methods with the AWARE extension", "Figures 3 and 6", minutes=6.0
+        "fedaware.comparison", 5, 3, "training of the methods with the AWARE extension", "Figures 3 and 6", minutes=30
     ),
-    "fedaware-fig4": Entry("fedaware.ablation", 5, 3, "FedAWARE without adaptive weights, and by alpha", minutes=6.3),
-    "fedaware-fig7": Entry("fedaware.coherence", 5, 3, "client coherence, cosines and LUD of 20 clients", minutes=0.4),
-    "fedaware-fig8": Entry("fedaware.dissimilarity", 5, 3, "coherence and LUD on IID and other clients", minutes=0.9),
+    "fedaware-fig4": Entry("fedaware.ablation", 5, 3, "FedAWARE without adaptive weights, and by alpha", minutes=27),
+    "fedaware-fig7": Entry(
+        "fedaware.coherence", 5, 3, "client coherence, cosines and LUD of 20 clients", minutes=15, hours=9
+    ),
+    "fedaware-fig8": Entry(
+        "fedaware.dissimilarity", 5, 3, "coherence and LUD on IID and other clients", minutes=20, hours=15
+    ),
     "pfllib-fmnist": Entry(
         "benchmarks.pfllib", 2, 3, "personal methods on Fashion-MNIST, label skew", "benchmark page", minutes=13.1
     ),
