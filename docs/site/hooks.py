@@ -49,8 +49,8 @@ def on_config(config: Any) -> Any:
         "tutorials": ["tutorials/index.md", *(page_of(path) for path in notebooks())],
     }
     config.nav = _filled(config.nav, sections)
-    if repository := settings()[0]:
-        config.repo_url = repository
+    if repository := settings()[0]:  # in the footer: with repo_url every page would ask GitHub for the number of stars
+        config.extra["social"] = [{"icon": "fontawesome/brands/git-alt", "link": repository, "name": "The repository"}]
     return config
 
 
