@@ -150,15 +150,15 @@ CATALOGUE: dict[str, Entry] = {
         "fedaware.dissimilarity", 5, 3, "coherence and LUD on IID and other clients", minutes=20, hours=15
     ),
     "pfllib-fmnist": Entry(
-        "benchmarks.pfllib", 2, 3, "personal methods on Fashion-MNIST, label skew", "benchmark page", minutes=13.1
+        "benchmarks.pfllib", 5, 3, "personal methods on Fashion-MNIST, label skew", "benchmark page", minutes=33
     ),
     "pfllib-mnist": Entry(
-        "benchmarks.pfllib", 2, 3, "personal methods on MNIST, label skew", "benchmark page's setting", minutes=20.6
+        "benchmarks.pfllib", 5, 3, "personal methods on MNIST, label skew", "benchmark page's setting", minutes=33
     ),
     "niid-fmnist": Entry(
-        "benchmarks.niid", 2, 3, "four methods on six partitions of Fashion-MNIST", "Table III", minutes=8.2
+        "benchmarks.niid", 5, 3, "four methods on six partitions of Fashion-MNIST", "Table III", minutes=21
     ),
-    "niid-mnist": Entry("benchmarks.niid", 2, 3, "four methods on six partitions of MNIST", "Table III", minutes=19.9),
+    "niid-mnist": Entry("benchmarks.niid", 5, 3, "four methods on six partitions of MNIST", "Table III", minutes=21),
 }
 
 

@@ -69,7 +69,16 @@ def test_noise_grows_with_the_client_and_spares_the_test_images(tmp_path):
 def test_the_best_of_each_seed():
     metrics = {"a": np.array([[0.1, 0.5, 0.4], [0.2, 0.3, 0.7]])}
     run = History(np.array([0, 1, 2]), metrics, {}, {}, [0, 1], 0.0, 0.0, {})
-    assert images.best(run, "a") == pytest.approx((60.0, np.std([50, 70], ddof=1)))
+    score = images.best(run, "a")
+    assert score[:2] == pytest.approx((60.0, np.std([50, 70], ddof=1)))
+    assert score.values == pytest.approx((50.0, 70.0))
+
+
+def test_effects_are_those_of_methods_with_a_published_number():
+    scores = {"one": {"A": Score(5, 0, (4.0, 6.0)), "B": Score(7, 0, (7.0, 7.0)), "C": Score(0, 0, (0.0, 0.0))}}
+    [effect] = images.effects(scores, {"one": {"A": 50.0, "B": 53.0, "D": 1.0}, "two": {"A": 1.0, "B": 2.0}}, "A")
+    assert (effect.what, effect.paper) == ("B less A, one", 3.0)
+    assert list(effect.values) == [3.0, 1.0]
 
 
 def test_published_cells_belong_to_methods():

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import fedjax_sim as fjs
-from fedjax_sim.papers.bench import Bench
+from fedjax_sim.papers.bench import Bench, Effect
 from fedjax_sim.papers.drawing import canvas
 from fedjax_sim.run.history import History
 
@@ -27,6 +27,7 @@ class Score(NamedTuple):
 
     mean: float  # over seeds
     std: float  # of a sample; 0 of one seed
+    values: tuple[float, ...] = ()  # by seed
 
 
 def halves(bench: Bench, name: str, normalise: Any = False) -> tuple[Examples, Examples]:
@@ -52,7 +53,20 @@ def halves(bench: Bench, name: str, normalise: Any = False) -> tuple[Examples, E
 def best(history: History, metric: str) -> Score:
     """Of a metric that is a share of the examples."""
     found = 100 * history[metric].max(axis=1)
-    return Score(float(found.mean()), float(found.std(ddof=min(len(found) - 1, 1))))
+    return Score(float(found.mean()), float(found.std(ddof=min(len(found) - 1, 1))), tuple(found.tolist()))
+
+
+def effects(
+    scores: Mapping[str, Mapping[str, Score]], published: Mapping[str, Mapping[str, float]], base: str
+) -> list[Effect]:
+    """How far each method is above ``base``, in points, where both have a published number."""
+    return [
+        Effect(f"{method} less {base}, {partition}", "points", value - cells[base],
+               [ours - plain for ours, plain in zip(of[method].values, of[base].values, strict=True)])
+        for partition, cells in published.items() if partition in scores
+        for of in [scores[partition]]
+        for method, value in cells.items() if method != base and method in of
+    ]  # fmt: skip
 
 
 def dots(scores: Mapping[str, Mapping[str, Score]], published: Mapping[str, Mapping[str, float]]) -> Any:

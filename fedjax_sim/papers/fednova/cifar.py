@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedjax_sim as fjs
-from fedjax_sim.papers.bench import Bench, Claim, Effect, Outcome, Scale, Setting, Table, mapped
+from fedjax_sim.papers.bench import Bench, Claim, Effect, Outcome, Scale, Setting, Table, Why, mapped
 from fedjax_sim.papers.fednova.differences import Difference, difference
 from fedjax_sim.papers.fednova.synthetic import rounds_to_each
 from fedjax_sim.reporting import Panel, panels
@@ -87,7 +87,9 @@ def perform(bench: Bench) -> Outcome:
         Scale(),
     )
     figures = {"accuracy": panels(rows)}
-    return Outcome(_settings(bench, data), claims(runs), figures, tables, effects=_effects(runs), scale=scale)
+    # With VGG-11 an independent run, Flower's, has other gaps than the text
+    answers = claims(runs, bench.choose("too small", "too small", "fragile"))
+    return Outcome(_settings(bench, data), answers, figures, tables, effects=_effects(runs), scale=scale)
 
 
 def _data(bench: Bench) -> fjs.FederatedDataset:
@@ -256,8 +258,8 @@ def _table_of_rates(tried: Mapping[str, Mapping[float, float]], rates: Mapping[s
     )
 
 
-def claims(runs: Runs) -> list[Claim]:
-    """Of the text on the table, from histories by regime and solver."""
+def claims(runs: Runs, why: Why) -> list[Claim]:
+    """Of the text on the table, from histories by regime and solver; ``why`` one would not hold."""
     [*_, last] = runs.values()
     gaps = {f"{regime}, {solver}": _gap(of[solver]) for regime, of in runs.items() for solver in (SGD, HEAVY, PROX)}
     plain = {name: gap for name, gap in gaps.items() if not name.endswith(PROX)}
@@ -271,7 +273,7 @@ def claims(runs: Runs) -> list[Claim]:
               if solver not in (HEAVY_VR, SERVER, HYBRID) for name, history in pair.items()}  # fmt: skip
     same, hybrid = _gap(last[VR]), difference(*(_accuracy(last[solver][FEDNOVA]) for solver in (HYBRID, SERVER)))
     interval = "the 95 % interval of the seeds' differences is above 0"
-    small: dict[str, Any] = {"place": "Section VII, Table I", "why": "too small"}
+    small: dict[str, Any] = {"place": "Section VII, Table I", "why": why}
     return [
         Claim("FedNova is more accurate than FedAvg with SGD and with momentum, for both numbers of epochs",
               _all_above(plain), {"points": _words(plain)}, central=True, ours=f"the order alone; {interval}",
