@@ -57,7 +57,7 @@ def _by_class(percent: float) -> fjs.FederatedDataset:
 
 SPLITS = (
     Split("letters", "", _letters, 124_800, (1.0, 0.3, 0.1), "other data"),
-    Split("by class", "-by-class", _by_class, 697_932, (3.0, 1.0, 0.3), "unexplained"),
+    Split("by class", "-by-class", _by_class, 697_932, (3.0, 1.0, 0.3), "too small"),
 )
 
 
