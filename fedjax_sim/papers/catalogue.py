@@ -136,7 +136,7 @@ CATALOGUE: dict[str, Entry] = {
         "fedaware.comparison", 5, 3, "accuracy and e-LUD of eight methods, raw and with AWARE", minutes=30
     ),
     "fedaware-fig1": Entry(
-        "fedaware.dissimilarity", 5, 3, "FedAvg's training on clients from alike to unlike", minutes=20, hours=15
+        "fedaware.dissimilarity", 5, 3, "FedAvg's training on clients from alike to unlike", minutes=20, hours=16
     ),
     "fedaware-fig2": Entry("fedaware.comparison", 5, 3, "training of eight methods", minutes=30),
     "fedaware-fig3": Entry(
@@ -147,7 +147,7 @@ CATALOGUE: dict[str, Entry] = {
         "fedaware.coherence", 5, 3, "client coherence, cosines and LUD of 20 clients", minutes=15, hours=9
     ),
     "fedaware-fig8": Entry(
-        "fedaware.dissimilarity", 5, 3, "coherence and LUD on IID and other clients", minutes=20, hours=15
+        "fedaware.dissimilarity", 5, 3, "coherence and LUD on IID and other clients", minutes=20, hours=16
     ),
     "pfllib-fmnist": Entry(
         "benchmarks.pfllib", 5, 3, "personal methods on Fashion-MNIST, label skew", "benchmark page", minutes=33
