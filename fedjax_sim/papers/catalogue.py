@@ -77,22 +77,22 @@ CATALOGUE: dict[str, Entry] = {
         "fedprox.stragglers", 5, 10, "loss with 0, 50 and 90 % stragglers, five data sets", minutes=16
     ),
     "fedprox-fig2": Entry(
-        "fedprox.synthetics", 5, 10, "loss and dissimilarity on four synthetic data sets", minutes=5, hours=0.2
+        "fedprox.synthetics", 5, 10, "loss and dissimilarity on four synthetic data sets", minutes=9, hours=0.3
     ),
     "fedprox-fig3": Entry(
-        "fedprox.synthetics", 5, 10, "an adaptive mu on synthetic IID and synthetic(1, 1)", minutes=4, hours=0.2
+        "fedprox.synthetics", 5, 10, "an adaptive mu on synthetic IID and synthetic(1, 1)", minutes=7, hours=0.3
     ),
     "fedprox-fig4": Entry(
-        "fedprox.variants", 5, 10, "FedDANE against FedProx on four synthetic data sets", minutes=18, hours=0.7
+        "fedprox.variants", 5, 10, "FedDANE against FedProx on four synthetic data sets", minutes=30, hours=1.0
     ),
-    "fedprox-fig5": Entry("fedprox.variants", 5, 10, "FedAvg with stragglers on IID data", minutes=2, hours=0.1),
+    "fedprox-fig5": Entry("fedprox.variants", 5, 10, "FedAvg with stragglers on IID data", minutes=2.1, hours=0.1),
     "fedprox-fig6": Entry(
         "fedprox.synthetics",
         5,
         10,
         "loss, test accuracy and dissimilarity on four synthetic data sets",
-        minutes=5,
-        hours=0.2,
+        minutes=9,
+        hours=0.3,
     ),
     "fedprox-fig7": Entry(
         "fedprox.stragglers", 5, 10, "test accuracy with 0, 50 and 90 % stragglers, five data sets", minutes=16
@@ -105,10 +105,10 @@ CATALOGUE: dict[str, Entry] = {
         "fedprox.stragglers", 5, 10, "test accuracy with stragglers where at most one epoch is done", minutes=5
     ),
     "fedprox-fig11": Entry(
-        "fedprox.synthetics", 5, 10, "an adaptive mu on all four synthetic data sets", minutes=7, hours=0.3
+        "fedprox.synthetics", 5, 10, "an adaptive mu on all four synthetic data sets", minutes=13, hours=0.5
     ),
     "fedprox-fig12": Entry(
-        "fedprox.variants", 5, 10, "two ways of drawing devices and averaging", minutes=17, hours=0.6
+        "fedprox.variants", 5, 10, "two ways of drawing devices and averaging", minutes=27, hours=0.9
     ),
     "scaffold-fig3": Entry(
         "scaffold.quadratics",
