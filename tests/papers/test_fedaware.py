@@ -146,6 +146,10 @@ def test_speed_is_not_told_where_the_others_learned_nothing():
     assert held(comparison.speed_claims(compared(fast, slow, slow), "too small"), words) is True
     assert held(comparison.speed_claims(compared(slow, fast, slow), "too small"), words) is False
     assert held(comparison.speed_claims(compared(fast, none, slow), "too small"), words) is None
+    some = compared(slow, fast, slow)
+    some["CIFAR-10"].raw.update(dict.fromkeys(("FedAvg", "FedAvgM", "FedCM"), none))
+    some["CIFAR-10"].raw["FedProx"] = runs_of(0.5, 1.2 * FALLING)
+    assert held(comparison.speed_claims(some, "too small"), words) is False, "who learned nothing is not overtaken"
     rivals = "on CIFAR-10 FedAWARE converges faster than FedYogi"
     assert held(comparison.speed_claims(compared(fast, slow, slow), "too small"), rivals) is True
     assert held(comparison.speed_claims(compared(slow, fast, slow), "too small"), rivals) is False

@@ -87,14 +87,16 @@ def speed_claims(runs: Mapping[str, Compared], why: Why) -> list[Claim]:
         told = bool(ahead) and not note
         numbers = {f"mean loss less FedAWARE's ({INTERVALS})": {name: in_numbers(d) for name, d in ahead.items()},
                    "no better than the initial model": still}  # fmt: skip
-        faster = [name for name, d in ahead.items() if supported(d)]
+        learned = [name for name in ahead if name not in still]
+        faster = [name for name in learned if supported(ahead[name])]
         claims.append(
-            Claim(f"on {task} FedAWARE converges faster than most baselines", len(faster) >= 4 if told else None,
-                  numbers, note, quote="FedAWARE converges faster than most baselines", place="Section 5, Figure 2",
-                  ours="at least 4 of 7, by the mean training loss of all evaluations", why=why,
+            Claim(f"on {task} FedAWARE converges faster than most baselines",
+                  len(faster) > len(learned) / 2 if told else None, numbers, note,
+                  quote="FedAWARE converges faster than most baselines", place="Section 5, Figure 2",
+                  ours="more than half of those that learned, by the mean training loss of all evaluations", why=why,
                   central=task == CENTRAL)
         )  # fmt: skip
-        rivals = [name for name in ("FedYogi", "FedAMS") if name in ahead and name not in still]
+        rivals = [name for name in ("FedYogi", "FedAMS") if name in learned]
         note = note or ("" if rivals else "neither learned anything, or was run, at this size")
         claims.append(
             Claim(f"on {task} FedAWARE converges faster than FedYogi and FedAMS",
