@@ -1,10 +1,62 @@
-"""What claims of several papers are measured by."""
+"""What claims of all papers are measured by: differences of two methods over the same seeds, rank correlations."""
 
 from __future__ import annotations
 
 import math
+from typing import Any, NamedTuple
 
 import numpy as np
+
+from fedjax_sim.papers.bench import Why
+from fedjax_sim.reporting.paired import half_width
+
+
+class Difference(NamedTuple):
+    """The mean of the seeds' differences, and what the seeds say of it."""
+
+    mean: float
+    half: float  # of Student's 95 % interval; NaN with one seed, and where a difference is not finite
+    above: bool  # the whole interval is above 0; with one seed the difference is, else all are where one is not finite
+
+    @property
+    def words(self) -> str:
+        """As tables print it: 1.2 ± 0.31."""
+        return f"{self.mean:.3g}" + (f" ± {self.half:.2g}" if math.isfinite(self.half) else "")
+
+    @property
+    def numbers(self) -> list[float]:
+        """Mean and half, for the numbers of a claim."""
+        return [self.mean, self.half]
+
+
+class Order(NamedTuple):
+    """Whether one method is below another, seed by seed."""
+
+    held: bool
+    why: Why  # should it not: seeds too few to tell, or the other way round
+    numbers: dict[str, Any]
+
+
+def difference(a: np.ndarray, b: np.ndarray | float = 0.0) -> Difference:
+    """Of a - b, by seed."""
+    with np.errstate(invalid="ignore"):  # infinity less infinity
+        of = np.asarray(a, float) - np.asarray(b, float)
+        mean = float(of.mean())
+    if of.size == 1 or not np.isfinite(of).all():
+        return Difference(mean, math.nan, bool((of > 0).all()))
+    half = float(half_width(of))
+    return Difference(mean, half, mean > half)
+
+
+def below(lower: np.ndarray, upper: np.ndarray, why: Why = "unexplained") -> Order:
+    """Whether ``lower`` is below ``upper`` by the interval of their difference; ``why`` it is not, where seeds tell.
+
+    A seed of ``upper`` that is infinite (a target not reached, a run that diverged) is above a finite one.
+    """
+    found = difference(upper, lower)
+    told = found.above or difference(lower, upper).above or not np.isfinite(lower).all()
+    numbers = [-found.mean, found.half]
+    return Order(found.above, why if told else "few seeds", {"difference, mean and half of its 95 % interval": numbers})
 
 
 def spearman(first: np.ndarray, second: np.ndarray) -> float:

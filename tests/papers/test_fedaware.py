@@ -90,8 +90,8 @@ def test_what_is_drawn_is_the_mean_of_the_last_ten_rounds():
     np.testing.assert_allclose(found[0, [0, 1, 9, 10, 11]], [0, 0.5, 4.5, 5.5, 6.5])
 
 
-def test_a_difference_is_supported_by_every_seed_left_out():
-    assert methods.supported([1.0, 2.0, -0.5])
+def test_a_difference_is_supported_by_its_interval():
+    assert methods.supported([1.0, 2.0, 1.5])
     assert not methods.supported([9.0, -1.0, -1.0]), "one seed decides"
     assert not methods.supported([-1.0])
     assert methods.supported([1.0])
@@ -99,7 +99,7 @@ def test_a_difference_is_supported_by_every_seed_left_out():
     assert not methods.supported([1.0, -np.inf])
     assert methods.supported([1.0, np.inf]), "the other one diverged"
     np.testing.assert_allclose(methods.in_numbers(np.array([1.0, 3.0])), [2, 12.706], rtol=1e-4)
-    assert methods.in_numbers(np.array([1.0])) == [1.0, None]
+    assert np.isnan(methods.in_numbers(np.array([1.0]))[1])
 
 
 ROUNDS = 10
@@ -230,7 +230,7 @@ def test_claims_of_coherence():
 
     falling = {3: matrix(0.6, 0.2), 60: matrix(0.4, 0.1), 150: matrix(0.2, 0.0)}
     rising = {3: matrix(0.0, 0.0), 60: matrix(0.1, 0.2), 150: matrix(0.1, 0.3)}
-    good = coherence.claims_of(falling, np.array([-0.8, -0.7]), 2, "too small")
+    good = coherence.claims_of(falling, np.array([-0.8, -0.79]), 2, "too small")
     bad = coherence.claims_of(rising, np.array([-0.9, -0.2]), 2, "too small")
     assert [claim.held for claim in good] == [True, True, True]
     assert [claim.held for claim in bad] == [False, False, False]

@@ -5,8 +5,8 @@ import pytest
 
 import fedjax_sim as fjs
 from fedjax_sim.papers.fednova import cifar, quadratics, synthetic, weights
-from fedjax_sim.papers.fednova.differences import difference
 from fedjax_sim.papers.fednova.synthetic import rounds_to_each
+from fedjax_sim.papers.measuring import difference
 from fedjax_sim.run.history import History
 
 RNG = np.random.default_rng(0)
@@ -105,7 +105,8 @@ def test_differences_that_the_seeds_support():
     assert found.half == pytest.approx(4.302653 / np.sqrt(3))  # Student's, two degrees of freedom
     assert not found.above
     assert difference(a, a - np.array([1.0, 1.1, 1.2])).above
-    assert not difference(a[:1], np.zeros(1)).above  # one seed supports nothing
+    assert difference(a[:1], np.zeros(1)).above  # the board says that seeds are few
+    assert not difference(-a[:1], np.zeros(1)).above
     assert not difference(a, np.array([0.0, np.inf, 0.0])).above
     assert not difference(np.array([np.inf, 3.0]), np.array([np.inf, 0.0])).above
 

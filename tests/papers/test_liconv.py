@@ -7,6 +7,7 @@ import pytest
 
 from fedjax_sim.papers.bench import Bench
 from fedjax_sim.papers.liconv import cohort_sizes, figure1, problems, schemes, theorem4
+from fedjax_sim.papers.measuring import below
 from fedjax_sim.run.history import History
 
 
@@ -85,18 +86,18 @@ def test_a_valley_lies_inside_and_seeds_agree():
 
 def test_one_is_below_another():
     lower, upper = np.array([1.0, 1.1, 0.9]), np.array([2.0, 2.2, 1.8])
-    assert problems.below(lower, upper).held
-    assert problems.below(upper, lower, "other data")[:2] == (False, "other data")
-    unclear = problems.below(lower, np.array([0.9, 1.2, 1.0]))
+    assert below(lower, upper).held
+    assert below(upper, lower, "other data")[:2] == (False, "other data")
+    unclear = below(lower, np.array([0.9, 1.2, 1.0]))
     assert unclear[:2] == (False, "few seeds")
     mean, half = unclear.numbers["difference, mean and half of its 95 % interval"]
     assert (mean, half) == (
         pytest.approx(-1 / 30),
         pytest.approx(4.3026527 * np.std([0.1, -0.1, -0.1], ddof=1) / 3**0.5),
     )
-    assert problems.below(lower, np.array([np.inf, 2.0, 2.0])).held
-    assert not problems.below(np.array([np.inf, 1.0, 1.0]), upper).held
-    assert problems.below(lower[:1], upper[:1]).held
+    assert below(lower, np.array([np.inf, 2.0, 2.0])).held
+    assert not below(np.array([np.inf, 1.0, 1.0]), upper).held
+    assert below(lower[:1], upper[:1]).held
 
 
 def test_the_moved_target_is_the_paper_s_where_the_losses_are():

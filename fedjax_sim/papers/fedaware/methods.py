@@ -13,7 +13,7 @@ from fedjax_sim.algorithms.contract import Method
 from fedjax_sim.diagnostics import running_mean
 from fedjax_sim.papers.bench import Bench
 from fedjax_sim.papers.fedaware.tasks import Problem
-from fedjax_sim.reporting.paired import half_width
+from fedjax_sim.papers.measuring import difference
 from fedjax_sim.run.history import History
 
 Point = Mapping[str, float]
@@ -192,18 +192,13 @@ def spikes(history: History) -> float:
 
 
 def supported(differences: np.ndarray) -> bool:
-    """Whether differences [seeds] are above 0 in the mean, and stay so whichever of the seeds is left out."""
-    values = np.asarray(differences, float)
-    if not np.isfinite(values).all():
-        return bool((values > 0).all())
-    return bool(values.sum() > (values.max() if values.size > 1 else 0.0))
+    """Whether differences [seeds] are above 0 by their interval."""
+    return difference(differences).above
 
 
-def in_numbers(differences: np.ndarray) -> list[float | None]:
-    """Mean of differences [seeds], and half of its 95 % interval (None of one seed): the part of a claim's numbers."""
-    values = np.asarray(differences, float)
-    half = float(half_width(values)) if values.size > 1 and np.isfinite(values).all() else None
-    return [_mean(values), half]
+def in_numbers(differences: np.ndarray) -> list[float]:
+    """Mean of differences [seeds], and half of its 95 % interval: the part of a claim's numbers."""
+    return difference(differences).numbers
 
 
 def _label(problem: Problem, name: str) -> str:

@@ -12,8 +12,8 @@ import numpy as np
 
 import fedjax_sim as fjs
 from fedjax_sim.papers.bench import Bench, Claim, Effect, Outcome, Scale, Setting, Table, Why, mapped
-from fedjax_sim.papers.fednova.differences import Difference, difference
 from fedjax_sim.papers.fednova.synthetic import rounds_to_each
+from fedjax_sim.papers.measuring import Difference, difference
 from fedjax_sim.reporting import Panel, panels
 from fedjax_sim.run.history import History
 

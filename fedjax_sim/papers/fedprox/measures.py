@@ -10,7 +10,7 @@ import numpy as np
 
 import fedjax_sim as fjs
 from fedjax_sim.papers.bench import Claim, Why
-from fedjax_sim.papers.liconv.problems import below
+from fedjax_sim.papers.measuring import below
 from fedjax_sim.run.history import History
 
 K = TypeVar("K")

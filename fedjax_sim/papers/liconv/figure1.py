@@ -12,7 +12,8 @@ import fedjax_sim as fjs
 from fedjax_sim.papers.bench import Bench, Claim, Effect, Outcome, Scale, Setting, Table, Why, rounds_in_words
 from fedjax_sim.papers.drawing import canvas
 from fedjax_sim.papers.liconv import cohort_sizes, problems, schemes
-from fedjax_sim.papers.liconv.problems import ALIKE, BALANCED, NAMES, SPREADS, UNBALANCED, UNLIKE, below
+from fedjax_sim.papers.liconv.problems import ALIKE, BALANCED, NAMES, SPREADS, UNBALANCED, UNLIKE
+from fedjax_sim.papers.measuring import Order, below
 from fedjax_sim.reporting.plots import LEGEND, line_style, plain
 from fedjax_sim.run.history import History
 
@@ -85,18 +86,18 @@ def _cohort_size(bench: Bench, name: str) -> int:
     return bench.choose(smoke=2, cpu=30 if name in SPREADS else 10, paper=30)
 
 
-def valley(needed: Mapping[int, np.ndarray]) -> problems.Order:
+def valley(needed: Mapping[int, np.ndarray]) -> Order:
     """Whether rounds by E first fall and then rise: the least mean lies inside, both ends above it seed by seed."""
     means = {steps: float(rounds.mean()) for steps, rounds in needed.items()}
     best = min(means, key=means.__getitem__)
     first, last = min(means), max(means)
     if best in (first, last):
-        return problems.Order(False, "few seeds" if means[best] == sorted(means.values())[1] else "unexplained",
+        return Order(False, "few seeds" if means[best] == sorted(means.values())[1] else "unexplained",
                               {"least at E": best})  # fmt: skip
     ends = [below(needed[best], needed[end]) for end in (first, last)]
     lost = [order for order in ends if not order.held]
     numbers = {f"E = {best} less E = {end}": order.numbers for end, order in zip((first, last), ends, strict=True)}
-    return problems.Order(not lost, lost[0].why if lost else "unexplained", numbers)
+    return Order(not lost, lost[0].why if lost else "unexplained", numbers)
 
 
 def claims(bench: Bench, found: Mapping[str, Rounds]) -> list[Claim]:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 import fedjax_sim as fjs
 from fedjax_sim.algorithms.contract import Method
 from fedjax_sim.clients.cohort.participation import Participation
-from fedjax_sim.papers.bench import Bench, Setting, Why
-from fedjax_sim.reporting.paired import half_width
+from fedjax_sim.papers.bench import Bench, Setting
 from fedjax_sim.run.history import History
 
 CLIENTS = 100
@@ -127,30 +126,6 @@ def steps_setting(bench: Bench, number: int, smoke: int, prefix: str = "") -> Se
         f"{number}; published code: {number} times {STEPS}, and the axis of Figure 1a fits that",
         str(bench.choose(smoke, number * STEPS)),
     )
-
-
-class Order(NamedTuple):
-    """Whether one method is below another, seed by seed."""
-
-    held: bool  # the whole 95 % interval of the mean difference is on the claimed side (with one seed: the difference)
-    why: Why  # should it not: seeds too few to tell, or the other way round
-    numbers: dict[str, Any]
-
-
-def below(lower: np.ndarray, upper: np.ndarray, why: Why = "unexplained") -> Order:
-    """Whether the mean of ``lower`` - ``upper`` over seeds is below 0, with Student's 95 % interval.
-
-    Where a seed of ``upper`` is infinite (a target not reached, a run that diverged) the finite other is below it.
-    """
-    if not np.isfinite(lower).all():
-        return Order(False, why, {"difference": float("nan")})
-    if np.isinf(upper).any():
-        return Order(bool((lower < upper).all()), "few seeds", {"difference": -float("inf")})
-    d = np.asarray(lower - upper, float)
-    half = float(half_width(d)) if d.size > 1 else 0.0
-    told = abs(d.mean()) > half
-    return Order(bool(told and d.mean() < 0), why if told else "few seeds",
-                 {"difference, mean and half of its 95 % interval": [float(d.mean()), half]})  # fmt: skip
 
 
 def start(history: History) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,11 +9,11 @@ import numpy as np
 
 import fedjax_sim as fjs
 from fedjax_sim.papers.bench import Bench, Claim, Effect, Outcome, Scale, Setting, Table
+from fedjax_sim.papers.measuring import difference
 from fedjax_sim.papers.scaffold import images
 from fedjax_sim.papers.scaffold.images import Split
 from fedjax_sim.papers.scaffold.tuning import METRIC
 from fedjax_sim.reporting import Panel, panels
-from fedjax_sim.reporting.paired import half_width
 from fedjax_sim.run.history import History
 
 HIDDEN = 100
@@ -147,8 +146,7 @@ def claims5(best: Best) -> list[Claim]:
 
 
 def _above(a: np.ndarray, b: np.ndarray) -> list[float]:
-    """The mean difference, and half of its 95 % interval; NaN of one seed."""
-    return [float((a - b).mean()), float(half_width(a - b)) if len(a) > 1 else math.nan]
+    return difference(a, b).numbers
 
 
 def _effects(split: Split, best: Best) -> list[Effect]:

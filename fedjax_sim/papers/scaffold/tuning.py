@@ -12,9 +12,9 @@ import fedjax_sim as fjs
 from fedjax_sim.algorithms.contract import Method
 from fedjax_sim.papers.bench import Bench, rounds_in_words
 from fedjax_sim.papers.drawing import canvas
+from fedjax_sim.papers.measuring import difference
 from fedjax_sim.papers.scaffold.images import METHODS
 from fedjax_sim.reporting.figures import plain_numbers
-from fedjax_sim.reporting.paired import half_width
 from fedjax_sim.reporting.plots import COLOURS, LEGEND, plain
 
 METRIC = "test_accuracy"
@@ -77,8 +77,7 @@ def ahead(a: Tuned, b: Tuned) -> list[float]:
     """
     if not np.isfinite([a.mean, b.mean]).all():
         return [math.nan, math.nan]
-    of = b.rounds - a.rounds
-    return [float(of.mean()), float(half_width(of)) if len(of) > 1 else math.nan]
+    return difference(b.rounds, a.rounds).numbers
 
 
 def rounds_to(accuracies: np.ndarray, target: float) -> np.ndarray:
