@@ -193,7 +193,7 @@ def _effect(what: str, paper: Mapping[Key, float], found: Mapping[Key, Tuned], a
     """A ratio of rounds."""
     with np.errstate(invalid="ignore"):  # two seeds without the target; there is then no effect
         ours = found[above].rounds / found[below].rounds
-    return Effect(what, "ratio", paper[above] / paper[below], ours)
+    return Effect(what, "ratio", round(paper[above] / paper[below], 3), np.round(ours, 3))
 
 
 def _effects3(split: Split, found: Mapping[Key, Tuned]) -> list[Effect]:

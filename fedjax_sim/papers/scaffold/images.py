@@ -75,7 +75,7 @@ def clients_of(bench: Bench, split: Split, percent: float, *, norm: bool = True)
 def of_split(bench: Bench, split: Split, data: fjs.FederatedDataset, claims: Iterable[Claim]) -> list[Claim]:
     """Claims as those of a split: each says so, and which share of the published images was used."""
     pixels = bench.choose("8 x 8", "14 x 14", "")
-    scale = Scale(data.num_examples / split.published, model=f"inputs of {pixels} pixels" if pixels else "")
+    scale = Scale(round(data.num_examples / split.published, 6), model=f"inputs of {pixels} pixels" if pixels else "")
     return [
         claim._replace(
             statement=f"{split.name}: {claim.statement}",
