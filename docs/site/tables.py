@@ -19,6 +19,7 @@ from pathlib import Path
 from fedjax_sim.algorithms import Algorithm
 from fedjax_sim.core.descriptions import registered_factory
 from fedjax_sim.core.records import RECORDS, Record
+from fedjax_sim.papers import writing
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
 import navigation  # noqa: E402
@@ -117,6 +118,22 @@ def reproductions(text: str) -> str:
     return _between(_between(text, "verdicts", verdicts), "board", rows)
 
 
+def claims(text: str) -> str:
+    """A paper's page with the claims of its experiments between marks of their names, as the last results have them."""
+    for name in re.findall(r"<!-- (\w+-\w+) -->", text):
+        report = writing.read(BOARD.parent / name)
+        assert report is not None, f"no results of {name}"
+        few = f"{report.seeds} seed{'s' * (report.seeds != 1)}"
+        all_numbers = f"[all numbers](../../benchmarks/experiments/results/{name}/tables.md)"
+        lines = [
+            f"Size `{report.size}`, {few}; {all_numbers}.",
+            "",
+            *writing.markdown(writing.claims_table(report.claims))[2:-1],
+        ]
+        text = _between(text, name, lines)
+    return text
+
+
 def _linked(row: re.Match[str]) -> str:
     return f"| [{row[1]}](reproductions/{_SHARED.get(row[2], row[2])}.md) |"
 
@@ -194,7 +211,15 @@ def coming_from(text: str) -> str:
     return text
 
 
-MADE = ((METHODS, methods), (REPRODUCTIONS, reproductions), (README, readme), (STUB, stub), (COMING_FROM, coming_from))
+PAPERS = tuple(sorted((ROOT / "docs" / "reproductions").glob("*.md")))
+MADE = (
+    (METHODS, methods),
+    (REPRODUCTIONS, reproductions),
+    (README, readme),
+    (STUB, stub),
+    (COMING_FROM, coming_from),
+    *((page, claims) for page in PAPERS),
+)
 """The files, in the order in which they are written, each with what makes it of what is there."""
 
 if __name__ == "__main__":

@@ -13,18 +13,22 @@ from fedjax_sim.papers.bench import STANDINGS, Claim, Effect
 from fedjax_sim.papers.catalogue import SOURCES
 from fedjax_sim.papers.drawing import canvas
 from fedjax_sim.papers.writing import Report, cell, claims_in_words
+from fedjax_sim.reporting.figures import plain_numbers
 from fedjax_sim.reporting.paired import half_width
 from fedjax_sim.reporting.plots import COLOURS
 
 # Blue held, orange and red did not, grey cannot be told.
 _SHADES = dict(
     zip(
-        STANDINGS, ("#0072B2", "#8CC1E8", "#F5D49B", "#EBB34D", "#D98B1A", "#C9C1D9", "#A32A12", "#DDDDDD"), strict=True
+        STANDINGS,
+        ("#0072B2", "#8CC1E8", "#F5D49B", "#EBB34D", "#D98B1A", "#C9C1D9", "#A32A12", "#C98F86", "#DDDDDD"),
+        strict=True,
     )
 )
 _WORDS = {name: name if name in ("held", "held on few seeds", "not testable") else f"did not hold: {name}"
           for name in STANDINGS}  # fmt: skip
 _WORDS["fragile"] += " in the paper"
+_WORDS["not classed"] += " (an older run)"
 
 
 class Line(NamedTuple):
@@ -74,7 +78,8 @@ def verdicts(lines: Sequence[Line]) -> list[str]:
             word = "holds" if all(told) else "holds in part" if any(told) else "does not hold"
             first = f"{told.count(True)} of {len(central)} central claims held"
             name = SOURCES.get(paper, paper).rstrip(", ")
-            said = f"{word if told else 'not testable here'}.** {first}; all {len(claims)}: {_counted(claims)}."
+            word = word if told else "not testable here" if central else "not judged yet"  # older runs have no marks
+            said = f"{word}.** {first}; all {len(claims)}: {_counted(claims)}."
             made.append(f"- **{name}: {said}")
     return made
 
@@ -153,6 +158,7 @@ def _panel(ax: Any, unit: str, pairs: Sequence[tuple[str, Effect]]) -> None:
     ax.axvline(1.0 if unit == "ratio" else 0.0, color="0.6", linewidth=0.8, zorder=0)
     if unit == "ratio":
         ax.set_xscale("log")
+        plain_numbers(ax.xaxis, (1.0, 2.0, 5.0))
     ax.set_yticks(places, labels, fontsize="small")
     for text in ax.get_yticklabels():
         text.set_fontweight("normal" if text.get_text().startswith(" ") else "bold")

@@ -17,7 +17,7 @@ from fedjax_sim.core.files import check_writable, remove_left_overs, write_atomi
 from fedjax_sim.core.values import check_count
 from fedjax_sim.core.version import __version__
 from fedjax_sim.papers import writing
-from fedjax_sim.papers.bench import SIZES, Bench, Claim, Size
+from fedjax_sim.papers.bench import SIZES, Bench, Claim, Effect, Scale, Size
 from fedjax_sim.papers.catalogue import CATALOGUE, check_name, load
 from fedjax_sim.papers.overview import Line, board
 
@@ -82,9 +82,9 @@ def reproduce(
         claims=[_settled(claim, len(bench.seeds)) for claim in outcome.claims],
         figures=list(outcome.figures),
         # A seed that never came to a target has no ratio: then the tables say so, and there is no effect.
-        effects=[effect._replace(values=[*map(float, effect.values)]) for effect in outcome.effects
+        effects=[Effect(**writing.plain(effect._asdict())) for effect in outcome.effects
                  if np.isfinite(effect.values).all()],
-        scale=outcome.scale, see=outcome.see,
+        scale=Scale(**writing.plain(outcome.scale._asdict())), see=outcome.see,
     )  # fmt: skip
     writing.write(folder / name, report, outcome, bench.recorded)
     different = [setting for setting in report.settings if setting.here != setting.paper]

@@ -89,9 +89,9 @@ def read(folder: Path) -> Report | None:
 
 
 def _claim(content: Any, seeds: int) -> Claim:
-    """Of a file; format 1 had a list of the first fields, and the seeds of the experiment for all."""
+    """Of a file; format 1 had a list of the first fields, no reasons, and one number of seeds for all."""
     if isinstance(content, list):
-        return Claim(*content)._replace(seeds=seeds)
+        return Claim(*content)._replace(seeds=seeds, why="not classed")
     scale = content.pop("scale")
     return Claim(**content, scale=scale and Scale(**scale))
 
@@ -111,22 +111,33 @@ def _document(report: Report, tables: Sequence[Table]) -> str:
     ]  # fmt: skip
     if report.data:
         lines += [f"Data: {'; '.join(report.data)}.", ""]
-    lines += _markdown(Table("Setting", ("", "paper", "here"), [tuple(setting) for setting in report.settings]))
+    lines += markdown(Table("Setting", ("", "paper", "here"), [tuple(setting) for setting in report.settings]))
     for table in tables:
-        lines += _markdown(table)
-    answers = {True: "held", False: "did not hold", None: "not testable here"}
-    rows = []
-    for claim in report.claims:
-        notes = "".join(f" ({note})" for note in (claim.note, "our own" * claim.own) if note)
-        numbers = "; ".join(f"{name} {_of_json(plain(value))}" for name, value in claim.numbers.items())
-        rows.append((claim.statement + notes, answers[claim.held], numbers))
-    lines += _markdown(Table("Claims", ("claim", "", "numbers"), rows))
+        lines += markdown(table)
+    if report.claims:
+        lines += markdown(claims_table(report.claims))
     for figure in report.figures:
         lines += [f"![{figure}]({figure}.png)", ""]
     return "\n".join(lines)
 
 
-def _markdown(table: Table) -> list[str]:
+def claims_table(claims: Sequence[Claim]) -> Table:
+    """Every claim with the paper's words and their place, what became of it, and the numbers behind the answer."""
+    rows = []
+    for claim in claims:
+        central = "**central** " * claim.central
+        said = [f'*"{claim.quote}"*' if claim.quote else "", claim.place]
+        source = f". {', '.join(filter(None, said))}" * any(said)
+        ours = f" (ours: {claim.ours})" * bool(claim.ours)
+        notes = "".join(f" ({note})" for note in (claim.note, "our own" * claim.own) if note)
+        answer = claim.standing if claim.held is not False else f"**did not hold**: {claim.why}"
+        numbers = "; ".join(f"{name} {_of_json(plain(value))}" for name, value in claim.numbers.items())
+        rows.append((f"{central}{claim.statement}{source}{ours}{notes}", answer, numbers))
+    return Table("Claims", ("claim", "", "numbers"), rows)
+
+
+def markdown(table: Table) -> list[str]:
+    """A table below its title."""
     rows = [[cell(value) for value in row] for row in table.rows]
     places = range(len(table.columns))
     numeric = [i > 0 and all(row[i] is None or isinstance(row[i], (int, float)) for row in table.rows) for i in places]

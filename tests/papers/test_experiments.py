@@ -233,7 +233,7 @@ class TestReproduce:
         text = (folder / "tables.md").read_text()
         for line in (
             "| clients | 30 | 3 |", "| a\\|b |  | 1,234 |", "| b | 0.123 | inf |", "| method | paper | ours |",
-            "| it flies (no wings) | not testable here |  |", "![figure9](figure9.png)", "Note.",
+            "| it flies (no wings) | not testable |  |", "![figure9](figure9.png)", "Note.",
         ):  # fmt: skip
             assert line in text
         assert "  clients  3; the paper: 30" in said

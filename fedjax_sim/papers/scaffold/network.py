@@ -154,8 +154,8 @@ def _above(a: np.ndarray, b: np.ndarray) -> list[float]:
 
 def _effects(split: Split, best: Best) -> list[Effect]:
     return [
-        Effect(f"SCAFFOLD less FedAvg, {s:g} %, {split.name}", "points", round(100 * (of["SCAFFOLD"] - of["FedAvg"]), 1),
-               [round(100 * float(each), 3) for each in best["SCAFFOLD", s] - best["FedAvg", s]])
+        Effect(f"SCAFFOLD less FedAvg, {s:g} %, {split.name}", "points", 100 * (of["SCAFFOLD"] - of["FedAvg"]),
+               (100 * (best["SCAFFOLD", s] - best["FedAvg", s])).tolist())
         for place, s in enumerate(SIMILARITIES) for of in [{method: row[place] for method, row in PAPER.items()}]
     ]  # fmt: skip
 
