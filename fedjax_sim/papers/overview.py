@@ -71,16 +71,19 @@ def verdicts(lines: Sequence[Line]) -> list[str]:
     """A line a paper: whether its central claims hold here, and why others do not."""
     made = []
     for paper, group in itertools.groupby(lines, key=_paper):
-        claims = [claim for line in group if line.report is not None for claim in line.report.claims if not claim.own]
+        reports = [line.report for line in group if line.report is not None and not line.report.see]
+        claims = [claim for report in reports for claim in report.claims if not claim.own]
         if claims:
             central = [claim.held for claim in claims if claim.central]
             told = [held for held in central if held is not None]
             word = "holds" if all(told) else "holds in part" if any(told) else "does not hold"
+            word = word if told else "not testable here" if central else "not judged yet"  # older runs have no marks
+            asked = [report for report in reports if any(not claim.own for claim in report.claims)]
+            judged = [report for report in asked if any(claim.quote or claim.central for claim in report.claims)]
+            few = f" so far: {len(judged)} of {len(asked)} experiments were judged" * (0 < len(judged) < len(asked))
             first = f"{told.count(True)} of {len(central)} central claims held"
             name = SOURCES.get(paper, paper).rstrip(", ")
-            word = word if told else "not testable here" if central else "not judged yet"  # older runs have no marks
-            said = f"{word}.** {first}; all {len(claims)}: {_counted(claims)}."
-            made.append(f"- **{name}: {said}")
+            made.append(f"- **{name}: {word}{few}.** {first}; all {len(claims)}: {_counted(claims)}.")
     return made
 
 
