@@ -61,10 +61,10 @@ CATALOGUE: dict[str, Entry] = {
         minutes=35,
     ),
     "liconv-fig1": Entry(
-        "liconv.figure1", 5, 5, "what local steps, cohort size and averaging scheme do to FedAvg", minutes=7.4
+        "liconv.figure1", 5, 5, "what local steps, cohort size and averaging scheme do to FedAvg", minutes=25, hours=3
     ),
-    "liconv-fig3": Entry("liconv.cohort_sizes", 5, 5, "clients a round, four data sets", minutes=1.5),
-    "liconv-fig4": Entry("liconv.schemes", 5, 5, "averaging schemes, two synthetic data sets", minutes=1.2),
+    "liconv-fig3": Entry("liconv.cohort_sizes", 5, 5, "clients a round, four data sets", minutes=6, hours=0.1),
+    "liconv-fig4": Entry("liconv.schemes", 5, 5, "averaging schemes, two synthetic data sets", minutes=1.3, hours=0.1),
     "liconv-thm4": Entry(
         "liconv.theorem4",
         1,
@@ -72,6 +72,7 @@ CATALOGUE: dict[str, Entry] = {
         "a constant step size does not reach the optimum",
         "Theorem 4 and Figure 2",
         minutes=0.3,
+        hours=0.2,
     ),
     "fedprox-fig1": Entry(
         "fedprox.stragglers", 5, 10, "loss with 0, 50 and 90 % stragglers, five data sets", minutes=16
