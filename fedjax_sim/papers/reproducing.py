@@ -154,8 +154,9 @@ def cost(names: Sequence[str], size: Size) -> str:
         return f"{len(names)} experiments at size smoke: a few minutes"
     hours = {name: CATALOGUE[name].minutes / 60 if size == "cpu" else CATALOGUE[name].hours for name in names}
     known = [value for value in hours.values() if value is not None]
+    of = "" if len(known) == len(names) else f" for {len(known)} of them"
     said = (
-        f"{len(names)} experiments at size {size}: about {sum(known):.1f} hours on two cores for {len(known)} of them"
+        f"{len(names)} experiments at size {size}: {sum(known):.1f} hours on two cores{of}, shared runs counted in each"
     )
     unknown = [name for name, value in hours.items() if value is None]
     return f"{said}; not measured, for most want a GPU: {', '.join(unknown)}" if unknown else said

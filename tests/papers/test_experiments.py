@@ -297,6 +297,16 @@ class TestReproduce:
         assert capsys.readouterr().out == "good  works\nbad   x\n"
 
 
+def test_the_hours_are_said_before_a_run() -> None:
+    said = reproducing.cost(["liconv-fig3", "fednova-fig2"], "cpu")
+    minutes = catalogue.CATALOGUE["liconv-fig3"].minutes + catalogue.CATALOGUE["fednova-fig2"].minutes
+    assert said == f"2 experiments at size cpu: {minutes / 60:.1f} hours on two cores, shared runs counted in each"
+    said = reproducing.cost(["liconv-fig3", "fedaware-table2"], "paper")
+    assert said.endswith(
+        "for 1 of them, shared runs counted in each; not measured, for most want a GPU: fedaware-table2"
+    )
+
+
 class TestCatalogue:
     def test_every_experiment_is_where_it_says(self) -> None:
         for name, entry in catalogue.CATALOGUE.items():

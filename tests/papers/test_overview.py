@@ -1,0 +1,84 @@
+"""The board's verdicts and figures, and what becomes of a claim."""
+
+import math
+
+import numpy as np
+import pytest
+
+pytest.importorskip("matplotlib")
+
+from fedjax_sim.papers import overview
+from fedjax_sim.papers.bench import Claim, Effect
+from fedjax_sim.papers.overview import Line
+from fedjax_sim.papers.writing import Report
+
+
+def claim(held, **about):
+    return Claim("a statement", held, {}, **{"seeds": 5, "quote": "said", **about})
+
+
+def line(name, *claims, effects=(), see=""):
+    report = Report(name, "what", "somebody", "cpu", 5, "0", 1.0, 1.0, "here", [], [], list(claims), [], list(effects),
+                    see=see)  # fmt: skip
+    return Line(name, report, "")
+
+
+def test_what_becomes_of_a_claim():
+    assert claim(True).standing == "held"
+    assert claim(True, seeds=4).standing == "held on few seeds"
+    assert claim(True, seeds=0).standing == "held", "nothing is random"
+    assert claim(False, why="other data").standing == "other data"
+    assert claim(None, why="other data").standing == "not testable"
+
+
+def test_verdicts():
+    lines = [
+        line("fednova-fig2", claim(True, central=True), claim(False, why="too small"), claim(False, own=True)),
+        line("fednova-fig4", see="fednova-fig2"),
+        line("liconv-fig1", claim(True, central=True), claim(False, central=True)),
+        line("liconv-fig3", claim(True, quote="")),
+        line("scaffold-fig3", claim(False, central=True), claim(None)),
+        line("fedaware-fig1", claim(None, central=True)),
+        line("fedprox-fig1", claim(True, quote="", seeds=2)),
+        Line("fedprox-fig2", None, "RuntimeError: it broke"),
+    ]
+    found = overview.verdicts(lines)
+    assert found[0] == (
+        "- **Wang et al. 2020 (FedNova): holds.** 1 of 1 central claims held; all 2: 1 held, 1 did not hold: too small."
+    )
+    assert ": holds in part so far: 1 of 2 experiments were judged.** 1 of 2 central claims held; all 3:" in found[1]
+    assert (
+        ": does not hold.** 0 of 1 central claims held; all 2: 1 did not hold: unexplained, 1 not testable." in found[2]
+    )
+    assert ": not testable here.** 0 of 1" in found[3]
+    assert ": not judged yet.** 0 of 0 central claims held; all 1: 1 held on few seeds." in found[4]
+    board = overview.board(lines)
+    assert "| fednova-fig2 | cpu | 1 | 1 | 0 | 0 of 1 | 5 | 1 |" in board
+    assert "| fednova-fig4 | cpu | see fednova-fig2 | |  |  | 5 | 1 |" in board
+    assert "| fedprox-fig2 | error: RuntimeError: it broke | | | | | | |" in board
+
+
+def test_intervals_of_effects():
+    middle, low, high = overview.interval(Effect("a", "points", 1.0, [1.0, 3.0]))
+    assert (middle, low, high) == pytest.approx((2, 2 - 12.7062, 2 + 12.7062), rel=1e-5)
+    middle, low, high = overview.interval(Effect("a", "ratio", 1.0, [1.0, 4.0]))
+    assert middle == pytest.approx(2)
+    assert low * high == pytest.approx(4), "symmetric on the log scale"
+    assert math.isnan(overview.interval(Effect("a", "points", None, [1.0]))[1])
+
+
+def test_the_figures_show_every_claim_and_effect():
+    lines = [
+        line("fednova-fig2", claim(True, central=True), claim(None), claim(True, own=True),
+             effects=[Effect("gap", "points", 6.0, [5.0, 7.0]), Effect("speed", "ratio", None, [2.0])]),
+        line("liconv-fig1", claim(False, why="few seeds")),
+    ]  # fmt: skip
+    [ax] = overview.heat_map(lines).axes
+    assert len(ax.patches) == 3, "our own checks are no claims of the paper"
+    assert [text.get_text() for text in ax.get_yticklabels()] == ["fednova-fig2", "liconv-fig1"]
+    points, ratios = overview.forest(lines).axes
+    assert [text.get_text() for text in points.get_yticklabels()] == ["fednova-fig2", "   gap (2)"]
+    assert ratios.get_xscale() == "log"
+    drawn = [curve.get_xdata() for curve in points.lines]
+    assert any(np.allclose(xs, [6.0]) for xs in drawn), "the paper's"
+    assert any(np.allclose(xs, [6 - 12.7062, 6 + 12.7062], rtol=1e-4) for xs in drawn), "our interval"
