@@ -211,7 +211,8 @@ def tournament(
     playing = list(candidates)
     for rung, rounds in enumerate(ends):
         for name in playing:
-            if budget is not None and sum(ran.values()) + max(rounds - ran[name], 0) > budget:
+            more = max(rounds - ran[name], 0)  # nothing for what is there already, which is read
+            if budget is not None and more and sum(ran.values()) + more > budget:
                 complete = False
                 break
             before = entries.get(name, Entry(name, -1, 0, float("nan"), [], 0.0, "", None))

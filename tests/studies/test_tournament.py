@@ -114,7 +114,8 @@ def test_a_budget_ends_it_before_what_would_exceed_it(tmp_path):
     assert {entry.rounds for entry in found.entries} == {2}
     assert "the budget ended it" in str(found)
     assert play(tmp_path, budget=16).complete
-    assert not play(tmp_path, budget=15).complete
+    assert play(tmp_path, budget=1).complete, "what is there is read"
+    assert not play(tmp_path / "another", budget=15).complete
 
 
 def test_accuracies_are_better_when_larger(tmp_path):
