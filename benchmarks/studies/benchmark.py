@@ -4,15 +4,17 @@
 
 What is asked for is run, draw by draw, unless it is in the folder of runs already; a stopped one goes on where it was.
 Of the size cpu the results join those that are committed, problem by problem, and figures and tables are made of all.
-``--draw`` makes these alone.
+``--draw`` makes these alone. ``--tuning`` says instead, of runs that are there, what tuning is worth: the validation
+metric of the best and of the median of the first points, mean over the draws, and how many points diverged.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -24,12 +26,14 @@ from scipy.stats import rankdata, studentized_range  # type: ignore[import-untyp
 import fedjax_sim as fjs
 from benchmarks.studies.command import RESULTS
 from fedjax_sim.core.files import write_atomically
+from fedjax_sim.core.tabular import table
 from fedjax_sim.reporting.figures import new_figure
 from fedjax_sim.reporting.plots import COLOURS, LEGEND, plain, save_figure
+from fedjax_sim.reporting.recorded import less_is_better
 from fedjax_sim.studies.benchmark import DEEP, METHODS, PROBLEMS, Difference, Result
 from fedjax_sim.studies.benchmark.methods import BASE
 from fedjax_sim.studies.benchmark.result import protocol_of
-from fedjax_sim.studies.benchmark.running import BUDGETS, compared
+from fedjax_sim.studies.benchmark.running import BUDGETS, Runs, compared, data_of, place_of
 
 FOLDER = RESULTS / "benchmark"
 COLUMNS = 4
@@ -45,7 +49,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=pathlib.Path, help="of results (default: the committed ones; of smoke none)")
     parser.add_argument("--devices", type=int, default=2, help="CPU devices that share the runs")
     parser.add_argument("--draw", action="store_true", help="run nothing: figures and tables of the results")
+    parser.add_argument("--tuning", action="store_true", help="what tuning is worth in the runs that are there")
     options = parser.parse_args(arguments)
+    if options.tuning:
+        print(tuning(options.problem or PROBLEMS, options.method or ["FedAvg"], options.runs, options.size))
+        return
     out = options.out or (FOLDER if options.size == "cpu" else None)
     if not options.draw:
         fjs.use_cpu_devices(options.devices)
@@ -57,6 +65,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 there.joined(found).save(out)
     if out is not None:
         draw(Result.load(out), out)
+
+
+def tuning(problems: Iterable[str], methods: Iterable[str], runs: pathlib.Path, size: str = "cpu") -> str:
+    """The best and the median of the first points, mean over draws."""
+    protocol, columns = protocol_of(size), ("problem", "method", "best", "median", "diverged, of each draw's points")
+    rows = []
+    for problem, method in itertools.product(problems, methods):
+        of, values = PROBLEMS[problem], []
+        for draw in range(protocol.of(of)[1]):
+            place = place_of(runs, problem, method, draw)
+            values.append(Runs(of, data_of(problem, draw), METHODS[method], place, protocol, "", print).first(draw))
+        found = np.array(values)
+        best = np.nanmin if less_is_better(of.metric) else np.nanmax
+        lost = np.isnan(found).sum(axis=1).mean()
+        rows.append((problem, method, f"{best(found, axis=1).mean():.3f}",
+                     f"{np.nanmedian(found, axis=1).mean():.3f}", f"{lost:.1f} of {found.shape[1]}"))  # fmt: skip
+    return table([(name, list(column)) for name, column in zip(columns, zip(*rows, strict=True), strict=True)])
 
 
 def _run(problem: str, methods: Sequence[str], size: str, runs: pathlib.Path) -> Result:
@@ -170,8 +195,30 @@ def tables(result: Result) -> str:
         + (": it separates nothing here." if critical >= np.ptp(list(ranks["rounds"].values())) else "."),
         "## Wider ranges",
         _wider(result),
+        "## What seeds see, equal rounds, mean over examples",
+        _seeds(result),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _seeds(result: Result) -> str:
+    """How much seeds of one draw differ, how much draws do, and how often one pair of runs has the other sign."""
+    lines = ["| problem | method | std over seeds of a draw | over draws | single pairs against the sign of the mean |",
+             "| --- | --- | ---: | ---: | ---: |"]  # fmt: skip
+    values: dict[tuple[str, str], dict[tuple[int, int], float]] = {}
+    for row in result.rows:
+        if (row.budget, row.share) == ("rounds", 1.0):
+            values.setdefault((row.problem, row.method), {})[row.draw, row.seed] = row.by_examples
+    for (problem, method), of in values.items():
+        draws, seeds = (sorted(set(of_all)) for of_all in zip(*of, strict=True))
+        own, base = (np.array([[found[draw, seed] for seed in seeds] for draw in draws])
+                     for found in (of, values[problem, BASE]))  # fmt: skip
+        d = own if method == BASE else own - base
+        against = "" if method == BASE else f"{(d * d.mean() < 0).mean():.0%}"
+        label = method if method == BASE else f"{method} less {BASE}"
+        within, between = d.std(axis=1, ddof=1).mean(), d.mean(axis=1).std(ddof=1)
+        lines.append(f"| {problem} | {label} | {within:.4f} | {between:.4f} | {against} |")
+    return "\n".join(lines)
 
 
 def _wider(result: Result) -> str:

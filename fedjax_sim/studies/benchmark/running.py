@@ -169,14 +169,25 @@ class Runs(NamedTuple):
     label: str
     show: Callable[[str], None]
 
+    def first(self, draw: int) -> np.ndarray:
+        """float[P], the validation metric of the first points that are drawn; NaN of those that diverged."""
+        swept = self.swept("search-0", self._points(draw, 0, self._ranges()), [self.protocol.chosen_with])
+        return means(*self.last(swept, "validation"))
+
+    def _ranges(self) -> dict[str, Distribution]:
+        return {RATE: log_uniform(*self.problem.rates), **self.entry.space}
+
+    def _points(self, draw: int, stage: int, ranges: Mapping[str, Distribution]) -> Space:
+        return random(ranges, self.protocol.of(self.problem)[0], 100 * draw + stage)
+
     def search(self, draw: int) -> Chosen:
         """Draws points, and more of them over wider ranges as long as the best one is at an edge."""
         count, _ = self.protocol.of(self.problem)
-        ranges = {RATE: log_uniform(*self.problem.rates), **self.entry.space}
+        ranges = self._ranges()
         tried: list[tuple[float, dict[str, float]]] = []
         wider: dict[str, str] = {}
         for stage in range(self.protocol.widenings + 1):
-            space = random(ranges, count, 100 * draw + stage)
+            space = self._points(draw, stage, ranges)
             swept = self.swept(f"search-{stage}", space, [self.protocol.chosen_with])
             worth = means(*self.last(swept, "validation"))
             tried += [(value, space.point(at)) for at, value in enumerate(worth.tolist()) if np.isfinite(value)]
@@ -202,7 +213,7 @@ class Runs(NamedTuple):
         rounds = self.protocol.rounds or self.problem.rounds
         part = max(1, rounds // self.protocol.evaluations)
         brief = self._replace(protocol=self.protocol._replace(rounds=part, evaluations=1))
-        space = random({RATE: log_uniform(*self.problem.rates), **self.entry.space}, 2)
+        space = random(self._ranges(), 2)
         return brief.swept("cost", space, [0]).seconds / 2 * rounds / part
 
     def swept(self, what: str, space: Space, seeds: Sequence[int]) -> Sweep:
