@@ -262,3 +262,19 @@ def test_a_method_that_diverges_at_every_point_has_no_numbers(tiny: str, tmp_pat
     choice, rows = running.compared("lost", lost, tiny, 0, tmp_path, protocol, lambda line: None)
     assert (choice.point, choice.wider, choice.objective) == ("{}", "every point diverged", "")
     assert np.isnan([of.by_examples for of in rows]).all()
+
+
+def test_what_seeds_see() -> None:
+    from benchmarks.studies.benchmark import _seeds
+
+    problem = "synthetic(1, 1)"
+    values = {BASE: [[0.5, 0.7], [0.1, 0.3]], "SCAFFOLD": [[0.6, 0.9], [0.3, 0.3]], "FedDyn": [[0.6, 0.6], [0.3, 0.5]]}
+    rows = [
+        row(problem, method, draw, seed, value)
+        for method, table in values.items() for draw, of in enumerate(table) for seed, value in enumerate(of)
+    ]  # fmt: skip
+    base, scaffold, feddyn = _seeds(benchmark.Result([], rows)).splitlines()[2:]
+    assert base == f"| {problem} | FedAvg | 0.1414 | 0.2828 |  |"
+    # differences 0.1, 0.2 and 0.2, 0: no difference has no sign
+    assert scaffold == f"| {problem} | SCAFFOLD less FedAvg | 0.1061 | 0.0354 | 0% |"
+    assert feddyn.endswith("| 25% |"), "0.1, -0.1, 0.2, 0.2"
