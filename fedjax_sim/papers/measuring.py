@@ -1,4 +1,4 @@
-"""What claims of all papers are measured by: differences of two methods over the same seeds, rank correlations."""
+"""What claims of all papers are measured by: where a curve ends, how steady it is, differences over the same seeds."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ import numpy as np
 
 from fedjax_sim.papers.bench import Why
 from fedjax_sim.reporting.paired import half_width
+from fedjax_sim.run.history import History
+
+TAIL = 10  # a level is the mean over the last tenth of the evaluations: single rounds of FedAvg jump about
 
 
 class Difference(NamedTuple):
@@ -35,6 +38,51 @@ class Order(NamedTuple):
     held: bool
     why: Why  # should it not: seeds too few to tell, or the other way round
     numbers: dict[str, Any]
+
+
+def tail(history: History, metric: str) -> np.ndarray:
+    """The mean of a metric, or of a record of every round, over its last tenth, [seeds]."""
+    values = np.asarray(history[metric], float)
+    means: np.ndarray = values[:, -max(1, values.shape[1] // TAIL) :].mean(axis=1)
+    return means
+
+
+def levels(history: History, metric: str) -> np.ndarray:
+    """:func:`tail`, the worst for NaN, [seeds].
+
+    A run that is not finite any more has an infinite loss and variance, and an accuracy of 0.
+    """
+    values, worst = tail(history, metric), 0.0 if metric.endswith("accuracy") else math.inf
+    return np.where(np.isnan(values), worst, values)
+
+
+def level(history: History, metric: str) -> float:
+    """:func:`levels`, mean of the seeds."""
+    return float(levels(history, metric).mean())
+
+
+def rises(history: History) -> np.ndarray:
+    """The mean rise max(0, F_t - F_s) from an evaluation to the next, over the second half of the run, [seeds].
+
+    0 for a loss that only falls; inf for one that is not finite any more.
+    """
+    losses = np.asarray(history["loss"], float)
+    with np.errstate(invalid="ignore"):  # infinity less infinity
+        rises = np.maximum(np.diff(losses[:, losses.shape[1] // 2 - 1 :], axis=1), 0.0)
+    found: np.ndarray = np.where(np.isfinite(rises).all(axis=1), rises.mean(axis=1), math.inf)
+    return found
+
+
+def unsteadiness(history: History) -> float:
+    """:func:`rises`, mean of the seeds."""
+    return float(rises(history).mean())
+
+
+def areas(history: History) -> np.ndarray:
+    """The mean training loss of all evaluations, [seeds], what is lower converged faster; inf where a run diverged."""
+    losses = np.asarray(history["loss"], float)
+    found: np.ndarray = np.where(np.isfinite(losses), losses, np.inf).mean(axis=1)
+    return found
 
 
 def difference(a: np.ndarray, b: np.ndarray | float = 0.0) -> Difference:

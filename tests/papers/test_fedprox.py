@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import fedjax_sim as fjs
+from fedjax_sim.papers import measuring
 from fedjax_sim.papers.bench import Bench
 from fedjax_sim.papers.fedprox import measures, problems, stragglers, synthetics, variants
 from fedjax_sim.run.history import History
@@ -46,16 +47,16 @@ def test_accuracy_is_read_off_there():
 
 def test_level_and_unsteadiness():
     run = history([np.arange(20.0, 0.0, -1.0), np.arange(20.0, 0.0, -1.0) + 2])
-    assert measures.level(run, "loss") == (1 + 2 + 3 + 4) / 4
-    assert measures.unsteadiness(run) == 0
+    assert measuring.level(run, "loss") == (1 + 2 + 3 + 4) / 4
+    assert measuring.unsteadiness(run) == 0
     up_and_down = history([[5.0, 1.0, 2.0, 1.0, 2.0, 1.0]])
-    assert measures.unsteadiness(up_and_down) == pytest.approx(1 / 3)  # falls, rises, falls
+    assert measuring.unsteadiness(up_and_down) == pytest.approx(1 / 3)  # falls, rises, falls
     lost = history([[1.0, math.nan]])
-    assert measures.level(lost, "loss") == measures.unsteadiness(lost) == math.inf
+    assert measuring.level(lost, "loss") == measuring.unsteadiness(lost) == math.inf
     one_lost = history([[2.0, 1.0], [1.0, math.nan]], np.array([[0.1, 0.5], [0.1, math.nan]]))
-    np.testing.assert_array_equal(measures.levels(one_lost, "loss"), [1.0, math.inf])
-    np.testing.assert_array_equal(measures.levels(one_lost, "test_accuracy"), [0.5, 0.0])
-    np.testing.assert_array_equal(measures.rises(one_lost), [0.0, math.inf])
+    np.testing.assert_array_equal(measuring.levels(one_lost, "loss"), [1.0, math.inf])
+    np.testing.assert_array_equal(measuring.levels(one_lost, "test_accuracy"), [0.5, 0.0])
+    np.testing.assert_array_equal(measuring.rises(one_lost), [0.0, math.inf])
 
 
 def test_a_run_that_diverges_anywhere_is_counted():
@@ -224,7 +225,7 @@ def test_the_dissimilarity_is_that_of_the_authors_code(tmp_path):
     name = synthetics.NAMES[-1]
     outcome = synthetics.perform_fig6(bench)
     records = bench.recorded[f"FedProx, {name}"].at(0)
-    equal, text = (float(measures.level(records, f"gradient_variance{which}")) for which in ("_uniform", ""))
+    equal, text = (float(measuring.level(records, f"gradient_variance{which}")) for which in ("_uniform", ""))
     assert equal != pytest.approx(text, rel=1e-3)
     claim = next(claim for claim in outcome.claims if "the larger FedAvg's dissimilarity" in claim.statement)
     cases = claim.numbers["variance of the two; difference, half of its 95 % interval"]

@@ -18,6 +18,7 @@ from fedjax_sim.papers.fedaware.methods import (
     in_numbers,
     last_accuracy,
     supported,
+    why_not,
     with_dynamics,
 )
 from fedjax_sim.papers.fedaware.tasks import Problem, fedavg_alone, problems, scale, settings
@@ -63,7 +64,7 @@ def perform(bench: Bench) -> Outcome:
         Setting("alpha", *(", ".join(map(str, alphas)) for alphas in (ALPHAS, bench.choose(SMOKE_ALPHAS, ALPHAS)))),
         Setting("FedAWARE-NA", "uniform weights", "uniform over the clients seen; FedAvg until all were seen"),
     ]
-    claims = claims_of(found, bench.choose("too small", "too small", "unexplained"))
+    claims = claims_of(found, why_not(bench))
     return Outcome(here, claims, {"figure4": same_heights(panels(rows))}, [made], scale=scale(bench))
 
 

@@ -11,7 +11,7 @@ import fedjax_sim as fjs
 from fedjax_sim.datasets import partition as partitions
 from fedjax_sim.papers.bench import Bench, Claim, Outcome, Table, Why
 from fedjax_sim.papers.drawing import canvas
-from fedjax_sim.papers.fedaware.methods import INTERVALS, in_numbers, supported
+from fedjax_sim.papers.fedaware.methods import INTERVALS, in_numbers, supported, why_not
 from fedjax_sim.papers.fedaware.tasks import ALPHA, DATA_SEED, FEWEST, Deal, cifar10, fedavg_alone, scale, settings
 from fedjax_sim.reporting.plots import COLOURS, plain
 
@@ -37,7 +37,7 @@ def perform(bench: Bench) -> Outcome:
     among = {moment: _among(matrix, balanced) for moment, matrix in matrices.items()}
     curves = {name: history[name].mean(axis=0) for name in MEASURES}
     together = np.array([np.corrcoef(*pair)[0, 1] for pair in zip(history["lud"], history["coherence"], strict=True)])
-    claims = claims_of(by_seed, together, balanced, bench.choose("too small", "too small", "unexplained"))
+    claims = claims_of(by_seed, together, balanced, why_not(bench))
     table = Table(
         "Mean cosine of pairs of clients", ("round", "all", "both balanced", "both unbalanced", "one of each"),
         [(moment, of["all"], of["balanced"], of["unbalanced"], of["mixed"]) for moment, of in among.items()],

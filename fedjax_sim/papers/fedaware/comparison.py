@@ -15,7 +15,6 @@ from fedjax_sim.papers.fedaware.methods import (
     INTERVALS,
     Compared,
     area,
-    areas,
     diversity,
     dynamics,
     falls,
@@ -24,9 +23,10 @@ from fedjax_sim.papers.fedaware.methods import (
     last_accuracy,
     spikes,
     supported,
+    why_not,
 )
 from fedjax_sim.papers.fedaware.tasks import Problem, problems, scale, settings
-from fedjax_sim.papers.measuring import spearman
+from fedjax_sim.papers.measuring import areas, spearman
 from fedjax_sim.reporting import Panel, panels
 from fedjax_sim.run.history import History
 
@@ -54,7 +54,7 @@ def perform_table2(bench: Bench) -> Outcome:
     """Test accuracy and e-LUD, the paper's beside ours."""
     tasks, runs = _runs(bench)
     tables = [table for task, of in runs.items() for table in _tables(task, of)]
-    claims = table_claims(runs, _why(bench))
+    claims = table_claims(runs, why_not(bench))
     return Outcome(_settings(bench, tasks), claims, {}, tables, effects=_effects(runs), scale=scale(bench))
 
 
@@ -68,7 +68,7 @@ def perform_fig2(bench: Bench) -> Outcome:
     ]  # fmt: skip
     if len(runs) == 1:  # one task: side by side
         rows = [[panel for row in rows for panel in row]]
-    outcome = Outcome(_settings(bench, tasks), speed_claims(runs, _why(bench)), {"figure2": panels(rows)})
+    outcome = Outcome(_settings(bench, tasks), speed_claims(runs, why_not(bench)), {"figure2": panels(rows)})
     return outcome._replace(tables=[_dynamics_table(runs)], scale=scale(bench))
 
 
@@ -133,7 +133,7 @@ def perform_fig3(bench: Bench) -> Outcome:
         raw = {name: run for name, run in of.raw.items() if name in of.extended}
         name = "figure3" if task == "CIFAR-100" else f"figure6-{task.lower().replace(' ', '-')}"
         figures[name] = same_heights(by_metric({"raw": raw, "with AWARE": of.extended}, METRICS, LABELS))
-    outcome = Outcome(_settings(bench, tasks), extension_claims(runs, _why(bench)), figures)
+    outcome = Outcome(_settings(bench, tasks), extension_claims(runs, why_not(bench)), figures)
     return outcome._replace(tables=[_dynamics_table(runs)], scale=scale(bench))
 
 
@@ -169,11 +169,6 @@ def extension_claims(runs: Mapping[str, Compared], why: Why) -> list[Claim]:
                   ours="falls between two evaluations of the second half; most methods", why=why)
         )  # fmt: skip
     return claims
-
-
-def _why(bench: Bench) -> Why:
-    """Why a claim of this comparison may fail: at the paper's size there is nothing left to blame."""
-    return bench.choose("too small", "too small", "unexplained")
 
 
 def _ahead(runs: Mapping[str, History], measure: Any, sign: int = 1) -> dict[str, np.ndarray]:

@@ -12,16 +12,16 @@ from fedjax_sim.papers.fedaware.methods import (
     INTERVALS,
     accuracy,
     area,
-    areas,
     diversity,
     dynamics,
     in_numbers,
     last_accuracy,
     supported,
+    why_not,
     with_dynamics,
 )
 from fedjax_sim.papers.fedaware.tasks import cifar10, dirichlet, fedavg_alone, scale, settings
-from fedjax_sim.papers.measuring import spearman
+from fedjax_sim.papers.measuring import areas, spearman
 from fedjax_sim.reporting import Panel, panels
 from fedjax_sim.run.history import History
 
@@ -42,7 +42,7 @@ def perform_fig1(bench: Bench) -> Outcome:
         [Panel(named, "test_accuracy", title="(a)"), Panel(named, "e_lud", title="(b)", label=f"e-LUD{OVER}")],
         [Panel(named, NORM, title="(c)", label=f"pseudo-gradient norm{OVER}"), Panel(named, "loss", title="(d)")],
     ]
-    outcome = Outcome(_settings(bench), claims_of_fig1(runs, _why(bench)), {"figure1": panels(rows)}, [_table(runs)])
+    outcome = Outcome(_settings(bench), claims_of_fig1(runs, why_not(bench)), {"figure1": panels(rows)}, [_table(runs)])
     return outcome._replace(scale=scale(bench, alone=True))
 
 
@@ -87,7 +87,7 @@ def perform_fig8(bench: Bench) -> Outcome:
         [Panel(named, "coherence", label=f"client coherence{OVER}"), Panel(named, "e_lud", label=f"e-LUD{OVER}")],
         [Panel(named, NORM, label=f"pseudo-gradient norm{OVER}"), Panel(named, "test_accuracy")],
     ]
-    outcome = Outcome(_settings(bench), claims_of_fig8(runs, _why(bench)), {"figure8": panels(rows)}, [_table(runs)])
+    outcome = Outcome(_settings(bench), claims_of_fig8(runs, why_not(bench)), {"figure8": panels(rows)}, [_table(runs)])
     return outcome._replace(scale=scale(bench, alone=True))
 
 
@@ -122,10 +122,6 @@ def claims_of_fig8(runs: Mapping[float, History], why: Why) -> list[Claim]:
               ours="first against last fifth", why=why)
     )  # fmt: skip
     return claims
-
-
-def _why(bench: Bench) -> Why:
-    return bench.choose("too small", "too small", "unexplained")
 
 
 def _runs(bench: Bench) -> dict[float, History]:

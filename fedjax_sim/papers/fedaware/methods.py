@@ -11,9 +11,9 @@ import numpy as np
 import fedjax_sim as fjs
 from fedjax_sim.algorithms.contract import Method
 from fedjax_sim.diagnostics import running_mean
-from fedjax_sim.papers.bench import Bench
+from fedjax_sim.papers.bench import Bench, Why
 from fedjax_sim.papers.fedaware.tasks import Problem
-from fedjax_sim.papers.measuring import difference
+from fedjax_sim.papers.measuring import areas, difference
 from fedjax_sim.run.history import History
 
 Point = Mapping[str, float]
@@ -140,13 +140,6 @@ def last_accuracy(history: History) -> np.ndarray:
     return np.where(np.isfinite(history.final("loss")), found, 0.0)
 
 
-def areas(history: History) -> np.ndarray:
-    """The mean training loss of all evaluations, [seeds], what is lower converged faster; inf where a run diverged."""
-    losses = history["loss"]
-    found: np.ndarray = np.where(np.isfinite(losses), losses, np.inf).mean(axis=1)
-    return found
-
-
 def area(history: History) -> float:
     """:func:`areas`, mean of the seeds."""
     return _mean(areas(history))
@@ -189,6 +182,11 @@ def falls(history: History) -> np.ndarray:
 def spikes(history: History) -> float:
     """:func:`falls`, mean of the seeds."""
     return _mean(falls(history))
+
+
+def why_not(bench: Bench) -> Why:
+    """Why a claim may fail: at the paper's size there is nothing left to blame."""
+    return bench.choose("too small", "too small", "unexplained")
 
 
 def supported(differences: np.ndarray) -> bool:

@@ -9,8 +9,7 @@ import numpy as np
 
 import fedjax_sim as fjs
 from fedjax_sim.papers.bench import Bench, Claim, Outcome, Setting, Table, rounds_in_words
-from fedjax_sim.papers.fedprox.measures import tail
-from fedjax_sim.papers.measuring import difference
+from fedjax_sim.papers.measuring import difference, tail
 from fedjax_sim.reporting import Panel, panels
 from fedjax_sim.run.history import History
 

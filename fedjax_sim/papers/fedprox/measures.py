@@ -1,8 +1,7 @@
-"""What the claims of the paper rest on: the level a curve ends at, its unsteadiness, its end by the paper, pairs."""
+"""What the claims of the paper rest on: measures of many runs, pairs, the end of a run by the paper."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
@@ -10,42 +9,20 @@ import numpy as np
 
 import fedjax_sim as fjs
 from fedjax_sim.papers.bench import Claim, Why
-from fedjax_sim.papers.measuring import below
+from fedjax_sim.papers.measuring import below, level, levels
 from fedjax_sim.run.history import History
 
 K = TypeVar("K")
 L = TypeVar("L")
 Pairs = Mapping[str, tuple[np.ndarray, np.ndarray]]  # by case: what should be less and what more, both [seeds]
-TAIL = 10  # a level is the mean over the last tenth of the evaluations: single rounds of FedAvg jump about
 LAST = "measured by the last tenth of the rounds"
 STEADY = "steadier: a smaller mean rise of the loss from an evaluation to the next, over the second half of the run"
-
-
-def tail(history: History, metric: str) -> np.ndarray:
-    """The mean of a metric, or of a record of every round, over its last tenth, [seeds]."""
-    values = np.asarray(history[metric], float)
-    means: np.ndarray = values[:, -max(1, values.shape[1] // TAIL) :].mean(axis=1)
-    return means
 
 
 def whole(history: History, metric: str) -> np.ndarray:
     """The mean of a metric, or of a record of every round, over the run, [seeds]."""
     means: np.ndarray = np.asarray(history[metric], float).mean(axis=1)
     return means
-
-
-def levels(history: History, metric: str) -> np.ndarray:
-    """:func:`tail`, the worst for NaN, [seeds].
-
-    A run that is not finite any more has an infinite loss and variance, and an accuracy of 0.
-    """
-    values, worst = tail(history, metric), 0.0 if metric.endswith("accuracy") else math.inf
-    return np.where(np.isnan(values), worst, values)
-
-
-def level(history: History, metric: str) -> float:
-    """:func:`levels`, mean of the seeds."""
-    return float(levels(history, metric).mean())
 
 
 def each(runs: Mapping[K, Mapping[L, History]], measure: str | Callable[[History], float]) -> dict[K, dict[L, float]]:
@@ -65,23 +42,6 @@ def by_seed(
 def means(values: Mapping[K, Mapping[L, np.ndarray]]) -> dict[K, dict[L, float]]:
     """Of the seeds."""
     return {name: {label: float(of.mean()) for label, of in group.items()} for name, group in values.items()}
-
-
-def rises(history: History) -> np.ndarray:
-    """The mean rise max(0, F_t - F_s) from an evaluation to the next, over the second half of the run, [seeds].
-
-    0 for a loss that only falls; inf for one that is not finite any more.
-    """
-    losses = np.asarray(history["loss"], float)
-    with np.errstate(invalid="ignore"):  # infinity less infinity
-        rises = np.maximum(np.diff(losses[:, losses.shape[1] // 2 - 1 :], axis=1), 0.0)
-    found: np.ndarray = np.where(np.isfinite(rises).all(axis=1), rises.mean(axis=1), math.inf)
-    return found
-
-
-def unsteadiness(history: History) -> float:
-    """:func:`rises`, mean of the seeds."""
-    return float(rises(history).mean())
 
 
 def lower(

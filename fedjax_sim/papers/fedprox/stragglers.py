@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 import fedjax_sim as fjs
+from fedjax_sim.papers import measuring
 from fedjax_sim.papers.bench import Bench, Claim, Effect, Outcome, Table
 from fedjax_sim.papers.drawing import by_metric
 from fedjax_sim.papers.fedprox import measures
@@ -72,7 +73,7 @@ def perform_fig1(bench: Bench) -> Outcome:
     """The loss with E = 20."""
     found = problems(bench)
     runs = _all_runs(bench, found, EPOCHS)
-    loss, rises = measures.by_seed(runs, "loss"), measures.by_seed(runs, measures.rises)
+    loss, rises = measures.by_seed(runs, "loss"), measures.by_seed(runs, measuring.rises)
     table = Table(
         f"Loss (mean of the last tenth of the rounds) and unsteadiness (mean rise, second half), E = {EPOCHS}",
         ("data", "stragglers", *METHODS, *(f"rise, {method}" for method in METHODS)),

@@ -15,6 +15,7 @@ import numpy as np
 
 import fedjax_sim as fjs
 from fedjax_sim.algorithms.contract import Method
+from fedjax_sim.papers import measuring
 from fedjax_sim.papers.bench import Bench, Claim, Outcome, Scale, Setting, Table
 from fedjax_sim.papers.drawing import by_metric
 from fedjax_sim.papers.fedprox import measures
@@ -174,7 +175,7 @@ def _named(runs: Mapping[str, Mapping[float, History]]) -> dict[str, dict[str, H
 
 def table_of_ends(runs: Mapping[str, Mapping[str, History]]) -> Table:
     """Where every run on a data set ends."""
-    found = [measures.each(runs, of) for of in ("loss", "test_accuracy", measures.unsteadiness, VARIANCE, P_VARIANCE)]
+    found = [measures.each(runs, of) for of in ("loss", "test_accuracy", measuring.unsteadiness, VARIANCE, P_VARIANCE)]
     return Table(
         "Means of the last tenth of the rounds; rise: mean rise of the loss from a round to the next, second half",
         ("data", "method", "loss", "test accuracy", "rise", "variance of gradients, 1/N", "variance, p_k"),
@@ -197,7 +198,7 @@ def _dynamic_runs(bench: Bench, names: tuple[str, ...]) -> dict[str, dict[str, H
 def _adaptive(bench: Bench, names: tuple[str, ...], figure: str, see: str = "") -> Outcome:
     """Figures 3 and 11; the runs of the first are among those of the second, which has the claims."""
     runs = _dynamic_runs(bench, names)
-    loss, rise = measures.by_seed(runs, "loss"), measures.by_seed(runs, measures.rises)
+    loss, rise = measures.by_seed(runs, "loss"), measures.by_seed(runs, measuring.rises)
     last_mu = {name: float(of[DYNAMIC].final("mu").mean()) for name, of in runs.items()}
     table = Table(
         "Means of the last tenth of the rounds; rise: mean rise of the loss from a round to the next, second half",

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 import fedjax_sim as fjs
+from fedjax_sim.papers import measuring
 from fedjax_sim.papers.bench import Bench, Claim, Outcome, Setting, Table
 from fedjax_sim.papers.drawing import by_metric
 from fedjax_sim.papers.fedprox import measures, synthetics
@@ -46,8 +47,8 @@ def perform_fig4(bench: Bench) -> Outcome:
         | {f"FedDANE, μ = 0, {count} devices": dane[name, count][0.0] for count in numbers}
         for name in prox
     }
-    loss_prox, rises_prox = (measures.by_seed(prox, of) for of in ("loss", measures.rises))
-    loss_dane, rises_dane = (measures.by_seed(dane, of) for of in ("loss", measures.rises))
+    loss_prox, rises_prox = (measures.by_seed(prox, of) for of in ("loss", measuring.rises))
+    loss_dane, rises_dane = (measures.by_seed(dane, of) for of in ("loss", measuring.rises))
     diverged = {case: measures.diverged(of[0.0]) for case, of in dane.items()}
     claims = claims_of_fig4(numbers, loss_prox, loss_dane, rises_prox, rises_dane, diverged, len(bench.seeds))
     table = Table(
@@ -180,7 +181,7 @@ def _drawn_runs(bench: Bench) -> dict[str, dict[str, History]]:
 def perform_fig12(bench: Bench) -> Outcome:
     """Loss, test accuracy and dissimilarity."""
     runs = _drawn_runs(bench)
-    claims = claims_of_fig12(measures.by_seed(runs, "loss"), measures.by_seed(runs, measures.rises))
+    claims = claims_of_fig12(measures.by_seed(runs, "loss"), measures.by_seed(runs, measuring.rises))
     drawn = Setting("devices drawn by size", "a subset of K, with probability p_k",
                     "K different devices; beside it K draws, where one drawn twice counts twice")  # fmt: skip
     figure = by_metric(runs, ("loss", "test_accuracy", VARIANCE), WORDS)

@@ -10,10 +10,9 @@ import numpy as np
 import fedjax_sim as fjs
 from fedjax_sim.papers.bench import Bench, Claim, Outcome, Scale, Setting, Table
 from fedjax_sim.papers.drawing import canvas
-from fedjax_sim.papers.fedprox.measures import level, tail
 from fedjax_sim.papers.liconv import problems
 from fedjax_sim.papers.liconv.problems import ALIKE, BALANCED, CLIENTS, NAMES, SPREADS, STEPS, start
-from fedjax_sim.papers.measuring import below
+from fedjax_sim.papers.measuring import below, level, tail
 from fedjax_sim.reporting.plots import curves
 from fedjax_sim.run.history import History
 

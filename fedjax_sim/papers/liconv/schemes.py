@@ -11,10 +11,9 @@ import numpy as np
 import fedjax_sim as fjs
 from fedjax_sim.papers.bench import Bench, Claim, Outcome, Scale, Setting, Table, Why
 from fedjax_sim.papers.drawing import canvas
-from fedjax_sim.papers.fedprox.measures import level, tail, unsteadiness
 from fedjax_sim.papers.liconv import problems
 from fedjax_sim.papers.liconv.problems import ALIKE, BALANCED, SPREADS, STEPS, UNBALANCED, UNLIKE, run, start
-from fedjax_sim.papers.measuring import below
+from fedjax_sim.papers.measuring import areas, below, level, levels, unsteadiness
 from fedjax_sim.reporting.plots import curves
 from fedjax_sim.run.history import History
 
@@ -98,7 +97,7 @@ def unbalanced_claims(bench: Bench, name: str, found: Schemes) -> list[Claim]:
     # Logarithms: scheme II's losses leap, and a single seed's leap would widen the interval of the differences.
     lowest = [below(np.log(_end(found, I)), np.log(_end(found, scheme)), why) for scheme in found.runs if scheme != I]
     lost = [order for order in lowest if not order.held]
-    speed = {scheme: _mean_loss(found, scheme) for scheme in (I, TRANSFORMED, ORIGINAL)}
+    speed = {scheme: areas(found.runs[scheme]) for scheme in (I, TRANSFORMED, ORIGINAL)}
     slower = below(speed[I], speed[TRANSFORMED], why)
     original = below(speed[I], speed[ORIGINAL], why)
     claims = [
@@ -141,14 +140,7 @@ def unbalanced_claims(bench: Bench, name: str, found: Schemes) -> list[Claim]:
 
 def _end(found: Schemes, scheme: str) -> np.ndarray:
     """The loss at the end by seed; infinite for one that is not finite any more."""
-    ends = tail(found.runs[scheme], "loss")
-    return np.where(np.isfinite(ends), ends, np.inf)
-
-
-def _mean_loss(found: Schemes, scheme: str) -> np.ndarray:
-    """The mean loss of the whole run by seed."""
-    means: np.ndarray = np.asarray(found.runs[scheme]["loss"], float).mean(axis=1)
-    return np.where(np.isfinite(means), means, np.inf)
+    return levels(found.runs[scheme], "loss")
 
 
 def _means(speed: Mapping[str, np.ndarray]) -> dict[str, float]:
