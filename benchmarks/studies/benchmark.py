@@ -32,8 +32,8 @@ from fedjax_sim.reporting.plots import COLOURS, LEGEND, plain, save_figure
 from fedjax_sim.reporting.recorded import less_is_better
 from fedjax_sim.studies.benchmark import DEEP, METHODS, PROBLEMS, Difference, Result
 from fedjax_sim.studies.benchmark.methods import BASE
-from fedjax_sim.studies.benchmark.result import protocol_of
-from fedjax_sim.studies.benchmark.running import BUDGETS, Runs, compared, data_of, place_of
+from fedjax_sim.studies.benchmark.result import performed, protocol_of
+from fedjax_sim.studies.benchmark.running import BUDGETS, Runs, data_of, place_of
 
 FOLDER = RESULTS / "benchmark"
 COLUMNS = 4
@@ -85,13 +85,8 @@ def tuning(problems: Iterable[str], methods: Iterable[str], runs: pathlib.Path, 
 
 
 def _run(problem: str, methods: Sequence[str], size: str, runs: pathlib.Path) -> Result:
-    protocol, found = protocol_of(size), Result([], [])
-    for number in range(protocol.of(PROBLEMS[problem])[1]):
-        for method in dict.fromkeys((BASE, *methods)):
-            choice, rows = compared(method, METHODS[method], problem, number, runs, protocol)
-            found.choices.append(choice)
-            found.rows.extend(rows)
-    return found
+    entries = {name: METHODS[name] for name in (BASE, *methods)}
+    return performed(problem, entries, protocol_of(size), runs)
 
 
 def draw(result: Result, out: pathlib.Path) -> None:

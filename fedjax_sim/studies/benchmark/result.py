@@ -139,12 +139,21 @@ def run(
     """
     name, entry = named(method, space, name)
     protocol, found = protocol_of(size, points), Result([], [])
-    for problem, of in named_problems(problems).items():
-        for draw in range(protocol.of(of)[1]):
-            for label, who in {BASE: METHODS[BASE], name: entry}.items():
-                choice, rows = compared(label, who, problem, draw, Path(folder), protocol, show)
-                found.choices.append(choice)
-                found.rows.extend(rows)
+    for problem in named_problems(problems):
+        found = found.joined(performed(problem, {BASE: METHODS[BASE], name: entry}, protocol, Path(folder), show))
+    return found
+
+
+def performed(
+    problem: str, entries: Mapping[str, Entry], protocol: Protocol, folder: Path, show: Callable[[str], None] = print
+) -> Result:
+    """Some methods on all draws of one problem, FedAvg among them."""
+    found = Result([], [])
+    for draw in range(protocol.of(named_problems([problem])[problem])[1]):
+        for name, entry in entries.items():
+            choice, rows = compared(name, entry, problem, draw, folder, protocol, show)
+            found.choices.append(choice)
+            found.rows.extend(rows)
     return found
 
 
