@@ -39,7 +39,10 @@ def close(name: Any, known: Collection[str]) -> list[str]:
         same = ["client_optimizer.learning_rate"]  # of arguments: they have the optimiser alone
     same += [one for one in known if ends[one] == f"client_{end}"]
     near = same[:1] or difflib.get_close_matches(str(name), known, n=1)
-    return near or [one for one in known if ends[one] in difflib.get_close_matches(end, ends.values(), n=1)][:1]
+    if not near:
+        nearest = difflib.get_close_matches(end, ends.values(), n=1)
+        near = [one for one in known if ends[one] in nearest][:1]
+    return near
 
 
 def suggest(name: Any, known: Collection[str]) -> str:
