@@ -1,6 +1,7 @@
 """The package as a user meets it: light to import, complete, and helpful when a name is wrong."""
 
 import importlib.metadata
+import importlib.util
 import json
 import pathlib
 import re
@@ -102,6 +103,52 @@ def test_the_installed_version_is_the_package_s():
     except importlib.metadata.PackageNotFoundError:
         pytest.skip("fedjax_sim is not installed, it is imported from the source tree")
     assert installed == fedjax_sim.__version__
+
+
+def test_files_written_for_0_2_0_are_rewritten_by_the_page_s_command(tmp_path: pathlib.Path) -> None:
+    before = """\
+from fedjax_sim.adjoints import checkpointed
+from fedjax_sim.aggregators import median
+from fedjax_sim.asynchronous import fedbuff
+from fedjax_sim.attacks import sign_flip
+from fedjax_sim.callbacks import Callback
+from fedjax_sim.checkpoints import read
+from fedjax_sim.citations import cite
+from fedjax_sim.client_states import dense
+from fedjax_sim.cohort import uniform
+from fedjax_sim.configuration import read
+from fedjax_sim.descriptions import factory
+from fedjax_sim.devices import use_cpu_devices
+from fedjax_sim.divergence import first
+from fedjax_sim.evaluation import evaluate
+from fedjax_sim.history import History
+from fedjax_sim.hyper import tune
+import fedjax_sim.layout as layout
+from fedjax_sim.local import epochs
+from fedjax_sim.min_norm import min_norm
+from fedjax_sim.paths import walk
+from fedjax_sim.privacy import accountant
+from fedjax_sim.rates import constant
+from fedjax_sim.simulation import simulate
+from fedjax_sim.stopping import target
+from fedjax_sim.sweeps import sweep
+from fedjax_sim.systems import fleet
+from fedjax_sim.task import Task
+    from fedjax_sim.trackers import wandb
+from fedjax_sim.training import make_train
+from fedjax_sim.trees import scale
+from fedjax_sim.verification import verify
+fjs.reporting.results_table(histories, markdown=True)
+"""
+    (tmp_path / "mine.py").write_text(before, encoding="utf-8")
+    page = (ROOT / "docs" / "stability.md").read_text(encoding="utf-8")
+    command = page.partition("## From 0.2.0")[2].partition("```sh\n")[2].partition("```")[0]
+    subprocess.run(["bash", "-c", command], cwd=tmp_path, check=True)
+    after = (tmp_path / "mine.py").read_text(encoding="utf-8").splitlines()
+    assert after[-1] == 'fjs.reporting.results_table(histories, form="markdown")'
+    for was, now in zip(before.splitlines()[:-1], after[:-1], strict=True):
+        module = now.split()[1]
+        assert importlib.util.find_spec(module), f"{was} became {now}"
 
 
 def test_lower_bounds_are_the_versions_that_ci_tests():
