@@ -119,7 +119,11 @@ def reproductions(text: str) -> str:
 
 
 def claims(text: str) -> str:
-    """A paper's page with the claims of its experiments between marks of their names, as the last results have them."""
+    """A paper's page as the last results have it: claims between marks of an experiment's name, tables of name and heading.
+
+    ``<!-- scaffold-table4: Table 4, letters -->`` and ``<!-- /scaffold-table4: Table 4, letters -->`` are around the
+    table whose heading begins so.
+    """
     for name in re.findall(r"<!-- (\w+-\w+) -->", text):
         report = writing.read(BOARD.parent / name)
         assert report is not None, f"no results of {name}"
@@ -131,6 +135,10 @@ def claims(text: str) -> str:
             *writing.markdown(writing.claims_table(report.claims))[2:-1],
         ]
         text = _between(text, name, lines)
+    for name, title in re.findall(r"<!-- (\w+-\w+): (.+) -->", text):
+        found = re.search(rf"(?ms)^## {re.escape(title)}.*?\n\n(.*?)\n*(?=^## |\Z)", _text(BOARD.parent / name / "tables.md"))
+        assert found is not None, f"{name} has no table {title}"
+        text = _between(text, f"{name}: {title}", found[1].splitlines())
     return text
 
 
