@@ -20,7 +20,9 @@ from tests.fuzzing import samples
 ROOT = pathlib.Path(__file__).parents[2]
 
 
-def test_the_exit_status_says_which_signal(monkeypatch, capsys):
+def test_the_exit_status_says_which_signal(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+
     def stopped(*args, **kwargs):
         raise Interrupted(signal.SIGTERM, 20, 100, "runs/round-00000020.safetensors")
 
@@ -198,7 +200,8 @@ def test_changes_that_are_options(arguments, said, capsys):
     assert said in capsys.readouterr().err
 
 
-def test_what_comes_after_the_demo(monkeypatch, capsys):
+def test_what_comes_after_the_demo(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(demo, "run_demo", lambda *_, **__: {})
     assert cli.main(["demo", "--out", "my results"]) == 0
     assert "fedjax-sim report 'my results'" in capsys.readouterr().out
