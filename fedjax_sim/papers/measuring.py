@@ -9,6 +9,7 @@ import numpy as np
 
 from fedjax_sim.papers.bench import Why
 from fedjax_sim.reporting.paired import half_width
+from fedjax_sim.reporting.recorded import measured
 from fedjax_sim.run.history import History
 
 TAIL = 10  # a level is the mean over the last tenth of the evaluations: single rounds of FedAvg jump about
@@ -41,8 +42,8 @@ class Order(NamedTuple):
 
 
 def tail(history: History, metric: str) -> np.ndarray:
-    """The mean of a metric, or of a record of every round, over its last tenth, [seeds]."""
-    values = np.asarray(history[metric], float)
+    """The mean of a metric, or of a record of every round, over its last tenth, [seeds]; NaN of what diverged there."""
+    values = np.asarray(measured(history, metric), float)
     means: np.ndarray = values[:, -max(1, values.shape[1] // TAIL) :].mean(axis=1)
     return means
 

@@ -10,6 +10,7 @@ import numpy as np
 import fedjax_sim as fjs
 from fedjax_sim.papers.bench import Claim, Why
 from fedjax_sim.papers.measuring import below, level, levels
+from fedjax_sim.reporting.recorded import measured
 from fedjax_sim.run.history import History
 
 K = TypeVar("K")
@@ -113,5 +114,6 @@ def diverged(history: History) -> int:
 
 
 def accuracy_by_rule(history: History) -> np.ndarray:
-    """The test accuracy where the paper reads it off, [seeds]."""
-    return np.array([of[found.place] for of, found in zip(history["test_accuracy"], ends(history), strict=True)])
+    """The test accuracy where the paper reads it off, [seeds]; 0 where there is no finite model any more."""
+    values = measured(history, "test_accuracy")
+    return np.nan_to_num([of[found.place] for of, found in zip(values, ends(history), strict=True)], nan=0.0)
