@@ -209,7 +209,7 @@ def _seeds(result: Result) -> str:
         own, base = (np.array([[found[draw, seed] for seed in seeds] for draw in draws])
                      for found in (of, values[problem, BASE]))  # fmt: skip
         d = own if method == BASE else own - base
-        against = "" if method == BASE else f"{(d * d.mean() < 0).mean():.0%}"
+        against = "" if method == BASE or not np.isfinite(d).all() else f"{(d * d.mean() < 0).mean():.0%}"
         label = method if method == BASE else f"{method} less {BASE}"
         within, between = d.std(axis=1, ddof=1).mean(), d.mean(axis=1).std(ddof=1)
         lines.append(f"| {problem} | {label} | {within:.4f} | {between:.4f} | {against} |")
@@ -221,7 +221,7 @@ def _wider(result: Result) -> str:
     for name in METHODS:
         of = [choice for choice in result.choices if choice.method == name]
         if of:
-            wide = sum(bool(choice.wider) for choice in of)
+            wide = sum(bool(choice.wider) and choice.point != "{}" for choice in of)  # not where all diverged
             lines.append(f"| {name} | {np.mean([choice.tried for choice in of]):.0f} | {wide} of {len(of)} |")
     return "\n".join(lines)
 
