@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -84,6 +85,11 @@ def areas(history: History) -> np.ndarray:
     losses = np.asarray(history["loss"], float)
     found: np.ndarray = np.where(np.isfinite(losses), losses, np.inf).mean(axis=1)
     return found
+
+
+def largest(errors: Iterable[float]) -> float:
+    """The largest of errors, NaN where one is: Python's ``max`` passes over it, and the claim would hold."""
+    return float(np.max([*errors]))
 
 
 def difference(a: np.ndarray, b: np.ndarray | float = 0.0) -> Difference:

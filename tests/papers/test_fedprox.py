@@ -60,6 +60,8 @@ def test_level_and_unsteadiness():
     np.testing.assert_array_equal(measuring.levels(one_lost, "loss"), [1.0, math.inf])
     np.testing.assert_array_equal(measuring.levels(one_lost, "test_accuracy"), [0.5, 0.0])
     np.testing.assert_array_equal(measuring.rises(one_lost), [0.0, math.inf])
+    np.testing.assert_array_equal(measures.whole(one_lost, "loss"), [1.5, math.inf])
+    assert math.isnan(measuring.largest([0.1, math.nan]))
 
 
 def test_a_run_that_diverges_anywhere_is_counted():

@@ -21,9 +21,9 @@ STEADY = "steadier: a smaller mean rise of the loss from an evaluation to the ne
 
 
 def whole(history: History, metric: str) -> np.ndarray:
-    """The mean of a metric, or of a record of every round, over the run, [seeds]."""
+    """The mean of a loss, or of a record of every round, over the run, [seeds]; inf for NaN, as of :func:`levels`."""
     means: np.ndarray = np.asarray(history[metric], float).mean(axis=1)
-    return means
+    return np.where(np.isnan(means), np.inf, means)
 
 
 def each(runs: Mapping[K, Mapping[L, History]], measure: str | Callable[[History], float]) -> dict[K, dict[L, float]]:
