@@ -116,4 +116,5 @@ def diverged(history: History) -> int:
 def accuracy_by_rule(history: History) -> np.ndarray:
     """The test accuracy where the paper reads it off, [seeds]; 0 where there is no finite model any more."""
     values = measured(history, "test_accuracy")
-    return np.nan_to_num([of[found.place] for of, found in zip(values, ends(history), strict=True)], nan=0.0)
+    found = np.array([of[at.place] for of, at in zip(values, ends(history), strict=True)])
+    return np.where(np.isnan(found), 0.0, found)
