@@ -281,6 +281,23 @@ def test_a_search_that_diverged_made_no_range_wider() -> None:
     assert _wider(benchmark.Result([found, lost], [])).splitlines()[-1] == "| FedAvg | 24 | 1 of 2 |"
 
 
+@pytest.mark.parametrize("problem", ["synthetic(1, 1)", "Parkinsons by patient"])
+def test_ranks_put_what_diverged_last_the_base_too(problem: str) -> None:
+    from benchmarks.studies.benchmark import mean_ranks
+
+    sign = -1 if problem.startswith("Parkinsons") else 1
+    level = {BASE: 0.5, "SCAFFOLD": 0.6, "FedProx": 0.4}
+    rows = [row(problem, name, draw, 0, sign * (of + 0.01 * draw)) for name, of in level.items() for draw in range(3)]
+    found = mean_ranks(benchmark.Result([], rows), "rounds", 1.0)
+    assert found == {BASE: 2, "FedProx": 3, "SCAFFOLD": 1}
+    for name, wanted in (
+        (BASE, {BASE: 3, "FedProx": 2, "SCAFFOLD": 1}),
+        ("SCAFFOLD", {BASE: 1, "FedProx": 2, "SCAFFOLD": 3}),
+    ):
+        lost = [of._replace(by_examples=float("nan")) if of[2:4] == (name, 1) else of for of in rows]
+        assert mean_ranks(benchmark.Result([], lost), "rounds", 1.0) == wanted
+
+
 def test_what_seeds_see() -> None:
     from benchmarks.studies.benchmark import _seeds
 
