@@ -128,7 +128,8 @@ def forest(result: Result) -> Any:
         ax.xaxis.set_major_locator(MaxNLocator(4))
         for name, one in by["examples"][problem].items():
             if not low <= one.mean <= high:
-                words = f"{one.mean:+.2g}" if np.isfinite(one.mean) else "diverged"
+                who = f"{BASE} " * bool(np.isfinite(one.value))
+                words = f"{one.mean:+.2g}" if np.isfinite(one.mean) else f"{who}diverged"
                 ax.text(0.02, methods.index(name), words, transform=ax.get_yaxis_transform(), va="center")
         ax.axvline(0, color="0.6", linewidth=0.9, linestyle="--", zorder=0)
         metric = "accuracy" if PROBLEMS[problem].metric == "accuracy" else "squared error less"
@@ -148,7 +149,20 @@ def mean_ranks(result: Result, budget: str, share: float) -> dict[str, float]:
     """By method, over the problems that all of them have; 1 is the best, diverged ones share the last."""
     found = _by_problem(result.differences(budget, share))
     methods = [name for name in METHODS if all(name in of or name == BASE for of in found.values())]
-    better = [[0.0 if name == BASE else of[name].mean for name in methods] for of in found.values()]
+    lost = {
+        row.problem
+        for row in result.rows
+        if (row.method, row.budget, row.share) == (BASE, budget, share) and not np.isfinite(row.by_examples)
+    }
+
+    def gain(problem: str, name: str) -> float:
+        if problem not in lost:
+            return 0.0 if name == BASE else found[problem][name].mean
+        # where the base diverged nothing differs from it by a number
+        sign = -1 if less_is_better(PROBLEMS[problem].metric) else 1
+        return np.nan if name == BASE else sign * found[problem][name].value
+
+    better = [[gain(problem, name) for name in methods] for problem in found]
     ranks = rankdata(-np.nan_to_num(np.array(better), nan=-np.inf), axis=1)
     return dict(zip(methods, ranks.mean(axis=0).tolist(), strict=True))
 
@@ -209,7 +223,7 @@ def _seeds(result: Result) -> str:
         own, base = (np.array([[found[draw, seed] for seed in seeds] for draw in draws])
                      for found in (of, values[problem, BASE]))  # fmt: skip
         d = own if method == BASE else own - base
-        against = "" if method == BASE else f"{(d * d.mean() < 0).mean():.0%}"
+        against = "" if method == BASE or not np.isfinite(d).all() else f"{(d * d.mean() < 0).mean():.0%}"
         label = method if method == BASE else f"{method} less {BASE}"
         within, between = d.std(axis=1, ddof=1).mean(), d.mean(axis=1).std(ddof=1)
         lines.append(f"| {problem} | {label} | {within:.4f} | {between:.4f} | {against} |")
@@ -221,7 +235,7 @@ def _wider(result: Result) -> str:
     for name in METHODS:
         of = [choice for choice in result.choices if choice.method == name]
         if of:
-            wide = sum(bool(choice.wider) for choice in of)
+            wide = sum(bool(choice.wider) and choice.point != "{}" for choice in of)  # not where all diverged
             lines.append(f"| {name} | {np.mean([choice.tried for choice in of]):.0f} | {wide} of {len(of)} |")
     return "\n".join(lines)
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedjax_sim.papers.bench import Why
 from fedjax_sim.reporting.paired import half_width
+from fedjax_sim.reporting.recorded import measured
 from fedjax_sim.run.history import History
 
 TAIL = 10  # a level is the mean over the last tenth of the evaluations: single rounds of FedAvg jump about
@@ -41,8 +43,8 @@ class Order(NamedTuple):
 
 
 def tail(history: History, metric: str) -> np.ndarray:
-    """The mean of a metric, or of a record of every round, over its last tenth, [seeds]."""
-    values = np.asarray(history[metric], float)
+    """The mean of a metric, or of a record of every round, over its last tenth, [seeds]; NaN of what diverged there."""
+    values = np.asarray(measured(history, metric), float)
     means: np.ndarray = values[:, -max(1, values.shape[1] // TAIL) :].mean(axis=1)
     return means
 
@@ -83,6 +85,11 @@ def areas(history: History) -> np.ndarray:
     losses = np.asarray(history["loss"], float)
     found: np.ndarray = np.where(np.isfinite(losses), losses, np.inf).mean(axis=1)
     return found
+
+
+def largest(errors: Iterable[float]) -> float:
+    """The largest of errors, NaN where one is: Python's ``max`` passes over it, and the claim would hold."""
+    return float(np.max([*errors]))
 
 
 def difference(a: np.ndarray, b: np.ndarray | float = 0.0) -> Difference:

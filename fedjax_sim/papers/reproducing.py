@@ -101,8 +101,10 @@ def reproduce(
 
 
 def _settled(claim: Claim, seeds: int) -> Claim:
-    """With plain numbers, and the seeds it rests on."""
-    return claim._replace(numbers=writing.plain(claim.numbers), seeds=seeds if claim.seeds is None else claim.seeds)
+    """With plain numbers and a plain answer (numpy's False is not False), and the seeds it rests on."""
+    held = None if claim.held is None else bool(claim.held)
+    rests_on = seeds if claim.seeds is None else claim.seeds
+    return claim._replace(held=held, numbers=writing.plain(claim.numbers), seeds=rests_on)
 
 
 def reproduce_all(

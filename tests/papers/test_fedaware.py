@@ -36,6 +36,8 @@ def test_a_run_that_diverged_is_the_slowest():
 def test_spikes_and_dynamics():
     run = history([[0.9, 0.1, 0.5, 0.2, 0.4]], [0, 5, 10, 15, 20], e_lud=[[1.0, 2.0, 3.0, 6.0]])
     np.testing.assert_allclose(methods.spikes(run), 0.3 / 2)
+    lost = history([[0.9, 0.1, 0.1, 0.1]], [0, 5, 10, 15], loss=[[1, np.nan, np.nan, np.nan]])
+    assert methods.falls(lost) == [np.inf], "what diverged is not steady"
     np.testing.assert_allclose(methods.dynamics(methods.with_dynamics(run)), [3.0])
 
 
@@ -153,6 +155,16 @@ def test_speed_is_not_told_where_the_others_learned_nothing():
     rivals = "on CIFAR-10 FedAWARE converges faster than FedYogi"
     assert held(comparison.speed_claims(compared(fast, slow, slow), "too small"), rivals) is True
     assert held(comparison.speed_claims(compared(slow, fast, slow), "too small"), rivals) is False
+
+
+def test_who_diverged_late_ends_with_no_loss():
+    words = "on CIFAR-100 FedAWARE is behind"
+    early = runs_of(0.5, np.r_[2.3, 1.0, FALLING[2:]])
+    lost = runs_of(0.5, np.r_[2.3, 1.0, FALLING[2:-1], np.nan])
+    for rival, wanted in ((early, True), (lost, False)):
+        runs = {"CIFAR-100": compared(runs_of(0.5), early, early)["CIFAR-10"]}
+        runs["CIFAR-100"].raw["FedAMS"] = rival
+        assert held(comparison.speed_claims(runs, "too small"), words) is wanted
 
 
 def test_claims_of_the_extension():

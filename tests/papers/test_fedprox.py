@@ -43,6 +43,9 @@ def test_accuracy_is_read_off_there():
     losses = [[2.0, 1.0, 1.0, 0.2], [2.0, 1.0, 0.5, 0.2]]
     run = history(losses, np.array([[0.1, 0.2, 0.3, 0.9], [0.1, 0.2, 0.3, 0.9]]))
     np.testing.assert_array_equal(measures.accuracy_by_rule(run), [0.3, 0.9])
+    # the argmax of NaN is a class too
+    lost = history([[2.0, math.nan, math.nan]], np.array([[0.1, 0.4, 0.4]]))
+    np.testing.assert_array_equal(measures.accuracy_by_rule(lost), [0.0])
 
 
 def test_level_and_unsteadiness():
@@ -53,10 +56,12 @@ def test_level_and_unsteadiness():
     assert measuring.unsteadiness(up_and_down) == pytest.approx(1 / 3)  # falls, rises, falls
     lost = history([[1.0, math.nan]])
     assert measuring.level(lost, "loss") == measuring.unsteadiness(lost) == math.inf
-    one_lost = history([[2.0, 1.0], [1.0, math.nan]], np.array([[0.1, 0.5], [0.1, math.nan]]))
+    one_lost = history([[2.0, 1.0], [1.0, math.nan]], np.array([[0.1, 0.5], [0.1, 0.3]]))  # NaN is of class 0
     np.testing.assert_array_equal(measuring.levels(one_lost, "loss"), [1.0, math.inf])
     np.testing.assert_array_equal(measuring.levels(one_lost, "test_accuracy"), [0.5, 0.0])
     np.testing.assert_array_equal(measuring.rises(one_lost), [0.0, math.inf])
+    np.testing.assert_array_equal(measures.whole(one_lost, "loss"), [1.5, math.inf])
+    assert math.isnan(measuring.largest([0.1, math.nan]))
 
 
 def test_a_run_that_diverges_anywhere_is_counted():

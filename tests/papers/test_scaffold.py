@@ -62,6 +62,13 @@ def test_recursions_of_the_quadratic_pair():
     assert quadratics.contraction(quadratics.recursion("scaffold", 10, 1.0, rate, 40)) == pytest.approx(0.526160, 1e-5)
 
 
+def test_an_error_of_nan_is_no_exactness():
+    runs = {("sgd", 1, spread): quadratics.recursion("sgd", 1, spread, 0.1, 5) for spread in (1.0, 10.0)}
+    assert quadratics._exact((0.1,), [runs], {0.1: {}}).held
+    runs["sgd", 1, 10.0] = np.where(np.arange(6) == 3, np.nan, runs["sgd", 1, 10.0])
+    assert not quadratics._exact((0.1,), [runs], {0.1: {}}).held
+
+
 def test_stays_below_counts_from_the_last_time_above():
     assert quadratics.stays_below(np.array([1.0, 0.05, 0.5, 0.05, 0.0]), 1e-2) == 3
     assert quadratics.stays_below(np.array([1.0, 0.05, np.nan]), 1e-2) == np.inf

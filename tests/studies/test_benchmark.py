@@ -158,13 +158,15 @@ def test_a_seed_that_diverged_leaves_no_number() -> None:
 
 
 def test_the_smallest_effect_is_told_with_its_power() -> None:
-    for draws, methods in ((3, 1), (10, 7)):
-        effect = benchmark.smallest_effect(draws, methods)
-        bound = stats.t.ppf(1 - 0.025 / methods, draws - 1)
-        told = stats.nct.sf(bound, draws - 1, effect * np.sqrt(draws)) + stats.nct.cdf(
-            -bound, draws - 1, effect * np.sqrt(draws)
-        )
-        assert told == pytest.approx(0.8, abs=1e-6)
+    for draws, methods in ((2, 1), (3, 1), (3, 7), (4, 15), (10, 7)):  # of few draws scipy's nct and nctdtr are NaN
+        effect, bound = benchmark.smallest_effect(draws, methods), stats.t.ppf(1 - 0.025 / methods, draws - 1)
+
+        def told(s: float, shift: float = effect * np.sqrt(draws), bound: float = bound) -> float:
+            return float(stats.norm.sf(bound * s - shift) + stats.norm.cdf(-bound * s - shift))
+
+        deviation = stats.chi(draws - 1, scale=1 / np.sqrt(draws - 1))  # of normal numbers, over the true one
+        power = deviation.expect(told, lb=0, ub=12, limit=500)
+        assert power == pytest.approx(0.8, abs=1e-5)
 
 
 def test_results_are_files_that_come_back(tmp_path: pathlib.Path) -> None:
@@ -264,6 +266,38 @@ def test_a_method_that_diverges_at_every_point_has_no_numbers(tiny: str, tmp_pat
     assert np.isnan([of.by_examples for of in rows]).all()
 
 
+def test_means_over_clients_of_a_task_with_scores_read_the_data_as_they_are() -> None:
+    plain = fjs.classification(fjs.models.LogisticRegression(3))
+    assert benchmark.by_clients(plain).in_buckets
+    assert not benchmark.by_clients(plain.replace(scores=(fjs.scores.f1(),))).in_buckets
+    assert not benchmark.by_clients(fjs.cox(fjs.models.LogisticRegression(1))).in_buckets
+
+
+def test_a_search_that_diverged_made_no_range_wider() -> None:
+    from benchmarks.studies.benchmark import _wider
+
+    found = benchmark.Choice("1", "synthetic(1, 1)", BASE, 0, 32, "a 1 to 2", '{"a": 1.5}', 0.25, "sum p_i F_i", "x")
+    lost = found._replace(draw=1, tried=16, wider="every point diverged", point="{}")
+    assert _wider(benchmark.Result([found, lost], [])).splitlines()[-1] == "| FedAvg | 24 | 1 of 2 |"
+
+
+@pytest.mark.parametrize("problem", ["synthetic(1, 1)", "Parkinsons by patient"])
+def test_ranks_put_what_diverged_last_the_base_too(problem: str) -> None:
+    from benchmarks.studies.benchmark import mean_ranks
+
+    sign = -1 if problem.startswith("Parkinsons") else 1
+    level = {BASE: 0.5, "SCAFFOLD": 0.6, "FedProx": 0.4}
+    rows = [row(problem, name, draw, 0, sign * (of + 0.01 * draw)) for name, of in level.items() for draw in range(3)]
+    found = mean_ranks(benchmark.Result([], rows), "rounds", 1.0)
+    assert found == {BASE: 2, "FedProx": 3, "SCAFFOLD": 1}
+    for name, wanted in (
+        (BASE, {BASE: 3, "FedProx": 2, "SCAFFOLD": 1}),
+        ("SCAFFOLD", {BASE: 1, "FedProx": 2, "SCAFFOLD": 3}),
+    ):
+        lost = [of._replace(by_examples=float("nan")) if of[2:4] == (name, 1) else of for of in rows]
+        assert mean_ranks(benchmark.Result([], lost), "rounds", 1.0) == wanted
+
+
 def test_what_seeds_see() -> None:
     from benchmarks.studies.benchmark import _seeds
 
@@ -278,3 +312,5 @@ def test_what_seeds_see() -> None:
     # differences 0.1, 0.2 and 0.2, 0: no difference has no sign
     assert scaffold == f"| {problem} | SCAFFOLD less FedAvg | 0.1061 | 0.0354 | 0% |"
     assert feddyn.endswith("| 25% |"), "0.1, -0.1, 0.2, 0.2"
+    lost = [of._replace(by_examples=float("nan")) if of[2:5] == ("FedDyn", 1, 0) else of for of in rows]
+    assert _seeds(benchmark.Result([], lost)).endswith("| nan | nan |  |"), "no share of what has no mean"

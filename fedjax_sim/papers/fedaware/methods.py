@@ -173,10 +173,13 @@ def with_dynamics(history: History) -> History:
 
 
 def falls(history: History) -> np.ndarray:
-    """The mean of max(0, a_k - a_{k+1}) over the evaluations of the second half, [seeds]: 0 without any fall."""
+    """The mean of max(0, a_k - a_{k+1}) over the evaluations of the second half, [seeds]: 0 without any fall.
+
+    inf where a run diverged, whose accuracy is the same for ever.
+    """
     late = history.evaluated >= history.evaluated[-1] / 2
     found: np.ndarray = np.maximum(-np.diff(history["test_accuracy"][:, late], axis=1), 0.0).mean(axis=1)
-    return found
+    return np.where(np.isfinite(history.final("loss")), found, np.inf)
 
 
 def spikes(history: History) -> float:

@@ -16,7 +16,7 @@ import fedjax_sim as fjs
 from fedjax_sim.clients.local.work import Work
 from fedjax_sim.core.devices import double_precision
 from fedjax_sim.papers.bench import Bench, Claim, Outcome, Setting, Table
-from fedjax_sim.papers.measuring import difference
+from fedjax_sim.papers.measuring import difference, largest
 from fedjax_sim.reporting import Panel, panels
 from fedjax_sim.reporting.recorded import first_reached
 from fedjax_sim.run.history import History
@@ -152,7 +152,7 @@ def _errors(runs: Runs, data: fjs.FederatedDataset) -> dict[str, dict[float, flo
             known = expected[some.evaluated]
             size = np.maximum.accumulate(np.abs(known).max(axis=1))
             worst.append(float((np.abs(xs - known).max(axis=1) / size).max()))
-        return max(worst)
+        return largest(worst)
 
     return {method: {std: error(method, std) for std in STDS} for method in METHODS}
 

@@ -19,6 +19,7 @@ from fedjax_sim.core.devices import double_precision
 from fedjax_sim.diagnostics import measures
 from fedjax_sim.papers.bench import Bench, Claim, Outcome, Setting, Table
 from fedjax_sim.papers.drawing import canvas
+from fedjax_sim.papers.measuring import largest
 from fedjax_sim.reporting.plots import LEGEND, line_style, mean_and_band, plain
 
 CLIENTS, MEAN = 30, 20.0
@@ -51,7 +52,7 @@ def perform(bench: Bench) -> Outcome:
             found[reading] = stacked([[Quantities(*map(float, of_solver(tau, float(alpha)))) for alpha in alphas]
                                       for tau in taus])  # fmt: skip
         formulas = stacked([[closed_form(tau, float(alpha)) for alpha in alphas] for tau in taus])
-        errors[reading] = max(float(np.abs(a - b).max()) for a, b in zip(found[reading], formulas, strict=True))
+        errors[reading] = largest(float(np.abs(a - b).max()) for a, b in zip(found[reading], formulas, strict=True))
     return Outcome(
         _settings(bench), _claims(found, means, errors), {"figure4": _figure(alphas, found)}, [_table(alphas, found)],
         {"alpha": alphas, "quantities": {reading: of._asdict() for reading, of in found.items()}},

@@ -10,6 +10,7 @@ import numpy as np
 import fedjax_sim as fjs
 from fedjax_sim.papers.bench import Claim, Why
 from fedjax_sim.papers.measuring import below, level, levels
+from fedjax_sim.reporting.recorded import measured
 from fedjax_sim.run.history import History
 
 K = TypeVar("K")
@@ -20,9 +21,9 @@ STEADY = "steadier: a smaller mean rise of the loss from an evaluation to the ne
 
 
 def whole(history: History, metric: str) -> np.ndarray:
-    """The mean of a metric, or of a record of every round, over the run, [seeds]."""
+    """The mean of a loss, or of a record of every round, over the run, [seeds]; inf for NaN, as of :func:`levels`."""
     means: np.ndarray = np.asarray(history[metric], float).mean(axis=1)
-    return means
+    return np.where(np.isnan(means), np.inf, means)
 
 
 def each(runs: Mapping[K, Mapping[L, History]], measure: str | Callable[[History], float]) -> dict[K, dict[L, float]]:
@@ -113,5 +114,7 @@ def diverged(history: History) -> int:
 
 
 def accuracy_by_rule(history: History) -> np.ndarray:
-    """The test accuracy where the paper reads it off, [seeds]."""
-    return np.array([of[found.place] for of, found in zip(history["test_accuracy"], ends(history), strict=True)])
+    """The test accuracy where the paper reads it off, [seeds]; 0 where there is no finite model any more."""
+    values = measured(history, "test_accuracy")
+    found = np.array([of[at.place] for of, at in zip(values, ends(history), strict=True)])
+    return np.where(np.isnan(found), 0.0, found)

@@ -46,9 +46,12 @@ class ByClients(Described):
     The run itself records ``"<part>_<name>"``, the means over the examples.
     """
 
-    in_buckets = True  # draws of a problem share programs: all is read by passes
-
     task: Task = leaf(of_kind(Task, "the run's task"))
+
+    @property
+    def in_buckets(self) -> bool:
+        """Whether draws of a problem share programs: where all is read by passes."""
+        return not self.task.joint and not self.task.scores
 
     def __call__(self, params: Any, dataset: FederatedDataset) -> dict[str, jax.Array]:
         return {
