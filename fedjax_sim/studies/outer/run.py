@@ -183,9 +183,8 @@ def federated(
         )
     made = FederatedRun(plan, initial_params, {}, objective, rounds, eval_every, run["evaluate"])
     made = made.replace(transforms=made._subject.transforms("outer.federated", over))
-    jax.eval_shape(_evaluated_once, made, made.parameters, jax.random.key(0))  # what nothing records ends here
+    # What nothing records ends here.
+    jax.eval_shape(
+        lambda run, u, key: run.advance(u, run.begin(u, key), jnp.int32(0)), made, made.parameters, jax.random.key(0)
+    )
     return made
-
-
-def _evaluated_once(run: FederatedRun, parameters: Any, key: jax.Array) -> jax.Array:
-    return run.advance(parameters, run.begin(parameters, key), jnp.int32(0))[1]

@@ -129,12 +129,8 @@ def search(
         bar.compiling()
         members, done, store = begin(given, initial_params, values, settings), 0, None
         if checkpoint is not None:
-            initial = None if initial_params is None else fingerprint(initial_params)
-            decisive = (
-                description
-                | configuration(description, plan, "a search with checkpoints")
-                | {"initial_params": initial}
-            )
+            decisive = description | configuration(description, plan, "a search with checkpoints")
+            decisive["initial_params"] = None if initial_params is None else fingerprint(initial_params)
             store = stack.enter_context(Store(checkpoint))
             members, done = _restored(store, decisive, members)
         # No evaluation compiles the program.
@@ -144,7 +140,8 @@ def search(
         for low in range(done, len(evaluated), at_once):
             members = advance(given, members, np.int32(low), np.int32(low + at_once), settings)
             if store is not None:
-                _save(store, decisive, members, evaluated[low], low + 1)
+                arrays = {name: on_host(plain(leaf)) for name, leaf in named(members, "members").items()}
+                store.save(evaluated[low], arrays, {"configuration": decisive, "evaluations": low + 1})
             if bar.enabled:
                 bar.update(evaluated[low], {"objective": float(np.nanmin(members.record.scores[low]))})
         record: Any = jax.tree.map(np.asarray, members.record)
@@ -175,8 +172,3 @@ def _restored(store: Store, configuration: dict[str, Any], members: Members) -> 
     if changes := environment_changes(saved, configuration):
         warnings.warn(f"{found.path} was written elsewhere ({changes}): results may differ by round-off", stacklevel=4)
     return jax.tree.map(jnp.asarray, unflattened(members, found, "members")), int(found.about["evaluations"])
-
-
-def _save(store: Store, configuration: dict[str, Any], members: Members, round_: int, evaluations: int) -> None:
-    arrays = {name: on_host(plain(leaf)) for name, leaf in named(members, "members").items()}
-    store.save(round_, arrays, {"configuration": configuration, "evaluations": evaluations})
