@@ -15,7 +15,7 @@ from fedjax_sim.core.fields import count, flag, real
 from fedjax_sim.core.loops import over_leading_axis
 from fedjax_sim.core.values import shown
 from fedjax_sim.engine.adjoints.scans import stopped
-from fedjax_sim.studies.outer.unrolled import Unrolled, as_unrolled
+from fedjax_sim.studies.outer.problems import Unrolled, as_unrolled
 
 
 class Estimate(NamedTuple):
