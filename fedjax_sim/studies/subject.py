@@ -18,7 +18,9 @@ from fedjax_sim.core import paths
 from fedjax_sim.core.descriptions import Described, describe, encode, factory
 from fedjax_sim.core.fields import real
 from fedjax_sim.core.values import check_real, shown
+from fedjax_sim.engine.plan import Plan
 
+PARTS = ("task", "cohort", "work", "system", "asynchronous")  # of a run, of which a space can have values
 _ALGORITHM = ""  # whose hyper-parameters need no prefix
 
 
@@ -144,6 +146,11 @@ class Subject(NamedTuple):
 
     algorithm: Method
     run: dict[str, Any]
+
+    @classmethod
+    def of(cls, plan: Plan, parts: Iterable[str] = PARTS) -> Subject:
+        """What a plan runs, and these parts of the run."""
+        return cls(plan.algorithm, {part: getattr(plan, part) for part in parts})
 
     def get(self, path: str) -> jax.Array:
         """The value at ``path`` as an array: of its own dtype where it is an array, else of the default float."""

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from optax.tree_utils import tree_random_like
 
 from fedjax_sim.core import trees
 from fedjax_sim.core.descriptions import Described, factory
@@ -145,7 +146,7 @@ class ForwardGradient(Estimator):
         return _over_samples(self._sample, self.directions, problem, parameters, key)
 
     def _sample(self, problem: Unrolled, theta: Any, run: jax.Array, drawn: jax.Array) -> tuple[jax.Array, Any]:
-        going, v = problem.forwards(), _normal(drawn, theta)
+        going, v = problem.forwards(), tree_random_like(drawn, theta)
         value, slope = jax.jvp(lambda theta: _total(going, theta, run), (theta,), (v,))
         return value, trees.scale(slope, v)
 
@@ -178,13 +179,13 @@ class ES(Estimator):
 
     def _sample(self, problem: Unrolled, theta: Any, run: jax.Array, drawn: jax.Array) -> tuple[jax.Array, Any]:
         if self.window is None:
-            e = trees.scale(self.sigma, _normal(drawn, theta))
+            e = trees.scale(self.sigma, tree_random_like(drawn, theta))
             plus, minus = (_total(problem, at, run) for at in (trees.add(theta, e), trees.subtract(theta, e)))
             return _of_pair(plus, minus, self.sigma, e)
         window = self.window
 
         def step(state: Any, number: jax.Array) -> tuple[Any, tuple[jax.Array, Any]]:
-            e = trees.scale(self.sigma, _normal(jax.random.fold_in(drawn, number), theta))
+            e = trees.scale(self.sigma, tree_random_like(jax.random.fold_in(drawn, number), theta))
             first = number * window
             _, plus = _window(problem, trees.add(theta, e), state, first, window)
             _, minus = _window(problem, trees.subtract(theta, e), state, first, window)
@@ -275,7 +276,7 @@ class PES(Estimator):
         return Particles(plus, minus, xi, pair.number + 1, pair.key), _of_pair(up, down, self.sigma, xi)
 
     def _perturbation(self, key: jax.Array, theta: Any, number: jax.Array) -> Any:
-        return trees.scale(self.sigma, _normal(jax.random.fold_in(key, number), theta))
+        return trees.scale(self.sigma, tree_random_like(jax.random.fold_in(key, number), theta))
 
 
 class Particles(NamedTuple):
@@ -347,14 +348,6 @@ def _window(problem: Unrolled, theta: Any, state: Any, first: jax.Array, length:
 
 def _total(problem: Unrolled, theta: Any, key: jax.Array) -> jax.Array:
     return _window(problem, theta, problem.begin(theta, key), jnp.int32(0), problem.segments)[1]
-
-
-def _normal(key: jax.Array, like: Any) -> Any:
-    leaves, structure = jax.tree.flatten(like)
-    keys = jax.random.split(key, len(leaves))
-    return jax.tree.unflatten(
-        structure, [jax.random.normal(key, leaf.shape, leaf.dtype) for key, leaf in zip(keys, leaves, strict=True)]
-    )
 
 
 def _of_pair(plus: jax.Array, minus: jax.Array, sigma: Any, along: Any) -> tuple[jax.Array, Any]:

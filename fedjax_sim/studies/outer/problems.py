@@ -174,8 +174,7 @@ class FederatedRun(Unrolled):
 
     @property
     def _subject(self) -> Subject:
-        parts = self.plan._asdict()
-        return Subject(self.plan.algorithm, {name: parts[name] for name in ("task", *_DRAWN, "batches", "system")})
+        return Subject.of(self.plan, ("task", *_DRAWN, "batches", "system"))
 
     def _resolved(self, parameters: Any, key: jax.Array) -> tuple[Plan, Any]:
         """The run at the parameters, and whether one of its values is such that its check would refuse it."""

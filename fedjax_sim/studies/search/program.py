@@ -19,7 +19,8 @@ from fedjax_sim.engine.rounds import init_state
 from fedjax_sim.reporting.recorded import less_is_better
 from fedjax_sim.studies.objectives import Final
 from fedjax_sim.studies.search.strategies import Decision, Strategy, Values
-from fedjax_sim.studies.sweeps.program import PARTS, placed, up_to
+from fedjax_sim.studies.subject import PARTS
+from fedjax_sim.studies.sweeps.program import placed, up_to
 
 
 class Settings(NamedTuple):

@@ -33,7 +33,7 @@ from fedjax_sim.studies.search.program import Given, Members, Settings, advance,
 from fedjax_sim.studies.search.result import Searched
 from fedjax_sim.studies.search.strategies import Strategy
 from fedjax_sim.studies.subject import Subject
-from fedjax_sim.studies.sweeps.program import PARTS, of_all_points, placed, stacked
+from fedjax_sim.studies.sweeps.program import of_all_points, placed, stacked
 from fedjax_sim.studies.sweeps.running import check_swept, configuration
 from fedjax_sim.studies.sweeps.space import Space
 
@@ -110,7 +110,7 @@ def search(
     base = resolve(asked, rounds, initial_params)
     values = stacked(asked, space, "search")
     plan = of_all_points(base, asked, space, rounds, initial_params, "search")
-    subject = Subject(algorithm, {part: getattr(asked, part) for part in PARTS})
+    subject = Subject.of(asked)
     transforms = {name: subject.natural(name) for name in space.names}
     new = strategy.fresh(space, transforms, len(evaluated))
     fresh = {} if new is None else stacked(asked, new, "search")
