@@ -189,7 +189,7 @@ class Subject(NamedTuple):
 
     def transforms(self, who: str, over: Any) -> dict[str, Transform]:
         """The transforms of ``over`` by path, defaults filled in; ``who`` is what messages call the function."""
-        if isinstance(over, str) or not isinstance(over, (Mapping, Iterable)):
+        if isinstance(over, str) or not isinstance(over, Iterable):
             raise TypeError(f"{who}(over={shown(over)}): give paths, ['mu'], or a mapping of paths to transforms")
         given = dict(over) if isinstance(over, Mapping) else dict.fromkeys(over)
         if not given:
