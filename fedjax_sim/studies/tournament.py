@@ -91,7 +91,7 @@ class Tournament:
         return vars(self) | {"entries": entries}
 
     def __str__(self) -> str:
-        return table(self._columns(), notes=self._notes())
+        return self._table("text")
 
     def __repr__(self) -> str:
         return (
@@ -99,25 +99,24 @@ class Tournament:
         )
 
     def _repr_html_(self) -> str:
-        return in_notebook(self, table(self._columns(), "html", notes=self._notes()))
+        return in_notebook(self, self._table("html"))
 
-    def _columns(self) -> list[tuple[str, list[str]]]:
+    def _table(self, form: str) -> str:
         spread = [
             f"{entry.score:.4g} ± {np.std(entry.by_seed, ddof=min(len(entry.by_seed) - 1, 1)):.2g}"
             if np.isfinite(entry.score) else "–"
             for entry in self.entries
         ]  # fmt: skip
-        return [
+        columns = [
             ("candidate", [entry.name for entry in self.entries]),
             ("rounds", [str(entry.rounds) for entry in self.entries]),
             (self.metric, spread),
         ]
-
-    def _notes(self) -> list[str]:
         ended = "" if self.complete else "; the budget ended it"
         rungs = ", ".join(map(str, self.rungs))
         said = f"rungs of {rungs} rounds, {len(self.seeds)} seeds; {self.spent} rounds spent{ended}"
-        return [*(f"{entry.name}: {entry.error}" for entry in self.entries if entry.error), said]
+        errors = [f"{entry.name}: {entry.error}" for entry in self.entries if entry.error]
+        return table(columns, form, notes=[*errors, said])
 
 
 @takes_run()
