@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
+    from fedjax_sim.studies.subject import Transform
     from fedjax_sim.studies.sweeps.space import Space
-    from fedjax_sim.studies.transforms import Transform
 
 _OPTION = "--over"
 _PARTS = ("algorithm", "task", "cohort", "work", "system", "asynchronous")  # of a configuration, with numbers to vary

@@ -75,9 +75,9 @@ class Coalitions(NamedTuple):
     @property
     def leave_one_out(self) -> np.ndarray:
         """J(all) - J(all but i), float[N]: what client i adds to the objective; of a loss, negative is good."""
-        everybody = np.ones(self.members.shape[1], bool)
-        without = [self.value(everybody & (np.arange(len(everybody)) != i)) for i in range(len(everybody))]
-        return self.value(everybody) - np.array(without)
+        number = self.members.shape[1]
+        without = [self.value(all_but_one) for all_but_one in ~np.eye(number, dtype=bool)]
+        return self.value(np.ones(number, bool)) - np.array(without)
 
     @property
     def shapley(self) -> np.ndarray:

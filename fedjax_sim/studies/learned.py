@@ -35,7 +35,7 @@ from fedjax_sim.run.checkpoints.store import Store
 from fedjax_sim.run.training import measure
 from fedjax_sim.studies.objectives import Mean, check_inputs, mean
 from fedjax_sim.studies.outer.estimators import PES, pes
-from fedjax_sim.studies.outer.run import FederatedRun, federated
+from fedjax_sim.studies.outer.problems import FederatedRun, federated
 from fedjax_sim.studies.sweeps.space import LogUniform, Uniform
 
 

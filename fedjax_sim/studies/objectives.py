@@ -14,7 +14,7 @@ from fedjax_sim.core.descriptions import Described, factory
 from fedjax_sim.core.fields import static
 from fedjax_sim.core.values import check_metric, shown, suggest
 from fedjax_sim.datasets.federated import FederatedDataset
-from fedjax_sim.engine.checks import check_seeds
+from fedjax_sim.engine.checks import check_seeds, is_traced
 from fedjax_sim.models.passes import example_owners
 from fedjax_sim.reporting.recorded import known_as
 from fedjax_sim.run.training import TrainResult, make_train
@@ -98,7 +98,7 @@ def check_inputs(who: str, algorithm: Any, dataset: Any, objective: Any) -> None
             f"{who}(dataset) is {shown(dataset)}: it must be a FederatedDataset; data that stay on the host have no "
             "derivative, use dataset.on_device() if the device has room for them"
         )
-    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((algorithm, dataset))):
+    if is_traced((algorithm, dataset)):
         raise TypeError(f"{who} was given traced values: it is a driver, call it outside jit, grad and vmap")
 
 

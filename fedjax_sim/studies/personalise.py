@@ -218,9 +218,7 @@ class _FineTuning(FedAvg, kw_only=True):
     task: Task
     parts: Any  # held-out parts by name
     mu: Any = None
-    origin: Any = (
-        None  # x, where the Jacobian of y_i in it is to count as the identity; the broadcast is a constant then
-    )
+    origin: Any = None  # x, where y_i's Jacobian in it is to count as the identity; the broadcast is a constant then
     what: str = static(default="values")
     only: tuple[str, ...] | None = static(default=None)
 

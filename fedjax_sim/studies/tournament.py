@@ -84,15 +84,14 @@ class Tournament:
 
     def as_json(self) -> dict[str, Any]:
         """Plain data; numbers that are not finite become None. What the ledger has."""
-        plain = [as_plain(np.array([entry.score, *entry.by_seed])) for entry in self.entries]
         entries = [
-            entry._asdict() | {"score": score, "by_seed": by_seed}
-            for entry, (score, *by_seed) in zip(self.entries, plain, strict=True)
+            entry._asdict() | {"score": as_plain(entry.score), "by_seed": as_plain(entry.by_seed)}
+            for entry in self.entries
         ]
         return vars(self) | {"entries": entries}
 
     def __str__(self) -> str:
-        return table(self._columns(), notes=self._notes())
+        return self._table("text")
 
     def __repr__(self) -> str:
         return (
@@ -100,25 +99,24 @@ class Tournament:
         )
 
     def _repr_html_(self) -> str:
-        return in_notebook(self, table(self._columns(), "html", notes=self._notes()))
+        return in_notebook(self, self._table("html"))
 
-    def _columns(self) -> list[tuple[str, list[str]]]:
+    def _table(self, form: str) -> str:
         spread = [
             f"{entry.score:.4g} ± {np.std(entry.by_seed, ddof=min(len(entry.by_seed) - 1, 1)):.2g}"
             if np.isfinite(entry.score) else "–"
             for entry in self.entries
         ]  # fmt: skip
-        return [
+        columns = [
             ("candidate", [entry.name for entry in self.entries]),
             ("rounds", [str(entry.rounds) for entry in self.entries]),
             (self.metric, spread),
         ]
-
-    def _notes(self) -> list[str]:
         ended = "" if self.complete else "; the budget ended it"
         rungs = ", ".join(map(str, self.rungs))
         said = f"rungs of {rungs} rounds, {len(self.seeds)} seeds; {self.spent} rounds spent{ended}"
-        return [*(f"{entry.name}: {entry.error}" for entry in self.entries if entry.error), said]
+        errors = [f"{entry.name}: {entry.error}" for entry in self.entries if entry.error]
+        return table(columns, form, notes=[*errors, said])
 
 
 @takes_run()
@@ -297,8 +295,7 @@ def _values(history: History, metric: str, rounds: int) -> np.ndarray:
     values = np.asarray(history[metric], float)
     if values.ndim != 2:
         raise ValueError(f"{metric} is not one number an evaluation and seed but {list(values.shape[2:])}")
-    found: np.ndarray = values[:, np.searchsorted(history.evaluated, rounds, side="right") - 1]
-    return found
+    return values[:, np.searchsorted(history.evaluated, rounds, side="right") - 1]
 
 
 def _ranked(entries: Iterable[Entry], metric: str) -> list[Entry]:
@@ -317,7 +314,7 @@ def _check_any(entries: Mapping[str, Entry], ledger: Path, metric: str) -> None:
     if not entries:
         raise ValueError("tournament: the budget is below the rounds of the first rung: nothing was played")
     failed = [f"{entry.name}: {entry.error}" for entry in entries.values() if not np.isfinite(entry.score)]
-    if len(failed) == len(entries) > 0:
+    if len(failed) == len(entries):
         hint = " (hold some examples out: fjs.datasets.with_validation(data, 0.2))" * metric.startswith("validation")
         more = f"; and {len(failed) - 3} more" if len(failed) > 3 else ""
         raise ValueError(

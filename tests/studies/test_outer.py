@@ -10,7 +10,7 @@ import pytest
 import fedjax_sim as fjs
 from fedjax_sim.clients.local.work import Turn
 from fedjax_sim.core.keys import client_draws
-from fedjax_sim.studies.outer.unrolled import Unrolled
+from fedjax_sim.studies.outer.problems import Unrolled
 
 pytestmark = pytest.mark.xdist_group("tuning")  # one worker compiles what they share
 

@@ -13,8 +13,8 @@ from scipy import stats
 import fedjax_sim as fjs
 from fedjax_sim.core.devices import double_precision
 from fedjax_sim.studies.phases import runs
-from fedjax_sim.studies.phases.refining import refined
 from fedjax_sim.studies.phases.result import PhaseDiagram
+from fedjax_sim.studies.phases.runs import refined
 
 RUN = {"task": fjs.quadratic(), "rounds": 3, "batches": fjs.local.full_batch(), "cohort": fjs.cohort.uniform(2)}
 METHODS = {

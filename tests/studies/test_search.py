@@ -262,15 +262,15 @@ def test_values_that_a_factory_would_refuse_rank_last():
 def test_a_search_that_was_stopped_goes_on_to_the_bit(strategy, drawn, tmp_path, monkeypatch):
     method, data, space, run = drawn
     whole = fjs.search(method, data, space, strategy, **run)
-    save, calls = running._save, []
+    save, calls = running.Store.save, []
 
     def stopped(*args):
         save(*args)
-        calls.append(args[3])
+        calls.append(args[1])
         if len(calls) == 2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(running, "_save", stopped)
+    monkeypatch.setattr(running.Store, "save", stopped)
     with pytest.raises(KeyboardInterrupt):
         fjs.search(method, data, space, strategy, checkpoint=tmp_path, **run)
     again = fjs.search(method, data, space, strategy, checkpoint=tmp_path, **run)

@@ -89,7 +89,7 @@ def by_parts(
     draws = Draws("benchmark parts", draw)
     parts: list[list[Any]] = [[], [], []]
     for client in _whole(data):
-        rows = draws.shuffled(_size(client))[:most]
+        rows = draws.shuffled(len(client["y"]))[:most]
         if rows.size >= 4:
             ends = np.maximum(1, np.floor(np.cumsum(PARTS[:2]) * rows.size).astype(int))
             ends[1] = max(ends[1], ends[0] + 1)
@@ -110,10 +110,6 @@ def _made(parts: list[list[Any]], standard: Sequence[str], classes: int | None) 
     return datasets.from_clients(train, validation=validation, test=test, num_classes=classes)
 
 
-def _size(client: Examples) -> int:
-    return len(client["y"])
-
-
 def _whole(data: FederatedDataset) -> list[Examples]:
     """All examples of every client, the official test part's among them."""
     parts = [data, *held_out_parts(data).values()]
@@ -126,62 +122,10 @@ def _whole(data: FederatedDataset) -> list[Examples]:
 def _dirichlet(pool: FederatedDataset, count: int, clients: int, alpha: float, draw: int) -> FederatedDataset:
     """``count`` images of a set, drawn, then dealt to clients whose shares of a class are Dirichlet draws."""
     [everything] = _whole(pool)
-    rows = Draws("benchmark pool", draw).shuffled(_size(everything))[:count]
+    rows = Draws("benchmark pool", draw).shuffled(len(everything["y"]))[:count]
     some = {name: values[rows] for name, values in everything.items()}
     shared = datasets.partition.dirichlet(some["y"], clients, alpha, draw, 20)
     return by_parts(datasets.from_partition(some, shared, num_classes=pool.num_classes), draw)
-
-
-def _adult(draw: int) -> FederatedDataset:
-    return by_parts(datasets.adult("occupation"), draw)
-
-
-def _synthetic(draw: int) -> FederatedDataset:
-    made = datasets.synthetic(1.0, 1.0, 30, seed=draw, test_fraction=0.0, max_size=600)
-    return by_parts(made, draw)
-
-
-def _parkinsons(draw: int) -> FederatedDataset:
-    whole = datasets.parkinsons(standardise=False, test_fraction=0.0)
-    return by_parts(whole, draw, ("x", "y"))
-
-
-def _two_digits(draw: int) -> FederatedDataset:
-    return by_parts(datasets.mnist_two_digits(50, draw, test_fraction=0.0), draw, most=800)
-
-
-def _activity(draw: int) -> FederatedDataset:
-    return by_people(datasets.hapt(test_fraction=0.0, standardise=False, flat=True), draw, ("x",))
-
-
-def _phones(draw: int) -> FederatedDataset:
-    return by_people(datasets.wisdm(test_fraction=0.0, standardise=False), draw, ("x",))
-
-
-def _writers(draw: int) -> FederatedDataset:
-    return by_people(datasets.mnist_writers("train", "local", test_fraction=0.0), draw, most=200)
-
-
-def _mnist(draw: int) -> FederatedDataset:
-    return _dirichlet(datasets.mnist(1, partition="iid"), 9_000, 10, 0.1, draw)
-
-
-def _fashion(draw: int) -> FederatedDataset:
-    return _dirichlet(datasets.fashion_mnist(1, partition="iid", flat=False), 12_000, 20, 0.3, draw)
-
-
-def _emnist(draw: int) -> FederatedDataset:
-    return _dirichlet(datasets.emnist_byclass(1, partition="iid", flat=False), 16_000, 40, 0.3, draw)
-
-
-def _cifar(draw: int) -> FederatedDataset:
-    return _dirichlet(datasets.cifar10(1, partition="iid"), 12_000, 20, 0.3, draw)
-
-
-def _shakespeare(draw: int) -> FederatedDataset:
-    roles = datasets.shakespeare_roles(60, draw, min_chars=2_000, length=40, stride=8, max_windows=400,
-                                       test_fraction=0.0)  # fmt: skip
-    return by_people(roles, draw)
 
 
 _LINEAR = classification(models.LogisticRegression(10))
@@ -190,42 +134,53 @@ _LINEAR = classification(models.LogisticRegression(10))
 PROBLEMS: dict[str, Problem] = {
     "synthetic(1, 1)": Problem(
         "30 clients: models, inputs and sizes differ; 10 a round, 1 to 5 epochs, drawn for each client and round",
-        _synthetic, _LINEAR, 10, local.random_epochs(1, 5), 20, (0.003, 0.6), 60),
+        lambda draw: by_parts(datasets.synthetic(1.0, 1.0, 30, seed=draw, test_fraction=0.0, max_size=600), draw),
+        _LINEAR, 10, local.random_epochs(1, 5), 20, (0.003, 0.6), 60),
     "income by occupation": Problem(
         "Adult, 15 occupations of 9 to 6,172 people, all in every round; one epoch",
-        _adult, classification(models.LogisticRegression(2)), None, local.epochs(1), 64, (0.003, 0.6), 60),
+        lambda draw: by_parts(datasets.adult("occupation"), draw),
+        classification(models.LogisticRegression(2)), None, local.epochs(1), 64, (0.003, 0.6), 60),
     "Parkinsons by patient": Problem(
         "42 patients; 10 a round, two epochs; squared error in shares of the targets' variance",
-        _parkinsons, regression(models.LogisticRegression(1)), 10, local.epochs(2), 20, (0.0003, 0.06), 60,
-        metric="mse"),
+        lambda draw: by_parts(datasets.parkinsons(standardise=False, test_fraction=0.0), draw, ("x", "y")),
+        regression(models.LogisticRegression(1)), 10, local.epochs(2), 20, (0.0003, 0.06), 60, metric="mse"),
     "phones by person": Problem(
         "WISDM, 36 people of whom 22 train, labels very uneven; 7 a round, 10 steps each",
-        _phones, classification(models.LogisticRegression(6)), 7, local.steps(10), 20, (0.001, 0.2), 60),
+        lambda draw: by_people(datasets.wisdm(test_fraction=0.0, standardise=False), draw, ("x",)),
+        classification(models.LogisticRegression(6)), 7, local.steps(10), 20, (0.001, 0.2), 60),
     "activity by person": Problem(
         "HAPT, raw windows of 30 people of whom 18 train; 6 a round, one epoch; one hidden layer",
-        _activity, classification(models.MLP(6, (32,))), 6, local.epochs(1), 32, (0.003, 0.6), 60),
+        lambda draw: by_people(datasets.hapt(test_fraction=0.0, standardise=False, flat=True), draw, ("x",)),
+        classification(models.MLP(6, (32,))), 6, local.epochs(1), 32, (0.003, 0.6), 60),
     "MNIST by writer": Problem(
         "200 of 539 writers, of whom 120 train; 20 a round, 5 steps each",
-        _writers, _LINEAR, 20, local.steps(5), 20, (0.01, 2.0), 60),
+        lambda draw: by_people(datasets.mnist_writers("train", "local", test_fraction=0.0), draw, most=200),
+        _LINEAR, 20, local.steps(5), 20, (0.01, 2.0), 60),
     "MNIST, two digits": Problem(
         "50 clients of two digits, sizes by a power law, 800 images at most; 10 a round, one epoch",
-        _two_digits, _LINEAR, 10, local.epochs(1), 20, (0.003, 0.6), 60),
+        lambda draw: by_parts(datasets.mnist_two_digits(50, draw, test_fraction=0.0), draw, most=800),
+        _LINEAR, 10, local.epochs(1), 20, (0.003, 0.6), 60),
     "MNIST, Dir(0.1)": Problem(
         "10 clients, labels and sizes differ; all in every round, one epoch; one hidden layer",
-        _mnist, classification(models.MLP(10, (50,))), None, local.epochs(1), 32, (0.01, 2.0), 60),
+        lambda draw: _dirichlet(datasets.mnist(1, partition="iid"), 9_000, 10, 0.1, draw),
+        classification(models.MLP(10, (50,))), None, local.epochs(1), 32, (0.01, 2.0), 60),
     "Fashion-MNIST, CNN": Problem(
         "20 clients, Dir(0.3); 5 a round, 10 steps each; LeNet",
-        _fashion, classification(models.LeNet(10)), 5, local.steps(10), 32, (0.003, 0.6), 60, True),
+        lambda draw: _dirichlet(datasets.fashion_mnist(1, partition="iid", flat=False), 12_000, 20, 0.3, draw),
+        classification(models.LeNet(10)), 5, local.steps(10), 32, (0.003, 0.6), 60, True),
     "EMNIST, CNN": Problem(
         "by class, 62 uneven ones; 40 clients, Dir(0.3); 8 a round, one epoch; LeNet",
-        _emnist, classification(models.LeNet(62)), 8, local.epochs(1), 32, (0.003, 0.6), 60, True),
+        lambda draw: _dirichlet(datasets.emnist_byclass(1, partition="iid", flat=False), 16_000, 40, 0.3, draw),
+        classification(models.LeNet(62)), 8, local.epochs(1), 32, (0.003, 0.6), 60, True),
     "CIFAR-10, CNN": Problem(
         "20 clients, Dir(0.3); 5 a round, 10 steps each; three convolutions",
-        _cifar, classification(models.CifarCNN(10, (16, 32, 32))), 5, local.steps(10), 32, (0.003, 0.6), 60, True),
+        lambda draw: _dirichlet(datasets.cifar10(1, partition="iid"), 12_000, 20, 0.3, draw),
+        classification(models.CifarCNN(10, (16, 32, 32))), 5, local.steps(10), 32, (0.003, 0.6), 60, True),
     "Shakespeare, LSTM": Problem(
         "60 speaking roles of whom 36 train; 8 a round, one epoch; the next character",
-        _shakespeare, classification(models.CharLSTM(hidden=64, layers=1)), 8, local.epochs(1), 16, (0.05, 10.0), 60,
-        True),
+        lambda draw: by_people(datasets.shakespeare_roles(
+            60, draw, min_chars=2_000, length=40, stride=8, max_windows=400, test_fraction=0.0), draw),
+        classification(models.CharLSTM(hidden=64, layers=1)), 8, local.epochs(1), 16, (0.05, 10.0), 60, True),
 }
 # fmt: on
 """The problems by name: :class:`Problem` each."""

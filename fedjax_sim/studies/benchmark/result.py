@@ -12,9 +12,10 @@ from typing import Any, NamedTuple, TypeVar, get_type_hints
 
 from fedjax_sim.algorithms.contract import Method
 from fedjax_sim.core.files import parsing, write_atomically
-from fedjax_sim.core.values import check_choice, check_count
+from fedjax_sim.core.values import check_choice, check_count, suggest
 from fedjax_sim.studies.benchmark.evidence import Difference, as_table, differences
-from fedjax_sim.studies.benchmark.methods import BASE, METHODS, Entry
+from fedjax_sim.studies.benchmark.methods import BASE, METHODS, Entry, entered
+from fedjax_sim.studies.benchmark.problems import PROBLEMS, Problem
 from fedjax_sim.studies.benchmark.running import (
     PROTOCOL,
     SMOKE,
@@ -24,8 +25,6 @@ from fedjax_sim.studies.benchmark.running import (
     Runs,
     compared,
     data_of,
-    entry_of,
-    named_problems,
     place_of,
 )
 from fedjax_sim.studies.sweeps.space import Distribution
@@ -139,7 +138,7 @@ def run(
     """
     name, entry = named(method, space, name)
     protocol, found = protocol_of(size, points), Result([], [])
-    for problem in named_problems(problems):
+    for problem in _problems(problems):
         found = found.joined(performed(problem, {BASE: METHODS[BASE], name: entry}, protocol, Path(folder), show))
     return found
 
@@ -149,7 +148,7 @@ def performed(
 ) -> Result:
     """Some methods on all draws of one problem, FedAvg among them."""
     found = Result([], [])
-    for draw in range(protocol.of(named_problems([problem])[problem])[1]):
+    for draw in range(protocol.of(PROBLEMS[problem])[1]):
         for name, entry in entries.items():
             choice, rows = compared(name, entry, problem, draw, folder, protocol, show)
             found.choices.append(choice)
@@ -170,7 +169,7 @@ def cost(
     """What :func:`run` with these arguments costs, before it does: a few rounds of the method are measured."""
     name, entry = named(method, space, name)
     protocol, found = protocol_of(size, points), []
-    for problem, of in named_problems(problems).items():
+    for problem, of in _problems(problems).items():
         count, draws = protocol.of(of)
         missing = [
             (label, draw) for label in dict.fromkeys((BASE, name)) for draw in range(draws)
@@ -187,13 +186,25 @@ def cost(
 
 def named(method: Make, space: Mapping[str, Distribution] | None, name: str | None) -> tuple[str, Entry]:
     """A method's name and entry."""
-    if isinstance(method, str) and (space is not None or name not in (None, method)):
-        raise ValueError(f"benchmark({method!r}): it has a space and a name; give these for a method of your own")
-    entry = entry_of(method, space)
-    found = method if isinstance(method, str) else str(name or getattr(method, "__name__", "mine"))
+    if isinstance(method, str):
+        if space is not None or name not in (None, method):
+            raise ValueError(f"benchmark({method!r}): it has a space and a name; give these for a method of your own")
+        if method not in METHODS:
+            raise ValueError(f"no method of the benchmark is called {method!r}: {suggest(method, list(METHODS))}")
+        return method, METHODS[method]
+    entry = method if isinstance(method, Entry) else entered(method, space)
+    found = str(name or getattr(method, "__name__", "mine"))
     if found in METHODS and METHODS[found] != entry:
         raise ValueError(f"benchmark(name={found!r}): the benchmark has a method of this name: choose another one")
     return found, entry
+
+
+def _problems(names: Sequence[str] | None) -> dict[str, Problem]:
+    """Those of these names; None for all."""
+    for name in names or ():
+        if name not in PROBLEMS:
+            raise ValueError(f"no problem of the benchmark is called {name!r}: {suggest(name, list(PROBLEMS))}")
+    return {name: PROBLEMS[name] for name in names or PROBLEMS}
 
 
 def _csv(kind: type[T], rows: Iterable[T]) -> bytes:

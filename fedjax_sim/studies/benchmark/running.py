@@ -11,19 +11,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_sim.algorithms.contract import Method
 from fedjax_sim.clients import cohort, systems
-from fedjax_sim.core.values import suggest
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.fingerprints import dataset_fingerprint
 from fedjax_sim.reporting.recorded import less_is_better
-from fedjax_sim.studies.benchmark.methods import BASE, METHODS, RATE, Entry, entered
+from fedjax_sim.studies.benchmark.methods import BASE, METHODS, RATE, Entry
 from fedjax_sim.studies.benchmark.problems import PROBLEMS, Problem, by_clients
 from fedjax_sim.studies.sweeps.result import Sweep, means
 from fedjax_sim.studies.sweeps.running import sweep
 from fedjax_sim.studies.sweeps.space import Distribution, LogUniform, Space, log_uniform, points, random
 
-SIZES = ("smoke", "cpu")
 BUDGETS = ("rounds", "bytes", "gradients", "seconds")  # seconds are those of the clock
 _SLACK = 1.01  # scalars beside a model are not to cost a method an evaluation
 # Everybody computes and sends at a speed of its own; nobody fails, and the server waits, so no model depends on it.
@@ -101,25 +98,6 @@ class Row(NamedTuple):
     round: int  # the last evaluation within it
     by_examples: float  # the metric, mean over all test examples; NaN where the run diverged
     by_clients: float  # mean over the clients that have some
-
-
-def named_problems(names: Sequence[str] | None) -> dict[str, Problem]:
-    """Those of these names; None for all."""
-    for name in names or ():
-        if name not in PROBLEMS:
-            raise ValueError(f"no problem of the benchmark is called {name!r}: {suggest(name, list(PROBLEMS))}")
-    return {name: PROBLEMS[name] for name in names or PROBLEMS}
-
-
-def entry_of(method: str | Entry | Callable[..., Method], space: Mapping[str, Distribution] | None = None) -> Entry:
-    """The entry of a name, or one of one's own."""
-    if isinstance(method, Entry):
-        return method
-    if isinstance(method, str):
-        if method not in METHODS:
-            raise ValueError(f"no method of the benchmark is called {method!r}: {suggest(method, list(METHODS))}")
-        return METHODS[method]
-    return entered(method, space)
 
 
 @functools.lru_cache(maxsize=1)

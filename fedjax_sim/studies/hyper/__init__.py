@@ -8,7 +8,7 @@ from fedjax_sim.studies.search.asking import ask_evosax, ask_optuna, evaluator
 from fedjax_sim.studies.search.result import Searched
 from fedjax_sim.studies.search.running import search
 from fedjax_sim.studies.search.strategies import Halving, Population, Strategy, halving, population
-from fedjax_sim.studies.transforms import (
+from fedjax_sim.studies.subject import (
     Identity,
     Interval,
     Positive,

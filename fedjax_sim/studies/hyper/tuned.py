@@ -80,8 +80,7 @@ class Tuned:
     @property
     def values(self) -> np.ndarray:
         """float[restarts, E], the mean objective over seeds; not finite where the run diverged."""
-        mean: np.ndarray = self.by_seed.mean(axis=2)
-        return mean
+        return np.asarray(self.by_seed.mean(axis=2))
 
     @property
     def value(self) -> float:

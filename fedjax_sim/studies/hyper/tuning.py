@@ -23,9 +23,8 @@ from fedjax_sim.run.training import make_train
 from fedjax_sim.studies.hyper.tuned import Tuned
 from fedjax_sim.studies.objectives import Objective, check_inputs, evaluated, final
 from fedjax_sim.studies.outer.estimators import Estimate, Estimator, estimate
-from fedjax_sim.studies.outer.run import federated
-from fedjax_sim.studies.subject import Subject, values_of
-from fedjax_sim.studies.transforms import Transform
+from fedjax_sim.studies.outer.problems import federated
+from fedjax_sim.studies.subject import Subject, Transform, values_of
 
 Values = dict[str, jax.Array]  # by path
 

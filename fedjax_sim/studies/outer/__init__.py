@@ -17,8 +17,7 @@ from fedjax_sim.studies.outer.estimators import (
     score,
     truncated,
 )
-from fedjax_sim.studies.outer.run import FederatedRun, federated
-from fedjax_sim.studies.outer.unrolled import Unrolled
+from fedjax_sim.studies.outer.problems import FederatedRun, Unrolled, federated
 
 __all__ = [
     "ES",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from optax.tree_utils import tree_random_like
 
 from fedjax_sim.core import trees
 from fedjax_sim.core.descriptions import Described, factory
@@ -14,7 +16,7 @@ from fedjax_sim.core.fields import count, flag, real
 from fedjax_sim.core.loops import over_leading_axis
 from fedjax_sim.core.values import shown
 from fedjax_sim.engine.adjoints.scans import stopped
-from fedjax_sim.studies.outer.unrolled import Unrolled, as_unrolled
+from fedjax_sim.studies.outer.problems import Unrolled, as_unrolled
 
 
 class Estimate(NamedTuple):
@@ -78,6 +80,15 @@ def estimate(estimator: Estimator, objective: Any, parameters: Any, key: jax.Arr
     return estimator.estimate(problem, jax.tree.map(jnp.asarray, parameters), key)
 
 
+# The ``check`` of the estimators with windows.
+def _check_window(estimator: Any, problem: Unrolled) -> None:
+    if estimator.window is not None and problem.segments % estimator.window:
+        raise ValueError(
+            f"{estimator.factory_name()}(window={estimator.window}): the objective has {problem.segments} segments; "
+            "their number must be a multiple of the window"
+        )
+
+
 class Exact(Estimator):
     """The derivative through the whole computation, for the run that ``key`` names.
 
@@ -103,8 +114,7 @@ class Truncated(Estimator):
 
     window: int = count(default=1)
 
-    def check(self, problem: Unrolled) -> None:
-        _check_window(self, problem)
+    check = _check_window
 
     def estimate(self, problem: Unrolled, parameters: Any, key: jax.Array) -> Estimate:
         def loss(theta: Any) -> jax.Array:
@@ -119,29 +129,7 @@ class Truncated(Estimator):
         return Estimate(value, gradient, None)
 
 
-class _Sampled(Estimator):
-    """Base of the means over samples, each with a run and a direction of its own."""
-
-    def estimate(self, problem: Unrolled, parameters: Any, key: jax.Array) -> Estimate:
-        keys = jax.random.split(key, self._samples)
-
-        def one(key: jax.Array) -> tuple[jax.Array, Any]:
-            run, drawn = jax.random.split(key)
-            return self._sample(problem, parameters, run, drawn)
-
-        values, gradients = over_leading_axis(one, keys)
-        return _mean(values, gradients)
-
-    @property
-    def _samples(self) -> int:
-        raise TypeError(f"{type(self).__name__} must define _samples")
-
-    def _sample(self, problem: Unrolled, theta: Any, run: jax.Array, drawn: jax.Array) -> tuple[jax.Array, Any]:
-        """L and the gradient's estimate of one sample: ``run`` is the key of the run, ``drawn`` of the direction."""
-        raise TypeError(f"{type(self).__name__} must define _sample(problem, theta, run, drawn)")
-
-
-class ForwardGradient(_Sampled):
+class ForwardGradient(Estimator):
     """The mean of (dL/dtheta . v) v over directions v ~ N(0, I), each by one derivative in forward mode. Unbiased.
 
     Its variance is about |dL/dtheta|^2 times the number of parameters; its memory does not grow with the computation.
@@ -154,17 +142,16 @@ class ForwardGradient(_Sampled):
 
     directions: int = count(default=8)
 
-    @property
-    def _samples(self) -> int:
-        return self.directions
+    def estimate(self, problem: Unrolled, parameters: Any, key: jax.Array) -> Estimate:
+        return _over_samples(self._sample, self.directions, problem, parameters, key)
 
     def _sample(self, problem: Unrolled, theta: Any, run: jax.Array, drawn: jax.Array) -> tuple[jax.Array, Any]:
-        going, v = problem.forwards(), _normal(drawn, theta)
+        going, v = problem.forwards(), tree_random_like(drawn, theta)
         value, slope = jax.jvp(lambda theta: _total(going, theta, run), (theta,), (v,))
         return value, trees.scale(slope, v)
 
 
-class ES(_Sampled):
+class ES(Estimator):
     """Antithetic evolution strategies: (L(theta + e) - L(theta - e)) / 2 sigma^2 e, the mean over e ~ N(0, sigma^2 I).
 
     Unbiased for the gradient of the smoothed loss E L(theta + e), which is dL/dtheta itself where L is quadratic in
@@ -185,22 +172,20 @@ class ES(_Sampled):
     pairs: int = count(default=8)
     window: int | None = count(default=None)
 
-    def check(self, problem: Unrolled) -> None:
-        _check_window(self, problem)
+    check = _check_window
 
-    @property
-    def _samples(self) -> int:
-        return self.pairs
+    def estimate(self, problem: Unrolled, parameters: Any, key: jax.Array) -> Estimate:
+        return _over_samples(self._sample, self.pairs, problem, parameters, key)
 
     def _sample(self, problem: Unrolled, theta: Any, run: jax.Array, drawn: jax.Array) -> tuple[jax.Array, Any]:
         if self.window is None:
-            e = trees.scale(self.sigma, _normal(drawn, theta))
+            e = trees.scale(self.sigma, tree_random_like(drawn, theta))
             plus, minus = (_total(problem, at, run) for at in (trees.add(theta, e), trees.subtract(theta, e)))
             return _of_pair(plus, minus, self.sigma, e)
         window = self.window
 
         def step(state: Any, number: jax.Array) -> tuple[Any, tuple[jax.Array, Any]]:
-            e = trees.scale(self.sigma, _normal(jax.random.fold_in(drawn, number), theta))
+            e = trees.scale(self.sigma, tree_random_like(jax.random.fold_in(drawn, number), theta))
             first = number * window
             _, plus = _window(problem, trees.add(theta, e), state, first, window)
             _, minus = _window(problem, trees.subtract(theta, e), state, first, window)
@@ -212,7 +197,7 @@ class ES(_Sampled):
         return jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), found)  # type: ignore[no-any-return]
 
 
-class PES(_Sampled):
+class PES(Estimator):
     """Persistent evolution strategies: each window of a pair of runs is perturbed anew, and both runs go on from there.
 
     With e_w ~ N(0, sigma^2 I) in window w and xi_w = e_1 + ... + e_w, the mean over pairs of
@@ -252,8 +237,7 @@ class PES(_Sampled):
     pairs: int = count(default=8)
     window: int = count(default=1)
 
-    def check(self, problem: Unrolled) -> None:
-        _check_window(self, problem)
+    check = _check_window
 
     def begin(self, problem: Unrolled, theta: Any, key: jax.Array) -> Particles:
         """Pairs of runs before their first window."""
@@ -269,9 +253,8 @@ class PES(_Sampled):
         after, (values, gradients) = over_leading_axis(lambda one: self._stepped(problem, theta, one), particles)
         return after, _mean(values, gradients)
 
-    @property
-    def _samples(self) -> int:
-        return self.pairs
+    def estimate(self, problem: Unrolled, parameters: Any, key: jax.Array) -> Estimate:
+        return _over_samples(self._sample, self.pairs, problem, parameters, key)
 
     def _sample(self, problem: Unrolled, theta: Any, run: jax.Array, drawn: jax.Array) -> tuple[jax.Array, Any]:
         def step(pair: Particles, _: Any) -> tuple[Particles, tuple[jax.Array, Any]]:
@@ -293,7 +276,7 @@ class PES(_Sampled):
         return Particles(plus, minus, xi, pair.number + 1, pair.key), _of_pair(up, down, self.sigma, xi)
 
     def _perturbation(self, key: jax.Array, theta: Any, number: jax.Array) -> Any:
-        return trees.scale(self.sigma, _normal(jax.random.fold_in(key, number), theta))
+        return trees.scale(self.sigma, tree_random_like(jax.random.fold_in(key, number), theta))
 
 
 class Particles(NamedTuple):
@@ -340,6 +323,18 @@ class Score(Estimator):
         return _mean(values, trees.add(paths, jax.vmap(trees.scale)(advantage, scores)))
 
 
+def _over_samples(
+    sample: Callable[..., tuple[jax.Array, Any]], number: int, problem: Unrolled, theta: Any, key: jax.Array
+) -> Estimate:
+    """The mean over samples: L and the gradient's estimate by the key of a run and the key of a direction."""
+
+    def one(key: jax.Array) -> tuple[jax.Array, Any]:
+        run, drawn = jax.random.split(key)
+        return sample(problem, theta, run, drawn)
+
+    return _mean(*over_leading_axis(one, jax.random.split(key, number)))
+
+
 def _window(problem: Unrolled, theta: Any, state: Any, first: jax.Array, length: int) -> tuple[Any, jax.Array]:
     """``length`` segments from ``first``: the state after them, and the sum of their losses."""
 
@@ -355,14 +350,6 @@ def _total(problem: Unrolled, theta: Any, key: jax.Array) -> jax.Array:
     return _window(problem, theta, problem.begin(theta, key), jnp.int32(0), problem.segments)[1]
 
 
-def _normal(key: jax.Array, like: Any) -> Any:
-    leaves, structure = jax.tree.flatten(like)
-    keys = jax.random.split(key, len(leaves))
-    return jax.tree.unflatten(
-        structure, [jax.random.normal(key, leaf.shape, leaf.dtype) for key, leaf in zip(keys, leaves, strict=True)]
-    )
-
-
 def _of_pair(plus: jax.Array, minus: jax.Array, sigma: Any, along: Any) -> tuple[jax.Array, Any]:
     """The mean loss of a pair of runs, and their (L+ - L-) / 2 sigma^2 along a perturbation or the sum of several."""
     variance = jnp.square(trees.as_dtype(sigma, plus))
@@ -370,22 +357,12 @@ def _of_pair(plus: jax.Array, minus: jax.Array, sigma: Any, along: Any) -> tuple
 
 
 def _mean(values: jax.Array, gradients: Any) -> Estimate:
-    def mean(leaf: jax.Array) -> jax.Array:
-        return jnp.mean(leaf, axis=0)
-
     number = len(values)
     spread = None
     if number > 1:
         spread = jax.tree.map(lambda leaf: jnp.std(leaf, axis=0, ddof=1) / number**0.5, gradients)
-    return Estimate(mean(values), jax.tree.map(mean, gradients), spread)
-
-
-def _check_window(estimator: Any, problem: Unrolled) -> None:
-    if estimator.window is not None and problem.segments % estimator.window:
-        raise ValueError(
-            f"{estimator.factory_name()}(window={estimator.window}): the objective has {problem.segments} segments; "
-            "their number must be a multiple of the window"
-        )
+    value, gradient = jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), (values, gradients))
+    return Estimate(value, gradient, spread)
 
 
 exact = factory("outer.exact", Exact)

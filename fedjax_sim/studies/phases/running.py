@@ -20,9 +20,8 @@ from fedjax_sim.engine.arguments import RunArguments, takes_run
 from fedjax_sim.engine.checks import check_seeds, is_traced
 from fedjax_sim.reporting.progress import progress_bar
 from fedjax_sim.reporting.recorded import less_is_better
-from fedjax_sim.studies.phases.refining import refined
 from fedjax_sim.studies.phases.result import PhaseDiagram
-from fedjax_sim.studies.phases.runs import Diagram
+from fedjax_sim.studies.phases.runs import Diagram, refined
 from fedjax_sim.studies.phases.settings import Grid, axis
 from fedjax_sim.studies.sweeps.space import Space
 from fedjax_sim.studies.sweeps.stored import Folder

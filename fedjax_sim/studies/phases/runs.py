@@ -21,13 +21,13 @@ from fedjax_sim.engine.plan import Plan
 from fedjax_sim.optim.described import hoisted
 from fedjax_sim.reporting.recorded import known_as, measured
 from fedjax_sim.run.history import History
-from fedjax_sim.studies.phases.refining import Place
 from fedjax_sim.studies.phases.result import PhaseDiagram
 from fedjax_sim.studies.phases.settings import SEED, Grid, Setting
 from fedjax_sim.studies.sweeps.program import Settings, each_run, in_words, takes_turns, whole_run
 from fedjax_sim.studies.sweeps.running import check_one_device, check_overflow
 from fedjax_sim.studies.sweeps.stored import Folder
 
+Place = tuple[int, int]  # of a cell
 _TOGETHER = 16  # runs of a call at most: so often results are stored and shown
 
 
@@ -328,3 +328,47 @@ def _fitted(asked: Plan, like: Plan, params: Any) -> Plan:
         guard=like.guard,
         layout=like.layout,
     )
+
+
+def refined(
+    nx: int, ny: int, budget: int, run: Callable[[list[Place]], None], winners: Callable[[], np.ndarray]
+) -> None:
+    """Computes at most ``budget`` cells: coarse ones, then the halves of what lies between unlike corners.
+
+    Coarse are about five to nine an axis, fewer where these would be more than half of the budget. Corners are unlike
+    that have different winners, which come first, or of which one has none (-1).
+    """
+    lines, done = _coarse((nx, ny), budget), set[Place]()
+    batch = list(itertools.product(*lines))[:budget]
+    while batch:
+        run(batch)
+        done.update(batch)
+        winner, finer = winners(), (_halved(lines[0]), _halved(lines[1]))
+        wanted: dict[Place, int] = {}
+        for (a, b), (c, d) in itertools.product(itertools.pairwise(lines[0]), itertools.pairwise(lines[1])):
+            corners = set(itertools.product((a, b), (c, d)))
+            found = {int(winner[place]) for place in corners}
+            if corners <= done and (len(found) > 1 or -1 in found):
+                rank = 0 if len(found - {-1}) > 1 else 1
+                for place in itertools.product((a, (a + b) // 2, b), (c, (c + d) // 2, d)):
+                    if place not in done:
+                        wanted[place] = min(rank, wanted.get(place, rank))
+        lines = finer
+        batch = sorted(wanted, key=lambda place: (wanted[place], place))[: budget - len(done)]
+
+
+def _coarse(shape: tuple[int, int], budget: int) -> tuple[list[int], list[int]]:
+    """Every 2^k-th of an axis, and its last."""
+    steps = [1, 1]
+    for axis, n in enumerate(shape):
+        while (n - 1) // (2 * steps[axis]) >= 4:
+            steps[axis] *= 2
+    while True:
+        x, y = (sorted({*range(0, n, step), n - 1}) for n, step in zip(shape, steps, strict=True))
+        if len(x) * len(y) <= max(budget // 2, 4):
+            return x, y
+        steps[int(len(y) > len(x))] *= 2
+
+
+def _halved(line: list[int]) -> list[int]:
+    return sorted({*line, *((a + b) // 2 for a, b in itertools.pairwise(line))})

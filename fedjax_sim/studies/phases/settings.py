@@ -19,7 +19,8 @@ from fedjax_sim.core.values import check_real, shown, suggest
 from fedjax_sim.datasets.fingerprints import digest, fingerprint
 from fedjax_sim.engine.arguments import check_arguments
 from fedjax_sim.engine.plan import Plan
-from fedjax_sim.studies.sweeps.program import in_words, placed, value_at
+from fedjax_sim.studies.subject import Subject
+from fedjax_sim.studies.sweeps.program import in_words, placed
 from fedjax_sim.studies.sweeps.space import Space
 
 SEED = "seed"  # what the data's factory gets beside values of the axes
@@ -163,6 +164,6 @@ class Grid:
     def _check_replaced(self, method: str, plan: Plan) -> None:
         """Refuses values to choose from in the place of what an axis sets, which would have no effect."""
         for name in self.points[0]:
-            value = np.asarray(value_at(plan, name))
+            value = np.asarray(Subject.of(plan).get(name))
             if not np.array_equal(self._replaced.setdefault((method, name), value), value):
                 raise ValueError(f"best_of= would replace {name!r}, which an axis sets: leave one of them out")

@@ -19,7 +19,8 @@ from fedjax_sim.engine.rounds import init_state
 from fedjax_sim.reporting.recorded import less_is_better
 from fedjax_sim.studies.objectives import Final
 from fedjax_sim.studies.search.strategies import Decision, Strategy, Values
-from fedjax_sim.studies.sweeps.program import PARTS, placed, up_to
+from fedjax_sim.studies.subject import Subject
+from fedjax_sim.studies.sweeps.program import placed, up_to
 
 
 class Settings(NamedTuple):
@@ -135,7 +136,7 @@ def _run_on(
     """One run up to evaluation ``number``: its state, its metrics, whether a factory would refuse its values."""
     plan = placed(given.plan, values)._replace(key=key)
     state, (metrics, _) = up_to(plan, settings.rounds, settings.eval_every, settings.evaluate, state, number)
-    wrong = unmet([getattr(plan, part) for part in ("algorithm", *PARTS)], plan.dataset)
+    wrong = unmet(Subject.of(plan), plan.dataset)
     return state, (metrics, jnp.bool_(False) if wrong is None else wrong)
 
 

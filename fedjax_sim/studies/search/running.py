@@ -33,7 +33,7 @@ from fedjax_sim.studies.search.program import Given, Members, Settings, advance,
 from fedjax_sim.studies.search.result import Searched
 from fedjax_sim.studies.search.strategies import Strategy
 from fedjax_sim.studies.subject import Subject
-from fedjax_sim.studies.sweeps.program import PARTS, of_all_points, placed, stacked
+from fedjax_sim.studies.sweeps.program import of_all_points, placed, stacked
 from fedjax_sim.studies.sweeps.running import check_swept, configuration
 from fedjax_sim.studies.sweeps.space import Space
 
@@ -110,7 +110,7 @@ def search(
     base = resolve(asked, rounds, initial_params)
     values = stacked(asked, space, "search")
     plan = of_all_points(base, asked, space, rounds, initial_params, "search")
-    subject = Subject(algorithm, {part: getattr(asked, part) for part in PARTS})
+    subject = Subject.of(asked)
     transforms = {name: subject.natural(name) for name in space.names}
     new = strategy.fresh(space, transforms, len(evaluated))
     fresh = {} if new is None else stacked(asked, new, "search")
@@ -129,12 +129,8 @@ def search(
         bar.compiling()
         members, done, store = begin(given, initial_params, values, settings), 0, None
         if checkpoint is not None:
-            initial = None if initial_params is None else fingerprint(initial_params)
-            decisive = (
-                description
-                | configuration(description, plan, "a search with checkpoints")
-                | {"initial_params": initial}
-            )
+            decisive = description | configuration(description, plan, "a search with checkpoints")
+            decisive["initial_params"] = None if initial_params is None else fingerprint(initial_params)
             store = stack.enter_context(Store(checkpoint))
             members, done = _restored(store, decisive, members)
         # No evaluation compiles the program.
@@ -144,7 +140,8 @@ def search(
         for low in range(done, len(evaluated), at_once):
             members = advance(given, members, np.int32(low), np.int32(low + at_once), settings)
             if store is not None:
-                _save(store, decisive, members, evaluated[low], low + 1)
+                arrays = {name: on_host(plain(leaf)) for name, leaf in named(members, "members").items()}
+                store.save(evaluated[low], arrays, {"configuration": decisive, "evaluations": low + 1})
             if bar.enabled:
                 bar.update(evaluated[low], {"objective": float(np.nanmin(members.record.scores[low]))})
         record: Any = jax.tree.map(np.asarray, members.record)
@@ -175,8 +172,3 @@ def _restored(store: Store, configuration: dict[str, Any], members: Members) -> 
     if changes := environment_changes(saved, configuration):
         warnings.warn(f"{found.path} was written elsewhere ({changes}): results may differ by round-off", stacklevel=4)
     return jax.tree.map(jnp.asarray, unflattened(members, found, "members")), int(found.about["evaluations"])
-
-
-def _save(store: Store, configuration: dict[str, Any], members: Members, round_: int, evaluations: int) -> None:
-    arrays = {name: on_host(plain(leaf)) for name, leaf in named(members, "members").items()}
-    store.save(round_, arrays, {"configuration": configuration, "evaluations": evaluations})

@@ -13,8 +13,8 @@ from fedjax_sim.core.descriptions import Described, factory
 from fedjax_sim.core.fields import count, real
 from fedjax_sim.core.keys import fold_in, random_words
 from fedjax_sim.core.sampling import below, happens
+from fedjax_sim.studies.subject import Transform
 from fedjax_sim.studies.sweeps.space import Random, Space
-from fedjax_sim.studies.transforms import Transform
 
 Values = dict[str, jax.Array]  # hyper-parameters by name, [n, ...]
 

@@ -13,7 +13,6 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from fedjax_sim.core import paths
 from fedjax_sim.core.loops import counted
 from fedjax_sim.engine.arguments import Evaluate
 from fedjax_sim.engine.checks import resolve
@@ -23,28 +22,18 @@ from fedjax_sim.models.evaluation import check_recorded
 from fedjax_sim.reporting.divergence import FACTOR, divergences
 from fedjax_sim.run.history import History
 from fedjax_sim.run.training import evaluation_rounds, measure
+from fedjax_sim.studies.subject import PARTS, Subject
 from fedjax_sim.studies.sweeps.space import Space
 
 AXIS = "runs"  # of the mesh over which runs are spread
 _IN_TURN = 16  # runs of a call for each device that takes them in turn: so often results are stored and shown
 _SIDE_BY_SIDE = 64  # runs of a call for each device that holds them all at once
-PARTS = ("task", "cohort", "work", "system", "asynchronous")  # of the run; other names belong to the algorithm
 
 
 def placed(plan: Plan, values: Mapping[str, Any]) -> Plan:
     """The plan with other values at the names given; concrete values are checked as the factories would."""
-    changes: dict[str, dict[str, Any]] = {}
-    for name, value in values.items():
-        part, rest = _part(name)
-        changes.setdefault(part, {})[rest] = value
-    # Nothing to replace is nothing to check: inside a program the values that stay are traced too.
-    return plan._replace(**{part: paths.replace(getattr(plan, part), new) for part, new in changes.items()})
-
-
-def value_at(plan: Plan, name: str) -> Any:
-    """The plan's own value at a name."""
-    part, rest = _part(name)
-    return paths.get(getattr(plan, part), rest)
+    changed = Subject.of(plan).replace(values)
+    return plan._replace(algorithm=changed.algorithm, **changed.run)
 
 
 def stacked(plan: Plan, space: Space, who: str = "sweep") -> dict[str, np.ndarray]:
@@ -56,7 +45,7 @@ def stacked(plan: Plan, space: Space, who: str = "sweep") -> dict[str, np.ndarra
     for name, column in space.points().items():
         if _part(name)[0] == "system" and plan.system is None:
             raise ValueError(f"{who}: {name!r} belongs to a system, and the run has none: give it system=...")
-        leaf = value_at(plan, name)
+        leaf = Subject.of(plan).get(name)
         if column.shape[1:] != np.shape(leaf):
             raise ValueError(
                 f"{who}: the values of {name!r} have the shape {column.shape[1:]} and the leaf that they replace "

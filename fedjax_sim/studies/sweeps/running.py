@@ -135,18 +135,11 @@ def sweep(
                 description["environment"] = description["environment"] | {"earlier": folder.earlier}
         total = space.num_points * len(seed_list)
         missing = sorted(set(range(total)) - {number for numbers, _ in finished for number in numbers})
-        common = {"rounds": rounds, "eval_every": eval_every, "evaluate": evaluate, "keep_params": keep_params}
-        used = jax.local_devices() if devices is None else devices
         executor = Executor(
-            plan.placed().shared(evaluate),
-            initial_params,
-            values,
-            seed_list,
-            count=len(missing),
-            chunk=chunk,
-            devices=used,
-            **common,
-        )
+            plan.placed().shared(evaluate), initial_params, values, seed_list, count=len(missing), chunk=chunk,
+            devices=jax.local_devices() if devices is None else devices,
+            rounds=rounds, eval_every=eval_every, evaluate=evaluate, keep_params=keep_params,
+        )  # fmt: skip
         with progress_bar(total * rounds, progress, f"{type(algorithm).__name__} sweep") as bar:
             bar.compiling()
             compile_seconds = executor.compile() if missing else 0.0
@@ -192,9 +185,8 @@ def _joined(finished: list[tuple[list[int], History]], params: Any) -> History:
     order = np.argsort([number for numbers, _ in finished for number in numbers])
     parts = [history for _, history in finished]
 
-    def together(*leaves: np.ndarray) -> np.ndarray:
-        joined: np.ndarray = np.concatenate(leaves)[order]
-        return joined
+    def together(*leaves: np.ndarray) -> Any:
+        return np.concatenate(leaves)[order]
 
     def model(part: History) -> Any:
         return serialization.from_state_dict(params, serialization.to_state_dict(part.params))

@@ -1,8 +1,11 @@
-"""A federated run as an outer problem: its rounds from one evaluation to the next are a segment."""
+"""What outer learning differentiates: a computation in segments, each of which adds to the loss.
+
+Of a federated run, the rounds from one evaluation to the next are a segment.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Self, Unpack
 
 import jax
@@ -12,6 +15,7 @@ from jax import lax
 from fedjax_sim.algorithms.contract import Method
 from fedjax_sim.clients.cohort.participation import storage
 from fedjax_sim.clients.local.work import Turn
+from fedjax_sim.core.descriptions import Described
 from fedjax_sim.core.fields import count, leaf, static
 from fedjax_sim.core.keys import client_draws
 from fedjax_sim.core.values import shown
@@ -22,11 +26,78 @@ from fedjax_sim.engine.plan import Plan, TrainState
 from fedjax_sim.engine.rounds import init_state, run_round, some_rounds
 from fedjax_sim.run.training import measure
 from fedjax_sim.studies.objectives import Final, Mean, check_inputs, mean
-from fedjax_sim.studies.outer.unrolled import Unrolled
-from fedjax_sim.studies.subject import Subject, values_of
-from fedjax_sim.studies.transforms import Transform
+from fedjax_sim.studies.subject import Subject, Transform, values_of
 
 _DRAWN = ("cohort", "work")  # parts of a run whose draws have a distribution
+
+
+class Unrolled(Described):
+    """L(theta) = sum_s loss_s over segments s = 0 .. T-1; loss_s is a function of theta and of the state before it.
+
+    A subclass is a pytree: what it holds in fields is an argument of a compiled program, not a constant in it.
+    """
+
+    @property
+    def segments(self) -> int:
+        """T, static."""
+        raise TypeError(f"{type(self).__name__} must define segments")
+
+    def begin(self, parameters: Any, key: jax.Array) -> Any:
+        """The state before the first segment; all that is drawn on the way is named by the key."""
+        raise TypeError(f"{type(self).__name__} must define begin(parameters, key)")
+
+    def advance(self, parameters: Any, state: Any, segment: jax.Array) -> tuple[Any, jax.Array]:
+        """The state after segment ``segment``, int32, and what it adds to the loss, a real number."""
+        raise TypeError(f"{type(self).__name__} must define advance(parameters, state, segment)")
+
+    def log_probability(self, parameters: Any, key: jax.Array) -> jax.Array:
+        """log p(draws of this key; theta), up to what theta is no part of; for :func:`fedjax_sim.outer.score`."""
+        raise TypeError(f"{type(self).__name__} must define log_probability(parameters, key): score() asks for it")
+
+    def forwards(self) -> Self:
+        """The same, for forward mode."""
+        return self
+
+
+class Function(Unrolled):
+    """A loss in one segment, ``function(parameters, key)``; with a second value, log p of what it drew."""
+
+    function: Callable[[Any, jax.Array], Any] = static()
+
+    @property
+    def segments(self) -> int:
+        return 1
+
+    def begin(self, parameters: Any, key: jax.Array) -> Any:
+        return key
+
+    def advance(self, parameters: Any, state: Any, segment: jax.Array) -> tuple[Any, jax.Array]:
+        return state, self._called(parameters, state)[0]
+
+    def log_probability(self, parameters: Any, key: jax.Array) -> jax.Array:
+        log_probability: jax.Array | None = self._called(parameters, key)[1]
+        if log_probability is None:
+            raise TypeError("score(): the objective returns a loss alone; return (loss, log_probability) of its draws")
+        return log_probability
+
+    def _called(self, parameters: Any, key: jax.Array) -> tuple[jax.Array, Any]:
+        found = self.function(parameters, key)
+        loss, log_probability = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
+        if jnp.shape(loss) != () or not jnp.issubdtype(jnp.result_type(loss), jnp.floating):
+            raise TypeError(f"the objective returns {shown(loss)}: it must return one real number")
+        return loss, log_probability
+
+
+def as_unrolled(objective: Any) -> Unrolled:
+    """The objective of an estimate: itself, or a function as one segment."""
+    if isinstance(objective, Unrolled):
+        return objective
+    if not callable(objective):
+        raise TypeError(
+            f"the objective is {shown(objective)}: give fedjax_sim.outer.federated(...), an Unrolled of your own, or a "
+            "function of (parameters, key) that returns one real number"
+        )
+    return Function(objective)
 
 
 class FederatedRun(Unrolled):
@@ -103,8 +174,7 @@ class FederatedRun(Unrolled):
 
     @property
     def _subject(self) -> Subject:
-        parts = self.plan._asdict()
-        return Subject(self.plan.algorithm, {name: parts[name] for name in ("task", *_DRAWN, "batches", "system")})
+        return Subject.of(self.plan, ("task", *_DRAWN, "batches", "system"))
 
     def _resolved(self, parameters: Any, key: jax.Array) -> tuple[Plan, Any]:
         """The run at the parameters, and whether one of its values is such that its check would refuse it."""
@@ -183,9 +253,8 @@ def federated(
         )
     made = FederatedRun(plan, initial_params, {}, objective, rounds, eval_every, run["evaluate"])
     made = made.replace(transforms=made._subject.transforms("outer.federated", over))
-    jax.eval_shape(_evaluated_once, made, made.parameters, jax.random.key(0))  # what nothing records ends here
+    # What nothing records ends here.
+    jax.eval_shape(
+        lambda run, u, key: run.advance(u, run.begin(u, key), jnp.int32(0)), made, made.parameters, jax.random.key(0)
+    )
     return made
-
-
-def _evaluated_once(run: FederatedRun, parameters: Any, key: jax.Array) -> jax.Array:
-    return run.advance(parameters, run.begin(parameters, key), jnp.int32(0))[1]
