@@ -9,7 +9,7 @@ import numpy as np
 
 from fedjax_sim.core.tabular import table
 from fedjax_sim.reporting.containers import check_runs
-from fedjax_sim.reporting.recorded import Recorded, in_words, less_is_better, loss_of_data, measured
+from fedjax_sim.reporting.recorded import Recorded, described, in_words, less_is_better, loss_of_data, measured
 from fedjax_sim.reporting.table import ACCURACIES, cell, form_of, listed, one_number
 
 LEVEL = 0.05
@@ -97,7 +97,7 @@ def paired(histories: Mapping[str, Recorded], metric: str | None = None, against
     for name, finals in values.items():
         if name == base:
             continue
-        given = finals, values[base], _precision(histories[name])
+        given = finals, values[base], str(described(histories[name], "environment", "float"))
         d = differences(*given)
         if np.isfinite(d).all():
             alike = d.any() and np.ptp(d) <= _round_off(*given).max()  # then t is as large as round-off is small
@@ -223,7 +223,7 @@ def _notes(histories: Mapping[str, Recorded], rows: Sequence[Paired], seeds: int
         )
     if any(np.isfinite(row.mean) and not np.isfinite(row.p) for row in rows):
         notes.append("where all differences are equal there is no t test")
-    data = {str(_described(run, "dataset")) for run in histories.values()}
+    data = {str(described(run, "dataset")) for run in histories.values()}
     if len(data) > 1:
         notes.append("the data sets differ, so that seeds do not pair what is drawn from them")
     if len({int(run.evaluated[-1]) for run in histories.values()}) > 1:
@@ -248,13 +248,3 @@ def _interval(mean: float, half: float) -> str:
 
 def _p_words(p: float) -> str:
     return "< 0.001" if p < 0.001 else f"{p:.3f}"
-
-
-def _precision(run: Recorded) -> str:
-    environment = _described(run, "environment")
-    return str(environment.get("float")) if isinstance(environment, Mapping) else "float32"
-
-
-def _described(run: Recorded, name: str) -> Any:
-    about = getattr(run, "description", None)
-    return about.get(name) if isinstance(about, Mapping) else None

@@ -11,7 +11,7 @@ from fedjax_sim.core.tabular import table
 from fedjax_sim.reporting.containers import check_runs
 from fedjax_sim.reporting.paired import half_width
 from fedjax_sim.reporting.personal_values import averaged, compared_by, last, left_out, of_models
-from fedjax_sim.reporting.recorded import MODELS, Recorded, drawable, in_words
+from fedjax_sim.reporting.recorded import MODELS, Recorded, described, drawable, in_words
 from fedjax_sim.reporting.table import cell, listed
 
 TITLES = ("mean", "by examples", "worst", "spread", "worse than shared", "worse than tuned")
@@ -126,7 +126,7 @@ def notes_of(histories: Mapping[str, Recorded], metric: str) -> list[str]:
     runs = {str(name): run for name, run in histories.items()}
     notes = []
     if not any(
-        _described(run, "algorithm", "name") == "algorithm.fedavg" and "tuned" in averaged(run, metric)
+        described(run, "algorithm", "name") == "algorithm.fedavg" and "tuned" in averaged(run, metric)
         for run in runs.values()
     ):
         notes.append(_TO_COMPARE_WITH)
@@ -173,25 +173,17 @@ def meaning(histories: Mapping[str, Recorded], metric: str) -> list[str]:
 def _worst(histories: Mapping[str, Recorded], metric: str) -> dict[str, float | None]:
     """The share of the clients that are the worst, by the run that compares models; None where it is not described."""
     compared = {str(name): run for name, run in histories.items() if averaged(run, metric)}
-    found = {name: _described(run, "run", "evaluate", "arguments", "worst") for name, run in compared.items()}
+    found = {name: described(run, "run", "evaluate", "arguments", "worst") for name, run in compared.items()}
     return {name: float(share) if isinstance(share, (int, float)) else None for name, share in found.items()}
-
-
-def _described(run: Recorded, *path: str) -> Any:
-    """What the description of a run has there; None where it is not described."""
-    found: Any = getattr(run, "description", None)
-    for name in path:
-        found = found.get(name) if isinstance(found, Mapping) else None
-    return found
 
 
 def _steps(run: Recorded) -> tuple[str, str] | None:
     """A round's local steps and those of fine-tuning, in words; None where there is no fine-tuning."""
-    tuning = _described(run, "run", "evaluate", "arguments", "tuned", "arguments")
+    tuning = described(run, "run", "evaluate", "arguments", "tuned", "arguments")
     if tuning is None:
         return None
     local, tuned = (
-        ", ".join(_words(of.get(one)) for one in ("work", "batches")) for of in (_described(run, "run"), tuning)
+        ", ".join(_words(of.get(one)) for one in ("work", "batches")) for of in (described(run, "run"), tuning)
     )
     return local, tuned
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -71,13 +71,18 @@ def loss_of_data(runs: Iterable[Recorded], name: str | None = None) -> str:
     return data if any(data in run.metrics for run in runs) else name
 
 
+def described(run: Recorded, *path: str) -> Any:
+    """What a run's description has there; None where it has nothing, or files hold anything else."""
+    found = getattr(run, "description", None)
+    for key in path:
+        found = found.get(key) if isinstance(found, Mapping) else None
+    return found
+
+
 def _tells_of_penalty(run: Recorded) -> bool:
     """Whether a run's description has a penalty: runs of earlier versions did not record the loss without it."""
-    about = getattr(run, "description", None)
-    for key in ("run", "task", "arguments"):
-        about = about.get(key) if isinstance(about, Mapping) else None
     given = ("weight_decay", "penalty_function")
-    return isinstance(about, Mapping) and any(about.get(name) is not None for name in given)
+    return any(described(run, "run", "task", "arguments", name) is not None for name in given)
 
 
 def rounds_of(run: Recorded, name: str) -> np.ndarray:

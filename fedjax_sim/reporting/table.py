@@ -9,7 +9,7 @@ import numpy as np
 from fedjax_sim.core.tabular import table
 from fedjax_sim.reporting import recorded
 from fedjax_sim.reporting.containers import check_runs
-from fedjax_sim.reporting.recorded import Recorded, in_words, less_is_better, loss_of_data, measured
+from fedjax_sim.reporting.recorded import Recorded, described, in_words, less_is_better, loss_of_data, measured
 
 ACCURACIES = ("test_accuracy", "accuracy")
 _NONE = "–"
@@ -82,10 +82,9 @@ def objectives(histories: Mapping[str, Recorded]) -> list[str]:
     """
     groups: dict[tuple[str, str], list[str]] = {}
     for name, run in histories.items():
-        about = getattr(run, "description", None)
-        told = (about.get("objective"), about.get("average")) if isinstance(about, Mapping) else ()
-        if told and all(isinstance(one, str) for one in told):
-            groups.setdefault(told, []).append(name)  # type: ignore[arg-type]
+        told = described(run, "objective"), described(run, "average")
+        if all(isinstance(one, str) for one in told):
+            groups.setdefault(told, []).append(name)
     if len(groups) < 2:
         return []
     said = "; ".join(
