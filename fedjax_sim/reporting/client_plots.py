@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_sim.reporting.containers import check_runs
 from fedjax_sim.reporting.figures import whole_numbers
-from fedjax_sim.reporting.personal_values import APART, at_evaluation, ends, in_order, of_methods, place_of, shares
+from fedjax_sim.reporting.personal import APART, at_evaluation, ends, in_order, of_methods, place_of, shares
 from fedjax_sim.reporting.plots import COLOURS, LEGEND, axes_or_new, band_words, line_style, mean_and_band, plain
-from fedjax_sim.reporting.recorded import MODELS, Recorded, counted, drawable, in_words, rounds_of
+from fedjax_sim.reporting.recorded import MODELS, Recorded, check_runs, counted, drawable, in_words, rounds_of
 
 
 def distributions(

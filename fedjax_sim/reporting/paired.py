@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_sim.core.tabular import table
-from fedjax_sim.reporting.containers import check_runs
-from fedjax_sim.reporting.recorded import Recorded, described, in_words, less_is_better, loss_of_data, measured
+from fedjax_sim.reporting import recorded
+from fedjax_sim.reporting.recorded import Recorded, in_words, less_is_better, loss_of_data, measured
 from fedjax_sim.reporting.table import ACCURACIES, cell, form_of, listed, one_number
 
 LEVEL = 0.05
@@ -97,7 +97,7 @@ def paired(histories: Mapping[str, Recorded], metric: str | None = None, against
     for name, finals in values.items():
         if name == base:
             continue
-        given = finals, values[base], str(described(histories[name], "environment", "float"))
+        given = finals, values[base], str(recorded.described(histories[name], "environment", "float"))
         d = differences(*given)
         if np.isfinite(d).all():
             alike = d.any() and np.ptp(d) <= _round_off(*given).max()  # then t is as large as round-off is small
@@ -181,7 +181,7 @@ def _finals(
     histories: Mapping[str, Recorded], metric: str | None, against: str | None
 ) -> tuple[str, str, dict[str, np.ndarray]]:
     """The metric, the method to compare with, and the last values of all, float[S], in the order of its seeds."""
-    check_runs("paired_table: histories", histories)
+    recorded.check_runs("paired_table: histories", histories)
     runs, base = list(histories.values()), next(iter(histories)) if against is None else against
     if base not in histories:
         from fedjax_sim.core.values import suggest  # which imports JAX
@@ -223,7 +223,7 @@ def _notes(histories: Mapping[str, Recorded], rows: Sequence[Paired], seeds: int
         )
     if any(np.isfinite(row.mean) and not np.isfinite(row.p) for row in rows):
         notes.append("where all differences are equal there is no t test")
-    data = {str(described(run, "dataset")) for run in histories.values()}
+    data = {str(recorded.described(run, "dataset")) for run in histories.values()}
     if len(data) > 1:
         notes.append("the data sets differ, so that seeds do not pair what is drawn from them")
     if len({int(run.evaluated[-1]) for run in histories.values()}) > 1:

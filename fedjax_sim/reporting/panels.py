@@ -8,7 +8,6 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fedjax_sim.reporting.containers import check_problems, check_rows
 from fedjax_sim.reporting.figures import new_figure
 from fedjax_sim.reporting.plots import (
     LEGEND,
@@ -22,7 +21,7 @@ from fedjax_sim.reporting.plots import (
     line_style,
     save_figure,
 )
-from fedjax_sim.reporting.recorded import AXES, Recorded, loss_of_data
+from fedjax_sim.reporting.recorded import AXES, Recorded, check_problems, check_rows, loss_of_data
 
 _PANEL = (3.3, 2.6)  # inches
 

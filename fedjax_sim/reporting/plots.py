@@ -10,10 +10,9 @@ from typing import Any, Literal
 import numpy as np
 
 from fedjax_sim.core.files import write_atomically
-from fedjax_sim.reporting.containers import check_runs
 from fedjax_sim.reporting.figures import FONTS, keep_in_view, plain_numbers, spans_a_decade
 from fedjax_sim.reporting.paired import half_width
-from fedjax_sim.reporting.recorded import AXES, Recorded, drawable, held, in_words, positions, rounds_of
+from fedjax_sim.reporting.recorded import AXES, Recorded, check_runs, drawable, held, in_words, positions, rounds_of
 
 Band = Literal["range", "std", "sem", "ci95"] | None
 

@@ -8,8 +8,7 @@ import numpy as np
 
 from fedjax_sim.core.tabular import table
 from fedjax_sim.reporting import recorded
-from fedjax_sim.reporting.containers import check_runs
-from fedjax_sim.reporting.recorded import Recorded, described, in_words, less_is_better, loss_of_data, measured
+from fedjax_sim.reporting.recorded import Recorded, in_words, less_is_better, loss_of_data, measured
 
 ACCURACIES = ("test_accuracy", "accuracy")
 _NONE = "–"
@@ -41,7 +40,7 @@ def results_table(histories: Mapping[str, Recorded], *, target: float | None = N
     Returns:
       The table, and below it what its columns mean, and where runs do not minimise the same (:func:`objectives`).
     """
-    check_runs("results_table: histories", histories)
+    recorded.check_runs("results_table: histories", histories)
     histories = {str(name): run for name, run in histories.items()}
     runs = list(histories.values())
     accuracy = next((name for name in ACCURACIES if any(one_number(run, name) for run in runs)), None)
@@ -82,7 +81,7 @@ def objectives(histories: Mapping[str, Recorded]) -> list[str]:
     """
     groups: dict[tuple[str, str], list[str]] = {}
     for name, run in histories.items():
-        told = described(run, "objective"), described(run, "average")
+        told = recorded.described(run, "objective"), recorded.described(run, "average")
         if all(isinstance(one, str) for one in told):
             groups.setdefault(told, []).append(name)
     if len(groups) < 2:

@@ -23,7 +23,7 @@ from fedjax_sim.reporting.html import page
 from fedjax_sim.reporting.html.curves import Record, curve, records, spreads, thinned
 from fedjax_sim.reporting.html.drawing import DASHES, LINES, classes
 from fedjax_sim.reporting.html.settings import differing, settings
-from fedjax_sim.reporting.personal_table import cells_of, rows_of
+from fedjax_sim.reporting.personal import cells_of, rows_of
 from fedjax_sim.reporting.recorded import MODELS
 from fedjax_sim.run.history import History
 from fedjax_sim.run.records import Stop
