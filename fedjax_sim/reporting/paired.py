@@ -20,29 +20,18 @@ _ROUND_OFF = {"float32": 1e-5, "float64": 1e-11}  # differences of so much of th
 class Paired(NamedTuple):
     """A method minus the one it is compared with, over the seeds that both have.
 
-    Attributes:
-      metric: whose last values are compared.
-      against: the name of the other.
-      method: its own.
-      finals: its last values, float[S].
-      mean: of the differences d of the seeds.
-      half: d's mean ± half is Student's 95 % interval.
-      better: the number of seeds in which it is the better one.
-      p: two-sided, of the paired t test that the mean is 0. NaN where all differences are equal and not 0.
-      adjusted: p, corrected for the number of methods (Holm 1979).
-
     Numbers but ``finals`` are NaN, and ``better`` is 0, where a seed of either diverged.
     """
 
-    metric: str
-    against: str
-    method: str
-    finals: np.ndarray
-    mean: float
-    half: float
-    better: int
-    p: float
-    adjusted: float
+    metric: str  # whose last values are compared
+    against: str  # the name of the other
+    method: str  # its own
+    finals: np.ndarray  # its last values, float[S]
+    mean: float  # of the differences d of the seeds
+    half: float  # d's mean ± half is Student's 95 % interval
+    better: int  # the number of seeds in which it is the better one
+    p: float  # two-sided, of the paired t test that the mean is 0; NaN where all differences are equal and not 0
+    adjusted: float  # p, corrected for the number of methods (Holm 1979)
 
 
 def half_width(values: np.ndarray, level: float = LEVEL) -> Any:

@@ -60,7 +60,7 @@ def panels(
     Args:
       rows: panels from top to bottom, each row from left to right; None leaves a place empty.
       against: ``"round"``, ``"virtual_time"`` or ``"bytes"``, for all panels.
-      band: ``"range"``, ``"std"``, ``"sem"`` or None, as :func:`curves`.
+      band: as in :func:`curves`.
       size: (width, height) of the whole figure in inches; None takes 3.3 by 2.6 for each panel and room for the legend.
 
     Returns:
@@ -122,7 +122,7 @@ def comparison(
       problems: the methods' records by the problem's and the method's name.
       path: where the figure goes (atomically), as PNG unless the name ends otherwise (``.pdf``, ``.svg``).
       against: ``"round"``, ``"virtual_time"`` or ``"bytes"``, for all columns.
-      band: ``"range"``, ``"std"``, ``"sem"`` or None, as :func:`curves`.
+      band: as in :func:`curves`.
       size: (width, height) of the whole figure in inches, as :func:`panels`.
 
     Returns:

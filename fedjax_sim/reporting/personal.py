@@ -255,10 +255,7 @@ def of_methods(histories: Mapping[str, Recorded], metric: str, round: int | None
 
 
 def of_models(name: str, run: Recorded, metric: str, round: int | None = None) -> dict[str, np.ndarray]:
-    """The values of one run's models, [seeds, N] by the model.
-
-    NaN for clients that do not count, infinitely bad where a client's model diverged.
-    """
+    """The values of one run's models, [seeds, N] by the model, as :func:`_of_visited`."""
     names = _names(name, run, metric)
     return {model: _of_visited(name, run, names, model, round) for model in names}
 
@@ -306,10 +303,7 @@ def ends(values: np.ndarray) -> tuple[float, float]:
 
 
 def shares(values: np.ndarray, low: float, high: float) -> tuple[np.ndarray, np.ndarray]:
-    """Places x and, of each seed, the share of its clients with at most x, [seeds, places].
-
-    Infinite values count as clients beyond the right end.
-    """
+    """Places x and, of each seed, the share of its clients with at most x, [seeds, places]."""
     x = np.concatenate([[low], np.unique(values[drawable(values)]), [high]])
     held = [np.sort(row[~np.isnan(row)]) for row in values]
     return x, np.stack([np.searchsorted(row, x, side="right") / max(row.size, 1) for row in held])

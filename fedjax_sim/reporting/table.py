@@ -63,13 +63,14 @@ def results_table(histories: Mapping[str, Recorded], *, target: float | None = N
 def in_short(run: Recorded) -> str:
     """Its rounds, and the last loss and accuracy, mean ± standard deviation over seeds, in a line."""
     seeds, rounds, evaluations = len(next(iter(run.metrics.values()), ())), int(run.evaluated[-1]), len(run.evaluated)
-    sizes = f"{_counted(seeds, 'seed')}, {_counted(rounds, 'round')}, {_counted(evaluations, 'evaluation')}"
+    sizes = f"{number_of(seeds, 'seed')}, {number_of(rounds, 'round')}, {number_of(evaluations, 'evaluation')}"
     names = [loss_of_data([run]), *[name for name in ACCURACIES if one_number(run, name)][:1]]
     finals = [f"{name} {final_values([run], name, None)[0]}" for name in names if one_number(run, name)]
     return f"{sizes}; {', '.join(finals)}" if finals else sizes
 
 
-def _counted(count: int, what: str) -> str:
+def number_of(count: int, what: str) -> str:
+    """``1 round``, ``1,200 rounds``."""
     return f"{count:,} {what}{'s' * (count != 1)}"
 
 

@@ -311,9 +311,9 @@ class TestContent:
         run.metrics["test_client_accuracy"][0, -1, :3] = np.nan
         found = spreads({"a": run})["test_client_accuracy"]["a"]
         assert (found.clients, found.missing, found.values.size) == (11, 3, 19)
-        x, share = found.steps()
-        assert share[-1] == 1
-        assert share[x == 0.1] == np.mean(found.values <= 0.1)
+        x, share = found.curve()[:2]
+        assert (share[0], share[-1]) == (0, 1)
+        assert share[1:][x[1:] == 0.1] == np.mean(found.values <= 0.1)
         run.metrics["test_client_accuracy"][:] = np.nan
         assert "test client accuracy" in page({"a": run})
 
