@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from fedjax_sim.cli.options import add_json
 from fedjax_sim.core.files import cache_directory, others_may_write
@@ -39,13 +39,6 @@ print(json.dumps({
 """
 
 
-class Problem(NamedTuple):
-    """Something that is wrong, and what to do."""
-
-    what: str
-    fix: str
-
-
 def add_to(commands: Any) -> None:
     """Adds the command."""
     command = commands.add_parser("doctor", help="versions, devices, data and cache directories: what is wrong here")
@@ -55,7 +48,7 @@ def add_to(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Runs it; 1 where something is wrong."""
-    problems: list[Problem] = []
+    problems: dict[str, str] = {}  # what is wrong, and what to do
     packages, extras = _packages(problems)
     settings = [_DATA_VARIABLE, "FEDJAX_SIM_CACHE", "XDG_CACHE_HOME", "NPROC", "XLA_FLAGS"]
     settings += sorted(name for name in os.environ if name.startswith("JAX_"))
@@ -72,18 +65,18 @@ def run(options: argparse.Namespace) -> int:
         "cache": _cache(problems),
     }
     if options.json:
-        print(json.dumps({**about, "problems": [one._asdict() for one in problems]}))
+        print(json.dumps({**about, "problems": [{"what": what, "fix": fix} for what, fix in problems.items()]}))
     else:
         print(_text(about, problems))
     return 1 if problems else 0
 
 
-def _packages(problems: list[Problem]) -> tuple[dict[str, str | None], dict[str, dict[str, str | None]]]:
+def _packages(problems: dict[str, str]) -> tuple[dict[str, str | None], dict[str, dict[str, str | None]]]:
     """The versions of what is needed, and of what each extra brings; None for what is not there."""
     try:
         requirements = importlib.metadata.requires(_PACKAGE) or []
     except importlib.metadata.PackageNotFoundError:
-        problems.append(Problem("the package is not installed, but imported from a folder", "pip install -e ."))
+        problems["the package is not installed, but imported from a folder"] = "pip install -e ."
         return {}, {}
     needed: dict[str, str | None] = {}
     extras: dict[str, dict[str, str | None]] = {}
@@ -95,10 +88,9 @@ def _packages(problems: list[Problem]) -> tuple[dict[str, str | None], dict[str,
         if extra is None:
             needed[name] = version
             if version is None:
-                problems.append(Problem(f"{name} is not installed", f"pip install '{name}{bounds}'"))
+                problems[f"{name} is not installed"] = f"pip install '{name}{bounds}'"
             elif not _reaches(version, bounds):
-                wrong = f"{name} is {version}, and {bounds} is needed"
-                problems.append(Problem(wrong, f"pip install '{name}{bounds}'"))
+                problems[f"{name} is {version}, and {bounds} is needed"] = f"pip install '{name}{bounds}'"
         elif extra not in _TOOLS and name.replace("-", "_") != _PACKAGE:
             extras.setdefault(extra, {})[name] = version
     return needed, extras
@@ -114,7 +106,7 @@ def _numbers(version: str) -> list[int]:
     return [int(number) for number in re.findall(r"\d+", version)]
 
 
-def _jax(problems: list[Problem]) -> dict[str, Any] | None:
+def _jax(problems: dict[str, str]) -> dict[str, Any] | None:
     """What JAX sees, asked in a process of its own; None where it does not answer."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     call = [sys.executable, "-c", _PROBE]
@@ -123,18 +115,18 @@ def _jax(problems: list[Problem]) -> dict[str, Any] | None:
         found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     except subprocess.TimeoutExpired:
         fix = "set JAX_PLATFORMS=cpu; if that helps, the driver of the accelerator is at fault"
-        problems.append(Problem(f"JAX did not start within {_PATIENCE:.0f} seconds", fix))
+        problems[f"JAX did not start within {_PATIENCE:.0f} seconds"] = fix
         return None
     except (ValueError, IndexError):
         last = (done.stderr.strip().splitlines() or [f"it ended with status {done.returncode}"])[-1]
         named = os.environ.get("JAX_PLATFORMS")
         fix = "pip install --force-reinstall jax jaxlib" if not named else f"unset JAX_PLATFORMS (it is {named})"
-        problems.append(Problem(f"JAX does not start: {last[:300]}", fix))
+        problems[f"JAX does not start: {last[:300]}"] = fix
         return None
     if not found["computes"]:
-        problems.append(Problem("JAX computes wrong sums", "pip install --force-reinstall jax jaxlib"))
+        problems["JAX computes wrong sums"] = "pip install --force-reinstall jax jaxlib"
     if found["backend"] == "cpu" and shutil.which("nvidia-smi") and os.environ.get("JAX_PLATFORMS", "") != "cpu":
-        problems.append(Problem("there is an NVIDIA driver, and JAX uses the CPU", "pip install -U 'jax[cuda12]'"))
+        problems["there is an NVIDIA driver, and JAX uses the CPU"] = "pip install -U 'jax[cuda12]'"
     return found
 
 
@@ -144,14 +136,13 @@ def data_directory() -> Path:
     return Path(named).expanduser() if named else Path.home() / ".cache" / _PACKAGE
 
 
-def _data(problems: list[Problem], *, readable: bool) -> dict[str, Any]:
+def _data(problems: dict[str, str], *, readable: bool) -> dict[str, Any]:
     """The data directory, and what is ready in it, where JAX starts: reading needs it."""
     folder, named = data_directory(), os.environ.get(_DATA_VARIABLE)
     if named and not folder.is_dir():
-        wrong = f"{_DATA_VARIABLE} names {folder}, which is no folder"
-        problems.append(Problem(wrong, f"mkdir -p '{folder}', or name another"))
+        problems[f"{_DATA_VARIABLE} names {folder}, which is no folder"] = f"mkdir -p '{folder}', or name another"
     elif folder.is_dir() and not os.access(folder, os.R_OK | os.X_OK):
-        problems.append(Problem(f"{folder} cannot be read", f"chmod u+rx '{folder}'"))
+        problems[f"{folder} cannot be read"] = f"chmod u+rx '{folder}'"
     about: dict[str, Any] = {"directory": str(folder), "exists": folder.is_dir(), "ready": None, "incomplete": None}
     if readable:
         from fedjax_sim.datasets.sources.record import sources
@@ -162,26 +153,26 @@ def _data(problems: list[Problem], *, readable: bool) -> dict[str, Any]:
     return about
 
 
-def _cache(problems: list[Problem]) -> dict[str, Any]:
+def _cache(problems: dict[str, str]) -> dict[str, Any]:
     """The cache directory, its size, and whether it can be used."""
     try:
         folder = cache_directory()
     except RuntimeError:
-        problems.append(Problem("there is no home directory for the cache", "set FEDJAX_SIM_CACHE to a folder"))
+        problems["there is no home directory for the cache"] = "set FEDJAX_SIM_CACHE to a folder"
         folder = None
     if folder is None:
         return {"directory": None, "bytes": 0, "programs": 0}
     nearest = next(place for place in (folder, *folder.parents) if place.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
         wrong = f"compiled programs cannot be kept in {folder}: {nearest} cannot be written"
-        problems.append(Problem(wrong, "set FEDJAX_SIM_CACHE to a folder of yours"))
+        problems[wrong] = "set FEDJAX_SIM_CACHE to a folder of yours"
     for programs in filter(others_may_write, folder.glob("programs-*")):
-        problems.append(Problem(f"others may write to {programs}, so it is not used", f"chmod go-w '{programs}'"))
+        problems[f"others may write to {programs}, so it is not used"] = f"chmod go-w '{programs}'"
     sizes = [path.stat().st_size for path in folder.glob("programs-*/*") if path.is_file()]
     return {"directory": str(folder), "bytes": sum(sizes), "programs": len(sizes)}
 
 
-def _text(about: dict[str, Any], problems: list[Problem]) -> str:
+def _text(about: dict[str, Any], problems: dict[str, str]) -> str:
     found, data, cache = about["jax"], about["data"], about["cache"]
     devices = "JAX does not answer"
     if found is not None:
@@ -208,5 +199,5 @@ def _text(about: dict[str, Any], problems: list[Problem]) -> str:
         absent = ", ".join(name for name, version in versions.items() if version is None)
         parts += [f"not there: {absent} (pip install '{_PACKAGE}[{extra}]')"] if absent else []
         lines.append(f"  {extra:{width}}  {'; '.join(filter(None, parts))}")
-    lines += ["", *(f"wrong: {one.what}\n  mend: {one.fix}" for one in problems)]
+    lines += ["", *(f"wrong: {what}\n  mend: {fix}" for what, fix in problems.items())]
     return "\n".join(lines if problems else [*lines, "nothing is wrong"])

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import ast
+import difflib
 import functools
+import inspect
 import json
 import re
 import shutil
@@ -24,17 +26,11 @@ _REGISTERED = re.compile(rf"""\b(?:{"|".join(_FUNCTIONS)})\(\s*["']([a-z_]+\.\w+
 
 
 class Named(NamedTuple):
-    """A registered name.
+    """A registered name."""
 
-    Attributes:
-      name: ``"kind.name"``.
-      about: its documentation, or "".
-      record: of a method, what tables say of it.
-    """
-
-    name: str
-    about: str
-    record: Record | None = None
+    name: str  # "kind.name"
+    about: str  # its documentation, or ""
+    record: Record | None = None  # of a method, what tables say of it
 
     @property
     def short(self) -> str:
@@ -67,10 +63,10 @@ def run(options: argparse.Namespace) -> int:
     kinds: dict[str, list[Named]] = {}
     for one in found:
         kinds.setdefault(one.name.partition(".")[0], []).append(one)
+    chosen = [one for one in found if what in (None, one.name, one.short, one.name.partition(".")[0])]
+    if not chosen:
+        raise Refused(unknown(what, [*kinds, *(one.name for one in found)]))
     if options.json:
-        chosen = [one for one in found if what in (None, one.name, one.short, one.name.partition(".")[0])]
-        if not chosen:
-            raise Refused(unknown(what, [*kinds, *(one.name for one in found)]))
         print(json.dumps({"names": [{"name": one.name, "what": one.what} for one in chosen]}))
     elif what is None:
         for kind, of_kind in kinds.items():
@@ -81,10 +77,7 @@ def run(options: argparse.Namespace) -> int:
         for one in kinds[what]:
             print(f"{one.short:{width}}  {one.what}".rstrip())
     else:
-        named = [one.name for one in found if what in (one.name, one.short)]
-        if not named:
-            raise Refused(unknown(what, [*kinds, *(one.name for one in found)]))
-        print("\n\n".join(map(explained, named)))
+        print("\n\n".join(explained(one.name) for one in chosen))
     return 0
 
 
@@ -188,8 +181,6 @@ def _name_in(node: ast.AST) -> str | None:
 
 def explained(name: str) -> str:
     """The arguments of a factory and its documentation; here jax is needed."""
-    import inspect
-
     from fedjax_sim.core.descriptions import registered_factory
     from fedjax_sim.run.configuration.building import accepted_arguments
 
@@ -205,8 +196,6 @@ def explained(name: str) -> str:
 
 def unknown(what: str, known: list[str], kind: str | None = None) -> str:
     """Words for a name that nothing has, with the nearest one."""
-    import difflib
-
     near = difflib.get_close_matches(what, [*known, *(name.partition(".")[2] for name in known)], n=1)
     said = f"nothing is called {what!r}" if kind is None else f"no {kind} is called {what!r}"
     listing = "fedjax-sim list" if kind is None else f"fedjax-sim list {kind}"

@@ -8,7 +8,7 @@ import inspect
 import json
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,11 +23,6 @@ if TYPE_CHECKING:
 
 # By the first of these that is recorded, points of a sweep are compared.
 CHOOSING = (*(f"{part}_{of}" for part in ("validation", "test") for of in ("accuracy", "data_loss", "loss")), "loss")
-# Arguments of simulate, and the values with which they say nothing that other functions would not do.
-_NOTHING_SAID = {
-    "on_divergence": "record", "divergence_factor": 10.0, "checkpoint": None, "every": None, "keep": 2, "stop": None,
-    "allow_opaque": False, "client_states": None, "keep_best": None, "keep_state": False, "initial_state": None,
-}  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -115,9 +110,11 @@ def check_devices(asked: int) -> None:
 
 
 def taken_by(function: Callable[..., Any], given: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Those arguments of a run that ``function`` takes too, and the names of the others, left out if they matter."""
-    accepted = inspect.signature(function).parameters
-    rest = [name for name, value in given.items() if name not in accepted and value != _NOTHING_SAID.get(name, ...)]
+    """Those arguments of ``simulate`` that ``function`` takes too, and the names of others that are not defaults."""
+    from fedjax_sim.run.simulation import simulate
+
+    accepted, known = (inspect.signature(one).parameters for one in (function, simulate))
+    rest = [name for name, value in given.items() if name not in accepted and value != known[name].default]
     return {name: value for name, value in given.items() if name in accepted}, rest
 
 
@@ -234,23 +231,6 @@ def in_short(given: dict[str, Any]) -> str:
 def short_name(described: dict[str, Any]) -> str:
     """What made a part, in one word."""
     return str(described.get("name", described.get("opaque", "?"))).rpartition(".")[2]
-
-
-def check_over(names: Iterable[str], given: dict[str, Any]) -> None:
-    """Refuses other values inside parts of one's own, of which no configuration could be written."""
-    from fedjax_sim.core.descriptions import encode
-
-    for name in names:
-        first, _, rest = name.partition(".")
-        node = encode(given[first] if first in given else given["algorithm"])
-        for key in (rest if first in given else name).split("."):
-            if "opaque" in node:
-                raise ValueError(
-                    f"--over {name}: {node['opaque']} is a part of your own, and no configuration could have its other "
-                    "values: call fedjax_sim.sweep or tune in Python"
-                )
-            node = node.get("arguments", node).get(key, {}) if isinstance(node, dict) else {}
-            node = node if isinstance(node, dict) else {}
 
 
 def summary(history: History, files: dict[str, Path]) -> dict[str, Any]:

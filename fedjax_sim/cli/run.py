@@ -9,18 +9,9 @@ import traceback
 from typing import TYPE_CHECKING, Any
 
 from fedjax_sim.cli import launch as processes
+from fedjax_sim.cli import output
 from fedjax_sim.cli.options import add_configuration, add_running, count, silent
-from fedjax_sim.cli.output import (
-    Results,
-    begin,
-    configured,
-    hardware,
-    in_short,
-    refusing,
-    share_out,
-    short_name,
-    summary,
-)
+from fedjax_sim.cli.output import Results, begin, configured, hardware, in_short, refusing, share_out, summary
 from fedjax_sim.cli.process import status_of
 
 if TYPE_CHECKING:
@@ -117,12 +108,12 @@ def _write(history: History, tables: Tables, results: Results) -> None:
     from fedjax_sim.reporting.panels import comparison
 
     results.files |= results.write_run(history, tables, "history", "configuration")
-    dataset = short_name(history.description["dataset"])
+    dataset = output.short_name(history.description["dataset"])
     results.draw(lambda path: comparison({dataset: {history.algorithm: history}}, path), "plot.png")
     if results.tell(summary(history, results.files)):
         return
     results.say(f"\n{history.table()}")
-    layout = history.description["run"]["layout"]["name"].rpartition(".")[2]
+    layout = output.short_name(history.description["run"]["layout"])
     results.say(f"compiling {history.compile_seconds:.1f} s, running {history.seconds:.1f} s; layout {layout!r}")
     if jax.process_count() > 1 and layout != "mesh":
         results.say(f"every process computed the same: layout {layout!r} does not share a run out, layout 'mesh' does")

@@ -85,17 +85,27 @@ def space_of(over: Sequence[str], *, zipped: bool, random: int | None, seed: int
     return sweeps.zipped(values) if zipped else sweeps.grid(values)
 
 
-def check_real(given: Mapping[str, Any], names: Sequence[str]) -> None:
-    """Checks that ``simulate``'s arguments have these hyper-parameters, and not as structure, which is not varied."""
+def check_over(given: Mapping[str, Any], names: Sequence[str]) -> None:
+    """Checks that ``simulate``'s arguments have these hyper-parameters, and that they can be varied.
+
+    Structure cannot, nor can values inside parts of one's own, of which no configuration could be written.
+    """
+    from fedjax_sim.core.descriptions import encode
     from fedjax_sim.core.paths import real_leaves
     from fedjax_sim.core.values import suggest
 
     missing = object()
     for name in names:
         part, _, rest = name.partition(".") if name.partition(".")[0] in given else ("algorithm", "", name)
-        value = given[part]
+        value, node = given[part], encode(given[part])
         for step in rest.split("."):
-            value = getattr(value, step, missing)
+            node = node if isinstance(node, dict) else {}
+            if "opaque" in node:
+                raise ValueError(
+                    f"{_OPTION} {name}: {node['opaque']} is a part of your own, and no configuration could have its "
+                    "other values: call fedjax_sim.sweep or tune in Python"
+                )
+            value, node = getattr(value, step, missing), node.get("arguments", node).get(step)
         if any(f"{real}.".startswith(f"{rest}.") for real in real_leaves(given[part])):
             continue
         if value is missing:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fedjax_sim.cli import output
 from fedjax_sim.cli.options import add_configuration, add_running, count
 from fedjax_sim.cli.output import Results, begin, configured, finite, hardware, in_short, refusing, taken_by
-from fedjax_sim.cli.spaces import check_real, space_of
+from fedjax_sim.cli.spaces import check_over, space_of
 
 if TYPE_CHECKING:
     from fedjax_sim.run.configuration.tables import Tables
@@ -55,8 +55,7 @@ def run(options: argparse.Namespace) -> int:
 
             space = _space(options, tables)
             given = arguments(tables)
-            output.check_over(space.names, given)
-            check_real(given, space.names)
+            check_over(given, space.names)
             results.hold(*_FILES)
             result = _result(given, space, options, devices, results)
         _write(result, tables, options, results)

@@ -6,18 +6,8 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from fedjax_sim.cli.options import add_configuration, add_running, count
-from fedjax_sim.cli.output import (
-    Results,
-    begin,
-    check_over,
-    configured,
-    hardware,
-    in_short,
-    refusing,
-    summary,
-    taken_by,
-)
-from fedjax_sim.cli.spaces import check_real, transforms_of
+from fedjax_sim.cli.output import Results, begin, configured, hardware, in_short, refusing, summary, taken_by
+from fedjax_sim.cli.spaces import check_over, transforms_of
 
 if TYPE_CHECKING:
     from fedjax_sim.run.configuration.tables import Tables
@@ -57,8 +47,7 @@ def run(options: argparse.Namespace) -> int:
 
             over = transforms_of(options.over)
             given = {key: value for key, value in arguments(tables).items() if key not in _RESUMING}
-            check_over(over, given)
-            check_real(given, list(over))
+            check_over(given, list(over))
             runs = [f"{name}.{kind}" for name in ("start", "tuned") for kind in ("npz", "toml")]
             results.hold("tuning.json", "tuning.png", *runs)
             about = f"{in_short(given)}; {options.steps} steps over {', '.join(over)}"
@@ -70,6 +59,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _tuned(given: dict[str, Any], over: dict[str, Any], options: argparse.Namespace, results: Results) -> Tuned:
     from fedjax_sim import optim
+    from fedjax_sim.datasets.federated import held_out_parts
     from fedjax_sim.run.training import make_train
     from fedjax_sim.studies.hyper.tuning import tune
     from fedjax_sim.studies.objectives import final
@@ -78,18 +68,13 @@ def _tuned(given: dict[str, Any], over: dict[str, Any], options: argparse.Namesp
     setting, left_out = taken_by(make_train, {key: value for key, value in given.items() if key not in own})
     if left_out:
         results.say(f"note: a derivative is of all rounds of a run on the device: without {', '.join(left_out)}")
-    metric = options.minimise or _minimised(given["dataset"])
+    by_default = next((f"{part}_loss" for part in held_out_parts(given["dataset"])), "loss")
+    options.minimise = options.minimise or by_default
     return tune(
-        given["algorithm"], given["dataset"], over=over, objective=final(metric), optimizer=optim.adam(options.rate),
-        steps=options.steps, restarts=options.restarts, seeds=given.get("seeds", 0),
+        given["algorithm"], given["dataset"], over=over, objective=final(options.minimise),
+        optimizer=optim.adam(options.rate), steps=options.steps, restarts=options.restarts, seeds=given.get("seeds", 0),
         initial_params=given.get("initial_params"), progress=results.progress, **setting,
     )  # fmt: skip
-
-
-def _minimised(dataset: Any) -> str:
-    from fedjax_sim.datasets.federated import held_out_parts
-
-    return next((f"{part}_loss" for part in held_out_parts(dataset)), "loss")
 
 
 def _write(tuned: Tuned, given: dict[str, Any], tables: Tables, options: argparse.Namespace, results: Results) -> None:
@@ -118,6 +103,6 @@ def _write(tuned: Tuned, given: dict[str, Any], tables: Tables, options: argpars
         return
     results.say(f"\nwith the seeds {', '.join(map(str, seeds))}, which the tuning has not seen:\n")
     results.say(results_table(dict(histories)))
-    if part_of(options.minimise or _minimised(given["dataset"])) == "test":
+    if part_of(options.minimise) == "test":
         results.say("the test examples were what it was tuned for: report the result on others")
     results.end()

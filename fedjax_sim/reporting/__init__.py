@@ -10,7 +10,7 @@ from fedjax_sim.reporting.data_plots import label_heatmap, overview, size_histog
 from fedjax_sim.reporting.html import report
 from fedjax_sim.reporting.paired import paired_table
 from fedjax_sim.reporting.panels import Panel, comparison, panels
-from fedjax_sim.reporting.personal_table import personal_table
+from fedjax_sim.reporting.personal import personal_table
 from fedjax_sim.reporting.plots import curves, save_figure
 from fedjax_sim.reporting.progress import Progress, progress_bar
 from fedjax_sim.reporting.recorded import Recorded

@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_sim.reporting.containers import check_runs
 from fedjax_sim.reporting.figures import whole_numbers
-from fedjax_sim.reporting.personal_values import APART, at_evaluation, ends, in_order, of_methods, place_of, shares
+from fedjax_sim.reporting.personal import APART, at_evaluation, ends, in_order, of_methods, place_of, shares
 from fedjax_sim.reporting.plots import COLOURS, LEGEND, axes_or_new, band_words, line_style, mean_and_band, plain
-from fedjax_sim.reporting.recorded import MODELS, Recorded, counted, drawable, in_words, rounds_of
+from fedjax_sim.reporting.recorded import MODELS, Recorded, check_runs, counted, drawable, in_words, rounds_of
 
 
 def distributions(
@@ -48,7 +47,6 @@ def distributions(
       'share of clients at or below'
     """
     check_runs("distributions: histories", histories)
-    ax = axes_or_new(ax, 6, 4)
     chosen = {
         name: counted(run, metric, at_evaluation(name, run, metric, round), place_of(name, run, round))
         for name, run in histories.items()
@@ -98,9 +96,7 @@ def personal_models(
     check_runs("personal_models: histories", histories)
     words = in_words(f"test_{metric}", histories.values())
     if len(histories) > 1:
-        chosen = of_methods(histories, metric, round)
-        ax = axes_or_new(ax, 6, 4)
-        return _draw_shares(ax, chosen, words, histories)
+        return _draw_shares(ax, of_methods(histories, metric, round), words, histories)
     ((name, run),) = histories.items()
     chosen, diverged, clients = in_order(name, run, metric, round)
     ax = axes_or_new(ax, 6, 4)
@@ -211,6 +207,7 @@ def _of_seed(run: Recorded, name: str, seed: int) -> np.ndarray:
 def _draw_shares(ax: Any, chosen: Mapping[str, np.ndarray], words: str, histories: Mapping[str, Recorded]) -> Any:
     """The share of the clients at or below x, of values [seeds, N] by the name to print."""
     both = ends(np.concatenate([values.ravel() for values in chosen.values()]))
+    ax = axes_or_new(ax, 6, 4)
     for number, (name, values) in enumerate(chosen.items()):
         sound = values[~np.isnan(values).all(axis=1)]
         lost, style = len(values) - len(sound), line_style(number)

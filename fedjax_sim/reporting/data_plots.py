@@ -10,6 +10,7 @@ import numpy as np
 
 from fedjax_sim.reporting.figures import new_figure, plain_numbers, whole_numbers, write_cells
 from fedjax_sim.reporting.plots import COLOURS, LEGEND, axes_or_new, check_matplotlib, plain, save_figure
+from fedjax_sim.reporting.table import number_of
 
 if TYPE_CHECKING:
     from fedjax_sim.datasets.federated import FederatedDataset
@@ -186,8 +187,7 @@ def _widening(edges: np.ndarray) -> np.ndarray:
 
 
 def _in_words(dataset: FederatedDataset) -> str:
-    clients = f"{dataset.num_clients:,} client{'s' if dataset.num_clients > 1 else ''}"
-    return f"{clients}, {dataset.num_examples:,} example{'s' if dataset.num_examples > 1 else ''}"
+    return f"{number_of(dataset.num_clients, 'client')}, {number_of(dataset.num_examples, 'example')}"
 
 
 def _means(table: np.ndarray, together: int) -> np.ndarray:

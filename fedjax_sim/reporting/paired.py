@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_sim.core.tabular import table
-from fedjax_sim.reporting.containers import check_runs
+from fedjax_sim.reporting import recorded
 from fedjax_sim.reporting.recorded import Recorded, in_words, less_is_better, loss_of_data, measured
 from fedjax_sim.reporting.table import ACCURACIES, cell, form_of, listed, one_number
 
@@ -20,29 +20,18 @@ _ROUND_OFF = {"float32": 1e-5, "float64": 1e-11}  # differences of so much of th
 class Paired(NamedTuple):
     """A method minus the one it is compared with, over the seeds that both have.
 
-    Attributes:
-      metric: whose last values are compared.
-      against: the name of the other.
-      method: its own.
-      finals: its last values, float[S].
-      mean: of the differences d of the seeds.
-      half: d's mean ± half is Student's 95 % interval.
-      better: the number of seeds in which it is the better one.
-      p: two-sided, of the paired t test that the mean is 0. NaN where all differences are equal and not 0.
-      adjusted: p, corrected for the number of methods (Holm 1979).
-
     Numbers but ``finals`` are NaN, and ``better`` is 0, where a seed of either diverged.
     """
 
-    metric: str
-    against: str
-    method: str
-    finals: np.ndarray
-    mean: float
-    half: float
-    better: int
-    p: float
-    adjusted: float
+    metric: str  # whose last values are compared
+    against: str  # the name of the other
+    method: str  # its own
+    finals: np.ndarray  # its last values, float[S]
+    mean: float  # of the differences d of the seeds
+    half: float  # d's mean ± half is Student's 95 % interval
+    better: int  # the number of seeds in which it is the better one
+    p: float  # two-sided, of the paired t test that the mean is 0; NaN where all differences are equal and not 0
+    adjusted: float  # p, corrected for the number of methods (Holm 1979)
 
 
 def half_width(values: np.ndarray, level: float = LEVEL) -> Any:
@@ -97,7 +86,7 @@ def paired(histories: Mapping[str, Recorded], metric: str | None = None, against
     for name, finals in values.items():
         if name == base:
             continue
-        given = finals, values[base], _precision(histories[name])
+        given = finals, values[base], str(recorded.described(histories[name], "environment", "float"))
         d = differences(*given)
         if np.isfinite(d).all():
             alike = d.any() and np.ptp(d) <= _round_off(*given).max()  # then t is as large as round-off is small
@@ -181,7 +170,7 @@ def _finals(
     histories: Mapping[str, Recorded], metric: str | None, against: str | None
 ) -> tuple[str, str, dict[str, np.ndarray]]:
     """The metric, the method to compare with, and the last values of all, float[S], in the order of its seeds."""
-    check_runs("paired_table: histories", histories)
+    recorded.check_runs("paired_table: histories", histories)
     runs, base = list(histories.values()), next(iter(histories)) if against is None else against
     if base not in histories:
         from fedjax_sim.core.values import suggest  # which imports JAX
@@ -223,7 +212,7 @@ def _notes(histories: Mapping[str, Recorded], rows: Sequence[Paired], seeds: int
         )
     if any(np.isfinite(row.mean) and not np.isfinite(row.p) for row in rows):
         notes.append("where all differences are equal there is no t test")
-    data = {str(_described(run, "dataset")) for run in histories.values()}
+    data = {str(recorded.described(run, "dataset")) for run in histories.values()}
     if len(data) > 1:
         notes.append("the data sets differ, so that seeds do not pair what is drawn from them")
     if len({int(run.evaluated[-1]) for run in histories.values()}) > 1:
@@ -248,13 +237,3 @@ def _interval(mean: float, half: float) -> str:
 
 def _p_words(p: float) -> str:
     return "< 0.001" if p < 0.001 else f"{p:.3f}"
-
-
-def _precision(run: Recorded) -> str:
-    environment = _described(run, "environment")
-    return str(environment.get("float")) if isinstance(environment, Mapping) else "float32"
-
-
-def _described(run: Recorded, name: str) -> Any:
-    about = getattr(run, "description", None)
-    return about.get(name) if isinstance(about, Mapping) else None

@@ -8,7 +8,6 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fedjax_sim.reporting.containers import check_problems, check_rows
 from fedjax_sim.reporting.figures import new_figure
 from fedjax_sim.reporting.plots import (
     LEGEND,
@@ -22,7 +21,7 @@ from fedjax_sim.reporting.plots import (
     line_style,
     save_figure,
 )
-from fedjax_sim.reporting.recorded import AXES, Recorded, loss_of_data
+from fedjax_sim.reporting.recorded import AXES, Recorded, check_problems, check_rows, loss_of_data
 
 _PANEL = (3.3, 2.6)  # inches
 
@@ -61,7 +60,7 @@ def panels(
     Args:
       rows: panels from top to bottom, each row from left to right; None leaves a place empty.
       against: ``"round"``, ``"virtual_time"`` or ``"bytes"``, for all panels.
-      band: ``"range"``, ``"std"``, ``"sem"`` or None, as :func:`curves`.
+      band: as in :func:`curves`.
       size: (width, height) of the whole figure in inches; None takes 3.3 by 2.6 for each panel and room for the legend.
 
     Returns:
@@ -123,7 +122,7 @@ def comparison(
       problems: the methods' records by the problem's and the method's name.
       path: where the figure goes (atomically), as PNG unless the name ends otherwise (``.pdf``, ``.svg``).
       against: ``"round"``, ``"virtual_time"`` or ``"bytes"``, for all columns.
-      band: ``"range"``, ``"std"``, ``"sem"`` or None, as :func:`curves`.
+      band: as in :func:`curves`.
       size: (width, height) of the whole figure in inches, as :func:`panels`.
 
     Returns:

@@ -10,10 +10,9 @@ from typing import Any, Literal
 import numpy as np
 
 from fedjax_sim.core.files import write_atomically
-from fedjax_sim.reporting.containers import check_runs
 from fedjax_sim.reporting.figures import FONTS, keep_in_view, plain_numbers, spans_a_decade
 from fedjax_sim.reporting.paired import half_width
-from fedjax_sim.reporting.recorded import AXES, Recorded, drawable, held, in_words, positions, rounds_of
+from fedjax_sim.reporting.recorded import AXES, Recorded, check_runs, drawable, held, in_words, positions, rounds_of
 
 Band = Literal["range", "std", "sem", "ci95"] | None
 
@@ -214,16 +213,10 @@ def cross(ax: Any, x: Any, *, y: float = 1.0, markersize: float = 7, **style: An
 
 
 def on_one_axis(places: np.ndarray, values: np.ndarray, stopped: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Values of several seeds, each recorded at places of its own, as step functions on one axis.
+    """Values [seeds, E, ...] that hold from places [seeds, E] of each seed on, as step functions on one axis.
 
-    Args:
-      places: [seeds, E], not decreasing along the second axis.
-      values: [seeds, E, ...]; each holds from its place to the next one.
-      stopped: bool[seeds], whose last value holds for ever.
-
-    Returns:
-      ``(axis, values)``, [P] and [seeds, P, ...]: all places at which a seed has a new value, from where all seeds have
-      one to where the first of those ends that did not stop (of seeds that all stopped, the last).
+    That is [P] and the values [seeds, P, ...]: all places at which a seed has a new value, from where all seeds have
+    one to where the first of those ends that did not stop (of seeds that all stopped, the last).
     """
     axis, ends = np.unique(places), places[:, -1]
     end = ends.max() if stopped.all() else ends[~stopped].min()

@@ -8,7 +8,6 @@ import numpy as np
 
 from fedjax_sim.core.tabular import table
 from fedjax_sim.reporting import recorded
-from fedjax_sim.reporting.containers import check_runs
 from fedjax_sim.reporting.recorded import Recorded, in_words, less_is_better, loss_of_data, measured
 
 ACCURACIES = ("test_accuracy", "accuracy")
@@ -41,7 +40,7 @@ def results_table(histories: Mapping[str, Recorded], *, target: float | None = N
     Returns:
       The table, and below it what its columns mean, and where runs do not minimise the same (:func:`objectives`).
     """
-    check_runs("results_table: histories", histories)
+    recorded.check_runs("results_table: histories", histories)
     histories = {str(name): run for name, run in histories.items()}
     runs = list(histories.values())
     accuracy = next((name for name in ACCURACIES if any(one_number(run, name) for run in runs)), None)
@@ -64,13 +63,14 @@ def results_table(histories: Mapping[str, Recorded], *, target: float | None = N
 def in_short(run: Recorded) -> str:
     """Its rounds, and the last loss and accuracy, mean ± standard deviation over seeds, in a line."""
     seeds, rounds, evaluations = len(next(iter(run.metrics.values()), ())), int(run.evaluated[-1]), len(run.evaluated)
-    sizes = f"{_counted(seeds, 'seed')}, {_counted(rounds, 'round')}, {_counted(evaluations, 'evaluation')}"
+    sizes = f"{number_of(seeds, 'seed')}, {number_of(rounds, 'round')}, {number_of(evaluations, 'evaluation')}"
     names = [loss_of_data([run]), *[name for name in ACCURACIES if one_number(run, name)][:1]]
     finals = [f"{name} {final_values([run], name, None)[0]}" for name in names if one_number(run, name)]
     return f"{sizes}; {', '.join(finals)}" if finals else sizes
 
 
-def _counted(count: int, what: str) -> str:
+def number_of(count: int, what: str) -> str:
+    """``1 round``, ``1,200 rounds``."""
     return f"{count:,} {what}{'s' * (count != 1)}"
 
 
@@ -82,10 +82,9 @@ def objectives(histories: Mapping[str, Recorded]) -> list[str]:
     """
     groups: dict[tuple[str, str], list[str]] = {}
     for name, run in histories.items():
-        about = getattr(run, "description", None)
-        told = (about.get("objective"), about.get("average")) if isinstance(about, Mapping) else ()
-        if told and all(isinstance(one, str) for one in told):
-            groups.setdefault(told, []).append(name)  # type: ignore[arg-type]
+        told = recorded.described(run, "objective"), recorded.described(run, "average")
+        if all(isinstance(one, str) for one in told):
+            groups.setdefault(told, []).append(name)
     if len(groups) < 2:
         return []
     said = "; ".join(

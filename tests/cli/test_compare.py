@@ -9,7 +9,6 @@ import pytest
 import fedjax_sim as fjs
 from fedjax_sim.cli import compare as command
 from fedjax_sim.cli import main as cli
-from fedjax_sim.cli import variants
 from fedjax_sim.core.files import Lock
 from fedjax_sim.run.configuration import read
 from tests.run.test_configuration import SMALL
@@ -28,7 +27,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def made(files, *, changes=(), each=(), algorithms=()):
-    return variants.variants(files, changes, each, algorithms)
+    return command.variants(files, changes, each, algorithms)
 
 
 def test_variants_of_one_configuration(folder):

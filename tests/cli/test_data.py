@@ -210,9 +210,9 @@ def test_what_is_wrong_is_named_with_what_to_do(nothing, tmp_path, monkeypatch, 
 def test_a_cache_that_is_off_is_not_wrong(nothing, tmp_path, monkeypatch, capsys):
     healthy(monkeypatch, tmp_path)
     monkeypatch.setenv("FEDJAX_SIM_CACHE", "off")
-    problems = []
+    problems = {}
     assert doctor._cache(problems) == {"directory": None, "bytes": 0, "programs": 0}
-    assert problems == []
+    assert problems == {}
     cli.main(["doctor"])
     assert "\ncache      none\n" in capsys.readouterr().out
 
@@ -250,10 +250,10 @@ def test_a_cache_that_others_may_write(nothing, tmp_path, monkeypatch, capsys):
 def test_a_broken_jax_is_no_end_of_the_doctor(monkeypatch, probe, said):
     monkeypatch.setattr(doctor, "_PROBE", probe)
     monkeypatch.setattr(doctor, "_PATIENCE", 2.0 if "sleep" in probe else 60.0)
-    problems = []
+    problems = {}
     doctor._jax(problems)
-    assert len(problems) == 1
-    assert said in problems[0].what
+    (wrong,) = problems
+    assert said in wrong
 
 
 def test_without_jax_it_is_said_where_data_would_be(nothing, tmp_path, monkeypatch, capsys):

@@ -151,6 +151,7 @@ def test_values():
     ("arguments", "said"),
     [
         (["sweep", "small.toml", "--over", "algorithm.mux=1,2"], "did you mean 'algorithm.mu'?"),
+        (["sweep", "small.toml", "--over", "rounds=1,2"], "there is no such hyper-parameter"),
         (["sweep", "small.toml", "--over", "work.num_steps=1,2"], "--variant work.num_steps="),
         (["sweep", "small.toml", "--over", "algorithm.mu=1,2", "--metric", "lss"], "did you mean 'loss'?"),
         (["sweep", "small.toml", "--over", "algorithm.mu=-1,2"], "-1"),

@@ -23,7 +23,7 @@ from fedjax_sim.reporting.html import page
 from fedjax_sim.reporting.html.curves import Record, curve, records, spreads, thinned
 from fedjax_sim.reporting.html.drawing import DASHES, LINES, classes
 from fedjax_sim.reporting.html.settings import differing, settings
-from fedjax_sim.reporting.personal_table import cells_of, rows_of
+from fedjax_sim.reporting.personal import cells_of, rows_of
 from fedjax_sim.reporting.recorded import MODELS
 from fedjax_sim.run.history import History
 from fedjax_sim.run.records import Stop
@@ -311,9 +311,9 @@ class TestContent:
         run.metrics["test_client_accuracy"][0, -1, :3] = np.nan
         found = spreads({"a": run})["test_client_accuracy"]["a"]
         assert (found.clients, found.missing, found.values.size) == (11, 3, 19)
-        x, share = found.steps()
-        assert share[-1] == 1
-        assert share[x == 0.1] == np.mean(found.values <= 0.1)
+        x, share = found.curve()[:2]
+        assert (share[0], share[-1]) == (0, 1)
+        assert share[1:][x[1:] == 0.1] == np.mean(found.values <= 0.1)
         run.metrics["test_client_accuracy"][:] = np.nan
         assert "test client accuracy" in page({"a": run})
 

@@ -7,7 +7,7 @@ import pytest
 
 import fedjax_sim as fjs
 from fedjax_sim.reporting import personal_table
-from fedjax_sim.reporting.personal_table import half_width
+from fedjax_sim.reporting.paired import half_width
 from fedjax_sim.reporting.recorded import measured
 from tests.reporting.test_reporting import Run
 

@@ -70,17 +70,13 @@ class Spread(NamedTuple):
         found: np.ndarray = np.quantile(self.values, LEVELS) if self.values.size else np.full(len(LEVELS), np.nan)
         return found
 
-    def steps(self) -> tuple[np.ndarray, np.ndarray]:
-        """``(x, share)``: from each x on at least that share of the values is at most x."""
-        x, counts = np.unique(self.values, return_counts=True)
-        share = np.cumsum(counts) / max(self.values.size, 1)
-        kept = few(x)
-        return x[kept], share[kept]
-
     def curve(self) -> Curve | None:
-        """The shares as a line that begins at 0; None if no value is finite."""
-        x, share = self.steps()
-        return Curve(np.r_[x[:1], x], np.r_[0.0, share], None, None, None, True) if x.size else None
+        """The share of the values that is at most x, as steps that begin at 0; None if no value is finite."""
+        if not self.values.size:
+            return None
+        x, counts = np.unique(self.values, return_counts=True)
+        share, kept = np.cumsum(counts) / self.values.size, few(x)
+        return Curve(np.r_[x[:1], x[kept]], np.r_[0.0, share[kept]], None, None, None, True)
 
 
 def few(x: np.ndarray) -> np.ndarray:

@@ -15,13 +15,12 @@ from typing import Any
 import numpy as np
 
 from fedjax_sim.core.version import __version__
-from fedjax_sim.reporting.containers import check_runs
 from fedjax_sim.reporting.html import curves, tables
 from fedjax_sim.reporting.html.curves import KNOWN, Curve, Record, Spread, axes_of, curve, entries_of, records
 from fedjax_sim.reporting.html.drawing import MARKERS, Drawing, classes, figure, style_sheet, swatch
 from fedjax_sim.reporting.html.personal import Personal, personal, told_by_tables
 from fedjax_sim.reporting.html.settings import differing, environment, settings
-from fedjax_sim.reporting.recorded import AXES, Recorded, in_words, is_of_models, loss_of_data
+from fedjax_sim.reporting.recorded import AXES, Recorded, check_runs, in_words, is_of_models, loss_of_data
 from fedjax_sim.reporting.table import listed, objectives
 
 _SCRIPTS = ("scales.js", "chart.js", "panels.js", "page.js")

@@ -10,14 +10,16 @@ import numpy as np
 from fedjax_sim.reporting.html import tables
 from fedjax_sim.reporting.html.curves import Curve, few
 from fedjax_sim.reporting.html.drawing import Drawing
-from fedjax_sim.reporting.personal_table import meaning, notes_of, rows_of
-from fedjax_sim.reporting.personal_values import (
+from fedjax_sim.reporting.personal import (
     APART,
     compared_by,
     ends,
     in_order,
+    meaning,
+    notes_of,
     of_methods,
     of_models,
+    rows_of,
     shares,
 )
 from fedjax_sim.reporting.recorded import MODELS, Recorded, drawable, in_words

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fedjax_sim.core.sources import opaque_name
-from fedjax_sim.reporting.recorded import Recorded
+from fedjax_sim.reporting.recorded import Recorded, described
 
 _LONGEST = 240  # characters of a value
 _DEEPEST = 24
@@ -25,12 +25,11 @@ def settings(run: Recorded) -> dict[str, str]:
     Names stand without their kind, ``fedprox`` for ``algorithm.fedprox``. Anything is accepted, since files may hold
     anything; what is long or deep is cut.
     """
-    described = getattr(run, "description", None)
-    if not isinstance(described, Mapping):
+    about, inner = described(run), described(run, "run")
+    if not isinstance(about, Mapping):
         return {}
-    parts = {str(key): value for key, value in described.items() if key not in _ELSEWHERE}
+    parts = {str(key): value for key, value in about.items() if key not in _ELSEWHERE}
     found: dict[str, str] = {}
-    inner = described.get("run")
     for key, value in inner.items() if isinstance(inner, Mapping) else ():
         parts[str(key) if key in _PARTS else f"run.{key}"] = value
     for key, value in parts.items():
@@ -43,8 +42,7 @@ def settings(run: Recorded) -> dict[str, str]:
 
 def environment(run: Recorded) -> dict[str, str]:
     """Where a run ran: versions, device, precision."""
-    described = getattr(run, "description", None)
-    where = described.get("environment") if isinstance(described, Mapping) else None
+    where = described(run, "environment")
     return {str(key): _short(value) for key, value in where.items()} if isinstance(where, Mapping) else {}
 
 

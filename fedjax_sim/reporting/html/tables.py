@@ -10,7 +10,7 @@ import numpy as np
 
 from fedjax_sim.reporting.html.curves import LEVELS, Spread, axes_of, entries_of, records
 from fedjax_sim.reporting.html.drawing import swatch
-from fedjax_sim.reporting.personal_table import TITLES, Row, cells_of
+from fedjax_sim.reporting.personal import TITLES, Row, cells_of
 from fedjax_sim.reporting.recorded import Recorded, clock, in_words, loss_of_data, measured
 from fedjax_sim.reporting.table import USEFUL_STEPS, WITHOUT_PENALTY, final_values, one_number
 

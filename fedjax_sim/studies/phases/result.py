@@ -16,7 +16,7 @@ from fedjax_sim.core.files import parsing, write_atomically
 from fedjax_sim.core.tabular import in_notebook, table
 from fedjax_sim.core.values import check_choice, suggest
 from fedjax_sim.datasets.reading.npz import read_npz
-from fedjax_sim.reporting import frames, paired, phase_plots
+from fedjax_sim.reporting import frames, paired, sweep_plots
 from fedjax_sim.reporting.recorded import in_words
 
 _ARRAYS = ("x", "y", "values", "steps", "computed")
@@ -193,7 +193,7 @@ class PhaseDiagram:
         if what not in ("winner", "difference"):
             self._index(what)
         winner = self.verdict(**verdict).winner if several or what == "winner" else None
-        return phase_plots.phase_map(self, what, winner, ax, columns)
+        return sweep_plots.phase_map(self, what, winner, ax, columns)
 
     def _paired(self, a: int, b: int) -> np.ndarray:
         """a - b, [X, Y, S], 0 where round-off is all that differs."""
