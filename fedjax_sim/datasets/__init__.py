@@ -12,7 +12,6 @@ from fedjax_sim.datasets.own.tfds import from_tfds
 from fedjax_sim.datasets.poisoned import flip_labels, random_labels
 from fedjax_sim.datasets.reading.images import read_cifar, read_idx
 from fedjax_sim.datasets.sources.activity import hapt, wisdm
-from fedjax_sim.datasets.sources.adult import adult
 from fedjax_sim.datasets.sources.handwriting import emnist_byclass, femnist_writers
 from fedjax_sim.datasets.sources.images import (
     cifar10,
@@ -28,10 +27,8 @@ from fedjax_sim.datasets.sources.libsvm import a9a, mushrooms, w8a
 from fedjax_sim.datasets.sources.mnist_two_digits import mnist_two_digits
 from fedjax_sim.datasets.sources.mnist_writers import mnist_writers
 from fedjax_sim.datasets.sources.record import data_dir
-from fedjax_sim.datasets.sources.shakespeare import shakespeare_roles, tinyshakespeare
-from fedjax_sim.datasets.sources.survival import fed_tcga_brca
-from fedjax_sim.datasets.sources.tables import digits, fedprox_synthetic, parkinsons
-from fedjax_sim.datasets.sources.text import ag_news, sent140
+from fedjax_sim.datasets.sources.tables import adult, digits, fed_tcga_brca, fedprox_synthetic, parkinsons
+from fedjax_sim.datasets.sources.text import ag_news, sent140, shakespeare_roles, tinyshakespeare
 from fedjax_sim.datasets.splitting import with_validation
 from fedjax_sim.datasets.statistics import Statistics, read_report
 from fedjax_sim.datasets.synthetic import quadratics, quadratics_from, synthetic
