@@ -1,6 +1,7 @@
 """Federated data sets: which client holds which examples."""
 
 from fedjax_sim.datasets import host, partition, text
+from fedjax_sim.datasets.changed import flip_labels, random_labels, with_validation
 from fedjax_sim.datasets.construct import from_clients, from_ids, from_partition
 from fedjax_sim.datasets.federated import FederatedDataset, client_names
 from fedjax_sim.datasets.host import HostDataset, on_host
@@ -9,14 +10,14 @@ from fedjax_sim.datasets.own.directory import from_directory
 from fedjax_sim.datasets.own.leaf import from_leaf
 from fedjax_sim.datasets.own.table import from_table
 from fedjax_sim.datasets.own.tfds import from_tfds
-from fedjax_sim.datasets.poisoned import flip_labels, random_labels
 from fedjax_sim.datasets.reading.images import read_cifar, read_idx
 from fedjax_sim.datasets.sources.activity import hapt, wisdm
-from fedjax_sim.datasets.sources.handwriting import emnist_byclass, femnist_writers
+from fedjax_sim.datasets.sources.handwriting import femnist_writers, mnist_writers
 from fedjax_sim.datasets.sources.images import (
     cifar10,
     cifar10_dirichlet,
     cifar100_dirichlet,
+    emnist_byclass,
     emnist_letters,
     emnist_similarity,
     fashion_mnist,
@@ -25,11 +26,9 @@ from fedjax_sim.datasets.sources.images import (
 )
 from fedjax_sim.datasets.sources.libsvm import a9a, mushrooms, w8a
 from fedjax_sim.datasets.sources.mnist_two_digits import mnist_two_digits
-from fedjax_sim.datasets.sources.mnist_writers import mnist_writers
 from fedjax_sim.datasets.sources.record import data_dir
 from fedjax_sim.datasets.sources.tables import adult, digits, fed_tcga_brca, fedprox_synthetic, parkinsons
 from fedjax_sim.datasets.sources.text import ag_news, sent140, shakespeare_roles, tinyshakespeare
-from fedjax_sim.datasets.splitting import with_validation
 from fedjax_sim.datasets.statistics import Statistics, read_report
 from fedjax_sim.datasets.synthetic import quadratics, quadratics_from, synthetic
 

@@ -14,8 +14,7 @@ from fedjax_sim.datasets.calls import MEANT_BY_CLIENTS, MEANT_BY_IDS, MEANT_BY_P
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.flat import default_float, int32, offsets_of
 from fedjax_sim.datasets.from_arrays import given_clients, given_ids, given_partition
-from fedjax_sim.datasets.room import check_room
-from fedjax_sim.datasets.validate import Given, in_memory, stored_parts
+from fedjax_sim.datasets.validate import Given, check_room, in_memory, stored_parts
 
 
 @answers(MEANT_BY_CLIENTS)

@@ -14,10 +14,10 @@ from fedjax_sim.datasets.calls import in_short
 from fedjax_sim.datasets.columns import as_examples, leaf_of, names_of
 from fedjax_sim.datasets.draws import Draws
 from fedjax_sim.datasets.flat import Flat, offsets_of, sorted_within
-from fedjax_sim.datasets.room import check_room
 from fedjax_sim.datasets.validate import (
     Given,
     as_int64,
+    check_room,
     check_same,
     checked_ids,
     checked_owner,

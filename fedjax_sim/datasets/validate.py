@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import keystr, tree_flatten_with_path
 
+from fedjax_sim.core.devices import free_memory
 from fedjax_sim.core.values import INT32_MAX, check_count
 from fedjax_sim.datasets.array_checks import host_array, missing_values
 from fedjax_sim.datasets.federated import named
@@ -22,6 +23,10 @@ T = TypeVar("T")
 _INT64_MAX = 2**63 - 1
 _PIECE = 1 << 26  # bytes of examples that are looked at in one go
 _ALIGNMENT = 64  # bytes; what JAX asks of host memory that it uses as it is
+_REMEDY = (
+    "give fewer or smaller examples, a narrower dtype (uint8, float16), or memory-mapped arrays to "
+    "fjs.datasets.host.from_ids, which copies nothing"
+)
 
 # From the pieces of a leaf, client after client in the type they are stored in, and their shape: what is kept.
 Keep = Callable[[Iterator[np.ndarray], tuple[int, ...]], np.ndarray]
@@ -246,6 +251,18 @@ def _rows_where(wrong: np.ndarray) -> list[int]:
     if not wrong.any():
         return []
     return [int(np.flatnonzero(wrong.reshape(wrong.shape[0], -1).any(axis=1))[0])]
+
+
+def check_room(what: str, rows: int, row_bytes: int, remedy: str = _REMEDY, *, device: bool = False) -> None:
+    """MemoryError, with all sizes, where ``rows`` of so many bytes do not fit in memory, or that of a ``device``."""
+    places = {"the machine": free_memory(device=False)} | ({"the device": free_memory()} if device else {})
+    where, free = min(places.items(), key=lambda place: place[1])
+    needed = rows * row_bytes
+    if needed > free:
+        raise MemoryError(
+            f"{what}: {rows:,} rows of {row_bytes:,} bytes are {needed / 1e9:,.2f} GB, and {where} has "
+            f"{max(free, 0) / 1e9:,.2f} GB free: {remedy}"
+        )
 
 
 class Stored(NamedTuple):

@@ -1,28 +1,31 @@
-"""All 62 characters by hand: LEAF's FEMNIST by writer, and EMNIST's unbalanced split by class."""
+"""Handwriting with one client a writer: LEAF's FEMNIST, and MNIST."""
 
 from __future__ import annotations
 
+import functools
+from typing import Literal
+
 import numpy as np
 
-from fedjax_sim.core.values import check_count, check_flag, shown
+from fedjax_sim.core.values import check_choice, check_count, check_flag, shown
 from fedjax_sim.datasets.construct import from_ids
 from fedjax_sim.datasets.federated import FederatedDataset
+from fedjax_sim.datasets.reading.images import read_idx
 from fedjax_sim.datasets.reading.npz import read_npy
 from fedjax_sim.datasets.reading.tables import csv_rows
-from fedjax_sim.datasets.sources.image_files import EMNIST_BYCLASS, Normalisation
-from fedjax_sim.datasets.sources.images import from_image_set
+from fedjax_sim.datasets.sources.image_files import MNIST, Normalisation, checked_normalisation, features
+from fedjax_sim.datasets.sources.images import NIST, OF_MNIST
 from fedjax_sim.datasets.sources.record import DataFile, Source, data_set
-from fedjax_sim.datasets.sources.sharing import Named, Partitioner
+from fedjax_sim.datasets.sources.sharing import deal
 
 _CLASSES = 62
-_NIST = "from NIST Special Database 19, a work of the US government"
-_GET = (
+_LEAF = (
     "These are the test files of LEAF's femnist (https://github.com/TalwalkarLab/leaf, preprocess.sh -s niid --sf 0.14 "
     "-t sample) as one array of pixels and a table row,writer,label; LEAF's own json is read by "
     "fedjax_sim.datasets.from_leaf"
 )
 _IMAGES, _LABELS = (
-    DataFile("leaf_femnist_520", names, _GET, sum_)
+    DataFile("leaf_femnist_520", names, _LEAF, sum_)
     for names, sum_ in (
         (
             ("femnist_images_uint8.npy", "femnist_images_uint8.npy.xz"),
@@ -34,7 +37,7 @@ _IMAGES, _LABELS = (
 
 
 @data_set(
-    "dataset.femnist_writers", source=Source((_IMAGES, _LABELS), size="1.3 MB", terms=f"{_NIST}; LEAF: BSD-2-Clause")
+    "dataset.femnist_writers", source=Source((_IMAGES, _LABELS), size="1.3 MB", terms=f"{NIST}; LEAF: BSD-2-Clause")
 )
 def femnist_writers(
     min_images: int = 2,
@@ -95,28 +98,89 @@ def femnist_writers(
     return from_ids((x, y), names[owner[kept]], test_fraction=test_fraction, seed=seed, num_classes=_CLASSES)
 
 
+_QMNIST = "Get QMNIST's two label files (https://github.com/facebookresearch/qmnist)"
+_TABLES = {
+    half: DataFile(
+        "qmnist_writers", (f"qmnist-{half}-labels-idx2-int.gz", f"qmnist-{half}-labels-idx2-int"), _QMNIST, sum_
+    )
+    for half, sum_ in {
+        "train": "bb1b6e1ec7b04fd5696f1ed50b5f58f8ef195118edd5c93c81783df9740b8ac5",
+        "test": "92d0ccb8c25f9c6534270fb4be7e1d24a1c6d315edfc8a638bfbd31c70f362dd",
+    }.items()
+}
+_CLASS, _WRITER = 0, 2  # columns of a table
+
+
 @data_set(
-    "dataset.emnist_byclass",
-    source=Source(tuple(EMNIST_BYCLASS.files.values()), size="11 MB", terms=f"{_NIST}; no separate licence stated"),
+    "dataset.mnist_writers",
+    source=Source((*OF_MNIST.files, *_TABLES.values()), size="13 MB", terms=f"{OF_MNIST.terms}; QMNIST's: BSD-style"),
 )
-def emnist_byclass(
-    num_clients: int = 100,
-    alpha: float = 0.1,
-    partition: Named | Partitioner = "dirichlet",
+def mnist_writers(
+    writers: Literal["train", "all"] = "train",
+    test: Literal["local", "official"] = "local",
     seed: int = 0,
     *,
-    shards_per_client: int = 2,
     test_fraction: float = 0.2,
     flat: bool = True,
     scaled: bool = True,
     normalise: bool | Normalisation = False,
     verify: bool = True,
 ) -> FederatedDataset:
-    """EMNIST by class, every second image of its test files: 58,162 images, 62 classes of 170 to 3,154.
+    """MNIST with one client a writer: the natural federation of the set.
 
-    Digits, capital and small letters in this order, upright. Each client is tested on its own images; all else as in
-    :func:`fedjax_sim.datasets.mnist`. ``normalise=True`` uses the mean 0.1738 and the standard deviation 0.3318.
+    QMNIST traced every MNIST image back to NIST's forms, and so to the person who wrote it: 539 people (19 to 131
+    images each) wrote the 60,000 training images and 297 others (8 to 130) the 10,000 test images. Needs MNIST's four
+    files in ``<data>/mnist`` and QMNIST's label files in ``<data>/qmnist_writers``.
 
-    Source: Cohen, Afshar, Tapson and van Schaik 2017, arXiv:1702.05373.
+    Args:
+      writers: "train" makes the 539 writers of the training images clients; "all" makes all 836 clients, each with
+        its own images whichever half they were in, and needs ``test="local"``.
+      test: "local" holds out part of each writer's own images; "official" deals the 10,000 test images, by people who
+        are no clients, to the clients uniformly at random, so that the pooled test accuracy is the usual one.
+      seed: of the draw of held-out images, or of the deal.
+      test_fraction: share held out, for ``test="local"``.
+      flat: as in :func:`fedjax_sim.datasets.mnist`, and so are the others.
+      scaled: float32 or uint8.
+      normalise: by mean and standard deviation.
+      verify: the published SHA-256.
+
+    Returns:
+      ``{"x": float32 or uint8, "y": int32[n]}``, ten classes; ``client_ids`` are NIST's numbers of the writers.
+
+    Source: Yadav and Bottou 2019, Cold case: the lost MNIST digits, arXiv:1905.10498.
     """
-    return from_image_set("emnist_byclass", EMNIST_BYCLASS, test="local", **locals())
+    check_choice("mnist_writers(writers=...)", writers, ("train", "all"))
+    check_choice("mnist_writers(test=...)", test, ("local", "official"))
+    if (writers, test) == ("all", "official"):
+        raise ValueError(
+            "mnist_writers(writers='all', test='official'): the writers of the test images are clients then and train "
+            "on them; give test='local'"
+        )
+    check_count("mnist_writers(seed=...)", seed, low=0)
+    normalisation = checked_normalisation("mnist_writers", MNIST, scaled, normalise)
+    prepare = functools.partial(features, flat=flat, scaled=scaled, normalisation=normalisation)
+    parts = [_with_writers(half, verify) for half in (("train", "test") if writers == "all" else ("train",))]
+    images, labels, ids = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    examples = prepare((images, labels))
+    if test == "local":
+        return from_ids(examples, ids, test_fraction=test_fraction, seed=seed, num_classes=10)
+    test_images, test_labels, _ = _with_writers("test", verify)
+    known = np.unique(ids)
+    owner = known[deal(test_labels.size, known.size, seed)]
+    return from_ids(examples, ids, test=prepare((test_images, test_labels)), test_ids=owner, num_classes=10)
+
+
+def _with_writers(half: str, verify: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Images, labels and writers of one of MNIST's halves: row i of QMNIST's table belongs to image i."""
+    images, labels = MNIST.read(half, verify=verify)
+    path = _TABLES[half].path(verify=verify)
+    table = read_idx(path)
+    if table.dtype != np.int32 or table.shape[1:] != (8,):
+        raise ValueError(f"mnist_writers: {path} has {table.dtype}{list(table.shape)}, not int32[n, 8]")
+    table = table[: labels.size]  # QMNIST goes on with images that MNIST does not have
+    if not np.array_equal(table[:, _CLASS], labels):
+        raise ValueError(
+            f"mnist_writers: the classes in {path.name} are not the labels of MNIST's {half} images: the files do not "
+            "belong together"
+        )
+    return images, labels, table[:, _WRITER]
