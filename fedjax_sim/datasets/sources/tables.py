@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import re
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
-from fedjax_sim.core.files import parsing, read_text
-from fedjax_sim.core.values import INT32_MAX, check_choice, check_flag, shown
+from fedjax_sim.core.values import check_choice, check_flag, shown
 from fedjax_sim.datasets import partition as partitions
 from fedjax_sim.datasets.construct import from_ids, from_partition
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.from_arrays import held_out
 from fedjax_sim.datasets.own.leaf import from_leaf
-from fedjax_sim.datasets.reading.tables import csv_rows, numbers
+from fedjax_sim.datasets.reading.tables import csv_rows, numbers, whole
 from fedjax_sim.datasets.sources.record import DataFile, Source, data_set, scikit_learn
+from fedjax_sim.datasets.sources.sharing import standardised
 
 
 @data_set("dataset.digits", source=Source(module="sklearn", terms="CC BY 4.0"))
@@ -83,23 +83,12 @@ def parkinsons(
     check_choice("parkinsons(target=...)", target, (*_TARGETS, "both"))
     check_flag("parkinsons(standardise=...)", standardise)
     path, names = _PARKINSONS.path(verify=verify), PARKINSONS_HEADER.split(",")
-    header, _, body = read_text(path, encoding="ascii", wrong="is not ascii text").partition("\n")
-    columns = header.strip().split(",")
-    if columns != names:
-        raise ValueError(f"{path} has the columns {shown(columns)}, and {names} are needed: is it the right file?")
-    with parsing(path, "is not a table of numbers"):
-        table = np.array([row.split(",") for row in body.split()], float)
-    if table.shape[1:] != (len(names),) or not np.isfinite(table).all():
-        raise ValueError(f"{path} has no rows, not {len(names)} numbers a row, missing or infinite ones")
-    ids = table[:, 0].astype(np.int64)
-    for row in np.flatnonzero((ids != table[:, 0]) | (np.abs(ids) > INT32_MAX))[:1]:
-        raise ValueError(f"{path}: row {row} (counted from 0) has the subject {table[row, 0]}: fetch it again")
+    table = numbers(path, list(csv_rows(path, names, encoding="ascii")))
+    ids = whole(path, table[:, 0])
     x = table[:, [place for place, name in enumerate(names) if place and name not in _TARGETS]]
     y = table[:, [names.index(name) for name in _TARGETS]] if target == "both" else table[:, names.index(target)]
     if standardise:
-        trained = x[~held_out(ids, test_fraction, seed)]
-        spread = trained.std(axis=0)
-        x = (x - trained.mean(axis=0)) / np.where(spread > 0, spread, 1.0)
+        x = standardised(x, x[~held_out(ids, test_fraction, seed)])
     return from_ids((x, y), ids, test_fraction=test_fraction, seed=seed)
 
 
@@ -115,15 +104,12 @@ _ADULT_COLUMNS = (
     "age", "workclass", "fnlwgt", "education", "education-num", "marital-status", "occupation", "relationship", "race",
     "sex", "capital-gain", "capital-loss", "hours-per-week", "native-country", "income",
 )  # fmt: skip
-_NUMBERS = [_ADULT_COLUMNS.index(name) for name in _ADULT_COLUMNS if name in (
-    "age", "fnlwgt", "education-num", "capital-gain", "capital-loss", "hours-per-week"
-)]  # fmt: skip
-_CATEGORIES = [place for place in range(len(_ADULT_COLUMNS) - 1) if place not in _NUMBERS]
-_DOCTORATE = "doctorate"
 Column = Literal[
     "workclass", "education", "marital-status", "occupation", "relationship", "race", "sex", "native-country",
     "doctorate",
 ]  # fmt: skip
+_CATEGORIES = [_ADULT_COLUMNS.index(name) for name in get_args(Column)[:-1]]
+_NUMBERS = [place for place in range(len(_ADULT_COLUMNS) - 1) if place not in _CATEGORIES]
 
 
 @data_set("dataset.adult", source=Source(tuple(_ADULT.values()), size="6.0 MB", terms="CC BY 4.0"))
@@ -152,32 +138,26 @@ def adult(client: Column = "education", *, verify: bool = True) -> FederatedData
     Source: Becker and Kohavi 1996, doi:10.24432/C5XW20, CC BY 4.0; by doctorate: Mohri, Sivek and Suresh 2019,
     Agnostic federated learning, arXiv:1902.00146, section 5.
     """
-    known = [*(_ADULT_COLUMNS[place] for place in _CATEGORIES), _DOCTORATE]
+    known = get_args(Column)
     check_choice("adult(client=...)", client, known)
-    halves = {half: _adult_half(half, verify) for half in _ADULT}
-    train = halves["train"]
-    mean, spread = train[0].mean(axis=0), train[0].std(axis=0)
+    train, test = (_adult_half(half, verify) for half in ("train", "test"))
     values = [np.unique(column) for column in train[1].T]
 
-    def features(half: str) -> np.ndarray:
-        numeric, categories, _ = halves[half]
-        scaled = (numeric - mean) / np.where(spread > 0, spread, 1.0)
+    def examples_and_clients(half: _Half) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray]:
+        numeric, categories, classes = half
         one_hot = [column[:, None] == of for column, of in zip(categories.T, values, strict=True)]
-        return np.concatenate([scaled, *one_hot], axis=1).astype(np.float32)
+        x = np.concatenate([standardised(numeric, train[0]), *one_hot], axis=1).astype(np.float32)
+        owner = categories[:, known.index("education" if client == "doctorate" else client)]
+        return (x, classes), np.where(owner == "Doctorate", "yes", "no") if client == "doctorate" else owner
 
-    def owners(half: str) -> np.ndarray:
-        if client == _DOCTORATE:
-            return np.where(halves[half][1][:, known.index("education")] == "Doctorate", "yes", "no")
-        return halves[half][1][:, known.index(client)]
-
-    return from_ids(
-        (features("train"), train[2]), owners("train"), test=(features("test"), halves["test"][2]),
-        test_ids=owners("test"), num_classes=2,
-    )  # fmt: skip
+    (examples, ids), (held, held_ids) = examples_and_clients(train), examples_and_clients(test)
+    return from_ids(examples, ids, test=held, test_ids=held_ids, num_classes=2)
 
 
-def _adult_half(half: str, verify: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The numbers [n, 6], the categories as text [n, 8] and the classes int[n] of one of the two files."""
+_Half = tuple[np.ndarray, np.ndarray, np.ndarray]  # numbers [n, 6], categories as text [n, 8], classes int[n]
+
+
+def _adult_half(half: str, verify: bool) -> _Half:
     path = _ADULT[half].path(verify=verify)
     rows = list(csv_rows(path, len(_ADULT_COLUMNS), skip_spaces=True, comment="|"))
     table = np.array(rows, dtype=object).reshape(len(rows), len(_ADULT_COLUMNS))
@@ -252,8 +232,7 @@ def fed_tcga_brca(*, standardise: bool = False, verify: bool = True) -> Federate
     held, region = np.array(tested), np.array(regions)
     x = table[:, :-2]
     if standardise:
-        spread = x[~held].std(axis=0)
-        x = (x - x[~held].mean(axis=0)) / np.where(spread > 0, spread, 1.0)
+        x = standardised(x, x[~held])
     train, test = ((x[mask], table[mask, -2:]) for mask in (~held, held))
     parts = {"test": test, "test_ids": region[held]} if held.any() else {}
     return from_ids(train, region[~held], **parts)
