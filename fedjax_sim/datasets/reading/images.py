@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_sim.datasets.reading.archives import CHUNK, BoundedStream, open_bounded
+from fedjax_sim.datasets.reading.archives import CHUNK, BoundedStream, open_bounded, read_bounded
 
 _IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 _PIXELS = 3 * 32 * 32
-_FILE_LIMIT = 2**28  # the largest published file of CIFAR, CIFAR-100's train.bin, has 153,700,000 bytes
+CIFAR_LIMIT = 2**28  # the largest published file of CIFAR, CIFAR-100's train.bin, has 153,700,000 bytes
 
 
 def read_idx(path: str | os.PathLike[str], *, max_bytes: int = 2**31) -> np.ndarray:
@@ -83,13 +83,7 @@ def read_cifar(
     Source: Krizhevsky 2009, Learning multiple layers of features from tiny images; the format is described on the
     data sets' page.
     """
-    return decode_cifar(cifar_bytes(Path(path)), str(path), classes, label_bytes)
-
-
-def cifar_bytes(path: Path) -> bytes:
-    """The unpacked content of one of CIFAR's files."""
-    with open_bounded(path, _FILE_LIMIT) as stream:
-        return stream.read_all()
+    return decode_cifar(read_bounded(Path(path), CIFAR_LIMIT), str(path), classes, label_bytes)
 
 
 def decode_cifar(content: bytes, where: str, classes: int, label_bytes: int) -> tuple[np.ndarray, np.ndarray]:

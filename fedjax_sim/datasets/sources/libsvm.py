@@ -11,7 +11,7 @@ from fedjax_sim.core.files import parsing
 from fedjax_sim.core.values import check_choice
 from fedjax_sim.datasets.construct import from_partition
 from fedjax_sim.datasets.federated import FederatedDataset
-from fedjax_sim.datasets.reading.archives import open_bounded
+from fedjax_sim.datasets.reading.archives import read_bounded
 from fedjax_sim.datasets.sources.record import DataFile, Source, data_set, scikit_learn
 from fedjax_sim.datasets.sources.sharing import Named, Partitioner, Test, by_rows, deal, partitioner
 
@@ -145,8 +145,7 @@ def _read(what: str, file: DataFile, features: int, labels: tuple[int, int], ver
     """A file's rows; its two ``labels`` as 0 and 1."""
     path: Path = file.path(verify=verify)
     read = scikit_learn(what).load_svmlight_file
-    with open_bounded(path, _MAX_BYTES) as stream:
-        content = io.BytesIO(stream.read_all())
+    content = io.BytesIO(read_bounded(path, _MAX_BYTES))
     with parsing(path, f"is not a LIBSVM file of {features} features"):
         sparse, found = read(content, n_features=features, zero_based=False, dtype=np.float32)
     if not found.size or not np.isfinite(sparse.data).all():

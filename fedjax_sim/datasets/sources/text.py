@@ -16,7 +16,7 @@ from fedjax_sim.core.values import check_choice, check_count, shown
 from fedjax_sim.datasets.construct import from_clients, from_ids
 from fedjax_sim.datasets.federated import FederatedDataset, named
 from fedjax_sim.datasets.from_arrays import check_split, held_out
-from fedjax_sim.datasets.reading.archives import open_bounded
+from fedjax_sim.datasets.reading.archives import read_bounded
 from fedjax_sim.datasets.reading.tables import csv_rows
 from fedjax_sim.datasets.sources.record import DataFile, Source, data_set
 from fedjax_sim.datasets.sources.sharing import Named, Partitioner, by_rows, deal, drawn_names, partitioner
@@ -259,7 +259,7 @@ def shakespeare_roles(
     Source: McMahan et al. 2017, arXiv:1602.05629; Caldas et al. 2018 (LEAF), arXiv:1812.01097; Li et al. 2020
     (FedProx), arXiv:1812.06127, Table 1. Text: the Moby edition, in the public domain.
     """
-    return _roles("shakespeare_roles", _MOBY.path(verify=verify), _speeches, **locals())
+    return _roles("shakespeare_roles", _MOBY, _speeches, **locals())
 
 
 @data_set("dataset.tinyshakespeare", source=Source((_TINY,), size="1.1 MB", terms="public domain"))
@@ -281,12 +281,12 @@ def tinyshakespeare(
 
     Source: Karpathy 2015, char-rnn, data/tinyshakespeare.
     """
-    return _roles("tinyshakespeare", _TINY.path(verify=verify), _paragraphs, **locals())
+    return _roles("tinyshakespeare", _TINY, _paragraphs, **locals())
 
 
 def _roles(
     what: str,
-    path: Path,
+    file: DataFile,
     read: Callable[[Path], Iterator[Speech]],
     *,
     num_roles: int | None,
@@ -303,6 +303,7 @@ def _roles(
     check_count(f"{what}(stride=...)", stride)
     check_count(f"{what}(max_windows=...)", 1 if max_windows is None else max_windows)
     check_split(None, test_fraction, seed)
+    path = file.path(verify=verify)
     spoken, least = _spoken(read(path)), max(min_chars, length + 1)
     known = sorted(name for name, text in spoken.items() if len(text) >= least)
     which = f"of {len(spoken)} roles in {path} have {least} characters or more: ask for fewer roles or lower min_chars"
@@ -324,8 +325,7 @@ def _spoken(speeches: Iterator[Speech]) -> dict[str, str]:
 
 def _speeches(path: Path) -> Iterator[Speech]:
     """Speeches of a gzipped file with one JSON object a line."""
-    with open_bounded(path, _MAX_BYTES) as stream:
-        content = stream.read_all()
+    content = read_bounded(path, _MAX_BYTES)
     with parsing(path, "is a damaged file"):
         text = content.decode()
     for number, line in enumerate(text.removesuffix("\n").split("\n"), 1):
