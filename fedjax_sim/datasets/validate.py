@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -16,13 +15,12 @@ from fedjax_sim.core.devices import free_memory
 from fedjax_sim.core.values import INT32_MAX, check_count
 from fedjax_sim.datasets.array_checks import host_array, missing_values
 from fedjax_sim.datasets.federated import named
-from fedjax_sim.datasets.flat import Flat, default_float, offsets_of
+from fedjax_sim.datasets.flat import Flat, aligned_zeros, default_float, offsets_of
 from fedjax_sim.datasets.parts import Partition
 
 T = TypeVar("T")
 _INT64_MAX = 2**63 - 1
 _PIECE = 1 << 26  # bytes of examples that are looked at in one go
-_ALIGNMENT = 64  # bytes; what JAX asks of host memory that it uses as it is
 _REMEDY = (
     "give fewer or smaller examples, a narrower dtype (uint8, float16), or memory-mapped arrays to "
     "fjs.datasets.host.from_ids, which copies nothing"
@@ -309,10 +307,7 @@ def _pieces(
 def in_memory(pieces: Iterator[np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
     """All pieces in one array of their own, which JAX can use on a CPU without another copy."""
     first = next(pieces)
-    size = math.prod(shape) * first.dtype.itemsize
-    raw = np.empty(size + _ALIGNMENT, np.uint8)
-    start = -raw.ctypes.data % _ALIGNMENT
-    whole: np.ndarray = raw[start : start + size].view(first.dtype).reshape(shape)
+    whole = aligned_zeros(shape, first.dtype)
     row = 0
     for piece in itertools.chain([first], pieces):
         whole[row : row + len(piece)] = piece
