@@ -101,7 +101,7 @@ def from_ids(
       >>> data.client(0)["x"]
       array([1., 3.], dtype=float32)
     """
-    given = given_ids(examples, ids, (validation, validation_ids), (test, test_ids), test_fraction, seed)
+    given = given_ids(examples, ids, validation, validation_ids, test, test_ids, test_fraction, seed)
     return given.remembered(_assembled(given, num_classes))
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from fedjax_sim.core.values import check_choice, shown
 from fedjax_sim.datasets import partition as partitions
+from fedjax_sim.datasets.calls import arguments_of
 from fedjax_sim.datasets.construct import from_partition
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.sources.image_files import (
@@ -90,44 +91,20 @@ def mnist(
 
 
 @data_set("dataset.fashion_mnist", source=_files(FASHION_MNIST, "31 MB", "MIT"))
-def fashion_mnist(
-    num_clients: int = 100,
-    alpha: float = 0.1,
-    partition: Named | Partitioner = "dirichlet",
-    seed: int = 0,
-    *,
-    shards_per_client: int = 2,
-    test: Test = "official",
-    test_fraction: float = 0.2,
-    flat: bool = True,
-    scaled: bool = True,
-    normalise: bool | Normalisation = False,
-    verify: bool = True,
-) -> FederatedDataset:
+@arguments_of(mnist)
+def fashion_mnist(**given: Any) -> FederatedDataset:
     """Fashion-MNIST from the four original files in ``<data>/fashion_mnist``; arguments as in :func:`mnist`.
 
     ``normalise=True`` uses the mean 0.2860 and the standard deviation 0.3530.
 
     Source: Xiao, Rasul and Vollgraf 2017, arXiv:1708.07747.
     """
-    return from_image_set("fashion_mnist", FASHION_MNIST, **locals())
+    return from_image_set("fashion_mnist", FASHION_MNIST, **given)
 
 
 @data_set("dataset.emnist_letters", source=_OF_LETTERS)
-def emnist_letters(
-    num_clients: int = 100,
-    alpha: float = 0.1,
-    partition: Named | Partitioner = "dirichlet",
-    seed: int = 0,
-    *,
-    shards_per_client: int = 2,
-    test: Test = "official",
-    test_fraction: float = 0.2,
-    flat: bool = True,
-    scaled: bool = True,
-    normalise: bool | Normalisation = False,
-    verify: bool = True,
-) -> FederatedDataset:
+@arguments_of(mnist)
+def emnist_letters(**given: Any) -> FederatedDataset:
     """EMNIST's letters split from its four files in ``<data>/emnist_letters``; arguments as in :func:`mnist`.
 
     124,800 training and 20,800 test images of 26 letters, upper and lower case in one class. The files have each
@@ -136,7 +113,7 @@ def emnist_letters(
 
     Source: Cohen, Afshar, Tapson and van Schaik 2017, arXiv:1702.05373.
     """
-    return from_image_set("emnist_letters", EMNIST_LETTERS, **locals())
+    return from_image_set("emnist_letters", EMNIST_LETTERS, **given)
 
 
 @data_set("dataset.emnist_byclass", source=_files(EMNIST_BYCLASS, "11 MB", f"{NIST}; no separate licence stated"))
