@@ -16,7 +16,7 @@ from fedjax_sim.core.descriptions import recipe
 from fedjax_sim.core.values import check_flag, close, suggest
 from fedjax_sim.datasets.array_checks import host_array
 from fedjax_sim.datasets.construct import from_ids, from_partition
-from fedjax_sim.datasets.federated import FederatedDataset, named
+from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.from_arrays import check_split
 from fedjax_sim.datasets.sources.sharing import clients_of, deal
 
@@ -104,8 +104,7 @@ def from_tfds(
         if its_split is not None:
             held_out[part], held_out[f"{part}_ids"] = _read_split(builder, its_split, columns)
     if ids is not None:
-        data = from_ids(examples, ids, **held_out, test_fraction=test_fraction, seed=seed, num_classes=classes)
-        return named(data, np.unique(ids).tolist()) if ids.dtype.kind == "U" else data
+        return from_ids(examples, ids, **held_out, test_fraction=test_fraction, seed=seed, num_classes=classes)
     if callable(partition):
         if not isinstance(examples, Mapping) or "y" not in examples:
             raise ValueError(
