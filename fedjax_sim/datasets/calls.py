@@ -47,9 +47,14 @@ def answers(meant: Mapping[int, str]) -> Callable[[Callable[P, T]], Callable[P, 
     return decorate
 
 
-def arguments_of(like: Callable[P, Any]) -> Callable[[Callable[..., T]], Callable[P, T]]:
-    """Decorates a function that takes what ``like`` takes: it gets every argument by name, defaults included."""
-    signature = inspect.signature(like)
+def arguments_of(like: Callable[P, Any], **defaults: Any) -> Callable[[Callable[..., T]], Callable[P, T]]:
+    """Decorates a function that takes what ``like`` takes: it gets every argument by name.
+
+    Its defaults are those of ``like`` but for these ``defaults``.
+    """
+    known = inspect.signature(like)
+    parameters = [one.replace(default=defaults.get(one.name, one.default)) for one in known.parameters.values()]
+    signature = known.replace(parameters=parameters)
 
     def decorate(function: Callable[..., T]) -> Callable[P, T]:
         @functools.wraps(function)

@@ -13,6 +13,7 @@ import numpy as np
 
 from fedjax_sim.core.files import parsing, read_text
 from fedjax_sim.core.values import check_choice, check_count, shown
+from fedjax_sim.datasets.calls import arguments_of
 from fedjax_sim.datasets.construct import from_clients, from_ids
 from fedjax_sim.datasets.federated import FederatedDataset, named
 from fedjax_sim.datasets.from_arrays import check_split, held_out
@@ -263,17 +264,8 @@ def shakespeare_roles(
 
 
 @data_set("dataset.tinyshakespeare", source=Source((_TINY,), size="1.1 MB", terms="public domain"))
-def tinyshakespeare(
-    num_roles: int | None = None,
-    seed: int = 0,
-    *,
-    min_chars: int = 160,
-    length: int = 80,
-    stride: int = 1,
-    max_windows: int | None = None,
-    test_fraction: float = 0.2,
-    verify: bool = True,
-) -> FederatedDataset:
+@arguments_of(shakespeare_roles, num_roles=None)
+def tinyshakespeare(**given: Any) -> FederatedDataset:
     """The same task from the 1.1 MB of tinyshakespeare, one client for each of its 309 speakers.
 
     A speaker of one name ("First Citizen") is one client, whatever the play. Arguments and result as in
@@ -281,7 +273,7 @@ def tinyshakespeare(
 
     Source: Karpathy 2015, char-rnn, data/tinyshakespeare.
     """
-    return _roles("tinyshakespeare", _TINY, _paragraphs, **locals())
+    return _roles("tinyshakespeare", _TINY, _paragraphs, **given)
 
 
 def _roles(
