@@ -102,7 +102,7 @@ def from_ids(
       array([1., 3.], dtype=float32)
     """
     given = given_ids(examples, ids, validation, validation_ids, test, test_ids, test_fraction, seed)
-    return given.remembered(_assembled(given, num_classes))
+    return _assembled(given, num_classes)
 
 
 @answers(MEANT_BY_PARTITION)
@@ -149,7 +149,7 @@ def _assembled(given: Given, num_classes: int | None) -> FederatedDataset:
         name: packed(stored.examples, stored.part.sizes, given.client_ids, stored.classes)
         for name, stored in stored_parts(given, num_classes, in_memory).items()
     }
-    return made.pop("train").replace(**made)
+    return given.remembered(made.pop("train").replace(**made))
 
 
 def _stored_bytes(leaf: np.ndarray) -> int:

@@ -19,7 +19,6 @@ import numpy as np
 from fedjax_sim.core.descriptions import recipe
 from fedjax_sim.datasets import construct
 from fedjax_sim.datasets.calls import MEANT_BY_CLIENTS, MEANT_BY_IDS, MEANT_BY_PARTITION, answers, arguments_of
-from fedjax_sim.datasets.construct import packed
 from fedjax_sim.datasets.federated import FederatedDataset, held_out_parts, in_html, in_short, training_part
 from fedjax_sim.datasets.flat import int32, offsets_of, ranges
 from fedjax_sim.datasets.from_arrays import given_clients, given_ids, given_partition
@@ -163,7 +162,7 @@ def from_clients(*, num_classes: int | None, **given: Any) -> HostDataset:
 
 @answers(MEANT_BY_IDS)
 @arguments_of(construct.from_ids)
-def from_ids(*, num_classes: int | None, **arguments: Any) -> HostDataset:
+def from_ids(*, num_classes: int | None, **given: Any) -> HostDataset:
     """As :func:`fedjax_sim.datasets.from_ids`; the arrays stay where they are, in their own order.
 
     Example:
@@ -172,8 +171,7 @@ def from_ids(*, num_classes: int | None, **arguments: Any) -> HostDataset:
       >>> data, data.client(0)["x"]
       (HostDataset(2 clients, 4 examples), array([1., 3.], dtype=float32))
     """
-    given = given_ids(**arguments)
-    return given.remembered(_hosted(given, num_classes))
+    return _hosted(given_ids(**given), num_classes)
 
 
 @answers(MEANT_BY_PARTITION)
@@ -197,8 +195,7 @@ def on_host(dataset: FederatedDataset) -> HostDataset:
         frame=frame_of(dataset),
         examples=jax.tree.map(np.asarray, dataset.examples),
         example_weights=None if weights is None else np.asarray(weights),
-        validation=None if dataset.validation is None else on_host(dataset.validation),
-        test=None if dataset.test is None else on_host(dataset.test),
+        **{name: on_host(part) for name, part in held_out_parts(dataset).items()},
     )
 
 
@@ -216,6 +213,6 @@ def _hosted(given: Given, num_classes: int | None) -> HostDataset:
     """Checks all values, piece by piece, and leaves the arrays alone."""
     made = {}
     for name, stored in stored_parts(given, num_classes, type_alone).items():
-        frame = frame_of(packed(stored.examples, stored.part.sizes, given.client_ids, stored.classes))
+        frame = frame_of(construct.packed(stored.examples, stored.part.sizes, given.client_ids, stored.classes))
         made[name] = HostDataset(frame, stored.part.examples, stored.part.rows)
-    return dataclasses.replace(made["train"], validation=made.get("validation"), test=made.get("test"))
+    return given.remembered(dataclasses.replace(made.pop("train"), **made))
