@@ -88,8 +88,7 @@ def hapt(
     check_flag("hapt(standardise=...)", standardise)
     check_flag("hapt(flat=...)", flat)
     found = _SIGNALS.found()
-    published = found is not None and found.name == "RawData"
-    recordings, segments = _as_text(found) if published and found is not None else _packed(verify)
+    recordings, segments = _as_text(found) if found is not None and found.name == "RawData" else _packed(verify)
     x, y, subjects, held = _windows(recordings, segments, test, test_fraction)
     kept = held >= 0
     x, y, subjects, held = x[kept], y[kept], subjects[kept], held[kept] == 1

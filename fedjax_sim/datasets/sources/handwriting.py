@@ -24,15 +24,17 @@ _LEAF = (
     "-t sample) as one array of pixels and a table row,writer,label; LEAF's own json is read by "
     "fedjax_sim.datasets.from_leaf"
 )
-_IMAGES, _LABELS = (
-    DataFile("leaf_femnist_520", names, _LEAF, sum_)
-    for names, sum_ in (
-        (
-            ("femnist_images_uint8.npy", "femnist_images_uint8.npy.xz"),
-            "333c88aff22fdfdc4b3796fc05bcff285861529ee8d37d037dd4e1b1cd97cf3c",
-        ),
-        (("femnist_labels.csv",), "5dcc3959548afe405a495eee8caf9c7f9255a821486b1a37a09a8bc4c2b57f0f"),
-    )
+_IMAGES = DataFile(
+    "leaf_femnist_520",
+    ("femnist_images_uint8.npy", "femnist_images_uint8.npy.xz"),
+    _LEAF,
+    "333c88aff22fdfdc4b3796fc05bcff285861529ee8d37d037dd4e1b1cd97cf3c",
+)
+_LABELS = DataFile(
+    "leaf_femnist_520",
+    ("femnist_labels.csv",),
+    _LEAF,
+    "5dcc3959548afe405a495eee8caf9c7f9255a821486b1a37a09a8bc4c2b57f0f",
 )
 
 
@@ -92,10 +94,9 @@ def femnist_writers(
     kept = (sizes >= min_images)[owner]
     if not kept.any():
         raise ValueError(f"femnist_writers(min_images={min_images}): the most that a writer has are {sizes.max()}")
-    x = images[kept].reshape((int(kept.sum()), -1) if flat else (int(kept.sum()), 28, 28, 1))
-    x = x.astype(np.float32) / np.float32(255) if scaled else x
-    y = np.array([labels[row[2]] for row in table])[kept]
-    return from_ids((x, y), names[owner[kept]], test_fraction=test_fraction, seed=seed, num_classes=_CLASSES)
+    written = images[kept][..., np.newaxis], np.array([labels[row[2]] for row in table])[kept]
+    examples = features(written, flat=flat, scaled=scaled, normalisation=None)
+    return from_ids(examples, names[owner[kept]], test_fraction=test_fraction, seed=seed, num_classes=_CLASSES)
 
 
 _QMNIST = "Get QMNIST's two label files (https://github.com/facebookresearch/qmnist)"

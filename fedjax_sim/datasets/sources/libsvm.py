@@ -90,16 +90,8 @@ def a9a(
     32,561 training and 16,281 test rows, a quarter of them of class 1. :func:`fedjax_sim.datasets.adult` has the same
     rows with their own columns, and natural clients.
 
-    Args:
-      num_clients: as in :func:`mushrooms`, as all arguments that are not named here.
-      alpha: concentration.
-      partition: of the training rows.
-      seed: of the partition, of the deal of the test rows and of the draw of held-out examples.
-      shards_per_client: for ``partition="shards"``.
-      test: "official" deals the test rows to the clients uniformly at random; "local" holds out part of each client's
-        own training rows.
-      test_fraction: share held out, for ``test="local"``.
-      verify: the SHA-256.
+    Arguments as in :func:`mushrooms`; ``test="official"`` deals the test rows to the clients uniformly at random,
+    "local" holds out part of each client's own training rows.
 
     Returns:
       ``{"x": float32[n, 123], "y": int32[n]}``, two classes: the file's labels -1 and +1 as 0 and 1.
