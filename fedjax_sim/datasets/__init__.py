@@ -20,12 +20,13 @@ from fedjax_sim.datasets.own.directory import from_directory as from_directory
 from fedjax_sim.datasets.own.leaf import from_leaf as from_leaf
 from fedjax_sim.datasets.own.table import from_table as from_table
 from fedjax_sim.datasets.own.tfds import from_tfds as from_tfds
-from fedjax_sim.datasets.reading.images import read_cifar as read_cifar
-from fedjax_sim.datasets.reading.images import read_idx as read_idx
 from fedjax_sim.datasets.sources.activity import hapt as hapt
 from fedjax_sim.datasets.sources.activity import wisdm as wisdm
 from fedjax_sim.datasets.sources.handwriting import femnist_writers as femnist_writers
+from fedjax_sim.datasets.sources.handwriting import mnist_two_digits as mnist_two_digits
 from fedjax_sim.datasets.sources.handwriting import mnist_writers as mnist_writers
+from fedjax_sim.datasets.sources.image_files import read_cifar as read_cifar
+from fedjax_sim.datasets.sources.image_files import read_idx as read_idx
 from fedjax_sim.datasets.sources.images import cifar10 as cifar10
 from fedjax_sim.datasets.sources.images import cifar10_dirichlet as cifar10_dirichlet
 from fedjax_sim.datasets.sources.images import cifar100_dirichlet as cifar100_dirichlet
@@ -38,7 +39,6 @@ from fedjax_sim.datasets.sources.images import mnist as mnist
 from fedjax_sim.datasets.sources.libsvm import a9a as a9a
 from fedjax_sim.datasets.sources.libsvm import mushrooms as mushrooms
 from fedjax_sim.datasets.sources.libsvm import w8a as w8a
-from fedjax_sim.datasets.sources.mnist_two_digits import mnist_two_digits as mnist_two_digits
 from fedjax_sim.datasets.sources.record import data_dir as data_dir
 from fedjax_sim.datasets.sources.tables import adult as adult
 from fedjax_sim.datasets.sources.tables import digits as digits

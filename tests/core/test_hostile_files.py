@@ -17,7 +17,7 @@ import fedjax_sim as fjs
 from fedjax_sim.datasets import array_checks as arrays
 from fedjax_sim.datasets.own import table as tables
 from fedjax_sim.datasets.reading.archives import read_members
-from fedjax_sim.datasets.reading.images import read_idx
+from fedjax_sim.datasets.sources.image_files import read_idx
 from fedjax_sim.studies.sweeps.stored import Folder
 
 pytest.importorskip("pyarrow", reason="needs pyarrow (pip install 'fedjax_sim[tables]')")
