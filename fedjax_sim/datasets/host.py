@@ -195,7 +195,8 @@ def on_host(dataset: FederatedDataset) -> HostDataset:
         frame=frame_of(dataset),
         examples=jax.tree.map(np.asarray, dataset.examples),
         example_weights=None if weights is None else np.asarray(weights),
-        **{name: on_host(part) for name, part in held_out_parts(dataset).items()},
+        validation=None if dataset.validation is None else on_host(dataset.validation),
+        test=None if dataset.test is None else on_host(dataset.test),
     )
 
 
@@ -215,4 +216,5 @@ def _hosted(given: Given, num_classes: int | None) -> HostDataset:
     for name, stored in stored_parts(given, num_classes, type_alone).items():
         frame = frame_of(construct.packed(stored.examples, stored.part.sizes, given.client_ids, stored.classes))
         made[name] = HostDataset(frame, stored.part.examples, stored.part.rows)
-    return given.remembered(dataclasses.replace(made.pop("train"), **made))
+    data = dataclasses.replace(made["train"], validation=made.get("validation"), test=made.get("test"))
+    return given.remembered(data)

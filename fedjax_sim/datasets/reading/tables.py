@@ -71,8 +71,8 @@ def numbers(path: Path, rows: Sequence[Sequence[str]]) -> np.ndarray:
 
 def whole(path: Path, table: np.ndarray) -> np.ndarray:
     """The numbers as int64; a ValueError where one is not whole or beyond int32."""
-    if (table != np.floor(table)).any() or np.abs(table).max() > INT32_MAX:
-        raise ValueError(f"{path} has numbers that are not whole, or too large: fetch it again")
+    for wrong in table[(table != np.floor(table)) | (np.abs(table) > INT32_MAX)][:1]:
+        raise ValueError(f"{path} has numbers that are not whole, or too large, first {wrong}: fetch it again")
     return table.astype(np.int64)
 
 
