@@ -13,9 +13,8 @@ import numpy as np
 from fedjax_sim.core.descriptions import recipe
 from fedjax_sim.core.values import check_count, check_real, shown
 from fedjax_sim.datasets.array_checks import host_array
-from fedjax_sim.datasets.construct import packed
 from fedjax_sim.datasets.draws import Draws
-from fedjax_sim.datasets.federated import FederatedDataset, client_names, named, whole
+from fedjax_sim.datasets.federated import FederatedDataset, client_names, named, packed, whole
 from fedjax_sim.datasets.flat import offsets_of, ranges
 from fedjax_sim.datasets.from_arrays import held_in, kept_of
 from fedjax_sim.datasets.host import HostDataset, frame_of

@@ -23,7 +23,7 @@ from fedjax_sim.datasets.federated import FederatedDataset, held_out_parts, in_h
 from fedjax_sim.datasets.flat import int32, offsets_of, ranges
 from fedjax_sim.datasets.from_arrays import given_clients, given_ids, given_partition
 from fedjax_sim.datasets.statistics import Statistics, label_table
-from fedjax_sim.datasets.validate import Given, stored_parts, type_alone
+from fedjax_sim.datasets.validate import Given, checked_parts, type_alone
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -212,9 +212,9 @@ def frame_of(dataset: FederatedDataset) -> FederatedDataset:
 
 def _hosted(given: Given, num_classes: int | None) -> HostDataset:
     """Checks all values, piece by piece, and leaves the arrays alone."""
-    made = {}
-    for name, stored in stored_parts(given, num_classes, type_alone).items():
-        frame = frame_of(construct.packed(stored.examples, stored.part.sizes, given.client_ids, stored.classes))
-        made[name] = HostDataset(frame, stored.part.examples, stored.part.rows)
+    made = {
+        name: HostDataset(frame_of(data), part.examples, part.rows)
+        for name, (part, data) in checked_parts(given, num_classes, type_alone).items()
+    }
     data = dataclasses.replace(made["train"], validation=made.get("validation"), test=made.get("test"))
     return given.remembered(data)

@@ -14,7 +14,7 @@ from jax.tree_util import keystr, tree_flatten_with_path
 from fedjax_sim.core.devices import free_memory
 from fedjax_sim.core.values import INT32_MAX, check_count
 from fedjax_sim.datasets.array_checks import host_array, missing_values
-from fedjax_sim.datasets.federated import named
+from fedjax_sim.datasets.federated import FederatedDataset, named, packed
 from fedjax_sim.datasets.flat import Flat, aligned_zeros, default_float, offsets_of
 from fedjax_sim.datasets.parts import Partition
 
@@ -263,23 +263,18 @@ def check_room(what: str, rows: int, row_bytes: int, remedy: str = _REMEDY, *, d
         )
 
 
-class Stored(NamedTuple):
-    """A part after its checks."""
+def checked_parts(given: Given, num_classes: int | None, keep: Keep) -> dict[str, tuple[Flat, FederatedDataset]]:
+    """``"train"`` and the held-out parts that have rows: each as given, and as the data set of what is kept of it.
 
-    part: Flat  # as it was given
-    examples: Any  # its pytree with what was kept of every leaf
-    classes: int | None
-
-
-def stored_parts(given: Given, num_classes: int | None, keep: Keep) -> dict[str, Stored]:
-    """Checks the values of all parts: ``"train"`` and the held-out ones that have rows, in the same types."""
+    All values are checked, and all parts kept in the same types.
+    """
     parts = [("", given.train)]
     for name, part in given.held_out.items():
         if part is not None and part.sizes.sum() > 0:
             _check_alike(given.train.examples, name, part.examples)
             parts.append((f"{name} ", part))
     classes = _checked_classes(parts, given.names, num_classes)
-    found: dict[str, Stored] = {}
+    found: dict[str, tuple[Flat, Any]] = {}
     types: dict[Any, Any] = {}
     for what, part in parts:
         leaves, structure = tree_flatten_with_path(part.examples)
@@ -289,8 +284,11 @@ def stored_parts(given: Given, num_classes: int | None, keep: Keep) -> dict[str,
             pieces = _pieces(name, leaf, part, as_label, types.get(path), given.names)
             kept.append(keep(pieces, (int(part.sizes.sum()), *leaf.shape[1:])))
             types[path] = kept[-1].dtype
-        found[what.rstrip() or "train"] = Stored(part, jax.tree.unflatten(structure, kept), classes)
-    return found
+        found[what.rstrip() or "train"] = part, jax.tree.unflatten(structure, kept)
+    return {
+        name: (part, packed(examples, part.sizes, given.client_ids, classes))
+        for name, (part, examples) in found.items()
+    }
 
 
 def _pieces(
