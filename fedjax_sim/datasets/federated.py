@@ -118,14 +118,9 @@ class FederatedDataset(struct.PyTreeNode, kw_only=True, eq=False):
             raise ValueError(f"reordered: {permutation!r} is not a permutation of 0 to {self.num_clients - 1}")
         sizes = np.asarray(self.sizes)[moved]
         rows = ranges(np.asarray(self.offsets)[moved], sizes)
-        ids = np.asarray(self.client_ids)[moved]
+        examples = jax.tree.map(lambda leaf: np.asarray(leaf)[rows], self.examples)
         weights = self.example_weights
-        return self.replace(
-            examples=jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)[rows]), self.examples),
-            offsets=int32(offsets_of(sizes)),
-            sizes=int32(sizes),
-            client_ids=int32(ids),
-            order=int32(np.argsort(ids)),
+        return packed(examples, sizes, np.asarray(self.client_ids)[moved], self.num_classes).replace(
             example_weights=None if weights is None else jnp.asarray(np.asarray(weights)[rows]),
             **{name: part.reordered(moved) for name, part in held_out_parts(self).items()},
         )
