@@ -1,4 +1,7 @@
-"""Calls of constructors that do not fit, answered by the call that was meant, with the shapes that were given."""
+"""Functions that take the same arguments, and calls of constructors that do not fit.
+
+These are answered by the call that was meant, with the shapes that were given.
+"""
 
 from __future__ import annotations
 
@@ -39,6 +42,32 @@ def answers(meant: Mapping[int, str]) -> Callable[[Callable[P, T]], Callable[P, 
                 raise TypeError(f"{name}({', '.join(given)}): give {meant[len(args)].format(*given)}") from None
             return function(*args, **kwargs)
 
+        return make
+
+    return decorate
+
+
+def arguments_of(like: Callable[P, Any], **defaults: Any) -> Callable[[Callable[..., T]], Callable[P, T]]:
+    """Decorates a function that takes what ``like`` takes: it gets every argument by name.
+
+    Its defaults are those of ``like`` but for these ``defaults``.
+    """
+    known = inspect.signature(like)
+    parameters = [one.replace(default=defaults.get(one.name, one.default)) for one in known.parameters.values()]
+    signature = known.replace(parameters=parameters)
+
+    def decorate(function: Callable[..., T]) -> Callable[P, T]:
+        @functools.wraps(function)
+        def make(*args: P.args, **kwargs: P.kwargs) -> T:
+            try:
+                bound = signature.bind(*args, **kwargs)
+            except TypeError as error:
+                raise TypeError(f"{function.__name__}() {error}") from None
+            bound.apply_defaults()
+            return function(**bound.arguments)
+
+        returned = inspect.signature(function).return_annotation
+        make.__signature__ = signature.replace(return_annotation=returned)  # type: ignore[attr-defined]
         return make
 
     return decorate

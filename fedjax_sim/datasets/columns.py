@@ -14,8 +14,7 @@ import numpy as np
 
 from fedjax_sim.core.values import shown
 from fedjax_sim.datasets.array_checks import exact_floats, host_array
-from fedjax_sim.datasets.room import check_room
-from fedjax_sim.datasets.validate import integers_apart
+from fedjax_sim.datasets.validate import check_room, integers_apart
 
 
 def names_of(what: str, table: Any) -> dict[str, Any] | None:

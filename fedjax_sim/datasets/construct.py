@@ -9,13 +9,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_sim.core.values import INT32_MAX
 from fedjax_sim.datasets.calls import MEANT_BY_CLIENTS, MEANT_BY_IDS, MEANT_BY_PARTITION, answers
 from fedjax_sim.datasets.federated import FederatedDataset
-from fedjax_sim.datasets.flat import default_float, int32, offsets_of
+from fedjax_sim.datasets.flat import default_float
 from fedjax_sim.datasets.from_arrays import given_clients, given_ids, given_partition
-from fedjax_sim.datasets.room import check_room
-from fedjax_sim.datasets.validate import Given, in_memory, stored_parts
+from fedjax_sim.datasets.validate import Given, check_room, checked_parts, in_memory
 
 
 @answers(MEANT_BY_CLIENTS)
@@ -102,8 +100,8 @@ def from_ids(
       >>> data.client(0)["x"]
       array([1., 3.], dtype=float32)
     """
-    given = given_ids(examples, ids, (validation, validation_ids), (test, test_ids), test_fraction, seed)
-    return given.remembered(_assembled(given, num_classes))
+    given = given_ids(examples, ids, validation, validation_ids, test, test_ids, test_fraction, seed)
+    return _assembled(given, num_classes)
 
 
 @answers(MEANT_BY_PARTITION)
@@ -146,37 +144,11 @@ def _assembled(given: Given, num_classes: int | None) -> FederatedDataset:
     parts = [given.train, *(part for part in given.held_out.values() if part is not None)]
     rows = sum(int(part.sizes.sum()) for part in parts)
     check_room("the data set", rows, sum(map(_stored_bytes, jax.tree.leaves(given.train.examples))), device=True)
-    made = {
-        name: packed(stored.examples, stored.part.sizes, given.client_ids, stored.classes)
-        for name, stored in stored_parts(given, num_classes, in_memory).items()
-    }
-    return made.pop("train").replace(**made)
+    made = {name: data for name, (_, data) in checked_parts(given, num_classes, in_memory).items()}
+    return given.remembered(made.pop("train").replace(**made))
 
 
 def _stored_bytes(leaf: np.ndarray) -> int:
     """Bytes of a row in the type that it is kept in, or a little less."""
     widest = 4 if leaf.dtype.kind in "iu" else np.dtype(default_float()).itemsize
     return math.prod(leaf.shape[1:]) * min(leaf.dtype.itemsize, widest)
-
-
-def packed(examples: Any, sizes: np.ndarray, client_ids: np.ndarray, num_classes: int | None) -> FederatedDataset:
-    """The data set of checked arrays of its own that lie client after client."""
-    total = int(sizes.sum())
-    if total > INT32_MAX:
-        raise ValueError(f"{total} examples: at most {INT32_MAX} can be indexed; use fewer clients or cap their sizes")
-    decreasing = np.sort(sizes)[::-1]
-    totals = np.cumsum(decreasing)
-    counts = sorted({2**power for power in range(sizes.size.bit_length())} | {sizes.size})
-    return FederatedDataset(
-        # Not jnp.asarray, which copies: these arrays are nobody else's, so a CPU may use their memory as it is.
-        examples=jax.tree.map(jax.device_put, examples),
-        offsets=int32(offsets_of(sizes)),
-        sizes=int32(sizes),
-        client_ids=int32(client_ids),
-        order=int32(np.argsort(client_ids)),
-        num_clients=int(sizes.size),
-        num_examples=total,
-        max_size=int(decreasing[0]),
-        num_classes=num_classes,
-        largest=tuple((count, int(totals[count - 1]), int(decreasing[count - 1])) for count in counts),
-    )

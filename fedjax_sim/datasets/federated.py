@@ -16,7 +16,7 @@ from flax import struct
 
 from fedjax_sim.core.fields import static
 from fedjax_sim.core.tabular import in_notebook, table
-from fedjax_sim.core.values import check_count, check_real, is_concrete
+from fedjax_sim.core.values import INT32_MAX, check_count, check_real, is_concrete
 from fedjax_sim.datasets.array_checks import host_array
 from fedjax_sim.datasets.flat import default_float, int32, offsets_of, ranges
 from fedjax_sim.datasets.placement import Placement, everywhere, lengthened_rows, padded, shared_out
@@ -118,14 +118,9 @@ class FederatedDataset(struct.PyTreeNode, kw_only=True, eq=False):
             raise ValueError(f"reordered: {permutation!r} is not a permutation of 0 to {self.num_clients - 1}")
         sizes = np.asarray(self.sizes)[moved]
         rows = ranges(np.asarray(self.offsets)[moved], sizes)
-        ids = np.asarray(self.client_ids)[moved]
+        examples = jax.tree.map(lambda leaf: np.asarray(leaf)[rows], self.examples)
         weights = self.example_weights
-        return self.replace(
-            examples=jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)[rows]), self.examples),
-            offsets=int32(offsets_of(sizes)),
-            sizes=int32(sizes),
-            client_ids=int32(ids),
-            order=int32(np.argsort(ids)),
+        return packed(examples, sizes, np.asarray(self.client_ids)[moved], self.num_classes).replace(
             example_weights=None if weights is None else jnp.asarray(np.asarray(weights)[rows]),
             **{name: part.reordered(moved) for name, part in held_out_parts(self).items()},
         )
@@ -158,6 +153,29 @@ class FederatedDataset(struct.PyTreeNode, kw_only=True, eq=False):
 
     def _repr_html_(self) -> str:
         return in_html(self)
+
+
+def packed(examples: Any, sizes: np.ndarray, client_ids: np.ndarray, num_classes: int | None) -> FederatedDataset:
+    """The data set of checked arrays of its own that lie client after client."""
+    total = int(sizes.sum())
+    if total > INT32_MAX:
+        raise ValueError(f"{total} examples: at most {INT32_MAX} can be indexed; use fewer clients or cap their sizes")
+    decreasing = np.sort(sizes)[::-1]
+    totals = np.cumsum(decreasing)
+    counts = sorted({2**power for power in range(sizes.size.bit_length())} | {sizes.size})
+    return FederatedDataset(
+        # Not jnp.asarray, which copies: these arrays are nobody else's, so a CPU may use their memory as it is.
+        examples=jax.tree.map(jax.device_put, examples),
+        offsets=int32(offsets_of(sizes)),
+        sizes=int32(sizes),
+        client_ids=int32(client_ids),
+        order=int32(np.argsort(client_ids)),
+        num_clients=int(sizes.size),
+        num_examples=total,
+        max_size=int(decreasing[0]),
+        num_classes=num_classes,
+        largest=tuple((count, int(totals[count - 1]), int(decreasing[count - 1])) for count in counts),
+    )
 
 
 def held_out_parts(dataset: T) -> dict[str, T]:

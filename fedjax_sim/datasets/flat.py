@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+_ALIGNED = 64  # bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +58,15 @@ def sorted_within(owner: np.ndarray, draw: np.ndarray) -> np.ndarray:
     if np.any(ordered[1:] == ordered[:-1]):  # two draws that agree in all bits of their keys: once in a blue moon
         order = np.lexsort((draw, owner))
     return order
+
+
+def aligned_zeros(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """Zeros that begin where a CPU's device can use the memory as it is: it would copy what begins elsewhere."""
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    held = np.zeros(size + _ALIGNED, np.uint8)
+    first = -held.ctypes.data % _ALIGNED
+    made: np.ndarray = held[first : first + size].view(dtype).reshape(shape)
+    return made
 
 
 def int32(values: np.ndarray) -> jax.Array:

@@ -14,10 +14,10 @@ from fedjax_sim.datasets.calls import in_short
 from fedjax_sim.datasets.columns import as_examples, leaf_of, names_of
 from fedjax_sim.datasets.draws import Draws
 from fedjax_sim.datasets.flat import Flat, offsets_of, sorted_within
-from fedjax_sim.datasets.room import check_room
 from fedjax_sim.datasets.validate import (
     Given,
     as_int64,
+    check_room,
     check_same,
     checked_ids,
     checked_owner,
@@ -34,8 +34,8 @@ def given_clients(
     validation: Sequence[Any] | None,
     test: Sequence[Any] | None,
     client_ids: Any,
-    test_fraction: float = 0.0,
-    seed: int = 0,
+    test_fraction: float,
+    seed: int,
 ) -> Given:
     """See :func:`fedjax_sim.datasets.from_clients`."""
     check_split(test, test_fraction, seed)
@@ -61,13 +61,15 @@ def given_clients(
 def given_ids(
     examples: Any,
     ids: Any,
-    validation: tuple[Any, Any],
-    test: tuple[Any, Any],
-    test_fraction: float = 0.0,
-    seed: int = 0,
+    validation: Any,
+    validation_ids: Any,
+    test: Any,
+    test_ids: Any,
+    test_fraction: float,
+    seed: int,
 ) -> Given:
-    """See :func:`fedjax_sim.datasets.from_ids`; each held-out part is its examples and their ids."""
-    check_split(test[0], test_fraction, seed)
+    """See :func:`fedjax_sim.datasets.from_ids`."""
+    check_split(test, test_fraction, seed)
     if isinstance(ids, tuple) and len(ids) == 2 and hasattr(ids[0], "shape") and ids[0].shape:
         raise TypeError(
             f"from_ids({in_short(examples)}, {in_short(ids)}): the examples come first, from_ids({in_short(ids)}, "
@@ -79,8 +81,11 @@ def given_ids(
     numbered = names.dtype.kind in "iu" and int(names[0]) >= 0 and int(names[-1]) <= INT32_MAX
     client_ids = names if numbered else np.arange(names.size)
     train = _grouped(_as_arrays("examples", examples), owner, names.size, "ids")
-    held_out = {name: _owned(name, *part, names) for name, part in (("validation", validation), ("test", test))}
-    if test[0] is None:
+    held_out = {
+        "validation": _owned("validation", validation, validation_ids, names),
+        "test": _owned("test", test, test_ids, names),
+    }
+    if test is None:
         # Drawn in the order of the rows, as they were given.
         held = held_in("held_out", owner, train.sizes, test_fraction, seed)
         train, held_out["test"] = _cut(train, held if train.rows is None else held[train.rows])

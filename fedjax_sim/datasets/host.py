@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -18,13 +17,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.core.descriptions import recipe
-from fedjax_sim.datasets.calls import MEANT_BY_CLIENTS, MEANT_BY_IDS, MEANT_BY_PARTITION, answers
-from fedjax_sim.datasets.construct import packed
+from fedjax_sim.datasets import construct
+from fedjax_sim.datasets.calls import MEANT_BY_CLIENTS, MEANT_BY_IDS, MEANT_BY_PARTITION, answers, arguments_of
 from fedjax_sim.datasets.federated import FederatedDataset, held_out_parts, in_html, in_short, training_part
 from fedjax_sim.datasets.flat import int32, offsets_of, ranges
 from fedjax_sim.datasets.from_arrays import given_clients, given_ids, given_partition
 from fedjax_sim.datasets.statistics import Statistics, label_table
-from fedjax_sim.datasets.validate import Given, stored_parts, type_alone
+from fedjax_sim.datasets.validate import Given, checked_parts, type_alone
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -155,33 +154,15 @@ class HostDataset:
 
 
 @answers(MEANT_BY_CLIENTS)
-def from_clients(
-    clients: Sequence[Any],
-    *,
-    validation: Sequence[Any] | None = None,
-    test: Sequence[Any] | None = None,
-    client_ids: Sequence[int] | np.ndarray | None = None,
-    test_fraction: float = 0.0,
-    seed: int = 0,
-    num_classes: int | None = None,
-) -> HostDataset:
+@arguments_of(construct.from_clients)
+def from_clients(*, num_classes: int | None, **given: Any) -> HostDataset:
     """As :func:`fedjax_sim.datasets.from_clients`, in host memory; the clients' arrays are joined there."""
-    return _hosted(given_clients(clients, validation, test, client_ids, test_fraction, seed), num_classes)
+    return _hosted(given_clients(**given), num_classes)
 
 
 @answers(MEANT_BY_IDS)
-def from_ids(
-    examples: Any,
-    ids: Any,
-    *,
-    validation: Any = None,
-    validation_ids: Any = None,
-    test: Any = None,
-    test_ids: Any = None,
-    test_fraction: float = 0.0,
-    seed: int = 0,
-    num_classes: int | None = None,
-) -> HostDataset:
+@arguments_of(construct.from_ids)
+def from_ids(*, num_classes: int | None, **given: Any) -> HostDataset:
     """As :func:`fedjax_sim.datasets.from_ids`; the arrays stay where they are, in their own order.
 
     Example:
@@ -190,21 +171,14 @@ def from_ids(
       >>> data, data.client(0)["x"]
       (HostDataset(2 clients, 4 examples), array([1., 3.], dtype=float32))
     """
-    given = given_ids(examples, ids, (validation, validation_ids), (test, test_ids), test_fraction, seed)
-    return given.remembered(_hosted(given, num_classes))
+    return _hosted(given_ids(**given), num_classes)
 
 
 @answers(MEANT_BY_PARTITION)
-def from_partition(
-    examples: Any,
-    partition: Sequence[Any],
-    *,
-    test_fraction: float = 0.0,
-    seed: int = 0,
-    num_classes: int | None = None,
-) -> HostDataset:
+@arguments_of(construct.from_partition)
+def from_partition(*, num_classes: int | None, **given: Any) -> HostDataset:
     """As :func:`fedjax_sim.datasets.from_partition`; the arrays stay where they are, in their own order."""
-    return _hosted(given_partition(examples, partition, test_fraction, seed), num_classes)
+    return _hosted(given_partition(**given), num_classes)
 
 
 @recipe("dataset.on_host")
@@ -238,8 +212,9 @@ def frame_of(dataset: FederatedDataset) -> FederatedDataset:
 
 def _hosted(given: Given, num_classes: int | None) -> HostDataset:
     """Checks all values, piece by piece, and leaves the arrays alone."""
-    made = {}
-    for name, stored in stored_parts(given, num_classes, type_alone).items():
-        frame = frame_of(packed(stored.examples, stored.part.sizes, given.client_ids, stored.classes))
-        made[name] = HostDataset(frame, stored.part.examples, stored.part.rows)
-    return dataclasses.replace(made["train"], validation=made.get("validation"), test=made.get("test"))
+    made = {
+        name: HostDataset(frame_of(data), part.examples, part.rows)
+        for name, (part, data) in checked_parts(given, num_classes, type_alone).items()
+    }
+    data = dataclasses.replace(made["train"], validation=made.get("validation"), test=made.get("test"))
+    return given.remembered(data)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -11,11 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from fedjax_sim.datasets.flat import aligned_zeros
+
 CLIENTS = "clients"  # axis over which a cohort, client states and rows of examples are dealt
 MODEL = "model"  # axis over which a model may be sharded within each group of clients
 EVERYWHERE = PartitionSpec()
 SHARED_OUT = PartitionSpec(CLIENTS)
-_ALIGNED = 64  # bytes
 
 
 class Placement(NamedTuple):
@@ -130,20 +130,11 @@ def lengthened_rows(tree: Any, extra: int) -> Any:
     def lengthened(leaf: Any) -> Any:
         if isinstance(leaf, jax.core.Tracer):
             return jnp.concatenate([leaf, jnp.zeros((extra, *leaf.shape[1:]), leaf.dtype)])
-        longer = _zeros((len(leaf) + extra, *leaf.shape[1:]), leaf.dtype)
+        longer = aligned_zeros((len(leaf) + extra, *leaf.shape[1:]), leaf.dtype)
         longer[: len(leaf)] = leaf
         return longer
 
     return jax.tree.map(lengthened, tree) if extra else tree
-
-
-def _zeros(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    """Zeros that begin where a CPU's device can use the memory as it is: it would copy what begins elsewhere."""
-    size = math.prod(shape) * np.dtype(dtype).itemsize
-    held = np.zeros(size + _ALIGNED, np.uint8)
-    first = -held.ctypes.data % _ALIGNED
-    made: np.ndarray = held[first : first + size].view(dtype).reshape(shape)
-    return made
 
 
 def _put(tree: Any, sharding: NamedSharding) -> Any:

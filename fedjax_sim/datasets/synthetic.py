@@ -14,8 +14,8 @@ from fedjax_sim.datasets.array_checks import host_array
 from fedjax_sim.datasets.construct import from_clients, from_ids
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.partition.dealing import checked_client_sizes
-from fedjax_sim.datasets.room import check_room
 from fedjax_sim.datasets.sources.record import Source, data_set
+from fedjax_sim.datasets.validate import check_room
 
 _FEATURES = 60
 _CLASSES = 10

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -12,16 +11,20 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import keystr, tree_flatten_with_path
 
+from fedjax_sim.core.devices import free_memory
 from fedjax_sim.core.values import INT32_MAX, check_count
 from fedjax_sim.datasets.array_checks import host_array, missing_values
-from fedjax_sim.datasets.federated import named
-from fedjax_sim.datasets.flat import Flat, default_float, offsets_of
+from fedjax_sim.datasets.federated import FederatedDataset, named, packed
+from fedjax_sim.datasets.flat import Flat, aligned_zeros, default_float, offsets_of
 from fedjax_sim.datasets.parts import Partition
 
 T = TypeVar("T")
 _INT64_MAX = 2**63 - 1
 _PIECE = 1 << 26  # bytes of examples that are looked at in one go
-_ALIGNMENT = 64  # bytes; what JAX asks of host memory that it uses as it is
+_REMEDY = (
+    "give fewer or smaller examples, a narrower dtype (uint8, float16), or memory-mapped arrays to "
+    "fjs.datasets.host.from_ids, which copies nothing"
+)
 
 # From the pieces of a leaf, client after client in the type they are stored in, and their shape: what is kept.
 Keep = Callable[[Iterator[np.ndarray], tuple[int, ...]], np.ndarray]
@@ -248,23 +251,30 @@ def _rows_where(wrong: np.ndarray) -> list[int]:
     return [int(np.flatnonzero(wrong.reshape(wrong.shape[0], -1).any(axis=1))[0])]
 
 
-class Stored(NamedTuple):
-    """A part after its checks."""
+def check_room(what: str, rows: int, row_bytes: int, remedy: str = _REMEDY, *, device: bool = False) -> None:
+    """MemoryError, with all sizes, where ``rows`` of so many bytes do not fit in memory, or that of a ``device``."""
+    places = {"the machine": free_memory(device=False)} | ({"the device": free_memory()} if device else {})
+    where, free = min(places.items(), key=lambda place: place[1])
+    needed = rows * row_bytes
+    if needed > free:
+        raise MemoryError(
+            f"{what}: {rows:,} rows of {row_bytes:,} bytes are {needed / 1e9:,.2f} GB, and {where} has "
+            f"{max(free, 0) / 1e9:,.2f} GB free: {remedy}"
+        )
 
-    part: Flat  # as it was given
-    examples: Any  # its pytree with what was kept of every leaf
-    classes: int | None
 
+def checked_parts(given: Given, num_classes: int | None, keep: Keep) -> dict[str, tuple[Flat, FederatedDataset]]:
+    """``"train"`` and the held-out parts that have rows: each as given, and as the data set of what is kept of it.
 
-def stored_parts(given: Given, num_classes: int | None, keep: Keep) -> dict[str, Stored]:
-    """Checks the values of all parts: ``"train"`` and the held-out ones that have rows, in the same types."""
+    All values are checked, and all parts kept in the same types.
+    """
     parts = [("", given.train)]
     for name, part in given.held_out.items():
         if part is not None and part.sizes.sum() > 0:
             _check_alike(given.train.examples, name, part.examples)
             parts.append((f"{name} ", part))
     classes = _checked_classes(parts, given.names, num_classes)
-    found: dict[str, Stored] = {}
+    found: dict[str, tuple[Flat, Any]] = {}
     types: dict[Any, Any] = {}
     for what, part in parts:
         leaves, structure = tree_flatten_with_path(part.examples)
@@ -274,8 +284,11 @@ def stored_parts(given: Given, num_classes: int | None, keep: Keep) -> dict[str,
             pieces = _pieces(name, leaf, part, as_label, types.get(path), given.names)
             kept.append(keep(pieces, (int(part.sizes.sum()), *leaf.shape[1:])))
             types[path] = kept[-1].dtype
-        found[what.rstrip() or "train"] = Stored(part, jax.tree.unflatten(structure, kept), classes)
-    return found
+        found[what.rstrip() or "train"] = part, jax.tree.unflatten(structure, kept)
+    return {
+        name: (part, packed(examples, part.sizes, given.client_ids, classes))
+        for name, (part, examples) in found.items()
+    }
 
 
 def _pieces(
@@ -292,10 +305,7 @@ def _pieces(
 def in_memory(pieces: Iterator[np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
     """All pieces in one array of their own, which JAX can use on a CPU without another copy."""
     first = next(pieces)
-    size = math.prod(shape) * first.dtype.itemsize
-    raw = np.empty(size + _ALIGNMENT, np.uint8)
-    start = -raw.ctypes.data % _ALIGNMENT
-    whole: np.ndarray = raw[start : start + size].view(first.dtype).reshape(shape)
+    whole = aligned_zeros(shape, first.dtype)
     row = 0
     for piece in itertools.chain([first], pieces):
         whole[row : row + len(piece)] = piece

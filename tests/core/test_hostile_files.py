@@ -17,7 +17,7 @@ import fedjax_sim as fjs
 from fedjax_sim.datasets import array_checks as arrays
 from fedjax_sim.datasets.own import table as tables
 from fedjax_sim.datasets.reading.archives import read_members
-from fedjax_sim.datasets.reading.images import read_idx
+from fedjax_sim.datasets.sources.image_files import read_idx
 from fedjax_sim.studies.sweeps.stored import Folder
 
 pytest.importorskip("pyarrow", reason="needs pyarrow (pip install 'fedjax_sim[tables]')")
@@ -297,9 +297,9 @@ def test_runs_that_are_there_twice(tmp_path: Path) -> None:
 
 PARKINSONS: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "no rows": (lambda content: content.partition(b"\n")[0] + b"\n", "has no rows"),
-    "few columns": (lambda content: content.partition(b"\n")[0] + b"\n1,2\n", "not 22 numbers a row"),
+    "few columns": (lambda content: content.partition(b"\n")[0] + b"\n1,2\n", "2 fields and not 22"),
     "not a number": (lambda content: content.replace(b"\n1,", b"\nnan,"), "missing or infinite"),
-    "half a patient": (lambda content: content.replace(b"\n1,", b"\n1.5,"), "the subject 1.5"),
+    "half a patient": (lambda content: content.replace(b"\n1,", b"\n1.5,"), r"not whole, or too large, first 1\.5"),
 }
 
 

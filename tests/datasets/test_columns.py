@@ -13,7 +13,7 @@ import pytest
 import fedjax_sim as fjs
 from fedjax_sim import datasets
 from fedjax_sim.core.devices import double_precision
-from fedjax_sim.datasets import room
+from fedjax_sim.datasets import validate
 from fedjax_sim.datasets.columns import column_of
 
 RNG = np.random.default_rng(0)
@@ -331,7 +331,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_taken() -> None:
 
 
 def test_what_is_drawn_is_refused_before_it_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "free_memory", lambda device=True: 16e9)
+    monkeypatch.setattr(validate, "free_memory", lambda device=True: 16e9)
     drawn = importlib.import_module("fedjax_sim.datasets.synthetic")
     monkeypatch.setattr(drawn, "_clients", lambda *_: pytest.fail("drawn"))
     sizes = r"\d{3},\d{3},\d{3} rows of 960 bytes are \d{3}.\d\d GB, and the machine has 16.00 GB free: cap .* max_size"
@@ -340,7 +340,7 @@ def test_what_is_drawn_is_refused_before_it_is_drawn(monkeypatch: pytest.MonkeyP
 
 
 def test_what_is_encoded_and_read_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "free_memory", lambda device=True: 1000.0)
+    monkeypatch.setattr(validate, "free_memory", lambda device=True: 1000.0)
     many = {"who": np.arange(40), "name": [str(number) for number in range(40)]}
     with pytest.raises(MemoryError, match="a column for each value of 'name': 40 rows of 40 bytes"):
         datasets.from_table(many, client="who", x="name", encode="name")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedjax_sim import datasets
-from fedjax_sim.datasets.sources import activity, adult
+from fedjax_sim.datasets.sources import activity, tables
 from tests.datasets.stored import check_rebuilt, needs, put
 
 
@@ -330,9 +330,9 @@ def test_signs_as_classes(folder: Path) -> None:
 
 
 def test_which_columns_are_numbers() -> None:
-    named: list[Any] = [adult._COLUMNS[place] for place in adult._NUMBERS]
+    named: list[Any] = [tables._ADULT_COLUMNS[place] for place in tables._NUMBERS]
     assert named == ["age", "fnlwgt", "education-num", "capital-gain", "capital-loss", "hours-per-week"]
-    assert len(adult._CATEGORIES) == 8
+    assert len(tables._CATEGORIES) == 8
 
 
 # Survival by region.

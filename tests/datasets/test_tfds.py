@@ -23,7 +23,7 @@ from fedjax_sim import datasets
 from fedjax_sim.core.descriptions import build, describe, opaque_parts
 from fedjax_sim.datasets import partition
 from fedjax_sim.datasets.federated import client_names
-from fedjax_sim.datasets.own import tfds_columns
+from fedjax_sim.datasets.own import tfds as reading
 from tests.datasets.tfds_builder.examples import WRITERS, example
 
 # What tensorflow-datasets itself does with newer versions of its dependencies (protobuf) is not ours to mend.
@@ -161,7 +161,7 @@ def test_splits_are_read_in_their_stored_order(read: Read) -> None:
 
 
 def test_a_transform_makes_sequences_and_texts_numbers(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tfds_columns, "_CHUNK", 5)  # several pieces
+    monkeypatch.setattr(reading, "_CHUNK", 5)  # several pieces
 
     def encode(row: dict[str, Any]) -> dict[str, Any]:
         words = np.zeros(3, np.int32)
@@ -181,7 +181,7 @@ def test_a_transform_makes_sequences_and_texts_numbers(read: Read, monkeypatch: 
 
 def test_large_records_are_decoded_in_threads_alike(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
     one = read(client="person")
-    monkeypatch.setattr(tfds_columns, "_LARGE", 1)
+    monkeypatch.setattr(reading, "_LARGE", 1)
     other = read(client="person")
     for key in ("x", "y"):
         np.testing.assert_array_equal(one.examples[key], other.examples[key])

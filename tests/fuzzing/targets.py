@@ -17,7 +17,7 @@ import numpy as np
 import fedjax_sim as fjs
 from fedjax_sim.cli import main as cli
 from fedjax_sim.datasets.reading.archives import read_members
-from fedjax_sim.datasets.reading.images import read_idx
+from fedjax_sim.datasets.sources.image_files import read_idx
 from fedjax_sim.reporting.html import page
 from fedjax_sim.reporting.html.curves import axes_of
 from fedjax_sim.run.checkpoints import Store

@@ -122,7 +122,7 @@ def _users(path: Path, encode: Encode | None, encode_label: Encode | None) -> It
     def convert(pairs: list[tuple[str, Any]]) -> Any:
         made = dict(pairs)
         if len(made) != len(pairs):
-            twice = _repeated([key for key, _ in pairs])
+            twice = collections.Counter(key for key, _ in pairs).most_common(1)[0][0]
             raise ValueError(f"{path} has {shown(twice)} twice in one object: merge the two or drop one")
         if isinstance(made.get("x"), list) and isinstance(made.get("y"), list):
             try:
@@ -152,10 +152,6 @@ def _users(path: Path, encode: Encode | None, encode_label: Encode | None) -> It
             keys = shown(sorted(lists)) if isinstance(lists, dict) else type(lists).__name__
             raise ValueError(f"{path}: the user {shown(name)} must have two lists, 'x' and 'y'; it has {keys}")
         yield name, lists
-
-
-def _repeated(names: list[str]) -> str:
-    return collections.Counter(names).most_common(1)[0][0]
 
 
 def _converted(x: list[Any], y: list[Any], encode: Encode | None, encode_label: Encode | None) -> Pair:

@@ -18,8 +18,7 @@ from fedjax_sim.datasets.columns import column_of, names_of, side_by_side
 from fedjax_sim.datasets.construct import from_ids
 from fedjax_sim.datasets.federated import FederatedDataset, named
 from fedjax_sim.datasets.reading.archives import CHUNK, open_bounded
-from fedjax_sim.datasets.room import check_room
-from fedjax_sim.datasets.validate import checked_owner
+from fedjax_sim.datasets.validate import check_room, checked_owner
 
 _MAX_BYTES = 2**33  # of a file's columns once they are arrays
 

@@ -14,33 +14,22 @@ A seed means the same partition on every platform and with every version of nump
 taken from it, whose stream numpy guarantees (see :mod:`fedjax_sim.datasets.draws`).
 """
 
-from fedjax_sim.datasets.partition.class_sets import classes, consecutive_classes, even_classes
-from fedjax_sim.datasets.partition.sizes import (
-    dirichlet_sizes,
-    iid,
-    lognormal_counts,
-    lognormal_sizes,
-    natural,
-    power_law_sizes,
-    sized,
-)
-from fedjax_sim.datasets.partition.skew import dirichlet, dirichlet_per_client, shards, similarity
-from fedjax_sim.datasets.parts import Partition
+from types import ModuleType as _Module
 
-__all__ = [
-    "Partition",
-    "classes",
-    "consecutive_classes",
-    "dirichlet",
-    "dirichlet_per_client",
-    "dirichlet_sizes",
-    "even_classes",
-    "iid",
-    "lognormal_counts",
-    "lognormal_sizes",
-    "natural",
-    "power_law_sizes",
-    "shards",
-    "similarity",
-    "sized",
-]
+from fedjax_sim.datasets.partition.class_sets import classes as classes
+from fedjax_sim.datasets.partition.class_sets import consecutive_classes as consecutive_classes
+from fedjax_sim.datasets.partition.class_sets import even_classes as even_classes
+from fedjax_sim.datasets.partition.sizes import dirichlet_sizes as dirichlet_sizes
+from fedjax_sim.datasets.partition.sizes import iid as iid
+from fedjax_sim.datasets.partition.sizes import lognormal_counts as lognormal_counts
+from fedjax_sim.datasets.partition.sizes import lognormal_sizes as lognormal_sizes
+from fedjax_sim.datasets.partition.sizes import natural as natural
+from fedjax_sim.datasets.partition.sizes import power_law_sizes as power_law_sizes
+from fedjax_sim.datasets.partition.sizes import sized as sized
+from fedjax_sim.datasets.partition.skew import dirichlet as dirichlet
+from fedjax_sim.datasets.partition.skew import dirichlet_per_client as dirichlet_per_client
+from fedjax_sim.datasets.partition.skew import shards as shards
+from fedjax_sim.datasets.partition.skew import similarity as similarity
+from fedjax_sim.datasets.parts import Partition as Partition
+
+__all__ = [name for name, value in vars().items() if not (name.startswith("_") or isinstance(value, _Module))]

@@ -69,10 +69,6 @@ class BoundedStream:
         self._left -= len(found)
         return found
 
-    def read_all(self) -> bytes:
-        """All that is left, read piece by piece."""
-        return b"".join(iter(lambda: self.read(CHUNK), b""))
-
 
 @contextlib.contextmanager
 def open_bounded(path: Path, max_bytes: int) -> Iterator[BoundedStream]:
@@ -88,6 +84,12 @@ def open_bounded(path: Path, max_bytes: int) -> Iterator[BoundedStream]:
         opener = next((opener for magic, opener in _MAGIC.items() if start.startswith(magic)), None)
         with contextlib.nullcontext(raw) if opener is None else opener(raw, "rb") as stream:
             yield BoundedStream(stream, str(path), max_bytes)
+
+
+def read_bounded(path: Path, max_bytes: int) -> bytes:
+    """The unpacked content of a file, read piece by piece; errors as in :func:`open_bounded`."""
+    with open_bounded(path, max_bytes) as stream:
+        return b"".join(iter(lambda: stream.read(CHUNK), b""))
 
 
 def read_members(path: Path, names: Sequence[str], *, max_bytes: int = 2**29) -> dict[str, bytes]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from fedjax_sim.core.files import open_regular, parsing
 from fedjax_sim.core.values import shown
-from fedjax_sim.datasets.reading.archives import open_bounded
+from fedjax_sim.datasets.reading.archives import read_bounded
 
 NUMBERS = "biuf"  # kinds of dtype
 MAX_BYTES = 2**33
@@ -123,8 +123,7 @@ def read_npy(path: Path, *, max_bytes: int = 2**31) -> np.ndarray:
     Raises:
       ValueError: not such a file, another length than its header says, or more than ``max_bytes``.
     """
-    with open_bounded(path, max_bytes) as stream:
-        content = stream.read_all()
+    content = read_bounded(path, max_bytes)
     opened = io.BytesIO(content)
     with parsing(path, "is not a readable npy file", "fetch it again"):
         announced = _announced(str(path), *_header_of(opened, "it"), NUMBERS)

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from fedjax_sim.core.files import parsing
-from fedjax_sim.core.values import shown
+from fedjax_sim.core.values import INT32_MAX, shown
 from fedjax_sim.datasets.reading.archives import CHUNK, BoundedStream, open_bounded
 
 _LONGEST = 1 << 24  # characters of a line
@@ -67,6 +67,13 @@ def numbers(path: Path, rows: Sequence[Sequence[str]]) -> np.ndarray:
     if not table.size or not np.isfinite(table).all():
         raise ValueError(f"{path} has no rows, or missing or infinite numbers: fetch it again")
     return table
+
+
+def whole(path: Path, table: np.ndarray) -> np.ndarray:
+    """The numbers as int64; a ValueError where one is not whole or beyond int32."""
+    for wrong in table[(table != np.floor(table)) | (np.abs(table) > INT32_MAX)][:1]:
+        raise ValueError(f"{path} has numbers that are not whole, or too large, first {wrong}: fetch it again")
+    return table.astype(np.int64)
 
 
 def _lines(stream: BoundedStream, encoding: str) -> Iterator[str]:

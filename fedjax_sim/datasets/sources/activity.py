@@ -8,31 +8,29 @@ from typing import Literal
 import numpy as np
 
 from fedjax_sim.core.files import read_text
-from fedjax_sim.core.values import INT32_MAX, check_choice, check_count, check_flag, check_real, shown
+from fedjax_sim.core.values import check_choice, check_count, check_flag, check_real, shown
 from fedjax_sim.datasets.construct import from_ids
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.from_arrays import held_out
 from fedjax_sim.datasets.reading.npz import read_npy
-from fedjax_sim.datasets.reading.tables import csv_rows, numbers
+from fedjax_sim.datasets.reading.tables import csv_rows, numbers, whole
 from fedjax_sim.datasets.sources.record import DataFile, Source, data_set
-from fedjax_sim.datasets.sources.sharing import deal
+from fedjax_sim.datasets.sources.sharing import deal, standardised
 
 _UCI = (
     "https://archive.ics.uci.edu/dataset/341/smartphone+based+recognition+of+human+activities+and+postural+transitions"
 )
-_FOLDER = "hapt_smartphone"
-_SIGNALS = DataFile(
-    _FOLDER, ("RawData", "hapt_signals_int16.npy.xz"), f"Get the folder RawData of {_UCI}",
-    "0e856bfac702c62ce83c2e14db4eb67d12cb2a653294354f876cde67bd1afcad",
-)  # fmt: skip
-_RECORDINGS = DataFile(
-    _FOLDER, ("experiments.csv",), f"Get the folder RawData of {_UCI}",
-    "bbcb7039e53c6d4357cf99302cbf366682c9e704bc2f5e3859ef61dc134c210a",
-)  # fmt: skip
-_SEGMENTS = DataFile(
-    _FOLDER, ("segments.csv",), f"Get the folder RawData of {_UCI}",
-    "896c5efa7fd325dc43cad909efbfa9f39b6ab7be1691d7b3a50c4cbf9d389e6f",
-)  # fmt: skip
+
+
+def _file(sha256: str, *names: str) -> DataFile:
+    return DataFile("hapt_smartphone", names, f"Get the folder RawData of {_UCI}", sha256)
+
+
+_SIGNALS = _file(
+    "0e856bfac702c62ce83c2e14db4eb67d12cb2a653294354f876cde67bd1afcad", "RawData", "hapt_signals_int16.npy.xz"
+)
+_RECORDINGS = _file("bbcb7039e53c6d4357cf99302cbf366682c9e704bc2f5e3859ef61dc134c210a", "experiments.csv")
+_SEGMENTS = _file("896c5efa7fd325dc43cad909efbfa9f39b6ab7be1691d7b3a50c4cbf9d389e6f", "segments.csv")
 _UNITS = np.repeat([1 / 720, 0.0175 * np.pi / 180], 3)  # of the six int16 channels: g, and rad/s
 _LENGTH, _STEP = 128, 64  # samples of a window, at 50 Hz, and between the starts of two
 _ACTIVITIES = 6
@@ -90,14 +88,12 @@ def hapt(
     check_flag("hapt(standardise=...)", standardise)
     check_flag("hapt(flat=...)", flat)
     found = _SIGNALS.found()
-    published = found is not None and found.name == "RawData"
-    recordings, segments = _as_text(found) if published and found is not None else _packed(verify)
+    recordings, segments = _as_text(found) if found is not None and found.name == "RawData" else _packed(verify)
     x, y, subjects, held = _windows(recordings, segments, test, test_fraction)
     kept = held >= 0
     x, y, subjects, held = x[kept], y[kept], subjects[kept], held[kept] == 1
     if standardise:
-        mean, spread = (of(x[~held], axis=(0, 1), dtype=np.float64) for of in (np.mean, np.std))
-        x = (x - mean) / np.where(spread > 0, spread, 1.0)
+        x = standardised(x, x[~held], axis=(0, 1))
     x = x.astype(np.float32).reshape((len(x), -1) if flat else x.shape)
     train = (x[~held], y[~held])
     if not held.any():
@@ -129,17 +125,12 @@ def _as_text(folder: Path) -> tuple[Recordings, np.ndarray]:
     labels = folder / "labels.txt"
     if not labels.is_file():
         raise FileNotFoundError(f"hapt: {labels} is not there: get the whole folder RawData of {_UCI}")
-    segments = _whole(
-        labels, numbers(labels, [line.split() for line in read_text(labels, encoding="ascii").splitlines()])
-    )
+    segments = whole(labels, _spaced(labels))
     if segments.shape[1] != 5:
         raise ValueError(f"hapt: {labels} has {segments.shape[1]} numbers a line, not 5: fetch it again")
     recordings: Recordings = {}
     for number, user in np.unique(segments[:, :2], axis=0).tolist():
-        halves = []
-        for sensor in ("acc", "gyro"):
-            path = folder / f"{sensor}_exp{number:02}_user{user:02}.txt"
-            halves.append(_spaced(path))
+        halves = [_spaced(folder / f"{sensor}_exp{number:02}_user{user:02}.txt") for sensor in ("acc", "gyro")]
         if halves[0].shape != halves[1].shape or halves[0].shape[1:] != (3,):
             shapes = " and ".join(str(list(half.shape)) for half in halves)
             raise ValueError(f"hapt: recording {number} in {folder} has samples {shapes}: both must be [n, 3]")
@@ -182,14 +173,7 @@ def _spaced(path: Path) -> np.ndarray:
 
 
 def _integers(path: Path, names: tuple[str, ...]) -> np.ndarray:
-    table = numbers(path, list(csv_rows(path, names)))
-    return _whole(path, table)
-
-
-def _whole(path: Path, table: np.ndarray) -> np.ndarray:
-    if (table != np.floor(table)).any() or np.abs(table).max() > INT32_MAX:
-        raise ValueError(f"{path} has numbers that are not whole, or too large: fetch it again")
-    return table.astype(np.int64)
+    return whole(path, numbers(path, list(csv_rows(path, names))))
 
 
 _WISDM = DataFile(
@@ -248,13 +232,12 @@ def wisdm(
             )
     missing = np.array([[field == "?" for field in row[2:-1]] for row in rows], bool)
     table = numbers(path, [["0" if field == "?" else field for field in row[1:-1]] for row in rows])
-    users, x = _whole(path, table[:, 0]), table[:, 1:]
+    users, x = whole(path, table[:, 0]), table[:, 1:]
     y = np.array([_DOING.index(row[-1]) for row in rows])
     trained = ~held_out(users, test_fraction, seed)
     known = trained[:, None] & ~missing
     count = np.maximum(known.sum(axis=0), 1)
     x = np.where(missing, (x * known).sum(axis=0) / count, x)
     if standardise:
-        spread = x[trained].std(axis=0)
-        x = (x - x[trained].mean(axis=0)) / np.where(spread > 0, spread, 1.0)
+        x = standardised(x, x[trained])
     return from_ids((x, y), users, test_fraction=test_fraction, seed=seed, num_classes=len(_DOING))

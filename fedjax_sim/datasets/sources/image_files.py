@@ -1,37 +1,54 @@
-"""The image sets as they are published: which files, their digests, how to read them, and their pixels."""
+"""The image sets as they are published: which files, their digests, how to read them (idx, CIFAR's records), pixels."""
 
 from __future__ import annotations
 
+import abc
 import dataclasses
+import functools
+import math
+import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
 
 from fedjax_sim.core.values import check_flag
-from fedjax_sim.datasets.reading.archives import read_members
-from fedjax_sim.datasets.reading.images import cifar_bytes, decode_cifar, read_idx
+from fedjax_sim.datasets.reading.archives import CHUNK, BoundedStream, open_bounded, read_bounded, read_members
 from fedjax_sim.datasets.sources.record import DataFile
 
-_Halves: TypeAlias = Mapping[str, tuple[str, ...]]
+_IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+_PIXELS = 3 * 32 * 32
+_CIFAR_LIMIT = 2**28  # the largest published file of CIFAR, CIFAR-100's train.bin, has 153,700,000 bytes
+
 Half: TypeAlias = tuple[np.ndarray, np.ndarray]  # images uint8[n, height, width, channels] and labels int[n]
 _Values: TypeAlias = Sequence[float] | np.ndarray
 Normalisation: TypeAlias = tuple[_Values, _Values]  # mean and standard deviation, of each channel
 
 
 @dataclasses.dataclass(frozen=True)
-class ImageSet:
+class ImageSet(abc.ABC):
     """An image set of two halves."""
 
     folder: str  # in the data directory, and its name in messages
     num_classes: int
     usual: Normalisation  # of the training pixels in [0, 1], to four digits: what the field's code normalises by
-    halves: _Halves  # "train" and "test" to the names of their files
-    files: Mapping[str, DataFile]  # all files by name
+    halves: Mapping[str, tuple[str, ...]]  # "train" and "test" to the names of their files
+    get: str  # how to come by them
+    sums: tuple[str, ...]  # SHA-256 of each, in that order
 
+    @functools.cached_property
+    def files(self) -> dict[str, DataFile]:
+        """All files by name."""
+        names = [name for half in self.halves.values() for name in half]
+        return {name: self._file(name, sum_) for name, sum_ in zip(names, self.sums, strict=True)}
+
+    @abc.abstractmethod
+    def _file(self, name: str, sha256: str) -> DataFile: ...
+
+    @abc.abstractmethod
     def read(self, half: str, *, verify: bool) -> Half:
         """One half; ``verify`` says whether to check that the files are the published ones."""
-        raise TypeError(f"{type(self).__name__} must define read(half, verify=...)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +57,9 @@ class IdxSet(ImageSet):
 
     first_label: int = 0  # of the first class in the files; read labels are 0 .. C-1
     transposed: bool = False  # whether the files have rows and columns of an image swapped
+
+    def _file(self, name: str, sha256: str) -> DataFile:
+        return DataFile(self.folder, (f"{name}.gz", name, f"{name}.xz"), self.get, sha256)
 
     def read(self, half: str, *, verify: bool) -> Half:
         images, labels = (read_idx(self.files[name].path(verify=verify)) for name in self.halves[half])
@@ -61,9 +81,15 @@ class IdxSet(ImageSet):
 
 @dataclasses.dataclass(frozen=True)
 class CifarSet(ImageSet):
-    """One of the two CIFAR sets in the binary version; ``label_bytes`` is the bytes of labels in a record."""
+    """One of the two CIFAR sets in the binary version."""
 
-    label_bytes: int = 1
+    archive: str  # as published; it has the files in the folder ``inner``
+    inner: str
+    label_bytes: int = 1  # of a record
+
+    def _file(self, name: str, sha256: str) -> DataFile:
+        names = tuple(f"{place}{name}{packed}" for place in ("", f"{self.inner}/") for packed in ("", ".xz", ".gz"))
+        return DataFile(self.folder, names, self.get, sha256, self.archive)
 
     def read(self, half: str, *, verify: bool) -> Half:
         return self.read_files(self.halves[half], verify=verify)
@@ -75,7 +101,7 @@ class CifarSet(ImageSet):
         for name, (where, content) in self._contents(names).items():
             if verify:
                 self.files[name].check(where, content)
-            parts.append(decode_cifar(content, where, self.num_classes, self.label_bytes))
+            parts.append(_decode_cifar(content, where, self.num_classes, self.label_bytes))
         images, labels = zip(*parts, strict=True)
         return np.concatenate(images), np.concatenate(labels)
 
@@ -89,10 +115,12 @@ class CifarSet(ImageSet):
             fewer = f"; batches={batches} reads the training files that are there" if batches else ""
             lacking = f"its members {', '.join(missing)} are not there as files either{fewer}"
             archive = file._replace(names=(file.instead,), get=f"{file.get} ({lacking})").path()
-            inner = {name: self.files[name].names[-1].rpartition("/")[0] + f"/{name}" for name in names}
+            inner = {name: f"{self.inner}/{name}" for name in names}
             held = read_members(archive, list(inner.values()))
             return {name: (f"{archive}: {name}", held[member]) for name, member in inner.items()}
-        return {name: (str(path), cifar_bytes(path)) for name in names if (path := beside[name]) is not None}
+        return {
+            name: (str(path), read_bounded(path, _CIFAR_LIMIT)) for name in names if (path := beside[name]) is not None
+        }
 
 
 def checked_normalisation(
@@ -135,21 +163,91 @@ def features(
     return x.reshape(x.shape[0], -1) if flat else x, y
 
 
-def _idx_files(folder: str, get: str, halves: _Halves, *sums: str) -> dict[str, DataFile]:
-    names = [name for half in halves.values() for name in half]
-    return {
-        name: DataFile(folder, (f"{name}.gz", name, f"{name}.xz"), get, sum_)
-        for name, sum_ in zip(names, sums, strict=True)
-    }
+def read_idx(path: str | os.PathLike[str], *, max_bytes: int = 2**31) -> np.ndarray:
+    """Reads an array in the idx format, packed with gzip (or xz or bzip2) or not.
+
+    The header is checked before anything is read, and no more is read than it announces, and than ``max_bytes``.
+
+    Raises:
+      FileNotFoundError: no such file, or something else than a file.
+      ValueError: not an idx file, truncated, longer than its header says, damaged, or larger than ``max_bytes``.
+
+    Source: the format is described on the MNIST database's page.
+    """
+    place = Path(path)
+    with open_bounded(place, max_bytes + 64) as stream:
+        magic = _read_exactly(stream, 4)
+        if magic[:2] != b"\0\0" or magic[2] not in _IDX_TYPES:
+            known = ", ".join(f"0x{code:02x}" for code in _IDX_TYPES)
+            raise ValueError(
+                f"{place} starts with {magic.hex()}: an idx file starts with 0000 and a type among {known}"
+            )
+        if not 1 <= magic[3] <= 8:
+            raise ValueError(f"{place} announces {magic[3]} dimensions: 1 to 8 are supported")
+        dtype = np.dtype(_IDX_TYPES[magic[2]])
+        shape = tuple(int(size) for size in np.frombuffer(_read_exactly(stream, 4 * magic[3]), ">u4"))
+        size = math.prod(shape) * dtype.itemsize
+        if size > max_bytes:
+            raise ValueError(
+                f"{place} announces {list(shape)} {dtype.name}, {size} bytes: at most {max_bytes} are read"
+            )
+        body = _read_exactly(stream, size)
+        if stream.read(1):
+            raise ValueError(f"{place} is longer than its header {list(shape)} {dtype.name} says: fetch it again")
+    return np.frombuffer(body, dtype).reshape(shape).astype(dtype.newbyteorder("="))
 
 
-def _cifar_files(folder: str, archive: str, inner: str, published: dict[str, str]) -> dict[str, DataFile]:
-    get = f"Get https://www.cs.toronto.edu/~kriz/{archive} and put it there as it is"
-    forms = [(place, packed) for place in ("", f"{inner}/") for packed in ("", ".xz", ".gz")]
-    return {
-        name: DataFile(folder, tuple(f"{place}{name}{packed}" for place, packed in forms), get, sum_, archive)
-        for name, sum_ in published.items()
-    }
+def _read_exactly(stream: BoundedStream, size: int) -> bytearray:
+    # in chunks: a read of the announced size would reserve that much before a short file shows itself
+    body = bytearray()
+    while len(body) < size:
+        chunk = stream.read(min(CHUNK, size - len(body)))
+        if not chunk:
+            raise ValueError(f"{stream.name} is truncated: {size} bytes are announced and {len(body)} are there")
+        body += chunk
+    return body
+
+
+def read_cifar(
+    path: str | os.PathLike[str], *, classes: int = 10, label_bytes: int = 1
+) -> tuple[np.ndarray, np.ndarray]:
+    """Reads one file of the binary version of CIFAR-10 or CIFAR-100, packed with xz or gzip or not.
+
+    A record has ``label_bytes`` bytes of labels (CIFAR-10: the class; CIFAR-100: the superclass, then the class) and
+    3,072 bytes of pixels: 1,024 red, 1,024 green, 1,024 blue, each row by row.
+
+    Args:
+      path: the file.
+      classes: number of classes C.
+      label_bytes: 1 for CIFAR-10, 2 for CIFAR-100; the last one is the class.
+
+    Returns:
+      Images uint8[n, 32, 32, 3] and labels uint8[n].
+
+    Raises:
+      FileNotFoundError: no such file.
+      ValueError: damaged, not a whole number of records, no records, or a label outside [0, C).
+
+    Source: Krizhevsky 2009, Learning multiple layers of features from tiny images; the format is described on the
+    data sets' page.
+    """
+    return _decode_cifar(read_bounded(Path(path), _CIFAR_LIMIT), str(path), classes, label_bytes)
+
+
+def _decode_cifar(content: bytes, where: str, classes: int, label_bytes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Records to images and labels, as :func:`read_cifar`."""
+    length = label_bytes + _PIXELS
+    if not content or len(content) % length:
+        raise ValueError(
+            f"{where} has {len(content)} bytes: it must be a whole number of records of {length} bytes ({label_bytes} "
+            "of labels, 3072 of pixels), at least one; fetch it again"
+        )
+    records = np.frombuffer(content, np.uint8).reshape(-1, length)
+    labels = records[:, label_bytes - 1]
+    for row in np.flatnonzero(labels >= classes)[:1]:
+        raise ValueError(f"{where}: record {row} has the label {labels[row]}, outside [0, {classes}): fetch it again")
+    images = records[:, label_bytes:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+    return np.ascontiguousarray(images), labels.copy()
 
 
 _MNIST_HALVES = {
@@ -166,10 +264,8 @@ MNIST = IdxSet(
     num_classes=10,
     usual=((0.1307,), (0.3081,)),
     halves=_MNIST_HALVES,
-    files=_idx_files(
-        "mnist",
-        "Get the four original files (https://ossci-datasets.s3.amazonaws.com/mnist/ mirrors them)",
-        _MNIST_HALVES,
+    get="Get the four original files (https://ossci-datasets.s3.amazonaws.com/mnist/ mirrors them)",
+    sums=(
         "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
         "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
         "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
@@ -182,10 +278,8 @@ FASHION_MNIST = IdxSet(
     num_classes=10,
     usual=((0.2860,), (0.3530,)),
     halves=_MNIST_HALVES,
-    files=_idx_files(
-        "fashion_mnist",
-        "Get the four original files (https://github.com/zalandoresearch/fashion-mnist, data/fashion)",
-        _MNIST_HALVES,
+    get="Get the four original files (https://github.com/zalandoresearch/fashion-mnist, data/fashion)",
+    sums=(
         "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
         "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
         "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
@@ -198,10 +292,8 @@ EMNIST_LETTERS = IdxSet(
     num_classes=26,
     usual=((0.1722,), (0.3309,)),
     halves=_LETTERS_HALVES,
-    files=_idx_files(
-        "emnist_letters",
-        "Get the letters split of EMNIST (https://www.nist.gov/itl/products-and-services/emnist-dataset, gzip.zip)",
-        _LETTERS_HALVES,
+    get="Get the letters split of EMNIST (https://www.nist.gov/itl/products-and-services/emnist-dataset, gzip.zip)",
+    sums=(
         "7a786db773b2096a7b9a3f3275388a27711f4451548c3ca8be96f09ae94371ae",
         "e8e94c3f4353d5532fd9604b939cb4c76e7847945b9b0d9ff7884d881dead6bc",
         "d5895e82d14765b22a84342337bc5c25f1affd61cc97d3821d4e65504bbf8dbc",
@@ -217,35 +309,32 @@ EMNIST_BYCLASS = IdxSet(
     num_classes=62,
     usual=((0.1738,), (0.3318,)),
     halves=_HALF,
-    files=_idx_files(
-        "emnist_byclass_half",
-        "Take images 0, 2, 4, ... and their labels of the test files of EMNIST's byclass split "
-        "(https://www.nist.gov/itl/products-and-services/emnist-dataset, gzip.zip), as idx files of these names",
-        _HALF,
+    get="Take images 0, 2, 4, ... and their labels of the test files of EMNIST's byclass split "
+    "(https://www.nist.gov/itl/products-and-services/emnist-dataset, gzip.zip), as idx files of these names",
+    sums=(
         "46926a0602715235df80de1a86271d5d094fe90b642861e6464755208c11f52b",
         "6f5d8a4d94bcde60a01866c89d45b989ca884a10286698a2004ecb7bc1ab4e46",
     ),
     transposed=True,
 )
 
+_CIFAR = "Get https://www.cs.toronto.edu/~kriz/{} and put it there as it is"
 CIFAR10 = CifarSet(
     folder="cifar10",
     num_classes=10,
     usual=((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
     halves={"train": tuple(f"data_batch_{number}.bin" for number in range(1, 6)), "test": ("test_batch.bin",)},
-    files=_cifar_files(
-        "cifar10",
-        "cifar-10-binary.tar.gz",
-        "cifar-10-batches-bin",
-        {
-            "data_batch_1.bin": "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5",
-            "data_batch_2.bin": "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed",
-            "data_batch_3.bin": "bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67",
-            "data_batch_4.bin": "014e562d6e23c72197cc727519169a60359f5eccd8945ad5a09d710285ff4e48",
-            "data_batch_5.bin": "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add",
-            "test_batch.bin": "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
-        },
+    get=_CIFAR.format("cifar-10-binary.tar.gz"),
+    sums=(
+        "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5",
+        "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed",
+        "bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67",
+        "014e562d6e23c72197cc727519169a60359f5eccd8945ad5a09d710285ff4e48",
+        "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add",
+        "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
     ),
+    archive="cifar-10-binary.tar.gz",
+    inner="cifar-10-batches-bin",
 )
 
 CIFAR100 = CifarSet(
@@ -253,14 +342,12 @@ CIFAR100 = CifarSet(
     num_classes=100,
     usual=((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
     halves={"train": ("train.bin",), "test": ("test.bin",)},
-    files=_cifar_files(
-        "cifar100",
-        "cifar-100-binary.tar.gz",
-        "cifar-100-binary",
-        {
-            "train.bin": "f31298fc616915fa142368359df1c4ca2ae984d6915ca468b998a5ec6aeebf29",
-            "test.bin": "d8b1e6b7b3bee4020055f0699b111f60b1af1e262aeb93a0b659061746f8224a",
-        },
+    get=_CIFAR.format("cifar-100-binary.tar.gz"),
+    sums=(
+        "f31298fc616915fa142368359df1c4ca2ae984d6915ca468b998a5ec6aeebf29",
+        "d8b1e6b7b3bee4020055f0699b111f60b1af1e262aeb93a0b659061746f8224a",
     ),
+    archive="cifar-100-binary.tar.gz",
+    inner="cifar-100-binary",
     label_bytes=2,
 )

@@ -11,7 +11,7 @@ from fedjax_sim.core.files import parsing
 from fedjax_sim.core.values import check_choice
 from fedjax_sim.datasets.construct import from_partition
 from fedjax_sim.datasets.federated import FederatedDataset
-from fedjax_sim.datasets.reading.archives import open_bounded
+from fedjax_sim.datasets.reading.archives import read_bounded
 from fedjax_sim.datasets.sources.record import DataFile, Source, data_set, scikit_learn
 from fedjax_sim.datasets.sources.sharing import Named, Partitioner, Test, by_rows, deal, partitioner
 
@@ -90,16 +90,8 @@ def a9a(
     32,561 training and 16,281 test rows, a quarter of them of class 1. :func:`fedjax_sim.datasets.adult` has the same
     rows with their own columns, and natural clients.
 
-    Args:
-      num_clients: as in :func:`mushrooms`, as all arguments that are not named here.
-      alpha: concentration.
-      partition: of the training rows.
-      seed: of the partition, of the deal of the test rows and of the draw of held-out examples.
-      shards_per_client: for ``partition="shards"``.
-      test: "official" deals the test rows to the clients uniformly at random; "local" holds out part of each client's
-        own training rows.
-      test_fraction: share held out, for ``test="local"``.
-      verify: the SHA-256.
+    Arguments as in :func:`mushrooms`; ``test="official"`` deals the test rows to the clients uniformly at random,
+    "local" holds out part of each client's own training rows.
 
     Returns:
       ``{"x": float32[n, 123], "y": int32[n]}``, two classes: the file's labels -1 and +1 as 0 and 1.
@@ -145,8 +137,7 @@ def _read(what: str, file: DataFile, features: int, labels: tuple[int, int], ver
     """A file's rows; its two ``labels`` as 0 and 1."""
     path: Path = file.path(verify=verify)
     read = scikit_learn(what).load_svmlight_file
-    with open_bounded(path, _MAX_BYTES) as stream:
-        content = io.BytesIO(stream.read_all())
+    content = io.BytesIO(read_bounded(path, _MAX_BYTES))
     with parsing(path, f"is not a LIBSVM file of {features} features"):
         sparse, found = read(content, n_features=features, zero_based=False, dtype=np.float32)
     if not found.size or not np.isfinite(sparse.data).all():

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from fedjax_sim.core.descriptions import recipe
 from fedjax_sim.core.values import check_flag
-from fedjax_sim.datasets.reading.archives import open_bounded
+from fedjax_sim.datasets.reading.archives import read_bounded
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -65,8 +65,7 @@ class DataFile(NamedTuple):
                 f"{DATA_VARIABLE} ({origin})."
             )
         if verify:
-            with open_bounded(path, _MAX_BYTES) as stream:
-                self.check(path, stream.read_all())
+            self.check(path, read_bounded(path, _MAX_BYTES))
         return path
 
     def check(self, where: object, content: bytes) -> None:

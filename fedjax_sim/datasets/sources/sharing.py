@@ -67,6 +67,12 @@ def deal(num_examples: int, num_clients: int, seed: int) -> np.ndarray:
     return Draws("deal", seed).shuffled(num_examples) % max(1, num_clients)
 
 
+def standardised(x: np.ndarray, trained: np.ndarray, axis: int | tuple[int, ...] = 0) -> np.ndarray:
+    """``x`` less the mean over the ``trained`` rows, divided by their standard deviation where that is not 0."""
+    spread = trained.std(axis=axis)
+    return np.asarray((x - trained.mean(axis=axis)) / np.where(spread > 0, spread, 1.0))
+
+
 def drawn_names(
     what: str, argument: str, count: int | None, known: list[str], stream: str, seed: int, which: str
 ) -> list[str]:

@@ -1,19 +1,21 @@
-"""Tables by name: scikit-learn's digits, Parkinsons telemonitoring, FedProx's synthetic data."""
+"""Tables by name: digits, Parkinsons telemonitoring, Adult, Fed-TCGA-BRCA, FedProx's synthetic data."""
 
 from __future__ import annotations
 
-from typing import Literal
+import re
+from typing import Literal, get_args
 
 import numpy as np
 
-from fedjax_sim.core.files import parsing, read_text
-from fedjax_sim.core.values import INT32_MAX, check_choice, check_flag, shown
+from fedjax_sim.core.values import check_choice, check_flag, shown
 from fedjax_sim.datasets import partition as partitions
 from fedjax_sim.datasets.construct import from_ids, from_partition
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.from_arrays import held_out
 from fedjax_sim.datasets.own.leaf import from_leaf
+from fedjax_sim.datasets.reading.tables import csv_rows, numbers, whole
 from fedjax_sim.datasets.sources.record import DataFile, Source, data_set, scikit_learn
+from fedjax_sim.datasets.sources.sharing import standardised
 
 
 @data_set("dataset.digits", source=Source(module="sklearn", terms="CC BY 4.0"))
@@ -81,27 +83,162 @@ def parkinsons(
     check_choice("parkinsons(target=...)", target, (*_TARGETS, "both"))
     check_flag("parkinsons(standardise=...)", standardise)
     path, names = _PARKINSONS.path(verify=verify), PARKINSONS_HEADER.split(",")
-    header, _, body = read_text(path, encoding="ascii", wrong="is not ascii text").partition("\n")
-    columns = header.strip().split(",")
-    if columns != names:
-        raise ValueError(f"{path} has the columns {shown(columns)}, and {names} are needed: is it the right file?")
-    with parsing(path, "is not a table of numbers"):
-        table = np.array([row.split(",") for row in body.split()], float)
-    if table.shape[1:] != (len(names),) or not np.isfinite(table).all():
-        raise ValueError(f"{path} has no rows, not {len(names)} numbers a row, missing or infinite ones")
-    ids = table[:, 0].astype(np.int64)
-    for row in np.flatnonzero((ids != table[:, 0]) | (np.abs(ids) > INT32_MAX))[:1]:
-        raise ValueError(f"{path}: row {row} (counted from 0) has the subject {table[row, 0]}: fetch it again")
+    table = numbers(path, list(csv_rows(path, names, encoding="ascii")))
+    ids = whole(path, table[:, 0])
     x = table[:, [place for place, name in enumerate(names) if place and name not in _TARGETS]]
     y = table[:, [names.index(name) for name in _TARGETS]] if target == "both" else table[:, names.index(target)]
     if standardise:
-        trained = x[~held_out(ids, test_fraction, seed)]
-        spread = trained.std(axis=0)
-        x = (x - trained.mean(axis=0)) / np.where(spread > 0, spread, 1.0)
+        x = standardised(x, x[~held_out(ids, test_fraction, seed)])
     return from_ids((x, y), ids, test_fraction=test_fraction, seed=seed)
 
 
-_GET = "Get the folder data/synthetic_{} of https://github.com/litian96/FedProx{}"
+_ADULT_PAGE = "Get it from https://archive.ics.uci.edu/dataset/2/adult"
+_ADULT = {
+    half: DataFile("adult", (f"adult.{ending}", f"adult.{ending}.xz"), _ADULT_PAGE, sum_)
+    for half, ending, sum_ in (
+        ("train", "data", "5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d"),
+        ("test", "test", "a2a9044bc167a35b2361efbabec64e89d69ce82d9790d2980119aac5fd7e9c05"),
+    )
+}
+_ADULT_COLUMNS = (
+    "age", "workclass", "fnlwgt", "education", "education-num", "marital-status", "occupation", "relationship", "race",
+    "sex", "capital-gain", "capital-loss", "hours-per-week", "native-country", "income",
+)  # fmt: skip
+Column = Literal[
+    "workclass", "education", "marital-status", "occupation", "relationship", "race", "sex", "native-country",
+    "doctorate",
+]  # fmt: skip
+_CATEGORIES = [_ADULT_COLUMNS.index(name) for name in get_args(Column)[:-1]]
+_NUMBERS = [place for place in range(len(_ADULT_COLUMNS) - 1) if place not in _CATEGORIES]
+
+
+@data_set("dataset.adult", source=Source(tuple(_ADULT.values()), size="6.0 MB", terms="CC BY 4.0"))
+def adult(client: Column = "education", *, verify: bool = True) -> FederatedDataset:
+    """Whether a person earned more than 50,000 dollars in 1994, by a column of the census: few, unequal clients.
+
+    32,561 training and 16,281 test rows as published; a client is tested on the test rows of its own value. Used for
+    fairness between groups of people. For any other partition of these rows see :func:`fedjax_sim.datasets.a9a`.
+
+    Args:
+      client: the column whose values are the clients, named by :func:`fedjax_sim.datasets.client_names`: "education"
+        (16), "occupation" (15), "native-country" (42), "workclass" (9), "marital-status" (7), "relationship" (6),
+        "race" (5), "sex" (2); "doctorate" for the two domains of agnostic federated learning, people with a doctorate
+        ("yes") and all others ("no"). An unknown value, "?" in the files, is a value too.
+      verify: whether to check the files against their SHA-256.
+
+    Returns:
+      ``{"x": float32[n, 108], "y": int32[n]}``, two classes. x is the six numbers, with mean 0 and standard deviation 1
+      over the training rows, then a feature of 0 and 1 for each value of each of the eight other columns, in the
+      order of the columns and of their values; the client's own column is among them.
+
+    Raises:
+      FileNotFoundError: a file is missing.
+      ValueError: another file, or an unknown ``client``.
+
+    Source: Becker and Kohavi 1996, doi:10.24432/C5XW20, CC BY 4.0; by doctorate: Mohri, Sivek and Suresh 2019,
+    Agnostic federated learning, arXiv:1902.00146, section 5.
+    """
+    known = get_args(Column)
+    check_choice("adult(client=...)", client, known)
+    train, test = (_adult_half(half, verify) for half in ("train", "test"))
+    values = [np.unique(column) for column in train[1].T]
+
+    def examples_and_clients(half: _Half) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray]:
+        numeric, categories, classes = half
+        one_hot = [column[:, None] == of for column, of in zip(categories.T, values, strict=True)]
+        x = np.concatenate([standardised(numeric, train[0]), *one_hot], axis=1).astype(np.float32)
+        owner = categories[:, known.index("education" if client == "doctorate" else client)]
+        return (x, classes), np.where(owner == "Doctorate", "yes", "no") if client == "doctorate" else owner
+
+    (examples, ids), (held, held_ids) = examples_and_clients(train), examples_and_clients(test)
+    return from_ids(examples, ids, test=held, test_ids=held_ids, num_classes=2)
+
+
+_Half = tuple[np.ndarray, np.ndarray, np.ndarray]  # numbers [n, 6], categories as text [n, 8], classes int[n]
+
+
+def _adult_half(half: str, verify: bool) -> _Half:
+    path = _ADULT[half].path(verify=verify)
+    rows = list(csv_rows(path, len(_ADULT_COLUMNS), skip_spaces=True, comment="|"))
+    table = np.array(rows, dtype=object).reshape(len(rows), len(_ADULT_COLUMNS))
+    written = np.array([str(value).rstrip(".") for value in table[:, -1]], dtype=str)  # the test file adds a full stop
+    for number in np.flatnonzero(~np.isin(written, ("<=50K", ">50K")))[:1]:
+        found = shown(str(written[number]))
+        raise ValueError(f"{path}: row {number} (counted from 0) has the class {found}, not <=50K or >50K")
+    numeric = numbers(path, table[:, _NUMBERS].tolist())
+    return numeric, table[:, _CATEGORIES].astype(str), (written == ">50K").astype(np.int64)
+
+
+_FLAMBY = "Get it from https://github.com/owkin/FLamby, flamby/datasets/fed_tcga_brca"
+_PATIENTS = DataFile(
+    "fed_tcga_brca", ("brca.csv",), _FLAMBY, "07cb53423f7d579d33cfdbf2cba57b2aee75318b85866c68ce39a75b1f1ba020"
+)
+_SPLIT = DataFile(
+    "fed_tcga_brca",
+    ("train_test_split.csv.xz", "train_test_split.csv"),
+    _FLAMBY,
+    "1249c6543a4060ff0fdaf8510fc37017755836db6c9fc5e6af96057c36510990",
+)
+_BRCA_COLUMNS = 42  # pid, 39 features, E, T
+
+
+@data_set(
+    "dataset.fed_tcga_brca",
+    source=Source(
+        (_PATIENTS, _SPLIT),
+        size="0.2 MB",
+        terms="open-access clinical data of TCGA, GDC data access policy (do not identify anybody); the files: MIT",
+        papers=("terrail2022flamby",),
+    ),
+)
+def fed_tcga_brca(*, standardise: bool = False, verify: bool = True) -> FederatedDataset:
+    """Survival of 1,088 patients with breast cancer, six regions as clients: FLamby's Fed-TCGA-BRCA.
+
+    Training and test patients are FLamby's: 248 + 63, 156 + 40, 164 + 42, 129 + 33, 129 + 33 and 40 + 11 by region.
+    Eight patients of ``brca.csv`` are in no part. For :func:`fedjax_sim.cox`.
+
+    Args:
+      standardise: whether each feature has mean 0 and standard deviation 1 over all regions' training patients. FLamby
+        leaves them as they are: age in years, the others 0 or 1.
+      verify: whether to check the files against their SHA-256.
+
+    Returns:
+      ``{"x": float[n, 39], "y": float[n, 2]}``: y is whether the patient's death was seen (1) or only that they
+      lived so long (0), and for how many days. ``client_ids`` are the regions, 0 to 5.
+
+    Raises:
+      FileNotFoundError: a file is missing.
+      ValueError: another file, or files that do not belong together.
+
+    Source: Ogier du Terrail et al. 2022 (FLamby), arXiv:2210.04620; Liu et al. 2018, doi:10.1016/j.cell.2018.02.052.
+    """
+    check_flag("fed_tcga_brca(standardise=...)", standardise)
+    path, split = _PATIENTS.path(verify=verify), _SPLIT.path(verify=verify)
+    header, *rows = [*csv_rows(path, _BRCA_COLUMNS)] or [[]]
+    if header[:1] != ["pid"] or header[-2:] != ["E", "T"]:
+        raise ValueError(f"{path} has the columns {shown(header)}, and pid, 39 features, E, T are needed")
+    places = {row[0]: place for place, row in enumerate(rows)}
+    chosen, regions, tested = [], [], []
+    for patient, _, part in csv_rows(split, ("pid", "fold", "fold2")):
+        found = re.fullmatch(r"(train|test)_([0-5])", part)
+        if found is None or patient not in places:
+            raise ValueError(f"{split}: {patient!r} in {part!r} is no patient of {path.name} in a part of six regions")
+        chosen.append(places[patient])
+        regions.append(int(found[2]))
+        tested.append(found[1] == "test")
+    if len(set(chosen)) < len(chosen) or len(places) < len(rows):
+        raise ValueError(f"{split} and {path.name} have patients twice: fetch them again")
+    table = numbers(path, [rows[place][1:] for place in chosen])
+    held, region = np.array(tested), np.array(regions)
+    x = table[:, :-2]
+    if standardise:
+        x = standardised(x, x[~held])
+    train, test = ((x[mask], table[mask, -2:]) for mask in (~held, held))
+    parts = {"test": test, "test_ids": region[held]} if held.any() else {}
+    return from_ids(train, region[~held], **parts)
+
+
+_FEDPROX = "Get the folder data/synthetic_{} of https://github.com/litian96/FedProx{}"
 _SHA256 = {
     "0_0": "f1226a9f3688487c76c5192dd966d1bcf95df09dc01fe20c14e771dcf8f1cdf5",
     "0.5_0.5": "7636613f78ae1f1fcb14d97d8995ae0456e7d585677509f02bae439be8aa2362",
@@ -113,7 +250,7 @@ _SHA256 = {
 def _half(variant: str, half: str, note: str = "", published: str = "") -> DataFile:
     """``mytest.json`` or ``mytrain.json`` of one of FedProx's four sets."""
     names = (f"synthetic_{variant}/my{half}.json", f"synthetic_{variant}/data/{half}/my{half}.json")
-    return DataFile("fedprox_synthetic", names, _GET.format(variant, note), published)
+    return DataFile("fedprox_synthetic", names, _FEDPROX.format(variant, note), published)
 
 
 @data_set(
