@@ -170,6 +170,8 @@ class TestStructure:
         assert {one.get("scope") for one in elements.all("th")} == {"row", "col"}
         regions = [one for one in elements.found if one.get("class") == "scroll"]
         assert all(one["tabindex"] == "0" and one["role"] == "region" and one["aria-label"] for one in regions)
+        landmarks = [one["aria-label"] for one in regions] + [one["text"] for one in elements.all("h2")]
+        assert len(landmarks) == len(set(landmarks))  # a list of landmarks says each once
 
     def test_controls_have_labels_and_drawings_have_names(self, elements):
         controls = elements.all("input", "select")
