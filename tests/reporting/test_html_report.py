@@ -619,7 +619,13 @@ document.addEventListener("load", ({ target: frame }) => { // of every frame, as
   for (const fold of all("details")) fold.open = true;
   found.opened = [page.documentElement.clientWidth, page.documentElement.scrollWidth];
   said[frame.id] = found;
-  document.documentElement.dataset.said = JSON.stringify(said);
+  for (const fold of all("details")) fold.open = false;
+  wide.scrollLeft = 0;
+  frame.width = 0.7 * frame.width;
+  setTimeout(() => {
+    found.narrowed = page.getElementById("trouble").textContent;
+    document.documentElement.dataset.said = JSON.stringify(said);
+  }, 1000);
 }, true);
 </script>%s</body>"""
 
@@ -683,6 +689,7 @@ class TestBrowser:
             assert found["tip"] > 0
             assert (found["pressed"], found["sorted"]) == ("false", "ascending")
             assert found["panels"] == 2
+            assert found["narrowed"] == "", name
             assert found["fewer"] == found["lines"] - 2
         desktop = said["desktop"]
         assert said["phone"]["more"] == [True, True]
