@@ -104,6 +104,7 @@ def test_the_pages_have_every_name(reference):
         ("x <- x + eta d", "```text\nx <- x + eta d\n```"),
         ("The server sets x = 0.", "The server sets x = 0."),
         ("*stacked* rows [S, 2] < n", r"*stacked* rows \[S, 2\] &lt; n"),
+        ("* a * b,\n  of c_i;\n* d", "- a \\* b, of c\\_i;\n- d"),
         (">>> 1 + 1\n2", "```pycon\n>>> 1 + 1\n2\n```"),
     ],
 )
