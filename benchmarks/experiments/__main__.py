@@ -78,8 +78,10 @@ def _fewer_colours(file: Path | io.BytesIO) -> bytes:
     image = Image.open(file).convert("RGB")
     if image.width > _WIDEST:
         image = image.resize((_WIDEST, round(image.height * _WIDEST / image.width)), Image.Resampling.LANCZOS)
+    # By the median cut, Pillow's default, lines of few pixels get a colour of other lines: green became blue.
+    few = image.quantize(_COLOURS, Image.Quantize.MAXCOVERAGE, kmeans=1, dither=Image.Dither.NONE)
     buffer = io.BytesIO()
-    image.quantize(_COLOURS, dither=Image.Dither.NONE).save(buffer, "png", optimize=True)
+    few.save(buffer, "png", optimize=True)
     return buffer.getvalue()
 
 

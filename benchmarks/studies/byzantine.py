@@ -147,8 +147,9 @@ def plot(result: dict[str, Any]) -> Any:
         for ax, attack in zip(row, result["attacks"], strict=True):
             for number, (rule, by_attack) in enumerate(result["accuracy"][clients].items()):
                 cells = 100 * np.array(by_attack[attack])
-                style = {"color": COLOURS[number], "linestyle": "--" if rule == "mean" else "-", "marker": "."}
-                ax.errorbar(share, cells.mean(axis=1), cells.std(axis=1), label=rule, linewidth=1.2, **style)
+                style = {"color": COLOURS[number], "marker": "osD^vP"[number], "markersize": 4, "linewidth": 1.2}
+                style["linestyle"] = "--" if rule == "mean" else "-"
+                ax.errorbar(share, cells.mean(axis=1), cells.std(axis=1), label=rule, **style)
             ax.set_ylim(0, 100)
             ax.set_xticks(share)
             plain(ax)

@@ -98,7 +98,7 @@ def plot(result: dict[str, Any]) -> Any:
 
     from fedjax_sim.reporting.plots import COLOURS, plain
 
-    figure = Figure(figsize=(10.2, 3.4), layout="constrained")
+    figure = Figure(figsize=(8.6, 3.0), layout="constrained")
     panels = [("through training", "left out"), ("at rest", "left out"), ("left out", "Shapley")]
     bad = np.isin(np.arange(len(result["sizes"])), result["poisoned"])
     for ax, (a, b) in zip(figure.subplots(1, 3), panels, strict=True):

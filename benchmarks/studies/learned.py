@@ -216,7 +216,7 @@ def plot(result: dict[str, Any]) -> Any:
 
     from fedjax_sim.reporting.plots import plain
 
-    figure = Figure(figsize=(3.7 * len(result["tests"]) + 1, 3.6), layout="constrained")
+    figure = Figure(figsize=(2.7 * len(result["tests"]) + 1.5, 3.6), layout="constrained")
     axes = np.atleast_1d(figure.subplots(1, len(result["tests"]), sharey=True))
     for ax, (test, rows) in zip(axes, result["tests"].items(), strict=True):
         names = list(rows)
@@ -227,7 +227,7 @@ def plot(result: dict[str, Any]) -> Any:
             ax.errorbar(mean, place, xerr=half, capsize=3, linestyle="none", **style)
         ax.axvline(min(np.mean(rows[name]["loss"]) for name in names[:4]), color="#bbbbbb", linewidth=0.8, zorder=0)
         ax.set_yticks(range(len(names)), [name.replace("_", ", ") for name in names])
-        ax.set_title(test, fontsize=10)
+        ax.set_title(test, fontsize="medium")
         ax.set_xlabel(f"test loss after {result['rounds']} rounds")
         plain(ax)
     axes[0].invert_yaxis()

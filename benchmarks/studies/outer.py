@@ -198,7 +198,8 @@ def plot(result: dict[str, Any]) -> Any:
 
     from fedjax_sim.reporting.plots import LEGEND, line_style, plain
 
-    figure = Figure(figsize=(11.4, 3.5), layout="constrained")
+    figure = Figure(figsize=(9.6, 4.2), layout="constrained")
+    below = {**LEGEND, "loc": "upper center", "bbox_to_anchor": (0.5, -0.17), "ncols": 2}
     left, middle, right = figure.subplots(1, 3)
     for index, (name, row) in enumerate(result["slopes"].items()):
         style = line_style(index)
@@ -208,7 +209,7 @@ def plot(result: dict[str, Any]) -> Any:
     left.set_yscale("symlog", linthresh=0.1)
     left.set_xlabel("client learning rate η")
     left.set_ylabel("d loss / d log η")
-    left.legend(**LEGEND)
+    left.legend(**below)
     true = result["cost"]["estimators"]["exact"][0]
     for index, (name, rows) in enumerate(result["cost"]["estimators"].items()):
         style = line_style(index)
@@ -223,7 +224,7 @@ def plot(result: dict[str, Any]) -> Any:
         axis.set_minor_locator(NullLocator())
     middle.set_xlabel("cost of an estimate, forward runs")
     middle.set_ylabel("root mean square error")
-    middle.legend(**LEGEND)
+    middle.legend(**below)
     chaos = result["chaos"]
     right.plot(chaos["rates"], np.abs(chaos["slope"]), label="|exact|", **line_style(0))
     right.plot(chaos["coarse"], np.abs(chaos["estimate"]), marker="o", label="|ES|, σ = 0.1", **line_style(2))
@@ -231,7 +232,7 @@ def plot(result: dict[str, Any]) -> Any:
     right.set_xscale("log")
     right.set_yscale("log")
     right.set_xlabel("client learning rate η, ReLU network")
-    right.legend(**LEGEND)
+    right.legend(**below)
     for ax in (left, middle, right):
         plain(ax)
     return figure

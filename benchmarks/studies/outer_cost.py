@@ -150,30 +150,32 @@ def lines(result: dict[str, Any]) -> list[str]:
 
 
 def plot(result: dict[str, Any]) -> Any:
-    """Costs as bars; memory along the number of rounds."""
+    """Costs as bars, memory as a mark for each number of rounds."""
     from matplotlib.figure import Figure
 
-    from fedjax_sim.reporting.plots import LEGEND, line_style, plain
+    from fedjax_sim.reporting.figures import plain_numbers
+    from fedjax_sim.reporting.plots import COLOURS, LEGEND, plain
 
-    figure = Figure(figsize=(12.0, 4.4), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    rows = {name: row for name, row in result["cases"].items() if name != row["against"]}
-    places = np.arange(len(rows))[::-1]
-    costs = np.array([row["cost"] for row in rows.values()])
-    spread = np.abs(np.array([row["quartiles"] for row in rows.values()]).T - costs)
-    left.barh(places, costs, xerr=spread, color="#0072B2", height=0.6)
-    left.set_yticks(places, list(rows))
-    left.set_xlabel("cost of a gradient, or of all members, forward runs")
-    for index, (name, row) in enumerate(result["cases"].items()):
-        if row["bytes"] and name not in (FORWARD_TRAIN, "es(), a pair"):
+    figure = Figure(figsize=(9.0, 4.4), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
+    rows = {name: row for name, row in result["cases"].items() if name != FORWARD_TRAIN}
+    for place, (name, row) in enumerate(rows.items()):
+        if name != row["against"]:
+            spread = np.abs(np.array(row["quartiles"]) - row["cost"])
+            left.barh(place, row["cost"], xerr=spread[:, None], color=COLOURS[0], height=0.6)
+        if row["bytes"] and name != "es(), a pair":
             memory = np.array(row["bytes"]) / 1e6
-            right.plot(result["rounds"], memory, marker="o", label=name, **line_style(index))
-    right.set_xscale("log", base=2)
-    right.set_yscale("log")
-    right.set_xticks(result["rounds"], [str(rounds) for rounds in result["rounds"]])
-    right.set_xlabel("rounds")
-    right.set_ylabel("memory, MB")
-    right.legend(**{**LEGEND, "loc": "center left", "bbox_to_anchor": (1.0, 0.5), "ncols": 1})
+            right.plot(memory, np.full(len(memory), place), color="0.6", zorder=1)
+            for number, value in enumerate(memory):
+                of = f"{result['rounds'][number]} rounds" if not place else None
+                right.scatter(value, place, color=COLOURS[number], marker="o^s"[number], label=of, zorder=2)
+    left.set_yticks(range(len(rows)), list(rows))
+    left.invert_yaxis()
+    left.set_xlabel("cost of a gradient,\nor of all members, forward runs")
+    right.set_xscale("log")
+    plain_numbers(right.xaxis, (1.0,))
+    right.set_xlabel("memory, MB")
+    figure.legend(loc="outside lower right", ncols=3, **LEGEND)
     for ax in (left, right):
         plain(ax)
     return figure

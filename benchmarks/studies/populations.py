@@ -171,6 +171,7 @@ def plot(result: dict[str, Any]) -> Any:
     """Test losses by method, and the learning rates on the way to the chosen models."""
     from matplotlib.figure import Figure
 
+    from fedjax_sim.reporting.figures import plain_numbers
     from fedjax_sim.reporting.plots import COLOURS, LEGEND, plain
 
     figure = Figure(figsize=(9.6, 5.4), layout="constrained")
@@ -188,6 +189,7 @@ def plot(result: dict[str, Any]) -> Any:
         above.set_xticks(range(len(METHODS)), METHODS, rotation=20, ha="right", fontsize="small")
         above.set_title(name, fontsize="medium")
         below.set_yscale("log")
+        plain_numbers(below.yaxis, (1.0, 2.0, 5.0))
         below.set_xlabel("round")
         for ax in (above, below):
             plain(ax)

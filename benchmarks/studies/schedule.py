@@ -114,6 +114,7 @@ def plot(result: dict[str, Any]) -> Any:
     """The schedules, and their losses on other seeds."""
     from matplotlib.figure import Figure
 
+    from fedjax_sim.reporting.figures import plain_numbers
     from fedjax_sim.reporting.plots import LEGEND, line_style, plain
 
     figure = Figure(figsize=(7.6, 3.3), layout="constrained")
@@ -124,6 +125,7 @@ def plot(result: dict[str, Any]) -> Any:
         left.semilogy(row["rates"], label=_shown(name), **style)
         loss = np.array(row["loss"])
         right.errorbar(index, loss.mean(), loss.std(ddof=1), color=style["color"], marker="o", capsize=3)
+    plain_numbers(left.yaxis, (1.0, 2.0, 5.0))
     left.set_xlabel("round t")
     left.set_ylabel("client learning rate")
     left.legend(**LEGEND)

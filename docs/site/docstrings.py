@@ -90,7 +90,7 @@ def _items(items: list[Any]) -> str:
 
 
 def prose(text: str) -> str:
-    """Paragraphs; formulas and what is indented become blocks, all else keeps its signs."""
+    """Paragraphs and lists; formulas and what is indented become blocks, all else keeps its signs."""
     return "\n\n".join(_paragraph(paragraph) for paragraph in re.split(r"\n\s*\n", inspect.cleandoc(text)) if paragraph)
 
 
@@ -98,6 +98,9 @@ def _paragraph(text: str) -> str:
     lines = text.split("\n")
     if text.lstrip().startswith(">>>"):
         return "```pycon\n" + inspect.cleandoc(text) + "\n```"
+    if lines[0].startswith("* "):
+        items = re.split(r"^\* ", text, flags=re.MULTILINE)[1:]
+        return "\n".join("- " + inline(" ".join(item.split())) for item in items)
     if all(line.startswith("  ") for line in lines) or _is_formula(lines):
         return "```text\n" + inspect.cleandoc(text).replace("``", "") + "\n```"
     return inline(text)

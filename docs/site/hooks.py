@@ -6,6 +6,7 @@ import json
 import os
 import posixpath
 import re
+import struct
 import sys
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,8 @@ def _mathml(found: re.Match[str]) -> str:
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     place = page.file.src_uri
+    if place == "methods.md":  # its table needs the room of the two lines beside it
+        page.meta["hide"] = ["toc"]
     if not place.startswith("reference/"):
         markdown = _outside_code(markdown, lambda text: _LINK.sub(lambda link: _mended(link, place), text))
     return _with_names(markdown, place)
@@ -174,6 +177,24 @@ def _with_names(markdown: str, place: str) -> str:
         markdown,
         lambda text: "\n".join(line if line.startswith("#") else _NAMED.sub(linked, line) for line in text.split("\n")),
     )
+
+
+def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
+    """Images are fetched when they are scrolled to; their sizes keep the place of what is below."""
+    here = posixpath.dirname(page.file.dest_uri)
+
+    def sized(image: re.Match[str]) -> str:
+        file = files.get_file_from_path(posixpath.normpath(posixpath.join(here, image[1])))
+        data = Path(file.abs_src_path).read_bytes()[:24] if file and image[1].endswith(".png") else b""
+        size = 'width="{}" height="{}" '.format(*struct.unpack(">II", data[16:])) if data else ""
+        return f'<img loading="lazy" {size}{image[0].removeprefix("<img ")}'
+
+    return re.sub(r'<img [^>]*?src="([^"]+)"', sized, html)
+
+
+def on_post_page(output: str, page: Any, config: Any) -> str:
+    """The theme's search is a dialog without a name."""
+    return output.replace('role="dialog"', 'role="dialog" aria-label="Search"')
 
 
 def on_post_build(config: Any) -> None:

@@ -23,7 +23,7 @@ from fedjax_sim.reporting.plots import (
 )
 from fedjax_sim.reporting.recorded import AXES, Recorded, check_problems, check_rows, loss_of_data
 
-_PANEL = (3.3, 2.6)  # inches
+_PANEL, _NARROW = (3.3, 2.6), (2.5, 2.1)  # inches; of three columns and more, whose text would be too small in print
 
 
 class Panel(NamedTuple):
@@ -61,7 +61,8 @@ def panels(
       rows: panels from top to bottom, each row from left to right; None leaves a place empty.
       against: ``"round"``, ``"virtual_time"`` or ``"bytes"``, for all panels.
       band: as in :func:`curves`.
-      size: (width, height) of the whole figure in inches; None takes 3.3 by 2.6 for each panel and room for the legend.
+      size: (width, height) of the whole figure in inches; None takes 3.3 by 2.6 for each panel (three columns
+        or more: 2.5 by 2.1) and room for the legend.
 
     Returns:
       The matplotlib figure.
@@ -75,7 +76,8 @@ def panels(
     methods = list(dict.fromkeys(itertools.chain.from_iterable(panel.runs for panel in all_panels)))
     styles = {name: line_style(index) for index, name in enumerate(methods)}
     columns = len(rows[0])
-    width, height = size or (max(_PANEL[0] * columns + 0.6, 4.5), _PANEL[1] * len(rows) + 0.5)
+    wide, high = _PANEL if columns <= 2 else _NARROW
+    width, height = size or (max(wide * columns + 0.6, 4.5), high * len(rows) + 0.5)
     figure = new_figure(width, height)
     axes = figure.subplots(len(rows), columns, sharex="col", squeeze=False)
     for row, places in zip(rows, axes, strict=True):
@@ -89,7 +91,7 @@ def panels(
             if panel.label is not None:
                 ax.set_ylabel(panel.label)
             if panel.title:
-                ax.set_title(textwrap.fill(panel.title, 36), fontsize="medium")
+                ax.set_title(textwrap.fill(panel.title, max(12, int(11 * width / columns))), fontsize="medium")
         for left, right in reversed(list(itertools.pairwise(places))):
             if left.get_ylabel() == right.get_ylabel():
                 right.set_ylabel("")

@@ -134,12 +134,13 @@ def line_style(index: int) -> dict[str, Any]:
 
 
 def columns_fitting(labels: Iterable[str], width: float) -> int:
-    """How many columns a legend in so many inches may have, at least 1 and at most one for each label."""
+    """How many columns a legend in so many inches has, at least 1: as few as the fewest rows need."""
     import matplotlib
 
     labels = list(labels)
     inches = matplotlib.rcParams["font.size"] / 10 * (0.08 * max(map(len, labels)) + 0.7)
-    return max(1, min(len(labels), int(width / inches)))
+    rows = -(-len(labels) // max(1, int(width / inches)))
+    return -(-len(labels) // rows)
 
 
 def draw(

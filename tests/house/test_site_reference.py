@@ -2,6 +2,7 @@
 
 import importlib.util
 import inspect
+import itertools
 import pathlib
 import re
 import sys
@@ -103,6 +104,7 @@ def test_the_pages_have_every_name(reference):
         ("x <- x + eta d", "```text\nx <- x + eta d\n```"),
         ("The server sets x = 0.", "The server sets x = 0."),
         ("*stacked* rows [S, 2] < n", r"*stacked* rows \[S, 2\] &lt; n"),
+        ("* a * b,\n  of c_i;\n* d", "- a \\* b, of c\\_i;\n- d"),
         (">>> 1 + 1\n2", "```pycon\n>>> 1 + 1\n2\n```"),
     ],
 )
@@ -125,6 +127,21 @@ def test_what_programs_read_is_what_the_docs_say(programs):
     text = programs.llms()
     for page in (ROOT / "docs").rglob("*.md"):
         assert text.count(f"]({page.relative_to(ROOT).as_posix()})") == 1, page
+
+
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_page_can_be_found_through(page):
+    """Its first lines say what it is for, no level of headings is left out, and images have words."""
+    text = page.read_text(encoding="utf-8")
+    prose = re.sub(r"^```.*?^```", "", text[text.index("# ") :], flags=re.DOTALL | re.MULTILINE)
+    assert re.match(r"# .+\n\n[\w`\"\[(*]", prose)
+    levels = [len(signs) for signs in re.findall(r"^(#+) ", prose, re.MULTILINE)]
+    assert levels.count(1) == 1
+    assert all(after <= before + 1 for before, after in itertools.pairwise(levels))
+    assert all(re.findall(r"!\[([^\]]*)\]\(", prose))
 
 
 def test_public_signatures_change_only_on_purpose(programs):

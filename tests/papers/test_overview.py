@@ -1,5 +1,6 @@
 """The board's verdicts and figures, and what becomes of a claim."""
 
+import io
 import math
 
 import numpy as np
@@ -7,10 +8,14 @@ import pytest
 
 pytest.importorskip("matplotlib")
 
+from benchmarks.experiments import __main__ as experiments
 from fedjax_sim.papers import overview
 from fedjax_sim.papers.bench import Claim, Effect
 from fedjax_sim.papers.overview import Line
 from fedjax_sim.papers.writing import Report
+from fedjax_sim.reporting import Panel, panels
+from fedjax_sim.reporting.plots import COLOURS
+from tests.reporting.test_reporting import run
 
 
 def claim(held, **about):
@@ -82,3 +87,18 @@ def test_the_figures_show_every_claim_and_effect():
     drawn = [curve.get_xdata() for curve in points.lines]
     assert any(np.allclose(xs, [6.0]) for xs in drawn), "the paper's"
     assert any(np.allclose(xs, [6 - 12.7062, 6 + 12.7062], rtol=1e-4) for xs in drawn), "our interval"
+
+
+def test_a_kept_figure_has_the_colours_of_its_lines(tmp_path):
+    """One of nine panels has lines that the others do not."""
+    from PIL import Image
+
+    curves = {name: run(np.geomspace(2, 0.1 + number / 10, 40)[None] + [[0.0], [0.1]])
+              for number, name in enumerate(map(str, range(len(COLOURS))))}  # fmt: skip
+    two = Panel({name: curves[name] for name in "01"})
+    panels([[two] * 3, [two] * 3, [two, two, Panel(curves)]]).savefig(tmp_path / "figure.png", dpi=150)
+    drawn = np.asarray(Image.open(tmp_path / "figure.png").convert("RGB")).astype(int)
+    kept = np.asarray(Image.open(io.BytesIO(experiments._fewer_colours(tmp_path / "figure.png"))).convert("RGB"))
+    for colour in COLOURS:
+        exact = [int(colour[place : place + 2], 16) for place in (1, 3, 5)]
+        assert abs(kept[(drawn == exact).all(axis=-1)] - exact).max() <= 3, colour

@@ -170,6 +170,8 @@ class TestStructure:
         assert {one.get("scope") for one in elements.all("th")} == {"row", "col"}
         regions = [one for one in elements.found if one.get("class") == "scroll"]
         assert all(one["tabindex"] == "0" and one["role"] == "region" and one["aria-label"] for one in regions)
+        landmarks = [one["aria-label"] for one in regions] + [one["text"] for one in elements.all("h2")]
+        assert len(landmarks) == len(set(landmarks))  # a list of landmarks says each once
 
     def test_controls_have_labels_and_drawings_have_names(self, elements):
         controls = elements.all("input", "select")
@@ -617,7 +619,13 @@ document.addEventListener("load", ({ target: frame }) => { // of every frame, as
   for (const fold of all("details")) fold.open = true;
   found.opened = [page.documentElement.clientWidth, page.documentElement.scrollWidth];
   said[frame.id] = found;
-  document.documentElement.dataset.said = JSON.stringify(said);
+  for (const fold of all("details")) fold.open = false;
+  wide.scrollLeft = 0;
+  frame.width = 0.7 * frame.width;
+  setTimeout(() => {
+    found.narrowed = page.getElementById("trouble").textContent;
+    document.documentElement.dataset.said = JSON.stringify(said);
+  }, 1000);
 }, true);
 </script>%s</body>"""
 
@@ -681,6 +689,7 @@ class TestBrowser:
             assert found["tip"] > 0
             assert (found["pressed"], found["sorted"]) == ("false", "ascending")
             assert found["panels"] == 2
+            assert found["narrowed"] == "", name
             assert found["fewer"] == found["lines"] - 2
         desktop = said["desktop"]
         assert said["phone"]["more"] == [True, True]

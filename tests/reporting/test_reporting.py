@@ -492,6 +492,13 @@ class TestPanels:
         assert figure.axes[0].get_ylim() == (0.5, 4)
         assert figure.axes[1].get_ylim()[1] == 3
 
+    def test_many_columns_are_narrow_and_rows_of_the_legend_are_full(self, pyplot):
+        one, many = Panel({"method 0": run([[1, 1]])}), Panel({f"method {n}": run([[1, 1]]) for n in range(8)})
+        assert panels([[one, one]]).get_figwidth() == pytest.approx(2 * 3.3 + 0.6)
+        figure = panels([[many, one, one]])
+        assert figure.get_figwidth() == pytest.approx(3 * 2.5 + 0.6)
+        assert figure.legends[0]._ncols == 4  # five fit, and would leave a row of three
+
     def test_a_notebook_shows_what_pyplot_does_not_know(self, pyplot):
         figure = panels([[Panel({"a": run([[1, 1]])})]])
         assert figure._repr_png_().startswith(PNG)

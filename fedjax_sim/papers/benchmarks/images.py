@@ -11,6 +11,7 @@ import numpy as np
 import fedjax_sim as fjs
 from fedjax_sim.papers.bench import Bench, Effect
 from fedjax_sim.papers.drawing import canvas
+from fedjax_sim.reporting.plots import COLOURS, LEGEND, plain
 from fedjax_sim.run.history import History
 
 FMNIST, MNIST = "Fashion-MNIST", "MNIST"
@@ -77,17 +78,18 @@ def dots(scores: Mapping[str, Mapping[str, Score]], published: Mapping[str, Mapp
     figure, grid = canvas(3.2 * columns + 1.4, (0.28 * len(methods) + 1.0) * rows + 0.4, rows, columns, sharey=True)
     for axis, (partition, of) in zip(grid.flat, scores.items(), strict=False):
         places = [methods.index(name) for name in of]
-        axis.errorbar([s.mean for s in of.values()], places, xerr=[s.std for s in of.values()], fmt="o", label="here")
+        style = {"fmt": "o", "color": COLOURS[0], "label": "here"}
+        axis.errorbar([s.mean for s in of.values()], places, xerr=[s.std for s in of.values()], **style)
         known = {name: value for name, value in published.get(partition, {}).items() if name in methods}
         if known:
             axis.plot([*known.values()], [methods.index(name) for name in known], "x", color="black", label="published")
-        axis.set_title(partition)
+        axis.set_title(partition, fontsize="medium")
         axis.set_yticks(range(len(methods)), methods)
         axis.set_ylim(len(methods) - 0.5, -0.5)
-        axis.grid(alpha=0.3)
+        plain(axis)
     for axis in grid[-1]:
         axis.set_xlabel("best test accuracy, %")
     for axis in grid.flat[len(scores) :]:
         axis.set_axis_off()
-    figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside upper right", ncols=2)
+    figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=2, **LEGEND)
     return figure

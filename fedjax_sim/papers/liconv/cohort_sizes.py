@@ -91,7 +91,7 @@ def draw(ax: Any, runs: Runs) -> None:
     named = {f"K = {K}": history for K, history in runs.items()}
     curves(named, "loss", ax, log=False)
     ax.set_ylabel("global loss")
-    inset = ax.inset_axes((0.22, 0.5, 0.42, 0.45))
+    inset = ax.inset_axes((0.32, 0.4, 0.34, 0.44))  # between the curves and the legend
     curves(named, "loss", inset, log=False)
     inset.get_legend().remove()
     last = next(iter(runs.values())).evaluated[-1]

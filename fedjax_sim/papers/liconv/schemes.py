@@ -14,7 +14,7 @@ from fedjax_sim.papers.drawing import canvas
 from fedjax_sim.papers.liconv import problems
 from fedjax_sim.papers.liconv.problems import ALIKE, BALANCED, SPREADS, STEPS, UNBALANCED, UNLIKE, run, start
 from fedjax_sim.papers.measuring import areas, below, level, levels, unsteadiness
-from fedjax_sim.reporting.plots import curves
+from fedjax_sim.reporting.plots import LEGEND, curves
 from fedjax_sim.run.history import History
 
 EPOCHS = {BALANCED: 20, UNBALANCED: 20, ALIKE: 10, UNLIKE: 10}  # E of appendix D.2
@@ -180,6 +180,8 @@ def table(found: Mapping[str, Schemes]) -> Table:
 def draw(ax: Any, found: Schemes) -> None:
     """The panel; losses above twice the start are cut off."""
     curves(found.labelled(), "loss", ax, log=False)
+    words = ax.get_legend().get_title().get_text()  # scheme II may be anywhere in the axes: below them
+    ax.legend(title=words, **LEGEND, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.16))
     losses = np.concatenate([history["loss"].ravel() for history in found.runs.values()])
     losses = losses[np.isfinite(losses)]
     ax.set_ylim(losses.min() - 0.1, min(losses.max(), 2 * start(found.runs[I])) + 0.1)

@@ -32,7 +32,9 @@ function themes() {
 // A table wider than its place says so, as long as there is more to the right of what is seen.
 function widths() {
   const tell = (place) => place.classList.toggle("more", place.scrollWidth - place.clientWidth - place.scrollLeft > 3);
-  const seen = new ResizeObserver((entries) => entries.forEach((entry) => tell(entry.target.closest(".scroll"))));
+  // In the next frame: saying so changes the size of what is observed, which browsers report as an error of the page.
+  const all = (entries) => entries.forEach((entry) => tell(entry.target.closest(".scroll")));
+  const seen = new ResizeObserver((entries) => requestAnimationFrame(() => all(entries)));
   for (const place of document.querySelectorAll(".scroll")) {
     place.addEventListener("scroll", () => tell(place), { passive: true });
     seen.observe(place);

@@ -93,7 +93,7 @@ def differences(names: Sequence[str], rows: Mapping[str, Sequence[str | None]]) 
         _key(key) + "".join(f'<td class="text">{NONE if value is None else text(value)}</td>' for value in values)
         for key, values in rows.items()
     ]
-    return _table(caption, heads, body, "What differs")
+    return _table(caption, heads, body, "Settings that differ")
 
 
 def pairs(rows: Mapping[str, str], caption: str) -> str:
