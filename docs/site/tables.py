@@ -119,7 +119,7 @@ def reproductions(text: str) -> str:
 
 
 def claims(text: str) -> str:
-    """A paper's page as the last results have it: claims between marks of an experiment's name, tables of name and heading.
+    """A paper's page with claims between marks of an experiment's name, and tables between marks of name and heading.
 
     ``<!-- scaffold-table4: Table 4, letters -->`` and ``<!-- /scaffold-table4: Table 4, letters -->`` are around the
     table whose heading begins so.
@@ -136,7 +136,8 @@ def claims(text: str) -> str:
         ]
         text = _between(text, name, lines)
     for name, title in re.findall(r"<!-- (\w+-\w+): (.+) -->", text):
-        found = re.search(rf"(?ms)^## {re.escape(title)}.*?\n\n(.*?)\n*(?=^## |\Z)", _text(BOARD.parent / name / "tables.md"))
+        tables = _text(BOARD.parent / name / "tables.md")
+        found = re.search(rf"(?ms)^## {re.escape(title)}.*?\n\n(.*?)\n*(?=^## |\Z)", tables)
         assert found is not None, f"{name} has no table {title}"
         text = _between(text, f"{name}: {title}", found[1].splitlines())
     return text
