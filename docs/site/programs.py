@@ -10,10 +10,12 @@ The site has ``llms.txt`` with its own addresses, and ``names.json``: a list of 
 from __future__ import annotations
 
 import ast
+import enum
 import inspect
 import itertools
 import re
 import sys
+import typing
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -61,9 +63,12 @@ def _kind(value: Any, bound: Any) -> str:
     return "function" if callable(value) else "value"
 
 
+_NO_CALLS = (BaseException, enum.Enum)
+
+
 def _signature(value: Any, bound: Any) -> str:
     """Names, kinds and defaults of the arguments, without types: what a call depends on. Empty for what is no call."""
-    if not callable(value) or (inspect.isclass(value) and issubclass(value, BaseException)):
+    if not callable(value) or typing.get_origin(value) or (inspect.isclass(value) and issubclass(value, _NO_CALLS)):
         return ""
     try:
         known = inspect.signature(value)
