@@ -120,10 +120,11 @@ def forest(result: Result) -> Any:
             ax.errorbar([one.mean for one in shown], heights, xerr=[one.half for one in shown], fmt="os"[number],
                         color=COLOURS[number], markersize=4, mfc=None if number == 0 else "white", elinewidth=1.1,
                         label=f"mean over {of}")  # fmt: skip
-        means = [one.mean for found in by.values() for one in found[problem].values() if np.isfinite(one.mean)]
-        reach = 12 * float(np.median(np.abs(means))) + 1e-4  # beyond it a number stands in the place of the mark
-        low, high = max(min(means), -reach), min(max(means), reach)
-        low, high = low - 0.3 * (high - low) - 1e-4, high + 0.3 * (high - low) + 1e-4
+        told = [one for found in by.values() for one in found[problem].values() if np.isfinite(one.mean)]
+        reach = 12 * float(np.median([abs(one.mean) for one in told])) + 1e-4  # a number stands for what is beyond it
+        ends = [one.mean + end for one in told if abs(one.mean) <= reach for end in (0.0, -one.half, one.half)]
+        low, high = max(-3 * reach, np.nanmin(ends)), min(3 * reach, np.nanmax(ends))
+        low, high = low - 0.05 * (high - low) - 1e-4, high + 0.05 * (high - low) + 1e-4
         ax.set_xlim(low, high)
         ax.xaxis.set_major_locator(MaxNLocator(4))
         for name, one in by["examples"][problem].items():
@@ -170,20 +171,23 @@ def mean_ranks(result: Result, budget: str, share: float) -> dict[str, float]:
 def by_budget(result: Result) -> Any:
     """Does the order depend on what is scarce? Mean ranks after shares of what FedAvg's whole run costs."""
     shares = sorted({row.share for row in result.rows})
-    figure = new_figure(12.5, 4.4)
-    axes = figure.subplots(1, len(BUDGETS), sharey=True)
-    for ax, budget in zip(axes, BUDGETS, strict=True):
+    figure = new_figure(7.2, 6.2)
+    axes = figure.subplots(2, 2, sharex=True, sharey=True)
+    for ax, budget in zip(axes.flat, BUDGETS, strict=True):
         ranks = [mean_ranks(result, budget, share) for share in shares]
-        for number, name in enumerate(ranks[0]):
-            style = {"color": COLOURS[number % len(COLOURS)], "marker": "osD^vPXh"[number // len(COLOURS)]}
-            ax.plot(shares, [of[name] for of in ranks], label=name, linewidth=2.2 if name == BASE else 1.2, **style)
+        ax.plot(shares, [of[BASE] for of in ranks], label=BASE, color="0.55", linewidth=4)
+        for number, name in enumerate(name for name in ranks[0] if name != BASE):
+            style = {"color": COLOURS[number % len(COLOURS)], "marker": "osD^vPX"[number % 7]}
+            style |= {"mfc": "white", "linestyle": "--"} if number >= len(COLOURS) else {}
+            ax.plot(shares, [of[name] for of in ranks], label=name, linewidth=1.2, **style)
         ax.set_title({"seconds": "seconds of the clock", "bytes": "bytes, both ways"}.get(budget, budget))
         ax.set_xticks(shares, [f"{share:.0%}" for share in shares])
-        ax.set_xlabel(f"of {BASE}'s whole run")
         plain(ax)
-    axes[0].set_ylabel("mean rank over problems")
-    axes[0].invert_yaxis()
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=8, **LEGEND)
+    axes[0, 0].invert_yaxis()
+    for row, below in zip(axes, axes[-1], strict=True):
+        row[0].set_ylabel("mean rank over problems")
+        below.set_xlabel(f"of {BASE}'s whole run")
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=4, **LEGEND)
     return figure
 
 
