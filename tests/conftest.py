@@ -52,8 +52,13 @@ def x64() -> Iterator[None]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--one-in", type=int, default=1, metavar="N", help="of the slow tests, run one in N")
     parser.addoption(
-        "--one-in", type=int, default=1, metavar="N", help="of the slow tests, run one in N: always the same ones"
+        "--turn",
+        type=int,
+        default=0,
+        metavar="T",
+        help="with --one-in: which ones; N turns in a row run all",
     )
     parser.addoption("--record", action="store_true", help="record the runs of tests/engine/test_regression.py again")
 
@@ -62,16 +67,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leaves out all but one in N of the slow tests: of a function's cases evenly many, by checksums of their names.
 
     The cases of a function are numbered in the order of their checksums and every N-th is run, from a place that
-    depends on the function: of N cases or more at least one runs, and which one does not depend on other functions.
+    depends on the function and on the turn: of N cases or more at least one runs, which one does not depend on other
+    functions, and of N turns one after the other each case is run in one.
     """
-    share = config.getoption("one_in")
+    share, turn = config.getoption("one_in"), config.getoption("turn")
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
         if share > 1 and "slow" in item.keywords:
             cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
     left_out = []
     for function, of_function in cases.items():
-        first = zlib.crc32(function.encode())
+        first = zlib.crc32(function.encode()) + turn
         of_function.sort(key=lambda item: (zlib.crc32(item.nodeid.encode()), item.nodeid))
         left_out += [item for number, item in enumerate(of_function, first) if number % share]
     if left_out:
