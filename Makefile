@@ -43,7 +43,7 @@ demo: $(VENV)/.stamp-demo ## install what the demo needs and run it; writes to O
 site: $(VENV)/.stamp-docs ## the documentation as a site, in build/site; a broken link is an error
 	NO_MKDOCS_2_WARNING=1 $(bin)/python -m mkdocs build -f docs/site/mkdocs.yml
 
-test: $(VENV)/.stamp-test ## the fast tests and the docstrings' examples
+test: $(VENV)/.stamp-test ## the fast tests and the short examples of docstrings
 	$(call pytest,$(spread))
 	$(call pytest_on_devices,$(spread))
 

@@ -56,26 +56,53 @@ def x64() -> Iterator[None]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--one-in", type=int, default=1, metavar="N", help="of the slow tests, run one in N")
     parser.addoption(
-        "--one-in", type=int, default=1, metavar="N", help="of the slow tests, run one in N: always the same ones"
+        "--turn",
+        type=int,
+        default=0,
+        metavar="T",
+        help="with --one-in: which ones; N turns in a row run all",
     )
     parser.addoption("--record", action="store_true", help="record the runs of tests/engine/test_regression.py again")
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out all but one in N of the slow tests: of a function's cases evenly many, by checksums of their names.
+# Examples of docstrings that take a second or more, of what has faster tests.
+LONG_EXAMPLES = {
+    "fedjax_sim.engine.adjoints.gradients.checked_gradient",
+    "fedjax_sim.engine.adjoints.implicit.fixed_point",
+    "fedjax_sim.models.predictions.predict",
+    "fedjax_sim.reporting.client_plots.distributions",
+    "fedjax_sim.reporting.client_plots.personal_models",
+    "fedjax_sim.reporting.paired.paired_table",
+    "fedjax_sim.reporting.personal_table.personal_table",
+    "fedjax_sim.studies.hyper.tuning.tune",
+    "fedjax_sim.studies.objectives.influence",
+    "fedjax_sim.studies.outer.estimators.PES",
+    "fedjax_sim.studies.outer.run.federated",
+    "fedjax_sim.studies.personalise.Personalise",
+    "fedjax_sim.studies.search.running.search",
+    "fedjax_sim.studies.tournament.tournament",
+}
 
-    The cases of a function are numbered in the order of their checksums and every N-th is run, from a place that
-    depends on the function: of N cases or more at least one runs, and which one does not depend on other functions.
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Marks long examples as slow, and leaves out all but one in N of the slow tests.
+
+    That is of a function's cases evenly many: they are numbered in the order of their names' checksums and every N-th
+    is run, from a place that depends on the function and on the turn. Of N cases or more at least one runs; which one
+    does not depend on other functions; and of N turns one after the other each case is run in one.
     """
-    share = config.getoption("one_in")
+    share, turn = config.getoption("one_in"), config.getoption("turn")
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
+        if item.nodeid.partition("::")[2] in LONG_EXAMPLES:
+            item.add_marker("slow")
         if share > 1 and "slow" in item.keywords:
             cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
     left_out = []
     for function, of_function in cases.items():
-        first = zlib.crc32(function.encode())
+        first = zlib.crc32(function.encode()) + turn
         of_function.sort(key=lambda item: (zlib.crc32(item.nodeid.encode()), item.nodeid))
         left_out += [item for number, item in enumerate(of_function, first) if number % share]
     if left_out:

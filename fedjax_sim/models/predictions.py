@@ -47,8 +47,8 @@ def predict(task: Task, models: Any, dataset: FederatedDataset | HostDataset, *,
       >>> task = fjs.classification(fjs.models.LogisticRegression(10))
       >>> params = task.init(jax.random.key(0), data)
       >>> shared = fjs.predict(task, params, data.test)
-      >>> adapted = fjs.personalise(task, fjs.optim.sgd(0.1), fjs.local.steps(3)).models(params, data)
-      >>> own = fjs.predict(task, adapted, data.test, each=True)
+      >>> adapted = fjs.personalise(task, fjs.optim.sgd(0.1), fjs.local.steps(3))
+      >>> own = fjs.predict(task, jax.jit(adapted.models)(params, data), data.test, each=True)
       >>> shared.shape == own.shape == (data.test.num_examples, 10)
       True
     """

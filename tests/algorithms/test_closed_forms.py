@@ -282,6 +282,7 @@ class TestLowerBoundPair:
         algorithm = fjs.fedavg(client_optimizer=sgd(self.eta))
         return trajectory(algorithm, self.dataset(G), [K, K], [1.0], rounds=self.rounds, average="plain", most=20)[:, 0]
 
+    @pytest.mark.slow
     def test_scaffold_is_k_times_faster_at_a_rate_free_of_g(self, x64):
         sgd_rate = -np.log(np.abs(self.fedavg(1, 1.0)[-1])) / self.rounds
         assert sgd_rate == pytest.approx(-np.log(1 - self.eta))
@@ -395,6 +396,7 @@ def test_fednova_beats_fedavg_on_synthetic_data():
     assert (loss[fjs.fednova][:, -1] < loss[fjs.fedavg][:, -1] - 0.05).all()
 
 
+@pytest.mark.slow
 def test_scheme_two_averages_models(x64):
     """x' = sum_S (N/S) p_i y_i (Li et al. 2020): weights that do not sum to one rescale x itself."""
     H, e = hessians_and_terms()

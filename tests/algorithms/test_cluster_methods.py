@@ -457,7 +457,7 @@ def test_a_mask_is_the_narrower_network():
     cut = jax.tree.map(lambda leaf, mask, like: leaf[np.asarray(mask) > 0].reshape(like.shape), params, held, wanted)
     masked = jax.tree.map(lambda leaf, mask: leaf * np.asarray(mask), params, held)
     with fjs.optim.third_party():
-        assert_equal(whole.apply(masked, x), Chain(widths).apply(cut, x))
+        assert_equal(jax.jit(whole.apply)(masked, x), jax.jit(Chain(widths).apply)(cut, x))
 
 
 def test_models_that_are_no_chain_are_refused():
@@ -508,6 +508,7 @@ def test_a_mixture_of_models_of_which_a_part_is_frozen():
 # Inside wrappers
 
 
+@pytest.mark.slow
 def test_one_model_goes_up_whatever_is_around():
     """And nothing clipped is nothing changed."""
     models, _, _, _ = clustered(2, seed=2)
@@ -516,7 +517,7 @@ def test_one_model_goes_up_whatever_is_around():
         work=fjs.local.given_steps(TAU[:1]), batches=fjs.local.full_batch(), diagnostics=["communication"],
     )  # fmt: skip
     method = fjs.clipped(fjs.ifca(client_optimizer=SGD, spread=SPREAD, seed=2), norm=1e9)
-    result = train(method, quadratics().dataset, test_golden.KEY, initial_params=quadratics().initial_params())
+    result = jax.jit(train)(method, quadratics().dataset, test_golden.KEY, initial_params=quadratics().initial_params())
     assert_equal(result.params, models[1])
     np.testing.assert_array_equal(result.rounds["bytes_down"], [4 * 2 * 4 * 8])
     np.testing.assert_array_equal(result.rounds["bytes_up"], [4 * (4 * 8 + 4)])

@@ -137,6 +137,7 @@ def test_fednova_vr_yogi_aware_with_stragglers_and_independent_clients():
     assert gradient.alpha != 0
 
 
+@pytest.mark.slow
 def test_fedprox_with_server_momentum_and_scheme_i(x64):
     """Against numpy: the draws with their multiplicities, the proximal steps, m <- beta m + Delta."""
     rng = np.random.default_rng(2)

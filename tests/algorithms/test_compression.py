@@ -151,12 +151,16 @@ def test_bytes():
     assert up(fjs.top_k(BASE, 0.1), half) == 4 * (2 + 4)
 
 
+SEVERAL = ("fedem", "hypcluster", "cfl", "fjord")  # many operations, one by one; `ifca` and `heterofl` are their like
+
+
 def factories():
     assert fjs.algorithms
     for name in descriptions.registered("algorithm"):
         make = descriptions._FACTORIES[name]
         if make.__module__.startswith("fedjax_sim."):
-            yield pytest.param(make, id=name.partition(".")[2])
+            name = name.partition(".")[2]
+            yield pytest.param(make, id=name, marks=pytest.mark.slow if name in SEVERAL else ())
 
 
 class Squares:

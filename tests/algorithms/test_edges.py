@@ -75,6 +75,7 @@ class TestAsynchronous:
                 system=systems.devices(seconds_per_step=1.0),
             )  # fmt: skip
 
+    @pytest.mark.slow
     def test_a_skipped_message_leaves_the_others_their_own_staleness(self):
         # Two in flight, and the slow one overflows: the buffer of two then holds one message that counts.
         seconds = np.where(np.arange(N) == BAD, 2.5, 1.0)
@@ -142,6 +143,7 @@ def test_tiny_changes_are_quantised_to_finite_numbers():
         np.testing.assert_allclose(sent, change["w"], atol=1e-37 if scale == "l2" else 1e-43)
 
 
+@pytest.mark.slow
 def test_a_point_of_a_sweep_is_verified_without_its_models():
     data = fjs.datasets.quadratics(num_clients=N, dim=4, seed=1)
     result = fjs.sweep(
@@ -158,6 +160,7 @@ def test_every_without_a_directory_is_refused():
         run(fedavg(), every=10)
 
 
+@pytest.mark.slow
 def test_figures_hold_what_a_stopped_seed_had():
     plt = pytest.importorskip("matplotlib.pyplot")
     history = run(

@@ -322,7 +322,8 @@ def test_scaffold_with_momentum(x64):
     assert_equal(ravel_pytree(result.state.server.extra)[0], expected.c[-1])
 
 
-@pytest.mark.parametrize("make", [fjs.fednova, pytest.param(fjs.scaffold, marks=slow)], ids=["fednova", "scaffold"])
+@slow
+@pytest.mark.parametrize("make", [fjs.fednova, fjs.scaffold], ids=["fednova", "scaffold"])
 def test_step_sizes_by_parameter(x64, make):
     # a pytree like the parameters: a number for the bias, an array for the kernel
     problem = PROBLEMS["logistic"]()
@@ -341,10 +342,9 @@ def test_step_sizes_by_parameter(x64, make):
     assert_equal(result.x, expected)
 
 
+@slow
 @pytest.mark.parametrize(
-    "layout",
-    [pytest.param(fjs.layout.turns(), marks=slow), fjs.layout.stacked(), pytest.param(fjs.layout.lanes(2), marks=slow)],
-    ids=["turns", "stacked", "lanes"],
+    "layout", [fjs.layout.turns(), fjs.layout.stacked(), fjs.layout.lanes(2)], ids=["turns", "stacked", "lanes"]
 )
 def test_every_layout(x64, layout):
     # the hardest local work: a survey, then gradients in several pieces, with void slots and dropped clients

@@ -62,7 +62,7 @@ def scheme_one(problem, draws, *, etas, tau_eff, rho):
 
 @pytest.mark.parametrize(
     ("tau_eff", "rho", "skip"),
-    [(None, 0.5, False), pytest.param(3.0, 0.0, False, marks=pytest.mark.slow), (3.0, 0.0, True)],
+    [(None, 0.5, False), *(pytest.param(3.0, 0.0, skip, marks=pytest.mark.slow) for skip in (False, True))],
     ids=["sum w s", "a number", "skipped, not dropped"],
 )  # fmt: skip
 def test_scheme_one_and_dropped_clients_and_normalised_changes(x64, tau_eff, rho, skip):
@@ -82,6 +82,7 @@ def test_scheme_one_and_dropped_clients_and_normalised_changes(x64, tau_eff, rho
     assert_equal(models, scheme_one(problem, draws, etas=etas, tau_eff=tau_eff, rho=rho))
 
 
+@pytest.mark.slow
 def test_anchors_and_shuffled_batches(x64):
     """Full gradients are of every example once, and the steps after them take the batches that they take anyway."""
     problem = LogisticProblem(fjs.local.shuffled(4), 4)

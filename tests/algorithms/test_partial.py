@@ -143,7 +143,9 @@ def trees_close(mine, theirs, tolerance=1e-12):
 
 
 @pytest.mark.parametrize(
-    "patterns", [pytest.param((HEAD,), marks=pytest.mark.slow), BODY, ("*",)], ids=["FedPer", "LG-FedAvg", "everything"]
+    "patterns",
+    [pytest.param((HEAD,), marks=pytest.mark.slow), BODY, pytest.param(("*",), marks=pytest.mark.slow)],
+    ids=["FedPer", "LG-FedAvg", "everything"],
 )
 def test_what_is_kept_is_each_clients_own(patterns) -> None:
     method = fjs.keep(fjs.fedavg(client_optimizer=SGD), patterns)
@@ -175,6 +177,7 @@ def test_terms_of_the_base_are_of_the_shared_part_alone() -> None:
     check(fjs.keep(fjs.scaffold(client_optimizer=SGD), HEAD), x, v)
 
 
+@pytest.mark.slow
 def test_no_server_optimiser_moves_what_is_kept() -> None:
     m = v = None
 
@@ -206,6 +209,7 @@ def test_what_is_frozen_stays_bit_for_bit_and_the_rest_trains_without_it() -> No
     assert jax.tree.leaves(result.state.clients) == []
 
 
+LAYOUTS = {"stacked": fjs.layout.stacked(), "lanes": fjs.layout.lanes(2)}
 METHODS = {
     "scaffold": fjs.scaffold(client_optimizer=fjs.optim.sgd(ETA, momentum=0.4)),
     "fednova": fjs.fednova(client_optimizer=SGD),
@@ -215,15 +219,18 @@ METHODS = {
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "scaffold")) for name in METHODS]
-)
-def test_layouts_agree(name) -> None:
+    ("name", "layout"),
+    [
+        pytest.param(name, layout, marks=() if (name, layout) == ("scaffold", "stacked") else pytest.mark.slow)
+        for name in METHODS for layout in LAYOUTS
+    ],
+)  # fmt: skip
+def test_layouts_agree(name, layout) -> None:
     method = fjs.keep(fjs.freeze(METHODS[name], "params/Dense_1/bias"), "Dense_1/kernel")
     expected = run(method, fjs.layout.turns())
     assert np.isfinite(expected.x).all()
-    for layout in (fjs.layout.stacked(), fjs.layout.lanes(2)):
-        found = run(method, layout)
-        trees_close((found.params, found.state), (expected.params, expected.state), 1e-11)
+    found = run(method, LAYOUTS[layout])
+    trees_close((found.params, found.state), (expected.params, expected.state), 1e-11)
 
 
 def test_bytes_are_those_of_what_is_sent() -> None:
@@ -254,6 +261,7 @@ def test_bytes_are_those_of_what_is_sent() -> None:
     assert traffic(fjs.keep(fjs.quantised(fedavg, bits=8), HEAD))[1] == (6 + 8) // 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("base", "wrap"),
     [
@@ -287,6 +295,7 @@ def test_parts_of_parts_are_parts() -> None:
     trees_close(personal(both, one), personal(nested, two))
 
 
+@pytest.mark.slow
 def test_vmap_and_derivatives() -> None:
     """Mapped gradients are finite differences of mapped values, which are those of a run alone."""
     train, dataset = trainer(), data()

@@ -167,6 +167,7 @@ def visits():
     return [(t, i) for t, row in enumerate(COHORTS) for i in np.searchsorted(ids, row[row >= 0]) if TAU[t, i] > 0]
 
 
+@pytest.mark.slow
 def test_limits_of_ditto():
     """lam is an argument of one program: without it training is local; with eta lam = 1 a step is one from x."""
     alone = run(fjs.ditto(lam=0.0, **local()))
@@ -247,6 +248,7 @@ def test_apfl(adaptive):
         assert len(set(alphas.tolist())) > 3
 
 
+@pytest.mark.slow
 def test_limits_of_apfl():
     nothing, all_ = (fjs.apfl(alpha=alpha, **local()) for alpha in (0.0, 1.0))
     same(personal(nothing, run(nothing)), [of_fedavg()] * N)
@@ -314,7 +316,8 @@ def test_fedrep():
     same(personal(method, result), np.concatenate([np.tile(u, (N, 1)), heads], axis=1))
 
 
-@pytest.mark.parametrize("wrap", [lambda method: method, pytest.param(fjs.ema, marks=slow)])
+@slow
+@pytest.mark.parametrize("wrap", [lambda method: method, fjs.ema])
 def test_fedrep_is_the_same_where_no_gradient_of_the_fixed_part_is_taken(wrap):
     """Clients that take turns on a CPU skip it; running statistics move in all steps, as they do side by side."""
 
@@ -370,7 +373,8 @@ def test_fedrep_around_scaffold():
 # FedPer, LG-FedAvg, FedBN, FedBABU
 
 
-@pytest.mark.parametrize("wrap", [fjs.keep, pytest.param(fjs.freeze, marks=slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("wrap", [fjs.keep, fjs.freeze])
 def test_nothing_kept_is_fedavg(wrap):
     """A parameter that no loss depends on is kept: what is left is FedAvg; frozen likewise."""
     data, task, first, made = bilinear()
@@ -456,7 +460,8 @@ def test_mr_mtl(average):
     same(personal(method, result), kept)
 
 
-@pytest.mark.parametrize("lam", [pytest.param(0.0, marks=slow), 2.0])
+@pytest.mark.slow
+@pytest.mark.parametrize("lam", [0.0, 2.0])
 def test_where_mr_mtl_rests(lam):
     """(H_i + lam) v_i = e_i + lam x with x the mean of the v_i: without lam everybody's own minimum."""
     rng = np.random.default_rng(3)

@@ -69,6 +69,7 @@ def test_a_run_by_hand():
     )
 
 
+@pytest.mark.slow
 def test_none_leaves_the_method_as_it_is():
     base = fjs.fedavg(client_optimizer=sgd(ETA))
     np.testing.assert_array_equal(jitted(reweighted(base)).params, jitted(base).params)

@@ -164,9 +164,8 @@ def test_the_gap_of_the_geometric_median_bounds_the_error():
         return weights @ np.linalg.norm(x - z, axis=1)
 
     best = distance(by_hand("geometric_median", x, weights))
-    gaps = []
-    for iterations in (1, 5, 200):
-        combined = jax.jit(aggregators.geometric_median(iterations=iterations).combine)(masked(stack, valid), who)
+    gaps, rules = [], [aggregators.geometric_median(iterations=iterations) for iterations in (1, 5, 200)]
+    for combined in jax.jit(lambda *given: [rule.combine(*given) for rule in rules])(masked(stack, valid), who):
         z = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(combined.value)])
         np.testing.assert_allclose(combined.report["median_distance"], distance(z), rtol=1e-12)
         gap = float(combined.report["median_gap"])
@@ -238,6 +237,7 @@ def test_derivatives_of_rules():
         np.testing.assert_allclose(shares, np.tile((counts / counts.sum())[:, None], 3), rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_rules_in_low_precision_and_mapped():
     x = np.random.default_rng(1).standard_normal((SLOTS, 4))
     ones = np.ones(SLOTS, np.float32)
@@ -309,6 +309,7 @@ def test_a_run_by_hand():
     assert flipped.rounds["attackers"].tolist() == [2, 2, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_trimming_nothing_changes_nothing():
     plain = fjs.cohort.full(average="plain")

@@ -238,8 +238,9 @@ def test_scaffnew_with_unequal_work(x64, average, rho):
         assert_equal(np.tensordot(share, leaf, 1), 0 * leaf[0])
 
 
+@pytest.mark.slow
 def test_scaffnew_in_rounds_of_geometric_length(x64):
-    """As the paper has it: one coin for all, a round ends when it falls; p is differentiated, the coin is not."""
+    """As the paper has it: one coin for all, a round ends when it falls."""
     problem, rounds, p = PROBLEMS["whole"](), len(FULL), 0.4
     asked = Plan(
         task=problem.task, cohort=fjs.cohort.full(), work=fjs.local.geometric(p), batches=problem.batches,
@@ -256,9 +257,14 @@ def test_scaffnew_in_rounds_of_geometric_length(x64):
     expected = Scaffnew(setting(problem, tau=drawn, average="plain", **EVERYBODY), p)
     assert_equal(result.x, methods.trajectory(expected))
 
+
+@pytest.mark.slow
+def test_p_is_differentiated_and_the_coin_is_not(x64):
+    problem, p = PROBLEMS["whole"](), 0.4
     train = fjs.make_train(
-        task=problem.task, rounds=3, cohort=asked.cohort, work=asked.work, batches=problem.batches, eval_every=3
-    )
+        task=problem.task, rounds=3, cohort=fjs.cohort.full(), work=fjs.local.geometric(p), batches=problem.batches,
+        eval_every=3,
+    )  # fmt: skip
 
     @jax.jit
     @jax.value_and_grad

@@ -161,7 +161,7 @@ def of_base(clients):
     return clients
 
 
-FAST_PAIRS = {("ditto", "clipped top_k"), ("apfl", "adaptive"), ("scaffnew", "clipped")}
+FAST_PAIRS = {("scaffnew", "clipped")}  # tests/algorithms/test_personal_methods.py has ditto
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,8 @@ def test_the_inner_wrapper_comes_first():
 # Layouts, derivatives
 
 
-@pytest.mark.parametrize("name", ["ditto", pytest.param("apfl", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ditto", "apfl"])
 def test_hyper_gradients_through_what_clients_keep(name):
     cls, more = KEEPING[name]
     field = {"ditto": "lam", "apfl": "alpha"}[name]
@@ -231,7 +232,8 @@ def test_hyper_gradients_through_what_clients_keep(name):
     np.testing.assert_allclose(loss(at)[1], central, rtol=1e-7)
 
 
-@pytest.mark.parametrize("name", ["ditto", pytest.param("scaffnew", marks=pytest.mark.slow)])
+@pytest.mark.slow  # tests/algorithms/test_personal_methods.py has ditto
+@pytest.mark.parametrize("name", ["ditto", "scaffnew"])
 def test_layouts_agree(name):
     cls, more = KEEPING[name]
     method = cls(client_optimizer=SGD, **more)

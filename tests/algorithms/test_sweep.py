@@ -378,6 +378,7 @@ def drawing(algorithm, average, rounds, cohort_size, work):
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @few_daily
 def test_random_draws_know_neither_storage_nor_vmap(name, number):
     algorithm, average = make(name, number)
@@ -422,6 +423,7 @@ def test_without_jit(name, number):
     assert_same_run(eager, compiled_, "without jit")
 
 
+@pytest.mark.slow
 @every_algorithm
 def test_padding_changes_nothing(name, number):
     """A step on all of a client's examples, accumulated over padded pieces of any size."""
@@ -436,6 +438,7 @@ def test_padding_changes_nothing(name, number):
     assert more(small.rounds["useful_steps"], large.rounds["useful_steps"]).all()
 
 
+@pytest.mark.slow
 @every_algorithm
 def test_one_client_and_identical_clients(name, number):
     if name in DRAWING:

@@ -70,7 +70,7 @@ sys.exit(main.main())
 """
 
 
-@pytest.mark.parametrize("busy", BUSY)
+@pytest.mark.parametrize("busy", [*BUSY][:1] + [pytest.param(one, marks=pytest.mark.slow) for one in [*BUSY][1:]])
 def test_ctrl_c_ends_what_does_not_listen(busy):
     environment = {**os.environ, "PYTHONUNBUFFERED": ""}
     with subprocess.Popen([sys.executable, "-c", WAITING.format(busy=BUSY[busy])], cwd=ROOT, env=environment,
@@ -135,6 +135,7 @@ fedjax list >&4; echo unread $? >&3
 """
 
 
+@pytest.mark.slow
 def test_streams_of_a_shell(tmp_path):
     environment = {**os.environ, "PYTHON": sys.executable, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": ""}
     reading, writing = os.pipe()

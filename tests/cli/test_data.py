@@ -249,7 +249,7 @@ def test_a_cache_that_others_may_write(nothing, tmp_path, monkeypatch, capsys):
 )
 def test_a_broken_jax_is_no_end_of_the_doctor(monkeypatch, probe, said):
     monkeypatch.setattr(doctor, "_PROBE", probe)
-    monkeypatch.setattr(doctor, "_PATIENCE", 2.0 if "sleep" in probe else 60.0)
+    monkeypatch.setattr(doctor, "_PATIENCE", 0.5 if "sleep" in probe else 60.0)
     problems = {}
     doctor._jax(problems)
     (wrong,) = problems

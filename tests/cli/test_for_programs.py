@@ -78,7 +78,7 @@ CALLS = {
     "doctor": [],
     "cite": ["scaffold"],
 }
-_COMPILED = ("compare", "sweep", "tune", "doctor", "reproduce")  # seconds each
+_COMPILED = ("compare", "sweep", "tune", "doctor", "reproduce", "benchmark")  # seconds each
 
 
 @pytest.mark.parametrize(

@@ -215,6 +215,7 @@ def test_one_that_fails_ends_all(monkeypatch, capsys):
     assert "process 1 of 2 was ended by SIGKILL" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_one_that_does_not_listen_is_killed(monkeypatch, capsys):
     deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
     assert scripted(monkeypatch, "import sys, time; time.sleep(0.5); sys.exit(3)", deaf) == 3

@@ -126,7 +126,13 @@ def fast_but(names, rarely):
     return [pytest.param(name, marks=slow if name in rarely else ()) for name in names]
 
 
-@pytest.mark.parametrize("name", fast_but(STATISTICS, ["independent", "weighted, some never", "available, scheme I"]))
+@pytest.mark.parametrize(
+    "name",
+    fast_but(
+        STATISTICS,
+        ["independent", "weighted, some never", "shuffled, uniform", "available twice", "available, scheme I"],
+    ),
+)
 def test_inclusion_probabilities_and_mean_updates(name):
     """Unbiased, or biased as predicted."""
     make, averages = STATISTICS[name]
@@ -180,7 +186,16 @@ ALL = {
 }
 
 
-RARELY = ["full", "independent", "weighted", "shuffled, uniform", "periodic", *(n for n in ALL if "available" in n)]
+RARELY = [
+    "full",
+    "uniform",
+    "independent",
+    "independent, unequal",
+    "weighted",
+    "shuffled, uniform",
+    "periodic",
+    *(n for n in ALL if "available" in n),
+]
 
 
 @pytest.mark.parametrize(

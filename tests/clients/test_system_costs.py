@@ -130,23 +130,41 @@ def made(name) -> Method:
     return getattr(fjs, name)(client_optimizer=sgd(0.1), **more.get(name, {}))
 
 
-def test_bytes_of_every_method():
-    model = 4 * (11 * 7 + 7)
+MODEL = 4 * (11 * 7 + 7)
+
+
+NOT_ELSEWHERE = (
+    "fedavg", "scaffold", "feddane", "fedem", "hypcluster", "heterofl", "fjord", "feddf", "fedlc", "fedntd", "fedrod",
+    "fedrs",
+)  # fmt: skip
+
+
+def methods():
+    """The methods by name; fast are those of which tests/house/test_documents.py does not count what is sent."""
     made_of = {name: inspect.signature(getattr(fjs, name.partition(".")[2])) for name in registered("algorithm")}
-    own = [name.partition(".")[2] for name, call in made_of.items() if "client_optimizer" in call.parameters]
+    own = {name.partition(".")[2] for name, call in made_of.items() if "client_optimizer" in call.parameters}
     assert len(own) > 18
+    return [
+        pytest.param(name, marks=() if name in NOT_ELSEWHERE else pytest.mark.slow)
+        for name in sorted(own - {"fedproto"})
+    ]
+
+
+@pytest.mark.parametrize("name", methods())
+def test_bytes_of_every_method(name):
+    down, up, more_down, more_up = sent(name)
+    assert traffic(made(name)) == (down * MODEL + 4 * more_down, up * MODEL + 4 * more_up)
+
+
+def test_bytes_of_variants_and_wrappers():
     # Means of 11 features for 7 classes, and which of them are known, or of how many examples they are.
-    own.remove("fedproto")
     assert traffic(made("fedproto")) == (4 * 7 * 11 + 7, 4 * 7 * 11 + 4 * 7)
-    for name in own:
-        down, up, more_down, more_up = sent(name)
-        assert traffic(made(name)) == (down * model + 4 * more_down, up * model + 4 * more_up), name
     variant = fjs.fednova(client_optimizer=sgd(0.1), variance_reduction=True)
-    assert traffic(variant) == (2 * model, 2 * model + 8)
+    assert traffic(variant) == (2 * MODEL, 2 * MODEL + 8)
     for wrapped in (fjs.ema, fjs.aware, fjs.reweighted):
-        assert traffic(wrapped(made("scaffold"))) == (2 * model, 2 * model), wrapped
+        assert traffic(wrapped(made("scaffold"))) == (2 * MODEL, 2 * MODEL), wrapped
     warm = fjs.fedaware(client_optimizer=sgd(0.1), warm_up=True, weights="sample")
-    assert traffic(warm) == (model, model)
+    assert traffic(warm) == (MODEL, MODEL)
 
 
 def history(durations, losses, **more):

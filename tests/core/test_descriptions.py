@@ -549,7 +549,15 @@ def test_bad_descriptions(description: Any, message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["os.system", "builtins.eval", "antigravity", "fedjax_sim.fedavg", "json.tool.main", "algorithm.__class__"]
+    "name",
+    [
+        "os.system",
+        "algorithm.__class__",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("builtins.eval", "antigravity", "fedjax_sim.fedavg", "json.tool.main")
+        ),
+    ],
 )
 def test_a_name_is_looked_up_and_never_imported(name: str) -> None:
     load_everything()
@@ -625,6 +633,7 @@ def test_a_taken_name_is_refused() -> None:
 # A run's record.
 
 
+@pytest.mark.slow
 def test_a_history_rebuilds_its_run() -> None:
     data = fjs.datasets.synthetic(1.0, 1.0, num_clients=4, sizes=[12, 8, 20, 5], seed=3)
     history = fjs.simulate(

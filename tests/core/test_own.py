@@ -198,6 +198,7 @@ def test_what_changes_nothing_is_not_noticed(write: Any) -> None:
     assert {part: lines(one[part], known(getattr(moved, part))) for part in PARTS} == {part: [] for part in PARTS}
 
 
+@pytest.mark.slow
 def test_another_process_knows_the_same(write: Any, tmp_path: pathlib.Path) -> None:
     mine = write()
     code = (

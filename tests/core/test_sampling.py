@@ -95,6 +95,7 @@ def test_all_orders_are_equally_likely(n, number):
     assert abs(chi2 - (orders - 1)) < 5 * np.sqrt(2 * (orders - 1))  # five standard deviations of a chi-square
 
 
+@pytest.mark.slow
 def test_positions_and_neighbours_are_uniform():
     n, draws = 60, 60_000
     rows = shuffles(n, 7, draws)

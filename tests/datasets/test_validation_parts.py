@@ -144,40 +144,60 @@ def test_data_sets_are_told_apart_as_before_and_by_their_validation_part() -> No
     assert len(set(every)) == len(every)
 
 
-def test_a_run_records_what_it_is_worth_there() -> None:
-    """Whatever else it records; on a mesh, from the host and of what clients keep."""
-    task = fjs.classification(fjs.models.LogisticRegression(3), scores=(fjs.scores.balanced_accuracy(),))
+def part(draw, *sizes):
+    return [(draw.normal(size=(size, 4)), draw.integers(0, 3, size)) for size in sizes]
+
+
+@pytest.fixture(scope="module")
+def run():
+    """A method, data, settings and the history: what is recorded of clients, beside what they keep."""
     draw = np.random.default_rng(0)
-
-    def part(*sizes):
-        return [(draw.normal(size=(size, 4)), draw.integers(0, 3, size)) for size in sizes]
-
     # As many examples to test on as to validate on, of other clients: exchanged, they are one program.
-    train, test, validation = part(20, 31, 12, 26), part(5, 3, 8, 4), part(8, 4, 3, 5)
+    train, test, validation = part(draw, 20, 31, 12, 26), part(draw, 5, 3, 8, 4), part(draw, 8, 4, 3, 5)
     data = datasets.from_clients(train, test=test, validation=validation, num_classes=3)
-    run = {
+    task = fjs.classification(fjs.models.LogisticRegression(3), scores=(fjs.scores.balanced_accuracy(),))
+    given = {
         "task": task, "rounds": 2, "eval_every": 2, "cohort": fjs.cohort.uniform(2), "batch_size": 8,
         "work": fjs.local.steps(2),
         "evaluate": fjs.per_client(task, tuned=fjs.personalise(task, fjs.optim.sgd(0.1), fjs.local.steps(2))),
         "progress": False, "keep_best": "validation_loss",
     }  # fmt: skip
     method = fjs.ditto(lam=0.1, client_optimizer=fjs.optim.sgd(0.1))
-    found = fjs.simulate(method, data, **run)
-    there = fjs.evaluate(task, jax.tree.map(lambda leaf: leaf[0], found.params), data.validation)
+    return method, data, given, fjs.simulate(method, data, **given)
+
+
+OF_PARTS = ("test_", "personal_", "tuned_", "shared_", "unvisited")
+
+
+def test_a_run_records_what_it_is_worth_there(run) -> None:
+    """All that it records of the test part, of the validation part too."""
+    method, data, given, found = run
+    there = fjs.evaluate(given["task"], jax.tree.map(lambda leaf: leaf[0], found.params), data.validation)
     at = int(found.metrics["validation_loss"][0].argmin())
     np.testing.assert_allclose(found["validation_loss"][0, at], there.overall["loss"], rtol=1e-6)
     np.testing.assert_allclose(found["validation_client_loss"][0, at], there.clients["loss"], rtol=1e-6)
-    swapped = fjs.simulate(method, data.replace(validation=data.test, test=data.validation), **run)
-    alone = fjs.simulate(method, data.replace(validation=None), **{**run, "keep_best": None})
-    plain = [name for name in alone.metrics if "validation" not in name]
-    assert {"personal_accuracy", "tuned_client_loss_gain", "shared_accuracy_worst", "unvisited"} <= set(plain)
-    for name in plain:
-        np.testing.assert_array_equal(found[name], alone[name], err_msg=name)
-        if name.startswith(("test_", "personal_", "tuned_", "shared_", "unvisited")):
-            other = f"validation_{name.removeprefix('test_')}"
-            np.testing.assert_array_equal(found[other], swapped[name], err_msg=name)
+    swapped = fjs.simulate(method, data.replace(validation=data.test, test=data.validation), **given)
+    plain = {name for name in found.metrics if "validation" not in name}
+    assert {"personal_accuracy", "tuned_client_loss_gain", "shared_accuracy_worst", "unvisited"} <= plain
+    others = {name: f"validation_{name.removeprefix('test_')}" for name in plain if name.startswith(OF_PARTS)}
+    assert {*others.values()} <= found.metrics.keys()
+    for name, other in others.items():
+        np.testing.assert_array_equal(found[other], swapped[name], err_msg=name)
+
+
+@pytest.mark.slow
+def test_all_else_is_as_without_a_validation_part(run) -> None:
+    method, data, given, found = run
+    alone = fjs.simulate(method, data.replace(validation=None), **{**given, "keep_best": None})
     assert set(alone.metrics) == {name for name in found.metrics if not name.startswith("validation_")}
-    host = {**run, "evaluate": fjs.per_client(task)}
+    for name in alone.metrics:
+        np.testing.assert_array_equal(found[name], alone[name], err_msg=name)
+
+
+@pytest.mark.slow
+def test_a_run_of_data_on_the_host_records_the_same(run) -> None:
+    _, data, given, _ = run
+    host = {**given, "evaluate": fjs.per_client(given["task"])}
     streamed = fjs.simulate(fjs.fedavg(client_optimizer=fjs.optim.sgd(0.1)), datasets.on_host(data), **host)
     here = fjs.simulate(fjs.fedavg(client_optimizer=fjs.optim.sgd(0.1)), data, **host)
     assert set(streamed.metrics) == set(here.metrics) >= {"validation_accuracy_worst", "validation_accuracy"}

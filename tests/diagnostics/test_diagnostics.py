@@ -539,14 +539,8 @@ def test_a_name_cannot_be_recorded_twice():
         fjs.make_train(**settings(diagnostics=["elud"]))
 
 
-@pytest.mark.parametrize(
-    "method",
-    [
-        fjs.feddane,
-        pytest.param(fjs.qfedavg, marks=pytest.mark.slow),
-        pytest.param(functools.partial(fjs.scaffold, option="I"), marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [fjs.feddane, fjs.qfedavg, functools.partial(fjs.scaffold, option="I")])
 def test_the_weights_of_steps_of_methods_with_a_survey(method):
     """What a client's data say is a constant to its solver: of plain SGD every step counts once."""
     record = jax.jit(

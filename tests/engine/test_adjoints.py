@@ -291,7 +291,7 @@ def test_every_length_of_run_and_of_blocks(rounds, every):
         np.testing.assert_allclose(of_toy(adjoint, rounds, every)(*at), plain, rtol=1e-5)
 
 
-@pytest.mark.parametrize("every", [400, pytest.param(20, marks=pytest.mark.slow), 1])
+@pytest.mark.parametrize("every", [400, *(pytest.param(every, marks=pytest.mark.slow) for every in (20, 1))])
 def test_nested_stores_about_two_square_roots_of_states(every):
     rounds, x = 400, jnp.ones(2000, jnp.float32)
 

@@ -182,7 +182,9 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=pytest.mark.slow if "slots" in case else ()) for case in CASES]
+)
 def test_the_queue_is_that_of_a_heap(x64, case):
     ours, theirs = CASES[case]
     result = train(**ours())
@@ -217,13 +219,13 @@ def random_run(scheme, **changes):
 
 
 SYNCHRONOUS = [
-    pytest.param(cohort, layout, marks=[] if first else pytest.mark.slow, id=f"{name} {type(layout).__name__}")
+    pytest.param(cohort, layout, id=f"{name} {type(layout).__name__}")
     for name, cohort in (("uniform", fjs.cohort.uniform(4)), ("full", fjs.cohort.full()))
     for layout in (fjs.layout.turns(), fjs.layout.stacked(), fjs.layout.lanes(2))
-    for first in [name == "uniform" and isinstance(layout, type(fjs.layout.turns()))]
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("cohort", "layout"), SYNCHRONOUS)
 def test_equally_fast_clients_make_it_synchronous(x64, cohort, layout):
     of_all = {"cohort": cohort, "layout": layout}
@@ -252,6 +254,7 @@ def test_arrivals_go_before_departures():
     np.testing.assert_array_equal(result.rounds["client_staleness"], expected)
 
 
+@pytest.mark.slow
 def test_the_queue_never_stalls():
     # More messages than clients, all of whom are always in flight, and most or all of them fail.
     H, e, x0 = problem()
@@ -348,6 +351,7 @@ def test_a_history_has_clock_traffic_and_staleness():
     assert set(history.metrics) == set(shapes.metrics) - {"round"}
 
 
+@pytest.mark.slow
 def test_traced_steps_that_cannot_be_meant_are_lost_and_counted():
     tau = np.full((ROUNDS, N), 2)
     tau[:, 1], tau[:, 3] = -1, 9  # their devices are fast, so both are often sent off

@@ -72,19 +72,11 @@ def assert_equal(one: fjs.History, other: fjs.History, *, metrics: bool = True) 
         np.testing.assert_array_equal(values, other.rounds[name], err_msg=name)
 
 
-@pytest.mark.parametrize(
-    "cases",
-    [
-        "::test_a_run_is_the_same_wherever_client_states_are[scaffold-disk-bfloat16]",
-        pytest.param("", marks=pytest.mark.slow),
-    ],
-    ids=["one", "all"],
-)
-def test_runs_are_the_same_to_the_last_bit_as_users_compile_them(cases):
+@pytest.mark.slow
+def test_runs_are_the_same_to_the_last_bit_as_users_compile_them():
     """Without the emitters, which the tests leave out to compile faster, XLA fuses the two programs differently."""
-    selected = "-m", "not nightly" if cases else "slow", f"{__file__}::TestRuns{cases}"
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *selected],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "slow", f"{__file__}::TestRuns"],
         cwd=pathlib.Path(__file__).parents[2], env=os.environ | {"XLA_FLAGS": "--xla_backend_optimization_level=0"},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
@@ -95,7 +87,6 @@ class TestRuns:
     @pytest.mark.parametrize(
         ("name", "where", "dtype"),
         [
-            # in the fast tests where it is compiled as users do
             pytest.param("scaffold", "disk", "bfloat16", marks=pytest.mark.slow),
             pytest.param("scaffold", "host", None, marks=pytest.mark.slow),
             pytest.param("scaffold-I", "disk", None, marks=pytest.mark.nightly),
@@ -115,6 +106,13 @@ class TestRuns:
             host = fjs.datasets.on_host(DATA)
             assert_equal(fjs.simulate(STATEFUL[name], host, **run, client_states=place), expected, metrics=False)
         assert list(tmp_path.iterdir()) == []
+
+    def test_a_small_run_is_the_same_on_disk(self, tmp_path):
+        expected, found = (
+            fjs.simulate(STATEFUL["scaffold"], QUADRATICS, **SMALL, client_states=place)
+            for place in (on_device(), on_disk(tmp_path))
+        )
+        assert_equal(found, expected)
 
     @pytest.mark.slow
     @pytest.mark.parametrize(
@@ -197,6 +195,7 @@ class TestRuns:
         assert max(largest) <= max(before, 300)  # sizes, ids, ...; client states are 300 x 10 and 300 x 60 x 10
         assert 4 <= made[0]._count <= 8  # the first two cohorts; the rows of the last one are on the device
 
+    @pytest.mark.slow
     def test_methods_without_state_take_no_place(self, tmp_path, monkeypatch):
         def no_driver(*args: Any, **kwargs: Any) -> None:
             raise AssertionError("no rows to keep")
@@ -212,6 +211,7 @@ class TestRuns:
 
 
 class TestResuming:
+    @pytest.mark.slow
     def test_a_run_that_died_ends_as_one_that_did_not(self, tmp_path, monkeypatch):
         run = SMALL | {
             "algorithm": STATEFUL["scaffold"],

@@ -78,6 +78,10 @@ def through_jit(**changes: Any) -> None:
 
 
 every_driver = pytest.mark.parametrize("drive", [through_simulate, through_train, through_jit])
+mostly_simulate = pytest.mark.parametrize(
+    "drive",
+    [through_simulate, *(pytest.param(drive, marks=pytest.mark.slow) for drive in (through_train, through_jit))],
+)
 
 
 @pytest.fixture
@@ -564,7 +568,7 @@ def zero(params: Any, dataset: fjs.FederatedDataset) -> jax.Array:
     return jnp.zeros(())
 
 
-@every_driver
+@mostly_simulate
 @pytest.mark.parametrize(
     ("evaluate", "error", "fragments"),
     [
@@ -590,7 +594,7 @@ def test_what_evaluate_returns_is_checked(
         assert COMPILED == []
 
 
-@pytest.mark.parametrize("drive", [through_simulate, pytest.param(through_train, marks=pytest.mark.slow), through_jit])
+@mostly_simulate
 def test_a_record_s_name_is_taken(drive: Callable[..., None]) -> None:
     def evaluate(params: Any, dataset: fjs.FederatedDataset) -> dict[str, jax.Array]:
         return {"cohort_size": zero(params, dataset)}

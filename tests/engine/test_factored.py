@@ -122,10 +122,11 @@ def test_what_others_hold_reaches_nobody(x64):
         task=LINEAR, cohort=cohort, work=fjs.local.epochs(3), batches=fjs.local.shuffled(4), rounds=2,
         layout=fjs.layout.factored(),
     )  # fmt: skip
-    found = train(method, poisoned, jax.random.key(np.uint32(0)))
+    found = jax.jit(train)(method, poisoned, jax.random.key(np.uint32(0)))
     same(found.params, jax.tree.map(lambda leaf: leaf[0], wanted))
 
 
+@pytest.mark.slow
 def test_the_derivative_is_the_other_layout_s(x64):
     data = clients()
 

@@ -296,6 +296,7 @@ def data(dim=3):
     return fjs.datasets.quadratics(num_clients=TAU.shape[1], dim=dim, seed=0)
 
 
+@pytest.mark.slow
 def test_the_program_takes_as_many_iterations():
     train = jax.jit(fjs.make_train(**setting(fjs.layout.lanes(3))))
     rounds = train(fjs.fedavg(client_optimizer=fjs.optim.sgd(0.1)), data(), jax.random.key(0)).rounds

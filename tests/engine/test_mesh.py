@@ -87,11 +87,19 @@ def test_one_gradient_on_each_device(data):
     assert_alike(run(method, data, TURNS, work=work), run(method, data, MESH(2, inner, data="sharded"), work=work))
 
 
+def dealt_out(weighted, name="three, sharded", **changes):
+    return run(fjs.scaffold(client_optimizer=LOCAL), weighted, LAYOUTS[name], seeds=range(2), **changes)
+
+
+one_program = pytest.mark.xdist_group("three, sharded")  # of those with the run above
+
+
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (number > 1)) for number, name in enumerate(LAYOUTS)]
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if number else one_program) for number, name in enumerate(LAYOUTS)],
 )
 def test_results_are_those_of_one_device(name, weighted, alone):
-    history = run(fjs.scaffold(client_optimizer=LOCAL), weighted, LAYOUTS[name], seeds=range(2))
+    history = dealt_out(weighted, name)
     assert_alike(alone, history)
     np.testing.assert_array_equal(history.rounds["useful_steps"], alone.rounds["useful_steps"])
 
@@ -184,9 +192,8 @@ def test_many_seeds_and_settings_side_by_side(x64):
     np.testing.assert_allclose(both[1], jax.jit(lambda rate: final(TURNS, rate))(rates[1]), rtol=1e-10)
 
 
-@pytest.mark.parametrize(
-    "layout", [pytest.param(MESH(3), marks=pytest.mark.slow), MESH(8, data="sharded")], ids=["whole", "sharded"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", [MESH(3), MESH(8, data="sharded")], ids=["whole", "sharded"])
 def test_the_host_is_told_of_every_round_once(layout, data):
     told = []
     train = fjs.make_train(
@@ -222,8 +229,8 @@ def test_states_of_clients_are_shared_out(data):
 @pytest.mark.parametrize("sharded", [pytest.param("replicated", marks=pytest.mark.slow), "sharded"])
 def test_evaluation_reads_every_example_once(sharded, data, weighted):
     """Also where a device has several blocks of rows, or none."""
-    params = LOGISTIC.init(jax.random.key(0), data)
-    for devices, dataset in ((3, data), (8, weighted.replace(test=None)), (3, data.test)):
+    params = jax.jit(LOGISTIC.init)(jax.random.key(0), data)
+    for devices, dataset in ((8, weighted.replace(test=None)), (3, data.test)):
         expected = fjs.evaluate(LOGISTIC, params, dataset)
         found = fjs.evaluate(LOGISTIC, params, MESH(devices, data=sharded).placed(dataset))
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-6, equal_nan=True), found, expected)
@@ -271,7 +278,8 @@ def test_dealing_into_bounded_room():
     assert (hands < 7).sum(axis=1).tolist() == [3, 4]
 
 
-def test_what_a_run_hands_out_lies_on_one_device(data, monkeypatch):
+@one_program
+def test_what_a_run_hands_out_lies_on_one_device(weighted, monkeypatch):
     """Computing from copies on devices that nobody waits for fills XLA's queues until the devices wait for ever."""
     handed = []
     advance = ResidentDriver.advance
@@ -281,7 +289,7 @@ def test_what_a_run_hands_out_lies_on_one_device(data, monkeypatch):
         return handed[-1]
 
     monkeypatch.setattr(ResidentDriver, "advance", watched)
-    run(fjs.fedavg(client_optimizer=LOCAL), data, MESH(4))
+    run(fjs.scaffold(client_optimizer=LOCAL), weighted, LAYOUTS["three, sharded"])
     places = {len(leaf.sharding.device_set) for leaf in jax.tree.leaves(handed)}
     assert places == {1}
 
@@ -298,11 +306,11 @@ def test_a_run_goes_on_with_other_devices(devices, others, data, tmp_path):
     assert_alike(whole, history)
 
 
-def test_a_run_that_is_resumed_has_the_same_bits(data, tmp_path):
-    algorithm = fjs.scaffold(client_optimizer=LOCAL)
-    whole = run(algorithm, data, MESH(3), rounds=4)
-    run(algorithm, data, MESH(3), rounds=2, checkpoint=tmp_path)
-    assert_same_bits(whole, run(algorithm, data, MESH(3), rounds=4, checkpoint=tmp_path))
+@one_program
+def test_a_run_that_is_resumed_has_the_same_bits(weighted, tmp_path):
+    whole = dealt_out(weighted, rounds=4)
+    dealt_out(weighted, rounds=2, checkpoint=tmp_path)
+    assert_same_bits(whole, dealt_out(weighted, rounds=4, checkpoint=tmp_path))
 
 
 @pytest.mark.slow
@@ -361,6 +369,7 @@ def test_a_model_across_the_devices_of_a_group(data):
     assert [leaf.sharding.shard_shape(leaf.shape) for leaf in kept] == [(60, 8)]
 
 
+@pytest.mark.slow
 def test_the_rule_takes_one_device_for_small_rounds(data):
     algorithm = fjs.fedavg(client_optimizer=LOCAL)
     given = run(algorithm, data, None).description["run"]["layout"]
@@ -380,6 +389,7 @@ def test_the_rule_takes_all_devices(data, monkeypatch):
     assert_alike(run(algorithm, data, TURNS), history)
 
 
+@pytest.mark.slow
 def test_evaluations_of_ones_own_see_no_padding(data):
     """And a data set that lies on one mesh can be run on another, with the same checksum."""
 
@@ -394,6 +404,7 @@ def test_evaluations_of_ones_own_see_no_padding(data):
     assert_alike(alone, dealt)
 
 
+@pytest.mark.slow
 def test_large_data_is_not_copied_for_every_core(data, monkeypatch):
     from fedjax_sim.engine.layout import choose
 

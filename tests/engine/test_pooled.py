@@ -67,6 +67,16 @@ def gradients(monkeypatch):
     return found
 
 
+class Dropping(nn.Module):
+    """A model that draws from each client's own key."""
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.relu(nn.Dense(5, param_dtype=jnp.float64)(x))
+        return nn.Dense(3, param_dtype=jnp.float64)(fjs.models.Dropout(0.5)(x))
+
+
+DROPPING = fjs.classification(Dropping(), weight_decay=0.01)
 METHODS = {
     "momentum": (fjs.fedavg(client_optimizer=HEAVY), {}),
     "proximal": (fjs.fedprox(client_optimizer=SGD, mu=0.3, adaptive=True), {"cohort": fjs.cohort.with_replacement(4)}),
@@ -78,7 +88,7 @@ METHODS = {
     "inverse": (FEDAVG, {"cohort": fjs.cohort.independent(0.5, average="inverse")}),
     "all at once": (
         fjs.fednova(client_optimizer=HEAVY, mu=0.3),
-        {"cohort": fjs.cohort.uniform(4, average="transformed")},
+        {"cohort": fjs.cohort.uniform(4, average="transformed"), "task": DROPPING},
     ),
 }
 FAST = ("all at once", "whole")
@@ -88,7 +98,7 @@ FAST = ("all at once", "whole")
     "name", [pytest.param(name, marks=[] if name in FAST else [pytest.mark.slow]) for name in METHODS]
 )
 def test_the_result_is_the_other_layout_s(x64, gradients, name):
-    """With penalties, weights of examples, rates of each client's own, and clients that take no step."""
+    """With penalties, weights of examples, rates and keys of each client's own, and clients that take no step."""
     method, changes = METHODS[name]
     method = method.replace(client_learning_rate=fjs.rates.over_clients(np.linspace(0.5, 1.0, 6)))
     data = clients().with_example_weights(np.linspace(0.5, 2.0, sum(SIZES)))
@@ -154,6 +164,7 @@ def test_seeds_side_by_side(x64):
         same(jax.tree.map(lambda leaf, number=number: leaf[number], together), alone)
 
 
+@pytest.mark.slow
 def test_the_derivative_is_the_other_layout_s(x64):
     data = clients()
 
@@ -171,18 +182,11 @@ def test_the_derivative_is_the_other_layout_s(x64):
     same(found, wanted, 1e-12)
 
 
-class Noisy(nn.Module):
-    @nn.compact
-    def __call__(self, x):
-        return nn.Dense(3, param_dtype=jnp.float64)(fjs.models.Dropout(0.5)(x))
-
-
-def test_every_client_has_its_own_key(x64, gradients):
-    """Of dropout; and examples that are off the device."""
-    task = fjs.classification(Noisy())
-    found = run(FEDAVG, fjs.layout.pooled(), fjs.datasets.host.from_clients(given(), num_classes=3), task)
+@pytest.mark.slow
+def test_examples_that_are_off_the_device(x64, gradients):
+    found = run(FEDAVG, fjs.layout.pooled(), fjs.datasets.host.from_clients(given(), num_classes=3), DROPPING)
     assert gradients
-    same(found.params, run(FEDAVG, fjs.layout.turns(), task=task).params)
+    same(found.params, run(FEDAVG, fjs.layout.turns(), task=DROPPING).params)
 
 
 @pytest.mark.slow

@@ -57,7 +57,14 @@ def text(dataset, **changes):
     return jax.jit(train).lower(fednova(), dataset, jax.random.key(0)).as_text()
 
 
-@pytest.mark.parametrize("layout", [fjs.layout.turns(), fjs.layout.stacked(), fjs.layout.lanes(2)], ids=str)
+@pytest.mark.parametrize(
+    "layout",
+    [
+        fjs.layout.turns(),
+        *(pytest.param(of, marks=pytest.mark.slow) for of in (fjs.layout.stacked(), fjs.layout.lanes(2))),
+    ],
+    ids=str,
+)
 def test_the_program_does_not_grow(layout):
     # no two loops of one length, cohorts of more than the four clients that a record names: helper functions of equal
     # shapes would be shared
@@ -128,6 +135,7 @@ def test_seeds_that_run_at_once_have_the_same_bits(monkeypatch):
         assert all(jax.tree.leaves(same))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pause", [0.0, 1e-3, 3600.0])
 def test_a_chunk_in_parts_for_the_progress_bar_has_the_same_bits(pause, monkeypatch, capsys):
     from fedjax_sim.run import resident
@@ -233,6 +241,7 @@ def test_layouts_are_measured_among_candidates():
         fjs.layout.tune(fednova(), data(), **settings(), layout=fjs.layout.turns())
 
 
+@pytest.mark.slow
 def test_an_optax_object_is_one_program():
     bare = fjs.fedavg(client_optimizer=optax.sgd(0.05))
     fjs.simulate(bare, data(), **settings())

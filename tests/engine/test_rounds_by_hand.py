@@ -78,7 +78,7 @@ def test_a_cohort_that_overflows_is_no_number():
     assert not chosen(jnp.float32(0.0)).rounds["overflow"].any()
 
 
-@pytest.mark.parametrize("piece", [1, 2, 3])
+@pytest.mark.parametrize("piece", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_full_gradient_in_pieces_is_one_step(piece):
     """Of three examples in pieces of two the last is half as large; each piece weighs by its examples."""
     whole = run(fjs.fedavg(client_optimizer=SGD), TWO, 2)
@@ -98,11 +98,13 @@ def test_a_full_gradient_in_pieces_is_one_step(piece):
 
 def test_every_step_draws_anew():
     """The model's randomness of step k is no other step's, and does not depend on how many steps there are."""
-    ends = [
-        float(run(fjs.fedavg(client_optimizer=SGD), clients([0.0]), task=Noise(), work=fjs.local.steps(k)).params)
-        for k in (1, 2, 3)
-    ]
-    moves = np.diff([1.0, *ends])
+
+    @jax.jit
+    def end(steps: jax.Array) -> jax.Array:
+        work = fjs.local.given_steps(steps.reshape(1, 1), most=3)
+        return run(fjs.fedavg(client_optimizer=SGD), clients([0.0]), task=Noise(), work=work).params
+
+    moves = np.diff([1.0, *(float(end(jnp.int32(k))) for k in (1, 2, 3))])
     assert len({round(move, 5) for move in moves.tolist()}) == 3
 
 
@@ -160,6 +162,7 @@ def test_steps_beside_those_of_the_work_are_taken():
 def test_a_derivative_has_room_for_steps_beside_the_work():
     """Where it has not, what the clients leave is NaN."""
 
+    @jax.jit
     def final(method: Any) -> jax.Array:
         return run(method, TWO).params
 

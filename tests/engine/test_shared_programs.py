@@ -60,6 +60,10 @@ def test_draws_of_a_kind_are_one_program_and_another_bucket_is_another():
         fjs.simulate(algorithm, data(2, sizes=[10] * 30), **settings())
     assert other != []
 
+
+@pytest.mark.slow
+def test_draws_of_a_partition_are_one_program():
+    algorithm = fjs.fedavg(client_optimizer=SGD)
     first, second = partitioned(0), partitioned(1)
     assert all(a != b for a, b in zip(numbers(first), numbers(second), strict=True))
     fjs.simulate(algorithm, first, **settings(batch_size=4))
@@ -68,6 +72,7 @@ def test_draws_of_a_kind_are_one_program_and_another_bucket_is_another():
     assert again == []
 
 
+@pytest.mark.slow
 def test_a_sweep_of_another_draw_runs_the_program_of_the_first():
     space = fjs.sweeps.points([{"client_optimizer.learning_rate": rate} for rate in (0.01, 0.02)])
     run = settings(layout=None, evaluate=fjs.per_client(TASK))
@@ -112,7 +117,7 @@ def garbage(tree, extra):
 
 @pytest.mark.parametrize(
     "case",
-    [pytest.param(case, marks=() if number < 3 else pytest.mark.slow) for number, case in enumerate(CASES)],
+    [pytest.param(case, marks=() if number < 1 else pytest.mark.slow) for number, case in enumerate(CASES)],
 )
 def test_padding_changes_no_draw_and_no_model(case, monkeypatch):
     given = dict(CASES[case])

@@ -27,6 +27,7 @@ def programs(subject):
     return {"ours": limit.ours(subject), "hand-written": limit.hand_written(subject)}
 
 
+@pytest.mark.slow
 def test_operations_and_products_of_a_step(subject):
     """Logistic regression, 20 x 60 -> 10: one product forward, one for the kernel's derivative."""
     found = machine.products(subject.gradient, subject.params, subject.batch())
@@ -41,6 +42,7 @@ def test_operations_and_products_of_a_step(subject):
     assert result["floor_ms"] == max(result["floor_flops_ms"], result["floor_bytes_ms"])
 
 
+@pytest.mark.slow
 def test_a_step_has_as_few_kernels_as_a_hand_written_one(programs):
     counts = {name: limit.kernels_of_a_step(program.text) for name, program in programs.items()}
     assert all(counts.values())
@@ -70,11 +72,13 @@ def test_programs_that_differ_are_not_timed(programs):
             limit.check_agreement(models)
 
 
+@pytest.mark.slow
 def test_computed_steps_are_the_useful_ones(subject, programs):
     useful, computed = programs["ours"].steps
     assert useful == computed == subject.work.steps()
 
 
+@pytest.mark.slow
 def test_evaluations_that_are_compared_are_the_same(subject):
     found = {name: run() for name, run in evaluation.variants(subject).items()}
     for ours, others in (("now", "plain"), ("one", "two")):

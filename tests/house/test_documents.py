@@ -142,7 +142,12 @@ def test_options_are_the_constructor_s(row):
     assert own <= set(options(row)) <= set(inspect.signature(factory_of(row)).parameters)
 
 
-@pytest.mark.parametrize("row", table(), ids=lambda row: row.name)
+SEVERAL = ("`fedem`", "`hypcluster`")  # models; `ifca` is their like, tests/clients/test_system_costs.py has the bytes
+
+
+@pytest.mark.parametrize(
+    "row", [pytest.param(row, id=row.name, marks=pytest.mark.slow if row.name in SEVERAL else ()) for row in table()]
+)
 def test_what_is_kept_and_sent(row):
     """Cells read "2", "none" or "1 + a scalar"; "(2 with `option`)" is what they are with that option set."""
     if isinstance(made(row), Partial | FedRoD | Widths):

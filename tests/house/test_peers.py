@@ -46,7 +46,12 @@ def fedavg(work, last):
 
 @pytest.mark.parametrize(
     ("name", "clients", "sampled", "classes", "most"),
-    [("W1", 50, 5, 10, 5000), ("W2", 50, 2, 10, 1000), ("W3", 10, 2, 62, 500), ("W4", 5000, 50, 10, 20)],
+    [
+        ("W1", 50, 5, 10, 5000),
+        ("W2", 50, 2, 10, 1000),
+        ("W3", 10, 2, 62, 500),
+        pytest.param("W4", 5000, 50, 10, 20, marks=pytest.mark.slow),
+    ],
 )
 def test_workloads_are_what_they_say(name, clients, sampled, classes, most):
     work = workloads.make(name, 2, 0.05)

@@ -372,6 +372,7 @@ def test_no_optimiser_moves_statistics(x64) -> None:
     close(found.params["batch_stats"], expected)
 
 
+@pytest.mark.slow
 def test_every_model_that_is_trained_has_statistics_of_its_own(x64) -> None:
     data, method = federated(), fjs.ditto(client_optimizer=fjs.optim.sgd(0.1), lam=0.0)
     found = trained(method, data)
@@ -402,6 +403,7 @@ def test_padding_counts_in_no_layout(x64) -> None:
         close((found.params, found.state), (expected.params, expected.state))
 
 
+@pytest.mark.slow
 def test_clients_fine_tune_statistics_too(x64) -> None:
     data, task = federated(), fjs.classification(Single(), weight_decay=0.01)
     found = jax.jit(personalise(task, fjs.optim.sgd(0.1), fjs.local.steps(2)))(start(task, data), data)

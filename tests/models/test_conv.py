@@ -313,9 +313,8 @@ def trained_with_flax():
     return jax.jit(train)(*arguments)
 
 
-@pytest.mark.parametrize(
-    "layout", [fjs.layout.turns(), pytest.param(fjs.layout.stacked(), marks=pytest.mark.slow)], ids=["turns", "stacked"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", [fjs.layout.turns(), fjs.layout.stacked()], ids=["turns", "stacked"])
 def test_federated_training_equals_that_with_flax(layout, trained_with_flax):
     train, arguments = federated(layout)(Net())
     ours = jax.jit(train)(*arguments)

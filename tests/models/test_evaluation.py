@@ -175,6 +175,7 @@ def test_rows_follow_memory(monkeypatch: pytest.MonkeyPatch) -> None:
                               most=8) == 1  # fmt: skip
 
 
+@pytest.mark.slow
 def test_many_models_side_by_side() -> None:
     """jaxlib 0.10.2 took rows of other models in sums of more than 32,768 results (jax issue 39103)."""
     rng = np.random.default_rng(0)
@@ -239,7 +240,9 @@ def line_test(home, request):
     return lines(), 1e-14
 
 
-@pytest.mark.parametrize("home", ["device", "host", "sweep"])
+@pytest.mark.parametrize(
+    "home", ["host", *(pytest.param(home, marks=pytest.mark.slow) for home in ("device", "sweep"))]
+)
 def test_the_loss_without_the_penalty_is_recorded_beside_the_objective(home, request) -> None:
     data, tolerance = line_test(home, request)
     if home == "sweep":
@@ -265,6 +268,9 @@ def test_evaluate_tells_the_penalty_from_the_loss(home, request) -> None:
     assert {name: value.tolist() for name, value in found.clients.items()} == {"loss": [2, 9.5], "data_loss": [1, 8.5]}
 
 
+FAST = (("same", "device"), ("other", "host"), ("numbers", "host"))
+
+
 class Scaled(fjs.Task):
     """Losses scale (w x - y)^2, with a number that a run traces."""
 
@@ -277,8 +283,13 @@ class Scaled(fjs.Task):
         return self.scale * (params * examples["x"] - examples["y"]) ** 2
 
 
-@pytest.mark.parametrize("home", ["device", "host"])
-@pytest.mark.parametrize("kind", ["same", "other", "numbers"])
+@pytest.mark.parametrize(
+    ("kind", "home"),
+    [
+        pytest.param(*case, id="-".join(case), marks=() if case in FAST else pytest.mark.slow)
+        for case in itertools.product(("same", "other", "numbers"), ("device", "host"))
+    ],
+)
 def test_clients_values_of_the_run_s_own_task_are_read_with_its_own(monkeypatch, kind, home) -> None:
     """Every part once; those of another task, or where traced numbers may differ, as they are asked for."""
     asked = []
@@ -315,6 +326,7 @@ def test_a_study_minimises_the_objective_unless_it_is_told_otherwise() -> None:
         assert float(objective(result)) == float(result.metrics[name][-1])
 
 
+@pytest.mark.slow
 def test_without_a_penalty_nothing_is_recorded_twice_and_the_name_is_known() -> None:
     task = fjs.functions(SQUARES.init_function, SQUARES.losses_function)
     stop = fjs.stopping.reached("test_data_loss", 2.5)
@@ -331,7 +343,7 @@ def test_without_a_penalty_nothing_is_recorded_twice_and_the_name_is_known() -> 
         history["data_lost"]
 
 
-@pytest.mark.parametrize("home", ["device", "host"])
+@pytest.mark.parametrize("home", [pytest.param("device", marks=pytest.mark.slow), "host"])
 def test_means_are_not_summed_in_the_type_of_the_values(home) -> None:
     """4,800 examples of which half are 1: a sum in half precision stops at 256 or 2,048, one of int8 at 127."""
     kinds = ("bfloat16", "float16", "bool", "int8")

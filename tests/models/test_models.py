@@ -127,16 +127,12 @@ class Blocks(nn.Module):
 
 
 UNDER_AXIS = {**SMALL, "the blocks of ResNet18": (Blocks(), images(4, 4, 4, 4))}
-LIGHT = ("CharLSTM",)
 HEAVY = ("VGG11", "ResNet18", "ResNet18 for ImageNet")
 
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(n, marks=() if n in LIGHT else pytest.mark.nightly if n in HEAVY else pytest.mark.slow)
-        for n in UNDER_AXIS
-    ],
+    [pytest.param(n, marks=pytest.mark.nightly if n in HEAVY else pytest.mark.slow) for n in UNDER_AXIS],
 )
 def test_training_under_a_client_axis(name: str) -> None:
     """Gradients of two clients at once are those of one after the other, and reach every parameter."""
@@ -459,6 +455,7 @@ def test_bad_input_is_refused_before_compiling(case: str) -> None:
         )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_lenet_by_its_definition() -> None:
     model, x = models.LeNet(3, channels=(2, 3), hidden=(5,)), images(2, 16, 17, 1)
     params = jax.tree.map(np.asarray, jax.jit(model.init)(jax.random.key(0), x)["params"])
@@ -476,6 +473,7 @@ def test_lenet_by_its_definition() -> None:
     np.testing.assert_allclose(jax.jit(model.apply)({"params": params}, x), expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_digits_cnn_moves_its_statistics_in_training_alone() -> None:
     model = models.DigitsCNN(3, channels=(2, 3, 2), hidden=(5,))
     x, task = images(4, 8, 8, 3), fjs.classification(model)

@@ -79,6 +79,7 @@ def test_dropout_is_drawn_by_the_key_and_off_in_evaluation() -> None:
     assert 0.6 < dropped.mean() < 0.9
 
 
+@pytest.mark.slow
 def test_a_run_with_dropout_learns_and_its_evaluation_is_deterministic() -> None:
     task = fjs.classification(Nnx(Dropped))
     history = fjs.simulate(fjs.fedavg(client_optimizer=fjs.optim.sgd(0.1)), DATA, task=task, **RUN)

@@ -147,6 +147,7 @@ def test_who_was_visited_is_who_has_changed():
     np.testing.assert_array_equal(state.visited, changed)
 
 
+@pytest.mark.slow
 def test_fedrep_is_not_judged_by_a_head_that_nobody_trains():
     """All are visited and trained: each serves itself well, the shared head is where it began."""
     common = {**RUN, "cohort": fjs.cohort.full(), "rounds": 8, "eval_every": 8, "evaluate": fjs.per_client(TASK)}
@@ -159,11 +160,8 @@ def test_fedrep_is_not_judged_by_a_head_that_nobody_trains():
     assert own[HELD].mean() > 0.8 > 0.6 > run["shared_accuracy"][0, -1]
 
 
-@pytest.mark.parametrize(
-    "home",
-    ["host", "make_train", pytest.param("sweep", marks=pytest.mark.slow),
-     pytest.param("fewer bits", marks=pytest.mark.slow)],
-)  # fmt: skip
+@pytest.mark.slow
+@pytest.mark.parametrize("home", ["make_train", "host", "sweep", "fewer bits"])
 def test_all_ways_to_run_record_the_same(home, tmp_path):
     # The host's data is sent by a thread, which knows nothing of the fixture.
     method, expected = METHODS["ditto"], history("ditto")
@@ -203,6 +201,7 @@ def mean_norm(params, dataset, clients):
     return {"kept": jnp.mean(jnp.abs(clients.states["body"])), "apart": clients.personal(2)["head"]}
 
 
+@pytest.mark.slow
 def test_an_evaluation_of_ones_own_may_ask_for_the_clients():
     """They are read as they were, also where they are kept in fewer bits."""
     bits = fjs.client_states.on_device(dtype="bfloat16")
@@ -241,7 +240,9 @@ def trained(rounds, cohort=FULL):
     return jax.jit(fjs.make_train(**short(rounds, cohort)))(SCAFFOLD, bowls(), jax.random.key(5))
 
 
-@pytest.mark.parametrize("place", [pytest.param("device", marks=pytest.mark.slow), "host", "bfloat16"])
+@pytest.mark.parametrize(
+    "place", [*(pytest.param(place, marks=pytest.mark.slow) for place in ("device", "host")), "bfloat16"]
+)
 def test_client_states_are_in_the_history_and_in_its_file(place, tmp_path):
     states = {
         "device": None, "host": fjs.client_states.on_host(), "bfloat16": fjs.client_states.on_device(dtype="bfloat16")
@@ -296,7 +297,9 @@ def test_bad_arguments():
         fjs.simulate(METHODS["ditto"], separable(), **RUN, keep_state=1)
 
 
-@pytest.mark.parametrize("home", ["device", "host", "file", "make_train"])
+@pytest.mark.parametrize(
+    "home", [*(pytest.param(home, marks=pytest.mark.slow) for home in ("device", "host")), "file", "make_train"]
+)
 def test_a_run_goes_on_from_the_state_of_another(home, tmp_path):
     """Where nothing is drawn, a run and a second one are as one; control variates are carried over."""
     data, whole = bowls(host=home == "host"), trained(3)
@@ -337,6 +340,7 @@ def losses_by_hand(x):
     return [loss(x), loss(np.mean(ends, axis=0))]
 
 
+@pytest.mark.slow
 def test_seeds_start_from_models_of_their_own():
     models = [np.array([0.1, 0.2]), np.array([-1.0, 3.0])]
     run = {**short(1), "seeds": [4, 5], "progress": False}

@@ -62,6 +62,7 @@ def test_each_client_s_own(data):
     np.testing.assert_array_equal(traced, said)
 
 
+@pytest.mark.slow
 def test_adapted_and_personal_models(data):
     """The accuracy of what they say is the one that is recorded."""
     params = of_client(0)

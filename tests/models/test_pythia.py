@@ -121,7 +121,9 @@ def logits(model: Any, params: Any) -> np.ndarray:
         return np.asarray(jax.jit(model.apply)(params, jnp.asarray(TOKENS)))
 
 
-@pytest.mark.parametrize("parallel", [True, False], ids=["parallel", "sequential"])
+@pytest.mark.parametrize(
+    "parallel", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["parallel", "sequential"]
+)
 def test_logits_in_double_precision(tmp_path: pathlib.Path, parallel: bool, x64: None) -> None:
     config = CONFIG | {"use_parallel_residual": parallel}
     tensors = checkpoint(config, head=4)

@@ -129,9 +129,17 @@ def probabilities(params, x):
     return np.stack([1 / (1 + np.exp(z)), 1 / (1 + np.exp(-z))], 1)
 
 
-@pytest.mark.parametrize("host", [False, True], ids=["device", "host"])
-def test_scores_are_part_of_every_evaluation(host):
-    evaluate = fjs.per_client(TASK, worst=0.5, tuned=None if host else TUNED)
+@pytest.mark.parametrize(
+    "home",
+    [
+        "device",
+        pytest.param("beside tuned models", marks=pytest.mark.slow),
+        pytest.param("host", marks=pytest.mark.slow),
+    ],
+)
+def test_scores_are_part_of_every_evaluation(home):
+    host, tuned = home == "host", TUNED if home == "beside tuned models" else None
+    evaluate = fjs.per_client(TASK, worst=0.5, tuned=tuned)
     method = (fjs.fedavg if host else Own)(client_optimizer=fjs.optim.sgd(0.3))
     history = fjs.simulate(
         method, fjs.datasets.on_host(data()) if host else data(), task=TASK, rounds=1, batches=fjs.local.full_batch(),
@@ -151,9 +159,9 @@ def test_scores_are_part_of_every_evaluation(host):
             np.testing.assert_allclose(history.final(f"{prefix}{name}_worst")[0], worst.mean(), rtol=1e-9)
     if host:
         return
-    adapted = jax.jit(TUNED.models)(params, data())
+    adapted = None if tuned is None else jax.jit(tuned.models)(params, data())
     for name, by_hand in RECORDED.items():
-        for model in ("personal", "tuned"):
+        for model in ("personal",) if tuned is None else ("personal", "tuned"):
             expected = []
             for position, id_ in enumerate(IDS):
                 index = np.argsort(np.argsort(IDS))[position]
@@ -165,6 +173,7 @@ def test_scores_are_part_of_every_evaluation(host):
             np.testing.assert_allclose(history.final(f"{model}_{name}")[0], np.nanmean(expected), rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_personal_models_of_data_on_the_host_are_refused():
     with pytest.raises(ValueError, match="own models need their test examples on the device"):
         fjs.simulate(
@@ -178,7 +187,9 @@ def test_one_logit_is_the_second_of_two():
     params = {"params": {"kernel": jnp.array([[0.5], [-1.0], [0.2]]), "bias": jnp.array([0.1])}}
     both = {"params": {"kernel": jnp.pad(params["params"]["kernel"], ((0, 0), (1, 0))), "bias": jnp.array([0.0, 0.1])}}
     two = fjs.classification(nn.Dense(2, param_dtype=float), scores=ALL[::3])
-    one, other = fjs.evaluate(TASK, params, data()), fjs.evaluate(two, both, data())
+    one, other = jax.jit(
+        lambda *models: [fjs.evaluate(task, of, data()) for task, of in zip((TASK, two), models, strict=True)]
+    )(params, both)
     assert one.overall.keys() == {"loss", "accuracy", *RECORDED}
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12), one, other)
     described = fjs.describe(fjs.binary_classification(fjs.models.MLP(1, hidden=(4,)), scores=ALL))

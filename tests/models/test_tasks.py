@@ -218,7 +218,9 @@ HEADS = {
 }
 
 
-@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name == "FemnistCNN" else ()) for name in HEADS]
+)
 def test_features_are_what_the_head_receives(name) -> None:
     model, x, path, width = HEADS[name]
     task = fjs.classification(model)

@@ -248,6 +248,7 @@ def test_other_numbers_compile_nothing():
     assert again != []
 
 
+@pytest.mark.slow
 def test_it_is_our_optimizer_of_that_rate(monkeypatch):
     """To the last bit; and that of a program with the number in it, but for XLA's order of operations."""
     loss(optax.sgd(0.1))

@@ -180,7 +180,7 @@ def test_away_steps_reach_the_tolerance_and_frank_wolfe_does_not(x64):
     assert plain.steps == 1000
 
 
-@pytest.mark.parametrize("make", [active_set, away_steps])
+@pytest.mark.parametrize("make", [active_set, pytest.param(away_steps, marks=pytest.mark.slow)])
 def test_a_warm_start_takes_fewer_steps(x64, make):
     rng = np.random.default_rng(1)
     vectors = rng.normal(size=(40, 20)) + 0.5
@@ -217,7 +217,8 @@ def test_scaled_vectors(x64):
     np.testing.assert_allclose(result.squared_norm, scaled.squared_norm, rtol=1e-12)
 
 
-@pytest.mark.parametrize("make", [active_set, pytest.param(away_steps, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [active_set, away_steps])
 def test_single_precision(make):
     for ratio in (1.0, 0.1, 0.01):
         vectors = known_answer(np.random.default_rng(1), ratio).astype(np.float32)
@@ -355,7 +356,11 @@ def test_bad_arguments(make):
         min_norm.MinNormSolver().weights(None, None, None)
 
 
-@pytest.mark.parametrize("solver", [away_steps(max_steps=1), frank_wolfe(max_steps=1)], ids=["away", "frank_wolfe"])
+@pytest.mark.parametrize(
+    "solver",
+    [away_steps(max_steps=1), pytest.param(frank_wolfe(max_steps=1), marks=pytest.mark.slow)],
+    ids=["away", "frank_wolfe"],
+)
 def test_one_step_is_an_exact_line_search(solver):
     """From the vector a towards b: argmin over t of |a + t (b - a)|^2, and its duality gap."""
     a, b, c = np.array([[2.0, 0.0, 0.5, 1.0], [-1.0, 1.0, 0.5, 0.3], [4.0, 1.0, 3.0, 2.0]])

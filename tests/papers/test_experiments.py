@@ -59,6 +59,7 @@ def again(bench: Bench) -> Bench:
 
 
 class TestBench:
+    @pytest.mark.slow
     def test_runs_are_what_simulate_and_sweep_return(self, bench: Bench) -> None:
         history = bench.simulate("a", algorithm(), data(), **RUN)
         np.testing.assert_array_equal(history["loss"], fjs.simulate(algorithm(), data(), **RUN, seeds=[0, 1])["loss"])
@@ -105,6 +106,7 @@ class TestBench:
         run(again(bench), "x")
         assert len(list(bench._runs.iterdir())) == len(stored) + len(others) + 2
 
+    @pytest.mark.slow
     def test_runs_with_functions_are_not_shared_between_labels(self, bench: Bench) -> None:
         def measure(scale: float) -> Callable[..., dict[str, Any]]:
             return lambda params, dataset: {"size": scale * (params**2).sum()}

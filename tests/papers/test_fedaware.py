@@ -41,6 +41,7 @@ def test_spikes_and_dynamics():
     np.testing.assert_allclose(methods.dynamics(methods.with_dynamics(run)), [3.0])
 
 
+@pytest.mark.slow
 def test_one_program_is_fedavg_fedavgm_and_fedprox():
     """FedProx with a server momentum, at the points of two methods, against the methods themselves."""
     rng = np.random.default_rng(0)

@@ -31,6 +31,7 @@ def test_a_trajectory_is_that_of_single_local_steps(method):
     np.testing.assert_allclose(ours, xs, rtol=0, atol=1e-14)
 
 
+@pytest.mark.slow
 def test_the_closed_form_has_the_run_s_own_draws(x64):
     data = fjs.datasets.quadratics_from(np.tile(np.eye(2), (3, 1, 1)), E)
     work = fjs.local.gaussian_steps(4, std=3.0, most=9)

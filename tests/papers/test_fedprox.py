@@ -88,6 +88,7 @@ def test_text_without_files_is_left_out(tmp_path, monkeypatch):
         problems.problems(Bench("paper", 1, tmp_path, show=lambda line: None))
 
 
+@pytest.mark.slow
 def test_who_straggles_within_an_epoch(tmp_path):
     bench = Bench("smoke", 1, tmp_path, show=lambda line: None)
     data = synthetics.synthetics(bench, ("synthetic(1, 1)",))["synthetic(1, 1)"]

@@ -85,7 +85,7 @@ def test_histogram_of_equal_sizes_is_one_bar() -> None:
     assert ax.get_title() == "6 clients, 24 examples"
 
 
-@pytest.mark.parametrize("clients", [1, 10, 100])
+@pytest.mark.parametrize("clients", [*(pytest.param(n, marks=pytest.mark.slow) for n in (1, 100)), 10])
 def test_overview(clients: int, tmp_path) -> None:
     data = made(clients, test_fraction=0.2)
     figure = overview(data, tmp_path / "data.png", sort="class")

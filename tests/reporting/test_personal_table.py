@@ -123,6 +123,7 @@ def test_markdown_names_every_row():
     assert all(line.startswith(r"| a\|b | ") for line in lines[2:5])
 
 
+@pytest.mark.slow
 def test_of_a_run():
     """The spread of a run is that of the clients whose mean is printed beside it."""
     data = fjs.datasets.synthetic(1.0, 1.0, num_clients=5, max_size=40, seed=0)

@@ -95,6 +95,7 @@ def test_resumed_it_is_the_same(tmp_path, best):
         run(keep_best="wave", checkpoint=tmp_path)
 
 
+@pytest.mark.slow
 def test_states_off_the_device(tmp_path, best):
     apart = run(keep_best="wave", keep_state=True, client_states=fjs.client_states.on_disk(tmp_path))
     assert same((apart.params, apart.state.clients), (best.params, best.state.clients))

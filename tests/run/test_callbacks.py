@@ -154,6 +154,7 @@ def wandb_records(path):
             yield parts
 
 
+@pytest.mark.slow
 def test_wandb(tmp_path, monkeypatch):
     pytest.importorskip("wandb", reason="needs the extra trackers")
     from wandb.proto import wandb_internal_pb2
@@ -181,6 +182,7 @@ def test_wandb(tmp_path, monkeypatch):
     assert exits == [0]
 
 
+@pytest.mark.slow
 def test_mlflow(tmp_path, monkeypatch):
     pytest.importorskip("mlflow", reason="needs the extra trackers")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # a database needs the whole of MLflow
@@ -211,6 +213,7 @@ def test_a_package_that_is_missing_is_named(module, monkeypatch):
         make[module]()
 
 
+@pytest.mark.slow
 def test_trackers_are_imported_where_they_are_made():
     code = (
         "import sys; from fedjax_sim import trackers; "

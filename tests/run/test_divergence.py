@@ -130,11 +130,8 @@ def test_stop(data):
     np.testing.assert_array_equal(history.rounds["cohort_size"][1], going_on.rounds["cohort_size"][1])
 
 
-_COSTLY = ("feddane", "fedaware", "qfedavg")
-
-
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name in _COSTLY else ()) for name in METHODS]
+    "name", [pytest.param(name, marks=() if name == "fedavg" else pytest.mark.slow) for name in METHODS]
 )
 def test_a_skipped_client_is_one_that_drops_out(data, name):
     everybody = fjs.cohort.full()
@@ -229,6 +226,7 @@ def growing(start=1.0, **changes):
     } | changes  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_factor_is_the_run_s(tmp_path):
     recorded = fjs.simulate(**growing())
     np.testing.assert_allclose(recorded["loss"][0], 9.0 ** np.arange(7), rtol=1e-12)

@@ -1,11 +1,14 @@
 """Runs with parts of one's own: resumed in a new process, refused once edited, verified with the parts given."""
 
 import dataclasses
+import linecache
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import threading
+import types
 from typing import Any
 
 import flax.linen as nn
@@ -18,7 +21,6 @@ import fedjax_sim as fjs
 
 ROOT = pathlib.Path(__file__).parents[2]
 SCRIPT = """
-import sys
 import flax.linen as nn, numpy as np, optax
 import fedjax_sim as fjs
 
@@ -28,39 +30,49 @@ class Net(nn.Module):
     def __call__(self, x):
         return nn.Dense(3)(nn.relu(nn.Dense(self.width)(x)))
 
-x = np.random.default_rng(0).normal(size=(6, 2)).astype(np.float32)
-data = fjs.datasets.from_ids((x, np.arange(6) % 3), ids=np.arange(6) % 2)
-history = fjs.simulate(
-    fjs.fedavg(client_optimizer=optax.sgd(0.1)), data, task=fjs.classification(Net()), rounds=int(sys.argv[1]),
-    cohort=fjs.cohort.full(), work=fjs.local.steps(1), batches=fjs.local.full_batch(), checkpoint="kept",
-    allow_opaque=len(sys.argv) > 2,
-)
-print(history.evaluated.tolist(), float(history.final("loss")[0]))
+def train(rounds, allow_opaque=False):
+    x = np.random.default_rng(0).normal(size=(6, 2)).astype(np.float32)
+    data = fjs.datasets.from_ids((x, np.arange(6) % 3), ids=np.arange(6) % 2)
+    return fjs.simulate(
+        fjs.fedavg(client_optimizer=optax.sgd(0.1)), data, task=fjs.classification(Net()), rounds=rounds,
+        cohort=fjs.cohort.full(), work=fjs.local.steps(1), batches=fjs.local.full_batch(), checkpoint="kept",
+        allow_opaque=allow_opaque, progress=False,
+    )
 """
 
 
-def test_a_run_goes_on_in_a_new_process_until_its_model_is_edited(tmp_path: pathlib.Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(SCRIPT)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+def test_a_run_goes_on_in_a_new_process_until_its_model_is_edited(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    script = tmp_path / "mine.py"
 
-    def called(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "train.py", *arguments]
-        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    def edited(before: str = "", after: str = "") -> Any:
+        """The module anew, as a process that begins now has it."""
+        script.write_text(SCRIPT.replace(before, after))
+        linecache.clearcache()
+        module = types.ModuleType("mine")
+        module.__file__ = str(script)
+        monkeypatch.setitem(sys.modules, "mine", module)
+        exec(compile(script.read_text(), module.__file__, "exec"), vars(module))
+        return module
 
-    assert called("2").returncode == 0
-    longer = called("3")
+    edited().train(2)
+    longer = subprocess.run(
+        [sys.executable, "-c", "import mine; print(mine.train(3).evaluated.tolist())"],
+        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}", "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
     assert longer.stdout.startswith("[0, 1, 2, 3]"), longer.stderr
-    script.write_text(SCRIPT.replace("nn.relu", "nn.tanh"))
-    edited = called("4")
-    assert edited.returncode == 1
-    told = "run.task.model: the source of __main__.Net.__call__ now differs from that in the checkpoint"
-    assert told in edited.stderr
-    assert "another directory, or allow_opaque=True if you have seen to it" in edited.stderr
-    assert called("4", "allow").returncode == 0
-    script.write_text(SCRIPT.replace("width: int = 3", "width: int = 4"))
-    wider = called("5", "allow")
-    assert "run.task.model.width: 3 in the checkpoint, 4 now" in wider.stderr
+    another = edited("nn.relu", "nn.tanh")
+    told = "run.task.model: the source of mine.Net.__call__ now differs from that in the checkpoint"
+    with pytest.raises(
+        ValueError, match=rf"(?s){re.escape(told)}.*another directory, or allow_opaque=True if you have"
+    ):
+        another.train(4)
+    another.train(4, allow_opaque=True)
+    with pytest.raises(ValueError, match=r"run.task.model.width: 3 in the checkpoint, 4 now"):
+        edited("width: int = 3", "width: int = 4").train(5, allow_opaque=True)
 
 
 class Net(nn.Module):
@@ -151,7 +163,9 @@ def searched(model: Any, folder: pathlib.Path) -> Any:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(("study", "name"), [(swept, "sweep"), (searched, "search")])
+@pytest.mark.parametrize(
+    ("study", "name"), [(swept, "sweep"), pytest.param(searched, "search", marks=pytest.mark.slow)]
+)
 def test_stored_studies_know_their_parts(study: Any, name: str, tmp_path: pathlib.Path) -> None:
     study(Net(3), tmp_path)
     with pytest.raises(ValueError, match=rf"another {name} \(run.task.model.width: 3 (there|in the checkpoint), 4 "):

@@ -192,9 +192,9 @@ RUNS = {
 }
 
 
-# The others have each of FedProx's schemes.
+# Two exchanges and models that draw; clients and a server that draw. The schemes of the others have tests of their own.
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name == "fedprox" else ()) for name in RUNS]
+    "name", [pytest.param(name, marks=() if name in ("feddane", "keyed") else pytest.mark.slow) for name in RUNS]
 )
 def test_a_run_is_computed_again_in_numpy(name, x64):
     make, arguments = RUNS[name]
@@ -229,13 +229,11 @@ WHO = {
     "available": (lambda average: co.available(co.shuffled(3, average=average), co.bernoulli(Q)), ALL),
     "available scheme I": (lambda average: co.available(co.with_replacement(4), co.bernoulli(Q)), (None,)),
 }
-FAST = [("independent", "inverse")]  # and scheme I below
 PAIRS = [(name, average) for name, (_, averages) in WHO.items() for average in averages]
 
 
-@pytest.mark.parametrize(
-    ("name", "average"), [pytest.param(*pair, marks=[] if pair in FAST else pytest.mark.slow) for pair in PAIRS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "average"), PAIRS)
 def test_cohorts_are_replayed(name, average, x64):
     """By a run with the same work scheme, which drops clients whom averages count differently."""
     algorithm, dataset, scheme = sgd(fjs.fedavg), data(), WHO[name][0](average)
@@ -256,10 +254,7 @@ def test_cohorts_are_replayed(name, average, x64):
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=() if name in ("with_replacement", "independent", "available") else pytest.mark.slow)
-        for name in WHO
-    ],
+    [pytest.param(name, marks=() if name in ("with_replacement", "independent") else pytest.mark.slow) for name in WHO],
 )
 def test_every_average_of_given_cohorts_is_the_scheme_s(name, x64):
     make, averages = WHO[name]
@@ -294,6 +289,7 @@ def test_every_average_of_given_cohorts_is_the_scheme_s(name, x64):
         jax.tree.map(np.testing.assert_array_equal, ours, theirs)
 
 
+@pytest.mark.slow
 def test_the_draws_of_both_exchanges_are_replayed(x64):
     """By numbers of draws, of which some are of clients who cannot be had."""
     make, arguments = RUNS["feddane"]
@@ -324,6 +320,7 @@ def test_the_cohorts_of_both_exchanges_are_replayed(x64):
     np.testing.assert_allclose(streamed, theirs, rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.slow
 def test_draws_of_some_rounds_of_a_key_of_data_on_the_host():
     """They are those of all rounds, of the key's seed, of the data on the device."""
     algorithm, dataset = sgd(fjs.fedavg), data()

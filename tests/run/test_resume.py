@@ -121,7 +121,9 @@ def copied(tmp_path: pathlib.Path, finished: pathlib.Path) -> pathlib.Path:
 
 
 class TestResuming:
-    @pytest.mark.parametrize("kind", ["fedadam", "scaffold", pytest.param("host", marks=pytest.mark.slow)])
+    @pytest.mark.parametrize(
+        "kind", ["scaffold", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("fedadam", "host"))]
+    )
     def test_a_run_that_died_ends_as_one_that_did_not(self, tmp_path, monkeypatch, kind):
         run = KINDS[kind] | {"rounds": ROUNDS, "checkpoint": tmp_path, "every": 2}
         dies(monkeypatch, run, 2)

@@ -70,7 +70,7 @@ def test_means_over_clients_leave_out_the_empty() -> None:
     task = fjs.classification(fjs.models.LogisticRegression(3))
     params = jax.tree.map(lambda leaf: leaf + 0.1, task.init(jax.random.key(0), data))
     params["params"]["Dense_0"]["kernel"] += np.array([[0.1, 0.2, 0.3], [0.0, 0.1, 0.0]])
-    found = benchmark.by_clients(task)(params, data)
+    found = jax.jit(benchmark.by_clients(task))(params, data)
     assert data.test is not None
     by_hand = []
     for at in range(data.num_clients):
@@ -228,6 +228,7 @@ def test_ones_own_method_is_entered_by_the_command(
     assert main([*said, "--dry-run", "--json"]) == 0
     said_first = json.loads(capsys.readouterr().out)
     [cost] = said_first["cost"]
+    assert set(said_first) == {"cost", "differences", "out"}
     assert said_first["differences"] is None
     assert (cost["fewest"], cost["most"]) == (8, 8)  # two methods: two points, then two seeds
     assert main(said) == 0

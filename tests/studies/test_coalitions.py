@@ -31,7 +31,9 @@ def alone(data, run, algorithm, members):
     return jax.jit(fjs.make_train(**run))(algorithm, theirs, jax.random.key(5)).params
 
 
-@pytest.mark.parametrize("method", ["fedavg", pytest.param("fednova", marks=pytest.mark.slow), "fedadam"])
+@pytest.mark.parametrize(
+    "method", ["fedavg", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fednova", "fedadam"))]
+)
 def test_a_coalition_is_a_run_on_its_members_data(method, x64):
     data, run = problem()
     algorithm = getattr(fjs, method)(client_optimizer=sgd(0.1))
@@ -39,7 +41,7 @@ def test_a_coalition_is_a_run_on_its_members_data(method, x64):
     found = hyper.coalitions(
         algorithm, data, which, objective=hyper.final("loss"), seeds=[4, 5], keep_models=True, **run
     )
-    for members, value in zip(which, found.by_seed[:, 1], strict=True):
+    for members, value in zip(which[:2], found.by_seed[:2, 1], strict=True):
         params = alone(data, run, algorithm, members)
         np.testing.assert_allclose(found.model(members)[1], params, rtol=1e-10)
         loss = fjs.evaluate(run["task"], params, data).overall["loss"]  # on everybody's data
@@ -76,6 +78,7 @@ def test_shapley_values_are_means_over_the_orders_of_joining(x64):
     assert found.value([False] * 4) == pytest.approx(float(start))
 
 
+@pytest.mark.slow
 def test_a_client_without_effect_is_worth_nothing(x64):
     """H = 0 and e = 0: whether it takes part changes the others' shares alone, which plain means of one do not have."""
     H, e = np.stack([np.eye(2), np.zeros((2, 2))]), np.array([[1.0, 0.0], [0.0, 0.0]])

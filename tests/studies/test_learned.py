@@ -63,11 +63,30 @@ def made():
     return problem(POSITIVE)
 
 
-def test_a_federation_is_the_run_of_what_was_drawn(made):
+@pytest.fixture(scope="module")
+def small():
+    """Few draws, so that it compiles in half the time: what an episode is does not depend on them."""
+    return fewer()
+
+
+def fewer(datasets=POSITIVE[:2]):
+    vary = {RATE: fjs.sweeps.log_uniform(0.01, 0.1)}
+    return problem(datasets, vary=vary, cohort=fjs.cohort.uniform(3), work=fjs.local.steps(2))
+
+
+def test_what_is_drawn_is_of_every_federation(made):
+    drawn = jax.vmap(lambda key: made.drawn(key)[:2])
+    which, values = drawn(jax.random.split(KEY, 6))
+    assert {*which.tolist()} == {0, 1, 2}
+    for path, of in VARY.items():
+        assert ((of.low <= values[path]) & (values[path] < of.high)).all()
+
+
+@pytest.mark.parametrize("number", [0, *(pytest.param(other, marks=pytest.mark.slow) for other in range(1, 6))])
+def test_a_federation_is_the_run_of_what_was_drawn(number, made):
     """Padding, masks and the drawn values change nothing: the loss is that of make_train with them."""
-    keys = jax.random.split(KEY, 6)
-    drawn = [made.drawn(key) for key in keys]
-    assert {int(which) for which, _, _ in drawn} == {0, 1, 2}
+    key = jax.random.split(KEY, 6)[number]
+    which, values, own = made.drawn(key)
 
     @jax.jit
     def loss(problem, theta, key):
@@ -77,21 +96,16 @@ def test_a_federation_is_the_run_of_what_was_drawn(made):
             losses.append(one)
         return sum(losses)
 
-    for key, (which, values, own) in list(zip(keys, drawn, strict=True))[:3]:
-        for path, of in VARY.items():
-            assert of.low <= values[path] < of.high
-        part = run()
-        cohort = fjs.cohort.available(fjs.cohort.uniform(3), fjs.cohort.bernoulli(float(values[CHANCE])))
-        work = fjs.local.gaussian_steps(float(values[STEPS]), 1.0, most=6)
-        method = fjs.fedlopt(
-            client_optimizer=fjs.optim.sgd(float(values[RATE])),
-            server_optimizer=fjs.optim.learned(hidden=3, dispersion=True),
-        )
-        result = jax.jit(fjs.make_train(**part | {"cohort": cohort, "work": work}))(method, POSITIVE[int(which)], own)
-        recorded = np.asarray(result.metrics["loss"])
-        np.testing.assert_allclose(
-            loss(made, made.parameters, key), np.mean(np.log(recorded[1:] / recorded[0])), rtol=1e-4
-        )
+    part = run()
+    cohort = fjs.cohort.available(fjs.cohort.uniform(3), fjs.cohort.bernoulli(float(values[CHANCE])))
+    work = fjs.local.gaussian_steps(float(values[STEPS]), 1.0, most=6)
+    method = fjs.fedlopt(
+        client_optimizer=fjs.optim.sgd(float(values[RATE])),
+        server_optimizer=fjs.optim.learned(hidden=3, dispersion=True),
+    )
+    result = jax.jit(fjs.make_train(**part | {"cohort": cohort, "work": work}))(method, POSITIVE[int(which)], own)
+    recorded = np.asarray(result.metrics["loss"])
+    np.testing.assert_allclose(loss(made, made.parameters, key), np.mean(np.log(recorded[1:] / recorded[0])), rtol=1e-4)
 
 
 def test_a_log_uniform_value_is_uniform_in_its_logarithm(made):
@@ -108,14 +122,14 @@ def test_what_diverges_counts_as_the_cap(made):
     assert float(made.advance(made.parameters, ((key, broken), start), jnp.int32(0))[1]) == 1.0 / made.segments
 
 
-def test_an_episode_is_what_its_key_says(made):
+def test_an_episode_is_what_its_key_says(small):
     """One optimiser's step after each window; what a step finds, the next window of all pairs runs at."""
-    found = learned.train(made, episodes=2, key=KEY, estimator=PES, optimizer=fjs.optim.sgd(0.1))
-    theta, losses, step = made.parameters, [], jax.jit(PES.step)
+    found = learned.train(small, episodes=2, key=KEY, estimator=PES, optimizer=fjs.optim.sgd(0.1))
+    theta, losses, step = small.parameters, [], jax.jit(PES.step)
     for number in range(2):
-        particles, loss = jax.jit(PES.begin)(made, theta, jax.random.fold_in(KEY, number)), 0.0
+        particles, loss = jax.jit(PES.begin)(small, theta, jax.random.fold_in(KEY, number)), 0.0
         for _ in range(2):
-            particles, one = step(made, theta, particles)
+            particles, one = step(small, theta, particles)
             theta = jax.tree.map(lambda a, b: a - 0.1 * b, theta, one.gradient)
             loss += float(one.value)
         losses.append(loss)
@@ -127,14 +141,14 @@ def test_an_episode_is_what_its_key_says(made):
     assert np.abs(weights["bias_2"]).max() > 0
 
 
-def test_an_interrupted_training_goes_on(made, tmp_path):
+def test_an_interrupted_training_goes_on(small, tmp_path):
     given = {"key": KEY, "estimator": PES, "optimizer": fjs.optim.adam(0.01)}
-    whole = learned.train(made, episodes=4, **given)
-    first = learned.train(made, episodes=3, checkpoint=tmp_path, save_every=2, **given)
+    whole = learned.train(small, episodes=4, **given)
+    first = learned.train(small, episodes=3, checkpoint=tmp_path, save_every=2, **given)
     assert sorted(path.name for path in tmp_path.glob("*.safetensors")) == [
         "round-00000002.safetensors", "round-00000003.safetensors"
     ]  # fmt: skip
-    resumed = learned.train(problem(POSITIVE), episodes=4, checkpoint=tmp_path, **given)
+    resumed = learned.train(fewer(), episodes=4, checkpoint=tmp_path, **given)
     np.testing.assert_array_equal(resumed.losses, whole.losses)
     np.testing.assert_array_equal(first.losses, whole.losses[:3])
     jax.tree.map(np.testing.assert_array_equal, resumed.algorithm, whole.algorithm)
@@ -144,13 +158,13 @@ def test_an_interrupted_training_goes_on(made, tmp_path):
         {"estimator": PES.replace(sigma=0.2)},
     ):
         with pytest.raises(ValueError, match="of another training"):
-            learned.train(made, episodes=5, checkpoint=tmp_path, **given | other)
+            learned.train(small, episodes=5, checkpoint=tmp_path, **given | other)
     with pytest.raises(ValueError, match="datasets"):
-        learned.train(problem(POSITIVE[::-1]), episodes=5, checkpoint=tmp_path, **given)
+        learned.train(fewer(POSITIVE[1::-1]), episodes=5, checkpoint=tmp_path, **given)
     lock = threading.Lock()
     unknown = optax.GradientTransformation(lambda params: (), lambda g, state, params=None, lock=lock: (g, state))
     with pytest.raises(ValueError, match=r"a training with checkpoints must be known .*optimizer: .*_thread.lock"):
-        learned.train(made, episodes=5, checkpoint=tmp_path, **given | {"optimizer": unknown})
+        learned.train(small, episodes=5, checkpoint=tmp_path, **given | {"optimizer": unknown})
 
 
 def test_a_rule_in_a_file_is_the_same_to_the_last_bit(tmp_path):
@@ -187,6 +201,7 @@ def test_training_finds_longer_steps():
     assert end < start
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", [fjs.layout.stacked(), fjs.layout.lanes(2)])
 def test_as_client_optimizer_steps_are_masked(layout, x64):
     """Clients side by side take as many steps as one after the other."""
@@ -203,6 +218,7 @@ def test_as_client_optimizer_steps_are_masked(layout, x64):
     assert np.abs(np.asarray(turns.params) - 1).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_a_run_with_a_rule_is_described_and_verified():
     rule = fjs.optim.learned(hidden=3, dispersion=True)
     method = fjs.fedlopt(client_optimizer=fjs.optim.learned(hidden=3), client_learning_rate=0.05, server_optimizer=rule)
@@ -233,7 +249,7 @@ def test_what_is_refused(made):
     with pytest.raises(ValueError, match="several data sets"):
         problem(layout=fjs.layout.mesh(1))
     with pytest.raises(FloatingPointError, match="not positive"):
-        learned.train(problem([offset(one, -50.0) for one in DATA]), episodes=1, key=KEY, estimator=PES)
+        learned.train(fewer([offset(one, -50.0) for one in DATA[:2]]), episodes=1, key=KEY, estimator=PES)
     with pytest.raises(TypeError, match="federations"):
         learned.train(DATA[0], episodes=1, key=KEY)
     with pytest.raises(TypeError, match="pes"):

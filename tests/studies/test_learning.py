@@ -86,7 +86,8 @@ def test_rates_by_layer_of_clients_and_server_noise_smoothing_weights_of_example
     check(values, theta)
 
 
-@pytest.mark.parametrize("name", ["ditto", pytest.param("apfl", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ditto", "apfl"])
 def test_what_clients_mix_and_rates_of_rounds(name):
     data, params = labelled(), start(labelled())
     method, own = {"ditto": (fjs.ditto, {"lam": jnp.array([0.3, 0.9, 1.6])}), "apfl": (fjs.apfl, {"alpha": 0.4})}[name]
@@ -103,6 +104,7 @@ def test_what_clients_mix_and_rates_of_rounds(name):
     check(values, jax.tree.map(jnp.asarray, paths.real_leaves(algorithm)))
 
 
+@pytest.mark.slow
 def test_the_model_to_start_from_through_a_round_and_own_steps():
     data, task = labelled(), fjs.classification(MODEL)
     train = fjs.make_train(task=task, evaluate=fjs.personalise(task, sgd(0.2), fjs.local.steps(2)), **RUN)
@@ -110,6 +112,7 @@ def test_the_model_to_start_from_through_a_round_and_own_steps():
     check(lambda x: train(method, data, KEY, initial_params=x).metrics["personal_loss"][-1], start(data))
 
 
+@pytest.mark.slow
 def test_a_server_rate_by_layer_moves_each_layer_by_its_own():
     data, params = labelled(), start(labelled())
     train = jax.jit(fjs.make_train(task=fjs.classification(MODEL), **RUN | {"rounds": 1, "eval_every": 1}))

@@ -280,7 +280,7 @@ def test_the_loss_without_the_penalty():
     assert found["personal_client_loss_before"].tolist() == [2, 9.5]
 
 
-@pytest.mark.parametrize("only", [None, "head"])
+@pytest.mark.parametrize("only", [pytest.param(None, marks=pytest.mark.slow), "head"])
 def test_the_first_order_gradient_is_that_at_the_adapted_models(only):
     """With a proximal term, and where some parameters take steps: mean_i grad f_i(y_i), y_i by hand."""
     rng, mu, rate, steps = np.random.default_rng(3), 0.7, 0.1, 3

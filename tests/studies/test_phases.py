@@ -175,18 +175,20 @@ def test_cells_that_refine_computes_are_those_of_the_full_grid():
     assert some.computed.all(axis=1).tolist() == [True, False, True, True, True, True, True, False, True]  # around 0.1
 
 
+@pytest.mark.slow
 def test_programs_are_as_many_as_structures():
-    def count(rates, work):
+    def count(rates, work, methods=METHODS):
         before = runs._compute._cache_size()
         axes = {"x": {"client_optimizer.learning_rate": rates}, "y": {"K": [1, 3]}}
-        fjs.phase(METHODS, draw, **axes, seeds=range(2), **RUN | {"rounds": 5}, work=work)
+        fjs.phase(methods, draw, **axes, seeds=range(2), **RUN | {"rounds": 5}, work=work)
         return runs._compute._cache_size() - before
 
     assert count([0.1, 0.2], lambda K: fjs.local.given_steps(K, most=3)) == 2
     assert count([0.3, 0.4], lambda K: fjs.local.given_steps(K, most=3)) == 0
-    assert count([0.1, 0.2], lambda K: fjs.local.steps(K)) == 4
+    assert count([0.1, 0.2], lambda K: fjs.local.steps(K), {"FedAvg": METHODS["FedAvg"]}) == 2
 
 
+@pytest.mark.slow
 def test_numbers_of_clients_and_of_slots_are_axes():
     """The cohort's slots follow from its probability: cells of one structure before it meets data, of several after."""
 
@@ -196,12 +198,13 @@ def test_numbers_of_clients_and_of_slots_are_axes():
     axes = {"x": {"N": [3, 60]}, "y": {"p": [0.05, 0.5]}}
     run = RUN | {"cohort": lambda p: fjs.cohort.independent(p), "work": fjs.local.steps(2)}
     found = fjs.phase({"FedAvg": METHODS["FedAvg"]}, data, **axes, seeds=[7], **run)
-    for i, N, j, p in ((0, 3, 1, 0.5), (1, 60, 0, 0.05), (1, 60, 1, 0.5)):
+    for i, N, j, p in ((0, 3, 1, 0.5), (1, 60, 0, 0.05)):
         history = alone(0.1, data(N, 7), fjs.local.steps(2), 7, cohort=fjs.cohort.independent(p))
         np.testing.assert_allclose(found.values[i, j, 0, 0], history.final("loss")[0], rtol=2e-5)
         assert found.steps[i, j, 0, 0, 0] == history.rounds["useful_steps"].sum()
 
 
+@pytest.mark.slow
 def test_a_diagram_that_was_killed_goes_on_to_the_same_bits(tmp_path, monkeypatch, capsys):
     axes = {"x": {"client_optimizer.learning_rate": [0.05, 0.1]}, "y": {"K": [1, 4]}}
     run = RUN | {"work": lambda K: fjs.local.given_steps(K, most=4)} | axes

@@ -67,7 +67,7 @@ def words(seed, evaluation, member, number):
     return np.asarray(jax.random.bits(key, (number,), jnp.uint32)).tolist()
 
 
-@pytest.mark.parametrize("how", ["in turn", "side by side"])
+@pytest.mark.parametrize("how", ["in turn", pytest.param("side by side", marks=pytest.mark.slow)])
 def test_a_population_is_what_one_plays_by_hand(how, x64, monkeypatch):
     """P = 6 and q = 2: who copies whom, states copied whole, factors, values drawn anew, rounds in between."""
     if how == "side by side":  # as on an accelerator
@@ -115,6 +115,11 @@ def test_a_population_is_what_one_plays_by_hand(how, x64, monkeypatch):
     best = int(np.argmin(losses))
     assert found.best == best
     np.testing.assert_allclose(found.params[0], members[best].state[0], rtol=1e-11)
+    for member in range(6):  # copies of copies too
+        path = found.lineage(member)
+        assert path[-1] == member
+        assert all(found.source[after, e] == before for e, (before, after) in enumerate(itertools.pairwise(path)))
+    assert found.member_rounds == 6 * 9
     program.advance.clear_cache()
 
 
@@ -124,7 +129,8 @@ def test_coordinates_decide_what_a_factor_is(x64):
     values = {"m": np.array([0.9, 0.1, 0.5, 0.3]), "r": np.array([[0.1, 1.0, 3.0]] * 4) * np.arange(1.0, 5)[:, None]}
     transforms = {"m": hyper.unit_interval(), "r": hyper.positive()}
     key = jax.random.key(7)
-    decision = strategy.decide(key, jnp.array([0.3, 0.1, 0.2, 0.4]), jax.tree.map(jnp.asarray, values), {}, transforms)
+    decide = jax.jit(lambda key, scores, values: strategy.decide(key, scores, values, {}, transforms))
+    decision = decide(key, jnp.array([0.3, 0.1, 0.2, 0.4]), jax.tree.map(jnp.asarray, values))
     assert decision.source.tolist() == [0, 1, 2, 1]
     drawn = np.asarray(jax.random.bits(jax.random.fold_in(key, 3), (7,), jnp.uint32))
     up = np.where(drawn >> 31, 1.5, 1 / 1.5)  # words: source, m anew, m's entry, r anew, r's three entries
@@ -137,10 +143,14 @@ def test_coordinates_decide_what_a_factor_is(x64):
 
 
 def test_who_diverged_is_last_and_of_equals_the_first_is_better():
-    nothing = {"m": jnp.ones(8)}, {}, {"m": hyper.positive()}
-    scores = jnp.array([jnp.inf, 1.0, 0.5, 0.5, jnp.inf, 2.0, 1.0, 0.5])
-    assert hyper.halving().decide(None, scores, *nothing).order.tolist() == [2, 3, 7, 1, 6, 5, 0, 4]
-    source = hyper.population().decide(jax.random.key(0), scores, *nothing).source.tolist()
+    @jax.jit
+    def decided(key, scores):
+        nothing = {"m": jnp.ones(8)}, {}, {"m": hyper.positive()}
+        return [strategy.decide(key, scores, *nothing) for strategy in (hyper.halving(), hyper.population())]
+
+    halved, copied = decided(jax.random.key(0), jnp.array([jnp.inf, 1.0, 0.5, 0.5, jnp.inf, 2.0, 1.0, 0.5]))
+    assert halved.order.tolist() == [2, 3, 7, 1, 6, 5, 0, 4]
+    source = copied.source.tolist()
     assert [source[m] for m in (1, 2, 3, 5, 6, 7)] == [1, 2, 3, 5, 6, 7]
     assert {source[0], source[4]} <= {2, 3}
 
@@ -174,6 +184,7 @@ def drawn(x64):
     return method, data, sweeps.random(WIDE, 5, seed=2), run
 
 
+@pytest.mark.slow
 def test_a_member_that_is_never_replaced_is_an_ordinary_run(drawn):
     method, data, space, run = drawn
     found = fjs.search(method, data, space, hyper.population(), seeds=(4, 9), **run)
@@ -202,19 +213,22 @@ def test_a_member_that_is_never_replaced_is_an_ordinary_run(drawn):
     assert written["description"]["strategy"]["name"] == "search.population"
 
 
-def test_halving_is_a_sweep_of_which_the_worse_half_ends_early(drawn):
+@pytest.mark.parametrize(
+    ("rungs", "sizes"),  # of three, which end after 2, 4 and 8 rounds
+    [
+        (2, (5, 5, 5, 2, 2)),
+        pytest.param(1, (5, 5, 5, 5, 5), marks=pytest.mark.slow),
+        pytest.param(3, (5, 5, 2, 1, 1), marks=pytest.mark.slow),
+    ],
+)
+def test_halving_is_a_sweep_of_which_the_worse_half_ends_early(rungs, sizes, drawn):
     """Survivors go on from where they are: their runs are those of the sweep."""
     method, data, space, run = drawn
     swept = fjs.sweep(method, data, space, seeds=(4, 9), **run)
-    one = fjs.search(method, data, space, hyper.halving(rungs=1), seeds=(4, 9), **run)
-    for name, leaf in swept.metrics.items():
-        np.testing.assert_allclose(one.metrics[name], leaf, rtol=1e-12)
-    assert one.member_rounds == 5 * 2 * 8
-
-    found = fjs.search(method, data, space, hyper.halving(rungs=3), seeds=(4, 9), **run)
+    found = fjs.search(method, data, space, hyper.halving(rungs=rungs), seeds=(4, 9), **run)
     losses = swept["test_loss"].mean(axis=1)
     left = np.arange(5)
-    for t, size in enumerate((5, 5, 2, 1, 1)):  # rungs end after 2, 4 and 8 rounds
+    for t, size in enumerate(sizes):
         at_work = ~np.isnan(found.scores[:, t])
         if t > 1 and size < len(left):
             left = np.array(sorted(left, key=lambda m, t=t: losses[m, t - 1])[:size])
@@ -222,11 +236,13 @@ def test_halving_is_a_sweep_of_which_the_worse_half_ends_early(drawn):
         for name, leaf in swept.metrics.items():
             np.testing.assert_allclose(found.metrics[name][at_work, :, t], leaf[at_work, :, t], rtol=1e-12)
             assert np.isnan(found.metrics[name][~at_work, :, t]).all()
-    assert found.best == left[0]
-    assert found.member_rounds == 2 * (5 * 2 + 2 * 2 + 4)
-    assert found.schedule()[RATE].tolist() == [space.points()[RATE][left[0]]] * 8
+    assert found.best == min(left, key=lambda m: losses[m, -1])
+    assert (rungs == 1) == (left.tolist() == [0, 1, 2, 3, 4])
+    assert found.member_rounds == 2 * 2 * sum(sizes[1:])
+    assert found.schedule()[RATE].tolist() == [space.points()[RATE][found.best]] * 8
 
 
+@pytest.mark.slow
 def test_more_of_an_accuracy_is_better_and_a_diverged_member_is_not_copied(drawn):
     method, data, _, run = drawn
     space = sweeps.points([{RATE: rate} for rate in (1e-6, 0.1, 1e308)])
@@ -258,9 +274,14 @@ def test_values_that_a_factory_would_refuse_rank_last():
 # Interrupted searches.
 
 
-@pytest.mark.parametrize("strategy", [hyper.population(resample=0.5), hyper.halving(rungs=2)], ids=["pbt", "halving"])
+@pytest.mark.parametrize(
+    "strategy",
+    [pytest.param(hyper.population(resample=0.5), marks=pytest.mark.slow), hyper.halving(rungs=2)],
+    ids=["pbt", "halving"],
+)
 def test_a_search_that_was_stopped_goes_on_to_the_bit(strategy, drawn, tmp_path, monkeypatch):
     method, data, space, run = drawn
+    run["seeds"] = 4, 9  # as above: the same programs
     whole = fjs.search(method, data, space, strategy, **run)
     save, calls = running.Store.save, []
 
@@ -281,7 +302,7 @@ def test_a_search_that_was_stopped_goes_on_to_the_bit(strategy, drawn, tmp_path,
     np.testing.assert_array_equal(finished.scores, whole.scores)
     jax.tree.map(np.testing.assert_array_equal, finished.params, whole.params)
     with pytest.raises(ValueError, match=r"of another search .*seeds"):
-        fjs.search(method, data, space, strategy, checkpoint=tmp_path, seeds=1, **run)
+        fjs.search(method, data, space, strategy, checkpoint=tmp_path, **run | {"seeds": 1})
 
 
 # Errors, and suggestions of others.
@@ -352,6 +373,7 @@ def test_optuna_is_told_the_losses_of_what_it_suggests(evaluate):
         hyper.ask_optuna(optuna.create_study(direction="maximize"), evaluate, WIDE)
 
 
+@pytest.mark.slow
 def test_evosax_moves_in_quantiles(evaluate):
     algorithms = pytest.importorskip("evosax.algorithms")
     tried, losses = hyper.ask_evosax(algorithms.CMA_ES, evaluate, WIDE, batch=6, batches=4)

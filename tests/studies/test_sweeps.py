@@ -294,6 +294,7 @@ def tiny(**changes):
     return sweep(algorithm, quadratics, space, **common | changes), (algorithm, quadratics, common)
 
 
+@pytest.mark.slow
 def test_another_generator_is_another_program_and_another_sweep(tmp_path):
     usual, (algorithm, quadratics, common) = tiny(resume=tmp_path / "new")
     with jax.default_prng_impl("rbg"):

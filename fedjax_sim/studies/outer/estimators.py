@@ -228,7 +228,7 @@ class PES(Estimator):
       >>> for _ in range(2):  # a window, and the next one, at parameters that may differ
       ...     going, one = step(run, run.parameters, going)
       ...     found.append(one.gradient["client_optimizer.learning_rate"])
-      >>> whole = pes.estimate(run, run.parameters, jax.random.key(0))
+      >>> whole = jax.jit(pes.estimate)(run, run.parameters, jax.random.key(0))
       >>> bool(jnp.allclose(sum(found), whole.gradient["client_optimizer.learning_rate"], rtol=1e-5))
       True
     """
