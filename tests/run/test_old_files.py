@@ -282,9 +282,11 @@ def test_pages_and_tables_of_old_files(tmp_path, capsys):
 
 
 def test_reports_of_experiments_are_read():
-    found = writing.read(ROOT / "benchmarks" / "experiments" / "results" / "fednova-table1")
-    assert found is not None
-    assert found.version == earlier.VERSION
+    folders = sorted(path.parent for path in (ROOT / "benchmarks" / "experiments" / "results").glob("*/claims.json"))
+    found = [writing.read(folder) for folder in folders]
+    assert None not in found
+    # where none is left, what reads them can go
+    assert any(report.version == earlier.VERSION for report in found)
 
 
 @pytest.mark.parametrize("name", ["scaffold", "sweep"])
