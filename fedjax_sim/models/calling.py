@@ -25,6 +25,13 @@ STATISTICS = "batch_stats"  # flax's name of the collection of running statistic
 _RECEIVED = "fedjax_sim_received"
 
 
+def intercepted(by: Callable[..., Any]) -> contextlib.AbstractContextManager[Any]:
+    """Flax's way to intercept methods. Raises RuntimeError under ``python -O``, where flax would never end it."""
+    if not __debug__:
+        raise RuntimeError("python -O: flax takes its interceptors back in an assert, so each would stay: leave -O out")
+    return nn.intercept_methods(by)
+
+
 def told(method: Callable[..., Any], *, train: bool) -> dict[str, Any]:
     """The arguments that tell a module's method whether it trains, as far as it takes them."""
     accepted = inspect.signature(method).parameters
@@ -97,7 +104,7 @@ def dense_layers(
             noted.append((context.module, context.module.path, jnp.shape(result), kept))
         return result
 
-    with nn.intercept_methods(note):
+    with intercepted(note):
         outputs, found = _apply(module, variables, x, key, weights, "__call__", (_RECEIVED,))
     received = flatten_dict(found.get(_RECEIVED, {}))
     return outputs, [
@@ -126,7 +133,7 @@ def _apply(
             ) from error
         return done if collections else (done, {})
     normed: list[tuple[str, ...]] = []
-    left_out = contextlib.nullcontext() if weights is None else nn.intercept_methods(_without_padding(weights, normed))
+    left_out = contextlib.nullcontext() if weights is None else intercepted(_without_padding(weights, normed))
     with left_out:
         rngs: Any = {"dropout": key}
         done, new = module.apply(variables, x, rngs=rngs, mutable=[*collections, *moved], **given)

@@ -16,13 +16,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from fedjax_sim.core.fields import static
-from fedjax_sim.models.calling import dense_layers
+from fedjax_sim.models.calling import dense_layers, intercepted
 from fedjax_sim.models.contract import MaybeArray, Task
 from fedjax_sim.models.dense import dot_general
 from fedjax_sim.models.supervised import Supervised
@@ -72,7 +71,7 @@ class Layer(NamedTuple):
                 return products
             return products + context.module.get_variable("params", "bias")[None]
 
-        with nn.intercept_methods(answer):
+        with intercepted(answer):
             return task.losses(params, examples, key)
 
 

@@ -1,6 +1,8 @@
 """The papers' models: parameter counts, inputs, dtypes, dropout and training under a client axis."""
 
 import functools
+import subprocess
+import sys
 from typing import Any, ClassVar
 
 import flax.linen as nn
@@ -516,3 +518,9 @@ def test_bytes_are_scaled_inside_the_model() -> None:
         models.FromBytes(inner, std=(0.0,))
     with pytest.raises(TypeError, match=r"give a flax\.linen module"):
         models.FromBytes(models.MLP)
+
+
+def test_without_assertions_flax_keeps_its_interceptors_and_nothing_runs() -> None:
+    code = "from fedjax_sim.models.calling import intercepted; intercepted(None)"
+    done = subprocess.run([sys.executable, "-O", "-c", code], capture_output=True, text=True, check=False)
+    assert "RuntimeError: python -O: flax takes its interceptors back in an assert" in done.stderr
