@@ -197,6 +197,11 @@ def supported(differences: np.ndarray) -> bool:
     return difference(differences).above
 
 
+def reason(why: Why, *differences: np.ndarray) -> Why:
+    """Why a claim that all are above 0 does not hold: ``why`` where one is below 0 by its interval, else the seeds."""
+    return why if any(supported(-of) for of in differences) else "few seeds"
+
+
 def in_numbers(differences: np.ndarray) -> list[float]:
     """Mean of differences [seeds], and half of its 95 % interval: the part of a claim's numbers."""
     return difference(differences).numbers
