@@ -187,8 +187,9 @@ def test_one_logit_is_the_second_of_two():
     params = {"params": {"kernel": jnp.array([[0.5], [-1.0], [0.2]]), "bias": jnp.array([0.1])}}
     both = {"params": {"kernel": jnp.pad(params["params"]["kernel"], ((0, 0), (1, 0))), "bias": jnp.array([0.0, 0.1])}}
     two = fjs.classification(nn.Dense(2, param_dtype=float), scores=ALL[::3])
+    federation = data()  # made before the jit: what its cache keeps must not be traced
     one, other = jax.jit(
-        lambda *models: [fjs.evaluate(task, of, data()) for task, of in zip((TASK, two), models, strict=True)]
+        lambda *models: [fjs.evaluate(task, of, federation) for task, of in zip((TASK, two), models, strict=True)]
     )(params, both)
     assert one.overall.keys() == {"loss", "accuracy", *RECORDED}
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12), one, other)
