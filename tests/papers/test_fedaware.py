@@ -105,6 +105,15 @@ def test_a_difference_is_supported_by_its_interval():
     assert np.isnan(methods.in_numbers(np.array([1.0]))[1])
 
 
+def test_why_a_claim_does_not_hold():
+    above, below, unclear = np.array([1.0, 1.1]), np.array([-1.0, -1.1]), np.array([1.0, -1.1])
+    reason = methods.reason
+    assert reason("fragile", above, below) == "fragile"
+    assert reason("fragile", above, unclear) == "few seeds"
+    assert reason("fragile", above, below, unclear, needed=2) == "few seeds", "two may yet be above"
+    assert reason("fragile", above, below, below, needed=2) == "fragile"
+
+
 ROUNDS = 10
 FALLING, FLAT = np.linspace(2.3, 1.0, ROUNDS + 1), np.full(ROUNDS + 1, 2.3)
 
@@ -122,6 +131,11 @@ def held(claims, words):
     return claim.held
 
 
+def why(claims, words):
+    [claim] = [claim for claim in claims if words in claim.statement]
+    return claim.why
+
+
 def compared(aware, others, extended):
     raw = dict.fromkeys(methods.NAMES[:-1], others) | {"FedAWARE": aware}
     extensible = [name for name in raw if name not in ("FedDyn", "FedAWARE")]
@@ -137,7 +151,11 @@ def test_claims_of_the_comparison():
         assert held(good, words) is True, words
         if "larger" not in words:
             assert held(bad, words) is False, words
+            assert why(bad, words) == "too small", words
         assert held(good, words.replace("CIFAR-10", "AG News")) is None
+    alike = comparison.table_claims(compared(better, better, better), "too small")
+    for words in ("FedAWARE has a better", "the extension raises the test", "the extension raises the e-LUD"):
+        assert (held(alike, f"on CIFAR-10 {words}"), why(alike, f"on CIFAR-10 {words}")) == (False, "few seeds")
     less_diverse = compared(runs_of(0.5, e_lud=1.0), runs_of(0.4, e_lud=3.0), runs_of(0.45, e_lud=2.0))
     assert held(comparison.table_claims(less_diverse, "too small"), "on CIFAR-10 what has the larger e-LUD") is False
     assert sum(claim.central for claim in good) == 3
@@ -175,6 +193,9 @@ def test_claims_of_the_extension():
     bad = comparison.extension_claims(compared(raw, raw, much_slower), "too small")
     for words in ("on CIFAR-10 the extension slows", "on CIFAR-10 the extension makes"):
         assert (held(good, words), held(bad, words)) == (True, False)
+        assert why(bad, words) == "too small"
+    same = comparison.extension_claims(compared(raw, raw, raw), "too small")
+    assert why(same, "on CIFAR-10 the extension makes") == "few seeds"
 
 
 def test_effects_are_the_papers_beside_ours():

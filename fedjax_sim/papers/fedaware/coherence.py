@@ -11,7 +11,7 @@ import fedjax_sim as fjs
 from fedjax_sim.datasets import partition as partitions
 from fedjax_sim.papers.bench import Bench, Claim, Outcome, Table, Why
 from fedjax_sim.papers.drawing import canvas
-from fedjax_sim.papers.fedaware.methods import INTERVALS, in_numbers, supported, why_not
+from fedjax_sim.papers.fedaware.methods import INTERVALS, in_numbers, reason, supported, why_not
 from fedjax_sim.papers.fedaware.tasks import ALPHA, DATA_SEED, FEWEST, Deal, cifar10, fedavg_alone, scale, settings
 from fedjax_sim.reporting.plots import COLOURS, plain
 
@@ -67,16 +67,16 @@ def claims_of(by_seed: Mapping[int, np.ndarray], together: np.ndarray, balanced:
               {"mean cosine by round": dict(zip(kinds, means.mean(axis=1).tolist(), strict=True)),
                f"least fall ({INTERVALS})": in_numbers(falls)},
               quote="local updates become less similar in later training rounds", place="Appendix B.2, Figure 7",
-              ours="the mean of all pairs, at the figure's three moments", why=why),
+              ours="the mean of all pairs, at the figure's three moments", why=reason(why, falls)),
         Claim("the measures tell one story: the LUD rises when the coherence falls", supported(-together - TOGETHER),
               {f"correlation of LUD and coherence ({INTERVALS})":
                in_numbers(together)},
               quote="consistent trends across three different measures", place="Appendix B.2, Figure 7",
-              ours=f"a correlation over the rounds below -{TOGETHER:g}", why=why),
+              ours=f"a correlation over the rounds below -{TOGETHER:g}", why=reason(why, -together - TOGETHER)),
         Claim("clients with balanced labels are more alike than the others, at all three moments",
               supported(apart.min(axis=0)),
               {"cosine of balanced less unbalanced": dict(zip(kinds, map(in_numbers, apart), strict=True))},
-              "the paper shows it, after FedLAW's figure, without words", own=True),
+              "the paper shows it, after FedLAW's figure, without words", own=True, why=reason(why, *apart)),
     ]  # fmt: skip
 
 

@@ -197,9 +197,13 @@ def supported(differences: np.ndarray) -> bool:
     return difference(differences).above
 
 
-def reason(why: Why, *differences: np.ndarray) -> Why:
-    """Why a claim that all are above 0 does not hold: ``why`` where one is below 0 by its interval, else the seeds."""
-    return why if any(supported(-of) for of in differences) else "few seeds"
+def reason(why: Why, *differences: np.ndarray, needed: int | None = None) -> Why:
+    """Why a claim that ``needed`` of them, or all, are above 0 does not hold.
+
+    ``why`` where so many are below 0 by their intervals that too few remain, else the seeds.
+    """
+    spared = len(differences) - (len(differences) if needed is None else needed)
+    return why if sum(supported(-of) for of in differences) > spared else "few seeds"
 
 
 def in_numbers(differences: np.ndarray) -> list[float]:
