@@ -54,8 +54,16 @@ def levels(history: History, metric: str) -> np.ndarray:
 
     A run that is not finite any more has an infinite loss and variance, and an accuracy of 0.
     """
-    values, worst = tail(history, metric), 0.0 if metric.endswith("accuracy") else math.inf
-    return np.where(np.isnan(values), worst, values)
+    return _of_diverged(tail(history, metric), metric)
+
+
+def finals(history: History, metric: str) -> np.ndarray:
+    """A metric at the end, the worst for NaN as in :func:`levels`, [seeds]."""
+    return _of_diverged(np.asarray(measured(history, metric), float)[:, -1], metric)
+
+
+def _of_diverged(values: np.ndarray, metric: str) -> np.ndarray:
+    return np.where(np.isnan(values), 0.0 if metric.endswith("accuracy") else math.inf, values)
 
 
 def level(history: History, metric: str) -> float:

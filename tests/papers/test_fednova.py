@@ -140,6 +140,12 @@ def as_in_the_paper():
     return {regime.name: {solver: dict(made[solver]) for solver in regime.solvers} for regime in cifar.REGIMES}
 
 
+def test_a_model_that_is_not_finite_has_no_share_of_its_first_class():
+    run = ended(10.0, 60.0)
+    run.metrics["loss"] = np.array([[2.3, 2.0, np.nan], [2.3, 2.0, 1.0]])
+    np.testing.assert_allclose(cifar._accuracy(run), [0, 60])
+
+
 def answers(runs):
     return [claim.held for claim in cifar.claims(runs, "too small")]
 

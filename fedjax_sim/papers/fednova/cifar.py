@@ -13,7 +13,7 @@ import numpy as np
 import fedjax_sim as fjs
 from fedjax_sim.papers.bench import Bench, Claim, Effect, Outcome, Scale, Setting, Table, Why, mapped
 from fedjax_sim.papers.fednova.synthetic import rounds_to_each
-from fedjax_sim.papers.measuring import Difference, difference
+from fedjax_sim.papers.measuring import Difference, difference, finals
 from fedjax_sim.reporting import Panel, panels
 from fedjax_sim.run.history import History
 
@@ -208,13 +208,12 @@ def _runs(bench: Bench, data: fjs.FederatedDataset, regime: Regime, rates: Mappi
 
 def _accuracy(history: History) -> np.ndarray:
     """At the end, in percent, [seeds]."""
-    finals: np.ndarray = 100 * history.final("test_accuracy")
-    return finals
+    return 100 * finals(history, "test_accuracy")
 
 
 def _spread(history: History) -> str:
-    finals = _accuracy(history)
-    return f"{finals.mean():.1f} ± {finals.std(ddof=min(finals.size - 1, 1)):.1f}"
+    found = _accuracy(history)
+    return f"{found.mean():.1f} ± {found.std(ddof=min(found.size - 1, 1)):.1f}"
 
 
 def _gap(pair: Pair) -> Difference:
@@ -347,7 +346,7 @@ def _effects(runs: Runs) -> list[Effect]:
 
 def _rounds_to_fedavg(pair: Pair) -> tuple[np.ndarray, np.ndarray]:
     """Rounds of FedAvg and of FedNova to the test accuracy at which the seed's FedAvg ends, [seeds]."""
-    targets = pair[FEDAVG].final("test_accuracy")
+    targets = finals(pair[FEDAVG], "test_accuracy")
     average, nova = (rounds_to_each(pair[name], "test_accuracy", targets) for name in (FEDAVG, FEDNOVA))
     return average, nova
 
