@@ -163,6 +163,8 @@ def test_claims_of_stragglers():
     gains = np.array([15.0, 22.0, 29.0])
     assert held(stragglers.claims_of_fig7(["A", "B"], reverse, gains, gains)) == [True] * 3
     assert held(stragglers.claims_of_fig7(["A", "B"], loss, gains - 1, gains)) == [False] * 3
+    for of, why in ((gains - 1, "few seeds"), (gains / 3, "other data")):
+        assert stragglers.claims_of_fig7(["A", "B"], loss, of, of)[1].standing == why
 
 
 def test_claims_of_unlike_devices_rest_on_equal_weights():
