@@ -186,6 +186,30 @@ def test_what_does_not_fit(task, data, error, message) -> None:
         task.check(data)
 
 
+@pytest.mark.parametrize("kind", [nn.Conv, fjs.models.Conv, nn.ConvTranspose])
+def test_images_without_channels_are_not_convolved_across_examples(kind) -> None:
+    data = fjs.datasets.from_clients([(np.zeros((4, 6, 6)), np.arange(4) % 2)])
+    of_each = nn.vmap(kind, variable_axes={"params": None}, split_rngs={"params": False})
+
+    class Net(nn.Module):
+        channels: bool
+        kind: type[nn.Module]
+
+        @nn.compact
+        def __call__(self, x):
+            seen = self.kind(2, (3, 3))(x[..., None] if self.channels else x)
+            return nn.Dense(2)(seen.reshape(len(x), -1))
+
+    def check(model):
+        task = fjs.classification(model)
+        check_values(task, described(task, data), data.examples, training=True)
+
+    with pytest.raises(ValueError, match=r"receives \[5, 6, 6\] of 5 examples.*the axis of channels, x\[\.\.\., None\]"):
+        check(Net(channels=False, kind=kind))
+    check(Net(channels=True, kind=kind))
+    check(Net(channels=True, kind=of_each))  # one image after the other
+
+
 def test_bad_arguments() -> None:
     with pytest.raises(TypeError, match=r"regression\(model=.*an object, Line\(\.\.\.\)"):
         fjs.regression(Line)
