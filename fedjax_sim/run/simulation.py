@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.algorithms.contract import Method
+from fedjax_sim.algorithms.wrapper import keeps_personal
 from fedjax_sim.core.descriptions import describe, encode
 from fedjax_sim.core.devices import environment
 from fedjax_sim.core.values import check_choice, check_flag, check_real, shown
@@ -395,6 +396,7 @@ def describe_run(
         },
         "average": plan.average(algorithm),
         "objective": algorithm.requires.minimises(plan.cohort.objective(plan.average(algorithm))),
+        **({"personal": True} if keeps_personal(algorithm) else {}),
         "bounds": plan.bounds(algorithm).described(),
         "environment": environment(),
     }
