@@ -373,10 +373,8 @@ def describe_run(
 ) -> dict[str, Any]:
     """The resolved configuration and where it ran, as JSON."""
     algorithm = plan.algorithm
-    of_plan = {name: getattr(plan, name) for name in ("system", "asynchronous")}
-    given: dict[str, Any] = {**of_plan, "evaluate": evaluate, "stop": stop}
-    # Left out where it is the default, so that older checkpoints and sweeps are still of the same run.
-    if plan.client_states != OnDevice():
+    given = dict[str, Any](system=plan.system, asynchronous=plan.asynchronous, evaluate=evaluate, stop=stop)
+    if plan.client_states != OnDevice():  # left out where it is the default: older checkpoints are of the same run
         given["client_states"] = plan.client_states
     return {
         "algorithm": describe(algorithm),
