@@ -143,13 +143,13 @@ def _outcome(variant: Variant, results: Results, options: argparse.Namespace) ->
 
 def _write(outcomes: list[Outcome], notes: list[str], results: Results) -> None:
     from fedjax_sim.reporting.paired import paired_table
-    from fedjax_sim.reporting.table import objectives, results_table
+    from fedjax_sim.reporting.table import remarks, results_table
 
     done = {outcome.variant.label: outcome.history for outcome in outcomes if outcome.history is not None}
     results.place("results", "results.json")
     if done:
         results.draw(lambda path: _plot(done, path), "comparison.png")
-    found = objectives(done)  # known in the end: a method may choose its average
+    found = remarks(done)  # known in the end: a method may choose its average
     paired, why = None, ""
     if len(done) > 1:
         try:

@@ -42,10 +42,22 @@ _MISTAKES: dict[type[Exception], str] = {
 }
 
 
+# What flax says of a layer that differs in training and was not told, and what to write instead.
+_UNTOLD = {
+    'Parameter "deterministic" must be passed': "fedjax_sim.models.Dropout(rate), or deterministic=not train with an "
+    "argument train of the module's __call__",
+    'Parameter "use_running_average" must be passed': "use_running_average=not train with an argument train of the "
+    "module's __call__",
+}
+
+
 def mistake(error: BaseException) -> str | None:
     """What code did that raised ``error``, and what to do instead, the end of a sentence; None for other errors."""
     if isinstance(error, TypeError) and "JAX arrays are immutable" in str(error):
         return "writes into an array, and arrays do not change: use x.at[index].set(value), which returns a new one"
+    for said, fix in _UNTOLD.items():
+        if str(error).startswith(said):
+            return f"calls a layer that is not told whether it trains: write {fix}"
     return next((said for kind, said in _MISTAKES.items() if isinstance(error, kind)), None)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Sequence
 from html import escape
 from typing import Any
@@ -12,7 +13,13 @@ Columns = Sequence[tuple[str, Sequence[str]]]  # headings and cells
 
 FORMS = ("text", "markdown", "latex", "csv", "html")
 _SPREAD, _NONE = " ± ", "–"  # in a cell: between a mean and its spread; nothing to say
+_GREEK = "αβγδεζηθικλμνξπρστυφχψωΓΔΘΛΞΠΣΥΦΨΩµ"  # pdflatex prints none of them, but has a command for each:
+_COMMANDS = (
+    "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi pi rho sigma tau upsilon phi chi psi "
+    "omega Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega mu"
+)
 _LATEX = str.maketrans({
+    **{letter: rf"$\{command}$" for letter, command in zip(_GREEK, _COMMANDS.split(), strict=True)},
     **{sign: rf"\{sign}" for sign in "&%$#_{}"}, "\\": r"\textbackslash{}", "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}", "<": "$<$", ">": "$>$", "±": r"$\pm$", "−": "$-$", "–": "--", "\n": " ",
 })  # fmt: skip
@@ -32,7 +39,7 @@ def table(columns: Columns, form: str = "text", *, names: int = 1, notes: Sequen
 
     check_choice("table(form=...)", form, FORMS)
     if form == "latex":
-        heads, *rows = (" & ".join(text.translate(_LATEX) for text in row) + r" \\" for row in _rows(columns))
+        heads, *rows = (" & ".join(map(_in_latex, row)) + r" \\" for row in _rows(columns))
         alignment = "l" * names + "r" * (len(columns) - names)
         lines = [rf"\begin{{tabular}}{{{alignment}}}", r"\toprule", heads, r"\midrule", *rows, r"\bottomrule"]
         return "\n".join([*lines, r"\end{tabular}", *(f"% {line}" for note in notes for line in note.split("\n"))])
@@ -63,6 +70,11 @@ def text_rows(columns: Columns, *, names: int = 1) -> list[str]:
 
 def _rows(columns: Columns) -> list[tuple[str, ...]]:
     return list(zip(*((title, *cells) for title, cells in columns), strict=True))
+
+
+def _in_latex(text: str) -> str:
+    """A cell; the sign of a negative number is a minus, as a hyphen would be printed shorter."""
+    return re.sub(r"^-(?=\d)", "−", text).translate(_LATEX)
 
 
 def _markdown(columns: Columns, names: int) -> list[str]:

@@ -90,7 +90,12 @@ def wrong_call(
     by_name = required or (named if len(args) > len(places) else [])
     wrong = str(error)
     if unknown:
-        near = "".join(f", did you mean {one!r}?" for one in close(unknown[0], parameters))
+        near = "".join(
+            f", it is of the optimiser: {one.partition('.')[0]}=fedjax_sim.optim.sgd(0.1)"  # a path of configurations
+            if "." in one
+            else f", did you mean {one!r}?"
+            for one in close(unknown[0], parameters)
+        )
         wrong = f"has no argument {unknown[0]!r}{near}"
     elif args and by_name:
         wrong += f": what comes after * is given by its name, {name}({by_name[0]}=...)"

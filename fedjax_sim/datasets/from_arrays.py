@@ -148,6 +148,11 @@ def _check_list(clients: Any) -> None:
             "one entry for each client, list(clients.values()); from_ids takes names, one for each row"
         )
     for position, client in enumerate(clients):
+        if isinstance(client, tuple) and client and isinstance(client[0], str | int | np.integer):  # pandas' groupby
+            raise TypeError(
+                f"from_clients: client {position} is a tuple of {shown(client[0])} and more: give (x, y) of each "
+                "client without its name, or the whole table to from_table(table, client=..., y=...)"
+            )
         names = None if isinstance(client, tuple | dict) else names_of("from_clients", client)
         if names is not None and "x" not in names:
             raise TypeError(

@@ -28,7 +28,7 @@ def of_kind(kind: Any, fix: str) -> Check:
 
     def check(what: str, value: Any) -> None:
         if not isinstance(value, kind):
-            hint = f" (an object, {value.__name__}(...))" if isinstance(value, type) else ""
+            hint = f" (an object, {value.__name__}(...))" if isinstance(value, type) and issubclass(value, kind) else ""
             raise TypeError(f"{what} is {shown(value)}: give {fix}{hint}")
 
     return check

@@ -32,6 +32,29 @@ def intercepted(by: Callable[..., Any]) -> contextlib.AbstractContextManager[Any
     return nn.intercept_methods(by)
 
 
+def each_alone(rows: int) -> contextlib.AbstractContextManager[Any]:
+    """Within, ValueError of a convolution that takes the axis of the ``rows`` examples for one of an image.
+
+    Flax takes an input without an axis of channels, [B, height, width], for one image [height, width, channels].
+    ``rows`` is a number that no other axis has.
+    """
+
+    def check(call: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
+        layer = context.module
+        if isinstance(layer, (nn.Conv, nn.ConvLocal, nn.ConvTranspose)) and context.method_name == "__call__":
+            received = jnp.shape([*args, *kwargs.values()][0])
+            axes = 1 if isinstance(layer.kernel_size, int) else len(layer.kernel_size)
+            if received[:1] == (rows,) and len(received) < axes + 2:
+                raise ValueError(
+                    f"{'/'.join(layer.path)} receives {list(received)} of {rows} examples, and a convolution over "
+                    f"{axes} axes takes the examples, these axes and one of channels: without the last it would be "
+                    "taken over the examples: give the features the axis of channels, x[..., None]"
+                )
+        return call(*args, **kwargs)
+
+    return intercepted(check)
+
+
 def told(method: Callable[..., Any], *, train: bool) -> dict[str, Any]:
     """The arguments that tell a module's method whether it trains, as far as it takes them."""
     accepted = inspect.signature(method).parameters

@@ -16,8 +16,7 @@ from fedjax_sim.datasets.federated import HELD_OUT, FederatedDataset, held_out_p
 from fedjax_sim.datasets.host import HostDataset
 from fedjax_sim.models.base import of_kind
 from fedjax_sim.models.passes import Clients, Sums, client_means, passed, personal_values, streamed
-from fedjax_sim.models.predictions import Reading, personal_scores, read, streamed_readings
-from fedjax_sim.models.shapes import check_values
+from fedjax_sim.models.predictions import Reading, check_model, personal_scores, read, streamed_readings
 from fedjax_sim.models.task import Task
 from fedjax_sim.reporting.recorded import less_is_better
 
@@ -230,7 +229,7 @@ def reads_the_same(evaluate: Any, task: Task) -> bool:
 
 def client_values(task: Task, dataset: FederatedDataset, params: Any) -> dict[str, jax.Array]:
     """F_i and the mean metrics of every client at one model, {name: [N]} in storage order; NaN without examples."""
-    _check_model(task, params, dataset)
+    check_model(task, params, dataset)
     if isinstance(dataset, HostDataset):
         found = streamed(task, [params], dataset, clients=True)[0]
     else:
@@ -254,27 +253,10 @@ def worst_mean(values: jax.Array, share: float, *, highest: bool, held: jax.Arra
 
 
 def _read(task: Task, params: Any, dataset: FederatedDataset | HostDataset) -> Reading:
-    _check_model(task, params, dataset)
+    check_model(task, params, dataset)
     if isinstance(dataset, HostDataset):
         return streamed_readings(task, [params], dataset, clients=True)[0]
     return read(task, params, dataset, clients=True)
-
-
-def _check_model(task: Task, params: Any, dataset: FederatedDataset | HostDataset) -> None:
-    """Checks that the task has one number for each example at this model, and that it is one model."""
-    dataset = dataset.frame if isinstance(dataset, HostDataset) else dataset
-    try:
-        check_values(task, params, dataset.examples, training=False)
-    except (TypeError, ValueError):
-        shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(params)]
-        wanted = jax.tree.leaves(jax.eval_shape(lambda: task.init(jax.random.key(0), dataset)))
-        models = shapes[0][0] if shapes and shapes[0] else 0
-        if models and shapes == [(models, *leaf.shape) for leaf in wanted]:
-            raise ValueError(
-                f"params has {models} models on a leading axis, as history.params has one for each seed: give "
-                "one, jax.tree.map(lambda leaf: leaf[0], params)"
-            ) from None
-        raise
 
 
 def all_metrics(overall: Mapping[str, Sums], given: Any) -> Sums:

@@ -59,10 +59,10 @@ def predict(task: Task, models: Any, dataset: FederatedDataset | HostDataset, *,
                 "predict(each=True): every client's model needs its examples on the device, and this data set is on "
                 "the host: use dataset.on_device()"
             )
-        check_values(task, models, dataset.frame.examples, training=False)
+        check_model(task, models, dataset)
         return jnp.asarray(np.concatenate([said for said, _ in _blocks(_outputs, task, models, dataset)]))
     if not each:
-        check_values(task, models, dataset.examples, training=False)
+        check_model(task, models, dataset)
         return _predicted(task, models, whole(dataset))  # type: ignore[no-any-return]
     clients = dataset.num_clients
     for path, leaf in jax.tree_util.tree_leaves_with_path(models):
@@ -74,6 +74,23 @@ def predict(task: Task, models: Any, dataset: FederatedDataset | HostDataset, *,
     one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf)[1:], jnp.result_type(leaf)), models)
     check_values(task, one, dataset.examples, training=False)
     return _predicted_by_each(task, models, whole(dataset))  # type: ignore[no-any-return]
+
+
+def check_model(task: Task, params: Any, dataset: FederatedDataset | HostDataset) -> None:
+    """Checks that the task has one number for each example at this model, and that it is one model."""
+    dataset = dataset.frame if isinstance(dataset, HostDataset) else dataset
+    try:
+        check_values(task, params, dataset.examples, training=False)
+    except (TypeError, ValueError):
+        shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(params)]
+        wanted = jax.tree.leaves(jax.eval_shape(lambda: task.init(jax.random.key(0), dataset)))
+        models = shapes[0][0] if shapes and shapes[0] else 0
+        if models and shapes == [(models, *leaf.shape) for leaf in wanted]:
+            raise ValueError(
+                f"params has {models} models on a leading axis, as history.params has one for each seed: give "
+                "one, jax.tree.map(lambda leaf: leaf[0], params)"
+            ) from None
+        raise
 
 
 def _outputs(task: Task, params: Any, examples: Any) -> jax.Array:

@@ -19,6 +19,7 @@ from jax.tree_util import keystr
 from fedjax_sim.core.mistakes import Written, explained, mistake, shape, shapes, unchanged
 from fedjax_sim.core.programs import keep_programs
 from fedjax_sim.core.values import shown, wrong_name
+from fedjax_sim.models.calling import each_alone
 from fedjax_sim.models.contract import Task
 
 
@@ -36,7 +37,7 @@ def check_values(task: Task, params: Any, examples: Any, *, training: bool) -> j
     rows = _rows(params, examples)
     some = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((rows, *leaf.shape[1:]), leaf.dtype), examples)
     key = (jax.eval_shape(jax.random.key, 0),) if training else ()
-    with _of(task, "losses"):
+    with _of(task, "losses"), each_alone(rows):
         losses = _returned(task, "losses", params, some, *key)
         _check_each(task.called("losses"), losses, rows, "loss")
         if not jnp.issubdtype(losses.dtype, jnp.floating):

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from fedjax_sim.core.descriptions import factory
 from fedjax_sim.core.fields import real, static
+from fedjax_sim.core.mistakes import shapes
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.models.base import of_kind
 from fedjax_sim.models.calling import STATISTICS, features_of, outputs_of, told
@@ -19,7 +20,10 @@ from fedjax_sim.models.cross_entropy import cross_entropy
 from fedjax_sim.models.scores import Score, given_scores
 from fedjax_sim.optim import third_party
 
-_MODEL = "a flax.linen module, or make a task of any other model by fedjax_sim.functions(init, losses)"
+_MODEL = (
+    "a flax.linen module, of a class of flax.nnx fedjax_sim.models.Nnx(the class), or make a task of any other model "
+    "by fedjax_sim.functions(init, losses)"
+)
 
 
 class Supervised(Task):
@@ -47,7 +51,10 @@ class Supervised(Task):
 
     def check(self, dataset: FederatedDataset) -> None:
         if not (isinstance(dataset.examples, dict) and {"x", "y"} <= dataset.examples.keys()):
-            raise ValueError(f"{type(self).__name__.lower()} needs examples {{'x': features, 'y': targets}}")
+            raise ValueError(
+                f"{type(self).__name__.lower()} needs examples {{'x': features, 'y': targets}}, and the data set has "
+                f"{shapes(dataset.examples)}"
+            )
 
     def init(self, key: jax.Array, dataset: FederatedDataset) -> Any:
         with third_party():

@@ -72,7 +72,7 @@ def label_heatmap(dataset: FederatedDataset, ax: Any = None, *, sort: Sort = "st
     _tick_classes(ax.yaxis, range(classes))
     if table.size <= _NUMBERED_CELLS and clients <= _NUMBERED_CLIENTS:
         write_cells(ax, np.where(shown > 0, shown, np.nan).T, image, "{:.0f}".format)
-    label = "examples (white: none)" if together == 1 else f"examples, mean of {together} clients (white: none)"
+    label = "examples (white: none)" if together == 1 else f"examples (white: none),\nmean of {together} clients"
     bar = ax.figure.colorbar(image, ax=ax, label=label, pad=0.02)
     if uneven:
         plain_numbers(bar.ax.yaxis, (1.0, 2.0, 5.0))

@@ -38,7 +38,7 @@ def results_table(histories: Mapping[str, Recorded], *, target: float | None = N
         ``"html"``.
 
     Returns:
-      The table, and below it what its columns mean, and where runs do not minimise the same (:func:`objectives`).
+      The table, and below it what its columns mean, and what they do not say (:func:`remarks`).
     """
     recorded.check_runs("results_table: histories", histories)
     histories = {str(name): run for name, run in histories.items()}
@@ -55,7 +55,7 @@ def results_table(histories: Mapping[str, Recorded], *, target: float | None = N
     decimals = 2 if max(run.seconds for run in runs) < 100 else 0
     columns.append(("seconds", [f"{run.seconds:.{decimals}f}" for run in runs]))
     columns.append(("useful steps", [f"{run.useful_ratio:.1%}" for run in runs]))
-    notes = [f"note: {note}" for note in objectives(histories)]
+    notes = [f"note: {note}" for note in remarks(histories)]
     notes += [WITHOUT_PENALTY] if "data_loss" in loss else []
     return table(columns, form, notes=[*notes, USEFUL_STEPS, _note(runs, target)])
 
@@ -72,6 +72,17 @@ def in_short(run: Recorded) -> str:
 def number_of(count: int, what: str) -> str:
     """``1 round``, ``1,200 rounds``."""
     return f"{count:,} {what}{'s' * (count != 1)}"
+
+
+def remarks(histories: Mapping[str, Recorded]) -> list[str]:
+    """What final values do not say, a line each: :func:`objectives`, and whose clients have models of their own."""
+    personal = [name for name, run in histories.items() if recorded.described(run, "personal") is True]
+    if not personal:
+        return objectives(histories)
+    kept = all("personal_loss" in histories[name].metrics for name in personal)
+    where = "personal_table shows" if kept else "evaluate=fedjax_sim.per_client(task) records"
+    shared = f"the numbers of {listed(personal)} are those of the shared model"
+    return [*objectives(histories), f"{shared}; {where} what the clients' own are worth"]
 
 
 def objectives(histories: Mapping[str, Recorded]) -> list[str]:

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.algorithms.contract import Method
+from fedjax_sim.algorithms.wrapper import keeps_personal
 from fedjax_sim.core.descriptions import describe, encode
 from fedjax_sim.core.devices import environment
 from fedjax_sim.core.values import check_choice, check_flag, check_real, shown
@@ -372,10 +373,8 @@ def describe_run(
 ) -> dict[str, Any]:
     """The resolved configuration and where it ran, as JSON."""
     algorithm = plan.algorithm
-    of_plan = {name: getattr(plan, name) for name in ("system", "asynchronous")}
-    given: dict[str, Any] = {**of_plan, "evaluate": evaluate, "stop": stop}
-    # Left out where it is the default, so that older checkpoints and sweeps are still of the same run.
-    if plan.client_states != OnDevice():
+    given = dict[str, Any](system=plan.system, asynchronous=plan.asynchronous, evaluate=evaluate, stop=stop)
+    if plan.client_states != OnDevice():  # left out where it is the default: older checkpoints are of the same run
         given["client_states"] = plan.client_states
     return {
         "algorithm": describe(algorithm),
@@ -395,6 +394,7 @@ def describe_run(
         },
         "average": plan.average(algorithm),
         "objective": algorithm.requires.minimises(plan.cohort.objective(plan.average(algorithm))),
+        **({"personal": True} if keeps_personal(algorithm) else {}),
         "bounds": plan.bounds(algorithm).described(),
         "environment": environment(),
     }

@@ -1,7 +1,9 @@
 """Mistakes in code of one's own: what is said, of which function and line; and what is not to be written into."""
 
 import inspect
+import re
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -187,6 +189,27 @@ def test_an_evaluation_keeps_jax_s_error_and_says_what_it_was_called_with():
         train(fjs.fedavg(client_optimizer=SGD), DATA, jax.random.key(0))
     assert f"{mistakes.called(_frame(known))} needs a value that is not known" in note_of(caught)
     assert line_of(known, "float") in note_of(caught)
+
+
+@pytest.mark.parametrize(
+    ("layer", "fix"),
+    [
+        (nn.Dropout(0.5), r"fedjax_sim.models.Dropout\(rate\), or deterministic=not train"),
+        (nn.BatchNorm(), "use_running_average=not train"),
+    ],
+    ids=["dropout", "norm"],
+)
+def test_a_layer_that_is_not_told_whether_it_trains(layer, fix):
+    class Net(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return nn.Dense(2)(layer.copy()(x))
+
+    data = fjs.datasets.from_clients([(np.ones((4, 3)), np.arange(4) % 2)])
+    with pytest.raises(ValueError, match="must be passed") as caught:
+        run(task=fjs.classification(Net()), data=data)
+    assert re.search(rf"Net.__call__ calls a layer that is not told whether it trains: write {fix}", note_of(caught))
+    assert note_of(caught).endswith("return nn.Dense(2)(layer.copy()(x))")
 
 
 def _frame(function):

@@ -39,6 +39,14 @@ def test_latex_says_what_it_means_by_its_signs():
     assert table([("m", ["\\"])], "latex").split("\n")[4] == r"\textbackslash{} \\"
 
 
+def test_latex_has_minus_signs_and_greek_letters():
+    columns = [("method", ["FedAvg, η = 0.02", "Ω-5"]), ("minus Λ", ["-0.5 ± 0.1", "3"])]
+    lines = table(columns, "latex").split("\n")
+    assert lines[2] == r"method & minus $\Lambda$ \\"
+    assert lines[4] == r"FedAvg, $\eta$ = 0.02 & $-$0.5 $\pm$ 0.1 \\"
+    assert lines[5] == r"$\Omega$-5 & 3 \\"
+
+
 def test_csv_has_spreads_of_their_own_and_names_as_they_are():
     columns = [("method", ['a ± b, "c"', "–"]), *COLUMNS[1:]]
     rows = list(csv.reader(io.StringIO(table(columns, "csv", notes=["left out"]))))

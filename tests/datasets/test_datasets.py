@@ -398,6 +398,7 @@ BAD_CLIENTS: list[tuple[Callable[[], object], type[Exception], str]] = [
         TypeError,
         r"a dict with the keys \['ann', 'rob'\]: give a list.*from_ids takes names",
     ),
+    (lambda: from_clients([("ann", DataFrame())]), TypeError, r"client 0 is a tuple of .ann. and more: give \(x, y\)"),
     (lambda: from_clients([(X2, Y2), DataFrame()]), TypeError, "client 1 is a DataFrame: .*pandas.concat.*from_table"),
     (lambda: from_clients([(X2, Y2)], test_fraction=1.0), ValueError, r"test_fraction is 1.0: it must be in \[0, 1\)"),
     (lambda: from_clients([(X2, Y2)], test=[None], test_fraction=0.5), ValueError, "test_fraction is 0.5, but test"),

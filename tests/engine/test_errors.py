@@ -957,6 +957,11 @@ CASES: dict[str, tuple[Callable[[], object], type[Exception], tuple[str, ...]]] 
         TypeError,
         ("has no argument 'client_lerning_rate', did you mean 'client_learning_rate'?",),
     ),
+    "lr of a method": (
+        lambda: fjs.fedavg(lr=0.1),
+        TypeError,
+        ("fedavg(...): has no argument 'lr', it is of the optimiser: client_optimizer=fedjax_sim.optim.sgd(0.1);",),
+    ),
     "lr": (lambda: sgd(lr=0.1), TypeError, ("sgd(", "has no argument 'lr'", "learning_rate")),
     "replace an unknown field": (
         lambda: fedavg().replace(mu=1.0),

@@ -127,6 +127,7 @@ def by_hand(name, seed):
 def test_the_models_beside_each_other_are_those_by_hand(name):
     """Those who were not visited are left out: their heads are as they began."""
     run = history(name)
+    assert f"note: the numbers of {name} are those of the shared model; personal_table shows" in run.table()
     for seed in range(2):
         expected = by_hand(name, seed)
         assert 0 < expected["unvisited"] < 4

@@ -91,6 +91,9 @@ def test_what_makes_no_sense_is_refused(data):
         )
     with pytest.raises(ValueError, match=r"use dataset\.on_device\(\)"):
         fjs.predict(TASK, models(), fjs.datasets.on_host(data), each=True)
+    for one in (data, fjs.datasets.on_host(data)):
+        with pytest.raises(ValueError, match=r"params has 3 models on a leading axis, as history\.params has"):
+            fjs.predict(TASK, models(), one)
     with pytest.raises(TypeError, match="each"):
         fjs.predict(TASK, models(), data, each=1)
     with pytest.raises(TypeError, match="outputs"):

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 import fedjax_sim as fjs
 from fedjax_sim.models.shapes import check_values
@@ -165,6 +166,12 @@ def test_a_module_knows_when_it_trains(model) -> None:
             ValueError,
             r"y\.astype\('int32'\), or use fedjax_sim\.regression",
         ),
+        (
+            fjs.classification(Line(2)),
+            fjs.datasets.from_clients([{"image": np.ones((3, 4)), "y": np.arange(3)}]),
+            ValueError,
+            r"needs examples \{'x': features, 'y': targets\}, and the data set has .*'image': float32\[3, 4\]",
+        ),
         (fjs.classification(Line(2)), labelled([[0], [1], [1]]), ValueError, r"label the shape \[1\].*give y\[:, 0\]"),
         (fjs.classification(Line(2)), labelled([[0.0], [1.0], [1.0]]), ValueError, r"float32.*give y\[:, 0\]"),
         (
@@ -186,9 +193,35 @@ def test_what_does_not_fit(task, data, error, message) -> None:
         task.check(data)
 
 
+@pytest.mark.parametrize("kind", [nn.Conv, fjs.models.Conv, nn.ConvTranspose])
+def test_images_without_channels_are_not_convolved_across_examples(kind) -> None:
+    data = fjs.datasets.from_clients([(np.zeros((4, 6, 6)), np.arange(4) % 2)])
+    of_each = nn.vmap(kind, variable_axes={"params": None}, split_rngs={"params": False})
+
+    class Net(nn.Module):
+        channels: bool
+        kind: type[nn.Module]
+
+        @nn.compact
+        def __call__(self, x):
+            seen = self.kind(2, (3, 3))(x[..., None] if self.channels else x)
+            return nn.Dense(2)(seen.reshape(len(x), -1))
+
+    def check(model):
+        task = fjs.classification(model)
+        check_values(task, described(task, data), data.examples, training=True)
+
+    with pytest.raises(ValueError, match=r"receives \[5, 6, 6\] of 5.*the axis of channels, x\[\.\.\., None\]"):
+        check(Net(channels=False, kind=kind))
+    check(Net(channels=True, kind=kind))
+    check(Net(channels=True, kind=of_each))  # one image after the other
+
+
 def test_bad_arguments() -> None:
     with pytest.raises(TypeError, match=r"regression\(model=.*an object, Line\(\.\.\.\)"):
         fjs.regression(Line)
+    with pytest.raises(TypeError, match=r"regression\(model=.*nnx fedjax_sim.models.Nnx\(the class\).*losses\)$"):
+        fjs.regression(nnx.Linear)
     with pytest.raises(ValueError, match=r"regression\(weight_decay=\.\.\.\)"):
         fjs.regression(Line(), weight_decay=-1.0)
 

@@ -54,7 +54,16 @@ def test_columns_are_wide_enough_to_be_seen(clients: int) -> None:
     np.testing.assert_allclose(shown[0], table[:together].mean(axis=0))
     np.testing.assert_allclose(shown[-1], table[(len(shown) - 1) * together :].mean(axis=0))
     labels = [other.get_ylabel() for other in ax.figure.axes if other is not ax]
-    assert labels == [f"examples{'' if together == 1 else f', mean of {together} clients'} (white: none)"]
+    assert labels == [f"examples (white: none){'' if together == 1 else f',{chr(10)}mean of {together} clients'}"]
+
+
+def test_the_label_of_the_colours_is_within_the_figure() -> None:
+    figure = overview(made(3000, examples=30_000, classes=5))
+    figure.canvas.draw()
+    bar = next(ax for ax in figure.axes if "white: none" in ax.get_ylabel())
+    box = bar.yaxis.label.get_window_extent()
+    assert box.y0 >= 0
+    assert box.y1 <= figure.bbox.height
 
 
 @pytest.mark.parametrize("sort", ["size", "class"])

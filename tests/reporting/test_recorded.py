@@ -7,7 +7,7 @@ import pytest
 
 from fedjax_sim.reporting import recorded
 from fedjax_sim.reporting.divergence import divergences
-from fedjax_sim.reporting.table import objectives
+from fedjax_sim.reporting.table import objectives, remarks
 
 
 class Run(types.SimpleNamespace):
@@ -93,3 +93,13 @@ def test_runs_of_other_objectives_are_named():
     assert objectives(same) == []
     (said,) = objectives({**same, "c": described("(1/N) sum F_i", "plain")})
     assert said.startswith("not the same objectives: a, b: sum p_i F_i (average 'sample'); c: (1/N) sum F_i")
+
+
+def test_what_clients_with_models_of_their_own_are_served_is_said_to_be_elsewhere():
+    plain, ditto = run(description={}), run(description={"personal": True})
+    assert remarks({"a": plain, "b": run()}) == []
+    (said,) = remarks({"a": plain, "ditto": ditto})
+    assert said.startswith("the numbers of ditto are those of the shared model; evaluate=fedjax_sim.per_client(task)")
+    ditto.metrics["personal_loss"] = ditto.metrics["loss"]
+    (said,) = remarks({"ditto": ditto})
+    assert said.startswith("the numbers of ditto are those of the shared model; personal_table shows")

@@ -46,6 +46,7 @@ def test_what_is_recorded():
     assert h.useful_ratio == 1.0
     assert h.algorithm == "scaffold"
     assert h.description["objective"] == "(1/N) sum F_i"
+    assert "personal" not in h.description
     assert h.description["run"]["layout"]["name"] == "layout.turns"
 
 

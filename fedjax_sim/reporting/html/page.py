@@ -21,7 +21,7 @@ from fedjax_sim.reporting.html.drawing import MARKERS, Drawing, classes, figure,
 from fedjax_sim.reporting.html.personal import Personal, personal, told_by_tables
 from fedjax_sim.reporting.html.settings import differing, environment, settings
 from fedjax_sim.reporting.recorded import AXES, Recorded, check_runs, in_words, is_of_models, loss_of_data
-from fedjax_sim.reporting.table import listed, objectives
+from fedjax_sim.reporting.table import listed, remarks
 
 _SCRIPTS = ("scales.js", "chart.js", "panels.js", "page.js")
 _STATIC_POINTS = 120
@@ -85,7 +85,7 @@ def page(histories: Mapping[str, Recorded], *, title: str | None = None) -> str:
         (
             "final",
             "Final values",
-            tables.final_table(histories, told_by_tables(histories)) + _notes(objectives(histories)),
+            tables.final_table(histories, told_by_tables(histories)) + _notes(remarks(histories)),
         ),
         ("drawn", "Curves", _curves(histories, known, kinds, left, most, lost)),
     ]

@@ -11,7 +11,7 @@ from fedjax_sim.reporting.recorded import Recorded, described
 
 _LONGEST = 240  # characters of a value
 _DEEPEST = 24
-_ELSEWHERE = ("run", "environment", "bounds")  # bounds: of the program's loops, nobody's choice
+_ELSEWHERE = ("run", "environment", "bounds", "personal")  # the last two follow from the method: nobody's choice
 _SPECIAL = ("opaque", "array", "dtype")
 # Of a description's "run": what has a table of its own in a configuration. All else is in [run].
 _PARTS = frozenset(
