@@ -215,6 +215,7 @@ def test_real_mnist() -> None:
     assert np.asarray(data.examples["x"]).std() == pytest.approx(0.3081, abs=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not Path(REAL_DATA, "fashion_mnist").is_dir(), reason="FEDJAX_SIM_DATA names no directory with fashion_mnist/"
 )
