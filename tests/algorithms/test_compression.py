@@ -176,9 +176,7 @@ class Squares:
         return jnp.mean(values, axis=0)
 
 
-@pytest.mark.parametrize(
-    "make", [pytest.param(make, marks=pytest.mark.slow if make is fjs.ifca else ()) for make in factories()]
-)
+@pytest.mark.parametrize("make", list(factories()))
 def test_messages_know_the_model_by_its_change_alone(make):
     """The rule on ``finish`` that lets every method's change be encoded."""
     parameters = inspect.signature(make).parameters
