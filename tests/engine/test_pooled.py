@@ -91,16 +91,14 @@ METHODS = {
         {"cohort": fjs.cohort.full(average="transformed"), "task": DROPPING, "batches": fjs.local.in_order(4)},
     ),
 }
-FAST = ("all at once",)
+FAST = ("all at once", "whole")
 
 
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name in FAST else [pytest.mark.slow]) for name in METHODS]
 )
-def test_the_result_is_the_other_layout_s(x64, gradients, monkeypatch, name):
+def test_the_result_is_the_other_layout_s(x64, gradients, name):
     """With penalties, weights of examples, rates and keys of each client's own, and clients that take no step."""
-    if name == "all at once":  # and so in passes of two or three clients' batches
-        monkeypatch.setattr(MODULE, "_NUMBERS", 4 * 8 * 2)
     method, changes = METHODS[name]
     method = method.replace(client_learning_rate=fjs.rates.over_clients(np.linspace(0.5, 1.0, 6)))
     data = clients().with_example_weights(np.linspace(0.5, 2.0, sum(SIZES)))
@@ -114,8 +112,9 @@ def test_the_result_is_the_other_layout_s(x64, gradients, monkeypatch, name):
         np.testing.assert_array_equal(found.rounds[what], wanted.rounds[what])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("batches", [fjs.local.shuffled(4), fjs.local.full_batch(4)])
+@pytest.mark.parametrize(
+    "batches", [fjs.local.shuffled(4), pytest.param(fjs.local.full_batch(4), marks=pytest.mark.slow)]
+)
 def test_some_examples_at_a_time(x64, monkeypatch, batches):
     """Six clients in passes of two or three batches, the last of which is not full."""
     changes = {"batches": batches, "cohort": fjs.cohort.uniform(5)}
