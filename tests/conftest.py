@@ -67,21 +67,27 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--record", action="store_true", help="record the runs of tests/engine/test_regression.py again")
 
 
-# Examples of docstrings that take a second or more, of what has faster tests.
+# Examples of docstrings that take half a second or more, of what has tests beside them.
 LONG_EXAMPLES = {
+    "fedjax_sim.clients.cohort.fixed.Given",
     "fedjax_sim.engine.adjoints.gradients.checked_gradient",
     "fedjax_sim.engine.adjoints.implicit.fixed_point",
+    "fedjax_sim.models.evaluation.evaluate",
     "fedjax_sim.models.predictions.predict",
+    "fedjax_sim.models.survival.Cox",
     "fedjax_sim.reporting.client_plots.distributions",
     "fedjax_sim.reporting.client_plots.personal_models",
     "fedjax_sim.reporting.paired.paired_table",
-    "fedjax_sim.reporting.personal_table.personal_table",
+    "fedjax_sim.reporting.personal.personal_table",
+    "fedjax_sim.run.replay.draws",
+    "fedjax_sim.run.training.make_train",
     "fedjax_sim.studies.hyper.tuning.tune",
     "fedjax_sim.studies.objectives.influence",
     "fedjax_sim.studies.outer.estimators.PES",
-    "fedjax_sim.studies.outer.run.federated",
+    "fedjax_sim.studies.outer.problems.federated",
     "fedjax_sim.studies.personalise.Personalise",
     "fedjax_sim.studies.search.running.search",
+    "fedjax_sim.studies.sweeps.running.sweep",
     "fedjax_sim.studies.tournament.tournament",
 }
 

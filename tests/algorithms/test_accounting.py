@@ -35,7 +35,7 @@ def accounting():
     return privacy
 
 
-@pytest.mark.parametrize(("rounds", "z"), [(1, 1.0), (16, 8.0)])
+@pytest.mark.parametrize(("rounds", "z"), [pytest.param(1, 1.0, marks=pytest.mark.slow), (16, 8.0)])
 def test_epsilon_without_sampling(accounting, rounds, z):
     """T Gaussian mechanisms are one with z / sqrt(T), whose delta is known exactly."""
     found = accounting.epsilon(noise_multiplier=z, sampling=fjs.cohort.full(), rounds=rounds, delta=1e-5)

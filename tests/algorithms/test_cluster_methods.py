@@ -187,7 +187,7 @@ def test_a_client_itself_uses_the_mixture():
     history = fjs.simulate(
         fjs.fedem(client_optimizer=fjs.optim.sgd(0.5), spread=1.0), data, task=task, rounds=2, eval_every=2,
         batches=fjs.local.full_batch(), cohort=fjs.cohort.full(), work=fjs.local.steps(2), keep_state=True,
-        evaluate=fjs.per_client(task),
+        evaluate=fjs.per_client(task), evaluate_train=False,
     )  # fmt: skip
     models, pi = (
         jax.tree.map(lambda leaf: np.asarray(leaf)[0], one)

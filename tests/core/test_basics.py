@@ -50,7 +50,10 @@ def test_what_is_drawn_depends_on_round_client_and_purpose():
     assert len({tuple(jax.random.key_data(one).tolist()) for one in keys}) == 6
 
 
-@pytest.mark.parametrize(("impl", "partitionable"), [("threefry2x32", True), ("threefry2x32", False), ("rbg", True)])
+@pytest.mark.parametrize(
+    ("impl", "partitionable"),
+    [("threefry2x32", True), ("rbg", True), pytest.param("threefry2x32", False, marks=pytest.mark.slow)],
+)
 def test_keys_and_words_are_those_of_jax_random(impl, partitionable):
     """Whatever generator is in force; the fewer kernels of the usual one give the same bits."""
     ids = jnp.array([0, 3, 2**31 - 1], jnp.int32)

@@ -296,13 +296,22 @@ def test_the_folder_is_bounded_when_something_is_written(folder, monkeypatch):
 
 # Several processes
 
-RUN = """
+COUNTED = """
 import jax
 found = [0, 0]
 def count(event, **_):
     found[0] += event == "/jax/compilation_cache/cache_hits"
     found[1] += event == "/jax/compilation_cache/cache_misses"
 jax.monitoring.register_event_listener(count)
+"""
+SMALL = """
+import numpy as np
+from fedjax_sim.core.programs import keep_programs
+keep_programs()
+product = jax.jit(lambda x: x @ x / 3)(np.eye(3, dtype="f"))
+print(*found, np.asarray(product).tobytes().hex())
+"""
+RUN = """
 import fedjax_sim as fjs
 assert jax.config.jax_compilation_cache_dir is None
 data = fjs.datasets.quadratics(num_clients=3, dim=2, seed=0)
@@ -314,14 +323,20 @@ print(*found, history["loss"].tobytes().hex())
 """
 
 
-@pytest.mark.parametrize("at_once", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_processes_share_what_they_compile(at_once, tmp_path):
+@pytest.mark.parametrize(
+    ("program", "at_once"),
+    [
+        pytest.param(SMALL, 1, id="one program"),
+        *(pytest.param(RUN, number, marks=pytest.mark.slow, id=f"a run-{number}") for number in (1, 2)),
+    ],
+)
+def test_processes_share_what_they_compile(program, at_once, tmp_path):
     """One or two at once, then another, which compiles nothing: the same to the last bit, and nobody speaks."""
     paths = os.pathsep.join(filter(None, sys.path))
     environment = {**os.environ, "PYTHONPATH": paths, "FEDJAX_SIM_CACHE": str(tmp_path / "cache")}
 
     def begun():
-        return subprocess.Popen([sys.executable, "-W", "error", "-c", RUN], env=environment, text=True,
+        return subprocess.Popen([sys.executable, "-W", "error", "-c", COUNTED + program], env=environment, text=True,
                                 stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
 
     def ended(process):

@@ -162,7 +162,8 @@ def test_every_example_once_an_epoch(batch):
             assert orders[0] != orders[1]
 
 
-@pytest.mark.parametrize("count", [200, 201])  # Floyd's algorithm up to 200, the head of a shuffle beyond
+# Floyd's algorithm up to 200, the head of a shuffle beyond.
+@pytest.mark.parametrize("count", [pytest.param(200, marks=pytest.mark.slow), 201])
 def test_subsets_have_the_spread_of_independent_draws(count):
     population, draws = 300, 3000
     rows = chosen(population, count, draws, seed=2)

@@ -572,7 +572,7 @@ def test_synthetic_inputs_have_the_moments_of_their_distribution() -> None:
     assert np.abs(correlation).max() < 0.05
 
 
-@pytest.mark.parametrize(("spread", "variance"), [("std", 4.0), ("variance", 2.0)])
+@pytest.mark.parametrize(("spread", "variance"), [("std", 4.0), pytest.param("variance", 2.0, marks=pytest.mark.slow)])
 def test_synthetic_beta_spreads_the_inputs(spread: Any, variance: float) -> None:
     """Var over clients of mean_j v_k[j] is Var(B_k) + 1/60, and v_k[j] varies with variance 1 within a client."""
     data = datasets.synthetic(0.0, 2.0, 1500, sizes=[2] * 1500, test_fraction=0.0, spread=spread)

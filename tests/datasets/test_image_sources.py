@@ -526,6 +526,7 @@ def test_emnist_similarity_and_femnist(small_mnist: Path) -> None:
 # The published files, and the papers' statistics.
 
 
+@pytest.mark.slow
 @needs("mnist")
 def test_real_two_digits_of_fedprox() -> None:
     """Table 1 of FedProx: 1,000 devices, 69,035 samples, mean 69, standard deviation 106."""
@@ -541,6 +542,7 @@ def test_real_two_digits_of_fedprox() -> None:
     assert data.num_examples / 70_000 == pytest.approx(0.8, abs=0.01)
 
 
+@pytest.mark.slow
 @needs("mnist")
 def test_real_two_digits_of_li_et_al() -> None:
     """Their Table 2: balanced 54,200 samples, 542 each; unbalanced 62,864 training samples, mean 628, std 800."""
@@ -557,6 +559,7 @@ def test_real_two_digits_of_li_et_al() -> None:
     assert 670 <= unbalanced.std <= 1210  # over 60 seeds the published code gives 673 to 1154
 
 
+@pytest.mark.slow
 @needs("mnist", "qmnist_writers")
 def test_real_writers() -> None:
     data = datasets.mnist_writers(test="official", scaled=False)
@@ -583,6 +586,7 @@ def test_real_emnist() -> None:
     assert letter.any(axis=1).sum() > 1.5 * letter.any(axis=0).sum()
 
 
+@pytest.mark.slow
 @needs("emnist_letters")
 def test_real_femnist() -> None:
     """Table 1 of FedProx: 200 devices, 18,345 samples, mean 92, standard deviation 159."""

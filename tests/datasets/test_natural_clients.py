@@ -130,6 +130,7 @@ def test_recordings_that_are_not_what_they_should_be(folder: Path) -> None:
         datasets.hapt(verify=False)
 
 
+@pytest.mark.slow
 @needs("hapt_smartphone")
 def test_real_smartphones() -> None:
     data = datasets.hapt(test_fraction=0.0)
@@ -232,6 +233,7 @@ def test_writers(folder: Path) -> None:
             datasets.femnist_writers(verify=False)
 
 
+@pytest.mark.slow
 @needs("leaf_femnist_520", "emnist_byclass_half")
 def test_real_characters() -> None:
     data = datasets.femnist_writers(1, test_fraction=0.0)
@@ -288,6 +290,7 @@ def test_census_rows(folder: Path) -> None:
             datasets.adult(verify=False)
 
 
+@pytest.mark.slow
 @needs("adult", "libsvm")
 def test_real_census() -> None:
     pytest.importorskip("sklearn")

@@ -200,6 +200,7 @@ def test_mnist_refuses_other_files(small_mnist: Path) -> None:
         datasets.mnist(num_clients=3, verify=False)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path(REAL_DATA, "mnist").is_dir(), reason="FEDJAX_SIM_DATA names no directory with mnist/")
 def test_real_mnist() -> None:
     data = datasets.mnist()
@@ -215,6 +216,7 @@ def test_real_mnist() -> None:
     assert np.asarray(data.examples["x"]).std() == pytest.approx(0.3081, abs=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not Path(REAL_DATA, "fashion_mnist").is_dir(), reason="FEDJAX_SIM_DATA names no directory with fashion_mnist/"
 )

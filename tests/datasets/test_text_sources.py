@@ -169,6 +169,7 @@ def test_speeches_that_are_none(folder: Path, content: bytes, message: str) -> N
         datasets.tinyshakespeare(verify=False)
 
 
+@pytest.mark.slow
 @needs("shakespeare")
 def test_real_roles() -> None:
     data = datasets.shakespeare_roles(test_fraction=0.0, stride=20)
@@ -285,6 +286,7 @@ def test_wrong_arguments_for_articles(small_news: Path) -> None:
         datasets.ag_news()
 
 
+@pytest.mark.slow
 @needs("ag_news")
 def test_real_articles() -> None:
     data = datasets.ag_news(articles="subset")

@@ -155,7 +155,7 @@ def run():
     # As many examples to test on as to validate on, of other clients: exchanged, they are one program.
     train, test, validation = part(draw, 20, 31, 12, 26), part(draw, 5, 3, 8, 4), part(draw, 8, 4, 3, 5)
     data = datasets.from_clients(train, test=test, validation=validation, num_classes=3)
-    task = fjs.classification(fjs.models.LogisticRegression(3), scores=(fjs.scores.balanced_accuracy(),))
+    task = fjs.classification(fjs.models.LogisticRegression(3))
     given = {
         "task": task, "rounds": 2, "eval_every": 2, "cohort": fjs.cohort.uniform(2), "batch_size": 8,
         "work": fjs.local.steps(2),
@@ -170,7 +170,7 @@ OF_PARTS = ("test_", "personal_", "tuned_", "shared_", "unvisited")
 
 
 def test_a_run_records_what_it_is_worth_there(run) -> None:
-    """All that it records of the test part, of the validation part too."""
+    """All that it records of the test part, of the validation part too; tests/models/test_scores.py has its scores."""
     method, data, given, found = run
     there = fjs.evaluate(given["task"], jax.tree.map(lambda leaf: leaf[0], found.params), data.validation)
     at = int(found.metrics["validation_loss"][0].argmin())
@@ -197,7 +197,8 @@ def test_all_else_is_as_without_a_validation_part(run) -> None:
 @pytest.mark.slow
 def test_a_run_of_data_on_the_host_records_the_same(run) -> None:
     _, data, given, _ = run
-    host = {**given, "evaluate": fjs.per_client(given["task"])}
+    task = given["task"].replace(scores=(fjs.scores.balanced_accuracy(),))
+    host = {**given, "task": task, "evaluate": fjs.per_client(task)}
     streamed = fjs.simulate(fjs.fedavg(client_optimizer=fjs.optim.sgd(0.1)), datasets.on_host(data), **host)
     here = fjs.simulate(fjs.fedavg(client_optimizer=fjs.optim.sgd(0.1)), data, **host)
     assert set(streamed.metrics) == set(here.metrics) >= {"validation_accuracy_worst", "validation_accuracy"}

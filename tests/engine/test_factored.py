@@ -83,10 +83,11 @@ def test_the_result_is_the_other_layout_s(x64, in_coordinates, name):
     """With clients of more than 13 examples, who train as ever; rates of their own; weights of examples."""
     method = METHODS[name].replace(client_learning_rate=fjs.rates.over_clients(np.linspace(0.5, 1.0, 6)))
     data = clients().with_example_weights(np.linspace(0.5, 2.0, sum(SIZES)))
-    wanted = final(method, fjs.layout.turns(), data)
+    few = {"task": mlp(), "batches": fjs.local.in_order(4)} if name == "all at once" else {}
+    wanted = final(method, fjs.layout.turns(), data, **few)
     assert not in_coordinates
-    same(final(method, fjs.layout.factored(width=13), data), wanted)
-    assert set(in_coordinates) == {(14, 7)}
+    same(final(method, fjs.layout.factored(width=13), data, **few), wanted)
+    assert set(in_coordinates) == {(14, 3 if few else 7)}
 
 
 @pytest.mark.slow
@@ -104,7 +105,7 @@ def test_the_other_layout_may_be_any(x64, in_coordinates):
 def test_clients_of_one_size_that_all_fit(x64, in_coordinates):
     """No second program for larger ones; the coordinates are not taken for the second kernel, which has their shape."""
     data, method = clients((6, 6, 6)), fjs.fedavg(client_optimizer=SGD)
-    changes = {"cohort": fjs.cohort.full(), "task": mlp(7, 7)}
+    changes = {"cohort": fjs.cohort.full(), "task": mlp(7, 7), "batches": fjs.local.in_order(4)}
     wanted = final(method, fjs.layout.turns(), data, **changes)
     same(final(method, fjs.layout.factored(), data, **changes), wanted)
     assert set(in_coordinates) == {(8, 7)}
@@ -116,11 +117,11 @@ def test_what_others_hold_reaches_nobody(x64):
     x = np.array(data.examples["x"])
     x[int(data.offsets[2]) : int(data.offsets[2]) + 13] = np.nan
     poisoned = data.replace(examples={**data.examples, "x": jnp.asarray(x)})
-    cohort = fjs.cohort.given(np.array([[1, 4], [0, 1]]))
-    wanted = final(method, fjs.layout.turns(), data, LINEAR, cohort=cohort, rounds=2, eval_every=2)
+    few = {"cohort": fjs.cohort.given(np.array([[1, 4], [0, 1]])), "batches": fjs.local.shuffled(4), "rounds": 2}
+    wanted = final(method, fjs.layout.turns(), data, LINEAR, **few, eval_every=2)
     train = fjs.make_train(
-        task=LINEAR, cohort=cohort, work=fjs.local.epochs(3), batches=fjs.local.shuffled(4), rounds=2,
-        layout=fjs.layout.factored(),
+        task=LINEAR, work=fjs.local.epochs(3), layout=fjs.layout.factored(), evaluate=nothing, evaluate_train=False,
+        **few,
     )  # fmt: skip
     found = jax.jit(train)(method, poisoned, jax.random.key(np.uint32(0)))
     same(found.params, jax.tree.map(lambda leaf: leaf[0], wanted))

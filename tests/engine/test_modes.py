@@ -12,7 +12,7 @@ METHODS = ["fedavg", "scaffold", "fednova", "fedadam", "feddyn", "fedaware", "qf
 
 every_method = [pytest.param(name, marks=pytest.mark.slow) for name in METHODS]
 SETTING = {
-    "task": fjs.classification(fjs.models.LogisticRegression(10), weight_decay=1e-3), "rounds": 3, "eval_every": 2,
+    "task": fjs.classification(fjs.models.LogisticRegression(10), weight_decay=1e-3), "rounds": 4, "eval_every": 2,
     "batch_size": 10, "cohort": fjs.cohort.uniform(3), "work": fjs.local.stragglers(0.5, 2),
 }  # fmt: skip
 

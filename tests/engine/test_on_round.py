@@ -47,9 +47,9 @@ def silent(eval_every):
 @pytest.mark.parametrize(
     ("adjoint", "eval_every"),
     [
-        ("per_round", 3), ("nested", 3), ("truncated", 3),
+        ("per_round", 3), ("nested", 3),
         *(pytest.param("per_round", every, marks=pytest.mark.slow) for every in (1, 7, 20)),
-        *(pytest.param(name, 3, marks=pytest.mark.slow) for name in ("direct", "forward")),
+        *(pytest.param(name, 3, marks=pytest.mark.slow) for name in ("direct", "forward", "truncated")),
     ],
 )  # fmt: skip
 def test_once_at_the_start_and_after_every_round(adjoint, eval_every):

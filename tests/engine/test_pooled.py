@@ -88,7 +88,7 @@ METHODS = {
     "inverse": (FEDAVG, {"cohort": fjs.cohort.independent(0.5, average="inverse")}),
     "all at once": (
         fjs.fednova(client_optimizer=HEAVY, mu=0.3),
-        {"cohort": fjs.cohort.uniform(4, average="transformed"), "task": DROPPING},
+        {"cohort": fjs.cohort.full(average="transformed"), "task": DROPPING, "batches": fjs.local.in_order(4)},
     ),
 }
 FAST = ("all at once", "whole")

@@ -228,13 +228,15 @@ def traffic(method):
     def random(tree):
         return jax.tree.map(lambda leaf: jnp.asarray(rng.uniform(0.5, 1.5, jnp.shape(leaf)), jnp.float32), tree)
 
-    server, kept = method.init(PARAMS, SHARES), method.init_client(PARAMS)
+    # What is drawn takes its place: no program is compiled for what the method begins with.
+    server, kept = jax.eval_shape(lambda: (method.init(PARAMS, SHARES), method.init_client(PARAMS)))
     told, messages = [getattr(server, name) for name in method.requires.hears], []
     for phase in method.phases():
-        sent, c_i, client = random(received(phase.send(server), 1)), random(kept), one_client(random)
+        shapes = jax.eval_shape(lambda server: received(phase.send(server), 1), server)  # noqa: B023
+        sent, c_i, client = random(shapes), random(kept), one_client(random)
         if phase.requires.survey:
             client = client._replace(survey=random(phase.survey(Squares(), sent, c_i, client)))
-        y = random(phase.begin(sent, c_i, client))
+        y = random(jax.eval_shape(phase.begin, sent, c_i, client))
         delta = phase.change(y, sent, c_i, client)
         told.append(sent)
         values = {name: one.value for name, one in phase.finish(delta, y, sent, c_i, client)[0].items()}

@@ -1,6 +1,7 @@
 """The lists of faults to plant (``python -m tests.faults``) fit the package as it is."""
 
 import ast
+import functools
 
 import pytest
 
@@ -11,6 +12,13 @@ def test_every_room_has_its_list():
     assert rooms() == sorted(path.parent.name for path in (ROOT / "fedjax_sim").glob("*/__init__.py"))
 
 
+@functools.cache
+def sound(file):
+    """The file's text and its program; most files have several faults."""
+    text = (ROOT / "fedjax_sim" / file).read_text("utf-8")
+    return text, ast.dump(ast.parse(text))
+
+
 @pytest.mark.parametrize("room", rooms())
 def test_each_fault_has_one_place_and_leaves_a_program(room):
     listed = faults(room)
@@ -19,6 +27,5 @@ def test_each_fault_has_one_place_and_leaves_a_program(room):
     for fault in listed:
         assert fault.file.startswith(f"{room}/"), fault
         assert fault.why, fault
-        sound = (ROOT / "fedjax_sim" / fault.file).read_text("utf-8")
-        ast.parse(planted := fault.planted(sound))
-        assert ast.dump(ast.parse(planted)) != ast.dump(ast.parse(sound)), fault
+        text, program = sound(fault.file)
+        assert ast.dump(ast.parse(fault.planted(text))) != program, fault

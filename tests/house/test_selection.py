@@ -1,12 +1,14 @@
 """``--one-in N --turn T``: each turn runs another N-th of the slow tests, N turns all of them; the fast ones always."""
 
 import dataclasses
+import doctest
+import pkgutil
 import types
 from typing import Any
 
 import pytest
 
-from tests.conftest import pytest_collection_modifyitems
+from tests.conftest import LONG_EXAMPLES, pytest_collection_modifyitems
 
 CASES = {"alone": 1, "few": 3, "eight": 8, "many": 21}
 SLOW = {f"tests/a.py::{name}[{case}]" for name, number in CASES.items() for case in range(number)}
@@ -50,3 +52,12 @@ def test_turns_share_the_slow_tests_out(first: int) -> None:
 
 def test_without_a_share_all_are_run() -> None:
     assert selected(1, 5) == SLOW | FAST
+
+
+@pytest.mark.parametrize("name", sorted(LONG_EXAMPLES))
+def test_a_long_example_is_where_it_is_said_to_be(name: str) -> None:
+    """As doctest names it: after the module in which it is written. What has gone elsewhere is fast again unseen."""
+    thing = pkgutil.resolve_name(name)
+    module = pkgutil.resolve_name(thing.__module__)
+    found = doctest.DocTestFinder(recurse=False).find(thing, f"{module.__name__}.{thing.__qualname__}", module)
+    assert [test.name for test in found if test.examples] == [name]

@@ -299,7 +299,7 @@ def test_bad_arguments():
 
 
 @pytest.mark.parametrize(
-    "home", [*(pytest.param(home, marks=pytest.mark.slow) for home in ("device", "host")), "file", "make_train"]
+    "home", [*(pytest.param(home, marks=pytest.mark.slow) for home in ("device", "host", "file")), "make_train"]
 )
 def test_a_run_goes_on_from_the_state_of_another(home, tmp_path):
     """Where nothing is drawn, a run and a second one are as one; control variates are carried over."""

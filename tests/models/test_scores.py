@@ -57,7 +57,7 @@ def calibration_error(p, y, bins=4):
 BY_HAND = {"roc_auc": auc, "f1": f1, "balanced_accuracy": balanced_accuracy, "calibration_error": calibration_error}
 
 
-@pytest.mark.parametrize("classes", [2, 4])
+@pytest.mark.parametrize("classes", [pytest.param(2, marks=pytest.mark.slow), 4])
 def test_every_score_is_what_a_loop_finds(classes):
     rng = np.random.default_rng(classes)
     p = rng.dirichlet(np.ones(classes), 60).round(1) + 0.01  # with ties

@@ -41,7 +41,7 @@ def of_cohort(seed):
 PARAMS = {"kernel": np.arange(6.0).reshape(3, 2) - 2, "bias": np.array(0.7)}
 
 
-@pytest.mark.parametrize("dispersion", [True, False])
+@pytest.mark.parametrize("dispersion", [True, pytest.param(False, marks=pytest.mark.slow)])
 @each_kind
 def test_rules_are_their_formula(x64, kind, dispersion):
     rule = random(learned(kind, hidden=4, dispersion=dispersion))

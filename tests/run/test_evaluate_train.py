@@ -121,7 +121,7 @@ def test_nothing_to_evaluate_is_refused(data):
     for call in (
         lambda: fjs.simulate(FEDAVG, alone, **RUN, evaluate_train=False),
         lambda: fjs.simulate(FEDAVG, fjs.datasets.on_host(alone), **RUN, evaluate_train=False),
-        lambda: fjs.make_train(**ONE, evaluate_train=False)(FEDAVG, alone, jax.random.key(0)),
+        lambda: jax.eval_shape(fjs.make_train(**ONE, evaluate_train=False), FEDAVG, alone, jax.random.key(0)),
     ):
         with pytest.raises(ValueError, match="nothing would be evaluated"):
             call()

@@ -65,6 +65,7 @@ def check(values, theta):
     assert all(np.abs(leaf).max() > 1e-6 for leaf in jax.tree.leaves(gradient))
 
 
+@pytest.mark.slow
 def test_rates_by_layer_of_clients_and_server_noise_smoothing_weights_of_examples():
     data, params = labelled(), start(labelled())
     algorithm = fjs.fedavg(
@@ -112,7 +113,6 @@ def test_the_model_to_start_from_through_a_round_and_own_steps():
     check(lambda x: train(method, data, KEY, initial_params=x).metrics["personal_loss"][-1], start(data))
 
 
-@pytest.mark.slow
 def test_a_server_rate_by_layer_moves_each_layer_by_its_own():
     data, params = labelled(), start(labelled())
     train = jax.jit(fjs.make_train(task=fjs.classification(MODEL), **RUN | {"rounds": 1, "eval_every": 1}))
