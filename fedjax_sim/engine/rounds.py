@@ -55,7 +55,9 @@ def run_round(plan: Plan, state: TrainState, t: jax.Array) -> tuple[TrainState, 
     if plan.algorithm.requires.objective:  # the server is told F(x)
         objective = mean_values(plan.task, plan.algorithm.model(state.server), plan.dataset)["loss"]
         state = state._replace(server=plan.algorithm.open(state.server, objective))
-    for phase in plan.phases():
+    phases = plan.phases()
+    training = any(phase.method.requires.steps for phase in phases)
+    for phase in phases:
         # Draw: who takes part, with how many steps.
         sent = phase.method.send(state.server)
         drawn, flight = take_part(plan, phase, sent, state, t)
@@ -72,7 +74,9 @@ def run_round(plan: Plan, state: TrainState, t: jax.Array) -> tuple[TrainState, 
         clients = result.clients
         if phase.method.requires.hears and jax.tree.leaves(clients):
             clients = jax.vmap(solver.settle, (None, 0, 0))(server, clients, drawn.slots)
-        visited = None if state.visited is None else state.visited.at[drawn.cohort.indices].set(True, mode="drop")
+        visited = state.visited
+        if visited is not None and (phase.method.requires.steps or not training):  # else its model is as it was
+            visited = visited.at[drawn.cohort.indices].set(True, mode="drop")
         state = TrainState(server, plan.layout.put(state.clients, drawn.cohort.indices, clients), flight, visited)
         exchanges.append(Exchange(solver, sent, drawn, result))
     # Record.
