@@ -122,6 +122,13 @@ def check_run(plan: Plan, rounds: int, initial_params: Any = None) -> Plan:
         if optimizer is not None:
             optimizer.transform()  # checks that its hyper-parameters are single numbers
     params = plan.params
+    carries = algorithm.keep_optimizer and jax.tree.leaves(jax.eval_shape(algorithm.client_optimizer.init, params))
+    if carries and (requires.slope or requires.step_size):
+        raise ValueError(
+            f"{name}(keep_optimizer=True): it divides changes by what its local solver moves in so many steps from a "
+            "fresh state, and this solver goes on from the state of the client's last visit: leave keep_optimizer "
+            "out, or use fedjax_sim.fedavg(...) or a solver without a state"
+        )
     losses = check_values(plan.task, params, dataset.examples, training=True)
     _check_statistics(plan, params)
     for what, rate in given.items():
