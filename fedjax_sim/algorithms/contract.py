@@ -192,8 +192,6 @@ class Requires:
       classes: whether the task must tell classes apart: outputs with a logit for each, and labels that are integers.
       full_gradients: whether local steps must be along full local gradients.
       whole_batches: whether the objective is no sum over examples, so that its gradient cannot be taken in pieces.
-      elsewhere: whether the objective asks F elsewhere than at y (at x, a step ahead) and holds the answer constant: no
-        part of a client's own can be trained beside y, for the answers would depend on it.
       nonlinear: whether a local solver that is not linear in the gradients may be probed all the same.
       hears: fields of the server's state that the clients of a round hear when it is over: then they
         :meth:`Method.settle`.
@@ -206,6 +204,8 @@ class Requires:
         rule may stand in for the average.
       own_cohort: of an exchange before the last one: whether it draws a cohort of its own.
       minimises: from what the cohort's average stands for, in words, to what the method minimises.
+      elsewhere: whether the objective asks F elsewhere than at y (at x, a step ahead) and holds the answer constant: no
+        part of a client's own can be trained beside y, for the answers would depend on it.
     """
 
     slope: bool = False
@@ -226,7 +226,6 @@ class Requires:
     classes: bool = False
     full_gradients: bool = False
     whole_batches: bool = False
-    elsewhere: bool = False
     nonlinear: bool = False
     hears: tuple[str, ...] = ()
     acts_alone: bool = False
@@ -237,6 +236,7 @@ class Requires:
     partwise: bool = False
     own_cohort: bool = True
     minimises: Callable[[str], str] = str
+    elsewhere: bool = False
 
     def but(self, **changes: Any) -> Requires:
         """The same, but for ``changes``."""
