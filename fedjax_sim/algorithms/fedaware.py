@@ -8,11 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_sim.algorithms.averaging import Ema, LastK
 from fedjax_sim.algorithms.base import ServerState, recorded
 from fedjax_sim.algorithms.contract import WEIGHTED_MEANS, Client, Cohort, Mean, Message, Method, Requires, Stack
 from fedjax_sim.algorithms.fedavg import FedAvg
 from fedjax_sim.algorithms.feddyn import FedDyn
-from fedjax_sim.algorithms.wrapper import Wrapped, Wrapper, innermost
+from fedjax_sim.algorithms.wrapper import Wrapped, Wrapper, innermost, within
 from fedjax_sim.core import trees
 from fedjax_sim.core.descriptions import Described
 from fedjax_sim.core.fields import choice, flag, integers, real, static
@@ -267,6 +268,11 @@ class Aware(Hull, Wrapper):
         if isinstance(self.base, Method) and isinstance(innermost(self.base), FedDyn):
             raise ValueError(
                 "aware(feddyn(...)): FedDyn's server has no descent step to project; extend another method"
+            )
+        if any(isinstance(one, Ema | LastK) for one in within(self)):
+            raise ValueError(
+                "aware(ema(...)): inside of aware the models that are averaged would be those before the projection: "
+                "put ema or last_k outside, ema(aware(...))"
             )
         return super().checked()
 

@@ -6,6 +6,7 @@ from collections import namedtuple
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from fedjax_sim.algorithms.base import recorded
 from fedjax_sim.algorithms.contract import WEIGHTED_MEANS, Client, Cohort, Mean, Message, Requires
@@ -59,8 +60,12 @@ class FedCm(FedAvg):
 
     def update(self, server: Any, got: dict[str, Any], cohort: Cohort) -> Any:
         server, momentum = server._replace(extra=got["momentum"]), got["momentum"]
-        delta = got["delta"] if self.scaling == "mean" else scale(-1.0, multiply(momentum, got["slope"]))
-        return self.server_step(server, delta, cohort)
+        if self.scaling == "mean":
+            return self.server_step(server, got["delta"], cohort)
+        # H is of those who took part: scheme I's draws that were dropped, 1/K each, are missing in D already.
+        dropped = (cohort.mass > 0) & (cohort.mass < 1 - 0.5 / len(cohort.valid))
+        slope = scale(1 / jnp.where(dropped, cohort.mass, 1), got["slope"])
+        return self.server_step(server, scale(-1.0, multiply(momentum, slope)), cohort)
 
 
 fedcm = recorded(

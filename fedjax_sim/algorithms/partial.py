@@ -169,13 +169,25 @@ class Keep(Partial):
       patterns: what is kept: one, or a tuple of them; structure.
 
     Raises:
-      ValueError: a method without local steps, a rate for each array or, before a run, a scheme with replacement or a
-        pattern that matches nothing.
+      ValueError: a method without local steps, one that asks the model elsewhere than where it trains (Mime, FedSAM,
+        FedNTD, Per-FedAvg but for its exact form) or for the objective of the shared model (FedProx's adaptive mu), a
+        rate for each array or, before a run, a scheme with replacement or a pattern that matches nothing.
 
     Reference: Arivazhagan et al. 2019, "Federated learning with personalization layers", Algorithms 1 and 2; Liang et
     al. 2020, "Think locally, act globally: Federated learning with local and global representations", Algorithm 1;
     Li et al. 2021, "FedBN: Federated learning on non-IID features via local batch normalization", Algorithm 1.
     """
+
+    def checked(self) -> Self:
+        checked, base, unfit = super().checked(), self.base.requires, ""
+        if base.elsewhere:
+            unfit = "asks the model for more than its loss where it trains, and the part that is kept would change it"
+        elif base.objective:
+            unfit = "follows the objective at the shared model, which no client has: each has a part of its own"
+        if unfit:
+            name, inside = self.factory_name(), type(innermost(self.base)).__name__
+            raise ValueError(f"{name}(base): {inside} {unfit}: use fedjax_sim.fedavg(...) or fedprox(...) for one")
+        return checked
 
     @property
     def requires(self) -> Requires:

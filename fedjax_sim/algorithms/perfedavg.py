@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from fedjax_sim.algorithms.base import recorded
-from fedjax_sim.algorithms.contract import OWN_MODELS, Client
+from fedjax_sim.algorithms.contract import OWN_MODELS, Client, Requires
 from fedjax_sim.algorithms.fedavg import FedAvg
 from fedjax_sim.core.fields import choice, real
 from fedjax_sim.core.trees import add_scaled, inner, scale, subtract
@@ -42,7 +42,11 @@ class PerFedAvg(FedAvg):
     form: str = choice(("exact", "first_order", "hessian_free"), default="exact")
     delta: Any = real(default=1e-3, low=0.0, open_=True)
 
-    requires = OWN_MODELS.but(average="plain", duplicates=True, other_batch=True, whole_batches=True)
+    @property
+    def requires(self) -> Requires:
+        return OWN_MODELS.but(
+            average="plain", duplicates=True, other_batch=True, whole_batches=True, elsewhere=self.form != "exact"
+        )
 
     def objective(self, F: Any, y: Any, k: jax.Array, sent: Any, c_i: Any, client: Client) -> Any:
         inner_gradient = jax.grad(F.other)

@@ -113,14 +113,21 @@ def accumulation(method: Method, params: Any, sent: Any, clients: Client, bound:
     """a_ik of every client: how often its step-k gradient is counted in its local change (Wang et al. 2020, eq. 5).
 
     [S, bound], 0 beyond tau_i. The transpose of the solver, which must be linear in the gradients: d y / d g_k over the
-    move of a single step, for the first leaf of the parameters. Arguments are those of :func:`probe`.
+    move of a single step, for the first leaf of the parameters; of clients that train several parts, for that of the
+    change that they report, and the first step that moves it. Arguments are those of :func:`probe`.
     """
 
     def one(known: _Known) -> jax.Array:
+        method, sent, kept, _ = known
         start = _begin(known)
+        parted = isinstance(start[0], Parts)
 
         def first(y: Any) -> jax.Array:
-            return jax.tree.leaves(y)[0].reshape(-1)[0]  # type: ignore[no-any-return]
+            reported = method.change(y, sent, kept, _told(known)) if parted else y
+            return jax.tree.leaves(reported)[0].reshape(-1)[0]  # type: ignore[no-any-return]
+
+        def alone(k: jax.Array) -> jax.Array:
+            return first(_step(known, k, *start, unit=1)[0]) - first(_step(known, k, *start, unit=0)[0])
 
         def moved(gradients: jax.Array) -> jax.Array:
             def step(state: Any, x: tuple[jax.Array, jax.Array]) -> tuple[Any, None]:
@@ -129,8 +136,10 @@ def accumulation(method: Method, params: Any, sent: Any, clients: Client, bound:
 
             return first(lax.scan(step, start, (gradients, jnp.arange(bound, dtype=jnp.int32)))[0][0])
 
-        zero = jnp.int32(0)
-        single = first(_step(known, zero, *start, unit=1)[0]) - first(_step(known, zero, *start, unit=0)[0])
+        single = alone(jnp.int32(0))
+        if parted:
+            each = jax.vmap(alone)(jnp.arange(bound, dtype=jnp.int32))
+            single = each[jnp.argmax(each != 0)]
         return jax.grad(moved)(jnp.zeros((bound,), single.dtype)) / single  # type: ignore[no-any-return]
 
     return jax.vmap(one, (_AXES,))(_known(method, params, sent, clients))

@@ -103,6 +103,16 @@ class Reweighted(Wrapper):
         averaged = trees.scale(factor, got[_AVERAGED])
         return super().update(server, others | averaged, cohort._replace(weights=factor * shares))
 
+    def weighed(self, client: Client, cohort: Cohort) -> Client:
+        """The cohort's clients, leaves [S], with the weights and shares that they have here."""
+        if self.logits is None:
+            return client
+        share = self._shares(client.share).at[client.index].get(mode="clip")
+        there = jnp.where(cohort.valid, share, 0)
+        total = jnp.sum(there)
+        weight = there * (cohort.mass / jnp.where(total > 0, total, 1)).astype(there.dtype)
+        return client._replace(weight=weight, share=share)
+
     def _shares(self, like: jax.Array) -> jax.Array:
         """lambda, [N], in the dtype of ``like``."""
         return jax.nn.softmax(trees.as_dtype(self.logits, like))

@@ -13,8 +13,10 @@ import numpy as np
 from fedjax_sim.algorithms.averaging import Ema, LastK
 from fedjax_sim.algorithms.contract import Method
 from fedjax_sim.algorithms.fedavg import FedAvg
+from fedjax_sim.algorithms.fedproto import FedProto
+from fedjax_sim.algorithms.mr_mtl import MrMtl
 from fedjax_sim.algorithms.partial import Partial
-from fedjax_sim.algorithms.wrapper import Wrapper
+from fedjax_sim.algorithms.wrapper import Wrapper, innermost
 from fedjax_sim.clients.local.batches import Batches, FullBatch
 from fedjax_sim.clients.scheme import check_kind
 from fedjax_sim.core.descriptions import Described
@@ -22,6 +24,7 @@ from fedjax_sim.core.fields import check_single
 from fedjax_sim.core.values import INT32_MAX, LARGEST_SEED, check_real, conditions, is_concrete, shown
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.host import HostDataset
+from fedjax_sim.diagnostics.catalogue import Inexactness
 from fedjax_sim.engine.asynchronous.buffer import check_method
 from fedjax_sim.engine.client_states import ClientStates, OnDevice
 from fedjax_sim.engine.hook_checks import check_hooks
@@ -107,6 +110,11 @@ def check_run(plan: Plan, rounds: int, initial_params: Any = None) -> Plan:
         raise ValueError(f"{_joint(plan.task)}: leave out {what}")
     for diagnostic in plan.diagnostics:
         diagnostic.check(dataset, plan.task)
+        if isinstance(diagnostic, Inexactness) and (why := _ends_elsewhere(plan)):
+            raise ValueError(
+                f"diagnostics={shown(diagnostic)} of {name}: it takes gradients at x and at x + the change that a "
+                f"client reports, and {why}: leave it out"
+            )
     if plan.cohort.replacement and (algorithm.keep_optimizer or not requires.duplicates):
         raise ValueError(
             f"{name} updates client state once per visit, so clients drawn twice have no meaning: use "
@@ -122,6 +130,13 @@ def check_run(plan: Plan, rounds: int, initial_params: Any = None) -> Plan:
         if optimizer is not None:
             optimizer.transform()  # checks that its hyper-parameters are single numbers
     params = plan.params
+    carries = algorithm.keep_optimizer and jax.tree.leaves(jax.eval_shape(algorithm.client_optimizer.init, params))
+    if carries and (requires.slope or requires.step_size):
+        raise ValueError(
+            f"{name}(keep_optimizer=True): it divides changes by what its local solver moves in so many steps from a "
+            "fresh state, and this solver goes on from the state of the client's last visit: leave keep_optimizer "
+            "out, or use fedjax_sim.fedavg(...) or a solver without a state"
+        )
     losses = check_values(plan.task, params, dataset.examples, training=True)
     _check_statistics(plan, params)
     for what, rate in given.items():
@@ -134,6 +149,20 @@ def check_run(plan: Plan, rounds: int, initial_params: Any = None) -> Plan:
     check_schemes(plan)
     check_hooks(algorithm, plan.task, params, losses, dataset, plan.slots)
     return plan
+
+
+def _ends_elsewhere(plan: Plan) -> str:
+    """Why clients do not train from the server's model x to x + the change that they report; else nothing."""
+    method, params = plan.algorithm, plan.params
+    if plan.asynchronous is not None:
+        return "clients of an asynchronous run begin with older models"
+    if method.requires.several:
+        return "clients begin with one of several models"
+    if isinstance(method, Wrapper) and method.shared(params) is not params:
+        return "clients report the change of a part of the model"
+    if isinstance(innermost(method), (FedProto, MrMtl)):
+        return "clients begin with models of their own"
+    return ""
 
 
 def check_joint(task: Task, batches: Batches, dataset: FederatedDataset) -> None:

@@ -255,7 +255,7 @@ class TrainState(NamedTuple):
         optimiser's state is carried over); ``()`` for methods that keep nothing. While a run goes on also
         :class:`fedjax_sim.client_states.Rows` of all or of a cohort.
       flight: who is in flight (:class:`fedjax_sim.engine.asynchronous.events.Flight`) in asynchronous runs; else None.
-      visited: bool[N], who has taken part in a round so far, of methods with personal models; else None.
+      visited: bool[N], who has trained so far, of methods with personal models; else None.
     """
 
     server: Any

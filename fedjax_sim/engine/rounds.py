@@ -12,7 +12,8 @@ from jax import lax
 
 from fedjax_sim.algorithms.contract import Cohort, Mean, Method, nobody, received
 from fedjax_sim.algorithms.probe import accumulation
-from fedjax_sim.algorithms.wrapper import keeps_personal
+from fedjax_sim.algorithms.reweighted import Reweighted
+from fedjax_sim.algorithms.wrapper import keeps_personal, within
 from fedjax_sim.core import trees
 from fedjax_sim.core.keys import Purpose, purpose_key, round_key
 from fedjax_sim.core.loops import counted
@@ -55,7 +56,9 @@ def run_round(plan: Plan, state: TrainState, t: jax.Array) -> tuple[TrainState, 
     if plan.algorithm.requires.objective:  # the server is told F(x)
         objective = mean_values(plan.task, plan.algorithm.model(state.server), plan.dataset)["loss"]
         state = state._replace(server=plan.algorithm.open(state.server, objective))
-    for phase in plan.phases():
+    phases = plan.phases()
+    training = any(phase.method.requires.steps for phase in phases)
+    for phase in phases:
         # Draw: who takes part, with how many steps.
         sent = phase.method.send(state.server)
         drawn, flight = take_part(plan, phase, sent, state, t)
@@ -72,7 +75,9 @@ def run_round(plan: Plan, state: TrainState, t: jax.Array) -> tuple[TrainState, 
         clients = result.clients
         if phase.method.requires.hears and jax.tree.leaves(clients):
             clients = jax.vmap(solver.settle, (None, 0, 0))(server, clients, drawn.slots)
-        visited = None if state.visited is None else state.visited.at[drawn.cohort.indices].set(True, mode="drop")
+        visited = state.visited
+        if visited is not None and (phase.method.requires.steps or not training):  # else its model is as it was
+            visited = visited.at[drawn.cohort.indices].set(True, mode="drop")
         state = TrainState(server, plan.layout.put(state.clients, drawn.cohort.indices, clients), flight, visited)
         exchanges.append(Exchange(solver, sent, drawn, result))
     # Record.
@@ -216,6 +221,9 @@ def _measured(
         bytes_down, bytes_up = traffic(one.solver, one.sent, state, one.drawn.slots)
         down, up = down + each * float(bytes_down), up + each * float(bytes_up)
     last, algorithm = exchanges[-1], plan.algorithm
+    client = last.drawn.slots.client
+    for method in within(algorithm):
+        client = method.weighed(client, last.drawn.cohort) if isinstance(method, Reweighted) else client
     weights_of_steps: Any = ()
     if plan.observes("accumulation"):
         steps = plan.work.most_steps(plan.batches.most_in_epoch(plan.dataset))
@@ -224,7 +232,7 @@ def _measured(
         weights_of_steps = accumulation(last.solver.algorithm, plan.params, last.sent, own, most)
     view = RoundView(
         task=plan.task, dataset=plan.dataset, algorithm=algorithm, before=algorithm.model(start.server),
-        after=algorithm.model(state.server), client=last.drawn.slots.client, cohort=last.drawn.cohort,
+        after=algorithm.model(state.server), client=client, cohort=last.drawn.cohort,
         updates=last.result.stacks.get(Watch.UPDATES, ()), drift=last.result.stacks.get(Watch.DRIFT, ()),
         weights_of_steps=weights_of_steps, bytes_down=down, bytes_up=up,
         useful_steps=record["useful_steps"], computed_steps=record["computed_steps"],

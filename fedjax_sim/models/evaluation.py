@@ -77,7 +77,7 @@ class PerClient(Described):
       the shared model the personal one is on average (positive is better, of losses too), the share of the clients for
       whom it is worse (by more than round-off), and every client's gain; likewise of the fine-tuned model;
       ``"..._gain_over_tuned"`` and ``"..._losing_to_tuned"`` are those of the personal over the fine-tuned model;
-    * ``"client_visited"``, bool[N] in storage order, and ``"unvisited"``: who has taken part in a round so far, and how
+    * ``"client_visited"``, bool[N] in storage order, and ``"unvisited"``: who has trained in a round so far, and how
       many clients with test examples have not.
 
     But for ``"client_visited"`` these are recorded of a validation part too, with the prefix ``"validation_"``: to

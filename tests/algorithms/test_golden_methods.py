@@ -296,6 +296,13 @@ def test_aware_refuses_feddyn():
         fjs.aware(fjs.feddyn(**both()))
 
 
+def test_aware_refuses_averages_of_models_that_it_moves():
+    for average in (fjs.ema, fjs.last_k):
+        with pytest.raises(ValueError, match="those before the projection: put ema or last_k outside"):
+            fjs.aware(fjs.clipped(average(fjs.fedavg(**both()))))
+        average(fjs.aware(fjs.fedavg(**both())))
+
+
 @slow
 @pytest.mark.parametrize("layout", [fjs.layout.stacked(), fjs.layout.lanes(2)], ids=["stacked", "lanes"])
 def test_every_layout(x64, layout):

@@ -82,6 +82,21 @@ def test_scheme_one_and_dropped_clients_and_normalised_changes(x64, tau_eff, rho
     assert_equal(models, scheme_one(problem, draws, etas=etas, tau_eff=tau_eff, rho=rho))
 
 
+def test_scheme_one_and_dropped_clients_and_the_direction_of_fedcm(x64):
+    """At alpha = 1 it is FedNova here, too: H is not made smaller for those who are missing in D."""
+    problem, draws = problem_and_draws()
+    asked = Plan(
+        task=problem.task, cohort=COHORT, work=fjs.local.given_steps(DROPPED, most=6), batches=problem.batches,
+        layout=fjs.layout.turns(),
+    )  # fmt: skip
+    method = fjs.fedcm(
+        alpha=1.0, scaling="direction", client_optimizer=fjs.optim.sgd(1.0),
+        client_learning_rate=fjs.rates.over_rounds(RATES),
+    )  # fmt: skip
+    models = trajectory(asked, method, problem, rounds=len(RATES))
+    assert_equal(models, scheme_one(problem, draws, etas=RATES, tau_eff=None, rho=0.0))
+
+
 @pytest.mark.slow
 def test_anchors_and_shuffled_batches(x64):
     """Full gradients are of every example once, and the steps after them take the batches that they take anyway."""

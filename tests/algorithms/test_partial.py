@@ -355,6 +355,14 @@ def test_what_makes_no_sense_is_said_before_compiling() -> None:
             fjs.keep(fedavg, patterns)
     with pytest.raises(ValueError, match="takes no local steps"):
         fjs.keep(fjs.large_batch_sgd(client_optimizer=SGD), HEAD)
+    # The correction of Mime, what FedSAM has ahead and FedNTD's teacher would have a derivative in what is kept.
+    elsewhere = {fjs.mime: {}, fjs.fedsam: {}, fjs.fedntd: {}, fjs.perfedavg: {"form": "first_order"}}
+    for (make, options), around in itertools.product(elsewhere.items(), (fjs.keep, fjs.fedrep)):
+        with pytest.raises(ValueError, match=r"(keep|fedrep)\(base\): .* for more than its loss where it trains"):
+            around(fjs.clipped(make(client_optimizer=SGD, **options)), HEAD)
+    fjs.freeze(fjs.mime(client_optimizer=SGD), HEAD)
+    with pytest.raises(ValueError, match=r"keep\(base\): FedProx follows the objective at the shared model"):
+        fjs.keep(fjs.fedprox(client_optimizer=SGD, adaptive=True), HEAD)
     rates = jax.tree.map(lambda leaf: 1.0, first())
     for name in ("client_learning_rate", "server_learning_rate"):
         with pytest.raises(ValueError, match=f"{name} has a value for each array"):
@@ -374,6 +382,21 @@ def test_what_makes_no_sense_is_said_before_compiling() -> None:
             work=fjs.local.steps(1),
             batch_size=2,
         )
+
+
+@pytest.mark.parametrize("second", [2, 0], ids=["another cohort", "a straggler"])
+def test_who_only_sent_a_gradient_has_not_been_visited(second: int) -> None:
+    """FedDANE's first cohort, and who is dropped from the second, keep the head that they began with."""
+    earlier, trains = np.array([[0, 1]]), np.array([[1, second]])
+    cohort = fjs.cohort.given(trains, earlier=fjs.cohort.given(earlier))
+    given = settings(cohort=cohort) | {"work": fjs.local.given_steps(np.array([[0, 2, 2, 0]]))}
+    method = fjs.keep(fjs.feddane(client_optimizer=SGD), HEAD)
+    state = jax.jit(fjs.make_train(rounds=1, **given))(method, data(), KEY).state
+    trained = [1, 2] if second == 2 else [1]
+    assert np.flatnonzero(state.visited).tolist() == trained
+    began = jax.tree.leaves(state.clients.memory)
+    moved = [not np.allclose(began[-1][i], first()["params"][HEAD]["kernel"]) for i in range(N)]
+    assert np.flatnonzero(moved).tolist() == trained
 
 
 def test_descriptions() -> None:

@@ -138,6 +138,13 @@ def test_what_carried_states_and_whole_batches_refuse():
     train = fjs.make_train(task=QUADRATIC, rounds=2, **WHOLE, adjoint=fjs.adjoints.implicit())
     with pytest.raises(ValueError, match="keep_optimizer is True"):
         train(carried, quadratics(), KEY)
+    # A slope is what the solver moves by from a fresh state.
+    momentum = {"client_optimizer": fjs.optim.sgd(0.1, momentum=0.9), "keep_optimizer": True}
+    for method in (fjs.scaffold(**momentum), fjs.clipped(fjs.fednova(**momentum)), fjs.scaffnew(**momentum)):
+        with pytest.raises(ValueError, match=r"\(keep_optimizer=True\): it divides changes by what its local solver"):
+            run(method, quadratics(), QUADRATIC)
+    train = fjs.make_train(task=QUADRATIC, rounds=2, **WHOLE)
+    jax.eval_shape(train, fjs.scaffold(client_optimizer=SGD, keep_optimizer=True), quadratics(), KEY)
     with pytest.raises(ValueError, match="PerFedAvg needs a whole batch at a time"):
         run(fjs.perfedavg(client_optimizer=SGD), quadratics(), QUADRATIC, batches=fjs.local.full_batch(piece_size=2))
 

@@ -481,6 +481,70 @@ def classified():
     return fjs.datasets.from_clients(clients, num_classes=13)
 
 
+PROX = functools.partial(fjs.fedprox, mu=3.0)
+PARTED = {  # the part that is averaged has a proximal term, or none
+    "keep": (lambda **local: fjs.keep(PROX(**local), "b"), PROX),
+    "fedrep": (lambda **local: fjs.fedrep(PROX(**local), "a", head_steps=2), PROX),
+    "ditto": (functools.partial(fjs.ditto, lam=3.0), fjs.fedavg),
+    "fedala": (fjs.fedala, fjs.fedavg),
+}
+OF_PARTS = fjs.functions(
+    lambda key: {"a": jnp.ones(2), "b": jnp.ones(3)},
+    lambda params, examples: (examples["x"] @ jnp.concatenate([params["a"], params["b"]])) ** 2,
+)
+
+
+def recorded(method, diagnostics=("surrogate",), **more):
+    data = fjs.datasets.from_clients([{"x": np.random.default_rng(n).normal(size=(n, 5))} for n in (1, 4, 2, 3)])
+    run = {
+        "task": OF_PARTS, "rounds": 1, "batches": fjs.local.full_batch(), "cohort": fjs.cohort.full(),
+        "work": fjs.local.given_steps(np.array([[1, 4, 2, 3]])), "diagnostics": list(diagnostics), **more,
+    }  # fmt: skip
+    rounds = jax.jit(fjs.make_train(**run))(method, data, jax.random.key(0)).rounds
+    return {name: float(rounds[name][0]) for name in rounds if name in NUMBERS}
+
+
+NUMBERS = ("chi_square", "effective_steps", "slowdown", "surrogate_loss", "cohort_loss", "lud", "consensus")
+
+
+@pytest.mark.parametrize("name", ["keep", *(pytest.param(name, marks=pytest.mark.slow) for name in list(PARTED)[1:])])
+def test_the_surrogate_is_of_the_part_that_is_averaged(name, x64):
+    parted, alone = PARTED[name]
+    local = {"client_optimizer": fjs.optim.sgd(0.1)}
+    assert recorded(parted(**local)) == pytest.approx(recorded(alone(**local)), rel=1e-12)
+
+
+def test_of_chosen_weights_the_diagnostics_are_too(x64):
+    """p_i as chosen weights are p_i; of others chi^2 and tau_eff are by hand."""
+    fedavg, names = fjs.fedavg(client_optimizer=fjs.optim.sgd(0.1)), ("surrogate", "lud", "consensus")
+    plain = recorded(fedavg, names)
+    assert recorded(fjs.reweighted(fedavg, np.log([0.1, 0.4, 0.2, 0.3])), names) == pytest.approx(plain, rel=1e-12)
+    p, tau = np.array([0.7, 0.1, 0.1, 0.1]), np.array([1, 4, 2, 3])
+    found = recorded(fjs.clipped(fjs.reweighted(fedavg, np.log(p)), 1e9), names)
+    w = p * tau / (p @ tau)
+    assert found["effective_steps"] == pytest.approx(p @ tau)
+    assert found["chi_square"] == pytest.approx(((p - w) ** 2 / w).sum())
+    assert abs(found["lud"] / plain["lud"] - 1) > 0.01
+
+
+def test_inexactness_of_clients_that_train_elsewhere_is_refused():
+    local = {"client_optimizer": fjs.optim.sgd(0.1)}
+    slow = {
+        "asynchronous": fjs.asynchronous.fedbuff(2), "system": fjs.systems.devices(seconds_per_step=1.0),
+        "cohort": fjs.cohort.uniform(2),
+    }  # fmt: skip
+    for method, more, message in (
+        (fjs.keep(fjs.fedavg(**local), "b"), {}, "the change of a part of the model"),
+        (fjs.ema(fjs.freeze(fjs.fedavg(**local), "b")), {}, "the change of a part of the model"),
+        (fjs.ifca(**local), {}, "one of several models"),
+        (fjs.clipped(fjs.mr_mtl(**local)), {}, "models of their own"),
+        (fjs.fedavg(**local), slow, "older models"),
+    ):
+        with pytest.raises(ValueError, match=rf"diagnostics=Inexactness.* and clients .*{message}: leave it out"):
+            recorded(method, ["inexactness"], **more)
+    recorded(fjs.clipped(fjs.ditto(**local)), ["inexactness"])
+
+
 def settings(**more):
     return {
         "task": fjs.classification(fjs.models.LogisticRegression(13), weight_decay=1e-3), "rounds": 4, "eval_every": 2,

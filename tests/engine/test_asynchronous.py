@@ -380,7 +380,15 @@ BAD = {
     "the scheme must draw a fixed number of clients": lambda: {
         "cohort": fjs.cohort.available(fjs.cohort.uniform(3), fjs.cohort.bernoulli(0.5))
     },
-    "a share of a cohort has no meaning": lambda: {"work": fjs.local.stragglers(0.5, 2)},
+    "a share of a cohort, or one draw for all of it, has no meaning": lambda: {"work": fjs.local.stragglers(0.5, 2)},
+    "work=Geometric": lambda: {"work": fjs.local.geometric(0.5)},
+    "FedExp cannot be asynchronous: its formulas ask for weights that sum to one": lambda: {
+        "algorithm": fjs.fedexp(client_optimizer=sgd())
+    },
+    "Ema cannot be asynchronous: its formulas ask for weights that sum to one": lambda: {
+        "algorithm": fjs.ema(fjs.mime_lite(client_optimizer=sgd())),
+        "asynchronous": asynchronous.fedasync(staleness=asynchronous.constant()),
+    },
     "it averages by 'inverse'": lambda: {"cohort": fjs.cohort.uniform(3, average="inverse")},
     "adjoint=implicit": lambda: {"cohort": fjs.cohort.full(), "adjoint": fjs.adjoints.implicit()},
     "Scaffold cannot be asynchronous: its clients keep state": lambda: {
@@ -411,6 +419,11 @@ def test_what_has_no_meaning_is_refused_by_name(message):
     algorithm = run.pop("algorithm", fjs.fedavg(client_optimizer=sgd()))
     with pytest.raises((TypeError, ValueError), match=message.replace("(", r"\(")):
         fjs.make_train(**run)(algorithm, quadratics(), KEY)
+
+
+def test_the_buffer_s_plain_average_serves_fedexp():
+    run = arguments(asynchronous.fedbuff(2, staleness=asynchronous.constant()))
+    jax.eval_shape(fjs.make_train(**run), fjs.fedexp(client_optimizer=sgd()), quadratics(), KEY)
 
 
 @pytest.mark.parametrize(

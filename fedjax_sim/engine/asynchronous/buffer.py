@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_sim.algorithms.contract import Mean, Method, Stack, nobody
+from fedjax_sim.algorithms.contract import WEIGHTED_MEANS, Mean, Method, Stack, nobody
 from fedjax_sim.algorithms.wrapper import encodes
 from fedjax_sim.clients.cohort.participation import Selection, storage
 from fedjax_sim.clients.local.work import Turn
@@ -18,6 +18,7 @@ from fedjax_sim.core.keys import ClientDraws, Purpose, client_draws, purpose_key
 from fedjax_sim.core.trees import column
 from fedjax_sim.diagnostics.measures import quantiles
 from fedjax_sim.engine.asynchronous.events import Departure, Flight, RunKeys, Trip, fill_buffer
+from fedjax_sim.engine.asynchronous.schemes import Constant, FedBuff
 from fedjax_sim.engine.draw import Drawn, assemble, before_work
 from fedjax_sim.engine.plan import Phase, Plan
 from fedjax_sim.engine.solver import Slot, Solver
@@ -59,6 +60,13 @@ def _reasons_against(plan: Plan) -> Iterator[str]:
         yield f"it reads single messages ({', '.join(single)}), which staleness cannot weigh"
     if not isinstance(messages.get("delta"), Mean):
         yield "its clients' changes ('delta') are not averaged as the cohort scheme says"
+    fresh = getattr(plan.asynchronous, "staleness", None)
+    damped = not isinstance(plan.asynchronous, FedBuff) or not isinstance(fresh, Constant)
+    if damped and requires.averages <= WEIGHTED_MEANS:
+        yield (
+            "its formulas ask for weights that sum to one, and those of stale messages do not (use fedbuff with "
+            "staleness=fedjax_sim.asynchronous.constant())"
+        )
     if average not in ("sample", "plain"):
         yield (
             f"it averages by {average!r}, which counts on who is drawn in a round (give the cohort scheme "

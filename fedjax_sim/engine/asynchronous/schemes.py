@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.clients.cohort.participation import Participation
-from fedjax_sim.clients.local.work import Stragglers, Work
+from fedjax_sim.clients.local.work import Work
 from fedjax_sim.clients.scheme import check_kind, one_of
 from fedjax_sim.clients.systems.base import WaitForAll
 from fedjax_sim.core.descriptions import Described, factory
@@ -183,10 +183,10 @@ def check_scheme(asynchronous: Any, system: Any, cohort: Participation, work: Wo
             "not in flight, so the scheme must draw a fixed number of clients, all equally likely and none twice: use "
             "cohort.uniform(M), cohort.shuffled(M) or cohort.full()"
         )
-    if isinstance(work, Stragglers):
+    if work.compares:
         raise ValueError(
-            f"asynchronous=... with work={shown(work)}: a share of a cohort has no meaning where clients start one by "
-            "one: use another work scheme, or give the system slow devices"
+            f"asynchronous=... with work={shown(work)}: a share of a cohort, or one draw for all of it, has no meaning "
+            "where clients start one by one: use another work scheme, or give the system slow devices"
         )
 
 
