@@ -352,7 +352,7 @@ def test_a_history_has_clock_traffic_and_staleness():
 
 
 @pytest.mark.slow
-def test_traced_steps_that_cannot_be_meant_are_lost_and_counted():
+def test_traced_steps_that_cannot_be_meant_are_lost_and_counted(x64):
     tau = np.full((ROUNDS, N), 2)
     tau[:, 1], tau[:, 3] = -1, 9  # their devices are fast, so both are often sent off
 
