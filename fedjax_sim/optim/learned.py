@@ -154,7 +154,8 @@ def features(
     Of the tensor: tanh(t / T - 1) of the steps t taken before, T = 1, 3, .., 1000; the cosine of m_k and g; log of the
     norm of m_k over that of g; with dispersion mean g^2 / mean q, 1 where all agree. Of each parameter (``each``), over
     their root mean square: g, p, m_k, 1 / sqrt(v / mean v + 1e-4), and with dispersion q - g^2, the variance of the
-    changes; as they are: m_k / sqrt(v), and with dispersion g / sqrt(q). All are the same for c g.
+    changes, 0 where that is round-off of q; as they are: m_k / sqrt(v), and with dispersion g / sqrt(q). All are the
+    same for c g.
 
     Here g is the gradient, or the negative pseudo-gradient, m [3, ...] and v are bias-corrected, q = ``square`` is
     sum_S w_i Delta_i^2.
@@ -175,7 +176,9 @@ def features(
     rsqrt = jax.lax.rsqrt(v / jnp.where(level > 0, level, 1) + 1e-4)
     of_each = [_normalised(g), _normalised(p), *map(_normalised, m), *_over(m, v), _normalised(rsqrt)]
     if square is not None:
-        of_each += [_normalised(jnp.maximum(square - jnp.square(g), 0)), _over(g, square)]
+        variance = square - jnp.square(g)
+        told = variance > 10 * jnp.finfo(g.dtype).eps * square  # less is round-off, of one client or of all alike
+        of_each += [_normalised(jnp.where(told, variance, 0)), _over(g, square)]
     return jnp.stack(of_each, axis=-1), jnp.concatenate(of_tensor)
 
 

@@ -64,7 +64,8 @@ def test_dispersion_is_the_variance_of_the_changes(x64):
     variance = np.tensordot(weights, (changes["kernel"] + g) ** 2, 1)
     with third_party():
         own, whole = seen(jnp.int32(0), g, PARAMS["kernel"], np.stack([g] * 3), g**2, q, each=True)
-        alone, _ = seen(jnp.int32(0), g, PARAMS["kernel"], np.stack([g] * 3), g**2, g**2, each=True)
+        rounded = g**2 * (1 + np.finfo(float).eps * np.array([-2.0, 2.0]))  # another order, or a fused product
+        alone, _ = seen(jnp.int32(0), g, PARAMS["kernel"], np.stack([g] * 3), g**2, rounded, each=True)
     np.testing.assert_allclose(own[..., -2], variance / np.sqrt((variance**2).mean()), rtol=1e-11)
     np.testing.assert_allclose(own[..., -1], g / np.sqrt(variance + g**2), rtol=1e-11)
     np.testing.assert_allclose(whole[-1], 1 - variance.mean() / q.mean(), rtol=1e-11)
