@@ -42,6 +42,9 @@ def close(name: Any, known: Collection[str]) -> list[str]:
     if not near:
         nearest = difflib.get_close_matches(end, ends.values(), n=1)
         near = [one for one in known if ends[one] in nearest][:1]
+    if not near:
+        with_word = [one for one in known if end in ends[one].split("_")]  # "test" for "test_fraction"
+        near = with_word if len(with_word) == 1 else []
     return near
 
 

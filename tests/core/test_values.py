@@ -83,6 +83,8 @@ def test_integers_flags_and_words():
     with pytest.raises(ValueError, match=r"c is 'men': did you mean 'mean'\? known: mean, sum"):
         check_choice("c", "men", {"mean": 1, "sum": 2})
     assert suggest("zzz", ["mean"]) == "known: mean"
+    assert close("test", ["table", "client", "test_fraction"]) == ["test_fraction"]
+    assert close("test", ["test_fraction", "examples_test_part"]) == [], "which of the two is meant is not known"
     assert len(suggest("a", [f"name_{number}" for number in range(10_000)])) < 4000
 
 
