@@ -114,6 +114,8 @@ def test_niid_bench_s_claims_are_told_only_where_somebody_learned(tmp_path):
     assert answers("paper", {}) == [True] * 7
     nobody = {niid.ONE: dict.fromkeys(published[niid.ONE], 11.0)}
     assert answers("cpu", nobody) == [True, True, None, None, None, None, None]  # SCAFFOLD is beaten there alone
+    one = {niid.ONE: dict.fromkeys(published[niid.ONE], 11.0) | {"FedProx": 12.0, "FedNova": 15.6}}
+    assert answers("cpu", one)[3:5] == [None, None], "one of them has learned, and not those that are compared"
     assert answers("paper", {niid.ONE: published[niid.ONE] | {"SCAFFOLD": 60.0, "FedProx": 10.0}})[3:5] == [
         False,
         False,
