@@ -59,7 +59,9 @@ def _verdict(tree: pathlib.Path, fault: Fault, limit: int, own: bool) -> dict[st
     try:
         by, where = _first_failure(tree, [f"tests/{fault.room}"], limit), "room"
         if by is None and not own:
-            by, where = _first_failure(tree, ["--ignore", f"tests/{fault.room}"], limit), "all"
+            # That each fault still has its place is what a planted one always breaks.
+            others = ["--ignore", f"tests/{fault.room}", "--ignore", "tests/house/test_faults.py"]
+            by, where = _first_failure(tree, others, limit), "all"
     finally:
         path.write_text(sound, "utf-8")
     name = (by or "").partition(" ")[2]

@@ -228,7 +228,6 @@ def test_claims_of_drawing_by_size_are_the_papers_without_replacement():
     assert held(nothing) == [False, None, None, False, None, None]
 
 
-@pytest.mark.slow
 def test_the_dissimilarity_is_that_of_the_authors_code(tmp_path):
     bench = Bench("smoke", 1, tmp_path, show=lambda line: None)
     name = synthetics.NAMES[-1]
