@@ -136,10 +136,11 @@ def accumulation(method: Method, params: Any, sent: Any, clients: Client, bound:
 
             return first(lax.scan(step, start, (gradients, jnp.arange(bound, dtype=jnp.int32)))[0][0])
 
-        single = alone(jnp.int32(0))
         if parted:
             each = jax.vmap(alone)(jnp.arange(bound, dtype=jnp.int32))
             single = each[jnp.argmax(each != 0)]
+        else:
+            single = alone(jnp.int32(0))
         return jax.grad(moved)(jnp.zeros((bound,), single.dtype)) / single  # type: ignore[no-any-return]
 
     return jax.vmap(one, (_AXES,))(_known(method, params, sent, clients))

@@ -120,10 +120,8 @@ def _cifar100(of: Compared | None, why: Why) -> Claim:
         last = {name: values[:, -1] for name, values in losses.items()}
         behind = {name: early["FedAWARE"] - early[name] for name in rivals}
         above = {name: 1.05 * last[name] - last["FedAWARE"] for name in rivals}
-        held, why = (
-            all(map(supported, [*behind.values(), *above.values()])),
-            reason(why, *behind.values(), *above.values()),
-        )
+        differences = [*behind.values(), *above.values()]
+        held, why = all(map(supported, differences)), reason(why, *differences)
         numbers = {f"mean loss of the first fifth, less the other's ({INTERVALS})":
                    {name: in_numbers(d) for name, d in behind.items()},
                    "loss at the end": {name: float(values.mean()) for name, values in last.items()}}  # fmt: skip
