@@ -94,28 +94,29 @@ class Reweighted(Wrapper):
     def update(self, server: Wrapped, got: dict[str, Any], cohort: Cohort) -> Any:
         if self.logits is None:
             return super().update(server, got, cohort)
-        shares = self._shares(cohort.weights).at[cohort.indices].get(mode="clip")
-        shares = jnp.where(cohort.valid, shares, 0)
-        total = jnp.sum(shares)
         # Clients do not know who else is there, so they weigh by lambda_i and the server normalises.
-        factor = cohort.mass / jnp.where(total > 0, total, 1)
+        factor, shares = _present(self._shares(cohort.weights).at[cohort.indices].get(mode="clip"), cohort)
         others = {name: message for name, message in got.items() if name != _AVERAGED}
         averaged = trees.scale(factor, got[_AVERAGED])
         return super().update(server, others | averaged, cohort._replace(weights=factor * shares))
 
     def weighed(self, client: Client, cohort: Cohort) -> Client:
-        """The cohort's clients, leaves [S], with the weights and shares that they have here."""
-        if self.logits is None:
-            return client
-        share = self._shares(client.share).at[client.index].get(mode="clip")
-        there = jnp.where(cohort.valid, share, 0)
-        total = jnp.sum(there)
-        weight = there * (cohort.mass / jnp.where(total > 0, total, 1)).astype(there.dtype)
-        return client._replace(weight=weight, share=share)
+        if self.logits is not None:
+            share = self._shares(client.share).at[client.index].get(mode="clip")
+            factor, there = _present(share, cohort)
+            client = client._replace(weight=there * factor.astype(there.dtype), share=share)
+        return super().weighed(client, cohort)
 
     def _shares(self, like: jax.Array) -> jax.Array:
         """lambda, [N], in the dtype of ``like``."""
         return jax.nn.softmax(trees.as_dtype(self.logits, like))
+
+
+def _present(shares: jax.Array, cohort: Cohort) -> tuple[jax.Array, jax.Array]:
+    """What makes the shares [S] of those who are there sum to the cohort's mass, and these shares, 0 for others."""
+    shares = jnp.where(cohort.valid, shares, 0)
+    total = jnp.sum(shares)
+    return cohort.mass / jnp.where(total > 0, total, 1), shares
 
 
 reweighted = recorded(

@@ -100,6 +100,10 @@ class Wrapper(Method, kw_only=False):
         """The part of the parameters that clients report changes of: delta has its structure."""
         return self.base.shared(params) if isinstance(self.base, Wrapper) else params
 
+    def weighed(self, client: Client, cohort: Cohort) -> Client:
+        """The cohort's clients, leaves [S], with the weights and shares that they have in this method."""
+        return self.base.weighed(client, cohort) if isinstance(self.base, Wrapper) else client
+
     # What it passes on
 
     @property

@@ -12,8 +12,7 @@ from jax import lax
 
 from fedjax_sim.algorithms.contract import Cohort, Mean, Method, nobody, received
 from fedjax_sim.algorithms.probe import accumulation
-from fedjax_sim.algorithms.reweighted import Reweighted
-from fedjax_sim.algorithms.wrapper import keeps_personal, within
+from fedjax_sim.algorithms.wrapper import Wrapper, keeps_personal
 from fedjax_sim.core import trees
 from fedjax_sim.core.keys import Purpose, purpose_key, round_key
 from fedjax_sim.core.loops import counted
@@ -222,8 +221,8 @@ def _measured(
         down, up = down + each * float(bytes_down), up + each * float(bytes_up)
     last, algorithm = exchanges[-1], plan.algorithm
     client = last.drawn.slots.client
-    for method in within(algorithm):
-        client = method.weighed(client, last.drawn.cohort) if isinstance(method, Reweighted) else client
+    if isinstance(algorithm, Wrapper):
+        client = algorithm.weighed(client, last.drawn.cohort)
     weights_of_steps: Any = ()
     if plan.observes("accumulation"):
         steps = plan.work.most_steps(plan.batches.most_in_epoch(plan.dataset))
