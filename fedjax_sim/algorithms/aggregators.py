@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fedjax_sim.algorithms.stacks import distances, middle, only, squared_distances, weighted_sum
+from fedjax_sim.algorithms.stacks import distances, middle, only, squared_distances
 from fedjax_sim.core import trees
 from fedjax_sim.core.descriptions import Described, factory
 from fedjax_sim.core.fields import check_single, count, real
@@ -111,7 +111,7 @@ class Mean(Aggregator):
     weighted: ClassVar[bool] = True
 
     def combine(self, stack: Any, who: Present, state: Any = ()) -> Combined:
-        return Combined(weighted_sum(who.weights, stack), (), {})
+        return Combined(trees.weighted_sum(who.weights, stack), (), {})
 
 
 class Median(Aggregator):
@@ -192,7 +192,7 @@ class GeometricMedian(Aggregator):
         def step(z: Any, _: None) -> tuple[Any, None]:
             pull = pulls(z)[1]
             total = jnp.sum(pull)
-            return weighted_sum(pull / jnp.where(total > 0, total, 1), stack), None
+            return trees.weighted_sum(pull / jnp.where(total > 0, total, 1), stack), None
 
         start = Median().combine(stack, who).value
         z = lax.scan(step, start, length=self.iterations)[0]
@@ -200,7 +200,7 @@ class GeometricMedian(Aggregator):
         value = jnp.sum(weights * apart)
 
         def gap(z: Any, apart: jax.Array, pull: jax.Array, value: jax.Array) -> jax.Array:
-            residual, offset = weighted_sum(pull, _from(z, stack)), weighted_sum(weights, _from(z, stack))
+            residual, offset = trees.weighted_sum(pull, _from(z, stack)), trees.weighted_sum(weights, _from(z, stack))
             shift = trees.inner(residual, offset).astype(value.dtype)
             dual = (jnp.sum(pull * jnp.square(apart)) - shift) / (1 + trees.norm(residual).astype(value.dtype))
             return jnp.maximum(value - dual, 0)
@@ -242,7 +242,7 @@ class CenteredClipping(Aggregator):
             beyond = who.valid & (apart > tau)
             factor = jnp.where(beyond, tau / jnp.where(beyond, apart, 1), 1)
             share = jnp.where(who.valid, factor, 0) / count.astype(factor.dtype)
-            return trees.add(v, weighted_sum(share, _from(v, stack))), jnp.sum(beyond, dtype=jnp.int32)
+            return trees.add(v, trees.weighted_sum(share, _from(v, stack))), jnp.sum(beyond, dtype=jnp.int32)
 
         v, clipped = lax.scan(step, state, length=self.iterations)
         return Combined(v, v, {"centered_clipped": clipped[-1]})
@@ -296,7 +296,7 @@ class Krum(Aggregator):
         share = chosen.astype(who.weights.dtype)
         share = share / jnp.maximum(jnp.sum(share), 1)
         # Those not chosen may be huge: they are replaced, not multiplied by zero.
-        value = weighted_sum(share, only(chosen, stack))
+        value = trees.weighted_sum(share, only(chosen, stack))
         return Combined(value, (), {"krum_selected": who.indices[order[0]].astype(jnp.int32)})
 
 

@@ -12,7 +12,6 @@ from fedjax_sim.algorithms.attacks import Attack, Collusion, scaling, sign_flip
 from fedjax_sim.algorithms.base import recorded
 from fedjax_sim.algorithms.contract import Client, Cohort, Message
 from fedjax_sim.algorithms.gathering import Gathering, Messages
-from fedjax_sim.algorithms.stacks import weighted_sum
 from fedjax_sim.algorithms.wrapper import Wrapped, Wrapper
 from fedjax_sim.core import trees
 from fedjax_sim.core.fields import integers
@@ -97,7 +96,7 @@ class Attacked(Gathering):
 
     def reduced(self, server: Wrapped, stack: Messages, others: dict[str, Any], cohort: Cohort) -> Any:
         ones = jnp.ones_like(cohort.weights)
-        sums = weighted_sum(cohort.weights, stack.averaged) | weighted_sum(ones, stack.summed)
+        sums = trees.weighted_sum(cohort.weights, stack.averaged) | trees.weighted_sum(ones, stack.summed)
         return Wrapper.update(self, server, others | sums | stack.single, cohort)
 
     def update(self, server: Wrapped, got: dict[str, Any], cohort: Cohort) -> Any:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import jax.scipy
 import numpy as np
 
-from fedjax_sim.algorithms.stacks import only, weighted_sum
+from fedjax_sim.algorithms.stacks import only
 from fedjax_sim.core import trees
 from fedjax_sim.core.descriptions import Described, factory
 from fedjax_sim.core.fields import real
@@ -125,11 +125,11 @@ class LittleIsEnough(Collusion):
     def agreed(self, stack: Any, honest: jax.Array, attackers: jax.Array) -> Any:
         z = _largest_z(honest, attackers) if self.z is None else self.z
         share = _equal_shares(honest)
-        mean = weighted_sum(share, only(honest, stack))
+        mean = trees.weighted_sum(share, only(honest, stack))
 
         def spread(leaf: jax.Array, at: jax.Array) -> jax.Array:
             apart = jnp.where(trees.column(honest, leaf), leaf - at[None], jnp.zeros_like(leaf))
-            variance = weighted_sum(share, jnp.square(apart))
+            variance = trees.weighted_sum(share, jnp.square(apart))
             return jnp.where(variance > 0, jnp.sqrt(jnp.where(variance > 0, variance, 1)), 0)
 
         return trees.subtract(mean, trees.scale(z, jax.tree.map(spread, stack, mean)))
@@ -150,7 +150,7 @@ class InnerProduct(Collusion):
     epsilon: Any = real(default=0.1, low=0.0)
 
     def agreed(self, stack: Any, honest: jax.Array, attackers: jax.Array) -> Any:
-        mean = weighted_sum(_equal_shares(honest), only(honest, stack))
+        mean = trees.weighted_sum(_equal_shares(honest), only(honest, stack))
         return jax.tree.map(jnp.negative, trees.scale(self.epsilon, mean))
 
 

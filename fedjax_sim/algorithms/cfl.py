@@ -12,9 +12,9 @@ from jax import lax
 from fedjax_sim.algorithms.base import recorded
 from fedjax_sim.algorithms.contract import WEIGHTED_MEANS, Client, Cohort, Each, Message, Requires, Stack
 from fedjax_sim.algorithms.several import Several, pick
-from fedjax_sim.algorithms.stacks import cosines, weighted_sum
+from fedjax_sim.algorithms.stacks import cosines
 from fedjax_sim.core.fields import count, real
-from fedjax_sim.core.trees import divide, norm
+from fedjax_sim.core.trees import divide, norm, weighted_sum
 from fedjax_sim.core.values import INT32_MAX
 
 

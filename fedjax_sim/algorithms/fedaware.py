@@ -139,7 +139,7 @@ class Hull(Described, kw_only=True):
             mass = memory.mass
         total = jnp.sum(mass) if self.candidates == "seen" else jnp.asarray(count, dtype)  # n_i / mean n sums to N
         weights = mass / jnp.where(total > 0, total, 1)
-        return memory._replace(weights=weights), _combined(weights, momenta)
+        return memory._replace(weights=weights), trees.weighted_sum(weights, momenta)
 
     def report_of(self, memory: Memory) -> dict[str, jax.Array]:
         """The solver's report for the record of a round."""
@@ -159,7 +159,7 @@ class Hull(Described, kw_only=True):
             scales = jnp.where(squares > 0, 1 / jnp.sqrt(jnp.where(squares > 0, squares, 1)), 0)
         found = shortest(vectors, gram, candidates, memory.weights, solver=self.solver, scales=scales)
         weights = found.weights if scales is None else found.weights * scales
-        d = found.point if self.layers is None else _combined(weights, memory.momenta)
+        d = found.point if self.layers is None else trees.weighted_sum(weights, memory.momenta)
         solution = Solution(trees.norm(d).astype(dtype), found.gap.astype(dtype), found.stationary, found.steps)
         return memory._replace(gram=gram, weights=found.weights.astype(dtype), solution=solution), d
 
@@ -189,11 +189,6 @@ class Hull(Described, kw_only=True):
             known = ", ".join(jax.tree_util.keystr(path) for path, _ in flat)
             raise ValueError(f"layers={self.layers} names none of the parameters: {known}")
         return chosen
-
-
-def _combined(weights: jax.Array, vectors: Any) -> Any:
-    """sum_i weights_i m_i."""
-    return jax.tree.map(lambda m: jnp.tensordot(weights.astype(m.dtype), m, 1), vectors)
 
 
 class FedAware(Hull, FedAvg):

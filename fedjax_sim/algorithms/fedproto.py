@@ -11,7 +11,7 @@ from fedjax_sim.algorithms.base import recorded
 from fedjax_sim.algorithms.contract import WEIGHTED_MEANS, Client, Cohort, Message, Method, Requires, Sum
 from fedjax_sim.algorithms.fedavg import FedAvg
 from fedjax_sim.core.fields import choice, count, real
-from fedjax_sim.core.trees import divide, scale, select, subtract, zeros_like
+from fedjax_sim.core.trees import divide, matmul, scale, select, subtract, zeros_like
 from fedjax_sim.models.supervised import per_example
 
 
@@ -157,7 +157,7 @@ def _sums(F: Any, params: Any, classes: Any) -> tuple[jax.Array, jax.Array]:
     z = F.features(params)
     of = jax.nn.one_hot(F.labels, classes, dtype=z.dtype)
     of, z = of.reshape(len(z), -1, of.shape[-1]), z.reshape(len(z), -1, z.shape[-1])
-    return F.mean(jnp.einsum("btc,btd->bcd", of, z)), F.mean(jnp.sum(of, axis=1))
+    return F.mean(matmul(jnp.swapaxes(of, 1, 2), z)), F.mean(jnp.sum(of, axis=1))
 
 
 fedproto = recorded(

@@ -9,17 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fedjax_sim.core.trees import column, select, zeros_like
+from fedjax_sim.core.trees import column, matmul, select, zeros_like
 
 
 def only(valid: jax.Array, stack: Any) -> Any:
     """The stack with zeros in the other slots, whatever they hold: 0 times infinity is NaN."""
     return select(valid, stack, zeros_like(stack))
-
-
-def weighted_sum(weights: jax.Array, stack: Any) -> Any:
-    """sum_i weights_i v_i; a weight of 0 takes nothing."""
-    return jax.tree.map(lambda leaf: jnp.sum(column(weights.astype(leaf.dtype), leaf) * leaf, axis=0), stack)
 
 
 def distances(stack: Any, vector: Any) -> jax.Array:
@@ -56,7 +51,7 @@ def _products(stack: Any) -> jax.Array:
 
     def of_leaf(leaf: jax.Array) -> jax.Array:
         flat = lax.stop_gradient(leaf).reshape(len(leaf), -1).astype(dtype)
-        return jnp.matmul(flat, flat.T, precision=lax.Precision.HIGHEST)
+        return matmul(flat, flat.T)
 
     gram: jax.Array = jax.tree.reduce(jnp.add, jax.tree.map(of_leaf, stack))
     # The mean of both triangles: equal products must be equal numbers, or ties would depend on the slots.

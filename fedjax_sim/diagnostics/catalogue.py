@@ -159,8 +159,8 @@ class Surrogate(_OfCohort):
             "effective_steps": effective,
             "slowdown": measures.quotient(_mean(steps, view), effective),
             "relative_variance": measures.relative_variance(w, view.weights_of_steps, effective),
-            "surrogate_loss": jnp.dot(trees.as_dtype(w, losses), losses),
-            "cohort_loss": jnp.dot(trees.as_dtype(p, losses), losses),
+            "surrogate_loss": trees.weighted_sum(w, losses),
+            "cohort_loss": trees.weighted_sum(p, losses),
         }
 
 
@@ -372,8 +372,8 @@ def _shares(view: RoundView) -> jax.Array:
 def _effective_steps(method: Any, weight: jax.Array, sums: jax.Array, steps: jax.Array) -> jax.Array:
     """tau_eff of the server's step: sum weight_i s_i but where FedNova says otherwise."""
     if not isinstance(method, FedNova) or method.effective("slope"):
-        return jnp.dot(weight, sums)
-    return jnp.dot(weight, steps) if method.effective("steps") else trees.as_dtype(method.tau_eff, weight)
+        return trees.inner(weight, sums)
+    return trees.inner(weight, steps) if method.effective("steps") else trees.as_dtype(method.tau_eff, weight)
 
 
 lud = factory("diagnostic.lud", Lud)

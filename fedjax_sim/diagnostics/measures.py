@@ -34,9 +34,9 @@ def moments(vectors: Any, weights: jax.Array, centre_weights: jax.Array | None =
     centre = weighted_sum(vectors, weights if centre_weights is None else centre_weights)
     around = jax.tree.map(lambda leaf, m: leaf - m[None], vectors, centre)
     return Moments(
-        jnp.dot(trees.as_dtype(weights, squares(vectors)), squares(vectors)),
+        trees.weighted_sum(weights, squares(vectors)),
         trees.inner(centre, centre),
-        jnp.dot(trees.as_dtype(weights, squares(vectors)), squares(around)),
+        trees.weighted_sum(weights, squares(around)),
     )
 
 
@@ -78,7 +78,7 @@ def consensus(updates: Any, weights: jax.Array) -> jax.Array:
 def cosine_matrix(updates: Any, valid: jax.Array) -> jax.Array:
     """cos(g_i, g_j), [S, S]; rows and columns of void slots, and of updates that vanish, are 0."""
     units = _units(updates, valid)
-    products = jax.tree.map(lambda leaf: _rows(leaf) @ _rows(leaf).T, units)
+    products = jax.tree.map(lambda leaf: trees.matmul(_rows(leaf), _rows(leaf).T), units)
     return jax.tree.reduce(jnp.add, products)
 
 
@@ -110,7 +110,7 @@ def gini(values: jax.Array) -> jax.Array:
     """Gini coefficient sum_ij |v_i - v_j| / (2 N sum v_i): 0 for equal values; 0 where their sum is 0."""
     count = values.size
     ranks = jnp.arange(1, count + 1, dtype=values.dtype) * 2 - (count + 1)
-    return quotient(jnp.dot(ranks, jnp.sort(values)), count * jnp.sum(values))
+    return quotient(trees.inner(ranks, jnp.sort(values)), count * jnp.sum(values))
 
 
 def jain(values: jax.Array) -> jax.Array:
@@ -159,7 +159,7 @@ def normalised(weights: jax.Array) -> jax.Array:
 
 def weighted_sum(vectors: Any, weights: jax.Array) -> Any:
     """sum p_i v_i of a stack."""
-    return jax.tree.map(lambda leaf: jnp.tensordot(trees.as_dtype(weights, leaf), leaf, axes=1), vectors)
+    return trees.weighted_sum(weights, vectors)
 
 
 def squares(vectors: Any) -> jax.Array:

@@ -111,7 +111,7 @@ def _gamma(task: Task, dataset: FederatedDataset, start: Any, tolerance: jax.Arr
 
     optimum, norm, ok = _minimum(task, dataset, positions, valid, dataset.shares, start, tolerance, max_steps)
     minima, norms, oks = lax.map(of_client, positions)
-    value = optimum - jnp.dot(trees.as_dtype(dataset.shares, minima), minima)
+    value = optimum - trees.weighted_sum(dataset.shares, minima)
     return Gamma(value, optimum, minima, norm, norms, ok & jnp.all(oks))
 
 

@@ -215,9 +215,9 @@ def spectral_norm(apply: Callable[[jax.Array], jax.Array], start: jax.Array, ite
         basis, vector, scale = carry
         basis = basis.at[k].set(vector)
         image = apply(vector)
-        alpha = jnp.dot(vector, image)
+        alpha = trees.inner(vector, image)
         for _ in range(2):  # twice is enough (Parlett): once leaves a part of the size of the round-off / beta
-            image = image - basis.T @ (basis @ image)
+            image = image - trees.matmul(basis.T, trees.matmul(basis, image))
         beta = trees.norm(image)
         scale = jnp.maximum(scale, jnp.maximum(jnp.abs(alpha), beta))
         live = beta > tiny * scale  # else the space is invariant: zero rows add the eigenvalue 0 and nothing more

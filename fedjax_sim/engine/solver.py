@@ -91,11 +91,17 @@ class Watch(struct.PyTreeNode):
 
 
 class Left(NamedTuple):
-    """What one client leaves: weighted sums and stacks of its messages by name, and the new c_i."""
+    """What one client leaves: its messages by name, to be summed with these weights or stacked, and the new c_i."""
 
-    sums: dict[str, Any]
+    values: dict[str, Any]
+    weights: dict[str, jax.Array]
     stacks: dict[str, Any]
     kept: Any
+
+    @property
+    def sums(self) -> dict[str, Any]:
+        """The client's part of each weighted sum."""
+        return {name: trees.scale(self.weights[name], value) for name, value in self.values.items()}
 
 
 class Solver(NamedTuple):
@@ -214,7 +220,7 @@ class Solver(NamedTuple):
     def finish(self, sent: Any, c_i: Any, slot: Slot, progress: Progress) -> Left:
         """What the client leaves; of a void slot, zero messages and the old c_i."""
         if self.watch.surveying:
-            return Left({}, {Watch.SURVEY: progress.survey}, c_i)
+            return Left({}, {}, {Watch.SURVEY: progress.survey}, c_i)
         change, messages, kept = self._messages(sent, slot, progress)
         new = Kept(kept, progress.optimizer) if self.algorithm.keep_optimizer else kept
         valid = slot.client.steps > 0
@@ -228,18 +234,17 @@ class Solver(NamedTuple):
             valid = valid & finite
         messages, stacks = trees.select(valid, (messages, stacks), trees.zeros_like((messages, stacks)))
         new = trees.select(valid, new, c_i)
-        sums = {}
+        values, weights = {}, {}
         for name, message in messages.items():
             if isinstance(message, Stack):
                 stacks[name] = message.value
-            elif isinstance(message, (Mean, Share)):
-                weight = slot.client.weight if isinstance(message, Mean) else slot.client.share
-                sums[name] = trees.scale(weight, message.value)
-            else:
-                sums[name] = message.value
+                continue
+            values[name] = message.value
+            once = slot.client.share if isinstance(message, Share) else jnp.ones(())
+            weights[name] = slot.client.weight if isinstance(message, Mean) else once
         if self.watch.finite:
             stacks[Watch.FINITE] = finite
-        return Left(sums, stacks, new)
+        return Left(values, weights, stacks, new)
 
     def settle(self, server: Any, c_i: Any, slot: Slot) -> Any:
         """The client's state once it has heard of the new server state; that of a void slot counts for nothing."""

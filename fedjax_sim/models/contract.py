@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fedjax_sim.core.descriptions import Described
+from fedjax_sim.core.trees import weighted_sum
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.models.scores import Score
 
@@ -47,7 +48,7 @@ class Mixture(NamedTuple):
 
     def of(self, values: jax.Array) -> jax.Array:
         """sum_k weights_k values_k of values [K, ...]."""
-        return jnp.tensordot(self.weights.astype(values.dtype), values, 1)
+        return weighted_sum(self.weights, values)  # type: ignore[no-any-return]
 
 
 class Task(Described):

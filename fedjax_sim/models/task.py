@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from fedjax_sim.core.descriptions import factory
 from fedjax_sim.core.fields import Check, real, static
+from fedjax_sim.core.trees import matmul
 from fedjax_sim.core.values import shown
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.models.contract import Batch, MaybeArray, Mixture, Task
@@ -53,8 +54,8 @@ class Quadratic(Task):
         return jnp.broadcast_to(jnp.asarray(self.start).astype(e.dtype), e.shape[1:])
 
     def losses(self, params: jax.Array, examples: Any, key: jax.Array | None = None) -> jax.Array:
-        curvature = jnp.einsum("i,bij,j->b", params, examples["H"], params)
-        losses: jax.Array = curvature / 2 - examples["e"] @ params
+        curvature = matmul(matmul(examples["H"], params), params)
+        losses = curvature / 2 - matmul(examples["e"], params)
         return losses + examples["c"] if "c" in examples else losses
 
 

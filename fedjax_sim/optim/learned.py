@@ -139,11 +139,11 @@ class Learned(Optimizer):
         """[..., outputs] from [..., features of each] and [features of the tensor]."""
         weights = {name: jnp.asarray(array).astype(of_tensor.dtype) for name, array in self.weights.items()}
         number = of_each.shape[-1]
-        x = of_tensor @ weights["kernel_0"][number:] + weights["bias_0"]
+        x = trees.matmul(of_tensor, weights["kernel_0"][number:]) + weights["bias_0"]
         if number:
-            x = of_each @ weights["kernel_0"][:number] + x
-        x = jnp.tanh(jnp.tanh(x) @ weights["kernel_1"] + weights["bias_1"])
-        return x @ weights["kernel_2"] + weights["bias_2"]
+            x = trees.matmul(of_each, weights["kernel_0"][:number]) + x
+        x = jnp.tanh(trees.matmul(jnp.tanh(x), weights["kernel_1"]) + weights["bias_1"])
+        return trees.matmul(x, weights["kernel_2"]) + weights["bias_2"]
 
 
 def features(

@@ -72,12 +72,12 @@ class _Search(NamedTuple):
 def gram_rows(vectors: Any, rows: jax.Array) -> jax.Array:
     """<m_r, m_j> for r in ``rows``, int32[S], and all j, [S, n], of leaves [n, ...]; bad indices are clipped."""
     flat = [_flat(leaf) for leaf in jax.tree.leaves(vectors)]
-    return _summed([one.at[rows].get(mode="clip") @ one.T for one in flat])
+    return _summed([trees.matmul(one.at[rows].get(mode="clip"), one.T) for one in flat])
 
 
 def full_gram(vectors: Any) -> jax.Array:
     """<m_i, m_j>, [n, n], of leaves [n, ...]."""
-    return _summed([_flat(leaf) @ _flat(leaf).T for leaf in jax.tree.leaves(vectors)])
+    return _summed([trees.matmul(_flat(leaf), _flat(leaf).T) for leaf in jax.tree.leaves(vectors)])
 
 
 def shortest(
@@ -196,8 +196,10 @@ def _derivative(eps: float, primals: Any, tangents: Any) -> tuple[_Found, _Found
 def _point_and_pull(weights: jax.Array, vectors: Any, scales: jax.Array) -> tuple[Any, jax.Array]:
     """d = sum_i w_i s_i m_i (in float32 at least) and <s_i m_i, d>, [n]."""
     factors = weights * scales
-    point = jax.tree.map(lambda m: (factors.astype(_wide(m)) @ _flat(m)).reshape(m.shape[1:]), vectors)
-    products = [_flat(m) @ d.reshape(-1) for m, d in zip(*map(jax.tree.leaves, (vectors, point)), strict=True)]
+    point = jax.tree.map(lambda m: trees.matmul(factors.astype(_wide(m)), _flat(m)).reshape(m.shape[1:]), vectors)
+    products = [
+        trees.matmul(_flat(m), d.reshape(-1)) for m, d in zip(*map(jax.tree.leaves, (vectors, point)), strict=True)
+    ]
     return point, scales * _summed(products).astype(scales.dtype)
 
 

@@ -11,6 +11,7 @@ from jax import lax
 
 from fedjax_sim.core.descriptions import Described
 from fedjax_sim.core.fields import count, real
+from fedjax_sim.core.trees import matmul
 from fedjax_sim.core.values import INT32_MAX
 
 ROUND_OFF = 4.0  # rounding errors that an inner product is allowed, in units of eps times the two lengths
@@ -45,7 +46,7 @@ class Quadratic(NamedTuple):
 
     def times(self, weights: jax.Array) -> jax.Array:
         """G w, [n]."""
-        return self.scales * (self.gram @ (self.scales * weights))
+        return self.scales * matmul(self.gram, self.scales * weights)
 
     def column(self, j: jax.Array) -> jax.Array:
         """G_ij for all i, [n]."""

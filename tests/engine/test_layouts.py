@@ -134,7 +134,7 @@ class Surveying(NamedTuple):
         return progress._replace(survey=progress.survey * 2 + (self.draw(slot, k) if drawn is None else drawn))
 
     def finish(self, sent, c_i, slot, progress):
-        return Left({}, {Watch.SURVEY: progress.survey}, c_i)
+        return Left({}, {}, {Watch.SURVEY: progress.survey}, c_i)
 
 
 class Counting(NamedTuple):
@@ -160,7 +160,7 @@ class Counting(NamedTuple):
     def finish(self, sent, c_i, slot, progress):
         there, value = slot.steps > 0, progress.y + slot.survey
         left = jnp.where(there, value, 0)
-        return Left({"sum": left * (slot.name + 1)}, {"value": left}, jnp.where(there, c_i * 7 + value, c_i))
+        return Left({"sum": left}, {"sum": slot.name + 1}, {"value": left}, jnp.where(there, c_i * 7 + value, c_i))
 
     def by_hand(self, sent, states, taus):
         """Values, new states and the weighted sum, modulo 2^32 as the integers of the program."""

@@ -168,6 +168,7 @@ def run_once(peer: str, interpreter: pathlib.Path, arrays: pathlib.Path, out: pa
         "JAX_PLATFORMS": "cpu",
         "JAX_TRACEBACK_FILTERING": "off",  # so that the last line is the error
         "CUDA_VISIBLE_DEVICES": "",
+        "FEDJAX_SIM_CACHE": "off",  # whose set-up is measured has not run before
         "FEDJAX_SIM_PEERS_WORKLOAD": str(arrays),
         "FLWR_TELEMETRY_ENABLED": "0",
         "RAY_USAGE_STATS_ENABLED": "0",

@@ -63,12 +63,12 @@ class CoordinateSolver(Solver):
                 f"{type(self.algorithm).__name__}.finish stacks what clients train, which is more than sums and "
                 "multiples of it: leave out its mark fedjax_sim.algorithms.affine"
             )
-        stacked, sums = {}, {}
+        stacked, values = {}, {}
         for name, value in left.sums.items():
             leaves, structure = jax.tree.flatten(value)
             stacked[name] = [one for one in leaves if one.shape == shape]
-            sums[name] = jax.tree.unflatten(structure, [None if one.shape == shape else one for one in leaves])
-        return Left(sums, {**left.stacks, _COORDINATES: stacked}, left.kept)
+            values[name] = jax.tree.unflatten(structure, [None if one.shape == shape else one for one in leaves])
+        return Left(values, dict.fromkeys(values, jnp.ones(())), {**left.stacks, _COORDINATES: stacked}, left.kept)
 
 
 def in_their_place(result: LocalResult, total: Callable[[jax.Array], Any]) -> LocalResult:

@@ -136,7 +136,7 @@ def _run(solver: Solver, sent: Any, states: Any, slots: Slot, bounds: Bounds) ->
         return trees.add_scaled(moved, jnp.sum(coordinates[:, 0]), params)
 
     # A number for each array of the model is one number here.
-    result, like = in_their_place(result, total), left_shapes(solver, sent, states, slots).sums
+    result, like = in_their_place(result, total), left_shapes(solver, sent, states, slots).values
     sums = jax.tree.map(lambda one, all_: jax.tree.map(lambda _: one, all_), result.sums, like)
     return result._replace(sums=sums, computed=_computed(solver, slots, bounds))
 

@@ -167,7 +167,8 @@ def run_queue(
     def hand_over(at: Queue, done: jax.Array) -> Queue:
         """Finished clients leave their messages; their lanes take the next clients of the queue."""
         left = each(functools.partial(solver.finish, sent), at_places(states, at.place), at.slot, at.progress)
-        reported = trees.select(done, left.sums, trees.zeros_like(left.sums))
+        sums = each(lambda one: one.sums, left)
+        reported = trees.select(done, sums, trees.zeros_like(sums))
         where = jnp.where(done, order[jnp.minimum(at.place, size - 1)], size)
         place = jnp.where(done, at.next + jnp.cumsum(done, dtype=jnp.int32) - 1, at.place)
         slot, total, fresh = load(place)
@@ -196,7 +197,7 @@ def run_queue(
         total=total,
         progress=progress,
         next=jnp.int32(lanes),
-        sums=trees.zeros_like(shapes.sums),
+        sums=trees.zeros_like(shapes.values),
         stacks=jax.tree.map(lambda s: jnp.zeros((size + 1, *s.shape), s.dtype), shapes.stacks),
         states=jax.tree.map(with_spare, states),
         computed=computed,

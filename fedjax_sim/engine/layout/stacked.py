@@ -136,7 +136,7 @@ def _run(
     if len(cut) > 1:
         progress = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), progress, *reversed(ended))
     left = jax.vmap(lambda c_i, slot, at: solver.finish(sent, c_i, slot, at))(states, slots, progress)
-    sums = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), left.sums)
+    sums = {name: trees.weighted_sum(left.weights[name], value) for name, value in left.values.items()}
     stacks, kept = left.stacks, left.kept
     if order is not None:
         stacks, kept = _rows((stacks, kept), jnp.argsort(order))

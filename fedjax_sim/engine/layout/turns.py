@@ -92,7 +92,7 @@ def run_turns(
         return lax.cond(x[1].client.steps > 0, client, pass_by, sums, x)  # type: ignore[no-any-return]
 
     shapes = left_shapes(solver, sent, states, slots)
-    sums, (stacks, new) = lax.scan(visit, trees.zeros_like(shapes.sums), (states, slots))
+    sums, (stacks, new) = lax.scan(visit, trees.zeros_like(shapes.values), (states, slots))
     if most is None:
         computed = jnp.sum(solver.all_micro_steps(slots), dtype=jnp.int32)
     else:
