@@ -1,9 +1,10 @@
-"""Compiled programs on disk, for the next process: JAX's own cache, in the user's cache directory."""
+"""Compiled programs: kept on disk for the next process, in JAX's own cache; and traced without Python's collector."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import glob
 import hashlib
 import importlib
@@ -26,6 +27,22 @@ _SILENT = 3
 _config: Any = jax.config
 _lock = threading.RLock()
 _loading = 0  # programs, in all threads
+
+
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """Keeps Python's collector of circles out of what JAX traces and compiles, a tenth of whose time it would take.
+
+    It goes through all objects whenever there are many new ones, and JAX has some hundred thousand that stay.
+    """
+    if not gc.isenabled():  # by the user's choice, or a caller's
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def keep_programs() -> str:

@@ -21,6 +21,7 @@ from fedjax_sim.clients.local.batches import Batches, FullBatch
 from fedjax_sim.clients.scheme import check_kind
 from fedjax_sim.core.descriptions import Described
 from fedjax_sim.core.fields import check_single
+from fedjax_sim.core.programs import uncollected
 from fedjax_sim.core.values import INT32_MAX, LARGEST_SEED, check_real, conditions, is_concrete, shown
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.host import HostDataset
@@ -179,6 +180,7 @@ def _joint(task: Task) -> str:
     return f"the loss of {type(task).__name__.lower()} compares all of a client's examples with each other"
 
 
+@uncollected()
 def resolve(asked: Plan, rounds: int, initial_params: Any = None, *, several: bool = False) -> Plan:
     """The plan of a run, of what was asked for with algorithm, data and key: checked, and nothing left open.
 

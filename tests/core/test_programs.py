@@ -1,5 +1,7 @@
 """Compiled programs that are kept: where, when not, silently, and what the user says to JAX comes first."""
 
+import contextlib
+import gc
 import os
 import pathlib
 import subprocess
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 from jax._src import compilation_cache
 
+import fedjax_sim as fjs
 from fedjax_sim.core import programs
 from fedjax_sim.core.files import shrink
 from fedjax_sim.core.programs import keep_programs
@@ -361,3 +364,37 @@ def test_threads_begin_once(monkeypatch):
     for thread in threads:
         thread.join()
     assert len(begun) == 1
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_pythons_collector_waits_while_a_run_is_traced_and_no_longer(before, monkeypatch):
+    """And is as it was after an error, and where somebody has switched it off."""
+    seen = []
+
+    def loss(params, examples):
+        seen.append(gc.isenabled())
+        if fail:
+            raise RuntimeError("a loss that fails")
+        return examples["x"][:, 0] * params
+
+    class Watching(fjs.callbacks.Callback):
+        def report(self, reported):
+            seen.append("as it was" if gc.isenabled() == before else "changed")
+
+    data = fjs.datasets.from_clients([{"x": np.ones((3, 1), np.float32)}] * 2)
+    rounds = {"rounds": 2, "cohort": fjs.cohort.full(), "work": fjs.local.epochs(1), "batch_size": 3}
+    was = gc.isenabled()
+    try:
+        (gc.enable if before else gc.disable)()
+        for fail in (False, True):
+            task = fjs.functions(lambda key: jax.numpy.zeros(()), loss)
+            with pytest.raises(ValueError, match="fails") if fail else contextlib.nullcontext():
+                fjs.simulate(
+                    fjs.fedavg(client_optimizer=fjs.optim.sgd(0.1)), data, task=task, **rounds,
+                    callbacks=[Watching()],
+                )  # fmt: skip
+            assert gc.isenabled() == before
+    finally:
+        (gc.enable if was else gc.disable)()
+    assert {one for one in seen if isinstance(one, bool)} == {False}
+    assert {one for one in seen if isinstance(one, str)} == {"as it was"}
