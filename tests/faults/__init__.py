@@ -5,10 +5,12 @@ share of faults that they notice; ``python -m tests.faults`` measures it.
 """
 
 import dataclasses
+import json
 import pathlib
 import tomllib
 
 FOLDER = pathlib.Path(__file__).parent
+NOTICED = FOLDER / "noticed.json"
 ROOT = FOLDER.parent.parent
 
 
@@ -21,6 +23,11 @@ class Fault:
     before: str
     after: str
     why: str
+
+    @property
+    def name(self) -> str:
+        """Where it is and what."""
+        return f"{self.file}: {self.why}"
 
     def planted(self, text: str) -> str:
         """The file's text with the fault.
@@ -42,3 +49,9 @@ def faults(room: str) -> list[Fault]:
     """The faults of one room, in the order of its list."""
     listed = tomllib.loads((FOLDER / f"{room}.toml").read_text("utf-8"))["fault"]
     return [Fault(room=room, **fault) for fault in listed]
+
+
+def noticed() -> dict[str, str]:
+    """The test that noticed each fault when it was last planted, by the fault's name."""
+    found: dict[str, str] = json.loads(NOTICED.read_text("utf-8"))
+    return found

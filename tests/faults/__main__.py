@@ -1,8 +1,9 @@
 """Plants each fault in a copy of the tree and says which tests notice: ``python -m tests.faults [ROOM ...]``.
 
-The tests of the fault's own room run first, of these the file's own, and stop at the first failure; only if they pass
-do all fast tests run. A fault that is noticed by no test survives: the exit status is 1 if more than one in ten do.
-Compiled programs are kept from one fault to the next, for most are not touched by it.
+The test that noticed it last time (noticed.json) runs first. If it passes, so do the tests of the fault's own room, of
+these the file's own before the others, up to the first failure; and if they pass, all fast tests. A fault that no
+test notices survives: the exit status is 1 if more than one in ten do. Compiled programs are kept from one fault to the
+next, for most are not touched by it. ``--record`` writes down what noticed each.
 """
 
 import argparse
@@ -17,7 +18,8 @@ import sys
 import tempfile
 import time
 
-from tests.faults import ROOT, Fault, faults, rooms
+from fedjax_sim.core.files import write_atomically
+from tests.faults import NOTICED, ROOT, Fault, faults, noticed, rooms
 
 
 def _tracked() -> list[str]:
@@ -35,6 +37,9 @@ def _copy(tree: pathlib.Path) -> pathlib.Path:
     return tree
 
 
+_NO_TEST = 5  # pytest's exit status where no test is left, all that were named being slow
+
+
 def _first_failure(tree: pathlib.Path, arguments: list[str], limit: int) -> str | None:
     """The first test that fails in the copy, None if all pass; a run that takes too long counts as noticed."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--no-header", *arguments]
@@ -50,7 +55,7 @@ def _first_failure(tree: pathlib.Path, arguments: list[str], limit: int) -> str 
         )
     except subprocess.TimeoutExpired:
         return f"nothing within {limit} s"
-    if ran.returncode == 0:
+    if ran.returncode in (0, _NO_TEST) or "ERROR: not found:" in ran.stderr:
         return None
     failed = [line for line in ran.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))]
     return failed[0].split(" - ")[0] if failed else f"pytest's exit status {ran.returncode}"
@@ -67,18 +72,22 @@ def _named(tree: pathlib.Path, fault: Fault) -> list[str]:
     )
 
 
-def _verdict(tree: pathlib.Path, fault: Fault, limit: int, own: bool) -> dict[str, str | float | None]:
+def _verdict(
+    tree: pathlib.Path, fault: Fault, last_time: str | None, limit: int, own: bool
+) -> dict[str, str | float | None]:
     """Plants the fault, runs the tests and takes the fault back; a test that fails without it, too, is an error."""
     path = tree / "fedjax_sim" / fault.file
     sound = path.read_text("utf-8")
     start = time.monotonic()
     path.write_text(fault.planted(sound), "utf-8")
     try:
-        by, where = _first_failure(tree, [*_named(tree, fault), f"tests/{fault.room}"], limit), "room"
+        by = _first_failure(tree, [last_time], limit) if last_time else None
+        if by is None:
+            by = _first_failure(tree, [*_named(tree, fault), f"tests/{fault.room}"], limit)
         if by is None and not own:
             # That each fault still has its place is what a planted one always breaks.
             others = ["--ignore", f"tests/{fault.room}", "--ignore", "tests/house/test_faults.py"]
-            by, where = _first_failure(tree, others, limit), "all"
+            by = _first_failure(tree, others, limit)
     finally:
         path.write_text(sound, "utf-8")
     name = (by or "").partition(" ")[2]
@@ -86,7 +95,7 @@ def _verdict(tree: pathlib.Path, fault: Fault, limit: int, own: bool) -> dict[st
         raise RuntimeError(f"{name} fails without any fault: mend it first")
     return {
         "room": fault.room, "file": fault.file, "why": fault.why, "before": fault.before, "after": fault.after,
-        "noticed_by": by, "in": where if by else None, "seconds": round(time.monotonic() - start, 1),
+        "noticed_by": by, "seconds": round(time.monotonic() - start, 1),
     }  # fmt: skip
 
 
@@ -98,6 +107,7 @@ def main() -> int:
     parser.add_argument("--limit", type=int, default=1800, help="seconds a run of tests may take (default 1800)")
     parser.add_argument("--own", action="store_true", help="run the tests of a fault's own room alone")
     parser.add_argument("--only", default="", metavar="TEXT", help="only faults whose file or reason has this text")
+    parser.add_argument("--record", action="store_true", help="write the tests that noticed into noticed.json")
     parser.add_argument("--out", type=pathlib.Path, help="also write every verdict to this file, a JSON object a line")
     given = parser.parse_args()
     if unknown := set(given.rooms) - set(rooms()):
@@ -108,7 +118,7 @@ def main() -> int:
         for fault in faults(room)
         if given.only in fault.file or given.only in fault.why
     ]
-    verdicts = []
+    verdicts, last_time = [], noticed()
     with tempfile.TemporaryDirectory(prefix="fedjax_sim-faults-") as scratch:
         trees: queue.Queue[pathlib.Path] = queue.Queue()
         for job in range(given.jobs):
@@ -117,7 +127,7 @@ def main() -> int:
         def judge(fault: Fault) -> dict[str, str | float | None]:
             tree = trees.get()
             try:
-                return _verdict(tree, fault, given.limit, given.own)
+                return _verdict(tree, fault, last_time.get(fault.name), given.limit, given.own)
             finally:
                 trees.put(tree)
 
@@ -132,8 +142,12 @@ def main() -> int:
                 if given.out:
                     with given.out.open("a", encoding="utf-8") as file:
                         file.write(json.dumps(verdict) + "\n")
+    if given.record:
+        tests = {f"{one['file']}: {one['why']}": f"{one['noticed_by'] or ''}".partition(" ")[2] for one in verdicts}
+        known = {name: test for name, test in {**last_time, **tests}.items() if "::" in test}
+        write_atomically(NOTICED, (json.dumps(known, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode())
     survived = [verdict for verdict in verdicts if not verdict["noticed_by"]]
-    in_room = sum(verdict["in"] == "room" for verdict in verdicts)
+    in_room = sum(f" tests/{verdict['room']}/" in f"{verdict['noticed_by']}" for verdict in verdicts)
     elsewhere = len(verdicts) - in_room - len(survived)
     print(f"{len(verdicts)} faults: {in_room} noticed in their room, {elsewhere} elsewhere, {len(survived)} survived")
     for verdict in survived:

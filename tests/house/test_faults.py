@@ -5,7 +5,7 @@ import functools
 
 import pytest
 
-from tests.faults import ROOT, faults, rooms
+from tests.faults import ROOT, faults, noticed, rooms
 
 
 def test_every_room_has_its_list():
@@ -29,3 +29,11 @@ def test_each_fault_has_one_place_and_leaves_a_program(room):
         assert fault.why, fault
         text, program = sound(fault.file)
         assert ast.dump(ast.parse(fault.planted(text))) != program, fault
+
+
+def test_what_noticed_them_last_time_is_known_by_their_names():
+    names = [fault.name for room in rooms() for fault in faults(room)]
+    assert len(set(names)) == len(names)
+    known = noticed()
+    assert known.keys() <= set(names)
+    assert all((ROOT / test.partition("::")[0]).is_file() for test in known.values())
