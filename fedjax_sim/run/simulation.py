@@ -18,7 +18,6 @@ from fedjax_sim.algorithms.contract import Method
 from fedjax_sim.algorithms.wrapper import keeps_personal
 from fedjax_sim.core.descriptions import describe, encode
 from fedjax_sim.core.devices import environment
-from fedjax_sim.core.programs import uncollected
 from fedjax_sim.core.values import check_choice, check_flag, check_real, shown
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.fingerprints import fingerprint
@@ -257,8 +256,7 @@ class _Underway(NamedTuple):
                 description["environment"]["earlier"] = self.saving.earlier
         compiled = time.perf_counter()
         if before is None or (recording.finished < self.rounds and recording.running.any()):
-            with uncollected():
-                first = jax.block_until_ready(self.driver.start())
+            first = jax.block_until_ready(self.driver.start())
             compiled = time.perf_counter()
             self.calls.start(Started(description, seeds, self.rounds, recording.finished))
             if before is None:
