@@ -268,7 +268,7 @@ def test_evaluate_tells_the_penalty_from_the_loss(home, request) -> None:
     assert {name: value.tolist() for name, value in found.clients.items()} == {"loss": [2, 9.5], "data_loss": [1, 8.5]}
 
 
-FAST = (("same", "device"), ("numbers", "host"))
+FAST = (("same", "device"), ("other", "device"), ("numbers", "host"))
 
 
 class Scaled(fjs.Task):

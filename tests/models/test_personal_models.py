@@ -123,6 +123,19 @@ def by_hand(name, seed):
     return found
 
 
+def test_fine_tuned_models_are_judged_by_the_part_that_is_named():
+    """Of a validation and a test part each has what it has alone."""
+    data = fjs.datasets.with_validation(separable(), 0.4)
+    params, evaluate = TASK.init(jax.random.key(0), data), jax.jit(RUN["evaluate"])
+    found, losses = evaluate(params, data), []
+    for part, prefix in (("test", ""), ("validation", "validation_")):
+        alone = evaluate(params, data.replace(validation=None, test=getattr(data, part)))
+        for name in ("tuned_loss", "tuned_accuracy", "tuned_client_loss", "tuned_loss_gain"):
+            np.testing.assert_array_equal(found[prefix + name], alone[name], err_msg=prefix + name)
+        losses.append(float(alone["tuned_loss"]))
+    assert losses[0] != losses[1]
+
+
 @pytest.mark.parametrize("name", ["ditto", pytest.param("fedrep", marks=pytest.mark.slow)])
 def test_the_models_beside_each_other_are_those_by_hand(name):
     """Those who were not visited are left out: their heads are as they began."""
