@@ -36,7 +36,7 @@ SIZES: tuple[Size, ...] = ("smoke", "cpu", "paper")
 SMOKE_ROUNDS, SMOKE_CLIENTS = 3, 8  # the most of a smoke size, whose only aim is that every line is executed
 
 
-Why = Literal["too small", "other data", "few seeds", "fragile", "unexplained", "not classed"]
+Why = Literal["too small", "other data", "few seeds", "fragile", "unexplained"]
 ENOUGH_SEEDS = 5  # fewer are few: of two seeds every fourth pair of equal methods gives "A before B" twice
 
 

@@ -21,14 +21,13 @@ from fedjax_sim.reporting.plots import COLOURS
 _SHADES = dict(
     zip(
         STANDINGS,
-        ("#0072B2", "#8CC1E8", "#F5D49B", "#EBB34D", "#D98B1A", "#C9C1D9", "#A32A12", "#C98F86", "#DDDDDD"),
+        ("#0072B2", "#8CC1E8", "#F5D49B", "#EBB34D", "#D98B1A", "#C9C1D9", "#A32A12", "#DDDDDD"),
         strict=True,
     )
 )
 _WORDS = {name: name if name in ("held", "held on few seeds", "not testable") else f"did not hold: {name}"
           for name in STANDINGS}  # fmt: skip
 _WORDS["fragile"] += " in the paper"
-_WORDS["not classed"] += " (an older run)"
 
 
 class Line(NamedTuple):

@@ -77,10 +77,10 @@ def read(folder: Path) -> Report | None:
     """The report of a finished experiment; None where there is none, or one that cannot be read."""
     try:
         content = read_json(folder / CLAIMS)
-        if content.pop("format") not in (1, _FORMAT):
+        if content.pop("format") != _FORMAT:
             return None
         content["settings"] = [Setting(*setting) for setting in content["settings"]]
-        content["claims"] = [_claim(claim, content["seeds"]) for claim in content["claims"]]
+        content["claims"] = [_claim(claim) for claim in content["claims"]]
         content["effects"] = [Effect(**effect) for effect in content.get("effects", [])]
         content["scale"] = Scale(**content.get("scale", {}))
         return Report(**content)
@@ -88,10 +88,7 @@ def read(folder: Path) -> Report | None:
         return None
 
 
-def _claim(content: Any, seeds: int) -> Claim:
-    """Of a file; format 1 had a list of the first fields, no reasons, and one number of seeds for all."""
-    if isinstance(content, list):
-        return Claim(*content)._replace(seeds=seeds, why="not classed")
+def _claim(content: Any) -> Claim:
     scale = content.pop("scale")
     return Claim(**content, scale=scale and Scale(**scale))
 
