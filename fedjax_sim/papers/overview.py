@@ -76,7 +76,7 @@ def verdicts(lines: Sequence[Line]) -> list[str]:
             central = [claim.held for claim in claims if claim.central]
             told = [held for held in central if held is not None]
             word = "holds" if all(told) else "holds in part" if any(told) else "does not hold"
-            word = word if told else "not testable here" if central else "not judged yet"  # older runs have no marks
+            word = word if told else "not testable here" if central else "not judged yet"  # none is marked as central
             asked = [report for report in reports if any(not claim.own for claim in report.claims)]
             judged = [report for report in asked if any(claim.quote or claim.central for claim in report.claims)]
             few = f" so far: {len(judged)} of {len(asked)} experiments were judged" * (0 < len(judged) < len(asked))

@@ -81,8 +81,8 @@ def read(folder: Path) -> Report | None:
             return None
         content["settings"] = [Setting(*setting) for setting in content["settings"]]
         content["claims"] = [_claim(claim) for claim in content["claims"]]
-        content["effects"] = [Effect(**effect) for effect in content.get("effects", [])]
-        content["scale"] = Scale(**content.get("scale", {}))
+        content["effects"] = [Effect(**effect) for effect in content["effects"]]
+        content["scale"] = Scale(**content["scale"])
         return Report(**content)
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None

@@ -367,7 +367,7 @@ def test_threads_begin_once(monkeypatch):
 
 
 @pytest.mark.parametrize("before", [True, False])
-def test_pythons_collector_waits_while_a_run_is_traced_and_no_longer(before, monkeypatch):
+def test_pythons_collector_waits_while_a_run_is_traced_and_no_longer(before):
     """And is as it was after an error, and where somebody has switched it off."""
     seen = []
 

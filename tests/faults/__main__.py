@@ -8,6 +8,7 @@ next, for most are not touched by it. ``--record`` writes down what noticed each
 
 import argparse
 import concurrent.futures
+import dataclasses
 import json
 import os
 import pathlib
@@ -94,7 +95,7 @@ def _verdict(
     if "::" in name and _first_failure(tree, [name], limit) is not None:
         raise RuntimeError(f"{name} fails without any fault: mend it first")
     return {
-        "room": fault.room, "file": fault.file, "why": fault.why, "before": fault.before, "after": fault.after,
+        "name": fault.name, **dataclasses.asdict(fault),
         "noticed_by": by, "seconds": round(time.monotonic() - start, 1),
     }  # fmt: skip
 
@@ -135,15 +136,13 @@ def main() -> int:
             for done in concurrent.futures.as_completed([pool.submit(judge, fault) for fault in planned]):
                 verdict = done.result()
                 verdicts.append(verdict)
-                print(
-                    f"{len(verdicts):3}/{len(planned)} {verdict['seconds']:6.0f} s  {verdict['file']}: {verdict['why']}"
-                )
+                print(f"{len(verdicts):3}/{len(planned)} {verdict['seconds']:6.0f} s  {verdict['name']}")
                 print(f"{'':17}{verdict['noticed_by'] or 'SURVIVED'}", flush=True)
                 if given.out:
                     with given.out.open("a", encoding="utf-8") as file:
                         file.write(json.dumps(verdict) + "\n")
     if given.record:
-        tests = {f"{one['file']}: {one['why']}": f"{one['noticed_by'] or ''}".partition(" ")[2] for one in verdicts}
+        tests = {f"{one['name']}": f"{one['noticed_by'] or ''}".partition(" ")[2] for one in verdicts}
         known = {name: test for name, test in {**last_time, **tests}.items() if "::" in test}
         write_atomically(NOTICED, (json.dumps(known, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode())
     survived = [verdict for verdict in verdicts if not verdict["noticed_by"]]
@@ -151,7 +150,7 @@ def main() -> int:
     elsewhere = len(verdicts) - in_room - len(survived)
     print(f"{len(verdicts)} faults: {in_room} noticed in their room, {elsewhere} elsewhere, {len(survived)} survived")
     for verdict in survived:
-        print(f"  {verdict['file']}: {verdict['why']}")
+        print(f"  {verdict['name']}")
     return int(10 * len(survived) > len(verdicts))
 
 

@@ -281,10 +281,15 @@ def test_pages_and_tables_of_old_files(tmp_path, capsys):
     assert "fedjax_sim 0.1.0" in (tmp_path / "page.html").read_text()
 
 
-def test_reports_of_experiments_are_read():
+def test_reports_of_experiments_are_read(tmp_path):
     folders = sorted(path.parent for path in (ROOT / "benchmarks" / "experiments" / "results").glob("*/claims.json"))
     found = [writing.read(folder) for folder in folders]
     assert None not in found
+    # No stored report is of the first format, which had claims without reasons: it is as if none were there.
+    content = json.loads((folders[0] / "claims.json").read_text())
+    assert content["format"] == 2
+    (tmp_path / "claims.json").write_text(json.dumps(content | {"format": 1}))
+    assert writing.read(tmp_path) is None
 
 
 @pytest.mark.parametrize("name", ["scaffold", "sweep"])
