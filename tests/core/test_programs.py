@@ -337,6 +337,7 @@ def test_processes_share_what_they_compile(program, at_once, tmp_path):
     """One or two at once, then another, which compiles nothing: the same to the last bit, and nobody speaks."""
     paths = os.pathsep.join(filter(None, sys.path))
     environment = {**os.environ, "PYTHONPATH": paths, "FEDJAX_SIM_CACHE": str(tmp_path / "cache")}
+    environment.pop("JAX_COMPILATION_CACHE_DIR", None)
 
     def begun():
         return subprocess.Popen([sys.executable, "-W", "error", "-c", COUNTED + program], env=environment, text=True,
@@ -398,3 +399,30 @@ def test_pythons_collector_waits_while_a_run_is_traced_and_no_longer(before):
         (gc.enable if was else gc.disable)()
     assert {one for one in seen if isinstance(one, bool)} == {False}
     assert {one for one in seen if isinstance(one, str)} == {"as it was"}
+
+
+@pytest.mark.parametrize("name", ["sweep", "search", "tune"])
+def test_it_waits_while_a_study_is_traced(name):
+    seen = []
+
+    def loss(params, examples):
+        seen.append(gc.isenabled())
+        return (examples["x"][:, 0] - params) ** 2
+
+    rate = "client_optimizer.learning_rate"
+    arguments = {
+        "sweep": {"space": fjs.sweeps.grid({rate: [0.1, 0.2]})},
+        "search": {
+            "space": fjs.sweeps.grid({rate: [0.1, 0.2]}), "strategy": fjs.hyper.halving(rungs=2),
+            "objective": fjs.hyper.final("loss"),
+        },
+        "tune": {"over": [rate], "objective": fjs.hyper.final("loss"), "steps": 1},
+    }[name]  # fmt: skip
+    data = fjs.datasets.from_clients([{"x": np.ones((3, 1), np.float32)}] * 2)
+    task = fjs.functions(lambda key: jax.numpy.zeros(()), loss)
+    getattr(fjs, name)(
+        fjs.fedavg(client_optimizer=fjs.optim.sgd(0.1)), data, task=task, rounds=2, cohort=fjs.cohort.full(),
+        work=fjs.local.epochs(1), batch_size=3, **arguments,
+    )  # fmt: skip
+    assert gc.isenabled()
+    assert set(seen) == {False}
