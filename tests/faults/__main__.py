@@ -49,7 +49,9 @@ def _first_failure(tree: pathlib.Path, arguments: list[str], limit: int) -> str 
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
     }
-    environment = {**os.environ, **kept, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1", "CI": "1"}
+    # Python compiles anew what has another time; no run of tests is so short that a fault keeps the time of the last.
+    kept |= {"PYTHONPYCACHEPREFIX": f"{tree}-bytecode", "PYTHONDONTWRITEBYTECODE": ""}
+    environment = {**os.environ, **kept, "PYTHONPATH": str(tree), "CI": "1"}
     try:
         ran = subprocess.run(
             command, cwd=tree, env=environment, capture_output=True, text=True, errors="replace", timeout=limit
@@ -74,13 +76,16 @@ def _named(tree: pathlib.Path, fault: Fault) -> list[str]:
 
 
 def _verdict(
-    tree: pathlib.Path, fault: Fault, last_time: str | None, limit: int, own: bool
+    tree: pathlib.Path, fault: Fault, last_time: str | None, limit: int, own: bool, sound: set[str]
 ) -> dict[str, str | float | None]:
-    """Plants the fault, runs the tests and takes the fault back; a test that fails without it, too, notices nothing."""
+    """Plants the fault, runs the tests and takes the fault back; a test that fails without it, too, notices nothing.
+
+    ``sound`` has those known to pass without a fault, and gets this one.
+    """
     path = tree / "fedjax_sim" / fault.file
-    sound = path.read_text("utf-8")
+    source = path.read_text("utf-8")
     start = time.monotonic()
-    path.write_text(fault.planted(sound), "utf-8")
+    path.write_text(fault.planted(source), "utf-8")
     try:
         by = _first_failure(tree, [last_time], limit) if last_time else None
         if by is None:
@@ -90,9 +95,11 @@ def _verdict(
             others = ["--ignore", f"tests/{fault.room}", "--ignore", "tests/house/test_faults.py"]
             by = _first_failure(tree, others, limit)
     finally:
-        path.write_text(sound, "utf-8")
+        path.write_text(source, "utf-8")
     name = (by or "").partition(" ")[2]
-    unsound = name if "::" in name and _first_failure(tree, [name], limit) is not None else None
+    unsound = name if "::" in name and name not in sound and _first_failure(tree, [name], limit) else None
+    if not unsound:
+        sound.add(name)
     return {
         "name": fault.name, **dataclasses.asdict(fault), "noticed_by": None if unsound else by,
         "fails_without": unsound, "seconds": round(time.monotonic() - start, 1),
@@ -126,7 +133,7 @@ def main() -> int:
         for fault in faults(room)
         if given.only in fault.file or given.only in fault.why
     ]
-    verdicts, last_time = [], noticed()
+    verdicts, last_time, sound = [], noticed(), set[str]()
     with tempfile.TemporaryDirectory(prefix="fedjax_sim-faults-") as scratch:
         trees: queue.Queue[pathlib.Path] = queue.Queue()
         for job in range(given.jobs):
@@ -135,7 +142,7 @@ def main() -> int:
         def judge(fault: Fault) -> dict[str, str | float | None]:
             tree = trees.get()
             try:
-                return _verdict(tree, fault, last_time.get(fault.name), given.limit, given.own)
+                return _verdict(tree, fault, last_time.get(fault.name), given.limit, given.own, sound)
             finally:
                 trees.put(tree)
 
