@@ -13,10 +13,8 @@ import numpy as np
 from fedjax_sim.algorithms.averaging import Ema, LastK
 from fedjax_sim.algorithms.contract import Method
 from fedjax_sim.algorithms.fedavg import FedAvg
-from fedjax_sim.algorithms.fedproto import FedProto
-from fedjax_sim.algorithms.mr_mtl import MrMtl
 from fedjax_sim.algorithms.partial import Partial
-from fedjax_sim.algorithms.wrapper import Wrapper, innermost
+from fedjax_sim.algorithms.wrapper import Wrapper
 from fedjax_sim.clients.local.batches import Batches, FullBatch
 from fedjax_sim.clients.scheme import check_kind
 from fedjax_sim.core.descriptions import Described
@@ -28,7 +26,7 @@ from fedjax_sim.datasets.host import HostDataset
 from fedjax_sim.diagnostics.catalogue import Inexactness
 from fedjax_sim.engine.asynchronous.buffer import check_method
 from fedjax_sim.engine.client_states import ClientStates, OnDevice
-from fedjax_sim.engine.hook_checks import check_hooks
+from fedjax_sim.engine.hook_checks import begins_with_model, check_hooks
 from fedjax_sim.engine.layout.factored import Factored
 from fedjax_sim.engine.layout.mesh import OnMesh
 from fedjax_sim.engine.layout.pooled import Pooled
@@ -161,7 +159,7 @@ def _ends_elsewhere(plan: Plan) -> str:
         return "clients begin with one of several models"
     if isinstance(method, Wrapper) and method.shared(params) is not params:
         return "clients report the change of a part of the model"
-    if isinstance(innermost(method), (FedProto, MrMtl)):
+    if not begins_with_model(method, params, plan.dataset.num_clients):
         return "clients begin with models of their own"
     return ""
 

@@ -17,7 +17,17 @@ import numpy as np
 from jax import lax
 from jax.interpreters.partial_eval import dce_jaxpr
 
-from fedjax_sim.algorithms.contract import ALL_AVERAGES, Client, Cohort, Message, Method, Requires, Stack, received
+from fedjax_sim.algorithms.contract import (
+    ALL_AVERAGES,
+    Client,
+    Cohort,
+    Message,
+    Method,
+    Requires,
+    Stack,
+    nobody,
+    received,
+)
 from fedjax_sim.algorithms.declarations import Misuse
 from fedjax_sim.algorithms.probe import NoLoss
 from fedjax_sim.algorithms.wrapper import Wrapper, encodes
@@ -36,6 +46,20 @@ def check_hooks(method: Method, task: Task, params: Any, losses: Any, dataset: F
     rows = losses.shape[0]
     some = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((rows, *leaf.shape[1:]), leaf.dtype), dataset.examples)
     _traced.eval_shape(dataset.num_clients, slots, method, task, params, losses, some)
+
+
+def begins_with_model(method: Method, params: Any, num_clients: int) -> bool:
+    """Whether what a client trains begins with the server's model: itself is in it, and nothing made of it."""
+    found: list[bool] = []
+
+    def begun(params: Any, kept: Any, shares: jax.Array, client: Client) -> Any:
+        sent = received(method.send(method.init(params, shares)), client.index)
+        y = method.begin(sent, kept, client)
+        found.append({*map(id, jax.tree.leaves(params))} <= {*map(id, jax.tree.leaves(y))})
+        return y
+
+    jax.eval_shape(begun, params, jax.eval_shape(method.init_client, params), jnp.ones(num_clients), nobody())
+    return found[0]
 
 
 class _Given(NamedTuple):

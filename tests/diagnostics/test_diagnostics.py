@@ -527,6 +527,19 @@ def test_of_chosen_weights_the_diagnostics_are_too(x64):
     assert abs(found["lud"] / plain["lud"] - 1) > 0.01
 
 
+class FromItsOwn(fjs.algorithms.FedAvg):
+    """A user's method, whose clients go on from where they were."""
+
+    def init_client(self, params):
+        return params
+
+    def begin(self, sent, c_i, client):
+        return c_i
+
+    def change(self, y, sent, c_i, client):
+        return jax.tree.map(jnp.subtract, y, c_i)
+
+
 def test_inexactness_of_clients_that_train_elsewhere_is_refused():
     local = {"client_optimizer": fjs.optim.sgd(0.1)}
     slow = {
@@ -538,6 +551,8 @@ def test_inexactness_of_clients_that_train_elsewhere_is_refused():
         (fjs.ema(fjs.freeze(fjs.fedavg(**local), "b")), {}, "the change of a part of the model"),
         (fjs.ifca(**local), {}, "one of several models"),
         (fjs.clipped(fjs.mr_mtl(**local)), {}, "models of their own"),
+        (fjs.fedala(**local), {}, "models of their own"),
+        (FromItsOwn(**local), {}, "models of their own"),
         (fjs.fedavg(**local), slow, "older models"),
     ):
         with pytest.raises(ValueError, match=rf"diagnostics=Inexactness.* and clients .*{message}: leave it out"):
