@@ -526,3 +526,15 @@ def test_messages(name):
         make()
     for part in parts:
         assert part in str(caught.value)
+
+
+def test_a_weighted_cohort_has_the_probability_of_its_draws_one_after_the_other():
+    """Each is drawn from those that are left: sum_k log w_k / (w_k + all that come later or never)."""
+    scheme = co.weighted(4, np.arange(1.0, N + 1))
+    for t in range(5):
+        order = np.asarray(scheme.select(DATA, KEY, t).indices)
+        left, expected = 21.0, 0.0
+        for client in order:
+            expected += np.log((client + 1) / left)
+            left -= client + 1
+        assert float(scheme.log_probability(DATA, KEY, t)) == pytest.approx(expected, rel=1e-5)

@@ -9,6 +9,7 @@ import pytest
 
 import fedjax_sim as fjs
 from fedjax_sim.clients.local import Turn
+from fedjax_sim.clients.local.batches import Positions, fetch
 from fedjax_sim.core.keys import client_draws
 
 local = fjs.local
@@ -100,6 +101,24 @@ def test_geometric_rounds_are_of_one_length_for_all():
     assert work.steps(moved).tolist() == [expected] * S
 
 
+def test_a_round_at_the_bound_has_the_probability_of_all_longer_ones():
+    p, work = 0.3, local.geometric(0.3, most=4)
+    found = {
+        int(tau): float(log)
+        for t in range(40)
+        for tau, log in [(work.steps(turn(t))[0], work.log_probability(turn(t)))]
+    }
+    expected = {1: p, 2: p * (1 - p), 3: p * (1 - p) ** 2, 4: (1 - p) ** 3}
+    assert found == {tau: pytest.approx(np.log(chance), rel=1e-6) for tau, chance in expected.items()}
+
+
+def test_who_is_not_there_is_no_straggler():
+    late = local.stragglers(0.5, 2, keep=False)
+    for t in range(20):
+        there = turn(t, valid=jnp.arange(S) % 5 != 0)
+        assert (np.asarray(late.steps(there) == 0) & np.asarray(there.valid)).sum() == 4  # half of the eight
+
+
 def test_deadline():
     speeds = np.array([0.0, 0.09, 1.0, 30.0, 30.0, 1e9, 2.5, 3.0, 3.1, 0.7])
     now = jax.jit(turn)()
@@ -158,6 +177,21 @@ def test_a_fifth_of_the_examples_makes_five_steps():
     assert scheme.most_in_epochs(with_sizes([5, 6, 5]), 2) == 10
     assert scheme.epoch(2**31 - 8, 1) == 5  # n times the numerator need not fit 32 bits
     assert int(local.fraction(0.999).epoch(jnp.int32(2**30), 1)) == 2
+
+
+def test_examples_with_replacement_are_drawn_anew_at_each_step():
+    scheme, size = local.with_replacement(8), jnp.int32(1000)
+    prepared = scheme.prepare(turn().draws)[0]
+    drawn = [scheme.positions(prepared, size, jnp.int32(step), 8).rows for step in range(40)]
+    assert len(np.unique(np.stack(drawn))) > 200  # of 320, 274 expected
+
+
+def test_a_batch_at_the_end_of_the_data_has_no_example_of_another_client():
+    """Clients of 3 and 2 examples, batches of 4: the second's is read from one place before it on."""
+    data = fjs.datasets.from_clients([{"x": np.arange(3.0)}, {"x": np.arange(3.0, 5.0)}])
+    batch = fetch(data, jnp.int32(3), jnp.int32(2), Positions(jnp.arange(4), jnp.arange(4) < 2), contiguous=True)
+    assert batch.examples["x"][batch.weights > 0].tolist() == [3.0, 4.0]
+    assert float(batch.count) == 2
 
 
 @pytest.mark.parametrize("make", [local.shuffled, local.in_order, local.with_replacement, local.full_batch])
