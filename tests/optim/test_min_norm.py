@@ -374,3 +374,11 @@ def test_one_step_is_an_exact_line_search(solver):
     point = flat(early.point)
     np.testing.assert_allclose(early.gap, point @ point - min(m @ point for m in (a, b, c, -b - c)), rtol=1e-5)
     assert early.gap > 0.1  # one step is not enough: the gap says so
+
+
+def test_an_away_step_ends_where_the_vector_has_no_weight_left():
+    """The exact search along d - c would go three times as far, to a weight below zero."""
+    a, b, c = np.array([[1.0, 1.0, 0.0, 0.0], [1.0, -1.0, 0.0, 0.0], [50.0, 0.0, 0.0, 0.0]])
+    result = found(np.stack([a, b, c]), away_steps(max_steps=1), start=np.array([0.495, 0.495, 0.01]))
+    np.testing.assert_allclose(result.weights, [0.5, 0.5, 0.0], rtol=1e-5)
+    assert result.weights[2] == 0

@@ -6,7 +6,7 @@ import optax
 import pytest
 
 import fedjax_sim as fjs
-from fedjax_sim.optim import adaptive
+from fedjax_sim.optim import adaptive, parts
 from fedjax_sim.optim.described import is_linear, move
 
 GRADIENTS = (0.5, -0.2, 0.8)
@@ -49,6 +49,24 @@ def test_adaptive_servers_of_reddi_et_al(name):
         expected.append(-m / (np.sqrt(v) + tau))
     made = getattr(adaptive, name)(beta1=beta1, beta2=beta2, tau=tau)
     np.testing.assert_allclose(updates(made), expected, rtol=1e-5)
+
+
+def test_a_forgotten_step_divides_by_the_second_moment_as_it_was():
+    """What the server of Mime shows its clients: m with the new gradient, v without it."""
+    made = adaptive.FedAdam(beta1=0.6, beta2=0.9, tau=0.05)
+    state = made.init(jnp.zeros(()))
+    _, state = made.update(jnp.asarray(0.5), state, jnp.zeros(()))
+    m, v = 0.6 * (0.4 * 0.5) + 0.4 * -0.2, 0.9 * 0.05**2 + 0.1 * 0.5**2
+    assert float(made.peek(jnp.asarray(-0.2), state, jnp.zeros(()))) == pytest.approx(-m / (v**0.5 + 0.05), rel=1e-5)
+
+
+def test_the_gradient_is_taken_in_the_part_that_moves():
+    y = parts.Parts(left=jnp.asarray(2.0), right=jnp.asarray(3.0))
+    for name, slope in {"left": 3.0, "right": 4.0}.items():
+        moving = {other: jnp.asarray(other == name) for other in y}
+        found, beside = parts.gradient(lambda y: (y["left"] * y["right"] + y["right"] ** 2 / 3, y["left"]), y, moving)
+        assert {other: float(g) for other, g in found.items()} == {other: slope * (other == name) for other in y}
+        assert float(beside) == 2.0
 
 
 def test_a_rate_for_each_parameter():
