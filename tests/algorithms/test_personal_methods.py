@@ -142,14 +142,19 @@ def of_local_training():
 
 
 @pytest.mark.parametrize(
-    ("lam", "steps"), [(0.6, None), (0.6, 3), pytest.param(0.6, 1, marks=slow), pytest.param(0.0, 7, marks=slow)]
-)
+    ("lam", "steps"),
+    [
+        (0.6, None), (np.linspace(0.2, 1.2, N), 3), pytest.param(0.6, 1, marks=slow), pytest.param(0.0, 7, marks=slow),
+    ],
+    ids=["together", "one lambda a client", "one step", "lambda 0"],
+)  # fmt: skip
 def test_ditto(lam, steps):
     """With momentum, so that the model that waits must not move on by itself."""
-    rho = 0.5
+    rho, each = 0.5, np.broadcast_to(lam, N)
 
     def visit(F, x, v, tau):
-        v = descend(lambda v, k: F.gradient(v, k) + lam * (v - x), v, steps or tau, tau if steps else 0, rho)
+        pull = each[next(i for i, one in enumerate(clients()) if one is F)]
+        v = descend(lambda v, k: F.gradient(v, k) + pull * (v - x), v, steps or tau, tau if steps else 0, rho)
         return descend(F.gradient, x, tau, 0, rho) - x, v
 
     x, kept = by_hand(visit, x0(), x0())
