@@ -37,3 +37,4 @@ def test_what_noticed_them_last_time_is_known_by_their_names():
     known = noticed()
     assert known.keys() <= set(names)
     assert all((ROOT / test.partition("::")[0]).is_file() for test in known.values())
+    assert not [name for name, test in known.items() if test.startswith("tests/house/test_faults.py")]  # fails of all
