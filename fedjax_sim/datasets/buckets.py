@@ -19,6 +19,7 @@ from fedjax_sim.datasets.federated import FederatedDataset, held_out_parts
 from fedjax_sim.datasets.placement import lengthened_rows
 
 _SMALL = 1 << 24  # bytes of examples up to which padding may take four times the memory: nobody reads it
+_MIDDLE = 1 << 26  # likewise, twice the memory
 _COPIED = 1 << 28  # bytes beyond which nothing is copied to be padded
 
 
@@ -72,7 +73,7 @@ def _in_rows(dataset: FederatedDataset, rows: int, parts: dict[str, InBucket], *
 
 
 def bucket(dataset: FederatedDataset) -> int:
-    """Rows of the arrays of data sets like this one: a power of four, of large ones one of eight steps to the double.
+    """Rows of the arrays of data sets like this one: a power of four, of two, of large ones one of eight steps to that.
 
     One that is too large to be copied, or lies on several devices, is its own bucket: others of as many rows are in it.
     """
@@ -80,10 +81,9 @@ def bucket(dataset: FederatedDataset) -> int:
     if any(isinstance(leaf, jax.Array) and len(leaf.devices()) > 1 for leaf in jax.tree.leaves(dataset.examples)):
         return own
     one = max(trees.size_in_bytes(dataset.examples) // own, 1)
-    wide, narrow = 4 ** -(-(own - 1).bit_length() // 2), rounded_up(own)
-    if wide * one <= _SMALL:
-        return int(wide)
-    return narrow if narrow * one <= _COPIED else own
+    wide, middle, narrow = 4 ** -(-(own - 1).bit_length() // 2), 1 << (own - 1).bit_length(), rounded_up(own)
+    sizes = ((wide, _SMALL), (middle, _MIDDLE), (narrow, _COPIED))
+    return next((int(rows) for rows, most in sizes if rows * one <= most), own)
 
 
 def rounded_up(rows: int) -> int:

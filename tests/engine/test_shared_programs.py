@@ -239,5 +239,8 @@ def test_buckets():
     assert [rows(count, 60) for count in (1, 2, 4, 5, 4096, 4097, 6206, 16384, 16385)] == [
         1, 4, 4, 16, 4096, 16384, 16384, 16384, 65536,
     ]  # fmt: skip
+    assert [rows(count, 784) for count in (1025, 5349, 9_000, 13_700, 16_384, 20_000)] == [
+        4096, 8192, 16384, 16384, 16384, 20480,
+    ]  # fmt: skip
     assert rows(48_012, 784) == rows(47_990, 784) == 49_152  # the copy has an eighth more at most
     assert rows(100_001, 784) == 100_001  # 314 MB: no copy
