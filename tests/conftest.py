@@ -8,7 +8,6 @@ import atexit
 import gc
 import importlib.metadata
 import os
-import pathlib
 import shutil
 import tempfile
 import zlib
@@ -37,6 +36,7 @@ import jax
 import pytest
 
 from fedjax_sim.core.devices import double_precision
+from fedjax_sim.core.programs import make_room
 
 atexit.register(shutil.rmtree, os.environ["FEDJAX_SIM_CACHE"], ignore_errors=True)
 # JAX keeps a few million objects, among which Python's collector would look for circles thousands of times.
@@ -117,7 +117,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in gone]
 
 
-_MAPS = pathlib.Path("/proc/self/maps")
 _compiled = [0]  # programs since the maps were last counted
 
 
@@ -130,14 +129,8 @@ jax.monitoring.register_event_duration_secs_listener(_count_program)
 
 @pytest.fixture(autouse=True)
 def _room_for_programs() -> Iterator[None]:
-    """Drops compiled programs before the process has as many memory maps as Linux allows (65,530 as a rule).
-
-    Every program of XLA's CPU backend takes a few; a process that runs out of them dies without a word. To count them
-    takes up to 0.1 s, so that is done every 200 programs.
-    """
+    """For tests that compile other programs than a run's; to count the maps takes up to 0.1 s."""
     yield
-    if _compiled[0] >= 200 and _MAPS.exists():
+    if _compiled[0] >= 200:
         _compiled[0] = 0
-        if _MAPS.read_bytes().count(b"\n") > 50_000:
-            jax.clear_caches()
-            gc.collect()
+        make_room()

@@ -1,4 +1,4 @@
-"""Compiled programs: kept on disk for the next process, in JAX's own cache; and traced without Python's collector."""
+"""Compiled programs: kept on disk for the next process, in JAX's cache; traced without Python's collector; let go."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ from fedjax_sim.core.devices import THREADS, affinity, processor
 from fedjax_sim.core.files import cache_directory, others_may_write, shrink
 
 MOST = 2**30  # bytes
+_MAPS, _MOST_MAPS = Path("/proc/self/maps"), Path("/proc/sys/vm/max_map_count")
+_CROWDED = 2 / 3  # share of them that may be there when a run begins
 _OFTEN = 100  # programs written from one look at the folder's size to the next
 _LEVELS = {"DEBUG": 0, "INFO": 0, "WARN": 1, "WARNING": 1, "ERROR": 2, "FATAL": 3, "CRITICAL": 3}  # of JAX for XLA
 _SILENT = 3
@@ -43,6 +45,27 @@ def uncollected() -> Iterator[None]:
         yield
     finally:
         gc.enable()
+
+
+@contextlib.contextmanager
+def compiling() -> Iterator[None]:
+    """Around what traces and compiles a run's programs, outside of any other trace."""
+    make_room()
+    with uncollected():
+        yield
+
+
+def make_room() -> None:
+    """Lets all compiled programs go before the process has as many memory maps as Linux allows, 65,530 as a rule.
+
+    A program for a CPU takes ten or more, a large one a hundred, and a process that gets no more dies without a word.
+    So a study of thousands of programs compiles some of them again, or reads them from the disk.
+    """
+    if not (_MAPS.exists() and _MOST_MAPS.exists()):  # where nothing bounds them
+        return
+    if _MAPS.read_bytes().count(b"\n") > _CROWDED * int(_MOST_MAPS.read_text("utf-8")):
+        jax.clear_caches()
+        gc.collect()
 
 
 def keep_programs() -> str:

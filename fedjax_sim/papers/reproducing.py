@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import shutil
 import time
@@ -141,8 +140,6 @@ def reproduce_all(
         except Exception as error:  # the others should not be lost for one
             show(traceback.format_exc())
             lines.append(Line(name, None, f"{type(error).__name__}: {error}".partition("\n")[0]))
-        jax.clear_caches()  # some hundred programs would take more memory maps than Linux grants a process
-        gc.collect()
     rest = [Line(name, writing.read(folder / name), "") for name in CATALOGUE if name not in names]
     both = [*lines, *(line for line in rest if line.report is not None)]
     places = {name: place for place, name in enumerate(CATALOGUE)}

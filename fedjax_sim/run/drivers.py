@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.core.devices import prefetched
-from fedjax_sim.core.programs import uncollected
+from fedjax_sim.core.programs import compiling
 from fedjax_sim.datasets.federated import held_out_parts
 from fedjax_sim.datasets.host import HostDataset
 from fedjax_sim.datasets.placement import as_here
@@ -74,7 +74,7 @@ class StreamedDriver:
         self._states = states
         self._nothing: Record = {}
 
-    @uncollected()
+    @compiling()
     def start(self) -> Metrics:
         self._nothing = self._round(0, 0, self._window(0, 0) if self._examples else None, compute=False)
         metrics = self._measure()

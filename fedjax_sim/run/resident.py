@@ -14,7 +14,7 @@ from jax import lax
 
 from fedjax_sim.core import trees
 from fedjax_sim.core.devices import available_cores, threads_for_programs
-from fedjax_sim.core.programs import uncollected
+from fedjax_sim.core.programs import compiling
 from fedjax_sim.datasets.placement import as_here
 from fedjax_sim.engine.arguments import Evaluate
 from fedjax_sim.engine.client_states import as_arrays
@@ -74,7 +74,7 @@ class ResidentDriver:
         self._threads = threads_for_programs(self._workers)
         self._program = _Program(of_plan, self._structure, _rows(length, plan.slots), evaluate, may_stop)
 
-    @uncollected()
+    @compiling()
     def start(self) -> Metrics:
         """Compiles the programs; what is recorded at the evaluation before the first round, leaves [seeds, ...]."""
         return self.advance(0, 0, np.ones(self._groups[-1].stop, bool))[1]

@@ -368,9 +368,10 @@ def test_threads_begin_once(monkeypatch):
 
 
 @pytest.mark.parametrize("before", [True, False])
-def test_pythons_collector_waits_while_a_run_is_traced_and_no_longer(before):
+def test_pythons_collector_waits_while_a_run_is_traced_and_no_longer(before, monkeypatch):
     """And is as it was after an error, and where somebody has switched it off."""
-    seen = []
+    seen, rooms = [], []
+    monkeypatch.setattr(programs, "make_room", lambda: rooms.append(None))
 
     def loss(params, examples):
         seen.append(gc.isenabled())
@@ -399,11 +400,43 @@ def test_pythons_collector_waits_while_a_run_is_traced_and_no_longer(before):
         (gc.enable if was else gc.disable)()
     assert {one for one in seen if isinstance(one, bool)} == {False}
     assert {one for one in seen if isinstance(one, str)} == {"as it was"}
+    assert rooms
+
+
+def test_programs_go_before_a_process_has_as_many_memory_maps_as_it_may(monkeypatch, tmp_path):
+    """Linux alone bounds them."""
+    (tmp_path / "maps").write_text("a map\n" * 70)
+    monkeypatch.setattr(programs, "_MAPS", tmp_path / "maps")
+    monkeypatch.setattr(programs, "_MOST_MAPS", tmp_path / "most")
+    cleared = []
+    monkeypatch.setattr(jax, "clear_caches", lambda: cleared.append(None))
+    for most, expected in ((None, 0), (106, 0), (104, 1)):  # two thirds: 71 and 69
+        if most is not None:
+            (tmp_path / "most").write_text(f"{most}\n")
+        with programs.compiling():
+            assert len(cleared) == expected
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux alone bounds memory maps")
+def test_programs_that_go_leave_their_memory_maps():
+    def maps():
+        gc.collect()
+        return programs._MAPS.read_bytes().count(b"\n")
+
+    kept = [jax.jit(lambda x, n=n: jax.numpy.sin(x * n) @ x) for n in range(30)]
+    before = maps()
+    for one in kept:
+        one(np.ones(5))
+    compiled = maps()
+    jax.clear_caches()
+    assert compiled - before > 60
+    assert maps() - before < (compiled - before) / 2
 
 
 @pytest.mark.parametrize("name", ["sweep", "search", "tune"])
-def test_it_waits_while_a_study_is_traced(name):
-    seen = []
+def test_it_waits_while_a_study_is_traced(name, monkeypatch):
+    seen, rooms = [], []
+    monkeypatch.setattr(programs, "make_room", lambda: rooms.append(None))
 
     def loss(params, examples):
         seen.append(gc.isenabled())
@@ -426,3 +459,4 @@ def test_it_waits_while_a_study_is_traced(name):
     )  # fmt: skip
     assert gc.isenabled()
     assert set(seen) == {False}
+    assert rooms

@@ -199,9 +199,7 @@ def fail(bench: Bench) -> Outcome:
 
 @pytest.fixture
 def toys(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A catalogue of two experiments, of which one fails; programs are kept, for these are the same ones each time."""
-    monkeypatch.setattr(reproducing.jax, "clear_caches", lambda: None)
-    monkeypatch.setattr(reproducing.gc, "collect", lambda: 0)
+    """A catalogue of two experiments, of which one fails."""
     monkeypatch.setattr(
         reproducing,
         "CATALOGUE",

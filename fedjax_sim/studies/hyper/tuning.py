@@ -15,7 +15,7 @@ from fedjax_sim.algorithms.contract import Method
 from fedjax_sim.core import trees
 from fedjax_sim.core.descriptions import describe
 from fedjax_sim.core.loops import over_leading_axis
-from fedjax_sim.core.programs import uncollected
+from fedjax_sim.core.programs import compiling
 from fedjax_sim.core.values import LARGEST_SEED, check_choice, check_count, check_real, shown
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.engine.checks import check_seeds
@@ -208,7 +208,7 @@ def tune(
     records: list[Evaluated] = []
     with progress_bar(steps + 1, progress, "tune") as bar:
         bar.compiling()
-        with uncollected():
+        with compiling():
             program = step.lower(descents, given, keys, np.int32(0)).compile()
         compiled = time.perf_counter()
         for number in range(steps + 1):

@@ -16,7 +16,7 @@ import numpy as np
 from fedjax_sim.algorithms.contract import Method
 from fedjax_sim.core.descriptions import describe
 from fedjax_sim.core.keys import Purpose, purpose_key
-from fedjax_sim.core.programs import uncollected
+from fedjax_sim.core.programs import compiling
 from fedjax_sim.core.values import shown
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.fingerprints import fingerprint
@@ -128,7 +128,7 @@ def search(
         begun = time.perf_counter()
         bar = stack.enter_context(progress_bar(rounds, progress, f"{type(algorithm).__name__} search"))
         bar.compiling()
-        with uncollected():
+        with compiling():
             members, done, store = begin(given, initial_params, values, settings), 0, None
         if checkpoint is not None:
             decisive = description | configuration(description, plan, "a search with checkpoints")
@@ -136,7 +136,7 @@ def search(
             store = stack.enter_context(Store(checkpoint))
             members, done = _restored(store, decisive, members)
         # No evaluation compiles the program.
-        with uncollected():
+        with compiling():
             members = jax.block_until_ready(advance(given, members, np.int32(done), np.int32(done), settings))
         compiled = time.perf_counter()
         at_once = 1 if store is not None or bar.enabled else len(evaluated)

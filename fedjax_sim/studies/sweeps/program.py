@@ -14,7 +14,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fedjax_sim.core.loops import counted
-from fedjax_sim.core.programs import uncollected
+from fedjax_sim.core.programs import compiling
 from fedjax_sim.engine.arguments import Evaluate
 from fedjax_sim.engine.checks import resolve
 from fedjax_sim.engine.plan import Plan, TrainState, layout_by_rule
@@ -233,7 +233,7 @@ class Executor:
         self._settings = Settings(in_turn=takes_turns(used[0]), mesh=mesh, **settings)
         self.size = chunk_size(count, chunk, len(used), in_turn=self._settings.in_turn)
 
-    @uncollected()
+    @compiling()
     def compile(self) -> float:
         """Makes the program ready, without a round; returns the seconds it took."""
         started = time.perf_counter()
