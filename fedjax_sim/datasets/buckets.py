@@ -73,7 +73,7 @@ def _in_rows(dataset: FederatedDataset, rows: int, parts: dict[str, InBucket], *
 
 
 def bucket(dataset: FederatedDataset) -> int:
-    """Rows of the arrays of data sets like this one: a power of four, of two, of large ones one of eight steps to that.
+    """Rows of the arrays of data sets like this one: a power of four, of two, or of four significant bits, by bytes.
 
     One that is too large to be copied, or lies on several devices, is its own bucket: others of as many rows are in it.
     """

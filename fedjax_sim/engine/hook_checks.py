@@ -53,8 +53,8 @@ def begins_with_model(method: Method, params: Any, num_clients: int) -> bool:
     found: list[bool] = []
 
     def begun(params: Any, kept: Any, shares: jax.Array, client: Client) -> Any:
-        sent = received(method.send(method.init(params, shares)), client.index)
-        y = method.begin(sent, kept, client)
+        sent = received(call(method, "send", call(method, "init", params, shares)), client.index)
+        y = call(method, "begin", sent, kept, client)
         found.append({*map(id, jax.tree.leaves(params))} <= {*map(id, jax.tree.leaves(y))})
         return y
 

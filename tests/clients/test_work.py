@@ -103,11 +103,7 @@ def test_geometric_rounds_are_of_one_length_for_all():
 
 def test_a_round_at_the_bound_has_the_probability_of_all_longer_ones():
     p, work = 0.3, local.geometric(0.3, most=4)
-    found = {
-        int(tau): float(log)
-        for t in range(40)
-        for tau, log in [(work.steps(turn(t))[0], work.log_probability(turn(t)))]
-    }
+    found = {int(work.steps(now)[0]): float(work.log_probability(now)) for now in map(turn, range(40))}
     expected = {1: p, 2: p * (1 - p), 3: p * (1 - p) ** 2, 4: (1 - p) ** 3}
     assert found == {tau: pytest.approx(np.log(chance), rel=1e-6) for tau, chance in expected.items()}
 

@@ -97,9 +97,12 @@ def _verdict(
     finally:
         path.write_text(source, "utf-8")
     name = (by or "").partition(" ")[2]
-    unsound = name if "::" in name and name not in sound and _first_failure(tree, [name], limit) else None
-    if not unsound:
-        sound.add(name)
+    unsound = None
+    if "::" in name and name not in sound:
+        if _first_failure(tree, [name], limit):
+            unsound = name
+        else:
+            sound.add(name)
     return {
         "name": fault.name, **dataclasses.asdict(fault), "noticed_by": None if unsound else by,
         "fails_without": unsound, "seconds": round(time.monotonic() - start, 1),

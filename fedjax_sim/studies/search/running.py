@@ -130,13 +130,12 @@ def search(
         bar.compiling()
         with compiling():
             members, done, store = begin(given, initial_params, values, settings), 0, None
-        if checkpoint is not None:
-            decisive = description | configuration(description, plan, "a search with checkpoints")
-            decisive["initial_params"] = None if initial_params is None else fingerprint(initial_params)
-            store = stack.enter_context(Store(checkpoint))
-            members, done = _restored(store, decisive, members)
-        # No evaluation compiles the program.
-        with compiling():
+            if checkpoint is not None:
+                decisive = description | configuration(description, plan, "a search with checkpoints")
+                decisive["initial_params"] = None if initial_params is None else fingerprint(initial_params)
+                store = stack.enter_context(Store(checkpoint))
+                members, done = _restored(store, decisive, members)
+            # No evaluation compiles the program.
             members = jax.block_until_ready(advance(given, members, np.int32(done), np.int32(done), settings))
         compiled = time.perf_counter()
         at_once = 1 if store is not None or bar.enabled else len(evaluated)
