@@ -8,7 +8,7 @@ one with the same result, whose derivative is used.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,22 @@ from jax.custom_derivatives import SymbolicZero
 from jax.experimental import io_callback
 
 OnRound = Callable[[int, dict[str, np.ndarray]], object]  # (rounds done, metrics)
-Tell = Callable[[Any, jax.Array, dict[str, jax.Array]], tuple[Any, jax.Array]]  # (state, done, metrics) -> state, done
+
+
+class Reached(NamedTuple):
+    """Where a run is that tells the host about it.
+
+    Attributes:
+      state: of the run.
+      told: int32, what the call before returned. The next call takes it, so that calls keep their order: outside of a
+        loop nothing else does. ``()`` where nobody is told.
+    """
+
+    state: Any
+    told: Any = ()
+
+
+Tell = Callable[[Reached, jax.Array, dict[str, jax.Array]], tuple[Reached, jax.Array]]  # (_, done, metrics) -> _, done
 
 
 def with_static_derivative(dynamic: Callable[..., Any], static: Callable[..., Any]) -> Callable[..., Any]:
@@ -93,35 +108,37 @@ def over_leading_axis(function: Callable[[Any], Any], xs: Any) -> Any:
     return jax.vmap(function)(xs)
 
 
-def silent(state: Any, done: jax.Array, metrics: dict[str, jax.Array]) -> tuple[Any, jax.Array]:
+def silent(reached: Reached, done: jax.Array, metrics: dict[str, jax.Array]) -> tuple[Reached, jax.Array]:
     """The :data:`Tell` that tells nobody."""
-    return state, done
+    return reached, done
 
 
 def teller(on_round: OnRound) -> Tell:
-    """The identity on ``(state, done)`` that calls ``on_round(done, metrics)`` on the host when the program gets there.
+    """The identity on ``(reached, done)`` that calls ``on_round(done, metrics)`` on the host as the program gets there.
 
     One call under any number of ``vmap``, with the metrics' axes in front; none where the state is differentiated: a
-    derivative passes it as if it were not there. What uses the ``done`` that is returned runs after the call.
+    derivative passes it as if it were not there. What uses the ``done`` that is returned runs after the call, and so do
+    the calls with the ``Reached`` that is returned.
     """
 
-    def call(done: Any, metrics: dict[str, Any]) -> np.ndarray:
+    def call(done: Any, metrics: dict[str, Any], told: Any) -> np.ndarray:
         on_round(int(done), {name: np.asarray(value) for name, value in metrics.items()})
         return np.asarray(done, np.int32)
 
     # JAX repeats a callback for every lane of a vmap, so there is a rule of its own. The state goes through it because
     # the oldest supported version drops what nobody uses, and some use the state only.
     @custom_vmap
-    def fire(state: Any, done: jax.Array, metrics: dict[str, jax.Array]) -> tuple[Any, jax.Array]:
-        return state, io_callback(call, jax.ShapeDtypeStruct((), jnp.int32), done, metrics)
+    def fire(reached: Reached, done: jax.Array, metrics: dict[str, jax.Array]) -> tuple[Reached, jax.Array]:
+        told = io_callback(call, jax.ShapeDtypeStruct((), jnp.int32), done, metrics, reached.told)
+        return Reached(reached.state, told), told
 
     @fire.def_vmap
-    def _(size: int, batched: Any, state: Any, done: jax.Array, metrics: dict[str, jax.Array]) -> tuple[Any, Any]:
-        return fire(state, done, metrics), (batched[0], False)
+    def _(size: int, batched: Any, reached: Reached, done: jax.Array, metrics: dict[str, jax.Array]) -> tuple[Any, Any]:
+        return fire(reached, done, metrics), (Reached(batched[0].state, False), False)
 
     @jax.custom_jvp
-    def tell(state: Any, done: jax.Array, metrics: dict[str, jax.Array]) -> tuple[Any, jax.Array]:
-        return fire(state, done, metrics)  # type: ignore[no-any-return]
+    def tell(reached: Reached, done: jax.Array, metrics: dict[str, jax.Array]) -> tuple[Reached, jax.Array]:
+        return fire(reached, done, metrics)  # type: ignore[no-any-return]
 
     @tell.defjvp
     def _(primals: Any, tangents: Any) -> tuple[Any, Any]:

@@ -135,9 +135,9 @@ def make_train(
       adjoint: how rounds are differentiated: an object of ``fjs.adjoints``. None for ``per_round()``, which stores the
         state before each round and computes the round again on the way back.
       on_round: called on the host, while the program runs, as ``on_round(rounds_done, metrics)``: once at the start,
-        with 0, and once after every round. ``metrics`` are numpy arrays by name where the round is evaluated, else
-        ``{}``. Under ``vmap`` it is still one call a round, with the metrics' axes in front; where the run is
-        differentiated there is none. ``progress_bar(rounds).update`` of ``fjs.reporting`` is such a function;
+        with 0, and once after every round, in their order. ``metrics`` are numpy arrays by name where the round is
+        evaluated, else ``{}``. Under ``vmap`` it is still one call a round, with the metrics' axes in front; where the
+        run is differentiated there is none. ``progress_bar(rounds).update`` of ``fjs.reporting`` is such a function;
         ``jax.effects_barrier()`` waits for the last call.
 
     Returns:

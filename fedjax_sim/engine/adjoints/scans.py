@@ -16,7 +16,7 @@ from jax.interpreters import ad, batching, mlir
 from fedjax_sim.clients.scheme import one_of
 from fedjax_sim.core.descriptions import Described, factory
 from fedjax_sim.core.fields import count, leaf
-from fedjax_sim.core.loops import Tell, silent
+from fedjax_sim.core.loops import Reached, Tell, silent
 from fedjax_sim.engine.plan import Plan, TrainState
 from fedjax_sim.engine.rounds import some_rounds
 
@@ -25,8 +25,8 @@ class Run(NamedTuple):
     """The rounds of a run as functions.
 
     Attributes:
-      tell: the identity in ``(state, rounds done)``, called at the start and after every round, with the metrics where
-        there is an evaluation.
+      tell: the identity in ``(reached, rounds done)``, called at the start and after every round, with the metrics
+        where there is an evaluation.
     """
 
     step: Callable[[Plan, TrainState, jax.Array], tuple[TrainState, Any]]  # (plan, state, t) -> (state, record)
@@ -34,6 +34,10 @@ class Run(NamedTuple):
     rounds: int
     eval_every: int
     tell: Tell = silent
+
+    def start(self, state: TrainState) -> Reached:
+        """``state`` where nobody has been told of anything yet."""
+        return Reached(state) if self.tell is silent else Reached(state, jnp.int32(0))
 
 
 class Span(NamedTuple):
@@ -83,59 +87,61 @@ class Scanned(Adjoint):
         return lax.scan(body, carry, xs)
 
     def run(self, run: Run, plan: Plan, state: TrainState) -> Ran:
-        return self.between(run, plan, state, 0, run.rounds)
+        reached, records, metrics = self.between(run, plan, run.start(state), 0, run.rounds)
+        return Ran(reached.state, records, metrics)
 
-    def between(self, run: Run, plan: Plan, state: TrainState, start: int, stop: int) -> Ran:
+    def between(self, run: Run, plan: Plan, reached: Reached, start: int, stop: int) -> tuple[Reached, Any, Any]:
         """Rounds ``start`` to ``stop - 1`` and the evaluations before them; after them too where they are the last."""
         every = run.eval_every
         stored_step = self.stored(lambda state, t: run.step(plan, state, t))
         stored_measure = self.stored(lambda state: run.measure(plan, state))
 
-        def step(_: Plan, state: TrainState, t: jax.Array) -> tuple[TrainState, Any]:
-            state, record = stored_step(state, t)
+        def step(_: Plan, reached: Reached, t: jax.Array) -> tuple[Reached, Any]:
+            state, record = stored_step(reached.state, t)
+            reached = reached._replace(state=state)
             if every > 1:
-                state = run.tell(state, t + 1, {})[0]
-            return state, record
+                reached, _done = run.tell(reached, t + 1, {})
+            return reached, record
 
-        def measure(state: TrainState, done: jax.Array) -> tuple[TrainState, jax.Array, Any]:
-            measured = stored_measure(state)
-            return *run.tell(state, done, measured), measured
+        def measure(reached: Reached, done: jax.Array) -> tuple[Reached, jax.Array, Any]:
+            measured = stored_measure(reached.state)
+            return *run.tell(reached, done, measured), measured
 
-        def scan(body: Callable[..., Any], state: TrainState, ts: jax.Array) -> tuple[TrainState, Any]:
+        def scan(body: Callable[..., Any], reached: Reached, ts: jax.Array) -> tuple[Reached, Any]:
             if len(ts) == 1:  # a loop around it would store the state once more
-                state, record = body(state, ts[0])
-                return state, _row(record)
-            return self.scan(body, state, ts, Span(stop - start, min(every, stop - start), blocks=False))
+                reached, record = body(reached, ts[0])
+                return reached, _row(record)
+            return self.scan(body, reached, ts, Span(stop - start, min(every, stop - start), blocks=False))
 
-        def rounds(state: TrainState, ts: jax.Array) -> tuple[TrainState, Any]:
-            return some_rounds(plan, state, ts, scan, step)
+        def rounds(reached: Any, ts: jax.Array) -> tuple[Any, Any]:
+            return some_rounds(plan, reached, ts, scan, step)
 
-        def block(state: TrainState, ts: jax.Array) -> tuple[TrainState, Any]:
+        def block(reached: Reached, ts: jax.Array) -> tuple[Reached, Any]:
             # Evaluated before its rounds, not after: what an evaluation and the first round store is then one state.
-            state, first, measured = measure(state, ts[0])
-            state, records = rounds(state, ts + (first - ts[0]))  # zero: no round starts before the call was made
-            return state, (records, measured)
+            reached, first, measured = measure(reached, ts[0])
+            reached, records = rounds(reached, ts + (first - ts[0]))  # zero: no round starts before the call was made
+            return reached, (records, measured)
 
         records: list[Any] = []
         metrics: list[Any] = []
         first = min(-(-start // every) * every, stop)
         last = max(stop - stop % every, first)
         if start < first:
-            state, record = rounds(state, jnp.arange(start, first, dtype=jnp.int32))
+            reached, record = rounds(reached, jnp.arange(start, first, dtype=jnp.int32))
             records.append(record)
         if first < last:
             tss = jnp.arange(first, last, dtype=jnp.int32).reshape(-1, every)
-            state, (record, measured) = self.scan(block, state, tss, Span(stop - start, every, blocks=True))
+            reached, (record, measured) = self.scan(block, reached, tss, Span(stop - start, every, blocks=True))
             records.append(jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), record))
             metrics.append(measured)
         if last < stop:
-            state, (record, one) = block(state, jnp.arange(last, stop, dtype=jnp.int32))
+            reached, (record, one) = block(reached, jnp.arange(last, stop, dtype=jnp.int32))
             records.append(record)
             metrics.append(_row(one))
         if stop == run.rounds:
-            state, _, measured = measure(state, jnp.int32(run.rounds))
+            reached, _, measured = measure(reached, jnp.int32(run.rounds))
             metrics.append(_row(measured))
-        return Ran(state, joined(records), joined(metrics))
+        return reached, joined(records), joined(metrics)
 
 
 def joined(pieces: list[Any]) -> Any:
@@ -255,10 +261,9 @@ class Truncated(Scanned):
         cut = run.rounds - self.last
         if cut <= 0:
             return self.base.run(run, plan, state)
-        early = Direct().between(run, stopped(plan), stopped(state), 0, cut)
-        late = self.base.between(run, plan, early.state, cut, run.rounds)
-        records, metrics = ([getattr(early, name), getattr(late, name)] for name in ("records", "metrics"))
-        return Ran(late.state, joined(records), joined(metrics))
+        reached, *early = Direct().between(run, stopped(plan), run.start(stopped(state)), 0, cut)
+        reached, *late = self.base.between(run, plan, reached, cut, run.rounds)
+        return Ran(reached.state, *(joined(list(pieces)) for pieces in zip(early, late, strict=True)))
 
 
 class Forward(Scanned):
