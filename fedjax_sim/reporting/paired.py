@@ -54,6 +54,17 @@ def _round_off(a: np.ndarray, b: np.ndarray, precision: str) -> np.ndarray:
     return size
 
 
+def tested(a: np.ndarray, b: np.ndarray, precision: str) -> tuple[np.ndarray, float, float]:
+    """:func:`differences` of finite values [S], half of the interval of their mean, and p of the test that it is 0.
+
+    Differences that are all equal and not 0, as of accuracies of few examples, have no test: t would be as large as
+    round-off is small. Their half is 0 and their p NaN.
+    """
+    d = differences(a, b, precision)
+    alike = d.any() and np.ptp(d) <= _round_off(a, b, precision).max()
+    return (d, 0.0, float("nan")) if alike else (d, float(half_width(d)), t_test(d))
+
+
 def t_test(d: np.ndarray) -> float:
     """Two-sided p of Student's test that the mean of paired differences [S] is 0; 0 where all are equal and not 0."""
     from scipy.special import stdtr
@@ -87,17 +98,15 @@ def paired(histories: Mapping[str, Recorded], metric: str | None = None, against
         if name == base:
             continue
         given = finals, values[base], str(recorded.described(histories[name], "environment", "float"))
-        d = differences(*given)
-        if np.isfinite(d).all():
-            alike = d.any() and np.ptp(d) <= _round_off(*given).max()  # then t is as large as round-off is small
-            half, p = (0.0, np.nan) if alike else (float(half_width(d)), t_test(d))
+        if np.isfinite(differences(*given)).all():
+            d, half, p = tested(*given)
             said = float(d.mean()), half, int((sign * d < 0).sum()), p, p
         else:
             said = np.nan, np.nan, 0, np.nan, np.nan
         rows.append(Paired(metric, base, name, finals, *said))
-    tested = [number for number, row in enumerate(rows) if np.isfinite(row.p)]
-    corrected = adjusted(np.array([rows[number].p for number in tested]), "holm")
-    for number, p in zip(tested, corrected.tolist(), strict=True):
+    known = [number for number, row in enumerate(rows) if np.isfinite(row.p)]
+    corrected = adjusted(np.array([rows[number].p for number in known]), "holm")
+    for number, p in zip(known, corrected.tolist(), strict=True):
         rows[number] = rows[number]._replace(adjusted=p)
     return rows
 

@@ -157,6 +157,19 @@ def test_a_seed_that_diverged_leaves_no_number() -> None:
         benchmark.differences(rows, "bytes")
 
 
+def test_equal_differences_and_round_off_tell_nothing() -> None:
+    """Two draws of 40 reported examples in which a method has one more right: no spread to test by, not p = 0."""
+    values = {BASE: (0.8, 0.85), "SCAFFOLD": (0.825, 0.875), "FedNova": (0.8 * (1 + 1e-7), 0.85 * (1 + 2e-7)),
+              "FedDyn": (0.85, 0.95)}  # fmt: skip
+    rows = [row("synthetic(1, 1)", name, draw, 0, of[draw]) for name, of in values.items() for draw in range(2)]
+    alike, none, told = benchmark.differences(rows)
+    assert (alike.mean, alike.half, alike.better) == (pytest.approx(0.025), 0.0, 2)
+    assert np.isnan([alike.effect, alike.p, alike.adjusted]).all()
+    assert (none.mean, none.half, none.better, none.p) == (0.0, 0.0, 0, 1.0)
+    assert told.adjusted == pytest.approx(2 * stats.ttest_1samp([0.05, 0.1], 0).pvalue)  # of the two that have a test
+    assert "*" not in benchmark.Result([], rows).table().partition("\n\n")[0]
+
+
 def test_the_smallest_effect_is_told_with_its_power() -> None:
     for draws, methods in ((2, 1), (3, 1), (3, 7), (4, 15), (10, 7)):  # of few draws scipy's nct and nctdtr are NaN
         effect, bound = benchmark.smallest_effect(draws, methods), stats.t.ppf(1 - 0.025 / methods, draws - 1)

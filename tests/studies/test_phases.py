@@ -89,6 +89,18 @@ def test_the_best_of_three_is_better_than_both():
         assert found.winner[place] == (best if 1.5 * p <= 0.05 else -1)
 
 
+def test_differences_that_are_all_equal_have_no_winner():
+    """One example of 50 more in both of two seeds: Student's t would be as large as round-off is small, and p 0."""
+    values = np.array([[[[0.80, 0.86], [0.82, 0.88]], [[0.80, 0.86], [0.81, 0.8701]]]])
+    for correction in ("bh", None):
+        found = diagram(values, less=False).verdict(correction=correction)
+        assert found.winner.tolist() == [[-1, 1]]
+        assert np.isnan(found.p).tolist() == [[True, False]]
+        assert found.adjusted[0, 1] == found.p[0, 1] < 0.05  # one test is left
+    third = np.concatenate([values, values[:, :, :1] - [[[0.1, 0.2]]]], axis=2)  # is told apart from the best, a is not
+    assert diagram(third, less=False).verdict().winner[0, 0] == -1
+
+
 def test_divergence_loses_and_what_is_missing_is_neither():
     values = np.random.default_rng(0).normal(size=(3, 1, 2, 5))
     values[0, 0, 0, 2] = np.nan

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedjax_sim.core.tabular import table
 from fedjax_sim.core.values import check_choice, check_count
-from fedjax_sim.reporting.paired import LEVEL, adjusted, half_width, t_test
+from fedjax_sim.reporting.paired import LEVEL, adjusted, tested
 from fedjax_sim.reporting.recorded import less_is_better
 from fedjax_sim.studies.benchmark.methods import BASE
 from fedjax_sim.studies.benchmark.problems import PROBLEMS
@@ -36,7 +36,8 @@ class Difference(NamedTuple):
       p: two-sided, of the paired t test.
       adjusted: p, corrected for the methods on this problem (Holm 1979).
 
-    Numbers are NaN where a run of either diverged, or one draw was made.
+    Numbers are NaN where a run of either diverged, or one draw was made. Differences of round-off are none; such as are
+    all equal and not 0, as of accuracies of few examples, have no effect and no p.
     """
 
     problem: str
@@ -77,9 +78,9 @@ def differences(
         base = found[problem, BASE]
         others = [method for of, method in found if of == problem and method != BASE]
         of_problem = [_difference(problem, method, found[problem, method], base) for method in others]
-        tested = [at for at, of in enumerate(of_problem) if np.isfinite(of.p)]
-        corrected = adjusted(np.array([of_problem[at].p for at in tested]), "holm")
-        for at, p in zip(tested, corrected.tolist(), strict=True):
+        known = [at for at, of in enumerate(of_problem) if np.isfinite(of.p)]
+        corrected = adjusted(np.array([of_problem[at].p for at in known]), "holm")
+        for at, p in zip(known, corrected.tolist(), strict=True):
             of_problem[at] = of_problem[at]._replace(adjusted=p)
         made += of_problem
     return made
@@ -87,15 +88,13 @@ def differences(
 
 def _difference(problem: str, method: str, own: dict[int, list[float]], base: dict[int, list[float]]) -> Difference:
     draws = sorted(own.keys() & base.keys())
-    values = np.array([np.mean(own[draw]) for draw in draws])
-    d = values - np.array([np.mean(base[draw]) for draw in draws])
-    d = -d if less_is_better(PROBLEMS[problem].metric) else d
-    nan = float("nan")
-    said = (nan, nan, nan)
+    values, beside = (np.array([np.mean(of[draw]) for draw in draws]) for of in (own, base))
+    given = (beside, values) if less_is_better(PROBLEMS[problem].metric) else (values, beside)
+    d, nan = given[0] - given[1], float("nan")
+    half, effect, p = nan, nan, nan
     if len(draws) > 1 and np.isfinite(d).all():
-        spread = float(d.std(ddof=1))
-        said = float(half_width(d)), float(d.mean()) / spread if spread else nan, t_test(d)
-    half, effect, p = said
+        d, half, p = tested(*given, "float32")
+        effect = float(d.mean() / d.std(ddof=1)) if half else nan
     mean = float(d.mean()) if draws else nan
     return Difference(problem, method, float(values.mean()) if draws else nan, mean, half, effect,
                       int((d > 0).sum()), len(draws), p, p)  # fmt: skip

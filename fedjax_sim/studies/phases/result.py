@@ -28,7 +28,7 @@ class Verdict(NamedTuple):
     Attributes:
       winner: the number of the method that is better than every other one, -1 where none is, -2 where nothing was
         computed.
-      p: of the test; NaN where there was none because at most one method did not diverge.
+      p: of the test; NaN where there was none: at most one method did not diverge, or differences are all equal.
       adjusted: corrected for all tested cells.
     """
 
@@ -99,7 +99,8 @@ class PhaseDiagram:
 
         In a cell the method of the best mean is tested against every other, two-sided, by Student's test on paired
         differences. It has to be better than all: p is the largest of these, times half the number of methods. A method
-        that diverged for a seed cannot win, and loses to the others without a test. Differences of round-off are none.
+        that diverged for a seed cannot win, and loses to the others without a test. Differences of round-off are none;
+        where they are all equal and not 0, as of accuracies of few examples, there is no test and no winner.
 
         Args:
           level: of significance.
@@ -114,7 +115,7 @@ class PhaseDiagram:
             check_choice("verdict(correction=...)", correction, ("bh", "holm"))
         if len(self.methods) < 2 or len(self.seeds) < 2:
             raise ValueError("verdict: a paired test needs two methods and two seeds")
-        cost = self.values if self.less else -self.values
+        cost, precision = self.values if self.less else -self.values, str(self.description["environment"]["float"])
         winner, p = np.where(self.computed, -1, -2), np.full(self.computed.shape, np.nan)
         for place in np.argwhere(self.computed):
             at = tuple(place)
@@ -124,8 +125,9 @@ class PhaseDiagram:
             best = min(whole, key=lambda m: cost[at][m].mean())
             winner[at] = best
             if len(whole) > 1:
-                found = [_p_value(self._paired(best, m)[at] * (1 if self.less else -1)) for m in whole if m != best]
-                p[at] = min(max(found) * len(whole) / 2, 1.0)
+                found = [_p_value(cost[at][best], cost[at][m], precision) for m in whole if m != best]
+                p[at] = np.minimum(np.max(found) * len(whole) / 2, 1.0)  # NaN where one is: Python's max passes over it
+                winner[at] = -1 if np.isnan(p[at]) else best
         adjusted = p.copy()
         tested = np.isfinite(p)
         adjusted[tested] = paired.adjusted(p[tested], correction)
@@ -227,6 +229,7 @@ class PhaseDiagram:
         return in_notebook(self, table(columns, "html"))
 
 
-def _p_value(d: np.ndarray) -> float:
-    """Two-sided p of the costs' differences d of the better less the other; 1 where there are none."""
-    return 1.0 if d.mean() >= 0 else paired.t_test(d)
+def _p_value(better: np.ndarray, other: np.ndarray, precision: str) -> float:
+    """Two-sided p of the differences of costs [S]; 1 where there are none, NaN where all are equal."""
+    d, _, p = paired.tested(better, other, precision)
+    return 1.0 if d.mean() >= 0 else p
