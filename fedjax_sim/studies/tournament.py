@@ -102,8 +102,9 @@ class Tournament:
         return in_notebook(self, self._table("html"))
 
     def _table(self, form: str) -> str:
+        several = len(self.seeds) > 1
         spread = [
-            f"{entry.score:.4g} ± {np.std(entry.by_seed, ddof=min(len(entry.by_seed) - 1, 1)):.2g}"
+            f"{entry.score:.4g}" + (f" ± {np.std(entry.by_seed, ddof=1):.2g}" if several else "")
             if np.isfinite(entry.score) else "–"
             for entry in self.entries
         ]  # fmt: skip
@@ -114,7 +115,8 @@ class Tournament:
         ]
         ended = "" if self.complete else "; the budget ended it"
         rungs = ", ".join(map(str, self.rungs))
-        said = f"rungs of {rungs} rounds, {len(self.seeds)} seeds; {self.spent} rounds spent{ended}"
+        over = f"mean ± standard deviation over {len(self.seeds)} seeds" if several else "one seed"
+        said = f"rungs of {rungs} rounds; {over}; {self.spent} rounds spent{ended}"
         errors = [f"{entry.name}: {entry.error}" for entry in self.entries if entry.error]
         return table(columns, form, notes=[*errors, said])
 

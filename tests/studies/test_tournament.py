@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import fedjax_sim as fjs
+from fedjax_sim.studies.tournament import Entry, Tournament
 
 pytestmark = pytest.mark.xdist_group("tournament")  # one worker compiles what they share
 
@@ -46,6 +47,17 @@ def test_the_best_go_on_and_have_the_scores_of_ordinary_runs(tmp_path):
     assert said[0].startswith("rung 0, slow: loss ")
     assert str(found).splitlines()[2].split()[:2] == ["better", "8"]
     assert "16 rounds spent" in str(found)
+
+
+def test_the_table_says_what_its_spread_is_and_one_seed_has_none():
+    def table(*by_seed):
+        entry = Entry("a", 0, 4, float(np.mean(by_seed)), list(by_seed), 1.0, "", None)
+        return str(Tournament([entry], "loss", list(range(len(by_seed))), [4], 4, True))
+
+    assert "2 ± 1.4" in table(1.0, 3.0)
+    assert table(1.0, 3.0).endswith("rungs of 4 rounds; mean ± standard deviation over 2 seeds; 4 rounds spent")
+    assert "±" not in table(1.0)
+    assert table(1.0).endswith("rungs of 4 rounds; one seed; 4 rounds spent")
 
 
 def test_the_same_call_reads_and_a_call_with_more_plays_only_what_is_new(tmp_path, monkeypatch):
