@@ -21,13 +21,15 @@ _PARAMETERS = 100  # in one request, as MLflow allows
 def scalars(reported: Reported, seeds: list[int], *, each_seed: bool = False) -> dict[str, float]:
     """All that is one number a seed: means over the seeds, and with several seeds ``..._std``.
 
+    That is of a sample, divided by seeds - 1, as tables print it.
+
     Records of rounds are means over the rounds since the last evaluation, under ``rounds/``. Arrays (accuracies by
     client, matrices) are left out. With ``each_seed`` also every seed's own number, ``..._seed_3``.
 
     Example:
       >>> import numpy as np
       >>> scalars(Reported(2, {"loss": np.array([1.0, 3.0])}, {"cohort_size": np.array([[4, 4], [4, 4]])}), [0, 1])
-      {'loss': 2.0, 'loss_std': 1.0, 'rounds/cohort_size': 4.0, 'rounds/cohort_size_std': 0.0}
+      {'loss': 2.0, 'loss_std': 1.4142135623730951, 'rounds/cohort_size': 4.0, 'rounds/cohort_size_std': 0.0}
     """
     found = {name: values for name, values in reported.metrics.items() if values.ndim == 1}
     found |= {f"rounds/{name}": values.mean(axis=1) for name, values in reported.rounds.items() if values.ndim == 2}
@@ -36,7 +38,7 @@ def scalars(reported: Reported, seeds: list[int], *, each_seed: bool = False) ->
     for name, values in found.items():
         numbers[name] = means[name]
         if len(seeds) > 1:
-            numbers[f"{name}_std"] = float(values.std())
+            numbers[f"{name}_std"] = float(values.std(ddof=1))
             if each_seed:
                 numbers |= {f"{name}_seed_{seed}": float(value) for seed, value in zip(seeds, values, strict=True)}
     return numbers | means  # a metric may be called as the deviation of another is

@@ -97,7 +97,7 @@ def test_scalars():
     rounds = {"cohort_size": np.array([[1, 3], [2, 2]]), "cosine_matrix": np.zeros((2, 2, 3, 3))}
     found = scalars(Reported(2, metrics, rounds), [4, 7], each_seed=True)
     assert found == {
-        "loss": 2.0, "loss_std": 1.0, "loss_seed_4": 1.0, "loss_seed_7": 3.0, "rounds/cohort_size": 2.0,
+        "loss": 2.0, "loss_std": 2**0.5, "loss_seed_4": 1.0, "loss_seed_7": 3.0, "rounds/cohort_size": 2.0,
         "rounds/cohort_size_std": 0.0, "rounds/cohort_size_seed_4": 2.0, "rounds/cohort_size_seed_7": 2.0,
     }  # fmt: skip
     alone = Reported(1, {"loss": np.array([np.nan])}, {})
