@@ -95,6 +95,11 @@ def areas(history: History) -> np.ndarray:
     return found
 
 
+def with_spread(values: np.ndarray, decimals: int) -> str:
+    """The mean ± standard deviation over seeds, of a sample; 0 of one seed."""
+    return f"{values.mean():.{decimals}f} ± {values.std(ddof=min(values.size - 1, 1)):.{decimals}f}"
+
+
 def largest(errors: Iterable[float]) -> float:
     """The largest of errors, NaN where one is: Python's ``max`` passes over it, and the claim would hold."""
     return float(np.max([*errors]))

@@ -62,6 +62,8 @@ def test_level_and_unsteadiness():
     np.testing.assert_array_equal(measuring.rises(one_lost), [0.0, math.inf])
     np.testing.assert_array_equal(measures.whole(one_lost, "loss"), [1.5, math.inf])
     assert math.isnan(measuring.largest([0.1, math.nan]))
+    assert measuring.with_spread(np.array([1.0, 3.0]), 2) == "2.00 ± 1.41"  # of a sample
+    assert measuring.with_spread(np.array([1.0]), 1) == "1.0 ± 0.0"
 
 
 def test_a_run_that_diverges_anywhere_is_counted():

@@ -13,7 +13,7 @@ import numpy as np
 import fedjax_sim as fjs
 from fedjax_sim.papers.bench import Bench, Claim, Effect, Outcome, Scale, Setting, Table, Why, mapped
 from fedjax_sim.papers.fednova.synthetic import rounds_to_each
-from fedjax_sim.papers.measuring import Difference, difference, finals
+from fedjax_sim.papers.measuring import Difference, difference, finals, with_spread
 from fedjax_sim.reporting import Panel, panels
 from fedjax_sim.run.history import History
 
@@ -212,8 +212,7 @@ def _accuracy(history: History) -> np.ndarray:
 
 
 def _spread(history: History) -> str:
-    found = _accuracy(history)
-    return f"{found.mean():.1f} ± {found.std(ddof=min(found.size - 1, 1)):.1f}"
+    return with_spread(_accuracy(history), 1)
 
 
 def _gap(pair: Pair) -> Difference:

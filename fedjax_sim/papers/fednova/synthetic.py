@@ -9,7 +9,7 @@ import numpy as np
 
 import fedjax_sim as fjs
 from fedjax_sim.papers.bench import Bench, Claim, Outcome, Setting, Table, rounds_in_words
-from fedjax_sim.papers.measuring import difference, tail
+from fedjax_sim.papers.measuring import difference, tail, with_spread
 from fedjax_sim.reporting import Panel, panels
 from fedjax_sim.run.history import History
 
@@ -130,7 +130,7 @@ def _rounds_to_fedavg(of: dict[str, History]) -> dict[str, np.ndarray]:
 
 def _table(runs: dict[int, dict[str, dict[str, History]]]) -> Table:
     rows = [
-        (regime.title, str(seed), name, f"{losses.mean():.3f} ± {losses.std():.3f}",
+        (regime.title, str(seed), name, with_spread(losses, 3),
          float(history.final("test_accuracy").mean()),
          rounds_in_words(_rounds_to_fedavg(of[regime.title])[name].mean(), ROUNDS) if name != FEDPROX else None)
         for regime in REGIMES for seed, of in runs.items() for name, history in of[regime.title].items()
