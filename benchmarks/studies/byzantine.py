@@ -27,6 +27,7 @@ import numpy as np
 import fedjax_sim as fjs
 from benchmarks.studies.command import Study
 from fedjax_sim import aggregators, attacks
+from fedjax_sim.papers.measuring import with_spread
 
 CLIENTS = 20
 FRACTIONS = (0.0, 0.1, 0.2, 0.3, 0.4)
@@ -127,7 +128,7 @@ def lines(result: dict[str, Any]) -> list[str]:
         written += ["| attack | rule | " + " | ".join(shares) + " |", "|---" * (2 + len(shares)) + "|"]
         for attack in result["attacks"]:
             for rule, by_attack in rules.items():
-                cells = [f"{100 * np.mean(cell):.0f} ± {100 * np.std(cell):.0f}" for cell in by_attack[attack]]
+                cells = [with_spread(100 * np.array(cell), 0) for cell in by_attack[attack]]
                 written.append(f"| {attack} | {rule} | " + " | ".join(cells) + " |")
         written.append("")
     return written
@@ -147,9 +148,10 @@ def plot(result: dict[str, Any]) -> Any:
         for ax, attack in zip(row, result["attacks"], strict=True):
             for number, (rule, by_attack) in enumerate(result["accuracy"][clients].items()):
                 cells = 100 * np.array(by_attack[attack])
+                sample = min(cells.shape[1] - 1, 1)  # 0 of one seed
                 style = {"color": COLOURS[number], "marker": "osD^vP"[number], "markersize": 4, "linewidth": 1.2}
                 style["linestyle"] = "--" if rule == "mean" else "-"
-                ax.errorbar(share, cells.mean(axis=1), cells.std(axis=1), label=rule, **style)
+                ax.errorbar(share, cells.mean(axis=1), cells.std(axis=1, ddof=sample), label=rule, **style)
             ax.set_ylim(0, 100)
             ax.set_xticks(share)
             plain(ax)
