@@ -32,7 +32,7 @@ def results_table(histories: Mapping[str, Recorded], *, target: float | None = N
     Args:
       histories: the methods' records by the name to print.
       target: adds the median over seeds of the evaluated rounds until the test (else the training) accuracy reached
-        this value, or, where no accuracy was recorded, the loss; "–" where most seeds never did.
+        this value, or, where no accuracy was recorded, the loss; "–" where half of the seeds or more never did.
       form: ``"text"``, aligned lines; ``"markdown"``; ``"latex"``, a ``tabular`` for the package booktabs, with what is
         below the table as comments; ``"csv"``, means and deviations in columns of their own, with nothing below;
         ``"html"``.
