@@ -10,6 +10,7 @@ import numpy as np
 
 from fedjax_sim.core.devices import is_first
 from fedjax_sim.core.values import shown
+from fedjax_sim.run.records import unwritable
 
 if TYPE_CHECKING:
     from fedjax_sim.run.history import History
@@ -32,7 +33,7 @@ class Started(NamedTuple):
 
 
 class Reported(NamedTuple):
-    """An evaluation, and the rounds since the one before.
+    """An evaluation, and the rounds since the one before; arrays that are read only.
 
     Attributes:
       round: rounds finished.
@@ -89,8 +90,8 @@ class Calls:
     def report(self, round: int, metrics: Mapping[str, Any], rounds: Mapping[str, Any], count: int) -> None:
         """Arrays may be the device's, those of rounds have ``count`` rows or more: fetched if anyone is to see them."""
         if self._callbacks:
-            measured = {name: np.asarray(values) for name, values in metrics.items()}
-            reported = Reported(round, measured, {name: np.asarray(of)[:, :count] for name, of in rounds.items()})
+            measured = {name: unwritable(values) for name, values in metrics.items()}
+            reported = Reported(round, measured, {name: unwritable(of)[:, :count] for name, of in rounds.items()})
             for callback in self._callbacks:
                 callback.report(reported)
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedjax_sim.core.values import shown
 from fedjax_sim.reporting.divergence import OF_IDS, Divergence, divergences
-from fedjax_sim.run.records import Stop, joined, part_of
+from fedjax_sim.run.records import Stop, joined, part_of, unwritable
 from fedjax_sim.run.stopping import Stopping
 
 _PENDING = 512  # calls whose arrays may wait on the device: a long run must not collect them there
@@ -80,7 +80,8 @@ class Recording:
         if rule is None:
             return
         for row in running:
-            reason = rule.reason(self.evaluated, {name: values[row] for name, values in self.metrics().items()})
+            own = {name: unwritable(values[row]) for name, values in self.metrics().items()}
+            reason = rule.reason(self.evaluated, own)
             if not isinstance(reason, str | None):
                 raise TypeError(
                     f"{type(rule).__name__}.reason(...) returned {shown(reason)}: it must return why the run should "

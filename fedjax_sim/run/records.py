@@ -26,6 +26,13 @@ class Stop(NamedTuple):
     reason: str
 
 
+def unwritable(values: Any) -> np.ndarray:
+    """The values for code of somebody else, who may work in place: what is recorded would change with them."""
+    view = np.asarray(values).view()
+    view.flags.writeable = False
+    return view
+
+
 def joined(**parts: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """``joined(metrics={"loss": ...})`` is ``{"metrics/loss": ...}``."""
     return {f"{part}/{name}": array for part, arrays in parts.items() for name, array in arrays.items()}

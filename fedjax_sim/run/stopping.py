@@ -25,7 +25,7 @@ class Stopping(Described):
 
         Args:
           evaluated: int[E], rounds finished at the evaluations so far; starts with 0.
-          metrics: [E, ...] by name.
+          metrics: [E, ...] by name; arrays that are read only.
         """
         raise TypeError(f"{type(self).__name__} must define reason(evaluated, metrics)")
 

@@ -86,6 +86,15 @@ def test_a_run_that_is_resumed_reports_what_is_new(tmp_path):
     assert again.calls == []
 
 
+def test_a_callback_does_not_write_into_the_record():
+    class Scaled(Callback):
+        def report(self, reported):
+            reported.metrics["loss"] /= reported.metrics["loss"][0]
+
+    with pytest.raises(ValueError, match="read-only"):  # of one seed the arrays are JAX's, of several they were ours
+        simulate(Scaled())
+
+
 @pytest.mark.parametrize("given", [Noted(), [print], 3])
 def test_something_else_is_refused(given):
     with pytest.raises(TypeError, match="callbacks"):

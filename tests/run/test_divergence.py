@@ -403,6 +403,18 @@ def test_a_reason_to_stop_is_in_words():
         recording.judge(Wordless(), diverged=False)
 
 
+def test_a_rule_does_not_write_into_the_record():
+    class Falling(stopping.Stopping):
+        def reason(self, evaluated, metrics):
+            metrics["loss"][np.isnan(metrics["loss"])] = np.inf
+
+    recording = Recording("FedAvg", [0], skipped=False, factor=None)
+    recording.add({}, {"loss": np.array([np.nan])}, 0)
+    with pytest.raises(ValueError, match="read-only"):
+        recording.judge(Falling(), diverged=False)
+    assert np.isnan(recording.metrics()["loss"]).all()
+
+
 def test_the_ids_of_a_seed_that_stopped_are_nobody_s():
     recording = Recording("FedAvg", [0, 1], skipped=False, factor=10.0)
     rounds = {"cohort_size": np.ones((2, 3), int), "nonfinite_ids": np.zeros((2, 3, 1), int)}
