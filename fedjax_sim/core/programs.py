@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import gc
 import glob
@@ -11,14 +12,17 @@ import importlib
 import itertools
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 
+from fedjax_sim.core import own
+from fedjax_sim.core.descriptions import Described
 from fedjax_sim.core.devices import THREADS, affinity, processor
 from fedjax_sim.core.files import cache_directory, others_may_write, shrink
+from fedjax_sim.core.sources import checksum
 
 MOST = 2**30  # bytes
 _MAPS, _MOST_MAPS = Path("/proc/self/maps"), Path("/proc/sys/vm/max_map_count")
@@ -66,6 +70,41 @@ def make_room() -> None:
     if _MAPS.read_bytes().count(b"\n") > _CROWDED * int(_MOST_MAPS.read_text("utf-8")):
         jax.clear_caches()
         gc.collect()
+
+
+def renew(parts: Any) -> None:
+    """Lets all compiled programs go where a part of one's own, or what its code reads, is no more what it was.
+
+    JAX knows a function by its identity: once a constant of its module is another one, it would run the program of
+    before, or in a new one pieces of it, and the record would say that the new constant was used.
+    """
+    for part in _own(parts):
+        leaves, structure = jax.tree.flatten(part)
+        alone = jax.tree_util.all_leaves([part])
+        kept = [leaf if alone or callable(leaf) else 0 for leaf in leaves]  # numbers are arguments of a program
+        with contextlib.suppress(own.Unknown, TypeError, ValueError):  # of what cannot be told, or is in no program
+            was, now = _was(structure, *kept), checksum(own.known(jax.tree.unflatten(structure, kept)))
+            if was not in ([], [now]):
+                jax.clear_caches()
+            was[:] = [now]
+
+
+@functools.lru_cache(maxsize=1024)
+def _was(*part: Any) -> list[str]:
+    """The checksum of a part when it was last looked at, if it was."""
+    return []
+
+
+def _own(value: Any) -> Iterator[Any]:
+    """What in a part no registered factory has made."""
+    if isinstance(value, Described) and "_registered_name" in type(value).__dict__:
+        for field in dataclasses.fields(value):  # type: ignore[arg-type]
+            yield from _own(getattr(value, field.name))
+    elif isinstance(value, (Mapping, list, tuple)):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _own(item)
+    elif isinstance(value, Described) or callable(value):
+        yield value
 
 
 def keep_programs() -> str:

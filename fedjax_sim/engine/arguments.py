@@ -15,7 +15,7 @@ from fedjax_sim.clients.local.work import Work
 from fedjax_sim.clients.scheme import check_kind
 from fedjax_sim.clients.systems.base import Clock, System
 from fedjax_sim.core.mistakes import explained
-from fedjax_sim.core.programs import keep_programs
+from fedjax_sim.core.programs import keep_programs, renew
 from fedjax_sim.core.values import check_count, check_flag, suggest
 from fedjax_sim.diagnostics.base import Requested, as_diagnostics
 from fedjax_sim.diagnostics.catalogue import Communication
@@ -162,6 +162,7 @@ def check_arguments(run: RunArguments) -> Plan:
         check_scheme(asynchronous, system, parts["cohort"], work)
     guard, measured = Guard(run["skip_nonfinite"]), Measured(run["evaluate_train"])
     keep_programs()
+    renew(evaluate)
     return Plan(**parts, diagnostics=diagnostics, guard=guard, measured=measured, asynchronous=asynchronous)
 
 

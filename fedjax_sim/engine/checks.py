@@ -19,7 +19,7 @@ from fedjax_sim.clients.local.batches import Batches, FullBatch
 from fedjax_sim.clients.scheme import check_kind
 from fedjax_sim.core.descriptions import Described
 from fedjax_sim.core.fields import check_single
-from fedjax_sim.core.programs import uncollected
+from fedjax_sim.core.programs import renew, uncollected
 from fedjax_sim.core.values import INT32_MAX, LARGEST_SEED, check_real, conditions, is_concrete, shown
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.host import HostDataset
@@ -184,6 +184,7 @@ def resolve(asked: Plan, rounds: int, initial_params: Any = None, *, several: bo
 
     ``several`` says whether a run that is given no layout may be spread over several devices.
     """
+    renew(asked._replace(dataset=None))  # type: ignore[arg-type]
     plan = check_run(asked, rounds, initial_params)
     prepared = hoisted(plan.algorithm, plan.params)
     guard = plan.guard.replace(traced=not is_concrete((plan.cohort, plan.work, plan.dataset.client_ids)))

@@ -9,11 +9,13 @@ import sys
 import threading
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax._src import compilation_cache
 
 import fedjax_sim as fjs
+from fedjax_sim.algorithms.fedavg import FedAvg
 from fedjax_sim.core import programs
 from fedjax_sim.core.files import shrink
 from fedjax_sim.core.programs import keep_programs
@@ -460,3 +462,46 @@ def test_it_waits_while_a_study_is_traced(name, monkeypatch):
     assert gc.isenabled()
     assert set(seen) == {False}
     assert rooms
+
+
+MEASURED, STEPPED = 1.0, 1.0
+
+
+def measured(params, dataset):
+    return {"measured": jnp.float32(MEASURED)}
+
+
+class Scaled(FedAvg):
+    def step(self, g, y, state, k, sent, c_i, client):
+        return super().step(STEPPED * g, y, state, k, sent, c_i, client)
+
+
+DATA = fjs.datasets.quadratics(num_clients=2, dim=2)
+RUN = {
+    "task": fjs.quadratic(), "rounds": 1, "batches": fjs.local.full_batch(), "cohort": fjs.cohort.full(),
+    "work": fjs.local.steps(1), "evaluate": measured,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("constant", ["MEASURED", "STEPPED"])
+def test_programs_go_once_what_a_part_reads_has_changed(constant, monkeypatch):
+    """JAX knows the part as the same: it would run the old program, and the record would name the new constant."""
+    gone = []
+    monkeypatch.setattr(jax, "clear_caches", lambda: gone.append(constant))
+
+    def traced(rate):
+        jax.eval_shape(fjs.make_train(**RUN), Scaled(client_optimizer=fjs.optim.sgd(rate)), DATA, jax.random.key(0))
+        return len(gone)
+
+    first = traced(0.1)
+    assert traced(0.2) == first
+    monkeypatch.setattr(sys.modules[__name__], constant, 2.0)
+    assert (traced(0.3), traced(0.4)) == (first + 1, first + 1)
+
+
+@pytest.mark.slow
+def test_a_constant_that_has_changed_is_computed_with(monkeypatch):
+    for value in (3.0, 5.0):
+        monkeypatch.setattr(sys.modules[__name__], "MEASURED", value)
+        history = fjs.simulate(fjs.fedavg(client_optimizer=fjs.optim.sgd(0.1)), DATA, **RUN)
+        assert history["measured"].tolist() == [[value, value]]
