@@ -241,6 +241,11 @@ def train(
         if store is not None and (saved := store.newest()) is not None:
             check_same(saved.path, saved.about, about, "training")
             losses = saved.arrays["losses"].tolist()
+            if len(losses) > episodes:
+                raise ValueError(
+                    f"{saved.path} has finished {len(losses)} episodes, and episodes={episodes} asks for fewer: give "
+                    "at least as many, or another directory"
+                )
             leaves = [jnp.asarray(saved.arrays[name]) for name in trees.by_path(going)]
             going = jax.tree.unflatten(jax.tree.structure(going), leaves)
         bar = stack.enter_context(progress_bar(episodes, progress, "train"))

@@ -164,6 +164,8 @@ def test_an_interrupted_training_goes_on(small, tmp_path):
             learned.train(small, episodes=5, checkpoint=tmp_path, **given | other)
     with pytest.raises(ValueError, match="datasets"):
         learned.train(fewer(POSITIVE[1::-1]), episodes=5, checkpoint=tmp_path, **given)
+    with pytest.raises(ValueError, match=r"has finished 4 episodes, and episodes=3 asks for fewer"):
+        learned.train(small, episodes=3, checkpoint=tmp_path, **given)
     lock = threading.Lock()
     unknown = optax.GradientTransformation(lambda params: (), lambda g, state, params=None, lock=lock: (g, state))
     with pytest.raises(ValueError, match=r"a training with checkpoints must be known .*optimizer: .*_thread.lock"):
