@@ -83,7 +83,8 @@ def renew(parts: Any) -> None:
         alone = jax.tree_util.all_leaves([part])
         kept = [leaf if alone or callable(leaf) else 0 for leaf in leaves]  # numbers are arguments of a program
         with contextlib.suppress(own.Unknown, TypeError, ValueError):  # of what cannot be told, or is in no program
-            was, now = _was(structure, *kept), checksum(own.known(jax.tree.unflatten(structure, kept)))
+            now = checksum(own.known(jax.tree.unflatten(structure, kept)))
+            was = _was(structure, *kept)
             if was not in ([], [now]):
                 jax.clear_caches()
             was[:] = [now]

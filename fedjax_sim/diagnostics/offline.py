@@ -12,6 +12,7 @@ import optax
 from jax import lax
 
 from fedjax_sim.core import trees
+from fedjax_sim.core.programs import renew
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.diagnostics.streams import Piece, everyone, read_clients
 from fedjax_sim.models.task import Task
@@ -98,6 +99,7 @@ def gamma(
             f"gamma reads examples in pieces, and the loss of {type(task).__name__.lower()} compares all of a client's "
             "examples with each other: it has no gamma here"
         )
+    renew(task)
     start = task.init(jax.random.key(0) if key is None else key, dataset)
     return _gamma(task, dataset, start, jnp.asarray(tolerance, jnp.result_type(float)), max_steps)  # type: ignore[no-any-return]
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from fedjax_sim.core.descriptions import Described, factory
 from fedjax_sim.core.fields import leaf, static
+from fedjax_sim.core.programs import renew
 from fedjax_sim.core.values import check_real, is_real, shown, wrong_name
 from fedjax_sim.datasets.federated import HELD_OUT, FederatedDataset, held_out_parts
 from fedjax_sim.datasets.host import HostDataset
@@ -200,6 +201,7 @@ def evaluate(task: Task, params: Any, dataset: FederatedDataset | HostDataset, *
       ((20,), True)
     """
     _check_worst("evaluate(worst=...)", worst)
+    renew(task)
     return _evaluated(task, params, dataset, worst, _read(task, params, dataset))[0]
 
 

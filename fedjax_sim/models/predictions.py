@@ -13,6 +13,7 @@ from jax import lax
 
 from fedjax_sim.core.devices import rows_within
 from fedjax_sim.core.loops import bounded_loop
+from fedjax_sim.core.programs import renew
 from fedjax_sim.core.values import check_flag
 from fedjax_sim.datasets.federated import FederatedDataset, whole
 from fedjax_sim.datasets.host import HostDataset
@@ -53,6 +54,7 @@ def predict(task: Task, models: Any, dataset: FederatedDataset | HostDataset, *,
       True
     """
     check_flag("predict(each=...)", each)
+    renew(task)
     if isinstance(dataset, HostDataset):
         if each:
             raise ValueError(
