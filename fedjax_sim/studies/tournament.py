@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -14,7 +15,8 @@ import numpy as np
 
 from fedjax_sim.algorithms.contract import Method
 from fedjax_sim.core.descriptions import build, describe
-from fedjax_sim.core.files import write_atomically
+from fedjax_sim.core.devices import is_first, together
+from fedjax_sim.core.files import Lock, write_atomically
 from fedjax_sim.core.tabular import in_notebook, table
 from fedjax_sim.core.values import as_plain, check_count, shown
 from fedjax_sim.datasets.federated import FederatedDataset
@@ -169,7 +171,7 @@ def tournament(
     Raises:
       TypeError, ValueError: bad input: no candidates, a name that is no folder's; also where no candidate could be
         judged: a metric that none recorded, another run in the folder, nothing but failures. The ledger is there.
-      OSError: the folder cannot be written.
+      OSError: the folder cannot be written, or another process plays a tournament in it.
 
     Reference: Jamieson and Talwalkar 2016, "Non-stochastic best arm identification and hyperparameter optimization".
 
@@ -201,34 +203,38 @@ def tournament(
             f"after {ends}: give more rounds, fewer rungs or a smaller eval_every"
         )
     place = Path(folder)
-    entries: dict[str, Entry] = {}
-    ran = {name: _known(place / name, ends) for name in candidates}  # rounds, of former calls too
-    complete = True
+    lock = together(lambda: Lock(place, "a tournament") if is_first() else None)  # of several processes' run one writes
+    with lock or contextlib.nullcontext():
+        entries: dict[str, Entry] = {}
+        ran = {name: _known(place / name, ends) for name in candidates}  # rounds, of former calls too
+        complete = True
 
-    def standing() -> Tournament:
-        return Tournament(_ranked(entries.values(), metric), metric, seed_list, ends, sum(ran.values()), complete)
+        def standing() -> Tournament:
+            return Tournament(_ranked(entries.values(), metric), metric, seed_list, ends, sum(ran.values()), complete)
 
-    playing = list(candidates)
-    for rung, rounds in enumerate(ends):
-        for name in playing:
-            more = max(rounds - ran[name], 0)  # nothing for what is there already, which is read
-            if budget is not None and more and sum(ran.values()) + more > budget:
-                complete = False
+        playing = list(candidates)
+        for rung, rounds in enumerate(ends):
+            for name in playing:
+                more = max(rounds - ran[name], 0)  # nothing for what is there already, which is read
+                if budget is not None and more and sum(ran.values()) + more > budget:
+                    complete = False
+                    break
+                before = entries.get(name, Entry(name, -1, 0, float("nan"), [], 0.0, "", None))
+                given = run | {"rounds": max(rounds, ran[name])}  # a run that went farther is read where it was
+                entries[name] = _played(
+                    before, candidates[name], dataset, place / name, metric, seed_list, rounds, given
+                )
+                ran[name] = max(entries[name].rounds, ran[name])
+                write_atomically(place / LEDGER, json.dumps(standing().as_json(), indent=1, allow_nan=False).encode())
+                if show is not None:
+                    show(f"rung {rung}, {name}: {entries[name].error or f'{metric} {entries[name].score:.4g}'}")
+            able = _ranked((entries[name] for name in playing if name in entries), metric)
+            able = [entry for entry in able if np.isfinite(entry.score)]
+            playing = [entry.name for entry in able[: max(1, len(playing) // eta)]]
+            if not complete or not playing:
                 break
-            before = entries.get(name, Entry(name, -1, 0, float("nan"), [], 0.0, "", None))
-            given = run | {"rounds": max(rounds, ran[name])}  # a run that went farther is read where it was
-            entries[name] = _played(before, candidates[name], dataset, place / name, metric, seed_list, rounds, given)
-            ran[name] = max(entries[name].rounds, ran[name])
-            write_atomically(place / LEDGER, json.dumps(standing().as_json(), indent=1, allow_nan=False).encode())
-            if show is not None:
-                show(f"rung {rung}, {name}: {entries[name].error or f'{metric} {entries[name].score:.4g}'}")
-        able = _ranked((entries[name] for name in playing if name in entries), metric)
-        able = [entry for entry in able if np.isfinite(entry.score)]
-        playing = [entry.name for entry in able[: max(1, len(playing) // eta)]]
-        if not complete or not playing:
-            break
-    _check_any(entries, place / LEDGER, metric)
-    return standing()
+        _check_any(entries, place / LEDGER, metric)
+        return standing()
 
 
 def _check_names(candidates: Any) -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import fedjax_sim as fjs
+from fedjax_sim.core.files import Lock
 from fedjax_sim.studies.tournament import Entry, Tournament
 
 pytestmark = pytest.mark.xdist_group("tournament")  # one worker compiles what they share
@@ -80,6 +81,14 @@ def test_the_same_call_reads_and_a_call_with_more_plays_only_what_is_new(tmp_pat
     assert [entry.name for entry in more.entries][:2] == ["best", "better"]
     assert (more.best.rounds, more.spent) == (8, 16 + 8)
     assert ("best", 8) in {(name, rounds) for _, rounds, name in asked}
+
+
+def test_one_process_plays_in_a_folder(tmp_path):
+    """Of two, each would enter as failures what the other is just running, and the ledger would be the last one's."""
+    with Lock(tmp_path, "a tournament"), pytest.raises(BlockingIOError, match="another run writes a tournament"):
+        play(tmp_path)
+    assert not (tmp_path / "ledger.json").exists()
+    assert play(tmp_path, rungs=1, rounds=2).complete
 
 
 def test_a_method_may_be_made_described_or_named(tmp_path, monkeypatch):
