@@ -185,6 +185,11 @@ def resolve(asked: Plan, rounds: int, initial_params: Any = None, *, several: bo
     ``several`` says whether a run that is given no layout may be spread over several devices.
     """
     renew(asked._replace(dataset=None))  # type: ignore[arg-type]
+    return resolved(asked, rounds, initial_params, several=several)
+
+
+def resolved(asked: Plan, rounds: int, initial_params: Any = None, *, several: bool = False) -> Plan:
+    """:func:`resolve` of a plan of which no part has changed since another one was resolved, as of a sweep's points."""
     plan = check_run(asked, rounds, initial_params)
     prepared = hoisted(plan.algorithm, plan.params)
     guard = plan.guard.replace(traced=not is_concrete((plan.cohort, plan.work, plan.dataset.client_ids)))

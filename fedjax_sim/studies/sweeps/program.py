@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from fedjax_sim.core.loops import counted
 from fedjax_sim.core.programs import compiling
 from fedjax_sim.engine.arguments import Evaluate
-from fedjax_sim.engine.checks import resolve
+from fedjax_sim.engine.checks import resolved
 from fedjax_sim.engine.plan import Plan, TrainState, layout_by_rule
 from fedjax_sim.engine.rounds import Record, chunk_of_rounds, init_state
 from fedjax_sim.models.evaluation import check_recorded
@@ -73,7 +73,7 @@ def of_all_points(base: Plan, asked: Plan, space: Space, rounds: int, initial_pa
     for number in range(space.num_points):
         point = space.point(number)
         try:
-            at = resolve(placed(asked, point), rounds, initial_params) if of_run else placed(base, point)
+            at = resolved(placed(asked, point), rounds, initial_params) if of_run else placed(base, point)
         except (TypeError, ValueError) as error:
             raise type(error)(f"{who}, point {number} ({in_words(point)}): {error}") from error
         if of_run or not settled:
