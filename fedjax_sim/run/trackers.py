@@ -104,9 +104,11 @@ class tensorboard(_Tracker):
 
     def start(self, started: Started) -> None:
         self._seeds = started.seeds
-        # Points of a run that is resumed, from where it is resumed on, take the place of older ones.
-        purge = started.finished + 1 if started.finished else None
-        self._run = self._module.SummaryWriter(self._directory, purge_step=purge)
+        # Points of a run that is resumed, or begun anew, take the place of older ones from where it goes on.
+        purge = started.finished + 1 if started.finished else 0
+        # The package names its file by the second, and writes over one of that name.
+        suffix = f".{time.time_ns()}"
+        self._run = self._module.SummaryWriter(self._directory, purge_step=purge, filename_suffix=suffix)
         written = json.dumps(started.description, indent=2, default=str)
         self._run.add_text("configuration", "\n".join(f"    {line}" for line in written.splitlines()))
 

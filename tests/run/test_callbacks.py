@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import fedjax_sim as fjs
-from fedjax_sim.run.callbacks import Callback, Reported
+from fedjax_sim.run.callbacks import Callback, Reported, Started
 from fedjax_sim.run.trackers import configuration, scalars
 
 pytestmark = pytest.mark.xdist_group("callbacks")  # one worker compiles what they share
@@ -145,6 +145,23 @@ def test_tensorboard(tmp_path):
     assert [event.step for event in read.Scalars("rounds/useful_steps")] == [2, 4, 5]
     text = read.Tensors("configuration/text_summary")[0].tensor_proto.string_val[0].decode()
     assert '"name": "algorithm.fedavg"' in text
+
+
+def test_tensorboard_has_each_point_once(tmp_path):
+    """Of a run that ended early, began anew and went on from its checkpoint, all in one second."""
+    pytest.importorskip("tensorboardX", reason="needs the extra trackers")
+    accumulator = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator", reason="needs tensorboard, to read what was written"
+    )
+    for finished, rounds in ((0, (0, 2)), (0, (0, 2, 4)), (2, (4, 6))):
+        tracker = fjs.trackers.tensorboard(tmp_path)
+        tracker.start(Started({}, [0], 6, finished))
+        for number in rounds:
+            tracker.report(Reported(number, {"loss": np.ones(1)}, {}))
+        tracker.end(None)
+    read = accumulator.EventAccumulator(str(tmp_path))
+    read.Reload()
+    assert [event.step for event in read.Scalars("loss")] == [0, 2, 4, 6]
 
 
 def wandb_records(path):
