@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -85,7 +86,7 @@ class Calls:
     def start(self, started: Started) -> None:
         for callback in self._callbacks:
             self._started.append(callback)
-            callback.start(started)
+            callback.start(copy.deepcopy(started))  # what it takes away from the description stays in the history's
 
     def report(self, round: int, metrics: Mapping[str, Any], rounds: Mapping[str, Any], count: int) -> None:
         """Arrays may be the device's, those of rounds have ``count`` rows or more: fetched if anyone is to see them."""

@@ -95,6 +95,19 @@ def test_a_callback_does_not_write_into_the_record():
         simulate(Scaled())
 
 
+def test_a_callback_does_not_write_into_the_description():
+    class Short(Callback):
+        def start(self, started):
+            started.description.pop("algorithm")
+            started.seeds.reverse()
+
+    noted = Noted()
+    history = simulate(Short(), noted)
+    assert noted.calls[0][1].description == history.description
+    assert "algorithm" in history.description
+    assert history.seeds == [0, 1]
+
+
 @pytest.mark.parametrize("given", [Noted(), [print], 3])
 def test_something_else_is_refused(given):
     with pytest.raises(TypeError, match="callbacks"):
