@@ -580,7 +580,7 @@ def test_every_diagnostic_in_a_run():
         assert values.shape[:2] == (1, 4)
         assert np.isfinite(values).all(), name
         np.testing.assert_allclose(values[0], rounds[name], rtol=1e-4, atol=1e-5, err_msg=name)
-    np.testing.assert_array_equal(plain["loss"], history["loss"])  # to look changes nothing
+    np.testing.assert_allclose(plain["loss"], history["loss"], rtol=1e-6)  # to look changes nothing but round-off
     record = {name: values[0] for name, values in history.rounds.items()}
     assert (record["e_lud"] >= 1).all()
     assert (record["dissimilarity"] >= 1).all()

@@ -66,7 +66,7 @@ def test_the_paper_size_is_made_and_traced(name: str, tmp_path: pathlib.Path, mo
         report = reproducing.reproduce(name, size="paper", out=tmp_path)
     except FileNotFoundError as missing:
         pytest.skip(str(missing))
-    assert report.claims
+    assert report.claims or report.see  # of figures with the same runs one has the claims
     assert report.settings
 
 

@@ -132,11 +132,12 @@ def effects(found: Mapping[str, Rounds]) -> list[Effect]:
         paper = {steps: PUBLISHED[name][steps] for steps in rounds.needed if steps in PUBLISHED[name]}
         if paper:
             best = min(paper, key=paper.__getitem__)
-            made += [
-                Effect(f"rounds, {name}: E = {steps} over E = {best}", "ratio", paper[steps] / paper[best],
-                       list(rounds.needed[steps] / rounds.needed[best]))
-                for steps in (min(paper), max(paper)) if steps != best
-            ]  # fmt: skip
+            for steps in (min(paper), max(paper)):
+                if steps != best:
+                    with np.errstate(invalid="ignore"):  # where neither got there, the ratio is NaN
+                        ratios = rounds.needed[steps] / rounds.needed[best]
+                    what = f"rounds, {name}: E = {steps} over E = {best}"
+                    made.append(Effect(what, "ratio", paper[steps] / paper[best], list(ratios)))
     return made
 
 
