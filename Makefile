@@ -69,9 +69,9 @@ notebooks: $(bin)/python ## write what all notebooks begin with: badges, the cel
 	$(bin)/python notebooks/first_cells.py
 
 nightly: $(VENV)/.stamp-test ## the slow and the nightly tests, and 20,000 hostile files
-	$(call pytest,$(spread) -m "slow or nightly")
-	$(call pytest_on_devices,$(spread) -m "slow or nightly")
 	$(bin)/python -m tests.fuzzing --inputs 20000 --seed 0
+	$(call pytest_on_devices,$(spread) -m "slow or nightly")
+	$(call pytest,$(spread) -m "slow or nightly")
 
 faults: $(VENV)/.stamp-test ## plant the faults of tests/faults, say which ones the fast tests notice: an hour or two; ARGS="ROOM"
 	$(bin)/python -m tests.faults --jobs $(JOBS) $(ARGS)

@@ -464,7 +464,7 @@ def test_it_waits_while_a_study_is_traced(name, monkeypatch):
     assert rooms
 
 
-MEASURED, STEPPED, COUNTED = 1.0, 1.0, 1.0
+MEASURED, STEPPED, SCALE = 1.0, 1.0, 1.0
 
 
 def measured(params, dataset):
@@ -501,12 +501,12 @@ def test_programs_go_once_what_a_part_reads_has_changed(constant, monkeypatch):
 
 @pytest.mark.parametrize("function", [fjs.evaluate, fjs.predict, lambda *given: fjs.diagnostics.gamma(given[0], DATA)])
 def test_programs_go_where_a_task_is_used_outside_of_a_run(function, monkeypatch):
-    task = fjs.functions(lambda key: jnp.ones(2), lambda params, examples: COUNTED * examples["e"] @ params,
-                         outputs_function=lambda params, examples: COUNTED * examples["e"])  # fmt: skip
+    task = fjs.functions(lambda key: jnp.ones(2), lambda params, examples: SCALE * examples["e"] @ params,
+                         outputs_function=lambda params, examples: SCALE * examples["e"])  # fmt: skip
     gone = []
     monkeypatch.setattr(jax, "clear_caches", lambda: gone.append(task))
     for value, times in ((1.0, 0), (1.0, 0), (2.0, 2)):  # of both functions
-        monkeypatch.setattr(sys.modules[__name__], "COUNTED", value)
+        monkeypatch.setattr(sys.modules[__name__], "SCALE", value)
         jax.eval_shape(lambda: function(task, jnp.ones(2), DATA))
         assert len(gone) == times
 
