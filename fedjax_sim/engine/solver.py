@@ -55,7 +55,7 @@ class Progress(NamedTuple):
     y: Any  # what it trains
     optimizer: Any  # its optimiser's state
     kept: Any  # c_i as the round found it
-    gradient: Any = None  # the sum so far of the pieces of a full local gradient
+    gradient: Any = None  # a Total, the sum so far of the pieces of a full local gradient
     survey: Any = None  # likewise of the survey
 
 
@@ -137,7 +137,7 @@ class Solver(NamedTuple):
 
     def surveyed(self, sent: Any, c_i: Any, slot: Slot) -> Slot:
         """A client that has found zeros in its survey, for shapes: it may begin as its survey says."""
-        return slot if self.surveyor is None else slot.told(self.surveyor.begin(sent, c_i, slot).survey)
+        return slot if self.surveyor is None else slot.told(self.surveyor.begin(sent, c_i, slot).survey.value)
 
     def begin(self, sent: Any, c_i: Any, slot: Slot) -> Progress:
         """The client before its first step."""
@@ -146,8 +146,8 @@ class Solver(NamedTuple):
         if not self.watch.surveying:
             y = method.begin(sent, own, slot.client)
             optimizer = c_i.optimizer if method.keep_optimizer else parts.begin(method.client_optimizer, y)
-        gradient = trees.zeros_like(y) if self.in_pieces and method.requires.steps else None
-        survey = trees.zeros_like(self._survey_shapes(sent, own, slot)) if self.surveying else None
+        gradient = trees.Total.zero(y) if self.in_pieces and method.requires.steps else None
+        survey = trees.Total.zero(self._survey_shapes(sent, own, slot)) if self.surveying else None
         return Progress(y, optimizer, own, gradient, survey)
 
     def draw(self, slot: Slot, k: jax.Array) -> Draw:
@@ -191,7 +191,7 @@ class Solver(NamedTuple):
         F, part = self.examined(slot, self.draw(slot, k) if drawn is None else drawn, serial=serial)
         if self.surveying:
             found = self.algorithm.survey(F, sent, progress.kept, client)
-            return progress._replace(survey=trees.add_scaled(progress.survey, part, found))
+            return progress._replace(survey=progress.survey.add(trees.scale(part, found)))
         pieces = self.batches.pieces(client.size, self.batches.rows(self.dataset))
         number = k // pieces if self.in_pieces else k
 
@@ -212,15 +212,15 @@ class Solver(NamedTuple):
                 "has of each piece and not of the whole: use batches=fedjax_sim.local.full_batch(), all examples at "
                 "once, or fedjax_sim.local.shuffled(20)"
             )
-        summed = progress._replace(gradient=trees.add_scaled(progress.gradient, part, g))
-        moved = self._moved(sent, client, summed, summed.gradient, number)
+        summed = progress._replace(gradient=progress.gradient.add(trees.scale(part, g)))
+        moved = self._moved(sent, client, summed, summed.gradient.value, number)
         moved = moved._replace(gradient=trees.zeros_like(summed.gradient))
         return trees.select(k % pieces == pieces - 1, moved, summed)  # type: ignore[no-any-return]
 
     def finish(self, sent: Any, c_i: Any, slot: Slot, progress: Progress) -> Left:
         """What the client leaves; of a void slot, zero messages and the old c_i."""
         if self.watch.surveying:
-            return Left({}, {}, {Watch.SURVEY: progress.survey}, c_i)
+            return Left({}, {}, {Watch.SURVEY: progress.survey.value}, c_i)
         change, messages, kept = self._messages(sent, slot, progress)
         new = Kept(kept, progress.optimizer) if self.algorithm.keep_optimizer else kept
         valid = slot.client.steps > 0
@@ -275,7 +275,7 @@ class Solver(NamedTuple):
         """The change, the messages and the method's new c_i."""
         own, client = self._sent(sent, slot), slot.client
         if not self.algorithm.requires.steps:
-            client = client._replace(survey=progress.survey)
+            client = client._replace(survey=progress.survey.value)
         start = received(sent, client.index) if self.watch.mixing else own
         change = self.algorithm.change(progress.y, start, progress.kept, client)
         delta, kept, notes = encoded(self.algorithm, change, own, progress.kept, client)

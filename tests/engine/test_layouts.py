@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 import fedjax_sim as fjs
+from fedjax_sim.core.trees import Total
 from fedjax_sim.engine.layout import makespan
 from fedjax_sim.engine.layout.base import Bounds
 from fedjax_sim.engine.layout.queue import queue_bound, run_queue
@@ -125,16 +126,17 @@ class Surveying(NamedTuple):
         return jnp.where(slot.steps > 0, slot.name % 3 + 1, 0)
 
     def begin(self, sent, c_i, slot):
-        return Progress(None, None, c_i, survey=sent * 9 + c_i)
+        return Progress(None, None, c_i, survey=Total.zero(c_i).add(sent * 9 + c_i))
 
     def draw(self, slot, k):
         return slot.name + k
 
     def step(self, sent, slot, progress, k, *, serial=False, drawn=None):
-        return progress._replace(survey=progress.survey * 2 + (self.draw(slot, k) if drawn is None else drawn))
+        drawn = self.draw(slot, k) if drawn is None else drawn
+        return progress._replace(survey=progress.survey.add(progress.survey.value + drawn))
 
     def finish(self, sent, c_i, slot, progress):
-        return Left({}, {}, {Watch.SURVEY: progress.survey}, c_i)
+        return Left({}, {}, {Watch.SURVEY: progress.survey.value}, c_i)
 
 
 class Counting(NamedTuple):

@@ -118,7 +118,7 @@ def left_shapes(solver: Solver, sent: Any, states: Any, slots: Slot) -> Left:
 
     def one(c_i: Any, slot: Slot) -> Left:
         if solver.surveyor is not None:
-            slot = slot.told(solver.surveyor.begin(sent, c_i, slot).survey)
+            slot = slot.told(solver.surveyor.begin(sent, c_i, slot).survey.value)
         return solver.finish(sent, c_i, slot, solver.begin(sent, c_i, slot))
 
     shapes: Left = jax.eval_shape(one, *of_one((states, slots)))

@@ -90,7 +90,7 @@ class Queue(NamedTuple):
     total: jax.Array  # int32[L], its micro-steps; 0 in an idle lane
     progress: Progress  # [L, ...], how far it is
     next: jax.Array  # int32, place of the next client to start
-    sums: Any  # weighted sums of the finished clients' messages
+    sums: trees.Total  # weighted sums of the finished clients' messages
     stacks: Any  # [S + 1, ...], stacked messages by slot; the last row is for lanes with nothing to write
     states: Any  # [S + 1, ...], client states by slot, likewise
     computed: jax.Array  # int32, micro-steps computed so far, idle lanes included
@@ -179,7 +179,7 @@ def run_queue(
             total=total,
             progress=trees.select(done, fresh, at.progress),
             next=at.next + jnp.sum(done, dtype=jnp.int32),
-            sums=jax.tree.map(lambda total, leaf: total + jnp.sum(leaf, axis=0), at.sums, reported),
+            sums=at.sums.add(jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), reported)),
             stacks=jax.tree.map(lambda all_, rows: all_.at[where].set(rows), at.stacks, left.stacks),
             states=jax.tree.map(lambda all_, rows: all_.at[where].set(rows), at.states, left.kept),
         )
@@ -197,7 +197,7 @@ def run_queue(
         total=total,
         progress=progress,
         next=jnp.int32(lanes),
-        sums=trees.zeros_like(shapes.values),
+        sums=trees.Total.zero(shapes.values),
         stacks=jax.tree.map(lambda s: jnp.zeros((size + 1, *s.shape), s.dtype), shapes.stacks),
         states=jax.tree.map(with_spare, states),
         computed=computed,
@@ -211,7 +211,7 @@ def run_queue(
 
     end = lax.while_loop(working, advance, start) if bound is None else lax.scan(tick, start, None, length=bound)[0]
     stacks, clients = jax.tree.map(lambda leaf: leaf[:size], (end.stacks, end.states))
-    return LocalResult(end.sums, stacks, clients, end.computed)
+    return LocalResult(end.sums.value, stacks, clients, end.computed)
 
 
 class Makespan(NamedTuple):

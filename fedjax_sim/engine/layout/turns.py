@@ -73,13 +73,13 @@ def run_turns(
 
         return lax.scan(masked, start, jnp.arange(most, dtype=jnp.int32))[0]
 
-    def client(sums: Any, x: tuple[Any, Slot]) -> tuple[Any, Any]:
+    def client(sums: trees.Total, x: tuple[Any, Slot]) -> tuple[Any, Any]:
         c_i, slot = x
         if solver.surveyor is not None:
             # Client by client, so that there is one survey at a time.
-            slot = slot.told(worked(solver.surveyor, c_i, slot, None if most is None else most_survey).survey)
+            slot = slot.told(worked(solver.surveyor, c_i, slot, None if most is None else most_survey).survey.value)
         left = solver.finish(sent, c_i, slot, worked(solver, c_i, slot, most))
-        return trees.add(sums, left.sums), (left.stacks, left.kept)
+        return sums.add(left.sums), (left.stacks, left.kept)
 
     def visit(sums: Any, x: tuple[Any, Slot]) -> tuple[Any, Any]:
         if most is not None or not skip_void:
@@ -92,12 +92,12 @@ def run_turns(
         return lax.cond(x[1].client.steps > 0, client, pass_by, sums, x)  # type: ignore[no-any-return]
 
     shapes = left_shapes(solver, sent, states, slots)
-    sums, (stacks, new) = lax.scan(visit, trees.zeros_like(shapes.values), (states, slots))
+    sums, (stacks, new) = lax.scan(visit, trees.Total.zero(shapes.values), (states, slots))
     if most is None:
         computed = jnp.sum(solver.all_micro_steps(slots), dtype=jnp.int32)
     else:
         computed = jnp.int32(len(slots.offset) * (most + most_survey))
-    return LocalResult(sums, stacks, new, computed)
+    return LocalResult(sums.value, stacks, new, computed)
 
 
 turns = factory("layout.turns", Turns)
