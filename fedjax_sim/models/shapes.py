@@ -80,10 +80,13 @@ def _check_params(task: Task, params: Any) -> None:
     if not leaves:
         raise TypeError(f"{task.called('init')} returns {shown(params)}: it must return arrays, the initial parameters")
     for path, leaf in leaves:
-        if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            # In complex numbers the gradient of JAX is the conjugate of the way up: steps against it climb.
+            as_complex = jnp.issubdtype(leaf.dtype, jnp.complexfloating)
+            fix = "have the real and the imaginary part as two arrays" if as_complex else "use .astype('float32')"
             raise TypeError(
                 f"{task.called('init')} returns parameters of {shape(leaf)} {keystr(path)}: what is learned needs a "
-                "derivative, so it must be real numbers: use .astype('float32')"
+                f"derivative, so it must be real numbers: {fix}"
             )
 
 

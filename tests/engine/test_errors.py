@@ -249,6 +249,11 @@ TASKS: dict[str, tuple[Callable[[], fjs.Task], type[Exception], tuple[str, ...]]
         TypeError,
         ("init_function", "int32[3] ['w']", "real numbers", ".astype('float32')"),
     ),
+    "parameters: complex numbers": (
+        lambda: own(init=lambda key: {"w": jnp.zeros((3,), "complex64")}),
+        TypeError,
+        ("init_function", "complex64[3] ['w']", "real numbers", "imaginary part"),
+    ),
     "parameters: None": (lambda: own(init=lambda key: None), TypeError, ("init_function returns None", "arrays")),
 }
 
