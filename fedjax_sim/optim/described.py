@@ -252,6 +252,15 @@ def as_optimizer(given: Any, what: str) -> Optimizer:
     raise TypeError(f"{what} is {shown(given)}: {fix}, for instance fedjax_sim.optim.sgd(0.1) or optax.sgd(0.1)")
 
 
+def random_key(optimizer: Optimizer, params: Any) -> str | None:
+    """Where the optimiser's state has a random key, as that of ``optax.add_noise`` has; None where it draws nothing."""
+    for path, leaf in trees.by_path(jax.eval_shape(optimizer.init, params)).items():
+        words = path.rpartition("/")[2] == "rng_key"  # of older versions of optax, without a type of its own
+        if words or jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            return path
+    return None
+
+
 def hoist(optimizer: Optimizer, params: Any) -> Optimizer:
     """Makes values that a bare optax object closes over explicit: derivatives reach them, others compile nothing.
 

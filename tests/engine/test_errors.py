@@ -354,6 +354,11 @@ RUNS: dict[str, tuple[dict[str, Callable[[], Any]], type[Exception], tuple[str, 
         ValueError,
         ("3 classes", "2 outputs", "num_classes=3"),
     ),
+    "a local solver that draws": (
+        {"algorithm": lambda: fedavg(client_optimizer=optax.noisy_sgd(0.1, key=0))},
+        ValueError,
+        ("FedAvg(client_optimizer=...) draws from a random key", "rng_key", "client.key"),
+    ),
     "averaged statistics and a server optimiser": (
         {
             "task": lambda: fjs.classification(BatchNormed()),
