@@ -155,7 +155,9 @@ class Solver(NamedTuple):
         client, requires, key = slot.client, self.algorithm.requires, slot.model_key
         size, rows = client.size, self.batches.rows(self.dataset)
         if self.surveying:
-            place = k * rows + jnp.arange(rows, dtype=jnp.int32)
+            # An idle step reads the last batch again: the mean of no examples is NaN, and then derivatives are.
+            batch = jnp.minimum(k, batches_in(size, rows) - 1)
+            place = batch * rows + jnp.arange(rows, dtype=jnp.int32)
             return Draw(jax.random.fold_in(key, k), Positions(jnp.minimum(place, size - 1), place < size))
         first = batches_in(size, rows) if surveys(self.algorithm) else jnp.int32(0)  # the survey's keys come before
         key = jax.random.fold_in(key, k + first)

@@ -15,6 +15,7 @@ from jax.flatten_util import ravel_pytree
 import fedjax_sim as fjs
 from fedjax_sim import paths
 from fedjax_sim.algorithms import Client, Sent
+from fedjax_sim.engine.solver import Slot, Solver
 from tests.algorithms.test_sweep import CASES, IDS, SIZES, TAU, arrays, batches_of, cohorts_of, examples_of, make
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -238,3 +239,38 @@ def test_q_fedavg_where_the_loss_is_zero():
     assert value == 0
     assert np.isfinite(ravel_pytree(gradient)[0]).all()
     assert total({"q": jnp.array(0.0), "y": jnp.zeros(2)}) == 2.0  # q = 0 weighs every client alike
+
+
+def test_idle_steps_of_a_survey_have_examples():
+    """The mean of no examples is NaN, and so is its derivative, which nothing masks."""
+    client = Client(**dict.fromkeys(Client._fields, ()))._replace(size=jnp.int32(3))
+    slot = Slot(client, jnp.int32(0), (), jax.random.key(0))
+    data = fjs.datasets.quadratics(num_clients=2, dim=2, sizes=[3, 9], seed=0)
+    solver = Solver(fjs.qfedavg(client_optimizer=sgd(0.1)), fjs.quadratic(), fjs.local.in_order(2), data)
+    drawn = [solver.surveyor.draw(slot, jnp.int32(k)).batch for k in range(4)]
+    assert [np.asarray(batch.rows)[batch.mask].tolist() for batch in drawn] == [[0, 1], [2], [2], [2]]
+
+
+@pytest.mark.slow
+def test_a_survey_in_several_batches_has_a_derivative():
+    task = fjs.functions(lambda key: jnp.ones(()), lambda x, examples: 0.5 * (jnp.sin(x) - examples["y"]) ** 2)
+    y = jnp.arange(6.0)
+    data = fjs.datasets.from_clients([{"y": y[:1]}, {"y": y[1:]}])
+    train = fjs.make_train(
+        task=task,
+        rounds=2,
+        eval_every=2,
+        batch_size=2,
+        cohort=fjs.cohort.full(),
+        work=fjs.local.steps(1),
+        layout=STACKED,
+    )
+
+    def loss(rate):
+        return train(fjs.qfedavg(client_optimizer=sgd(rate), lipschitz=2.0), data, jax.random.key(0)).metrics["loss"][
+            -1
+        ]
+
+    value, tangent = jax.jit(lambda rate: jax.jvp(loss, (rate,), (1.0,)))(0.1)
+    assert jax.jit(jax.grad(loss))(0.1) == pytest.approx(tangent, rel=1e-9)
+    assert value > 0
