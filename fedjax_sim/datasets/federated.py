@@ -128,6 +128,10 @@ class FederatedDataset(struct.PyTreeNode, kw_only=True, eq=False):
     def with_example_weights(self, weights: Any) -> FederatedDataset:
         """The same data set with a weight for every training example (None removes them).
 
+        F_i = (1/n_i) sum_j v_j loss_j, in training and where the loss is recorded: by the number of examples, not the
+        sum of their weights, so weights with the mean 1 keep the size of the steps. Metrics and scores, such as the
+        accuracy, count every example the same, and so do clients' shares n_i/n; test examples have no weights.
+
         Args:
           weights: float[n], in the stored order of the examples. Traced: a run of ``make_train`` with one that is
             negative or not finite is NaN.
