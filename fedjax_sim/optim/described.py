@@ -249,7 +249,10 @@ def as_optimizer(given: Any, what: str) -> Optimizer:
     if isinstance(given, optax.GradientTransformation):
         return Bare(transformation=known(given))
     fix = "call it" if callable(given) else "give an optimiser"
-    raise TypeError(f"{what} is {shown(given)}: {fix}, for instance fedjax_sim.optim.sgd(0.1) or optax.sgd(0.1)")
+    fix += ", for instance fedjax_sim.optim.sgd(0.1) or optax.sgd(0.1)"
+    if hasattr(given, "gradient_transformation"):  # optax.MultiSteps
+        fix = "give its .gradient_transformation()"
+    raise TypeError(f"{what} is {shown(given)}: {fix}")
 
 
 def random_key(optimizer: Optimizer, params: Any) -> str | None:

@@ -936,6 +936,11 @@ CASES: dict[str, tuple[Callable[[], object], type[Exception], tuple[str, ...]]] 
         TypeError,
         ("client_optimizer=...) is <function sgd", "call it", "optim.sgd(0.1)"),
     ),
+    "optax.MultiSteps": (
+        lambda: fjs.fedavg(client_optimizer=optax.MultiSteps(optax.sgd(0.1), 2)),
+        TypeError,
+        ("client_optimizer", ".gradient_transformation()"),
+    ),
     "an optax function as optimiser": (
         lambda: fjs.fedavg(client_optimizer=optax.sgd),
         TypeError,
