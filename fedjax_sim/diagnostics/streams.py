@@ -257,13 +257,14 @@ def hessian_difference(
         position, key = drawn
 
         def difference(vector: jax.Array) -> jax.Array:
-            direction = unravel(vector)
+            direction = unravel(vector.astype(flat.dtype))
             zero = trees.zeros_like(params)
             own = read_clients(body, (params, direction), zero, dataset, position[None], always)
             mean = mean_over_examples(lambda x, batch: product(x, batch, direction), params, dataset)
-            return ravel_pytree(trees.subtract(own, mean))[0]
+            return ravel_pytree(trees.subtract(own, mean))[0].astype(vector.dtype)
 
-        start = jax.random.normal(key, flat.shape, flat.dtype)
+        # Of models in half precision too: orthogonal vectors and eigenvalues need more digits than products with them.
+        start = jax.random.normal(key, flat.shape, trees.widest(flat, jnp.float32))
         return None, spectral_norm(difference, start, iterations)
 
     return jnp.max(lax.scan(norm_of, None, (positions, jax.random.split(noise, count)))[1])

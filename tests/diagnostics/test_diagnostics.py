@@ -19,7 +19,7 @@ from fedjax_sim import diagnostics as dg
 from fedjax_sim.algorithms.contract import Client, Cohort
 from fedjax_sim.core import descriptions
 from fedjax_sim.diagnostics import measures, streams
-from fedjax_sim.diagnostics.streams import client_inexactness, spectral_norm
+from fedjax_sim.diagnostics.streams import client_inexactness, hessian_difference, spectral_norm
 from fedjax_sim.models import evaluation, passes
 
 RNG = np.random.default_rng(0)
@@ -273,6 +273,15 @@ class TestQuadratics:
         assert np.isclose(each, float(sampled)).any()
         with pytest.raises(ValueError, match="has 3 clients"):
             dg.hessian_dissimilarity(num_clients=4).check(data, fjs.quadratic())
+
+    def test_hessian_dissimilarity_in_half_precision(self):
+        """LAPACK has no bfloat16, and vectors that are orthogonal in three digits are not."""
+        task = fjs.functions(lambda key: jnp.ones(1), lambda x, examples: (examples["a"].astype(x.dtype) @ x) ** 2 / 2)
+        data = fjs.datasets.from_clients([{"a": np.full((2, 1), a)} for a in (1.0, 2.0)])
+        found = jax.jit(hessian_difference, static_argnums=(4, 5))(
+            task, data, jnp.ones(1, jnp.bfloat16), jax.random.key(0), 2, None
+        )
+        assert found == pytest.approx(1.5, rel=0.01)
 
     def test_lanczos_survives_an_invariant_space(self):
         @jax.jit
