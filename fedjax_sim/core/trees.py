@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import struct
 from jax import lax
 
 
@@ -104,34 +103,6 @@ def multiply(tree: Any, factors: Any) -> Any:
 def zeros_like(tree: Any) -> Any:
     """Zeros of the shapes and dtypes of ``tree`` (arrays or ``jax.ShapeDtypeStruct``)."""
     return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), tree)
-
-
-class Total(struct.PyTreeNode):
-    """A sum of many trees, in single precision at least: in half precision it stops growing at a few hundred terms."""
-
-    sums: Any
-    dtypes: tuple[Any, ...] = struct.field(pytree_node=False)  # of the terms' leaves
-
-    @classmethod
-    def zero(cls, tree: Any) -> Total:
-        """The sum of no trees of these shapes and dtypes (arrays or ``jax.ShapeDtypeStruct``)."""
-
-        def zeros(leaf: Any) -> jax.Array:
-            half = jnp.issubdtype(leaf.dtype, jnp.floating) and jnp.finfo(leaf.dtype).bits < 32
-            return jnp.zeros(leaf.shape, jnp.float32 if half else leaf.dtype)
-
-        return cls(jax.tree.map(zeros, tree), tuple(leaf.dtype for leaf in jax.tree.leaves(tree)))
-
-    def add(self, tree: Any) -> Total:
-        """The sum with one more tree."""
-        return self.replace(sums=jax.tree.map(lambda x, y: x + y.astype(x.dtype), self.sums, tree))
-
-    @property
-    def value(self) -> Any:
-        """The sum in the dtypes of its terms."""
-        leaves, structure = jax.tree.flatten(self.sums)
-        terms = [leaf.astype(dtype) for leaf, dtype in zip(leaves, self.dtypes, strict=True)]
-        return jax.tree.unflatten(structure, terms)
 
 
 def select(condition: jax.Array, a: Any, b: Any) -> Any:

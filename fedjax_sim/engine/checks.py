@@ -136,12 +136,10 @@ def check_run(plan: Plan, rounds: int, initial_params: Any = None) -> Plan:
             "fresh state, and this solver goes on from the state of the client's last visit: leave keep_optimizer "
             "out, or use fedjax_sim.fedavg(...) or a solver without a state"
         )
-    where = random_key(algorithm.client_optimizer, params)
-    if where is not None:
+    if where := random_key(algorithm.client_optimizer, params):
         raise ValueError(
-            f"{name}(client_optimizer=...) draws from a random key in its state ({where}), which would be the same for "
-            "all clients and seeds: draw from client.key in a method's step, or in losses(params, examples, key) of a "
-            "task"
+            f"{name}(client_optimizer=...) draws from a random key in its state ({where}), the same for all clients "
+            "and seeds: draw from client.key in a method's step, or from the key of losses(params, examples, key)"
         )
     losses = check_values(plan.task, params, dataset.examples, training=True)
     _check_statistics(plan, params)

@@ -17,6 +17,7 @@ from fedjax_sim.algorithms.contract import Client, Mean, Message, Method, Share,
 from fedjax_sim.algorithms.wrapper import downloaded, encoded, surveys, uploaded
 from fedjax_sim.clients.local.batches import Batches, Positions, batches_in, fetch
 from fedjax_sim.core import trees
+from fedjax_sim.core.loops import Total
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.engine.loss import Loss
 from fedjax_sim.models.task import Task
@@ -146,8 +147,8 @@ class Solver(NamedTuple):
         if not self.watch.surveying:
             y = method.begin(sent, own, slot.client)
             optimizer = c_i.optimizer if method.keep_optimizer else parts.begin(method.client_optimizer, y)
-        gradient = trees.Total.zero(y) if self.in_pieces and method.requires.steps else None
-        survey = trees.Total.zero(self._survey_shapes(sent, own, slot)) if self.surveying else None
+        gradient = Total.zero(y) if self.in_pieces and method.requires.steps else None
+        survey = Total.zero(self._survey_shapes(sent, own, slot)) if self.surveying else None
         return Progress(y, optimizer, own, gradient, survey)
 
     def draw(self, slot: Slot, k: jax.Array) -> Draw:

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 import fedjax_sim as fjs
-from fedjax_sim.core.trees import Total
+from fedjax_sim.core.loops import Total
 from fedjax_sim.engine.layout import makespan
 from fedjax_sim.engine.layout.base import Bounds
 from fedjax_sim.engine.layout.queue import queue_bound, run_queue

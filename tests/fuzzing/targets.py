@@ -135,7 +135,7 @@ def _use_history(folder: Path) -> None:
         name = drawn.choice(names)
         _drawn(lambda: record.plot(name), flat=record[name].ndim == 2)
         axis = drawn.choice(list(axes_of(record)))
-        _drawn(lambda: record.plot("loss", against=axis))
+        _drawn(lambda: record.plot(name, against=axis), flat=record[name].ndim == 2)
         assert len(record.to_pandas()) == len(record.seeds) * len(record.evaluated)
         assert len(record.to_pandas(each="round")) == len(record.seeds) * int(record.evaluated[-1])
         record.to_xarray()
@@ -158,10 +158,11 @@ def _use_sweep(folder: Path) -> None:
         for number in range(sweep.space.num_points):
             sweep.at(number).table()
         assert sweep.diverged.shape == sweep.shape
-        if sweep.ranked("loss"):
-            sweep.best("loss")
-            _drawn(lambda: sweep.curves("loss"))
-        _drawn(sweep.profile, flat=all(np.ndim(value) == 0 for value in sweep.space.point(0).values()))
+        if "loss" in sweep.metrics:  # a run may record that of the test part alone
+            if sweep.ranked("loss"):
+                sweep.best("loss")
+                _drawn(lambda: sweep.curves("loss"))
+            _drawn(sweep.profile, flat=all(np.ndim(value) == 0 for value in sweep.space.point(0).values()))
         sweep.to_pandas()
         sweep.to_xarray()
         sweep.coordinates, sweep.params  # noqa: B018

@@ -15,7 +15,7 @@ from jax import lax
 from fedjax_sim.core import trees
 from fedjax_sim.core.descriptions import factory
 from fedjax_sim.core.fields import count
-from fedjax_sim.core.loops import with_static_derivative
+from fedjax_sim.core.loops import Total, with_static_derivative
 from fedjax_sim.core.values import check_count, shown
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.engine.layout.base import Bounds, Layout, LocalResult, Run, drawn_ahead, left_shapes, surveyed
@@ -90,7 +90,7 @@ class Queue(NamedTuple):
     total: jax.Array  # int32[L], its micro-steps; 0 in an idle lane
     progress: Progress  # [L, ...], how far it is
     next: jax.Array  # int32, place of the next client to start
-    sums: trees.Total  # weighted sums of the finished clients' messages
+    sums: Total  # weighted sums of the finished clients' messages
     stacks: Any  # [S + 1, ...], stacked messages by slot; the last row is for lanes with nothing to write
     states: Any  # [S + 1, ...], client states by slot, likewise
     computed: jax.Array  # int32, micro-steps computed so far, idle lanes included
@@ -197,7 +197,7 @@ def run_queue(
         total=total,
         progress=progress,
         next=jnp.int32(lanes),
-        sums=trees.Total.zero(shapes.values),
+        sums=Total.zero(shapes.values),
         stacks=jax.tree.map(lambda s: jnp.zeros((size + 1, *s.shape), s.dtype), shapes.stacks),
         states=jax.tree.map(with_spare, states),
         computed=computed,

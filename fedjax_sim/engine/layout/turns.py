@@ -10,7 +10,7 @@ from jax import lax
 
 from fedjax_sim.core import trees
 from fedjax_sim.core.descriptions import factory
-from fedjax_sim.core.loops import with_static_derivative
+from fedjax_sim.core.loops import Total, with_static_derivative
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.engine.layout.base import Bounds, Layout, LocalResult, left_shapes
 from fedjax_sim.engine.layout.queue import run_queue
@@ -73,7 +73,7 @@ def run_turns(
 
         return lax.scan(masked, start, jnp.arange(most, dtype=jnp.int32))[0]
 
-    def client(sums: trees.Total, x: tuple[Any, Slot]) -> tuple[Any, Any]:
+    def client(sums: Total, x: tuple[Any, Slot]) -> tuple[Any, Any]:
         c_i, slot = x
         if solver.surveyor is not None:
             # Client by client, so that there is one survey at a time.
@@ -92,7 +92,7 @@ def run_turns(
         return lax.cond(x[1].client.steps > 0, client, pass_by, sums, x)  # type: ignore[no-any-return]
 
     shapes = left_shapes(solver, sent, states, slots)
-    sums, (stacks, new) = lax.scan(visit, trees.Total.zero(shapes.values), (states, slots))
+    sums, (stacks, new) = lax.scan(visit, Total.zero(shapes.values), (states, slots))
     if most is None:
         computed = jnp.sum(solver.all_micro_steps(slots), dtype=jnp.int32)
     else:
