@@ -35,7 +35,7 @@ from fedjax_sim.engine.plan import Plan, apart, coordinates, layout_by_rule
 from fedjax_sim.engine.scheme_checks import check_schemes
 from fedjax_sim.models.shapes import check_values
 from fedjax_sim.models.task import Task
-from fedjax_sim.optim.described import hoisted, random_key
+from fedjax_sim.optim.described import hoisted
 from fedjax_sim.optim.rates import OverClients, Rate, of_all_parameters
 
 
@@ -135,11 +135,6 @@ def check_run(plan: Plan, rounds: int, initial_params: Any = None) -> Plan:
             f"{name}(keep_optimizer=True): it divides changes by what its local solver moves in so many steps from a "
             "fresh state, and this solver goes on from the state of the client's last visit: leave keep_optimizer "
             "out, or use fedjax_sim.fedavg(...) or a solver without a state"
-        )
-    if where := random_key(algorithm.client_optimizer, params):
-        raise ValueError(
-            f"{name}(client_optimizer=...) draws from a random key in its state ({where}), the same for all clients "
-            "and seeds: draw from client.key in a method's step, or from the key of losses(params, examples, key)"
         )
     losses = check_values(plan.task, params, dataset.examples, training=True)
     _check_statistics(plan, params)

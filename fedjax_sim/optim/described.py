@@ -255,15 +255,6 @@ def as_optimizer(given: Any, what: str) -> Optimizer:
     raise TypeError(f"{what} is {shown(given)}: {fix}")
 
 
-def random_key(optimizer: Optimizer, params: Any) -> str | None:
-    """Where the optimiser's state has a random key, as that of ``optax.add_noise`` has; None where it draws nothing."""
-    for path, leaf in trees.by_path(jax.eval_shape(optimizer.init, params)).items():
-        words = path.rpartition("/")[2] == "rng_key"  # of older versions of optax, without a type of its own
-        if words or jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            return path
-    return None
-
-
 def hoist(optimizer: Optimizer, params: Any) -> Optimizer:
     """Makes values that a bare optax object closes over explicit: derivatives reach them, others compile nothing.
 
@@ -310,8 +301,9 @@ def _opens(first: optax.GradientTransformation, structure: Any, *leaves: Any) ->
 
 
 def hoisted(node: Any, params: Any) -> Any:
-    """A method, with its wrappers, with all its optimisers hoisted (see :func:`hoist`)."""
+    """A method, with its wrappers, with all its optimisers hoisted (see :func:`hoist`); refuses those that draw."""
     if isinstance(node, Optimizer):
+        _check_draws_nothing(node, params)
         return hoist(node, params)
     changed = {}
     for field in dataclasses.fields(node):
@@ -319,6 +311,17 @@ def hoisted(node: Any, params: Any) -> Any:
         if isinstance(value, Described) and field.metadata.get("pytree_node", True):
             changed[field.name] = hoisted(value, params)
     return node.replace(**changed) if changed else node
+
+
+def _check_draws_nothing(optimizer: Optimizer, params: Any) -> None:
+    """Refuses a random key in the state, as ``optax.add_noise`` has it: it begins as the same one everywhere."""
+    for path, leaf in trees.by_path(jax.eval_shape(optimizer.init, params)).items():
+        words = path.rpartition("/")[2] == "rng_key"  # of older versions of optax, without a type of its own
+        if words or jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            raise ValueError(
+                f"an optimiser draws from a random key in its state ({path}), the same for all clients and seeds: draw "
+                "from client.key in a method's step, or from the key of losses(params, examples, key)"
+            )
 
 
 def move(y: Any, rate: Any, updates: Any) -> Any:

@@ -357,7 +357,12 @@ RUNS: dict[str, tuple[dict[str, Callable[[], Any]], type[Exception], tuple[str, 
     "a local solver that draws": (
         {"algorithm": lambda: fedavg(client_optimizer=optax.noisy_sgd(0.1, key=0))},
         ValueError,
-        ("FedAvg(client_optimizer=...) draws from a random key", "rng_key", "client.key"),
+        ("an optimiser draws from a random key", "rng_key", "client.key"),
+    ),
+    "a server optimiser that draws": (
+        {"algorithm": lambda: fedavg(server_optimizer=optax.noisy_sgd(0.1, key=0))},
+        ValueError,
+        ("an optimiser draws from a random key", "rng_key", "all clients and seeds"),
     ),
     "averaged statistics and a server optimiser": (
         {
