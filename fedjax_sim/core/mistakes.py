@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import random
 import traceback
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -15,6 +16,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_sim.core.own import Unknown, known, origin
 from fedjax_sim.core.values import shown
@@ -61,8 +63,8 @@ def mistake(error: BaseException) -> str | None:
     return next((said for kind, said in _MISTAKES.items() if isinstance(error, kind)), None)
 
 
-class Written(TypeError):
-    """A function writes into what it was given."""
+class Impure(TypeError):
+    """A function writes into what it was given, or draws from random numbers of Python's or numpy's own."""
 
 
 class Note(str):
@@ -95,15 +97,23 @@ def explained(*parts: Any, of: Callable[..., Any] | None = None) -> Iterator[Non
 
 @contextlib.contextmanager
 def unchanged(who: str, **given: Any) -> Iterator[None]:
-    """Checks that what happens within writes into none of the dictionaries and lists that are ``given``.
+    """Checks that what happens within writes into none of the dictionaries and lists that are ``given``, nor draws.
 
     Others read them too: a loss that rescales ``examples["x"]`` in place would do it again, and metrics would see it.
+    And what ``np.random`` or ``random`` draw while a program is traced is part of it.
 
     Raises:
-      Written: it does; ``who`` is named.
+      Impure: it does; ``who`` is named.
     """
     before: tuple[list[Any], Any] = jax.tree_util.tree_flatten_with_path(given)
+    drawn = _generators()
     yield
+    if _generators() != drawn:
+        raise Impure(
+            f"{who} draws from np.random or random, which happens once, while the program is traced: all rounds, "
+            "clients and seeds would have the same numbers: use jax.random with a key that it is given, or for numbers "
+            "that are meant to stay np.random.default_rng(0)"
+        )
     after: tuple[list[Any], Any] = jax.tree_util.tree_flatten_with_path(given)
     if before[1] == after[1] and all(a is b for (_, a), (_, b) in zip(before[0], after[0], strict=True)):
         return
@@ -111,10 +121,17 @@ def unchanged(who: str, **given: Any) -> Iterator[None]:
     now = {jax.tree_util.keystr(path): id(leaf) for path, leaf in after[0]}
     path = next((path for path in (*now, *held) if now.get(path) != held.get(path)), "['given']")
     name, _, inside = path[2:].partition("']")
-    raise Written(
+    raise Impure(
         f"{who} writes into {name}{inside}, which others read after it: leave it and make a new one, of a dictionary "
         "{**old, 'name': value}"
     )
+
+
+def _generators() -> tuple[Any, ...]:
+    """Where the global random numbers of Python and numpy are."""
+    found: Any = np.random.get_state(legacy=False)  # noqa: NPY002
+    words = [np.asarray(value).tobytes() for value in found["state"].values()]
+    return random.getstate(), words, found["has_gauss"]  # normal numbers come in pairs, the second one is kept
 
 
 def stack(error: BaseException) -> list[tuple[FrameType, int]]:

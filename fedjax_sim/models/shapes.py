@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import keystr
 
-from fedjax_sim.core.mistakes import Written, explained, mistake, shape, shapes, unchanged
+from fedjax_sim.core.mistakes import Impure, explained, mistake, shape, shapes, unchanged
 from fedjax_sim.core.programs import keep_programs
 from fedjax_sim.core.values import shown, wrong_name
 from fedjax_sim.models.calling import each_alone
@@ -134,7 +134,7 @@ def _returned(task: Task, function: str, *given: Any) -> Any:
     """The shapes of what one of the task's functions returns; if it fails, the message says what it was called with."""
     try:
         return _call.eval_shape(task, function, *given)
-    except Written:
+    except Impure:
         raise
     except Exception as error:
         names = ("params", "examples")  # a key may follow, which tells nothing

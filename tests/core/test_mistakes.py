@@ -1,6 +1,7 @@
 """Mistakes in code of one's own: what is said, of which function and line; and what is not to be written into."""
 
 import inspect
+import random
 import re
 
 import flax.linen as nn
@@ -125,6 +126,25 @@ def test_what_is_given_is_not_written_into(losses, what):
     with pytest.raises(TypeError, match=rf"^losses_function writes into {what}, which others read") as caught:
         run(task=fjs.functions(init, losses))
     assert line_of(losses, "def ") in note_of(caught)
+
+
+@pytest.mark.parametrize("draw", [np.random.normal, random.random], ids=["numpy", "python"])
+def test_nothing_is_drawn_while_a_program_is_traced(draw):
+    """Every round, client and seed would have the same number."""
+
+    def noisy(params, examples):
+        return plain(params, examples) + draw() * jnp.sum(params["w"])
+
+    class Noisy(FedAvg):
+        def change(self, y, sent, c_i, client):
+            return super().change(jax.tree.map(lambda leaf: leaf + draw(), y), sent, c_i, client)
+
+    with pytest.raises(TypeError, match=r"^losses_function draws from np.random or random, .* all rounds"):
+        run(task=fjs.functions(init, noisy))
+    with pytest.raises(TypeError, match=r"^Noisy.change draws"):
+        run(Noisy(client_optimizer=SGD))
+    with pytest.raises(TypeError, match=r"^evaluate draws"):
+        run(evaluate=lambda params, dataset: {"one": jnp.float32(draw())})
 
 
 def test_neither_do_outputs_hooks_and_evaluations():
