@@ -19,7 +19,8 @@ class Statistics:
 
     Attributes:
       sizes: int[N], the client sizes.
-      label_table: int[N, C], examples of each class at each client, or None without labels.
+      label_table: int[N, C], examples of each class at each client, or None without labels. Where examples have several
+        labels (a text that is predicted word by word, y of shape [n, L]) each of them counts.
       test_sizes: int[N], the test examples of each client, or None without a test part.
       validation_sizes: likewise.
       clients: number of clients N.
@@ -64,12 +65,12 @@ class Statistics:
 
     @property
     def commonest_share(self) -> np.ndarray:
-        """max_c n_ic / n_i, the share of each client's commonest class, float[N]."""
+        """max_c n_ic / sum_c n_ic, the share of each client's commonest class, float[N]; 0 for a client without any."""
         return np.asarray(self._shares().max(axis=1))
 
     @property
     def label_entropy(self) -> np.ndarray:
-        """-sum_c p_ic log p_ic with p_ic = n_ic / n_i, float[N], in nats: 0 for one class, log C for all equally."""
+        """-sum_c p_ic log p_ic with p_ic = n_ic / sum_c n_ic, float[N], in nats; log C for all equally."""
         shares = self._shares()
         return np.asarray(-(shares * np.log(np.where(shares > 0, shares, 1.0))).sum(axis=1))
 
@@ -129,7 +130,9 @@ class Statistics:
         return self.label_table
 
     def _shares(self) -> np.ndarray:
-        return np.asarray(self._table() / np.maximum(self.sizes[:, None], 1))
+        table = self._table()
+        # Of the labels: an example may have several, so that a client's size is not their number.
+        return np.asarray(table / np.maximum(table.sum(axis=1, keepdims=True), 1))
 
 
 def read_report(path: str | os.PathLike[str]) -> Statistics:

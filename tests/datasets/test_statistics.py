@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedjax_sim.datasets import partition, read_idx
+from fedjax_sim.datasets import from_clients, partition, read_idx
 from fedjax_sim.datasets.statistics import Statistics, read_report
 
 REAL_DATA = Path(os.environ.get("FEDJAX_SIM_DATA", ""))
@@ -48,6 +48,14 @@ def test_statistics_without_labels() -> None:
     assert "class" not in str(found)
     with pytest.raises(ValueError, match="no label table"):
         found.report()
+
+
+def test_shares_are_of_labels_where_an_example_has_several() -> None:
+    found = from_clients([{"y": np.array([[0, 0], [0, 1]])}, {"y": np.array([[2, 2]])}]).statistics()
+    assert (found.examples, found.label_table.tolist()) == (3, [[3, 1, 0], [0, 0, 2]])
+    np.testing.assert_allclose(found.commonest_share, [0.75, 1.0])
+    np.testing.assert_allclose(found.effective_classes, [4 / 3**0.75, 1.0])
+    assert "commonest class      87.5 % of a client on average" in str(found)
 
 
 def test_statistics_of_a_partition() -> None:
