@@ -104,6 +104,18 @@ def test_another_name_of_a_file_is_another_set(folder):
     assert describe(build(described("from_directory", folder="clinics")))["arguments"]["sha256"] != first
 
 
+@pytest.mark.parametrize("part", ["train", "validation", "test"])
+def test_every_part_of_a_folder_is_in_its_checksum(folder, part):
+    for name, value in (("train", 0.0), ("validation", 1.0), ("test", 2.0)):
+        (folder / "split" / name).mkdir(parents=True)
+        np.savez(folder / "split" / name / "north.npz", x=np.full((3, 2), value, np.float32))
+    told = describe(build(described("from_directory", folder="split")))
+    assert_same(build(told), fjs.datasets.from_directory("split"))
+    np.savez(folder / "split" / part / "north.npz", x=np.full((3, 2), 9.0, np.float32))
+    with pytest.raises(ValueError, match="the content has the SHA-256"):
+        build(told)
+
+
 @pytest.mark.parametrize(
     ("description", "error", "said"),
     [

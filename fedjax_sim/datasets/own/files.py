@@ -16,7 +16,7 @@ from typing import Any
 from fedjax_sim.core.descriptions import register
 from fedjax_sim.core.files import check_regular
 from fedjax_sim.core.values import shown
-from fedjax_sim.datasets.federated import FederatedDataset
+from fedjax_sim.datasets.federated import HELD_OUT, FederatedDataset
 from fedjax_sim.datasets.own.directory import from_directory
 from fedjax_sim.datasets.own.leaf import from_leaf
 from fedjax_sim.datasets.own.table import from_table
@@ -77,6 +77,8 @@ def _sha256(path: Path) -> str:
 register("dataset.from_table", _by_names(from_table, ("table",), (), set()))
 register(
     "dataset.from_directory",
-    _by_names(from_directory, ("folder",), ("*.npz", "train/*.npz", "test/*.npz"), {"max_bytes"}),
+    _by_names(
+        from_directory, ("folder",), ("*.npz", *(f"{part}/*.npz" for part in ("train", *HELD_OUT))), {"max_bytes"}
+    ),
 )
 register("dataset.from_leaf", _by_names(from_leaf, ("train", "test"), ("*.json",), {"encode", "encode_label"}))
