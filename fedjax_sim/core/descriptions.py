@@ -176,12 +176,21 @@ def recipe(name: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
             made = function(*args, **kwargs)
             bound = signature.bind(*args, **kwargs)
             bound.apply_defaults()
-            object.__setattr__(made, "_recipe", (name, dict(bound.arguments)))
+            object.__setattr__(made, "_recipe", (name, _as_given(dict(bound.arguments))))
             return made
 
         return register(name, make)
 
     return decorate
+
+
+def _as_given(value: Any) -> Any:
+    """Lists, mappings and arrays that can be described as copies: whoever gave them may write into theirs later."""
+    if isinstance(value, np.ndarray) and value.size <= MAX_ARRAY:
+        return value.copy()
+    if isinstance(value, dict):
+        return {key: _as_given(item) for key, item in value.items()}
+    return [_as_given(item) for item in value] if type(value) in (list, tuple) else value
 
 
 def describe(obj: Any) -> dict[str, Any]:

@@ -715,6 +715,17 @@ def test_recipes_round_trip_through_json(make: Callable[[], FederatedDataset]) -
     assert describe(again)["name"] == description["name"]
 
 
+def test_a_recipe_has_its_arguments_as_they_were() -> None:
+    sizes, hessian, labels = [5, 6], np.eye(2), {"labels": [1, 0] * 5}
+    drawn, quadratic = datasets.synthetic(0, 0, 2, sizes=sizes), datasets.quadratics(2, 2, hessians=hessian)
+    flipped = datasets.flip_labels(drawn, np.array([1]), **labels)
+    before = [describe(data) for data in (drawn, quadratic, flipped)]
+    sizes[0], labels["labels"][0] = 90, 7
+    hessian *= 3
+    assert [describe(data) for data in (drawn, quadratic, flipped)] == before
+    assert leaves_equal(build(describe(drawn)), drawn)
+
+
 def test_a_changed_data_set_forgets_its_recipe() -> None:
     data = datasets.quadratics(3, 2)
     assert "name" in describe(data)
