@@ -16,6 +16,8 @@ from fedjax_sim.core.values import shown
 from fedjax_sim.datasets.array_checks import exact_floats, host_array
 from fedjax_sim.datasets.validate import check_room, integers_apart
 
+Seen = dict[str, tuple[str, list[str]]]  # which part of the examples to the first table given for it, and its columns
+
 
 def names_of(what: str, table: Any) -> dict[str, Any] | None:
     """The names of a table's columns as texts, and what it calls them; None for what is no table. A mapping is one.
@@ -99,11 +101,21 @@ def as_examples(what: str, given: Any) -> Any:
     return _pairs(what, given) if _gives_rows(given) and jax.tree_util.all_leaves([given]) else given
 
 
-def leaf_of(what: str, given: Any) -> np.ndarray:
-    """An array of examples, or the columns of a table side by side."""
+def leaf_of(what: str, given: Any, key: str, seen: Seen) -> np.ndarray:
+    """An array of examples, or the columns of a table side by side: those of the first that was ``seen`` as ``key``.
+
+    Raises:
+      ValueError: other columns, or another order of them, in which one feature would pass for another.
+    """
     names = None if isinstance(given, Mapping) else names_of(what, given)
     if names is None:
         return host_array(what, given)
+    first, wanted = seen.setdefault(key, (what, list(names)))
+    if list(names) != wanted:
+        raise ValueError(
+            f"{what} has the columns {shown(list(names))} and {first} {shown(wanted)}: give all tables the same "
+            "columns in the same order, for instance table[first_table.columns]"
+        )
     columns = [(text, column_of(given, name)) for text, name in names.items()]
     return side_by_side(what, [(text, host_array(f"{what}: the column {text!r}", one)) for text, one in columns])
 

@@ -47,7 +47,7 @@ def from_clients(
       except for labels). ``validation`` and ``test`` are None if they have no rows at all.
 
     Raises:
-      ValueError: no clients, an empty client, lengths, structures or shapes that do not agree, NaN or infinite
+      ValueError: no clients, an empty client, lengths, structures, columns or shapes that do not agree, NaN or infinite
         features, labels outside [0, num_classes), repeated or negative ids, both ``test`` and ``test_fraction``.
       TypeError: a mapping, an array or ``(x, y)`` instead of a list of clients, leaves that are not numbers, labels
         that are not integers though ``num_classes`` is given.

@@ -11,7 +11,7 @@ from jax.tree_util import keystr, tree_flatten_with_path
 
 from fedjax_sim.core.values import INT32_MAX, check_count, check_real, shown
 from fedjax_sim.datasets.calls import in_short
-from fedjax_sim.datasets.columns import as_examples, leaf_of, names_of
+from fedjax_sim.datasets.columns import Seen, as_examples, leaf_of, names_of
 from fedjax_sim.datasets.draws import Draws
 from fedjax_sim.datasets.flat import Flat, offsets_of, sorted_within
 from fedjax_sim.datasets.validate import (
@@ -44,14 +44,15 @@ def given_clients(
         raise ValueError("from_clients: no clients were given; a data set needs at least one")
     count = len(clients)
     ids = checked_ids(np.arange(count) if client_ids is None else client_ids, count)
-    train = _joined(clients, ids, None)
+    seen: Seen = {}
+    train = _joined(clients, ids, None, seen)
     for position in np.flatnonzero(train.sizes == 0)[:1]:
         raise ValueError(f"{who(ids, position)} has no examples: drop this client or give it examples")
     held_out: dict[str, Flat | None] = {}
     for name, part in (("validation", validation), ("test", test)):
         if part is not None and len(part) != count:
             raise ValueError(f"{name} has {len(part)} clients but there are {count}: give one entry (or None) for each")
-        held_out[name] = None if part is None else _joined(part, ids, train, name)
+        held_out[name] = None if part is None else _joined(part, ids, train, seen, name)
     if test is None:
         owner = np.repeat(np.arange(count), train.sizes)
         train, held_out["test"] = _cut(train, held_in("held_out", owner, train.sizes, test_fraction, seed))
@@ -80,10 +81,11 @@ def given_ids(
         raise ValueError("from_ids: no examples were given; a data set needs at least one client with one example")
     numbered = names.dtype.kind in "iu" and int(names[0]) >= 0 and int(names[-1]) <= INT32_MAX
     client_ids = names if numbered else np.arange(names.size)
-    train = _grouped(_as_arrays("examples", examples), owner, names.size, "ids")
+    seen: Seen = {}
+    train = _grouped(_as_arrays("examples", examples, seen), owner, names.size, "ids")
     held_out = {
-        "validation": _owned("validation", validation, validation_ids, names),
-        "test": _owned("test", test, test_ids, names),
+        "validation": _owned("validation", validation, validation_ids, names, seen),
+        "test": _owned("test", test, test_ids, names, seen),
     }
     if test is None:
         # Drawn in the order of the rows, as they were given.
@@ -92,7 +94,7 @@ def given_ids(
     return Given(train, held_out, client_ids, names)
 
 
-def _owned(name: str, examples: Any, ids: Any, known: np.ndarray) -> Flat | None:
+def _owned(name: str, examples: Any, ids: Any, known: np.ndarray, seen: Seen) -> Flat | None:
     """A held-out part whose examples have the clients ``ids``, all of them ``known``."""
     if (examples is None) != (ids is None):
         raise ValueError(f"from_ids: {name} and {name}_ids come together; only one of them was given")
@@ -109,7 +111,7 @@ def _owned(name: str, examples: Any, ids: Any, known: np.ndarray) -> Flat | None
             f"client {owner[row].item()!r} has {name} examples but no training examples: drop them or give the client "
             "training examples"
         )
-    return _grouped(_as_arrays(f"{name} examples", examples), position, known.size, f"{name}_ids")
+    return _grouped(_as_arrays(f"{name} examples", examples, seen), position, known.size, f"{name}_ids")
 
 
 def given_partition(examples: Any, partition: Sequence[Any], test_fraction: float, seed: int) -> Given:
@@ -119,7 +121,7 @@ def given_partition(examples: Any, partition: Sequence[Any], test_fraction: floa
     if len(partition) == 0:
         raise ValueError("from_partition: the partition has no clients; a data set needs at least one")
     check_split(None, test_fraction, seed)
-    flat = _as_arrays("examples", examples)
+    flat = _as_arrays("examples", examples, {})
     total = common_length(flat, None)
     ids = np.arange(len(partition))
     rows, sizes = checked_partition(partition, total)
@@ -184,8 +186,11 @@ def _cut(flat: Flat, held: np.ndarray) -> tuple[Flat, Flat | None]:
     return train, test
 
 
-def _as_arrays(what: str, examples: Any, owner: str = "") -> Any:
-    """Host arrays; a tuple (x, y) becomes a mapping; lists are arrays, not pytree nodes."""
+def _as_arrays(what: str, examples: Any, seen: Seen, owner: str = "") -> Any:
+    """Host arrays; a tuple (x, y) becomes a mapping; lists are arrays, not pytree nodes.
+
+    ``seen`` has the columns of the tables before, which those of tables in their places must have.
+    """
     suffix = f" of {owner}" if owner else ""
     examples = as_examples(f"{what}{suffix}", examples)
     if isinstance(examples, tuple) and not hasattr(examples, "_fields"):
@@ -198,13 +203,13 @@ def _as_arrays(what: str, examples: Any, owner: str = "") -> Any:
     arrays = [
         leaf
         if type(leaf) is np.ndarray and leaf.dtype.kind in "biuf"
-        else leaf_of(f"{what}{keystr(path)}{suffix}", leaf)
+        else leaf_of(f"{what}{keystr(path)}{suffix}", leaf, keystr(path), seen)
         for path, leaf in leaves
     ]
     return jax.tree.unflatten(structure, arrays)
 
 
-def _joined(clients: Sequence[Any], ids: np.ndarray, like: Flat | None, part: str = "") -> Flat:
+def _joined(clients: Sequence[Any], ids: np.ndarray, like: Flat | None, seen: Seen, part: str = "") -> Flat:
     """Concatenates the clients' pytrees; ``like`` gives the structure where a client (of a held-out part) is empty."""
     what = f"{part} examples".lstrip()
     sizes = np.zeros(len(clients), np.int64)
@@ -213,7 +218,7 @@ def _joined(clients: Sequence[Any], ids: np.ndarray, like: Flat | None, part: st
     for i, client in enumerate(clients):
         if client is not None or like is None:
             owner = who(ids, i)
-            tree = _as_arrays(what, client, owner)
+            tree = _as_arrays(what, client, seen, owner)
             sizes[i] = common_length(tree, owner)
             if sizes[i] > 0:
                 filled.append((owner, tree))

@@ -319,6 +319,25 @@ def test_images_of_a_palette_are_no_pictures() -> None:
         datasets.from_ids({"x": [Image()] * 6}, IDS)
 
 
+@pytest.mark.parametrize("of", [datasets, datasets.host])
+def test_features_keep_their_columns(of: Any) -> None:
+    kinds = [("age", float), ("dose", float)]
+    table, turned = np.array([(1.0, 10.0), (2.0, 20.0)], kinds), np.array([(30.0, 3.0), (40.0, 4.0)], kinds[::-1])
+    y, who = np.array([0, 1]), ["ann", "rob"]
+    found = of.from_clients([(table, y), (turned[kinds[0][0]][:, None] * [1.0, 10.0], y)])  # an array has no names
+    assert found.client(1)["x"].tolist() == [[3.0, 30.0], [4.0, 40.0]]
+    assert of.from_ids((turned, y), who).client(0)["x"].tolist() == [[30.0, 3.0]]
+    other = r"has the columns \['dose', 'age'\] and examples\['x'\].* \['age', 'dose'\]: .* in the same order"
+    calls: dict[str, Callable[[], object]] = {
+        "^examples.* of client 1 ": lambda: of.from_clients([(table, y), (turned, y)]),
+        "^validation .* of client 0 ": lambda: of.from_clients([(table, y)], validation=[(turned, y)]),
+        "^test examples.* ": lambda: of.from_ids((table, y), who, test=(turned, y), test_ids=who),
+    }
+    for start, call in calls.items():
+        with pytest.raises(ValueError, match=start + other):
+            call()
+
+
 def test_what_does_not_fit_is_refused_before_anything_is_taken() -> None:
     vast = np.broadcast_to(np.float32(0), (4, 10**13))  # 160 TB, one number of which is there
     with pytest.raises(MemoryError, match=r"4 rows of 40,000,000,000,00[48] bytes are 160,000.00 GB, and "):
