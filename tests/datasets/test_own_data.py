@@ -118,6 +118,25 @@ def test_the_split_is_that_of_a_partition() -> None:
     np.testing.assert_array_equal(same.examples["x"], cut.examples["x"])
 
 
+def test_row_numbers_of_pandas_are_no_features(tmp_path: Path) -> None:
+    pandas, arrow = pytest.importorskip("pandas"), pytest.importorskip("pyarrow")
+    kept = pandas.DataFrame(NUMBERS, index=[4, 9, 2, 7])[1:3]  # numbers that are no range are written as a column
+    named = kept.rename_axis("row")
+    for number, frame in enumerate((kept, named, kept.assign(site2=kept["site"]).set_index("site2", append=True))):
+        path = tmp_path / f"{number}.parquet"
+        frame.to_parquet(path)
+        for table in (path, arrow.Table.from_pandas(frame), frame):
+            assert datasets.from_table(table, client="site", y="ill").client(0)["x"].tolist() == [[51.0, 1.0]]
+    without = {"__index_level_0__": [9, 2], **kept.to_dict("list")}  # what others make of such a file
+    assert datasets.from_table(without, client="site", y="ill").client(0)["x"].tolist() == [[51.0, 1.0]]
+    chosen = datasets.from_table(tmp_path / "1.parquet", client="row", x="age")
+    assert datasets.client_names(chosen) == ("2", "9")
+    kept.to_csv(tmp_path / "kept.csv")
+    with pytest.raises(ValueError, match=r"a column has no name.*to_csv\(index=False\)"):
+        datasets.from_table(tmp_path / "kept.csv", client="site", y="ill")
+    assert datasets.from_table(tmp_path / "kept.csv", client="site", x=["age", "dose"]).num_clients == 2
+
+
 def test_the_split_of_a_table_is_that_of_ids() -> None:
     ids = np.array(["b", "a", "c", "a", "b", "b", "a", "b", "b", "a"])
     x = np.arange(10.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from fedjax_sim.datasets.reading.archives import CHUNK, open_bounded
 from fedjax_sim.datasets.validate import check_room, checked_owner
 
 _MAX_BYTES = 2**33  # of a file's columns once they are arrays
+_INDEX = re.compile("__index_level_[0-9]+__")  # what pandas calls an index without a name in parquet and Arrow
 
 
 @answers({2: "from_table({0}, client={1}, y=...)", 3: "from_table({0}, client={1}, y={2})"})
@@ -44,7 +46,7 @@ def from_table(
       client: the column of client ids, integers or strings, as in :func:`from_ids`. A csv column with ``007`` is one of
         strings, in which ``7`` is another client.
       x: the columns of features, side by side: [n, k]; one name takes that column as it is, [n] or [n, ...]; None all
-        columns but ``client`` and ``y``.
+        columns but ``client``, ``y`` and what pandas wrote of a data frame's index (row numbers, mostly).
       y: the column of labels (integers or booleans) or regression targets (floats); None for examples without.
       encode: column or columns of categories (strings, integers or booleans). As ``y``, the i-th category in sorted
         order becomes the class i; as a feature, it becomes one column of 0 and 1 for each category.
@@ -72,7 +74,13 @@ def from_table(
     table, names = _named(table, [client, *encode])
     features = [x] if isinstance(x, str) else list(names if x is None else x)
     if x is None:
-        features = [name for name in features if name not in (client, y)]
+        index = _index_of(table)
+        features = [name for name in features if name not in (client, y, *index) and not _INDEX.fullmatch(name)]
+        if "" in features:
+            raise ValueError(
+                "from_table: a column has no name, and x=None would make it a feature: pandas writes a table's row "
+                "numbers like that (to_csv(index=False) does not); name the features with x=, or give it a name"
+            )
     used = [client] if y is None else [client, y]
     for column in [*used, *features]:
         check_choice("from_table: the column", column, names)
@@ -99,6 +107,12 @@ def from_table(
     ids = checked_owner(columns[client], f"from_table: the column {client!r}")
     data = from_ids(examples, ids, test_fraction=test_fraction, seed=seed, num_classes=num_classes)
     return named(data, [str(name) for name in np.unique(ids).tolist()])
+
+
+def _index_of(table: Any) -> list[str]:
+    """The columns that were the index of a data frame, by what pandas noted in the Arrow table made of it."""
+    noted = getattr(getattr(table, "schema", None), "pandas_metadata", None) or {}
+    return [name for name in noted.get("index_columns", []) if isinstance(name, str)]
 
 
 def _side_by_side(columns: dict[str, np.ndarray], names: Sequence[str], encode: Collection[str]) -> np.ndarray:
