@@ -271,8 +271,9 @@ def test_the_resolved_configuration_is_the_same_run(file):
     run = read(file(SMALL), [*changes, "run.divergence_factor={none=true}"])
     history = fjs.simulate(**run)
     assert history.description["run"]["divergence_factor"] is None  # what is None stays so where that says something
-    text = written(history, {"checkpoint": "somewhere", "rounds": 99, "layout": "tune", "batch_size": 3})
-    resolved = tomllib.loads(text)
+    more = {"checkpoint": "somewhere", "rounds": 99, "layout": "tune", "batch_size": 3, "seeds": 9}
+    resolved = tomllib.loads(written(history, more))
+    assert (resolved["run"]["rounds"], resolved["run"]["seeds"]) == (run["rounds"], [5, 6])
     assert resolved["run"].pop("checkpoint") == "somewhere"
     assert resolved["layout"]["name"].startswith("layout.")
     assert resolved["algorithm"]["server_learning_rate"] == 1.0  # a default

@@ -47,7 +47,7 @@ def written(history: History, more: Mapping[str, Any] | None = None, own: Mappin
         for key, value in parts.items()
         if key in accepted and key not in PARTS and (value is not None or accepted[key].default is not None)
     }
-    told = {*content, *run, "batch_size"}  # a batch_size has become a table [batches]
+    told = {*content, *run, "batch_size", "seeds"}  # a batch_size has become a table [batches]
     content["run"] = {key: plain(value) for key, value in run.items()} | {"seeds": history.seeds}
     content["run"] |= {key: value for key, value in (more or {}).items() if key not in told}
     where = about["environment"]
