@@ -93,6 +93,11 @@ def _show(options: argparse.Namespace) -> int:
     from fedjax_sim.reporting.paired import paired_table
     from fedjax_sim.reporting.table import results_table
 
+    if options.target is not None and (options.json or options.against is not None):
+        other = "--json" if options.json else "--against"
+        raise ValueError(f"--target counts rounds in the table of final values, which {other} does not print")
+    if options.json and options.form != "text":
+        raise ValueError(f"--form {options.form} is of a table, and --json prints none: give one of them")
     found = _read(options)
     runs = found.histories
     if options.json:

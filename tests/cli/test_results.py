@@ -200,6 +200,13 @@ def test_a_table_counts_the_rounds_to_a_target(tmp_path, capsys):
     assert "rounds to 0.25" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("given", ["--target 1 --json", "--target 1 --against a", "--json --form csv"])
+def test_options_that_show_nothing_are_refused(tmp_path, capsys, given):
+    samples.history().save(tmp_path / "a.npz")
+    assert cli.main(["show", str(tmp_path / "a.npz"), *given.split()]) == 1
+    assert f"{given.split()[-2] if 'csv' in given else '--target'} " in capsys.readouterr().err
+
+
 def test_differences_from_a_run_in_every_form(folder, capsys):
     for number, name in enumerate(("near", "far")):
         made(seeds=3, mu=number).save(f"{name}.npz")
