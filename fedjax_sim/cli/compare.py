@@ -186,10 +186,14 @@ def _plot(histories: dict[str, History], path: Path) -> None:
 
 
 def _in_words(described: dict[str, Any]) -> str:
-    """``synthetic(alpha=1.0, beta=1.0)``."""
+    """``synthetic(alpha=1.0, beta=1.0)``, with the data sets that it is made of: they may be all that differs."""
     given = described.get("arguments", {})
-    said = ", ".join(f"{key}={value}" for key, value in given.items() if isinstance(value, (int, float, str)))
-    return f"{short_name(described)}({said})"
+    said = [
+        f"{key}={_in_words(value) if isinstance(value, dict) else value}"
+        for key, value in given.items()
+        if isinstance(value, (int, float, str, list)) or (isinstance(value, dict) and "name" in value)
+    ]
+    return f"{short_name(described)}({', '.join(said)})"
 
 
 def _as_json(outcome: Outcome) -> dict[str, Any]:

@@ -172,3 +172,12 @@ def test_runs_that_fail_have_checkpoints_of_their_own(folder, capsys, monkeypatc
     assert cli.main(["compare", "small.toml", *variants, "--set", "run.checkpoint=saved"]) == 1
     assert saved == [pathlib.Path("saved/mu=0.5"), pathlib.Path("saved/big")]
     assert "big failed: no power" in capsys.readouterr().err
+
+
+def test_data_sets_that_differ_inside_are_not_one(folder, tmp_path):
+    """``with_validation`` of two data sets: compare says so, and draws a column for each."""
+    about = [fjs.describe(fjs.datasets.synthetic(1.0, beta, num_clients=4)) for beta in (0.0, 1.0)]
+    held = [{"name": "dataset.with_validation", "arguments": {"dataset": one, "fraction": 0.2}} for one in about]
+    words = [command._in_words(one) for one in held]
+    assert "dataset=synthetic(alpha=1.0, beta=0.0" in words[0]
+    assert words[0] != words[1]
