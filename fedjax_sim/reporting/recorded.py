@@ -179,6 +179,16 @@ def is_of_models(name: str) -> bool:
     return _part_and_model(name)[1] in MODELS
 
 
+def before_stops(run: Recorded, name: str) -> np.ndarray:
+    """What was :func:`measured`, of records of rounds NaN after a seed has stopped: the zeros there are none."""
+    values = measured(run, name)
+    stops, seeds = getattr(run, "stops", {}), list(getattr(run, "seeds", range(len(values))))
+    if recorded_as(run, name) not in run.metrics:
+        for seed, stop in stops.items():
+            values[seeds.index(seed), stop.round :] = np.nan
+    return values
+
+
 def best_evaluations(metrics: Mapping[str, np.ndarray], name: str) -> np.ndarray:
     """int[seeds], each seed's best evaluation by a metric [seeds, E]: the lowest loss or error, else the highest value.
 

@@ -137,7 +137,7 @@ class History:
     def rounds_to(self, name: str, target: float) -> np.ndarray:
         """Rounds until a metric or record reaches a target: at most it for losses and errors, at least it for others.
 
-        Metrics of a model whose loss is not finite reach nothing.
+        Metrics of a model whose loss is not finite reach nothing, nor do records of rounds after a seed has stopped.
 
         Returns:
           float[seeds]; inf where it was never reached.
@@ -145,7 +145,7 @@ class History:
         Raises:
           ValueError: not one number a seed and evaluation or round.
         """
-        values = recorded.measured(self, name)
+        values = recorded.before_stops(self, name)
         at = np.asarray(recorded.rounds_of(self, name))
         return recorded.first_reached(values, at, target, falling=recorded.less_is_better(name))
 
@@ -160,8 +160,8 @@ class History:
         Raises:
           ValueError: the run has no clock, or not one number a seed and evaluation or round.
         """
-        at = recorded.positions(self, name, "virtual_time")
-        return recorded.first_reached(recorded.measured(self, name), at, target, falling=recorded.less_is_better(name))
+        at, values = recorded.positions(self, name, "virtual_time"), recorded.before_stops(self, name)
+        return recorded.first_reached(values, at, target, falling=recorded.less_is_better(name))
 
     @property
     def virtual_time(self) -> np.ndarray:

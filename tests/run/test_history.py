@@ -333,6 +333,12 @@ def test_what_has_several_values_reaches_no_target():
         h.rounds_to("each", 0.5)
 
 
+def test_the_zeros_after_a_stop_reach_no_target():
+    own = {"own_loss": np.array([[3.0, 2, 0, 0, 0], [3, 2, 2, 1, 1]]), "duration": np.ones((2, 5))}
+    h = dataclasses.replace(history(), rounds=history().rounds | own, stops={3: Stop(2, "x")})
+    assert h.rounds_to("own_loss", 1.0).tolist() == h.time_to("own_loss", 1.0).tolist() == [np.inf, 4]
+
+
 def test_an_accuracy_by_class_is_no_column():
     by_class = {"test_accuracy": np.ones((2, 4, 3)), "accuracy": np.full((2, 4), 0.25)}
     table = dataclasses.replace(history(), metrics=history().metrics | by_class).table(target=0.2)
