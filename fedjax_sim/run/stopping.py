@@ -14,7 +14,7 @@ import numpy as np
 from fedjax_sim.core.descriptions import Described, factory
 from fedjax_sim.core.fields import count, leaf, real, static
 from fedjax_sim.core.values import check_metric, check_real, shown, suggest
-from fedjax_sim.reporting.recorded import known_as, less_is_better
+from fedjax_sim.reporting.recorded import first_reached, known_as, less_is_better, of_finite_models
 
 
 class Stopping(Described):
@@ -86,10 +86,10 @@ class Reached(Stopping):
     target: Any = real()
 
     def reason(self, evaluated: np.ndarray, metrics: Mapping[str, np.ndarray]) -> str | None:
-        value, target = _values(metrics, self.metric)[-1], float(self.target)
-        if not (value <= target if less_is_better(self.metric) else value >= target):
+        values, falling = _measured(metrics, self.metric)[None, -1:], less_is_better(self.metric)
+        if np.isinf(first_reached(values, evaluated[-1:], self.target, falling=falling)).all():
             return None
-        return f"{self.metric} reached {target:g}"
+        return f"{self.metric} reached {float(self.target):g}"
 
 
 class Patience(Stopping):
@@ -144,13 +144,21 @@ def fedprox() -> AnyOf:
 
 
 def _values(metrics: Mapping[str, np.ndarray], name: str) -> np.ndarray:
+    found: np.ndarray = _measured(metrics, name).astype(float)
+    return found
+
+
+def _measured(metrics: Mapping[str, np.ndarray], name: str) -> np.ndarray:
+    """The values of one seed in their own precision, NaN where its model had diverged: that reaches nothing."""
     name = known_as(name, metrics)
     if name not in metrics:
         raise ValueError(f"stop asks for {name!r}, which this run does not record: {suggest(name, metrics)}")
-    values = np.asarray(metrics[name], float)
+    values = np.asarray(metrics[name])
     if values.ndim != 1:
         raise ValueError(f"stop asks for {name!r}, which is an array of shape {values.shape[1:]}: choose one number")
-    return values
+    one_seed = {other: np.asarray(of)[None] for other, of in metrics.items()}
+    found: np.ndarray = of_finite_models(values[None], name, one_seed)[0]
+    return found
 
 
 converged = factory("stopping.converged", Converged)

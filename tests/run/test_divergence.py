@@ -11,6 +11,7 @@ import pytest
 import fedjax_sim as fjs
 from fedjax_sim import stopping
 from fedjax_sim.reporting.divergence import Divergence, DivergenceError, divergences
+from fedjax_sim.reporting.recorded import first_reached
 from fedjax_sim.run.recording import Recording
 from fedjax_sim.run.records import Stop
 
@@ -275,6 +276,21 @@ def test_rules():
         stopping.converged(metric="los").reason(evaluated, metrics)
     with pytest.raises(ValueError, match="an array of shape"):
         stopping.reached("x", 1.0).reason(evaluated, {"x": np.ones((4, 2))})
+
+
+def test_a_target_is_reached_in_the_precision_of_the_metric():
+    """float32 rounds 0.9 down, and 90 of 100 are 0.9 all the same; so says ``rounds_to``, also of numpy's 0.9."""
+    evaluated, values = np.array([0, 5]), np.array([0.5, 0.9], np.float32)
+    assert stopping.reached("test_accuracy", 0.9).reason(evaluated, {"test_accuracy": values})
+    assert first_reached(values[None], evaluated, np.float64(0.9), falling=False) == [5]
+
+
+def test_accuracies_of_a_model_that_diverged_stop_nothing():
+    evaluated, nan = np.array([0, 5, 10]), np.nan
+    metrics = {"loss": np.array([2.0, nan, nan]), "test_accuracy": np.array([0.1, 0.2, 0.2])}  # NaN is class 0
+    for rule in (stopping.reached("test_accuracy", 0.2), stopping.converged(metric="test_accuracy")):
+        assert rule.reason(evaluated, metrics) is None
+    assert "after round 0 " in stopping.patience("test_accuracy", 2).reason(evaluated, metrics)
 
 
 @pytest.mark.parametrize(
