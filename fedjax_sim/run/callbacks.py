@@ -41,11 +41,14 @@ class Reported(NamedTuple):
       metrics: [seeds, ...] by name: ``"loss"``, ``"test_accuracy"``, ...
       rounds: [seeds, rounds since the last evaluation, ...] by name: ``"cohort_size"``, diagnostics, ...; empty at the
         start.
+      running: bool[seeds], False of those that had stopped before these rounds: their records of them are zero. None
+        where none had.
     """
 
     round: int
     metrics: Mapping[str, np.ndarray]
     rounds: Mapping[str, np.ndarray]
+    running: np.ndarray | None = None
 
 
 class Callback:
@@ -88,11 +91,14 @@ class Calls:
             self._started.append(callback)
             callback.start(copy.deepcopy(started))  # what it takes away from the description stays in the history's
 
-    def report(self, round: int, metrics: Mapping[str, Any], rounds: Mapping[str, Any], count: int) -> None:
+    def report(
+        self, round: int, metrics: Mapping[str, Any], rounds: Mapping[str, Any], count: int, running: np.ndarray
+    ) -> None:
         """Arrays may be the device's, those of rounds have ``count`` rows or more: fetched if anyone is to see them."""
         if self._callbacks:
             measured = {name: unwritable(values) for name, values in metrics.items()}
-            reported = Reported(round, measured, {name: unwritable(of)[:, :count] for name, of in rounds.items()})
+            recorded = {name: unwritable(of)[:, :count] for name, of in rounds.items()}
+            reported = Reported(round, measured, recorded, None if running.all() else unwritable(running))
             for callback in self._callbacks:
                 callback.report(reported)
 

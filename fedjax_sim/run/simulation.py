@@ -263,7 +263,7 @@ class _Underway(NamedTuple):
                 recording.add({}, first, 0)
                 if self.best is not None:
                     self.best.follow(self.driver, recording)
-                self.calls.report(0, first, {}, 0)
+                self.calls.report(0, first, {}, 0, recording.running)
             if self.bar.enabled:
                 self.bar.update(recording.finished, first)
         return before or 0.0, compiled
@@ -285,7 +285,7 @@ class _Underway(NamedTuple):
                 raise DivergenceError(found)
             if self.best is not None:
                 self.best.follow(self.driver, recording)
-            self.calls.report(start + count, measured, record, count)
+            self.calls.report(start + count, measured, record, count, recording.running)
             recording.judge(stop, diverged=on_divergence == "stop")
             if bar.enabled:
                 clients += int(np.sum(np.asarray(record["cohort_size"])))

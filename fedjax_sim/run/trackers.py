@@ -12,6 +12,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from fedjax_sim.run.callbacks import Callback, Reported, Started
 from fedjax_sim.run.history import History
 
@@ -23,24 +25,29 @@ def scalars(reported: Reported, seeds: list[int], *, each_seed: bool = False) ->
 
     That is of a sample, divided by seeds - 1, as tables print it.
 
-    Records of rounds are means over the rounds since the last evaluation, under ``rounds/``. Arrays (accuracies by
-    client, matrices) are left out. With ``each_seed`` also every seed's own number, ``..._seed_3``.
+    Records of rounds are means over the rounds since the last evaluation, under ``rounds/``, of the seeds that had not
+    stopped before. Arrays (accuracies by client, matrices) are left out. With ``each_seed`` also every seed's own
+    number, ``..._seed_3``.
 
     Example:
       >>> import numpy as np
       >>> scalars(Reported(2, {"loss": np.array([1.0, 3.0])}, {"cohort_size": np.array([[4, 4], [4, 4]])}), [0, 1])
       {'loss': 2.0, 'loss_std': 1.4142135623730951, 'rounds/cohort_size': 4.0, 'rounds/cohort_size_std': 0.0}
     """
-    found = {name: values for name, values in reported.metrics.items() if values.ndim == 1}
-    found |= {f"rounds/{name}": values.mean(axis=1) for name, values in reported.rounds.items() if values.ndim == 2}
-    means = {name: float(values.mean()) for name, values in found.items()}
+    running = np.ones(len(seeds), bool) if reported.running is None else reported.running
+    left = [seed for seed, runs in zip(seeds, running, strict=True) if runs]
+    found = {name: (values, seeds) for name, values in reported.metrics.items() if values.ndim == 1}
+    for name, values in reported.rounds.items():
+        if values.ndim == 2 and left:
+            found[f"rounds/{name}"] = values[running].mean(axis=1), left
+    means = {name: float(values.mean()) for name, (values, _) in found.items()}
     numbers: dict[str, float] = {}
-    for name, values in found.items():
+    for name, (values, own) in found.items():
         numbers[name] = means[name]
-        if len(seeds) > 1:
+        if len(own) > 1:
             numbers[f"{name}_std"] = float(values.std(ddof=1))
-            if each_seed:
-                numbers |= {f"{name}_seed_{seed}": float(value) for seed, value in zip(seeds, values, strict=True)}
+        if len(seeds) > 1 and each_seed:
+            numbers |= {f"{name}_seed_{seed}": float(value) for seed, value in zip(own, values, strict=True)}
     return numbers | means  # a metric may be called as the deviation of another is
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import fedjax_sim as fjs
-from fedjax_sim.run.callbacks import Callback, Reported, Started
+from fedjax_sim.run.callbacks import Callback, Calls, Reported, Started
 from fedjax_sim.run.trackers import configuration, scalars
 
 pytestmark = pytest.mark.xdist_group("callbacks")  # one worker compiles what they share
@@ -127,6 +127,21 @@ def test_scalars():
     assert list(scalars(alone, [0])) == ["loss"]
     named = Reported(2, {"loss_std": np.array([7.0, 9.0]), "loss": np.array([1.0, 3.0])}, {})
     assert scalars(named, [4, 7])["loss_std"] == 8.0  # a metric, not the deviation of another
+
+
+def test_records_of_seeds_that_had_stopped_are_no_part_of_the_means():
+    rounds = {"cohort_size": np.array([[4, 2], [0, 0], [3, 1]]), "e_lud": np.array([[1.0, 1.0], [0, 0], [2, 2]])}
+    reported = Reported(6, {"loss": np.array([1.0, 2.0, 3.0])}, rounds, np.array([True, False, True]))
+    found = scalars(reported, [4, 5, 7], each_seed=True)
+    assert (found["loss"], found["rounds/cohort_size"], found["rounds/e_lud"]) == (2.0, 2.5, 1.5)
+    assert found["rounds/e_lud_std"] == pytest.approx(0.5**0.5)
+    assert "rounds/e_lud_seed_5" not in found
+    assert "rounds/e_lud_std" not in scalars(reported._replace(running=np.array([True, False, False])), [4, 5, 7])
+    noted = Noted()
+    for running in (np.array([True, True]), np.array([True, False])):
+        Calls([noted]).report(2, {}, {}, 0, running)
+    told = [reported.running for _, reported in noted.calls]
+    assert (told[0], told[1].tolist()) == (None, [True, False])
 
 
 def test_a_configuration_by_dotted_names():
