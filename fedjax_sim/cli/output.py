@@ -234,12 +234,14 @@ def short_name(described: dict[str, Any]) -> str:
 
 
 def summary(history: History, files: dict[str, Path]) -> dict[str, Any]:
-    """What scripts need of a run; what is not finite, or not in an old file, is null."""
+    """What scripts need of a run; what is not finite, of a model that diverged, or not in an old file, is null."""
+    from fedjax_sim.reporting.recorded import measured
+
     return {
         "algorithm": history.algorithm,
         "rounds": int(history.evaluated[-1]),
         "seeds": history.seeds,
-        "final": {name: finite(history.final(name).tolist()) for name in history.metrics},
+        "final": {name: finite(measured(history, name)[:, -1].tolist()) for name in history.metrics},
         "seconds": history.seconds,
         "compile_seconds": history.compile_seconds,
         "layout": history.description.get("run", {}).get("layout"),

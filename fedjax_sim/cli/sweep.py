@@ -189,9 +189,14 @@ def _best_in_words(result: Sweep, metric: str, ranked: list[Ranked], files: dict
 def _as_json(result: Sweep, metric: str, ranked: list[Ranked]) -> dict[str, Any]:
     import numpy as np
 
+    from fedjax_sim.reporting.recorded import measured
+
     diverged = result.diverged.reshape(result.space.num_points, -1)
-    finals = {name: result.final(name) for name in result.runs.metrics}
-    single = {name: final.reshape(diverged.shape) for name, final in finals.items() if final.shape == result.shape}
+    single = {
+        name: measured(result.runs, name)[:, -1].reshape(diverged.shape)
+        for name, values in result.runs.metrics.items()
+        if values.ndim == 2
+    }
     places = {one.number: place for place, one in enumerate(ranked, start=1)}
 
     def point(number: int) -> dict[str, Any]:

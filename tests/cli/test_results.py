@@ -10,6 +10,8 @@ import pytest
 import fedjax_sim as fjs
 from fedjax_sim import sweeps
 from fedjax_sim.cli import main as cli
+from fedjax_sim.cli import output
+from fedjax_sim.cli import sweep as sweep_command
 from fedjax_sim.cli.results import MOST_POINTS, read
 from fedjax_sim.core.descriptions import describe
 from fedjax_sim.reporting import results_table
@@ -198,6 +200,21 @@ def test_a_table_counts_the_rounds_to_a_target(tmp_path, capsys):
     samples.history().save(tmp_path / "a.npz")
     assert cli.main(["show", str(tmp_path / "a.npz"), "--target", "0.25"]) == 0
     assert "rounds to 0.25" in capsys.readouterr().out
+
+
+def test_json_has_no_accuracy_of_a_model_that_diverged():
+    """As tables have none: that of NaN is the share of class 0."""
+    run = made(seeds=2)
+    run.metrics["loss"][1, -1] = np.nan
+    final = output.summary(run, {})["final"]
+    assert (final["loss"][1], final["test_accuracy"][1]) == (None, None)
+    assert final["test_accuracy"][0] == run.final("test_accuracy")[0]
+    swept_runs = swept(2)
+    accuracies = np.full_like(swept_runs.runs["loss"], 0.25)
+    swept_runs.runs.metrics.update(test_accuracy=accuracies)
+    swept_runs.runs.metrics["loss"][3, -1] = np.inf
+    points = sweep_command._as_json(swept_runs, "loss", swept_runs.ranked("loss"))["points"]
+    assert [point["final"]["test_accuracy"] for point in points] == [[0.25, 0.25], [0.25, None]]
 
 
 @pytest.mark.parametrize("given", ["--target 1 --json", "--target 1 --against a", "--json --form csv"])
