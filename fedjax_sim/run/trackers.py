@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_sim.reporting.recorded import of_finite_models
 from fedjax_sim.run.callbacks import Callback, Reported, Started
 from fedjax_sim.run.history import History
 
@@ -27,7 +28,7 @@ def scalars(reported: Reported, seeds: list[int], *, each_seed: bool = False) ->
 
     Records of rounds are means over the rounds since the last evaluation, under ``rounds/``, of the seeds that had not
     stopped before. Arrays (accuracies by client, matrices) are left out. With ``each_seed`` also every seed's own
-    number, ``..._seed_3``.
+    number, ``..._seed_3``. As in tables, the metrics of a model whose loss is not finite are NaN.
 
     Example:
       >>> import numpy as np
@@ -36,7 +37,12 @@ def scalars(reported: Reported, seeds: list[int], *, each_seed: bool = False) ->
     """
     running = np.ones(len(seeds), bool) if reported.running is None else reported.running
     left = [seed for seed, runs in zip(seeds, running, strict=True) if runs]
-    found = {name: (values, seeds) for name, values in reported.metrics.items() if values.ndim == 1}
+    metrics = {name: values[:, None] for name, values in reported.metrics.items()}
+    found = {
+        name: (of_finite_models(values, name, metrics)[:, 0], seeds)
+        for name, values in metrics.items()
+        if values.ndim == 2
+    }
     for name, values in reported.rounds.items():
         if values.ndim == 2 and left:
             found[f"rounds/{name}"] = values[running].mean(axis=1), left

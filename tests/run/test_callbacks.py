@@ -144,6 +144,13 @@ def test_records_of_seeds_that_had_stopped_are_no_part_of_the_means():
     assert (told[0], told[1].tolist()) == (None, [True, False])
 
 
+def test_a_model_that_diverged_has_no_accuracy_in_trackers():
+    reported = Reported(2, {"loss": np.array([1.0, np.nan]), "test_accuracy": np.array([0.5, 0.1])}, {})
+    found = scalars(reported, [4, 7], each_seed=True)
+    assert np.isnan([found["test_accuracy"], found["test_accuracy_seed_7"]]).all()
+    assert found["test_accuracy_seed_4"] == 0.5
+
+
 def test_a_configuration_by_dotted_names():
     found = configuration(simulate().description)
     assert found["algorithm"] == "algorithm.fedavg"
