@@ -78,12 +78,16 @@ def _space(options: argparse.Namespace, tables: Tables) -> Space:
         if key in ("metric", "top") and getattr(options, key) is None:
             setattr(options, key, value)
     if options.over:
+        if options.random_seed is not None and options.random is None:
+            raise ValueError("--random-seed is of the draws of --random: add it, or leave the seed out")
         return space_of(options.over, zipped=options.zip, random=options.random, seed=options.random_seed or 0)
     if options.zip or options.random is not None or options.random_seed is not None:
         raise ValueError("--zip, --random and --random-seed are of points that --over gives: add it")
     over = [f"{name}={_as_text(value)}" for name, value in _flat(said.get("over", {}))]
     if not over:
         raise place.error("nothing is varied: --over algorithm.mu=0,0.1, or a table [sweep.over] with such lines")
+    if "random_seed" in said and "random" not in said:
+        raise place.error("random_seed is of the draws of random: add it, or leave the seed out")
     if said.get("zip") and "random" in said:
         raise place.error("zip and random: give one of them")
     try:

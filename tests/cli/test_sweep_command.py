@@ -116,6 +116,15 @@ def test_a_table_says_what_is_swept(folder, monkeypatch, given, said, metric):
         np.testing.assert_allclose(values, said.points()[name])
 
 
+@pytest.mark.parametrize(
+    "given", [["--over", "algorithm.mu=3", "--random-seed", "5"], ["--set", "sweep.random_seed=5"]]
+)
+def test_a_seed_without_draws_is_refused(folder, capsys, given):
+    (folder / "small.toml").write_text(PROX + TABLE)
+    assert cli.main(["sweep", "small.toml", *given]) == 2
+    assert "is of the draws of" in capsys.readouterr().err
+
+
 def test_a_run_does_not_pass_over_a_sweep(folder, capsys):
     (folder / "small.toml").write_text(PROX + TABLE)
     assert cli.main(["run", "small.toml"]) == 2
