@@ -13,6 +13,7 @@ from fedjax_sim.algorithms.base import ServerState, recorded
 from fedjax_sim.algorithms.contract import WEIGHTED_MEANS, Client, Cohort, Mean, Message, Method, Requires, Stack
 from fedjax_sim.algorithms.fedavg import FedAvg
 from fedjax_sim.algorithms.feddyn import FedDyn
+from fedjax_sim.algorithms.private import Dp
 from fedjax_sim.algorithms.wrapper import Wrapped, Wrapper, innermost, within
 from fedjax_sim.core import trees
 from fedjax_sim.core.descriptions import Described
@@ -268,6 +269,11 @@ class Aware(Hull, Wrapper):
             raise ValueError(
                 "aware(ema(...)): inside of aware the models that are averaged would be those before the projection: "
                 "put ema or last_k outside, ema(aware(...))"
+            )
+        if any(isinstance(one, Dp) for one in within(self)):
+            raise ValueError(
+                "aware(dp(...)): aware steps along what single clients changed, neither clipped nor with noise, so "
+                "that dp would hide nothing: give dp a method that averages, for instance fedavg, and leave out aware"
             )
         return super().checked()
 

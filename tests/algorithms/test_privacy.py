@@ -262,6 +262,13 @@ def test_methods_that_would_release_more_are_refused(base, message):
         jax.eval_shape(run, fjs.dp(base(client_optimizer=sgd(ETA))))
 
 
+def test_aware_around_dp_is_refused():
+    """Its steps would follow the changes of single clients."""
+    for private in (fjs.dp(BASE), fjs.top_k(fjs.dp(BASE))):
+        with pytest.raises(ValueError, match=r"aware\(dp\(...\)\): .* neither clipped nor with noise"):
+            fjs.aware(private)
+
+
 def test_bad_input():
     for norm in (0.0, -1.0, np.nan):
         with pytest.raises(ValueError, match=r"clipped\(norm=...\) is"):
