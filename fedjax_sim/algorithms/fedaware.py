@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_sim.algorithms.attacked import Attacked
 from fedjax_sim.algorithms.averaging import Ema, LastK
 from fedjax_sim.algorithms.base import ServerState, recorded
 from fedjax_sim.algorithms.contract import WEIGHTED_MEANS, Client, Cohort, Mean, Message, Method, Requires, Stack
@@ -274,6 +275,11 @@ class Aware(Hull, Wrapper):
             raise ValueError(
                 "aware(dp(...)): aware steps along what single clients changed, neither clipped nor with noise, so "
                 "that dp would hide nothing: give dp a method that averages, for instance fedavg, and leave out aware"
+            )
+        if any(isinstance(one, Attacked) for one in within(self)):
+            raise ValueError(
+                "aware(attacked(...)): inside of aware attackers would lie to the base method alone, and aware would "
+                "remember what they really changed: put attacked outside, attacked(aware(...), ...)"
             )
         return super().checked()
 

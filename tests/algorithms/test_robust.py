@@ -542,6 +542,8 @@ def test_descriptions_of_poisoned_data():
         ),
         (lambda: fjs.attacked(fedavg(), [0.2]), r"draw_attackers\(data, 0.2"),
         (lambda: fjs.attacked(fedavg(), 3), "one row of client indices"),
+        (lambda: fjs.aware(fjs.attacked(fedavg(), [3])), r"put attacked outside, attacked\(aware\(...\), ...\)"),
+        (lambda: fjs.aware(fjs.robust(fjs.attacked(fedavg(), [3]))), "remember what they really changed"),
         (lambda: fjs.attacked(fedavg(), [3], "flip"), r"attack='flip'\): give an attack"),
         (lambda: attacks.sign_flip(-1.0), r"sign_flip\(factor=...\) is -1"),
         (lambda: attacks.draw_attackers(labelled(), 1.5), r"fraction=...\) is 1.5"),
