@@ -293,7 +293,8 @@ class Aware(Hull, Wrapper):
 
     def finish(self, delta: Any, y: Any, sent: Any, c_i: Any, client: Client) -> tuple[dict[str, Message], Any]:
         messages, new = super().finish(delta, y, sent, c_i, client)
-        return messages | self.messages(delta, client, nbytes=0), new  # the base's messages tell the server the change
+        # The base's messages tell the server the change; where it is one of them, as FedAWARE's, it counts once.
+        return self.messages(delta, client, nbytes=0) | messages, new
 
     def update(self, server: Wrapped, got: dict[str, Any], cohort: Cohort) -> Wrapped:
         new: Wrapped = super().update(server, got, cohort)

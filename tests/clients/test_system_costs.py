@@ -124,6 +124,11 @@ def traffic(algorithm):
     return sum(cost.bytes_down for cost in found), sum(cost.bytes_up for cost in found)
 
 
+def test_aware_around_fedaware_sends_the_change_once():
+    local = {"client_optimizer": sgd(0.1)}
+    assert traffic(fjs.aware(fjs.fedaware(**local))) == traffic(fjs.fedaware(**local))
+
+
 def made(name) -> Method:
     rule = {"server_optimizer": fjs.optim.learned(dispersion=True)}
     more = {"feddf": {"public": classified()}, "fedrod": {"head": "Dense_0"}, "fedlopt": rule}
