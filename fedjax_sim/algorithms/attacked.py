@@ -97,7 +97,7 @@ class Attacked(Gathering):
     def reduced(self, server: Wrapped, stack: Messages, others: dict[str, Any], cohort: Cohort) -> Any:
         ones = jnp.ones_like(cohort.weights)
         sums = trees.weighted_sum(cohort.weights, stack.averaged) | trees.weighted_sum(ones, stack.summed)
-        return Wrapper.update(self, server, others | sums | stack.single, cohort)
+        return Wrapper.update(self, server, others | sums, cohort)
 
     def update(self, server: Wrapped, got: dict[str, Any], cohort: Cohort) -> Any:
         new: Wrapped = super().update(server, got, cohort)

@@ -58,6 +58,8 @@ class Gathering(Wrapper):
             stack = others.pop(SENT)
             for one in reversed(list(within(self))):
                 stack = one.intercepted(stack, cohort) if isinstance(one, Gathering) else stack
+            # Wrappers between this one and the one that makes the sums read theirs, as aware does around robust.
+            others |= stack.single
             others[RECEIVED] = stack
         if RECEIVED in others and self.reduces:
             return self.reduced(server, others.pop(RECEIVED), others, cohort)

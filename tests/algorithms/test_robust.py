@@ -11,8 +11,10 @@ import pytest
 
 import fedjax_sim as fjs
 from fedjax_sim import aggregators, attacks
+from fedjax_sim.algorithms import contract
 from fedjax_sim.algorithms.aggregators import _krum_scores as krum_scores
 from fedjax_sim.algorithms.aggregators import present
+from fedjax_sim.algorithms.contract import Cohort
 from fedjax_sim.algorithms.stacks import sorted_rows
 from tests.worked_studies import at_smoke_size
 
@@ -590,6 +592,29 @@ def test_what_has_no_meaning_is_refused(algorithm, cohort, message):
     made = algorithm()
     with pytest.raises(ValueError, match=message):
         jax.eval_shape(lambda: run(made, cohort).params)
+
+
+def test_aware_hears_the_lies_that_robust_hears():
+    """Attackers agree outside of aware, the sums are made inside of it."""
+    inside = fjs.aware(fjs.robust(fedavg(), aggregators.mean()), weights="uniform").checked()
+    method = fjs.attacked(inside, [1], attacks.inner_product(2.0)).checked()
+    slots, third = jnp.arange(3, dtype=jnp.int32), jnp.full((3,), 1 / 3)
+    cohort = Cohort(
+        slots, jnp.ones(3, bool), third, jnp.int32(3), 3, jnp.ones(()), round=jnp.int32(0), key=jax.random.key(0)
+    )
+
+    @jax.jit
+    def moved(changes):
+        def sent(change, index):
+            return method.finish(change, x, method.send(server), (), contract.nobody()._replace(index=index))[0]
+
+        x = jnp.zeros(2)
+        server = method.init(x, third)
+        messages = {name: one.value for name, one in jax.vmap(sent)(changes, slots).items()}
+        return method.update(server, messages, cohort)
+
+    remembered = moved(jnp.array([[1.0, 0.0], [5.0, 5.0], [0.0, 1.0]])).base.extra.momenta  # half of x - y_i
+    np.testing.assert_allclose(remembered, [[-0.5, 0.0], [0.5, 0.5], [0.0, -0.5]], atol=1e-7)
 
 
 # The study.
