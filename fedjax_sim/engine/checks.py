@@ -13,7 +13,7 @@ import numpy as np
 from fedjax_sim.algorithms.averaging import Ema, LastK
 from fedjax_sim.algorithms.contract import Method
 from fedjax_sim.algorithms.fedavg import FedAvg
-from fedjax_sim.algorithms.partial import Partial
+from fedjax_sim.algorithms.partial import Partial, keep
 from fedjax_sim.algorithms.wrapper import Wrapper
 from fedjax_sim.clients.local.batches import Batches, FullBatch
 from fedjax_sim.clients.scheme import check_kind
@@ -366,10 +366,15 @@ def _check_statistics(plan: Plan, params: Any) -> None:
     if not isinstance(rate, Rate) and is_concrete(rate) and any(np.any(leaf > 1) for leaf in jax.tree.leaves(rate)):
         changing.append(f"server_learning_rate={rate}")
     if changing:
+        instead = "let every client keep its own, fedjax_sim.keep(method, 'batch_stats'), or "
+        try:
+            keep(plan.algorithm, ("batch_stats",))
+        except ValueError:  # it needs the whole model, or has several
+            instead = ""
         raise ValueError(
             f"the model has running statistics (batch_stats, of a BatchNorm), and {changing[0]} does not just average "
-            "what clients report, so that a variance could fall below zero: let every client keep its own, "
-            "fedjax_sim.keep(method, 'batch_stats'), or train a model with flax.linen.GroupNorm"
+            f"what clients report, so that a variance could fall below zero: {instead}train a model with "
+            "flax.linen.GroupNorm"
         )
 
 
