@@ -419,6 +419,7 @@ def test_programs_go_before_a_process_has_as_many_memory_maps_as_it_may(monkeypa
             assert len(cleared) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux alone bounds memory maps")
 def test_programs_that_go_leave_their_memory_maps():
     def maps():
