@@ -19,6 +19,8 @@ from jax.custom_batching import custom_vmap
 from jax.custom_derivatives import SymbolicZero
 from jax.experimental import io_callback
 
+from fedjax_sim.core import trees
+
 OnRound = Callable[[int, dict[str, np.ndarray]], object]  # (rounds done, metrics)
 
 
@@ -93,8 +95,8 @@ class Total(struct.PyTreeNode):
         """The sum of no trees of these shapes and dtypes (arrays or ``jax.ShapeDtypeStruct``)."""
 
         def zeros(leaf: Any) -> jax.Array:
-            half = jnp.issubdtype(leaf.dtype, jnp.floating) and jnp.finfo(leaf.dtype).bits < 32
-            return jnp.zeros(leaf.shape, jnp.float32 if half else leaf.dtype)
+            real = jnp.issubdtype(leaf.dtype, jnp.floating)
+            return jnp.zeros(leaf.shape, trees.widest(leaf, jnp.float32) if real else leaf.dtype)
 
         return cls(jax.tree.map(zeros, tree), tuple(leaf.dtype for leaf in jax.tree.leaves(tree)))
 
