@@ -158,6 +158,7 @@ def draw(
     means, stepped = [], against != "round"
     for name, run in histories.items():
         values, stopped = held(run, metric)
+        values = values.astype(float)
         if values.ndim != 2:
             raise ValueError(
                 f"{metric!r} of {name!r} has shape {values.shape}: a curve needs one number per seed and evaluation"

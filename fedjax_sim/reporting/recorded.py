@@ -180,16 +180,6 @@ def is_of_models(name: str) -> bool:
     return _part_and_model(name)[1] in MODELS
 
 
-def before_stops(run: Recorded, name: str) -> np.ndarray:
-    """What was :func:`measured`, of records of rounds NaN after a seed has stopped: the zeros there are none."""
-    values = measured(run, name)
-    stops, seeds = getattr(run, "stops", {}), list(getattr(run, "seeds", range(len(values))))
-    if recorded_as(run, name) not in run.metrics:
-        for seed, stop in stops.items():
-            values[seeds.index(seed), stop.round :] = np.nan
-    return values
-
-
 def best_evaluations(metrics: Mapping[str, np.ndarray], name: str) -> np.ndarray:
     """int[seeds], each seed's best evaluation by a metric [seeds, E]: the lowest loss or error, else the highest value.
 
@@ -236,7 +226,7 @@ def counted(run: Recorded, name: str, values: np.ndarray, at: int = -1) -> np.nd
 def held(run: Recorded, name: str) -> tuple[np.ndarray, np.ndarray]:
     """What was :func:`measured`, and which seeds stopped early, bool[seeds]: these hold their last value."""
     name = recorded_as(run, name)
-    values = measured(run, name).astype(float)
+    values = measured(run, name)
     stops, seeds = getattr(run, "stops", {}), getattr(run, "seeds", range(len(values)))
     stopped = np.asarray([seed in stops for seed in seeds], bool)
     if values.ndim > 1 and name not in run.metrics:

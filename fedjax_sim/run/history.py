@@ -145,7 +145,7 @@ class History:
         Raises:
           ValueError: not one number a seed and evaluation or round.
         """
-        values = recorded.before_stops(self, name)
+        values, _ = recorded.held(self, name)
         at = np.asarray(recorded.rounds_of(self, name))
         return recorded.first_reached(values, at, target, falling=recorded.less_is_better(name))
 
@@ -160,7 +160,7 @@ class History:
         Raises:
           ValueError: the run has no clock, or not one number a seed and evaluation or round.
         """
-        at, values = recorded.positions(self, name, "virtual_time"), recorded.before_stops(self, name)
+        at, (values, _) = recorded.positions(self, name, "virtual_time"), recorded.held(self, name)
         return recorded.first_reached(values, at, target, falling=recorded.less_is_better(name))
 
     @property

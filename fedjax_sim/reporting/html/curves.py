@@ -155,6 +155,7 @@ def curve(run: Recorded, record: Record, axis: str, most: int) -> Curve | None:
     """A record of a run on an axis of ``AXES``, of about ``most`` points; None where the run has nothing of it."""
     try:
         values, stopped = recorded.held(run, record.name)
+        values = values.astype(float)
     except KeyError:
         return None
     if values.ndim != (3 if record.quantiles else 2) or not values.size or axis not in axes_of(run):
