@@ -3,23 +3,34 @@
     python -m benchmarks.speed.buckets [--rounds 200]
 
 W1 to W3 of workloads.py, W1 and W3 with everybody, and the sizes of gpu_choices.py. A line has the steps that are
-needed, then for each layout those that it computes and, in brackets, the turns of its loop: of `stacked` and `buckets`
-static, of `lanes` the mean over drawn cohorts.
+needed, then for each layout those that it computes and, in brackets, how many follow one another: of `stacked` static,
+of the others the mean over drawn cohorts.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 
 import numpy as np
 
 import fedjax_sim as fjs
 from benchmarks.speed.gpu_choices import femnist_sizes, pfllib_sizes
 from benchmarks.speed.workloads import BATCH, make
-from fedjax_sim.engine.layout.stacked import buckets_of, computed_in
+from fedjax_sim.engine.layout.stacked import turn_of, widths_of
 from fedjax_sim.engine.plan import Plan
 
-BUCKETS, LANES = (2, 3, 8), (8, 32)
+BUCKETS, LANES = (2, 3, 5), (8, 32)
+
+
+def narrowing(taus: np.ndarray, number: int, turn: int) -> tuple[int, int]:
+    """What ``number`` loops compute of a cohort, ``turn`` steps at a time, and how many steps follow one another."""
+    longest, widths = np.sort(taus)[::-1], widths_of(len(taus), number)
+    k, computed = 1, widths[0]
+    for width, narrower in itertools.pairwise((*widths, 0)):
+        turns = max(-(-(int(longest[narrower]) - k) // turn), 0)
+        k, computed = k + turns * turn, computed + turns * turn * width
+    return computed, k
 
 
 def counts(sizes: np.ndarray, cohort: int, batch: int, rounds: int) -> list[str]:
@@ -33,7 +44,9 @@ def counts(sizes: np.ndarray, cohort: int, batch: int, rounds: int) -> list[str]
     steps, rng = -(-sizes // batch), np.random.default_rng(0)
     drawn = [steps[rng.choice(len(sizes), cohort, replace=False)] for _ in range(rounds)]
     line = [f"{np.mean([taus.sum() for taus in drawn]):,.0f}", f"{cohort * bounds.per_client:,} ({bounds.per_client})"]
-    line += [f"{computed_in(buckets_of(cohort, bounds, most)):,} ({bounds.per_client})" for most in BUCKETS]
+    for number in BUCKETS:
+        found = [narrowing(taus, number, turn_of(bounds)) for taus in drawn]
+        line.append("{:,.0f} ({:.1f})".format(*np.mean(found, axis=0)))
     for lanes in LANES:
         turns = np.mean([fjs.layout.makespan(taus, lanes).iterations for taus in drawn])
         line.append(f"{min(lanes, cohort) * turns:,.0f} ({turns:.1f})")

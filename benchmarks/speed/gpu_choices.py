@@ -163,32 +163,30 @@ class Ladder:
 
 
 def choices(clock: Clock, *, tiny: bool, most: int) -> Iterator[Row]:
-    """The five choices but the last, in their order; then what the package does, in both precisions."""
+    """The choices but the last, in their order; then what the package does, in both precisions."""
     start = Form(fjs.layout.lanes(8), ahead=False, convolution="library")
     ladder = Ladder(clock, start, tiny=tiny)
     yield from ladder.climb("0 dynamic loop", start)
-    static = (start._replace(layout=fjs.layout.buckets(number)) for number in (1, 3))
-    yield from ladder.climb("1 static loops, one bucket and three", *static, back=False)
-    at = ladder.form
-    yield from ladder.climb("2 unroll", *(at._replace(layout=at.layout.replace(unroll=turn)) for turn in (2, 4)))
-    yield from ladder.climb("3 drawn ahead", ladder.form._replace(ahead=True))
-    yield from ladder.climb("4 products", *(ladder.form._replace(convolution=way) for way in ("im2col", "shifts")))
+    others = (start._replace(layout=layout) for layout in (fjs.layout.stacked(), fjs.layout.buckets()))
+    yield from ladder.climb("1 one static loop, three narrower ones", *others, back=False)
+    yield from ladder.climb("2 drawn ahead", ladder.form._replace(ahead=True))
+    yield from ladder.climb("3 products", *(ladder.form._replace(convolution=way) for way in ("im2col", "shifts")))
     yield from as_it_is(ladder)
 
 
 def as_it_is(ladder: Ladder, choice: str = "as it is") -> Iterator[Row]:
     """The package's own layouts as they are."""
     ladder.ms = float("nan")  # no rungs
-    for precision in (FLOAT32, TF32):
-        for layout in (fjs.layout.buckets(3), fjs.layout.lanes(8), fjs.layout.stacked()):
-            yield ladder.measured(choice, Form(layout, precision=precision))
+    for layout in (fjs.layout.buckets(), fjs.layout.lanes(8), fjs.layout.stacked()):
+        yield ladder.measured(choice, Form(layout, precision=TF32))
     # JAX's own choice: one of the two, as its time and its difference say.
-    yield ladder.measured(choice, Form(fjs.layout.buckets(3), precision="default"))
+    for precision in ("default", FLOAT32):
+        yield ladder.measured(choice, Form(fjs.layout.buckets(), precision=precision))
 
 
 def graphs(clock: Clock, *, tiny: bool, most: int) -> Iterator[Row]:
-    """The fifth choice: gpu.py starts this process with the flag; beside the rows `as it is` of `choices`."""
-    for row in as_it_is(Ladder(clock, Form(fjs.layout.lanes(8)), tiny=tiny), "5 command buffers"):
+    """The last choice: gpu.py starts this process with the flag; beside the rows `as it is` of `choices`."""
+    for row in as_it_is(Ladder(clock, Form(fjs.layout.lanes(8)), tiny=tiny), "4 command buffers"):
         yield row | {"flags": os.environ.get("XLA_FLAGS", "")}
 
 

@@ -190,22 +190,10 @@ class Plan(NamedTuple):
             found = Bounds(per_client, min(per_cohort, slots * per_client), True, survey, min(of_all, slots * survey))
         known = self.schedule
         return found._replace(
-            ranked=self._ranked(method, slots) if found.distinct else (),
             per_client=min(known.per_client or per_client, per_client),
             per_cohort=min(known.per_cohort or found.per_cohort, found.per_cohort),
             reverse=known.reverse,
         )
-
-    def _ranked(self, method: Method, slots: int) -> tuple[tuple[int, int, int], ...]:
-        """``Bounds.ranked``: of a data set's clients all but c - 1 have no more examples than the c-th largest."""
-        data, rows, found = self.dataset, self.batches.rows(self.dataset), []
-        for number, _, size in data.largest:
-            if number <= slots and size:  # rough bounds of sizes say nothing of single clients
-                epoch = self.batches.most_in_epoch(data.replace(max_size=size))
-                steps = method.requires.gradients(self.work.most_steps(epoch)) * self.batches.pieces(size, rows)
-                survey = batches_in(size, rows) if surveys(method) else 0
-                found.append((number - 1, steps, survey) if method.requires.steps else (number - 1, survey, 0))
-        return tuple(found)
 
     def placed(self) -> Plan:
         """The plan with its data where the layout reads it from."""
@@ -290,7 +278,7 @@ def layout_by_rule(plan: Plan, *, several: bool = False) -> Layout:
     devices = choose_devices(plan.slots, functools.partial(_operations, plan)) if several else 1
     bounds, dataset = plan.bounds(plan.algorithm), plan.dataset
     parameters = sum(leaf.size for leaf in jax.tree.leaves(plan.params))
-    chosen = choose_layout(plan.slots, parameters, bounds, everybody=plan.slots == dataset.num_clients)
+    chosen = choose_layout(plan.slots, parameters, bounds, _mean_steps(plan)[0])
     rows = plan.batches.rows(dataset)
     passes = bounds.per_client * rows / dataset.max_size
     if choose_pooled(plan.slots, parameters) and apart(plan) is None:  # the loss is traced for it
@@ -309,9 +297,14 @@ def layout_by_rule(plan: Plan, *, several: bool = False) -> Layout:
 def _operations(plan: Plan) -> float:
     """Of a round's gradients, where its clients are like the mean of all."""
     data, rows = plan.dataset, plan.batches.rows(plan.dataset)
+    return plan.slots * sum(_mean_steps(plan)) * gradient_flops(plan.task, plan.params, data, rows)
+
+
+def _mean_steps(plan: Plan) -> tuple[float, float]:
+    """Micro-steps of the data set's mean client, and of its survey."""
     every = plan._replace(cohort=full(), asynchronous=None).bounds(plan.algorithm)
-    steps = plan.slots * (every.per_cohort + every.survey_per_cohort) / data.num_clients
-    return steps * gradient_flops(plan.task, plan.params, data, rows)
+    number = plan.dataset.num_clients
+    return every.per_cohort / number, every.survey_per_cohort / number
 
 
 def coordinates(plan: Plan) -> Layer | str:

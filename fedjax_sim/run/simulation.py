@@ -395,6 +395,6 @@ def describe_run(
         "average": plan.average(algorithm),
         "objective": algorithm.requires.minimises(plan.cohort.objective(plan.average(algorithm))),
         **({"personal": True} if keeps_personal(algorithm) else {}),
-        "bounds": plan.bounds(algorithm).described(),
+        "bounds": plan.bounds(algorithm)._asdict(),
         "environment": environment(),
     }

@@ -191,7 +191,7 @@ MADE: dict[str, Callable[[], Any]] = {
     "diagnostic.surrogate": lambda: fjs.diagnostics.surrogate(normalised=True),
     "diagnostic.update_norms": lambda: fjs.diagnostics.update_norms(),
     "diagnostic.virtual_time": lambda: fjs.diagnostics.virtual_time(speeds=[1.0, 2.0], transfer=0.5),
-    "layout.buckets": lambda: fjs.layout.buckets(2, unroll=4),
+    "layout.buckets": lambda: fjs.layout.buckets(2),
     "layout.pooled": lambda: fjs.layout.pooled(fjs.layout.turns()),
     "layout.factored": lambda: fjs.layout.factored(fjs.layout.stacked(), width=64),
     "layout.lanes": lambda: fjs.layout.lanes(3),

@@ -4,6 +4,7 @@ That all layouts agree, in both modes of differentiation, is in ``test_sweep.py`
 """
 
 import functools
+import importlib
 import itertools
 import json
 import pathlib
@@ -24,7 +25,6 @@ from fedjax_sim.core.loops import Total
 from fedjax_sim.engine.layout import makespan
 from fedjax_sim.engine.layout.base import Bounds
 from fedjax_sim.engine.layout.queue import queue_bound, run_queue
-from fedjax_sim.engine.layout.stacked import buckets_of
 from fedjax_sim.engine.layout.turns import run_turns
 from fedjax_sim.engine.plan import Plan
 from fedjax_sim.engine.solver import Left, Progress, Watch
@@ -224,26 +224,39 @@ def test_every_client_takes_its_own_steps_and_leaves_what_it_made(name):
             assert found.computed == (5 * most if name in ("masked turns", "stacked") else (passes + taus).sum())
 
 
-def test_a_stack_gets_narrower_as_fast_as_its_bounds_allow():
-    """The longest clients first, whatever the order of their slots; each leaves what it made in its own."""
-    ranked = ((0, 6, 3), (1, 4, 2), (2, 4, 2), (3, 1, 1))
-    assert buckets_of(5, Bounds(6, 30, ranked=ranked), 1) == [(5, 0, 6)]
-    assert buckets_of(5, Bounds(6, 30, ranked=ranked), 2) == [(5, 0, 1), (3, 1, 6)]  # 20 steps, (1, 4, 6) has 22
-    cut = buckets_of(5, Bounds(6, 30, ranked=ranked), 9)
-    assert cut == [(5, 0, 1), (3, 1, 4), (1, 4, 6)]
-    bounds = Bounds(6, 30, True, 3, 9, ranked=ranked)
+def narrowing(taus, widths, turn=1):
+    """Micro-steps of a stack that narrows when the clients outside have no step left, ``turn`` at a time."""
+    longest = np.sort(taus)[::-1]
+    k, computed = 1, widths[0]
+    for width, narrower in itertools.pairwise((*widths, 0)):
+        while k < longest[narrower]:
+            k, computed = k + turn, computed + turn * width
+    return computed
+
+
+@pytest.mark.parametrize("asked", [32, 2])
+@pytest.mark.parametrize(("number", "widths"), [(1, (5,)), (2, (5, 3)), (3, (5, 3, 2)), (9, (5, 3, 2, 1))])
+def test_a_stack_gets_narrower_as_fast_as_its_clients_end(number, widths, asked, monkeypatch):
+    """The longest clients first, whatever the order of their slots; each leaves what it made in its own.
+
+    What is computed beyond a loop's end, where it asks only once in three steps, changes nothing.
+    """
+    module = importlib.import_module("fedjax_sim.engine.layout.stacked")  # of whose name the layout is too
+    monkeypatch.setattr(module, "_ASKED", asked)
+    turn = 1 if asked == 32 else 3
+    assert module.widths_of(5, number) == widths
     names = jnp.arange(5, dtype=jnp.int32)
     states = names * 11 + 1
-    for number, unroll, computed in ((3, 2, 16 + 9), (2, 1, 20 + 11)):  # with the steps of the surveys
-        layout = fjs.layout.buckets(number, unroll=unroll)
-        run = jax.jit(lambda taus, layout=layout: layout.run(Counting(), 4, states, Counted(taus, names), bounds))
-        for taus in ([1, 4, 0, 6, 3], [0, 0, 1, 1, 5], [0, 0, 0, 0, 0], [4, 1, 1, 4, 6]):
-            found = run(np.array(taus, np.int32))
-            values, new, total = Counting().by_hand(4, states, np.array(taus))
-            np.testing.assert_array_equal(np.asarray(found.stacks["value"]).astype(np.uint32), values)
-            np.testing.assert_array_equal(np.asarray(found.clients).astype(np.uint32), new)
-            assert np.asarray(found.sums["sum"]).astype(np.uint32) == total
-            assert found.computed == computed
+    layout = fjs.layout.buckets(number)
+    run = jax.jit(lambda taus: layout.run(Counting(), 4, states, Counted(taus, names), BOUNDS))
+    for taus in TAUS:
+        found = run(taus.astype(np.int32))
+        values, new, total = Counting().by_hand(4, states, taus)
+        np.testing.assert_array_equal(np.asarray(found.stacks["value"]).astype(np.uint32), values)
+        np.testing.assert_array_equal(np.asarray(found.clients).astype(np.uint32), new)
+        assert np.asarray(found.sums["sum"]).astype(np.uint32) == total
+        passes = PASSES * (taus > 0)
+        assert found.computed == narrowing(taus, widths, turn) + narrowing(passes, widths)
 
 
 SIZES = np.array([1, 7, 10, 4, 13])
@@ -275,9 +288,6 @@ def test_no_round_takes_more_steps_than_its_bounds(batches):
                 for bounds, taken in ((found, micro), (found.of_survey, survey)):
                     assert bounds.per_client == taken.max()
                     assert np.sort(taken)[-slots:].sum() <= bounds.per_cohort <= slots * taken.max()
-                    for but, most, _ in bounds.ranked:
-                        assert most == np.sort(taken)[::-1][but]  # of the k-th largest client, not of a draw
-                    assert [but + 1 for but, *_ in bounds.ranked] == [k for k in (1, 2, 4, 5) if k <= slots]
                 messages = fjs.asynchronous.fedbuff(7)  # of which one client may send all
                 found = run._replace(asynchronous=messages).bounds(algorithm)
                 assert found == Bounds(micro.max(), 7 * micro.max(), False, survey.max(), 7 * survey.max())

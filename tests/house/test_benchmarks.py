@@ -172,24 +172,18 @@ def test_gpu_takes_the_choices_in_their_order(tmp_path):
     done, written = run_gpu(tmp_path, "--sections", "choices", "aims", "graphs", budget=400)
     assert done.returncode == 0, done.stderr
     rows = {name: section["rows"] for name, section in written["sections"].items()}
-    assert [row["choice"][0] for row in rows["choices"]] == [*"01122344", *"a" * 7]
-    assert [row["layout"] for row in rows["choices"]][:3] == ["lanes(8)", "buckets(1)", "buckets(3)"]
+    assert [row["choice"][0] for row in rows["choices"]] == [*"011233", *"a" * 5]
+    assert [row["layout"] for row in rows["choices"]][:3] == ["lanes(8)", "stacked", "buckets(3)"]
     compared = [*rows["choices"], *rows["graphs"]]
     assert max(row["difference"] for row in compared) < 1e-5
     assert all("+WHILE" in row["flags"] for row in rows["graphs"])
     assert all(row["ms"] > 0 and row["useful"] <= row["computed"] for row in [*compared, *rows["aims"]])
-    narrow, wide = (next(row for row in compared if row["layout"] == name) for name in ("buckets(3)", "buckets(1)"))
+    narrow, wide = (next(row for row in compared if row["layout"] == name) for name in ("buckets(3)", "stacked"))
     assert narrow["computed"] < wide["computed"]
 
 
 def test_steps_are_counted_for_every_layout():
     sizes = np.array([100, 10, 9, 8, 1])
-    assert buckets.counts(sizes, 5, 10, 1) == [
-        "14",
-        "50 (10)",
-        "14 (10)",
-        "14 (10)",
-        "14 (10)",
-        "50 (10.0)",
-        "50 (10.0)",
-    ]
+    found = ["14", "50 (10)", "32 (10.0)", "23 (10.0)", "14 (10.0)", "50 (10.0)", "50 (10.0)"]
+    assert buckets.counts(sizes, 5, 10, 1) == found
+    assert buckets.narrowing(np.array([100, 1, 40, 7]), 2, 8) == (4 + 8 * 4 + 12 * 8 * 2, 105)

@@ -28,7 +28,6 @@ class Bounds(NamedTuple):
       survey_per_client: upper bound of one client's micro-steps of a survey.
       survey_per_cohort: upper bound of the cohort's.
       reverse: whether reverse mode is to pass; else dynamic loops are differentiated as they run, in forward mode.
-      ranked: for some counts c: (c, most micro-steps of each client but c of them, likewise of a survey).
     """
 
     per_client: int
@@ -37,17 +36,11 @@ class Bounds(NamedTuple):
     survey_per_client: int = 0
     survey_per_cohort: int = 0
     reverse: bool = True
-    ranked: tuple[tuple[int, int, int], ...] = ()
-
-    def described(self) -> dict[str, Any]:
-        """As JSON, for the record of a run: without what single clients are bounded by."""
-        return {name: value for name, value in self._asdict().items() if name != "ranked"}
 
     @property
     def of_survey(self) -> Bounds:
         """Those of the survey alone."""
-        ranked = tuple((but, survey, 0) for but, _, survey in self.ranked)
-        return Bounds(self.survey_per_client, self.survey_per_cohort, self.distinct, 0, 0, self.reverse, ranked)
+        return Bounds(self.survey_per_client, self.survey_per_cohort, self.distinct, 0, 0, self.reverse)
 
 
 class LocalResult(NamedTuple):

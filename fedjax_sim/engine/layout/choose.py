@@ -10,39 +10,37 @@ import jax
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.engine.layout.base import Bounds, Layout
 from fedjax_sim.engine.layout.queue import lanes
-from fedjax_sim.engine.layout.stacked import buckets, buckets_of, computed_in, stacked
+from fedjax_sim.engine.layout.stacked import buckets, stacked
 from fedjax_sim.engine.layout.turns import turns
 
 _SMALL_MODEL = 100_000  # parameters
-MOST_LANES = 32  # clients side by side, where the rule chooses
-_PAYS = 7 / 8  # share of the stacked steps up to which buckets are worth compiling
+MOST_LANES = 32  # clients side by side that an accelerator has room for, whatever the model
+_SIDE_BY_SIDE = 1 << 28  # numbers of the models that it has room for: a gigabyte in single precision
+_ALIKE = 7 / 8  # of the longest client's steps that the mean client takes: no more than that is to be saved
 
 
-def choose_layout(num_slots: int, num_parameters: int, bounds: Bounds, *, everybody: bool = False) -> Layout:
+def choose_layout(num_slots: int, num_parameters: int, bounds: Bounds, mean_steps: float | None = None) -> Layout:
     """The layout that is expected to be fastest; what it chose is in the run's record and can be overridden.
 
     On a CPU: *stacked* for one step of a small model (nothing to wait for, larger products), else *turns* (measured
-    5 to 40 times faster than stacked for unequal steps). On GPU and TPU: *stacked* where masking wastes less than half,
-    and in *buckets* where that computes an eighth fewer steps at least: no more of them follow one another, and each
-    bucket is compiled. Else *lanes*, whose loop asks the host after each step, or *buckets* where they compute no more.
-    Whether *turns* is then also *factored*, :func:`choose_width` says, and whether either is *pooled*,
+    5 to 40 times faster than stacked for unequal steps). On GPU and TPU: *stacked* where the clients' steps are alike,
+    else *buckets* (docs/devices.md has what was measured on a GPU); *lanes* where there is no room for all models side
+    by side. Whether *turns* is then also *factored*, :func:`choose_width` says, and whether either is *pooled*,
     :func:`choose_pooled`.
 
     Args:
       num_slots: S.
       num_parameters: of one model.
       bounds: static sizes of a round.
-      everybody: whether all clients take part, so that the longest of a round is the data set's.
+      mean_steps: of all clients of the data set; None for what the bounds say.
     """
     if jax.default_backend() == "cpu":
         return stacked() if bounds.per_client == 1 and num_parameters <= _SMALL_MODEL else turns()
-    together, side_by_side = num_slots * bounds.per_client, min(num_slots, MOST_LANES)
-    narrower = buckets()
-    computed = computed_in(buckets_of(num_slots, bounds, narrower.number))
-    if together <= 2 * bounds.per_cohort:
-        return narrower if computed <= _PAYS * together else stacked()
-    # A lane for each client takes the longest one's steps in each.
-    return narrower if everybody and computed <= side_by_side * bounds.per_client else lanes(side_by_side)
+    room = max(MOST_LANES, _SIDE_BY_SIDE // max(num_parameters, 1))
+    if num_slots > room:
+        return lanes(room)
+    mean = bounds.per_cohort / num_slots if mean_steps is None else mean_steps
+    return stacked() if mean >= _ALIKE * bounds.per_client else buckets()
 
 
 _KERNEL = 1 << 12  # entries of a kernel from which on it is worth a thought

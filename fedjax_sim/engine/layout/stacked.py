@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +13,10 @@ from jax import lax
 from fedjax_sim.core import trees
 from fedjax_sim.core.descriptions import factory
 from fedjax_sim.core.fields import count
+from fedjax_sim.core.loops import with_static_derivative
 from fedjax_sim.datasets.federated import FederatedDataset
-from fedjax_sim.engine.layout.base import Bounds, Layout, LocalResult, drawn_ahead, surveyed
-from fedjax_sim.engine.solver import Draw, Slot, Solver
+from fedjax_sim.engine.layout.base import Bounds, Layout, LocalResult, Run, drawn_ahead, surveyed
+from fedjax_sim.engine.solver import Draw, Left, Slot, Solver
 from fedjax_sim.models.conv import side_by_side
 
 
@@ -28,122 +29,136 @@ class Stacked(Layout):
     """
 
     def sized_by(self, bounds: Bounds, dataset: FederatedDataset) -> Any:
-        return bounds._replace(ranked=())
-
-    def run(self, solver: Solver, sent: Any, states: Any, slots: Slot, bounds: Bounds) -> LocalResult:
-        return run_stacked(solver, sent, states, slots, bounds)
-
-
-class Buckets(Stacked):
-    """*stacked* that gets narrower: clients in the order of their tau_i, the longest first, in a few masked scans.
-
-    Of a cohort's clients all but k - 1 have no more examples than the k-th largest of the data set, which is known
-    before a run compiles. So from that client's number of steps on the stack needs no more than k - 1 places. No more
-    steps follow one another than in *stacked*, fewer are computed, and every number of steps is static: an accelerator
-    that runs a loop of so many steps is not asked after each of them whether it is to go on.
-
-    The bound is that of the data set's largest clients, met where all clients take part, and loose where few do.
-
-    Args:
-      number: scans at most, each of a width of its own; what is saved most decides where the stack gets narrower. The
-        compiler reads the step once for each.
-      unroll: steps in one turn of a scan's loop. The compiler reads the step so many times more.
-    """
-
-    number: int = count(default=3)
-    unroll: int = count(default=1)
-
-    def sized_by(self, bounds: Bounds, dataset: FederatedDataset) -> Any:
         return bounds
 
     def run(self, solver: Solver, sent: Any, states: Any, slots: Slot, bounds: Bounds) -> LocalResult:
-        return run_stacked(solver, sent, states, slots, bounds, number=self.number, unroll=self.unroll)
+        return run_stacked(solver, sent, states, slots, bounds=bounds)
 
 
-def run_stacked(
-    solver: Solver, sent: Any, states: Any, slots: Slot, bounds: Bounds, *, number: int = 1, unroll: int = 1
-) -> LocalResult:
-    """The program of :class:`Buckets`; with one bucket that of :class:`Stacked`."""
-    run = functools.partial(_run, number=number, unroll=unroll)
-    slots, computed = surveyed(functools.partial(run, bounds=bounds.of_survey), solver, sent, states, slots)
-    result = run(solver, sent, states, slots, bounds=bounds)
-    return result._replace(computed=result.computed + computed)
+class Buckets(Stacked):
+    """*stacked* that gets narrower: clients in the order of their tau_i, the longest first, in a few loops.
+
+    All S clients are side by side until the longer half of them alone has steps left, then these until half of them
+    has, and so on. Each loop has a width that is compiled, and ends where the cohort's own tau_i let it: between
+    Sum tau_i and |S| max tau_i micro-steps are computed, and no more follow one another than the longest client takes.
+    For accelerators with unequal tau_i. Reverse mode computes what *stacked* does.
+
+    Args:
+      number: loops at most, each half as wide as the one before. The compiler reads the step once for each.
+    """
+
+    number: int = count(default=3)
+
+    def sized_by(self, bounds: Bounds, dataset: FederatedDataset) -> Any:
+        return ()  # its loops follow the clients
+
+    def run(self, solver: Solver, sent: Any, states: Any, slots: Slot, bounds: Bounds) -> LocalResult:
+        run: Run = functools.partial(run_buckets, number=self.number, bounds=bounds)
+        if bounds.reverse:
+            run = with_static_derivative(run, functools.partial(run_stacked, bounds=bounds))
+        return run(solver, sent, states, slots)
 
 
-class Bucket(NamedTuple):
-    """Steps in which a stack keeps its width."""
+class _Stack:
+    """A cohort side by side: how it begins, steps and ends."""
 
-    width: int  # the clients with most steps
-    start: int
-    stop: int
+    def __init__(self, solver: Solver, sent: Any, states: Any, slots: Slot, bounds: Bounds) -> None:
+        self.solver, self.sent, self.states, self.slots = solver, sent, states, slots
+        self.totals, self._last = solver.micro_steps(slots), max(bounds.per_client - 1, 0)
+        self._ahead = drawn_ahead(solver, slots, bounds.per_client)
+
+    def _masked(self, slot: Slot, total: jax.Array, drawn: Draw | None, progress: Any, k: jax.Array) -> Any:
+        moved = self.solver.step(self.sent, slot, progress, jnp.minimum(k, self._last), drawn=drawn)
+        return trees.select(k < total, moved, progress)
+
+    def first(self) -> Any:
+        """Everybody's progress after the step 0."""
+
+        def one(c_i: Any, slot: Slot, total: jax.Array, drawn: Draw | None) -> Any:
+            return self._masked(slot, total, drawn, self.solver.begin(self.sent, c_i, slot), jnp.int32(0))
+
+        return jax.vmap(one)(self.states, self.slots, self.totals, rows(self._ahead, 0))
+
+    def step(self, progress: Any, k: jax.Array, width: int) -> Any:
+        """The progress of the first ``width`` clients after step ``k``; who has no such step stays as it is."""
+        longest, taus = rows((self.slots, self.totals), slice(width))
+        drawn = rows(rows(self._ahead, jnp.minimum(k, self._last)), slice(width))
+        return jax.vmap(self._masked, (0, 0, 0, 0, None))(longest, taus, drawn, progress, k)
+
+    def result(self, progress: Any, computed: jax.Array, slots: jax.Array | None = None) -> LocalResult:
+        """What the cohort leaves; ``slots`` says where each client's slot is, where they are in another order."""
+        finish = functools.partial(self.solver.finish, self.sent)
+        left: Left = jax.vmap(finish)(self.states, self.slots, progress)
+        sums = {name: trees.weighted_sum(left.weights[name], value) for name, value in left.values.items()}
+        stacks, kept = left.stacks, left.kept
+        if slots is not None:
+            stacks, kept = rows((stacks, kept), slots)
+        return LocalResult(sums, stacks, kept, computed)
 
 
-def buckets_of(slots: int, bounds: Bounds, most: int) -> list[Bucket]:
-    """The cut into ``most`` buckets at most that computes the fewest steps; as few of them as do."""
-    cuts: dict[int, int] = {}  # from so many steps on, how wide the stack must be
-    for steps, width in sorted((steps, width) for width, steps, _ in bounds.ranked):
-        narrowest = min(cuts.values(), default=slots)
-        if 0 < width < narrowest and 0 < steps < bounds.per_client:
-            cuts[steps] = width
-
-    def cut_at(at: tuple[int, ...]) -> list[Bucket]:
-        widths = (slots, *(cuts[steps] for steps in at))
-        return [Bucket(*one) for one in zip(widths, (0, *at), (*at, bounds.per_client), strict=True)]
-
-    ways = (at for number in range(min(most - 1, len(cuts)) + 1) for at in itertools.combinations(cuts, number))
-    return min(map(cut_at, ways), key=computed_in)
-
-
-def computed_in(buckets: list[Bucket]) -> int:
-    """Micro-steps that a stack computes."""
-    return sum(width * (stop - start) for width, start, stop in buckets)
-
-
-def _run(
-    solver: Solver, sent: Any, states: Any, slots: Slot, *, bounds: Bounds, number: int, unroll: int
-) -> LocalResult:
-    cut = buckets_of(len(slots.offset), bounds, number)
-    totals, order = solver.micro_steps(slots), None
-    if len(cut) > 1:
-        order = jnp.argsort(-totals, stable=True).astype(jnp.int32)
-        totals, states, slots = _rows((totals, states, slots), order)
-    ahead, computed = drawn_ahead(solver, slots, bounds.per_client), computed_in(cut)
-
-    def masked(slot: Slot, total: jax.Array, drawn: Draw | None, progress: Any, k: jax.Array) -> Any:
-        return trees.select(k < total, solver.step(sent, slot, progress, k, drawn=drawn), progress)
-
-    def first(c_i: Any, slot: Slot, total: jax.Array, drawn: Draw | None) -> Any:
-        return masked(slot, total, drawn, solver.begin(sent, c_i, slot), jnp.int32(0))
-
-    def steps(progress: Any, bucket: Bucket) -> Any:
-        width, start, stop = bucket
-        longest, taus = _rows((slots, totals), slice(width))
-
-        def step(progress: Any, x: tuple[jax.Array, Draw | None]) -> tuple[Any, None]:
-            return jax.vmap(masked, (0, 0, 0, 0, None))(longest, taus, x[1], progress, x[0]), None
-
-        xs = jnp.arange(start, stop, dtype=jnp.int32), _rows(ahead, (slice(start, stop), slice(width)))
-        return lax.scan(step, progress, xs, unroll=unroll)[0]
-
+def run_stacked(solver: Solver, sent: Any, states: Any, slots: Slot, *, bounds: Bounds) -> LocalResult:
+    """The program of :class:`Stacked`."""
+    survey: Run = functools.partial(run_stacked, bounds=bounds.of_survey)
+    slots, computed = surveyed(survey, solver, sent, states, slots)
+    stack, width = _Stack(solver, sent, states, slots, bounds), len(slots.offset)
     with side_by_side():
-        progress = jax.vmap(first)(states, slots, totals, _rows(ahead, 0))
-        ended = []
-        for bucket in (cut[0]._replace(start=1), *cut[1:]):
-            ended.append(_rows(progress, slice(bucket.width, None)))
-            progress = _rows(progress, slice(bucket.width))
-            if bucket.start < bucket.stop:  # jax.disable_jit() has no loops of no length
-                progress = steps(progress, bucket)
-    if len(cut) > 1:
-        progress = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), progress, *reversed(ended))
-    left = jax.vmap(lambda c_i, slot, at: solver.finish(sent, c_i, slot, at))(states, slots, progress)
-    sums = {name: trees.weighted_sum(left.weights[name], value) for name, value in left.values.items()}
-    stacks, kept = left.stacks, left.kept
-    if order is not None:
-        stacks, kept = _rows((stacks, kept), jnp.argsort(order))
-    return LocalResult(sums, stacks, kept, jnp.int32(computed))
+        progress = stack.first()
+        if bounds.per_client > 1:  # jax.disable_jit() has no loops of no length
+            ks = jnp.arange(1, bounds.per_client, dtype=jnp.int32)
+            progress = lax.scan(lambda at, k: (stack.step(at, k, width), None), progress, ks)[0]
+    return stack.result(progress, computed + jnp.int32(width * bounds.per_client))
 
 
-def _rows(tree: Any, at: Any) -> Any:
+# Steps of the longest client for each question to the host whether a loop goes on, which costs an accelerator as much
+# as a step of a small model; those beyond a loop's end are computed and masked.
+_ASKED = 32
+
+
+def run_buckets(solver: Solver, sent: Any, states: Any, slots: Slot, *, number: int, bounds: Bounds) -> LocalResult:
+    """The program of :class:`Buckets`: loops whose ends are traced."""
+    survey: Run = functools.partial(run_buckets, number=number, bounds=bounds.of_survey)
+    slots, computed = surveyed(survey, solver, sent, states, slots)
+    order = jnp.argsort(-solver.micro_steps(slots), stable=True).astype(jnp.int32)
+    states, slots = rows((states, slots), order)
+    stack, turn = _Stack(solver, sent, states, slots, bounds), turn_of(bounds)
+
+    def steps(progress: Any, k: jax.Array, width: int) -> Any:
+        ks = k + jnp.arange(turn, dtype=jnp.int32)
+        return lax.scan(lambda at, k: (stack.step(at, k, width), None), progress, ks)[0]
+
+    widths = widths_of(len(slots.offset), number)
+    with side_by_side():
+        progress, k, ended = stack.first(), jnp.int32(1), []
+        computed += jnp.int32(widths[0])
+        for width, narrower in itertools.pairwise((*widths, 0)):
+            start, stop = k, stack.totals[narrower]  # from there on only those before it have steps
+
+            def going_on(at: tuple[Any, jax.Array], stop: jax.Array = stop) -> jax.Array:
+                return at[1] < stop
+
+            def go_on(at: tuple[Any, jax.Array], width: int = width) -> tuple[Any, jax.Array]:
+                return steps(*at, width), at[1] + turn
+
+            progress, k = lax.while_loop(going_on, go_on, (progress, k))
+            computed += width * (k - start)
+            ended.append(rows(progress, slice(narrower, None)))
+            progress = rows(progress, slice(narrower))
+    progress = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *reversed(ended))
+    return stack.result(progress, computed, jnp.argsort(order))
+
+
+def turn_of(bounds: Bounds) -> int:
+    """Steps in a turn of a loop, after which the host is asked whether it goes on."""
+    return max(bounds.per_client // _ASKED, 1)
+
+
+def widths_of(slots: int, number: int) -> tuple[int, ...]:
+    """S, S / 2, S / 4, ..., rounded up, each once: ``number`` of them at most."""
+    return tuple(dict.fromkeys(-(-slots // 2**i) for i in range(number)))
+
+
+def rows(tree: Any, at: Any) -> Any:
+    """The rows of all leaves."""
     return jax.tree.map(lambda leaf: leaf[at], tree)
 
 
