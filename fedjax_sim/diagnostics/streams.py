@@ -16,7 +16,7 @@ from jax.flatten_util import ravel_pytree
 
 from fedjax_sim.clients.local.batches import Positions, batches_in, fetch
 from fedjax_sim.core import sampling, trees
-from fedjax_sim.core.loops import bounded_loop
+from fedjax_sim.core.loops import bounded_loop, sorted_places
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.diagnostics.measures import Moments, root_ratio
 from fedjax_sim.models.passes import example_owners
@@ -59,7 +59,7 @@ def read_clients(
 
     def step(k: jax.Array, constants: Any, carry: Any) -> Any:
         given, dataset, positions, ends = constants
-        slot = jnp.minimum(jnp.searchsorted(ends, k, side="right").astype(jnp.int32), len(positions) - 1)
+        slot = jnp.minimum(sorted_places(ends, k, side="right"), len(positions) - 1)
         size = dataset.sizes[positions[slot]]
         of_client = batches_in(size, rows)
         number = jnp.minimum(k - (ends[slot] - of_client), of_client - 1)  # beyond the end: what is not folded in

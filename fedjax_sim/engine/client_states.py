@@ -20,6 +20,7 @@ from jax import lax
 from fedjax_sim.core import trees
 from fedjax_sim.core.descriptions import Described, factory
 from fedjax_sim.core.fields import choice, static
+from fedjax_sim.core.loops import sorted_places
 from fedjax_sim.core.values import shown
 from fedjax_sim.datasets.placement import on_host as to_host
 from fedjax_sim.engine.client_table import Allocate, in_file, in_memory
@@ -154,7 +155,7 @@ def take(clients: Any, indices: jax.Array) -> Any:
     """
     if not isinstance(clients, Rows):
         return jax.tree.map(lambda leaf: leaf.at[indices].get(mode="clip"), clients)
-    places = indices if clients.indices is None else jnp.searchsorted(clients.indices, indices)
+    places = indices if clients.indices is None else sorted_places(clients.indices, indices)
     leaves, structure = jax.tree.flatten(clients.leaves)
     taken = [leaf.at[places].get(mode="clip") for leaf in leaves]
     return jax.tree.unflatten(structure, [_used(leaf, used) for leaf, used in zip(taken, clients.used, strict=True)])
@@ -199,7 +200,7 @@ def moved(before: Rows, sent: Rows) -> Rows:
 
 def _places(own: jax.Array, wanted: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Where clients are among those of a window, and whether they are."""
-    places = jnp.searchsorted(own, wanted)
+    places = sorted_places(own, wanted)
     return places, own.at[places].get(mode="clip") == wanted
 
 

@@ -14,6 +14,7 @@ from fedjax_sim.clients.cohort.participation import SCHEME_I, Averaging, Partici
 from fedjax_sim.clients.scheme import EachClient, at_clients
 from fedjax_sim.core.descriptions import factory
 from fedjax_sim.core.fields import integers, leaf
+from fedjax_sim.core.loops import sorted_places
 from fedjax_sim.core.values import INT32_MAX, as_int32, check_count, in_program, integer_array, is_concrete, shown
 from fedjax_sim.datasets.federated import FederatedDataset
 
@@ -141,7 +142,7 @@ class Given(Participation):
     def select(self, dataset: FederatedDataset, key: jax.Array | None, round_: int | jax.Array) -> Selection:
         ids = as_int32(jnp.asarray(self.cohorts)[round_], _NO_ID)
         known = dataset.client_ids[dataset.order]
-        indices = jnp.searchsorted(known, ids).astype(jnp.int32)
+        indices = sorted_places(known, ids)
         found = known.at[indices].get(mode="clip") == ids
         indices = jnp.where(found, indices, dataset.num_clients)
         once = self.repeats is None

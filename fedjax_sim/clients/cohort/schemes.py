@@ -25,6 +25,7 @@ from fedjax_sim.core import sampling
 from fedjax_sim.core.descriptions import factory
 from fedjax_sim.core.fields import choice, count, leaf, static
 from fedjax_sim.core.keys import cohort_key
+from fedjax_sim.core.loops import sorted_places
 from fedjax_sim.core.values import in_program, is_concrete
 from fedjax_sim.datasets.federated import FederatedDataset
 
@@ -158,9 +159,9 @@ class WithReplacement(Participation):
         owners = jnp.cumsum(dataset.sizes[dataset.order], dtype=jnp.int32)
         words = jax.random.bits(cohort_key(key, round_), (self.num_draws,), jnp.uint32)
         example = sampling.below(words, dataset.num_examples)
-        drawn = jnp.sort(jnp.searchsorted(owners, example, side="right").astype(jnp.int32))
+        drawn = jnp.sort(sorted_places(owners, example, side="right"))
         first = jnp.concatenate([jnp.ones((1,), bool), drawn[1:] != drawn[:-1]])
-        times = jnp.searchsorted(drawn, drawn, side="right") - jnp.searchsorted(drawn, drawn, side="left")
+        times = sorted_places(drawn, drawn, side="right") - sorted_places(drawn, drawn)
         void = jnp.int32(dataset.num_clients)
         return Selection(jnp.where(first, drawn, void), jnp.where(first, times.astype(jnp.int32), 0))
 

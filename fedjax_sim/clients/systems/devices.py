@@ -20,6 +20,7 @@ from fedjax_sim.clients.systems.base import Cost, Policy, System, Times, WaitFor
 from fedjax_sim.core.descriptions import Described, factory
 from fedjax_sim.core.fields import count, leaf, real
 from fedjax_sim.core.keys import Purpose, purpose_key, round_key
+from fedjax_sim.core.loops import sorted_places
 from fedjax_sim.core.values import INT32_MAX, LARGEST_SEED, demand, is_concrete, shown
 from fedjax_sim.datasets.federated import FederatedDataset
 
@@ -124,7 +125,7 @@ class Zipf(Distribution):
     def quantile(self, u: jax.Array) -> jax.Array:
         ranks = jnp.arange(1, self.most + 1).astype(u.dtype)
         mass = jnp.cumsum(jnp.exp(-_like(self.exponent, u) * jnp.log(ranks)))
-        k = 1 + jnp.searchsorted(mass, u * mass[-1])
+        k = 1 + sorted_places(mass, u * mass[-1])
         return _like(self.scale, u) * jnp.minimum(k, self.most).astype(u.dtype)
 
 

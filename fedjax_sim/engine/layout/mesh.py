@@ -11,6 +11,7 @@ from jax import lax
 
 from fedjax_sim.core.descriptions import factory
 from fedjax_sim.core.fields import choice, count, leaf
+from fedjax_sim.core.loops import sorted_places
 from fedjax_sim.core.trees import column
 from fedjax_sim.core.values import shown
 from fedjax_sim.datasets.federated import FederatedDataset, placed
@@ -213,7 +214,7 @@ def _fetched(solver: Solver, rows: Any, slots: Slot, parts: int, window: int) ->
     ends = jnp.cumsum(sizes, dtype=jnp.int32)
     starts = ends - sizes
     places = jnp.arange(window, dtype=jnp.int32)
-    owner = jnp.minimum(jnp.searchsorted(ends, places, side="right"), len(sizes) - 1)
+    owner = jnp.minimum(sorted_places(ends, places, side="right"), len(sizes) - 1)
     wanted = jnp.where(places < ends[-1], slots.offset[owner] + places - starts[owner], 0)
     ring = [(device, (device + 1) % parts) for device in range(parts)]
 

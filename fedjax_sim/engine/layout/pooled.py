@@ -24,7 +24,7 @@ from fedjax_sim.clients.local.batches import InOrder
 from fedjax_sim.core import trees
 from fedjax_sim.core.descriptions import factory
 from fedjax_sim.core.fields import leaf
-from fedjax_sim.core.loops import with_static_derivative
+from fedjax_sim.core.loops import sorted_places, with_static_derivative
 from fedjax_sim.core.values import shown
 from fedjax_sim.engine.layout.base import Bounds, Layout, LocalResult, left_shapes
 from fedjax_sim.engine.layout.coordinates import CoordinateSolver, in_their_place, not_linear
@@ -153,7 +153,7 @@ def _gradient(solver: Solver, params: Any, slots: Slot, weights: jax.Array, boun
         """The slots and the numbers k of micro-steps; where clients have one at most, void slots have one too."""
         if single:
             return jnp.minimum(at, size - 1), jnp.zeros_like(at)
-        slot = jnp.minimum(jnp.searchsorted(ends, at, side="right"), size - 1).astype(jnp.int32)
+        slot = jnp.minimum(sorted_places(ends, at, side="right"), size - 1)
         return slot, at - (ends[slot] - counts[slot])
 
     def block(first: jax.Array) -> Any:
