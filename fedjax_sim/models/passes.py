@@ -23,7 +23,7 @@ from fedjax_sim.datasets.host import HostDataset
 from fedjax_sim.datasets.placement import CLIENTS, EVERYWHERE, SHARED_OUT, padded
 from fedjax_sim.models.task import Task
 
-ROWS = 8192  # rows a step at most: keeps a matrix unit busy
+ROWS = 8192  # rows a step at most on a CPU: keeps a matrix unit busy
 _FEWEST = 256  # rows a step at least of a data set in a bucket, where there are as many and memory for them
 _BLOCKS = 16  # of all rows of a bucket: the last block that has examples is as good as full
 ROWS_OF_ONE = 256  # of one client at a time: enough to keep a core busy
@@ -205,7 +205,12 @@ _added = jax.jit(_add)
 
 
 def _rows_at_once(task: Task, params: Any, examples: Any, n: int) -> int:
-    return rows_within(task.values, params, examples, most=min(n, ROWS))
+    return rows_within(task.values, params, examples, most=most_rows(n))
+
+
+def most_rows(n: int) -> int:
+    """How many of ``n`` rows a step may have where memory allows: an accelerator has steps that cost their start."""
+    return min(n, ROWS) if jax.default_backend() == "cpu" else n
 
 
 def _empty(task: Task, params: Any, examples: Any, num_clients: int | None = None) -> Pass:

@@ -17,7 +17,7 @@ from fedjax_sim.core.programs import renew
 from fedjax_sim.core.values import check_flag
 from fedjax_sim.datasets.federated import FederatedDataset, whole
 from fedjax_sim.datasets.host import HostDataset
-from fedjax_sim.models.passes import ROWS, ROWS_OF_ONE, Clients, Pass, Sums, example_owners, passed, streamed
+from fedjax_sim.models.passes import ROWS_OF_ONE, Clients, Pass, Sums, example_owners, most_rows, passed, streamed
 from fedjax_sim.models.shapes import check_values
 from fedjax_sim.models.task import Task
 
@@ -238,7 +238,7 @@ def _said_by_each(task: Task, personal: Callable[[jax.Array], Any], data: Federa
 def _said(task: Task, params: Any, data: FederatedDataset, say: Say) -> jax.Array:
     """What one model says of all examples, in the flat order."""
     n = data.num_examples
-    rows = rows_within(task.outputs, params, data.examples, most=min(n, ROWS))
+    rows = rows_within(task.outputs, params, data.examples, most=most_rows(n))
 
     def block(found: jax.Array, first: jax.Array) -> tuple[jax.Array, None]:
         start = jnp.minimum(first, n - rows)  # moved back to stay inside the data
@@ -255,7 +255,7 @@ def _said(task: Task, params: Any, data: FederatedDataset, say: Say) -> jax.Arra
 def _blocks(say: Say, task: Task, params: Any, dataset: HostDataset) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
     """What one model says of all examples on the host, block by block, and their labels where there are scores."""
     n = dataset.num_examples
-    rows = rows_within(task.outputs, params, dataset.frame.examples, most=min(n, ROWS))
+    rows = rows_within(task.outputs, params, dataset.frame.examples, most=most_rows(n))
     for first in range(0, n, rows):
         count = min(rows, n - first)
         block = dataset.take(np.arange(first, first + count), rows)
