@@ -9,17 +9,20 @@ it has measured is kept when it runs out of time or memory, and the others run a
   machine    products of square matrices in float32 and bfloat16, memory's bandwidth
   agreement  a few rounds in every layout, with each convolution, against the same rounds in float64 on the CPU (a
              process of its own), products at full precision. A difference over the tolerance fails the script
+  workloads  W1 to W4 of workloads.py: the layouts, an evaluation, and a plain PyTorch loop where PyTorch is installed
   layouts    milliseconds a round in turns, stacked and lanes: logistic regression, MLP and CNN, clients with equal and
              with unequal numbers of steps; the best layout beside the rule's choice (fedjax_sim/layout/choose.py)
   numbers    MLP and CNN in float32 and bfloat16; the CNN by im2col products and by the library's convolutions, which a
              client axis makes grouped ones
   scale      clients a second against the size of the cohort, doubled until memory, time or --most-clients ends it
-  choices    W3 with what a layout can do for an accelerator added in order, each beside the best before it: loops of
-             static length in size buckets; 2 or 4 steps a turn; keys and batches drawn ahead of the loop; one product
-             in place of grouped convolutions. Then the package's layouts as they are. Each form is compared with
-             float64 first; milliseconds a round, seconds to compile, working memory, steps computed and needed
+  choices    W3 with what a layout can do for an accelerator added in order, each beside the best before it: a loop of
+             static length, loops that get narrower; keys and batches drawn ahead of the loop; one product in place of
+             grouped convolutions. Then the package's layouts as they are. Each form is compared with float64 first;
+             milliseconds a round, seconds to compile, working memory, steps computed and needed
   aims       rounds of published sizes: FLUTE's FEMNIST row, PFLlib's MNIST round, a million clients
   graphs     the layouts as they are, once more with loops in command buffers (a flag of XLA, so a process of its own)
+
+A product's kernel is chosen once for all sections, by trial: they share a compilation cache, a new one for each run.
 
 Times are medians of calls of several rounds in one program. Float32 products run at JAX's default precision; on some
 GPUs that is TF32. In `agreement` they are float32, and `choices`, `aims` and `graphs` say of each row which it is.
@@ -35,6 +38,7 @@ import pathlib
 import queue
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from typing import Any
@@ -46,15 +50,15 @@ import jax
 import numpy as np
 import optax
 
-from benchmarks.speed import gpu_choices, gpu_sections
+from benchmarks.speed import gpu_choices, gpu_sections, gpu_workloads
 from benchmarks.speed.gpu_choices import FLOAT32
 from benchmarks.speed.gpu_sections import OUT_OF_TIME, TOLERANCE, Clock, Row
 from fedjax_sim.core.files import write_atomically
 
-SECTIONS = gpu_sections.SECTIONS | gpu_choices.SECTIONS
+SECTIONS = gpu_sections.SECTIONS | gpu_workloads.SECTIONS | gpu_choices.SECTIONS
 SHARES = {
-    "machine": 1.0, "agreement": 3.0, "layouts": 6.0, "numbers": 3.0, "scale": 3.0, "choices": 9.0, "aims": 5.0,
-    "graphs": 4.0,
+    "machine": 2.0, "agreement": 3.0, "workloads": 8.0, "choices": 8.0, "aims": 6.0, "layouts": 5.0, "numbers": 3.0,
+    "scale": 3.0, "graphs": 3.0,
 }  # fmt: skip
 FLAGS = {"graphs": gpu_choices.COMMAND_BUFFERS}  # of XLA, for the process of a section
 MARK = "row: "
@@ -72,7 +76,7 @@ def run_section(section: str, seconds: float, options: argparse.Namespace) -> tu
     command += ["--most-clients", str(options.most_clients), *(["--tiny"] if options.tiny else [])]
     started = time.monotonic()
     flags = f"{os.environ.get('XLA_FLAGS', '')} {FLAGS.get(section, '')}".strip()
-    env = os.environ | ({"XLA_FLAGS": flags} if flags else {})
+    env = os.environ | ({"XLA_FLAGS": flags} if flags else {}) | {"JAX_COMPILATION_CACHE_DIR": options.cache}
     child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
     lines: queue.Queue[str | None] = queue.Queue()
 
@@ -155,6 +159,12 @@ def main(given: list[str] | None = None) -> None:
             if row.get("ended") == OUT_OF_TIME:
                 break  # nothing after it will have time
         return
+    with tempfile.TemporaryDirectory(prefix="fedjax_sim-gpu-") as options.cache:
+        measure(options)
+
+
+def measure(options: argparse.Namespace) -> None:
+    """Runs the sections, each with its share of the time."""
     end = time.monotonic() + options.budget_s - _LAST
     result: dict[str, Any] = {"date": datetime.date.today().isoformat(), "versions": versions(), "sections": {}}
     for i, section in enumerate(options.sections):

@@ -43,7 +43,7 @@ class Program:
             dataset=data,
             key=jax.random.key(0),
         )
-        self._names, self._plan = _names(work.start), resolve(asked, len(work.cohorts)).placed().everywhere()
+        self._names, self.plan = _names(work.start), resolve(asked, len(work.cohorts)).placed().everywhere()
 
         @functools.partial(jax.jit, donate_argnums=1)
         def program(plan, state, first, last):
@@ -57,16 +57,21 @@ class Program:
 
         named = zip(self._names, weights, strict=True)
         params = {"params": {name: {"kernel": jnp.array(w), "bias": jnp.array(b)} for name, (w, b) in named}}
-        state = self._initial(self._plan, params)
+        state = self._initial(self.plan, params)
         # Where the program leaves it, so that it is compiled for one place alone.
-        layout = self._plan.layout
+        layout = self.plan.layout
         return layout.everywhere(state._replace(clients=()))._replace(clients=layout.spread(state.clients))
 
     def advance(self, state: Any, first: int, last: int) -> Any:
         """The state before round ``last``, computed; the one that was given is used up."""
         import jax
 
-        return jax.block_until_ready(self._program(self._plan, state, np.int32(first), np.int32(last)))
+        return jax.block_until_ready(self._program(self.plan, state, np.int32(first), np.int32(last)))
+
+    def lowered(self, state: Any, first: int, last: int) -> tuple[Any, tuple[Any, ...]]:
+        """The rounds as ``jax.jit(...).lower`` gives them, and what they are called with."""
+        arguments = (self.plan, state, np.int32(first), np.int32(last))
+        return self._program.lower(*arguments), arguments
 
     def weights(self, state: Any) -> Weights:
         """The model of a state."""

@@ -11,6 +11,8 @@ import torch
 
 from benchmarks.speed.workloads import BATCH, RATE, Weights, Workload
 
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")  # the module's and the examples'
+
 
 def build(weights: Weights) -> torch.nn.Sequential:
     """The module with these weights."""
@@ -22,7 +24,7 @@ def build(weights: Weights) -> torch.nn.Sequential:
                 layers += [torch.nn.MaxPool2d(2), torch.nn.Flatten()]
         else:
             layers += [torch.nn.Linear(*w.shape), torch.nn.ReLU()]
-    module = torch.nn.Sequential(*layers[:-1])
+    module = torch.nn.Sequential(*layers[:-1]).to(DEVICE)
     module.load_state_dict(dict(zip((n for n, _ in module.named_parameters()), to_torch(weights), strict=True)))
     return module
 
@@ -39,7 +41,7 @@ def to_torch(weights: Weights) -> list[torch.Tensor]:
                 w = w.reshape(-1, channels, w.shape[1]).swapaxes(0, 1).reshape(w.shape)
             w = w.T
         tensors += [torch.from_numpy(np.array(w, order="C")), torch.from_numpy(np.array(b))]
-    return tensors
+    return [tensor.to(DEVICE) for tensor in tensors]
 
 
 def from_torch(tensors: list[torch.Tensor]) -> Weights:
@@ -63,8 +65,8 @@ class Clients:
 
     def __init__(self, work: Workload) -> None:
         images = work.x.ndim == 4
-        self.x = torch.from_numpy(np.ascontiguousarray(work.x.transpose(0, 3, 1, 2)) if images else work.x)
-        self.y = torch.from_numpy(work.y.astype(np.int64))
+        x = torch.from_numpy(np.ascontiguousarray(work.x.transpose(0, 3, 1, 2)) if images else work.x)
+        self.x, self.y = x.to(DEVICE), torch.from_numpy(work.y.astype(np.int64)).to(DEVICE)
         self._offsets, self.sizes = work.offsets.tolist(), work.sizes.tolist()
 
     def examples(self, client: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -92,7 +94,9 @@ class Batches:
 
 
 def choose_threads(work: Workload, clients: Clients) -> None:
-    """Sets the number of threads that is fastest for steps of this model: one, for small ones."""
+    """Sets the number of threads that is fastest for steps of this model on a CPU: one, for small ones."""
+    if DEVICE.type != "cpu":
+        return
     module = build(work.start)
     optimizer = torch.optim.SGD(module.parameters(), lr=RATE)
     x, y = clients.x[:BATCH], clients.y[:BATCH]
