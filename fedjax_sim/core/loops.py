@@ -112,6 +112,20 @@ class Total(struct.PyTreeNode):
         return jax.tree.unflatten(structure, terms)
 
 
+@custom_vmap
+def longest(count: jax.Array) -> jax.Array:
+    """``count``, and under ``vmap`` the largest of all: for loops that all can run together, masked beyond their own.
+
+    A loop whose end differs along a vmapped axis would choose between old and new carry after every turn.
+    """
+    return count
+
+
+@longest.def_vmap
+def _longest_of_all(axis_size: int, in_batched: list[bool], count: jax.Array) -> tuple[jax.Array, bool]:
+    return longest(jnp.max(count) if in_batched[0] else count), False
+
+
 def sorted_places(ordered: jax.Array, wanted: jax.Array, side: str = "left") -> jax.Array:
     """``jnp.searchsorted(ordered, wanted, side)``, int32, without a loop of small kernels on an accelerator."""
     method = "scan" if jax.default_backend() == "cpu" else "scan_unrolled"

@@ -259,6 +259,24 @@ def test_a_stack_gets_narrower_as_fast_as_its_clients_end(number, widths, asked,
         assert found.computed == narrowing(taus, widths, turn) + narrowing(passes, widths)
 
 
+@pytest.mark.parametrize("shape", [(6,), (2, 3)])
+def test_cohorts_under_vmap_share_the_ends_of_their_loops(shape):
+    """No choice between two stacks of models after each step: the longest of all decides, the others are masked."""
+    names, taus = jnp.arange(5, dtype=jnp.int32), TAUS.reshape(*shape, 5).astype(np.int32)
+    states, layout = names * 11 + 1, fjs.layout.buckets(3)
+
+    def run(taus):
+        found = layout.run(Counting(), 4, states, Counted(taus, names), BOUNDS)
+        return found.stacks["value"], found.computed
+
+    for _ in shape:
+        run = jax.vmap(run)
+    values, computed = jax.jit(run)(taus)
+    of_each = [Counting().by_hand(4, states, row)[0] for row in TAUS]
+    np.testing.assert_array_equal(np.asarray(values).reshape(6, 5).astype(np.uint32), of_each)
+    assert np.unique(computed).size == 1
+
+
 SIZES = np.array([1, 7, 10, 4, 13])
 BATCHES = {
     "in order": (fjs.local.in_order(4), False),

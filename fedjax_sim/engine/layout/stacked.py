@@ -13,7 +13,7 @@ from jax import lax
 from fedjax_sim.core import trees
 from fedjax_sim.core.descriptions import factory
 from fedjax_sim.core.fields import count
-from fedjax_sim.core.loops import with_static_derivative
+from fedjax_sim.core.loops import longest, with_static_derivative
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.engine.layout.base import Bounds, Layout, LocalResult, Run, drawn_ahead, surveyed
 from fedjax_sim.engine.solver import Draw, Left, Slot, Solver
@@ -131,7 +131,7 @@ def run_buckets(solver: Solver, sent: Any, states: Any, slots: Slot, *, number: 
         progress, k, ended = stack.first(), jnp.int32(1), []
         computed += jnp.int32(widths[0])
         for width, narrower in itertools.pairwise((*widths, 0)):
-            start, stop = k, stack.totals[narrower]  # from there on only those before it have steps
+            start, stop = k, longest(stack.totals[narrower])  # from there on only those before it have steps
 
             def going_on(at: tuple[Any, jax.Array], stop: jax.Array = stop) -> jax.Array:
                 return at[1] < stop
