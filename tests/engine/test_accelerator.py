@@ -65,7 +65,10 @@ def test_buckets_are_the_other_layouts(method, what):
     np.testing.assert_allclose(state, states, rtol=1e-8, atol=1e-11)
     assert useful.tolist() == steps.tolist()
     assert (useful < computed).all()
-    assert (computed < 0.8 * all_steps).all()
+    if what == "values":
+        assert (computed < 0.8 * all_steps).all()
+    else:  # of which the derivative's program is that of the stack
+        assert computed.tolist() == all_steps.tolist()
 
 
 SHUFFLED = fjs.local.shuffled(4)
@@ -159,7 +162,7 @@ def test_what_these_checks_look_for_is_found_elsewhere(monkeypatch):
     assert [inside(loop, functions) for loop, _ in step_loops(functions)] == [set()]
     monkeypatch.setattr(base, "_MOST_AHEAD", 100)
     for batches, draws in (
-        (fjs.local.shuffled(4), {"permute", "while"}),
+        (fjs.local.shuffled(4), {"permute"}),
         (fjs.local.with_replacement(4), {"threefry"}),
     ):
         functions = stacked(batches=batches)
