@@ -24,6 +24,9 @@ define pytest
 	if [ $$code -eq 5 ]; then echo "error: not one test was selected" >&2; fi; exit $$code; }
 endef
 
+# Programs as accelerators get them, where the rooms have any: a CPU's own are in the rest.
+as_accelerator := $(addprefix tests/,algorithms clients datasets diagnostics optim run studies)
+
 # Those tests need eight devices, which a process has to say before JAX starts. ARGS may leave none of them.
 define pytest_on_devices
 @$(info pytest tests/engine/test_mesh.py on eight devices $(1) $(ARGS))JAX_NUM_CPU_DEVICES=8 $(bin)/python -m pytest \
@@ -68,8 +71,9 @@ methods: $(VENV)/.stamp-test ## write what is made of the code and the docs: REA
 notebooks: $(bin)/python ## write what all notebooks begin with: badges, the cell that installs
 	$(bin)/python notebooks/first_cells.py
 
-nightly: $(VENV)/.stamp-test ## the slow and the nightly tests, and 20,000 hostile files
+nightly: $(VENV)/.stamp-test ## the slow and the nightly tests, 20,000 hostile files, and the fast tests as on an accelerator
 	$(bin)/python -m tests.fuzzing --inputs 20000 --seed 0
+	$(call pytest,$(spread) --as-accelerator $(as_accelerator))
 	$(call pytest_on_devices,$(spread) -m "slow or nightly")
 	$(call pytest,$(spread) -m "slow or nightly")
 

@@ -64,7 +64,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="T",
         help="with --one-in: which ones; N turns in a row run all",
     )
+    parser.addoption(
+        "--as-accelerator",
+        action="store_true",
+        help="what the package does on a GPU or TPU, its layouts, draws and evaluations, computed by the CPU",
+    )
     parser.addoption("--record", action="store_true", help="record the runs of tests/engine/test_regression.py again")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("as_accelerator"):
+        jax.default_backend = lambda: "gpu"  # all that the package asks; the arrays stay where they are
 
 
 # Examples of docstrings that take half a second or more, of what has tests beside them.
@@ -95,18 +105,19 @@ LONG_EXAMPLES = {
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Marks long examples as slow, and leaves out all but one in N of the slow tests.
 
-    That is of a function's cases evenly many: they are numbered in the order of their names' checksums and every N-th
-    is run, from a place that depends on the function and on the turn. Of N cases or more at least one runs; which one
-    does not depend on other functions; and of N turns one after the other each case is run in one.
+    With --as-accelerator those of a CPU are left out too. One in N is of a function's cases evenly many: they are
+    numbered in the order of their names' checksums and every N-th is run, from a place that depends on the function and
+    on the turn. Of N cases or more at least one runs; which one does not depend on other functions; and of N turns one
+    after the other each case is run in one.
     """
-    share, turn = config.getoption("one_in"), config.getoption("turn")
+    share, turn, elsewhere = (config.getoption(name) for name in ("one_in", "turn", "as_accelerator"))
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
         if item.nodeid.partition("::")[2] in LONG_EXAMPLES:
             item.add_marker("slow")
         if share > 1 and "slow" in item.keywords:
             cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    left_out = []
+    left_out = [item for item in items if elsewhere and "cpu" in item.keywords]
     for function, of_function in cases.items():
         first = zlib.crc32(function.encode()) + turn
         of_function.sort(key=lambda item: (zlib.crc32(item.nodeid.encode()), item.nodeid))

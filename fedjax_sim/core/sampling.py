@@ -59,8 +59,8 @@ def permute(round_keys: jax.Array, n: jax.Array | int, index: jax.Array, number:
         return jnp.where(swap.astype(bool), partner, x), None
 
     # A loop: a tenth of the program, and faster on a CPU. Unrolled elsewhere, where each round would be some kernels.
-    unroll = jax.default_backend() != "cpu"
-    image: jax.Array = lax.scan(swap_or_not, index.astype(jnp.uint32), (mixed, pivots), unroll=unroll or 1)[0]
+    unroll = 1 if jax.default_backend() == "cpu" else True
+    image: jax.Array = lax.scan(swap_or_not, index.astype(jnp.uint32), (mixed, pivots), unroll=unroll)[0]
     return image.astype(jnp.int32)
 
 
@@ -77,14 +77,33 @@ def choose(key: jax.Array, population: int, count: int) -> jax.Array:
         return head
     last = np.arange(population - count, population, dtype=np.int32)  # numpy's: constants, no kernels
     draws = below(random_words(key, count), last + 1)
+    # The first compiles in half the time of the second, which has no loop, and as many kernels as a few of its turns.
+    return _floyd(draws, last) if jax.default_backend() == "cpu" else _floyd_by_chains(draws, last)
 
-    # One after another, each takes its draw, or its own last number where the draw is taken: by an earlier equal draw,
-    # or as the last number of an earlier place that had to take it. These chains are followed by halves.
-    places = np.arange(count, dtype=np.int32)
+
+def _floyd(draws: jax.Array, last: np.ndarray) -> jax.Array:
+    """One place after another takes its draw, in [0, last], or where that is taken its own ``last``; int32[S]."""
+    places = np.arange(len(last), dtype=np.int32)
+
+    def insert(chosen: jax.Array, at: tuple[Any, ...]) -> tuple[jax.Array, None]:
+        step, draw, last = at
+        new = jnp.where(jnp.any(chosen == draw), last, draw)
+        return jnp.where(places == step, new, chosen), None
+
+    return lax.scan(insert, jnp.full(last.shape, -1, jnp.int32), (places, draws, last))[0]
+
+
+def _floyd_by_chains(draws: jax.Array, last: np.ndarray) -> jax.Array:
+    """The same, all places at once.
+
+    A draw is taken by an earlier equal one, or as the ``last`` of an earlier place that had to take it. From place to
+    place these are chains, which are followed by halves.
+    """
+    places = np.arange(len(last), dtype=np.int32)
     taken = jnp.any((draws[:, None] == draws[None, :]) & (places[None, :] < places[:, None]), axis=1)
-    before = draws - np.int32(population - count)  # whose last number the draw is
+    before = draws - last[0]  # the place whose last the draw is
     before = jnp.where((before >= 0) & (before < places), before, places)
-    for _ in range((count - 1).bit_length()):
+    for _ in range((len(last) - 1).bit_length()):
         taken, before = taken | taken[before], before[before]
     return jnp.where(taken, last, draws)
 

@@ -172,20 +172,17 @@ def test_subsets_have_the_spread_of_independent_draws(count):
     assert abs(chi2 - (population - 1)) < 5 * np.sqrt(2 * (population - 1))
 
 
+@pytest.mark.parametrize("of", [sampling._floyd, sampling._floyd_by_chains])
 @pytest.mark.parametrize(("population", "count"), [(2, 1), (5, 4), (9, 8), (40, 33), (300, 200)])
-def test_subsets_are_floyd_s(population, count, monkeypatch):
+def test_subsets_are_floyd_s(population, count, of):
     """One place after another: the draw, or the place's own last number where the draw is taken."""
-    rng, n_draws = np.random.default_rng(0), 30
-    draws = np.stack([rng.integers(0, population - count + np.arange(count) + 1) for _ in range(n_draws)])
-    given = jnp.asarray(draws, jnp.int32)
-    choose = functools.partial(sampling.choose.__wrapped__, population=population, count=count)
-    monkeypatch.setattr(sampling, "random_words", lambda key, count: key)
-    monkeypatch.setattr(sampling, "below", lambda words, bound: words)
-    found = np.asarray(jax.jit(jax.vmap(lambda row: choose(row)))(given))
+    last, rng = np.arange(population - count, population, dtype=np.int32), np.random.default_rng(0)
+    draws = np.stack([rng.integers(0, last + 1, dtype=np.int32) for _ in range(30)])
+    found = np.asarray(jax.jit(jax.vmap(lambda row: of(row, last)))(draws))
     for row, expected in zip(draws.tolist(), found.tolist(), strict=True):
         taken = []
-        for last, draw in enumerate(row, population - count):
-            taken.append(last if draw in taken else draw)
+        for largest, draw in zip(last.tolist(), row, strict=True):
+            taken.append(largest if draw in taken else draw)
         assert taken == expected
 
 

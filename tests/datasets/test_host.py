@@ -54,6 +54,7 @@ RUNS = {
 }
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize(
     "name",
     [

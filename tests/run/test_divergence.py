@@ -162,6 +162,7 @@ def test_everybody_is_skipped(data):
     assert (history["loss"] == history["loss"][:, :1]).all()
 
 
+@pytest.mark.cpu
 def test_the_compiled_run_has_it_too(data):
     seeds = seeds_with(spared=True)
     algorithm = METHODS["fedavg"](fjs.rates.over_clients(RATES))

@@ -35,6 +35,7 @@ def history():
     )
 
 
+@pytest.mark.cpu
 def test_what_is_recorded():
     h = history()
     assert h.evaluated.tolist() == [0, 2, 4, 5]

@@ -200,6 +200,7 @@ def folder(tmp_path):
     return shutil.copytree(OLD / "sweep", tmp_path / "sweep")
 
 
+@pytest.mark.cpu
 def test_a_finished_sweep_in_a_folder_is_read(folder, monkeypatch):
     monkeypatch.setattr(program.Executor, "run", None)
     with pytest.warns(UserWarning, match=rf"computed elsewhere \(fedjax_sim: 0\.1\.0 there, {fjs.__version__} here\)"):
@@ -224,6 +225,7 @@ def test_arguments_that_there_were_not_are_what_was_always_so():
     assert earlier.configuration(then, now) == now
 
 
+@pytest.mark.cpu
 def test_an_unfinished_one_is_refused(folder):
     (folder / "runs-000004.npz").unlink()
     with pytest.raises(
@@ -232,6 +234,7 @@ def test_an_unfinished_one_is_refused(folder):
         write.swept(resume=folder)
 
 
+@pytest.mark.cpu
 def test_another_sweep_in_an_old_folder_is_refused(folder):
     said = r"\(generator\.jax_default_prng_impl: threefry2x32 there, rbg here"
     with jax.default_prng_impl("rbg"), pytest.raises(ValueError, match=said):  # which it was is assumed: the usual one
