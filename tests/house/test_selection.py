@@ -30,7 +30,7 @@ def selected(share: int, turn: int) -> set[str]:
     items: Any = [Item(name) for name in sorted(SLOW | FAST)]
     gone: list[Any] = []
     config: Any = types.SimpleNamespace(
-        getoption={"one_in": share, "turn": turn}.__getitem__,
+        getoption={"one_in": share, "turn": turn, "as_accelerator": False}.__getitem__,
         hook=types.SimpleNamespace(pytest_deselected=lambda items: gone.extend(items)),
     )
     pytest_collection_modifyitems(config, items)
