@@ -9,6 +9,7 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 import fedjax_sim as fjs
+from fedjax_sim.core import sampling
 from fedjax_sim.engine.checks import resolve
 from fedjax_sim.engine.layout import base
 from fedjax_sim.engine.layout.base import Bounds
@@ -75,6 +76,12 @@ SHUFFLED = fjs.local.shuffled(4)
 KEPT = []  # the programs whose memory their operations are in
 
 
+def traced_anew():
+    """What jax keeps of draws, which are functions of their own, is that of one backend."""
+    sampling.permute.clear_cache()
+    sampling.choose.clear_cache()
+
+
 def lowered(layout, model, shape=(5,), batches=SHUFFLED):
     """The functions of a round's program for a GPU, by name, as MLIR."""
     with pytest.MonkeyPatch.context() as patch:
@@ -85,7 +92,9 @@ def lowered(layout, model, shape=(5,), batches=SHUFFLED):
         )  # fmt: skip
         plan = resolve(asked, 1)
         own = jax.jit(lambda *given: run_round(*given))  # of this call: nothing that was traced before
+        traced_anew()
         program = own.trace(plan, init_state(plan), jnp.int32(0)).lower(lowering_platforms=("cuda",))
+    traced_anew()
     KEPT.append(program)
     module = program.compiler_ir("stablehlo")
     return {op.attributes["sym_name"].value: op for op in module.body.operations}
