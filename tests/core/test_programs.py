@@ -369,7 +369,7 @@ def test_threads_begin_once(monkeypatch):
     assert len(begun) == 1
 
 
-@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("before", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_pythons_collector_waits_while_a_run_is_traced_and_no_longer(before, monkeypatch):
     """And is as it was after an error, and where somebody has switched it off."""
     seen, rooms = [], []

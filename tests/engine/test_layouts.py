@@ -234,8 +234,13 @@ def narrowing(taus, widths, turn=1):
     return computed
 
 
-@pytest.mark.parametrize("asked", [32, 2])
-@pytest.mark.parametrize(("number", "widths"), [(1, (5,)), (2, (5, 3)), (3, (5, 3, 2)), (9, (5, 3, 2, 1))])
+@pytest.mark.parametrize(
+    ("number", "widths", "asked"),
+    [
+        (1, (5,), 32), (2, (5, 3), 32), (3, (5, 3, 2), 2),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((9, (5, 3, 2, 1), 32), (1, (5,), 2))),
+    ],
+)  # fmt: skip
 def test_a_stack_gets_narrower_as_fast_as_its_clients_end(number, widths, asked, monkeypatch):
     """The longest clients first, whatever the order of their slots; each leaves what it made in its own.
 

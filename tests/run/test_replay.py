@@ -194,7 +194,7 @@ RUNS = {
 
 # Two exchanges and models that draw; clients and a server that draw. The schemes of the others have tests of their own.
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in ("feddane", "keyed") else pytest.mark.slow) for name in RUNS]
+    "name", [pytest.param(name, marks=() if name == "keyed" else pytest.mark.slow) for name in RUNS]
 )
 def test_a_run_is_computed_again_in_numpy(name, x64):
     make, arguments = RUNS[name]
