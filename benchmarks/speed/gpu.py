@@ -76,7 +76,7 @@ def run_section(section: str, seconds: float, options: argparse.Namespace) -> tu
     command += ["--most-clients", str(options.most_clients), *(["--tiny"] if options.tiny else [])]
     started = time.monotonic()
     flags = f"{os.environ.get('XLA_FLAGS', '')} {FLAGS.get(section, '')}".strip()
-    env = os.environ | ({"XLA_FLAGS": flags} if flags else {}) | {"JAX_COMPILATION_CACHE_DIR": options.cache}
+    env = os.environ | ({"XLA_FLAGS": flags} if flags else {})
     child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
     lines: queue.Queue[str | None] = queue.Queue()
 
@@ -159,7 +159,8 @@ def main(given: list[str] | None = None) -> None:
             if row.get("ended") == OUT_OF_TIME:
                 break  # nothing after it will have time
         return
-    with tempfile.TemporaryDirectory(prefix="fedjax_sim-gpu-") as options.cache:
+    with tempfile.TemporaryDirectory(prefix="fedjax_sim-gpu-") as cache:
+        os.environ["JAX_COMPILATION_CACHE_DIR"] = cache  # of the sections' processes
         measure(options)
 
 

@@ -181,17 +181,24 @@ def out_of_memory(error: BaseException) -> bool:
 
 def timed(run: Callable[[], Any], rounds: int) -> Row:
     """Seconds to the first result, and the median milliseconds of a round after it."""
-    started = time.perf_counter()
-    jax.block_until_ready(run())
-    first = time.perf_counter() - started
-    taken: list[float] = []
-    while len(taken) < 3 or (sum(taken) < 0.5 and len(taken) < 15):
+
+    def seconds() -> float:
         started = time.perf_counter()
         jax.block_until_ready(run())
-        taken.append(time.perf_counter() - started)
-        if sum(taken) > 10:
+        return time.perf_counter() - started
+
+    first = seconds()
+    return {"ms": milliseconds(seconds, rounds), "first_s": first}
+
+
+def milliseconds(seconds: Callable[[], float], rounds: int, *, most: float = 10.0) -> float:
+    """The median of a round, over calls of so many that say what they took, until ``most`` seconds at the latest."""
+    taken: list[float] = []
+    while len(taken) < 3 or (sum(taken) < 0.5 and len(taken) < 15):
+        taken.append(seconds())
+        if sum(taken) > most:
             break
-    return {"ms": 1e3 * statistics.median(taken) / rounds, "first_s": first}
+    return 1e3 * statistics.median(taken) / rounds
 
 
 def peak_megabytes() -> float | None:

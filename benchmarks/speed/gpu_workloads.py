@@ -8,7 +8,6 @@ it, PyTorch's dense ones too (``distance`` says how far a model is from the firs
 from __future__ import annotations
 
 import functools
-import statistics
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,12 +16,13 @@ import jax
 import numpy as np
 
 import fedjax_sim as fjs
-from benchmarks.speed.gpu_sections import Clock, Row, named, on_cpu, timed
+from benchmarks.speed.gpu_sections import Clock, Row, milliseconds, named, on_cpu, timed
+from benchmarks.speed.peers.compare import flat
 from benchmarks.speed.peers.ours import Program
 from benchmarks.speed.workloads import NAMES, Weights, Workload, make
 
 ROUNDS = 6
-_CALLS, _LONG = 5, 2.0  # timed after a first one, and the seconds after which there are no more
+_LONG = 2.0  # seconds of calls after which no other is timed
 LAYOUTS = {
     "W1": (None, fjs.layout.stacked(), fjs.layout.lanes(32)),
     "W2": (None, fjs.layout.stacked(), fjs.layout.lanes(16)),
@@ -60,7 +60,7 @@ def _ours(work: Workload, layout: Any, trained: dict[str, Weights]) -> Row:
     first, state = seconds()
     row = {"layout": named(program.plan.layout), "first_s": first}
     row |= {"distance": _distance(work, program.weights(state), trained)}
-    return row | _milliseconds(lambda: seconds()[0])
+    return row | {"ms": milliseconds(lambda: seconds()[0], ROUNDS, most=_LONG)}
 
 
 def _torch(work: Workload, trained: dict[str, Weights]) -> Row:
@@ -82,23 +82,11 @@ def _torch(work: Workload, trained: dict[str, Weights]) -> Row:
 
     weights = seconds()[1]
     row = {"version": torch.__version__, "distance": _distance(work, weights, trained)}
-    return row | _milliseconds(lambda: seconds()[0])
-
-
-def _milliseconds(seconds: Callable[[], float]) -> Row:
-    """The median of a round, and the least."""
-    taken: list[float] = []
-    while len(taken) < _CALLS and sum(taken) < _LONG:
-        taken.append(seconds())
-    return {"ms": 1e3 * statistics.median(taken) / ROUNDS, "least_ms": 1e3 * min(taken) / ROUNDS}
+    return row | {"ms": milliseconds(lambda: seconds()[0], ROUNDS, most=_LONG)}
 
 
 def _distance(work: Workload, weights: Weights, trained: dict[str, Weights]) -> float:
     """How far two models are apart, over how far training took the first."""
-
-    def flat(of: Weights) -> Any:
-        return np.concatenate([np.ravel(array).astype(np.float64) for pair in of for array in pair])
-
     first = flat(trained.setdefault(work.name, weights))
     return float(np.linalg.norm(flat(weights) - first) / np.linalg.norm(first - flat(work.start)))
 

@@ -198,6 +198,14 @@ for count in (1, 2, 3, 50):
 PROGRAMS["3 lanes, drawn ahead"] = lambda *given: run_queue(*given, lanes=3, ahead=(6, 3))
 
 
+def assert_is_by_hand(found, states, taus):
+    """Messages, new states and the sum, to the last bit."""
+    values, new, total = Counting().by_hand(4, states, taus)
+    np.testing.assert_array_equal(np.asarray(found.stacks["value"]).astype(np.uint32), values)
+    np.testing.assert_array_equal(np.asarray(found.clients).astype(np.uint32), new)
+    assert np.asarray(found.sums["sum"]).astype(np.uint32) == total
+
+
 RARELY = ("1 lanes", "3 lanes", "1 static", "2 static", "50 static")  # "3 lanes" has all paths, drawn ahead
 
 
@@ -211,10 +219,7 @@ def test_every_client_takes_its_own_steps_and_leaves_what_it_made(name):
     run = jax.jit(lambda taus: PROGRAMS[name](Counting(), jnp.int32(4), states, Counted(taus, names)))
     for taus in TAUS:
         found = run(taus.astype(np.int32))
-        values, new, total = Counting().by_hand(4, states, taus)
-        np.testing.assert_array_equal(np.asarray(found.stacks["value"]).astype(np.uint32), values)
-        np.testing.assert_array_equal(np.asarray(found.clients).astype(np.uint32), new)
-        assert np.asarray(found.sums["sum"]).astype(np.uint32) == total
+        assert_is_by_hand(found, states, taus)
         passes = PASSES * (taus > 0)
         if name.split()[0].isdigit():
             lanes = min(int(name.split()[0]), 5)
@@ -256,10 +261,7 @@ def test_a_stack_gets_narrower_as_fast_as_its_clients_end(number, widths, asked,
     run = jax.jit(lambda taus: layout.run(Counting(), 4, states, Counted(taus, names), BOUNDS))
     for taus in TAUS:
         found = run(taus.astype(np.int32))
-        values, new, total = Counting().by_hand(4, states, taus)
-        np.testing.assert_array_equal(np.asarray(found.stacks["value"]).astype(np.uint32), values)
-        np.testing.assert_array_equal(np.asarray(found.clients).astype(np.uint32), new)
-        assert np.asarray(found.sums["sum"]).astype(np.uint32) == total
+        assert_is_by_hand(found, states, taus)
         passes = PASSES * (taus > 0)
         assert found.computed == narrowing(taus, widths, turn) + narrowing(passes, widths)
 

@@ -68,11 +68,6 @@ class Program:
 
         return jax.block_until_ready(self._program(self.plan, state, np.int32(first), np.int32(last)))
 
-    def lowered(self, state: Any, first: int, last: int) -> tuple[Any, tuple[Any, ...]]:
-        """The rounds as ``jax.jit(...).lower`` gives them, and what they are called with."""
-        arguments = (self.plan, state, np.int32(first), np.int32(last))
-        return self._program.lower(*arguments), arguments
-
     def weights(self, state: Any) -> Weights:
         """The model of a state."""
         trained = state.server.params["params"]

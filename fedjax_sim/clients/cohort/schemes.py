@@ -163,7 +163,7 @@ class WithReplacement(Participation):
         first = jnp.concatenate([jnp.ones((1,), bool), drawn[1:] != drawn[:-1]])
         times = sorted_places(drawn, drawn, side="right") - sorted_places(drawn, drawn)
         void = jnp.int32(dataset.num_clients)
-        return Selection(jnp.where(first, drawn, void), jnp.where(first, times.astype(jnp.int32), 0))
+        return Selection(jnp.where(first, drawn, void), jnp.where(first, times, 0))
 
     def inclusion(self, dataset: FederatedDataset, round_: int | jax.Array = 0) -> jax.Array:
         return -jnp.expm1(self.num_draws * jnp.log1p(-shares_by_index(dataset)))

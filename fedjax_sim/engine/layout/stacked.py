@@ -77,12 +77,12 @@ class _Stack:
         def one(c_i: Any, slot: Slot, total: jax.Array, drawn: Draw | None) -> Any:
             return self._masked(slot, total, drawn, self.solver.begin(self.sent, c_i, slot), jnp.int32(0))
 
-        return jax.vmap(one)(self.states, self.slots, self.totals, rows(self._ahead, 0))
+        return jax.vmap(one)(self.states, self.slots, self.totals, _rows(self._ahead, 0))
 
     def step(self, progress: Any, k: jax.Array, width: int) -> Any:
         """The progress of the first ``width`` clients after step ``k``; who has no such step stays as it is."""
-        longest, taus = rows((self.slots, self.totals), slice(width))
-        drawn = rows(rows(self._ahead, jnp.minimum(k, self._last)), slice(width))
+        longest, taus = _rows((self.slots, self.totals), slice(width))
+        drawn = _rows(_rows(self._ahead, jnp.minimum(k, self._last)), slice(width))
         return jax.vmap(self._masked, (0, 0, 0, 0, None))(longest, taus, drawn, progress, k)
 
     def result(self, progress: Any, computed: jax.Array, slots: jax.Array | None = None) -> LocalResult:
@@ -92,7 +92,7 @@ class _Stack:
         sums = {name: trees.weighted_sum(left.weights[name], value) for name, value in left.values.items()}
         stacks, kept = left.stacks, left.kept
         if slots is not None:
-            stacks, kept = rows((stacks, kept), slots)
+            stacks, kept = _rows((stacks, kept), slots)
         return LocalResult(sums, stacks, kept, computed)
 
 
@@ -119,7 +119,7 @@ def run_buckets(solver: Solver, sent: Any, states: Any, slots: Slot, *, number: 
     survey: Run = functools.partial(run_buckets, number=number, bounds=bounds.of_survey)
     slots, computed = surveyed(survey, solver, sent, states, slots)
     order = jnp.argsort(-solver.micro_steps(slots), stable=True).astype(jnp.int32)
-    states, slots = rows((states, slots), order)
+    states, slots = _rows((states, slots), order)
     stack, turn = _Stack(solver, sent, states, slots, bounds), turn_of(bounds)
 
     def steps(progress: Any, k: jax.Array, width: int) -> Any:
@@ -141,8 +141,8 @@ def run_buckets(solver: Solver, sent: Any, states: Any, slots: Slot, *, number: 
 
             progress, k = lax.while_loop(going_on, go_on, (progress, k))
             computed += width * (k - start)
-            ended.append(rows(progress, slice(narrower, None)))
-            progress = rows(progress, slice(narrower))
+            ended.append(_rows(progress, slice(narrower, None)))
+            progress = _rows(progress, slice(narrower))
     progress = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *reversed(ended))
     return stack.result(progress, computed, jnp.argsort(order))
 
@@ -157,7 +157,7 @@ def widths_of(slots: int, number: int) -> tuple[int, ...]:
     return tuple(dict.fromkeys(-(-slots // 2**i) for i in range(number)))
 
 
-def rows(tree: Any, at: Any) -> Any:
+def _rows(tree: Any, at: Any) -> Any:
     """The rows of all leaves."""
     return jax.tree.map(lambda leaf: leaf[at], tree)
 
