@@ -81,11 +81,12 @@ def _states_jvp(primals: _Pair, tangents: _Pair) -> _Pair:
 
     def step(carry: _Pair, z: jax.Array) -> tuple[_Pair, Any]:
         gates, c, h = _cell(z + carry[0] @ kernel, carry[1])
-        return (h, c), (h, c, gates)
+        return (h, c), (c, gates)
 
-    _, (h, c, gates) = lax.scan(step, _at_rest(inputs), inputs)
+    _, (c, gates) = lax.scan(step, _at_rest(inputs), inputs)
     i, f, g, o = jnp.split(gates, 4, axis=-1)
     tanh_c = jnp.tanh(c)
+    h = o * tanh_c  # as in the cell; an array less to write in every step
     # Derivatives of c_t in the pre-activations of i, f, g, of h_t in that of o, and of h_t in c_t.
     of_gates = i * (1 - i) * g, f * (1 - f) * _previous(c), (1 - g * g) * i, o * (1 - o) * tanh_c
     slopes = jnp.concatenate(of_gates, axis=-1)
