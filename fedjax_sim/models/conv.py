@@ -40,10 +40,11 @@ def conv_general_dilated(
 ) -> jax.Array:
     """``jax.lax.conv_general_dilated``, up to round-off, by the algorithm that suits the backend when it is traced.
 
-    On a CPU and within :func:`side_by_side` :func:`matmul_conv`; else on GPU and TPU ``jax.lax``, whose libraries are
-    good at single convolutions.
+    On a CPU, and on a GPU within :func:`side_by_side`, :func:`matmul_conv`; else ``jax.lax``: on a GPU its library is good
+    at single convolutions, and a TPU's compiler at those in groups, while windows waste the memory of a TPU, which
+    pads rows to 128 numbers.
     """
-    products = jax.default_backend() == "cpu" or _SIDE_BY_SIDE.get()
+    products = jax.default_backend() == "cpu" or (_SIDE_BY_SIDE.get() and jax.default_backend() != "tpu")
     function: Any = matmul_conv if products else lax.conv_general_dilated
     return function(lhs, rhs, window_strides, padding, *args, **options)  # type: ignore[no-any-return]
 
@@ -56,7 +57,7 @@ def side_by_side() -> Iterator[None]:
     """Within it :func:`conv_general_dilated` expects a ``vmap`` over kernels: models of several clients.
 
     A convolution whose kernels have a batch axis is a grouped one to ``jax.lax``, which is slow on GPUs, forward and
-    still more backward; products become one batched product.
+    still more backward; products become one batched product. On a TPU it stays the grouped one.
     """
     token = _SIDE_BY_SIDE.set(True)
     try:
@@ -132,7 +133,7 @@ class Conv(nn.Conv):
         """The convolution, bias included."""
         made: jax.Array = super().__call__(inputs)
         # XLA on a GPU sums the bias's derivative in one kernel with what makes it, of few blocks: both at half speed.
-        return lax.optimization_barrier(made) if _SIDE_BY_SIDE.get() and jax.default_backend() != "cpu" else made
+        return lax.optimization_barrier(made) if _SIDE_BY_SIDE.get() and jax.default_backend() == "gpu" else made
 
 
 def _convolve(x: jax.Array, kernel: jax.Array, windows: Windows, groups: int, product: dict[str, Any]) -> jax.Array:

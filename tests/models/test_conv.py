@@ -275,6 +275,9 @@ def test_the_backend_chooses_and_the_user_may(monkeypatch):
         assert used(Conv(2, (3, 3), conv_general_dilated=lax.conv_general_dilated))
     assert used(Conv(2, (3, 3)))
     assert not used(Conv(2, (3, 3), conv_general_dilated=matmul_conv))
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    with side_by_side():
+        assert used(Conv(2, (3, 3)))
     assert Conv(2, (3, 3)) == Conv(2, (3, 3), conv_general_dilated=conv_general_dilated)
     assert hash(Conv(2, (3, 3))) == hash(Conv(2, (3, 3)))
 
