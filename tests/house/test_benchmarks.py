@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from benchmarks.speed import buckets, evaluation, gpu, gpu_sections, limit, machine
+from benchmarks.speed import ahead, buckets, evaluation, gpu, gpu_sections, limit, machine
 from benchmarks.speed.workloads import make
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -187,3 +187,20 @@ def test_steps_are_counted_for_every_layout():
     found = ["14", "50 (10)", "32 (10.0)", "23 (10.0)", "14 (10.0)", "50 (10.0)", "50 (10.0)"]
     assert buckets.counts(sizes, 5, 10, 1) == found
     assert buckets.narrowing(np.array([100, 1, 40, 7]), 2, 8) == (4 + 8 * 4 + 12 * 8 * 2, 105)
+
+
+@pytest.mark.slow
+def test_programs_are_compiled_ahead_of_a_device():
+    """Here for the CPU, which is there; every section names its rows before it makes them."""
+    assert {"fedavg", "reweighted", "attacked"} <= dict(ahead.methods()).keys()
+    for section, name in {"methods": "reweighted", "layouts": "Stacked()", "uses": "8 seeds"}.items():
+        row = ahead.compiled(dict(ahead.SECTIONS[section]())[name], jax.devices()[:1], "cpu")
+        assert row["kernels"] > 20
+        assert row["temp_kb"] > 0
+
+
+def test_kernels_are_what_is_launched():
+    """A product and a sum, and what the loop itself needs; nothing inside a fusion."""
+    text = jax.jit(lambda x: lax.fori_loop(0, 3, lambda _, x: jnp.tanh(x @ x), x)).lower(jnp.ones((8, 8))).compile()
+    assert 2 <= ahead.kernels(text.as_text()) <= 8
+    assert ahead.kernels("ENTRY %main () -> f32[] {\n  ROOT %c = f32[] constant(1)\n}\n") == 0
