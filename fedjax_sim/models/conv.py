@@ -40,8 +40,8 @@ def conv_general_dilated(
 ) -> jax.Array:
     """``jax.lax.conv_general_dilated``, up to round-off, by the algorithm that suits the backend when it is traced.
 
-    On a CPU, and on a GPU within :func:`side_by_side`, :func:`matmul_conv`; else ``jax.lax``: on a GPU its library is good
-    at single convolutions, and a TPU's compiler at those in groups, while windows waste the memory of a TPU, which
+    On a CPU, and on a GPU within :func:`side_by_side`, :func:`matmul_conv`; else ``jax.lax``: on a GPU its library is
+    good at single convolutions, and a TPU's compiler at those in groups, while windows waste the memory of a TPU, which
     pads rows to 128 numbers.
     """
     products = jax.default_backend() == "cpu" or (_SIDE_BY_SIDE.get() and jax.default_backend() != "tpu")
@@ -205,7 +205,8 @@ def max_pool(
 
     Among equal largest values of a window the first in row-major order receives the whole derivative, as in
     ``jax.lax.reduce_window`` and PyTorch. NaN wins, as in both. Computed as a chain of selections between strided
-    slices: the derivative of ``jax.lax.reduce_window`` is a select-and-scatter, slow on a CPU.
+    slices: the derivative of ``jax.lax.reduce_window`` is a select-and-scatter, slow on a CPU. A TPU's compiler expects
+    half the cycles of it, so it is what is taken there.
 
     Args:
       x: [*batch, *spatial, channels]; real.
@@ -232,7 +233,7 @@ def max_pool(
         raise ValueError(f"max_pool(window={window}): no window fits into {shape} with padding {padding!r}")
     real = jnp.issubdtype(x.dtype, jnp.floating)
     least = np.asarray(-np.inf if real else np.iinfo(x.dtype).min, x.dtype)
-    if math.prod(windows.size) > _MOST_POOLED:
+    if math.prod(windows.size) > _MOST_POOLED or jax.default_backend() == "tpu":
         ones = (1,) * (x.ndim - 1 - len(windows.size))
         pads = (*((0, 0) for _ in ones), *windows.pads, (0, 0))
         size, steps = (*ones, *windows.size, 1), (*ones, *windows.strides, 1)

@@ -266,7 +266,11 @@ def test_the_backend_chooses_and_the_user_may(monkeypatch):
     def used(layer):
         return "conv_general_dilated" in names(lambda x: layer.init_with_output(jax.random.key(0), x)[0], x)
 
+    def pooled():
+        return names(lambda x: max_pool(x, (2, 2), (2, 2)), x)
+
     assert not used(Conv(2, (3, 3)))
+    assert "reduce_window_max" not in pooled()
     assert used(Conv(2, (3, 3), conv_general_dilated=lax.conv_general_dilated))
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     assert used(Conv(2, (3, 3)))
@@ -278,6 +282,7 @@ def test_the_backend_chooses_and_the_user_may(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
     with side_by_side():
         assert used(Conv(2, (3, 3)))
+    assert "reduce_window_max" in pooled()
     assert Conv(2, (3, 3)) == Conv(2, (3, 3), conv_general_dilated=conv_general_dilated)
     assert hash(Conv(2, (3, 3))) == hash(Conv(2, (3, 3)))
 
