@@ -206,7 +206,7 @@ def max_pool(
     Among equal largest values of a window the first in row-major order receives the whole derivative, as in
     ``jax.lax.reduce_window`` and PyTorch. NaN wins, as in both. Computed as a chain of selections between strided
     slices: the derivative of ``jax.lax.reduce_window`` is a select-and-scatter, slow on a CPU. A TPU's compiler expects
-    half the cycles of it, so it is what is taken there.
+    fewer cycles of it, so it is what is taken there.
 
     Args:
       x: [*batch, *spatial, channels]; real.

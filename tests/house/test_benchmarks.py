@@ -195,12 +195,4 @@ def test_programs_are_compiled_ahead_of_a_device():
     assert {"fedavg", "reweighted", "attacked"} <= dict(ahead.methods()).keys()
     for section, name in {"methods": "reweighted", "layouts": "Stacked()", "uses": "8 seeds"}.items():
         row = ahead.compiled(dict(ahead.SECTIONS[section]())[name], jax.devices()[:1], "cpu")
-        assert row["kernels"] > 20
         assert row["temp_kb"] > 0
-
-
-def test_kernels_are_what_is_launched():
-    """A product and a sum, and what the loop itself needs; nothing inside a fusion."""
-    text = jax.jit(lambda x: lax.fori_loop(0, 3, lambda _, x: jnp.tanh(x @ x), x)).lower(jnp.ones((8, 8))).compile()
-    assert 2 <= ahead.kernels(text.as_text()) <= 8
-    assert ahead.kernels("ENTRY %main () -> f32[] {\n  ROOT %c = f32[] constant(1)\n}\n") == 0
