@@ -5,13 +5,15 @@
 What is asked for is run, draw by draw, unless it is in the folder of runs already; a stopped one goes on where it was.
 Of the size cpu the results join those that are committed, problem by problem, and figures and tables are made of all.
 ``--draw`` makes these alone. ``--tuning`` says instead, of runs that are there, what tuning is worth: the validation
-metric of the best and of the median of the first points, mean over the draws, and how many points diverged.
+metric of the best and of the median of the first points that did not diverge, mean over the draws, how many did, and
+the chosen point's gain over that median on the test part, which chose nothing, with its interval over draws.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import os
 import pathlib
 from collections.abc import Iterable, Sequence
@@ -28,15 +30,21 @@ from benchmarks.studies.command import RESULTS
 from fedjax_sim.core.files import write_atomically
 from fedjax_sim.core.tabular import table
 from fedjax_sim.reporting.figures import new_figure
+from fedjax_sim.reporting.paired import tested
 from fedjax_sim.reporting.plots import COLOURS, LEGEND, plain, save_figure
 from fedjax_sim.reporting.recorded import less_is_better
-from fedjax_sim.studies.benchmark import DEEP, METHODS, PROBLEMS, Difference, Result
-from fedjax_sim.studies.benchmark.methods import BASE
+from fedjax_sim.studies.benchmark import DEEP, METHODS, PROBLEMS, Choice, Difference, Result, Row
+from fedjax_sim.studies.benchmark.evidence import BUDGETS, SLACK, whole_runs, within
+from fedjax_sim.studies.benchmark.methods import BASE, RATE
 from fedjax_sim.studies.benchmark.result import performed, protocol_of
-from fedjax_sim.studies.benchmark.running import BUDGETS, Runs, data_of, place_of
+from fedjax_sim.studies.benchmark.running import Runs, data_of, place_of
+from fedjax_sim.studies.sweeps.space import LogUniform
 
 FOLDER = RESULTS / "benchmark"
 COLUMNS = 4
+SHARES = (0.25, 0.5, 1.0)  # of FedAvg's whole run, at which ranks are drawn
+GRID = np.linspace(0, 1, 97)  # likewise, of curves
+IN_WORDS = {"seconds": "seconds of the clock", "bytes": "bytes, both ways"}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -61,26 +69,30 @@ def main(arguments: Sequence[str] | None = None) -> None:
             methods = options.method or (DEEP if PROBLEMS[name].deep else tuple(METHODS))
             found = _run(name, methods, options.size, options.runs)
             if out is not None:
-                there = Result.load(out) if (out / "rows.csv.gz").exists() else Result([], [])
+                there = Result.load(out) if (out / "rows.csv.xz").exists() else Result([], [])
                 there.joined(found).save(out)
     if out is not None:
         draw(Result.load(out), out)
 
 
 def tuning(problems: Iterable[str], methods: Iterable[str], runs: pathlib.Path, size: str = "cpu") -> str:
-    """The best and the median of the first points, mean over draws."""
-    protocol, columns = protocol_of(size), ("problem", "method", "best", "median", "diverged, of each draw's points")
-    rows = []
+    """What the best of the first points is worth, on the part that chose it and on the one that did not."""
+    protocol, rows = protocol_of(size), []
+    columns = ("problem", "method", "best", "median", "diverged, of each draw's points", "gain where it was not chosen")
     for problem, method in itertools.product(problems, methods):
         of, values = PROBLEMS[problem], []
         for draw in range(protocol.of(of)[1]):
             place = place_of(runs, problem, method, draw)
             values.append(Runs(of, data_of(problem, draw), METHODS[method], place, protocol, "", print).first(draw))
-        found = np.array(values)
-        best = np.nanmin if less_is_better(of.metric) else np.nanmax
-        lost = np.isnan(found).sum(axis=1).mean()
-        rows.append((problem, method, f"{best(found, axis=1).mean():.3f}",
-                     f"{np.nanmedian(found, axis=1).mean():.3f}", f"{lost:.1f} of {found.shape[1]}"))  # fmt: skip
+        chosen_by, reported = np.swapaxes(np.array(values), 0, 1)
+        sign = -1 if less_is_better(of.metric) else 1
+        best = np.nanargmax(sign * chosen_by, axis=1)[:, None]
+        at_best, middle = np.take_along_axis(reported, best, axis=1)[:, 0], np.nanmedian(reported, axis=1)
+        gain, half, _ = tested(sign * at_best, sign * middle, "float32")
+        rows.append((problem, method, f"{np.take_along_axis(chosen_by, best, axis=1).mean():.3f}",
+                     f"{np.nanmedian(chosen_by, axis=1).mean():.3f}",
+                     f"{np.isnan(chosen_by).sum(axis=1).mean():.1f} of {chosen_by.shape[1]}",
+                     f"{gain.mean():.4f} ± {half:.4f}"))  # fmt: skip
     return table([(name, list(column)) for name, column in zip(columns, zip(*rows, strict=True), strict=True)])
 
 
@@ -90,9 +102,11 @@ def _run(problem: str, methods: Sequence[str], size: str, runs: pathlib.Path) ->
 
 
 def draw(result: Result, out: pathlib.Path) -> None:
-    """``differences.png``, ``budgets.png`` and ``tables.md``."""
+    """``differences.png``, ``budgets.png``, a figure of curves for each budget, and ``tables.md``."""
     save_figure(forest(result), out / "differences.png")
     save_figure(by_budget(result), out / "budgets.png")
+    for budget in BUDGETS:
+        save_figure(curves(result, budget), out / f"curves_{budget}.png")
     write_atomically(out / "tables.md", tables(result).encode())
 
 
@@ -108,12 +122,14 @@ def forest(result: Result) -> Any:
     """Is a method better than tuned FedAvg after as many rounds? Its differences with intervals, by both means."""
     by = {of: _by_problem(result.differences(by=of)) for of in ("examples", "clients")}
     problems = list(by["examples"])
-    methods = [name for name in METHODS if any(name in of for of in by["examples"].values())]
     columns = min(COLUMNS, len(problems))
-    rows = -(-len(problems) // columns)
-    figure = new_figure(2.9 * columns + 0.9, (0.27 * len(methods) + 1.0) * rows + 0.5)
-    grid = figure.subplots(rows, columns, squeeze=False, sharey=True)
-    for ax, problem in zip(grid.flat, problems, strict=False):
+    in_rows = [problems[at : at + columns] for at in range(0, len(problems), columns)]
+    listed = [[name for name in METHODS if any(name in by["examples"][of] for of in row)] for row in in_rows]
+    tall = [0.27 * len(methods) + 1.0 for methods in listed]
+    figure = new_figure(2.9 * columns + 0.9, sum(tall) + 0.5)
+    grid = figure.subplots(len(tall), columns, squeeze=False, sharey="row", height_ratios=tall)
+    for place, (ax, problem) in enumerate(zip(grid.flat, problems, strict=False)):
+        methods = listed[place // columns]
         for number, (of, found) in enumerate(by.items()):
             shown = [found[problem][name] for name in methods if name in found[problem]]
             heights = [methods.index(one.method) + 0.28 * number - 0.14 for one in shown]
@@ -152,8 +168,8 @@ def mean_ranks(result: Result, budget: str, share: float) -> dict[str, float]:
     methods = [name for name in METHODS if all(name in of or name == BASE for of in found.values())]
     lost = {
         row.problem
-        for row in result.rows
-        if (row.method, row.budget, row.share) == (BASE, budget, share) and not np.isfinite(row.by_examples)
+        for row in within(result.rows, budget, share)
+        if row.method == BASE and not np.isfinite(row.by_examples)
     }
 
     def gain(problem: str, name: str) -> float:
@@ -170,18 +186,17 @@ def mean_ranks(result: Result, budget: str, share: float) -> dict[str, float]:
 
 def by_budget(result: Result) -> Any:
     """Does the order depend on what is scarce? Mean ranks after shares of what FedAvg's whole run costs."""
-    shares = sorted({row.share for row in result.rows})
     figure = new_figure(7.2, 6.2)
     axes = figure.subplots(2, 2, sharex=True, sharey=True)
     for ax, budget in zip(axes.flat, BUDGETS, strict=True):
-        ranks = [mean_ranks(result, budget, share) for share in shares]
-        ax.plot(shares, [of[BASE] for of in ranks], label=BASE, color="0.55", linewidth=4)
+        ranks = [mean_ranks(result, budget, share) for share in SHARES]
+        ax.plot(SHARES, [of[BASE] for of in ranks], label=BASE, color="0.55", linewidth=4)
         for number, name in enumerate(name for name in ranks[0] if name != BASE):
             style = {"color": COLOURS[number % len(COLOURS)], "marker": "osD^vPX"[number % 7]}
             style |= {"mfc": "white", "linestyle": "--"} if number >= len(COLOURS) else {}
-            ax.plot(shares, [of[name] for of in ranks], label=name, linewidth=1.2, **style)
-        ax.set_title({"seconds": "seconds of the clock", "bytes": "bytes, both ways"}.get(budget, budget))
-        ax.set_xticks(shares, [f"{share:.0%}" for share in shares])
+            ax.plot(SHARES, [of[name] for of in ranks], label=name, linewidth=1.2, **style)
+        ax.set_title(IN_WORDS.get(budget, budget))
+        ax.set_xticks(SHARES, [f"{share:.0%}" for share in SHARES])
         plain(ax)
     axes[0, 0].invert_yaxis()
     for row, below in zip(axes, axes[-1], strict=True):
@@ -189,6 +204,57 @@ def by_budget(result: Result) -> Any:
         below.set_xlabel(f"of {BASE}'s whole run")
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=4, **LEGEND)
     return figure
+
+
+def curves(result: Result, budget: str) -> Any:
+    """What does a method reach with a share of FedAvg's cost? Medians over draws of the means of their seeds."""
+    problems = [name for name in PROBLEMS if any(row.problem == name for row in result.rows)]
+    columns = min(COLUMNS, len(problems))
+    rows = -(-len(problems) // columns)
+    figure = new_figure(2.9 * columns + 0.3, 2.4 * rows + 0.8)
+    grid = figure.subplots(rows, columns, squeeze=False, sharex=True)
+    for ax, problem in zip(grid.flat, problems, strict=False):
+        found = reached([row for row in result.rows if row.problem == problem], budget)
+        for number, name in enumerate(name for name in DEEP if name in found):
+            style = (
+                {"color": "0.55", "linewidth": 4} if name == BASE else {"color": COLOURS[number - 1], "linewidth": 1.2}
+            )
+            ax.step(
+                100 * GRID, np.where(np.isfinite(found[name]), found[name], np.nan), where="post", label=name, **style
+            )
+        shown = np.array([of[len(GRID) // 8 :] for name, of in found.items() if name in DEEP])
+        low, high = np.nanpercentile(np.where(np.isfinite(shown), shown, np.nan), [5, 100])
+        if less_is_better(PROBLEMS[problem].metric):
+            low, high = shown.min(), np.nanpercentile(shown, 95)
+        ax.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
+        ax.set_title(problem, fontsize="medium")
+        ax.set_ylabel({"mse": "squared error"}.get(PROBLEMS[problem].metric, PROBLEMS[problem].metric))
+        plain(ax)
+    for ax in grid.flat[len(problems) :]:
+        ax.set_axis_off()
+    for ax in grid[-1]:
+        ax.set_xlabel(f"% of {BASE}'s {budget}")
+    figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=4, **LEGEND)
+    return figure
+
+
+def reached(rows: Sequence[Row], budget: str) -> dict[str, np.ndarray]:
+    """By method, the metric at each share of :data:`GRID`; a draw one of whose seeds diverged counts as the worst."""
+    worst, limits = np.inf if less_is_better(PROBLEMS[rows[0].problem].metric) else -np.inf, whole_runs(rows, budget)
+    runs: dict[str, dict[tuple[int, int], list[Row]]] = {}
+    for row in rows:
+        runs.setdefault(row.method, {}).setdefault((row.draw, row.seed), []).append(row)
+    found = {}
+    for method, of in runs.items():
+        draws: dict[int, list[np.ndarray]] = {}
+        for (draw, seed), run in of.items():
+            run.sort(key=lambda row: row.rounds)
+            limit = SLACK * limits[run[0].problem, draw, seed]
+            at = np.searchsorted([getattr(row, budget) for row in run], GRID * limit, side="right") - 1
+            values = np.array([row.by_examples for row in run])[at]
+            draws.setdefault(draw, []).append(np.where(np.isfinite(values), values, worst))
+        found[method] = np.median([np.mean(seeds, axis=0) for seeds in draws.values()], axis=0)
+    return found
 
 
 def tables(result: Result) -> str:
@@ -219,9 +285,8 @@ def _seeds(result: Result) -> str:
     lines = ["| problem | method | std over seeds of a draw | over draws | single pairs against the sign of the mean |",
              "| --- | --- | ---: | ---: | ---: |"]  # fmt: skip
     values: dict[tuple[str, str], dict[tuple[int, int], float]] = {}
-    for row in result.rows:
-        if (row.budget, row.share) == ("rounds", 1.0):
-            values.setdefault((row.problem, row.method), {})[row.draw, row.seed] = row.by_examples
+    for row in within(result.rows):
+        values.setdefault((row.problem, row.method), {})[row.draw, row.seed] = row.by_examples
     for (problem, method), of in values.items():
         draws, seeds = (sorted(set(of_all)) for of_all in zip(*of, strict=True))
         own, base = (np.array([[found[draw, seed] for seed in seeds] for draw in draws])
@@ -229,19 +294,40 @@ def _seeds(result: Result) -> str:
         d = own if method == BASE else own - base
         against = "" if method == BASE or not np.isfinite(d).all() else f"{(d * d.mean() < 0).mean():.0%}"
         label = method if method == BASE else f"{method} less {BASE}"
-        within, between = d.std(axis=1, ddof=1).mean(), d.mean(axis=1).std(ddof=1)
-        lines.append(f"| {problem} | {label} | {within:.4f} | {between:.4f} | {against} |")
+        inside, between = d.std(axis=1, ddof=1).mean(), d.mean(axis=1).std(ddof=1)
+        lines.append(f"| {problem} | {label} | {inside:.4f} | {between:.4f} | {against} |")
     return "\n".join(lines)
 
 
 def _wider(result: Result) -> str:
-    lines = ["| method | points tried for a draw, on average | draws with a wider range |", "| --- | ---: | ---: |"]
+    lines = ["| method | points tried for a draw, on average | draws with a wider range | chosen at an edge still "
+             "| in an outer tenth of a range that stays |", "| --- | ---: | ---: | ---: | ---: |"]  # fmt: skip
     for name in METHODS:
         of = [choice for choice in result.choices if choice.method == name]
         if of:
             wide = sum(bool(choice.wider) and choice.point != "{}" for choice in of)  # not where all diverged
-            lines.append(f"| {name} | {np.mean([choice.tried for choice in of]):.0f} | {wide} of {len(of)} |")
+            edges = np.array([_at_edges(choice) for choice in of]).sum(axis=0)
+            counted = " | ".join(f"{count} of {len(of)}" for count in (wide, *edges))
+            lines.append(f"| {name} | {np.mean([choice.tried for choice in of]):.0f} | {counted} |")
     return "\n".join(lines)
+
+
+def _at_edges(choice: Choice) -> tuple[bool, bool]:
+    """Whether a chosen value is in an outer tenth of its logarithmic range, as it was in the end; of another range."""
+    ranges: dict[str, Any] = {RATE: fjs.sweeps.log_uniform(*PROBLEMS[choice.problem].rates)}
+    ranges |= METHODS[choice.method].space
+    point = json.loads(choice.point)
+    if point:
+        for name, low, _, high in (of.split(" ") for of in choice.wider.split("; ") if of):
+            ranges[name] = fjs.sweeps.log_uniform(float(low), float(high))
+    logs = {name for name, of in ranges.items() if isinstance(of, LogUniform)}
+    at = {name for name, value in point.items() if _outer(ranges[name], value)}
+    return bool(at & logs), bool(at - logs)
+
+
+def _outer(of: Any, value: float) -> bool:
+    low, high = of.quantile(np.array([0.1, 0.9])).tolist()
+    return not low <= value <= high
 
 
 if __name__ == "__main__":

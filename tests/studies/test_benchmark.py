@@ -17,7 +17,7 @@ from fedjax_sim import paths
 from fedjax_sim.cli.main import main
 from fedjax_sim.datasets.fingerprints import dataset_fingerprint
 from fedjax_sim.studies import benchmark
-from fedjax_sim.studies.benchmark import problems, result, running
+from fedjax_sim.studies.benchmark import evidence, problems, result, running
 from fedjax_sim.studies.benchmark.methods import BASE, RATE, entered
 
 
@@ -110,8 +110,8 @@ def test_every_method_draws_over_its_rates_and_parameters() -> None:
 
 def row(problem: str, method: str, draw: int, seed: int, value: float, **more: Any) -> benchmark.Row:
     return benchmark.Row(**{
-        "version": "1", "problem": problem, "method": method, "draw": draw, "seed": seed, "budget": "rounds",
-        "share": 1.0, "round": 60, "by_examples": value, "by_clients": 1 - value, **more,
+        "version": "1", "problem": problem, "method": method, "draw": draw, "seed": seed, "rounds": 60,
+        "bytes": 1e6, "gradients": 100.0, "seconds": 5.0, "by_examples": value, "by_clients": 1 - value, **more,
     })  # fmt: skip
 
 
@@ -124,10 +124,31 @@ def made_up(problem: str, seeds: int = 3) -> tuple[list[benchmark.Row], dict[str
     return rows, values
 
 
+def test_a_run_is_read_at_its_last_evaluation_within_the_share() -> None:
+    def run(method: str, seed: int, every: float) -> list[benchmark.Row]:
+        return [row("synthetic(1, 1)", method, 0, seed, 0.1 * at, rounds=5 * at, bytes=every * at) for at in range(5)]
+
+    runs = [*run(BASE, 0, 10.0), *run(BASE, 1, 100.0), *run("SCAFFOLD", 0, 20.0), *run("SCAFFOLD", 1, 20.1)]
+
+    def read(budget: str, share: float) -> list[int]:
+        return [of.rounds for of in evidence.within(runs[::-1], budget, share)][::-1]
+
+    assert read("rounds", 1.0) == [20, 20, 20, 20]
+    assert read("rounds", 0.5) == [10, 10, 10, 10]
+    assert read("bytes", 1.0) == [20, 20, 10, 20]  # each beside the run of FedAvg with its seed
+    assert read("bytes", 0.5) == [10, 10, 5, 20]  # 40 and 200 bytes in all
+    assert read("bytes", 0.1) == [0, 0, 0, 10]  # 4 and 40, and a hundredth
+    assert read("bytes", 0.0) == [0, 0, 0, 0]
+    assert [of.rounds for of in evidence.within(run(BASE, 0, 10.0)[:4], "bytes", 0.661)] == [10]
+    assert [of.rounds for of in evidence.within(run(BASE, 0, 10.0)[:4], "bytes", 0.65)] == [5]
+    with pytest.raises(ValueError, match="no rows of FedAvg of draw 0, seed 1"):
+        next(evidence.within([of for of in runs if (of.method, of.seed) != (BASE, 1)]))
+
+
 @pytest.mark.parametrize(("problem", "sign"), [("synthetic(1, 1)", 1), ("Parkinsons by patient", -1)])
 def test_differences_are_paired_by_draws_not_by_seeds(problem: str, sign: int) -> None:
     rows, values = made_up(problem)
-    first, second = benchmark.differences([*rows, row(problem, "SCAFFOLD", 0, 0, 9.0, budget="bytes")])
+    first, second = benchmark.differences([*rows, row(problem, "SCAFFOLD", 0, 0, 9.0, rounds=55)])
     base, own = (values[name].mean(axis=1) for name in (BASE, "SCAFFOLD"))
     wanted = stats.ttest_rel(own, base)
     assert (first.method, first.draws, first.value) == ("SCAFFOLD", 6, pytest.approx(own.mean()))
@@ -153,8 +174,10 @@ def test_a_seed_that_diverged_leaves_no_number() -> None:
     assert "diverged" in benchmark.Result([], lost).table()
     with pytest.raises(ValueError, match="no rows of FedAvg"):
         benchmark.differences([of for of in rows if of.method != BASE])
-    with pytest.raises(ValueError, match="no rows of this budget"):
-        benchmark.differences(rows, "bytes")
+    with pytest.raises(ValueError, match="did you mean 'bytes'"):
+        benchmark.differences(rows, "byte")
+    with pytest.raises(ValueError, match="share"):
+        benchmark.differences(rows, share=-0.5)
 
 
 def test_equal_differences_and_round_off_tell_nothing() -> None:
@@ -184,7 +207,19 @@ def test_the_smallest_effect_is_told_with_its_power() -> None:
 
 def test_results_are_files_that_come_back(tmp_path: pathlib.Path) -> None:
     rows, _ = made_up("synthetic(1, 1)")
-    choice = benchmark.Choice("1", "synthetic(1, 1)", BASE, 0, 16, "", '{"a": 1.5, "b": 2}', 0.25, "sum p_i F_i", "x")
+    choice = benchmark.Choice(
+        "1",
+        "synthetic(1, 1)",
+        BASE,
+        0,
+        16,
+        "",
+        '{"a": 1.5, "b": 2}',
+        0.25,
+        "sum p_i F_i",
+        "x",
+        "1 x cpu, jax 0.10.1, fedjax_sim 0.3.0",
+    )
     rows.append(row("synthetic(1, 1)", "FedNova", 0, 0, float("nan")))
     made = benchmark.Result([choice], rows)
     made.save(tmp_path)
@@ -224,7 +259,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> str:
     made = benchmark.Problem("six small clients", lambda draw: problems.by_parts(clients(8, 9, 10), draw), task, None,
                              fjs.local.steps(1), 4, (0.01, 0.1), 2)  # fmt: skip
     monkeypatch.setitem(benchmark.PROBLEMS, "tiny", made)
-    small = benchmark.SMOKE._replace(draws=1, widenings=0, shares=(0.5, 1.0))
+    small = benchmark.SMOKE._replace(draws=1, widenings=0)
     monkeypatch.setattr(result, "SMOKE", small)
     return "tiny"
 
@@ -248,8 +283,11 @@ def test_ones_own_method_is_entered_by_the_command(
     assert main(said) == 0
     assert "report" in capsys.readouterr().out
     found = benchmark.Result.load("results/benchmark")
-    assert len(found.rows) == 2 * 2 * 4 * 2  # methods, seeds, budgets, shares
-    at = {(of.method, of.budget, of.share): of.round for of in found.rows}
+    assert len(found.rows) == 2 * 2 * 3  # methods, seeds, evaluations
+    at = {
+        (of.method, budget, share): of.rounds
+        for budget in evidence.BUDGETS for share in (0.5, 1.0) for of in evidence.within(found.rows, budget, share)
+    }  # fmt: skip
     assert at[BASE, "bytes", 1.0] == at["twice", "rounds", 1.0] == at["twice", "gradients", 1.0] == 2
     assert at["twice", "bytes", 1.0] == at[BASE, "bytes", 0.5] == at["twice", "rounds", 0.5] == 1
     assert at["twice", "bytes", 0.5] == 0
@@ -267,9 +305,13 @@ def test_ones_own_method_is_entered_by_the_command(
     history = fjs.simulate(
         paths.replace(fjs.scaffold(client_optimizer=fjs.optim.sgd(0.01)), json.loads(chosen.point)), data,
         task=problem.task, rounds=2, eval_every=1, cohort=fjs.cohort.full(), work=problem.work, batch_size=4,
-        evaluate=benchmark.by_clients(problem.task), seeds=[102],
+        evaluate=benchmark.by_clients(problem.task), seeds=[102], system=running.FLEET,
     )  # fmt: skip
-    [last] = [of for of in found.rows if (of.method, of.seed, of.budget, of.share) == ("twice", 102, "rounds", 1.0)]
+    [last] = [of for of in evidence.within(found.rows) if (of.method, of.seed) == ("twice", 102)]
+    assert last.bytes == pytest.approx(history.bytes[0, -1])
+    assert last.seconds == pytest.approx(history.virtual_time[0, -1], rel=1e-4)
+    assert last.gradients == np.sum(history["useful_steps"])
+    assert chosen.computed.startswith(f"1 x cpu, jax {jax.__version__}, fedjax_sim")
     assert last.by_examples == pytest.approx(history.final("test_accuracy")[0], abs=1e-5)
     assert last.by_clients == pytest.approx(history.final("test_clients_accuracy")[0], abs=1e-5)
     assert chosen.data == dataset_fingerprint(data)
@@ -288,46 +330,3 @@ def test_means_over_clients_of_a_task_with_scores_read_the_data_as_they_are() ->
     assert benchmark.by_clients(plain).in_buckets
     assert not benchmark.by_clients(plain.replace(scores=(fjs.scores.f1(),))).in_buckets
     assert not benchmark.by_clients(fjs.cox(fjs.models.LogisticRegression(1))).in_buckets
-
-
-def test_a_search_that_diverged_made_no_range_wider() -> None:
-    from benchmarks.studies.benchmark import _wider
-
-    found = benchmark.Choice("1", "synthetic(1, 1)", BASE, 0, 32, "a 1 to 2", '{"a": 1.5}', 0.25, "sum p_i F_i", "x")
-    lost = found._replace(draw=1, tried=16, wider="every point diverged", point="{}")
-    assert _wider(benchmark.Result([found, lost], [])).splitlines()[-1] == "| FedAvg | 24 | 1 of 2 |"
-
-
-@pytest.mark.parametrize("problem", ["synthetic(1, 1)", "Parkinsons by patient"])
-def test_ranks_put_what_diverged_last_the_base_too(problem: str) -> None:
-    from benchmarks.studies.benchmark import mean_ranks
-
-    sign = -1 if problem.startswith("Parkinsons") else 1
-    level = {BASE: 0.5, "SCAFFOLD": 0.6, "FedProx": 0.4}
-    rows = [row(problem, name, draw, 0, sign * (of + 0.01 * draw)) for name, of in level.items() for draw in range(3)]
-    found = mean_ranks(benchmark.Result([], rows), "rounds", 1.0)
-    assert found == {BASE: 2, "FedProx": 3, "SCAFFOLD": 1}
-    for name, wanted in (
-        (BASE, {BASE: 3, "FedProx": 2, "SCAFFOLD": 1}),
-        ("SCAFFOLD", {BASE: 1, "FedProx": 2, "SCAFFOLD": 3}),
-    ):
-        lost = [of._replace(by_examples=float("nan")) if of[2:4] == (name, 1) else of for of in rows]
-        assert mean_ranks(benchmark.Result([], lost), "rounds", 1.0) == wanted
-
-
-def test_what_seeds_see() -> None:
-    from benchmarks.studies.benchmark import _seeds
-
-    problem = "synthetic(1, 1)"
-    values = {BASE: [[0.5, 0.7], [0.1, 0.3]], "SCAFFOLD": [[0.6, 0.9], [0.3, 0.3]], "FedDyn": [[0.6, 0.6], [0.3, 0.5]]}
-    rows = [
-        row(problem, method, draw, seed, value)
-        for method, table in values.items() for draw, of in enumerate(table) for seed, value in enumerate(of)
-    ]  # fmt: skip
-    base, scaffold, feddyn = _seeds(benchmark.Result([], rows)).splitlines()[2:]
-    assert base == f"| {problem} | FedAvg | 0.1414 | 0.2828 |  |"
-    # differences 0.1, 0.2 and 0.2, 0: no difference has no sign
-    assert scaffold == f"| {problem} | SCAFFOLD less FedAvg | 0.1061 | 0.0354 | 0% |"
-    assert feddyn.endswith("| 25% |"), "0.1, -0.1, 0.2, 0.2"
-    lost = [of._replace(by_examples=float("nan")) if of[2:5] == ("FedDyn", 1, 0) else of for of in rows]
-    assert _seeds(benchmark.Result([], lost)).endswith("| nan | nan |  |"), "no share of what has no mean"

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from fedjax_sim.core.tabular import table
-from fedjax_sim.core.values import check_choice, check_count
+from fedjax_sim.core.values import check_choice, check_count, check_real
 from fedjax_sim.reporting.paired import LEVEL, adjusted, tested
 from fedjax_sim.reporting.recorded import less_is_better
 from fedjax_sim.studies.benchmark.methods import BASE
 from fedjax_sim.studies.benchmark.problems import PROBLEMS
 from fedjax_sim.studies.benchmark.running import Row
 
+BUDGETS = ("rounds", "bytes", "gradients", "seconds")
+"""What a run may cost: columns of a :class:`Row`."""
+SLACK = 1.01  # scalars beside a model are not to cost a method an evaluation
 _QUANTILES = 1 << 14
 
 
@@ -60,21 +63,16 @@ def differences(
     Args:
       rows: of one version of the protocol.
       budget: ``"rounds"``, ``"bytes"``, ``"gradients"`` or ``"seconds"`` of the clock.
-      share: of what FedAvg's whole run costs.
+      share: of what FedAvg's whole run costs, above 0; see :func:`within`.
       by: the mean over all ``"examples"``, or over ``"clients"``, each counting the same.
     """
     check_choice("differences(by=...)", by, ("examples", "clients"))
     found: dict[tuple[str, str], dict[int, list[float]]] = {}
-    for row in rows:
-        if (row.budget, row.share) == (budget, share):
-            of_draws = found.setdefault((row.problem, row.method), {})
-            of_draws.setdefault(row.draw, []).append(getattr(row, f"by_{by}"))
-    if not found:
-        raise ValueError(f"differences(budget={budget!r}, share={share}): there are no rows of this budget")
+    for row in within(rows, budget, share):
+        of_draws = found.setdefault((row.problem, row.method), {})
+        of_draws.setdefault(row.draw, []).append(getattr(row, f"by_{by}"))
     made: list[Difference] = []
     for problem in dict.fromkeys(problem for problem, _ in found):
-        if (problem, BASE) not in found:
-            raise ValueError(f"differences: {problem} has no rows of {BASE}, with which all are compared")
         base = found[problem, BASE]
         others = [method for of, method in found if of == problem and method != BASE]
         of_problem = [_difference(problem, method, found[problem, method], base) for method in others]
@@ -84,6 +82,42 @@ def differences(
             of_problem[at] = of_problem[at]._replace(adjusted=p)
         made += of_problem
     return made
+
+
+def within(rows: Iterable[Row], budget: str = "rounds", share: float = 1.0) -> Iterator[Row]:
+    """Of each run its last evaluation within a share of what FedAvg's whole run costs with the same draw and seed.
+
+    A hundredth more than the share is within it.
+
+    Args:
+      rows: of runs, FedAvg's among them.
+      budget: a name of :data:`BUDGETS`; seconds are those of the clock.
+      share: at least 0: what was evaluated before the first round costs nothing.
+
+    Raises:
+      ValueError: rows of a draw and seed without FedAvg's; another budget or share.
+    """
+    check_real("within(share=...)", share, low=0.0, host=True)
+    rows, last = list(rows), dict[tuple[str, str, int, int], Row]()
+    limits = whole_runs(rows, budget)
+    for row in rows:
+        if getattr(row, budget) <= share * limits[row.problem, row.draw, row.seed] * SLACK:
+            run = row.problem, row.method, row.draw, row.seed
+            last[run] = row if run not in last or row.rounds > last[run].rounds else last[run]
+    return iter(last.values())
+
+
+def whole_runs(rows: Sequence[Row], budget: str) -> dict[tuple[str, int, int], float]:
+    """What FedAvg's whole run costs, by problem, draw and seed."""
+    check_choice("within(budget=...)", budget, BUDGETS)
+    found = {(row.problem, row.draw, row.seed): 0.0 for row in rows if row.method == BASE}
+    for row in rows:
+        run = row.problem, row.draw, row.seed
+        if run not in found:
+            raise ValueError(f"differences: {run[0]} has no rows of {BASE} of draw {run[1]}, seed {run[2]}")
+        if row.method == BASE:
+            found[run] = max(found[run], getattr(row, budget))
+    return found
 
 
 def _difference(problem: str, method: str, own: dict[int, list[float]], base: dict[int, list[float]]) -> Difference:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import csv
-import gzip
 import io
+import lzma
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -31,7 +31,7 @@ from fedjax_sim.studies.sweeps.space import Distribution
 
 T = TypeVar("T", Choice, Row)
 Make = str | Entry | Callable[..., Method]
-FILES = ("choices.csv", "rows.csv.gz")
+FILES = ("choices.csv", "rows.csv.xz")
 
 
 class Result(NamedTuple):
@@ -39,7 +39,7 @@ class Result(NamedTuple):
 
     Attributes:
       choices: a :class:`Choice` for each problem, method and draw.
-      rows: a :class:`Row` for each of these, seed, budget and share of it.
+      rows: a :class:`Row` for each of these, seed and evaluation.
     """
 
     choices: list[Choice]
@@ -54,10 +54,10 @@ class Result(NamedTuple):
         return as_table(self.differences(**read), form)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Writes ``choices.csv`` and ``rows.csv.gz``."""
+        """Writes ``choices.csv`` and ``rows.csv.xz``."""
         choices, rows = Path(folder) / FILES[0], Path(folder) / FILES[1]
         write_atomically(choices, _csv(Choice, self.choices))
-        write_atomically(rows, gzip.compress(_csv(Row, self.rows), mtime=0))
+        write_atomically(rows, lzma.compress(_csv(Row, self.rows)))
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> Result:
@@ -70,7 +70,7 @@ class Result(NamedTuple):
         if len(versions) > 1:
             raise ValueError(f"results of the versions {', '.join(versions)} of the protocol are not comparable")
         choices = {choice[:4]: choice for choice in [*self.choices, *other.choices]}
-        rows = {row[:7]: row for row in [*self.rows, *other.rows]}
+        rows = {row[:6]: row for row in [*self.rows, *other.rows]}
         return Result([*choices.values()], [*rows.values()])
 
 
@@ -218,7 +218,7 @@ def _csv(kind: type[T], rows: Iterable[T]) -> bytes:
 def _read(path: Path, kind: type[T]) -> list[T]:
     raw = path.read_bytes()
     with parsing(path, "is no result of the benchmark, or is damaged", "give a folder that Result.save wrote"):
-        text = gzip.decompress(raw) if path.suffix == ".gz" else raw
+        text = lzma.decompress(raw) if path.suffix == ".xz" else raw
         made = list(get_type_hints(kind).values())
         header, *lines = csv.reader(io.StringIO(text.decode()))
         if tuple(header) != kind._fields:

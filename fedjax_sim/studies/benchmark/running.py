@@ -21,8 +21,6 @@ from fedjax_sim.studies.sweeps.result import Sweep, means
 from fedjax_sim.studies.sweeps.running import sweep
 from fedjax_sim.studies.sweeps.space import Distribution, LogUniform, Space, log_uniform, points, random
 
-BUDGETS = ("rounds", "bytes", "gradients", "seconds")  # seconds are those of the clock
-_SLACK = 1.01  # scalars beside a model are not to cost a method an evaluation
 # Everybody computes and sends at a speed of its own; nobody fails, and the server waits, so no model depends on it.
 FLEET = systems.devices(flops_per_second=systems.lognormal(1e9, 0.5), upload=systems.lognormal(1e6, 0.5),
                         download=systems.lognormal(4e6, 0.5), latency=0.05)  # fmt: skip
@@ -41,7 +39,6 @@ class Protocol(NamedTuple):
       seeds: of the runs of the chosen point, which are reported.
       edge: share of a logarithmic range at each end within which the best point makes the range wider.
       widenings: how often at most.
-      shares: of a budget at which a method is read, in the order of the columns.
       evaluations: of a run.
       rounds: of a run; None for the problem's.
     """
@@ -55,7 +52,6 @@ class Protocol(NamedTuple):
     seeds: tuple[int, ...] = (101, 102, 103, 104, 105)
     edge: float = 0.1
     widenings: int = 2
-    shares: tuple[float, ...] = (0.25, 0.5, 1.0)
     evaluations: int = 12
     rounds: int | None = None
 
@@ -83,19 +79,24 @@ class Choice(NamedTuple):
     validation: float  # the metric by which it was chosen
     objective: str  # what the method minimises, by its run's own record
     data: str  # checksum of the draw
+    computed: str  # the device and the versions
 
 
 class Row(NamedTuple):
-    """A method's report: one draw, one seed, one budget. A line of ``rows.csv.gz``."""
+    """One evaluation of a run that is reported: one draw, one seed. A line of ``rows.csv.xz``.
+
+    What a run has cost so far is all that it sent and computed: a budget is a column, and a share of it an evaluation.
+    """
 
     version: str
     problem: str
     method: str
     draw: int
     seed: int
-    budget: str  # of :data:`BUDGETS`
-    share: float  # of what FedAvg's whole run costs with this draw and seed
-    round: int  # the last evaluation within it
+    rounds: int  # before this evaluation
+    bytes: float  # both ways
+    gradients: float
+    seconds: float  # of the clock
     by_examples: float  # the metric, mean over all test examples; NaN where the run diverged
     by_clients: float  # mean over the clients that have some
 
@@ -122,7 +123,8 @@ def compared(
         raise RuntimeError(f"{problem}, draw {draw}: every point of {BASE} diverged: nothing can be compared with it")
     choice = Choice(
         protocol.version, problem, name, draw, chosen.tried, chosen.wider, json.dumps(chosen.point, sort_keys=True),
-        chosen.worth, str((own or base).description["objective"]) if own else "", dataset_fingerprint(data),
+        chosen.worth, str(own.description["objective"]) if own else "", dataset_fingerprint(data),
+        _computed(own or base),
     )  # fmt: skip
     return choice, [*_rows(name, problem, draw, own, base, protocol)]
 
@@ -147,10 +149,10 @@ class Runs(NamedTuple):
     label: str
     show: Callable[[str], None]
 
-    def first(self, draw: int) -> np.ndarray:
-        """float[P], the validation metric of the first points that are drawn; NaN of those that diverged."""
+    def first(self, draw: int) -> tuple[np.ndarray, np.ndarray]:
+        """float[P] twice, the metric of the first points on the validation and the test part; NaN where it diverged."""
         swept = self.swept("search-0", self._points(draw, 0, self._ranges()), [self.protocol.chosen_with])
-        return means(*self.last(swept, "validation"))
+        return means(*self.last(swept, "validation")), means(*self.last(swept, "test"))
 
     def _ranges(self) -> dict[str, Distribution]:
         return {RATE: log_uniform(*self.problem.rates), **self.entry.space}
@@ -220,7 +222,7 @@ class Runs(NamedTuple):
 def widened(ranges: Mapping[str, Distribution], best: Mapping[str, float], edge: float) -> dict[str, LogUniform]:
     """The logarithmic ranges within whose outer share the best value lies, each longer by half on that side.
 
-    Ranges that are not logarithmic end where the parameter does.
+    Others, of momentum and weights in a mean, stay: they reach nearly as far as the parameter does.
     """
     found = {}
     for name, of in ranges.items():
@@ -234,29 +236,21 @@ def widened(ranges: Mapping[str, Distribution], best: Mapping[str, float], edge:
     return found
 
 
-def costs(swept: Sweep) -> dict[str, np.ndarray]:
-    """float[seeds, E], what a run of one point has cost by each evaluation, by budget."""
-    history = swept.at(0)
-    gradients = np.cumsum(np.asarray(history["useful_steps"], float), axis=1)
-    at = np.concatenate([np.zeros_like(gradients[:, :1]), gradients], axis=1)[:, history.evaluated]
-    rounds = np.broadcast_to(np.asarray(history.evaluated, float), at.shape)
-    return {"rounds": rounds, "bytes": history.bytes, "gradients": at, "seconds": history.virtual_time}
-
-
 def _rows(name: str, problem: str, draw: int, own: Sweep | None, base: Sweep, protocol: Protocol) -> Iterator[Row]:
-    """A method is read at its last evaluation within a share of what FedAvg's whole run costs."""
-    metric, limits, spent = PROBLEMS[problem].metric, costs(base), costs(own or base)
-    history = (own or base).at(0)
+    """Every evaluation; where all points of a method diverged, FedAvg's without values."""
+    history, metric = (own or base).at(0), PROBLEMS[problem].metric
+    gradients = np.cumsum(np.asarray(history["useful_steps"], float), axis=1)
+    gradients = np.concatenate([np.zeros_like(gradients[:, :1]), gradients], axis=1)[:, history.evaluated]
     values = np.stack([history[f"test_{metric}"], history[f"test_clients_{metric}"]]).astype(float)
     lost = np.logical_or.accumulate(~np.isfinite(history["test_loss"]), axis=1) | (own is None)
-    values = np.where(lost, np.nan, values)
-    for (row, seed), budget, share in itertools.product(enumerate(protocol.seeds), BUDGETS, protocol.shares):
-        limit = share * limits[budget][row, -1] * _SLACK
-        at = int(np.flatnonzero(spent[budget][row] <= limit)[-1])
-        yield Row(
-            protocol.version, problem, name, draw, seed, budget, share, int(history.evaluated[at]),
-            *values[:, row, at].tolist(),
-        )  # fmt: skip
+    numbers = np.stack([history.bytes, gradients, history.virtual_time, *np.where(lost, np.nan, values)], axis=-1)
+    for (row, seed), (at, rounds) in itertools.product(enumerate(protocol.seeds), enumerate(history.evaluated)):
+        yield Row(protocol.version, problem, name, draw, seed, int(rounds), *numbers[row, at].tolist())
+
+
+def _computed(swept: Sweep) -> str:
+    found = swept.description["environment"]
+    return f"{found['device']}, jax {found['jax']}, fedjax_sim {found['fedjax_sim']}"
 
 
 def place_of(folder: Path, problem: str, method: str, draw: int) -> Path:
