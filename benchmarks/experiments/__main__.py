@@ -2,7 +2,8 @@
 
 The same as ``fedjax-sim reproduce``, after which tables, claims and figures (with 128 colours) go to
 ``benchmarks/experiments/results``; of an experiment that is complete at the paper's size, those of that. Raw results
-and finished runs stay in the folder given by ``--out``. The board and its two figures are made of all that is kept.
+and finished runs stay in the folder given by ``--out``. The board and its two figures are made of all that is kept;
+``--redraw`` makes them, and the heads and claims of tables.md, of the claims.json that are there.
 """
 
 from __future__ import annotations
@@ -34,13 +35,19 @@ def main() -> int:
     parser.add_argument("--size", choices=("cpu", "paper"), default="cpu", help="of what is run")
     parser.add_argument("--seeds", type=int, help="number of seeds (default: each experiment's own)")
     parser.add_argument("--only-keep", action="store_true", help="run nothing; keep what the folder has")
+    parser.add_argument("--redraw", action="store_true", help="run and keep nothing; what is kept is written anew")
     options = parser.parse_args()
     names = options.names or list(CATALOGUE)
-    if not options.only_keep:
+    if not (options.only_keep or options.redraw):
         use_cpu_devices()
         reproduce_all(names, size=options.size, seeds=options.seeds, out=options.out)
     out = Path(options.out)
-    missing = [name for name in names if not any(keep(out / size / name, RESULTS / name) for size in ("paper", "cpu"))]
+    missing = []
+    for name in names:
+        if options.redraw:
+            writing.redraw(RESULTS / name)
+        elif not any(keep(out / size / name, RESULTS / name) for size in ("paper", "cpu")):
+            missing.append(name)
     known = {name: writing.read(RESULTS / name) for name in CATALOGUE}
     kept = [overview.Line(name, report, "") for name, report in known.items() if report is not None]
     write_atomically(RESULTS / "board.md", overview.board(kept).encode())

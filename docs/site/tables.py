@@ -113,7 +113,7 @@ def _between(text: str, name: str, lines: list[str]) -> str:
 def reproductions(text: str) -> str:
     """The page of the papers with its verdicts and its board as the last results have them."""
     head = _text(BOARD).partition("\n## ")[0]
-    verdicts = [line for line in head.splitlines() if line.startswith("- **")]
+    verdicts = head.partition("\n| experiment")[0].splitlines()[2:]
     rows = [re.sub(r"^\| ((\w+)-\S+) \|", _linked, line) for line in head.splitlines() if line.startswith("|")]
     return _between(_between(text, "verdicts", verdicts), "board", rows)
 
@@ -127,12 +127,11 @@ def claims(text: str) -> str:
     for name in re.findall(r"<!-- (\w+-\w+) -->", text):
         report = writing.read(BOARD.parent / name)
         assert report is not None, f"no results of {name}"
-        few = f"{report.seeds} seed{'s' * (report.seeds != 1)}"
         all_numbers = f"[all numbers](../../benchmarks/experiments/results/{name}/tables.md)"
         lines = [
-            f"Size `{report.size}`, {few}; {all_numbers}.",
+            f"{writing.in_short(report)}; {all_numbers}.",
             "",
-            *writing.markdown(writing.claims_table(report.claims))[2:-1],
+            *writing.markdown(writing.claims_table(report))[2:-1],
         ]
         text = _between(text, name, lines)
     for name, title in re.findall(r"<!-- (\w+-\w+): (.+) -->", text):

@@ -55,7 +55,7 @@ class Claim(NamedTuple):
     held: bool | None  # whether it did; None where this size cannot tell
     numbers: Mapping[str, Any]  # what the answer rests on, plain JSON data
     note: str = ""  # why it cannot be told, or what else a reader should know
-    own: bool = False  # it is a check or a question of ours, which the paper does not claim; boards count these apart
+    own: bool = False  # it is a check or a question of ours, which the paper does not claim
     quote: str = ""  # the paper's own words, the few that say it
     place: str = ""  # where they stand: "Section 5.2", "Figure 3"
     central: bool = False  # one of those for which the paper is cited
@@ -63,6 +63,12 @@ class Claim(NamedTuple):
     why: Why = "unexplained"  # should it not hold, the likeliest reason, by what the experiment's page says of it
     seeds: int | None = None  # that it rests on; None for the experiment's, 0 where nothing is random
     scale: Scale | None = None  # None for the experiment's
+    identity: bool = False  # it follows from the definitions: only an error in the code could make it fail
+
+    @property
+    def counted(self) -> bool:
+        """Whether it is a claim of the paper that could fail; boards count others apart."""
+        return not (self.own or self.identity)
 
     @property
     def standing(self) -> str:

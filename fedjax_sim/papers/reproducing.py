@@ -37,8 +37,9 @@ def reproduce(
 
     Args:
       name: of the catalogue: ``"fednova-fig2"``.
-      size: ``"smoke"`` (seconds, to see that everything works), ``"cpu"`` (at most eight minutes on two cores; what is
-        smaller than the paper's setting is printed beside it) or ``"paper"`` (the paper's setting; most want a GPU).
+      size: ``"smoke"`` (seconds, to see that everything works), ``"cpu"`` (minutes to an hour and a half: the
+        catalogue's ``minutes``; what is smaller than the paper's setting is printed beside it) or ``"paper"`` (the
+        paper's setting; some want a GPU).
       seeds: their number; None for the experiment's own at this size.
       out: folder.
       fresh: forget finished runs first (they are told apart by settings, data and the package's version, not by its
@@ -148,15 +149,15 @@ def reproduce_all(
 
 
 def cost(names: Sequence[str], size: Size) -> str:
-    """What a call will take, before it starts: hours on two cores, as measured once; stored runs are not run again."""
+    """What a call will take, before it starts: hours as measured once; shared runs count once, stored runs too."""
     if size == "smoke":
         return f"{len(names)} experiments at size smoke: a few minutes"
     hours = {name: CATALOGUE[name].minutes / 60 if size == "cpu" else CATALOGUE[name].hours for name in names}
-    known = [value for value in hours.values() if value is not None]
+    known = {name: value for name, value in hours.items() if value is not None}
+    total = sum(value for name, value in known.items() if CATALOGUE[name].of not in known)
     of = "" if len(known) == len(names) else f" for {len(known)} of them"
-    said = (
-        f"{len(names)} experiments at size {size}: {sum(known):.1f} hours on two cores{of}, shared runs counted in each"
-    )
+    where = "on a core or two beside other work" if size == "cpu" else "on two cores"
+    said = f"{len(names)} experiments at size {size}: {total:.1f} hours {where}{of}, shared runs counted once"
     unknown = [name for name, value in hours.items() if value is None]
     return f"{said}; not measured, for most want a GPU: {', '.join(unknown)}" if unknown else said
 

@@ -20,6 +20,7 @@ from fedjax_sim.studies.sweeps.result import Sweep
 CLAIMS, RESULTS, TABLES = "claims.json", "results.json", "tables.md"
 _KINDS = ("png", "svg")
 _FORMAT = 2
+FULL = "all"  # the share of an experiment that is of the paper's size
 _LONGEST = 2000  # characters of an array in a description
 
 
@@ -47,8 +48,13 @@ class Report:
 
     def counts(self) -> tuple[int, int, int]:
         """How many claims of the paper held, did not hold, cannot be told."""
-        held = [claim.held for claim in self.claims if not claim.own]
+        held = [claim.held for claim in self.claims if claim.counted]
         return held.count(True), held.count(False), held.count(None)
+
+    @property
+    def scales(self) -> list[Scale]:
+        """What was run of the paper's size: of each claim, or of the experiment."""
+        return list(dict.fromkeys(claim.scale or self.scale for claim in self.claims)) or [self.scale]
 
 
 def write(folder: Path, report: Report, outcome: Outcome, recorded: Mapping[str, History | Sweep]) -> None:
@@ -61,7 +67,7 @@ def write(folder: Path, report: Report, outcome: Outcome, recorded: Mapping[str,
             save_figure(figure, folder / f"{name}.{kind}")
     raw = {"runs": {label: _record(run) for label, run in recorded.items()}, "numbers": outcome.numbers}
     write_atomically(folder / RESULTS, _json(raw))
-    write_atomically(folder / TABLES, _document(report, outcome.tables).encode())
+    write_atomically(folder / TABLES, _document(report, [*map(markdown, outcome.tables)]).encode())
     write_atomically(folder / CLAIMS, _json({"format": _FORMAT, **_fields(report)}, indent=1))
 
 
@@ -96,37 +102,74 @@ def _claim(content: Any) -> Claim:
 def claims_in_words(claims: Sequence[Claim]) -> list[str]:
     """A line for each claim: "held", "did NOT hold" or "not testable", and what it says."""
     words = {True: "held        ", False: "did NOT hold", None: "not testable"}
-    return [f"{words[claim.held]}  {claim.statement}{' (our own)' if claim.own else ''}" for claim in claims]
+    return [f"{words[claim.held]}  {claim.statement}{_apart(claim)}" for claim in claims]
 
 
-def _document(report: Report, tables: Sequence[Table]) -> str:
+def _apart(claim: Claim) -> str:
+    return " (our own)" if claim.own else " (an identity)" if claim.identity else ""
+
+
+def in_short(report: Report) -> str:
+    """Size, share of the paper's size and seeds: "Size `cpu` (examples 5 %, rounds 100 %), 5 seeds"."""
+    of = share(report.scales)
+    said = "" if report.size == "paper" else ", which is the paper's" if of == FULL else f" ({of})"
+    return f"Size `{report.size}`{said}, {report.seeds} seed{'s' * (report.seeds != 1)}"
+
+
+def share(scales: Sequence[Scale], *, short: bool = False) -> str:
+    """How much of the paper's size was run: "examples 20 %, rounds 100 %; the model"; ``short`` names no model."""
+    if all(scale == Scale() for scale in scales):
+        return FULL
+    parts = [f"{name} {_span([getattr(scale, name) for scale in scales])}" for name in ("examples", "rounds")]
+    models = [*dict.fromkeys(scale.model for scale in scales)]
+    if not any(models):
+        return ", ".join(parts)
+    if short:
+        return ", ".join([*parts, f"{'' if all(models) else 'partly '}a smaller model"])
+    return f"{', '.join(parts)}; {' or '.join(model or 'its model' for model in models)}"
+
+
+def _span(shares: Sequence[float]) -> str:
+    """The least and the largest, in per cent."""
+    ends = [f"{100 * end:.{0 if end >= 0.1 else 1}f}".removesuffix(".0") for end in (min(shares), max(shares))]
+    return f"{' to '.join(dict.fromkeys(ends))} %"
+
+
+def redraw(folder: Path) -> None:
+    """Writes ``tables.md`` anew, its head and claims from ``claims.json``, its tables as they are."""
+    report = read(folder)
+    assert report is not None, f"{folder} has no complete results"
+    parts = (folder / TABLES).read_text(encoding="utf-8").split("\n## ")[1:]
+    kept = [f"## {part}".rstrip().splitlines() for part in parts if not part.startswith(("Setting\n", "Claims\n"))]
+    kept = ["\n".join(line for line in part if not line.startswith("![")).rstrip().splitlines() for part in kept]
+    write_atomically(folder / TABLES, _document(report, [[*lines, ""] for lines in kept]).encode())
+
+
+def _document(report: Report, tables: Sequence[Sequence[str]]) -> str:
     """``tables.md``: where it comes from, settings, tables, claims."""
-    lines = [
-        f"# {report.name}: {report.title}", "",
-        f"{report.source}. Size `{report.size}`, {report.seeds} seed{'s' if report.seeds != 1 else ''}; "
-        f"{report.where}.", "",
-    ]  # fmt: skip
+    lines = [f"# {report.name}: {report.title}", "", f"{report.source}. {in_short(report)}; {report.where}.", ""]
     if report.data:
         lines += [f"Data: {'; '.join(report.data)}.", ""]
     lines += markdown(Table("Setting", ("", "paper", "here"), [tuple(setting) for setting in report.settings]))
     for table in tables:
-        lines += markdown(table)
+        lines += table
     if report.claims:
-        lines += markdown(claims_table(report.claims))
+        lines += markdown(claims_table(report))
     for figure in report.figures:
         lines += [f"![{figure}]({figure}.png)", ""]
     return "\n".join(lines)
 
 
-def claims_table(claims: Sequence[Claim]) -> Table:
+def claims_table(report: Report) -> Table:
     """Every claim with the paper's words and their place, what became of it, and the numbers behind the answer."""
     rows = []
-    for claim in claims:
+    for claim in report.claims:
         central = "**central** " * claim.central
         said = [f'*"{claim.quote}"*' if claim.quote else "", claim.place]
         source = f". {', '.join(filter(None, said))}" * any(said)
         ours = f" (ours: {claim.ours})" * bool(claim.ours)
-        notes = "".join(f" ({note})" for note in (claim.note, "our own" * claim.own) if note)
+        own = f"examples {_span([claim.scale.examples])}" if claim.scale and len(report.scales) > 1 else ""
+        notes = "".join(f" ({note})" for note in (claim.note, own) if note) + _apart(claim)
         answer = claim.standing if claim.held is not False else f"**did not hold**: {claim.why}"
         numbers = "; ".join(f"{name} {_of_json(plain(value))}" for name, value in claim.numbers.items())
         rows.append((f"{central}{claim.statement}{source}{ours}{notes}", answer, numbers))

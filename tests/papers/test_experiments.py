@@ -238,6 +238,9 @@ class TestReproduce:
             "| it rises | **did not hold**: unexplained |", "![figure9](figure9.png)", "Note.",
         ):  # fmt: skip
             assert line in text
+        assert "Figure 9. Size `cpu` (examples 50 %, rounds 20 %; a parabola), 2 seeds; fedjax_sim" in text
+        writing.redraw(folder)
+        assert (folder / "tables.md").read_text() == text, "its parts are the same"
         assert "  clients  3; the paper: 30" in said
         assert "  did NOT hold  it rises" in said
 
@@ -257,8 +260,8 @@ class TestReproduce:
         assert "good: complete already" not in run()
         assert any("Traceback" in line for line in said)
         board = (tmp_path / "smoke" / "board.md").read_text()
-        assert "| good | smoke | 1 | 1 | 1 | 1 of 1 | 1 |" in board
-        assert "| bad | error: RuntimeError: it broke | | | | | | |" in board
+        assert "| good | smoke | examples 50 %, rounds 20 %; a parabola | 1 | 1 | 1 | 1 of 1 | 1 |" in board
+        assert "| bad | error: RuntimeError: it broke | | | | | | | |" in board
         assert "- did NOT hold  it rises" in board
         assert "good: complete already" in run()
         assert "good: complete already" not in run(seeds=2)
@@ -288,7 +291,7 @@ class TestReproduce:
         assert cli.main(["reproduce", "good", *out]) == 0
         assert cli.main(["reproduce", "--all", *out]) == 1
         printed = capsys.readouterr()
-        assert "| **all** | | 1 | 1 | 1 | 1 of 1 | |" in printed.out
+        assert "| **all** | | | 1 | 1 | 1 | 1 of 1 | |" in printed.out
         assert "ended with an error: bad" in printed.err
         assert cli.main(["reproduce", "good", "gold", *out]) == 2
         assert "did you mean 'good'" in capsys.readouterr().err
@@ -302,11 +305,13 @@ class TestReproduce:
 def test_the_hours_are_said_before_a_run() -> None:
     said = reproducing.cost(["liconv-fig3", "fednova-fig2"], "cpu")
     minutes = catalogue.CATALOGUE["liconv-fig3"].minutes + catalogue.CATALOGUE["fednova-fig2"].minutes
-    assert said == f"2 experiments at size cpu: {minutes / 60:.1f} hours on two cores, shared runs counted in each"
+    where = "on a core or two beside other work, shared runs counted once"
+    assert said == f"2 experiments at size cpu: {minutes / 60:.1f} hours {where}"
+    alone, both = (reproducing.cost(names, "cpu") for names in (["fedprox-fig2"], ["fedprox-fig2", "fedprox-fig6"]))
+    assert alone.split()[5] == both.split()[5], "they are drawn from the same runs"
+    assert {entry.of for entry in catalogue.CATALOGUE.values()} - {""} < catalogue.CATALOGUE.keys()
     said = reproducing.cost(["liconv-fig3", "fedaware-table2"], "paper")
-    assert said.endswith(
-        "for 1 of them, shared runs counted in each; not measured, for most want a GPU: fedaware-table2"
-    )
+    assert said.endswith("for 1 of them, shared runs counted once; not measured, for most want a GPU: fedaware-table2")
 
 
 class TestCatalogue:

@@ -173,6 +173,17 @@ def test_claims_of_the_table_hold_on_the_paper_s_gaps_and_not_on_others(lost, re
     assert [place for place, held in enumerate(answers(runs)) if not held] == list(lost)
 
 
+def test_reasons_of_the_table_s_claims():
+    """Seeds that do not tell an order are too few; a number that is far off has another reason."""
+    runs = as_in_the_paper()
+    for of in runs.values():
+        of[cifar.SGD][cifar.FEDNOVA] = ended(*(60 + np.array([-3, 0, 3, 4])))  # FedAvg ends at 60 or so
+    claims = cifar.claims(runs, "too small")
+    assert [claim.own for claim in claims] == [True, False, True, False, False, True, False, False, False, False]
+    assert [claim.standing for claim in claims[:2]] == ["few seeds", "too small"]
+    assert not claims[0].quote
+
+
 def test_momentum_helps_in_general_with_three_of_four():
     runs = as_in_the_paper()
     cell = runs[cifar.REGIMES[0].name][cifar.HEAVY]

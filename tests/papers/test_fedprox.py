@@ -135,6 +135,18 @@ def test_claims_rest_on_intervals_over_seeds(pairs, most, held, standing):
     assert (claim.held, claim.standing) == (held, standing)
 
 
+def test_what_can_happen_holds_if_an_interval_says_so_of_one_case():
+    made = {
+        "a": (about(1.0)[0], np.full(3, 1.1)),
+        "b": (about(2.0)[0], np.full(3, 1.9)),
+        "c": (about(2.0)[0], np.full(3, 1.9)),
+    }
+    claim = measures.lower("said", made, "", can=True)
+    assert claim.held
+    assert list(claim.numbers.values())[:3] == ["1 of 3", 1, 2]
+    assert not measures.lower("said", {"a": (about(1.0)[0], np.full(3, 1.01))}, "", can=True).held
+
+
 def test_a_mean_of_one_seed_is_told_by_its_sign():
     for high, held in ((1.1, True), (0.9, False)):
         assert measures.lower("", {"a": (np.ones(1), np.full(1, high))}, "").held is held

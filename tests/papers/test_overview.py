@@ -2,6 +2,7 @@
 
 import io
 import math
+import pathlib
 
 import numpy as np
 import pytest
@@ -9,8 +10,8 @@ import pytest
 pytest.importorskip("matplotlib")
 
 from benchmarks.experiments import __main__ as experiments
-from fedjax_sim.papers import overview
-from fedjax_sim.papers.bench import Claim, Effect
+from fedjax_sim.papers import overview, writing
+from fedjax_sim.papers.bench import Claim, Effect, Scale
 from fedjax_sim.papers.overview import Line
 from fedjax_sim.papers.writing import Report
 from fedjax_sim.reporting import Panel, panels
@@ -38,29 +39,73 @@ def test_what_becomes_of_a_claim():
 
 def test_verdicts():
     lines = [
-        line("fednova-fig2", claim(True, central=True), claim(False, why="too small"), claim(False, own=True)),
+        line(
+            "fednova-fig2",
+            claim(True, central=True),
+            claim(False, why="too small"),
+            claim(False, own=True),
+            claim(True, identity=True),
+        ),
         line("fednova-fig4", see="fednova-fig2"),
         line("liconv-fig1", claim(True, central=True), claim(False, central=True)),
         line("liconv-fig3", claim(True, quote="")),
-        line("scaffold-fig3", claim(False, central=True), claim(None)),
+        line("scaffold-fig3", claim(False, central=True, scale=Scale(0.05), seeds=0), claim(None)),
         line("fedaware-fig1", claim(None, central=True)),
         line("fedprox-fig1", claim(True, quote="", seeds=2)),
         Line("fedprox-fig2", None, "RuntimeError: it broke"),
     ]
     found = overview.verdicts(lines)
     assert found[0] == (
-        "- **Wang et al. 2020 (FedNova): holds.** 1 of 1 central claims held; all 2: 1 held, 1 did not hold: too small."
+        "- **Wang et al. 2020 (FedNova): holds.** 1 central claim, at the paper's size: 1 held; "
+        "all 2: 1 held, 1 did not hold: too small."
     )
-    assert ": holds in part so far: 1 of 2 experiments were judged.** 1 of 2 central claims held; all 3:" in found[1]
+    assert ": holds in part so far: 1 of 2 experiments were judged.** 2 central claims" in found[1]
     assert (
-        ": does not hold.** 0 of 1 central claims held; all 2: 1 did not hold: unexplained, 1 not testable." in found[2]
+        ": does not hold.** 1 central claim, at examples 5 %, rounds 100 %: 1 did not hold: unexplained; "
+        "all 2: 1 did not hold: unexplained, 1 not testable." in found[2]
     )
-    assert ": not testable here.** 0 of 1" in found[3]
-    assert ": not judged yet.** 0 of 0 central claims held; all 1: 1 held on few seeds." in found[4]
+    assert ": not told: not testable at this size.** 1 central" in found[3]
+    assert ": not judged yet.** 0 central claims; all 1: 1 held on few seeds." in found[4]
+    assert found[5:] == ["", "Of the 5 central claims 4 rest on 5 seeds, in 1 nothing is random."]
     board = overview.board(lines)
-    assert "| fednova-fig2 | cpu | 1 | 1 | 0 | 0 of 1 | 5 | 1 |" in board
-    assert "| fednova-fig4 | cpu | see fednova-fig2 | |  |  | 5 | 1 |" in board
-    assert "| fedprox-fig2 | error: RuntimeError: it broke | | | | | | |" in board
+    assert "| fednova-fig2 | cpu | all | 1 | 1 | 0 | 1 of 2 | 5 | 1 |" in board
+    assert "| scaffold-fig3 | cpu | examples 5 to 100 %, rounds 100 % | 0 | 1 | 1 |" in board
+    assert "| fednova-fig4 | cpu | all | see fednova-fig2 | |  |  | 5 | 1 |" in board
+    assert "| fedprox-fig2 | error: RuntimeError: it broke | | | | | | | |" in board
+
+
+@pytest.mark.parametrize(
+    ("reasons", "word"),
+    [
+        (["few seeds", "few seeds", "too small"], "not told: few seeds"),
+        (["few seeds", "too small", "other data"], "does not hold"),
+        (["few seeds", "too small"], "does not hold"),
+        ([None, None, "few seeds", "fragile"], "not told: not testable at this size"),
+        (["few seeds", "held"], "holds in part"),
+        ([None, "held"], "holds in part"),
+        (["held", "held"], "holds"),
+    ],
+)
+def test_the_word_of_a_verdict(reasons, word):
+    held = {None: None, "held": True}
+    claims = [claim(held.get(why, False), central=True, why=why) for why in reasons]
+    [verdict, *_] = overview.verdicts([line("fednova-fig2", *claims)])
+    assert f": {word}.**" in verdict
+    assert word.partition(":")[0] in overview.VERDICTS
+
+
+def test_the_words_of_verdicts_are_those_of_the_page():
+    page = (pathlib.Path(__file__).parents[2] / "docs" / "reproductions.md").read_text(encoding="utf-8")
+    for word, meaning in overview.VERDICTS.items():
+        assert f"| {word} | {meaning} |" in page
+
+
+def test_shares_of_the_paper_s_size():
+    assert writing.share([Scale(), Scale()]) == "all"
+    assert writing.share([Scale(0.048077), Scale(0.008597)]) == "examples 0.9 to 4.8 %, rounds 100 %"
+    some = [Scale(0.2, 0.004, "an MLP"), Scale()]
+    assert writing.share(some) == "examples 20 to 100 %, rounds 0.4 to 100 %; an MLP or its model"
+    assert writing.share(some, short=True) == "examples 20 to 100 %, rounds 0.4 to 100 %, partly a smaller model"
 
 
 def test_intervals_of_effects():

@@ -296,7 +296,7 @@ def test_claims_of_a_split_say_so(bench):
     claims = [Claim("a", False, {}), Claim("b", False, {}, why="fragile")]
     of = images.of_split(bench, letters, data, claims)
     assert [claim.statement for claim in of] == ["letters: a", "letters: b"]
-    assert [claim.standing for claim in of] == ["other data", "fragile"]
+    assert [claim.standing for claim in of] == ["unexplained", "fragile"]
     assert of[0].scale.examples == round(data.num_examples / 124_800, 6)
     assert images.of_split(bench, by_class, data, claims)[0].scale.examples == round(data.num_examples / 697_932, 6)
 

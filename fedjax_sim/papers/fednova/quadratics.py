@@ -249,7 +249,7 @@ def _claims_with_equal_steps(runs: Runs) -> list[Claim]:
     return [
         Claim("(a) with equal tau FedNova is FedAvg", gap < 1e-12, {"largest difference": gap},
               quote="FEDNOVA is equivalent to FEDAVG in this case", place="Figure 2 (a)",
-              ours="within 1e-12", seeds=0),
+              ours="within 1e-12", seeds=0, identity=True),
         Claim("(a) FedProx converges more slowly than FedAvg", rounds[FEDPROX] > rounds[FEDAVG],
               {f"rounds to a distance of {near:g}": rounds}, quote="but it converges slower",
               place="Section III, Figure 2", ours="rounds to a distance of 0.001 with equal tau", seeds=0),

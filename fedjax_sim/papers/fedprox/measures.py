@@ -46,31 +46,40 @@ def means(values: Mapping[K, Mapping[L, np.ndarray]]) -> dict[K, dict[L, float]]
 
 
 def lower(
-    statement: str, pairs: Pairs, order: str, *, most: bool = False, why: Why = "unexplained", **about: Any
+    statement: str,
+    pairs: Pairs,
+    order: str,
+    *,
+    most: bool = False,
+    can: bool = False,
+    why: Why = "unexplained",
+    **about: Any,
 ) -> Claim:
     """A claim that in each pair the first is below the second, in the mean of the seeds.
 
     It holds if that is so in every case, and in more than half of them by a difference whose 95 % interval leaves out
-    0. With ``most``, for what the paper says of most cases or as what can happen, if it is so in more than half. Where
-    there is no pair it cannot be told.
+    0. With ``most``, for what the paper says of most cases, if it is so in more than half; with ``can``, for what it
+    says that can happen, if a 95 % interval says so of one. Where there is no pair it cannot be told.
 
     Args:
       statement: the claim's.
       pairs: what it is about.
       order: the first and the second in words, for the numbers.
       most: see above.
+      can: likewise.
       why: the reason if seeds tell in some case that it is the other way round; else seeds are too few.
       **about: further fields of the claim.
     """
     found = {case: below(first, second, "fragile") for case, (first, second) in pairs.items()}
     right = [bool(first.mean() < second.mean()) for first, second in pairs.values()]
     told = [of.held for of in found.values()]
-    against = any(not held and of.why == "fragile" for held, of in zip(right, found.values(), strict=True))
+    against = sum(not held and of.why == "fragile" for held, of in zip(right, found.values(), strict=True))
     half = len(right) / 2
-    held = sum(right) > half if most else all(right) and sum(told) > half
+    held = any(told) if can else sum(right) > half if most else all(right) and sum(told) > half
     numbers = {
         "cases": f"{sum(right)} of {len(right)}",
         "told by a 95 % interval": sum(told),
+        **({"the other way by one": against} if can else {}),
         f"{order}; difference, half of its 95 % interval": {
             case: [float(first.mean()), float(second.mean()), *np.atleast_1d(*found[case].numbers.values()).tolist()]
             for case, (first, second) in pairs.items()

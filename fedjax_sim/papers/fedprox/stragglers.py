@@ -32,6 +32,7 @@ FRACTIONS = (0.0, 0.5, 0.9)  # of the cohort that straggles
 FEDAVG, PLAIN, PROX = METHODS = ("FedAvg", "FedProx, μ = 0", "FedProx, μ > 0")
 PAPERS_POINTS = 22.0  # test accuracy at 90 % stragglers, FedProx over FedAvg, on average
 LEAST_POINTS = 21.5  # which is 22 when rounded
+CAN = "can: by a 95 % interval"
 CHUNK = 10  # runs after which a sweep is stored
 
 Case = Any  # a data set, or a data set and a share of stragglers
@@ -109,9 +110,10 @@ def claims_of_fig1(
         _less("the gain of keeping partial work grows from 50 to 90 % stragglers",
               {name: (gain[name, half], gain[name, most]) for name in names},
               "FedAvg's loss less FedProx's, 50 and 90 %", note=note, own=True),
-        _less("μ > 0 can further improve on μ = 0, with and without stragglers: it ends at a lower loss in most cases",
-              _pairs(loss, loss, PROX, PLAIN), "μ > 0, and μ = 0", most=True, quote="can further improve convergence",
-              place=place, note=note, ours=f"most cases; {LAST}"),
+        _less("μ > 0 can further improve on μ = 0, with and without stragglers: it ends at a lower loss in "
+              "at least one case",
+              _pairs(loss, loss, PROX, PLAIN), "μ > 0, and μ = 0", can=True, quote="can further improve convergence",
+              place=place, note=note, ours=f"{CAN}; {LAST}"),
         _less("μ > 0 is steadier than μ = 0, with and without stragglers", _pairs(rises, rises, PROX, PLAIN),
               "μ > 0, and μ = 0", quote="leads to more stable convergence", place="Figure 1", note=note, central=True,
               ours=STEADY),
@@ -218,10 +220,10 @@ def perform_fig9(bench: Bench) -> Outcome:
     number = [measures.diverged(history) for of in runs.values() for history in of.values()]
     claims = [
         _less("with E = 1 keeping partial work (FedProx, μ = 0) can still improve convergence: it ends at a lower loss "
-              "than dropping it in most cases", _pairs(loss, [case for case in runs if case[1] > 0], PLAIN, FEDAVG),
-              f"{PLAIN}, and FedAvg", most=True, place="Section 5.2, Figure 9", note=_note(list(found)),
-              quote="allowing for partial work can improve convergence compared with FedAvg",
-              ours=f"most cases; {LAST}"),
+              "than dropping it in at least one case",
+              _pairs(loss, [case for case in runs if case[1] > 0], PLAIN, FEDAVG),
+              f"{PLAIN}, and FedAvg", can=True, place="Section 5.2, Figure 9", note=_note(list(found)),
+              quote="allowing for partial work can improve convergence compared with FedAvg", ours=f"{CAN}; {LAST}"),
         Claim("with E = 1 local models do not go far from the global one: no run diverges", not any(number),
               {"seeds that diverge": sum(number), "runs": len(number) * len(bench.seeds)},
               quote="local updates will not deviate too much from the global model", place="Figure 9",
@@ -236,10 +238,11 @@ def perform_fig10(bench: Bench) -> Outcome:
     runs = _all_runs(bench, found, 1)
     accuracy = measures.by_seed(runs, "test_accuracy")
     claims = [
-        _less("with E = 1 keeping partial work can still improve the test accuracy over dropping it: it does in most "
-              "cases", _pairs(accuracy, [case for case in runs if case[1] > 0], FEDAVG, PLAIN), f"FedAvg, and {PLAIN}",
-              most=True, quote="allowing for partial work can improve convergence compared with FedAvg",
-              place="Section 5.2, Figure 10", note=_note(list(found)), ours=f"most cases; {LAST}"),
+        _less("with E = 1 keeping partial work can still improve the test accuracy over dropping it: it does in "
+              "at least one case", _pairs(accuracy, [case for case in runs if case[1] > 0], FEDAVG, PLAIN),
+              f"FedAvg, and {PLAIN}", can=True,
+              quote="allowing for partial work can improve convergence compared with FedAvg",
+              place="Section 5.2, Figure 10", note=_note(list(found)), ours=f"{CAN}; {LAST}"),
     ]  # fmt: skip
     return _of_one_epoch(bench, found, runs, claims, "test_accuracy", accuracy, "figure10")
 

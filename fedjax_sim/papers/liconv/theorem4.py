@@ -134,7 +134,7 @@ def perform(bench: Bench) -> Outcome:
               largest(ratios[eta][0] for eta in RATES) < 1e-5 if told else None,
               {"distance / eta": {str(eta): ratios[eta][0] for eta in RATES}},
               quote="FedAvg with E = 1 (i.e., gradient descent) converges to the optimum", place="Appendix C.1",
-              seeds=0),
+              seeds=0, identity=True),
         Claim("E > 1 and a constant step stop at a distance of at least the printed bound",
               all(ratio > bound for of in ratios.values() for ratio in of[1:]) if told else None,
               {"distance / ((E - 1) eta)": {str(eta): ratios[eta][1:] for eta in RATES}, "printed bound": bound},

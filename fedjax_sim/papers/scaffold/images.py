@@ -22,7 +22,7 @@ import numpy as np
 import fedjax_sim as fjs
 from fedjax_sim.algorithms.contract import Method
 from fedjax_sim.datasets import partition
-from fedjax_sim.papers.bench import Bench, Claim, Scale, Setting, Why, mapped
+from fedjax_sim.papers.bench import Bench, Claim, Scale, Setting, mapped
 
 CLIENTS, SAMPLED = 100, 20
 BATCH, STEPS = 0.2, 5  # of a client's images, and so steps an epoch
@@ -41,7 +41,6 @@ class Split(NamedTuple):
     read: Callable[[float], fjs.FederatedDataset]  # of a similarity in per cent: bytes
     published: int  # training images of the split as it is published
     rates: tuple[float, ...]  # step sizes of Tables 3 and 4
-    why: Why  # the likeliest reason for a claim that does not hold
 
 
 def _letters(percent: float) -> fjs.FederatedDataset:
@@ -56,8 +55,8 @@ def _by_class(percent: float) -> fjs.FederatedDataset:
 
 
 SPLITS = (
-    Split("letters", "", _letters, 124_800, (1.0, 0.3, 0.1), "other data"),
-    Split("by class", "-by-class", _by_class, 697_932, (3.0, 1.0, 0.3), "too small"),
+    Split("letters", "", _letters, 124_800, (1.0, 0.3, 0.1)),
+    Split("by class", "-by-class", _by_class, 697_932, (3.0, 1.0, 0.3)),
 )
 
 
@@ -76,14 +75,7 @@ def of_split(bench: Bench, split: Split, data: fjs.FederatedDataset, claims: Ite
     """Claims as those of a split: each says so, and which share of the published images was used."""
     pixels = bench.choose("8 x 8", "14 x 14", "")
     scale = Scale(round(data.num_examples / split.published, 6), model=f"inputs of {pixels} pixels" if pixels else "")
-    return [
-        claim._replace(
-            statement=f"{split.name}: {claim.statement}",
-            scale=scale,
-            why=split.why if claim.why == "unexplained" else claim.why,
-        )
-        for claim in claims
-    ]
+    return [claim._replace(statement=f"{split.name}: {claim.statement}", scale=scale) for claim in claims]
 
 
 def _digits(bench: Bench, percent: float) -> fjs.FederatedDataset:

@@ -249,7 +249,7 @@ def _scaffold_claims(
               {f"the same to {TUNED_TARGET:g} f(x_0) at eta_l = {SMALL_RATE:g}": {f"K = {k}": slow[k] for k in STEPS}},
               "from theory, not from the paper's figure", own=True, seeds=0),
         Claim("SCAFFOLD is not affected by G: started from c_i = f_i'(x_0) all its iterates are the same",
-              apart <= EXACT, {"largest difference to G = 1": apart}, seeds=0, central=True,
+              apart <= EXACT, {"largest difference to G = 1": apart}, seeds=0, identity=True,
               quote="its convergence is completely unaffected by G", place="Section 7.2, Figure 3"),
         Claim("SCAFFOLD is not affected by G: started from c_i = 0 it contracts at the same rate",
               all(abs(value - row[0]) <= 1e-6 for row in rates.values() for value in row) if known else None,
