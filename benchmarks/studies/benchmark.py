@@ -1,9 +1,10 @@
 """The fair comparison, ``fjs.benchmark``: its methods on its problems, in pieces; the figures and tables of its page.
 
-    python -m benchmarks.studies.benchmark [--problem NAME ...] [--method NAME ...] [--runs DIR] [--size cpu]
+    python -m benchmarks.studies.benchmark [--problem NAME ...] [--method NAME ...] [--personal] [--runs DIR]
 
 What is asked for is run, draw by draw, unless it is in the folder of runs already; a stopped one goes on where it was.
 Of the size cpu the results join those that are committed, problem by problem, and figures and tables are made of all.
+``--personal`` is the part of methods with personal models, which has a figure and tables of its own.
 ``--draw`` makes these alone. ``--tuning`` says instead, of runs that are there, what tuning is worth: the validation
 metric of the best and of the median of the first points, mean over the draws, and how many points diverged.
 """
@@ -30,9 +31,10 @@ from fedjax_sim.core.tabular import table
 from fedjax_sim.reporting.figures import new_figure
 from fedjax_sim.reporting.plots import COLOURS, LEGEND, plain, save_figure
 from fedjax_sim.reporting.recorded import less_is_better
-from fedjax_sim.studies.benchmark import DEEP, METHODS, PROBLEMS, Difference, Result
+from fedjax_sim.studies.benchmark import DEEP, METHODS, PERSONAL, PROBLEMS, Difference, Result
 from fedjax_sim.studies.benchmark.methods import BASE
-from fedjax_sim.studies.benchmark.result import performed, protocol_of
+from fedjax_sim.studies.benchmark.personal import TUNED, unfit
+from fedjax_sim.studies.benchmark.result import KNOWN, performed, protocol_of
 from fedjax_sim.studies.benchmark.running import BUDGETS, Runs, data_of, place_of
 
 FOLDER = RESULTS / "benchmark"
@@ -43,7 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Runs what is asked for, and writes what there is."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--problem", nargs="*", choices=list(PROBLEMS), help="default: all")
-    parser.add_argument("--method", nargs="*", choices=list(METHODS), help="default: all, eight on deep problems")
+    parser.add_argument("--method", nargs="*", choices=list(KNOWN), help="default: all, eight on deep problems")
+    parser.add_argument("--personal", action="store_true", help="by default the methods with personal models")
     parser.add_argument("--size", choices=["smoke", "cpu"], default="cpu")
     parser.add_argument("--runs", type=pathlib.Path, default=pathlib.Path("benchmark-runs"), help="finished runs")
     parser.add_argument("--out", type=pathlib.Path, help="of results (default: the committed ones; of smoke none)")
@@ -58,7 +61,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not options.draw:
         fjs.use_cpu_devices(options.devices)
         for name in options.problem or PROBLEMS:
-            methods = options.method or (DEEP if PROBLEMS[name].deep else tuple(METHODS))
+            methods = options.method or _methods(name, options.personal)
+            if options.problem is None or options.method is None:  # what was asked for by name is refused instead
+                methods = [method for method in methods if not unfit(KNOWN[method], name)]
+            if not methods:
+                continue
             found = _run(name, methods, options.size, options.runs)
             if out is not None:
                 there = Result.load(out) if (out / "rows.csv.gz").exists() else Result([], [])
@@ -75,7 +82,7 @@ def tuning(problems: Iterable[str], methods: Iterable[str], runs: pathlib.Path, 
         of, values = PROBLEMS[problem], []
         for draw in range(protocol.of(of)[1]):
             place = place_of(runs, problem, method, draw)
-            values.append(Runs(of, data_of(problem, draw), METHODS[method], place, protocol, "", print).first(draw))
+            values.append(Runs(of, data_of(problem, draw), KNOWN[method], place, protocol, "", print).first(draw))
         found = np.array(values)
         best = np.nanmin if less_is_better(of.metric) else np.nanmax
         lost = np.isnan(found).sum(axis=1).mean()
@@ -84,16 +91,40 @@ def tuning(problems: Iterable[str], methods: Iterable[str], runs: pathlib.Path, 
     return table([(name, list(column)) for name, column in zip(columns, zip(*rows, strict=True), strict=True)])
 
 
+def _methods(problem: str, personal: bool) -> Sequence[str]:
+    """Those that are run on a problem; on deep ones some, and none with personal models."""
+    deep = PROBLEMS[problem].deep
+    if personal:
+        return () if deep else tuple(PERSONAL)
+    return DEEP if deep else tuple(METHODS)
+
+
 def _run(problem: str, methods: Sequence[str], size: str, runs: pathlib.Path) -> Result:
-    entries = {name: METHODS[name] for name in (BASE, *methods)}
+    entries = {name: KNOWN[name] for name in (BASE, *methods)}
     return performed(problem, entries, protocol_of(size), runs)
 
 
 def draw(result: Result, out: pathlib.Path) -> None:
-    """``differences.png``, ``budgets.png`` and ``tables.md``."""
-    save_figure(forest(result), out / "differences.png")
-    save_figure(by_budget(result), out / "budgets.png")
-    write_atomically(out / "tables.md", tables(result).encode())
+    """``differences.png``, ``budgets.png`` and ``tables.md``; of methods with personal models ``personal.png``."""
+    shared, own = (part(result, personal) for personal in (False, True))
+    if shared.rows:
+        save_figure(forest(shared), out / "differences.png")
+        save_figure(by_budget(shared), out / "budgets.png")
+    if own.rows:
+        save_figure(forest(own), out / "personal.png")
+    said = [of(found) for of, found in ((tables, shared), (personal_tables, own)) if found.rows]
+    write_atomically(out / "tables.md", "\n".join(said).encode())
+
+
+def part(result: Result, personal: bool) -> Result:
+    """The methods with personal models, or the others, and FedAvg on the problems where there are any."""
+    methods = PERSONAL if personal else {row.method for row in result.rows} - PERSONAL.keys() - {BASE}
+    problems = {row.problem for row in result.rows if row.method in methods}
+    methods = {BASE, *methods}
+    return Result(
+        [of for of in result.choices if of.problem in problems and of.method in methods],
+        [of for of in result.rows if of.problem in problems and of.method in methods],
+    )
 
 
 def _by_problem(found: Sequence[Difference]) -> dict[str, dict[str, Difference]]:
@@ -108,7 +139,7 @@ def forest(result: Result) -> Any:
     """Is a method better than tuned FedAvg after as many rounds? Its differences with intervals, by both means."""
     by = {of: _by_problem(result.differences(by=of)) for of in ("examples", "clients")}
     problems = list(by["examples"])
-    methods = [name for name in METHODS if any(name in of for of in by["examples"].values())]
+    methods = [name for name in KNOWN if any(name in of for of in by["examples"].values())]
     columns = min(COLUMNS, len(problems))
     rows = -(-len(problems) // columns)
     figure = new_figure(2.9 * columns + 0.9, (0.27 * len(methods) + 1.0) * rows + 0.5)
@@ -214,6 +245,22 @@ def tables(result: Result) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def personal_tables(result: Result) -> str:
+    """Clients' own models beside tuned FedAvg's, shared and fine-tuned, and how points were chosen."""
+    parts = []
+    tuned = Result([], [row._replace(method=BASE) for row in result.rows if row.method == TUNED]
+                   + [row for row in result.rows if row.method not in (BASE, TUNED)])  # fmt: skip
+    fit = {row.problem for row in tuned.rows if row.method == BASE}
+    tuned = tuned._replace(rows=[row for row in tuned.rows if row.problem in fit])
+    for beside, of in ((f"tuned {BASE}'s shared model", result), (TUNED, tuned)):
+        for by in ("clients", "examples"):
+            if of.rows:
+                said = of.table("markdown", by=by).replace(f"better than {BASE} by", f"better than {beside} by")
+                parts += [f"## Personal models minus {beside}, equal rounds, mean over {by}", said]
+    parts += ["## Wider ranges of methods with personal models", _wider(result)]
+    return "\n\n".join(parts) + "\n"
+
+
 def _seeds(result: Result) -> str:
     """How much seeds of one draw differ, how much draws do, and how often one pair of runs has the other sign."""
     lines = ["| problem | method | std over seeds of a draw | over draws | single pairs against the sign of the mean |",
@@ -236,7 +283,7 @@ def _seeds(result: Result) -> str:
 
 def _wider(result: Result) -> str:
     lines = ["| method | points tried for a draw, on average | draws with a wider range |", "| --- | ---: | ---: |"]
-    for name in METHODS:
+    for name in KNOWN:
         of = [choice for choice in result.choices if choice.method == name]
         if of:
             wide = sum(bool(choice.wider) and choice.point != "{}" for choice in of)  # not where all diverged
