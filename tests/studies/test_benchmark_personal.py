@@ -81,16 +81,17 @@ def test_ones_own_is_judged_by_its_personal_models() -> None:
 def test_problems_without_held_out_examples_of_the_clients_own_are_refused() -> None:
     for name, problem in benchmark.PROBLEMS.items():
         assert problem.people == ("by_people" in problem.data.__code__.co_names), name
+    ditto = benchmark.PERSONAL["Ditto"]
+    with pytest.raises(ValueError, match="whole people"):  # first where nothing would be run
+        fitting("Ditto", ditto, ("phones by person",))
     with pytest.raises(ValueError, match=r"'Ditto', problems=\['phones by person'\].*whole people.*give some of synth"):
         benchmark.run("Ditto", problems=["synthetic(1, 1)", "phones by person"])
     with pytest.raises(ValueError, match="keeps a layer"):
         benchmark.run("FedPer", problems=["MNIST, two digits"])
     with pytest.raises(ValueError, match="whole people"):
-        result.performed(
-            "phones by person", {"Ditto": benchmark.PERSONAL["Ditto"]}, benchmark.SMOKE, pathlib.Path("none")
-        )
+        result.performed("phones by person", {"Ditto": ditto}, benchmark.SMOKE, pathlib.Path("none"))
     assert fitting("FedPer", benchmark.PERSONAL["FedPer"]) == ["MNIST, Dir(0.1)"]
-    assert len(fitting("Ditto", benchmark.PERSONAL["Ditto"])) == 8
+    assert len(fitting("Ditto", ditto)) == 8
     assert len(fitting(BASE, benchmark.METHODS[BASE])) == 12
     assert main(["benchmark", "Ditto", "--problems", "phones by person", "--dry-run"]) == 2
 
