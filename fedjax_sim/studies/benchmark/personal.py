@@ -131,5 +131,5 @@ def fitting(name: str, entry: Entry, given: tuple[str, ...] | None = None) -> li
     for problem in given or ():
         why = unfit(entry, problem)
         if why:
-            raise ValueError(f"benchmark({name!r}, problems=[{problem!r}]): {why}; give some of {', '.join(fit)}")
+            raise ValueError(f"benchmark({name!r}, problems=[{problem!r}]): {why}; give some of {'; '.join(fit)}")
     return list(given or fit)
