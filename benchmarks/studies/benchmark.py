@@ -1,9 +1,10 @@
 """The fair comparison, ``fjs.benchmark``: its methods on its problems, in pieces; the figures and tables of its page.
 
-    python -m benchmarks.studies.benchmark [--problem NAME ...] [--method NAME ...] [--runs DIR] [--size cpu]
+    python -m benchmarks.studies.benchmark [--problem NAME ...] [--method NAME ...] [--personal] [--runs DIR]
 
 What is asked for is run, draw by draw, unless it is in the folder of runs already; a stopped one goes on where it was.
 Of the size cpu the results join those that are committed, problem by problem, and figures and tables are made of all.
+``--personal`` is the part of methods with personal models, which has a figure and tables of its own.
 ``--draw`` makes these alone. ``--tuning`` says instead, of runs that are there, what tuning is worth: the validation
 metric of the best and of the median of the first points that did not diverge, mean over the draws, how many did, and
 the chosen point's gain over that median on the test part, which chose nothing, with its interval over draws.
@@ -33,10 +34,11 @@ from fedjax_sim.reporting.figures import new_figure
 from fedjax_sim.reporting.paired import tested
 from fedjax_sim.reporting.plots import COLOURS, LEGEND, plain, save_figure
 from fedjax_sim.reporting.recorded import less_is_better
-from fedjax_sim.studies.benchmark import DEEP, METHODS, PROBLEMS, Choice, Difference, Result, Row
+from fedjax_sim.studies.benchmark import DEEP, METHODS, PERSONAL, PROBLEMS, Choice, Difference, Result, Row
 from fedjax_sim.studies.benchmark.evidence import BUDGETS, SLACK, whole_runs, within
-from fedjax_sim.studies.benchmark.methods import BASE, RATE
-from fedjax_sim.studies.benchmark.result import performed, protocol_of
+from fedjax_sim.studies.benchmark.methods import BASE
+from fedjax_sim.studies.benchmark.personal import TUNED, unfit
+from fedjax_sim.studies.benchmark.result import KNOWN, performed, protocol_of
 from fedjax_sim.studies.benchmark.running import Runs, data_of, place_of
 from fedjax_sim.studies.sweeps.space import LogUniform
 
@@ -51,7 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Runs what is asked for, and writes what there is."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--problem", nargs="*", choices=list(PROBLEMS), help="default: all")
-    parser.add_argument("--method", nargs="*", choices=list(METHODS), help="default: all, eight on deep problems")
+    parser.add_argument("--method", nargs="*", choices=list(KNOWN), help="default: all, eight on deep problems")
+    parser.add_argument("--personal", action="store_true", help="by default the methods with personal models")
     parser.add_argument("--size", choices=["smoke", "cpu"], default="cpu")
     parser.add_argument("--runs", type=pathlib.Path, default=pathlib.Path("benchmark-runs"), help="finished runs")
     parser.add_argument("--out", type=pathlib.Path, help="of results (default: the committed ones; of smoke none)")
@@ -66,7 +69,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not options.draw:
         fjs.use_cpu_devices(options.devices)
         for name in options.problem or PROBLEMS:
-            methods = options.method or (DEEP if PROBLEMS[name].deep else tuple(METHODS))
+            methods = options.method or _methods(name, options.personal)
+            if options.problem is None or options.method is None:  # what was asked for by name is refused instead
+                methods = [method for method in methods if not unfit(KNOWN[method], name)]
+            if not methods:
+                continue
             found = _run(name, methods, options.size, options.runs)
             if out is not None:
                 there = Result.load(out) if (out / "rows.csv.xz").exists() else Result([], [])
@@ -83,7 +90,7 @@ def tuning(problems: Iterable[str], methods: Iterable[str], runs: pathlib.Path, 
         of, values = PROBLEMS[problem], []
         for draw in range(protocol.of(of)[1]):
             place = place_of(runs, problem, method, draw)
-            values.append(Runs(of, data_of(problem, draw), METHODS[method], place, protocol, "", print).first(draw))
+            values.append(Runs(of, data_of(problem, draw), KNOWN[method], place, protocol, "", print).first(draw))
         chosen_by, reported = np.swapaxes(np.array(values), 0, 1)
         sign = -1 if less_is_better(of.metric) else 1
         best = np.nanargmax(sign * chosen_by, axis=1)[:, None]
@@ -96,18 +103,42 @@ def tuning(problems: Iterable[str], methods: Iterable[str], runs: pathlib.Path, 
     return table([(name, list(column)) for name, column in zip(columns, zip(*rows, strict=True), strict=True)])
 
 
+def _methods(problem: str, personal: bool) -> Sequence[str]:
+    """Those that are run on a problem; on deep ones some, and none with personal models."""
+    deep = PROBLEMS[problem].deep
+    if personal:
+        return () if deep else tuple(PERSONAL)
+    return DEEP if deep else tuple(METHODS)
+
+
 def _run(problem: str, methods: Sequence[str], size: str, runs: pathlib.Path) -> Result:
-    entries = {name: METHODS[name] for name in (BASE, *methods)}
+    entries = {name: KNOWN[name] for name in (BASE, *methods)}
     return performed(problem, entries, protocol_of(size), runs)
 
 
 def draw(result: Result, out: pathlib.Path) -> None:
-    """``differences.png``, ``budgets.png``, a figure of curves for each budget, and ``tables.md``."""
-    save_figure(forest(result), out / "differences.png")
-    save_figure(by_budget(result), out / "budgets.png")
-    for budget in BUDGETS:
-        save_figure(curves(result, budget), out / f"curves_{budget}.png")
-    write_atomically(out / "tables.md", tables(result).encode())
+    """Figures of the shared models, of methods with personal models ``personal.png``, and ``tables.md``."""
+    shared, own = (part(result, personal) for personal in (False, True))
+    if shared.rows:
+        save_figure(forest(shared), out / "differences.png")
+        save_figure(by_budget(shared), out / "budgets.png")
+        for budget in BUDGETS:
+            save_figure(curves(shared, budget), out / f"curves_{budget}.png")
+    if own.rows:
+        save_figure(forest(own), out / "personal.png")
+    said = [of(found) for of, found in ((tables, shared), (personal_tables, own)) if found.rows]
+    write_atomically(out / "tables.md", "\n".join(said).encode())
+
+
+def part(result: Result, personal: bool) -> Result:
+    """The methods with personal models, or the others, and FedAvg on the problems where there are any."""
+    methods = PERSONAL if personal else {row.method for row in result.rows} - PERSONAL.keys() - {BASE}
+    problems = {row.problem for row in result.rows if row.method in methods}
+    methods = {BASE, *methods}
+    return Result(
+        [of for of in result.choices if of.problem in problems and of.method in methods],
+        [of for of in result.rows if of.problem in problems and of.method in methods],
+    )
 
 
 def _by_problem(found: Sequence[Difference]) -> dict[str, dict[str, Difference]]:
@@ -124,7 +155,7 @@ def forest(result: Result) -> Any:
     problems = list(by["examples"])
     columns = min(COLUMNS, len(problems))
     in_rows = [problems[at : at + columns] for at in range(0, len(problems), columns)]
-    listed = [[name for name in METHODS if any(name in by["examples"][of] for of in row)] for row in in_rows]
+    listed = [[name for name in KNOWN if any(name in by["examples"][of] for of in row)] for row in in_rows]
     tall = [0.27 * len(methods) + 1.0 for methods in listed]
     figure = new_figure(2.9 * columns + 0.9, sum(tall) + 0.5)
     grid = figure.subplots(len(tall), columns, squeeze=False, sharey="row", height_ratios=tall)
@@ -280,6 +311,22 @@ def tables(result: Result) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def personal_tables(result: Result) -> str:
+    """Clients' own models beside tuned FedAvg's, shared and fine-tuned, and how points were chosen."""
+    parts = []
+    tuned = Result([], [row._replace(method=BASE) for row in result.rows if row.method == TUNED]
+                   + [row for row in result.rows if row.method not in (BASE, TUNED)])  # fmt: skip
+    fit = {row.problem for row in tuned.rows if row.method == BASE}
+    tuned = tuned._replace(rows=[row for row in tuned.rows if row.problem in fit])
+    for beside, of in ((f"tuned {BASE}'s shared model", result), (TUNED, tuned)):
+        for by in ("clients", "examples"):
+            if of.rows:
+                said = of.table("markdown", by=by).replace(f"better than {BASE} by", f"better than {beside} by")
+                parts += [f"## Personal models minus {beside}, equal rounds, mean over {by}", said]
+    parts += ["## Wider ranges of methods with personal models", _wider(result)]
+    return "\n\n".join(parts) + "\n"
+
+
 def _seeds(result: Result) -> str:
     """How much seeds of one draw differ, how much draws do, and how often one pair of runs has the other sign."""
     lines = ["| problem | method | std over seeds of a draw | over draws | single pairs against the sign of the mean |",
@@ -302,7 +349,7 @@ def _seeds(result: Result) -> str:
 def _wider(result: Result) -> str:
     lines = ["| method | points tried for a draw, on average | draws with a wider range | chosen at an edge still "
              "| in an outer tenth of a range that stays |", "| --- | ---: | ---: | ---: | ---: |"]  # fmt: skip
-    for name in METHODS:
+    for name in KNOWN:
         of = [choice for choice in result.choices if choice.method == name]
         if of:
             wide = sum(bool(choice.wider) and choice.point != "{}" for choice in of)  # not where all diverged
@@ -314,8 +361,9 @@ def _wider(result: Result) -> str:
 
 def _at_edges(choice: Choice) -> tuple[bool, bool]:
     """Whether a chosen value is in an outer tenth of its logarithmic range, as it was in the end; of another range."""
-    ranges: dict[str, Any] = {RATE: fjs.sweeps.log_uniform(*PROBLEMS[choice.problem].rates)}
-    ranges |= METHODS[choice.method].space
+    entry = KNOWN[choice.method]
+    ranges: dict[str, Any] = dict.fromkeys(entry.rates, fjs.sweeps.log_uniform(*PROBLEMS[choice.problem].rates))
+    ranges |= entry.space
     point = json.loads(choice.point)
     if point:
         for name, low, _, high in (of.split(" ") for of in choice.wider.split("; ") if of):

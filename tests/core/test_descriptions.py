@@ -24,6 +24,7 @@ from fedjax_sim.core.fields import static
 from fedjax_sim.core.records import RECORDS
 from fedjax_sim.datasets.sources.record import sources
 from fedjax_sim.engine.checks import _described, is_traced
+from fedjax_sim.studies.benchmark import personal
 
 sgd = fjs.optim.sgd
 STEPS = np.array([[1, 2], [3, 0]])
@@ -268,6 +269,8 @@ MADE: dict[str, Callable[[], Any]] = {
     "distribution.log_uniform": lambda: sweeps.log_uniform(1e-3, 10),
     "distribution.uniform": lambda: sweeps.uniform(-1, 1.5),
     "benchmark.by_clients": lambda: fjs.benchmark.by_clients(fjs.quadratic(start=1.0)),
+    "benchmark.fine_tuned": lambda: personal.fine_tuned(fjs.fedavg(client_optimizer=sgd(0.1)), tuning_rate=0.2),
+    "benchmark.own_models": lambda: fjs.benchmark.own_models(fjs.quadratic(start=1.0), 8),
     "evaluation.per_client": lambda: fjs.per_client(fjs.quadratic(start=1.0), worst=0.2),
     "evaluation.personalise": lambda: fjs.personalise(
         fjs.quadratic(), sgd(0.1), fjs.local.steps(2), fjs.local.shuffled(3), first_order=True, seed=4

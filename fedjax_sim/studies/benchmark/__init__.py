@@ -2,6 +2,7 @@
 
 from fedjax_sim.studies.benchmark.evidence import BUDGETS, Difference, differences, smallest_effect, within
 from fedjax_sim.studies.benchmark.methods import DEEP, METHODS, Entry
+from fedjax_sim.studies.benchmark.personal import PERSONAL, OwnModels, own_models
 from fedjax_sim.studies.benchmark.problems import PROBLEMS, ByClients, Problem, by_clients
 from fedjax_sim.studies.benchmark.result import Cost, Result, cost, run
 from fedjax_sim.studies.benchmark.running import PROTOCOL, SMOKE, Choice, Protocol, Row
@@ -10,6 +11,7 @@ __all__ = [
     "BUDGETS",
     "DEEP",
     "METHODS",
+    "PERSONAL",
     "PROBLEMS",
     "PROTOCOL",
     "SMOKE",
@@ -18,6 +20,7 @@ __all__ = [
     "Cost",
     "Difference",
     "Entry",
+    "OwnModels",
     "Problem",
     "Protocol",
     "Result",
@@ -25,6 +28,7 @@ __all__ = [
     "by_clients",
     "cost",
     "differences",
+    "own_models",
     "run",
     "smallest_effect",
     "within",

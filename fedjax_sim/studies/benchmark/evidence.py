@@ -12,6 +12,7 @@ from fedjax_sim.core.values import check_choice, check_count, check_real
 from fedjax_sim.reporting.paired import LEVEL, adjusted, tested
 from fedjax_sim.reporting.recorded import less_is_better
 from fedjax_sim.studies.benchmark.methods import BASE
+from fedjax_sim.studies.benchmark.personal import PERSONAL
 from fedjax_sim.studies.benchmark.problems import PROBLEMS
 from fedjax_sim.studies.benchmark.running import Row
 
@@ -37,7 +38,7 @@ class Difference(NamedTuple):
       better: draws in which it is the better one.
       draws: n.
       p: two-sided, of the paired t test.
-      adjusted: p, corrected for the methods on this problem (Holm 1979).
+      adjusted: p, corrected for the methods on this problem (Holm 1979), those of :data:`PERSONAL` by themselves.
 
     Numbers are NaN where a run of either diverged, or one draw was made. Differences of round-off are none; such as are
     all equal and not 0, as of accuracies of few examples, have no effect and no p.
@@ -76,10 +77,11 @@ def differences(
         base = found[problem, BASE]
         others = [method for of, method in found if of == problem and method != BASE]
         of_problem = [_difference(problem, method, found[problem, method], base) for method in others]
-        known = [at for at, of in enumerate(of_problem) if np.isfinite(of.p)]
-        corrected = adjusted(np.array([of_problem[at].p for at in known]), "holm")
-        for at, p in zip(known, corrected.tolist(), strict=True):
-            of_problem[at] = of_problem[at]._replace(adjusted=p)
+        for part in (False, True):  # shared models, and clients' own
+            known = [at for at, of in enumerate(of_problem) if np.isfinite(of.p) and (of.method in PERSONAL) == part]
+            corrected = adjusted(np.array([of_problem[at].p for at in known]), "holm")
+            for at, p in zip(known, corrected.tolist(), strict=True):
+                of_problem[at] = of_problem[at]._replace(adjusted=p)
         made += of_problem
     return made
 

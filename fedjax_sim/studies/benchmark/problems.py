@@ -37,6 +37,7 @@ class Problem(NamedTuple):
     rounds: int
     deep: bool = False
     metric: str = "accuracy"  # or "mse": less is better
+    people: bool = False  # whether whole clients are held out: then none has held-out examples of its own
 
 
 class ByClients(Described):
@@ -147,15 +148,15 @@ PROBLEMS: dict[str, Problem] = {
     "phones by person": Problem(
         "WISDM, 36 people of whom 22 train, labels very uneven; 7 a round, 10 steps each",
         lambda draw: by_people(datasets.wisdm(test_fraction=0.0, standardise=False), draw, ("x",)),
-        classification(models.LogisticRegression(6)), 7, local.steps(10), 20, (0.001, 0.2), 60),
+        classification(models.LogisticRegression(6)), 7, local.steps(10), 20, (0.001, 0.2), 60, people=True),
     "activity by person": Problem(
         "HAPT, raw windows of 30 people of whom 18 train; 6 a round, one epoch; one hidden layer",
         lambda draw: by_people(datasets.hapt(test_fraction=0.0, standardise=False, flat=True), draw, ("x",)),
-        classification(models.MLP(6, (32,))), 6, local.epochs(1), 32, (0.003, 0.6), 60),
+        classification(models.MLP(6, (32,))), 6, local.epochs(1), 32, (0.003, 0.6), 60, people=True),
     "MNIST by writer": Problem(
         "200 of 539 writers, of whom 120 train; 20 a round, 5 steps each",
         lambda draw: by_people(datasets.mnist_writers("train", "local", test_fraction=0.0), draw, most=200),
-        _LINEAR, 20, local.steps(5), 20, (0.01, 2.0), 60),
+        _LINEAR, 20, local.steps(5), 20, (0.01, 2.0), 60, people=True),
     "MNIST, two digits": Problem(
         "50 clients of two digits, sizes by a power law, 800 images at most; 10 a round, one epoch",
         lambda draw: by_parts(datasets.mnist_two_digits(50, draw, test_fraction=0.0), draw, most=800),
@@ -180,7 +181,8 @@ PROBLEMS: dict[str, Problem] = {
         "60 speaking roles of whom 36 train; 8 a round, one epoch; the next character",
         lambda draw: by_people(datasets.shakespeare_roles(
             60, draw, min_chars=2_000, length=40, stride=8, max_windows=400, test_fraction=0.0), draw),
-        classification(models.CharLSTM(hidden=64, layers=1)), 8, local.epochs(1), 16, (0.05, 10.0), 60, True),
+        classification(models.CharLSTM(hidden=64, layers=1)), 8, local.epochs(1), 16, (0.05, 10.0), 60, True,
+        people=True),
 }
 # fmt: on
 """The problems by name: :class:`Problem` each."""

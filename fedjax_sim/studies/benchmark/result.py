@@ -15,6 +15,7 @@ from fedjax_sim.core.files import parsing, write_atomically
 from fedjax_sim.core.values import check_choice, check_count, suggest
 from fedjax_sim.studies.benchmark.evidence import Difference, as_table, differences
 from fedjax_sim.studies.benchmark.methods import BASE, METHODS, Entry, entered
+from fedjax_sim.studies.benchmark.personal import PERSONAL, fitting
 from fedjax_sim.studies.benchmark.problems import PROBLEMS, Problem
 from fedjax_sim.studies.benchmark.running import (
     PROTOCOL,
@@ -32,6 +33,7 @@ from fedjax_sim.studies.sweeps.space import Distribution
 T = TypeVar("T", Choice, Row)
 Make = str | Entry | Callable[..., Method]
 FILES = ("choices.csv", "rows.csv.xz")
+KNOWN = METHODS | PERSONAL
 
 
 class Result(NamedTuple):
@@ -110,12 +112,13 @@ def run(
     best by the validation part; it is run anew with seeds of its own, and these runs are reported on the test part.
 
     Args:
-      method: a name of :data:`METHODS`, or what makes one's own from ``client_optimizer=``.
+      method: a name of :data:`METHODS` or :data:`PERSONAL`, or what makes one's own from ``client_optimizer=``. Where
+        clients have models of their own, these are judged, each on the client's own held-out examples.
       space: of one's own, what its parameters are drawn from: ``{"mu": fjs.sweeps.log_uniform(1e-3, 1)}``. The clients'
         rate is drawn over the problem's range, and the server's, of a method that has one, over FedAvg's, if they are
         not among them.
       name: what to call one's own; None for the factory's name.
-      problems: names; None for all twelve.
+      problems: names; None for all twelve, or those on which clients have held-out examples of their own.
       size: ``"cpu"``, or ``"smoke"``, which only shows that everything runs.
       points: another number of them; results are then not those of the protocol's version.
       folder: for finished runs: what is there is not run again, so that a comparison that was stopped goes on.
@@ -125,7 +128,8 @@ def run(
       A :class:`Result`, with FedAvg's rows beside the method's.
 
     Raises:
-      ValueError: an unknown name, or a name of the benchmark's for a method of one's own.
+      ValueError: an unknown name, a name of the benchmark's for a method of one's own, or a problem on which the method
+        cannot be judged.
       FileNotFoundError: the files of a problem's data are missing.
 
     Example, hours of work for all twelve problems; ``cost`` says how many::
@@ -138,7 +142,7 @@ def run(
     """
     name, entry = named(method, space, name)
     protocol, found = protocol_of(size, points), Result([], [])
-    for problem in _problems(problems):
+    for problem in _problems(name, entry, problems):
         found = found.joined(performed(problem, {BASE: METHODS[BASE], name: entry}, protocol, Path(folder), show))
     return found
 
@@ -148,6 +152,8 @@ def performed(
 ) -> Result:
     """Some methods on all draws of one problem, FedAvg among them."""
     found = Result([], [])
+    for name, entry in entries.items():
+        fitting(name, entry, (problem,))
     for draw in range(protocol.of(PROBLEMS[problem])[1]):
         for name, entry in entries.items():
             choice, rows = compared(name, entry, problem, draw, folder, protocol, show)
@@ -169,7 +175,7 @@ def cost(
     """What :func:`run` with these arguments costs, before it does: a few rounds of the method are measured."""
     name, entry = named(method, space, name)
     protocol, found = protocol_of(size, points), []
-    for problem, of in _problems(problems).items():
+    for problem, of in _problems(name, entry, problems).items():
         count, draws = protocol.of(of)
         missing = [
             (label, draw) for label in dict.fromkeys((BASE, name)) for draw in range(draws)
@@ -189,22 +195,22 @@ def named(method: Make, space: Mapping[str, Distribution] | None, name: str | No
     if isinstance(method, str):
         if space is not None or name not in (None, method):
             raise ValueError(f"benchmark({method!r}): it has a space and a name; give these for a method of your own")
-        if method not in METHODS:
-            raise ValueError(f"no method of the benchmark is called {method!r}: {suggest(method, list(METHODS))}")
-        return method, METHODS[method]
+        if method not in KNOWN:
+            raise ValueError(f"no method of the benchmark is called {method!r}: {suggest(method, list(KNOWN))}")
+        return method, KNOWN[method]
     entry = method if isinstance(method, Entry) else entered(method, space)
     found = str(name or getattr(method, "__name__", "mine"))
-    if found in METHODS and METHODS[found] != entry:
+    if found in KNOWN and KNOWN[found] != entry:
         raise ValueError(f"benchmark(name={found!r}): the benchmark has a method of this name: choose another one")
     return found, entry
 
 
-def _problems(names: Sequence[str] | None) -> dict[str, Problem]:
-    """Those of these names; None for all."""
+def _problems(method: str, entry: Entry, names: Sequence[str] | None) -> dict[str, Problem]:
+    """Those of these names; None for all on which the method can be judged."""
     for name in names or ():
         if name not in PROBLEMS:
             raise ValueError(f"no problem of the benchmark is called {name!r}: {suggest(name, list(PROBLEMS))}")
-    return {name: PROBLEMS[name] for name in names or PROBLEMS}
+    return {name: PROBLEMS[name] for name in fitting(method, entry, tuple(names) if names else None)}
 
 
 def _csv(kind: type[T], rows: Iterable[T]) -> bytes:

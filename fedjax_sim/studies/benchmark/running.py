@@ -15,7 +15,8 @@ from fedjax_sim.clients import cohort, systems
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.fingerprints import dataset_fingerprint
 from fedjax_sim.reporting.recorded import less_is_better
-from fedjax_sim.studies.benchmark.methods import BASE, METHODS, RATE, Entry
+from fedjax_sim.studies.benchmark.methods import BASE, METHODS, Entry, plain
+from fedjax_sim.studies.benchmark.personal import OWN, own_models
 from fedjax_sim.studies.benchmark.problems import PROBLEMS, Problem, by_clients
 from fedjax_sim.studies.sweeps.result import Sweep, means
 from fedjax_sim.studies.sweeps.running import sweep
@@ -155,10 +156,17 @@ class Runs(NamedTuple):
         return means(*self.last(swept, "validation")), means(*self.last(swept, "test"))
 
     def _ranges(self) -> dict[str, Distribution]:
-        return {RATE: log_uniform(*self.problem.rates), **self.entry.space}
+        return dict.fromkeys(self.entry.rates, log_uniform(*self.problem.rates)) | dict(self.entry.space)
 
     def _points(self, draw: int, stage: int, ranges: Mapping[str, Distribution]) -> Space:
-        return random(ranges, self.protocol.of(self.problem)[0], 100 * draw + stage)
+        # Draws go by names: inside a wrapper a parameter has the values that it has without, unless both have one.
+        plainly = [plain(name) for name in ranges]
+        names = {name: of if plainly.count(of) == 1 else name for name, of in zip(ranges, plainly, strict=True)}
+        drawn = random({names[name]: of for name, of in ranges.items()}, self.protocol.of(self.problem)[0],
+                       100 * draw + stage)  # fmt: skip
+        if all(name == of for name, of in names.items()):
+            return drawn
+        return points([{name: drawn.point(at)[of] for name, of in names.items()} for at in range(drawn.num_points)])
 
     def search(self, draw: int) -> Chosen:
         """Draws points, and more of them over wider ranges as long as the best one is at an edge."""
@@ -202,10 +210,11 @@ class Runs(NamedTuple):
         place = None if self.place is None else self.place / what
         known = place is not None and place.exists()
         some = None if self.entry.everyone else problem.cohort
+        judged = own_models(problem.task, problem.batch) if self.entry.personal else by_clients(problem.task)
         found = sweep(
             self.entry.method(), self.data, space, seeds=list(seeds), task=problem.task, rounds=rounds,
             eval_every=max(1, rounds // self.protocol.evaluations), evaluate_train=False,
-            evaluate=by_clients(problem.task), work=problem.work, batch_size=problem.batch, system=FLEET,
+            evaluate=judged, work=problem.work, batch_size=problem.batch, system=FLEET,
             cohort=cohort.full() if some is None else cohort.uniform(some), resume=place,
         )  # fmt: skip
         if not known:
@@ -215,8 +224,9 @@ class Runs(NamedTuple):
     def last(self, swept: Sweep, part: str) -> tuple[np.ndarray, np.ndarray]:
         """float[P, seeds], the metric at the end, and bool[P, seeds], whether the run diverged on the way."""
         shape = (-1, len(swept.seeds), len(swept.evaluated))
-        lost = ~np.isfinite(swept["validation_loss"].reshape(shape)).all(axis=2)
-        return swept[f"{part}_{self.problem.metric}"].reshape(shape)[:, :, -1].astype(float), lost
+        own = OWN if self.entry.personal else ""
+        lost = ~np.isfinite(swept[f"validation_{own}loss"].reshape(shape)).all(axis=2)
+        return swept[f"{part}_{own}{self.problem.metric}"].reshape(shape)[:, :, -1].astype(float), lost
 
 
 def widened(ranges: Mapping[str, Distribution], best: Mapping[str, float], edge: float) -> dict[str, LogUniform]:
@@ -241,8 +251,9 @@ def _rows(name: str, problem: str, draw: int, own: Sweep | None, base: Sweep, pr
     history, metric = (own or base).at(0), PROBLEMS[problem].metric
     gradients = np.cumsum(np.asarray(history["useful_steps"], float), axis=1)
     gradients = np.concatenate([np.zeros_like(gradients[:, :1]), gradients], axis=1)[:, history.evaluated]
-    values = np.stack([history[f"test_{metric}"], history[f"test_clients_{metric}"]]).astype(float)
-    lost = np.logical_or.accumulate(~np.isfinite(history["test_loss"]), axis=1) | (own is None)
+    kind = f"test_{OWN}" if f"test_{OWN}loss" in history.metrics else "test_"
+    values = np.stack([history[f"{kind}{metric}"], history[f"{kind}clients_{metric}"]]).astype(float)
+    lost = np.logical_or.accumulate(~np.isfinite(history[f"{kind}loss"]), axis=1) | (own is None)
     numbers = np.stack([history.bytes, gradients, history.virtual_time, *np.where(lost, np.nan, values)], axis=-1)
     for (row, seed), (at, rounds) in itertools.product(enumerate(protocol.seeds), enumerate(history.evaluated)):
         yield Row(protocol.version, problem, name, draw, seed, int(rounds), *numbers[row, at].tolist())
