@@ -317,12 +317,24 @@ def test_arrays_too_large_for_a_description_are_told_apart(tmp_path, monkeypatch
 
 
 def test_runs_that_were_computed_elsewhere_are_warned_of(tmp_path, monkeypatch):
-    tiny(resume=tmp_path)
+    tiny(resume=tmp_path, chunk=1)
+    there = np.__version__
     monkeypatch.setattr(np, "__version__", "9.0")
-    with pytest.warns(UserWarning, match=r"runs in the folder were computed elsewhere \(numpy: \S+ there, 9\.0 here\)"):
-        result, _ = tiny(resume=tmp_path)
+    words = r"runs in the folder were computed elsewhere \(numpy: \S+ there, 9\.0 here\)"
+    with pytest.warns(UserWarning, match=words):
+        result, _ = tiny(resume=tmp_path, chunk=1)
+    assert result.description["environment"]["numpy"] == there, "nothing was computed here"
+    assert "earlier" not in result.description["environment"]
+    assert fjs.verify(result.at(0)).environment == f"numpy: {there} in the result, 9.0 now"
+    sorted(tmp_path.glob("runs-*.npz"))[0].unlink()
+    with pytest.warns(UserWarning, match=words):
+        result, _ = tiny(resume=tmp_path, chunk=1)
+    assert result.description["environment"]["numpy"] == "9.0"
     assert [change[:5] for change in result.description["environment"]["earlier"]] == ["numpy"]
     assert "resumed elsewhere, ['numpy" in fjs.verify(result.at(0)).environment
+    with pytest.warns(UserWarning, match=words):  # now all are stored, of two environments
+        result, _ = tiny(resume=tmp_path, chunk=1)
+    assert [change[:5] for change in result.description["environment"]["earlier"]] == ["numpy"]
 
 
 def test_a_sweep_that_was_killed_in_its_first_write_goes_on(tmp_path):

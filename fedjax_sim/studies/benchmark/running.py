@@ -261,7 +261,8 @@ def _rows(name: str, problem: str, draw: int, own: Sweep | None, base: Sweep, pr
 
 def _computed(swept: Sweep) -> str:
     found = swept.description["environment"]
-    return f"{found['device']}, jax {found['jax']}, fedjax_sim {found['fedjax_sim']}"
+    here = f"{found['device']}, jax {found['jax']}, fedjax_sim {found['fedjax_sim']}"
+    return "; ".join([here, *(f"some of it where {of}" for of in found.get("earlier", ()))])
 
 
 def place_of(folder: Path, problem: str, method: str, draw: int) -> Path:
