@@ -177,7 +177,7 @@ def forest(result: Result) -> Any:
         for name, one in by["examples"][problem].items():
             if not low <= one.mean <= high:
                 who = f"{BASE} " * bool(np.isfinite(one.value))
-                words = f"{one.mean:+.2g}" if np.isfinite(one.mean) else f"{who}diverged"
+                words = f"{one.mean:+.3g}" if np.isfinite(one.mean) else f"{who}diverged"
                 ax.text(0.02, methods.index(name), words, transform=ax.get_yaxis_transform(), va="center")
         ax.axvline(0, color="0.6", linewidth=0.9, linestyle="--", zorder=0)
         metric = "accuracy" if PROBLEMS[problem].metric == "accuracy" else "squared error less"
