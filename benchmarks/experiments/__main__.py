@@ -44,8 +44,10 @@ def main() -> int:
     out = Path(options.out)
     missing = []
     for name in names:
-        if options.redraw:
+        if options.redraw and writing.read(RESULTS / name) is not None:
             writing.redraw(RESULTS / name)
+        elif options.redraw:
+            missing.append(name)
         elif not any(keep(out / size / name, RESULTS / name) for size in ("paper", "cpu")):
             missing.append(name)
     known = {name: writing.read(RESULTS / name) for name in CATALOGUE}
@@ -56,7 +58,7 @@ def main() -> int:
     total = sum(file.stat().st_size for file in RESULTS.rglob("*") if file.is_file())
     print(f"{RESULTS}: {len(kept)} of {len(CATALOGUE)} experiments, {total:,} bytes")
     if missing:
-        print(f"not complete in {out}: {', '.join(missing)}", file=sys.stderr)
+        print(f"not complete in {RESULTS if options.redraw else out}: {', '.join(missing)}", file=sys.stderr)
     return 1 if total > _MOST or missing else 0
 
 

@@ -7,7 +7,7 @@ Of the size cpu the results join those that are committed, problem by problem, a
 ``--personal`` is the part of methods with personal models, which has a figure and tables of its own.
 ``--draw`` makes these alone. ``--tuning`` says instead, of runs that are there, what tuning is worth: the validation
 metric of the best and of the median of the first points that did not diverge, mean over the draws, how many did, and
-the chosen point's gain over that median on the test part, which chose nothing, with its interval over draws.
+the gain of the one that validation finds best over that median on the test part, with its interval over draws.
 """
 
 from __future__ import annotations
@@ -90,6 +90,8 @@ def tuning(problems: Iterable[str], methods: Iterable[str], runs: pathlib.Path, 
         of, values = PROBLEMS[problem], []
         for draw in range(protocol.of(of)[1]):
             place = place_of(runs, problem, method, draw)
+            if not (place / "search-0").exists():
+                raise SystemExit(f"{runs} has no runs of {method} on {problem}, draw {draw}: run them first")
             values.append(Runs(of, data_of(problem, draw), KNOWN[method], place, protocol, "", print).first(draw))
         chosen_by, reported = np.swapaxes(np.array(values), 0, 1)
         sign = -1 if less_is_better(of.metric) else 1
@@ -254,9 +256,10 @@ def curves(result: Result, budget: str) -> Any:
                 100 * GRID, np.where(np.isfinite(found[name]), found[name], np.nan), where="post", label=name, **style
             )
         shown = np.array([of[len(GRID) // 8 :] for name, of in found.items() if name in DEEP])
-        low, high = np.nanpercentile(np.where(np.isfinite(shown), shown, np.nan), [5, 100])
+        shown = np.where(np.isfinite(shown), shown, np.nan)
+        low, high = np.nanpercentile(shown, [5, 100])
         if less_is_better(PROBLEMS[problem].metric):
-            low, high = shown.min(), np.nanpercentile(shown, 95)
+            low, high = np.nanpercentile(shown, [0, 95])
         ax.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
         ax.set_title(problem, fontsize="medium")
         ax.set_ylabel({"mse": "squared error"}.get(PROBLEMS[problem].metric, PROBLEMS[problem].metric))

@@ -91,7 +91,8 @@ def test_problems_without_held_out_examples_of_the_clients_own_are_refused() -> 
     with pytest.raises(ValueError, match="whole people"):
         result.performed("phones by person", {"Ditto": ditto}, benchmark.SMOKE, pathlib.Path("none"))
     assert fitting("FedPer", benchmark.PERSONAL["FedPer"]) == ["MNIST, Dir(0.1)"]
-    assert len(fitting("Ditto", ditto)) == 8
+    assert len(fitting("Ditto", ditto)) == 5
+    assert fitting("Ditto", ditto, ("EMNIST, CNN",)) == ["EMNIST, CNN"]
     assert len(fitting(BASE, benchmark.METHODS[BASE])) == 12
     assert main(["benchmark", "Ditto", "--problems", "phones by person", "--dry-run"]) == 2
 

@@ -84,6 +84,10 @@ def test_what_tuning_is_worth(
     median = [np.nanmedian(sign * of) for _, of in of_draws.values()]
     gains = np.array([0.6 + 0.01 * draw - middle for draw, middle in enumerate(median)])
     half = stats.t.ppf(0.975, 9) * stats.sem(gains)
+    with pytest.raises(SystemExit, match="no runs of FedAvg"):
+        script.tuning([problem], [BASE], tmp_path)
+    for draw in range(10):
+        (running.place_of(tmp_path, problem, BASE, draw) / "search-0").mkdir(parents=True)
     said = script.tuning([problem], [BASE], tmp_path).splitlines()[-1].split()
     assert said[-8:] == [
         f"{sign * 0.5:.3f}",
@@ -117,3 +121,7 @@ def test_curves_are_medians_of_draws_at_what_the_base_costs(script: Any, problem
     np.testing.assert_allclose(found["SCAFFOLD"][shares], np.array([0.1, 0.1, 0.2, 0.2, 0.3]) + 1 + 1, rtol=1e-6)
     np.testing.assert_allclose(found["FedDyn"][shares[:4]], np.array([0.1, 0.2, 0.3, 0.4]) + 1, rtol=1e-6)
     assert found["FedDyn"][-1] == worst
+    lost = [of._replace(method="FedNova", by_examples=float("nan")) for of in rows if of.method == BASE and of.rounds]
+    lost += [of._replace(method="FedNova") for of in rows if of.method == BASE and not of.rounds]
+    [ax, *_] = script.curves(benchmark.Result([], [*rows, *lost]), "bytes").axes
+    assert np.isfinite(ax.get_ylim()).all(), "what diverged has no place in the limits"

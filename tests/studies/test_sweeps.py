@@ -334,7 +334,8 @@ def test_runs_that_were_computed_elsewhere_are_warned_of(tmp_path, monkeypatch):
     assert "resumed elsewhere, ['numpy" in fjs.verify(result.at(0)).environment
     with pytest.warns(UserWarning, match=words):  # now all are stored, of two environments
         result, _ = tiny(resume=tmp_path, chunk=1)
-    assert [change[:5] for change in result.description["environment"]["earlier"]] == ["numpy"]
+    assert result.description["environment"]["numpy"] == "9.0"
+    assert result.description["environment"]["earlier"] == [f"numpy: {there} in some runs, 9.0 in the first"]
 
 
 def test_a_sweep_that_was_killed_in_its_first_write_goes_on(tmp_path):

@@ -64,7 +64,7 @@ def differences(
     Args:
       rows: of one version of the protocol.
       budget: ``"rounds"``, ``"bytes"``, ``"gradients"`` or ``"seconds"`` of the clock.
-      share: of what FedAvg's whole run costs, above 0; see :func:`within`.
+      share: of what FedAvg's whole run costs; see :func:`within`.
       by: the mean over all ``"examples"``, or over ``"clients"``, each counting the same.
     """
     check_choice("differences(by=...)", by, ("examples", "clients"))
@@ -116,7 +116,7 @@ def whole_runs(rows: Sequence[Row], budget: str) -> dict[tuple[str, int, int], f
     for row in rows:
         run = row.problem, row.draw, row.seed
         if run not in found:
-            raise ValueError(f"differences: {run[0]} has no rows of {BASE} of draw {run[1]}, seed {run[2]}")
+            raise ValueError(f"{run[0]} has no rows of {BASE} of draw {run[1]}, seed {run[2]}: give these too")
         if row.method == BASE:
             found[run] = max(found[run], getattr(row, budget))
     return found

@@ -126,10 +126,13 @@ def unfit(entry: Entry, problem: str) -> str:
 
 
 def fitting(name: str, entry: Entry, given: tuple[str, ...] | None = None) -> list[str]:
-    """The problems of these names, all by default; of what is asked for, those that are unfit are refused."""
+    """The problems of these names; by default all, of models of clients' own all but the deep ones.
+
+    Of what is asked for, those that are unfit are refused.
+    """
     fit = [problem for problem in PROBLEMS if not unfit(entry, problem)]
     for problem in given or ():
         why = unfit(entry, problem)
         if why:
             raise ValueError(f"benchmark({name!r}, problems=[{problem!r}]): {why}; give some of {'; '.join(fit)}")
-    return list(given or fit)
+    return list(given or [problem for problem in fit if not (entry.personal and PROBLEMS[problem].deep)])

@@ -118,7 +118,8 @@ def run(
         rate is drawn over the problem's range, and the server's, of a method that has one, over FedAvg's, if they are
         not among them.
       name: what to call one's own; None for the factory's name.
-      problems: names; None for all twelve, or those on which clients have held-out examples of their own.
+      problems: names; None for all twelve; of methods with personal models for the small ones on which clients have
+        held-out examples of their own.
       size: ``"cpu"``, or ``"smoke"``, which only shows that everything runs.
       points: another number of them; results are then not those of the protocol's version.
       folder: for finished runs: what is there is not run again, so that a comparison that was stopped goes on.

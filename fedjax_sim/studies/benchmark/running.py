@@ -80,7 +80,7 @@ class Choice(NamedTuple):
     validation: float  # the metric by which it was chosen
     objective: str  # what the method minimises, by its run's own record
     data: str  # checksum of the draw
-    computed: str  # the device and the versions
+    computed: str  # the device and the versions of the runs that are reported
 
 
 class Row(NamedTuple):
@@ -262,7 +262,7 @@ def _rows(name: str, problem: str, draw: int, own: Sweep | None, base: Sweep, pr
 def _computed(swept: Sweep) -> str:
     found = swept.description["environment"]
     here = f"{found['device']}, jax {found['jax']}, fedjax_sim {found['fedjax_sim']}"
-    return "; ".join([here, *(f"some of it where {of}" for of in found.get("earlier", ()))])
+    return "; ".join([here, *(f"some of it elsewhere ({of})" for of in found.get("earlier", ()))])
 
 
 def place_of(folder: Path, problem: str, method: str, draw: int) -> Path:

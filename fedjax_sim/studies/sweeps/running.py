@@ -135,9 +135,8 @@ def sweep(
                 description["environment"] = description["environment"] | {"earlier": folder.earlier}
         total = space.num_points * len(seed_list)
         missing = sorted(set(range(total)) - {number for numbers, _ in finished for number in numbers})
-        stored_in = [history.description.get("environment") for _, history in finished]
-        if not missing and stored_in[0] and all(of == stored_in[0] for of in stored_in):
-            description["environment"] = stored_in[0]  # nothing is computed here
+        if not missing:
+            description["environment"] = stored.environment(finished) or description["environment"]
         executor = Executor(
             plan.placed().shared(evaluate), initial_params, values, seed_list, count=len(missing), chunk=chunk,
             devices=jax.local_devices() if devices is None else devices,

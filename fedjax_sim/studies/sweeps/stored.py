@@ -138,3 +138,16 @@ class Folder(files.Locked):
                 "give the same arguments, or another folder"
             )
         return saved
+
+
+def environment(finished: list[tuple[list[int], History]]) -> dict[str, Any] | None:
+    """Where all runs of a folder were computed: the environment of the first, ``earlier`` what differs in others'.
+
+    None where they do not say.
+    """
+    first, *others = [history.description for _, history in finished]
+    if "environment" not in first:
+        return None
+    found = dict.fromkeys(environment_changes(of, first, ("in some runs", "in the first")) for of in others)
+    earlier = [changes for changes in found if changes is not None]
+    return {**first["environment"], **({"earlier": earlier} if earlier else {})}
