@@ -46,9 +46,7 @@ def main() -> int:
     for name in names:
         if options.redraw and writing.read(RESULTS / name) is not None:
             writing.redraw(RESULTS / name)
-        elif options.redraw:
-            missing.append(name)
-        elif not any(keep(out / size / name, RESULTS / name) for size in ("paper", "cpu")):
+        elif options.redraw or not any(keep(out / size / name, RESULTS / name) for size in ("paper", "cpu")):
             missing.append(name)
     known = {name: writing.read(RESULTS / name) for name in CATALOGUE}
     kept = [overview.Line(name, report, "") for name, report in known.items() if report is not None]
