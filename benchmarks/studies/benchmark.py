@@ -34,12 +34,12 @@ from fedjax_sim.reporting.figures import new_figure
 from fedjax_sim.reporting.paired import tested
 from fedjax_sim.reporting.plots import COLOURS, LEGEND, plain, save_figure
 from fedjax_sim.reporting.recorded import less_is_better
-from fedjax_sim.studies.benchmark import DEEP, METHODS, PERSONAL, PROBLEMS, Choice, Difference, Result, Row
+from fedjax_sim.studies.benchmark import DEEP, METHODS, PERSONAL, PROBLEMS, PROTOCOL, Choice, Difference, Result, Row
 from fedjax_sim.studies.benchmark.evidence import BUDGETS, SLACK, whole_runs, within
 from fedjax_sim.studies.benchmark.methods import BASE
 from fedjax_sim.studies.benchmark.personal import TUNED, unfit
 from fedjax_sim.studies.benchmark.result import KNOWN, performed, protocol_of
-from fedjax_sim.studies.benchmark.running import Runs, data_of, place_of
+from fedjax_sim.studies.benchmark.running import Runs, data_of, place_of, widened
 from fedjax_sim.studies.sweeps.space import LogUniform
 
 FOLDER = RESULTS / "benchmark"
@@ -371,14 +371,10 @@ def _at_edges(choice: Choice) -> tuple[bool, bool]:
     if point:
         for name, low, _, high in (of.split(" ") for of in choice.wider.split("; ") if of):
             ranges[name] = fjs.sweeps.log_uniform(float(low), float(high))
-    logs = {name for name, of in ranges.items() if isinstance(of, LogUniform)}
-    at = {name for name, value in point.items() if _outer(ranges[name], value)}
-    return bool(at & logs), bool(at - logs)
-
-
-def _outer(of: Any, value: float) -> bool:
-    low, high = of.quantile(np.array([0.1, 0.9])).tolist()
-    return not low <= value <= high
+    staying = {name: of for name, of in ranges.items() if name in point and not isinstance(of, LogUniform)}
+    ends = {name: of.quantile(np.array([PROTOCOL.edge, 1 - PROTOCOL.edge])) for name, of in staying.items()}
+    outer = any(not low <= point[name] <= high for name, (low, high) in ends.items())
+    return bool(point and widened(ranges, point, PROTOCOL.edge)), outer
 
 
 if __name__ == "__main__":
