@@ -84,7 +84,15 @@ def side_by_side(what: str, columns: Sequence[tuple[str, np.ndarray]]) -> np.nda
 def as_examples(what: str, given: Any) -> Any:
     """``given``, or what it holds where it is a table, a mapping of columns, or a data set of pairs, (x, y)."""
     if isinstance(given, list) and given and isinstance(given[0], tuple) and given[0]:
-        return _pairs(what, given) if getattr(given[0][0], "shape", ()) else given
+        if getattr(given[0][0], "shape", ()):
+            return _pairs(what, given)
+        kinds = [np.asarray(part).dtype.kind for part in given[0] if np.ndim(part) == 0]
+        if len(given[0]) == 2 and kinds == ["f", "i"]:
+            raise TypeError(
+                f"{what}: the first row is {shown(given[0])}: pairs (x, y) or two features? Give two arrays, (x, y), or "
+                "one of the features, np.asarray([...])"
+            )
+        return given
     if isinstance(given, tuple | list | Mapping):
         return given
     names = names_of(what, given)

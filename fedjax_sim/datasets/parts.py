@@ -85,10 +85,19 @@ class Partition(Sequence[np.ndarray]):
         return offsets_of(self.sizes)
 
     def statistics(self, labels: Any = None) -> Statistics:
-        """Sizes and, given the labels of all rows, int[n] from 0, the classes of every client."""
+        """Sizes and, given the labels of all rows, int[n] from 0, the classes of every client.
+
+        Raises:
+          ValueError: a label below 0, which would be counted at the client before.
+        """
         if labels is None:
             return Statistics(self.sizes)
         of_rows = host_array("statistics(labels)", labels)
+        if (low := of_rows.min(initial=0)) < 0:
+            raise ValueError(
+                f"statistics(labels): a label is {low}; classes are counted from 0: give "
+                "np.unique(labels, return_inverse=True)[1]"
+            )
         classes = int(of_rows.max(initial=0)) + 1
         return Statistics(self.sizes, label_table(of_rows[self.rows], self.sizes, classes))
 

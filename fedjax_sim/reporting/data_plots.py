@@ -92,7 +92,7 @@ def size_histogram(dataset: FederatedDataset, ax: Any = None) -> Any:
     # Edges lie between whole numbers, so that no bin is empty or doubled by rounding alone.
     bins = int(np.clip(1.5 * np.sqrt(sizes.size), 5, 40))
     edges: np.ndarray
-    if high > 30 * low:
+    if low > 0 and high > 30 * low:  # a logarithmic axis has no place for clients without examples
         edges = _widening(np.unique(np.geomspace(low, high + 1, bins + 1).round())) - 0.5
         ax.set_xscale("log")
         plain_numbers(ax.xaxis, (1.0, 2.0, 5.0) if high < 150 * low else (1.0, 3.0) if high < 10**4 * low else (1.0,))

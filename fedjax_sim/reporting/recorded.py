@@ -236,13 +236,19 @@ def held(run: Recorded, name: str) -> tuple[np.ndarray, np.ndarray]:
     return values, stopped
 
 
-_SMALL = ("loss", "mse", "mae", "error", "gap", "perplexity", "_losing", "_losing_to_tuned")
-# How names go on: of the clients served worst, of the model before fine-tuning, each client by its examples.
-_OF_SOME = ("_worst", "_before", "_by_examples")
+_SMALL = (
+    "loss", "mse", "mae", "error", "gap", "perplexity", "_losing", "_losing_to_tuned", "_std", "_gini", "dissimilarity",
+    "gradient_variance", "gradient_mean_square", "gradient_square_of_mean", "inexactness_mean", "inexactness_max",
+)
+# How names go on: of the clients served worst, of the model before fine-tuning, each client by its examples, or alike.
+_OF_SOME = ("_worst", "_before", "_by_examples", "_uniform")
 
 
 def less_is_better(name: str) -> bool:
-    """Whether a metric is one to make small, judged by its name: losses and errors are, accuracies are not."""
+    """Whether a metric is one to make small, judged by its name.
+
+    Losses, errors, spreads over the clients and sizes of gradients are, accuracies and all others are not.
+    """
     for end in reversed(_OF_SOME):
         name = name.removesuffix(end)
     return name.endswith(_SMALL)

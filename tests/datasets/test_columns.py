@@ -235,6 +235,8 @@ def test_tensors_and_data_sets_of_pairs() -> None:
 def test_lists_of_tuples_of_numbers_are_arrays() -> None:
     assert datasets.from_clients([{"x": [(1.0, 2.0), (3.0, 4.0)]}]).examples["x"].shape == (2, 2)
     assert datasets.from_clients([[(1.0, 2.0), (3.0, 4.0), (5.0, 6.0)]]).examples.shape == (3, 2)
+    with pytest.raises(TypeError, match=r"pairs \(x, y\) or two features\?"):
+        datasets.from_clients([[(1.0, 0), (2.0, 1)], [(3.0, 1)]])
 
 
 def test_arrow_keeps_shapes() -> None:

@@ -152,6 +152,11 @@ def numbers(found: Statistics) -> np.ndarray:
     return np.array([found.mean, found.std, held.mean(), 100 * share.mean(), effective.mean()])
 
 
+def test_labels_of_a_partition_are_counted_from_0() -> None:
+    with pytest.raises(ValueError, match=r"a label is -1; classes are counted from 0"):
+        partition.iid(8, 2, 0).statistics([1, 1, 1, 1, -1, -1, 1, -1])
+
+
 @needs_data
 @pytest.mark.parametrize("name", COMPARED)
 def test_our_partitions_are_like_the_reference(name: str) -> None:

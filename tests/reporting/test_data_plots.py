@@ -94,6 +94,13 @@ def test_histogram_of_equal_sizes_is_one_bar() -> None:
     assert ax.get_title() == "6 clients, 24 examples"
 
 
+def test_histogram_with_clients_that_have_nothing() -> None:
+    data = from_clients([{"x": np.ones(4)}] * 3, test=[None, None, {"x": np.ones(90)}])
+    ax = size_histogram(data.test)
+    assert ax.get_xscale() == "linear"
+    assert [bar.get_height() for bar in ax.patches if bar.get_height()] == [2, 1]
+
+
 @pytest.mark.parametrize("clients", [*(pytest.param(n, marks=pytest.mark.slow) for n in (1, 100)), 10])
 def test_overview(clients: int, tmp_path) -> None:
     data = made(clients, test_fraction=0.2)

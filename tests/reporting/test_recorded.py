@@ -40,7 +40,8 @@ def test_a_seed_that_stopped_holds_its_last_round():
     [
         ("loss", True), ("test_loss_worst", True), ("perplexity", True), ("test_perplexity_before", True),
         ("gap", True), ("calibration_error", True), ("personal_loss_by_examples", True),
-        ("tuned_accuracy_losing", True),
+        ("tuned_accuracy_losing", True), ("client_loss_std", True), ("client_accuracy_gini", True),
+        ("gradient_variance_uniform", True), ("dissimilarity", True), ("client_accuracy_jain", False),
         ("accuracy", False), ("test_accuracy_worst", False), ("personal_loss_gain", False), ("f1", False),
     ],
 )  # fmt: skip
