@@ -89,8 +89,8 @@ def as_examples(what: str, given: Any) -> Any:
         kinds = [np.asarray(part).dtype.kind for part in given[0] if np.ndim(part) == 0]
         if len(given[0]) == 2 and kinds == ["f", "i"]:
             raise TypeError(
-                f"{what}: the first row is {shown(given[0])}: pairs (x, y) or two features? Give two arrays, (x, y), or "
-                "one of the features, np.asarray([...])"
+                f"{what}: the first row is {shown(given[0])}: pairs (x, y) or two features? Give two arrays, (x, y), "
+                "or one of the features, np.asarray([...])"
             )
         return given
     if isinstance(given, tuple | list | Mapping):

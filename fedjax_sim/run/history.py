@@ -135,7 +135,7 @@ class History:
         return np.where(lost.reshape(-1, *[1] * (found.ndim - 1)), np.nan, found) if lost.any() else found
 
     def rounds_to(self, name: str, target: float) -> np.ndarray:
-        """Rounds until a metric or record reaches a target: at most it for losses, errors and spreads, at least it for others.
+        """Rounds until a metric or record reaches a target: at most it for losses, errors, spreads, else at least it.
 
         Metrics of a model whose loss is not finite reach nothing, nor do records of rounds after a seed has stopped.
 
