@@ -177,7 +177,7 @@ class GeometricMedian(Aggregator):
     Reference: Pillutla, Kakade and Harchaoui 2022, "Robust aggregation for federated learning", algorithm 2.
     """
 
-    nu: Any = real(default=1e-6, low=0.0, open_=True)
+    nu: Any = real(default=1e-6, above=0.0)
     iterations: int = count(default=10, high=INT32_MAX)
 
     weighted: ClassVar[bool] = True
@@ -227,7 +227,7 @@ class CenteredClipping(Aggregator):
     Reference: Karimireddy, He and Jaggi 2021, "Learning from history for Byzantine robust optimization", section 4.
     """
 
-    tau: Any = real(default=10.0, low=0.0, open_=True)
+    tau: Any = real(default=10.0, above=0.0)
     iterations: int = count(default=1, high=INT32_MAX)
 
     def init(self, params: Any) -> Any:

@@ -117,7 +117,7 @@ class Clipped(Clipping):
     clipping).
     """
 
-    norm: Any = real(default=1.0, low=0.0, open_=True, infinite=True)
+    norm: Any = real(default=1.0, above=0.0, infinite=True)
 
 
 class AdaptivelyClipped(Clipping):
@@ -143,7 +143,7 @@ class AdaptivelyClipped(Clipping):
 
     quantile: Any = real(default=0.5, low=0.0, high=1.0)
     rate: Any = real(default=0.2, low=0.0)
-    initial: Any = real(default=0.1, low=0.0, open_=True)
+    initial: Any = real(default=0.1, above=0.0)
 
     @property
     def follows(self) -> bool:

@@ -13,8 +13,7 @@ from fedjax_sim.algorithms.base import recorded
 from fedjax_sim.algorithms.contract import Client, Message, Requires
 from fedjax_sim.algorithms.wrapper import Wrapper, within
 from fedjax_sim.core import sampling, trees
-from fedjax_sim.core.fields import choice, count, flag, static
-from fedjax_sim.core.values import check_real
+from fedjax_sim.core.fields import choice, count, flag, real
 
 _ROUNDING, _PLACES = 0x5153, 0x524B  # branches of a client's key: for the rounding, for the places
 _INDEX_BYTES = 4
@@ -98,18 +97,10 @@ class Quantised(Compressed):
         return jax.lax.stop_gradient(rounded).astype(v.dtype) + (v - jax.lax.stop_gradient(v))
 
 
-def _check_fraction(what: str, value: Any) -> None:
-    if isinstance(value, jax.core.Tracer):
-        raise TypeError(f"{what} is traced: it decides sizes, so give a number")
-    check_real(what, value, low=0.0, high=1.0)
-    if value == 0:
-        raise ValueError(f"{what} is 0: nothing would be sent; it must be in (0, 1]")
-
-
 class Sparsified(Compressed):
     """Base of the methods whose clients send some of the entries of their change."""
 
-    fraction: float = static(_check_fraction, default=0.1)
+    fraction: float = real(above=0.0, high=1.0, structure=True, default=0.1)
     feedback: bool = flag(default=True)
 
     @property

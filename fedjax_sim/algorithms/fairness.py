@@ -37,7 +37,7 @@ class QFedAvg(FedAvg):
     """
 
     q: Any = real(default=1.0, low=0.0)
-    lipschitz: Any = real(default=None, low=0.0, open_=True)
+    lipschitz: Any = real(default=None, above=0.0)
 
     @property
     def requires(self) -> Requires:

@@ -66,7 +66,7 @@ class Hull(Described, kw_only=True):
       solver: of ``fedjax_sim.min_norm``; None for active sets up to 512 vectors, away steps beyond.
     """
 
-    alpha: Any = real(default=0.5, low=0.0, high=1.0)
+    alpha: Any = real(default=0.5, above=0.0, high=1.0)
     candidates: str = choice(("seen", "all"), default="seen")
     weights: str = choice(("shortest", "uniform", "sample"), default="shortest")
     normalised: bool = flag(default=False)

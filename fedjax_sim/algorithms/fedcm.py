@@ -38,7 +38,7 @@ class FedCm(FedAvg):
     Reference: Xu et al. 2021, "FedCM: Federated learning with client-level momentum", Algorithm 2.
     """
 
-    alpha: Any = real(default=0.1, low=0.0, high=1.0)
+    alpha: Any = real(default=0.1, above=0.0, high=1.0)
     scaling: str = choice(("mean", "direction"), default="mean")
 
     requires = Requires(slope=True, average="plain", averages=WEIGHTED_MEANS)

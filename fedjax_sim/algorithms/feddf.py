@@ -45,7 +45,7 @@ class FedDf(FedAvg):
         means all of them in every step.
       distiller: optimiser of the distillation, its state fresh in every round; Adam at 1e-3, as in the paper, by
         default, whose cosine schedule and early stopping are left to you.
-      task: whose model is distilled; None (default) for the run's.
+      task: whose model is distilled: the run's, which every run puts here in the place of what is given.
 
     Raises:
       TypeError: ``public`` is no data set.

@@ -35,7 +35,7 @@ class FedDyn(FedAvg):
     Reference: Acar et al. 2021, "Federated learning based on dynamic regularization", Algorithm 1.
     """
 
-    alpha: Any = real(default=0.1, low=0.0, open_=True)
+    alpha: Any = real(default=0.1, above=0.0)
     form: str = choice(("paper", "code"), default="paper")
 
     @property

@@ -34,7 +34,7 @@ def _check_effective_steps(what: str, value: Any) -> None:
     if isinstance(value, str):
         check_choice(what, value, _RULES)
     elif not isinstance(value, EffectiveSteps):
-        check_real(what, value, low=0.0, open_=True, optional=True)
+        check_real(what, value, above=0.0, optional=True)
 
 
 class FedNova(FedAvg):

@@ -34,7 +34,7 @@ class FedNtd(FedAvg):
     """
 
     beta: Any = real(default=1.0, low=0.0)
-    temperature: Any = real(default=1.0, low=0.0, open_=True)
+    temperature: Any = real(default=1.0, above=0.0)
 
     requires = Requires(classes=True, elsewhere=True)
 

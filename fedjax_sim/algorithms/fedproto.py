@@ -48,12 +48,13 @@ class FedProto(FedAvg):
     Args:
       lam: weight of the distance to the prototypes, >= 0.
       form: ``"paper"`` or ``"code"``.
-      num_classes: C, structure; None (default) for the task's.
-      width: D, structure; None (default) for the model's.
+      num_classes: C, structure: the task's, which every run fills in.
+      width: D, structure: the model's, filled in too.
 
     Raises:
-      ValueError: (before a run) a task without classes, a scheme with replacement, another average than ``"sample"``
-        and ``"plain"``, which mean the same here, or with the paper's form batches that are taken in pieces.
+      ValueError: (before a run) another number of classes or width than the run's, a task without classes, a scheme
+        with replacement, another average than ``"sample"`` and ``"plain"``, which mean the same here, or with the
+        paper's form batches that are taken in pieces.
       TypeError: (before a run) a task or a model that does not say its features.
 
     Reference: Tan et al. 2022, "FedProto: Federated prototype learning across heterogeneous clients", Algorithm 1.
@@ -75,7 +76,11 @@ class FedProto(FedAvg):
     def fitted(self, task: Any, dataset: Any) -> Self:
         params = jax.eval_shape(lambda: task.init(jax.random.key(0), dataset))
         width = jax.eval_shape(task.features, params, dataset.examples).shape[-1]
-        return self.replace(num_classes=task.num_classes(dataset), width=width)
+        found = {"num_classes": task.num_classes(dataset), "width": width}
+        for name, number in found.items():
+            if getattr(self, name) not in (None, number):
+                raise ValueError(f"fedproto({name}={getattr(self, name)}): it is {number} in this run: leave it out")
+        return self.replace(**found)
 
     def phases(self) -> tuple[Method, ...]:
         names = ("client_optimizer", "client_learning_rate", "keep_optimizer", "lam", "form")

@@ -35,7 +35,7 @@ class Moon(FedAvg):
     """
 
     mu: Any = real(default=1.0, low=0.0)
-    temperature: Any = real(default=0.5, low=0.0, open_=True)
+    temperature: Any = real(default=0.5, above=0.0)
 
     requires = Requires(duplicates=False)
 

@@ -40,7 +40,7 @@ class PerFedAvg(FedAvg):
 
     alpha: Any = real(default=0.01, low=0.0)
     form: str = choice(("exact", "first_order", "hessian_free"), default="exact")
-    delta: Any = real(default=1e-3, low=0.0, open_=True)
+    delta: Any = real(default=1e-3, above=0.0)
 
     @property
     def requires(self) -> Requires:

@@ -36,7 +36,7 @@ class PFedMe(FedAvg):
     Reference: Dinh, Tran and Nguyen 2020, "Personalized federated learning with Moreau envelopes", Algorithm 1.
     """
 
-    lam: Any = real(default=15.0, low=0.0, open_=True)
+    lam: Any = real(default=15.0, above=0.0)
     inner_steps: int = count(default=5)
     outer_learning_rate: Any = real(default=0.005, low=0.0)
 

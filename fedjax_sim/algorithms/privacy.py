@@ -136,7 +136,7 @@ def noise_multiplier(
       num_clients: N.
       accountant: ``"pld"``, ``"rdp"`` or None.
     """
-    check_real("noise_multiplier(epsilon=...)", epsilon, low=0.0, open_=True, host=True)
+    check_real("noise_multiplier(epsilon=...)", epsilon, above=0.0, host=True)
     of = _accounting("noise_multiplier", sampling, num_clients, accountant, rounds, delta)
 
     def enough(z: float) -> bool:
@@ -213,7 +213,7 @@ def _accounting(
 ) -> _Accounting:
     """Rounds of the Gaussian mechanism on what a scheme draws."""
     check_count(f"{name}(rounds=...)", rounds)
-    check_real(f"{name}(delta=...)", delta, low=0.0, high=1.0, open_=True, host=True)
+    check_real(f"{name}(delta=...)", delta, above=0.0, below=1.0, host=True)
     event, neighbours = _event(sampling, num_clients)
     able = ("pld", "rdp") if neighbours == ADD_OR_REMOVE else ("rdp",)
     check_choice("accountant", able[0] if accountant is None else accountant, ("pld", "rdp"))

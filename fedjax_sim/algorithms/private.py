@@ -57,11 +57,11 @@ class Dp(Clipping):
     Algorithm 1 and Theorem 1.
     """
 
-    norm: Any = real(default=1.0, low=0.0, open_=True)
+    norm: Any = real(default=1.0, above=0.0)
     noise_multiplier: Any = real(default=1.0, low=0.0)
     quantile: Any = real(default=None, low=0.0, high=1.0)
     rate: Any = real(default=0.2, low=0.0)
-    count_noise: Any = real(default=None, low=0.0, open_=True)
+    count_noise: Any = real(default=None, above=0.0)
 
     @property
     def requires(self) -> Requires:

@@ -26,14 +26,14 @@ class EachClient:
     For :func:`fedjax_sim.core.fields.leaf`. That there is one number a client is checked when the data are known.
 
     Attributes:
-      low, high, open_: the interval, as in :func:`fedjax_sim.core.values.check_real`.
+      low, high, above: the interval, as in :func:`fedjax_sim.core.values.check_real`.
       other: types of what else is allowed.
       rounds: whether an array [rounds, N] is allowed too.
     """
 
     low: float = 0.0
     high: float | None = None
-    open_: bool = False
+    above: float | None = None
     other: tuple[type, ...] = ()
     rounds: bool = False
 
@@ -42,7 +42,7 @@ class EachClient:
             return
         if isinstance(value, Described):
             raise TypeError(f"{what} is {shown(value)}: it must be a real number or an array of them")
-        check_real(what, value, low=self.low, high=self.high, open_=self.open_)
+        check_real(what, value, low=self.low, high=self.high, above=self.above)
         shape = np.shape(_as_array(value))
         if len(shape) > 1 + self.rounds or 0 in shape:
             raise ValueError(

@@ -52,19 +52,19 @@ def real(
     *,
     low: float | None = None,
     high: float | None = None,
-    open_: bool = False,
+    above: float | None = None,
     below: float | None = None,
     infinite: bool = False,
     structure: bool = False,
     several: bool = False,
     **kwargs: Any,
 ) -> Any:
-    """A real hyper-parameter in [low, high], checked by :func:`fedjax_sim.core.values.check_real`.
+    """A real hyper-parameter, checked by :func:`fedjax_sim.core.values.check_real`: what bounds it, is said there.
 
     It may be None if that is its default. It is a leaf, to be traced and differentiated; with ``structure`` a number of
     the host's. A run takes one number (:func:`check_single`), or with ``several`` an array too.
     """
-    bounds: dict[str, Any] = {"low": low, "high": high, "open_": open_, "below": below, "infinite": infinite}
+    bounds: dict[str, Any] = {"low": low, "high": high, "above": above, "below": below, "infinite": infinite}
     optional = kwargs.get("default", 0) is None
 
     def check(what: str, value: Any) -> None:

@@ -142,8 +142,6 @@ class _Walk:
             return {type(value).__name__: self.value(value.__func__, path)}
         if isinstance(value, functools.cached_property):
             return {"cached": self.value(value.func, path)}
-        if isinstance(value, functools.cached_property):
-            return {"cached": self.value(value.func, path)}
         if isinstance(value, property):
             return {"property": [self.value(one, path) for one in (value.fget, value.fset, value.fdel)]}
         if isinstance(value, _DESCRIPTORS):

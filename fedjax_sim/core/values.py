@@ -141,31 +141,33 @@ def check_real(
     *,
     low: float | None = None,
     high: float | None = None,
-    open_: bool = False,
+    above: float | None = None,
     below: float | None = None,
     optional: bool = False,
     infinite: bool = False,
     host: bool = False,
 ) -> None:
-    """Checks that a hyper-parameter is finite and inside [low, high] (the open interval if ``open_``).
+    """Checks that a hyper-parameter is finite and in [low, high], or with ``above`` and ``below`` between these.
 
     It must be so in the float type of programs too, unless it stays on the ``host``: 1e39 is infinite in float32, and
     1e-60 is 0. Of traced values the type is checked, and the rest left to :func:`conditions`.
 
-    The value is a number, an array or a pytree of them, ``optional`` None too, ``infinite`` infinity too; ``below`` is
-    an end that is excluded whatever ``open_``. Messages call it ``what``, ``"fedprox(mu=...)"``: a TypeError for no
-    number, else a ValueError.
+    The value is a number, an array or a pytree of them, ``optional`` None too, ``infinite`` infinity too. Messages call
+    it ``what``, ``"fedprox(mu=...)"``: a TypeError for no number, else a ValueError.
     """
     if value is None and not optional:
         raise TypeError(f"{what} is None: {_REAL}")
-    bounds = "" if low is None and high is None and below is None else f" {_interval(low, high, open_, below)}"
+    ends = (low, high, above, below)
+    bounds = "" if ends.count(None) == len(ends) else f" {_interval(*ends)}"
 
     def inside(array: Any) -> Any:
         met = True
         if low is not None:
-            met = (array > low) if open_ else (array >= low)
+            met = met & (array >= low)
         if high is not None:
-            met = met & ((array < high) if open_ else (array <= high))
+            met = met & (array <= high)
+        if above is not None:
+            met = met & (array > above)
         return met if below is None else met & (array < below)
 
     def finite(array: Any, numpy: Any) -> Any:
@@ -175,6 +177,8 @@ def check_real(
         if type(leaf) is object:
             continue
         traced = isinstance(leaf, jax.core.Tracer)
+        if traced and host:
+            raise TypeError(f"{what} is traced: programs are made by it, so give a number")
         if isinstance(leaf, bool) or not isinstance(leaf, (int, float, np.ndarray, np.generic, jax.Array)):
             raise TypeError(f"{what} is {leaf!r}: {_REAL}")
         array: Any = leaf if traced else _as_array(what, leaf)
@@ -214,11 +218,9 @@ def _length(number: int) -> str:
     return f"an integer of about {number.bit_length() * 0.30103:.0f} digits"
 
 
-def _interval(low: float | None, high: float | None, open_: bool, below: float | None) -> str:
-    if below is not None:
-        high = below
-    left = "(-inf" if low is None else f"{'(' if open_ else '['}{low:g}"
-    right = "inf)" if high is None else f"{high:g}{')' if open_ or below is not None else ']'}"
+def _interval(low: float | None, high: float | None, above: float | None, below: float | None) -> str:
+    left = f"({above:g}" if above is not None else "(-inf" if low is None else f"[{low:g}"
+    right = f"{below:g})" if below is not None else "inf)" if high is None else f"{high:g}]"
     return f"{left}, {right}"
 
 

@@ -334,7 +334,7 @@ class VirtualTime(_OfCohort):
       transfer: seconds for its communication, a number or [N].
     """
 
-    speeds: Any = leaf(EachClient(open_=True), default=1.0)
+    speeds: Any = leaf(EachClient(above=0.0), default=1.0)
     transfer: Any = leaf(EachClient(), default=0.0)
 
     def checked(self) -> VirtualTime:

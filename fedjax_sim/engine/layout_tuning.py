@@ -140,8 +140,8 @@ def tune(
       seeds: one seed or several; a CPU runs them in turn, so there the first is measured.
       initial_params: where all seeds start; None draws them from each seed.
       candidates: layouts to choose from, the most promising first; None for the rule's choice, turns, lanes of 4, 8, 16
-        and 32 up to the cohort's size, stacked, and factored and pooled where they can be. The first is chosen if it is
-        within 3 % of the fastest.
+        and 32 up to the cohort's size, stacked, buckets where there is no CPU, and factored and pooled where they can
+        be. The first is chosen if it is within 3 % of the fastest.
       limit: seconds of one candidate's rounds after which it is timed no more.
       repeats: timed calls of a candidate, at most.
       refresh: measure again although the times are known.
@@ -168,7 +168,7 @@ def tune(
       >>> train = fjs.make_train(**run, layout=tuning.layout)
     """
     asked, seed_list = check_arguments(run), check_seeds(seeds)
-    check_real("tune(limit=...)", limit, low=0.0, open_=True, host=True)
+    check_real("tune(limit=...)", limit, above=0.0, host=True)
     check_count("tune(repeats=...)", repeats)
     check_flag("tune(refresh=...)", refresh)
     given = tuple(candidates) if isinstance(candidates, (list, tuple)) else ()

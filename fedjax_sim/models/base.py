@@ -110,7 +110,7 @@ class FromBytes(Model):
 
     model: nn.Module = static(of_kind(nn.Module, "a flax.linen module"))
     mean: tuple[float, ...] = several(check_real, default=(0.0,))
-    std: tuple[float, ...] = several(functools.partial(check_real, low=0.0, open_=True), default=(1.0,))
+    std: tuple[float, ...] = several(functools.partial(check_real, above=0.0), default=(1.0,))
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.core.descriptions import Described, factory
-from fedjax_sim.core.fields import leaf, static
+from fedjax_sim.core.fields import leaf, real
 from fedjax_sim.core.programs import renew
 from fedjax_sim.core.values import check_real, is_real, shown, wrong_name
 from fedjax_sim.datasets.federated import HELD_OUT, FederatedDataset, held_out_parts
@@ -52,12 +52,6 @@ class FineTuned(Described):
         raise TypeError(f"{type(self).__name__} must define tested(params, dataset)")
 
 
-def _check_worst(what: str, worst: float) -> None:
-    check_real(what, worst, low=0.0, high=1.0)
-    if worst == 0:
-        raise ValueError(f"{what} is 0: it must be in (0, 1], a share of the clients")
-
-
 class PerClient(Described):
     """For ``simulate(evaluate=...)`` and ``make_train(evaluate=...)``: every client's values at every evaluation.
 
@@ -95,7 +89,7 @@ class PerClient(Described):
     """
 
     task: Task = leaf(of_kind(Task, "the run's task"))
-    worst: float = static(_check_worst, default=0.1)
+    worst: float = real(above=0.0, high=1.0, structure=True, default=0.1)
     tuned: FineTuned | None = leaf(
         of_kind(FineTuned | None, "fedjax_sim.personalise(task, client_optimizer, work), or None"), default=None
     )
@@ -200,7 +194,7 @@ def evaluate(task: Task, params: Any, dataset: FederatedDataset | HostDataset, *
       >>> found.clients["accuracy"].shape, bool(found.worst["accuracy"] <= found.overall["accuracy"])
       ((20,), True)
     """
-    _check_worst("evaluate(worst=...)", worst)
+    check_real("evaluate(worst=...)", worst, above=0.0, high=1.0, host=True)
     renew(task)
     return _evaluated(task, params, dataset, worst, _read(task, params, dataset))[0]
 

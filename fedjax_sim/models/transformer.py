@@ -49,9 +49,9 @@ class GPTNeoX(Model):
     heads: int = count(default=8)
     feedforward: int = count(default=2048)
     rotary: float = real(default=0.25, low=0.0, high=1.0, structure=True)
-    rotary_base: float = real(default=10_000.0, low=0.0, open_=True, structure=True)
+    rotary_base: float = real(default=10_000.0, above=0.0, structure=True)
     parallel: bool = flag(default=True)
-    epsilon: float = real(default=1e-5, low=0.0, open_=True, structure=True)
+    epsilon: float = real(default=1e-5, above=0.0, structure=True)
     param_dtype: Any = jnp.float32
 
     def __post_init__(self) -> None:

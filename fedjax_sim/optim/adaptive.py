@@ -32,7 +32,7 @@ class _Adaptive(Optimizer):
 
     beta1: Any = real(default=0.9, low=0.0, below=1.0)
     beta2: Any = real(default=0.99, low=0.0, below=1.0)
-    tau: Any = real(default=1e-3, low=0.0, open_=True)
+    tau: Any = real(default=1e-3, above=0.0)
 
     def second(self, v: jax.Array, square: jax.Array) -> jax.Array:
         """The second moment from the last one and Delta^2."""
@@ -97,9 +97,9 @@ class FedAms(Optimizer):
 
     beta1: Any = real(default=0.9, low=0.0, below=1.0)
     beta2: Any = real(default=0.99, low=0.0, below=1.0)
-    eps: Any = real(default=1e-3, low=0.0, open_=True)
+    eps: Any = real(default=1e-3, above=0.0)
     corrected: bool = flag(default=False)
-    initial: Any = real(default=1e-3, low=0.0, open_=True)
+    initial: Any = real(default=1e-3, above=0.0)
 
     def transform(self) -> optax.GradientTransformation:
         check_single(self, self.factory_name())

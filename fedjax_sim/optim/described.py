@@ -104,7 +104,7 @@ class Sgd(Optimizer):
     learning_rate: Any = real(low=0.0)
     momentum: Any = real(default=None, low=0.0, below=1.0)
     nesterov: bool = flag(default=False)
-    decay: Any = real(default=None, low=0.0, high=1.0)
+    decay: Any = real(default=None, above=0.0, high=1.0)
 
     def checked(self) -> Self:
         if self.nesterov and self.momentum is None:

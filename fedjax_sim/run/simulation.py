@@ -313,7 +313,7 @@ def _start(initial_params: Any, plan: Plan) -> Any:
     if initial_params is None:
         return None
     found: Any = jax.tree.structure(initial_params)
-    if found == jax.tree.structure(plan.params) or not isinstance(initial_params, list):
+    if found == jax.tree.structure(plan.params) or type(initial_params) not in (list, tuple):  # read again: a tuple
         check_initial("initial_params", initial_params, plan.params)
         return initial_params
     if len(initial_params) != len(plan.key):

@@ -40,7 +40,7 @@ class Converged(Stopping):
       metric: f, a metric of one number an evaluation.
     """
 
-    change: Any = leaf(functools.partial(check_real, low=0.0, open_=True, host=True), default=1e-4)
+    change: Any = leaf(functools.partial(check_real, above=0.0, host=True), default=1e-4)
     metric: str = static(check_metric, default="loss")
 
     def reason(self, evaluated: np.ndarray, metrics: Mapping[str, np.ndarray]) -> str | None:

@@ -104,7 +104,7 @@ class Personalise(FineTuned):
     work: Work = leaf(one_of(Work, example="fedjax_sim.local.steps(5)"))
     batches: Batches | None = leaf(one_of(Batches, NoneType, example="fedjax_sim.local.shuffled(20)"), default=None)
     first_order: bool = flag(default=False)
-    worst: float = real(low=0.0, high=1.0, structure=True, default=0.1)
+    worst: float = real(above=0.0, high=1.0, structure=True, default=0.1)
     seed: int = count(low=0, high=LARGEST_SEED, default=0)
     layout: Layout | None = leaf(one_of(Layout, NoneType, example="fedjax_sim.layout.turns()"), default=None)
     mu: Any = real(low=0.0, default=None)
@@ -112,8 +112,6 @@ class Personalise(FineTuned):
 
     def checked(self) -> Self:
         super().checked()
-        if self.worst == 0:
-            raise ValueError("personalise(worst=...) is 0: it must be in (0, 1], a share of the clients")
         return self.replace(
             client_optimizer=optim.as_optimizer(self.client_optimizer, "personalise(client_optimizer=...)"),
             batches=full_batch() if self.batches is None else self.batches,

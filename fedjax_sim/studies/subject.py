@@ -60,7 +60,7 @@ class Positive(Transform):
         return jnp.log(value)
 
     def check(self, what: str, value: Any) -> None:
-        check_real(what, value, low=0.0, open_=True)
+        check_real(what, value, above=0.0)
 
 
 class Softplus(Positive):
@@ -102,7 +102,7 @@ class Interval(Transform):
         return jnp.log(value - low) - jnp.log(low + width - value)
 
     def check(self, what: str, value: Any) -> None:
-        check_real(what, value, low=float(self.low), high=float(self.high), open_=True)
+        check_real(what, value, above=float(self.low), below=float(self.high))
 
     def _ends(self, like: jax.Array) -> tuple[jax.Array, jax.Array]:
         low = jnp.asarray(self.low, like.dtype)

@@ -294,7 +294,7 @@ def test_bad_input():
     for fraction, error in ((0.0, ValueError), (1.5, ValueError), (-0.1, ValueError), ("half", TypeError)):
         with pytest.raises(error, match=r"top_k\(fraction=...\) is"):
             fjs.top_k(BASE, fraction)
-    with pytest.raises(TypeError, match=r"random_k\(fraction=...\) is traced: it decides sizes"):
+    with pytest.raises(TypeError, match=r"random_k\(fraction=...\) is traced: programs are made by it"):
         jax.jit(lambda f: fjs.random_k(BASE, f).client_learning_rate)(0.5)
     with pytest.raises(TypeError, match=r"top_k\(feedback=...\) is 1"):
         fjs.top_k(BASE, 0.5, feedback=1)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import fedjax_sim as fjs
 from fedjax_sim.core.descriptions import Described, factory
 from fedjax_sim.core.fields import choice, count, flag, real
 from fedjax_sim.core.values import check_choice, check_count, check_flag, check_real, close, conditions, suggest
@@ -25,12 +26,12 @@ from fedjax_sim.core.values import check_choice, check_count, check_flag, check_
         (math.nan, {"infinite": True}, ValueError, "x is nan"),
         (math.inf, {"low": 0.0}, ValueError, r"finite and in \[0, inf\)"),
         (-0.5, {"low": 0.0}, ValueError, r"x is -0.5: it must be in \[0, inf\)"),
-        (0, {"low": 0.0, "open_": True}, ValueError, r"in \(0, inf\)"),
+        (0, {"above": 0.0}, ValueError, r"in \(0, inf\)"),
         (1.0, {"low": 0.0, "below": 1.0}, ValueError, r"in \[0, 1\)"),
         (2.0, {"high": 1.0}, ValueError, r"in \(-inf, 1\]"),
         ({"w": np.array([0.5, 3.0])}, {"high": 1.0}, ValueError, r"x is \[0.5 3. \]"),
         (1e39, {}, ValueError, "infinite in float32: it must be at most 3.4028235e"),
-        (1e-60, {"low": 0.0, "open_": True}, ValueError, "which is 0.0 in float32"),
+        (1e-60, {"above": 0.0}, ValueError, "which is 0.0 in float32"),
         (10**400, {}, ValueError, "an integer of about 400 digits: it must be finite as a float"),
     ],
 )
@@ -39,12 +40,24 @@ def test_numbers_that_are_refused(value, bounds, error, message):
         check_real("x", value, **bounds)
 
 
+def test_the_ends_that_are_left_out_are_said_by_methods():
+    """At 0 nothing would ever be trained, without a word."""
+    sgd = fjs.optim.sgd(0.1)
+    for made in (fjs.fedcm, fjs.fedaware):
+        with pytest.raises(ValueError, match=r"alpha=...\) is 0.0: it must be in \(0, 1\]"):
+            made(client_optimizer=sgd, alpha=0.0)
+    with pytest.raises(ValueError, match=r"worst=...\) is 0.0: it must be in \(0, 1\]"):
+        fjs.per_client(fjs.quadratic(), worst=0.0)
+
+
 def test_numbers_that_pass():
     for value in (1, 0.5, np.float64(2), np.ones(3, np.float16), jnp.ones(2, jnp.bfloat16), {"a": [0.0]}, (), 10**30):
         check_real("x", value, low=0.0)
     check_real("x", None, optional=True)
     check_real("x", math.inf, infinite=True)
-    check_real("x", 1e-60, low=0.0, open_=True, host=True)
+    check_real("x", 1e-60, above=0.0, host=True)
+    with pytest.raises(TypeError, match="x is traced: programs are made by it"):
+        jax.jit(lambda value: check_real("x", value, host=True))(1.0)
 
 
 def test_of_traced_numbers_the_condition_is_left():
@@ -90,7 +103,7 @@ def test_integers_flags_and_words():
 
 class Thing(Described):
     rate: float = real(default=0.5, low=0.0, high=1.0)
-    scale: float | None = real(default=None, low=0.0, open_=True, structure=True)
+    scale: float | None = real(default=None, above=0.0, structure=True)
     every: int | None = count(default=None, high=9)
     loud: bool = flag(default=False)
     kind: str = choice(("mean", "sum"), default="mean")

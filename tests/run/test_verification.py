@@ -34,7 +34,8 @@ def history():
     return fjs.simulate(
         fjs.scaffold(client_optimizer=fjs.optim.sgd(0.1, momentum=0.5)), data, **SETTINGS, seeds=[3, 1],
         diagnostics=["e_lud"], stop=stopping.converged(1e-9), skip_nonfinite=True,
-        initial_params=np.linspace(-1, 1, 4).astype(np.float32), evaluate=fjs.per_client(fjs.quadratic()),
+        initial_params=[np.linspace(-1, 1, 4).astype(np.float32), np.ones(4, np.float32)],
+        evaluate=fjs.per_client(fjs.quadratic()),
     )  # fmt: skip
 
 

@@ -109,7 +109,7 @@ class Deadline(Policy):
       keep: keep partial work (True) or drop all who are late (False).
     """
 
-    seconds: Any = real(low=0.0, open_=True)
+    seconds: Any = real(above=0.0)
     keep: bool = flag(default=False)
 
     may_be_empty = True

@@ -47,7 +47,7 @@ class LogNormal(Distribution):
       sigma: standard deviation of log x, >= 0.
     """
 
-    median: Any = real(low=0.0, open_=True)
+    median: Any = real(above=0.0)
     sigma: Any = real(low=0.0)
 
     def quantile(self, u: jax.Array) -> jax.Array:
@@ -76,7 +76,7 @@ class Uniform(Distribution):
 class Exponential(Distribution):
     """P(x > t) = exp(-t / mean), mean > 0."""
 
-    mean: Any = real(low=0.0, open_=True)
+    mean: Any = real(above=0.0)
 
     def quantile(self, u: jax.Array) -> jax.Array:
         return -_like(self.mean, u) * jnp.log1p(-u)
@@ -88,7 +88,7 @@ class HalfNormal(Distribution):
     The training times that Nguyen et al. 2022 (FedBuff) find in production are close to it.
     """
 
-    scale: Any = real(low=0.0, open_=True)
+    scale: Any = real(above=0.0)
 
     def quantile(self, u: jax.Array) -> jax.Array:
         return _like(self.scale, u) * 2**0.5 * lax.erf_inv(u)
@@ -102,8 +102,8 @@ class Pareto(Distribution):
       shape: > 0; the mean, scale shape / (shape - 1), is finite for shape > 1 alone.
     """
 
-    scale: Any = real(low=0.0, open_=True)
-    shape: Any = real(low=0.0, open_=True)
+    scale: Any = real(above=0.0)
+    shape: Any = real(above=0.0)
 
     def quantile(self, u: jax.Array) -> jax.Array:
         return _like(self.scale, u) * jnp.exp(-jnp.log1p(-u) / _like(self.shape, u))
@@ -118,7 +118,7 @@ class Zipf(Distribution):
       most: the largest k.
     """
 
-    scale: Any = real(low=0.0, open_=True)
+    scale: Any = real(above=0.0)
     exponent: Any = real(low=0.0)
     most: int = count(high=INT32_MAX, default=100)
 
@@ -164,9 +164,9 @@ _TIMED = _FIXED[:-1]
 _COMPUTE, _NETWORK, _FAILURE = 0, 1, 2  # the words of a client and round
 
 
-def _quantity(high: float | None = None, *, open_: bool = False) -> Any:
+def _quantity(high: float | None = None, *, above: float | None = None) -> Any:
     """A field of a number, one a client, a distribution or None."""
-    return leaf(EachClient(high=high, open_=open_, other=(Distribution, NoneType)), default=None)
+    return leaf(EachClient(high=high, above=above, other=(Distribution, NoneType)), default=None)
 
 
 def _factor() -> Any:
@@ -229,9 +229,9 @@ class Devices(System):
     """
 
     seconds_per_step: Any = _quantity()
-    flops_per_second: Any = _quantity(open_=True)
-    download: Any = _quantity(open_=True)
-    upload: Any = _quantity(open_=True)
+    flops_per_second: Any = _quantity(above=0.0)
+    download: Any = _quantity(above=0.0)
+    upload: Any = _quantity(above=0.0)
     latency: Any = _quantity()
     jitter: Any = _factor()
     network_jitter: Any = _factor()

@@ -69,7 +69,7 @@ def power_law_sizes(num_examples: int, num_clients: int, exponent: float, seed: 
       >>> int(power_law_sizes(1000, 5, 2.0, seed=0).sum())
       1000
     """
-    check_real("power_law_sizes(exponent=...)", exponent, low=1.0, open_=True, host=True)
+    check_real("power_law_sizes(exponent=...)", exponent, above=1.0, host=True)
     check_clients("power_law_sizes", num_examples, num_clients, min_size)
     uniform = Draws("power_law_sizes", seed).uniform(num_clients)
     return _from_logs(-np.log(uniform) / (exponent - 1.0), num_examples, min_size)
@@ -98,7 +98,7 @@ def dirichlet_sizes(num_examples: int, num_clients: int, alpha: float, seed: int
       >>> int(dirichlet_sizes(1000, 5, 0.5, seed=0).sum())
       1000
     """
-    check_real("dirichlet_sizes(alpha=...)", alpha, low=0.0, open_=True, host=True)
+    check_real("dirichlet_sizes(alpha=...)", alpha, above=0.0, host=True)
     check_clients("dirichlet_sizes", num_examples, num_clients, min_size)
     logs = Draws("dirichlet_sizes", seed).log_dirichlet(np.full(num_clients, float(alpha)))
     return _from_logs(logs, num_examples, min_size)

@@ -53,7 +53,7 @@ def dirichlet(
       >>> dirichlet(labels, num_clients=5, alpha=0.1, seed=0)
       Partition(5 clients, 100 examples, redraws=9, moved=0)
     """
-    check_real("dirichlet(alpha=...)", alpha, low=0.0, open_=True, host=True)
+    check_real("dirichlet(alpha=...)", alpha, above=0.0, host=True)
     check_flag("dirichlet(balanced=...)", balanced)
     classes = checked_labels("dirichlet", labels)
     check_clients("dirichlet", classes.size, num_clients, min_size)
@@ -105,7 +105,7 @@ def dirichlet_per_client(
       [25, 25, 25, 25]
     """
     what = "dirichlet_per_client"
-    check_real(f"{what}(alpha=...)", alpha, low=0.0, open_=True, host=True)
+    check_real(f"{what}(alpha=...)", alpha, above=0.0, host=True)
     check_real(f"{what}(prior_exponent=...)", prior_exponent)
     classes = checked_labels(what, labels)
     check_clients(what, classes.size, num_clients, min_size)

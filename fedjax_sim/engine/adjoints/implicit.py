@@ -50,7 +50,7 @@ class LinearSolver(Described, kw_only=True):
       max_steps: most products with I - J.
     """
 
-    tolerance: float | None = real(default=None, low=0.0, open_=True, structure=True)
+    tolerance: float | None = real(default=None, above=0.0, structure=True)
     max_steps: int = count(default=1000, high=INT32_MAX)
 
     def limit(self, b: Any) -> float:
@@ -159,7 +159,7 @@ class Implicit(Adjoint):
     """
 
     solver: LinearSolver = leaf(one_of(LinearSolver, example="fedjax_sim.adjoints.neumann()"), default=Neumann())
-    settled: float = real(default=1e-4, low=0.0, open_=True, structure=True)
+    settled: float = real(default=1e-4, above=0.0, structure=True)
 
     def check(self, plan: Plan, rounds: int) -> None:
         method, batches, system = plan.algorithm, plan.batches, plan.system

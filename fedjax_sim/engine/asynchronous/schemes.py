@@ -149,7 +149,7 @@ class FedAsync(Asynchronous):
     Reference: Xie et al. 2019, "Asynchronous federated optimization", Algorithm 1.
     """
 
-    alpha: Any = real(default=0.6, low=0.0, high=1.0)
+    alpha: Any = real(default=0.6, above=0.0, high=1.0)
     staleness: Staleness = _staleness()
 
     mixes_models: ClassVar[bool] = True

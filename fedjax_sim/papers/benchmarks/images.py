@@ -12,6 +12,7 @@ import fedjax_sim as fjs
 from fedjax_sim.papers.bench import Bench, Effect
 from fedjax_sim.papers.drawing import canvas
 from fedjax_sim.reporting.plots import COLOURS, LEGEND, plain
+from fedjax_sim.reporting.recorded import measured
 from fedjax_sim.run.history import History
 
 FMNIST, MNIST = "Fashion-MNIST", "MNIST"
@@ -53,7 +54,7 @@ def halves(bench: Bench, name: str, normalise: Any = False) -> tuple[Examples, E
 
 def best(history: History, metric: str) -> Score:
     """Of a metric that is a share of the examples."""
-    found = 100 * history[metric].max(axis=1)
+    found = 100 * np.nanmax(measured(history, metric), axis=1)
     return Score(float(found.mean()), float(found.std(ddof=min(len(found) - 1, 1))), tuple(found.tolist()))
 
 

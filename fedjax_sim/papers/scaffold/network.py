@@ -14,6 +14,7 @@ from fedjax_sim.papers.scaffold import images
 from fedjax_sim.papers.scaffold.images import Split
 from fedjax_sim.papers.scaffold.tuning import METRIC
 from fedjax_sim.reporting import Panel, panels
+from fedjax_sim.reporting.recorded import measured
 from fedjax_sim.run.history import History
 
 HIDDEN = 100
@@ -77,7 +78,7 @@ def _tried(bench: Bench, split: Split, data: Mapping[float, fjs.FederatedDataset
 
 def best_of(run: History) -> np.ndarray:
     """The best accuracy of a run by seed; one that diverged has what it had before."""
-    found: np.ndarray = np.nanmax(run[METRIC], axis=1)
+    found: np.ndarray = np.nanmax(measured(run, METRIC), axis=1)
     return found
 
 

@@ -16,6 +16,7 @@ from fedjax_sim.papers.measuring import difference
 from fedjax_sim.papers.scaffold.images import METHODS
 from fedjax_sim.reporting.figures import plain_numbers
 from fedjax_sim.reporting.plots import COLOURS, LEGEND, plain
+from fedjax_sim.reporting.recorded import measured
 
 METRIC = "test_accuracy"
 _PAPERS_LIMIT = 1000
@@ -113,7 +114,7 @@ def tuned(
             stop=fjs.stopping.reached(METRIC, target), on_divergence="stop", divergence_factor=None, **setting,
             rounds=limit if best is None or np.isinf(best.mean) else int(best.rounds.max()),
         )  # fmt: skip
-        accuracies = history[METRIC]
+        accuracies = measured(history, METRIC)
         found, height = Tuned(rate, rounds_to(accuracies, target), limit), float(np.nanmax(accuracies, axis=1).mean())
         if best is None or found.mean < best.mean or (np.isinf(best.mean) and height > nearest):
             best, nearest = found, height

@@ -168,7 +168,7 @@ class ES(Estimator):
     windows: Metz et al. 2019, "Understanding and correcting pathologies in the training of learned optimizers".
     """
 
-    sigma: Any = real(low=0.0, open_=True, default=0.1)
+    sigma: Any = real(above=0.0, default=0.1)
     pairs: int = count(default=8)
     window: int | None = count(default=None)
 
@@ -233,7 +233,7 @@ class PES(Estimator):
       True
     """
 
-    sigma: Any = real(low=0.0, open_=True, default=0.1)
+    sigma: Any = real(above=0.0, default=0.1)
     pairs: int = count(default=8)
     window: int = count(default=1)
 

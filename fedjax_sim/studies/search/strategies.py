@@ -69,8 +69,8 @@ class Population(Strategy):
     2023, "FedPop: Federated population-based hyperparameter tuning", of which this is the level of the server.
     """
 
-    fraction: float = real(low=0.0, high=0.5, open_=True, structure=True, default=0.25)
-    factor: Any = real(low=1.0, open_=True, default=1.25)
+    fraction: float = real(above=0.0, below=0.5, structure=True, default=0.25)
+    factor: Any = real(above=1.0, default=1.25)
     resample: Any = real(low=0.0, high=1.0, default=0.0)
 
     def sizes(self, members: int, evaluated: list[int]) -> tuple[int, ...]:

@@ -177,8 +177,8 @@ class LogUniform(Uniform):
       high: upper end, above ``low``.
     """
 
-    low: float = fields.real(low=0.0, open_=True, structure=True)
-    high: float = fields.real(low=0.0, open_=True, structure=True)
+    low: float = fields.real(above=0.0, structure=True)
+    high: float = fields.real(above=0.0, structure=True)
 
     def quantile(self, share: np.ndarray) -> np.ndarray:
         value: np.ndarray = np.exp(np.log(self.low) + np.log(self.high / self.low) * share)
