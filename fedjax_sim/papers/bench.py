@@ -274,20 +274,6 @@ class Bench:
         return self._runs / (f"{kind}-{key}" if known else f"{kind}-{stem}-{key}")
 
 
-@dataclasses.dataclass(frozen=True)
-class Experiment:
-    """A figure or table of a paper, or several drawn from the same runs."""
-
-    source: str  # paper and number: "Wang et al. 2020 (FedNova), Figure 2"
-    perform: Callable[[Bench], Outcome]  # runs it and draws it
-    cpu: int  # seeds at this size; one at the size smoke
-    paper: int  # seeds at the paper's size, as many as the paper has
-
-    def seeds(self, size: Size) -> int:
-        """Their number at a size."""
-        return {"smoke": 1, "cpu": self.cpu, "paper": self.paper}[size]
-
-
 def mapped(dataset: FederatedDataset, name: str, change: Callable[[Any], Any]) -> FederatedDataset:
     """The same data set with an array of its examples changed, in the training and in the test part."""
     test = None if dataset.test is None else mapped(dataset.test, name, change)

@@ -17,7 +17,7 @@ from fedjax_sim.core.values import check_count
 from fedjax_sim.core.version import __version__
 from fedjax_sim.papers import writing
 from fedjax_sim.papers.bench import SIZES, Bench, Claim, Effect, Scale, Size
-from fedjax_sim.papers.catalogue import CATALOGUE, check_name, load
+from fedjax_sim.papers.catalogue import CATALOGUE, check_name, load, source
 from fedjax_sim.papers.overview import Line, board
 
 
@@ -65,16 +65,15 @@ def reproduce(
     for place in (folder / "runs", folder / name):
         check_writable(place)
         remove_left_overs(place)
-    experiment = load(name)
-    title = CATALOGUE[name].title
-    bench = Bench(size, experiment.seeds(size) if seeds is None else seeds, folder / "runs", show)
-    show(f"\n{name} ({size}): {title}. {experiment.source}")
+    entry, perform = CATALOGUE[name], load(name)
+    bench = Bench(size, entry.seeds(size) if seeds is None else seeds, folder / "runs", show)
+    show(f"\n{name} ({size}): {entry.title}. {source(name)}")
     begin = time.perf_counter()
-    outcome = experiment.perform(bench)
+    outcome = perform(bench)
     devices = jax.devices()
     several = f"{len(devices)} {devices[0].device_kind} device{'s' if len(devices) != 1 else ''}"
     report = writing.Report(
-        name=name, title=title, source=experiment.source, size=size, seeds=len(bench.seeds), version=__version__,
+        name=name, title=entry.title, source=source(name), size=size, seeds=len(bench.seeds), version=__version__,
         seconds=round(time.perf_counter() - begin, 1),
         run_seconds=round(sum(run.seconds + run.compile_seconds for run in bench.recorded.values()), 1),
         where=f"fedjax_sim {__version__}, jax {jax.__version__}, {several}",
@@ -131,7 +130,7 @@ def reproduce_all(
     lines = []
     for name in names:
         try:
-            wanted = load(name).seeds(size) if seeds is None else seeds
+            wanted = CATALOGUE[name].seeds(size) if seeds is None else seeds
             known = writing.read(folder / name)
             if known is not None and (known.version, known.seeds) == (__version__, wanted):
                 show(f"{name}: complete already{'' if not known.data else f' ({known.data[0]})'}")
