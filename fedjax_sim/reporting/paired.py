@@ -45,7 +45,9 @@ def half_width(values: np.ndarray, level: float = LEVEL) -> Any:
 def differences(a: np.ndarray, b: np.ndarray, precision: str) -> np.ndarray:
     """a - b, 0 where round-off of ``"float32"`` or ``"float64"`` is all that differs."""
     with np.errstate(invalid="ignore"):  # infinity less infinity
-        found: np.ndarray = np.where(abs(a - b) <= _round_off(a, b, precision), 0.0, a - b)
+        d = a - b
+        # An infinite value has an infinite round-off, which would take in what it differs by.
+        found: np.ndarray = np.where(np.isfinite(d) & (abs(d) <= _round_off(a, b, precision)), 0.0, d)
     return found
 
 

@@ -88,6 +88,10 @@ def test_differences_that_are_all_equal_have_no_test():
 def test_a_method_with_a_seed_that_diverged_has_no_difference():
     inf = with_seeds([1.0, np.inf, 2.0, 3.0, 4.0])
     assert np.isnan(paired({"a": inf, "b": inf}, "loss")[0].mean)
+    row = paired({"a": with_seeds(BASE), "b": inf}, "loss")[0]  # infinity is no round-off away from a number
+    assert np.isnan(row.mean)
+    assert np.isnan(row.p)
+    assert row.better == 0
     bad = with_seeds([1.0, np.nan, 2.0, 3.0, 4.0], test_accuracy=[0.9] * 5)
     good = {
         "a": with_seeds(BASE, test_accuracy=[0.5] * 5),
