@@ -241,10 +241,12 @@ def worst_mean(values: jax.Array, share: float, *, highest: bool, held: jax.Arra
     held = jnp.ones(values.shape, bool) if held is None else held
     badness = values if highest else -values
     ordered = jnp.sort(jnp.where(held, badness, jnp.full_like(badness, -jnp.inf)), descending=True)
-    real = values.dtype
-    count = jnp.maximum(jnp.ceil(jnp.sum(held, dtype=jnp.int32).astype(real) * jnp.asarray(share, real)), 1)
+    real = jnp.result_type(float)
+    product = jnp.sum(held, dtype=jnp.int32).astype(real) * jnp.asarray(share, real)
+    # A whole number may come out a little above itself: 0.3 * 50 is 15.000001 in single precision.
+    count = jnp.maximum(jnp.ceil(product * (1 - 2 * float(jnp.finfo(real).eps))), 1)
     taken = jnp.arange(len(values), dtype=jnp.int32) < count.astype(jnp.int32)
-    mean = jnp.sum(jnp.where(taken, ordered, jnp.zeros_like(ordered))) / count
+    mean = jnp.sum(jnp.where(taken, ordered, jnp.zeros_like(ordered))) / count.astype(values.dtype)
     return jnp.where(jnp.any(held), mean if highest else -mean, jnp.nan)
 
 

@@ -112,6 +112,13 @@ def test_evaluation_has_a_derivative(data) -> None:
     assert float(slope) == pytest.approx(float(worst(1 + step) - worst(1 - step)) / (2 * step), rel=1e-2)
 
 
+@pytest.mark.parametrize(("clients", "share"), [(50, 0.3), (25, 0.6), (100, 0.15), (50, 0.07), (30, 0.1), (1, 0.1)])
+def test_the_worst_are_no_more_than_the_share_says(clients, share) -> None:
+    values = np.random.default_rng(0).random(clients).astype("f")
+    worst = np.sort(values)[-int(np.ceil(round(share * clients, 9))) :]  # 0.3 * 50 is above 15 in single precision
+    assert float(evaluation.worst_mean(jnp.asarray(values), share, highest=True)) == pytest.approx(worst.mean())
+
+
 @pytest.mark.parametrize("worst", [0.0, 1.5, -1.0])
 def test_bad_share(data, worst) -> None:
     with pytest.raises(ValueError, match=r"worst=\.\.\."):
