@@ -60,7 +60,11 @@ def with_validation(dataset: T, fraction: float, seed: int = 0, *, gap: int | No
     sizes = np.asarray(dataset.sizes).astype(np.int64)
     owner = np.repeat(np.arange(sizes.size), sizes)
     if gap is None:
-        held = held_in("validation", owner, sizes, fraction, seed)
+        # In the order of the ids: where clients are stored must not matter to what is drawn.
+        by_id = np.argsort(np.asarray(dataset.client_ids))
+        rows = ranges(offsets_of(sizes)[by_id], sizes[by_id])
+        held = np.zeros(owner.size, bool)
+        held[rows] = held_in("validation", np.repeat(np.arange(sizes.size), sizes[by_id]), sizes[by_id], fraction, seed)
         dropped = np.zeros_like(held)
     else:
         check_count("with_validation(gap=...)", gap, low=0)

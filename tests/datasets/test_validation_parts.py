@@ -64,6 +64,15 @@ def test_the_same_are_taken_on_the_host() -> None:
     assert held(turned.validation) == [held(here.validation)[i] for i in (2, 0, 1)]
 
 
+def test_where_clients_are_stored_does_not_matter_to_what_is_drawn():
+    data = datasets.from_ids({"x": np.arange(30.0)}, np.repeat([2, 5, 7, 9], [4, 11, 9, 6]))
+    moved = data.reordered([2, 0, 3, 1])
+    for home in (lambda one: one, datasets.on_host):
+        drawn, again = (datasets.with_validation(home(one), 0.4, seed=3).validation for one in (data, moved))
+        for position, other in enumerate([2, 0, 3, 1]):
+            assert again.client(position)["x"].tolist() == drawn.client(other)["x"].tolist()
+
+
 def test_the_last_ones_behind_a_gap() -> None:
     made = datasets.with_validation(given(), 0.25, gap=2)
     assert held(made) == [[0.0], [1.0], [6.0, 7.0, 8.0, 9.0]]  # of 3 and 6 that are not taken, but for one at least
