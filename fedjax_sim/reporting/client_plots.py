@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_sim.reporting import recorded
 from fedjax_sim.reporting.figures import whole_numbers
 from fedjax_sim.reporting.personal import APART, at_evaluation, ends, in_order, of_methods, place_of, shares
 from fedjax_sim.reporting.plots import COLOURS, LEGEND, axes_or_new, band_words, line_style, mean_and_band, plain
@@ -161,7 +162,10 @@ def gains(
 
 
 def bands(run: Recorded, name: str, *, seed: int = 0, ax: Any = None) -> Any:
-    """Draws quantiles of every round [seeds, R, Q]: the middle one as a line, each pair around it as a band."""
+    """Draws quantiles of every round [seeds, R, Q]: the middle one as a line, each pair around it as a band.
+
+    A seed that was stopped early holds its last ones.
+    """
     levels = _of_seed(run, name, seed).T
     ax = axes_or_new(ax, 7, 4)
     rounds, pairs = rounds_of(run, name), len(levels) // 2
@@ -179,11 +183,16 @@ def bands(run: Recorded, name: str, *, seed: int = 0, ax: Any = None) -> Any:
 
 
 def heat_map(run: Recorded, name: str, *, round: int | None = None, seed: int = 0, ax: Any = None) -> Any:
-    """Draws the matrix of one round, of [seeds, R, S, S]; cosines (all in [-1, 1]) on a fixed scale with white at 0."""
+    """Draws the matrix of one round, of [seeds, R, S, S]; cosines (all in [-1, 1]) on a fixed scale with white at 0.
+
+    Without a ``round`` it is the last one; of a seed that was stopped early, the last before that.
+    """
     matrices = _of_seed(run, name, seed)
-    at = len(matrices) if round is None else round
-    if not 1 <= at <= len(matrices):
-        raise IndexError(f"heat_map(round={round}): rounds are 1 to {len(matrices)}")
+    stop = getattr(run, "stops", {}).get(getattr(run, "seeds", range(seed + 1))[seed])
+    last = len(matrices) if stop is None else min(len(matrices), stop.round)
+    at = last if round is None else round
+    if not 1 <= at <= last:
+        raise IndexError(f"heat_map(round={round}): rounds are 1 to {last}")
     ax = axes_or_new(ax, 5.2, 4.4)
     largest = float(np.nanmax(np.abs(matrices[at - 1]), initial=0.0))
     limit = 1.0 if largest <= 1.001 else largest
@@ -197,7 +206,7 @@ def heat_map(run: Recorded, name: str, *, round: int | None = None, seed: int = 
 
 
 def _of_seed(run: Recorded, name: str, seed: int) -> np.ndarray:
-    values: np.ndarray = np.asarray(run[name], dtype=float)
+    values = recorded.held(run, name)[0].astype(float)
     if not 0 <= seed < len(values):
         raise IndexError(f"{name!r} has the seeds at positions 0 to {len(values) - 1}, not {seed}")
     one: np.ndarray = values[seed]

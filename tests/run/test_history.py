@@ -206,6 +206,18 @@ def test_plots_of_every_round():
         h.plot("cosine_matrix", round=6)
     with pytest.raises(IndexError, match="positions 0 to 1"):
         h.plot("update_norms", seed=2)
+    zero = {name: np.array(h[name]) for name in ("update_norms", "cosine_matrix")}  # as after a stop
+    for values in zero.values():
+        values[0, 3:] = 0
+    early = dataclasses.replace(h, rounds=h.rounds | zero, stops={h.seeds[0]: Stop(3, "x")})
+    drawn = early.plot("update_norms").get_lines()[0].get_ydata()
+    np.testing.assert_array_equal(drawn, h["update_norms"][0, [0, 1, 2, 2, 2], 2])
+    ax = early.plot("cosine_matrix")
+    np.testing.assert_array_equal(ax.get_images()[0].get_array(), h["cosine_matrix"][0, 2])
+    assert ax.get_title() == "round 3"
+    assert early.plot("cosine_matrix", seed=1).get_title() == "round 5"
+    with pytest.raises(IndexError, match="rounds are 1 to 3"):
+        early.plot("cosine_matrix", round=4)
     plt.close("all")
 
 
