@@ -538,3 +538,21 @@ def test_a_weighted_cohort_has_the_probability_of_its_draws_one_after_the_other(
             expected += np.log((client + 1) / left)
             left -= client + 1
         assert float(scheme.log_probability(DATA, KEY, t)) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("weights", [[1e8, 1.0, 1.0, 2.0], [1.0, 1e-8, 3e-8, 2e-8]])
+def test_the_log_probability_of_a_draw_that_one_client_outweighs(weights):
+    """What is left for the later draws is small beside the sum of all weights, whose digits it does not share."""
+    data = fjs.datasets.quadratics_from(np.ones((4, 1, 1)), np.zeros((4, 1)))
+
+    def log_probability(weights):
+        return fjs.cohort.weighted(3, weights).log_probability(data, KEY, jnp.int32(0))
+
+    order = np.asarray(fjs.cohort.weighted(3, jnp.asarray(weights)).select(data, KEY, jnp.int32(0)).indices)
+    left, expected = np.array(weights), 0.0
+    for client in order:
+        expected += np.log(left[client] / left.sum())
+        left[client] = 0
+    found, slope = jax.jit(jax.value_and_grad(log_probability))(jnp.asarray(weights))
+    assert float(found) == pytest.approx(expected, rel=1e-5)
+    assert np.isfinite(slope).all()

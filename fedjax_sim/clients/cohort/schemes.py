@@ -230,8 +230,10 @@ class Weighted(_Sampled):
     def log_probability(self, dataset: FederatedDataset, key: jax.Array, round_: jax.Array) -> jax.Array:
         """Of the draws in their order: sum_k log w_(i_k) - log(sum of the weights left before draw k)."""
         weights = self._masses(dataset)
-        drawn = weights[sampling.choose_weighted(cohort_key(key, round_), weights, self.num_sampled)]
-        left = jnp.sum(weights) - (jnp.cumsum(drawn) - drawn)
+        chosen = sampling.choose_weighted(cohort_key(key, round_), weights, self.num_sampled)
+        drawn = weights[chosen]
+        # From the last draw on: what is left is no difference, which heavy clients would swallow.
+        left = jnp.sum(weights.at[chosen].set(0)) + jnp.cumsum(drawn[::-1])[::-1]
         possible = drawn > 0
         return jnp.sum(jnp.where(possible, jnp.log(jnp.where(possible, drawn / left, 1)), 0))
 
