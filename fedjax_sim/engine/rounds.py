@@ -220,18 +220,19 @@ def _measured(
         bytes_down, bytes_up = traffic(one.solver, one.sent, state, one.drawn.slots)
         down, up = down + each * float(bytes_down), up + each * float(bytes_up)
     last, algorithm = exchanges[-1], plan.algorithm
-    client = last.drawn.slots.client
-    if isinstance(algorithm, Wrapper):
-        client = algorithm.weighed(client, last.drawn.cohort)
+    own, cohort = last.drawn.slots.client, last.drawn.cohort
+    if plan.guard.skip:  # a client that it has left out is one that took no step
+        taken = jnp.where(cohort.valid, own.steps, jnp.zeros_like(own.steps))
+        own = own._replace(index=cohort.indices, steps=taken, weight=cohort.weights)
+    client = algorithm.weighed(own, cohort) if isinstance(algorithm, Wrapper) else own
     weights_of_steps: Any = ()
     if plan.observes("accumulation"):
         steps = plan.work.most_steps(plan.batches.most_in_epoch(plan.dataset))
         most = last.solver.algorithm.requires.gradients(steps)
-        own = last.drawn.slots.client
         weights_of_steps = accumulation(last.solver.algorithm, plan.params, last.sent, own, most)
     view = RoundView(
         task=plan.task, dataset=plan.dataset, algorithm=algorithm, before=algorithm.model(start.server),
-        after=algorithm.model(state.server), client=client, cohort=last.drawn.cohort,
+        after=algorithm.model(state.server), client=client, cohort=cohort,
         updates=last.result.stacks.get(Watch.UPDATES, ()), drift=last.result.stacks.get(Watch.DRIFT, ()),
         weights_of_steps=weights_of_steps, bytes_down=down, bytes_up=up,
         useful_steps=record["useful_steps"], computed_steps=record["computed_steps"],

@@ -665,3 +665,26 @@ def test_a_mean_over_examples_in_slices_counts_each_once(x64, monkeypatch, weigh
     shares = np.array([0.2, 0.8])
     by_client = shares @ [np.mean((weights * values)[part]) for part in (slice(7), slice(7, 10))]
     np.testing.assert_allclose(streams.mean_over_examples(mean, (), data, shares), by_client, rtol=1e-12)
+
+
+def test_a_client_that_is_skipped_is_one_that_took_no_step():
+    """What diagnostics find of the others does not know of it, whatever it left."""
+    rng = np.random.default_rng(0)
+    clients = [
+        {"H": np.stack([np.eye(2) * (1 + i)] * n), "e": rng.normal(size=(n, 2))} for i, n in enumerate((3, 5, 4))
+    ]
+    clients[1] = {"H": clients[1]["H"] * 1e30, "e": clients[1]["e"]}
+    data = fjs.datasets.from_clients(clients)
+
+    def records(tau, **changes):
+        history = fjs.simulate(
+            fjs.fedavg(client_optimizer=fjs.optim.sgd(0.1)), data, task=fjs.quadratic(start=1.0), rounds=1,
+            cohort=fjs.cohort.full(), work=fjs.local.given_steps([tau], most=3), batches=fjs.local.full_batch(),
+            diagnostics=["surrogate", "inexactness", "lud", "drift", "update_norms"], **changes,
+        )  # fmt: skip
+        return history.rounds
+
+    skipped, absent = records([2, 3, 1], skip_nonfinite=True), records([2, 0, 1])
+    assert skipped["nonfinite_clients"].tolist() == [[1]]
+    for name in absent.keys() - {"nonfinite_clients", "nonfinite_ids", "useful_steps", "computed_steps"}:
+        np.testing.assert_allclose(skipped[name], absent[name], rtol=1e-5, atol=1e-6, err_msg=name)
