@@ -99,6 +99,9 @@ def _explained(obj: Any, path: str, leaves: dict[str, Any]) -> str:
     found = leaves.get(path, functools.reduce(lambda node, part: getattr(node, part, missing), path.split("."), obj))
     if found is missing or callable(found):
         return f"{name} has no hyper-parameter {path!r}: {suggest(path, real)}"
+    inside = [one for one in real if one.endswith(f".{path}")]
+    if path not in leaves and inside:  # a wrapper shows what its base has
+        return f"{name} has {path!r} in what it wraps: give {' or '.join(map(repr, inside))}"
     kind = f"of type {getattr(found, 'dtype', type(found).__name__)}" if path in leaves else "which is structure"
     known = f"real ones: {', '.join(real)}" if real else f"{name} has no real leaves"
     fix = "give it a number when the object is made" if found is None else f"make one {name} for each value"

@@ -128,3 +128,9 @@ def test_bad_values_are_refused():
         paths.replace(fjs.ema(fedprox()), {"base.client_optimizer.learning_rate": -0.1})
     with pytest.raises(ValueError, match="keys of dictionaries must have no dots"):
         paths.real_leaves({"a.b": 1.0, "a": {"b": 2.0}})
+
+
+def test_what_a_wrapper_shows_of_its_base_is_named_by_its_path():
+    method = fjs.ema(fjs.clipped(fedprox()))
+    with pytest.raises(ValueError, match=r"in what it wraps: give 'base\.base\.client_optimizer\.learning_rate'"):
+        paths.get(method, "client_optimizer.learning_rate")
