@@ -45,7 +45,7 @@ class Apfl(FedAvg):
     alpha: Any = real(default=0.5, low=0.0, high=1.0)
     adaptive: bool = flag(default=False)
 
-    requires = OWN_MODELS
+    requires = OWN_MODELS.but(per_step=2)
 
     def init_client(self, params: Any) -> Any:
         return Kept(params, jnp.asarray(self.alpha, jnp.result_type(float)) if self.adaptive else ())

@@ -43,7 +43,7 @@ class Ditto(FedAvg):
 
     @property
     def requires(self) -> Requires:
-        return OWN_MODELS.but(more_steps=self.personal_steps or 0)
+        return OWN_MODELS.but(more_steps=self.personal_steps or 0, per_step=2 if self.personal_steps is None else 1)
 
     def checked(self) -> Self:
         checked = super().checked()

@@ -47,7 +47,7 @@ class FedEM(Several):
     @property
     def requires(self) -> Requires:
         return Requires(
-            survey=True, several=True, duplicates=False, averages=WEIGHTED_MEANS,
+            survey=True, several=True, duplicates=False, averages=WEIGHTED_MEANS, per_step=self.components,
             averages_why="the components are averages of the clients' models, whose weights must sum to one",
             minimises=lambda objective: objective.replace("F_i", "mean_j -log sum_k pi_ik exp(-loss_j(x_k))"),
         )  # fmt: skip

@@ -32,7 +32,7 @@ class FedSam(FedAvg):
 
     rho: Any = real(default=0.05, low=0.0)
 
-    requires = Requires(whole_batches=True, elsewhere=True)
+    requires = Requires(whole_batches=True, elsewhere=True, per_step=2)
 
     def objective(self, F: Any, y: Any, k: jax.Array, sent: Any, c_i: Any, client: Client) -> Any:
         g = jax.grad(F)(client.held)

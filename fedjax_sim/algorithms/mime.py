@@ -100,7 +100,7 @@ class Mime(MimeLite):
     Algorithm 1.
     """
 
-    requires = Requires(average="plain", averages=WEIGHTED_MEANS, elsewhere=True)
+    requires = Requires(average="plain", averages=WEIGHTED_MEANS, elsewhere=True, per_step=2)
 
     def phases(self) -> tuple[Method, ...]:
         collect = Collect(client_optimizer=self.client_optimizer, shared=True, average="plain", averages=WEIGHTED_MEANS)

@@ -44,9 +44,11 @@ class PerFedAvg(FedAvg):
 
     @property
     def requires(self) -> Requires:
+        # Of the exact form the product with the Hessian counts as a gradient.
         return OWN_MODELS.but(
-            average="plain", duplicates=True, other_batch=True, whole_batches=True, elsewhere=self.form != "exact"
-        )
+            average="plain", duplicates=True, other_batch=True, whole_batches=True, elsewhere=self.form != "exact",
+            per_step={"exact": 3, "first_order": 2, "hessian_free": 4}[self.form],
+        )  # fmt: skip
 
     def objective(self, F: Any, y: Any, k: jax.Array, sent: Any, c_i: Any, client: Client) -> Any:
         inner_gradient = jax.grad(F.other)

@@ -159,7 +159,8 @@ def before_work(
     requires = method.requires
     pieces = plan.batches.pieces(sizes, rows) if requires.steps else jnp.zeros_like(sizes)
     passes = batches_in(sizes, rows) if surveys(method) else jnp.zeros_like(sizes)
-    passes, pieces = passes + requires.more_steps * pieces, requires.hold * pieces
+    each = requires.per_step
+    passes, pieces = each * (passes + requires.more_steps * pieces), each * requires.hold * pieces
     if plan.system is not None and plan.system.counts_flops:
         part = plan.batches.examples_per_batch(sizes, rows) / rows
         cost = cost._replace(flops_per_step=jnp.asarray(cost.flops_per_step, part.dtype) * part)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -169,11 +170,13 @@ def _updated(plan: Plan, method: Method, server: Any, messages: dict[str, Any], 
 def _recorded(plan: Plan, state: TrainState, exchanges: list[Exchange]) -> Record:
     """What the run itself records of a round."""
     last = exchanges[-1].drawn
+    each = [one.solver.algorithm.requires.per_step for one in exchanges]
     useful = [jnp.sum(one.solver.all_micro_steps(one.drawn.slots), dtype=jnp.int32) for one in exchanges]
+    computed = [one.result.computed for one in exchanges]
     record = {
         "cohort_size": last.cohort.size,
-        "useful_steps": sum(useful, start=jnp.int32(0)),
-        "computed_steps": sum((one.result.computed for one in exchanges), start=jnp.int32(0)),
+        "useful_steps": sum(map(operator.mul, useful, each), start=jnp.int32(0)),
+        "computed_steps": sum(map(operator.mul, computed, each), start=jnp.int32(0)),
         **_divergence(plan.algorithm.model(state.server), exchanges),
     }
     if plan.cohort.may_overflow:

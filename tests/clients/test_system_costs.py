@@ -18,6 +18,7 @@ from fedjax_sim.engine.checks import resolve
 from fedjax_sim.engine.draw import exchange_cost
 from fedjax_sim.engine.plan import Plan
 from fedjax_sim.engine.rounds import init_state
+from fedjax_sim.engine.solver import Solver
 from fedjax_sim.reporting import comparison, curves
 from fedjax_sim.reporting.plots import on_one_axis
 from fedjax_sim.run.history import History
@@ -181,6 +182,54 @@ def history(durations, losses, **more):
         rounds={**rounds, **more}, params=(), seeds=list(range(len(losses))), seconds=1.0, compile_seconds=1.0,
         description={},
     )  # fmt: skip
+
+
+SEVERAL = {
+    "ditto": fjs.ditto(client_optimizer=sgd(0.1)),
+    "ditto apart": fjs.ditto(client_optimizer=sgd(0.1), personal_steps=1),
+    "apfl": fjs.apfl(client_optimizer=sgd(0.1)),
+    "fedsam": fjs.fedsam(client_optimizer=sgd(0.1)),
+    "mime": fjs.mime(client_optimizer=sgd(0.1)),
+    "exact": fjs.perfedavg(client_optimizer=sgd(0.1), form="exact"),
+    "first order": fjs.perfedavg(client_optimizer=sgd(0.1), form="first_order"),
+    "Hessian-free": fjs.perfedavg(client_optimizer=sgd(0.1), form="hessian_free"),
+}
+
+
+def test_gradients_of_a_step_are_those_of_its_operations(monkeypatch):
+    """As many as its operations are of FedAvg's, to a third of one."""
+    found, step = {}, Solver.step
+
+    def counted(self, sent, slot, progress, k, **how):
+        if not self.surveying:
+            traced = jax.make_jaxpr(lambda *of: step(self, *of))(sent, slot, progress, k)
+            found["of a step"] = count(traced.jaxpr)
+        return step(self, sent, slot, progress, k, **how)
+
+    def operations(method):
+        jax.eval_shape(train, method, data, KEY)
+        return found["of a step"]
+
+    monkeypatch.setattr(Solver, "step", counted)
+    task, data = fjs.classification(fjs.models.MLP(10, hidden=(64,))), classified(10, (32,), 20)
+    train = fjs.make_train(
+        task=task, rounds=1, batch_size=10, work=fjs.local.steps(3), cohort=fjs.cohort.full(), layout=fjs.layout.turns()
+    )
+    plain = operations(fjs.fedavg(client_optimizer=sgd(0.1)))
+    for name, method in SEVERAL.items():
+        assert operations(method) / plain == pytest.approx(method.requires.per_step, abs=1 / 3), name
+
+
+@pytest.mark.parametrize(("name", "gradients"), [("ditto", 2 * 3), ("ditto apart", 3 + 1), ("mime", 2 + 2 * 3)])
+def test_gradients_of_a_step_are_recorded_and_take_their_time(name, gradients):
+    found = fjs.simulate(
+        SEVERAL[name], classified(count=20), task=fjs.classification(fjs.models.LogisticRegression(7)), rounds=2,
+        eval_every=2, batch_size=10, cohort=fjs.cohort.full(), work=fjs.local.steps(3),
+        system=systems.devices(seconds_per_step=1.0),
+    )  # fmt: skip
+    assert found.rounds["useful_steps"].tolist() == [[2 * gradients] * 2]
+    assert found.rounds["computed_steps"].tolist() == [[2 * gradients] * 2]
+    np.testing.assert_allclose(found.rounds["duration"], [[gradients] * 2])
 
 
 def test_clock_of_a_history():

@@ -203,10 +203,10 @@ class Devices(System):
         compute    tau_i * seconds_per_step_i * jitter     or   tau_i * flops_per_step / flops_per_second_i * jitter
         upload     (latency_i + bytes_up / upload_i) * network jitter
 
-    tau_i counts gradients on one batch: passes over all local data (surveys) and the batches of a full gradient count
-    too. ``flops_per_step`` is counted from the task's own gradient (:func:`fedjax_sim.systems.gradient_flops`), so a
-    larger model or batch takes longer; the clock is that of FedScale, with measured FLOPs in the place of its
-    milliseconds an example.
+    tau_i counts gradients on one batch: passes over all local data (surveys), the batches of a full gradient and, where
+    a step takes several, each of these count too. ``flops_per_step`` is counted from the task's own gradient
+    (:func:`fedjax_sim.systems.gradient_flops`), so a larger model or batch takes longer; the clock is that of FedScale,
+    with measured FLOPs in the place of its milliseconds an example.
 
     Every quantity is a number for all clients, an array of one a client in the order of the ids, or a distribution
     (``fjs.systems.lognormal(...)``) that is drawn once for each client id, from ``seed`` and not from the run's key:
