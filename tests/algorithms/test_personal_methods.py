@@ -163,7 +163,7 @@ def test_ditto(lam, steps):
     same(result.params, x)
     same(result.state.clients, kept)
     same(personal(method, result), kept)
-    gradients = sum(TAU[t, i] + (steps or 0) for t, i in visits())
+    gradients = sum(TAU[t, i] + (steps or TAU[t, i]) for t, i in visits())
     assert result.rounds["useful_steps"].sum() == gradients
 
 
