@@ -19,6 +19,7 @@ from fedjax_sim.clients.local.batches import Batches, FullBatch
 from fedjax_sim.clients.scheme import check_kind
 from fedjax_sim.core.descriptions import Described
 from fedjax_sim.core.fields import check_single
+from fedjax_sim.core.keys import no_keys
 from fedjax_sim.core.programs import renew, uncollected
 from fedjax_sim.core.values import INT32_MAX, LARGEST_SEED, check_real, conditions, is_concrete, shown
 from fedjax_sim.datasets.federated import FederatedDataset
@@ -51,7 +52,7 @@ def check_run(plan: Plan, rounds: int, initial_params: Any = None) -> Plan:
             "make_train was given a HostDataset: a run whose data stays on the host is no JAX function of it, so only "
             "simulate takes one; use dataset.on_device() if the device has room for all of it"
         )
-    check_kind("dataset", dataset, FederatedDataset, example="fedjax_sim.datasets.synthetic(1.0, 1.0)")
+    check_kind("dataset", dataset, FederatedDataset, example="fedjax_sim.datasets.from_ids((x, y), clients) of arrays")
     if not (hasattr(key, "dtype") and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)) or jnp.shape(key) != ():
         raise TypeError(f"key is {key!r}: give one typed PRNG key, jax.random.key(0)")
     name = type(algorithm).__name__
@@ -232,8 +233,7 @@ def resolve_seeds(
 
 def check_seeds(seeds: Any) -> list[int]:
     """The seeds as a list of integers, at least one, in [0, 2^32) and none twice."""
-    if isinstance(seeds, jax.Array) and jnp.issubdtype(seeds.dtype, jnp.integer):
-        seeds = np.asarray(seeds).reshape(-1)
+    seeds = no_keys(seeds)
     if isinstance(seeds, (str, jax.Array)) or not isinstance(seeds, (int, np.integer, np.ndarray, Iterable)):
         raise TypeError(f"seeds is {seeds!r}: give an integer or several, range(5)")
     found = [seeds] if isinstance(seeds, (int, np.integer)) else list(seeds)

@@ -8,6 +8,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_sim.core.descriptions import factory
 from fedjax_sim.core.fields import real, static
@@ -174,10 +175,12 @@ class Classification(Supervised):
                 f"{list(labels.shape[1:])}: logits need the label's axes and then the classes{fix and f': {fix}'}"
             )
         if dataset.num_classes is not None and dataset.num_classes > classes:
-            raise ValueError(
-                f"the data set has {dataset.num_classes} classes and the model {classes} outputs: "
-                f"give the model num_classes={dataset.num_classes}"
-            )
+            seen = not isinstance(labels, jax.core.Tracer) and labels.size > 0
+            first = int(np.asarray(labels).min()) if seen else 0
+            fix = f"give the model num_classes={dataset.num_classes}"
+            if first > 0:
+                fix = f"the least label is {first}: number the classes from 0, y - {first}, or {fix}"
+            raise ValueError(f"the data set has {dataset.num_classes} classes and the model {classes} outputs: {fix}")
 
     def num_classes(self, dataset: FederatedDataset) -> int:
         return self.output_shape(dataset)[-1]

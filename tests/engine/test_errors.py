@@ -319,7 +319,7 @@ RUNS: dict[str, tuple[dict[str, Callable[[], Any]], type[Exception], tuple[str, 
     "data set a mapping": (
         {"dataset": lambda: {"x": 1}},
         TypeError,
-        ("dataset is {'x': 1}", "a FederatedDataset", "synthetic"),
+        ("dataset is {'x': 1}", "a FederatedDataset", "from_ids"),
     ),
     "algorithm and data set exchanged": (
         {"algorithm": lambda: data(), "dataset": lambda: fedavg()},
@@ -353,6 +353,14 @@ RUNS: dict[str, tuple[dict[str, Callable[[], Any]], type[Exception], tuple[str, 
         {"task": lambda: fjs.classification(fjs.models.LogisticRegression(2))},
         ValueError,
         ("3 classes", "2 outputs", "num_classes=3"),
+    ),
+    "classes numbered from 1": (
+        {
+            "dataset": lambda: fjs.datasets.from_clients(2 * [(np.ones((4, 2)), np.arange(4) % 3 + 1)]),
+            "task": lambda: fjs.classification(fjs.models.LogisticRegression(3)),
+        },
+        ValueError,
+        ("4 classes", "3 outputs", "the least label is 1", "from 0, y - 1"),
     ),
     "a local solver that draws": (
         {"algorithm": lambda: fedavg(client_optimizer=optax.noisy_sgd(0.1, key=0))},
@@ -690,7 +698,9 @@ def test_seeds(seeds: Any, error: type[Exception], fragments: tuple[str, ...]) -
 
 @pytest.mark.usefixtures("no_program")
 def test_a_key_is_no_seed_and_progress_is_a_flag() -> None:
-    check(lambda: through_simulate(seeds=jax.random.key(0)), TypeError, "seeds is", "range(5)")
+    for key in (jax.random.key(0), jax.random.split(jax.random.key(0)), jax.random.PRNGKey(0), jax.random.PRNGKey(1)):
+        check(lambda key=key: through_simulate(seeds=key), TypeError, "seeds is a key", "range(5)", "random.key(s)")
+    check(lambda: jax.vmap(lambda seed: through_simulate(seeds=seed))(jax.numpy.arange(2)), TypeError, "make_train")
     check(lambda: through_simulate(progress="yes"), TypeError, "progress is 'yes'", "True, False, or None")
 
 
