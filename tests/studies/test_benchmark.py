@@ -191,6 +191,9 @@ def test_equal_differences_and_round_off_tell_nothing() -> None:
     assert (none.mean, none.half, none.better, none.p) == (0.0, 0.0, 0, 1.0)
     assert told.adjusted == pytest.approx(2 * stats.ttest_1samp([0.05, 0.1], 0).pvalue)  # of the two that have a test
     assert "*" not in benchmark.Result([], rows).table().partition("\n\n")[0]
+    assert "value: " in benchmark.Result([], rows).table()
+    smoke = [row._replace(version="1, smoke") for row in rows]
+    assert "note: version '1, smoke'" in benchmark.Result([], smoke).table()
 
 
 def test_the_smallest_effect_is_told_with_its_power() -> None:
@@ -330,3 +333,11 @@ def test_means_over_clients_of_a_task_with_scores_read_the_data_as_they_are() ->
     assert benchmark.by_clients(plain).in_buckets
     assert not benchmark.by_clients(plain.replace(scores=(fjs.scores.f1(),))).in_buckets
     assert not benchmark.by_clients(fjs.cox(fjs.models.LogisticRegression(1))).in_buckets
+
+
+def test_what_takes_less_than_a_minute_is_told_in_seconds() -> None:
+    from fedjax_sim.cli.benchmark import _hours
+
+    assert _hours((2 / 3600, 12 / 3600)) == "2 to 12 seconds"
+    assert _hours((0.01, 0.1)) == "1 to 6 minutes"
+    assert _hours((0.5, 2.0)) == "0.5 to 2.0 hours"

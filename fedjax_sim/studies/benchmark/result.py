@@ -53,7 +53,9 @@ class Result(NamedTuple):
 
     def table(self, form: str = "text", **read: Any) -> str:
         """The differences as a table: ``read`` are the arguments of :meth:`differences`."""
-        return as_table(self.differences(**read), form)
+        versions = sorted({row.version for row in self.rows} - {PROTOCOL.version})
+        notes = [f"note: version {version!r}, not the protocol's {PROTOCOL.version!r}" for version in versions]
+        return as_table(self.differences(**read), form, notes)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Writes ``choices.csv`` and ``rows.csv.xz``."""
