@@ -110,6 +110,22 @@ def keep_in_view(ax: Any) -> None:
         ax.set_ylim(bottom, top, auto=None)  # None: what is drawn later on is still taken into view
 
 
+def cut_bands(ax: Any, low: float | None, high: float | None) -> None:
+    """Ends a linear vertical axis where values end, if bands alone go beyond, unless its limits were set before.
+
+    An accuracy is not below 0; its interval over three seeds may be. None is for values without an end.
+    """
+    if not ax.get_autoscaley_on() or ax.get_yscale() == "log":
+        return
+    lines = [line for line in ax.get_lines() if line.get_transform() is ax.transData]
+    means = np.concatenate([_finite(line.get_xydata())[:, 1] for line in lines])
+    least, most = ax.dataLim.intervaly
+    bottom = low if low is not None and least < low <= means.min(initial=np.inf) else None
+    top = high if high is not None and most > high >= means.max(initial=-np.inf) else None
+    if bottom is not None or top is not None:
+        ax.set_ylim(bottom, top, auto=None)
+
+
 def _log_limits(means: np.ndarray, values: np.ndarray, start: float) -> tuple[float | None, float | None]:
     """A band that goes below 0 has no say in where the axis begins."""
     positive = values[values > 0]

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fedjax_sim.core.files import write_atomically
-from fedjax_sim.reporting.figures import FONTS, keep_in_view, plain_numbers, spans_a_decade
+from fedjax_sim.reporting.figures import FONTS, cut_bands, keep_in_view, plain_numbers, spans_a_decade
 from fedjax_sim.reporting.paired import half_width
 from fedjax_sim.reporting.recorded import AXES, Recorded, check_runs, drawable, held, in_words, positions, rounds_of
 
@@ -155,7 +155,7 @@ def draw(
     """The lines, bands and crosses of one axes, and its scale."""
     from matplotlib.ticker import MaxNLocator
 
-    means, stepped = [], against != "round"
+    means, extremes, stepped = [], [], against != "round"
     for name, run in histories.items():
         values, stopped = held(run, metric)
         values = values.astype(float)
@@ -172,6 +172,7 @@ def draw(
             places, values = on_one_axis(at, values, stopped)
         finite = np.asarray(drawable(values).all(axis=0))
         end = len(finite) if finite.all() else int(np.argmin(finite))
+        extremes += [values[:, :end].min(initial=np.inf), values[:, :end].max(initial=-np.inf)]
         means.append(mean_and_band(ax, places[:end], values[:, :end], styles[name], band, stepped=stepped, label=name))
         if end < len(finite):
             cross(ax, places[end], color=styles[name]["color"], markeredgewidth=2, label=f"_{DIVERGED}")
@@ -181,6 +182,8 @@ def draw(
         ax.set_yscale("log")
     if metric.endswith("loss"):
         keep_in_view(ax)
+    within = metric.endswith("accuracy") and max(extremes) <= 1
+    cut_bands(ax, 0.0 if min(extremes) >= 0 else None, 1.0 if within else None)
     if log and min(ax.get_ylim()) > 0 and ax.get_ylim()[1] < 1000 * ax.get_ylim()[0]:
         plain_numbers(ax.yaxis, (1.0, 2.0, 5.0))  # beyond three decades powers of ten are easier to read
     locator = ax.xaxis.get_major_locator()

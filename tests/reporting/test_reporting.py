@@ -319,6 +319,15 @@ class TestCurves:
         (area,) = curves(runs, band="std").collections
         assert np.isfinite(area.get_paths()[0].vertices).all()
 
+    def test_intervals_do_not_stretch_an_axis_beyond_what_can_be(self, pyplot):
+        low = run([[1.0, 1.0], [1.0, 1.0]], accuracy=[[0.1, 0.8], [0.3, 1.0]])
+        assert curves({"a": low}, "accuracy", band="ci95").get_ylim() == (0.0, 1.0)
+        assert curves({"a": low}, "accuracy").get_ylim()[0] > 0.0  # bands within: as ever
+        signed = run([[1.0, 1.0], [1.0, 1.0]], gain=[[-0.1, 0.1], [0.1, 1.3]])
+        bottom, top = curves({"a": signed}, "gain", band="ci95").get_ylim()
+        assert bottom < -1.0
+        assert top > 7.0
+
     def test_a_band_below_zero_does_not_stretch_a_logarithmic_axis(self, pyplot):
         ax = curves({"a": run([[1.0, 0.01], [1.0, 1e-6]])}, band="std", log=True)
         assert ax.get_ylim()[0] == pytest.approx(0.005 / 2, rel=1e-2)

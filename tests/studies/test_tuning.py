@@ -212,6 +212,7 @@ def test_the_plot_has_a_panel_for_each(tuned):
     pytest.importorskip("matplotlib")
     figure = tuned.plot()
     assert [ax.get_title() for ax in figure.axes] == ["objective", "mu", RATE]
+    assert all((ax.get_xticks() % 1 == 0).all() for ax in figure.axes)  # steps are whole numbers
 
 
 def test_the_plot_names_the_extra(tuned, monkeypatch):

@@ -14,7 +14,7 @@ from fedjax_sim.core.descriptions import describe
 from fedjax_sim.core.files import write_atomically
 from fedjax_sim.core.tabular import text_rows
 from fedjax_sim.core.values import as_plain
-from fedjax_sim.reporting.figures import new_figure
+from fedjax_sim.reporting.figures import new_figure, whole_numbers
 from fedjax_sim.reporting.plots import COLOURS, LEGEND, check_matplotlib, cross, plain
 from fedjax_sim.studies.subject import Subject
 
@@ -179,6 +179,7 @@ def _draw_trace(ax: Any, tuned: Tuned, lines: np.ndarray) -> None:
     if known.min() > 0 and known.max() > 5 * known.min():
         ax.set_yscale("log")
     ax.set_xlabel("step")
+    whole_numbers(ax.xaxis)
 
 
 def _number(leaf: np.ndarray) -> Any:
