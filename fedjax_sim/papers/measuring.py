@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_sim.papers.bench import Why
-from fedjax_sim.reporting.paired import half_width
 from fedjax_sim.reporting.recorded import measured
+from fedjax_sim.reporting.table import half_width
 from fedjax_sim.run.history import History
 
 TAIL = 10  # a level is the mean over the last tenth of the evaluations: single rounds of FedAvg jump about

@@ -14,8 +14,8 @@ from fedjax_sim.papers.catalogue import SOURCES
 from fedjax_sim.papers.drawing import canvas
 from fedjax_sim.papers.writing import FULL, Report, cell, claims_in_words, share
 from fedjax_sim.reporting.figures import plain_numbers
-from fedjax_sim.reporting.paired import half_width
 from fedjax_sim.reporting.plots import COLOURS
+from fedjax_sim.reporting.table import half_width
 
 # Blue held, warm colours did not, grey cannot be told: too few seeds (dark), or not testable (light).
 _SHADES = dict(

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from fedjax_sim.core.tabular import table
 from fedjax_sim.reporting import recorded
 from fedjax_sim.reporting.recorded import Recorded, in_words, less_is_better, loss_of_data, measured
-from fedjax_sim.reporting.table import ACCURACIES, cell, form_of, listed, one_number
+from fedjax_sim.reporting.table import ACCURACIES, LEVEL, cell, form_of, half_width, listed, one_number
 
-LEVEL = 0.05
 _NONE = "–"
 _ROUND_OFF = {"float32": 1e-5, "float64": 1e-11}  # differences of so much of the values are none
 
@@ -32,14 +31,6 @@ class Paired(NamedTuple):
     better: int  # the number of seeds in which it is the better one
     p: float  # two-sided, of the paired t test that the mean is 0; NaN where all differences are equal and not 0
     adjusted: float  # p, corrected for the number of methods (Holm 1979)
-
-
-def half_width(values: np.ndarray, level: float = LEVEL) -> Any:
-    """Half of Student's interval of the mean over the last axis, of n seeds: t s / sqrt(n), with 1 - level."""
-    from scipy.special import stdtrit  # type: ignore[import-untyped]  # of scipy, which jax brings
-
-    count = values.shape[-1]
-    return stdtrit(count - 1, 1 - level / 2) * values.std(axis=-1, ddof=1) / np.sqrt(count)
 
 
 def differences(a: np.ndarray, b: np.ndarray, precision: str) -> np.ndarray:
@@ -69,7 +60,7 @@ def tested(a: np.ndarray, b: np.ndarray, precision: str) -> tuple[np.ndarray, fl
 
 def t_test(d: np.ndarray) -> float:
     """Two-sided p of Student's test that the mean of paired differences [S] is 0; 0 where all are equal and not 0."""
-    from scipy.special import stdtr
+    from scipy.special import stdtr  # type: ignore[import-untyped]  # of scipy, which jax brings
 
     mean, error = d.mean(), d.std(ddof=1) / np.sqrt(d.size)
     if error == 0:

@@ -9,9 +9,8 @@ import numpy as np
 
 from fedjax_sim.core.tabular import table
 from fedjax_sim.reporting import recorded
-from fedjax_sim.reporting.paired import half_width
 from fedjax_sim.reporting.recorded import MODELS, Recorded, drawable, in_words, less_is_better, measured
-from fedjax_sim.reporting.table import cell, listed
+from fedjax_sim.reporting.table import cell, half_width, listed
 
 APART = 0.22  # of two models' points of one client, whose neighbour is 1 away
 TITLES = ("mean", "by examples", "worst", "spread", "worse than shared", "worse than tuned")

@@ -11,8 +11,8 @@ import numpy as np
 
 from fedjax_sim.core.files import write_atomically
 from fedjax_sim.reporting.figures import FONTS, cut_bands, keep_in_view, plain_numbers, spans_a_decade
-from fedjax_sim.reporting.paired import half_width
 from fedjax_sim.reporting.recorded import AXES, Recorded, check_runs, drawable, held, in_words, positions, rounds_of
+from fedjax_sim.reporting.table import half_width
 
 Band = Literal["range", "std", "sem", "ci95"] | None
 

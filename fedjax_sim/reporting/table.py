@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from fedjax_sim.reporting import recorded
 from fedjax_sim.reporting.recorded import Recorded, in_words, less_is_better, loss_of_data, measured
 
 ACCURACIES = ("test_accuracy", "accuracy")
+LEVEL = 0.05
 _NONE = "–"
 _MOST_NAMES = 6
 WITHOUT_PENALTY = (
@@ -19,7 +21,18 @@ WITHOUT_PENALTY = (
 USEFUL_STEPS = "useful steps: the gradients that clients needed, of those that were computed"
 
 
-def results_table(histories: Mapping[str, Recorded], *, target: float | None = None, form: str = "text") -> str:
+Spread = Literal["std", "sem", "ci95"]
+_SPREADS: dict[str, str] = {"std": "standard deviation", "sem": "standard error", "ci95": "half of the 95 % t-interval"}
+
+
+def results_table(
+    histories: Mapping[str, Recorded],
+    *,
+    target: float | None = None,
+    form: str = "text",
+    metrics: Sequence[str] | None = None,
+    band: Spread = "std",
+) -> str:
     """One row per method: final values, rounds to a target, time, and the share of the computed steps that was needed.
 
     The loss is that of the training data (of held-out ones where no run has evaluated them), without the penalty if one
@@ -36,19 +49,25 @@ def results_table(histories: Mapping[str, Recorded], *, target: float | None = N
       form: ``"text"``, aligned lines; ``"markdown"``; ``"latex"``, a ``tabular`` for the package booktabs, with what is
         below the table as comments; ``"csv"``, means and deviations in columns of their own, with nothing below;
         ``"html"``.
+      metrics: which final values, in the place of loss and accuracy: names of metrics that are one number a seed and
+        evaluation, ``["validation_loss", "test_accuracy"]``, those that ``evaluate=`` records too.
+      band: what stands behind the ±, as in :func:`curves`: ``"std"``; ``"sem"``, the standard error of the mean;
+        ``"ci95"``, half of Student's 95 % interval of the mean.
 
     Returns:
       The table, and below it what its columns mean, and what they do not say (:func:`remarks`).
     """
     recorded.check_runs("results_table: histories", histories)
+    spread = _spread(band)
     histories = {str(name): run for name, run in histories.items()}
     runs = list(histories.values())
     accuracy = next((name for name in ACCURACIES if any(one_number(run, name) for run in runs)), None)
     columns = [("method", list(histories))]
     loss = loss_of_data(runs)
-    columns.append((in_words(loss, runs), final_values(runs, loss, decimals=None)))
-    if accuracy is not None:
-        columns.append((in_words(accuracy), final_values(runs, accuracy, decimals=4)))
+    shown = [loss, *filter(None, [accuracy])] if metrics is None else _named(metrics, runs)
+    for name in shown:
+        decimals = 4 if name.endswith("accuracy") else None
+        columns.append((in_words(name, runs), final_values(runs, name, decimals, spread)))
     if target is not None:
         reached = accuracy or loss
         columns.append((f"rounds to {target:g} {in_words(reached, runs)}", _rounds_to(runs, reached, target)))
@@ -56,8 +75,30 @@ def results_table(histories: Mapping[str, Recorded], *, target: float | None = N
     columns.append(("seconds", [f"{run.seconds:.{decimals}f}" for run in runs]))
     columns.append(("useful steps", [f"{run.useful_ratio:.1%}" for run in runs]))
     notes = [f"note: {note}" for note in remarks(histories)]
-    notes += [WITHOUT_PENALTY] if "data_loss" in loss else []
-    return table(columns, form, notes=[*notes, USEFUL_STEPS, _note(runs, target)])
+    notes += [WITHOUT_PENALTY] if any("data_loss" in name for name in shown) else []
+    return table(columns, form, notes=[*notes, USEFUL_STEPS, _note(runs, target, band)])
+
+
+def _named(metrics: Sequence[str], runs: list[Recorded]) -> list[str]:
+    """The names, of which some run must have each as one number a seed and evaluation."""
+    if isinstance(metrics, str):
+        raise TypeError(f"results_table: metrics is {metrics!r}: give a list, [{metrics!r}]")
+    for name in metrics:
+        if not any(one_number(run, name) for run in runs):
+            found = measured(runs[0], name)  # or KeyError, with what is meant
+            raise ValueError(
+                f"results_table: {name!r} has shape {found.shape}: it must be one number a seed and evaluation"
+            )
+    return list(metrics)
+
+
+def _spread(band: Spread) -> Callable[[np.ndarray], float]:
+    from fedjax_sim.core.values import check_choice  # here, since it imports jax
+
+    check_choice("results_table(band=...)", band, tuple(_SPREADS))
+    if band == "ci95":
+        return lambda values: float(half_width(values))
+    return standard_deviation if band == "std" else lambda values: standard_deviation(values) / len(values) ** 0.5
 
 
 def in_short(run: Recorded) -> str:
@@ -112,13 +153,13 @@ def listed(names: list[str]) -> str:
     return ", ".join(names[:_MOST_NAMES]) + (f" and {rest} more" if rest > 0 else "")
 
 
-def _note(runs: list[Recorded], target: float | None) -> str:
+def _note(runs: list[Recorded], target: float | None, band: Spread) -> str:
     counts = sorted({len(next(iter(run.metrics.values()))) for run in runs})
     if counts == [1]:
         parts = ["one seed"]
     else:
         seeds = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-        parts = [f"mean ± standard deviation over {seeds} seeds"]
+        parts = [f"mean ± {_SPREADS[band]} over {seeds} seeds"]
         if target is not None:
             parts.append("rounds: median")
     parts.append("seconds: all seeds, without compilation")
@@ -131,11 +172,16 @@ def one_number(run: Recorded, name: str) -> bool:
     return name in run.metrics and np.ndim(run.metrics[name]) == 2
 
 
-def final_values(runs: list[Recorded], name: str, decimals: int | None) -> list[str]:
-    """The cells of one metric; ``decimals`` as in :func:`form_of`."""
+def final_values(
+    runs: list[Recorded],
+    name: str,
+    decimals: int | None,
+    spread: Callable[[np.ndarray], float] | None = None,
+) -> list[str]:
+    """The cells of one metric; ``decimals`` as in :func:`form_of`, ``spread`` as in :func:`cell`."""
     finals = [measured(run, name)[:, -1].astype(float) if one_number(run, name) else None for run in runs]
     form = form_of(finals, decimals)
-    return [cell(final, form) for final in finals]
+    return [cell(final, form, spread or standard_deviation) for final in finals]
 
 
 def form_of(finals: Iterable[np.ndarray | None], decimals: int | None) -> str:
@@ -152,6 +198,14 @@ def form_of(finals: Iterable[np.ndarray | None], decimals: int | None) -> str:
 def standard_deviation(values: np.ndarray) -> float:
     """Over seeds, of a sample."""
     return float(values.std(ddof=1))
+
+
+def half_width(values: np.ndarray, level: float = LEVEL) -> Any:
+    """Half of Student's interval of the mean over the last axis, of n seeds: t s / sqrt(n), with 1 - level."""
+    from scipy.special import stdtrit  # type: ignore[import-untyped]  # of scipy, which jax brings
+
+    count = values.shape[-1]
+    return stdtrit(count - 1, 1 - level / 2) * values.std(axis=-1, ddof=1) / np.sqrt(count)
 
 
 def cell(final: np.ndarray | None, form: str, spread: Callable[[np.ndarray], float] = standard_deviation) -> str:

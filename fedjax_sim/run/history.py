@@ -192,16 +192,17 @@ class History:
         described = self.description.get("algorithm", {})
         return str(described.get("name", described.get("opaque", "run"))).rpartition(".")[2]
 
-    def table(self, *, target: float | None = None, form: str = "text") -> str:
+    def table(self, *, target: float | None = None, form: str = "text", **columns: Any) -> str:
         """A table of the final values, mean and standard deviation over seeds; printable.
 
         Args:
           target: adds the rounds until the test (else training) accuracy, or the loss, reached this value.
           form: ``"text"``, ``"markdown"``, ``"latex"``, ``"csv"`` or ``"html"``.
+          columns: ``metrics`` and ``band`` of :func:`fedjax_sim.reporting.results_table`.
         """
         from fedjax_sim.reporting.table import results_table
 
-        return results_table({self.algorithm: self}, target=target, form=form)
+        return results_table({self.algorithm: self}, target=target, form=form, **columns)
 
     def __repr__(self) -> str:
         from fedjax_sim.reporting.table import in_short

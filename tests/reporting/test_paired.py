@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from fedjax_sim.reporting import paired_table
-from fedjax_sim.reporting.paired import adjusted, differences, half_width, paired, t_test
+from fedjax_sim.reporting.paired import adjusted, differences, paired, t_test
+from fedjax_sim.reporting.table import half_width
 from tests.reporting.test_reporting import Run, run
 
 

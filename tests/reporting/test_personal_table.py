@@ -7,8 +7,8 @@ import pytest
 
 import fedjax_sim as fjs
 from fedjax_sim.reporting import personal_table
-from fedjax_sim.reporting.paired import half_width
 from fedjax_sim.reporting.recorded import measured
+from fedjax_sim.reporting.table import half_width
 from tests.reporting.test_reporting import Run
 
 WORK, BATCHES = {"name": "work.steps", "arguments": {"num_steps": 5}}, {"name": "batches.full_batch", "arguments": {}}

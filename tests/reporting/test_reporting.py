@@ -140,6 +140,19 @@ class TestTable:
         lines = results_table({"a": run([[1, 1]], accuracy=[[0, 1]]), "b": run([[1, 1]])}, target=0.5).split("\n")
         assert lines[3].split() == ["b", "1.0000", "–", "–", "12.35", "97.5%"]
 
+    def test_other_columns_and_intervals(self):
+        runs = {"a": run([[1.0, 0.3], [1.0, 0.5]], mine=[[0.0, 1.0], [0.0, 3.0]]), "b": run([[1.0, 0.4], [1.0, 0.4]])}
+        header, _, a, b, *rest = results_table(runs, metrics=["mine", "loss"], band="ci95").splitlines()
+        assert header.split()[:4] == ["method", "mine", "training", "loss"]
+        assert a.split()[1:4] == ["2.0000", "±", "12.7062"]  # t of one degree of freedom, 12.706, times 1
+        assert b.split()[1] == "–"
+        assert rest[-1].startswith("mean ± half of the 95 % t-interval over 2 seeds")
+        assert "2.0000 ± 1.0000" in results_table(runs, metrics=["mine"], band="sem")
+        with pytest.raises(TypeError, match="give a list"):
+            results_table(runs, metrics="mine")
+        with pytest.raises(ValueError, match="did you mean 'ci95'"):
+            results_table(runs, band="ci")
+
     def test_markdown(self):
         table = results_table({"a|b": run([[2.0, 0.5]])}, form="markdown").split("\n")
         assert table[0] == "| method | training loss | seconds | useful steps |"

@@ -9,8 +9,9 @@ import numpy as np
 
 from fedjax_sim.core.tabular import table
 from fedjax_sim.core.values import check_choice, check_count, check_real
-from fedjax_sim.reporting.paired import LEVEL, adjusted, tested
+from fedjax_sim.reporting.paired import adjusted, tested
 from fedjax_sim.reporting.recorded import less_is_better
+from fedjax_sim.reporting.table import LEVEL
 from fedjax_sim.studies.benchmark.methods import BASE
 from fedjax_sim.studies.benchmark.personal import PERSONAL
 from fedjax_sim.studies.benchmark.problems import PROBLEMS

@@ -18,6 +18,7 @@ from fedjax_sim.core.values import check_choice, suggest
 from fedjax_sim.datasets.reading.npz import read_npz
 from fedjax_sim.reporting import frames, paired, sweep_plots
 from fedjax_sim.reporting.recorded import in_words
+from fedjax_sim.reporting.table import half_width
 
 _ARRAYS = ("x", "y", "values", "steps", "computed")
 
@@ -91,7 +92,7 @@ class PhaseDiagram:
         mean, seeds = d.mean(axis=2), d.shape[2]
         half = np.full(mean.shape, np.nan)
         if seeds > 1:
-            half = paired.half_width(d, level)
+            half = half_width(d, level)
         return Difference(mean, mean - half, mean + half)
 
     def verdict(self, *, level: float = 0.05, correction: str | None = "bh") -> Verdict:
