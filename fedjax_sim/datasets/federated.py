@@ -16,7 +16,7 @@ from flax import struct
 
 from fedjax_sim.core.fields import static
 from fedjax_sim.core.tabular import in_notebook, table
-from fedjax_sim.core.values import INT32_MAX, check_count, check_real, is_concrete
+from fedjax_sim.core.values import INT32_MAX, check_count, check_real, is_concrete, shown
 from fedjax_sim.datasets.array_checks import host_array
 from fedjax_sim.datasets.flat import default_float, int32, offsets_of, ranges
 from fedjax_sim.datasets.placement import Placement, everywhere, lengthened_rows, padded, shared_out
@@ -116,14 +116,43 @@ class FederatedDataset(struct.PyTreeNode, kw_only=True, eq=False):
         moved = np.asarray(permutation)
         if moved.shape != (self.num_clients,) or not np.array_equal(np.sort(moved), np.arange(self.num_clients)):
             raise ValueError(f"reordered: {permutation!r} is not a permutation of 0 to {self.num_clients - 1}")
-        sizes = np.asarray(self.sizes)[moved]
-        rows = ranges(np.asarray(self.offsets)[moved], sizes)
+        return self.subset(moved)
+
+    def subset(self, positions: Sequence[int] | np.ndarray) -> FederatedDataset:
+        """The clients stored at ``positions``, in that order, with their ids, names, held-out examples and weights.
+
+        Ids stay, so a client draws what it draws among all. A held-out part in which none of them has examples is left
+        out.
+
+        Raises:
+          TypeError: no integers.
+          ValueError: no position, one given twice, or one that is not stored.
+
+        Example:
+          >>> from fedjax_sim.datasets import synthetic
+          >>> data = synthetic(1.0, 1.0, num_clients=30, seed=0)
+          >>> unseen, train = data.subset(range(5)), data.subset(range(5, 30))
+          >>> unseen.num_clients, train.num_clients, train.client_ids[0].item()
+          (5, 25, 5)
+        """
+        chosen = np.asarray(positions)
+        if chosen.ndim != 1 or chosen.dtype.kind not in "iu" or chosen.size == 0:
+            raise TypeError(
+                f"subset: {shown(positions)}: give the storage positions of one client or more, np.flatnonzero(mask)"
+            )
+        if chosen.min() < 0 or chosen.max() >= self.num_clients or np.unique(chosen).size < chosen.size:
+            known = f"storage positions are 0 to {self.num_clients - 1}"
+            raise ValueError(f"subset: {shown(positions)}: {known}, and each is given once")
+        sizes = np.asarray(self.sizes)[chosen]
+        rows = ranges(np.asarray(self.offsets)[chosen], sizes)
         examples = jax.tree.map(lambda leaf: np.asarray(leaf)[rows], self.examples)
         weights = self.example_weights
-        return packed(examples, sizes, np.asarray(self.client_ids)[moved], self.num_classes).replace(
+        made = packed(examples, sizes, np.asarray(self.client_ids)[chosen], self.num_classes).replace(
             example_weights=None if weights is None else jnp.asarray(np.asarray(weights)[rows]),
-            **{name: part.reordered(moved) for name, part in held_out_parts(self).items()},
+            **{name: part.subset(chosen) for name, part in held_out_parts(self).items() if part.sizes[chosen].any()},
         )
+        names = getattr(self, "_client_names", None)
+        return made if names is None else named(made, [names[at] for at in chosen])
 
     def with_example_weights(self, weights: Any) -> FederatedDataset:
         """The same data set with a weight for every training example (None removes them).

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from fedjax_sim import datasets
 from fedjax_sim.core.descriptions import build, describe, opaque_parts
-from fedjax_sim.datasets import FederatedDataset, from_clients, from_ids, from_partition
+from fedjax_sim.datasets import FederatedDataset, client_names, from_clients, from_ids, from_partition
 from fedjax_sim.datasets.draws import Draws
+from fedjax_sim.datasets.federated import named
 
 
 def three_clients(**kwargs: Any) -> FederatedDataset:
@@ -205,6 +206,37 @@ def test_reordered_moves_everything_together(permutation: list[int]) -> None:
     assert moved.test.client_ids.tolist() == moved.client_ids.tolist()
     assert (moved.largest, moved.max_size) == (data.largest, data.max_size)
     assert leaves_equal(moved.reordered(np.argsort(permutation)), data)
+
+
+def test_a_subset_of_the_clients() -> None:
+    names = np.repeat(["ann", "bob", "cid", "dan"], [3, 1, 4, 2])
+    x = np.arange(10.0, dtype=np.float32)
+    data = from_ids({"x": x}, names, test={"x": x[:2]}, test_ids=["bob", "cid"]).with_example_weights(x)
+    data = named(data, client_names(from_ids({"x": x}, names)))
+    some = data.subset([2, 0])
+    assert (some.num_clients, some.num_examples, some.max_size) == (2, 7, 4)
+    assert some.client_ids.tolist() == [2, 0]
+    assert client_names(some) == ("cid", "ann")
+    assert some.client(0)["x"].tolist() == some.example_weights[:4].tolist() == [4, 5, 6, 7]
+    assert some.test is not None
+    assert (some.test.sizes.tolist(), some.test.examples["x"].tolist()) == ([1, 0], [1.0])
+    assert data.subset([3]).test is None
+    assert leaves_equal(data.subset(range(4)), data)
+
+
+@pytest.mark.parametrize(
+    ("positions", "error", "message"),
+    [
+        ([], TypeError, "give the storage positions of one client or more"),
+        ([True, False, True], TypeError, r"np.flatnonzero\(mask\)"),
+        ([0, 3], ValueError, "storage positions are 0 to 2, and each is given once"),
+        ([-1], ValueError, "storage positions are 0 to 2"),
+        ([1, 1], ValueError, "each is given once"),
+    ],
+)
+def test_a_subset_wants_positions(positions: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        three_clients().subset(positions)
 
 
 @pytest.mark.parametrize("permutation", [[0, 1], [0, 1, 1], [1, 2, 3], [[0, 1, 2]]])
