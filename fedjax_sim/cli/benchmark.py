@@ -24,9 +24,11 @@ def add_to(commands: Any) -> None:
     add("--mine", metavar="MODULE:FACTORY", help="your own: a function of client_optimizer that makes it")
     add("--over", action="append", default=[], metavar="NAME=RANGE", help="what a parameter of your own is drawn "
         "from: --over mu=log_uniform(0.001, 1), or uniform(a, b); the rates have ranges already")  # fmt: skip
+    add("--beside", nargs="+", default=[], metavar="METHOD", help="methods of the comparison that it is held against "
+        "too, tuned in the same way")  # fmt: skip
     add("--problems", nargs="+", metavar="NAME", help="some of them (default: all)")
     add("--points", type=count, metavar="N", help="points drawn for every method (default: the protocol's)")
-    add("--size", choices=("smoke", "cpu"), default="cpu", help="smoke: seconds, only to see that it runs")
+    add("--size", choices=("smoke", "cpu"), default="cpu", help="smoke: only to see that it runs")
     add("--dry-run", action="store_true", help="say what it costs, and end")
     add_place(command, "--out", FOLDERS, default="results/benchmark", of="DIR", help="results, and finished runs: the "
               "same command goes on with what is missing (default: results/benchmark)")  # fmt: skip
@@ -40,34 +42,46 @@ def run(options: argparse.Namespace) -> int:
     """Runs it."""
     with refusing():
         settle(options, devices=options.devices)
-        from fedjax_sim.studies.benchmark.result import cost, named
+        from fedjax_sim.studies.benchmark.methods import BASE
+        from fedjax_sim.studies.benchmark.result import Result, cost, named
         from fedjax_sim.studies.benchmark.result import run as compare
 
         say, out = voice(options), Path(options.out)
-        given: dict[str, Any] = {
+        common: dict[str, Any] = {
             "problems": options.problems, "size": options.size, "points": options.points, "folder": out / "runs",
         }  # fmt: skip
         method: Any = options.method
+        own: dict[str, Any] = {}
         if options.mine is not None:
             from fedjax_sim.run.configuration.own_objects import own_factory
 
             method = own_factory(options.mine, "algorithm", given=True)
             drawn = space_of(options.over, zipped=False, random=1, seed=0) if options.over else None
-            given |= {"name": options.method, "space": dict(getattr(drawn, "distributions", ()))}
+            own = {"name": options.method, "space": dict(getattr(drawn, "distributions", ()))}
         elif options.over:
             raise ValueError("--over is for a method of your own, --mine module:factory: others have their spaces")
-        named(method, given.get("space"), given.get("name"))
-        costs = cost(method, **given)
-        say(_in_words(costs))
-        found = None if options.dry_run else compare(method, **given, show=say)
-    differences = None
-    if found is not None:
+        asked = {options.method: (method, own)} | {of: (of, {}) for of in options.beside if of != options.method}
+        for of, how in asked.values():
+            named(of, how.get("space"), how.get("name"))
+        costs = {name: cost(of, **common, **how) for name, (of, how) in asked.items()}
+        for name, each in costs.items():
+            say(f"{name}, with FedAvg's runs, which all share:\n" * (len(costs) > 1) + _in_words(each))
+        found = Result([], [])
+        if not options.dry_run:
+            for of, how in asked.values():
+                found = found.joined(compare(of, **common, **how, show=say))
+    bases = [base for base in dict.fromkeys((BASE, *options.beside)) if base != options.method]
+    if not options.dry_run:
         found.save(out)
-        differences = [of._asdict() for of in found.differences()]
-        say(f"\n{found.table()}\n\nwrote {out}")
+        for base in bases:
+            say(f"\n{found.table(base=base)}")
+        say(f"\nwrote {out}")
     if options.json:
-        costly = [{**of._asdict(), "hours": list(of.hours)} for of in costs]
-        print(json.dumps(finite({"cost": costly, "differences": differences, "out": str(out)})))
+        costly = [
+            {"method": name, **of._asdict(), "hours": list(of.hours)} for name, each in costs.items() for of in each
+        ]
+        told = [{"base": base, **of._asdict()} for base in bases for of in found.differences(base=base)]
+        print(json.dumps(finite({"cost": costly, "differences": told if found.rows else None, "out": str(out)})))
     return 0
 
 

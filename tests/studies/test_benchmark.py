@@ -162,6 +162,12 @@ def test_differences_are_paired_by_draws_not_by_seeds(problem: str, sign: int) -
     assert second.adjusted == pytest.approx(max(second.p, 2 * first.p))
     by_clients = benchmark.differences(rows, by="clients")[0]
     assert by_clients.mean == pytest.approx(-first.mean)
+    back = {of.method: of for of in benchmark.differences(rows, base="SCAFFOLD")}
+    assert set(back) == {BASE, second.method}
+    assert (back[BASE].mean, back[BASE].half) == (pytest.approx(-first.mean), pytest.approx(first.half))
+    assert "better than SCAFFOLD by" in benchmark.Result([], rows).table(base="SCAFFOLD")
+    with pytest.raises(ValueError, match=r"differences\(base=...\) is 'FedDyn'"):
+        benchmark.differences(rows, base="FedDyn")
 
 
 def test_a_seed_that_diverged_leaves_no_number() -> None:
@@ -300,6 +306,12 @@ def test_ones_own_method_is_entered_by_the_command(
         return
     assert main(said) == 0  # all is there
     assert "compiling" not in capsys.readouterr().out.replace("compiling comes to it", "")
+    assert main([*said, "--beside", "FedNova", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert {(of["base"], of["method"]) for of in told["differences"]} == {
+        (BASE, "twice"), (BASE, "FedNova"), ("FedNova", BASE), ("FedNova", "twice")
+    }  # fmt: skip
+    assert [(of["method"], of["fewest"]) for of in told["cost"]] == [("twice", 0), ("FedNova", 4)]
 
     # A row is what a run of its point, seed and draw says.
     [chosen] = [of for of in found.choices if of.method == "twice"]

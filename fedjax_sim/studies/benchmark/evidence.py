@@ -58,26 +58,28 @@ class Difference(NamedTuple):
 
 
 def differences(
-    rows: Iterable[Row], budget: str = "rounds", share: float = 1.0, by: str = "examples"
+    rows: Iterable[Row], budget: str = "rounds", share: float = 1.0, by: str = "examples", base: str = BASE
 ) -> list[Difference]:
-    """Every other method minus FedAvg, problem by problem.
+    """Every other method minus ``base``, problem by problem.
 
     Args:
       rows: of one version of the protocol.
       budget: ``"rounds"``, ``"bytes"``, ``"gradients"`` or ``"seconds"`` of the clock.
       share: of what FedAvg's whole run costs; see :func:`within`.
       by: the mean over all ``"examples"``, or over ``"clients"``, each counting the same.
+      base: the method that others are held against, FedAvg or another; problems without it are left out.
     """
     check_choice("differences(by=...)", by, ("examples", "clients"))
     found: dict[tuple[str, str], dict[int, list[float]]] = {}
     for row in within(rows, budget, share):
         of_draws = found.setdefault((row.problem, row.method), {})
         of_draws.setdefault(row.draw, []).append(getattr(row, f"by_{by}"))
+    if found:
+        check_choice("differences(base=...)", base, list(dict.fromkeys(method for _, method in found)))
     made: list[Difference] = []
-    for problem in dict.fromkeys(problem for problem, _ in found):
-        base = found[problem, BASE]
-        others = [method for of, method in found if of == problem and method != BASE]
-        of_problem = [_difference(problem, method, found[problem, method], base) for method in others]
+    for problem in [problem for problem, method in found if method == base]:
+        others = [method for of, method in found if of == problem and method != base]
+        of_problem = [_difference(problem, method, found[problem, method], found[problem, base]) for method in others]
         for part in (False, True):  # shared models, and clients' own
             known = [at for at, of in enumerate(of_problem) if np.isfinite(of.p) and (of.method in PERSONAL) == part]
             corrected = adjusted(np.array([of_problem[at].p for at in known]), "holm")
@@ -162,13 +164,13 @@ def smallest_effect(draws: int, methods: int = 1, power: float = 0.8) -> float:
     return float(high)
 
 
-def as_table(found: Sequence[Difference], form: str = "text", notes: Sequence[str] = ()) -> str:
+def as_table(found: Sequence[Difference], form: str = "text", notes: Sequence[str] = (), base: str = BASE) -> str:
     """A line for each problem and method; where Holm's p is below 5 % the interval has a star. ``notes`` go below."""
     columns = [
         ("problem", [of.problem for of in found]),
         ("method", [of.method for of in found]),
         ("value", [f"{of.value:.4f}" if np.isfinite(of.value) else "diverged" for of in found]),
-        (f"better than {BASE} by", [_interval(of) for of in found]),
+        (f"better than {base} by", [_interval(of) for of in found]),
         ("effect", [f"{of.effect:+.2f}" if np.isfinite(of.effect) else "" for of in found]),
         ("draws", [f"{of.better} of {of.draws}" for of in found]),
         ("p (Holm)", [f"{of.adjusted:.3f}" if np.isfinite(of.adjusted) else "" for of in found]),

@@ -47,15 +47,17 @@ class Result(NamedTuple):
     choices: list[Choice]
     rows: list[Row]
 
-    def differences(self, budget: str = "rounds", share: float = 1.0, by: str = "examples") -> list[Difference]:
-        """Every method minus FedAvg on every problem; see :func:`fedjax_sim.benchmark.differences`."""
-        return differences(self.rows, budget, share, by)
+    def differences(
+        self, budget: str = "rounds", share: float = 1.0, by: str = "examples", base: str = BASE
+    ) -> list[Difference]:
+        """Every method minus FedAvg, or another, on every problem; see :func:`fedjax_sim.benchmark.differences`."""
+        return differences(self.rows, budget, share, by, base)
 
-    def table(self, form: str = "text", **read: Any) -> str:
-        """The differences as a table: ``read`` are the arguments of :meth:`differences`."""
+    def table(self, form: str = "text", *, base: str = BASE, **read: Any) -> str:
+        """The differences as a table: ``read`` are the other arguments of :meth:`differences`."""
         versions = sorted({row.version for row in self.rows} - {PROTOCOL.version})
         notes = [f"note: version {version!r}, not the protocol's {PROTOCOL.version!r}" for version in versions]
-        return as_table(self.differences(**read), form, notes)
+        return as_table(self.differences(**read, base=base), form, notes, base)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Writes ``choices.csv`` and ``rows.csv.xz``."""
