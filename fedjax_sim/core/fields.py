@@ -73,6 +73,8 @@ def real(
                 f"{what} is {shown(value)}: it must be a number; a rate that changes with rounds or clients multiplies "
                 "an optimiser's steps, as the method's client_learning_rate= or server_learning_rate="
             )
+        if structure and isinstance(value, jax.core.Tracer):
+            raise TypeError(f"{what} is traced: programs are made by it, so give a number")
         if structure and np.ndim(value) != 0:
             raise TypeError(f"{what} is {shown(value)}: it must be one real number")
         check_real(what, value, **bounds, host=structure, optional=optional)

@@ -177,8 +177,6 @@ def check_real(
         if type(leaf) is object:
             continue
         traced = isinstance(leaf, jax.core.Tracer)
-        if traced and host:
-            raise TypeError(f"{what} is traced: programs are made by it, so give a number")
         if isinstance(leaf, bool) or not isinstance(leaf, (int, float, np.ndarray, np.generic, jax.Array)):
             raise TypeError(f"{what} is {leaf!r}: {_REAL}")
         array: Any = leaf if traced else _as_array(what, leaf)

@@ -56,8 +56,8 @@ def test_numbers_that_pass():
     check_real("x", None, optional=True)
     check_real("x", math.inf, infinite=True)
     check_real("x", 1e-60, above=0.0, host=True)
-    with pytest.raises(TypeError, match="x is traced: programs are made by it"):
-        jax.jit(lambda value: check_real("x", value, host=True))(1.0)
+    with pytest.raises(TypeError, match=r"worst=...\) is traced: programs are made by it"):
+        jax.jit(lambda worst: fjs.per_client(fjs.quadratic(), worst=worst).worst)(0.1)
 
 
 def test_of_traced_numbers_the_condition_is_left():

@@ -431,7 +431,7 @@ def test_the_buffer_s_plain_average_serves_fedexp():
     [
         (lambda: asynchronous.fedbuff(0), r"fedbuff\(buffer=...\) is 0: it must be at least 1"),
         (lambda: asynchronous.fedbuff(2, staleness=0.5), r"fedbuff\(staleness=...\) is 0.5: it must be a Staleness"),
-        (lambda: asynchronous.fedasync(1.5), r"fedasync\(alpha=...\) is 1.5: it must be in \[0, 1\]"),
+        (lambda: asynchronous.fedasync(1.5), r"fedasync\(alpha=...\) is 1.5: it must be in \(0, 1\]"),
         (lambda: asynchronous.polynomial(-1), r"polynomial\(a=...\) is -1.0"),
         (lambda: asynchronous.hinge(b=-1), r"hinge\(b=...\) is -1.0"),
     ],
