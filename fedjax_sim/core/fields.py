@@ -21,6 +21,7 @@ import functools
 from collections.abc import Callable, Collection
 from typing import Any
 
+import jax
 import numpy as np
 from flax import struct
 
