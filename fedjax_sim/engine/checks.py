@@ -366,15 +366,14 @@ def _check_statistics(plan: Plan, params: Any) -> None:
     if not isinstance(rate, Rate) and is_concrete(rate) and any(np.any(leaf > 1) for leaf in jax.tree.leaves(rate)):
         changing.append(f"server_learning_rate={rate}")
     if changing:
-        instead = "let every client keep its own, fedjax_sim.keep(method, 'batch_stats'), or "
+        instead = "keep each client's (fedjax_sim.keep(method, 'batch_stats'); the shared model has the first), or "
         try:
             keep(plan.algorithm, ("batch_stats",))
         except ValueError:  # it needs the whole model, or has several
             instead = ""
         raise ValueError(
             f"the model has running statistics (batch_stats, of a BatchNorm), and {changing[0]} does not just average "
-            f"what clients report, so that a variance could fall below zero: {instead}train a model with "
-            "flax.linen.GroupNorm"
+            f"what clients report, so that a variance could fall below zero: {instead}use flax.linen.GroupNorm"
         )
 
 

@@ -419,7 +419,7 @@ def test_clients_fine_tune_statistics_too(x64) -> None:
         (fjs.fednova(client_optimizer=SGD), {}, "FedNova does not just average"),
         (fjs.fedavgm(client_optimizer=SGD), {}, "the server optimiser of FedAvgM does not"),
         (fjs.large_batch_sgd(client_optimizer=SGD), {}, "LargeBatchSgd does not"),
-        (fjs.mime(client_optimizer=SGD), {}, "Mime does not.* below zero: train a model with flax.linen.GroupNorm"),
+        (fjs.mime(client_optimizer=SGD), {}, "Mime does not.* below zero: use flax.linen.GroupNorm"),
         (fjs.dp(FEDAVG), {}, r"Dp does not just average.*keep\(method, 'batch_stats'\)"),
         (FEDAVG.replace(server_learning_rate=1.5), {}, r"server_learning_rate=1.5 does not"),
         (FEDAVG.replace(server_learning_rate={"scale": 0.5, "bias": 1.5}), {}, r"server_learning_rate=\{.*\} does not"),
