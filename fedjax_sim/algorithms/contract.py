@@ -182,8 +182,8 @@ class Requires:
       steps: whether clients take local steps; without, an exchange in which they survey their data at most.
       hold: how many gradient steps a client takes on each batch of its work: tau_i batches, tau_i hold steps.
       more_steps: gradient steps that a client takes besides those of its work, on batches of their own.
-      per_step: how many gradients of F a step takes: 2 where two models train, or where F's gradient is asked elsewhere
-        too. For clocks and for what is recorded of a run's work, not for its steps.
+      per_step: how many gradients of F a step takes, and a batch of the survey: 2 where two models train, or where F's
+        gradient is asked elsewhere too. For clocks and for what is recorded of a run's work, not for its steps.
       other_batch: ``F.other``, a second batch in every step.
       average: what the cohort's ``average=None`` means.
       averages: which of the cohort's averages have a meaning.

@@ -19,7 +19,6 @@ import flax
 import jax
 import jax.numpy as jnp
 import jaxlib.version
-import numpy as np
 
 # What decides which words a seed becomes, by JAX's and flax's own names, as both have it unless they are told otherwise
 # (flax's setting is of models' first parameters).
@@ -195,18 +194,3 @@ def _threefry(high: jax.Array, low: jax.Array, counter: jax.Array) -> tuple[jax.
         first = first + keys[(group + 1) % 3]
         second = second + keys[(group + 2) % 3] + jnp.uint32(group + 1)
     return first, second
-
-
-def no_keys(seeds: Any) -> Any:
-    """Seeds, integers of JAX as numpy's; ``TypeError`` for keys (PRNGKey(1) would be seeds 0 and 1), traced values."""
-    if isinstance(seeds, jax.core.Tracer):
-        raise TypeError("seeds are traced: inside jit, grad or vmap call make_train(...)'s function with keys")
-    if isinstance(seeds, jax.Array) and (
-        jnp.issubdtype(seeds.dtype, jax.dtypes.prng_key) or (seeds.dtype, seeds.shape) == (jnp.uint32, (2,))
-    ):
-        raise TypeError(
-            f"seeds is a key or keys of jax.random, {seeds.dtype}{list(seeds.shape)}: give an integer or several, "
-            "range(5); the run of seed s has the key jax.random.key(s)"
-        )
-    integers = isinstance(seeds, jax.Array) and jnp.issubdtype(seeds.dtype, jnp.integer)
-    return np.asarray(seeds).reshape(-1) if integers else seeds

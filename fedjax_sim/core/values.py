@@ -323,3 +323,18 @@ def as_plain(value: Any) -> Any:
     if isinstance(value, (list, np.ndarray)) and np.ndim(value) > 0:
         return [as_plain(item) for item in value]
     return float(value) if np.isfinite(value) else None
+
+
+def as_seeds(seeds: Any) -> Any:
+    """Seeds, integers of JAX as numpy's; ``TypeError`` for keys (PRNGKey(1) would be seeds 0 and 1), traced values."""
+    if isinstance(seeds, jax.core.Tracer):
+        raise TypeError("seeds are traced: inside jit, grad or vmap call make_train(...)'s function with keys")
+    dtype, shape = getattr(seeds, "dtype", None), np.shape(seeds) if hasattr(seeds, "dtype") else ()
+    raw = dtype == np.uint32 and (len(shape) > 1 or shape == (2,))
+    if raw or (dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)):
+        raise TypeError(
+            f"seeds is a key or keys of jax.random, {dtype}{list(shape)}: give an integer or several, range(5); the "
+            "run of seed s has the key jax.random.key(s) (two seeds in an array of uint32: .tolist())"
+        )
+    integers = isinstance(seeds, jax.Array) and jnp.issubdtype(seeds.dtype, jnp.integer)
+    return np.asarray(seeds).reshape(-1) if integers else seeds

@@ -16,7 +16,7 @@ from fedjax_sim.datasets.array_checks import host_array
 from fedjax_sim.datasets.draws import Draws
 from fedjax_sim.datasets.federated import FederatedDataset, client_names, named, packed, whole
 from fedjax_sim.datasets.flat import offsets_of, ranges
-from fedjax_sim.datasets.from_arrays import held_in, kept_of
+from fedjax_sim.datasets.from_arrays import held_by_id, kept_of
 from fedjax_sim.datasets.host import HostDataset, frame_of
 
 T = TypeVar("T", FederatedDataset, HostDataset)
@@ -60,11 +60,7 @@ def with_validation(dataset: T, fraction: float, seed: int = 0, *, gap: int | No
     sizes = np.asarray(dataset.sizes).astype(np.int64)
     owner = np.repeat(np.arange(sizes.size), sizes)
     if gap is None:
-        # In the order of the ids: where clients are stored must not matter to what is drawn.
-        by_id = np.argsort(np.asarray(dataset.client_ids))
-        rows = ranges(offsets_of(sizes)[by_id], sizes[by_id])
-        held = np.zeros(owner.size, bool)
-        held[rows] = held_in("validation", np.repeat(np.arange(sizes.size), sizes[by_id]), sizes[by_id], fraction, seed)
+        held = held_by_id("validation", np.asarray(dataset.client_ids), sizes, fraction, seed)
         dropped = np.zeros_like(held)
     else:
         check_count("with_validation(gap=...)", gap, low=0)

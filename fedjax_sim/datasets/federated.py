@@ -125,8 +125,8 @@ class FederatedDataset(struct.PyTreeNode, kw_only=True, eq=False):
         out.
 
         Raises:
-          TypeError: no integers.
-          ValueError: no position, one given twice, or one that is not stored.
+          TypeError: no integers, or none at all.
+          ValueError: a position given twice, or one that is not stored.
 
         Example:
           >>> from fedjax_sim.datasets import synthetic

@@ -13,7 +13,7 @@ from fedjax_sim.core.values import INT32_MAX, check_count, check_real, shown
 from fedjax_sim.datasets.calls import in_short
 from fedjax_sim.datasets.columns import Seen, as_examples, leaf_of, names_of
 from fedjax_sim.datasets.draws import Draws
-from fedjax_sim.datasets.flat import Flat, offsets_of, sorted_within
+from fedjax_sim.datasets.flat import Flat, offsets_of, ranges, sorted_within
 from fedjax_sim.datasets.validate import (
     Given,
     as_int64,
@@ -54,8 +54,7 @@ def given_clients(
             raise ValueError(f"{name} has {len(part)} clients but there are {count}: give one entry (or None) for each")
         held_out[name] = None if part is None else _joined(part, ids, train, seen, name)
     if test is None:
-        owner = np.repeat(np.arange(count), train.sizes)
-        train, held_out["test"] = _cut(train, held_in("held_out", owner, train.sizes, test_fraction, seed))
+        train, held_out["test"] = _cut(train, held_by_id("held_out", ids, train.sizes, test_fraction, seed))
     return Given(train, held_out, ids, ids)
 
 
@@ -294,6 +293,15 @@ def held_in(stream: str, owner: np.ndarray, sizes: np.ndarray, fraction: float, 
     mask = np.zeros(owner.size, bool)
     mask[order] = np.arange(owner.size) - offsets_of(sizes)[owner[order]] >= kept[owner[order]]
     return mask
+
+
+def held_by_id(stream: str, ids: np.ndarray, sizes: np.ndarray, fraction: float, seed: int) -> np.ndarray:
+    """:func:`held_in` of clients that lie one after another, in the order of their ids: storage does not matter."""
+    by_id = np.argsort(ids)
+    held = np.zeros(sizes.sum(), bool)
+    rows = ranges(offsets_of(sizes)[by_id], sizes[by_id])
+    held[rows] = held_in(stream, np.repeat(np.arange(sizes.size), sizes[by_id]), sizes[by_id], fraction, seed)
+    return held
 
 
 def kept_of(sizes: np.ndarray, fraction: float) -> np.ndarray:

@@ -19,9 +19,8 @@ from fedjax_sim.clients.local.batches import Batches, FullBatch
 from fedjax_sim.clients.scheme import check_kind
 from fedjax_sim.core.descriptions import Described
 from fedjax_sim.core.fields import check_single
-from fedjax_sim.core.keys import no_keys
 from fedjax_sim.core.programs import renew, uncollected
-from fedjax_sim.core.values import INT32_MAX, LARGEST_SEED, check_real, conditions, is_concrete, shown
+from fedjax_sim.core.values import INT32_MAX, LARGEST_SEED, as_seeds, check_real, conditions, is_concrete, shown
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.host import HostDataset
 from fedjax_sim.diagnostics.catalogue import Inexactness
@@ -233,7 +232,7 @@ def resolve_seeds(
 
 def check_seeds(seeds: Any) -> list[int]:
     """The seeds as a list of integers, at least one, in [0, 2^32) and none twice."""
-    seeds = no_keys(seeds)
+    seeds = as_seeds(seeds)
     if isinstance(seeds, (str, jax.Array)) or not isinstance(seeds, (int, np.integer, np.ndarray, Iterable)):
         raise TypeError(f"seeds is {seeds!r}: give an integer or several, range(5)")
     found = [seeds] if isinstance(seeds, (int, np.integer)) else list(seeds)

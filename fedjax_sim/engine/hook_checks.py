@@ -293,6 +293,9 @@ def _requires(requires: Any) -> str:
     more = requires.more_steps
     if isinstance(more, bool) or not isinstance(more, int) or more < 0:
         return f"has more_steps={shown(more)}: it must be a whole number of steps, 0 or more"
+    each = requires.per_step
+    if isinstance(each, bool) or not isinstance(each, int) or each < 1:
+        return f"has per_step={shown(each)}: it must be a whole number of gradients, 1 or more"
     if not callable(requires.minimises):
         return f"has minimises={shown(requires.minimises)}: give a function of words, lambda objective: ..."
     for name, value in vars(requires).items():

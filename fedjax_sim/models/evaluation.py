@@ -184,7 +184,7 @@ def evaluate(task: Task, params: Any, dataset: FederatedDataset | HostDataset, *
       worst: the share of the clients (of those with examples) that are the worst, in (0, 1]: 0.1 is the worst decile.
 
     Returns:
-      An :class:`Evaluation`. The highest losses and errors are the worst, and the lowest values of anything else.
+      An :class:`Evaluation`. The highest losses, errors and spreads are the worst, and the lowest values of all else.
 
     Example:
       >>> import jax, fedjax_sim as fjs

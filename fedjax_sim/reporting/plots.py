@@ -11,7 +11,17 @@ import numpy as np
 
 from fedjax_sim.core.files import write_atomically
 from fedjax_sim.reporting.figures import FONTS, cut_bands, keep_in_view, plain_numbers, spans_a_decade
-from fedjax_sim.reporting.recorded import AXES, Recorded, check_runs, drawable, held, in_words, positions, rounds_of
+from fedjax_sim.reporting.recorded import (
+    AXES,
+    Recorded,
+    check_runs,
+    drawable,
+    held,
+    in_words,
+    less_is_better,
+    positions,
+    rounds_of,
+)  # fmt: skip
 from fedjax_sim.reporting.table import half_width
 
 Band = Literal["range", "std", "sem", "ci95"] | None
@@ -172,7 +182,7 @@ def draw(
             places, values = on_one_axis(at, values, stopped)
         finite = np.asarray(drawable(values).all(axis=0))
         end = len(finite) if finite.all() else int(np.argmin(finite))
-        extremes += [values[:, :end].min(initial=np.inf), values[:, :end].max(initial=-np.inf)]
+        extremes += [values[:, :end].min(), values[:, :end].max()] if end else []
         means.append(mean_and_band(ax, places[:end], values[:, :end], styles[name], band, stepped=stepped, label=name))
         if end < len(finite):
             cross(ax, places[end], color=styles[name]["color"], markeredgewidth=2, label=f"_{DIVERGED}")
@@ -182,8 +192,10 @@ def draw(
         ax.set_yscale("log")
     if metric.endswith("loss"):
         keep_in_view(ax)
-    within = metric.endswith("accuracy") and max(extremes) <= 1
-    cut_bands(ax, 0.0 if min(extremes) >= 0 else None, 1.0 if within else None)
+    accuracy = metric.endswith("accuracy")
+    if extremes:  # a gain may be negative though no seed's is: what its interval says of 0 stays in view
+        never = (accuracy or less_is_better(metric)) and min(extremes) >= 0
+        cut_bands(ax, 0.0 if never else None, 1.0 if accuracy and max(extremes) <= 1 else None)
     if log and min(ax.get_ylim()) > 0 and ax.get_ylim()[1] < 1000 * ax.get_ylim()[0]:
         plain_numbers(ax.yaxis, (1.0, 2.0, 5.0))  # beyond three decades powers of ten are easier to read
     locator = ax.xaxis.get_major_locator()

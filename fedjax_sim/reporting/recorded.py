@@ -181,7 +181,7 @@ def is_of_models(name: str) -> bool:
 
 
 def best_evaluations(metrics: Mapping[str, np.ndarray], name: str) -> np.ndarray:
-    """int[seeds], each seed's best evaluation by a metric [seeds, E]: the lowest loss or error, else the highest value.
+    """int[seeds], each seed's best evaluation by a metric [seeds, E]: the lowest or the highest value.
 
     Of equals the first. Never one of NaN or of a model that has diverged; where there is no other, the first.
     """

@@ -83,13 +83,14 @@ def _named(metrics: Sequence[str], runs: list[Recorded]) -> list[str]:
     """The names, of which some run must have each as one number a seed and evaluation."""
     if isinstance(metrics, str):
         raise TypeError(f"results_table: metrics is {metrics!r}: give a list, [{metrics!r}]")
-    for name in metrics:
+    names = list(metrics)
+    for name in names:
         if not any(one_number(run, name) for run in runs):
-            found = measured(runs[0], name)  # or KeyError, with what is meant
-            raise ValueError(
-                f"results_table: {name!r} has shape {found.shape}: it must be one number a seed and evaluation"
-            )
-    return list(metrics)
+            of = next((run for run in runs if name in run.metrics), runs[0])
+            found = measured(of, name)  # or KeyError, with what is meant
+            what = f"has shape {found.shape}" if name in of.metrics else "is a record of every round"
+            raise ValueError(f"results_table: {name!r} {what}: it must be one number a seed and evaluation")
+    return names
 
 
 def _spread(band: Spread) -> Callable[[np.ndarray], float]:

@@ -102,8 +102,8 @@ class History:
     def at_best(self, name: str, metric: str) -> np.ndarray:
         """One metric at each seed's best evaluation by another: ``history.at_best("test_accuracy", "test_loss")``.
 
-        The best is the lowest of losses and errors, else the highest; of equals the first. NaN is never the best, and
-        no value of a model whose loss is not finite is.
+        The best is the lowest of losses, errors and spreads, else the highest; of equals the first. NaN is never the
+        best, and no value of a model whose loss is not finite is.
 
         Args:
           name: a metric; ``"round"`` is the number of finished rounds.

@@ -318,7 +318,7 @@ def _start(initial_params: Any, plan: Plan) -> Any:
         return initial_params
     if len(initial_params) != len(plan.key):
         raise ValueError(
-            f"initial_params is a list of {len(initial_params)}, and there are {len(plan.key)} seeds: give a model "
+            f"initial_params has {len(initial_params)} entries, and there are {len(plan.key)} seeds: give a model "
             "for each, or one model for all"
         )
     for number, model in enumerate(initial_params):

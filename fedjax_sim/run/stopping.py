@@ -74,11 +74,11 @@ class Rising(Stopping):
 
 
 class Reached(Stopping):
-    """f_t <= target for losses and errors, f_t >= target for all other metrics.
+    """f_t <= target for losses, errors and spreads, f_t >= target for all other metrics.
 
     Args:
-      metric: f, ``"test_accuracy"`` for instance; what ends in "loss", "mse", "mae", "error", "gap" or
-        "perplexity" must fall, all else rise.
+      metric: f, ``"test_accuracy"`` for instance; what ends in "loss", "mse", "mae", "error", "gap",
+        "perplexity", "_std" or "_gini" must fall, and sizes of gradients; all else rise.
       target: its value.
     """
 

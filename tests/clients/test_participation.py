@@ -556,3 +556,4 @@ def test_the_log_probability_of_a_draw_that_one_client_outweighs(weights):
     found, slope = jax.jit(jax.value_and_grad(log_probability))(jnp.asarray(weights))
     assert float(found) == pytest.approx(expected, rel=1e-5)
     assert np.isfinite(slope).all()
+    assert np.isfinite(jax.grad(log_probability)(jnp.array([1.0, 1.0, 0.0, 0.0]))).all()  # two are drawn with no weight

@@ -73,6 +73,16 @@ def test_where_clients_are_stored_does_not_matter_to_what_is_drawn():
             assert again.client(position)["x"].tolist() == drawn.client(other)["x"].tolist()
 
 
+def test_nor_to_what_from_clients_holds_out():
+    clients = {7: np.arange(6.0), 3: np.arange(10.0, 15.0), 5: np.arange(20.0, 27.0)}
+
+    def tested(ids):
+        made = datasets.from_clients([{"x": clients[one]} for one in ids], client_ids=ids, test_fraction=0.4)
+        return {one: made.test.client(at)["x"].tolist() for at, one in enumerate(ids)}
+
+    assert tested([7, 3, 5]) == tested([3, 5, 7]) == tested([5, 7, 3])
+
+
 def test_the_last_ones_behind_a_gap() -> None:
     made = datasets.with_validation(given(), 0.25, gap=2)
     assert held(made) == [[0.0], [1.0], [6.0, 7.0, 8.0, 9.0]]  # of 3 and 6 that are not taken, but for one at least

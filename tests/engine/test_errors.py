@@ -698,7 +698,8 @@ def test_seeds(seeds: Any, error: type[Exception], fragments: tuple[str, ...]) -
 
 @pytest.mark.usefixtures("no_program")
 def test_a_key_is_no_seed_and_progress_is_a_flag() -> None:
-    for key in (jax.random.key(0), jax.random.split(jax.random.key(0)), jax.random.PRNGKey(0), jax.random.PRNGKey(1)):
+    raw = jax.random.PRNGKey(1)
+    for key in (jax.random.key(0), jax.random.split(jax.random.key(0)), raw, jax.random.split(raw), np.asarray(raw)):
         check(lambda key=key: through_simulate(seeds=key), TypeError, "seeds is a key", "range(5)", "random.key(s)")
     check(lambda: jax.vmap(lambda seed: through_simulate(seeds=seed))(jax.numpy.arange(2)), TypeError, "make_train")
     check(lambda: through_simulate(progress="yes"), TypeError, "progress is 'yes'", "True, False, or None")

@@ -213,6 +213,7 @@ RETURNED: dict[str, tuple[dict[str, Any], str]] = {
     "requires, average": ({"requires": requires(average="mean")}, "requires has average='mean': it must be one of"),
     "requires, a flag": ({"requires": requires(steps=None)}, "requires has steps=None: it must be True or False"),
     "requires, hold": ({"requires": requires(hold=0)}, "requires has hold=0: it must be a whole number of steps"),
+    "requires, per_step": ({"requires": requires(per_step=0)}, "requires has per_step=0: it must be a whole number"),
     "requires, a text": ({"requires": requires(hears="params")}, "requires has hears='params': give a tuple"),
     "requires, a field": (
         {"requires": requires(hears=("extras",))},

@@ -152,6 +152,10 @@ class TestTable:
             results_table(runs, metrics="mine")
         with pytest.raises(ValueError, match="did you mean 'ci95'"):
             results_table(runs, band="ci")
+        each = run([[1.0, 0.3]], of_each=[[[1.0, 2.0, 3.0], [1.0, 2.0, 3.0]]])
+        with pytest.raises(ValueError, match=r"'of_each' has shape \(1, 2, 3\)"):
+            results_table(runs | {"c": each}, metrics=["of_each"])
+        assert results_table(runs, metrics=iter(["loss"])) == results_table(runs, metrics=["loss"])
 
     def test_markdown(self):
         table = results_table({"a|b": run([[2.0, 0.5]])}, form="markdown").split("\n")
@@ -336,6 +340,10 @@ class TestCurves:
         low = run([[1.0, 1.0], [1.0, 1.0]], accuracy=[[0.1, 0.8], [0.3, 1.0]])
         assert curves({"a": low}, "accuracy", band="ci95").get_ylim() == (0.0, 1.0)
         assert curves({"a": low}, "accuracy").get_ylim()[0] > 0.0  # bands within: as ever
+        dead = run([[np.nan, np.nan], [np.nan, np.nan]], accuracy=[[0.1, 0.1], [0.1, 0.1]])
+        assert curves({"a": low, "dead": dead}, "accuracy", band="ci95").get_ylim() == (0.0, 1.0)
+        gain = run([[1.0, 1.0], [1.0, 1.0]], personal_accuracy_gain=[[0.1, 0.1], [0.1, 0.3]])
+        assert curves({"a": gain}, "personal_accuracy_gain", band="ci95").get_ylim()[0] < 0  # whether 0 is within
         signed = run([[1.0, 1.0], [1.0, 1.0]], gain=[[-0.1, 0.1], [0.1, 1.3]])
         bottom, top = curves({"a": signed}, "gain", band="ci95").get_ylim()
         assert bottom < -1.0

@@ -16,6 +16,7 @@ import fedjax_sim as fjs
 from fedjax_sim import paths
 from fedjax_sim.cli.main import main
 from fedjax_sim.datasets.fingerprints import dataset_fingerprint
+from fedjax_sim.reporting.paired import adjusted
 from fedjax_sim.studies import benchmark
 from fedjax_sim.studies.benchmark import evidence, problems, result, running
 from fedjax_sim.studies.benchmark.methods import BASE, RATE, entered
@@ -168,6 +169,24 @@ def test_differences_are_paired_by_draws_not_by_seeds(problem: str, sign: int) -
     assert "better than SCAFFOLD by" in benchmark.Result([], rows).table(base="SCAFFOLD")
     with pytest.raises(ValueError, match=r"differences\(base=...\) is 'FedDyn'"):
         benchmark.differences(rows, base="FedDyn")
+
+
+def test_a_method_of_ones_own_is_corrected_with_shared_and_with_personal_ones() -> None:
+    """Nobody knows from its name which it is."""
+    rng = np.random.default_rng(3)
+    values = {BASE: 0.0, "mine": 0.06, "Ditto": 0.05, "SCAFFOLD": 0.02, "FedDyn": 0.03}
+    rows = [row("synthetic(1, 1)", name, draw, 0, 0.5 + more + 0.05 * rng.standard_normal())
+            for name, more in values.items() for draw in range(6)]  # fmt: skip
+    found = {of.method: of for of in benchmark.differences(rows)}
+
+    def holm(*names: str) -> dict[str, float]:
+        return dict(zip(names, adjusted(np.array([found[name].p for name in names]), "holm").tolist(), strict=True))
+
+    shared, personal = holm("mine", "SCAFFOLD", "FedDyn"), holm("mine", "Ditto")
+    assert found["Ditto"].adjusted == pytest.approx(personal["Ditto"])
+    assert found["FedDyn"].adjusted == pytest.approx(shared["FedDyn"])
+    assert found["mine"].adjusted == pytest.approx(max(shared["mine"], personal["mine"]))
+    assert found["mine"].adjusted > found["mine"].p
 
 
 def test_a_seed_that_diverged_leaves_no_number() -> None:

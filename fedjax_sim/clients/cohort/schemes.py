@@ -234,8 +234,8 @@ class Weighted(_Sampled):
         drawn = weights[chosen]
         # From the last draw on: what is left is no difference, which heavy clients would swallow.
         left = jnp.sum(weights.at[chosen].set(0)) + jnp.cumsum(drawn[::-1])[::-1]
-        possible = drawn > 0
-        return jnp.sum(jnp.where(possible, jnp.log(jnp.where(possible, drawn / left, 1)), 0))
+        possible = drawn > 0  # who has no weight is drawn where nobody else is left
+        return jnp.sum(jnp.log(jnp.where(possible, drawn, 1) / jnp.where(possible, left, 1)))
 
     def _masses(self, dataset: FederatedDataset) -> jax.Array:
         if self.weights is None:

@@ -12,7 +12,7 @@ from fedjax_sim.core.values import check_choice, check_count, check_real
 from fedjax_sim.reporting.paired import adjusted, tested
 from fedjax_sim.reporting.recorded import less_is_better
 from fedjax_sim.reporting.table import LEVEL
-from fedjax_sim.studies.benchmark.methods import BASE
+from fedjax_sim.studies.benchmark.methods import BASE, METHODS
 from fedjax_sim.studies.benchmark.personal import PERSONAL
 from fedjax_sim.studies.benchmark.problems import PROBLEMS
 from fedjax_sim.studies.benchmark.running import Row
@@ -39,7 +39,8 @@ class Difference(NamedTuple):
       better: draws in which it is the better one.
       draws: n.
       p: two-sided, of the paired t test.
-      adjusted: p, corrected for the methods on this problem (Holm 1979), those of :data:`PERSONAL` by themselves.
+      adjusted: p, corrected for the methods on this problem (Holm 1979), those of :data:`PERSONAL` by themselves; of a
+        method that is not the benchmark's, the larger one of both families.
 
     Numbers are NaN where a run of either diverged, or one draw was made. Differences of round-off are none; such as are
     all equal and not 0, as of accuracies of few examples, have no effect and no p.
@@ -80,11 +81,12 @@ def differences(
     for problem in [problem for problem, method in found if method == base]:
         others = [method for of, method in found if of == problem and method != base]
         of_problem = [_difference(problem, method, found[problem, method], found[problem, base]) for method in others]
-        for part in (False, True):  # shared models, and clients' own
-            known = [at for at, of in enumerate(of_problem) if np.isfinite(of.p) and (of.method in PERSONAL) == part]
+        for family in (PERSONAL, METHODS):  # clients' own models, shared ones; a method of one's own may be of either
+            known = [at for at, of in enumerate(of_problem)
+                     if np.isfinite(of.p) and (of.method in family or of.method not in METHODS | PERSONAL)]  # fmt: skip
             corrected = adjusted(np.array([of_problem[at].p for at in known]), "holm")
             for at, p in zip(known, corrected.tolist(), strict=True):
-                of_problem[at] = of_problem[at]._replace(adjusted=p)
+                of_problem[at] = of_problem[at]._replace(adjusted=max(p, of_problem[at].adjusted))
         made += of_problem
     return made
 

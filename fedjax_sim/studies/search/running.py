@@ -67,8 +67,8 @@ def search(
       space: the points that members start with, named as in :func:`fedjax_sim.sweep`.
       strategy: ``fjs.hyper.population()`` or ``fjs.hyper.halving()``.
       objective: what compares members, ``fjs.hyper.final("validation_loss")``: the mean over seeds of a metric at an
-        evaluation; ``final("test_loss")`` by default. Its name says whether less is better: of losses and errors it
-        is. A member ranks last where a metric of one of its runs is not finite.
+        evaluation; ``final("test_loss")`` by default. Its name says whether less is better: of losses,
+        errors and spreads it is. A member ranks last where a metric of one of its runs is not finite.
       seeds: one seed or several, the same for all members; what the strategy draws follows from the first.
       initial_params: where all runs start; None draws them from each seed.
       checkpoint: a directory for a checkpoint after every evaluation. The same call goes on from the newest one, with

@@ -185,7 +185,7 @@ class Sweep:
 
         Args:
           metric: one number a run and evaluation.
-          less: whether less is better; None judges by the name: it is for losses and errors.
+          less: whether less is better; None judges by the name: it is for losses, errors and spreads.
         """
         finals, mean = self.compared(metric)
         less = less_is_better(metric) if less is None else less
