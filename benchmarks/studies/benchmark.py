@@ -155,7 +155,8 @@ def forest(result: Result) -> Any:
     """Is a method better than tuned FedAvg after as many rounds? Its differences with intervals, by both means."""
     by = {of: _by_problem(result.differences(by=of)) for of in ("examples", "clients")}
     problems = list(by["examples"])
-    columns = min(COLUMNS, len(problems))
+    rows = -(-len(problems) // COLUMNS)
+    columns = -(-len(problems) // max(rows, 1))  # as full as can be: five are three and two
     in_rows = [problems[at : at + columns] for at in range(0, len(problems), columns)]
     listed = [[name for name in KNOWN if any(name in by["examples"][of] for of in row)] for row in in_rows]
     tall = [0.27 * len(methods) + 1.0 for methods in listed]
@@ -175,7 +176,7 @@ def forest(result: Result) -> Any:
         low, high = max(-3 * reach, np.nanmin(ends)), min(3 * reach, np.nanmax(ends))
         low, high = low - 0.05 * (high - low) - 1e-4, high + 0.05 * (high - low) + 1e-4
         ax.set_xlim(low, high)
-        ax.xaxis.set_major_locator(MaxNLocator(4))
+        ax.xaxis.set_major_locator(MaxNLocator(3))
         for name, one in by["examples"][problem].items():
             if not low <= one.mean <= high:
                 who = f"{BASE} " * bool(np.isfinite(one.value))

@@ -372,7 +372,7 @@ def test_what_no_run_can_start_from():
         return fjs.simulate(method, bowls(), **short(1), seeds=seeds, **given, progress=False)
 
     model = np.ones(2)
-    with pytest.raises(ValueError, match="a list of 2, and there are 3 seeds: give a model for each"):
+    with pytest.raises(ValueError, match="has 2 entries, and there are 3 seeds: give a model for each"):
         start(seeds=range(3), initial_params=[model, model])
     with pytest.raises(ValueError, match=r"initial_params\[1\] is a pytree"):
         start(seeds=range(2), initial_params=[model, {"body": model}])
