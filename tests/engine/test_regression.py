@@ -257,7 +257,9 @@ def classified():
     """Three classes, with a test part."""
     rng = np.random.default_rng(9)
     clients = [(rng.standard_normal((3 * n, DIM)), rng.integers(0, 3, 3 * n)) for n in SIZES]
-    return fjs.datasets.from_clients(clients, client_ids=IDS, num_classes=3, test_fraction=0.3)
+    parts = fjs.datasets.from_clients(clients, num_classes=3, test_fraction=0.3)  # drawn in the order of the clients
+    train, test = ([part.client(at) for at in range(len(IDS))] for part in (parts, parts.test))
+    return fjs.datasets.from_clients(train, test=test, client_ids=IDS, num_classes=3)
 
 
 @pytest.mark.slow
