@@ -6,12 +6,13 @@ import os
 import shutil
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
-import jax
 import numpy as np
 
+from fedjax_sim.core.devices import environment
 from fedjax_sim.core.files import check_writable, remove_left_overs, write_atomically
 from fedjax_sim.core.values import check_count
 from fedjax_sim.core.version import __version__
@@ -19,6 +20,8 @@ from fedjax_sim.papers import writing
 from fedjax_sim.papers.bench import SIZES, Bench, Claim, Effect, Scale, Size
 from fedjax_sim.papers.catalogue import CATALOGUE, check_name, load, source
 from fedjax_sim.papers.overview import Line, board
+from fedjax_sim.run.history import History
+from fedjax_sim.studies.sweeps.result import Sweep
 
 
 def reproduce(
@@ -70,13 +73,11 @@ def reproduce(
     show(f"\n{name} ({size}): {entry.title}. {source(name)}")
     begin = time.perf_counter()
     outcome = perform(bench)
-    devices = jax.devices()
-    several = f"{len(devices)} {devices[0].device_kind} device{'s' if len(devices) != 1 else ''}"
     report = writing.Report(
         name=name, title=entry.title, source=source(name), size=size, seeds=len(bench.seeds), version=__version__,
         seconds=round(time.perf_counter() - begin, 1),
         run_seconds=round(sum(run.seconds + run.compile_seconds for run in bench.recorded.values()), 1),
-        where=f"fedjax_sim {__version__}, jax {jax.__version__}, {several}",
+        where=f"fedjax_sim {__version__}, {_places(bench.recorded.values())}",
         data=bench.data, settings=list(outcome.settings),
         claims=[_settled(claim, len(bench.seeds)) for claim in outcome.claims],
         figures=list(outcome.figures),
@@ -97,6 +98,15 @@ def reproduce(
         show(f"  {line}")
     show(f"wrote {folder / name} ({report.seconds:.0f} s)")
     return report
+
+
+def _places(runs: Collection[History | Sweep]) -> str:
+    """Where the runs were computed, which need not be here: "jax 0.10.1, 2 x cpu", with counts where they differ."""
+    known = [run.description["environment"] for run in runs] or [environment()]
+    places = Counter(f"jax {of['jax']}, {of['device']}" for of in known)
+    if len(places) < 2:
+        return "".join(places)
+    return "; ".join(f"{place}: {number} run{'s' * (number > 1)}" for place, number in places.items())
 
 
 def _settled(claim: Claim, seeds: int) -> Claim:

@@ -37,7 +37,7 @@ class Report:
     seconds: float  # wall time of this call, in which stored runs are read and not run
     # wall time of all runs it is drawn from, whenever they were run; runs that experiments share count in each of them
     run_seconds: float
-    where: str  # backend, devices, versions
+    where: str  # versions, and where its runs were computed: backend, devices
     data: list[str]  # which data was used, in words
     settings: list[Setting]  # the paper's beside ours
     claims: list[Claim]  # with what they rest on

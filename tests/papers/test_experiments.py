@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import json
 import math
 import pathlib
@@ -242,6 +243,16 @@ class TestReproduce:
         assert (folder / "tables.md").read_text() == text, "its parts are the same"
         assert "  clients  3; the paper: 30" in said
         assert "  did NOT hold  it rises" in said
+
+    def test_where_is_where_the_runs_were_computed_not_where_they_are_read(self, tmp_path: pathlib.Path) -> None:
+        here = reproducing.reproduce("good", out=tmp_path, show=str).where
+        version, jax_version, device = here.split(", ")
+        [stored] = (tmp_path / "cpu" / "runs").glob("run-*.npz")
+        history = fjs.History.load(stored)
+        there = history.description["environment"] | {"device": "8 x TPU v5"}
+        dataclasses.replace(history, description=history.description | {"environment": there}).save(stored)
+        where = reproducing.reproduce("good", out=tmp_path, show=str).where
+        assert where == f"{version}, {jax_version}, 8 x TPU v5: 1 run; {jax_version}, {device}: 1 run"
 
     def test_all_goes_on_where_it_was_and_ends_well_whatever_the_claims(self, tmp_path: pathlib.Path) -> None:
         said: list[str] = []

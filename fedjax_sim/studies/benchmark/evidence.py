@@ -81,9 +81,9 @@ def differences(
     for problem in [problem for problem, method in found if method == base]:
         others = [method for of, method in found if of == problem and method != base]
         of_problem = [_difference(problem, method, found[problem, method], found[problem, base]) for method in others]
-        for family in (PERSONAL, METHODS):  # clients' own models, shared ones; a method of one's own may be of either
+        for foreign in (METHODS, PERSONAL):  # of shared models, of clients' own; a method of one's own may be of either
             known = [at for at, of in enumerate(of_problem)
-                     if np.isfinite(of.p) and (of.method in family or of.method not in METHODS | PERSONAL)]  # fmt: skip
+                     if np.isfinite(of.p) and of.method not in foreign]  # fmt: skip
             corrected = adjusted(np.array([of_problem[at].p for at in known]), "holm")
             for at, p in zip(known, corrected.tolist(), strict=True):
                 of_problem[at] = of_problem[at]._replace(adjusted=max(p, of_problem[at].adjusted))
