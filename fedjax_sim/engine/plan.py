@@ -193,6 +193,7 @@ class Plan(NamedTuple):
             per_client=min(known.per_client or per_client, per_client),
             per_cohort=min(known.per_cohort or found.per_cohort, found.per_cohort),
             reverse=known.reverse,
+            varies=bool(requires.steps) and work.varies,
         )
 
     def placed(self) -> Plan:

@@ -201,3 +201,12 @@ def test_the_rule_for_accelerators_counts_steps(monkeypatch):
     assert resolve(asked, 1).layout == buckets
     assert resolve(asked._replace(cohort=fjs.cohort.uniform(7)), 1).layout == buckets
     assert resolve(asked._replace(work=fjs.local.steps(3)), 1).layout == stacked
+    # Of steps that are drawn or given only the largest number is known beforehand.
+    given = fjs.local.given_steps(np.full((1, 8), 3), most=100)
+    for work in (given, fjs.local.gaussian_steps(3.0, 1.0, most=9)):
+        assert resolve(asked._replace(work=work), 1).layout == buckets
+    alike = asked._replace(dataset=fjs.datasets.quadratics(num_clients=8, dim=2, seed=0))
+    assert resolve(alike, 1).layout == stacked
+    for work in (fjs.local.random_epochs(1, 20), fjs.local.stragglers(0.5, 2)):
+        assert resolve(alike._replace(work=work), 1).layout == buckets
+    assert choose_layout(10, 1000, Bounds(5, 50, varies=True)) == buckets

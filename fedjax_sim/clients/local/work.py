@@ -62,6 +62,11 @@ class Work(Scheme):
     may_refuse: ClassVar[bool] = False
     _in_epochs: ClassVar[bool] = False  # whether most_steps is a number times the epoch
 
+    @property
+    def varies(self) -> bool:
+        """Whether a client may take fewer steps than :meth:`most_steps` says."""
+        return True
+
     def steps(self, turn: Turn) -> jax.Array:
         """tau of each slot, int32[S]; what void slots get does not matter."""
         raise TypeError(f"{type(self).__name__} must define steps(turn)")
@@ -87,6 +92,10 @@ class Steps(Work):
 
     num_steps: int = count()
 
+    @property
+    def varies(self) -> bool:
+        return False
+
     def steps(self, turn: Turn) -> jax.Array:
         return jnp.full_like(turn.epoch, self.num_steps)
 
@@ -107,6 +116,10 @@ class RandomEpochs(Work):
         if self.high < self.low:
             raise ValueError(f"random_epochs({self.low}, {self.high}): high must be at least low")
         return self
+
+    @property
+    def varies(self) -> bool:
+        return self.low < self.high
 
     def steps(self, turn: Turn) -> jax.Array:
         if self.low == self.high:

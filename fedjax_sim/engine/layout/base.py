@@ -28,6 +28,7 @@ class Bounds(NamedTuple):
       survey_per_client: upper bound of one client's micro-steps of a survey.
       survey_per_cohort: upper bound of the cohort's.
       reverse: whether reverse mode is to pass; else dynamic loops are differentiated as they run, in forward mode.
+      varies: whether clients may take fewer micro-steps than their sizes allow, as stragglers do.
     """
 
     per_client: int
@@ -36,6 +37,7 @@ class Bounds(NamedTuple):
     survey_per_client: int = 0
     survey_per_cohort: int = 0
     reverse: bool = True
+    varies: bool = False
 
     @property
     def of_survey(self) -> Bounds:

@@ -40,7 +40,8 @@ def choose_layout(num_slots: int, num_parameters: int, bounds: Bounds, mean_step
     if num_slots > room:
         return lanes(room)
     mean = bounds.per_cohort / num_slots if mean_steps is None else mean_steps
-    return stacked() if mean >= _ALIKE * bounds.per_client else buckets()
+    alike = mean >= _ALIKE * bounds.per_client and not bounds.varies
+    return stacked() if alike else buckets()
 
 
 _KERNEL = 1 << 12  # entries of a kernel from which on it is worth a thought
