@@ -117,6 +117,12 @@ def accumulation(method: Method, params: Any, sent: Any, clients: Client, bound:
     change that they report, and the first step that moves it. Arguments are those of :func:`probe`.
     """
 
+    def moving(rate: jax.Array) -> jax.Array:
+        """The ratios are those of small rates where a rate is 0, as a schedule may begin with."""
+        return jnp.where(rate == 0, jnp.sqrt(jnp.finfo(rate.dtype).tiny).astype(rate.dtype), rate)
+
+    clients = clients._replace(learning_rate=jax.tree.map(moving, clients.learning_rate))
+
     def one(known: _Known) -> jax.Array:
         method, sent, kept, _ = known
         start = _begin(known)

@@ -536,6 +536,16 @@ def test_of_chosen_weights_the_diagnostics_are_too(x64):
     assert abs(found["lud"] / plain["lud"] - 1) > 0.01
 
 
+@pytest.mark.parametrize("method", [fjs.fedavg, fjs.fednova])
+def test_the_surrogate_of_a_round_without_steps_is_that_of_small_ones(method, x64):
+    """A schedule may begin with the rate 0: 0 / 0 were its weights."""
+    first, small = (
+        recorded(method(client_optimizer=fjs.optim.sgd(1.0, 0.5), client_learning_rate=fjs.rates.over_rounds([rate])))
+        for rate in (0.0, 1e-9)
+    )
+    assert first == pytest.approx(small, rel=1e-6)
+
+
 class FromItsOwn(fjs.algorithms.FedAvg):
     """A user's method, whose clients go on from where they were."""
 
