@@ -293,6 +293,13 @@ def test_dirichlet_per_client_uses_the_prior() -> None:
     assert class_counts(flat, labels)[:, 1].mean() / 40 == pytest.approx(0.5, rel=0.1)
 
 
+@pytest.mark.parametrize("exponent", [1000.0, -1000.0])
+def test_a_prior_that_no_number_holds_is_refused(exponent: float) -> None:
+    """It made the draws never end."""
+    with pytest.raises(ValueError, match=r"prior_exponent=-?1000.0\): alpha pi\^e is .*: prior_exponent is 0 or 1"):
+        partition.dirichlet_per_client([0, 1, 2, 3] * 5 + [4], 4, 0.1, 0, prior_exponent=exponent)
+
+
 @given(
     labels=st.lists(st.integers(0, 4), min_size=1, max_size=60),
     clients=st.integers(1, 12),

@@ -116,7 +116,13 @@ def dirichlet_per_client(
             raise ValueError(f"{what}(sizes=...): client {client} has {wanted[client]}: min_size is {min_size}")
     draws = Draws(what, seed)
     of_class = np.bincount(classes)
-    concentration = float(alpha) * (of_class / classes.size) ** float(prior_exponent)
+    with np.errstate(over="ignore"):
+        concentration = float(alpha) * (of_class / classes.size) ** float(prior_exponent)
+    if not (np.isfinite(concentration) & (concentration > np.finfo(float).tiny)).all():
+        raise ValueError(
+            f"{what}(alpha={alpha}, prior_exponent={prior_exponent}): alpha pi^e is {concentration.min():.3g} to "
+            f"{concentration.max():.3g}, which no gamma variate has: prior_exponent is 0 or 1 in publications"
+        )
     logs = draws.log_dirichlet(np.tile(concentration, (num_clients, 1)))
     return dealt(draws, classes, _requested(draws, logs, wanted, of_class).T)
 
