@@ -88,18 +88,29 @@ class Partition(Sequence[np.ndarray]):
         """Sizes and, given the labels of all rows, int[n] from 0, the classes of every client.
 
         Raises:
-          ValueError: a label below 0, which would be counted at the client before.
+          ValueError: a label below 0, which would be counted at the client before; fewer labels than rows.
+          TypeError: labels that are not integers.
         """
         if labels is None:
             return Statistics(self.sizes)
         of_rows = host_array("statistics(labels)", labels)
+        if of_rows.ndim == 0 or of_rows.dtype.kind not in "iub":
+            raise TypeError(
+                f"statistics(labels) is {of_rows.dtype}{list(of_rows.shape)}: give the class of every row, integers; "
+                "np.unique(labels, return_inverse=True)[1] numbers others"
+            )
+        if len(of_rows) <= (last := int(self.rows.max())):
+            raise ValueError(
+                f"statistics(labels) has {len(of_rows)} labels, and the partition has row {last}: give one for each "
+                "row of the data that it is of"
+            )
         if (low := of_rows.min(initial=0)) < 0:
             raise ValueError(
                 f"statistics(labels): a label is {low}; classes are counted from 0: give "
                 "np.unique(labels, return_inverse=True)[1]"
             )
         classes = int(of_rows.max(initial=0)) + 1
-        return Statistics(self.sizes, label_table(of_rows[self.rows], self.sizes, classes))
+        return Statistics(self.sizes, label_table(of_rows[self.rows].astype(np.int64), self.sizes, classes))
 
     def __repr__(self) -> str:
         return f"Partition({len(self)} clients, {self.rows.size} examples, redraws={self.redraws}, moved={self.moved})"

@@ -157,6 +157,17 @@ def test_labels_of_a_partition_are_counted_from_0() -> None:
         partition.iid(8, 2, 0).statistics([1, 1, 1, 1, -1, -1, 1, -1])
 
 
+def test_labels_of_a_partition_are_integers_of_any_type_one_for_each_row() -> None:
+    parts, labels = partition.similarity([0, 0, 1, 1], 2, 0, 0), np.array([0, 0, 1, 1])
+    for kind in (np.uint64, np.uint8, np.int16, bool):
+        assert parts.statistics(labels.astype(kind)).label_table.tolist() == [[2, 0], [0, 2]]
+    with pytest.raises(ValueError, match=r"has 3 labels, and the partition has row 3: give one for each row"):
+        parts.statistics(labels[:3])
+    for wrong in (labels.astype(float), ["a", "a", "b", "b"], 3):
+        with pytest.raises(TypeError, match=r"give the class of every row, integers"):
+            parts.statistics(wrong)
+
+
 @needs_data
 @pytest.mark.parametrize("name", COMPARED)
 def test_our_partitions_are_like_the_reference(name: str) -> None:
