@@ -229,5 +229,5 @@ def _rounds_to(runs: list[Recorded], name: str, target: float) -> list[str]:
         if one_number(run, name):
             falling = less_is_better(name)
             median = np.median(recorded.first_reached(measured(run, name), run.evaluated, target, falling=falling))
-        cells.append(f"{median:.0f}" if np.isfinite(median) else _NONE)
+        cells.append(f"{median:.1f}".removesuffix(".0") if np.isfinite(median) else _NONE)
     return cells

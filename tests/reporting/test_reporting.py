@@ -90,6 +90,9 @@ class TestTable:
         assert lines[2].split()[7] == lines[3].split()[7] == "–"  # no seed; one of two
         three = run([[2, 1]] * 3, test_accuracy=[[0.9, 0.9], [0.1, 0.9], [0.1, 0.1]])
         assert " 10 " in results_table({"a": three}, target=0.8).split("\n")[2]
+        two = run([[2, 1, 1]] * 2, test_accuracy=[[0.1, 0.9, 0.9], [0.1, 0.1, 0.9]])
+        two.evaluated = np.array([0, 2, 3])
+        assert results_table({"a": two}, target=0.8).split("\n")[2].split()[7] == "2.5"  # of 2 and 3
 
     def test_a_target_without_accuracies_is_one_of_the_loss(self):
         table = results_table({"a": run([[2.0, 0.5]])}, target=1.0)
