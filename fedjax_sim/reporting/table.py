@@ -190,7 +190,7 @@ def form_of(finals: Iterable[np.ndarray | None], decimals: int | None) -> str:
     means = np.array([final.mean() for final in finals if final is not None and np.isfinite(final).all()])
     sizes = np.abs(means[means != 0])
     low, high = (sizes.min(), sizes.max()) if sizes.size else (1.0, 1.0)
-    exponent = decimals is None and bool(low < 1e-3 or high >= 1e6 or (low < 0.1 and high >= 1e3))
+    exponent = decimals is None and bool(low < 1e-3 or high >= 1e6 or (low < 1 and high >= 1e3))
     if decimals is None:
         decimals = 4 if high < 1e3 else 1
     return "{:.3e} ± {:.1e}" if exponent else f"{{:.{decimals}f}} ± {{:.{decimals}f}}"

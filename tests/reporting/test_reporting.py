@@ -135,9 +135,12 @@ class TestTable:
         table = results_table({"a": run([[1.0, 2345.678]]), "b": run([[1.0, 0.0125]])})
         assert "2.346e+03" in table
         assert "1.250e-02" in table  # not 0.0
-        table = results_table({"a": run([[1.0, 12345.678]]), "b": run([[1.0, 0.5]])})
+        table = results_table({"a": run([[1.0, 12345.678]]), "b": run([[1.0, 1.5]])})
         assert "12345.7" in table
-        assert " 0.5 " in table
+        assert " 1.5 " in table
+        table = results_table({"a": run([[1.0, 12345.678]]), "b": run([[1.0, 0.15]]), "c": run([[1.0, 0.19]])})
+        assert "1.500e-01" in table  # not 0.2, as the other one
+        assert "1.900e-01" in table
 
     def test_a_metric_that_one_method_lacks_is_a_dash(self):
         lines = results_table({"a": run([[1, 1]], accuracy=[[0, 1]]), "b": run([[1, 1]])}, target=0.5).split("\n")
