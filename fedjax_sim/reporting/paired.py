@@ -90,7 +90,8 @@ def paired(histories: Mapping[str, Recorded], metric: str | None = None, against
     for name, finals in values.items():
         if name == base:
             continue
-        given = finals, values[base], str(recorded.described(histories[name], "environment", "float"))
+        precisions = {recorded.described(histories[one], "environment", "float") for one in (name, base)}
+        given = finals, values[base], "float64" if precisions == {"float64"} else "float32"
         if np.isfinite(differences(*given)).all():
             d, half, p = tested(*given)
             said = float(d.mean()), half, int((sign * d < 0).sum()), p, p

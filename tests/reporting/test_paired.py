@@ -72,6 +72,14 @@ def test_round_off_is_no_difference():
     assert differences(np.array([1.0]), np.array([1.0 + 1e-7]), "float64") != 0
 
 
+@pytest.mark.parametrize("wide", ["a", "b", "ab"])
+def test_round_off_is_that_of_the_narrower_of_two_precisions(wide):
+    runs = {"a": with_seeds(BASE), "b": with_seeds(np.array(BASE) * (1 + 1e-7))}
+    for name, made in runs.items():
+        made.description = {"environment": {"float": "float64" if name in wide else "float32"}}
+    assert (paired(runs, "loss")[0].mean == 0) == (wide != "ab")
+
+
 def test_differences_that_are_all_equal_have_no_test():
     """As of accuracies of few examples: t would be as large as round-off is small."""
     moved = with_seeds(np.array(BASE) + 0.1)  # not the same to the last bit
