@@ -229,10 +229,11 @@ def _told(value: float, text: str) -> str:
 
 
 def _interval(mean: float, half: float) -> str:
-    """Both with as many decimals as two digits of the half-width have."""
+    """Both with as many decimals as two digits of the half-width have; without a width as suit the mean, at least 4."""
     if not np.isfinite(mean):
         return _NONE
-    decimals = 4 if half == 0 else 1 - int(np.floor(np.log10(half)))
+    size = half or min(abs(mean), 1e-3) or 1e-3
+    decimals = 1 - int(np.floor(np.log10(size)))
     if abs(decimals) > 6:
         return f"{mean:+.2e} ± {half:.1e}"
     return f"{mean:+.{max(decimals, 0)}f} ± {half:.{max(decimals, 0)}f}"

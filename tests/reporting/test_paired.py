@@ -92,6 +92,8 @@ def test_differences_that_are_all_equal_have_no_test():
     assert "where all differences are equal there is no t test" in said
     assert "+0.1000 ± 0.0000" in said
     assert "corrected for 0 tests" in said
+    small = {"a": with_seeds([0.0, 0.0]), "b": with_seeds([3e-5, 3e-5])}
+    assert "+0.000030 ± 0.000000" in paired_table(small, "loss")
 
 
 def test_a_method_with_a_seed_that_diverged_has_no_difference():
