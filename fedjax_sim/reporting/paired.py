@@ -196,7 +196,7 @@ def _finals(
         raise ValueError(f"paired_table: there is {what}: differences seed by seed need two methods and two seeds")
     values = {}
     for name, run in histories.items():
-        found = measured(run, metric).astype(float)
+        found = recorded.held(run, metric)[0].astype(float)
         if found.ndim != 2:
             raise ValueError(f"paired_table(metric={metric!r}): it is not one number a seed and evaluation of {name}")
         values[name] = found[[seeds[name].index(seed) for seed in seeds[base]], -1]

@@ -96,8 +96,12 @@ class History:
         raise KeyError(f"nothing called {name!r} was recorded: {suggest(name, [*self.metrics, *self.rounds])}")
 
     def final(self, name: str) -> np.ndarray:
-        """The last value of a metric or record, [seeds, ...]."""
-        return self[name][:, -1]
+        """The last value of a metric or record, [seeds, ...]; of a seed that stopped, a record's last before that."""
+        values = self[name]
+        if recorded.recorded_as(self, name) in self.metrics:
+            return values[:, -1]
+        ends = [self.stops[seed].round - 1 if seed in self.stops else -1 for seed in self.seeds]
+        return values[np.arange(len(values)), ends]
 
     def at_best(self, name: str, metric: str) -> np.ndarray:
         """One metric at each seed's best evaluation by another: ``history.at_best("test_accuracy", "test_loss")``.

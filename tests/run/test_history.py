@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import fedjax_sim as fjs
+from fedjax_sim.reporting.paired import paired
 from fedjax_sim.run.records import Stop
 from fedjax_sim.run.training import TrainResult
 from tests.fuzzing.structures import packed, unpacked
@@ -350,6 +351,15 @@ def test_the_zeros_after_a_stop_reach_no_target():
     own = {"own_loss": np.array([[3.0, 2, 0, 0, 0], [3, 2, 2, 1, 1]]), "duration": np.ones((2, 5))}
     h = dataclasses.replace(history(), rounds=history().rounds | own, stops={3: Stop(2, "x")})
     assert h.rounds_to("own_loss", 1.0).tolist() == h.time_to("own_loss", 1.0).tolist() == [np.inf, 4]
+
+
+def test_the_zeros_after_a_stop_are_no_last_values():
+    own = {"own_loss": np.array([[3.0, 2, 0, 0, 0], [3, 2, 2, 1, 1]])}
+    whole = dataclasses.replace(history(), rounds=history().rounds | own)
+    early = dataclasses.replace(whole, stops={3: Stop(2, "x")})
+    assert whole.final("own_loss").tolist() == [0, 1]
+    assert early.final("own_loss").tolist() == [2, 1]
+    assert paired({"whole": whole, "early": early}, "own_loss")[0].finals.tolist() == [2, 1]
 
 
 def test_an_accuracy_by_class_is_no_column():
