@@ -107,9 +107,10 @@ class Sgd(Optimizer):
     decay: Any = real(default=None, above=0.0, high=1.0)
 
     def checked(self) -> Self:
-        if self.nesterov and self.momentum is None:
+        made = super().checked()
+        if made.nesterov and made.momentum is None:
             raise ValueError("sgd(nesterov=True, momentum=None): Nesterov's form needs a momentum, for instance 0.9")
-        return super().checked()
+        return made
 
     def transform(self) -> optax.GradientTransformation:
         check_single(self, self.factory_name())

@@ -21,6 +21,13 @@ def updates(optimizer):
     return found
 
 
+def test_nesterov_is_a_truth_value_before_it_asks_for_a_momentum():
+    with pytest.raises(TypeError, match=r"sgd\(nesterov=...\) is 'False': it must be True or False"):
+        fjs.optim.sgd(0.1, nesterov="False")
+    with pytest.raises(ValueError, match="Nesterov's form needs a momentum"):
+        fjs.optim.sgd(0.1, nesterov=True)
+
+
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_sgd_with_momentum_and_decay(nesterov):
     eta, rho, gamma = 0.1, 0.5, 0.8
