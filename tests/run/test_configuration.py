@@ -234,6 +234,12 @@ def test_changes_that_are_none(file, change):
     assert "--set" in refused(file(SMALL), [change])
 
 
+@pytest.mark.parametrize("word", ["True", "False"])
+def test_truth_values_of_python_are_no_texts(file, word):
+    change = f"algorithm.client_optimizer.nesterov={word}"
+    assert f"--set {change}: {word} is Python's: write {word.lower()}" in refused(file(SMALL), [change])
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [

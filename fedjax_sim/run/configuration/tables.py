@@ -87,8 +87,11 @@ def toml_value(text: str, where: str, depth: int = 0) -> Any:
     try:
         found = tomllib.loads(f"value = {text}")
     except (ValueError, RecursionError) as error:
-        if _WORD.fullmatch(text.strip()):
-            return text.strip()
+        word = text.strip()
+        if word in ("True", "False"):
+            raise ConfigurationError(f"{where}: {word} is Python's: write {word.lower()}") from error
+        if _WORD.fullmatch(word):
+            return word
         raise ConfigurationError(
             f"{where}: {text.strip()[:200]!r} is no TOML value ({error}): write a number, true, "
             'false, "text", [1, 2] or { name = "..." }'
