@@ -104,9 +104,10 @@ def consecutive_classes(
     number. FedProx's MNIST is ``consecutive_classes(labels, 1000, 2, seed)``; its code draws shares of n_c - 1000
     examples and rounds each down.
 
-    With ``sizes`` the clients ask for given numbers instead, split evenly over their classes (at least 1 of each);
-    where a class is asked for more than it has, every request for it is scaled down in proportion, and examples that
-    nobody asks for belong to nobody. FedProx's FEMNIST (10 classes, 200 devices, 5 classes each) is
+    With ``sizes`` the clients ask for given numbers instead, split evenly over their classes and rounded down (of 59
+    over 5 classes 11 each, 55 in all; at least 1 of each); where a class is asked for more than it has, every request
+    for it is scaled down in proportion, and examples that nobody asks for belong to nobody. FedProx's FEMNIST (10
+    classes, 200 devices, 5 classes each) is
     ``consecutive_classes(labels, 200, 5, seed, sizes=lognormal_counts(200, 4.0, 1.0, seed, least=5))``. Its code
     gives several devices the same images and, as published, 3 classes; here every image is used once.
 
