@@ -15,6 +15,7 @@ from jax.tree_util import keystr
 
 from fedjax_sim import optim
 from fedjax_sim.algorithms.contract import Method
+from fedjax_sim.clients.local.work import of_most_steps
 from fedjax_sim.core import trees
 from fedjax_sim.core.descriptions import build, describe
 from fedjax_sim.core.fields import leaf, real
@@ -161,10 +162,10 @@ def federations(
     made = Federations(
         plans[0], None, one.transforms, objective, one.rounds, one.eval_every, one.evaluate, found, cap
     ).checked()
-    for end in ("low", "high"):
-        made._subject.replace({path: getattr(of, end) for path, of in found.items()})  # checks them
+    ends = [made._subject.replace({path: getattr(of, end) for path, of in found.items()}) for end in ("low", "high")]
+    work = of_most_steps(plans[0].work, (end.run["work"] for end in ends))  # of all that is drawn
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *alike)
-    return made.replace(plan=plans[0]._replace(dataset=stacked))
+    return made.replace(plan=plans[0]._replace(dataset=stacked, work=work))
 
 
 def _weights(method: Method) -> list[str]:

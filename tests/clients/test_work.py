@@ -101,6 +101,18 @@ def test_geometric_rounds_are_of_one_length_for_all():
     assert work.steps(moved).tolist() == [expected] * S
 
 
+def test_a_bound_that_was_found_is_found_again_for_another_probability():
+    """That of a larger one would cut rounds short without a word; one that was given stays."""
+    for p in (0.9, 0.01):
+        assert fjs.paths.replace(local.geometric(0.3), {"p": p}).most == local.geometric(p).most
+    assert local.geometric(0.01).most > 20 * local.geometric(0.9).most
+    assert fjs.paths.replace(local.geometric(0.3, most=4), {"p": 0.01}).most == 4
+    with pytest.raises(ValueError, match="no end"):
+        fjs.paths.replace(local.geometric(0.3), {"p": 0.0})
+    traced = jax.eval_shape(lambda p: fjs.paths.replace(local.geometric(0.3), {"p": p}).checked(), 0.2)
+    assert traced.most == local.geometric(0.3).most
+
+
 def test_a_round_at_the_bound_has_the_probability_of_all_longer_ones():
     p, work = 0.3, local.geometric(0.3, most=4)
     found = {int(work.steps(now)[0]): float(work.log_probability(now)) for now in map(turn, range(40))}

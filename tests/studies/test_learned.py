@@ -74,6 +74,11 @@ def fewer(datasets=POSITIVE[:2]):
     return problem(datasets, vary=vary, cohort=fjs.cohort.full(), work=fjs.local.steps(2))
 
 
+def test_rounds_have_the_steps_of_the_smallest_probability_that_is_drawn():
+    made = problem(vary={"work.p": fjs.sweeps.log_uniform(0.01, 0.5)}, work=fjs.local.geometric(0.5))
+    assert made.plan.work.most == fjs.local.geometric(0.01).most > fjs.local.geometric(0.5).most
+
+
 def test_what_is_drawn_is_of_every_federation(made):
     drawn = jax.vmap(lambda key: made.drawn(key)[:2])
     which, values = drawn(jax.random.split(KEY, 6))

@@ -168,6 +168,28 @@ def test_the_best_value_is_chosen_by_the_choosing_seeds_alone():
     assert found.records()[0]["client_optimizer.learning_rate"] == 0.5
 
 
+def test_rounds_of_a_coin_are_as_long_as_each_probability_makes_them():
+    """On an axis, and among the values to choose from, which are one program."""
+    run = RUN | {"cohort": fjs.cohort.full(), "task": fjs.quadratic(start=1.0)}
+    method = fjs.fedavg(client_optimizer=fjs.optim.sgd(0.001))
+    coins, rates = [0.02, 0.9], [0.5, 1.0]
+    axis = fjs.phase(
+        {"a": method}, draw, x={"work.p": coins}, y={"server_learning_rate": rates}, seeds=[0],
+        work=fjs.local.geometric(0.9), **run,
+    )  # fmt: skip
+    best = fjs.phase(
+        {"a": method}, draw, x={"server_learning_rate": rates}, y={"client_optimizer.learning_rate": [0.001]},
+        seeds=[0], best_of=fjs.sweeps.grid({"work.p": coins[::-1]}), choosing_seeds=[5],
+        work=fjs.local.geometric(0.9), **run,
+    )  # fmt: skip
+    assert (best.chosen["work.p"] == 0.02).all()
+    for number, p in enumerate(coins):
+        alone = fjs.simulate(method, draw(0), work=fjs.local.geometric(p), seeds=0, eval_every=3, **run)
+        np.testing.assert_allclose(axis.values[number, 1, 0, 0], alone.final("loss")[0], rtol=1e-5)
+        if p == 0.02:
+            np.testing.assert_allclose(best.values[1, 0, 0, 0], alone.final("loss")[0], rtol=1e-5)
+
+
 def alone(rate, data, work, seed, cohort=None):
     method = fjs.fedavg(client_optimizer=fjs.optim.sgd(rate))
     run = RUN | {"cohort": cohort or fjs.cohort.full(), "eval_every": 3}

@@ -723,6 +723,21 @@ def test_too_few_slots_end_the_sweep():
         check_overflow(history, ["sweep, a = 1", "sweep, a = 2"])
 
 
+@pytest.mark.parametrize("points", [[0.9, 0.02], [0.02, 0.9]])
+def test_the_program_has_the_steps_of_the_longest_rounds(points):
+    """Rounds of a coin that falls seldom are cut short at no other point's bound, nor at that of the run itself."""
+    problem = fjs.datasets.quadratics(num_clients=3, dim=2, seed=0)
+    method = fjs.fedavg(client_optimizer=fjs.optim.sgd(0.01))
+    run = {"task": fjs.quadratic(start=1.0), "rounds": 4, "cohort": fjs.cohort.full(), "seeds": SEEDS}
+    run["batches"] = fjs.local.full_batch()
+    found = sweep(method, problem, sweeps.grid({"work.p": points}), work=fjs.local.geometric(0.5), **run)
+    for number, p in enumerate(points):
+        alone = fjs.simulate(method, problem, work=fjs.local.geometric(p), **run)
+        assert_equal_runs(found.at(number), alone)
+        longest = int(alone["useful_steps"].max())
+        assert (longest > 3 * fjs.local.geometric(0.5).most) == (p == 0.02)
+
+
 @pytest.mark.parametrize("probabilities", [[0.01, 0.1, 0.05], [0.1, 0.01, 0.05]])
 def test_the_program_has_the_slots_of_the_widest_cohort(probabilities):
     from fedjax_sim.engine.arguments import asked_of

@@ -6,6 +6,7 @@ steps is dropped from the round: its slot is void, and the weights are those of 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, ClassVar, NamedTuple, Self
 
 import jax
@@ -180,6 +181,10 @@ class GaussianSteps(Work):
         return self.most
 
 
+class _Found(int):
+    """A bound that was not given but found from other values, and is found again where these change."""
+
+
 class Geometric(Work):
     """The steps until a coin falls, the same number for everyone: P(tau > k) = (1 - p)^k, anew in each round.
 
@@ -189,7 +194,7 @@ class Geometric(Work):
     Args:
       p: probability in [0, 1] that a step is the last one; 1 / p steps on average.
       most: the largest number of steps, at which longer rounds end; it bounds the program. None for one that no
-        draw exceeds, about 23 / p.
+        draw exceeds, about 23 / p; where p is traced it is that of the p that the scheme was made with.
     """
 
     p: Any = real(low=0.0, high=1.0)
@@ -201,14 +206,16 @@ class Geometric(Work):
         super().checked()
         if np.ndim(self.p) != 0:
             raise ValueError(f"geometric(p=...) has shape {np.shape(self.p)}: the coin is one for all clients")
-        if self.most is None:
-            if isinstance(self.p, jax.core.Tracer):
-                raise ValueError("geometric(p): a traced p needs most=..., the largest number of steps")
-            p = float(self.p)
-            if p == 0:
-                raise ValueError("geometric(p=0): such a round has no end; give most=..., or p > 0")
-            return self.replace(most=1 if p == 1 else 2 + int(np.log(_RAREST) / np.log1p(-p)))
-        return self
+        traced = isinstance(self.p, jax.core.Tracer)
+        if self.most is None and traced:
+            raise ValueError("geometric(p): a traced p needs most=..., the largest number of steps")
+        if traced or not isinstance(self.most, _Found | None):
+            return self
+        p = float(self.p)
+        if p == 0:
+            raise ValueError("geometric(p=0): such a round has no end; give most=..., or p > 0")
+        # Also where p is another number than before: the bound of a larger p would cut rounds short.
+        return self.replace(most=_Found(1 if p == 1 else 2 + int(np.log(_RAREST) / np.log1p(-p))))
 
     def steps(self, turn: Turn) -> jax.Array:
         first = jnp.lexsort((turn.ids, ~turn.valid))[0]
@@ -230,6 +237,16 @@ class Geometric(Work):
 
 
 _RAREST = 2**-33  # the smallest chance that is drawn
+
+
+def of_most_steps(work: Work, others: Iterable[Work]) -> Work:
+    """``work`` with the static bounds of that one, of it and others with other real numbers, which allows most steps.
+
+    One program serves all of them.
+    """
+    widest = max((work, *others), key=lambda one: one.most_steps(1))
+    bounded: Work = jax.tree.unflatten(jax.tree.structure(widest), jax.tree.leaves(work))
+    return bounded
 
 
 class Stragglers(Work):

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from fedjax_sim.clients.local.work import of_most_steps
 from fedjax_sim.core.descriptions import describe
 from fedjax_sim.core.opaque import check_known
 from fedjax_sim.core.values import check_real, shown, suggest
@@ -155,11 +156,19 @@ class Grid:
                 plan = check_arguments(given | self._fixed | {"eval_every": given["rounds"]})  # type: ignore[arg-type]
                 plan = placed(plan._replace(algorithm=of_method.at(cell)), {name: cell[name] for name in self._paths})
                 self._check_replaced(method, plan)
-                self._made[key] = Setting(placed(plan, self.points[candidate]), given["rounds"])
+                self._made[key] = Setting(self._candidate(plan, candidate), given["rounds"])
             except (TypeError, ValueError) as error:
                 hint = "".join(f"; no function has the parameter {name!r}" for name in self._paths)
                 raise type(error)(f"phase, {method} at {in_words(cell)}: {error}{hint}") from error
         return self._made[key]
+
+    def _candidate(self, plan: Plan, number: int) -> Plan:
+        """The plan with one of the values to choose from; all of them are one program."""
+        chosen = placed(plan, self.points[number])
+        if not any(name.startswith("work.") for name in self.points[0]):
+            return chosen
+        works = [placed(plan, point).work for point in self.points]
+        return chosen._replace(work=of_most_steps(chosen.work, works))
 
     def _check_replaced(self, method: str, plan: Plan) -> None:
         """Refuses values to choose from in the place of what an axis sets, which would have no effect."""

@@ -13,6 +13,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from fedjax_sim.clients.local.work import of_most_steps
 from fedjax_sim.core.loops import counted
 from fedjax_sim.core.programs import compiling
 from fedjax_sim.engine.arguments import Evaluate
@@ -82,7 +83,8 @@ def of_all_points(base: Plan, asked: Plan, space: Space, rounds: int, initial_pa
     first = settled[0]
     widest = max((at.cohort for at in settled), key=lambda cohort: cohort.size(first.dataset.num_clients))
     cohort = jax.tree.unflatten(jax.tree.structure(widest), jax.tree.leaves(first.cohort))
-    plan = first._replace(cohort=cohort)
+    # So do the most steps of a work scheme that has them from its probability.
+    plan = first._replace(cohort=cohort, work=of_most_steps(first.work, (at.work for at in settled)))
     return plan if asked.layout is not None else plan._replace(layout=layout_by_rule(plan))
 
 
