@@ -81,9 +81,9 @@ def run_round(plan: Plan, state: TrainState, t: jax.Array) -> tuple[TrainState, 
         state = TrainState(server, plan.layout.put(state.clients, drawn.cohort.indices, clients), flight, visited)
         exchanges.append(Exchange(solver, sent, drawn, result))
     # Record.
-    record = _recorded(plan, state, exchanges)
     if plan.cohort.may_overflow:
-        state = _poisoned(plan.algorithm, state, record["overflow"])
+        state = _poisoned(state, _overflow(exchanges))
+    record = _recorded(plan, state, exchanges)
     record = _with(record, plan.algorithm.report(state.server), f"{type(plan.algorithm).__name__}.report returned")
     return state, _measured(plan, t, start, state, exchanges, record)
 
@@ -180,7 +180,7 @@ def _recorded(plan: Plan, state: TrainState, exchanges: list[Exchange]) -> Recor
         **_divergence(plan.algorithm.model(state.server), exchanges),
     }
     if plan.cohort.may_overflow:
-        record["overflow"] = functools.reduce(jnp.logical_or, (one.drawn.overflow for one in exchanges))
+        record["overflow"] = _overflow(exchanges)
     if plan.guard.traced and last.refused is not None:
         # A cohort that serves two exchanges is counted once.
         own = [phase.last or phase.cohort is not plan.cohort for phase in plan.phases()]
@@ -253,14 +253,22 @@ def _with(record: Record, more: Record, who: str) -> Record:
     return record | more
 
 
-def _poisoned(algorithm: Method, state: TrainState, overflow: jax.Array) -> TrainState:
-    """NaN for the model where clients were drawn that found no slot: the round would be biased without a word."""
+def _overflow(exchanges: list[Exchange]) -> jax.Array:
+    """Whether more clients were drawn than there were slots."""
+    return functools.reduce(jnp.logical_or, (one.drawn.overflow for one in exchanges))
+
+
+def _poisoned(state: TrainState, overflow: jax.Array) -> TrainState:
+    """NaN for all that the server has where clients were drawn that found no slot: the round would be biased.
+
+    Not for the model alone: what is evaluated may be an average of models, which is as biased.
+    """
 
     def poison(leaf: jax.Array) -> jax.Array:
-        return jnp.where(overflow, jnp.full_like(leaf, jnp.nan), leaf)
+        real = jnp.issubdtype(leaf.dtype, jnp.inexact)
+        return jnp.where(overflow, jnp.full_like(leaf, jnp.nan), leaf) if real else leaf
 
-    model = jax.tree.map(poison, algorithm.model(state.server))
-    return state._replace(server=algorithm.with_model(state.server, model))
+    return state._replace(server=jax.tree.map(poison, state.server))
 
 
 # From round to round

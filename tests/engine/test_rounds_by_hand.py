@@ -68,16 +68,22 @@ def test_steps_of_both_exchanges_are_useful():
     assert found.rounds["useful_steps"].tolist() == [2 + 2 + 4]
 
 
-def test_a_cohort_that_overflows_is_no_number():
+@pytest.mark.parametrize("around", [lambda method: method, fjs.ema, lambda method: fjs.last_k(method, 2)])
+def test_a_cohort_that_overflows_is_no_number(around):
+    """Nor is an average of models, which is what is evaluated."""
+
     @jax.jit
     def chosen(probability: jax.Array) -> Any:
         cohort = fjs.cohort.independent(probability, cap=1)
-        return run(fjs.fedavg(client_optimizer=SGD), TWO, 1, cohort=cohort)
+        return run(around(fjs.fedavg(client_optimizer=SGD)), TWO, 1, cohort=cohort)
 
     found = chosen(jnp.float32(1.0))
     assert np.isnan(float(found.params))
-    assert found.rounds["overflow"].tolist() == [True]
-    assert not chosen(jnp.float32(0.0)).rounds["overflow"].any()
+    assert np.isnan(found.metrics["loss"]).tolist() == [False, True]
+    assert found.rounds["overflow"].tolist() == found.rounds["diverged"].tolist() == [True]
+    empty = chosen(jnp.float32(0.0))
+    assert np.isfinite(float(empty.params))
+    assert not empty.rounds["overflow"].any()
 
 
 @pytest.mark.parametrize("piece", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(3, marks=pytest.mark.slow)])
