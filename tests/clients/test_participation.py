@@ -1,5 +1,6 @@
 """Participation and averaging: inclusion probabilities, (un)biasedness, passes, slots, availability, messages."""
 
+import contextlib
 import itertools
 
 import jax
@@ -416,6 +417,31 @@ def test_weights_after_a_client_dropped_out():
         # Someone who is not available counts like a dropped straggler.
         jax.tree.map(np.testing.assert_array_equal, again, weights)
         assert present.tolist() == [True, False, True, False]
+
+
+class Halved(co.Participation):
+    """Two clients, whose average has half of its weights."""
+
+    def size(self, num_clients):
+        return 2
+
+    def select(self, dataset, key, round_):
+        return co.Selection(jnp.array([0, 3], jnp.int32), jnp.ones(2, jnp.int32))
+
+    def weigh(self, dataset, selection, took_part, average, round_):
+        whole = super().weigh(dataset, selection, took_part, average, round_)
+        return co.Weights(whole.clients / 2, whole.shift)
+
+
+def test_an_average_of_one_s_own_goes_with_its_scheme():
+    always, there = co.trace(ALWAYS), co.trace([[True, True, True, False, True, True]])
+    for scheme in (Halved(), co.available(Halved(), always), co.available(co.available(Halved(), always), always)):
+        np.testing.assert_allclose(scheme.draw(DATA, KEY, 0).weights, np.array([1, 10]) / 22, rtol=1e-6)
+    np.testing.assert_allclose(co.available(Halved(), there).draw(DATA, KEY, 0).weights, [0.5, 0], rtol=1e-6)
+    for inside in (Halved(average="inverse"), co.available(co.uniform(2, average="inverse"), always)):
+        itself = isinstance(inside, Halved)
+        with pytest.raises(ValueError, match="of its own") if itself else contextlib.nullcontext():
+            co.available(inside, always)
 
 
 def test_scheme_one_leaves_x_for_the_dropped():

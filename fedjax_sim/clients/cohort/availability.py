@@ -12,12 +12,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.clients.cohort.participation import Averaging, Participation, Selection, storage
+from fedjax_sim.clients.cohort.participation import Averaging, Participation, Selection, Weights, storage
 from fedjax_sim.clients.scheme import EachClient, Scheme, at_clients, check_shape, log_of_events, one_of, unparametrised
 from fedjax_sim.core.descriptions import factory
 from fedjax_sim.core.fields import count, flag, integers, leaf
 from fedjax_sim.core.keys import Purpose, purpose_key, round_key
 from fedjax_sim.core.sampling import happens
+from fedjax_sim.core.values import shown
 from fedjax_sim.datasets.federated import FederatedDataset
 
 
@@ -170,7 +171,8 @@ class Available(Participation):
     Which clients are drawn does not depend on who is there. One who is drawn and not there counts as a dropped
     straggler: ``"sample"`` and ``"plain"`` weights are those of the clients left, the other averages keep x in its
     place. Inclusion probability: the scheme's times that of being available, which is what ``"inverse"`` divides by.
-    Wraps itself too: then a client must be available in every sense, each with draws of its own.
+    Wraps itself too: then a client must be available in every sense, each with draws of its own. An average that a
+    scheme of your own has in ``weigh`` is kept.
 
     Args:
       scheme: any participation scheme; its ``average`` counts.
@@ -201,6 +203,11 @@ class Available(Participation):
                 f"available(average={self.average!r}): the average belongs to the scheme inside, which has "
                 f"{self.scheme.average!r}; give it there"
             )
+        if self.scheme.average == "inverse" and self._weighs_itself:
+            raise ValueError(
+                f"available({shown(self.scheme)}): it has a weigh(...) of its own, which does not know how likely "
+                "clients are to be available, as average='inverse' must: give another average"
+            )
         return self.replace(average=self.scheme.average)
 
     def size(self, num_clients: int) -> int:
@@ -220,6 +227,18 @@ class Available(Participation):
     def averaging(self, average: str) -> Averaging:
         return self.scheme.averaging(average)
 
+    def weigh(
+        self,
+        dataset: FederatedDataset,
+        selection: Selection,
+        took_part: jax.Array,
+        average: str,
+        round_: int | jax.Array,
+    ) -> Weights:
+        if self._weighs_itself:
+            return self.scheme.weigh(dataset, selection, took_part, average, round_)
+        return super().weigh(dataset, selection, took_part, average, round_)  # by inclusion probabilities of this
+
     def select(self, dataset: FederatedDataset, key: jax.Array, round_: jax.Array) -> Selection:
         selection = self.scheme.select(dataset, key, round_)
         ids = dataset.client_ids[storage(dataset, selection.indices)]
@@ -238,6 +257,13 @@ class Available(Participation):
         each = self.availability.log_probability(selection.present, selection.indices)
         inside = self.scheme.log_probability(dataset, key, round_)
         return inside + jnp.sum(jnp.where(asked, each, jnp.zeros_like(each)))
+
+    @property
+    def _weighs_itself(self) -> bool:
+        """Whether the scheme inside has an average of its own."""
+        if isinstance(self.scheme, Available):
+            return self.scheme._weighs_itself
+        return type(self.scheme).weigh is not Participation.weigh
 
     @property
     def _depth(self) -> int:
