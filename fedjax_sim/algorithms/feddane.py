@@ -16,7 +16,7 @@ from fedjax_sim.core.trees import as_dtype, inner, select, square, subtract, zer
 
 
 class Gradient(NamedTuple):
-    """The mean gradient that phase 1 collected, and the round in which it did (-1: never)."""
+    """The mean gradient that phase 1 collected, and the round in which it did (-1: never, or it has been used)."""
 
     mean: Any
     round: jax.Array
@@ -25,6 +25,10 @@ class Gradient(NamedTuple):
     def none(cls, params: Any) -> Gradient:
         """Before the first one."""
         return cls(zeros_like(params), jnp.int32(-1))
+
+    def used(self) -> Gradient:
+        """Once the server has moved: a run that starts in this state counts its rounds from 0 again."""
+        return self._replace(round=jnp.int32(-1))
 
 
 DaneSent = namedtuple("DaneSent", ["params", "gradient"])  # the model x and the mean gradient of phase 1
@@ -92,7 +96,8 @@ class FedDane(FedAvg):
         return F(y) + correction + self.mu / 2 * square(subtract(y, sent.params))
 
     def update(self, server: Any, got: dict[str, Any], cohort: Cohort) -> Any:
-        return select(server.extra.round == cohort.round, super().update(server, got, cohort), server)
+        moved = select(server.extra.round == cohort.round, super().update(server, got, cohort), server)
+        return moved._replace(extra=server.extra.used())
 
 
 class Dane(FedDane):

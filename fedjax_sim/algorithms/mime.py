@@ -120,7 +120,8 @@ class Mime(MimeLite):
 
     def update(self, server: Any, got: dict[str, Any], cohort: Cohort) -> Any:
         moved = FedAvg.update(self, self.tracked(server, server.extra.mean), got, cohort)
-        return select(server.extra.round == cohort.round, moved, server)
+        moved = select(server.extra.round == cohort.round, moved, server)
+        return moved._replace(extra=server.extra.used())
 
 
 mime_lite = recorded(

@@ -76,3 +76,20 @@ def test_the_momentum_moves_with_clients_only(clause, data):
     before, after, size = one_round(nobody._replace(algorithm=broken, dataset=data, key=KEY))
     assert size == 0
     jax.tree.map(np.testing.assert_array_equal, after, before)
+
+
+def test_a_gradient_of_another_run_is_not_used_again():
+    """A run in the state of another counts its rounds from 0 again, and its first exchange may find nobody."""
+    problem = fjs.datasets.quadratics(num_clients=4, dim=2, seed=0)
+
+    def train(first):
+        cohort = fjs.cohort.given([[0, 1]], earlier=fjs.cohort.given([first]))
+        return fjs.make_train(
+            task=fjs.quadratic(start=1.0), rounds=1, cohort=cohort, work=fjs.local.steps(2),
+            batches=fjs.local.full_batch(),
+        )  # fmt: skip
+
+    method = fjs.feddane(client_optimizer=SGD)
+    before = train([2, 3])(method, problem, KEY)
+    after = train([-1, -1])(method, problem, KEY, initial_state=before.state)
+    np.testing.assert_array_equal(after.params, before.params)
