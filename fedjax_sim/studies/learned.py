@@ -37,6 +37,7 @@ from fedjax_sim.run.training import measure
 from fedjax_sim.studies.objectives import Mean, check_inputs, mean
 from fedjax_sim.studies.outer.estimators import PES, pes
 from fedjax_sim.studies.outer.problems import FederatedRun, federated
+from fedjax_sim.studies.subject import judging
 from fedjax_sim.studies.sweeps.space import LogUniform, Uniform
 
 
@@ -58,7 +59,8 @@ class Federations(FederatedRun):
 
     def begin(self, parameters: Any, key: jax.Array) -> Any:
         state = super().begin(parameters, key)
-        return state, self.objective.of(measure(self._resolved(parameters, key)[0], state[1], evaluate=self.evaluate))
+        plan = self._resolved(parameters, key)[0]
+        return state, self.objective.of(measure(plan, state[1], evaluate=judging(self.evaluate, plan.task)))
 
     def advance(self, parameters: Any, state: Any, segment: jax.Array) -> tuple[Any, jax.Array]:
         """The segment's part of the mean of log(loss / loss at the start), which is at most the cap, NaN being that."""

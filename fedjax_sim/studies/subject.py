@@ -6,7 +6,8 @@ f(u), which has a meaning. Gradients with respect to u follow by the chain rule.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, Self
 
 import jax
@@ -17,8 +18,9 @@ from fedjax_sim.algorithms.contract import Method
 from fedjax_sim.core import paths
 from fedjax_sim.core.descriptions import Described, describe, encode, factory
 from fedjax_sim.core.fields import real
-from fedjax_sim.core.values import check_real, shown
+from fedjax_sim.core.values import check_real, is_concrete, shown
 from fedjax_sim.engine.plan import Plan
+from fedjax_sim.models.task import Task
 
 PARTS = ("task", "cohort", "work", "system", "asynchronous")  # of a run, of which a space can have values
 _ALGORITHM = ""  # whose hyper-parameters need no prefix
@@ -166,6 +168,8 @@ class Subject(NamedTuple):
             by_part.setdefault(part, {})[rest] = value
         new = {part: paths.replace(self._part(part), changes) for part, changes in by_part.items()}
         algorithm = new.pop(_ALGORITHM, self.algorithm)
+        if "task" in new and "evaluate" in self.run:
+            new["evaluate"] = judging(of_any_run(self.run["evaluate"], self.run["task"]), new["task"])
         return Subject(algorithm, self.run | new)
 
     def natural(self, path: str) -> Transform:
@@ -240,3 +244,41 @@ class Subject(NamedTuple):
 def values_of(coordinates: Mapping[str, jax.Array], transforms: Mapping[str, Transform]) -> dict[str, jax.Array]:
     """f(u) by path."""
     return {path: transform.value(coordinates[path]) for path, transform in transforms.items()}
+
+
+class _OfRun(Task):
+    """In an evaluation, the task of the run that it judges."""
+
+
+def of_any_run(evaluate: Any, task: Task) -> Any:
+    """An evaluation that has the run's task in it, as ``per_client(task)``, for runs whose tasks differ in numbers.
+
+    Before it judges a run it is to be :func:`judging` that one's task: else its losses would have the penalty of
+    another one.
+    """
+    return _with_tasks(evaluate, lambda one: _OfRun() if _same(one, task) else one)
+
+
+def judging(evaluate: Any, task: Task) -> Any:
+    """What :func:`of_any_run` returned, as an evaluation of this task."""
+    return _with_tasks(evaluate, lambda one: task if isinstance(one, _OfRun) else one)
+
+
+def _with_tasks(node: Any, chosen: Callable[[Task], Task]) -> Any:
+    """``node`` with others in the place of the tasks in it."""
+    if isinstance(node, Task):
+        return chosen(node)
+    if not isinstance(node, Described):
+        return node
+    inner = {field.name: getattr(node, field.name) for field in dataclasses.fields(node)}  # type: ignore[arg-type]
+    new = {name: _with_tasks(one, chosen) for name, one in inner.items() if isinstance(one, Described)}
+    return node.replace(**new) if new else node
+
+
+def _same(one: Task, other: Task) -> bool:
+    """Whether both are one task, as far as their numbers are known."""
+    structures: list[Any] = [jax.tree.structure(task) for task in (one, other)]
+    if structures[0] != structures[1] or not is_concrete((one, other)):
+        return False
+    leaves, others = jax.tree.leaves(one), jax.tree.leaves(other)
+    return all(np.array_equal(a, b) for a, b in zip(leaves, others, strict=True))

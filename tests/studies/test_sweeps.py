@@ -723,6 +723,22 @@ def test_too_few_slots_end_the_sweep():
         check_overflow(history, ["sweep, a = 1", "sweep, a = 2"])
 
 
+def test_an_evaluation_of_the_run_s_task_is_of_each_point_s():
+    """Of its penalty: what is recorded of clients adds up to what is recorded of all."""
+    task, dataset = settings()["task"], data()
+    tuned = fjs.personalise(task, fjs.optim.sgd(0.1), fjs.local.steps(1))
+    space = sweeps.grid({"task.weight_decay": [0.5, 1e-3]})
+    found = sweep(method(), dataset, space, **settings(evaluate=fjs.per_client(task, tuned=tuned)))
+    sizes = np.asarray(dataset.test.sizes)
+    for number, decay in enumerate([0.5, 1e-3]):
+        ours, own = found.at(number), task.replace(weight_decay=decay)
+        again = fjs.per_client(own, tuned=tuned.replace(task=own))
+        assert_equal_runs(ours, fjs.simulate(method(), dataset, **settings(task=own, evaluate=again)))
+        of_clients = np.sum(ours["test_client_loss"] * sizes, axis=-1) / sizes.sum()
+        np.testing.assert_allclose(of_clients, ours["test_loss"], rtol=1e-5)
+        assert fjs.verify(ours).passed
+
+
 @pytest.mark.parametrize("points", [[0.9, 0.02], [0.02, 0.9]])
 def test_the_program_has_the_steps_of_the_longest_rounds(points):
     """Rounds of a coin that falls seldom are cut short at no other point's bound, nor at that of the run itself."""

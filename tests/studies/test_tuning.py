@@ -24,6 +24,36 @@ sgd = fjs.optim.sgd
 RATE = "client_optimizer.learning_rate"
 
 
+def test_an_evaluation_of_the_run_s_task_is_of_the_values_that_are_tried():
+    """Of its penalty: by tuning, as an outer problem, in a search and in a phase diagram."""
+    data = fjs.datasets.synthetic(1.0, 1.0, num_clients=4, max_size=20, test_fraction=0.3, seed=0)
+    task = fjs.classification(fjs.models.LogisticRegression(10), weight_decay=0.1)
+    method, path, metric = fjs.fedavg(client_optimizer=sgd(0.1)), "task.weight_decay", "test_loss_worst"
+    common = {
+        "rounds": 2, "batches": fjs.local.full_batch(), "cohort": fjs.cohort.full(), "work": fjs.local.steps(1)
+    }  # fmt: skip
+    run = {**common, "task": task, "evaluate": fjs.per_client(task, worst=1.0)}
+
+    def alone(decay):
+        own = task.replace(weight_decay=decay)
+        found = fjs.simulate(method, data, **common, task=own, evaluate=fjs.per_client(own, worst=1.0), eval_every=2)
+        return found.final(metric)[0]
+
+    objective, space = final(metric), fjs.sweeps.grid({path: [0.1, 0.5]})
+    tuned = tune(method, data, over=[path], objective=objective, steps=1, eval_every=2, **run)
+    expected = [alone(float(decay)) for decay in tuned.hyper[path][0]]
+    np.testing.assert_allclose(tuned.values[0], expected, rtol=1e-5)
+    expected = [alone(0.1), alone(0.5)]
+    problem = fjs.outer.federated(method, data, over=[path], objective=objective, eval_every=2, **run)
+    found = jax.jit(fjs.outer.estimate)(fjs.outer.exact(), problem, {path: jnp.log(0.5)}, jax.random.key(0))
+    np.testing.assert_allclose(found.value, expected[1], rtol=1e-5)
+    searched = fjs.search(method, data, space, hyper.halving(rungs=1), objective=objective, eval_every=2, **run)
+    np.testing.assert_allclose(searched.scores[:, -1], expected, rtol=1e-5)
+    axes = {"x": {path: [0.1, 0.5]}, "y": {RATE: [0.1]}}
+    diagram = fjs.phase({"FedAvg": method}, data, metric=metric, **axes, seeds=[0], **run)
+    np.testing.assert_allclose(diagram.values.ravel(), expected, rtol=1e-5)
+
+
 # Coordinates.
 
 TRANSFORMS = {

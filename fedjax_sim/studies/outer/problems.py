@@ -26,7 +26,7 @@ from fedjax_sim.engine.plan import Plan, TrainState
 from fedjax_sim.engine.rounds import init_state, run_round, some_rounds
 from fedjax_sim.run.training import measure
 from fedjax_sim.studies.objectives import Final, Mean, check_inputs, mean
-from fedjax_sim.studies.subject import Subject, Transform, values_of
+from fedjax_sim.studies.subject import Subject, Transform, judging, of_any_run, values_of
 
 _DRAWN = ("cohort", "work")  # parts of a run whose draws have a distribution
 
@@ -138,7 +138,7 @@ class FederatedRun(Unrolled):
         state, _ = some_rounds(plan, state, rounds, lax.scan, step)
 
         def measured(state: TrainState) -> jax.Array:
-            return self.objective.of(measure(plan, state, evaluate=self.evaluate))
+            return self.objective.of(measure(plan, state, evaluate=judging(self.evaluate, plan.task)))
 
         if isinstance(self.objective, Mean):
             loss = measured(state) / self.segments
@@ -251,7 +251,8 @@ def federated(
             f"outer.federated(rounds={rounds}, eval_every={eval_every}): a segment is eval_every rounds, so their "
             "number must be a multiple of it"
         )
-    made = FederatedRun(plan, initial_params, {}, objective, rounds, eval_every, run["evaluate"])
+    evaluate = of_any_run(run["evaluate"], plan.task)
+    made = FederatedRun(plan, initial_params, {}, objective, rounds, eval_every, evaluate)
     made = made.replace(transforms=made._subject.transforms("outer.federated", over))
     # What nothing records ends here.
     jax.eval_shape(

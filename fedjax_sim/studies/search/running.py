@@ -34,7 +34,7 @@ from fedjax_sim.studies.search.program import Given, Members, Settings, advance,
 from fedjax_sim.studies.search.result import Searched
 from fedjax_sim.studies.search.strategies import Strategy
 from fedjax_sim.studies.subject import Subject
-from fedjax_sim.studies.sweeps.program import of_all_points, placed, stacked
+from fedjax_sim.studies.sweeps.program import of_all_points, of_points, placed, stacked
 from fedjax_sim.studies.sweeps.running import check_swept, configuration
 from fedjax_sim.studies.sweeps.space import Space
 
@@ -106,7 +106,8 @@ def search(
             "halving(), and fedjax_sim.hyper.final(name)"
         )
     evaluated = evaluation_rounds(rounds, eval_every)
-    settings = Settings(rounds, eval_every, evaluate, strategy.sizes(space.num_points, evaluated))
+    judged = of_points(evaluate, space, asked.task)
+    settings = Settings(rounds, eval_every, judged, strategy.sizes(space.num_points, evaluated))
     asked = asked._replace(algorithm=algorithm, dataset=dataset, key=jax.random.key(seed_list[0]))
     base = resolve(asked, rounds, initial_params)
     values = stacked(asked, space, "search")

@@ -21,10 +21,11 @@ from fedjax_sim.engine.checks import resolved
 from fedjax_sim.engine.plan import Plan, TrainState, layout_by_rule
 from fedjax_sim.engine.rounds import Record, chunk_of_rounds, init_state
 from fedjax_sim.models.evaluation import check_recorded
+from fedjax_sim.models.task import Task
 from fedjax_sim.reporting.divergence import FACTOR, divergences
 from fedjax_sim.run.history import History
 from fedjax_sim.run.training import evaluation_rounds, measure
-from fedjax_sim.studies.subject import PARTS, Subject
+from fedjax_sim.studies.subject import PARTS, Subject, judging, of_any_run
 from fedjax_sim.studies.sweeps.space import Space
 
 AXIS = "runs"  # of the mesh over which runs are spread
@@ -62,6 +63,13 @@ def stacked(plan: Plan, space: Space, who: str = "sweep") -> dict[str, np.ndarra
                 f"{held.dtype}: give numbers that {held.dtype} has, or make the object with a Python number there"
             )
     return values
+
+
+def of_points(evaluate: Evaluate | None, space: Space, task: Task) -> Evaluate | None:
+    """The evaluation of all points, of a run with this ``task``: see :func:`fedjax_sim.studies.subject.of_any_run`."""
+    varied = any(_part(name)[0] == "task" for name in space.names)
+    found: Evaluate | None = of_any_run(evaluate, task) if varied else evaluate
+    return found
 
 
 def of_all_points(base: Plan, asked: Plan, space: Space, rounds: int, initial_params: Any, who: str = "sweep") -> Plan:
@@ -104,8 +112,21 @@ def described(description: dict[str, Any], point: Mapping[str, Any]) -> dict[str
         if part == "algorithm":
             changed["algorithm"] = _substituted(changed["algorithm"], rest.split("."), plain)
         else:
-            changed["run"] = {**changed["run"], part: _substituted(changed["run"][part], rest.split("."), plain)}
+            run = changed["run"]
+            new = {part: _substituted(run[part], rest.split("."), plain)}
+            if part == "task":  # an evaluation of it is one of the point's
+                new["evaluate"] = _exchanged(run.get("evaluate"), run[part], new[part])
+            changed["run"] = {**run, **new}
     return changed
+
+
+def _exchanged(node: Any, old: Any, new: Any) -> Any:
+    """``node`` with ``new`` in the place of every ``old`` in it."""
+    if node == old:
+        return new
+    if isinstance(node, Mapping):
+        return {key: _exchanged(item, old, new) for key, item in node.items()}
+    return [_exchanged(item, old, new) for item in node] if isinstance(node, list) else node
 
 
 def _substituted(node: Any, path: list[str], value: Any) -> Any:
@@ -199,7 +220,7 @@ def up_to(
     start = jnp.maximum(number - 1, 0) * length
     count = jnp.where(number > 0, jnp.minimum(length, rounds - start), 0)
     state, record = chunk_of_rounds(plan, state, start, count, length=length)
-    metrics = measure(plan, state, evaluate=evaluate)
+    metrics = measure(plan, state, evaluate=judging(evaluate, plan.task))
     check_recorded(metrics, record)
     return state, (metrics, record)
 

@@ -29,8 +29,9 @@ from fedjax_sim.reporting.progress import progress_bar
 from fedjax_sim.reporting.recorded import telling_loss
 from fedjax_sim.run.history import History
 from fedjax_sim.run.simulation import describe_run, warn_of_negative_weights
+from fedjax_sim.studies.subject import judging
 from fedjax_sim.studies.sweeps import stored
-from fedjax_sim.studies.sweeps.program import Executor, in_words, of_all_points, stacked
+from fedjax_sim.studies.sweeps.program import Executor, in_words, of_all_points, of_points, stacked
 from fedjax_sim.studies.sweeps.result import Sweep
 from fedjax_sim.studies.sweeps.space import Space
 
@@ -62,7 +63,8 @@ def sweep(
       dataset: whose data.
       space: the points: ``fjs.sweeps.grid({"mu": [0.1, 1.0], "client_optimizer.learning_rate": [0.01, 0.1]})``.
         Names are real leaves of the algorithm, or, after ``task.``, ``cohort.``, ``work.``, ``system.`` or
-        ``asynchronous.``, of these.
+        ``asynchronous.``, of these. An ``evaluate`` with the run's task in it, ``per_client(task)``, is of each
+        point's task.
       seeds: one seed or several, the same for all points.
       initial_params: where all runs start; None draws them from each seed.
       progress: a progress bar; None shows one on a terminal only.
@@ -115,6 +117,8 @@ def sweep(
     base = resolve(asked, rounds, initial_params)
     values = stacked(asked, space)
     plan = of_all_points(base, asked, space, rounds, initial_params)
+    judged = of_points(evaluate, space, asked.task)
+    evaluate = judging(judged, plan.task)
     description = describe_run(plan, rounds, eval_every, evaluate=evaluate, initial_params=initial_params)
 
     with contextlib.ExitStack() as stack:
@@ -140,7 +144,7 @@ def sweep(
         executor = Executor(
             plan.placed().shared(evaluate), initial_params, values, seed_list, count=len(missing), chunk=chunk,
             devices=jax.local_devices() if devices is None else devices,
-            rounds=rounds, eval_every=eval_every, evaluate=evaluate, keep_params=keep_params,
+            rounds=rounds, eval_every=eval_every, evaluate=judged, keep_params=keep_params,
         )  # fmt: skip
         with progress_bar(total * rounds, progress, f"{type(algorithm).__name__} sweep") as bar:
             bar.compiling()
