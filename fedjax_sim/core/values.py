@@ -231,6 +231,13 @@ def in_program(array: np.ndarray) -> np.ndarray:
     return np.where(np.abs(held) < jnp.finfo(dtype).tiny, np.zeros_like(held), held)
 
 
+class Found(int):
+    """An integer that was not given but found from other values, and is found again where these change.
+
+    For a bound: one of other values may be too small without a word.
+    """
+
+
 def check_count(what: str, value: Any, *, low: int = 1, high: int | None = None) -> None:
     """Checks that ``value`` is an integer (TypeError) of at least ``low`` and at most ``high`` (ValueError)."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):

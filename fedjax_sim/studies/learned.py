@@ -15,7 +15,6 @@ from jax.tree_util import keystr
 
 from fedjax_sim import optim
 from fedjax_sim.algorithms.contract import Method
-from fedjax_sim.clients.local.work import of_most_steps
 from fedjax_sim.core import trees
 from fedjax_sim.core.descriptions import build, describe
 from fedjax_sim.core.fields import leaf, real
@@ -38,6 +37,7 @@ from fedjax_sim.studies.objectives import Mean, check_inputs, mean
 from fedjax_sim.studies.outer.estimators import PES, pes
 from fedjax_sim.studies.outer.problems import FederatedRun, federated
 from fedjax_sim.studies.subject import judging
+from fedjax_sim.studies.sweeps.program import of_most_steps
 from fedjax_sim.studies.sweeps.space import LogUniform, Uniform
 
 

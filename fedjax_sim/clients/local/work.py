@@ -6,7 +6,6 @@ steps is dropped from the round: its slot is void, and the weights are those of 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, ClassVar, NamedTuple, Self
 
 import jax
@@ -20,7 +19,7 @@ from fedjax_sim.core import sampling
 from fedjax_sim.core.descriptions import factory
 from fedjax_sim.core.fields import choice, count, flag, integers, leaf, real, static
 from fedjax_sim.core.keys import ClientDraws
-from fedjax_sim.core.values import as_int32, check_count, integer_array
+from fedjax_sim.core.values import Found, as_int32, check_count, integer_array
 from fedjax_sim.datasets.federated import FederatedDataset
 
 
@@ -181,10 +180,6 @@ class GaussianSteps(Work):
         return self.most
 
 
-class _Found(int):
-    """A bound that was not given but found from other values, and is found again where these change."""
-
-
 class Geometric(Work):
     """The steps until a coin falls, the same number for everyone: P(tau > k) = (1 - p)^k, anew in each round.
 
@@ -206,16 +201,14 @@ class Geometric(Work):
         super().checked()
         if np.ndim(self.p) != 0:
             raise ValueError(f"geometric(p=...) has shape {np.shape(self.p)}: the coin is one for all clients")
-        traced = isinstance(self.p, jax.core.Tracer)
-        if self.most is None and traced:
+        if isinstance(self.p, jax.core.Tracer) and self.most is None:
             raise ValueError("geometric(p): a traced p needs most=..., the largest number of steps")
-        if traced or not isinstance(self.most, _Found | None):
+        if isinstance(self.p, jax.core.Tracer) or not isinstance(self.most, Found | None):
             return self
         p = float(self.p)
         if p == 0:
             raise ValueError("geometric(p=0): such a round has no end; give most=..., or p > 0")
-        # Also where p is another number than before: the bound of a larger p would cut rounds short.
-        return self.replace(most=_Found(1 if p == 1 else 2 + int(np.log(_RAREST) / np.log1p(-p))))
+        return self.replace(most=Found(1 if p == 1 else 2 + int(np.log(_RAREST) / np.log1p(-p))))
 
     def steps(self, turn: Turn) -> jax.Array:
         first = jnp.lexsort((turn.ids, ~turn.valid))[0]
@@ -237,16 +230,6 @@ class Geometric(Work):
 
 
 _RAREST = 2**-33  # the smallest chance that is drawn
-
-
-def of_most_steps(work: Work, others: Iterable[Work]) -> Work:
-    """``work`` with the static bounds of that one, of it and others with other real numbers, which allows most steps.
-
-    One program serves all of them.
-    """
-    widest = max((work, *others), key=lambda one: one.most_steps(1))
-    bounded: Work = jax.tree.unflatten(jax.tree.structure(widest), jax.tree.leaves(work))
-    return bounded
 
 
 class Stragglers(Work):

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedjax_sim.clients.local.work import of_most_steps
 from fedjax_sim.core.descriptions import describe
 from fedjax_sim.core.opaque import check_known
 from fedjax_sim.core.values import check_real, shown, suggest
@@ -21,7 +20,7 @@ from fedjax_sim.datasets.fingerprints import digest, fingerprint
 from fedjax_sim.engine.arguments import check_arguments
 from fedjax_sim.engine.plan import Plan
 from fedjax_sim.studies.subject import Subject
-from fedjax_sim.studies.sweeps.program import in_words, placed
+from fedjax_sim.studies.sweeps.program import in_words, of_most_steps, placed
 from fedjax_sim.studies.sweeps.space import Space
 
 SEED = "seed"  # what the data's factory gets beside values of the axes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from fedjax_sim.clients.local.work import of_most_steps
+from fedjax_sim.clients.local.work import Work
 from fedjax_sim.core.loops import counted
 from fedjax_sim.core.programs import compiling
 from fedjax_sim.engine.arguments import Evaluate
@@ -94,6 +94,16 @@ def of_all_points(base: Plan, asked: Plan, space: Space, rounds: int, initial_pa
     # So do the most steps of a work scheme that has them from its probability.
     plan = first._replace(cohort=cohort, work=of_most_steps(first.work, (at.work for at in settled)))
     return plan if asked.layout is not None else plan._replace(layout=layout_by_rule(plan))
+
+
+def of_most_steps(work: Work, others: Iterable[Work]) -> Work:
+    """``work`` with the static bounds of that one, of it and others with other real numbers, which allows most steps.
+
+    One program serves all of them.
+    """
+    widest = max((work, *others), key=lambda one: one.most_steps(1))
+    bounded: Work = jax.tree.unflatten(jax.tree.structure(widest), jax.tree.leaves(work))
+    return bounded
 
 
 def in_words(point: Mapping[str, Any]) -> str:
