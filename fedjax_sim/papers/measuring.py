@@ -45,8 +45,7 @@ class Order(NamedTuple):
 def tail(history: History, metric: str) -> np.ndarray:
     """The mean of a metric, or of a record of every round, over its last tenth, [seeds]; NaN of what diverged there."""
     values = np.asarray(measured(history, metric), float)
-    means: np.ndarray = values[:, -max(1, values.shape[1] // TAIL) :].mean(axis=1)
-    return means
+    return np.asarray(values[:, -max(1, values.shape[1] // TAIL) :].mean(axis=1))
 
 
 def levels(history: History, metric: str) -> np.ndarray:
@@ -79,8 +78,7 @@ def rises(history: History) -> np.ndarray:
     losses = np.asarray(history["loss"], float)
     with np.errstate(invalid="ignore"):  # infinity less infinity
         rises = np.maximum(np.diff(losses[:, losses.shape[1] // 2 - 1 :], axis=1), 0.0)
-    found: np.ndarray = np.where(np.isfinite(rises).all(axis=1), rises.mean(axis=1), math.inf)
-    return found
+    return np.where(np.isfinite(rises).all(axis=1), rises.mean(axis=1), math.inf)
 
 
 def unsteadiness(history: History) -> float:
@@ -91,8 +89,7 @@ def unsteadiness(history: History) -> float:
 def areas(history: History) -> np.ndarray:
     """The mean training loss of all evaluations, [seeds], what is lower converged faster; inf where a run diverged."""
     losses = np.asarray(history["loss"], float)
-    found: np.ndarray = np.where(np.isfinite(losses), losses, np.inf).mean(axis=1)
-    return found
+    return np.asarray(np.where(np.isfinite(losses), losses, np.inf).mean(axis=1))
 
 
 def with_spread(values: np.ndarray, decimals: int) -> str:

@@ -209,8 +209,7 @@ def _of_seed(run: Recorded, name: str, seed: int) -> np.ndarray:
     values = recorded.held(run, name)[0].astype(float)
     if not 0 <= seed < len(values):
         raise IndexError(f"{name!r} has the seeds at positions 0 to {len(values) - 1}, not {seed}")
-    one: np.ndarray = values[seed]
-    return one
+    return np.asarray(values[seed])
 
 
 def _draw_shares(ax: Any, chosen: Mapping[str, np.ndarray], words: str, histories: Mapping[str, Recorded]) -> Any:

@@ -182,8 +182,7 @@ def _widening(edges: np.ndarray) -> np.ndarray:
     """Whole-numbered edges no bin of which is narrower than the one before: one that is would look like a dip."""
     widths = np.maximum.accumulate(np.diff(edges))
     wider = np.concatenate([edges[:1], edges[0] + np.cumsum(widths)])
-    kept: np.ndarray = wider[: int(np.searchsorted(wider, edges[-1])) + 1]
-    return kept
+    return wider[: int(np.searchsorted(wider, edges[-1])) + 1]
 
 
 def _in_words(dataset: FederatedDataset) -> str:
@@ -193,8 +192,7 @@ def _in_words(dataset: FederatedDataset) -> str:
 def _means(table: np.ndarray, together: int) -> np.ndarray:
     """Means of ``together`` neighbouring rows; the last may be of fewer."""
     starts = np.arange(0, table.shape[0], together)
-    means: np.ndarray = np.add.reduceat(table, starts) / np.diff(starts, append=table.shape[0])[:, None]
-    return means
+    return np.add.reduceat(table, starts) / np.diff(starts, append=table.shape[0])[:, None]
 
 
 _ORDERS: dict[str, tuple[str, Callable[[np.ndarray], np.ndarray]]] = {  # the label of the axis, the clients' order

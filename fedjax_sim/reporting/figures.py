@@ -151,5 +151,4 @@ def _linear_limits(
 
 def _finite(points: Any) -> np.ndarray:
     pairs = np.asarray(points, float)
-    kept: np.ndarray = pairs[np.isfinite(pairs).all(axis=1)]
-    return kept
+    return np.asarray(pairs[np.isfinite(pairs).all(axis=1)])

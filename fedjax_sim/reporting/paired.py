@@ -43,8 +43,7 @@ def differences(a: np.ndarray, b: np.ndarray, precision: str) -> np.ndarray:
 
 
 def _round_off(a: np.ndarray, b: np.ndarray, precision: str) -> np.ndarray:
-    size: np.ndarray = np.maximum(abs(a), abs(b)) * _ROUND_OFF.get(precision, 1e-5)
-    return size
+    return np.asarray(np.maximum(abs(a), abs(b)) * _ROUND_OFF.get(precision, 1e-5))
 
 
 def tested(a: np.ndarray, b: np.ndarray, precision: str) -> tuple[np.ndarray, float, float]:

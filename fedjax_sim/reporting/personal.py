@@ -228,8 +228,7 @@ def at_evaluation(name: str, run: Recorded, metric: str, round: int | None) -> n
             f"{metric!r} of {name!r} has shape {values.shape}: a distribution needs a value for each client at every "
             "evaluation, for instance 'test_client_accuracy' of simulate(evaluate=fjs.per_client(task))"
         )
-    at: np.ndarray = values[:, place_of(name, run, round)]
-    return at
+    return values[:, place_of(name, run, round)]
 
 
 def place_of(name: str, run: Recorded, round: int | None) -> int:
@@ -287,8 +286,7 @@ def left_out(run: Recorded, metric: str) -> np.ndarray:
         return np.zeros(len(raw), int)
     held = ~np.isnan(raw).all(axis=(0, 1))  # a diverged seed's are NaN too
     seen = held & np.asarray(run.metrics["client_visited"])[:, -1].astype(bool)
-    found: np.ndarray = np.where(seen.any(axis=1), held.sum() - seen.sum(axis=1), 0)
-    return found
+    return np.where(seen.any(axis=1), held.sum() - seen.sum(axis=1), 0)
 
 
 def ends(values: np.ndarray) -> tuple[float, float]:

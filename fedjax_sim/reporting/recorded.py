@@ -123,8 +123,7 @@ def clock(run: Recorded, axis: str) -> np.ndarray:
 
 def positions(run: Recorded, name: str, axis: str) -> np.ndarray:
     """Where the values of ``name`` belong on ``axis``, float64[seeds, values]."""
-    values: np.ndarray = clock(run, axis)[:, np.asarray(rounds_of(run, name))]
-    return values
+    return clock(run, axis)[:, np.asarray(rounds_of(run, name))]
 
 
 # The losses of a model: where one of them is not finite, no other metric says anything about the model.
@@ -186,8 +185,7 @@ def best_evaluations(metrics: Mapping[str, np.ndarray], name: str) -> np.ndarray
     Of equals the first. Never one of NaN or of a model that has diverged; where there is no other, the first.
     """
     values = of_finite_models(metrics[name], name, metrics)
-    best: np.ndarray = np.where(np.isnan(values), np.inf, values if less_is_better(name) else -values).argmin(axis=1)
-    return best
+    return np.asarray(np.where(np.isnan(values), np.inf, values if less_is_better(name) else -values).argmin(axis=1))
 
 
 # Beyond it differences of two numbers may be infinite: no axis could hold them.
@@ -196,8 +194,7 @@ _LARGEST = 1e300
 
 def drawable(values: np.ndarray) -> np.ndarray:
     """Which values an axis can hold: finite ones, and not next to the largest of all."""
-    found: np.ndarray = np.abs(values) < _LARGEST  # False for NaN
-    return found
+    return np.asarray(np.abs(values) < _LARGEST)  # False for NaN
 
 
 def part_of(metric: str) -> str:
@@ -265,8 +262,7 @@ def first_reached(values: np.ndarray, at: np.ndarray, target: float, *, falling:
         raise ValueError(f"a target: the values have the shape {values.shape}: give one number a seed and place")
     reached = values <= target if falling else values >= target
     places = np.broadcast_to(at, values.shape)[np.arange(len(values)), reached.argmax(axis=1)]
-    first: np.ndarray = np.where(reached.any(axis=1), places, np.inf)
-    return first
+    return np.where(reached.any(axis=1), places, np.inf)
 
 
 def in_words(metric: str, runs: Iterable[Recorded] = ()) -> str:

@@ -149,8 +149,7 @@ def _named(runs: Mapping[float, History]) -> dict[str, History]:
 def smoothed(values: np.ndarray) -> np.ndarray:
     """Means over the last ``DRAWN`` rounds, or as many as there were, [seeds, rounds]."""
     sums = np.cumsum(np.pad(values, ((0, 0), (DRAWN, 0))), axis=1)
-    means: np.ndarray = (sums[:, DRAWN:] - sums[:, :-DRAWN]) / np.minimum(np.arange(1, values.shape[1] + 1), DRAWN)
-    return means
+    return np.asarray((sums[:, DRAWN:] - sums[:, :-DRAWN]) / np.minimum(np.arange(1, values.shape[1] + 1), DRAWN))
 
 
 def _by_alpha(runs: Mapping[float, History], measure: Callable[[History], float]) -> dict[float, float]:
@@ -169,21 +168,18 @@ def _gap(runs: Mapping[float, History], measure: Callable[[History], np.ndarray]
     """By how much the lowest of the IID settings is above the highest of the others, [seeds]."""
     alike = [measure(run) for alpha, run in runs.items() if alpha in ALIKE]
     others = [measure(run) for alpha, run in runs.items() if alpha not in ALIKE]
-    gap: np.ndarray = np.min(alike, axis=0) - np.max(others, axis=0)
-    return gap
+    return np.asarray(np.min(alike, axis=0) - np.max(others, axis=0))
 
 
 def _end(run: History, name: str, first: bool = False) -> np.ndarray:
     """Means over the last fifth of the rounds, or the first, [seeds] (one round where there are fewer)."""
     parts = np.array_split(run[name], min(round(1 / WINDOW), run[name].shape[1]), axis=1)
-    found: np.ndarray = parts[0 if first else -1].mean(axis=1)
-    return found
+    return np.asarray(parts[0 if first else -1].mean(axis=1))
 
 
 def _falls(run: History, name: str) -> np.ndarray:
     """By how much the last fifth of the rounds is below the first, [seeds]."""
-    found: np.ndarray = _end(run, name, first=True) - _end(run, name)
-    return found
+    return np.asarray(_end(run, name, first=True) - _end(run, name))
 
 
 def _table(runs: Mapping[float, History]) -> Table:

@@ -153,8 +153,7 @@ def has_learned(history: History) -> bool:
 
 def dynamics(history: History) -> np.ndarray:
     """The mean of the e-LUD over the rounds, [seeds]: the paper's e-LUD_D."""
-    found: np.ndarray = history[DYNAMICS][:, -1]
-    return found
+    return history[DYNAMICS][:, -1]
 
 
 def accuracy(history: History) -> float:

@@ -211,8 +211,7 @@ def cropped_once(images: np.ndarray) -> np.ndarray:
     framed = np.pad(images, ((0, 0), (PAD, PAD), (PAD, PAD), (0, 0)))
     rows, columns = top[:, None] + np.arange(height), left[:, None] + np.arange(width)
     columns = np.where((draws.uniform(count) < 0.5)[:, None], columns[:, ::-1], columns)
-    found: np.ndarray = framed[np.arange(count)[:, None, None], rows[:, :, None], columns[:, None, :]]
-    return found
+    return framed[np.arange(count)[:, None, None], rows[:, :, None], columns[:, None, :]]
 
 
 def _first(of: CifarSet, files: Sequence[str], count: int | None = None) -> tuple[np.ndarray, np.ndarray]:

@@ -179,8 +179,7 @@ def _around(history: History, before: int) -> np.ndarray:
     """The mean distance in the 50 rounds up to ``before``, [seeds]; up to the first record where none is so early."""
     before = max(before, int(history.evaluated[1]))
     chosen = (history.evaluated > before - 50) & (history.evaluated <= before)
-    means: np.ndarray = history["distance"][:, chosen].mean(axis=1)
-    return means
+    return np.asarray(history["distance"][:, chosen].mean(axis=1))
 
 
 def _vrl_variants(of: Mapping[float, History], data: fjs.FederatedDataset) -> Mapping[float, tuple[Ends, Ends]]:

@@ -33,28 +33,24 @@ class Problem(NamedTuple):
 
     def optimum(self) -> np.ndarray:
         """w*."""
-        found: np.ndarray = np.linalg.solve(self.H.mean(axis=0), self.b.mean(axis=0))
-        return found
+        return np.linalg.solve(self.H.mean(axis=0), self.b.mean(axis=0))
 
     def loss(self, w: np.ndarray) -> np.ndarray:
         """F, over the last axis of w."""
         bowl = np.einsum("...j,jk,...k->...", w, self.H.mean(axis=0) / 2, w)
-        found: np.ndarray = bowl - w @ self.b.mean(axis=0)
-        return found
+        return np.asarray(bowl - w @ self.b.mean(axis=0))
 
     def fixed_point(self, eta: float, steps: int) -> np.ndarray:
         """Where FedAvg with a constant step ends: (sum_i K_i H_i)^-1 sum_i K_i b_i."""
         moved = self.moved(np.asarray(eta), steps)
         matrix, right = np.einsum("ijk,ikl->jl", moved, self.H), np.einsum("ijk,ik->j", moved, self.b)
-        found: np.ndarray = np.linalg.solve(matrix, right)
-        return found
+        return np.linalg.solve(matrix, right)
 
     def moved(self, eta: np.ndarray, steps: int) -> np.ndarray:
         """K_i = eta sum_{k < E} (I - eta H_i)^k: E steps from w move by K_i (b_i - H_i w); [..., N, d, d]."""
         values, vectors = self._spectrum
         powers = -np.expm1(steps * np.log1p(-eta[..., None, None] * values)) / values
-        found: np.ndarray = np.einsum("iaj,...ij,ibj->...iab", vectors, powers, vectors)
-        return found
+        return np.asarray(np.einsum("iaj,...ij,ibj->...iab", vectors, powers, vectors))
 
     def limit(self) -> float:
         """lim of distance / ((E - 1) eta) for eta to 0: 1/2 |Hbar^-1 mean_i H_i (H_i w* - b_i)|."""

@@ -78,8 +78,7 @@ def _tried(bench: Bench, split: Split, data: Mapping[float, fjs.FederatedDataset
 
 def best_of(run: History) -> np.ndarray:
     """The best accuracy of a run by seed; one that diverged has what it had before."""
-    found: np.ndarray = np.nanmax(measured(run, METRIC), axis=1)
-    return found
+    return np.asarray(np.nanmax(measured(run, METRIC), axis=1))
 
 
 def _runs(

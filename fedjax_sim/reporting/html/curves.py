@@ -67,8 +67,7 @@ class Spread(NamedTuple):
 
     def quantiles(self) -> np.ndarray:
         """Float[6], at :data:`LEVELS`; NaN if no value is finite."""
-        found: np.ndarray = np.quantile(self.values, LEVELS) if self.values.size else np.full(len(LEVELS), np.nan)
-        return found
+        return np.quantile(self.values, LEVELS) if self.values.size else np.full(len(LEVELS), np.nan)
 
     def curve(self) -> Curve | None:
         """The share of the values that is at most x, as steps that begin at 0; None if no value is finite."""
@@ -81,8 +80,7 @@ class Spread(NamedTuple):
 
 def few(x: np.ndarray) -> np.ndarray:
     """Which of the places of a distribution are drawn, the first and the last among them."""
-    found: np.ndarray = np.unique(np.linspace(0, len(x) - 1, min(len(x), _MOST_STEPS)).round().astype(int))
-    return found
+    return np.unique(np.linspace(0, len(x) - 1, min(len(x), _MOST_STEPS)).round().astype(int))
 
 
 def spreads(histories: Mapping[str, Recorded]) -> dict[str, dict[str, Spread]]:

@@ -158,8 +158,7 @@ def _scale(
         with np.errstate(invalid="ignore", divide="ignore"):
             mapped = np.log10(np.where(values > 0, values, np.nan)) if log else values
         places = start + (mapped - bottom) / (top - bottom) * (end - start)
-        clipped: np.ndarray = np.clip(places, nearest - 2, farthest + 2)
-        return clipped
+        return np.clip(places, nearest - 2, farthest + 2)
 
     return place
 

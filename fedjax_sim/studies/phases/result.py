@@ -83,8 +83,7 @@ class PhaseDiagram:
     @property
     def diverged(self) -> np.ndarray:
         """bool[X, Y, M], whether the method diverged for a seed."""
-        found: np.ndarray = np.isnan(self.values).any(axis=3) & self.computed[..., None]
-        return found
+        return np.asarray(np.isnan(self.values).any(axis=3) & self.computed[..., None])
 
     def difference(self, a: str, b: str, *, level: float = 0.05) -> Difference:
         """a - b: mean d of the paired differences over S seeds, and d ± t s / sqrt(S), not corrected for the cells."""

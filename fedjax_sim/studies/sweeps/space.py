@@ -181,8 +181,7 @@ class LogUniform(Uniform):
     high: float = fields.real(above=0.0, structure=True)
 
     def quantile(self, share: np.ndarray) -> np.ndarray:
-        value: np.ndarray = np.exp(np.log(self.low) + np.log(self.high / self.low) * share)
-        return value
+        return np.asarray(np.exp(np.log(self.low) + np.log(self.high / self.low) * share))
 
 
 class Random(Space):
