@@ -65,9 +65,9 @@ def _of_diverged(values: np.ndarray, metric: str) -> np.ndarray:
     return np.where(np.isnan(values), 0.0 if metric.endswith("accuracy") else math.inf, values)
 
 
-def level(history: History, metric: str) -> float:
-    """:func:`levels`, mean of the seeds."""
-    return float(levels(history, metric).mean())
+def mean(values: np.ndarray) -> float:
+    """Of the seeds, as a plain number."""
+    return float(values.mean())
 
 
 def rises(history: History) -> np.ndarray:
@@ -79,11 +79,6 @@ def rises(history: History) -> np.ndarray:
     with np.errstate(invalid="ignore"):  # infinity less infinity
         rises = np.maximum(np.diff(losses[:, losses.shape[1] // 2 - 1 :], axis=1), 0.0)
     return np.where(np.isfinite(rises).all(axis=1), rises.mean(axis=1), math.inf)
-
-
-def unsteadiness(history: History) -> float:
-    """:func:`rises`, mean of the seeds."""
-    return float(rises(history).mean())
 
 
 def areas(history: History) -> np.ndarray:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import fedjax_sim as fjs
+from fedjax_sim.papers import measuring
 from fedjax_sim.papers.bench import Bench
 from fedjax_sim.papers.catalogue import CATALOGUE
 from fedjax_sim.papers.fedaware import ablation, coherence, comparison, dissimilarity, methods, tasks
@@ -29,13 +30,13 @@ def test_the_last_tenth_of_the_rounds():
 
 
 def test_a_run_that_diverged_is_the_slowest():
-    assert methods.area(history([[0, 0]], [0, 1], loss=[[2, 1]])) == 1.5
-    assert methods.area(history([[0, 0]], [0, 1], loss=[[2, np.nan]])) == np.inf
+    assert measuring.areas(history([[0, 0]], [0, 1], loss=[[2, 1]])) == 1.5
+    assert measuring.areas(history([[0, 0]], [0, 1], loss=[[2, np.nan]])) == np.inf
 
 
 def test_spikes_and_dynamics():
     run = history([[0.9, 0.1, 0.5, 0.2, 0.4]], [0, 5, 10, 15, 20], e_lud=[[1.0, 2.0, 3.0, 6.0]])
-    np.testing.assert_allclose(methods.spikes(run), 0.3 / 2)
+    np.testing.assert_allclose(measuring.mean(methods.falls(run)), 0.3 / 2)
     lost = history([[0.9, 0.1, 0.1, 0.1]], [0, 5, 10, 15], loss=[[1, np.nan, np.nan, np.nan]])
     assert methods.falls(lost) == [np.inf], "what diverged is not steady"
     np.testing.assert_allclose(methods.dynamics(methods.with_dynamics(run)), [3.0])

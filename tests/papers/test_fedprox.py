@@ -50,12 +50,12 @@ def test_accuracy_is_read_off_there():
 
 def test_level_and_unsteadiness():
     run = history([np.arange(20.0, 0.0, -1.0), np.arange(20.0, 0.0, -1.0) + 2])
-    assert measuring.level(run, "loss") == (1 + 2 + 3 + 4) / 4
-    assert measuring.unsteadiness(run) == 0
+    assert measuring.mean(measuring.levels(run, "loss")) == (1 + 2 + 3 + 4) / 4
+    assert not measuring.rises(run).any()
     up_and_down = history([[5.0, 1.0, 2.0, 1.0, 2.0, 1.0]])
-    assert measuring.unsteadiness(up_and_down) == pytest.approx(1 / 3)  # falls, rises, falls
+    assert measuring.rises(up_and_down) == pytest.approx(1 / 3)  # falls, rises, falls
     lost = history([[1.0, math.nan]])
-    assert measuring.level(lost, "loss") == measuring.unsteadiness(lost) == math.inf
+    assert measuring.mean(measuring.levels(lost, "loss")) == measuring.mean(measuring.rises(lost)) == math.inf
     one_lost = history([[2.0, 1.0], [1.0, math.nan]], np.array([[0.1, 0.5], [0.1, 0.3]]))  # NaN is of class 0
     np.testing.assert_array_equal(measuring.levels(one_lost, "loss"), [1.0, math.inf])
     np.testing.assert_array_equal(measuring.levels(one_lost, "test_accuracy"), [0.5, 0.0])
@@ -247,7 +247,7 @@ def test_the_dissimilarity_is_that_of_the_authors_code(tmp_path):
     name = synthetics.NAMES[-1]
     outcome = synthetics.perform_fig6(bench)
     records = bench.recorded[f"FedProx, {name}"].at(0)
-    equal, text = (float(measuring.level(records, f"gradient_variance{which}")) for which in ("_uniform", ""))
+    equal, text = (measuring.mean(measuring.levels(records, f"gradient_variance{which}")) for which in ("_uniform", ""))
     assert equal != pytest.approx(text, rel=1e-3)
     claim = next(claim for claim in outcome.claims if "the larger FedAvg's dissimilarity" in claim.statement)
     cases = claim.numbers["variance of the two; difference, half of its 95 % interval"]

@@ -6,23 +6,11 @@ import numpy as np
 
 import fedjax_sim as fjs
 from fedjax_sim.papers.bench import Bench, Claim, Outcome, Setting, Table, Why
+from fedjax_sim.papers.fedaware import methods
 from fedjax_sim.papers.fedaware.comparison import NOT_RUN, TASKS, same_heights
-from fedjax_sim.papers.fedaware.methods import (
-    AVERAGE,
-    DYNAMICS,
-    INTERVALS,
-    accuracy,
-    diversity,
-    dynamics,
-    fedaware,
-    in_numbers,
-    last_accuracy,
-    reason,
-    supported,
-    why_not,
-    with_dynamics,
-)
+from fedjax_sim.papers.fedaware.methods import INTERVALS, dynamics, in_numbers, last_accuracy, reason, supported
 from fedjax_sim.papers.fedaware.tasks import Problem, fedavg_alone, problems, scale, settings
+from fedjax_sim.papers.measuring import mean
 from fedjax_sim.reporting import Panel, panels
 from fedjax_sim.run.history import History
 
@@ -46,14 +34,14 @@ def perform(bench: Bench) -> Outcome:
         }
         rows += [
             [Panel(of | {FULL: full}, "test_accuracy", title=f"{task}, {name}") for name, of in named.items()],
-            [Panel(of, DYNAMICS, label="e-LUD, mean so far") for of in named.values()],
+            [Panel(of, methods.DYNAMICS, label="e-LUD, mean so far") for of in named.values()],
         ]
         table += [
-            (task, name, alpha, accuracy(run), diversity(run))
+            (task, name, alpha, mean(last_accuracy(run)), mean(dynamics(run)))
             for name, of in (("FedAWARE", adaptive), ("FedAWARE-NA", average))
             for alpha, run in of.items()
         ]
-        table.append((task, FULL, None, accuracy(full), diversity(full)))
+        table.append((task, FULL, None, mean(last_accuracy(full)), mean(dynamics(full))))
     made = Table(
         "Mean test accuracy of the last tenth of the rounds, and mean e-LUD",
         ("task", "method", "alpha", "test accuracy", "e-LUD"),
@@ -65,7 +53,7 @@ def perform(bench: Bench) -> Outcome:
         Setting("alpha", *(", ".join(map(str, alphas)) for alphas in (ALPHAS, bench.choose(SMOKE_ALPHAS, ALPHAS)))),
         Setting("FedAWARE-NA", "uniform weights", "uniform over the clients seen; FedAvg until all were seen"),
     ]
-    claims = claims_of(found, why_not(bench))
+    claims = claims_of(found, methods.why_not(bench))
     return Outcome(here, claims, {"figure4": same_heights(panels(rows))}, [made], scale=scale(bench))
 
 
@@ -92,7 +80,7 @@ def claims_of(found: dict[str, Runs], why: Why) -> list[Claim]:
                   quote="is also higher than FedAWARE-NA’s", place="Section 5, Figure 4", ours="at each alpha",
                   why=reason(why, *more.values())),
         ]  # fmt: skip
-    best = {task: max(of[0], key=lambda alpha: accuracy(of[0][alpha])) for task, of in found.items()}
+    best = {task: max(of[0], key=lambda alpha: mean(last_accuracy(of[0][alpha]))) for task, of in found.items()}
     several = len(found) > 1
     above = {
         task: [last_accuracy(run) - last_accuracy(found[task][2]) for run in found[task][1].values()]
@@ -113,6 +101,6 @@ def claims_of(found: dict[str, Runs], why: Why) -> list[Claim]:
 
 def _runs(bench: Bench, problem: Problem) -> Runs:
     alphas = bench.choose(SMOKE_ALPHAS, ALPHAS)
-    adaptive, average = fedaware(bench, problem, alphas=alphas), fedaware(bench, problem, AVERAGE, alphas)
+    adaptive, average = (methods.fedaware(bench, problem, name, alphas) for name in ("FedAWARE", methods.AVERAGE))
     full = fedavg_alone(bench, f"{problem.name}, {FULL}", problem, cohort=fjs.cohort.full())
-    return adaptive, average, with_dynamics(full)
+    return adaptive, average, methods.with_dynamics(full)

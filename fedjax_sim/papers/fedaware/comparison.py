@@ -13,21 +13,14 @@ from fedjax_sim.papers.fedaware import methods
 from fedjax_sim.papers.fedaware.methods import (
     DYNAMICS,
     INTERVALS,
-    Compared,
-    area,
-    diversity,
     dynamics,
-    falls,
-    has_learned,
     in_numbers,
     last_accuracy,
     reason,
-    spikes,
     supported,
-    why_not,
 )
 from fedjax_sim.papers.fedaware.tasks import Problem, problems, scale, settings
-from fedjax_sim.papers.measuring import areas, spearman
+from fedjax_sim.papers.measuring import areas, mean, spearman
 from fedjax_sim.reporting import Panel, panels
 from fedjax_sim.run.history import History
 
@@ -55,7 +48,7 @@ def perform_table2(bench: Bench) -> Outcome:
     """Test accuracy and e-LUD, the paper's beside ours."""
     tasks, runs = _runs(bench)
     tables = [table for task, of in runs.items() for table in _tables(task, of)]
-    claims = table_claims(runs, why_not(bench))
+    claims = table_claims(runs, methods.why_not(bench))
     return Outcome(_settings(bench, tasks), claims, {}, tables, effects=_effects(runs), scale=scale(bench))
 
 
@@ -69,17 +62,17 @@ def perform_fig2(bench: Bench) -> Outcome:
     ]  # fmt: skip
     if len(runs) == 1:  # one task: side by side
         rows = [[panel for row in rows for panel in row]]
-    outcome = Outcome(_settings(bench, tasks), speed_claims(runs, why_not(bench)), {"figure2": panels(rows)})
+    outcome = Outcome(_settings(bench, tasks), speed_claims(runs, methods.why_not(bench)), {"figure2": panels(rows)})
     return outcome._replace(tables=[_dynamics_table(runs)], scale=scale(bench))
 
 
-def speed_claims(runs: Mapping[str, Compared], why: Why) -> list[Claim]:
+def speed_claims(runs: Mapping[str, methods.Compared], why: Why) -> list[Claim]:
     """How fast FedAWARE is among the raw methods, by task."""
     claims = []
     for task in ("CIFAR-10", "AG News"):  # of CIFAR-100 the paper says that it is slightly slower
         raw = runs[task].raw if task in runs else {}
         ahead = _ahead(raw, areas, sign=-1)
-        still = [name for name in ahead if not has_learned(raw[name])]
+        still = [name for name in ahead if not methods.has_learned(raw[name])]
         note = ""
         if not ahead:
             note = NOT_RUN
@@ -111,7 +104,7 @@ def speed_claims(runs: Mapping[str, Compared], why: Why) -> list[Claim]:
     return claims
 
 
-def _cifar100(of: Compared | None, why: Why) -> Claim:
+def _cifar100(of: methods.Compared | None, why: Why) -> Claim:
     rivals = ("FedYogi", "FedAMS")
     held, numbers = None, {}
     if of is not None:
@@ -140,33 +133,33 @@ def perform_fig3(bench: Bench) -> Outcome:
         raw = {name: run for name, run in of.raw.items() if name in of.extended}
         name = "figure3" if task == "CIFAR-100" else f"figure6-{task.lower().replace(' ', '-')}"
         figures[name] = same_heights(by_metric({"raw": raw, "with AWARE": of.extended}, METRICS, LABELS))
-    outcome = Outcome(_settings(bench, tasks), extension_claims(runs, why_not(bench)), figures)
+    outcome = Outcome(_settings(bench, tasks), extension_claims(runs, methods.why_not(bench)), figures)
     return outcome._replace(tables=[_dynamics_table(runs)], scale=scale(bench))
 
 
-def extension_claims(runs: Mapping[str, Compared], why: Why) -> list[Claim]:
+def extension_claims(runs: Mapping[str, methods.Compared], why: Why) -> list[Claim]:
     """What the extension does to speed and steadiness, by task."""
     claims = []
     for task in TASKS:
         pairs, note = (_pairs(runs[task]), "") if task in runs else ({}, NOT_RUN)
-        most = len(pairs) // 2 + 1
+        most, losses = len(pairs) // 2 + 1, {name: (areas(a), areas(b)) for name, (a, b) in pairs.items()}
         if task == "AG News":
             words, quote, ours = "speeds the convergence up", "the convergence of AGNews tasks is improved", ""
-            gains = {name: areas(a) - areas(b) for name, (a, b) in pairs.items()}
+            gains = {name: a - b for name, (a, b) in losses.items()}
         else:
             words, quote = "slows the convergence at most slightly", "may reduce convergence slightly on CIFAR-10"
             ours = f"slightly: a mean loss at most {100 * SLIGHTLY:.0f} % larger; "
-            gains = {name: (1 + SLIGHTLY) * areas(a) - areas(b) for name, (a, b) in pairs.items()}
+            gains = {name: (1 + SLIGHTLY) * a - b for name, (a, b) in losses.items()}
         claims.append(
             Claim(f"on {task} the extension {words}, of most methods",
                   sum(map(supported, gains.values())) >= most if pairs else None,
-                  {"mean loss, raw and extended": {name: (area(a), area(b)) for name, (a, b) in pairs.items()}}, note,
+                  {"mean loss, raw and extended": {name: [*map(mean, of)] for name, of in losses.items()}}, note,
                   quote=quote, place="Appendix B.2, Figures 3 and 6", why=reason(why, *gains.values(), needed=most),
                   ours=f"{ours}by the mean training loss of all evaluations")
         )  # fmt: skip
         if task == "CIFAR-100":  # of it the paper says that accuracies are higher, which is Table 2
             continue
-        steadier = {name: falls(a) - falls(b) for name, (a, b) in pairs.items()}
+        steadier = {name: methods.falls(a) - methods.falls(b) for name, (a, b) in pairs.items()}
         claims.append(
             Claim(f"on {task} the extension makes the test accuracy of most methods steadier",
                   sum(map(supported, steadier.values())) >= most if pairs else None,
@@ -184,7 +177,7 @@ def _ahead(runs: Mapping[str, History], measure: Any, sign: int = 1) -> dict[str
     return {name: sign * (measure(runs["FedAWARE"]) - measure(run)) for name, run in runs.items() if name != "FedAWARE"}
 
 
-def _runs(bench: Bench) -> tuple[list[Problem], dict[str, Compared]]:
+def _runs(bench: Bench) -> tuple[list[Problem], dict[str, methods.Compared]]:
     tasks = problems(bench)
     return tasks, {problem.name: methods.compared(bench, problem) for problem in tasks}
 
@@ -200,7 +193,7 @@ def _settings(bench: Bench, tasks: list[Problem]) -> list[Setting]:
     ]  # fmt: skip
 
 
-def _tables(task: str, of: Compared) -> list[Table]:
+def _tables(task: str, of: methods.Compared) -> list[Table]:
     paper = {name: rows[TASKS.index(task)] for name, rows in PAPER.items()}
     accurate, diverse = [], []
     for name in of.raw:
@@ -231,7 +224,7 @@ def _beside(paper: float | None, run: History | None, measure: Any, factor: floa
     return paper, here, float(values.std(ddof=1)) if len(values) > 1 else None, None if paper is None else here - paper
 
 
-def table_claims(runs: Mapping[str, Compared], why: Why) -> list[Claim]:
+def table_claims(runs: Mapping[str, methods.Compared], why: Why) -> list[Claim]:
     """Accuracies and e-LUD: FedAWARE among the others, and what the extension adds."""
     claims = []
     for task in TASKS:
@@ -292,7 +285,7 @@ def _correlation_of_the_paper(task: str) -> float:
     return spearman(*np.array(known, float).T)
 
 
-def _effects(runs: Mapping[str, Compared]) -> list[Effect]:
+def _effects(runs: Mapping[str, methods.Compared]) -> list[Effect]:
     """The paper's numbers on CIFAR-10, which every size runs, beside ours."""
     if "CIFAR-10" not in runs:
         return []
@@ -312,21 +305,21 @@ def _effects(runs: Mapping[str, Compared]) -> list[Effect]:
     return effects
 
 
-def _pairs(of: Compared) -> dict[str, tuple[History, History]]:
+def _pairs(of: methods.Compared) -> dict[str, tuple[History, History]]:
     return {name: (of.raw[name], run) for name, run in of.extended.items()}
 
 
-def _rises(of: Compared | None, measure: Any) -> dict[str, np.ndarray]:
+def _rises(of: methods.Compared | None, measure: Any) -> dict[str, np.ndarray]:
     """What the extension adds to a measure, by method, [seeds]."""
     return {name: measure(b) - measure(a) for name, (a, b) in (_pairs(of) if of else {}).items()}
 
 
-def _dynamics_table(runs: Mapping[str, Compared]) -> Table:
+def _dynamics_table(runs: Mapping[str, methods.Compared]) -> Table:
     return Table(
         "What the curves say",
         ("task", "method", "mean loss", "loss at the end", "mean fall of the test accuracy", "e-LUD"),
         [
-            (task, name + kind, area(run), float(run.final("loss").mean()), spikes(run), diversity(run))
+            (task, name + kind, *map(mean, (areas(run), run.final("loss"), methods.falls(run), dynamics(run))))
             for task, of in runs.items()
             for kind, family in (("", of.raw), (", xAWARE", of.extended))
             for name, run in family.items()

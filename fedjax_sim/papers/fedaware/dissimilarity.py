@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from fedjax_sim.papers.bench import Bench, Claim, Outcome, Setting, Table, Why
-from fedjax_sim.papers.fedaware.methods import (
-    INTERVALS,
-    accuracy,
-    area,
-    diversity,
-    dynamics,
-    in_numbers,
-    last_accuracy,
-    reason,
-    supported,
-    why_not,
-    with_dynamics,
-)
+from fedjax_sim.papers.fedaware import methods
+from fedjax_sim.papers.fedaware.methods import INTERVALS, dynamics, in_numbers, last_accuracy, reason, supported
 from fedjax_sim.papers.fedaware.tasks import cifar10, dirichlet, fedavg_alone, scale, settings
-from fedjax_sim.papers.measuring import areas, spearman
+from fedjax_sim.papers.measuring import areas, mean, spearman
 from fedjax_sim.reporting import Panel, panels
 from fedjax_sim.run.history import History
 
@@ -37,14 +27,8 @@ OVER = f"\n(mean of {DRAWN} rounds)"
 
 def perform_fig1(bench: Bench) -> Outcome:
     """Test accuracy, LUD, norm of the pseudo-gradient, training loss."""
-    runs = _runs(bench)
-    named = _named(runs)
-    rows = [
-        [Panel(named, "test_accuracy", title="(a)"), Panel(named, "e_lud", title="(b)", label=f"e-LUD{OVER}")],
-        [Panel(named, NORM, title="(c)", label=f"pseudo-gradient norm{OVER}"), Panel(named, "loss", title="(d)")],
-    ]
-    outcome = Outcome(_settings(bench), claims_of_fig1(runs, why_not(bench)), {"figure1": panels(rows)}, [_table(runs)])
-    return outcome._replace(scale=scale(bench, alone=True))
+    labels = {"test_accuracy": None, "e_lud": f"e-LUD{OVER}", NORM: f"pseudo-gradient norm{OVER}", "loss": None}
+    return _performed(bench, "figure1", labels, claims_of_fig1, ("(a)", "(b)", "(c)", "(d)"))
 
 
 def claims_of_fig1(runs: Mapping[float, History], why: Why) -> list[Claim]:
@@ -69,15 +53,15 @@ def claims_of_fig1(runs: Mapping[float, History], why: Why) -> list[Claim]:
               quote="the norm of global pseudo-gradient decays during FL training", place="Section 4.3, Figure 1",
               ours="first against last fifth", why=reason(why, *decays.values())),
         Claim("FedAvg attains a higher LUD where the clients are more alike", supported(with_lud - TENDS),
-              {correlation: in_numbers(with_lud), "mean e-LUD": _by_alpha(runs, diversity)},
+              {correlation: in_numbers(with_lud), "mean e-LUD": _by_alpha(runs, dynamics)},
               quote="FedAvg attains higher LUD when the heterogeneity level is low", place="Section 4.3, Figure 1",
               ours=threshold, why=reason(why, with_lud - TENDS)),
         Claim("FedAvg converges faster where the clients are more alike", supported(with_speed - TENDS),
-              {correlation: in_numbers(with_speed), "mean training loss of all evaluations": _by_alpha(runs, area)},
+              {correlation: in_numbers(with_speed), "mean training loss of all evaluations": _by_alpha(runs, areas)},
               quote="It obtains faster convergence curves", place="Section 4.3, Figure 1", ours=threshold,
               why=reason(why, with_speed - TENDS)),
         Claim("where the LUD is higher the test accuracy tends to be better", supported(together - TENDS),
-              {correlation: in_numbers(together), "test accuracy": _by_alpha(runs, accuracy)},
+              {correlation: in_numbers(together), "test accuracy": _by_alpha(runs, last_accuracy)},
               quote="tends to obtain better test accuracy", place="Section 4.3, Figure 1", ours=threshold,
               why=reason(why, together - TENDS)),
     ]  # fmt: skip
@@ -85,14 +69,8 @@ def claims_of_fig1(runs: Mapping[float, History], why: Why) -> list[Claim]:
 
 def perform_fig8(bench: Bench) -> Outcome:
     """The same with the coherence of the clients."""
-    runs = _runs(bench)
-    named = _named(runs)
-    rows = [
-        [Panel(named, "coherence", label=f"client coherence{OVER}"), Panel(named, "e_lud", label=f"e-LUD{OVER}")],
-        [Panel(named, NORM, label=f"pseudo-gradient norm{OVER}"), Panel(named, "test_accuracy")],
-    ]
-    outcome = Outcome(_settings(bench), claims_of_fig8(runs, why_not(bench)), {"figure8": panels(rows)}, [_table(runs)])
-    return outcome._replace(scale=scale(bench, alone=True))
+    labels = {"coherence": f"client coherence{OVER}", "e_lud": f"e-LUD{OVER}", NORM: f"pseudo-gradient norm{OVER}"}
+    return _performed(bench, "figure8", labels | {"test_accuracy": None}, claims_of_fig8)
 
 
 def claims_of_fig8(runs: Mapping[float, History], why: Why) -> list[Claim]:
@@ -128,11 +106,22 @@ def claims_of_fig8(runs: Mapping[float, History], why: Why) -> list[Claim]:
     return claims
 
 
+def _performed(
+    bench: Bench, figure: str, labels: Mapping[str, str | None], claims_of: Any, titles: Sequence[str] = ("",) * 4
+) -> Outcome:
+    """Four panels of the same runs, and what the paper says of them."""
+    runs = _runs(bench)
+    named = _named(runs)
+    drawn = [Panel(named, of, title, label=labels[of]) for of, title in zip(labels, titles, strict=True)]
+    claims, figures = claims_of(runs, methods.why_not(bench)), {figure: panels([drawn[:2], drawn[2:]])}
+    return Outcome(_settings(bench), claims, figures, [_table(runs)], scale=scale(bench, alone=True))
+
+
 def _runs(bench: Bench) -> dict[float, History]:
     found = {}
     for alpha in bench.choose((0.1, 10.0), ALPHAS):
         problem = cifar10(bench, dirichlet(bench, alpha), alone=True)
-        run = with_dynamics(fedavg_alone(bench, f"{problem.name}, FedAvg, Dir({alpha:g})", problem))
+        run = methods.with_dynamics(fedavg_alone(bench, f"{problem.name}, FedAvg, Dir({alpha:g})", problem))
         found[alpha] = dataclasses.replace(run, rounds=run.rounds | {NORM: np.sqrt(run["consensus"])})
     return found
 
@@ -152,8 +141,8 @@ def smoothed(values: np.ndarray) -> np.ndarray:
     return np.asarray((sums[:, DRAWN:] - sums[:, :-DRAWN]) / np.minimum(np.arange(1, values.shape[1] + 1), DRAWN))
 
 
-def _by_alpha(runs: Mapping[float, History], measure: Callable[[History], float]) -> dict[float, float]:
-    return {alpha: measure(run) for alpha, run in runs.items()}
+def _by_alpha(runs: Mapping[float, History], measure: Callable[[History], np.ndarray]) -> dict[float, float]:
+    return {alpha: mean(measure(run)) for alpha, run in runs.items()}
 
 
 def _correlations(runs: Mapping[float, History], *measures: Callable[[History], np.ndarray]) -> np.ndarray:
@@ -186,7 +175,7 @@ def _table(runs: Mapping[float, History]) -> Table:
     return Table(
         "FedAvg by the Dirichlet concentration",
         ("alpha", "test accuracy", "mean loss", "mean e-LUD", "norm of the pseudo-gradient: mean", "coherence: mean"),
-        [(alpha, accuracy(run), area(run), diversity(run), float(run[NORM].mean()), float(run["coherence"].mean()))
+        [(alpha, *map(mean, (last_accuracy(run), areas(run), dynamics(run), run[NORM], run["coherence"])))
          for alpha, run in runs.items()],
         "The paper gives figures only.",
     )  # fmt: skip

@@ -13,7 +13,7 @@ from fedjax_sim.algorithms.contract import Method
 from fedjax_sim.diagnostics import running_mean
 from fedjax_sim.papers.bench import Bench, Why
 from fedjax_sim.papers.fedaware.tasks import Problem
-from fedjax_sim.papers.measuring import areas, difference
+from fedjax_sim.papers.measuring import difference, mean
 from fedjax_sim.run.history import History
 
 Point = Mapping[str, float]
@@ -97,7 +97,7 @@ def compared(bench: Bench, problem: Problem) -> Compared:
         best: dict[str, Point] = {}
         for name, points in members.items():
             histories = {number: result.at(number) for number, point in enumerate(at) if point in points}
-            number = max(histories, key=lambda number: accuracy(histories[number]))
+            number = max(histories, key=lambda number: mean(last_accuracy(histories[number])))
             raw[name], best[name] = with_dynamics(histories[number]), at[number]
             chosen[name] = _in_words(name, at[number])
         if family.extended:
@@ -140,11 +140,6 @@ def last_accuracy(history: History) -> np.ndarray:
     return np.where(np.isfinite(history.final("loss")), found, 0.0)
 
 
-def area(history: History) -> float:
-    """:func:`areas`, mean of the seeds."""
-    return _mean(areas(history))
-
-
 def has_learned(history: History) -> bool:
     """Whether the loss at the end, mean of the seeds, is 5 % below that of the initial model."""
     start, end = history["loss"][:, 0].mean(), history["loss"][:, -1].mean()
@@ -154,16 +149,6 @@ def has_learned(history: History) -> bool:
 def dynamics(history: History) -> np.ndarray:
     """The mean of the e-LUD over the rounds, [seeds]: the paper's e-LUD_D."""
     return history[DYNAMICS][:, -1]
-
-
-def accuracy(history: History) -> float:
-    """:func:`last_accuracy`, mean of the seeds."""
-    return _mean(last_accuracy(history))
-
-
-def diversity(history: History) -> float:
-    """:func:`dynamics`, mean of the seeds."""
-    return _mean(dynamics(history))
 
 
 def with_dynamics(history: History) -> History:
@@ -179,11 +164,6 @@ def falls(history: History) -> np.ndarray:
     late = history.evaluated >= history.evaluated[-1] / 2
     found: np.ndarray = np.maximum(-np.diff(history["test_accuracy"][:, late], axis=1), 0.0).mean(axis=1)
     return np.where(np.isfinite(history.final("loss")), found, np.inf)
-
-
-def spikes(history: History) -> float:
-    """:func:`falls`, mean of the seeds."""
-    return _mean(falls(history))
 
 
 def why_not(bench: Bench) -> Why:
@@ -218,7 +198,3 @@ def _in_words(name: str, point: Point) -> str:
     shown = {leaf.rpartition(".")[2]: value for leaf, value in point.items() if value or name == "FedAvg"}
     words = {"server_learning_rate": "eta_g"}
     return "" if name == "FedAvg" else ", ".join(f"{words.get(leaf, leaf)} = {v:.3g}" for leaf, v in shown.items())
-
-
-def _mean(values: np.ndarray) -> float:
-    return float(np.mean(values))

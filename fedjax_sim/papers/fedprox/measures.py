@@ -9,7 +9,7 @@ import numpy as np
 
 import fedjax_sim as fjs
 from fedjax_sim.papers.bench import Claim, Why
-from fedjax_sim.papers.measuring import below, level, levels
+from fedjax_sim.papers.measuring import below, levels
 from fedjax_sim.reporting.recorded import measured
 from fedjax_sim.run.history import History
 
@@ -26,23 +26,10 @@ def whole(history: History, metric: str) -> np.ndarray:
     return np.where(np.isnan(means), np.inf, means)
 
 
-def each(runs: Mapping[K, Mapping[L, History]], measure: str | Callable[[History], float]) -> dict[K, dict[L, float]]:
-    """A measure of every run; that of a metric is its :func:`level`."""
-    of: Any = (lambda history: level(history, measure)) if isinstance(measure, str) else measure
-    return {name: {label: of(history) for label, history in group.items()} for name, group in runs.items()}
-
-
-def by_seed(
-    runs: Mapping[K, Mapping[L, History]], measure: str | Callable[[History], np.ndarray]
-) -> dict[K, dict[L, np.ndarray]]:
-    """:func:`each`, [seeds]; that of a metric is its :func:`levels`."""
+def each(runs: Mapping[K, Mapping[L, History]], measure: str | Callable[[History], Any]) -> dict[K, dict[L, Any]]:
+    """A measure of every run; that of a metric is its :func:`levels`, [seeds]."""
     of: Any = (lambda history: levels(history, measure)) if isinstance(measure, str) else measure
     return {name: {label: of(history) for label, history in group.items()} for name, group in runs.items()}
-
-
-def means(values: Mapping[K, Mapping[L, np.ndarray]]) -> dict[K, dict[L, float]]:
-    """Of the seeds."""
-    return {name: {label: float(of.mean()) for label, of in group.items()} for name, group in values.items()}
 
 
 def lower(

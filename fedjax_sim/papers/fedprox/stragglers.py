@@ -74,7 +74,7 @@ def perform_fig1(bench: Bench) -> Outcome:
     """The loss with E = 20."""
     found = problems(bench)
     runs = _all_runs(bench, found, EPOCHS)
-    loss, rises = measures.by_seed(runs, "loss"), measures.by_seed(runs, measuring.rises)
+    loss, rises = measures.each(runs, "loss"), measures.each(runs, measuring.rises)
     table = Table(
         f"Loss (mean of the last tenth of the rounds) and unsteadiness (mean rise, second half), E = {EPOCHS}",
         ("data", "stragglers", *METHODS, *(f"rise, {method}" for method in METHODS)),
@@ -129,8 +129,8 @@ def perform_fig7(bench: Bench) -> Outcome:
     """The test accuracy with E = 20, and the paper's number."""
     found = problems(bench)
     runs = _all_runs(bench, found, EPOCHS)
-    accuracy = measures.by_seed(runs, measures.accuracy_by_rule)
-    final = measures.by_seed(runs, "test_accuracy")
+    accuracy = measures.each(runs, measures.accuracy_by_rule)
+    final = measures.each(runs, "test_accuracy")
     points, at_end = ({name: 100 * (of[name, FRACTIONS[-1]][PROX] - of[name, FRACTIONS[-1]][FEDAVG]) for name in found}
                       for of in (accuracy, final))  # fmt: skip
     gain, gain_at_end = (np.mean([*of.values()], axis=0) for of in (points, at_end))
@@ -188,7 +188,7 @@ def perform_fig8(bench: Bench) -> Outcome:
         )  # fmt: skip
         runs[name] = dict(zip((PLAIN, PROX), of, strict=True))
     variance, by_share, loss = (
-        measures.by_seed(runs, functools.partial(measures.whole, metric=metric))
+        measures.each(runs, functools.partial(measures.whole, metric=metric))
         for metric in (VARIANCE, P_VARIANCE, "loss")
     )
     order, whole = "μ > 0, and μ = 0", "means over all rounds"
@@ -216,7 +216,7 @@ def perform_fig9(bench: Bench) -> Outcome:
     """The loss with E = 1."""
     found = problems(bench)
     runs = _all_runs(bench, found, 1)
-    loss = measures.by_seed(runs, "loss")
+    loss = measures.each(runs, "loss")
     number = [measures.diverged(history) for of in runs.values() for history in of.values()]
     claims = [
         _less("with E = 1 keeping partial work (FedProx, μ = 0) can still improve convergence: it ends at a lower loss "
@@ -236,7 +236,7 @@ def perform_fig10(bench: Bench) -> Outcome:
     """The test accuracy with E = 1."""
     found = problems(bench)
     runs = _all_runs(bench, found, 1)
-    accuracy = measures.by_seed(runs, "test_accuracy")
+    accuracy = measures.each(runs, "test_accuracy")
     claims = [
         _less("with E = 1 keeping partial work can still improve the test accuracy over dropping it: it does in "
               "at least one case", _pairs(accuracy, [case for case in runs if case[1] > 0], FEDAVG, PLAIN),

@@ -117,7 +117,7 @@ def perform_fig6(bench: Bench) -> Outcome:
     """Loss, test accuracy and dissimilarity."""
     runs = fixed_mus(bench)
     loss, accuracy, variance, by_share = (
-        measures.by_seed(runs, metric) for metric in ("loss", "test_accuracy", VARIANCE, P_VARIANCE)
+        measures.each(runs, metric) for metric in ("loss", "test_accuracy", VARIANCE, P_VARIANCE)
     )
     figures = {"figure6": by_metric(_named(runs), ("loss", "test_accuracy", VARIANCE), WORDS)}
     claims = claims_of_fig6(loss, accuracy, variance, by_share)
@@ -175,11 +175,11 @@ def _named(runs: Mapping[str, Mapping[float, History]]) -> dict[str, dict[str, H
 
 def table_of_ends(runs: Mapping[str, Mapping[str, History]]) -> Table:
     """Where every run on a data set ends."""
-    found = [measures.each(runs, of) for of in ("loss", "test_accuracy", measuring.unsteadiness, VARIANCE, P_VARIANCE)]
+    found = [measures.each(runs, of) for of in ("loss", "test_accuracy", measuring.rises, VARIANCE, P_VARIANCE)]
     return Table(
         "Means of the last tenth of the rounds; rise: mean rise of the loss from a round to the next, second half",
         ("data", "method", "loss", "test accuracy", "rise", "variance of gradients, 1/N", "variance, p_k"),
-        [(name, label, *(of[name][label] for of in found)) for name, of in runs.items() for label in of],
+        [(name, label, *(float(of[name][label].mean()) for of in found)) for name, of in runs.items() for label in of],
         "The paper gives figures only.",
     )  # fmt: skip
 
@@ -198,7 +198,7 @@ def _dynamic_runs(bench: Bench, names: tuple[str, ...]) -> dict[str, dict[str, H
 def _adaptive(bench: Bench, names: tuple[str, ...], figure: str, see: str = "") -> Outcome:
     """Figures 3 and 11; the runs of the first are among those of the second, which has the claims."""
     runs = _dynamic_runs(bench, names)
-    loss, rise = measures.by_seed(runs, "loss"), measures.by_seed(runs, measuring.rises)
+    loss, rise = measures.each(runs, "loss"), measures.each(runs, measuring.rises)
     last_mu = {name: float(of[DYNAMIC].final("mu").mean()) for name, of in runs.items()}
     table = Table(
         "Means of the last tenth of the rounds; rise: mean rise of the loss from a round to the next, second half",

@@ -47,8 +47,8 @@ def perform_fig4(bench: Bench) -> Outcome:
         | {f"FedDANE, μ = 0, {count} devices": dane[name, count][0.0] for count in numbers}
         for name in prox
     }
-    loss_prox, rises_prox = (measures.by_seed(prox, of) for of in ("loss", measuring.rises))
-    loss_dane, rises_dane = (measures.by_seed(dane, of) for of in ("loss", measuring.rises))
+    loss_prox, rises_prox = (measures.each(prox, of) for of in ("loss", measuring.rises))
+    loss_dane, rises_dane = (measures.each(dane, of) for of in ("loss", measuring.rises))
     diverged = {case: measures.diverged(of[0.0]) for case, of in dane.items()}
     claims = claims_of_fig4(numbers, loss_prox, loss_dane, rises_prox, rises_dane, diverged, len(bench.seeds))
     table = Table(
@@ -122,7 +122,7 @@ def perform_fig5(bench: Bench) -> Outcome:
     problem = Problem(data, task["task"].model, synthetics.LEARNING_RATE, 0.0, task["rounds"])
     runs = {fraction: {method: of[method] for method in (FEDAVG, PLAIN)}
             for fraction, of in runs_of(bench, IID, problem, (0.0,)).items()}  # fmt: skip
-    loss, accuracy = measures.by_seed(runs, "loss"), measures.by_seed(runs, "test_accuracy")
+    loss, accuracy = measures.each(runs, "loss"), measures.each(runs, "test_accuracy")
     table = Table(
         "Means of the last tenth of the rounds", ("stragglers", "method", "loss", "test accuracy"),
         [(f"{fraction:.0%}", method, float(loss[fraction][method].mean()), float(accuracy[fraction][method].mean()))
@@ -181,7 +181,7 @@ def _drawn_runs(bench: Bench) -> dict[str, dict[str, History]]:
 def perform_fig12(bench: Bench) -> Outcome:
     """Loss, test accuracy and dissimilarity."""
     runs = _drawn_runs(bench)
-    claims = claims_of_fig12(measures.by_seed(runs, "loss"), measures.by_seed(runs, measuring.rises))
+    claims = claims_of_fig12(measures.each(runs, "loss"), measures.each(runs, measuring.rises))
     drawn = Setting("devices drawn by size", "a subset of K, with probability p_k",
                     "K different devices; beside it K draws, where one drawn twice counts twice")  # fmt: skip
     figure = by_metric(runs, ("loss", "test_accuracy", VARIANCE), WORDS)

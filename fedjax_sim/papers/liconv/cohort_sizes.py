@@ -12,7 +12,7 @@ from fedjax_sim.papers.bench import Bench, Claim, Outcome, Scale, Setting, Table
 from fedjax_sim.papers.drawing import canvas
 from fedjax_sim.papers.liconv import problems
 from fedjax_sim.papers.liconv.problems import ALIKE, BALANCED, CLIENTS, NAMES, SPREADS, STEPS, start
-from fedjax_sim.papers.measuring import below, level, tail
+from fedjax_sim.papers.measuring import below, levels, mean, tail
 from fedjax_sim.reporting.plots import curves
 from fedjax_sim.run.history import History
 
@@ -122,7 +122,7 @@ def perform(bench: Bench) -> Outcome:
 
 def _ends(runs: Runs) -> tuple[dict[int, float], float]:
     """Losses at the end by K, and how far they lie apart over how far the lowest has fallen."""
-    ends = {K: level(history, "loss") for K, history in runs.items()}
+    ends = {K: mean(levels(history, "loss")) for K, history in runs.items()}
     least = min(ends.values())
     return ends, (max(ends.values()) - least) / (start(next(iter(runs.values()))) - least)
 

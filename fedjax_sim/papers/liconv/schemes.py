@@ -13,7 +13,7 @@ from fedjax_sim.papers.bench import Bench, Claim, Outcome, Scale, Setting, Table
 from fedjax_sim.papers.drawing import canvas
 from fedjax_sim.papers.liconv import problems
 from fedjax_sim.papers.liconv.problems import ALIKE, BALANCED, SPREADS, STEPS, UNBALANCED, UNLIKE, run, start
-from fedjax_sim.papers.measuring import areas, below, level, levels, unsteadiness
+from fedjax_sim.papers.measuring import areas, below, levels, mean, rises
 from fedjax_sim.reporting.plots import LEGEND, curves
 from fedjax_sim.run.history import History
 
@@ -49,7 +49,7 @@ def runs_of(bench: Bench, name: str) -> Schemes:
     others = {I: fjs.cohort.with_replacement(K), II: fjs.cohort.scheme_ii(K), TRANSFORMED: fjs.cohort.transformed(K)}
     data = problems.load(bench, name)
     tuned = run(bench, f"{name}, {ORIGINAL}", name, data, fjs.cohort.original(K), steps, eta0=TUNED, **setting)
-    ends = [level(history, "loss") for history in tuned]
+    ends = [mean(levels(history, "loss")) for history in tuned]
     best = int(np.argmin(ends))
     runs = {ORIGINAL: tuned[best]}
     for scheme, cohort in others.items():
@@ -60,7 +60,7 @@ def runs_of(bench: Bench, name: str) -> Schemes:
 def balanced_claims(bench: Bench, name: str, found: Schemes) -> list[Claim]:
     """Figure 1c."""
     told = bench.size != "smoke"
-    ends = {scheme: level(history, "loss") for scheme, history in found.runs.items()}
+    ends = {scheme: mean(_end(found, scheme)) for scheme in found.runs}
     fall = start(found.runs[I]) - ends[I]
     gap = float(np.abs(found.runs[II]["loss"] - found.runs[TRANSFORMED]["loss"]).max())
     both = [below(_end(found, scheme), _end(found, ORIGINAL)) for scheme in (I, II)]
@@ -90,8 +90,8 @@ def unbalanced_claims(bench: Bench, name: str, found: Schemes) -> list[Claim]:
     """Figures 1d and 4; a rate of convergence is judged by the mean loss of the whole run, not by its end."""
     told, four = bench.size != "smoke", name in SPREADS
     place = "Figure 4" if four else "Section 6 and Figure 1d"
-    ends = {scheme: level(history, "loss") for scheme, history in found.runs.items()}
-    rises = {scheme: unsteadiness(history) for scheme, history in found.runs.items()}
+    ends = {scheme: mean(_end(found, scheme)) for scheme in found.runs}
+    steps = {scheme: mean(rises(history)) for scheme, history in found.runs.items()}
     # Scheme I and transformed scheme II end alike on synthetic(0, 0), in an order that the draw of the data decides.
     why: Why = "other data" if four else "unexplained"
     # Logarithms: scheme II's losses leap, and a single seed's leap would widen the interval of the differences.
@@ -108,12 +108,12 @@ def unbalanced_claims(bench: Bench, name: str, found: Schemes) -> list[Claim]:
               central=True, ours="by the logarithm of the loss at the end, the last tenth of the rounds",
               why=lost[0].why if lost else why),
         Claim(f"{name}: scheme II is unstable (from an evaluation to the next its loss rises at least five times as "
-              "much as scheme I's)", rises[II] > 5 * rises[I] if told and math.isfinite(rises[I]) else None,
-              {"mean rise": rises},
+              "much as scheme I's)", steps[II] > 5 * steps[I] if told and math.isfinite(steps[I]) else None,
+              {"mean rise": steps},
               quote="fluctuates and has no sign of convergence" if four else "Scheme II suffers from some instability",
               place=place, central=True, ours="the mean rise in the second half of the run, five times"),
         Claim(f"{name}: transformed scheme II is stable (its loss rises less than a fifth of scheme II's)",
-              rises[TRANSFORMED] < rises[II] / 5 if told else None, {"mean rise": rises},
+              steps[TRANSFORMED] < steps[II] / 5 if told else None, {"mean rise": steps},
               quote="transformed Scheme II performs stably at the price of a lower convergence rate",
               place="Section 6", ours="a fifth of the mean rise"),
         Claim(f"{name}: transformed scheme II converges more slowly than scheme I (its loss is higher, mean of the "
@@ -169,7 +169,7 @@ def table(found: Mapping[str, Schemes]) -> Table:
         "Averaging schemes",
         ("data", "scheme", "loss at the end", "mean rise", "worst loss of the second half"),
         [
-            (name, label, level(history, "loss"), unsteadiness(history),
+            (name, label, mean(levels(history, "loss")), mean(rises(history)),
              float(history["loss"][:, history["loss"].shape[1] // 2 :].max()))
             for name, schemes in found.items() for label, history in schemes.labelled().items()
         ],
