@@ -150,8 +150,5 @@ def _in_plain_letters(error: UnicodeError) -> tuple[str, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
     letters = error.object[error.start : error.end]
-    return "".join(_PLAIN.get(letter) or _without_accents(letter) for letter in letters), error.end
-
-
-def _without_accents(letter: str) -> str:
-    return unicodedata.normalize("NFKD", letter).encode("ascii", "ignore").decode() or "?"
+    bare = {letter: unicodedata.normalize("NFKD", letter).encode("ascii", "ignore").decode() for letter in letters}
+    return "".join(_PLAIN.get(letter) or bare[letter] or "?" for letter in letters), error.end

@@ -347,6 +347,7 @@ def _points(sweep: Sweep) -> tuple[dict[str, History], str]:
     """The points of a sweep by their values, the best of them where there are many, and what was left out."""
     from fedjax_sim.reporting.recorded import in_words
     from fedjax_sim.reporting.table import one_number
+    from fedjax_sim.studies.sweeps.export import labels
 
     count = sweep.space.num_points
     numbers, left_out = list(range(count)), ""
@@ -356,24 +357,4 @@ def _points(sweep: Sweep) -> tuple[dict[str, History], str]:
         numbers = (ranked or numbers)[:MOST_POINTS]
         which = f"best {len(numbers)} of {count} points by {in_words(str(metric), [sweep.runs])}"
         left_out = f"the {which if ranked else f'first {len(numbers)} of {count} points'}"
-    labels = _point_labels(sweep, numbers)
-    return {label: sweep.at(number) for label, number in zip(labels, numbers, strict=True)}, left_out
-
-
-def _point_labels(sweep: Sweep, numbers: Sequence[int]) -> list[str]:
-    """``mu=0.1``; with the points' numbers where values alone do not tell them apart."""
-    import numpy as np
-
-    from fedjax_sim.studies.sweeps.export import short_names
-
-    short = short_names(sweep.space.names)
-    labels = [
-        ", ".join(
-            f"{short[name]}={value:.4g}" if np.ndim(value) == 0 else f"{short[name]}=[...]"
-            for name, value in sweep.space.point(number).items()
-        )
-        for number in numbers
-    ]
-    if len(set(labels)) == len(labels):
-        return labels
-    return [f"point {number}: {label}" for number, label in zip(numbers, labels, strict=True)]
+    return dict(zip(labels(sweep, numbers, "="), map(sweep.at, numbers), strict=True)), left_out

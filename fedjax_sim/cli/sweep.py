@@ -222,24 +222,18 @@ def _as_json(result: Sweep, metric: str, ranked: list[Ranked]) -> dict[str, Any]
 
 def _plot(result: Sweep, metric: str, some: bool, path: Path) -> None:
     """The metric over the hyper-parameters, and beside it the best points against rounds."""
-    from fedjax_sim.reporting.figures import new_figure
+    from fedjax_sim.reporting.figures import grid_of_axes
     from fedjax_sim.reporting.plots import check_matplotlib, save_figure
 
     check_matplotlib()
     names, dims = result.space.names[:_PANELS], result.space.dims
     mapped = len(dims) > 1
-    count = (1 if mapped else len(names)) + some
-    columns = min(count, 3)
-    rows = -(-count // columns)
-    figure = new_figure(5.6 * columns, 3.9 * rows)
-    axes = list(figure.subplots(rows, columns, squeeze=False).flat)
+    figure, axes = grid_of_axes((1 if mapped else len(names)) + some, 5.6, 3.9)
     if mapped:
         result.heatmap(metric, ax=axes[0])
     else:
         for name, ax in zip(names, axes, strict=False):
             result.profile(metric, name, ax=ax)
     if some:
-        result.curves(metric, ax=axes[count - 1], top=5)
-    for ax in axes[count:]:
-        ax.axis("off")
+        result.curves(metric, ax=axes[-1], top=5)
     save_figure(figure, path)

@@ -28,6 +28,17 @@ def new_figure(width: float, height: float) -> Any:
     return _class()(figsize=(width, height), layout="constrained")
 
 
+def grid_of_axes(count: int, width: float, height: float) -> tuple[Any, list[Any]]:
+    """A figure and its ``count`` axes of so many inches, at most three beside each other."""
+    columns = min(count, 3)
+    rows = -(-count // columns)
+    figure = new_figure(width * columns, height * rows)
+    axes = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for ax in axes[count:]:
+        ax.axis("off")
+    return figure, axes[:count]
+
+
 @functools.cache
 def _class() -> Any:
     import matplotlib

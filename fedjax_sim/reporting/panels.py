@@ -8,19 +8,9 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from fedjax_sim.reporting import plots
 from fedjax_sim.reporting.figures import new_figure
-from fedjax_sim.reporting.plots import (
-    LEGEND,
-    Band,
-    band_words,
-    check_band,
-    check_matplotlib,
-    columns_fitting,
-    draw,
-    legend_entries,
-    line_style,
-    save_figure,
-)
+from fedjax_sim.reporting.plots import LEGEND, Band
 from fedjax_sim.reporting.recorded import AXES, Recorded, check_problems, check_rows, loss_of_data
 
 _PANEL, _NARROW = (3.3, 2.6), (2.5, 2.1)  # inches; of three columns and more, whose text would be too small in print
@@ -67,14 +57,14 @@ def panels(
     Returns:
       The matplotlib figure.
     """
-    check_matplotlib()
+    plots.check_matplotlib()
     from matplotlib.lines import Line2D
 
     check_rows(rows, Panel)
-    check_band("panels", band)
+    plots.check_band("panels", band)
     all_panels = [panel for row in rows for panel in row if panel is not None]
     methods = list(dict.fromkeys(itertools.chain.from_iterable(panel.runs for panel in all_panels)))
-    styles = {name: line_style(index) for index, name in enumerate(methods)}
+    styles = {name: plots.line_style(index) for index, name in enumerate(methods)}
     columns = len(rows[0])
     wide, high = _PANEL if columns <= 2 else _NARROW
     width, height = size or (max(wide * columns + 0.6, 4.5), high * len(rows) + 0.5)
@@ -85,7 +75,7 @@ def panels(
             if panel is None:
                 ax.axis("off")
                 continue
-            draw(ax, panel.runs, panel.metric, styles, panel.log, against, band)
+            plots.draw(ax, panel.runs, panel.metric, styles, panel.log, against, band)
             if panel.limits is not None:
                 ax.set_ylim(*panel.limits)
             if panel.label is not None:
@@ -100,9 +90,9 @@ def panels(
             if panel is not None and all(below[column] is None for below in rows[number + 1 :]):
                 axes[number][column].set_xlabel(AXES[against][1])
                 axes[number][column].tick_params(labelbottom=True)
-    handles = legend_entries([Line2D([], [], label=name, **style) for name, style in styles.items()], axes.flat)
-    fitting = columns_fitting([handle.get_label() for handle in handles], width)
-    title = band_words((run for panel in all_panels for run in panel.runs.values()), band)
+    handles = plots.legend_entries([Line2D([], [], label=name, **style) for name, style in styles.items()], axes.flat)
+    fitting = plots.columns_fitting([handle.get_label() for handle in handles], width)
+    title = plots.band_words((run for panel in all_panels for run in panel.runs.values()), band)
     figure.legend(handles=handles, loc="outside lower center", ncols=fitting, title=title, **LEGEND)
     return figure
 
@@ -130,12 +120,12 @@ def comparison(
     Returns:
       The matplotlib figure.
     """
-    check_matplotlib()
+    plots.check_matplotlib()
     check_problems(problems)
     above = [Panel(runs, loss_of_data(runs.values()), problem) for problem, runs in problems.items()]
     below = [_accuracies(runs) for runs in problems.values()]
     figure = panels([above, below] if any(below) else [above], against=against, band=band, size=size)
-    save_figure(figure, path)
+    plots.save_figure(figure, path)
     return figure
 
 

@@ -10,18 +10,9 @@ from typing import Any, Literal
 import numpy as np
 
 from fedjax_sim.core.files import write_atomically
+from fedjax_sim.reporting import recorded
 from fedjax_sim.reporting.figures import FONTS, cut_bands, keep_in_view, plain_numbers, spans_a_decade
-from fedjax_sim.reporting.recorded import (
-    AXES,
-    Recorded,
-    check_runs,
-    drawable,
-    held,
-    in_words,
-    less_is_better,
-    positions,
-    rounds_of,
-)  # fmt: skip
+from fedjax_sim.reporting.recorded import AXES, Recorded, in_words
 from fedjax_sim.reporting.table import half_width
 
 Band = Literal["range", "std", "sem", "ci95"] | None
@@ -85,7 +76,7 @@ def curves(
         record, or another ``band``.
     """
     check_matplotlib()
-    check_runs("curves: histories", histories)
+    recorded.check_runs("curves: histories", histories)
     check_band("curves", band)
     below = ax is None and len(histories) > 1
     rows = -(-len(histories) // columns_fitting(map(str, histories), _WIDTH - 0.8))
@@ -167,20 +158,20 @@ def draw(
 
     means, extremes, stepped = [], [], against != "round"
     for name, run in histories.items():
-        values, stopped = held(run, metric)
+        values, stopped = recorded.held(run, metric)
         values = values.astype(float)
         if values.ndim != 2:
             raise ValueError(
                 f"{metric!r} of {name!r} has shape {values.shape}: a curve needs one number per seed and evaluation"
             )
-        places = np.asarray(rounds_of(run, metric))
+        places = np.asarray(recorded.rounds_of(run, metric))
         if stepped:
             try:
-                at = positions(run, metric, against)
+                at = recorded.positions(run, metric, against)
             except ValueError as error:
                 raise ValueError(f"{name!r}: {error}") from error
             places, values = on_one_axis(at, values, stopped)
-        finite = np.asarray(drawable(values).all(axis=0))
+        finite = np.asarray(recorded.drawable(values).all(axis=0))
         end = len(finite) if finite.all() else int(np.argmin(finite))
         extremes += [values[:, :end].min(), values[:, :end].max()] if end else []
         means.append(mean_and_band(ax, places[:end], values[:, :end], styles[name], band, stepped=stepped, label=name))
@@ -194,7 +185,7 @@ def draw(
         keep_in_view(ax)
     accuracy = metric.endswith("accuracy")
     if extremes:  # a gain may be negative though no seed's is: what its interval says of 0 stays in view
-        never = (accuracy or less_is_better(metric)) and min(extremes) >= 0
+        never = (accuracy or recorded.less_is_better(metric)) and min(extremes) >= 0
         cut_bands(ax, 0.0 if never else None, 1.0 if accuracy and max(extremes) <= 1 else None)
     if log and min(ax.get_ylim()) > 0 and ax.get_ylim()[1] < 1000 * ax.get_ylim()[0]:
         plain_numbers(ax.yaxis, (1.0, 2.0, 5.0))  # beyond three decades powers of ten are easier to read

@@ -22,7 +22,11 @@ USEFUL_STEPS = "useful steps: the gradients that clients needed, of those that w
 
 
 Spread = Literal["std", "sem", "ci95"]
-_SPREADS: dict[str, str] = {"std": "standard deviation", "sem": "standard error", "ci95": "half of the 95 % t-interval"}
+_SPREADS: dict[str, tuple[str, Callable[[np.ndarray], float]]] = {
+    "std": ("standard deviation", lambda values: standard_deviation(values)),
+    "sem": ("standard error", lambda values: standard_deviation(values) / len(values) ** 0.5),
+    "ci95": ("half of the 95 % t-interval", lambda values: float(half_width(values))),
+}
 
 
 def results_table(
@@ -58,7 +62,9 @@ def results_table(
       The table, and below it what its columns mean, and what they do not say (:func:`remarks`).
     """
     recorded.check_runs("results_table: histories", histories)
-    spread = _spread(band)
+    from fedjax_sim.core.values import check_choice  # here, since it imports jax
+
+    check_choice("results_table(band=...)", band, tuple(_SPREADS))
     histories = {str(name): run for name, run in histories.items()}
     runs = list(histories.values())
     accuracy = next((name for name in ACCURACIES if any(one_number(run, name) for run in runs)), None)
@@ -67,7 +73,7 @@ def results_table(
     shown = [loss, *filter(None, [accuracy])] if metrics is None else _named(metrics, runs)
     for name in shown:
         decimals = 4 if name.endswith("accuracy") else None
-        columns.append((in_words(name, runs), final_values(runs, name, decimals, spread)))
+        columns.append((in_words(name, runs), final_values(runs, name, decimals, _SPREADS[band][1])))
     if target is not None:
         reached = accuracy or loss
         columns.append((f"rounds to {target:g} {in_words(reached, runs)}", _rounds_to(runs, reached, target)))
@@ -91,15 +97,6 @@ def _named(metrics: Sequence[str], runs: list[Recorded]) -> list[str]:
             what = f"has shape {found.shape}" if name in of.metrics else "is a record of every round"
             raise ValueError(f"results_table: {name!r} {what}: it must be one number a seed and evaluation")
     return names
-
-
-def _spread(band: Spread) -> Callable[[np.ndarray], float]:
-    from fedjax_sim.core.values import check_choice  # here, since it imports jax
-
-    check_choice("results_table(band=...)", band, tuple(_SPREADS))
-    if band == "ci95":
-        return lambda values: float(half_width(values))
-    return standard_deviation if band == "std" else lambda values: standard_deviation(values) / len(values) ** 0.5
 
 
 def in_short(run: Recorded) -> str:
@@ -160,7 +157,7 @@ def _note(runs: list[Recorded], target: float | None, band: Spread) -> str:
         parts = ["one seed"]
     else:
         seeds = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-        parts = [f"mean ± {_SPREADS[band]} over {seeds} seeds"]
+        parts = [f"mean ± {_SPREADS[band][0]} over {seeds} seeds"]
         if target is not None:
             parts.append("rounds: median")
     parts.append("seconds: all seeds, without compilation")

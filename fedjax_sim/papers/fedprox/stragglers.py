@@ -12,18 +12,9 @@ import fedjax_sim as fjs
 from fedjax_sim.papers import measuring
 from fedjax_sim.papers.bench import Bench, Claim, Effect, Outcome, Table
 from fedjax_sim.papers.drawing import by_metric
-from fedjax_sim.papers.fedprox import measures
+from fedjax_sim.papers.fedprox import measures, problems
 from fedjax_sim.papers.fedprox.measures import LAST, STEADY, Pairs, lower
-from fedjax_sim.papers.fedprox.problems import (
-    EPOCHS,
-    MISSING,
-    Problem,
-    local_epochs,
-    problems,
-    run_setting,
-    scale,
-    settings,
-)
+from fedjax_sim.papers.fedprox.problems import EPOCHS, Problem
 from fedjax_sim.papers.fedprox.synthetics import DIAGNOSTICS, P_VARIANCE, VARIANCE, WEIGHTS, WORDS, consistent
 from fedjax_sim.reporting import Panel, panels
 from fedjax_sim.run.history import History
@@ -48,7 +39,7 @@ def runs_of(
     With E = 1 a straggler does a part of its only epoch: U{1..ceil(n_i / B)} steps.
     """
     optimizer = fjs.optim.sgd(problem.learning_rate)
-    setting, number = run_setting(bench, problem), local_epochs(bench, epochs)
+    setting, number = problems.run_setting(bench, problem), problems.local_epochs(bench, epochs)
     draw = "steps" if epochs == 1 else "paper"
     kept = bench.sweep(
         f"{name}, E={epochs}, kept", fjs.fedprox(client_optimizer=optimizer, mu=problem.mu), problem.data,
@@ -72,7 +63,7 @@ def runs_of(
 
 def perform_fig1(bench: Bench) -> Outcome:
     """The loss with E = 20."""
-    found = problems(bench)
+    found = problems.problems(bench)
     runs = _all_runs(bench, found, EPOCHS)
     loss, rises = measures.each(runs, "loss"), measures.each(runs, measuring.rises)
     table = Table(
@@ -83,7 +74,7 @@ def perform_fig1(bench: Bench) -> Outcome:
     )  # fmt: skip
     claims = claims_of_fig1(list(found), loss, rises, measures.each(runs, measures.diverged))
     figures = {"figure1": _figure(runs, found, "loss")}
-    return Outcome(settings(bench, found), claims, figures, [table], scale=scale(bench, found))
+    return Outcome(problems.settings(bench, found), claims, figures, [table], scale=problems.scale(bench, found))
 
 
 def claims_of_fig1(
@@ -127,7 +118,7 @@ def claims_of_fig1(
 
 def perform_fig7(bench: Bench) -> Outcome:
     """The test accuracy with E = 20, and the paper's number."""
-    found = problems(bench)
+    found = problems.problems(bench)
     runs = _all_runs(bench, found, EPOCHS)
     accuracy = measures.each(runs, measures.accuracy_by_rule)
     final = measures.each(runs, "test_accuracy")
@@ -151,8 +142,8 @@ def perform_fig7(bench: Bench) -> Outcome:
                *(Effect(f"the same, {name}", "points", None, of.tolist()) for name, of in points.items())]  # fmt: skip
     claims = claims_of_fig7(list(found), accuracy, gain, gain_at_end)
     figures = {"figure7": _figure(runs, found, "test_accuracy")}
-    return Outcome(settings(bench, found), claims, figures, [average, by_rule], effects=effects,
-                   scale=scale(bench, found))  # fmt: skip
+    return Outcome(problems.settings(bench, found), claims, figures, [average, by_rule], effects=effects,
+                   scale=problems.scale(bench, found))  # fmt: skip
 
 
 def claims_of_fig7(names: list[str], accuracy: Values, gain: np.ndarray, gain_at_end: np.ndarray) -> list[Claim]:
@@ -177,14 +168,14 @@ def claims_of_fig7(names: list[str], accuracy: Values, gain: np.ndarray, gain_at
 
 def perform_fig8(bench: Bench) -> Outcome:
     """The variance of gradients where nobody straggles."""
-    found = problems(bench)
+    found = problems.problems(bench)
     runs = {}
     for name, problem in found.items():
         algorithm = fjs.fedprox(client_optimizer=fjs.optim.sgd(problem.learning_rate), mu=problem.mu)
         of = bench.runs(
             f"{name}, dissimilarity", algorithm, problem.data, fjs.sweeps.grid({"mu": [0.0, problem.mu]}),
-            work=fjs.local.epochs(local_epochs(bench, EPOCHS)), diagnostics=DIAGNOSTICS, chunk=CHUNK,
-            **run_setting(bench, problem),
+            work=fjs.local.epochs(problems.local_epochs(bench, EPOCHS)), diagnostics=DIAGNOSTICS, chunk=CHUNK,
+            **problems.run_setting(bench, problem),
         )  # fmt: skip
         runs[name] = dict(zip((PLAIN, PROX), of, strict=True))
     variance, by_share, loss = (
@@ -209,12 +200,12 @@ def perform_fig8(bench: Bench) -> Outcome:
         "The paper gives figures only.",
     )  # fmt: skip
     figures = {"figure8": by_metric(runs, [VARIANCE], WORDS)}
-    return Outcome(settings(bench, found), claims, figures, [table], scale=scale(bench, found))
+    return Outcome(problems.settings(bench, found), claims, figures, [table], scale=problems.scale(bench, found))
 
 
 def perform_fig9(bench: Bench) -> Outcome:
     """The loss with E = 1."""
-    found = problems(bench)
+    found = problems.problems(bench)
     runs = _all_runs(bench, found, 1)
     loss = measures.each(runs, "loss")
     number = [measures.diverged(history) for of in runs.values() for history in of.values()]
@@ -234,7 +225,7 @@ def perform_fig9(bench: Bench) -> Outcome:
 
 def perform_fig10(bench: Bench) -> Outcome:
     """The test accuracy with E = 1."""
-    found = problems(bench)
+    found = problems.problems(bench)
     runs = _all_runs(bench, found, 1)
     accuracy = measures.each(runs, "test_accuracy")
     claims = [
@@ -265,7 +256,7 @@ def _of_one_epoch(
         [(data, f"{f:.0%}", *_means(values[data, f])) for data, f in runs], "The paper gives figures only.",
     )  # fmt: skip
     figures = {name: _figure(runs, found, metric)}
-    return Outcome(settings(bench, found, 1), claims, figures, [table], scale=scale(bench, found))
+    return Outcome(problems.settings(bench, found, 1), claims, figures, [table], scale=problems.scale(bench, found))
 
 
 def _figure(runs: Runs, found: Mapping[str, Problem], metric: str) -> Any:
@@ -304,4 +295,4 @@ def _where(of: Mapping[str, History]) -> str:
 
 
 def _note(names: list[str]) -> str:
-    return "" if "Sent140" in names else MISSING
+    return "" if "Sent140" in names else problems.MISSING

@@ -80,17 +80,10 @@ def stays_below(x: np.ndarray, target: float) -> float:
 
 def perform(bench: Bench) -> Outcome:
     """Runs it, compares it with the recursions, draws it."""
-    rounds = bench.choose(3, ROUNDS)
+    rounds, rates = bench.choose(3, ROUNDS), (RATE, SMALL_RATE)
     with double_precision():
-        fixed = _trajectories(bench, (RATE, SMALL_RATE), rounds)
-        informed = {
-            rate: {
-                (steps, spread): _from_gradients(bench, steps, spread, rate, rounds)
-                for steps in STEPS
-                for spread in SPREADS
-            }
-            for rate in (RATE, SMALL_RATE)
-        }
+        fixed, pairs = _trajectories(bench, rates, rounds), [*itertools.product(STEPS, SPREADS)]
+        informed = {rate: {at: _from_gradients(bench, *at, rate, rounds) for at in pairs} for rate in rates}
     figure_runs, small = fixed
     with np.errstate(over="ignore"):  # the largest rates diverge
         tuned = {  # rounds at the best rate of the grid, by the recursion: that runs follow it is a claim of its own
@@ -98,24 +91,20 @@ def perform(bench: Bench) -> Outcome:
             for key in figure_runs
         }
     claims = [
-        _exact((RATE, SMALL_RATE), fixed, informed),
+        _exact(rates, fixed, informed),
         *_fedavg_claims(figure_runs, tuned),
         *_scaffold_claims(bench, figure_runs, small, informed),
     ]
-    numbers = {f"{method}, K = {steps}, G = {spread:g}": xs for (method, steps, spread), xs in figure_runs.items()}
+    x = {f"{method}, K = {steps}, G = {spread:g}": xs for (method, steps, spread), xs in figure_runs.items()}
     starts = {f"K = {steps}, G = {spread:g}": xs for (steps, spread), xs in informed[RATE].items()}
+    numbers = {"x": x, "x of SCAFFOLD from c_i = f_i'(x_0)": starts}
+    effects = [
+        Effect(f"SCAFFOLD's speed-up over SGD, K = {k}, quadratics", "ratio", paper, [speed(figure_runs, informed, k)])
+        for k, paper in PAPERS_SPEED.items()
+    ]
+    figures = {"figure3": _figure(figure_runs, informed[RATE])}
     return Outcome(
-        _settings(bench, rounds),
-        claims,
-        {"figure3": _figure(figure_runs, informed[RATE])},
-        _tables(figure_runs, informed[RATE], tuned),
-        {"x": numbers, "x of SCAFFOLD from c_i = f_i'(x_0)": starts},
-        [
-            Effect(
-                f"SCAFFOLD's speed-up over SGD, K = {k}, quadratics", "ratio", paper, [speed(figure_runs, informed, k)]
-            )
-            for k, paper in PAPERS_SPEED.items()
-        ],
+        _settings(bench, rounds), claims, figures, _tables(figure_runs, informed[RATE], tuned), numbers, effects
     )
 
 
@@ -178,13 +167,9 @@ def _exact(
             error = _error(xs, recursion("scaffold", steps, spread, rate, len(xs) - 1, informed=True))
             found.setdefault("scaffold from c_i = f_i'(x_0)", []).append(error)
     errors = {name: largest(of) for name, of in found.items()}
-    return Claim(
-        "all trajectories are those of the closed-form recursions (float64)",
-        largest(errors.values()) <= EXACT,
-        {"largest |x - x closed| / max(1, largest |x closed|)": errors},
-        own=True,
-        seeds=0,
-    )
+    numbers = {"largest |x - x closed| / max(1, largest |x closed|)": errors}
+    statement = "all trajectories are those of the closed-form recursions (float64)"
+    return Claim(statement, largest(errors.values()) <= EXACT, numbers, own=True, seeds=0)
 
 
 def _error(xs: np.ndarray, closed: np.ndarray) -> float:
@@ -194,12 +179,10 @@ def _error(xs: np.ndarray, closed: np.ndarray) -> float:
 def _fedavg_claims(runs: Runs, tuned: Mapping[tuple[str, int, float], float]) -> list[Claim]:
     ends = {(method, steps, spread): xs[-1] ** 2 for (method, steps, spread), xs in runs.items()}
     low, high = STEPS
-    by_spread = {
-        f"G = {spread:g}": [ends["sgd", 1, spread], *(ends["fedavg", k, spread] for k in STEPS)] for spread in SPREADS
-    }
-    told = {
-        f"G = {spread:g}": [tuned["sgd", 1, spread], *(tuned["fedavg", k, spread] for k in STEPS)] for spread in SPREADS
-    }
+    by_spread, told = (
+        {f"G = {spread:g}": [of["sgd", 1, spread], *(of["fedavg", k, spread] for k in STEPS)] for spread in SPREADS}
+        for of in (ends, tuned)
+    )
     ordered = [all(a < b for a, b in itertools.pairwise(row)) for row in by_spread.values()]
     first = SPREADS[0]
     early = {"SGD": stays_below(runs["sgd", 1, first], TUNED_TARGET)}

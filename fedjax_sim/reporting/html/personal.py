@@ -7,21 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedjax_sim.reporting import personal as own
 from fedjax_sim.reporting.html import tables
 from fedjax_sim.reporting.html.curves import Curve, few
 from fedjax_sim.reporting.html.drawing import Drawing
-from fedjax_sim.reporting.personal import (
-    APART,
-    compared_by,
-    ends,
-    in_order,
-    meaning,
-    notes_of,
-    of_methods,
-    of_models,
-    rows_of,
-    shares,
-)
 from fedjax_sim.reporting.recorded import MODELS, Recorded, drawable, in_words
 
 _MOST_CLIENTS = 150  # that are drawn one by one; of more the shares are drawn
@@ -46,26 +35,26 @@ class Personal(NamedTuple):
 
 def personal(histories: Mapping[str, Recorded]) -> Personal | None:
     """Tables and figures of the runs that compare models of their clients; None where no run does."""
-    runs = {name: run for name, run in histories.items() if compared_by(run)}
+    runs = {name: run for name, run in histories.items() if own.compared_by(run)}
     if not runs:
         return None
     one, names = next(iter(runs)), list(histories)
     lines: dict[int, str] = {}
     drawings, found, notes = [], [], dict[str, None]()
-    for metric in dict.fromkeys(metric for run in runs.values() for metric in compared_by(run)):
-        here = {name: run for name, run in runs.items() if metric in compared_by(run)}
-        rows = rows_of(here, metric)
+    for metric in dict.fromkeys(metric for run in runs.values() for metric in own.compared_by(run)):
+        here = {name: run for name, run in runs.items() if metric in own.compared_by(run)}
+        rows = own.rows_of(here, metric)
         if len(runs) > 1:
             labels = [(names.index(row.method), f"{row.method}, {MODELS[row.model]}") for row in rows]
-            chosen = dict(zip(map(names.index, here), of_methods(here, metric).items(), strict=True))
+            chosen = dict(zip(map(names.index, here), own.of_methods(here, metric).items(), strict=True))
         else:
             labels = [(list(MODELS).index(row.model), MODELS[row.model]) for row in rows]
-            models = of_models(one, here[one], metric)
+            models = own.of_models(one, here[one], metric)
             chosen = {list(MODELS).index(model): (MODELS[model], values) for model, values in models.items()}
         words = in_words(f"test_{metric}", here.values())
-        caption = f"Models by {words}: {'; '.join(meaning(here, metric))}."
+        caption = f"Models by {words}: {'; '.join(own.meaning(here, metric))}."
         found.append(tables.personal_table(caption, labels, rows))
-        notes |= dict.fromkeys(notes_of(histories, metric))
+        notes |= dict.fromkeys(own.notes_of(histories, metric))
         lines |= {number: label for number, (label, _) in chosen.items()}
         values = {number: values for number, (_, values) in chosen.items()}
         if len(runs) == 1 and values[0].shape[1] <= _MOST_CLIENTS:
@@ -80,7 +69,7 @@ def _shares(chosen: Mapping[int, np.ndarray], names: Mapping[int, str], words: s
     """The share of the clients at or below a value, of values [seeds, N] by the number of a line; at most one."""
     if not any(drawable(values).any() for values in chosen.values()):
         return []
-    both = ends(np.concatenate([values.ravel() for values in chosen.values()]))
+    both = own.ends(np.concatenate([values.ravel() for values in chosen.values()]))
     curves: list[Curve | None] = [None] * (max(chosen) + 1)
     note = "share of the clients at or below a value" + _of_seeds(chosen.values(), "bands")
     for number, values in chosen.items():
@@ -88,7 +77,7 @@ def _shares(chosen: Mapping[int, np.ndarray], names: Mapping[int, str], words: s
         if len(sound) < len(values):
             note += f"; {names[number]}: {len(values) - len(sound)} of {len(values)} seeds diverged"
         if len(sound):
-            x, share = shares(sound, *both)
+            x, share = own.shares(sound, *both)
             kept = few(x)
             low, high = _band(share[:, kept])
             curves[number] = Curve(x[kept], share[:, kept].mean(axis=0), low, high, None, True)
@@ -97,14 +86,14 @@ def _shares(chosen: Mapping[int, np.ndarray], names: Mapping[int, str], words: s
 
 def _client_by_client(name: str, run: Recorded, metric: str, words: str) -> list[Drawing]:
     """Points for every model, those of a client beside each other; at most one drawing."""
-    if not np.logical_and.reduce([drawable(values) for values in of_models(name, run, metric).values()]).any():
+    if not np.logical_and.reduce([drawable(values) for values in own.of_models(name, run, metric).values()]).any():
         return []
-    chosen, diverged, clients = in_order(name, run, metric)
+    chosen, diverged, clients = own.in_order(name, run, metric)
     curves: list[Curve | None] = [None] * len(MODELS)
     for place, (model, values) in enumerate(chosen.items()):
         low, high = _band(values)
         x = np.arange(1.0, values.shape[1] + 1)
-        shift = APART * (place - (len(chosen) - 1) / 2)
+        shift = own.APART * (place - (len(chosen) - 1) / 2)
         number = list(MODELS).index(model)
         curves[number] = Curve(x, np.nanmean(values, axis=0), low, high, None, False, shift)
     note = f"every client on its own, in the order of their {words} with the shared model" + _of_seeds(
@@ -129,12 +118,12 @@ def told_by_tables(histories: Mapping[str, Recorded]) -> set[str]:
     names = {
         f"{model}_{metric}{end}": metric
         for run in histories.values()
-        for metric in compared_by(run)
+        for metric in own.compared_by(run)
         for model in MODELS
         for end in _IN_TABLES
     }
     return {
         name
         for name, metric in names.items()
-        if all(metric in compared_by(run) for run in histories.values() if name in run.metrics)
+        if all(metric in own.compared_by(run) for run in histories.values() if name in run.metrics)
     }

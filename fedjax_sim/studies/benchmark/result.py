@@ -13,21 +13,12 @@ from typing import Any, NamedTuple, TypeVar, get_type_hints
 from fedjax_sim.algorithms.contract import Method
 from fedjax_sim.core.files import parsing, write_atomically
 from fedjax_sim.core.values import check_choice, check_count, suggest
+from fedjax_sim.studies.benchmark import running
 from fedjax_sim.studies.benchmark.evidence import Difference, as_table, differences
 from fedjax_sim.studies.benchmark.methods import BASE, METHODS, Entry, entered
 from fedjax_sim.studies.benchmark.personal import PERSONAL, fitting
 from fedjax_sim.studies.benchmark.problems import PROBLEMS, Problem
-from fedjax_sim.studies.benchmark.running import (
-    PROTOCOL,
-    SMOKE,
-    Choice,
-    Protocol,
-    Row,
-    Runs,
-    compared,
-    data_of,
-    place_of,
-)
+from fedjax_sim.studies.benchmark.running import PROTOCOL, SMOKE, Choice, Protocol, Row, Runs
 from fedjax_sim.studies.sweeps.space import Distribution
 
 T = TypeVar("T", Choice, Row)
@@ -161,7 +152,7 @@ def performed(
         fitting(name, entry, (problem,))
     for draw in range(protocol.of(PROBLEMS[problem])[1]):
         for name, entry in entries.items():
-            choice, rows = compared(name, entry, problem, draw, folder, protocol, show)
+            choice, rows = running.compared(name, entry, problem, draw, folder, protocol, show)
             found.choices.append(choice)
             found.rows.extend(rows)
     return found
@@ -184,13 +175,15 @@ def cost(
         count, draws = protocol.of(of)
         missing = [
             (label, draw) for label in dict.fromkeys((BASE, name)) for draw in range(draws)
-            if not (place_of(Path(folder), problem, label, draw) / "report").exists()
+            if not (running.place_of(Path(folder), problem, label, draw) / "report").exists()
         ]  # fmt: skip
         each = count + len(protocol.seeds)
         fewest, most = len(missing) * each, len(missing) * (each + count * protocol.widenings)
         seconds = 0.0
         if missing:
-            seconds = Runs(of, data_of(problem, 0), entry, None, protocol, problem, lambda line: None).measured()
+            seconds = Runs(
+                of, running.data_of(problem, 0), entry, None, protocol, problem, lambda line: None
+            ).measured()
         found.append(Cost(problem, fewest, most, (fewest * seconds / 3600, most * seconds / 3600)))
     return found
 

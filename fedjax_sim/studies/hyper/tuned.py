@@ -14,7 +14,7 @@ from fedjax_sim.core.descriptions import describe
 from fedjax_sim.core.files import write_atomically
 from fedjax_sim.core.tabular import text_rows
 from fedjax_sim.core.values import as_plain
-from fedjax_sim.reporting.figures import new_figure, whole_numbers
+from fedjax_sim.reporting.figures import grid_of_axes, whole_numbers
 from fedjax_sim.reporting.plots import COLOURS, LEGEND, check_matplotlib, cross, plain
 from fedjax_sim.studies.subject import Subject
 
@@ -127,12 +127,8 @@ class Tuned:
         at the upper edge the rejected ones. An array is drawn as it was at the start and at the best step.
         """
         check_matplotlib()
-        count = 1 + len(self.hyper)
-        columns = min(count, 3)
-        rows = -(-count // columns)
-        figure = new_figure(3.6 * columns, 2.9 * rows)
-        axes = list(figure.subplots(rows, columns, squeeze=False).flat)
-        for ax, (path, leaf) in zip(axes, {"objective": self.values, **self.hyper}.items(), strict=False):
+        figure, axes = grid_of_axes(1 + len(self.hyper), 3.6, 2.9)
+        for ax, (path, leaf) in zip(axes, {"objective": self.values, **self.hyper}.items(), strict=True):
             if leaf.ndim == 2:
                 _draw_trace(ax, self, leaf)
             else:
@@ -142,8 +138,6 @@ class Tuned:
                 ax.legend(**LEGEND)
             ax.set_title(path, fontsize="medium", pad=9 if leaf.ndim == 2 else None)
             plain(ax)
-        for ax in axes[count:]:
-            ax.axis("off")
         return figure
 
     def as_json(self) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -136,13 +137,8 @@ def curves(sweep: Swept, metric: str = "loss", ax: Any = None, *, top: int = 7) 
     """
     check_count("curves(top=...)", top)
     sweep.best(metric)  # raises where there is none
-    short = short_names(sweep.space.names)
-    chosen = sweep.ranked(metric)[:top]
-    labels = [", ".join(f"{short[name]} = {_cell(value)}" for name, value in ranked.point.items()) for ranked in chosen]
-    if len(set(labels)) < len(labels):
-        labels = [f"point {ranked.number}: {label}" for ranked, label in zip(chosen, labels, strict=True)]
-    histories = {label: sweep.at(ranked.number) for label, ranked in zip(labels, chosen, strict=True)}
-    return plots.curves(histories, metric, ax=ax)
+    chosen = [ranked.number for ranked in sweep.ranked(metric)[:top]]
+    return plots.curves(dict(zip(labels(sweep, chosen), map(sweep.at, chosen), strict=True)), metric, ax=ax)
 
 
 def to_pandas(sweep: Swept) -> Any:
@@ -187,6 +183,15 @@ def short_names(names: tuple[str, ...]) -> dict[str, str]:
     """The last part of each path where that is enough to tell them apart, else all of it."""
     last = [name.rpartition(".")[2] for name in names]
     return {name: end if last.count(end) == 1 else name for name, end in zip(names, last, strict=True)}
+
+
+def labels(sweep: Swept, numbers: Sequence[int], sign: str = " = ") -> list[str]:
+    """Points in words, ``mu = 0.1``; with their numbers where values alone do not tell them apart."""
+    short, points = short_names(sweep.space.names), map(sweep.space.point, numbers)
+    found = [", ".join(f"{short[name]}{sign}{_cell(value)}" for name, value in point.items()) for point in points]
+    if len(set(found)) == len(found):
+        return found
+    return [f"point {number}: {label}" for number, label in zip(numbers, found, strict=True)]
 
 
 def _marked(sweep: Swept, number: int) -> History:
