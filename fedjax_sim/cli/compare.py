@@ -37,13 +37,6 @@ class Outcome(NamedTuple):
     error: str = ""
     files: dict[str, Path] = {}  # noqa: RUF012, an empty one is never written to
 
-    @property
-    def status(self) -> str:
-        """``"done"``, ``"diverged"`` or ``"failed"``."""
-        if self.history is None:
-            return "failed"
-        return "diverged" if self.history.divergences else "done"
-
 
 def add_to(commands: Any) -> None:
     """Adds the command."""
@@ -197,9 +190,9 @@ def _in_words(described: dict[str, Any]) -> str:
 
 
 def _as_json(outcome: Outcome) -> dict[str, Any]:
-    told: dict[str, Any] = {"label": outcome.variant.label, "status": outcome.status}
+    label = outcome.variant.label
     if outcome.history is None:
-        return {**told, "error": outcome.error}
+        return {"label": label, "status": "failed", "error": outcome.error}
     import numpy as np
 
     from fedjax_sim.reporting.recorded import measured
@@ -209,6 +202,7 @@ def _as_json(outcome: Outcome) -> dict[str, Any]:
         means = {name: final.mean(axis=0).tolist() for name, final in finals.items()}
         ddof = min(len(outcome.history.seeds) - 1, 1)
         deviations = {name: final.std(axis=0, ddof=ddof).tolist() for name, final in finals.items()}
+    told = {"label": label, "status": "diverged" if outcome.history.divergences else "done"}
     return {**told, **summary(outcome.history, outcome.files), "mean": finite(means), "std": finite(deviations)}
 
 

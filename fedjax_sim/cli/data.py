@@ -169,13 +169,9 @@ def _about(data: Any) -> dict[str, Any]:
 
 def _arrays(examples: Any) -> dict[str, str]:
     """``{"x": "float32[1000, 60]"}``."""
-    import jax
+    from fedjax_sim.core.trees import by_path
 
-    leaves = jax.tree_util.tree_flatten_with_path(examples)[0]
-    return {
-        ".".join(str(getattr(key, "key", getattr(key, "name", key))) for key in path): f"{leaf.dtype}{list(leaf.shape)}"
-        for path, leaf in leaves
-    }
+    return {name: f"{leaf.dtype}{list(leaf.shape)}" for name, leaf in by_path(examples, ".").items()}
 
 
 def _prepare(options: argparse.Namespace) -> int:

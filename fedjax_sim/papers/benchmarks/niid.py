@@ -139,10 +139,6 @@ def _beside(ours: float, theirs: float | None) -> tuple[str | None, float | None
     return (None, None) if theirs is None else (f"{theirs:.2f}", ours - theirs)
 
 
-def _clearly(one: Score, other: Score) -> bool:
-    return one.mean - other.mean > one.std + other.std
-
-
 def _claims(bench: Bench, scores: Scores, published: Mapping[str, Mapping[str, float]]) -> list[Claim]:
     means = {kind: {method: score.mean for method, score in of.items()} for kind, of in scores.items()}
     averages = {kind: of[FEDAVG] for kind, of in means.items()}
@@ -150,9 +146,10 @@ def _claims(bench: Bench, scores: Scores, published: Mapping[str, Mapping[str, f
     others = {kind: averages[kind] for kind in (QUANTITY, FEATURES) if kind in averages}
     winners = {kind: max(of, key=lambda method: of[method]) for kind, of in means.items()}
     beaten = {
-        method: [kind for kind, of in scores.items() if any(_clearly(other, of[method]) for other in of.values())]
+        method: [kind for kind, of in scores.items()
+                 if any(one.mean - of[method].mean > one.std + of[method].std for one in of.values())]
         for method in means[DIRICHLET]
-    }
+    }  # fmt: skip
     claims = [
         Claim("FedAvg loses more by few classes a client than by unequal sizes or noise",
               max(value for kind, value in label_skew.items() if kind != DIRICHLET or len(label_skew) == 1)

@@ -257,10 +257,8 @@ class PES(Estimator):
         return _over_samples(self._sample, self.pairs, problem, parameters, key)
 
     def _sample(self, problem: Unrolled, theta: Any, run: jax.Array, drawn: jax.Array) -> tuple[jax.Array, Any]:
-        def step(pair: Particles, _: Any) -> tuple[Particles, tuple[jax.Array, Any]]:
-            return self._stepped(problem, theta, pair)
-
-        _, found = lax.scan(step, self._began(problem, theta, run, drawn), length=problem.segments // self.window)
+        begun, number = self._began(problem, theta, run, drawn), problem.segments // self.window
+        _, found = lax.scan(lambda pair, _: self._stepped(problem, theta, pair), begun, length=number)
         return jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), found)  # type: ignore[no-any-return]
 
     def _began(self, problem: Unrolled, theta: Any, run: jax.Array, drawn: jax.Array) -> Particles:

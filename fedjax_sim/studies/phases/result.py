@@ -87,7 +87,8 @@ class PhaseDiagram:
 
     def difference(self, a: str, b: str, *, level: float = 0.05) -> Difference:
         """a - b: mean d of the paired differences over S seeds, and d ± t s / sqrt(S), not corrected for the cells."""
-        d = self._paired(self._index(a), self._index(b))
+        one, other = (self.values[:, :, self._index(name)] for name in (a, b))
+        d = paired.differences(one, other, str(self.description["environment"]["float"]))
         mean, seeds = d.mean(axis=2), d.shape[2]
         half = np.full(mean.shape, np.nan)
         if seeds > 1:
@@ -196,12 +197,6 @@ class PhaseDiagram:
             self._index(what)
         winner = self.verdict(**verdict).winner if several or what == "winner" else None
         return sweep_plots.phase_map(self, what, winner, ax, columns)
-
-    def _paired(self, a: int, b: int) -> np.ndarray:
-        """a - b, [X, Y, S], 0 where round-off is all that differs."""
-        return paired.differences(
-            self.values[:, :, a], self.values[:, :, b], str(self.description["environment"]["float"])
-        )
 
     def _index(self, name: str) -> int:
         if name not in self.methods:
