@@ -71,7 +71,7 @@ def run(options: argparse.Namespace) -> int:
             results.say(f"note: {note}")
         for left_out in dict.fromkeys(variant.left_out for variant in chosen if variant.left_out):
             without = ", ".join(variant.label for variant in chosen if variant.left_out == left_out)
-            results.say(f"note: not {', '.join(left_out)}, but defaults of their own: {without}")
+            results.say(f"note: {without}: without {', '.join(left_out)} of the configuration, with their own defaults")
         outcomes = []
         for number, variant in enumerate(chosen, start=1):
             results.say(f"{number}/{len(chosen)} {variant.label}")

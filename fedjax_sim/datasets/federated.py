@@ -270,7 +270,7 @@ def client_names(data: Any) -> tuple[str, ...]:
     if names is None:
         raise ValueError(
             f"{data!r} has no client names: it was not read from a source that has them, or is a changed copy (ask "
-            "the data set that it was made from)"
+            "the data set that it was made from); its ids are data.client_ids"
         )
     return names
 

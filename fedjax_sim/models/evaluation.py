@@ -246,8 +246,9 @@ def worst_mean(values: jax.Array, share: float, *, highest: bool, held: jax.Arra
     # A whole number may come out a little above itself: 0.3 * 50 is 15.000001 in single precision.
     count = jnp.maximum(jnp.ceil(product * (1 - 2 * float(jnp.finfo(real).eps))), 1)
     taken = jnp.arange(len(values), dtype=jnp.int32) < count.astype(jnp.int32)
-    mean = jnp.sum(jnp.where(taken, ordered, jnp.zeros_like(ordered))) / count.astype(values.dtype)
-    return jnp.where(jnp.any(held), mean if highest else -mean, jnp.nan)
+    chosen = ordered if highest else -ordered  # before the sum: minus the mean of zeros would be -0.0
+    mean = jnp.sum(jnp.where(taken, chosen, jnp.zeros_like(chosen))) / count.astype(values.dtype)
+    return jnp.where(jnp.any(held), mean, jnp.nan)
 
 
 def _read(task: Task, params: Any, dataset: FederatedDataset | HostDataset) -> Reading:

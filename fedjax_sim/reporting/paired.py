@@ -161,9 +161,10 @@ def paired_table(
         ("p (Holm)", [_NONE, *(_told(row.adjusted, _p_words(row.adjusted)) for row in rows)]),
     ]
     notes = [f"note: {note}" for note in _notes(histories, rows, seeds)]
+    tests = len([row for row in rows if np.isfinite(row.p)])
     said = (
         f"minus {base}: mean difference over {seeds} seeds ± half of its 95 % t-interval; p: paired t test; p (Holm): "
-        f"corrected for {len([row for row in rows if np.isfinite(row.p)])} tests"
+        f"corrected for {tests} test{'' if tests == 1 else 's'}"
     )
     return table(columns, form, notes=[*notes, said])
 

@@ -93,7 +93,8 @@ class History:
         for records in (self.metrics, self.rounds):
             if name in records:
                 return records[name]
-        raise KeyError(f"nothing called {name!r} was recorded: {suggest(name, [*self.metrics, *self.rounds])}")
+        summed = f" (history.{name} is a sum of records)" if name in ("virtual_time", "bytes") else ""
+        raise KeyError(f"nothing called {name!r} was recorded{summed}: {suggest(name, [*self.metrics, *self.rounds])}")
 
     def final(self, name: str) -> np.ndarray:
         """The last value of a metric or record, [seeds, ...]; of a seed that stopped, a record's last before that."""

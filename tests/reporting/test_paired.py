@@ -110,7 +110,7 @@ def test_a_method_with_a_seed_that_diverged_has_no_difference():
     }
     table = paired_table({**good, "bad": bad})
     assert table.split("\n")[4].split() == ["bad", "diverged", "(1", "of", "5)", "–", "–", "–", "–"]
-    assert "corrected for 1 tests" in table
+    assert "corrected for 1 test" in table
     rows = paired({"bad": bad, **good})
     assert all(np.isnan(row.p) for row in rows)
 
