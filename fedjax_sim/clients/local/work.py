@@ -14,10 +14,10 @@ import numpy as np
 from jax import lax
 from jax.scipy.special import ndtr, xlog1py
 
-from fedjax_sim.clients.scheme import EachClient, Scheme, at_clients, check_shape, log_of_events, unparametrised
+from fedjax_sim.clients.scheme import Scheme, check_shape, log_of_events, unparametrised
 from fedjax_sim.core import sampling
 from fedjax_sim.core.descriptions import factory
-from fedjax_sim.core.fields import choice, count, flag, integers, leaf, real, static
+from fedjax_sim.core.fields import choice, count, flag, integers, real, static
 from fedjax_sim.core.keys import ClientDraws
 from fedjax_sim.core.values import Found, as_int32, check_count, integer_array
 from fedjax_sim.datasets.federated import FederatedDataset
@@ -283,70 +283,6 @@ class Stragglers(Work):
         return self.num_epochs * epoch
 
 
-class Deadline(Work):
-    """The local steps that fit into a round's time: tau_i = min(E ceil(n_i / B), floor(seconds * speed_i)).
-
-    A step that fits up to one part in a million counts as done. Clients who do not finish a single step are dropped.
-
-    Args:
-      seconds: virtual time that the server waits, >= 0.
-      speeds: local steps a second, >= 0: a number, or one a client in the order of the ids.
-      num_epochs: E >= 1, after which a client stops.
-      keep: keep partial work (True) or drop all who do not finish their E epochs (False).
-    """
-
-    seconds: Any = real(low=0.0)
-    speeds: Any = leaf(EachClient())
-    num_epochs: int = count()
-    keep: bool = flag(default=True)
-
-    may_drop = True
-    _in_epochs = True
-
-    def steps(self, turn: Turn) -> jax.Array:
-        speeds = at_clients(self.speeds, turn.indices)
-        wanted = self.num_epochs * turn.epoch
-        # One part in a million more: 0.1 s at 30 steps a second are 3 steps, whatever the round-off.
-        fits = jnp.floor(jnp.asarray(self.seconds).astype(speeds.dtype) * speeds * (1 + 1e-6))
-        done = jnp.minimum(fits, wanted.astype(fits.dtype)).astype(jnp.int32)
-        return done if self.keep else jnp.where(done < wanted, 0, done)
-
-    def most_steps(self, epoch: int) -> int:
-        return self.num_epochs * epoch
-
-
-class Window(Work):
-    """The local steps that fit into a window of time: tau_i = min(most, floor(seconds / seconds per step of client i)).
-
-    Rounds of a fixed length in wall-clock time, one of FedNova's reasons for unequal tau_i. How long a step takes in
-    this round, its jitter included, says the run's system; transfers and passes over all local data (surveys) are not
-    part of the window. A step that fits up to one part in a million counts as done. Clients who do not finish a single
-    step are dropped.
-
-    Args:
-      seconds: virtual seconds of local work, >= 0.
-      most: the largest number of steps, >= 1; it bounds the program.
-
-    Reference: Wang et al. 2020, "Tackling the objective inconsistency problem in heterogeneous federated optimization".
-    """
-
-    seconds: Any = real(low=0.0)
-    most: int = count()
-
-    may_drop = True
-    needs_system = True
-
-    def steps(self, turn: Turn) -> jax.Array:
-        each = turn.seconds_per_step
-        seconds = jnp.asarray(self.seconds).astype(each.dtype) * (1 + 1e-6)
-        # In floats until it is bounded: a step of no seconds fits infinitely often.
-        fits = jnp.where(each > 0, jnp.floor(seconds / jnp.where(each > 0, each, jnp.ones_like(each))), self.most)
-        return jnp.minimum(fits, self.most).astype(jnp.int32)
-
-    def most_steps(self, epoch: int) -> int:
-        return self.most
-
-
 class GivenSteps(Work):
     """Steps from an array: tau[t, client]; 0 drops the client from that round.
 
@@ -402,8 +338,6 @@ random_epochs = factory("work.random_epochs", RandomEpochs)
 gaussian_steps = factory("work.gaussian_steps", GaussianSteps)
 geometric = factory("work.geometric", Geometric)
 stragglers = factory("work.stragglers", Stragglers)
-deadline = factory("work.deadline", Deadline)
-window = factory("work.window", Window)
 given_steps = factory("work.given_steps", GivenSteps)
 
 

@@ -13,7 +13,8 @@ from jax import lax
 from fedjax_sim.algorithms.contract import Method
 from fedjax_sim.clients.cohort.schemes import Full
 from fedjax_sim.clients.local.batches import FullBatch, InOrder
-from fedjax_sim.clients.local.work import Deadline, GivenSteps, RandomEpochs, Steps, Work
+from fedjax_sim.clients.local.clock import Deadline
+from fedjax_sim.clients.local.work import GivenSteps, RandomEpochs, Steps, Work
 from fedjax_sim.clients.scheme import one_of
 from fedjax_sim.core import trees
 from fedjax_sim.core.descriptions import Described, factory
