@@ -33,7 +33,7 @@ from fedjax_sim.run.checkpoints.differences import check_same
 from fedjax_sim.run.checkpoints.files import encoded, read
 from fedjax_sim.run.checkpoints.store import Store
 from fedjax_sim.run.training import measure
-from fedjax_sim.studies.objectives import Mean, check_inputs, mean
+from fedjax_sim.studies.objectives import Mean, check_inputs, mean, telling
 from fedjax_sim.studies.outer.estimators import PES, pes
 from fedjax_sim.studies.outer.problems import FederatedRun, federated
 from fedjax_sim.studies.subject import judging
@@ -120,14 +120,16 @@ def federations(
       algorithm: the method; its server or client optimiser, or both, are ``fjs.optim.learned(...)``.
       datasets: one or more, with the same number of clients, features and held-out parts.
       vary: what else is drawn: ``fjs.sweeps.log_uniform(low, high)`` or ``uniform`` by path, as in sweeps.
-      objective: ``fjs.hyper.mean(name)`` of a positive loss, by default ``"test_loss"``.
+      objective: ``fjs.hyper.mean(name)`` of a positive loss, by default the one on validation examples, else on test
+        examples.
       cap: see above.
       **run: the arguments of :func:`fedjax_sim.make_train`.
 
     Raises:
       TypeError, ValueError: what does not fit, before anything is compiled.
     """
-    objective, given, found = mean() if objective is None else objective, list(datasets), dict(vary or {})
+    given, found = list(datasets), dict(vary or {})
+    objective = telling(mean, next(iter(given), None)) if objective is None else objective
     if not given:
         raise ValueError("learned.federations(datasets=[]): give at least one data set")
     check_inputs("learned.federations", algorithm, given[0], objective)

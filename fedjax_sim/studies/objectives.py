@@ -71,6 +71,11 @@ final = factory("objective.final", Final)
 mean = factory("objective.mean", Mean)
 
 
+def telling(kind: Callable[[str], Any], dataset: Any) -> Any:
+    """The objective where none is given: of the loss on the validation part if there is one, else on the test part."""
+    return kind("test_loss" if getattr(dataset, "validation", None) is None else "validation_loss")
+
+
 def evaluated(objective: Objective, result: TrainResult) -> jax.Array:
     """``objective(result)``; a ``TypeError``, while a program is traced, where it is not one real number."""
     value: Any = objective(result)
@@ -137,7 +142,8 @@ def influence(
       algorithm: the method.
       dataset: whose data; weights that it has already are where the derivative is taken.
       objective: a function of a :class:`fedjax_sim.run.training.TrainResult` that returns one real number;
-        ``fedjax_sim.hyper.final("test_loss")`` by default. (The training loss depends on the weights directly as well.)
+        by default ``fedjax_sim.hyper.final`` of the loss on validation examples, else on test examples. (The training
+        loss depends on the weights directly as well.)
       seeds: one seed or several.
       initial_params: where the runs start; None draws them from each seed.
       **run: the arguments of :func:`fedjax_sim.make_train`.
@@ -162,7 +168,7 @@ def influence(
       >>> found.examples.shape, found.clients.shape
       ((3,), (3,))
     """
-    objective = final() if objective is None else objective
+    objective = telling(final, dataset) if objective is None else objective
     check_inputs("influence", algorithm, dataset, objective)
     keys = jax.vmap(jax.random.key)(jnp.asarray(check_seeds(seeds), jnp.uint32))
     weights = dataset.example_weights

@@ -54,6 +54,20 @@ def test_an_evaluation_of_the_run_s_task_is_of_the_values_that_are_tried():
     np.testing.assert_allclose(diagram.values.ravel(), expected, rtol=1e-5)
 
 
+def test_without_an_objective_the_validation_part_chooses_where_there_is_one():
+    both = fjs.datasets.synthetic(1.0, 1.0, num_clients=3, max_size=20, test_fraction=0.3, seed=0)
+    divided = fjs.datasets.with_validation(both, 0.3)
+    task, method = fjs.classification(fjs.models.LogisticRegression(10)), fjs.fedavg(client_optimizer=sgd(0.1))
+    run = {"task": task, "rounds": 1, "batches": fjs.local.full_batch(), "cohort": fjs.cohort.full()}
+    for data, name in ((both, "test_loss"), (divided, "validation_loss")):
+        problem = fjs.outer.federated(method, data, over=[RATE], work=fjs.local.steps(1), **run)
+        assert problem.objective == fjs.hyper.mean(name)
+    of_rate = {"seeds": 0, "work": fjs.local.steps(1), **run}
+    tuned = tune(method, divided, over=[RATE], steps=1, **of_rate)
+    expected = fjs.simulate(method, divided, **of_rate).final("validation_loss")[0]
+    np.testing.assert_allclose(tuned.values[0][0], expected, rtol=1e-5)
+
+
 # Coordinates.
 
 TRANSFORMS = {

@@ -22,7 +22,7 @@ from fedjax_sim.engine.checks import check_seeds
 from fedjax_sim.reporting.progress import progress_bar
 from fedjax_sim.run.training import make_train
 from fedjax_sim.studies.hyper.tuned import Tuned
-from fedjax_sim.studies.objectives import Objective, check_inputs, evaluated, final
+from fedjax_sim.studies.objectives import Objective, check_inputs, evaluated, final, telling
 from fedjax_sim.studies.outer.estimators import Estimate, Estimator, estimate
 from fedjax_sim.studies.outer.problems import federated
 from fedjax_sim.studies.subject import Subject, Transform, values_of
@@ -103,12 +103,12 @@ def tune(
 
     Args:
       algorithm: the method, with the values to start from.
-      dataset: whose data; its test part is what the default objective validates on.
+      dataset: whose data; its validation part, or else its test part, is what the default objective validates on.
       over: the hyper-parameters, by path: ``["mu", "client_optimizer.learning_rate"]``, ``"task.weight_decay"`` (a part
         of the run), arrays as a whole. A mapping gives each a transform, None for the default: the one that keeps the
         value where its owner accepts it (``positive()`` for rates and mu, ``unit_interval()`` for momenta).
       objective: a function of a :class:`fedjax_sim.run.training.TrainResult` that returns one real number;
-        ``fedjax_sim.hyper.final("test_loss")`` by default.
+        by default ``fedjax_sim.hyper.final`` of ``"validation_loss"``, without such a part of ``"test_loss"``.
       estimator: how the gradient is found, an object of ``fjs.outer``: ``fjs.outer.pes(sigma=0.1, window=5)``. The
         objective is then ``fjs.hyper.mean(name)`` or ``fjs.hyper.final(name)``; values and gradients are estimates,
         each step's with draws of its own, and ``tuned.gradients`` are those in the coordinates u. None for the
@@ -148,7 +148,7 @@ def tune(
       >>> bool(tuned.algorithm.client_optimizer.learning_rate > 0.01 and tuned.value < tuned.values[0, 0])
       True
     """
-    objective = final() if objective is None else objective
+    objective = telling(final, dataset) if objective is None else objective
     solver = optim.as_optimizer(optim.adam(0.1) if optimizer is None else optimizer, "tune(optimizer=...)")
     check_count("tune(steps=...)", steps)
     check_count("tune(restarts=...)", restarts)

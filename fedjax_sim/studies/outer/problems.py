@@ -25,7 +25,7 @@ from fedjax_sim.engine.checks import resolve, unmet
 from fedjax_sim.engine.plan import Plan, TrainState
 from fedjax_sim.engine.rounds import init_state, run_round, some_rounds
 from fedjax_sim.run.training import measure
-from fedjax_sim.studies.objectives import Final, Mean, check_inputs, mean
+from fedjax_sim.studies.objectives import Final, Mean, check_inputs, mean, telling
 from fedjax_sim.studies.subject import Subject, Transform, judging, of_any_run, values_of
 
 _DRAWN = ("cohort", "work")  # parts of a run whose draws have a distribution
@@ -212,9 +212,10 @@ def federated(
 
     Args:
       algorithm: the method.
-      dataset: the data; its test part is what the default objective validates on.
+      dataset: the data; its validation part, or else its test part, is what the default objective validates on.
       over: the hyper-parameters by path, with or without transforms, as in :func:`fedjax_sim.tune`.
-      objective: ``fjs.hyper.mean(name)``, the default, of ``"test_loss"``; or ``fjs.hyper.final(name)``.
+      objective: ``fjs.hyper.mean(name)``, by default of ``"validation_loss"``, without such a part of ``"test_loss"``;
+        or ``fjs.hyper.final(name)``.
       initial_params: where runs start; None draws the model from each key.
       **run: the arguments of :func:`fedjax_sim.make_train`.
 
@@ -237,7 +238,7 @@ def federated(
       >>> bool(found.gradient["client_optimizer.learning_rate"] < 0)
       True
     """
-    objective = mean() if objective is None else objective
+    objective = telling(mean, dataset) if objective is None else objective
     check_inputs("outer.federated", algorithm, dataset, objective)
     if not isinstance(objective, Final | Mean):
         raise TypeError(
