@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, NamedTuple, Self
 
 import jax
@@ -216,11 +216,6 @@ def innermost(method: Method) -> Method:
     return list(within(method))[-1]
 
 
-def surveys(method: Method) -> bool:
-    """Whether the method has a survey."""
-    return method.requires.survey
-
-
 def keeps_personal(method: Method) -> bool:
     """Whether the method, or a wrapper, says which model a client would use itself."""
     return any(type(one).personal not in (Method.personal, Wrapper.personal) for one in within(method))
@@ -231,13 +226,20 @@ def encodes(method: Method) -> bool:
     return any(isinstance(one, Wrapper) and type(one).encode is not Wrapper.encode for one in within(method))
 
 
-def encoded(method: Method, delta: Any, sent: Any, c_i: Any, client: Client) -> tuple[Any, Any, dict[str, Message]]:
-    """``(delta, c_i, notes)`` after the wrappers' :meth:`Wrapper.encode`, the innermost first."""
+def encoded(
+    method: Method,
+    delta: Any,
+    sent: Any,
+    c_i: Any,
+    client: Client,
+    encode: Callable[..., Any] = lambda wrapper, *given: wrapper.encode(*given),
+) -> tuple[Any, Any, dict[str, Message]]:
+    """``(delta, c_i, notes)`` after the wrappers' :meth:`Wrapper.encode`, the innermost first; ``encode`` calls it."""
     if not isinstance(method, Wrapper):
         return delta, c_i, {}
-    delta, kept, notes = encoded(method.base, delta, method.received(sent), method._kept(c_i), client)
+    delta, kept, notes = encoded(method.base, delta, method.received(sent), method._kept(c_i), client, encode)
     c_i = method._with_kept(c_i, kept)
-    delta, memory, more = method.encode(delta, c_i.memory if method.remembers else (), sent, client)
+    delta, memory, more = encode(method, delta, c_i.memory if method.remembers else (), sent, client)
     return delta, c_i._replace(memory=memory) if method.remembers else c_i, notes | more
 
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from fedjax_sim.algorithms.contract import Client, Cohort, Method
 from fedjax_sim.algorithms.probe import probe
-from fedjax_sim.algorithms.wrapper import Wrapped, surveys
+from fedjax_sim.algorithms.wrapper import Wrapped
 from fedjax_sim.clients.cohort.participation import Selection, storage
 from fedjax_sim.clients.local.batches import batches_in
 from fedjax_sim.clients.local.work import Turn
@@ -158,7 +158,7 @@ def before_work(
     """The cohort before its work is known, and the cost with each client's operations a gradient."""
     requires = method.requires
     pieces = plan.batches.pieces(sizes, rows) if requires.steps else jnp.zeros_like(sizes)
-    passes = batches_in(sizes, rows) if surveys(method) else jnp.zeros_like(sizes)
+    passes = batches_in(sizes, rows) if requires.survey else jnp.zeros_like(sizes)
     each = requires.per_step
     passes, pieces = each * (passes + requires.more_steps * pieces), each * requires.hold * pieces
     if plan.system is not None and plan.system.counts_flops:

@@ -30,7 +30,7 @@ from fedjax_sim.algorithms.contract import (
 )
 from fedjax_sim.algorithms.declarations import Misuse
 from fedjax_sim.algorithms.probe import NoLoss
-from fedjax_sim.algorithms.wrapper import Wrapper, encodes
+from fedjax_sim.algorithms.wrapper import Wrapper, encoded, encodes
 from fedjax_sim.core.values import shown, suggest
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.engine.hooks import OF_WORK, brief, call, difference, explanation, named
@@ -88,10 +88,8 @@ def _traced(
     """Jitted for its shapes alone, which JAX remembers of a jitted function."""
     count, number = jnp.zeros((), jnp.int32), jnp.zeros((), jnp.result_type(float))
     key = jax.random.key(0)
-    client = Client(
-        index=count, id=count, size=count, steps=count, weight=number, share=number, relative_size=number,
-        learning_rate=jax.tree.map(jnp.asarray, rate_at(method.client_learning_rate, count, count)), key=key,
-    )  # fmt: skip
+    rate = jax.tree.map(jnp.asarray, rate_at(method.client_learning_rate, count, count))
+    client = _fresh(nobody()._replace(learning_rate=rate, key=key))
     cohort = Cohort(
         indices=jnp.zeros((slots,), jnp.int32), valid=jnp.zeros((slots,), bool),
         weights=jnp.zeros((slots,), number.dtype), size=count, num_clients=num_clients, mass=number, round=count,
@@ -142,7 +140,7 @@ def _exchange(method: Method, given: _Given, server: Any, c_i: Any, known: _Work
     sent = _fresh(received(call(method, "send", server), client.index))
     work = known or _worked(method, given.F, sent, c_i, client)
     client = _knowing(requires, client, work.survey, work.y)
-    delta, kept, notes = _encoded(method, work.delta, sent, c_i, client)
+    delta, kept, notes = encoded(method, work.delta, sent, c_i, client, lambda one, *given: call(one, "encode", *given))
     messages, kept = call(method, "finish", delta, work.y, sent, kept, client)
     if given.bound:
         _only_through_delta(method, delta, work.y, sent, kept, client)
@@ -196,17 +194,6 @@ def _stepped(method: Method, F: _Loss, y: Any, sent: Any, c_i: Any, client: Clie
         )
     g = jax.grad(objective)(y)
     return call(method, "step", g, y, state, k, sent, c_i, client)[0]
-
-
-def _encoded(method: Method, delta: Any, sent: Any, c_i: Any, client: Client) -> tuple[Any, Any, dict[str, Message]]:
-    """As :func:`fedjax_sim.algorithms.wrapper.encoded`, every hook checked."""
-    if not isinstance(method, Wrapper):
-        return delta, c_i, {}
-    delta, kept, notes = _encoded(method.base, delta, method.received(sent), method._kept(c_i), client)
-    c_i = method._with_kept(c_i, kept)
-    memory = c_i.memory if method.remembers else ()
-    delta, memory, more = call(method, "encode", delta, memory, sent, client)
-    return delta, c_i._replace(memory=memory) if method.remembers else c_i, notes | more
 
 
 def _gathered(message: Message, slots: int) -> Any:
@@ -288,14 +275,10 @@ def _requires(requires: Any) -> str:
         return f"has average={shown(requires.average)}: it must be one of its averages, {sorted(requires.averages)}"
     if not _names(requires.hears):
         return f"has hears={shown(requires.hears)}: give a tuple of names of fields of the server's state, ('params',)"
-    if isinstance(requires.hold, bool) or not isinstance(requires.hold, int) or requires.hold < 1:
-        return f"has hold={shown(requires.hold)}: it must be a whole number of steps, 1 or more"
-    more = requires.more_steps
-    if isinstance(more, bool) or not isinstance(more, int) or more < 0:
-        return f"has more_steps={shown(more)}: it must be a whole number of steps, 0 or more"
-    each = requires.per_step
-    if isinstance(each, bool) or not isinstance(each, int) or each < 1:
-        return f"has per_step={shown(each)}: it must be a whole number of gradients, 1 or more"
+    for name, of, least in (("hold", "steps", 1), ("more_steps", "steps", 0), ("per_step", "gradients", 1)):
+        number = getattr(requires, name)
+        if isinstance(number, bool) or not isinstance(number, int) or number < least:
+            return f"has {name}={shown(number)}: it must be a whole number of {of}, {least} or more"
     if not callable(requires.minimises):
         return f"has minimises={shown(requires.minimises)}: give a function of words, lambda objective: ..."
     for name, value in vars(requires).items():

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.algorithms.contract import Method
-from fedjax_sim.algorithms.wrapper import keeps_personal, surveys
+from fedjax_sim.algorithms.wrapper import keeps_personal
 from fedjax_sim.clients.cohort.participation import Averaging, Participation
 from fedjax_sim.clients.cohort.schemes import full
 from fedjax_sim.clients.local.batches import Batches, batches_in
@@ -180,7 +180,7 @@ class Plan(NamedTuple):
         per_cohort = total * requires.hold + slots * requires.more_steps
         if pieces > 1:
             per_cohort = most * ceilings
-        survey, of_all = (batches_in(largest, rows), ceilings) if surveys(method) else (0, 0)
+        survey, of_all = (batches_in(largest, rows), ceilings) if requires.survey else (0, 0)
         if not requires.steps:
             per_client, per_cohort, survey, of_all = survey, of_all, 0, 0
         if self.asynchronous is not None:  # a fast client may be in a buffer several times

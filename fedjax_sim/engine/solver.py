@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from fedjax_sim.algorithms.contract import Client, Mean, Message, Method, Share, Stack, received
-from fedjax_sim.algorithms.wrapper import downloaded, encoded, surveys, uploaded
+from fedjax_sim.algorithms.wrapper import downloaded, encoded, uploaded
 from fedjax_sim.clients.local.batches import Batches, Positions, batches_in, fetch
 from fedjax_sim.core import trees
 from fedjax_sim.core.loops import Total
@@ -117,7 +117,7 @@ class Solver(NamedTuple):
     @property
     def surveyor(self) -> Solver | None:
         """What surveys the clients before they train; None where nothing does."""
-        if self.watch.surveying or not (surveys(self.algorithm) and self.algorithm.requires.steps):
+        if self.watch.surveying or not (self.algorithm.requires.survey and self.algorithm.requires.steps):
             return None
         return self._replace(watch=Watch(surveying=True))
 
@@ -160,7 +160,7 @@ class Solver(NamedTuple):
             batch = jnp.minimum(k, batches_in(size, rows) - 1)
             place = batch * rows + jnp.arange(rows, dtype=jnp.int32)
             return Draw(jax.random.fold_in(key, k), Positions(jnp.minimum(place, size - 1), place < size))
-        first = batches_in(size, rows) if surveys(self.algorithm) else jnp.int32(0)  # the survey's keys come before
+        first = batches_in(size, rows) if requires.survey else jnp.int32(0)  # the survey's keys come before
         key = jax.random.fold_in(key, k + first)
         other = None
         batch = k if requires.hold == 1 else k // requires.hold
@@ -298,7 +298,7 @@ class Solver(NamedTuple):
     @property
     def surveying(self) -> bool:
         """Whether all that clients do is to survey their data."""
-        return self.watch.surveying or (surveys(self.algorithm) and not self.algorithm.requires.steps)
+        return self.watch.surveying or (self.algorithm.requires.survey and not self.algorithm.requires.steps)
 
     @property
     def in_pieces(self) -> bool:

@@ -12,7 +12,6 @@ import numpy as np
 from jax import lax
 
 from fedjax_sim.algorithms.contract import Method
-from fedjax_sim.algorithms.wrapper import surveys
 from fedjax_sim.clients.cohort.participation import AVERAGES, SCHEME_I
 from fedjax_sim.clients.local.batches import batches_in
 from fedjax_sim.core.keys import Purpose, purpose_key
@@ -144,7 +143,7 @@ def draws(
     found: list[Draws] = []
     for phase, (slots, arrays) in zip(plan.phases(), _drawn(plan, ts), strict=True):
         most = int(np.max(arrays["steps"], initial=0))
-        rows, mask, step_keys = _batches(plan, slots, arrays["steps"], most, surveyed=surveys(phase.method))
+        rows, mask, step_keys = _batches(plan, slots, arrays["steps"], most, surveyed=phase.method.requires.survey)
         average = names.get(id(plan.averaging(phase.method)), "own")
         more = {"rows": rows, "mask": mask, "step_keys": step_keys, "init_key": purpose_key(key, Purpose.INIT)}
         found.append(jax.tree.map(_on_host, Draws(rounds=ts, average=average, **arrays, **more)))

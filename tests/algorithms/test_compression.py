@@ -193,7 +193,7 @@ def test_messages_know_the_model_by_its_change_alone(make):
             lambda leaf: leaf + 0.1 if jnp.issubdtype(leaf.dtype, jnp.inexact) else leaf, method.init_client(x)
         )
         at_work = client()
-        if wrapper.surveys(phase):
+        if phase.requires.survey:
             at_work = at_work._replace(survey=phase.survey(Squares(), sent, c_i, at_work))
         start = phase.begin(sent, c_i, at_work)
         y = random_like(start, 3)
