@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_sim.core.values import check_choice, shown
+from fedjax_sim.core.values import shown
 from fedjax_sim.datasets import partition as partitions
 from fedjax_sim.datasets.calls import arguments_of
-from fedjax_sim.datasets.construct import from_partition
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.sources.image_files import (
     CIFAR10,
@@ -27,7 +26,7 @@ from fedjax_sim.datasets.sources.image_files import (
     features,
 )
 from fedjax_sim.datasets.sources.record import Source, data_set
-from fedjax_sim.datasets.sources.sharing import Named, Partitioner, Test, by_rows, deal, partitioner
+from fedjax_sim.datasets.sources.sharing import Named, Partitioner, Test, from_halves
 
 _BATCHES = (1, 2, 3, 4, 5)
 _FEMNIST_LETTERS = 10  # a .. j
@@ -307,31 +306,19 @@ def from_image_set(
     choose: Partitioner | None = None,
     read: Callable[..., Half] | None = None,
     *,
-    num_clients: int = 1,
-    alpha: float = 1.0,
     partition: Named | Partitioner = "iid",
-    seed: int,
-    shards_per_client: int = 1,
-    test: Test = "official",
-    test_fraction: float = 0.0,
     flat: bool = False,
     scaled: bool,
     normalise: bool | Normalisation,
     verify: bool,
     classes: int | None = None,
+    **shared: Any,
 ) -> FederatedDataset:
     """Reads, partitions and packs an image set, as :func:`mnist` and its kind say; ``choose`` replaces a partition."""
-    choose = partitioner(what, choose or partition, num_clients, alpha, shards_per_client, seed)
-    check_choice(f"{what}(test=...)", test, ("official", "local"))
     normalisation = checked_normalisation(what, files, scaled, normalise)
     prepare = functools.partial(features, flat=flat, scaled=scaled, normalisation=normalisation)
-    read, classes = read or files.read, classes or files.num_classes
-    train = read("train", verify=verify)
-    rows = choose(train[1])
-    if test == "local":
-        return from_partition(prepare(train), rows, test_fraction=test_fraction, seed=seed, num_classes=classes)
-    held = read("test", verify=verify)
-    return by_rows(rows, train, held, deal(held[1].size, len(rows), seed), classes, prepare)
+    read = functools.partial(read or files.read, verify=verify)
+    return from_halves(what, read, classes or files.num_classes, prepare, partition=choose or partition, **shared)
 
 
 def _dirichlet(alpha: float, num_clients: int, seed: int, balanced: bool, min_size: int) -> Partitioner:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from fedjax_sim.core.files import parsing
-from fedjax_sim.core.values import check_choice
-from fedjax_sim.datasets.construct import from_partition
+from fedjax_sim.datasets.calls import arguments_of
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.reading.archives import read_bounded
 from fedjax_sim.datasets.sources.record import DataFile, Source, data_set, scikit_learn
-from fedjax_sim.datasets.sources.sharing import Named, Partitioner, Test, by_rows, deal, partitioner
+from fedjax_sim.datasets.sources.sharing import Named, Partitioner, Test, from_halves
 
 _PAGE = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/binary.html"
 _MAX_BYTES = 2**28
@@ -68,9 +69,7 @@ def mushrooms(
 
     Source: UCI repository, Mushroom (1981), CC BY 4.0; encoded by LIBSVM, Chang and Lin 2011.
     """
-    choose = partitioner("mushrooms", partition, num_clients, alpha, shards_per_client, seed)
-    examples = _read("mushrooms", _MUSHROOMS, 112, (1, 2), verify)
-    return from_partition(examples, choose(examples[1]), test_fraction=test_fraction, seed=seed, num_classes=2)
+    return _shared_out("mushrooms", {"train": _MUSHROOMS}, 112, (1, 2), test="local", **locals())
 
 
 @data_set("dataset.a9a", source=Source(tuple(_A9A.values()), "sklearn", "3.5 MB", "CC BY 4.0"))
@@ -98,27 +97,12 @@ def a9a(
 
     Source: UCI repository, Adult (Becker and Kohavi 1996), CC BY 4.0; encoded by Platt 1998 and LIBSVM.
     """
-    choose = partitioner("a9a", partition, num_clients, alpha, shards_per_client, seed)
-    check_choice("a9a(test=...)", test, ("official", "local"))
-    train = _read("a9a", _A9A["train"], 123, (-1, 1), verify)
-    rows = choose(train[1])
-    if test == "local":
-        return from_partition(train, rows, test_fraction=test_fraction, seed=seed, num_classes=2)
-    held = _read("a9a", _A9A["test"], 123, (-1, 1), verify)
-    return by_rows(rows, train, held, deal(held[1].size, len(rows), seed), 2)
+    return _shared_out("a9a", _A9A, 123, (-1, 1), **locals())
 
 
 @data_set("dataset.w8a", source=Source((_W8A,), "sklearn", "4.8 MB", "not stated"))
-def w8a(
-    num_clients: int = 20,
-    alpha: float = 0.5,
-    partition: Named | Partitioner = "iid",
-    seed: int = 0,
-    *,
-    shards_per_client: int = 1,
-    test_fraction: float = 0.2,
-    verify: bool = True,
-) -> FederatedDataset:
+@arguments_of(mushrooms)
+def w8a(**given: Any) -> FederatedDataset:
     """Whether a web page belongs to a category: 49,749 pages, 300 features of 0 and 1, 3 % of them of class 1.
 
     Arguments as in :func:`mushrooms`.
@@ -128,9 +112,13 @@ def w8a(
 
     Source: Platt 1998, Fast training of support vector machines using sequential minimal optimization.
     """
-    choose = partitioner("w8a", partition, num_clients, alpha, shards_per_client, seed)
-    examples = _read("w8a", _W8A, 300, (-1, 1), verify)
-    return from_partition(examples, choose(examples[1]), test_fraction=test_fraction, seed=seed, num_classes=2)
+    return _shared_out("w8a", {"train": _W8A}, 300, (-1, 1), test="local", **given)
+
+
+def _shared_out(
+    what: str, files: Mapping[str, DataFile], features: int, labels: tuple[int, int], *, verify: bool, **shared: Any
+) -> FederatedDataset:
+    return from_halves(what, lambda half: _read(what, files[half], features, labels, verify), 2, **shared)
 
 
 def _read(what: str, file: DataFile, features: int, labels: tuple[int, int], verify: bool) -> Labelled:

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedjax_sim.core.values import check_choice, check_count
 from fedjax_sim.datasets import partition as partitions
-from fedjax_sim.datasets.construct import from_ids
+from fedjax_sim.datasets.construct import from_ids, from_partition
 from fedjax_sim.datasets.draws import Draws
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.validate import checked_partition
@@ -35,6 +35,34 @@ def partitioner(
     }
     check_choice(f"{what}(partition=...)", partition, known)
     return known[partition]
+
+
+def from_halves(
+    what: str,
+    read: Callable[[str], tuple[Any, np.ndarray]],
+    classes: int,
+    prepare: Callable[[Any], Any] = lambda examples: examples,
+    *,
+    partition: Named | Partitioner = "iid",
+    num_clients: int = 1,
+    alpha: float = 1.0,
+    shards_per_client: int = 1,
+    seed: int,
+    test: Test = "official",
+    test_fraction: float = 0.0,
+) -> FederatedDataset:
+    """The set ``what`` by a ``partition`` of its training half, (x, labels); ``read`` has "train" and "test".
+
+    ``test="local"`` reads no other half: part of each client's own examples is held out.
+    """
+    choose = partitioner(what, partition, num_clients, alpha, shards_per_client, seed)
+    check_choice(f"{what}(test=...)", test, ("official", "local"))
+    train = read("train")
+    rows = choose(train[1])
+    if test == "local":
+        return from_partition(prepare(train), rows, test_fraction=test_fraction, seed=seed, num_classes=classes)
+    held = read("test")
+    return by_rows(rows, train, held, deal(held[1].size, len(rows), seed), classes, prepare)
 
 
 def by_rows(
