@@ -13,6 +13,7 @@ from fedjax_sim.algorithms.stacks import only
 from fedjax_sim.core import trees
 from fedjax_sim.core.descriptions import Described, factory
 from fedjax_sim.core.fields import real
+from fedjax_sim.core.keys import fold_in, random_words
 from fedjax_sim.core.values import LARGEST_SEED, check_count, check_real, shown
 from fedjax_sim.datasets.federated import FederatedDataset
 
@@ -53,8 +54,7 @@ def draw_attackers(data: FederatedDataset, fraction: float, seed: int = 0) -> np
     check_real("draw_attackers(fraction=...)", fraction, low=0.0, high=1.0)
     check_count("draw_attackers(seed=...)", seed, low=0, high=LARGEST_SEED)
     ids = jnp.asarray(np.sort(np.asarray(data.client_ids)))
-    keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), ids)
-    lots = np.asarray(jax.vmap(lambda key: jax.random.bits(key, (), jnp.uint32))(keys))
+    lots = np.asarray(random_words(fold_in(jax.random.key(seed), ids), 1))[:, 0]
     count = int(np.floor(round(float(fraction) * len(lots), 9)))
     return np.sort(np.argsort(lots, kind="stable")[:count]).astype(np.int32)
 

@@ -134,7 +134,7 @@ def cohort_key(key: jax.Array, round_: jax.Array) -> jax.Array:
 
 
 def client_draws(key: jax.Array, round_: jax.Array, ids: jax.Array) -> ClientDraws:
-    """What the clients ``ids``, int32[S], draw from in round ``round_`` of the run with key ``key``."""
+    """What the clients ``ids``, int32[S], draw from in round ``round_`` of the run with key ``key``, or each in its."""
     keys = fold_in(round_key(key, round_), ids)
     return ClientDraws(keys, random_words(keys, _ORDER + ORDER_WORDS))
 

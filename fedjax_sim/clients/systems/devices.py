@@ -19,8 +19,9 @@ from fedjax_sim.clients.scheme import EachClient, at_clients, one_of
 from fedjax_sim.clients.systems.base import Cost, Policy, System, Times, WaitForAll
 from fedjax_sim.core.descriptions import Described, factory
 from fedjax_sim.core.fields import count, leaf, real
-from fedjax_sim.core.keys import Purpose, purpose_key, round_key
+from fedjax_sim.core.keys import Purpose, fold_in, purpose_key, random_words, round_key
 from fedjax_sim.core.loops import sorted_places
+from fedjax_sim.core.trees import as_dtype
 from fedjax_sim.core.values import INT32_MAX, LARGEST_SEED, demand, is_concrete, shown
 from fedjax_sim.datasets.federated import FederatedDataset
 
@@ -52,7 +53,7 @@ class LogNormal(Distribution):
 
     def quantile(self, u: jax.Array) -> jax.Array:
         normal = 2**0.5 * lax.erf_inv(2 * u - 1)
-        return _like(self.median, u) * jnp.exp(_like(self.sigma, u) * normal)
+        return as_dtype(self.median, u) * jnp.exp(as_dtype(self.sigma, u) * normal)
 
 
 class Uniform(Distribution):
@@ -69,8 +70,8 @@ class Uniform(Distribution):
         return super().checked()
 
     def quantile(self, u: jax.Array) -> jax.Array:
-        low = _like(self.low, u)
-        return low + (_like(self.high, u) - low) * u
+        low = as_dtype(self.low, u)
+        return low + (as_dtype(self.high, u) - low) * u
 
 
 class Exponential(Distribution):
@@ -79,7 +80,7 @@ class Exponential(Distribution):
     mean: Any = real(above=0.0)
 
     def quantile(self, u: jax.Array) -> jax.Array:
-        return -_like(self.mean, u) * jnp.log1p(-u)
+        return -as_dtype(self.mean, u) * jnp.log1p(-u)
 
 
 class HalfNormal(Distribution):
@@ -91,7 +92,7 @@ class HalfNormal(Distribution):
     scale: Any = real(above=0.0)
 
     def quantile(self, u: jax.Array) -> jax.Array:
-        return _like(self.scale, u) * 2**0.5 * lax.erf_inv(u)
+        return as_dtype(self.scale, u) * 2**0.5 * lax.erf_inv(u)
 
 
 class Pareto(Distribution):
@@ -106,7 +107,7 @@ class Pareto(Distribution):
     shape: Any = real(above=0.0)
 
     def quantile(self, u: jax.Array) -> jax.Array:
-        return _like(self.scale, u) * jnp.exp(-jnp.log1p(-u) / _like(self.shape, u))
+        return as_dtype(self.scale, u) * jnp.exp(-jnp.log1p(-u) / as_dtype(self.shape, u))
 
 
 class Zipf(Distribution):
@@ -124,9 +125,9 @@ class Zipf(Distribution):
 
     def quantile(self, u: jax.Array) -> jax.Array:
         ranks = jnp.arange(1, self.most + 1).astype(u.dtype)
-        mass = jnp.cumsum(jnp.exp(-_like(self.exponent, u) * jnp.log(ranks)))
+        mass = jnp.cumsum(jnp.exp(-as_dtype(self.exponent, u) * jnp.log(ranks)))
         k = 1 + sorted_places(mass, u * mass[-1])
-        return _like(self.scale, u) * jnp.minimum(k, self.most).astype(u.dtype)
+        return as_dtype(self.scale, u) * jnp.minimum(k, self.most).astype(u.dtype)
 
 
 class Empirical(Distribution):
@@ -144,10 +145,6 @@ class Empirical(Distribution):
     def quantile(self, u: jax.Array) -> jax.Array:
         values = jnp.asarray(self.values).astype(u.dtype)
         return values[jnp.minimum((u * len(values)).astype(jnp.int32), len(values) - 1)]
-
-
-def _like(value: Any, like: jax.Array) -> jax.Array:
-    return jnp.asarray(value).astype(like.dtype)
 
 
 lognormal = factory("quantity.lognormal", LogNormal)
@@ -309,9 +306,7 @@ class Devices(System):
 
 def _words(key: jax.Array, ids: jax.Array, number: int) -> jax.Array:
     """uint32[S, number], of (key, client id)."""
-    own = purpose_key(key, Purpose.SYSTEM)
-    words: jax.Array = jax.vmap(lambda id_: jax.random.bits(jax.random.fold_in(own, id_), (number,), jnp.uint32))(ids)
-    return words
+    return random_words(fold_in(purpose_key(key, Purpose.SYSTEM), ids), number)
 
 
 def _varied(jitter: Any, words: Any, column: int, seconds: jax.Array) -> jax.Array:

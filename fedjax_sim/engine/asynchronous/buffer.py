@@ -14,7 +14,7 @@ from fedjax_sim.algorithms.wrapper import encodes
 from fedjax_sim.clients.cohort.participation import Selection, storage
 from fedjax_sim.clients.local.work import Turn
 from fedjax_sim.clients.systems.base import Clock, Cost, seconds_per_step
-from fedjax_sim.core.keys import ClientDraws, Purpose, client_draws, purpose_key
+from fedjax_sim.core.keys import Purpose, client_draws, purpose_key
 from fedjax_sim.core.trees import column
 from fedjax_sim.diagnostics.measures import quantiles
 from fedjax_sim.engine.asynchronous.events import Departure, Flight, RunKeys, Trip, fill_buffer
@@ -122,7 +122,7 @@ def draw_buffer(plan: Plan, phase: Phase, sent: Any, t: jax.Array, flight: Fligh
     fresh = arrived & (reports.version == t)
     selection = Selection(reports.client, arrived.astype(jnp.int32))
     ids = data.client_ids[storage(data, reports.client)]
-    draws = _draws(jax.vmap(keys.of)(reports.redraw), reports.version, ids)
+    draws = client_draws(jax.vmap(keys.of)(reports.redraw), reports.version, ids)
     drawn = assemble(plan, phase, sent, t, selection, draws, reports.steps, arrived, rate_rounds=reports.version)
     staleness = jnp.where(arrived, t - reports.version, 0)
     missed = staleness.astype(drawn.cohort.weights.dtype)
@@ -165,7 +165,7 @@ def _departure(plan: Plan, method: Method, keys: RunKeys, round_: jax.Array, tri
     ids, sizes = dataset.client_ids[stored], dataset.sizes[stored]
     rows = plan.batches.rows(dataset)
     own = jax.vmap(keys.of)(trips.redraw)
-    draws = _draws(own, jnp.full_like(trips.version, round_), ids)
+    draws = client_draws(own, round_, ids)
     cohort, priced = before_work(plan, method, trips.client, ids, sizes, rows, cost)
     flops = jnp.broadcast_to(jnp.asarray(priced.flops_per_step), ids.shape)
     system = plan.system
@@ -188,17 +188,6 @@ def _departure(plan: Plan, method: Method, keys: RunKeys, round_: jax.Array, tri
 
     left: Departure = jax.vmap(alone)(own, draws, cohort, flops, plan.batches.epoch(sizes, rows))
     return left._replace(seconds=left.seconds.astype(jnp.result_type(float)))
-
-
-def _draws(keys: jax.Array, versions: jax.Array, ids: jax.Array) -> ClientDraws:
-    """What clients draw from, each with a run's key and the round of the model it began with."""
-
-    def alone(key: jax.Array, version: jax.Array, id_: jax.Array) -> ClientDraws:
-        drawn = client_draws(key, version, id_[None])
-        return jax.tree.map(lambda leaf: leaf[0], drawn)  # type: ignore[no-any-return]
-
-    drawn: ClientDraws = jax.vmap(alone)(keys, versions, ids)
-    return drawn
 
 
 def _where(fresh: jax.Array, new: Any, old: jax.Array) -> jax.Array:
