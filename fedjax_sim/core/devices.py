@@ -314,8 +314,14 @@ def _sizes(program: Any) -> Iterator[int]:
         for variable in instruction.outvars:
             shape, dtype = getattr(variable.aval, "shape", None), getattr(variable.aval, "dtype", None)
             yield 0 if shape is None or dtype is None else math.prod(shape) * dtype.itemsize
-        for parameter in instruction.params.values():
-            for inner in parameter if isinstance(parameter, (tuple, list)) else (parameter,):
-                inner = getattr(inner, "jaxpr", inner)
-                if hasattr(inner, "eqns"):
-                    yield from _sizes(inner)
+        for inner in inner_programs(instruction):
+            yield from _sizes(inner)
+
+
+def inner_programs(instruction: Any) -> Iterator[Any]:
+    """The programs (jaxprs) in the parameters of an instruction of one: branches, bodies of loops, functions."""
+    for parameter in instruction.params.values():
+        for inner in parameter if isinstance(parameter, (tuple, list)) else (parameter,):
+            inner = getattr(inner, "jaxpr", inner)
+            if hasattr(inner, "eqns"):
+                yield inner

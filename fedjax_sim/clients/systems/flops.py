@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_sim.core.devices import inner_programs
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.models.task import Batch, Task
 
@@ -59,7 +60,7 @@ def count(jaxpr: Any) -> float:
 
 def _of(equation: Any) -> float:
     name, params = equation.primitive.name, equation.params
-    inner = [found for value in params.values() for found in _jaxprs(value)]
+    inner = list(inner_programs(equation))
     if name == "cond":
         return max(count(branch) for branch in inner)
     if name == "scan":
@@ -104,14 +105,3 @@ def _convolution(equation: Any) -> float:
         real = (position >= 0) & (position < (size - 1) * dilation + 1) & (position % dilation == 0)
         pairs *= int(real.sum())
     return float(pairs)
-
-
-def _jaxprs(value: Any) -> list[Any]:
-    """The jaxprs in a parameter of an equation."""
-    if hasattr(value, "eqns"):
-        return [value]
-    if hasattr(value, "jaxpr"):
-        return [value.jaxpr]
-    if isinstance(value, (tuple, list)):
-        return [found for item in value for found in _jaxprs(item)]
-    return []
