@@ -87,6 +87,11 @@ def example_owners(dataset: FederatedDataset) -> jax.Array:
     return jnp.repeat(positions, dataset.sizes, total_repeat_length=rows)
 
 
+def cut(tree: Any, start: jax.Array, rows: int) -> Any:
+    """``rows`` rows of the leaves, from ``start`` on."""
+    return jax.tree.map(lambda leaf: lax.dynamic_slice_in_dim(leaf, start, rows), tree)
+
+
 def _add(task: Task, params: Any, sums: Pass, block: Block) -> Pass:
     """The sums, with those of the block's values."""
     values, owners = _values(task, params, block), block.columns.owners
@@ -157,12 +162,8 @@ def _pass_over(
     @jax.checkpoint
     def step(task: Task, params: Any, columns: Columns, sums: Pass, first: jax.Array, end: jax.Array) -> Pass:
         start = jnp.minimum(first, present - rows)
-
-        def cut(leaf: jax.Array) -> jax.Array:
-            return lax.dynamic_slice_in_dim(leaf, start, rows)
-
         places = start + jnp.arange(rows, dtype=jnp.int32)
-        return _add(task, params, sums, Block(jax.tree.map(cut, columns), (places >= first) & (places < end)))
+        return _add(task, params, sums, Block(cut(columns, start, rows), (places >= first) & (places < end)))
 
     empty = _empty(task, params, columns.examples, num_clients)
     if rows == length:
@@ -286,11 +287,7 @@ def values_of_client(task: Task, dataset: FederatedDataset, params: Any, index: 
         start = jnp.minimum(first, dataset.num_examples - rows)  # moved back to stay inside the data
         place = start + jnp.arange(rows, dtype=jnp.int32)
         mine = (place >= first) & (place < offset + size)
-
-        def cut(leaf: jax.Array) -> jax.Array:
-            return lax.dynamic_slice_in_dim(leaf, start, rows)
-
-        columns = jax.tree.map(cut, Columns(dataset.examples, dataset.example_weights, None))
+        columns = cut(Columns(dataset.examples, dataset.example_weights, None), start, rows)
         return _add(task, params, sums, Block(columns, mine))
 
     loop = bounded_loop(add, -(-dataset.max_size // rows))
@@ -326,6 +323,4 @@ def _personal_streamed(task: Task, clients: Clients, dataset: HostDataset) -> Su
     return {name: jnp.stack([values[name] for values in found]) for name in found[0]}
 
 
-@jax.jit
-def _personal(clients: Clients, index: jax.Array) -> Any:
-    return clients.personal(index)
+_personal = jax.jit(Clients.personal)

@@ -17,7 +17,7 @@ from fedjax_sim.core.programs import renew
 from fedjax_sim.core.values import check_flag
 from fedjax_sim.datasets.federated import FederatedDataset, whole
 from fedjax_sim.datasets.host import HostDataset
-from fedjax_sim.models.passes import ROWS_OF_ONE, Clients, Pass, Sums, example_owners, most_rows, passed, streamed
+from fedjax_sim.models.passes import ROWS_OF_ONE, Clients, Pass, Sums, cut, example_owners, most_rows, passed, streamed
 from fedjax_sim.models.shapes import check_values
 from fedjax_sim.models.task import Task
 
@@ -242,11 +242,7 @@ def _said(task: Task, params: Any, data: FederatedDataset, say: Say) -> jax.Arra
 
     def block(found: jax.Array, first: jax.Array) -> tuple[jax.Array, None]:
         start = jnp.minimum(first, n - rows)  # moved back to stay inside the data
-
-        def cut(leaf: jax.Array) -> jax.Array:
-            return lax.dynamic_slice_in_dim(leaf, start, rows)
-
-        said = say(task, params, jax.tree.map(cut, data.examples))
+        said = say(task, params, cut(data.examples, start, rows))
         return lax.dynamic_update_slice_in_dim(found, said, start, 0), None
 
     return lax.scan(block, nothing_said(task, params, data, say=say), jnp.arange(0, n, rows, dtype=jnp.int32))[0]

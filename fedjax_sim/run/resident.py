@@ -232,8 +232,8 @@ def _advanced(
     # One count for all: a count of its own would make every step of every seed a choice.
     most = jnp.max(counts)
     after, records = jax.vmap(lambda key, state: rounds(key, state, most))(plan.key, states)
-    if program.may_stop:
-        after, records = _kept(counts == most, (after, records), (states, trees.zeros_like(records)))
+    if program.may_stop:  # seeds that have stopped keep what they had
+        after, records = trees.select(counts == most, (after, records), (states, trees.zeros_like(records)))
     return after, records, jax.vmap(measured)(after)
 
 
@@ -243,11 +243,6 @@ def _side_by_side(of_seeds: Sequence[jax.Array]) -> Any:
     if len(first.sharding.device_set) > 1 or jnp.issubdtype(first.dtype, jax.dtypes.extended):
         return jnp.concatenate(of_seeds)
     return np.concatenate([np.asarray(leaf) for leaf in of_seeds])
-
-
-def _kept(rows: jax.Array, new: Any, old: Any) -> Any:
-    """The rows of ``new``, and of ``old`` where ``rows`` is false: seeds that have stopped keep what they had."""
-    return jax.tree.map(lambda a, b: jnp.where(rows.reshape(-1, *[1] * (a.ndim - 1)), a, b), new, old)
 
 
 def of_clients_alone(states: TrainState, num_clients: int) -> TrainState:
