@@ -37,7 +37,7 @@ from fedjax_sim.core.descriptions import Described
 from fedjax_sim.optim.parts import Parts as Parts
 
 
-class Message(struct.PyTreeNode):
+class Message(Described):
     """Base of the messages.
 
     Attributes:
@@ -71,7 +71,7 @@ class Stack(Message):
     """All messages side by side, [S, ...]; zeros in void slots."""
 
 
-class Each(struct.PyTreeNode):
+class Each(Described):
     """In a broadcast: an array [N, ...] of which client i gets row i, and no other.
 
     Attributes:

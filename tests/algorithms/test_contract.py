@@ -5,6 +5,7 @@ clients' single updates, and clients that start from different old models.
 """
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 import fedjax_sim as fjs
-from fedjax_sim.algorithms import Client, Cohort, FedAvg, Sent, Stack
+from fedjax_sim.algorithms import Client, Cohort, FedAvg, Mean, Sent, Share, Stack, Sum
 from fedjax_sim.engine.layout.base import Bounds
 from fedjax_sim.engine.solver import Slot, Solver
 from tests import reference
@@ -141,3 +142,15 @@ def test_a_buffered_asynchronous_step(x64, layout):
     after = step(algorithm.init(jnp.asarray(x0), data.shares), jnp.asarray(old), ids, steps, jnp.asarray(weights))
     deltas = [reference.solve(clients[i], start, k, ETA)[0] - start for i, start, k in zip(who, old, tau, strict=True)]
     assert_equal(after.params, x0 + 0.9 * weights @ np.array(deltas))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [*itertools.combinations((Mean, Share, Sum, Stack), 2)],
+)
+def test_messages_of_two_kinds_are_two_structures(one, other):
+    """Else a branch of ``lax.cond`` would send what the other one does, in the other one's way."""
+    value = jnp.float32(1.0)
+    assert jax.tree.structure(one(value)) != jax.tree.structure(other(value))
+    with pytest.raises(TypeError, match="branch"):
+        jax.lax.cond(True, lambda: one(value), lambda: other(value))
