@@ -30,6 +30,7 @@ from fedjax_sim.algorithms.private import Dp
 from fedjax_sim.algorithms.wrapper import within
 from fedjax_sim.clients.cohort.participation import Participation
 from fedjax_sim.clients.cohort.schemes import Full, Independent, Uniform
+from fedjax_sim.core.descriptions import build
 from fedjax_sim.core.values import check_choice, check_count, check_real, is_concrete, shown
 
 ADD_OR_REMOVE = "add or remove one client"
@@ -206,6 +207,25 @@ def spent(
         noise_multiplier=float(inside.noise_multiplier), sampling=cohort, rounds=rounds, delta=delta,
         num_clients=num_clients, accountant=accountant,
     )  # fmt: skip
+
+
+def of_run(run: Any, dataset: Any, delta: float, *, accountant: str | None = None) -> Guarantee:
+    """What a finished run gave, by its own description: :func:`spent` over the rounds that it ran.
+
+    Args:
+      run: a :class:`fedjax_sim.History`. Each of its seeds gives as much by itself; all of them released together give
+        less. Where seeds were stopped, it is that of the longest.
+      dataset: its data, of which N is not part of a history.
+      delta: below 1/N as a rule; it is not part of a run.
+      accountant: see :func:`epsilon`.
+
+    Raises:
+      TypeError, ValueError, ImportError: as :func:`spent`; ``ValueError`` also for a run whose algorithm or scheme
+        cannot be made from its description, as those of your own without a factory.
+    """
+    about = run.description
+    algorithm, cohort = build(about["algorithm"]), build(about["run"]["cohort"])
+    return spent(algorithm, cohort, dataset.num_clients, int(run.evaluated[-1]), delta, accountant=accountant)
 
 
 def _accounting(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -54,7 +55,8 @@ def results_table(
         below the table as comments; ``"csv"``, means and deviations in columns of their own, with nothing below;
         ``"html"``.
       metrics: which final values, in the place of loss and accuracy: names of metrics that are one number a seed and
-        evaluation, ``["validation_loss", "test_accuracy"]``, those that ``evaluate=`` records too.
+        evaluation, ``["validation_loss", "test_accuracy"]``, those that ``evaluate=`` records too; and
+        ``"virtual_time"`` and ``"bytes"``, where runs with a ``system=`` ended.
       band: what stands behind the ±, as in :func:`curves`: ``"std"``; ``"sem"``, the standard error of the mean;
         ``"ci95"``, half of Student's 95 % interval of the mean.
 
@@ -72,8 +74,9 @@ def results_table(
     loss = loss_of_data(runs)
     shown = [loss, *filter(None, [accuracy])] if metrics is None else _named(metrics, runs)
     for name in shown:
-        decimals = 4 if name.endswith("accuracy") else None
-        columns.append((in_words(name, runs), final_values(runs, name, decimals, _SPREADS[band][1])))
+        decimals = 4 if name.endswith("accuracy") else 0 if name in ("bytes", "round") else None
+        words = recorded.AXES[name][1] if name in recorded.AXES else in_words(name, runs)
+        columns.append((words, final_values(runs, name, decimals, _SPREADS[band][1])))
     if target is not None:
         reached = accuracy or loss
         columns.append((f"rounds to {target:g} {in_words(reached, runs)}", _rounds_to(runs, reached, target)))
@@ -86,12 +89,14 @@ def results_table(
 
 
 def _named(metrics: Sequence[str], runs: list[Recorded]) -> list[str]:
-    """The names, of which some run must have each as one number a seed and evaluation."""
+    """The names, of which some run must have each as one number a seed and evaluation, or as where it ended."""
     if isinstance(metrics, str):
         raise TypeError(f"results_table: metrics is {metrics!r}: give a list, [{metrics!r}]")
     names = list(metrics)
     for name in names:
-        if not any(one_number(run, name) for run in runs):
+        if all(_final(run, name) is None for run in runs):
+            if name in recorded.AXES:
+                recorded.clock(runs[0], name)  # says what it is recorded by
             of = next((run for run in runs if name in run.metrics), runs[0])
             found = measured(of, name)  # or KeyError, with what is meant
             what = f"has shape {found.shape}" if name in of.metrics else "is a record of every round"
@@ -177,9 +182,18 @@ def final_values(
     spread: Callable[[np.ndarray], float] | None = None,
 ) -> list[str]:
     """The cells of one metric; ``decimals`` as in :func:`form_of`, ``spread`` as in :func:`cell`."""
-    finals = [measured(run, name)[:, -1].astype(float) if one_number(run, name) else None for run in runs]
+    finals = [_final(run, name) for run in runs]
     form = form_of(finals, decimals)
     return [cell(final, form, spread or standard_deviation) for final in finals]
+
+
+def _final(run: Recorded, name: str) -> np.ndarray | None:
+    """A metric at the end, or where the run ended in virtual time or bytes, [seeds]; None where it has neither."""
+    if name in recorded.AXES:
+        with contextlib.suppress(ValueError):
+            return recorded.clock(run, name)[:, -1]
+        return None
+    return measured(run, name)[:, -1].astype(float) if one_number(run, name) else None
 
 
 def form_of(finals: Iterable[np.ndarray | None], decimals: int | None) -> str:

@@ -117,6 +117,18 @@ def test_what_a_run_has_spent(accounting):
     assert silent.accountant == "pld"
 
 
+def test_a_finished_run_says_what_it_gave(accounting):
+    """Of the rounds that it ran, which are fewer where it was stopped."""
+    data = fjs.datasets.quadratics(num_clients=20, dim=3, seed=0)
+    algorithm, cohort = fjs.ema(fjs.dp(BASE, noise_multiplier=1.3), 0.9), fjs.cohort.independent(0.2)
+    history = fjs.simulate(
+        algorithm, data, task=fjs.quadratic(), rounds=9, eval_every=3, cohort=cohort, work=fjs.local.steps(1),
+        batches=fjs.local.full_batch(), stop=fjs.stopping.reached("loss", 100.0),
+    )  # fmt: skip
+    assert history.evaluated[-1] == 3
+    assert privacy.of_run(history, data, 1e-3) == privacy.spent(algorithm, cohort, 20, 3, 1e-3)
+
+
 @pytest.mark.parametrize(
     "sampling", [0.05, pytest.param(fjs.cohort.uniform(50), marks=pytest.mark.slow)], ids=["poisson", "fixed"]
 )

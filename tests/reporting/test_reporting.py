@@ -208,6 +208,19 @@ class TestPenalty:
         assert "training loss with penalty" in lines[0]
         assert lines[2].split()[1] == "0.8750"
 
+    def test_tables_have_where_runs_ended_in_virtual_time_and_bytes(self):
+        timed, silent = run([[2.0, 0.25], [2.0, 0.5]]), self.plain
+        timed.rounds = {  # type: ignore[attr-defined]
+            "duration": np.array([[1.5, 0.5], [1.0, 0.0]]), "bytes_down": np.array([[600, 600], [600, 0]]),
+            "bytes_up": np.full((2, 2), 100),
+        }  # fmt: skip
+        named = ["virtual_time", "bytes"]
+        lines = results_table({"timed": timed, "silent": silent}, metrics=named).split("\n")
+        assert "virtual time (s)  communication (bytes)  seconds" in lines[0]
+        assert [" ".join(line.split()[1:7]) for line in lines[2:4]] == ["1.5000 ± 0.7071 1100 ± 424", "– – 12.35 97.5%"]
+        with pytest.raises(ValueError, match="'bytes': the run did not record its bytes; give it system="):
+            results_table({"silent": silent}, metrics=["bytes"])
+
     def test_curves_say_which_loss_they_are(self, pyplot):
         histories = {"decay": self.decay, "plain": self.plain}
         for metric, label, ends in (
