@@ -156,7 +156,7 @@ def gains(
     for bar, one in zip(ax.bar(np.arange(1, len(shown) + 1), own[shown], color=colours), shown, strict=True):
         bar.set_alpha(1.0 if visited[one] else 0.3)
     ax.axhline(0.0, color="black", linewidth=0.8)
-    ax.xaxis.get_major_locator().set_params(integer=True)
+    whole_numbers(ax.xaxis)
     plain(ax, xlabel="clients, by their gain", ylabel=in_words(metric, [history]))
     return ax
 
