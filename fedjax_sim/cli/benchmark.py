@@ -94,5 +94,5 @@ def _in_words(costs: list[Cost]) -> str:
 def _hours(hours: tuple[float, float]) -> str:
     low, high = hours
     if high < 1 / 60:
-        return f"{3600 * low:.0f} to {3600 * high:.0f} seconds"
+        return "seconds" if high < 5 / 3600 else f"{3600 * low:.0f} to {3600 * high:.0f} seconds"
     return f"{60 * low:.0f} to {60 * high:.0f} minutes" if high < 1 else f"{low:.1f} to {high:.1f} hours"

@@ -154,7 +154,7 @@ def draw(
     band: Band,
 ) -> None:
     """The lines, bands and crosses of one axes, and its scale."""
-    from matplotlib.ticker import MaxNLocator
+    from matplotlib.ticker import EngFormatter, MaxNLocator
 
     means, extremes, stepped = [], [], against != "round"
     for name, run in histories.items():
@@ -192,6 +192,8 @@ def draw(
     locator = ax.xaxis.get_major_locator()
     if isinstance(locator, MaxNLocator) and not stepped:
         locator.set_params(integer=True)
+    if against == "bytes":
+        ax.xaxis.set_major_formatter(EngFormatter(unit="B"))  # 120 MB: a power of ten at the axis' end is overlooked
     plain(ax, ylabel=in_words(metric, histories.values()))
 
 

@@ -221,6 +221,16 @@ class TestPenalty:
         with pytest.raises(ValueError, match="'bytes': the run did not record its bytes; give it system="):
             results_table({"silent": silent}, metrics=["bytes"])
 
+    def test_ticks_of_bytes_have_their_unit(self, pyplot):
+        large = run([[2.0, 0.25]])
+        large.rounds = {name: np.full((1, 10), 3_000_000) for name in ("bytes_down", "bytes_up")}  # type: ignore[attr-defined]
+        ax = curves({"large": large}, "loss", against="bytes")
+        ax.figure.canvas.draw()
+        ticks = [tick.get_text() for tick in ax.get_xticklabels()]
+        assert "20 MB" in ticks
+        assert all(tick.endswith("B") for tick in ticks)
+        assert not ax.xaxis.get_offset_text().get_text()
+
     def test_curves_say_which_loss_they_are(self, pyplot):
         histories = {"decay": self.decay, "plain": self.plain}
         for metric, label, ends in (
