@@ -369,6 +369,7 @@ def test_means_over_clients_of_a_task_with_scores_read_the_data_as_they_are() ->
 def test_what_takes_less_than_a_minute_is_told_in_seconds() -> None:
     from fedjax_sim.cli.benchmark import _hours
 
+    assert _hours((1 / 3600, 2 / 3600)) == "seconds"
     assert _hours((2 / 3600, 12 / 3600)) == "2 to 12 seconds"
     assert _hours((0.01, 0.1)) == "1 to 6 minutes"
     assert _hours((0.5, 2.0)) == "0.5 to 2.0 hours"
