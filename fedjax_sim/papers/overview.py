@@ -15,7 +15,7 @@ from fedjax_sim.papers.drawing import canvas
 from fedjax_sim.papers.writing import FULL, Report, cell, claims_in_words, share
 from fedjax_sim.reporting.figures import plain_numbers
 from fedjax_sim.reporting.plots import COLOURS
-from fedjax_sim.reporting.table import half_width
+from fedjax_sim.reporting.table import half_width, number_of
 
 # Blue held, warm colours did not, grey cannot be told: too few seeds (dark), or not testable (light).
 _SHADES = dict(
@@ -95,7 +95,7 @@ def verdicts(lines: Sequence[Line]) -> list[str]:
             name = SOURCES.get(paper, paper).rstrip(", ")
             of = share([scale for _, scale in pairs], short=True)
             at = f", at {_PAPERS if of == FULL else of}: {_counted(central)}" if central else ""
-            number = f"{len(central)} central claim{'s' * (len(central) != 1)}"
+            number = number_of(len(central), "central claim")
             made.append(f"- **{name}: {_verdict(central)}{few}.** {number}{at}; all {len(claims)}: {_counted(claims)}.")
     if seeds:
         told = [f"{count} rest on {number} seeds" for number, count in seeds.most_common() if number]

@@ -20,6 +20,7 @@ from fedjax_sim.papers import writing
 from fedjax_sim.papers.bench import SIZES, Bench, Claim, Effect, Scale, Size
 from fedjax_sim.papers.catalogue import CATALOGUE, check_name, load, source
 from fedjax_sim.papers.overview import Line, board
+from fedjax_sim.reporting.table import number_of
 from fedjax_sim.run.history import History
 from fedjax_sim.studies.sweeps.result import Sweep
 
@@ -106,7 +107,7 @@ def _places(runs: Collection[History | Sweep]) -> str:
     places = Counter(f"jax {of['jax']}, {of['device']}" for of in known)
     if len(places) < 2:
         return "".join(places)
-    return "; ".join(f"{place}: {number} run{'s' * (number > 1)}" for place, number in places.items())
+    return "; ".join(f"{place}: {number_of(number, 'run')}" for place, number in places.items())
 
 
 def _settled(claim: Claim, seeds: int) -> Claim:

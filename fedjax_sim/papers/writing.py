@@ -14,6 +14,7 @@ import numpy as np
 from fedjax_sim.core.files import read_json, write_atomically
 from fedjax_sim.papers.bench import Claim, Effect, Outcome, Scale, Setting, Table
 from fedjax_sim.reporting.plots import save_figure
+from fedjax_sim.reporting.table import number_of
 from fedjax_sim.run.history import History
 from fedjax_sim.studies.sweeps.result import Sweep
 
@@ -113,7 +114,7 @@ def in_short(report: Report) -> str:
     """Size, share of the paper's size and seeds: "Size `cpu` (examples 5 %, rounds 100 %), 5 seeds"."""
     of = share(report.scales)
     said = "" if report.size == "paper" else ", which is the paper's" if of == FULL else f" ({of})"
-    return f"Size `{report.size}`{said}, {report.seeds} seed{'s' * (report.seeds != 1)}"
+    return f"Size `{report.size}`{said}, {number_of(report.seeds, 'seed')}"
 
 
 def share(scales: Sequence[Scale], *, short: bool = False) -> str:

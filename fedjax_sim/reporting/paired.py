@@ -10,7 +10,7 @@ import numpy as np
 from fedjax_sim.core.tabular import table
 from fedjax_sim.reporting import recorded
 from fedjax_sim.reporting.recorded import Recorded, in_words, less_is_better, loss_of_data, measured
-from fedjax_sim.reporting.table import ACCURACIES, LEVEL, cell, form_of, half_width, listed, one_number
+from fedjax_sim.reporting.table import ACCURACIES, LEVEL, cell, form_of, half_width, listed, number_of, one_number
 
 _NONE = "–"
 _ROUND_OFF = {"float32": 1e-5, "float64": 1e-11}  # differences of so much of the values are none
@@ -161,10 +161,10 @@ def paired_table(
         ("p (Holm)", [_NONE, *(_told(row.adjusted, _p_words(row.adjusted)) for row in rows)]),
     ]
     notes = [f"note: {note}" for note in _notes(histories, rows, seeds)]
-    tests = len([row for row in rows if np.isfinite(row.p)])
+    tests = number_of(len([row for row in rows if np.isfinite(row.p)]), "test")
     said = (
         f"minus {base}: mean difference over {seeds} seeds ± half of its 95 % t-interval; p: paired t test; p (Holm): "
-        f"corrected for {tests} test{'' if tests == 1 else 's'}"
+        f"corrected for {tests}"
     )
     return table(columns, form, notes=[*notes, said])
 

@@ -201,9 +201,11 @@ class Geometric(Work):
         super().checked()
         if np.ndim(self.p) != 0:
             raise ValueError(f"geometric(p=...) has shape {np.shape(self.p)}: the coin is one for all clients")
-        if isinstance(self.p, jax.core.Tracer) and self.most is None:
-            raise ValueError("geometric(p): a traced p needs most=..., the largest number of steps")
-        if isinstance(self.p, jax.core.Tracer) or not isinstance(self.most, Found | None):
+        if isinstance(self.p, jax.core.Tracer):
+            if self.most is None:
+                raise ValueError("geometric(p): a traced p needs most=..., the largest number of steps")
+            return self
+        if not isinstance(self.most, Found | None):
             return self
         p = float(self.p)
         if p == 0:

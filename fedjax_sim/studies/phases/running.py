@@ -18,13 +18,12 @@ from fedjax_sim.core.values import check_count, check_flag, shown
 from fedjax_sim.datasets.fingerprints import fingerprint
 from fedjax_sim.engine.arguments import RunArguments, takes_run
 from fedjax_sim.engine.checks import check_seeds, is_traced
-from fedjax_sim.models.task import Task
 from fedjax_sim.reporting.progress import progress_bar
 from fedjax_sim.reporting.recorded import less_is_better
 from fedjax_sim.studies.phases.result import PhaseDiagram
 from fedjax_sim.studies.phases.runs import Diagram, refined
 from fedjax_sim.studies.phases.settings import Grid, axis
-from fedjax_sim.studies.subject import of_any_run
+from fedjax_sim.studies.sweeps.program import of_points
 from fedjax_sim.studies.sweeps.space import Space
 from fedjax_sim.studies.sweeps.stored import Folder
 
@@ -96,10 +95,7 @@ def phase(
     grid = Grid(algorithms, data, (axis("x", x), axis("y", y)), best_of, dict(run))
     if is_traced((data, list(algorithms.values()), initial_params)):
         raise TypeError("phase was given traced values: call it outside of jit, grad and vmap")
-    evaluate = run["evaluate"]
-    if isinstance(run["task"], Task):
-        varied = [one.name for one in grid.axes] + [*grid.points[0]]
-        evaluate = of_any_run(evaluate, run["task"]) if any(name.startswith("task.") for name in varied) else evaluate
+    evaluate = of_points(run["evaluate"], [*(one.name for one in grid.axes), *grid.points[0]], run["task"])
     diagram = Diagram(grid, metric, _direction(metric, less), seed_list, choosing, evaluate, initial_params)
     total = len(grid.axes[0].values) * len(grid.axes[1].values)
     cost = diagram.plan(total if refine is None else min(refine, total))

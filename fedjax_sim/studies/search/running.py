@@ -106,7 +106,7 @@ def search(
             "halving(), and fedjax_sim.hyper.final(name)"
         )
     evaluated = evaluation_rounds(rounds, eval_every)
-    judged = of_points(evaluate, space, asked.task)
+    judged = of_points(evaluate, space.names, asked.task)
     settings = Settings(rounds, eval_every, judged, strategy.sizes(space.num_points, evaluated))
     asked = asked._replace(algorithm=algorithm, dataset=dataset, key=jax.random.key(seed_list[0]))
     base = resolve(asked, rounds, initial_params)

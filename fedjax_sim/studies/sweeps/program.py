@@ -21,7 +21,6 @@ from fedjax_sim.engine.checks import resolved
 from fedjax_sim.engine.plan import Plan, TrainState, layout_by_rule
 from fedjax_sim.engine.rounds import Record, chunk_of_rounds, init_state
 from fedjax_sim.models.evaluation import check_recorded
-from fedjax_sim.models.task import Task
 from fedjax_sim.reporting.divergence import FACTOR, divergences
 from fedjax_sim.run.history import History
 from fedjax_sim.run.training import evaluation_rounds, measure
@@ -65,9 +64,9 @@ def stacked(plan: Plan, space: Space, who: str = "sweep") -> dict[str, np.ndarra
     return values
 
 
-def of_points(evaluate: Evaluate | None, space: Space, task: Task) -> Evaluate | None:
-    """The evaluation of all points, of a run with this ``task``: see :func:`fedjax_sim.studies.subject.of_any_run`."""
-    varied = any(_part(name)[0] == "task" for name in space.names)
+def of_points(evaluate: Evaluate | None, names: Iterable[str], task: Any) -> Evaluate | None:
+    """The evaluation of runs that differ in what is named: see :func:`fedjax_sim.studies.subject.of_any_run`."""
+    varied = any(_part(name)[0] == "task" for name in names)
     found: Evaluate | None = of_any_run(evaluate, task) if varied else evaluate
     return found
 

@@ -117,7 +117,7 @@ def sweep(
     base = resolve(asked, rounds, initial_params)
     values = stacked(asked, space)
     plan = of_all_points(base, asked, space, rounds, initial_params)
-    judged = of_points(evaluate, space, asked.task)
+    judged = of_points(evaluate, space.names, asked.task)
     evaluate = judging(judged, plan.task)
     description = describe_run(plan, rounds, eval_every, evaluate=evaluate, initial_params=initial_params)
 
