@@ -50,7 +50,7 @@ CATALOGUE: dict[str, Entry] = {
     "fednova-table1": Entry("fednova.cifar", 5, 3,
         "CIFAR-10 among 16 clients, Dir(0.1): local solvers with and without normalising", "Table I", minutes=87),
     "liconv-fig1": Entry("liconv.figure1", 5, 5, "what local steps, cohort size and averaging scheme do to FedAvg",
-        minutes=64, hours=3),
+        minutes=64, hours=16),
     "liconv-fig3": Entry("liconv.cohort_sizes", 5, 5, "clients a round, four data sets", minutes=6, hours=0.1),
     "liconv-fig4": Entry("liconv.schemes", 5, 5, "averaging schemes, two synthetic data sets", minutes=1.3, hours=0.1),
     "liconv-thm4": Entry("liconv.theorem4", 1, 1, "a constant step size does not reach the optimum",
