@@ -1,5 +1,8 @@
 """Another draw of a data set of the same kind runs the program of the first, and nothing reads the padding."""
 
+from concurrent.futures import ThreadPoolExecutor
+
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -59,6 +62,19 @@ def test_draws_of_a_kind_are_one_program_and_another_bucket_is_another():
     with compilations() as other:
         fjs.simulate(algorithm, data(2, sizes=[10] * 30), **settings())
     assert other != []
+
+
+def test_runs_in_threads_give_what_they_give_one_after_another():
+    """Programs of one method are shared by two threads, those of the others are traced at the same time."""
+    methods = [fjs.fedavg(client_optimizer=SGD), fjs.scaffold(client_optimizer=SGD), fjs.fednova(client_optimizer=SGD)]
+
+    def run(algorithm):
+        history = fjs.simulate(algorithm, data(), **settings(rounds=2))
+        return history.params, history["loss"]
+
+    with ThreadPoolExecutor(4) as threads:
+        beside = list(threads.map(run, [*methods, methods[0]]))
+    chex.assert_trees_all_equal(beside, [run(algorithm) for algorithm in (*methods, methods[0])])
 
 
 @pytest.mark.slow
