@@ -104,10 +104,8 @@ def clock(run: Recorded, axis: str) -> np.ndarray:
     """Where a run is on an axis of :data:`AXES` after each of its rounds, float64[seeds, R + 1]; 0 before the first."""
     if axis not in AXES:
         raise ValueError(f"against={axis!r}: it must be one of {', '.join(map(repr, AXES))}")
-    names = AXES[axis][0]
     recorded = getattr(run, "rounds", {})
-    if axis == "virtual_time" and "duration" not in recorded:
-        names = ("virtual_time",)  # the diagnostic's, seconds of every round
+    names = _summed(axis, recorded)
     if not all(name in recorded for name in names):
         what, name = ("its bytes", "communication") if axis == "bytes" else ("virtual time", "virtual_time")
         raise ValueError(
@@ -117,8 +115,23 @@ def clock(run: Recorded, axis: str) -> np.ndarray:
     if not names:
         seeds, rounds = len(next(iter(run.metrics.values()))), int(run.evaluated[-1])
         return np.broadcast_to(np.arange(rounds + 1, dtype=float), (seeds, rounds + 1))
-    each = sum(np.asarray(recorded[name], dtype=float) for name in names)
-    return np.concatenate([np.zeros((len(each), 1)), np.cumsum(each, axis=1)], axis=1)  # type: ignore[arg-type]
+    return _sums(recorded, axis)
+
+
+def clocks(rounds: Mapping[str, np.ndarray], evaluated: np.ndarray) -> dict[str, np.ndarray]:
+    """``"virtual_time"`` and ``"bytes"`` at the evaluations, float64[seeds, E], where the rounds' records have them."""
+    known = (axis for axis in AXES if axis != "round" and set(_summed(axis, rounds)) <= set(rounds))
+    return {axis: _sums(rounds, axis)[:, evaluated] for axis in known}
+
+
+def _summed(axis: str, recorded: Container[str]) -> tuple[str, ...]:
+    """The records whose running sums an axis is; of a run without a system, the diagnostic's seconds of every round."""
+    return ("virtual_time",) if axis == "virtual_time" and "duration" not in recorded else AXES[axis][0]
+
+
+def _sums(recorded: Mapping[str, np.ndarray], axis: str) -> np.ndarray:
+    each: Any = sum(np.asarray(recorded[name], dtype=float) for name in _summed(axis, recorded))
+    return np.concatenate([np.zeros((len(each), 1)), np.cumsum(each, axis=1)], axis=1)
 
 
 def positions(run: Recorded, name: str, axis: str) -> np.ndarray:
@@ -148,7 +161,7 @@ def of_finite_models(given: np.ndarray, name: str, metrics: Mapping[str, np.ndar
     """:func:`measured` of values [seeds, E, ...] among metrics of these seeds."""
     values = np.array(given)
     values = values if values.dtype.kind == "f" else values.astype(float)
-    if name in _LOSSES or name not in metrics:
+    if name in _LOSSES or name in AXES or name not in metrics:  # a clock goes on whatever the model is
         return values
     for loss in (np.asarray(metrics[one], dtype=float) for one in _LOSSES if one in metrics):
         if loss.shape[:2] == values.shape[:2]:

@@ -8,6 +8,7 @@ import numpy as np
 
 from fedjax_sim.core.values import shown
 from fedjax_sim.reporting.divergence import OF_IDS, Divergence, divergences
+from fedjax_sim.reporting.recorded import clocks
 from fedjax_sim.run.records import Stop, joined, part_of, unwritable
 from fedjax_sim.run.stopping import Stopping
 
@@ -79,8 +80,9 @@ class Recording:
                 self.stops[row] = Stop(self.finished, f"diverged: {signs[self._seeds[row]]}")
         if rule is None:
             return
+        seen = clocks(self.rounds(), self.evaluated) | self.metrics()
         for row in running:
-            own = {name: unwritable(values[row]) for name, values in self.metrics().items()}
+            own = {name: unwritable(values[row]) for name, values in seen.items()}
             reason = rule.reason(self.evaluated, own)
             if not isinstance(reason, str | None):
                 raise TypeError(

@@ -25,7 +25,8 @@ class Stopping(Described):
 
         Args:
           evaluated: int[E], rounds finished at the evaluations so far; starts with 0.
-          metrics: [E, ...] by name; arrays that are read only.
+          metrics: [E, ...] by name, with ``"virtual_time"`` and ``"bytes"`` of runs that count them; arrays that are
+            read only.
         """
         raise TypeError(f"{type(self).__name__} must define reason(evaluated, metrics)")
 
@@ -78,7 +79,8 @@ class Reached(Stopping):
 
     Args:
       metric: f, ``"test_accuracy"`` for instance; what ends in "loss", "mse", "mae", "error", "gap",
-        "perplexity", "_std" or "_gini" must fall, and sizes of gradients; all else rise.
+        "perplexity", "_std" or "_gini" must fall, and sizes of gradients; all else rise. ``"virtual_time"`` and
+        ``"bytes"`` make a budget, passed at the evaluation at which the seed stops.
       target: its value.
     """
 

@@ -349,6 +349,20 @@ def test_a_rule_stops_each_seed_by_itself(data):
     assert list(history.stops) == [3]
 
 
+@pytest.mark.parametrize("axis", ["virtual_time", "bytes"])
+def test_a_budget_stops_each_seed_where_its_own_clock_has_passed_it(data, axis):
+    """In a run whose model diverges too: its clock goes on."""
+    devices = fjs.systems.devices(seconds_per_step=np.array([1.0, 2.0, 4.0, 8.0, 3.0, 5.0]))
+    given = {"seeds": seeds_with(spared=True), "system": devices}
+    clock = getattr(run(data, **given), axis)
+    budget = float(clock[:, 2].max())
+    history = run(data, stop=stopping.reached(axis, budget), **given)
+    for row, seed in enumerate(history.seeds):
+        first = int((clock[row] >= budget).argmax())
+        assert history.stops[seed] == Stop(first, f"{axis} reached {budget:g}")
+        np.testing.assert_array_equal(getattr(history, axis)[row, : first + 1], clock[row, : first + 1])
+
+
 def test_a_run_ends_when_all_have_stopped(data):
     algorithm = fjs.fedavg(client_optimizer=sgd(0.1))
     common = settings(rounds=400, eval_every=2, work=fjs.local.steps(2), cohort=fjs.cohort.full())
