@@ -95,7 +95,7 @@ bench: $(VENV)/.stamp-bench ## the speed benchmarks, with the pinned peer
 peers: $(VENV)/.stamp-demo ## other simulators on the same problems, each in an environment of its own (15 GB)
 	$(bin)/python -m benchmarks.speed.peers $(ARGS)
 
-reproduce: $(VENV)/.stamp-demo ## the papers' experiments on two cores, about an hour; goes on where it was stopped
+reproduce: $(VENV)/.stamp-demo ## the papers' experiments on two cores, about twelve hours; goes on where it was stopped
 	$(bin)/fedjax-sim reproduce --all --size cpu --out "$(OUT)/reproduce" $(ARGS)
 
 clean: ## remove builds and caches
