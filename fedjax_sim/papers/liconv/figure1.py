@@ -210,6 +210,7 @@ def perform(bench: Bench) -> Outcome:
     cohort_sizes.draw(b, by_size)
     schemes.draw(c, averaged[BALANCED])
     schemes.draw(d, averaged[UNBALANCED])
+    schemes.legend((c, d), "(c, d) ")
     for ax, title in ((a, "(a) impact of E"), (b, f"(b) impact of K, {ALIKE}"), (c, f"(c) {BALANCED}"),
                       (d, f"(d) {UNBALANCED}")):  # fmt: skip
         ax.set_title(title, fontsize="medium")

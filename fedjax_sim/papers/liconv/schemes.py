@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -179,13 +179,20 @@ def table(found: Mapping[str, Schemes]) -> Table:
 
 def draw(ax: Any, found: Schemes) -> None:
     """The panel; losses above twice the start are cut off."""
-    curves(found.labelled(), "loss", ax, log=False)
-    words = ax.get_legend().get_title().get_text()  # scheme II may be anywhere in the axes: below them
-    ax.legend(title=words, **LEGEND, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.16))
+    curves(found.runs, "loss", ax, log=False)
     losses = np.concatenate([history["loss"].ravel() for history in found.runs.values()])
     losses = losses[np.isfinite(losses)]
     ax.set_ylim(losses.min() - 0.1, min(losses.max(), 2 * start(found.runs[I])) + 0.1)
     ax.set_ylabel("global loss")
+
+
+def legend(axes: Sequence[Any], prefix: str = "") -> None:
+    """One of all panels, below the figure: scheme II may be anywhere in the axes."""
+    of_panels = [ax.get_legend() for ax in axes]
+    handles, words = axes[0].get_legend_handles_labels(), prefix + of_panels[0].get_title().get_text()
+    axes[0].figure.legend(*handles, title=words, **LEGEND, ncols=4, loc="outside lower center")
+    for of_panel in of_panels:
+        of_panel.remove()
 
 
 def perform(bench: Bench) -> Outcome:
@@ -195,6 +202,7 @@ def perform(bench: Bench) -> Outcome:
     for ax, (name, schemes) in zip(axes, found.items(), strict=True):
         draw(ax, schemes)
         ax.set_title(name, fontsize="medium")
+    legend(axes)
     claims = [claim for name, schemes in found.items() for claim in unbalanced_claims(bench, name, schemes)]
     rows = own_settings(bench, (ALIKE, UNLIKE))
     return Outcome(problems.settings(bench, rows), claims, {"figure4": figure}, [table(found)],
