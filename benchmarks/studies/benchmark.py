@@ -181,7 +181,8 @@ def forest(result: Result) -> Any:
             if not low <= one.mean <= high:
                 who = f"{BASE} " * bool(np.isfinite(one.value))
                 words = f"{one.mean:+.3g}" if np.isfinite(one.mean) else f"{who}diverged"
-                ax.text(0.02, methods.index(name), words, transform=ax.get_yaxis_transform(), va="center")
+                ax.text(0.02, methods.index(name) - 0.14, words, transform=ax.get_yaxis_transform(), va="center",
+                        bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5})  # fmt: skip
         ax.axvline(0, color="0.6", linewidth=0.9, linestyle="--", zorder=0)
         metric = "accuracy" if PROBLEMS[problem].metric == "accuracy" else "squared error less"
         ax.set_title(f"{problem} ({next(iter(by['examples'][problem].values())).draws} draws)", fontsize="medium")
@@ -253,9 +254,8 @@ def curves(result: Result, budget: str) -> Any:
             style = (
                 {"color": "0.55", "linewidth": 4} if name == BASE else {"color": COLOURS[number - 1], "linewidth": 1.2}
             )
-            ax.step(
-                100 * GRID, np.where(np.isfinite(found[name]), found[name], np.nan), where="post", label=name, **style
-            )
+            values = np.where(np.isfinite(found[name]), found[name], np.nan)
+            ax.step([*100 * GRID, 106], [*values, values[-1]], where="post", label=name, **style)  # room for the last
         shown = np.array([of[len(GRID) // 8 :] for name, of in found.items() if name in DEEP])
         shown = np.where(np.isfinite(shown), shown, np.nan)
         low, high = np.nanpercentile(shown, [5, 100])
@@ -269,7 +269,8 @@ def curves(result: Result, budget: str) -> Any:
         ax.set_axis_off()
     for ax in grid[-1]:
         ax.set_xlabel(f"% of {BASE}'s {budget}")
-    figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=4, **LEGEND)
+    title = "medians over draws of the data"
+    figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=4, title=title, **LEGEND)
     return figure
 
 
