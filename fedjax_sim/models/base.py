@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from fedjax_sim.core.descriptions import register
 from fedjax_sim.core.fields import Check, check_fields, real, static
 from fedjax_sim.core.values import check_count, check_real, shown
-from fedjax_sim.models.calling import told
+from fedjax_sim.models.calling import says_features, told
 
 
 class Model(nn.Module):
@@ -112,14 +112,25 @@ class FromBytes(Model):
     mean: tuple[float, ...] = several(check_real, default=(0.0,))
     std: tuple[float, ...] = several(functools.partial(check_real, above=0.0), default=(1.0,))
 
-    @nn.compact
+    @property
+    def says_features(self) -> bool:
+        """Whether the model says its features itself."""
+        return says_features(self.model)
+
     def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
+        return self._called("__call__", x, train)
+
+    def features(self, x: jax.Array, train: bool = False) -> jax.Array:
+        """What the model says its last layer receives, [B, D]."""
+        return self._called("features", x, train)
+
+    def _called(self, method: str, x: jax.Array, train: bool) -> jax.Array:
         if x.dtype != jnp.uint8:
             raise TypeError(f"FromBytes got {x.dtype} features: it scales bytes, so give the data set scaled=False")
         ones = (1,) * (x.ndim - 1)
         mean, std = (jnp.asarray(v, jnp.float32).reshape(*ones, -1) for v in (self.mean, self.std))
-        of_model = told(type(self.model).__call__, train=train)
-        y: jax.Array = self.model((x.astype(jnp.float32) / 255 - mean) / std, **of_model)
+        of_model = told(getattr(type(self.model), method), train=train)
+        y: jax.Array = getattr(self.model, method)((x.astype(jnp.float32) / 255 - mean) / std, **of_model)
         return y
 
 
