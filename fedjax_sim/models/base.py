@@ -11,12 +11,15 @@ import jax.numpy as jnp
 
 from fedjax_sim.core.descriptions import register
 from fedjax_sim.core.fields import Check, check_fields, real, static
-from fedjax_sim.core.values import check_count, check_real, shown
+from fedjax_sim.core.values import INT32_MAX, check_count, check_real, shown
 from fedjax_sim.models.calling import says_features, told
 
 
 class Model(nn.Module):
-    """A flax module whose fields are checked as :mod:`fedjax_sim.core.fields` declares them."""
+    """A flax module whose fields are checked as :mod:`fedjax_sim.core.fields` declares them.
+
+    One that reads token ids has ``vocabulary``, how many there are.
+    """
 
     def __post_init__(self) -> None:
         check_fields(self, type(self).__name__)
@@ -64,12 +67,16 @@ def as_images(model: str, x: jax.Array, dtype: Any, smallest: int) -> jax.Array:
 
 
 def as_tokens(model: str, x: jax.Array) -> jax.Array:
-    """Token ids int32[B, T]; raises ValueError for another rank or an empty sequence, TypeError for no integers."""
+    """Token ids int32[B, T]; raises ValueError for another rank or an empty sequence, TypeError for no integers.
+
+    Ids below 0, which JAX would count from the end, become one beyond any vocabulary, whose embedding is NaN.
+    """
     if x.ndim != 2 or x.shape[1] == 0:
         raise ValueError(f"{model} got features of shape {list(x.shape[1:])}: it needs token ids [T], T of at least 1")
     if not jnp.issubdtype(x.dtype, jnp.integer):
         raise TypeError(f"{model} got {x.dtype} features: it needs integer token ids")
-    return x.astype(jnp.int32)
+    tokens = x.astype(jnp.int32)
+    return jnp.where(tokens < 0, INT32_MAX, tokens)
 
 
 class Dropout(Model):
