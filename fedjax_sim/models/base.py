@@ -61,6 +61,11 @@ def as_images(model: str, x: jax.Array, dtype: Any, smallest: int) -> jax.Array:
             f"{model} got features of shape {list(x.shape[1:])}: it needs images [height, width, channels] or "
             "[height, width] (data sets of ours that flatten their images take flat=False)"
         )
+    if x.shape[1] in (1, 3) and x.shape[2] == x.shape[3] > 3:
+        raise ValueError(
+            f"{model} got features of shape {list(x.shape[1:])}, images with their channels first: it needs [height, "
+            "width, channels], x.transpose(0, 2, 3, 1)"
+        )
     if min(x.shape[1:3]) < smallest:
         raise ValueError(f"{model} got images of {x.shape[1]} x {x.shape[2]}: {smallest} x {smallest} is the least")
     return x.astype(dtype)

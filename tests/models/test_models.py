@@ -437,6 +437,7 @@ BAD_INPUTS = {
     "small images": (models.VGG11(), grey, r"VGG11 got images of 28 x 28: 32 x 32 is the least"),
     "small images, CIFAR CNN": (models.CifarCNN(), zeros(1, 17, 20, 3), "17 x 20: 18 x 18 is the least"),
     "small images, LeNet": (models.LeNet(), zeros(1, 15, 28, 1), "15 x 28: 16 x 16 is the least"),
+    "channels first": (models.ResNet18(groups=2, width=8), zeros(1, 3, 32, 32), r"channels first: .* x.transpose"),
     "float tokens": (models.CharLSTM(), zeros(2, 5), r"CharLSTM got float32 features: it needs integer"),
     "one token": (models.CharLSTM(), np.zeros(2, np.int32), r"CharLSTM got features of shape \[\].*token ids \[T\]"),
     "no tokens": (models.GPTNeoXClassifier(3, DECODER), np.zeros((2, 0), np.int32), r"features of shape \[0\]"),
