@@ -144,7 +144,7 @@ def models() -> Iterator[tuple[str, Callable[[], Run]]]:
     found = {
         "LogisticRegression": (of.LogisticRegression(3), data), "MLP": (MLP(), data), "LeNet": (of.LeNet(3), images),
         "FemnistCNN": (of.FemnistCNN(3), images), "CifarCNN": (of.CifarCNN(3), small),
-        "ResNet18": (of.ResNet18(3, width=8, groups=4), small), "CharLSTM": (of.CharLSTM(3, hidden=16), text),
+        "ResNet18": (of.ResNet18(3, width=8, groups=4), small), "CharLSTM": (of.CharLSTM(80, hidden=16), text),
         "GPTNeoXClassifier": (of.GPTNeoXClassifier(3, decoder), text),
     }  # fmt: skip
     for name, (model, make) in found.items():

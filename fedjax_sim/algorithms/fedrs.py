@@ -12,6 +12,7 @@ from fedjax_sim.algorithms.contract import Client, Requires
 from fedjax_sim.algorithms.fedavg import FedAvg
 from fedjax_sim.algorithms.labels import counts, cross_entropies, of_classes
 from fedjax_sim.core.fields import choice, real
+from fedjax_sim.core.trees import divide
 
 
 class FedRs(FedAvg):
@@ -46,7 +47,7 @@ class FedRs(FedAvg):
     def objective(self, F: Any, y: Any, k: jax.Array, sent: Any, c_i: Any, client: Client) -> Any:
         logits = F.outputs(y)
         number = of_classes(client.survey, logits)
-        shares = jnp.where(number > 0, 1, 0) if self.form == "paper" else number / jnp.max(number)
+        shares = jnp.where(number > 0, 1, 0) if self.form == "paper" else divide(number, jnp.max(number))
         factors = self.alpha + (1 - self.alpha) * shares
         return F.mean(cross_entropies(factors * logits, F.labels)) + F.penalty(y)
 

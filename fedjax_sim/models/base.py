@@ -11,12 +11,15 @@ import jax.numpy as jnp
 
 from fedjax_sim.core.descriptions import register
 from fedjax_sim.core.fields import Check, check_fields, real, static
-from fedjax_sim.core.values import check_count, check_real, shown
-from fedjax_sim.models.calling import told
+from fedjax_sim.core.values import INT32_MAX, check_count, check_real, shown
+from fedjax_sim.models.calling import says_features, told
 
 
 class Model(nn.Module):
-    """A flax module whose fields are checked as :mod:`fedjax_sim.core.fields` declares them."""
+    """A flax module whose fields are checked as :mod:`fedjax_sim.core.fields` declares them.
+
+    One that reads token ids has ``vocabulary``, how many there are.
+    """
 
     def __post_init__(self) -> None:
         check_fields(self, type(self).__name__)
@@ -58,18 +61,27 @@ def as_images(model: str, x: jax.Array, dtype: Any, smallest: int) -> jax.Array:
             f"{model} got features of shape {list(x.shape[1:])}: it needs images [height, width, channels] or "
             "[height, width] (data sets of ours that flatten their images take flat=False)"
         )
+    if x.shape[1] in (1, 3) and x.shape[2] == x.shape[3] > 3:
+        raise ValueError(
+            f"{model} got features of shape {list(x.shape[1:])}, images with their channels first: it needs [height, "
+            "width, channels], x.transpose(0, 2, 3, 1)"
+        )
     if min(x.shape[1:3]) < smallest:
         raise ValueError(f"{model} got images of {x.shape[1]} x {x.shape[2]}: {smallest} x {smallest} is the least")
     return x.astype(dtype)
 
 
 def as_tokens(model: str, x: jax.Array) -> jax.Array:
-    """Token ids int32[B, T]; raises ValueError for another rank or an empty sequence, TypeError for no integers."""
+    """Token ids int32[B, T]; raises ValueError for another rank or an empty sequence, TypeError for no integers.
+
+    Ids below 0, which JAX would count from the end, become one beyond any vocabulary, whose embedding is NaN.
+    """
     if x.ndim != 2 or x.shape[1] == 0:
         raise ValueError(f"{model} got features of shape {list(x.shape[1:])}: it needs token ids [T], T of at least 1")
     if not jnp.issubdtype(x.dtype, jnp.integer):
         raise TypeError(f"{model} got {x.dtype} features: it needs integer token ids")
-    return x.astype(jnp.int32)
+    tokens = x.astype(jnp.int32)
+    return jnp.where(tokens < 0, INT32_MAX, tokens)
 
 
 class Dropout(Model):
@@ -112,14 +124,25 @@ class FromBytes(Model):
     mean: tuple[float, ...] = several(check_real, default=(0.0,))
     std: tuple[float, ...] = several(functools.partial(check_real, above=0.0), default=(1.0,))
 
-    @nn.compact
+    @property
+    def says_features(self) -> bool:
+        """Whether the model says its features itself."""
+        return says_features(self.model)
+
     def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
+        return self._called("__call__", x, train)
+
+    def features(self, x: jax.Array, train: bool = False) -> jax.Array:
+        """What the model says its last layer receives, [B, D]."""
+        return self._called("features", x, train)
+
+    def _called(self, method: str, x: jax.Array, train: bool) -> jax.Array:
         if x.dtype != jnp.uint8:
             raise TypeError(f"FromBytes got {x.dtype} features: it scales bytes, so give the data set scaled=False")
         ones = (1,) * (x.ndim - 1)
         mean, std = (jnp.asarray(v, jnp.float32).reshape(*ones, -1) for v in (self.mean, self.std))
-        of_model = told(type(self.model).__call__, train=train)
-        y: jax.Array = self.model((x.astype(jnp.float32) / 255 - mean) / std, **of_model)
+        of_model = told(getattr(type(self.model), method), train=train)
+        y: jax.Array = getattr(self.model, method)((x.astype(jnp.float32) / 255 - mean) / std, **of_model)
         return y
 
 

@@ -73,6 +73,11 @@ def outputs_of(
     return outputs, new.get(STATISTICS, variables.get(STATISTICS))
 
 
+def says_features(module: nn.Module) -> bool:
+    """Whether the module has a method ``features`` that answers; one around another model may not know."""
+    return callable(getattr(type(module), "features", None)) and getattr(module, "says_features", True)
+
+
 def features_of(
     module: nn.Module, variables: Any, x: jax.Array, key: MaybeArray = None, weights: MaybeArray = None
 ) -> jax.Array:
@@ -83,7 +88,7 @@ def features_of(
     count. Raises ValueError where its last dense layer cannot be told, or as :func:`outputs_of`.
     """
     name = type(module).__name__
-    if callable(getattr(type(module), "features", None)):
+    if says_features(module):
         features, _ = _apply(module, variables, x, key, weights, "features", ())
         return features  # type: ignore[no-any-return]
     outputs, layers = dense_layers(module, variables, x, key, weights)

@@ -176,14 +176,14 @@ class Task(Described):
         :class:`Mixture` is -log sum_k weights_k exp(-loss_k), its metrics are those of the mixed outputs.
         """
         if isinstance(params, Mixture):
-            each = jax.vmap(lambda model: _single(self.losses(model, examples)))(params.models)
+            each = jax.vmap(lambda model: single(self.losses(model, examples)))(params.models)
             losses = -jax.nn.logsumexp(-each, axis=0, b=params.weights.astype(each.dtype)[:, None])
         else:
             of: Any = self.losses
-            losses = _single(of(params, examples, None, group) if self.joint else of(params, examples))
+            losses = single(of(params, examples, None, group) if self.joint else of(params, examples))
         if weights is not None:
             losses = losses * weights.astype(losses.dtype)
-        metrics = {name: _single(value) for name, value in self.metrics(params, examples).items()}
+        metrics = {name: single(value) for name, value in self.metrics(params, examples).items()}
         return {**metrics, "loss": losses}
 
     def with_penalty(self, params: Any, means: dict[str, jax.Array]) -> dict[str, jax.Array]:
@@ -203,7 +203,8 @@ class Task(Described):
         )
 
 
-def _single(values: jax.Array) -> jax.Array:
+def single(values: jax.Array) -> jax.Array:
+    """The values as reals of at least single precision."""
     if not jnp.issubdtype(values.dtype, jnp.floating):
         return values.astype(jnp.result_type(float))
     return values if jnp.finfo(values.dtype).bits >= 32 else values.astype(jnp.float32)

@@ -83,6 +83,9 @@ def layer_of_examples(task: Task, params: Any, examples: Any) -> Layer | str:
     """
     if not isinstance(task, Supervised) or task.joint:
         return f"{type(task).__name__} is no task of a flax module"
+    for name in ("batch_loss", "batch_mean", "penalty"):
+        if getattr(type(task), name) is not getattr(Supervised, name):
+            return f"{type(task).__name__} has a {name} of its own"
     if task.statistics(params) is not None:
         return "the model has running statistics, which a batch moves"
     x = examples["x"]

@@ -196,6 +196,7 @@ def evaluate(task: Task, params: Any, dataset: FederatedDataset | HostDataset, *
     """
     check_real("evaluate(worst=...)", worst, above=0.0, high=1.0, host=True)
     renew(task)
+    task.check(dataset.frame if isinstance(dataset, HostDataset) else dataset)
     return _evaluated(task, params, dataset, worst, _read(task, params, dataset))[0]
 
 

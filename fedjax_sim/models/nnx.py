@@ -69,7 +69,7 @@ class Nnx(Model):
     def _weights(self, key: jax.Array) -> Any:
         from flax import nnx
 
-        return nnx.to_pure_dict(nnx.state(self._made(key), nnx.Param))
+        return _by_name(nnx.to_pure_dict(nnx.state(self._made(key), nnx.Param)))
 
     def _called(self, method: str, x: jax.Array, train: bool) -> jax.Array:
         from flax import nnx
@@ -99,3 +99,8 @@ class Nnx(Model):
         ]
         call = getattr(nnx.merge(graph, params, jax.tree.unflatten(structure, begun)), method)
         return call(x, **told(getattr(type(model), method), train=train))  # type: ignore[no-any-return]
+
+
+def _by_name(tree: Any) -> Any:
+    """Layers of a list are called by text too, as files give them back; nnx takes either."""
+    return {str(name): _by_name(value) for name, value in tree.items()} if isinstance(tree, dict) else tree

@@ -17,6 +17,7 @@ from fedjax_sim.core.programs import renew
 from fedjax_sim.core.values import check_flag
 from fedjax_sim.datasets.federated import FederatedDataset, whole
 from fedjax_sim.datasets.host import HostDataset
+from fedjax_sim.models.contract import single
 from fedjax_sim.models.passes import ROWS_OF_ONE, Clients, Pass, Sums, cut, example_owners, most_rows, passed, streamed
 from fedjax_sim.models.shapes import check_values
 from fedjax_sim.models.task import Task
@@ -260,8 +261,8 @@ def _blocks(say: Say, task: Task, params: Any, dataset: HostDataset) -> Iterator
 
 
 def _probabilities(task: Task, params: Any, examples: Any) -> jax.Array:
-    said = task.probabilities(task.outputs(params, examples))
-    return said if jnp.finfo(said.dtype).bits >= 32 else said.astype(jnp.float32)
+    # Widened before: probabilities near 1 are few in half precision.
+    return task.probabilities(single(task.outputs(params, examples)))
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -220,6 +220,11 @@ class CharLSTM(Model):
     layers: int = count(default=2)
     param_dtype: Any = jnp.float32
 
+    @property
+    def vocabulary(self) -> int:
+        """How many characters there are."""
+        return self.num_classes
+
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         tokens = as_tokens("CharLSTM", x)
@@ -257,6 +262,11 @@ class SentimentLSTM(Model):
     layers: int = count(default=2)
     bottleneck: int | None = static(_check_bottleneck, default=30)
     param_dtype: Any = jnp.float32
+
+    @property
+    def vocabulary(self) -> int | None:
+        """How many words the table has; None without one."""
+        return None if self.table is None else len(self.table.vectors)
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:

@@ -13,8 +13,8 @@ import numpy as np
 from fedjax_sim.core.descriptions import factory
 from fedjax_sim.core.fields import real, static
 from fedjax_sim.core.mistakes import shapes
-from fedjax_sim.datasets.federated import FederatedDataset
-from fedjax_sim.models.base import of_kind
+from fedjax_sim.datasets.federated import FederatedDataset, held_out_parts
+from fedjax_sim.models.base import Model, of_kind
 from fedjax_sim.models.calling import STATISTICS, features_of, outputs_of, told
 from fedjax_sim.models.contract import MaybeArray, Mixture, Task
 from fedjax_sim.models.cross_entropy import cross_entropy
@@ -56,6 +56,10 @@ class Supervised(Task):
                 f"{type(self).__name__.lower()} needs examples {{'x': features, 'y': targets}}, and the data set has "
                 f"{shapes(dataset.examples)}"
             )
+        vocabulary = getattr(self.model, "vocabulary", None) if isinstance(self.model, Model) else None
+        if vocabulary is not None:
+            for part in (dataset, *held_out_parts(dataset).values()):
+                _check_tokens(type(self.model).__name__, vocabulary, part.examples["x"])
 
     def init(self, key: jax.Array, dataset: FederatedDataset) -> Any:
         with third_party():
@@ -294,6 +298,16 @@ def _log_of_mixed(mixture: Mixture, logarithms: jax.Array) -> jax.Array:
     """log sum_k weights_k exp(l_k) of l_k in [K, B, ...]."""
     weights = mixture.weights.astype(logarithms.dtype).reshape(-1, *[1] * (logarithms.ndim - 1))
     return jax.nn.logsumexp(logarithms, axis=0, b=weights)
+
+
+def _check_tokens(model: str, vocabulary: int, x: Any) -> None:
+    traced = isinstance(x, jax.core.Tracer)
+    if traced or not getattr(x, "is_fully_addressable", True) or not jnp.issubdtype(x.dtype, jnp.integer) or not x.size:
+        return
+    tokens = np.asarray(x)
+    for token in (int(tokens.min()), int(tokens.max())):
+        if not 0 <= token < vocabulary:
+            raise ValueError(f"the examples have the token {token}: those of {model} are 0 to {vocabulary - 1}")
 
 
 def _labels_fix(label: tuple[int, ...], logits: tuple[int, ...]) -> str:

@@ -137,6 +137,17 @@ class Functions(Task):
     def called(self, function: str) -> str:
         return f"{function}_function"
 
+    def check(self, dataset: FederatedDataset) -> None:
+        if not self.scores or self.outputs_function is None:
+            return
+        least = max(dataset.num_classes or 0, 2)
+        if (self.num_classes(dataset) or 0) < least:
+            said = jax.eval_shape(lambda: self.outputs(self.init(jax.random.key(0), dataset), dataset.examples))
+            raise ValueError(
+                f"the outputs of one example have the shape {list(said.shape[1:])}: functions(scores=...) needs "
+                f"integer labels 'y' and, beside each, a logit for each of {least} classes"
+            )
+
     def init(self, key: jax.Array, dataset: FederatedDataset) -> Any:
         return self.init_function(key)
 

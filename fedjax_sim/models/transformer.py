@@ -130,6 +130,11 @@ class GPTNeoXClassifier(Model):
                 f"GPTNeoXClassifier(padding={self.padding}): tokens are 0 to {self.decoder.vocabulary - 1}"
             )
 
+    @property
+    def vocabulary(self) -> int:
+        """Number of tokens."""
+        return self.decoder.vocabulary
+
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         tokens = as_tokens("GPTNeoXClassifier", x)

@@ -254,6 +254,15 @@ def test_fedrs(average, form):
     same(without.params, by_hand(plain, average)[0])
 
 
+@pytest.mark.parametrize("method", [fjs.fedlc, functools.partial(fjs.fedrs, form="code")])
+def test_a_client_whose_examples_count_for_nothing(method):
+    """It has no label of any class, and the penalty for a gradient."""
+    weightless = data().with_example_weights(np.zeros(data().num_examples))
+    found = follow(Plan(**settings()), method(client_optimizer=SGD), weightless, first(), ROUNDS)
+    expected = by_hand(lambda params, x, y, r, i, **_: pulled(params, x, np.zeros((len(y), CLASSES))))[0]
+    same(found.params, expected)
+
+
 @both_averages
 def test_fedsam(average):
     rho = 0.2

@@ -153,6 +153,21 @@ class Steeper(type(METHODS["momentum"])):
         return F(y) ** 2
 
 
+class Sparse(fjs.task.Classification):
+    def penalty(self, params):
+        return 0.1 * sum(jnp.sum(jnp.abs(leaf)) for leaf in jax.tree.leaves(params))
+
+
+class Squared(fjs.task.Classification):
+    def batch_loss(self, params, batch, key=None):
+        return super().batch_loss(params, batch, key) ** 2
+
+
+class Rooted(fjs.task.Classification):
+    def batch_mean(self, params, losses, batch):
+        return jnp.sqrt(super().batch_mean(params, losses, batch))
+
+
 def test_it_is_refused_where_clients_have_no_such_coordinates(x64):
     data, method = clients(), fjs.fedavg(client_optimizer=SGD)
 
@@ -169,6 +184,10 @@ def test_it_is_refused_where_clients_have_no_such_coordinates(x64):
     refused("a diagnostic looks at the change", diagnostics=(fjs.diagnostics.drift(),))
     plain = fjs.functions(lambda key: jnp.zeros(3), lambda params, examples: examples["x"][:, 0])
     refused("Functions is no task of a flax module", task=plain)
+    # What is computed of the kernel itself would be computed of its coordinates, or not at all.
+    refused("Sparse has a penalty of its own", task=Sparse(mlp(7).model))
+    refused("Squared has a batch_loss of its own", task=Squared(mlp(7).model))
+    refused("Rooted has a batch_mean of its own", task=Rooted(mlp(7).model))
 
 
 class Skip(nn.Module):

@@ -153,6 +153,14 @@ def test_values_that_are_not_of_single_examples_are_refused(data, home) -> None:
         fjs.evaluate(TASK, {"w": jnp.zeros(2)}, given)
 
 
+@pytest.mark.parametrize("home", ["device", "host"])
+def test_labels_that_the_model_does_not_have_are_refused(data, home) -> None:
+    few, params = fjs.classification(nn.Dense(2)), {"params": {"kernel": jnp.zeros((4, 2)), "bias": jnp.zeros(2)}}
+    given = data if home == "device" else fjs.datasets.on_host(data)
+    with pytest.raises(ValueError, match="has 3 classes and the model 2 outputs"):
+        fjs.evaluate(few, params, given)
+
+
 class Wide(nn.Module):
     """An inner program (a scan) holds the largest array: 4 MB an example."""
 

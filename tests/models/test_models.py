@@ -437,14 +437,26 @@ BAD_INPUTS = {
     "small images": (models.VGG11(), grey, r"VGG11 got images of 28 x 28: 32 x 32 is the least"),
     "small images, CIFAR CNN": (models.CifarCNN(), zeros(1, 17, 20, 3), "17 x 20: 18 x 18 is the least"),
     "small images, LeNet": (models.LeNet(), zeros(1, 15, 28, 1), "15 x 28: 16 x 16 is the least"),
+    "channels first": (models.ResNet18(groups=2, width=8), zeros(1, 3, 32, 32), r"channels first: .* x.transpose"),
     "float tokens": (models.CharLSTM(), zeros(2, 5), r"CharLSTM got float32 features: it needs integer"),
     "one token": (models.CharLSTM(), np.zeros(2, np.int32), r"CharLSTM got features of shape \[\].*token ids \[T\]"),
     "no tokens": (models.GPTNeoXClassifier(3, DECODER), np.zeros((2, 0), np.int32), r"features of shape \[0\]"),
+    "no character": (models.CharLSTM(9), tokens(2, 5) + 9, r"the token \d+: those of CharLSTM are 0 to 8"),
+    "a token below 0": (models.GPTNeoXClassifier(3, DECODER), tokens(2, 5) * 0 - 1, "the token -1: those of GPTNeoX"),
+    "no word": (models.SentimentLSTM(table=models.random_table(3)), tokens(2, 5) + 3, "SentimentLSTM are 0 to 2"),
     "tokens for vectors": (models.SentimentLSTM(), tokens(2, 5), r"SentimentLSTM got.*\[5\].*word vectors"),
     "vectors for tokens": (
         models.SentimentLSTM(table=models.random_table(3)), zeros(2, 5, 300), r"\[5, 300\].*token ids",
     ),
 }  # fmt: skip
+
+
+def test_a_token_below_zero_is_not_the_last_one() -> None:
+    model = models.CharLSTM(9, hidden=2)
+    params = drawn(model, tokens(1, 3))
+    with jax.debug_nans(False):
+        found = logits(model, params, np.array([[1, 2, 8], [1, 2, -1], [1, 2, 9]], np.int32))
+    np.testing.assert_array_equal(np.isnan(found).any(axis=1), [False, True, True])
 
 
 @pytest.mark.parametrize("case", BAD_INPUTS)

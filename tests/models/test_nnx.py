@@ -88,6 +88,28 @@ def test_a_run_with_dropout_learns_and_its_evaluation_is_deterministic() -> None
     assert history["loss"][0, -1] < history["loss"][0, 0]
 
 
+class Deep(nnx.Module):
+    """More than ten layers, whose numbers and whose names have another order."""
+
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.body = nnx.Sequential(*(nnx.Linear(4 + k, 5 + k, rngs=rngs) for k in range(11)), nnx.tanh)
+        self.head = nnx.Linear(15, 3, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.head(self.body(x))
+
+
+def test_a_model_with_a_list_of_layers_goes_on_from_a_file(tmp_path) -> None:
+    run = RUN | {"task": fjs.classification(Nnx(Deep))}
+    method = fjs.fedavg(client_optimizer=fjs.optim.sgd(0.1))
+    history = fjs.simulate(method, DATA, **run)
+    history.save(tmp_path / "deep.npz")
+    params = jax.tree.map(lambda leaf: leaf[0], type(history).load(tmp_path / "deep.npz").params)
+    np.testing.assert_allclose(
+        fjs.simulate(method, DATA, initial_params=params, **run)["loss"][0, 0], history.final("loss")
+    )
+
+
 def test_a_model_is_told_whether_it_trains() -> None:
     task = fjs.regression(Nnx(Told))
     params = task.init(jax.random.key(0), DATA)

@@ -211,3 +211,29 @@ def test_what_is_refused():
     real = data().replace(examples={**data().examples, "y": data().examples["x"][:, 0]})
     with pytest.raises(ValueError, match="needs the integers 0 and 1"):
         TASK.check(real)
+
+
+def test_outputs_of_functions_must_be_logits_of_the_classes():
+    def task(classes):
+        given = (lambda key: jnp.ones(()), lambda params, examples: params * examples["x"][:, 0])
+        said = (lambda params, examples: examples["x"][:, classes]) if classes is not None else None
+        return fjs.functions(*given, outputs_function=said, scores=(scores.f1(),))
+
+    for classes, shape in ((0, r"\[\]"), (slice(1), r"\[1\]")):
+        with pytest.raises(ValueError, match=rf"one example have the shape {shape}.*a logit for each of 2 classes"):
+            fjs.evaluate(task(classes), jnp.ones(()), data())
+    with pytest.raises(ValueError, match="a logit for each of 3 classes"):
+        task(slice(2)).check(data().replace(num_classes=3))
+    with pytest.raises(TypeError, match=r"outputs_function=\.\.\."):
+        fjs.evaluate(task(None), jnp.ones(()), data())
+    found, x, y = fjs.evaluate(task(slice(2)), jnp.ones(()), data()), *(np.asarray(data().examples[k]) for k in "xy")
+    np.testing.assert_allclose(found.overall["f1"], f1(x[:, :2], y))
+
+
+def test_half_precision_does_not_tie_what_is_told_apart():
+    """Logits of 8 and 9 are two numbers in bfloat16, and their probabilities are both 1."""
+    half = jnp.bfloat16
+    task = fjs.binary_classification(nn.Dense(1, dtype=half, param_dtype=half), scores=(scores.roc_auc(),))
+    params = {"params": {"kernel": jnp.ones((1, 1), half), "bias": jnp.zeros(1, half)}}
+    examples = fjs.datasets.from_clients([(np.array([[8.0], [9.0], [8.0], [9.0], [-1.0]]), [0, 1, 0, 1, 0])])
+    assert fjs.evaluate(task, params, examples).overall["roc_auc"] == 1.0

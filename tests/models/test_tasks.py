@@ -334,6 +334,17 @@ def test_a_module_says_its_features() -> None:
     np.testing.assert_allclose(in_training, 2 * expected, rtol=1e-5)
 
 
+def test_a_module_behind_bytes_says_its_features() -> None:
+    pixels = np.arange(24, dtype=np.uint8).reshape(4, 6)
+    for inner in (Saying(), fjs.models.MLP(2, (5,))):
+        task, key = fjs.classification(fjs.models.FromBytes(inner)), jax.random.key(0)
+        params = task.init(key, fjs.datasets.from_clients([(pixels, [0, 1, 1, 0])]))
+        own = {"params": params["params"]["model"]}
+        scaled = {"x": pixels.astype(np.float32) / 255}
+        expected = fjs.classification(inner).features(own, scaled, key)
+        np.testing.assert_allclose(task.features(params, {"x": pixels}, key), expected, rtol=1e-5)
+
+
 def test_outputs_labels_and_features_of_a_regression_and_of_sequences() -> None:
     data, task = real_targets(), fjs.regression(Line())
     params = described(task, data)
