@@ -217,6 +217,34 @@ def held_out_parts(dataset: T) -> dict[str, T]:
     return {name: part for name, part in parts.items() if part is not None}
 
 
+def check_rows(dataset: FederatedDataset) -> None:
+    """Checks the shapes of a copy made by ``replace``: a row for each example, and held-out parts of the same clients.
+
+    A single row passes, as data on the host have in their frame.
+
+    Raises:
+      ValueError: other shapes, with which rows would be read as those of other clients.
+    """
+    if type(dataset) is not FederatedDataset or dataset.placement is not None:
+        return  # padded, of one that was looked at
+    count = dataset.num_examples
+    named_leaves = jax.tree_util.tree_leaves_with_path(dataset.examples)
+    arrays = {f"examples{jax.tree_util.keystr(path)}": leaf for path, leaf in named_leaves}
+    for name, leaf in (arrays | {"example_weights": dataset.example_weights}).items():
+        if leaf is not None and (shape := jnp.shape(leaf))[:1] not in ((count,), (1,)):
+            raise ValueError(
+                f"the data set's {name} has the shape {list(shape)}, and its clients have {count} examples together: "
+                "replace(...) keeps the clients' sizes, so make one with other rows by from_clients, from_ids or subset"
+            )
+    for name, part in held_out_parts(dataset).items():
+        if part.num_clients != dataset.num_clients:
+            raise ValueError(
+                f"the data set has {dataset.num_clients} clients and its {name} part {part.num_clients}: held-out "
+                "examples are of the same clients, in their order; what others have is for evaluate= or fjs.evaluate"
+            )
+        check_rows(part)
+
+
 def training_part(dataset: FederatedDataset) -> FederatedDataset:
     """The data set without what is held out."""
     return dataset.replace(**dict.fromkeys(HELD_OUT))
