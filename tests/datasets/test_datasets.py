@@ -780,12 +780,18 @@ def _rows(data: FederatedDataset, change: Callable[[Any], Any]) -> FederatedData
         (lambda data: _rows(data, lambda leaf: leaf[:6]), r"examples\['x'\] has the shape \[6, 2\].*11 examples"),
         (lambda data: _rows(data, lambda leaf: jnp.concatenate([leaf, leaf])), r"\[22, 2\]"),
         (lambda data: data.replace(examples=data.examples | {"y": data.examples["y"][:6]}), r"examples\['y'\]"),
+        (
+            lambda data: data.replace(examples=data.examples | {"y": data.examples["y"] + 2}),
+            "labels from 2 to 4, and 4 cl",
+        ),
+        (lambda data: data.replace(examples=data.examples | {"y": data.examples["y"] - 1}), "labels from -1 to 1"),
+        (lambda data: data.replace(num_classes=3).test.replace(num_classes=3), "labels from 0 to 3, and 3 classes"),
         (lambda data: data.replace(example_weights=jnp.ones(3)), r"example_weights has the shape \[3\]"),
         (lambda data: data.replace(test=data.test.subset([0, 2])), "3 clients and its test part 2"),
         (lambda data: data.replace(validation=_rows(data.test, lambda leaf: leaf[:1].repeat(2, 0))), r"\[2, 2\].*3 "),
     ],
 )
-def test_copies_of_other_shapes_are_refused(change: Callable[[FederatedDataset], Any], message: str) -> None:
+def test_copies_of_other_shapes_and_labels_are_refused(change: Callable[[FederatedDataset], Any], message: str) -> None:
     data = three_clients()
     task = fjs.classification(fjs.models.LogisticRegression(4))
     run: dict[str, Any] = {"task": task, "rounds": 1, "batch_size": 2}
