@@ -247,10 +247,11 @@ def check_copy(dataset: FederatedDataset) -> None:
             )
         object.__setattr__(dataset, "_looked_at", True)
     for name, part in held_out_parts(dataset).items():
-        if part.num_clients != dataset.num_clients:
+        ids = [dataset.client_ids, part.client_ids]
+        if part.num_clients != dataset.num_clients or (is_concrete(ids) and not np.array_equal(*ids)):
             raise ValueError(
-                f"the data set has {dataset.num_clients} clients and its {name} part {part.num_clients}: held-out "
-                "examples are of the same clients, in their order; what others have is for evaluate= or fjs.evaluate"
+                f"the {name} part has {part.num_clients} clients and not the {dataset.num_clients} of the data set in "
+                "their order: held-out examples are of the same; what others have is for evaluate= or fjs.evaluate"
             )
         check_copy(part)
 

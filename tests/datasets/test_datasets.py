@@ -787,7 +787,8 @@ def _rows(data: FederatedDataset, change: Callable[[Any], Any]) -> FederatedData
         (lambda data: data.replace(examples=data.examples | {"y": data.examples["y"] - 1}), "labels from -1 to 1"),
         (lambda data: data.replace(num_classes=3).test.replace(num_classes=3), "labels from 0 to 3, and 3 classes"),
         (lambda data: data.replace(example_weights=jnp.ones(3)), r"example_weights has the shape \[3\]"),
-        (lambda data: data.replace(test=data.test.subset([0, 2])), "3 clients and its test part 2"),
+        (lambda data: data.replace(test=data.test.subset([0, 2])), "test part has 2 clients and not the 3"),
+        (lambda data: data.replace(validation=data.test.reordered([1, 0, 2])), "validation part has 3 clients and not"),
         (lambda data: data.replace(validation=_rows(data.test, lambda leaf: leaf[:1].repeat(2, 0))), r"\[2, 2\].*3 "),
     ],
 )
