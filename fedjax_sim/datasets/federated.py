@@ -247,8 +247,8 @@ def check_copy(dataset: FederatedDataset) -> None:
             )
         object.__setattr__(dataset, "_looked_at", True)
     for name, part in held_out_parts(dataset).items():
-        ids = [dataset.client_ids, part.client_ids]
-        if part.num_clients != dataset.num_clients or (is_concrete(ids) and not np.array_equal(*ids)):
+        ids, other = dataset.client_ids, part.client_ids
+        if ids.shape != other.shape or (is_concrete((ids, other)) and not np.array_equal(ids, other)):
             raise ValueError(
                 f"the {name} part has {part.num_clients} clients and not the {dataset.num_clients} of the data set in "
                 "their order: held-out examples are of the same; what others have is for evaluate= or fjs.evaluate"
