@@ -217,6 +217,45 @@ def held_out_parts(dataset: T) -> dict[str, T]:
     return {name: part for name, part in parts.items() if part is not None}
 
 
+def check_copy(dataset: FederatedDataset) -> None:
+    """Checks a copy made by ``replace``: a row for each example, labels that are classes, the same clients throughout.
+
+    A single row passes, as data on the host have in their frame. Labels are looked at once, while they are concrete.
+
+    Raises:
+      ValueError: other shapes, with which rows would be read as those of other clients, or other labels.
+    """
+    if type(dataset) is not FederatedDataset or dataset.placement is not None:
+        return  # padded, of one that was looked at
+    count = dataset.num_examples
+    named_leaves = jax.tree_util.tree_leaves_with_path(dataset.examples)
+    arrays = {f"examples{jax.tree_util.keystr(path)}": leaf for path, leaf in named_leaves}
+    for name, leaf in (arrays | {"example_weights": dataset.example_weights}).items():
+        if leaf is not None and (shape := jnp.shape(leaf))[:1] not in ((count,), (1,)):
+            raise ValueError(
+                f"the data set's {name} has the shape {list(shape)}, and its clients have {count} examples together: "
+                "replace(...) keeps the clients' sizes, so make one with other rows by from_clients, from_ids or subset"
+            )
+    labels = arrays.get("examples['y']")
+    known = labels is not None and dataset.num_classes is not None and is_concrete(labels)
+    if known and "_looked_at" not in dataset.__dict__:
+        values = np.asarray(labels)
+        if values.dtype.kind in "iu" and not 0 <= values.min() <= values.max() < dataset.num_classes:
+            raise ValueError(
+                f"the data set has labels from {values.min()} to {values.max()}, and {dataset.num_classes} classes: "
+                "number them from 0, and where there are more of them, replace(num_classes=...) in every part"
+            )
+        object.__setattr__(dataset, "_looked_at", True)
+    for name, part in held_out_parts(dataset).items():
+        ids, other = dataset.client_ids, part.client_ids
+        if ids.shape != other.shape or (is_concrete((ids, other)) and not np.array_equal(ids, other)):
+            raise ValueError(
+                f"the {name} part has {part.num_clients} clients and not the {dataset.num_clients} of the data set in "
+                "their order: held-out examples are of the same; what others have is for evaluate= or fjs.evaluate"
+            )
+        check_copy(part)
+
+
 def training_part(dataset: FederatedDataset) -> FederatedDataset:
     """The data set without what is held out."""
     return dataset.replace(**dict.fromkeys(HELD_OUT))

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from fedjax_sim.core.descriptions import describe
 from fedjax_sim.datasets.federated import FederatedDataset, held_out_parts
 from fedjax_sim.datasets.host import HostDataset
 
@@ -43,6 +44,24 @@ def dataset_fingerprint(dataset: FederatedDataset | HostDataset) -> str:
     plain = dataset.rows is None and dataset.example_weights is None
     known = fingerprint(seen if plain else (*seen, dataset.rows, dataset.example_weights))
     return digest(known.encode(), *(part.encode() for part in held_out)) if held_out else known
+
+
+def described(dataset: FederatedDataset | HostDataset) -> dict[str, Any]:
+    """The description of a run's data; without a recipe it tells its sizes, which cost nothing."""
+    found = describe(dataset)
+    return {**found, "sizes": sizes_of(dataset)} if "opaque" in found else found
+
+
+def sizes_of(dataset: FederatedDataset | HostDataset) -> dict[str, Any]:
+    """What is known of a data set without reading it."""
+    told = {"clients": dataset.num_clients, "examples": dataset.num_examples, "max_size": dataset.max_size}
+    held_out = {name: part.num_examples for name, part in held_out_parts(dataset).items()}
+    return {**told, "classes": dataset.num_classes, **held_out}
+
+
+def known_again(description: dict[str, Any], checksum: str) -> dict[str, Any]:
+    """The description of data with their checksum, which tells more than sizes do, and older folders have no sizes."""
+    return {**{key: value for key, value in description.items() if key != "sizes"}, "checksum": checksum}
 
 
 def digest(*parts: bytes) -> str:

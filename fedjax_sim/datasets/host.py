@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.core.descriptions import recipe
+from fedjax_sim.core.values import shown
 from fedjax_sim.datasets import construct
 from fedjax_sim.datasets.calls import MEANT_BY_CLIENTS, MEANT_BY_IDS, MEANT_BY_PARTITION, answers, arguments_of
 from fedjax_sim.datasets.federated import FederatedDataset, held_out_parts, in_html, in_short, training_part
@@ -185,11 +186,16 @@ def from_partition(*, num_classes: int | None, **given: Any) -> HostDataset:
 def on_host(dataset: FederatedDataset) -> HostDataset:
     """``dataset`` with its examples in host memory: for a run whose device has no room for all of them.
 
+    Raises:
+      TypeError: no data set on the device.
+
     Example:
       >>> import fedjax_sim as fjs
       >>> on_host(fjs.datasets.synthetic(1.0, 1.0, num_clients=3, sizes=[50, 100, 150]))
       HostDataset(3 clients, 240 examples, 60 test examples, 10 classes)
     """
+    if not isinstance(dataset, FederatedDataset):
+        raise TypeError(f"on_host({shown(dataset)}): give a data set of fedjax_sim.datasets that is on the device")
     weights = dataset.example_weights
     return HostDataset(
         frame=frame_of(dataset),

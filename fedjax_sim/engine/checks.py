@@ -21,7 +21,7 @@ from fedjax_sim.core.descriptions import Described
 from fedjax_sim.core.fields import check_single
 from fedjax_sim.core.programs import renew, uncollected
 from fedjax_sim.core.values import INT32_MAX, LARGEST_SEED, as_seeds, check_real, conditions, is_concrete, shown
-from fedjax_sim.datasets.federated import FederatedDataset
+from fedjax_sim.datasets.federated import FederatedDataset, check_copy
 from fedjax_sim.datasets.host import HostDataset
 from fedjax_sim.diagnostics.catalogue import Inexactness
 from fedjax_sim.engine.asynchronous.buffer import check_method
@@ -52,6 +52,7 @@ def check_run(plan: Plan, rounds: int, initial_params: Any = None) -> Plan:
             "simulate takes one; use dataset.on_device() if the device has room for all of it"
         )
     check_kind("dataset", dataset, FederatedDataset, example="fedjax_sim.datasets.from_ids((x, y), clients) of arrays")
+    check_copy(dataset)
     if not (hasattr(key, "dtype") and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)) or jnp.shape(key) != ():
         raise TypeError(f"key is {key!r}: give one typed PRNG key, jax.random.key(0)")
     name = type(algorithm).__name__

@@ -15,7 +15,7 @@ from fedjax_sim.core.devices import rows_within
 from fedjax_sim.core.loops import bounded_loop
 from fedjax_sim.core.programs import renew
 from fedjax_sim.core.values import check_flag
-from fedjax_sim.datasets.federated import FederatedDataset, whole
+from fedjax_sim.datasets.federated import FederatedDataset, check_copy, whole
 from fedjax_sim.datasets.host import HostDataset
 from fedjax_sim.models.contract import single
 from fedjax_sim.models.passes import ROWS_OF_ONE, Clients, Pass, Sums, cut, example_owners, most_rows, passed, streamed
@@ -82,6 +82,7 @@ def predict(task: Task, models: Any, dataset: FederatedDataset | HostDataset, *,
 def check_model(task: Task, params: Any, dataset: FederatedDataset | HostDataset) -> None:
     """Checks that the task has one number for each example at this model, and that it is one model."""
     dataset = dataset.frame if isinstance(dataset, HostDataset) else dataset
+    check_copy(dataset)
     try:
         check_values(task, params, dataset.examples, training=False)
     except (TypeError, ValueError):

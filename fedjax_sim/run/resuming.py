@@ -20,7 +20,7 @@ from fedjax_sim.core.descriptions import build, describe
 from fedjax_sim.core.opaque import opaque_parts
 from fedjax_sim.core.values import check_count, check_flag
 from fedjax_sim.datasets.federated import FederatedDataset, whole
-from fedjax_sim.datasets.fingerprints import dataset_fingerprint, fingerprint
+from fedjax_sim.datasets.fingerprints import dataset_fingerprint, fingerprint, known_again
 from fedjax_sim.datasets.host import HostDataset
 from fedjax_sim.datasets.placement import on_host
 from fedjax_sim.engine.client_states import ClientStates, OnDevice
@@ -240,7 +240,7 @@ def configuration(
     states = {} if client_states == OnDevice() else {"client_states": describe(client_states.in_program())}
     return {
         "algorithm": description["algorithm"],
-        "dataset": {**description["dataset"], "checksum": dataset_fingerprint(rows)},
+        "dataset": known_again(description["dataset"], dataset_fingerprint(rows)),
         "run": {key: value for key, value in description["run"].items() if key not in _APART} | states,
         "seeds": seeds,
         "initial_params": None if initial_params is None else fingerprint(initial_params),

@@ -20,7 +20,7 @@ from fedjax_sim.core.descriptions import describe, encode
 from fedjax_sim.core.devices import environment
 from fedjax_sim.core.values import check_choice, check_flag, check_real, shown
 from fedjax_sim.datasets.federated import FederatedDataset
-from fedjax_sim.datasets.fingerprints import fingerprint
+from fedjax_sim.datasets.fingerprints import described, fingerprint
 from fedjax_sim.datasets.host import HostDataset
 from fedjax_sim.datasets.placement import on_host
 from fedjax_sim.engine.arguments import Evaluate, RunArguments, check_arguments, takes_run
@@ -378,7 +378,7 @@ def describe_run(
         given["client_states"] = plan.client_states
     return {
         "algorithm": describe(algorithm),
-        "dataset": describe(plan.dataset if host is None else host),
+        "dataset": described(plan.dataset if host is None else host),
         "run": {
             **{name: describe(getattr(plan, name)) for name in ("task", "cohort", "work", "batches", "layout")},
             **{name: None if part is None else describe(part) for name, part in given.items()},

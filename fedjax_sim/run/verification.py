@@ -16,6 +16,9 @@ from fedjax_sim.core.keys import GENERATOR, generator, switch
 from fedjax_sim.core.opaque import opaque_parts, part_at, with_parts
 from fedjax_sim.core.trees import by_path
 from fedjax_sim.core.values import check_real, shown
+from fedjax_sim.datasets.federated import FederatedDataset
+from fedjax_sim.datasets.fingerprints import sizes_of
+from fedjax_sim.datasets.host import HostDataset
 from fedjax_sim.run.checkpoints.differences import differences, environment_changes, listed
 from fedjax_sim.run.history import History, is_sweep
 from fedjax_sim.run.records import Stop
@@ -190,7 +193,7 @@ def _with_parts(description: dict[str, Any], parts: Mapping[str, Any]) -> dict[s
     made = with_parts(description, parts)
     for path, part in parts.items():
         saved, given = part_at(description, path), encode(part)
-        lines = [] if path == "dataset" else _unlike(saved, given, path)
+        lines = _other_sizes(saved, part) if path == "dataset" else _unlike(saved, given, path)
         if lines:
             raise ValueError(f"parts[{path!r}] is not what the result was computed with: {listed(lines)}")
     return made
@@ -203,6 +206,13 @@ def _unlike(saved: Any, given: Any, path: str) -> list[str]:
     if "opaque" in saved and "opaque" in given:
         given = {**given, "opaque": saved["opaque"]}
     return differences({path: saved}, {path: given}, _WORDS)
+
+
+def _other_sizes(saved: Any, part: Any) -> list[str]:
+    """What differs in size between data that no recipe made and others; of their examples the results tell."""
+    if "sizes" not in saved or not isinstance(part, FederatedDataset | HostDataset):
+        return []
+    return differences({"dataset": saved["sizes"]}, {"dataset": sizes_of(part)}, _WORDS)
 
 
 def _other_parts(saved: Mapping[str, Any], again: Mapping[str, Any]) -> list[str]:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import fedjax_sim as fjs
 from fedjax_sim import datasets
 from fedjax_sim.core.descriptions import build, describe, opaque_parts
 from fedjax_sim.datasets import FederatedDataset, client_names, from_clients, from_ids, from_partition
@@ -767,6 +768,40 @@ def test_a_changed_data_set_forgets_its_recipe() -> None:
         assert describe(changed) == {"opaque": "fedjax_sim.datasets.federated.FederatedDataset"}
     with pytest.raises(ValueError, match="opaque"):
         build(describe(weighted))
+
+
+def _rows(data: FederatedDataset, change: Callable[[Any], Any]) -> FederatedDataset:
+    return data.replace(examples=jax.tree.map(change, data.examples))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda data: _rows(data, lambda leaf: leaf[:6]), r"examples\['x'\] has the shape \[6, 2\].*11 examples"),
+        (lambda data: _rows(data, lambda leaf: jnp.concatenate([leaf, leaf])), r"\[22, 2\]"),
+        (lambda data: data.replace(examples=data.examples | {"y": data.examples["y"][:6]}), r"examples\['y'\]"),
+        (
+            lambda data: data.replace(examples=data.examples | {"y": data.examples["y"] + 2}),
+            "labels from 2 to 4, and 4 cl",
+        ),
+        (lambda data: data.replace(examples=data.examples | {"y": data.examples["y"] - 1}), "labels from -1 to 1"),
+        (lambda data: data.replace(num_classes=3).test.replace(num_classes=3), "labels from 0 to 3, and 3 classes"),
+        (lambda data: data.replace(example_weights=jnp.ones(3)), r"example_weights has the shape \[3\]"),
+        (lambda data: data.replace(test=data.test.subset([0, 2])), "test part has 2 clients and not the 3"),
+        (lambda data: data.replace(validation=data.test.reordered([1, 0, 2])), "validation part has 3 clients and not"),
+        (lambda data: data.replace(validation=_rows(data.test, lambda leaf: leaf[:1].repeat(2, 0))), r"\[2, 2\].*3 "),
+    ],
+)
+def test_copies_of_other_shapes_and_labels_are_refused(change: Callable[[FederatedDataset], Any], message: str) -> None:
+    data = three_clients()
+    task = fjs.classification(fjs.models.LogisticRegression(4))
+    run: dict[str, Any] = {"task": task, "rounds": 1, "batch_size": 2}
+    run |= {"cohort": fjs.cohort.full(), "work": fjs.local.steps(1)}
+    params, method = task.init(jax.random.key(0), data), fjs.fedavg(client_optimizer=fjs.optim.sgd(0.1))
+    with pytest.raises(ValueError, match=message):
+        fjs.simulate(method, change(data), eval_every=1, **run)
+    with pytest.raises(ValueError, match=message):
+        fjs.evaluate(task, params, change(data))
 
 
 @pytest.mark.parametrize("rows", [6, 60_000])

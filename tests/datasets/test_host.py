@@ -136,6 +136,8 @@ def test_round_trip_and_description() -> None:
     np.testing.assert_array_equal(host.client(3)["x"], data.client(3)["x"])
     with pytest.raises(IndexError, match="0 to 11"):
         host.client(12)
+    with pytest.raises(TypeError, match=r"on_host\(HostDataset\(12 clients.*on the device"):
+        fjs.datasets.on_host(host)
     made = fjs.datasets.on_host(fjs.datasets.synthetic(0.0, 0.0, num_clients=2, sizes=[5, 6]))
     rebuilt = fjs.build(json.loads(json.dumps(fjs.describe(made))))
     np.testing.assert_array_equal(rebuilt.client(1)["x"], made.client(1)["x"])

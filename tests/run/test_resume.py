@@ -262,6 +262,15 @@ class TestOtherRuns:
         with pytest.raises(ValueError, match=r"dataset.checksum: [0-9a-f]{16} in the checkpoint, [0-9a-f]{16} now"):
             fjs.simulate(**RUN | {"dataset": other}, rounds=ROUNDS, checkpoint=copied)
 
+    @pytest.mark.parametrize("allow", [False, True])
+    def test_data_that_no_recipe_made_are_known_by_their_checksum(self, tmp_path, allow):
+        bare = RUN["dataset"].replace()
+        run = RUN | {"rounds": 2, "eval_every": 2, "checkpoint": tmp_path, "allow_opaque": allow}
+        fjs.simulate(**run | {"dataset": bare})
+        other = bare.replace(examples=jax.tree.map(lambda leaf: leaf + leaf, bare.examples))
+        with pytest.raises(ValueError, match=r"run \(dataset.checksum: \w{16} in the .*, \w{16} now\): .* directory$"):
+            fjs.simulate(**run | {"dataset": other, "rounds": 4})
+
     def test_the_precision_is_part_of_the_run(self, copied, x64):
         with pytest.raises(ValueError, match="float: float32 in the checkpoint, float64 now"):
             fjs.simulate(**RUN, rounds=ROUNDS, checkpoint=copied)

@@ -201,6 +201,25 @@ def test_opaque_parts_are_refused_by_name():
             verify(dataclasses.replace(given, description=about | parts))
 
 
+def test_data_of_other_sizes_are_not_those_of_the_result():
+    data = fjs.datasets.quadratics(num_clients=6, dim=4, sizes=[3, 9, 2, 5, 8, 4], seed=0)
+    bare = data.replace(test=data.subset(range(6)))
+    small = SETTINGS | {"rounds": 1, "eval_every": 1, "cohort": fjs.cohort.full(), "work": fjs.local.steps(1)}
+    given = fjs.simulate(fjs.fedavg(client_optimizer=fjs.optim.sgd(0.1)), bare, **small)
+    sizes = {"clients": 6, "examples": 31, "max_size": 9, "classes": None, "test": 31}
+    assert given.description["dataset"] == {"opaque": "fedjax_sim.datasets.federated.FederatedDataset", "sizes": sizes}
+    for same in (bare, fjs.datasets.on_host(bare)):
+        assert verify(given, parts={"dataset": same}, tolerance=1e-5).passed
+    told = (
+        r"dataset.clients: 6 in the result, 5 now; dataset.examples: 31 in the .*, 27 now; dataset.test: 31 .* 27 now$"
+    )
+    with pytest.raises(ValueError, match=told):
+        verify(given, parts={"dataset": bare.subset(range(5))})
+    with pytest.raises(ValueError, match=r"dataset.test: 31 in the result, nothing now$"):
+        verify(given, parts={"dataset": data})
+    assert not verify(given, parts={"dataset": bare.replace(examples=jax.tree.map(np.negative, bare.examples))}).passed
+
+
 def test_errors(history):
     with pytest.raises(TypeError, match=r"verify was given 'run\.npz': give a History"):
         verify("run.npz")

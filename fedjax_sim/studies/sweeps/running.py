@@ -17,7 +17,7 @@ from fedjax_sim.core.descriptions import MAX_ARRAY, describe
 from fedjax_sim.core.opaque import check_known
 from fedjax_sim.core.values import check_count, check_flag, shown
 from fedjax_sim.datasets.federated import FederatedDataset
-from fedjax_sim.datasets.fingerprints import fingerprint
+from fedjax_sim.datasets.fingerprints import fingerprint, known_again
 from fedjax_sim.datasets.host import HostDataset
 from fedjax_sim.engine.arguments import RunArguments, check_arguments, takes_run
 from fedjax_sim.engine.checks import check_seeds, is_traced, resolve
@@ -178,7 +178,7 @@ def configuration(description: dict[str, Any], plan: Plan, what: str) -> dict[st
     environment = description["environment"]
     return {
         "algorithm": description["algorithm"],
-        "dataset": {**description["dataset"], "checksum": fingerprint(plan.dataset)},
+        "dataset": known_again(description["dataset"], fingerprint(plan.dataset)),
         "run": description["run"],
         "float": environment["float"],
         "generator": environment["generator"],
