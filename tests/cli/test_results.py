@@ -119,6 +119,23 @@ def test_a_comparison_is_its_runs_by_their_names(folder, capsys):
     assert "lr 1e6" in capsys.readouterr().out
 
 
+def test_runs_of_a_comparison_that_are_called_as_files_of_other_commands(folder):
+    compared(folder, {"history": "history", "sweep": "sweep"})
+    assert list(read(["."]).histories) == ["history", "sweep"]
+
+
+@pytest.mark.parametrize("beside", ["a comparison", "nothing else"])
+def test_a_folder_that_several_commands_wrote_to_has_all_their_runs(folder, beside):
+    made().save("out/history.npz")
+    swept(2).save("out/sweep.npz")
+    made().save("out/tuned.npz")
+    if beside == "a comparison":
+        compared(folder / "out", {"a": "one", "b": "two"})
+    where = folder / "out"
+    names = [f"{where / 'history.npz'}", *(f"{where / 'sweep.npz'}: mu={mu}" for mu in ("0", "0.5")), "tuned"]
+    assert list(read(["out"]).histories) == [*names, *(["one", "two"] if beside == "a comparison" else [])]
+
+
 @pytest.mark.parametrize(
     "content",
     ["no JSON", "[]", "{}", '{"runs": 5}', '{"runs": [{"files": {"history": 5}, "label": "b"}]}',
