@@ -144,8 +144,8 @@ def _verify(options: argparse.Namespace) -> int:
 
     runs = _to_verify(options)
     environment = next(iter(runs.values()))[1].description.get("environment", {})
-    if environment.get("float") == "float64" and options.own_process:
-        jax.config.update("jax_enable_x64", True)
+    if environment.get("float") and options.own_process:
+        jax.config.update("jax_enable_x64", environment["float"] == "float64")
     if options.own_process and isinstance(environment.get("generator"), dict):
         use_generator(environment["generator"])
     several = re.fullmatch(r"(\d{1,4}) x cpu( of \d{1,6} processes)?", str(environment.get("device")))

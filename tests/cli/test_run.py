@@ -323,6 +323,17 @@ def test_the_second_run_compiles_nothing(tmp_path):
     assert all(path.stat().st_size > 100 for path in programs)
 
 
+@pytest.mark.slow
+def test_a_result_is_verified_in_its_own_precision(folder):
+    fjs.simulate(**read("small.toml")).save("single.npz")
+    done = subprocess.run(
+        [sys.executable, "-m", "fedjax_sim.cli", "verify", "single.npz"], capture_output=True, text=True, check=False,
+        env=environment(JAX_ENABLE_X64="1", FEDJAX_SIM_CACHE="off"),
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "verified (to the last bit)" in done.stdout
+
+
 def several(folder, name, *more):
     begun = [sys.executable, "-m", "fedjax_sim.cli", "run", "small.toml", "--json", "--out", name]
     done = subprocess.run(
