@@ -166,7 +166,7 @@ def test_what_fails_after_the_run_is_no_refusal(folder, capsys, monkeypatch):
 @pytest.mark.parametrize(
     "arguments",
     [[], ["small.toml", "--devices", "0"], ["small.toml", "--quiet", "--json"], ["small.toml", "--processes", "x"],
-     ["small.toml", "--processes", "2", "--distributed"]],
+     ["small.toml", "--processes", "2", "--distributed"], ["small.toml", "--out", ""], [""]],
 )  # fmt: skip
 def test_bad_usage(folder, capsys, arguments):
     with pytest.raises(SystemExit) as ended:
