@@ -143,7 +143,14 @@ def _verify(options: argparse.Namespace) -> int:
     from fedjax_sim.run.verification import ELSEWHERE, verify
 
     runs = _to_verify(options)
-    environment = next(iter(runs.values()))[1].description.get("environment", {})
+    every = [run.description.get("environment", {}) for _, run in runs.values()]
+    environment = every[0]
+    for name, other in zip(runs, every, strict=True):
+        if any(other.get(key) != environment.get(key) for key in ("float", "generator", "device")):
+            raise ValueError(
+                f"{next(iter(runs))} and {name} were computed in another precision, by another random generator or on "
+                "other devices, and one process has one of each: verify each by its file"
+            )
     if environment.get("float") and options.own_process:
         jax.config.update("jax_enable_x64", environment["float"] == "float64")
     if options.own_process and isinstance(environment.get("generator"), dict):

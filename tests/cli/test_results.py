@@ -267,6 +267,17 @@ def test_a_folder_is_verified_run_by_run(folder, capsys, monkeypatch):
     assert [line.partition(":")[0] for line in capsys.readouterr().out.splitlines()] == ["one", "two"]
 
 
+@pytest.mark.parametrize(("key", "value"), [("float", "float64"), ("device", "64 x cpu"), ("generator", {"a": 1})])
+def test_runs_that_one_process_cannot_verify_are_refused_before_any_is_run(folder, capsys, monkeypatch, key, value):
+    monkeypatch.setattr("fedjax_sim.run.verification.verify", lambda *_, **__: pytest.fail("something was run"))
+    one = made()
+    one.save("a.npz")
+    about = one.description | {"environment": one.description["environment"] | {key: value}}
+    dataclasses.replace(one, description=about).save("b.npz")
+    assert cli.main(["verify", "."]) == 1
+    assert "a and b were computed in another precision" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("point", [["1"], ["mu=0.5"], ["algorithm.mu=0.5"]])
 def test_a_point_of_a_sweep_is_verified(folder, monkeypatch, point):
     """Another program computed it, so round-off is let pass."""
