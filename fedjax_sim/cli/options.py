@@ -38,8 +38,15 @@ def add_place(
     command: argparse.ArgumentParser, name: str, by: dict[str, str] = FILES, *, of: str | None = None, **about: Any
 ) -> None:
     """An argument or option that names a file or folder, which shells complete; ``of`` is its metavar."""
-    action = command.add_argument(name, metavar=of, **about)
+    action = command.add_argument(name, metavar=of, type=_place, **about)
     action.complete = by  # type: ignore[attr-defined]
+
+
+def _place(text: str) -> str:
+    """A file or folder; an empty text is a variable of a shell that is not set, as a rule."""
+    if not text:
+        raise argparse.ArgumentTypeError("it is empty: give a path")
+    return text
 
 
 def completed(action: argparse.Action, names: Callable[[], list[str]]) -> None:

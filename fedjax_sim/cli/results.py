@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 MOST_POINTS = 12
 _OF_FOLDERS = ("history.npz", "sweep.npz")  # of `run`, of `sweep`: such a file goes by the name of its folder
+_WRITTEN = (*_OF_FOLDERS, "start.npz", "tuned.npz")  # the latter of `tune`
 _BESIDE = (".json", ".toml", ".png", ".pdf", ".svg", ".html")  # what commands write beside histories
 _LONGEST = 200  # characters of a label
 
@@ -142,9 +143,16 @@ def _verify(options: argparse.Namespace) -> int:
     from fedjax_sim.run.verification import ELSEWHERE, verify
 
     runs = _to_verify(options)
-    environment = next(iter(runs.values()))[1].description.get("environment", {})
-    if environment.get("float") == "float64" and options.own_process:
-        jax.config.update("jax_enable_x64", True)
+    every = [run.description.get("environment", {}) for _, run in runs.values()]
+    environment = every[0]
+    for name, other in zip(runs, every, strict=True):
+        if any(other.get(key) != environment.get(key) for key in ("float", "generator", "device")):
+            raise ValueError(
+                f"{next(iter(runs))} and {name} were computed in another precision, by another random generator or on "
+                "other devices, and one process has one of each: verify each by its file"
+            )
+    if environment.get("float") and options.own_process:
+        jax.config.update("jax_enable_x64", environment["float"] == "float64")
     if options.own_process and isinstance(environment.get("generator"), dict):
         use_generator(environment["generator"])
     several = re.fullmatch(r"(\d{1,4}) x cpu( of \d{1,6} processes)?", str(environment.get("device")))
@@ -316,17 +324,17 @@ def files_of(results: Sequence[str]) -> tuple[list[Result], list[str]]:
 
 
 def _of_folder(folder: Path) -> Iterator[Result]:
-    """The one file of a run or sweep; of a comparison its runs, in its order; else all histories there."""
+    """All histories there; of a comparison's folder its runs, in its order, and what other commands wrote."""
     labels = _labels(folder)
-    one = next((folder / name for name in _OF_FOLDERS if (folder / name).is_file()), None)
-    compared = [folder / name for name in labels if (folder / name).is_file()]
-    for path in [one] if one is not None else compared or sorted(folder.glob("*.npz")):
+    compared = [name for name in labels if (folder / name).is_file()]
+    beside = [name for name in _WRITTEN if name not in labels and (folder / name).is_file()]
+    for path in [folder / name for name in (*beside, *compared)] if compared else sorted(folder.glob("*.npz")):
         yield _result(path, labels)
 
 
 def _result(path: Path, labels: dict[str, str]) -> Result:
     place = path.resolve()
-    own = () if path.name in _OF_FOLDERS else (labels.get(path.name, place.stem),)
+    own = () if path.name in _OF_FOLDERS and path.name not in labels else (labels.get(path.name, place.stem),)
     return Result(path, (*place.parent.parts, *own))
 
 

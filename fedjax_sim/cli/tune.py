@@ -43,8 +43,10 @@ def run(options: argparse.Namespace) -> int:
     with configured(options, "-tune") as (tables, results):
         with refusing(tables):
             devices = begin(options, tables, devices=1)  # a derivative takes one run after the other
+            from fedjax_sim.core.values import check_real
             from fedjax_sim.run.configuration.building import arguments
 
+            check_real("--rate", options.rate, above=0.0)
             over = transforms_of(options.over)
             given = {key: value for key, value in arguments(tables).items() if key not in _RESUMING}
             check_over(given, list(over))

@@ -119,6 +119,23 @@ def test_a_comparison_is_its_runs_by_their_names(folder, capsys):
     assert "lr 1e6" in capsys.readouterr().out
 
 
+def test_runs_of_a_comparison_that_are_called_as_files_of_other_commands(folder):
+    compared(folder, {"history": "history", "sweep": "sweep"})
+    assert list(read(["."]).histories) == ["history", "sweep"]
+
+
+@pytest.mark.parametrize("beside", ["a comparison", "nothing else"])
+def test_a_folder_that_several_commands_wrote_to_has_all_their_runs(folder, beside):
+    made().save("out/history.npz")
+    swept(2).save("out/sweep.npz")
+    made().save("out/tuned.npz")
+    if beside == "a comparison":
+        compared(folder / "out", {"a": "one", "b": "two"})
+    where = folder / "out"
+    names = [f"{where / 'history.npz'}", *(f"{where / 'sweep.npz'}: mu={mu}" for mu in ("0", "0.5")), "tuned"]
+    assert list(read(["out"]).histories) == [*names, *(["one", "two"] if beside == "a comparison" else [])]
+
+
 @pytest.mark.parametrize(
     "content",
     ["no JSON", "[]", "{}", '{"runs": 5}', '{"runs": [{"files": {"history": 5}, "label": "b"}]}',
@@ -248,6 +265,17 @@ def test_a_folder_is_verified_run_by_run(folder, capsys, monkeypatch):
     assert cli.main(["verify", "."]) == 1  # the first fails, and the second is looked at all the same
     assert seen == [(0, None), (1, None)]
     assert [line.partition(":")[0] for line in capsys.readouterr().out.splitlines()] == ["one", "two"]
+
+
+@pytest.mark.parametrize(("key", "value"), [("float", "float64"), ("device", "64 x cpu"), ("generator", {"a": 1})])
+def test_runs_that_one_process_cannot_verify_are_refused_before_any_is_run(folder, capsys, monkeypatch, key, value):
+    monkeypatch.setattr("fedjax_sim.run.verification.verify", lambda *_, **__: pytest.fail("something was run"))
+    one = made()
+    one.save("a.npz")
+    about = one.description | {"environment": one.description["environment"] | {key: value}}
+    dataclasses.replace(one, description=about).save("b.npz")
+    assert cli.main(["verify", "."]) == 1
+    assert "a and b were computed in another precision" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("point", [["1"], ["mu=0.5"], ["algorithm.mu=0.5"]])

@@ -166,7 +166,7 @@ def test_what_fails_after_the_run_is_no_refusal(folder, capsys, monkeypatch):
 @pytest.mark.parametrize(
     "arguments",
     [[], ["small.toml", "--devices", "0"], ["small.toml", "--quiet", "--json"], ["small.toml", "--processes", "x"],
-     ["small.toml", "--processes", "2", "--distributed"]],
+     ["small.toml", "--processes", "2", "--distributed"], ["small.toml", "--out", ""], [""]],
 )  # fmt: skip
 def test_bad_usage(folder, capsys, arguments):
     with pytest.raises(SystemExit) as ended:
@@ -321,6 +321,17 @@ def test_the_second_run_compiles_nothing(tmp_path):
     (status, hits, _, _), said = call()
     assert (status, hits, said) == (0, 0, "")
     assert all(path.stat().st_size > 100 for path in programs)
+
+
+@pytest.mark.slow
+def test_a_result_is_verified_in_its_own_precision(folder):
+    fjs.simulate(**read("small.toml")).save("single.npz")
+    done = subprocess.run(
+        [sys.executable, "-m", "fedjax_sim.cli", "verify", "single.npz"], capture_output=True, text=True, check=False,
+        env=environment(JAX_ENABLE_X64="1", FEDJAX_SIM_CACHE="off"),
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "verified (to the last bit)" in done.stdout
 
 
 def several(folder, name, *more):
