@@ -55,6 +55,8 @@ class Saving:
     ) -> None:
         if not isinstance(directory, (str, os.PathLike)):
             raise TypeError(f"checkpoint is {directory!r}: give a directory, checkpoint='runs/fedavg'")
+        if directory == "":  # it would be the current one
+            raise ValueError("checkpoint is '': give a directory, checkpoint='runs/fedavg', or '.' for this one")
         if every is not None:
             check_count("every", every)
         check_flag("allow_opaque", allow_opaque)

@@ -374,6 +374,7 @@ class TestOtherRuns:
         ("arguments", "error", "told"),
         [
             ({"checkpoint": 3}, TypeError, r"checkpoint is 3: give a directory"),
+            ({"checkpoint": ""}, ValueError, r"checkpoint is '': give a directory"),
             ({"every": 0}, ValueError, r"every is 0: it must be at least 1"),
             ({"keep": 0}, ValueError, r"keep is 0: it must be at least 1"),
             ({"allow_opaque": 1}, TypeError, r"allow_opaque is 1: it must be True or False"),
