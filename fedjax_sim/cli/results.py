@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 MOST_POINTS = 12
 _OF_FOLDERS = ("history.npz", "sweep.npz")  # of `run`, of `sweep`: such a file goes by the name of its folder
-_WRITTEN = (*_OF_FOLDERS, "start.npz", "tuned.npz")  # the latter of `tune`
+_WRITTEN = (*_OF_FOLDERS, "start.npz", "tuned.npz")  # the last two of `tune`
 _BESIDE = (".json", ".toml", ".png", ".pdf", ".svg", ".html")  # what commands write beside histories
 _LONGEST = 200  # characters of a label
 
@@ -143,20 +143,19 @@ def _verify(options: argparse.Namespace) -> int:
     from fedjax_sim.run.verification import ELSEWHERE, verify
 
     runs = _to_verify(options)
-    every = [run.description.get("environment", {}) for _, run in runs.values()]
-    environment = every[0]
-    for name, other in zip(runs, every, strict=True):
-        if any(other.get(key) != environment.get(key) for key in ("float", "generator", "device")):
+    every = {name: run.description.get("environment", {}) for name, (_, run) in runs.items()}
+    first, environment = next(iter(every.items()))
+    for name, other in every.items():
+        if _of_process(other) != _of_process(environment):
             raise ValueError(
-                f"{next(iter(runs))} and {name} were computed in another precision, by another random generator or on "
-                "other devices, and one process has one of each: verify each by its file"
+                f"{first} and {name} were computed in another precision, by another random generator or on another "
+                "number of CPU devices, and one process has one of each: verify each by its file"
             )
     if environment.get("float") and options.own_process:
         jax.config.update("jax_enable_x64", environment["float"] == "float64")
     if options.own_process and isinstance(environment.get("generator"), dict):
         use_generator(environment["generator"])
-    several = re.fullmatch(r"(\d{1,4}) x cpu( of \d{1,6} processes)?", str(environment.get("device")))
-    settle(options, devices=int(several[1]) if several else 1)
+    settle(options, devices=_of_process(environment)[-1])
     verified = {}
     for name, (path, history) in runs.items():
         parts = _own_parts(history, path, options.configuration)
@@ -170,6 +169,12 @@ def _verify(options: argparse.Namespace) -> int:
         about = [{"label": name, **_as_json(found)} for name, found in verified.items()]
         print(json.dumps({"passed": passed, "runs": about}, allow_nan=False))
     return 0 if passed else 1
+
+
+def _of_process(environment: dict[str, Any]) -> tuple[Any, Any, int]:
+    """What one process has one of: the precision, the random generator and the number of CPU devices."""
+    several = re.fullmatch(r"(\d{1,4}) x cpu( of \d{1,6} processes)?", str(environment.get("device")))
+    return environment.get("float"), environment.get("generator"), int(several[1]) if several else 1
 
 
 def _as_json(found: Verification) -> dict[str, Any]:
@@ -324,11 +329,11 @@ def files_of(results: Sequence[str]) -> tuple[list[Result], list[str]]:
 
 
 def _of_folder(folder: Path) -> Iterator[Result]:
-    """All histories there; of a comparison's folder its runs, in its order, and what other commands wrote."""
+    """What commands wrote there, of a comparison its runs in their order; else all histories."""
     labels = _labels(folder)
     compared = [name for name in labels if (folder / name).is_file()]
     beside = [name for name in _WRITTEN if name not in labels and (folder / name).is_file()]
-    for path in [folder / name for name in (*beside, *compared)] if compared else sorted(folder.glob("*.npz")):
+    for path in [folder / name for name in (*beside, *compared)] or sorted(folder.glob("*.npz")):
         yield _result(path, labels)
 
 

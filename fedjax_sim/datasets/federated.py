@@ -220,40 +220,52 @@ def held_out_parts(dataset: T) -> dict[str, T]:
 def check_copy(dataset: FederatedDataset) -> None:
     """Checks a copy made by ``replace``: a row for each example, labels that are classes, the same clients throughout.
 
-    A single row passes, as data on the host have in their frame. Labels are looked at once, while they are concrete.
+    Once for each data set, labels while they are concrete. The frame of data on the host has no rows to look at.
 
     Raises:
       ValueError: other shapes, with which rows would be read as those of other clients, or other labels.
     """
-    if type(dataset) is not FederatedDataset or dataset.placement is not None:
-        return  # padded, of one that was looked at
+    if type(dataset) is not FederatedDataset or dataset.placement is not None or "_looked_at" in dataset.__dict__:
+        return  # padded ones are of one that was looked at
     count = dataset.num_examples
     named_leaves = jax.tree_util.tree_leaves_with_path(dataset.examples)
     arrays = {f"examples{jax.tree_util.keystr(path)}": leaf for path, leaf in named_leaves}
     for name, leaf in (arrays | {"example_weights": dataset.example_weights}).items():
-        if leaf is not None and (shape := jnp.shape(leaf))[:1] not in ((count,), (1,)):
+        if leaf is not None and (shape := jnp.shape(leaf))[:1] != (count,):
             raise ValueError(
                 f"the data set's {name} has the shape {list(shape)}, and its clients have {count} examples together: "
                 "replace(...) keeps the clients' sizes, so make one with other rows by from_clients, from_ids or subset"
             )
     labels = arrays.get("examples['y']")
-    known = labels is not None and dataset.num_classes is not None and is_concrete(labels)
-    if known and "_looked_at" not in dataset.__dict__:
+    known = dataset.num_classes is not None and count > 0 and can_be_read(labels)
+    if known:
         values = np.asarray(labels)
         if values.dtype.kind in "iu" and not 0 <= values.min() <= values.max() < dataset.num_classes:
             raise ValueError(
                 f"the data set has labels from {values.min()} to {values.max()}, and {dataset.num_classes} classes: "
                 "number them from 0, and where there are more of them, replace(num_classes=...) in every part"
             )
-        object.__setattr__(dataset, "_looked_at", True)
     for name, part in held_out_parts(dataset).items():
         ids, other = dataset.client_ids, part.client_ids
-        if ids.shape != other.shape or (is_concrete((ids, other)) and not np.array_equal(ids, other)):
+        if ids.shape != other.shape or (can_be_read(ids) and can_be_read(other) and not np.array_equal(ids, other)):
             raise ValueError(
-                f"the {name} part has {part.num_clients} clients and not the {dataset.num_clients} of the data set in "
-                "their order: held-out examples are of the same; what others have is for evaluate= or fjs.evaluate"
+                f"the {name} part's clients are not those of the data set in their order ({part.num_clients} and "
+                f"{dataset.num_clients}): held-out examples are of the same; what others have is for evaluate= or "
+                "fjs.evaluate"
+            )
+        if part.num_classes != dataset.num_classes:
+            raise ValueError(
+                f"the {name} part has {part.num_classes} classes and the data set {dataset.num_classes}: "
+                "replace(num_classes=...) in every part"
             )
         check_copy(part)
+    if known or labels is None:
+        object.__setattr__(dataset, "_looked_at", True)
+
+
+def can_be_read(values: Any) -> bool:
+    """Whether an array has values here and now: it is not traced, and no part of it lies with another process."""
+    return values is not None and is_concrete(values) and getattr(values, "is_fully_addressable", True)
 
 
 def training_part(dataset: FederatedDataset) -> FederatedDataset:

@@ -20,7 +20,7 @@ from fedjax_sim.core.descriptions import recipe
 from fedjax_sim.core.values import shown
 from fedjax_sim.datasets import construct
 from fedjax_sim.datasets.calls import MEANT_BY_CLIENTS, MEANT_BY_IDS, MEANT_BY_PARTITION, answers, arguments_of
-from fedjax_sim.datasets.federated import FederatedDataset, held_out_parts, in_html, in_short, training_part
+from fedjax_sim.datasets.federated import FederatedDataset, check_copy, held_out_parts, in_html, in_short, training_part
 from fedjax_sim.datasets.flat import int32, offsets_of, ranges
 from fedjax_sim.datasets.from_arrays import given_clients, given_ids, given_partition
 from fedjax_sim.datasets.statistics import Statistics, label_table
@@ -188,6 +188,7 @@ def on_host(dataset: FederatedDataset) -> HostDataset:
 
     Raises:
       TypeError: no data set on the device.
+      ValueError: a copy by ``replace`` that no run takes.
 
     Example:
       >>> import fedjax_sim as fjs
@@ -196,6 +197,7 @@ def on_host(dataset: FederatedDataset) -> HostDataset:
     """
     if not isinstance(dataset, FederatedDataset):
         raise TypeError(f"on_host({shown(dataset)}): give a data set of fedjax_sim.datasets that is on the device")
+    check_copy(dataset)
     weights = dataset.example_weights
     return HostDataset(
         frame=frame_of(dataset),
@@ -213,6 +215,7 @@ def frame_of(dataset: FederatedDataset) -> FederatedDataset:
         offsets=jnp.zeros_like(dataset.offsets),
         example_weights=None,
     )
+    object.__setattr__(frame, "_looked_at", True)  # see check_copy
     return frame
 
 

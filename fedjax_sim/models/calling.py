@@ -74,7 +74,7 @@ def outputs_of(
 
 
 def says_features(module: nn.Module) -> bool:
-    """Whether the module has a method ``features`` that answers; one around another model may not know."""
+    """Whether it has a method ``features`` that answers; one around a model has a ``says_features``, for it may not."""
     return callable(getattr(type(module), "features", None)) and getattr(module, "says_features", True)
 
 

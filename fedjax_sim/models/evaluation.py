@@ -186,6 +186,9 @@ def evaluate(task: Task, params: Any, dataset: FederatedDataset | HostDataset, *
     Returns:
       An :class:`Evaluation`. The highest losses, errors and spreads are the worst, and the lowest values of all else.
 
+    Raises:
+      ValueError, TypeError: examples that the task refuses in a run too, or a model of another shape.
+
     Example:
       >>> import jax, fedjax_sim as fjs
       >>> data = fjs.datasets.synthetic(1.0, 1.0, num_clients=20, max_size=60, seed=0)

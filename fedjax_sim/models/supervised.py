@@ -13,7 +13,7 @@ import numpy as np
 from fedjax_sim.core.descriptions import factory
 from fedjax_sim.core.fields import real, static
 from fedjax_sim.core.mistakes import shapes
-from fedjax_sim.datasets.federated import FederatedDataset, held_out_parts
+from fedjax_sim.datasets.federated import FederatedDataset, can_be_read, held_out_parts
 from fedjax_sim.models.base import Model, of_kind
 from fedjax_sim.models.calling import STATISTICS, features_of, outputs_of, told
 from fedjax_sim.models.contract import MaybeArray, Mixture, Task
@@ -301,8 +301,7 @@ def _log_of_mixed(mixture: Mixture, logarithms: jax.Array) -> jax.Array:
 
 
 def _check_tokens(model: str, vocabulary: int, x: Any) -> None:
-    traced = isinstance(x, jax.core.Tracer)
-    if traced or not getattr(x, "is_fully_addressable", True) or not jnp.issubdtype(x.dtype, jnp.integer) or not x.size:
+    if not can_be_read(x) or not jnp.issubdtype(x.dtype, jnp.integer) or not x.size:
         return
     tokens = np.asarray(x)
     for token in (int(tokens.min()), int(tokens.max())):

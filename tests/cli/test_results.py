@@ -129,6 +129,7 @@ def test_a_folder_that_several_commands_wrote_to_has_all_their_runs(folder, besi
     made().save("out/history.npz")
     swept(2).save("out/sweep.npz")
     made().save("out/tuned.npz")
+    np.savez("out/mine.npz", x=np.ones(3))  # is not the commands'
     if beside == "a comparison":
         compared(folder / "out", {"a": "one", "b": "two"})
     where = folder / "out"

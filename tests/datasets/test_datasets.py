@@ -787,8 +787,16 @@ def _rows(data: FederatedDataset, change: Callable[[Any], Any]) -> FederatedData
         (lambda data: data.replace(examples=data.examples | {"y": data.examples["y"] - 1}), "labels from -1 to 1"),
         (lambda data: data.replace(num_classes=3).test.replace(num_classes=3), "labels from 0 to 3, and 3 classes"),
         (lambda data: data.replace(example_weights=jnp.ones(3)), r"example_weights has the shape \[3\]"),
-        (lambda data: data.replace(test=data.test.subset([0, 2])), "test part has 2 clients and not the 3"),
-        (lambda data: data.replace(validation=data.test.reordered([1, 0, 2])), "validation part has 3 clients and not"),
+        (lambda data: _rows(data, lambda leaf: leaf[:1]), r"examples\['x'\] has the shape \[1, 2\]"),
+        (lambda data: data.replace(test=data.test.subset([0, 2])), r"test part's clients are not .*\(2 and 3\)"),
+        (
+            lambda data: data.replace(validation=data.test.reordered([1, 0, 2])),
+            "validation part's clients are not those",
+        ),
+        (
+            lambda data: data.replace(test=data.test.replace(num_classes=5)),
+            "test part has 5 classes and the data set 4",
+        ),
         (lambda data: data.replace(validation=_rows(data.test, lambda leaf: leaf[:1].repeat(2, 0))), r"\[2, 2\].*3 "),
     ],
 )
@@ -802,6 +810,8 @@ def test_copies_of_other_shapes_and_labels_are_refused(change: Callable[[Federat
         fjs.simulate(method, change(data), eval_every=1, **run)
     with pytest.raises(ValueError, match=message):
         fjs.evaluate(task, params, change(data))
+    with pytest.raises(ValueError, match=message):
+        fjs.datasets.on_host(change(data))
 
 
 @pytest.mark.parametrize("rows", [6, 60_000])
