@@ -211,7 +211,7 @@ def simulate(
             driver = ResidentDriver(plan, start, initial_state, length=length, evaluate=evaluate, may_stop=may_stop)
         opened.callback(driver.close)
         underway = _Underway(driver, recording, saving, calls, bar, best, rounds, min(eval_every, rounds))
-        before, compiled = underway.begin(description, seed_list)
+        before, compiled = underway.begin(description, seed_list, stop)
         underway.to_the_end(stop, on_divergence, before - compiled)
         kept = ended(driver, clients=keep_state) if best is None else best.states
         metrics, recorded = recording.metrics(), recording.public_rounds()
@@ -247,7 +247,7 @@ class _Underway(NamedTuple):
     rounds: int
     length: int
 
-    def begin(self, description: dict[str, Any], seeds: list[int]) -> tuple[float, float]:
+    def begin(self, description: dict[str, Any], seeds: list[int], stop: Stopping | None) -> tuple[float, float]:
         """Goes back to the newest checkpoint, if there is one, and compiles: seconds before it, and when all was."""
         recording, before = self.recording, None
         if self.saving is not None:
@@ -260,7 +260,7 @@ class _Underway(NamedTuple):
             compiled = time.perf_counter()
             self.calls.start(Started(description, seeds, self.rounds, recording.finished))
             if before is None:
-                recording.add({}, first, 0)
+                recording.begin(first, stop)
                 if self.best is not None:
                     self.best.follow(self.driver, recording)
                 self.calls.report(0, first, {}, 0, recording.running)

@@ -14,7 +14,7 @@ import numpy as np
 from fedjax_sim.core.descriptions import Described, factory
 from fedjax_sim.core.fields import count, leaf, real, static
 from fedjax_sim.core.values import check_metric, check_real, shown, suggest
-from fedjax_sim.reporting.recorded import first_reached, known_as, less_is_better, of_finite_models
+from fedjax_sim.reporting.recorded import AXES, first_reached, known_as, less_is_better, of_finite_models
 
 
 class Stopping(Described):
@@ -143,6 +143,15 @@ class AnyOf(Stopping):
 def fedprox() -> AnyOf:
     """Converged or diverged as in FedProx's experiments: ``any_of([converged(1e-4), rising(1.0, over=10)])``."""
     return any_of((converged(), rising()))
+
+
+def check_asked(rule: Stopping, started: Mapping[str, np.ndarray]) -> None:
+    """Refuses a rule for what a run does not record; ``started``: of one seed, before rounds, when no clock has run."""
+    if isinstance(rule, AnyOf):
+        for part in rule.rules:
+            check_asked(part, started)
+    elif isinstance(rule, Converged | Rising | Reached | Patience) and rule.metric not in AXES:
+        _measured(started, rule.metric)
 
 
 def _values(metrics: Mapping[str, np.ndarray], name: str) -> np.ndarray:

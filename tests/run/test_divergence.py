@@ -279,6 +279,19 @@ def test_rules():
         stopping.reached("x", 1.0).reason(evaluated, {"x": np.ones((4, 2))})
 
 
+@pytest.mark.parametrize("rule", [stopping.reached("test_accuracy", 0.9), stopping.any_of([stopping.patience("los")])])
+def test_a_rule_for_what_is_not_recorded_is_refused_before_the_first_round(rule):
+    begun = []
+
+    class Told(fjs.callbacks.Callback):
+        def report(self, reported):
+            begun.append(reported.round)
+
+    with pytest.raises(ValueError, match=r"stop asks for '(test_accuracy|los)', which this run does not record"):
+        fjs.simulate(**growing(stop=rule, callbacks=[Told()]))
+    assert not begun
+
+
 def test_a_target_is_reached_in_the_precision_of_the_metric():
     """float32 rounds 0.9 down, and 90 of 100 are 0.9 all the same; so says ``rounds_to``, also of numpy's 0.9."""
     evaluated, values = np.array([0, 5]), np.array([0.5, 0.9], np.float32)
