@@ -175,7 +175,7 @@ def cost(
         count, draws = protocol.of(of)
         missing = [
             (label, draw) for label in dict.fromkeys((BASE, name)) for draw in range(draws)
-            if not (running.place_of(Path(folder), problem, label, draw) / "report").exists()
+            if not (running.place_of(Path(folder), problem, label, draw, protocol) / "report").exists()
         ]  # fmt: skip
         each = count + len(protocol.seeds)
         fewest, most = len(missing) * each, len(missing) * (each + count * protocol.widenings)
