@@ -229,6 +229,10 @@ def test_table(grid_sweep):
     assert f"{best.mean:.4f} ± {best.std:.4f}" in first
     assert grid_sweep.table("loss", top=2).endswith("2 of 6 points")
     assert grid_sweep.table(form="markdown").startswith("| mu | learning_rate |")
+    steps = grid_sweep.best("useful_steps")  # a record of every round
+    heading, _, first, *_ = grid_sweep.table("useful_steps").splitlines()
+    assert heading.endswith("useful steps")
+    assert f"{steps.mean:.4f} ± {steps.std:.4f}" in first
 
 
 def test_a_file_has_everything(grid_sweep, tmp_path):
