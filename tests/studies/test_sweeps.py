@@ -129,6 +129,9 @@ def test_a_diverged_run_is_recorded_and_never_the_best(grid_sweep):
     assert result.best("test_accuracy", less=True).number == 1
     assert "diverged" in result.table().splitlines()[2]
     assert "diverged" in result.table("loss").splitlines()[3]
+    undefined = {"test_roc_auc": np.full_like(result.runs.metrics["loss"], np.nan)}  # of examples of one class
+    scored = dataclasses.replace(result.runs, metrics=result.runs.metrics | undefined)
+    assert dataclasses.replace(result, runs=scored).best("loss").number == 1
     assert "2 of 4 runs diverged" in repr(result)
     wild = fjs.fedprox(client_optimizer=fjs.optim.sgd(1e30), mu=0.1)
     said = fjs.simulate(wild, data(), **settings(), seeds=SEEDS).divergences
