@@ -89,7 +89,7 @@ def tuning(problems: Iterable[str], methods: Iterable[str], runs: pathlib.Path, 
     for problem, method in itertools.product(problems, methods):
         of, values = PROBLEMS[problem], []
         for draw in range(protocol.of(of)[1]):
-            place = place_of(runs, problem, method, draw)
+            place = place_of(runs, problem, method, draw, protocol)
             if not (place / "search-0").exists():
                 raise SystemExit(f"{runs} has no runs of {method} on {problem}, draw {draw}: run them first")
             values.append(Runs(of, data_of(problem, draw), KNOWN[method], place, protocol, "", print).first(draw))

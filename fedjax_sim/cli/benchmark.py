@@ -43,13 +43,11 @@ def run(options: argparse.Namespace) -> int:
     with refusing():
         settle(options, devices=options.devices)
         from fedjax_sim.studies.benchmark.methods import BASE
-        from fedjax_sim.studies.benchmark.result import Result, cost, named
+        from fedjax_sim.studies.benchmark.result import Result, cost, named, problems_of
         from fedjax_sim.studies.benchmark.result import run as compare
 
         say, out = voice(options), Path(options.out)
-        common: dict[str, Any] = {
-            "problems": options.problems, "size": options.size, "points": options.points, "folder": out / "runs",
-        }  # fmt: skip
+        common: dict[str, Any] = {"size": options.size, "points": options.points, "folder": out / "runs"}
         method: Any = options.method
         own: dict[str, Any] = {}
         if options.mine is not None:
@@ -61,8 +59,12 @@ def run(options: argparse.Namespace) -> int:
         elif options.over:
             raise ValueError("--over is for a method of your own, --mine module:factory: others have their spaces")
         asked = {options.method: (method, own)} | {of: (of, {}) for of in options.beside if of != options.method}
-        for of, how in asked.values():
-            named(of, how.get("space"), how.get("name"))
+        fit = {
+            name: problems_of(*named(of, how.get("space"), how.get("name")), options.problems)
+            for name, (of, how) in asked.items()
+        }
+        for name, (_, how) in asked.items():  # others are run where there is something to hold against them
+            how["problems"] = [problem for problem in fit[name] if problem in fit[options.method]]
         costs = {name: cost(of, **common, **how) for name, (of, how) in asked.items()}
         for name, each in costs.items():
             say(f"{name}, with FedAvg's runs, which all share:\n" * (len(costs) > 1) + _in_words(each))

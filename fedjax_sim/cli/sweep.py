@@ -201,6 +201,8 @@ def _as_json(result: Sweep, metric: str, ranked: list[Ranked]) -> dict[str, Any]
         for name, values in result.runs.metrics.items()
         if values.ndim == 2
     }
+    if metric in result.runs.rounds:  # a record of every round, of which nobody else asks for the last value
+        single[metric] = result.final(metric).reshape(diverged.shape)
     places = {one.number: place for place, one in enumerate(ranked, start=1)}
 
     def point(number: int) -> dict[str, Any]:

@@ -65,12 +65,12 @@ def board(lines: Sequence[Line]) -> str:
         total += [*counts, passed.count(True), len(passed)]
         own = f"{passed.count(True)} of {len(passed)}" if passed else ""
         held = f"see {report.see} | | " if report.see else " | ".join(map(str, counts))
-        size = f"{report.size} | {cell(share(report.scales))}"
+        size = f"{report.size} | {'' if report.size == 'smoke' else cell(share(report.scales))}"
         rows.append(f"| {line.name} | {size} | {held} | {own} | {report.seeds} | {report.run_seconds:.0f} |")
     rows.append(f"| **all** | | | {' | '.join(map(str, total[:3]))} | {total[3]} of {total[4]} | | |")
     smoke = any(line.report is not None and line.report.size == "smoke" for line in lines)
-    note = ["The answers mean nothing at this size: it shows that everything works.", ""] if smoke else []
-    parts = ["# Claims", "", *note, *verdicts(lines), "", *rows, ""]
+    said = ["The answers mean nothing at this size: it shows that everything works."] if smoke else verdicts(lines)
+    parts = ["# Claims", "", *said, "", *rows, ""]
     for line in lines:
         if line.report is not None and line.report.claims:
             claims = claims_in_words(line.report.claims)

@@ -113,7 +113,7 @@ def _apart(claim: Claim) -> str:
 def in_short(report: Report) -> str:
     """Size, share of the paper's size and seeds: "Size `cpu` (examples 5 %, rounds 100 %), 5 seeds"."""
     of = share(report.scales)
-    said = "" if report.size == "paper" else ", which is the paper's" if of == FULL else f" ({of})"
+    said = "" if report.size != "cpu" else ", which is the paper's" if of == FULL else f" ({of})"
     return f"Size `{report.size}`{said}, {number_of(report.seeds, 'seed')}"
 
 

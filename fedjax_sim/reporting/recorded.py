@@ -157,6 +157,15 @@ def measured(run: Recorded, name: str) -> np.ndarray:
     return of_finite_models(run[name], name, run.metrics)
 
 
+def telling_of_divergence(names: Iterable[str]) -> list[str]:
+    """Of metrics those that are not finite where a model has diverged: the losses, without any of them all.
+
+    A score may be NaN of a sound model: of examples of one class there is no area under a curve.
+    """
+    names = list(names)
+    return [name for name in names if name.endswith(_OBJECTIVE)] or names
+
+
 def of_finite_models(given: np.ndarray, name: str, metrics: Mapping[str, np.ndarray]) -> np.ndarray:
     """:func:`measured` of values [seeds, E, ...] among metrics of these seeds."""
     values = np.array(given)

@@ -18,7 +18,7 @@ from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.engine.arguments import asked_of
 from fedjax_sim.engine.checks import check_seeds
 from fedjax_sim.run.training import make_train
-from fedjax_sim.studies.objectives import Objective, check_inputs, evaluated, final
+from fedjax_sim.studies.objectives import Objective, check_inputs, evaluated, final, telling
 
 _MOST = 16  # clients of whom all coalitions are tried, 65,536
 
@@ -123,11 +123,11 @@ def coalitions(
     Args:
       algorithm: a method whose clients keep nothing and whose server knows its cohort alone (FedAvg, FedProx, FedNova,
         server optimisers): of others a run without some clients is not what is left when they stay away.
-      dataset: all clients' data; the test part, on which the default objective is, stays that of everybody.
+      dataset: all clients' data; the held-out part, on which the default objective is, stays that of everybody.
       which: ``"all"``, for at most 16 clients; ``"leave_one_out"``, everybody and everybody but one; or bool[C, N],
         clients in storage order.
-      objective: a function of a :class:`fedjax_sim.run.training.TrainResult` that returns one real number;
-        ``fedjax_sim.hyper.final("test_loss")`` by default.
+      objective: a function of a :class:`fedjax_sim.run.training.TrainResult` that returns one real number; by default,
+        as of :func:`fedjax_sim.hyper.influence`, the loss on validation examples, else on test examples.
       seeds: one seed or several; the same for all coalitions.
       initial_params: where the runs start; None draws them from each seed.
       keep_models: whether the models after training are returned too, C times S of them in memory.
@@ -151,7 +151,7 @@ def coalitions(
       >>> len(found.members), bool(abs(found.shapley.sum() - gain) < 1e-6)
       (8, True)
     """
-    objective = final() if objective is None else objective
+    objective = telling(final, dataset) if objective is None else objective
     check_inputs("coalitions", algorithm, dataset, objective)
     check_flag("coalitions(keep_models=...)", keep_models)
     members = _members(which, dataset.num_clients)

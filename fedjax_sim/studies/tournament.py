@@ -207,34 +207,42 @@ def tournament(
     with lock or contextlib.nullcontext():
         entries: dict[str, Entry] = {}
         ran = {name: _known(place / name, ends) for name in candidates}  # rounds, of former calls too
-        complete = True
+        left_out = False  # of the budget
 
-        def standing() -> Tournament:
-            return Tournament(_ranked(entries.values(), metric), metric, seed_list, ends, sum(ran.values()), complete)
+        def standing(complete: bool = False) -> Tournament:
+            """What is known, which the ledger has too; complete in the end alone."""
+            known = _ranked(entries.values(), metric)
+            found = Tournament(known, metric, seed_list, ends, sum(ran.values()), complete)
+            write_atomically(place / LEDGER, json.dumps(found.as_json(), indent=1, allow_nan=False).encode())
+            return found
 
         playing = list(candidates)
         for rung, rounds in enumerate(ends):
             for name in playing:
                 more = max(rounds - ran[name], 0)  # nothing for what is there already, which is read
                 if budget is not None and more and sum(ran.values()) + more > budget:
-                    complete = False
-                    break
+                    left_out = True
+                    continue  # others may be there already
                 before = entries.get(name, Entry(name, -1, 0, float("nan"), [], 0.0, "", None))
                 given = run | {"rounds": max(rounds, ran[name])}  # a run that went farther is read where it was
                 entries[name] = _played(
                     before, candidates[name], dataset, place / name, metric, seed_list, rounds, given
                 )
                 ran[name] = max(entries[name].rounds, ran[name])
-                write_atomically(place / LEDGER, json.dumps(standing().as_json(), indent=1, allow_nan=False).encode())
+                standing()
                 if show is not None:
                     show(f"rung {rung}, {name}: {entries[name].error or f'{metric} {entries[name].score:.4g}'}")
             able = _ranked((entries[name] for name in playing if name in entries), metric)
             able = [entry for entry in able if np.isfinite(entry.score)]
-            playing = [entry.name for entry in able[: max(1, len(playing) // eta)]]
-            if not complete or not playing:
+            if left_out:  # nothing is chosen, and what went on in former calls is read where it is
+                able = [entry for entry in able if ran[entry.name] > rounds]
+            else:
+                able = able[: max(1, len(playing) // eta)]
+            playing = [entry.name for entry in able]
+            if not playing:
                 break
         _check_any(entries, place / LEDGER, metric)
-        return standing()
+        return standing(not left_out)
 
 
 def _check_names(candidates: Any) -> None:

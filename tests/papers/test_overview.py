@@ -1,5 +1,6 @@
 """The board's verdicts and figures, and what becomes of a claim."""
 
+import dataclasses
 import io
 import math
 import pathlib
@@ -72,6 +73,15 @@ def test_verdicts():
     assert "| scaffold-fig3 | cpu | examples 5 to 100 %, rounds 100 % | 0 | 1 | 1 |" in board
     assert "| fednova-fig4 | cpu | all | see fednova-fig2 | |  |  | 5 | 1 |" in board
     assert "| fedprox-fig2 | error: RuntimeError: it broke | | | | | | | |" in board
+
+
+def test_a_smoke_is_no_share_of_the_paper_and_has_no_verdict():
+    smoke = dataclasses.replace(line("fednova-fig2", claim(False, central=True)).report, size="smoke", seeds=1)
+    assert writing.in_short(smoke) == "Size `smoke`, 1 seed"
+    board = overview.board([Line("fednova-fig2", smoke, "")])
+    assert "mean nothing at this size" in board
+    assert "Wang et al." not in board
+    assert "| fednova-fig2 | smoke |  | 0 | 1 | 0 |" in board
 
 
 @pytest.mark.parametrize(

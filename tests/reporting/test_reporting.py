@@ -120,6 +120,13 @@ class TestTable:
         assert "inf" not in table
         assert "over 2 to 3 seeds" in table
 
+    def test_a_score_that_is_not_defined_is_no_divergence(self):
+        scores = {"test_roc_auc": [[np.nan] * 2] * 2}  # of examples of one class
+        runs = {"sound": run([[2.0, 1.0]] * 2, **scores), "lost": run([[2.0, np.nan], [2.0, 1.0]], **scores)}
+        lines = results_table(runs, metrics=["test_roc_auc"]).split("\n")
+        assert lines[2].split()[:2] == ["sound", "–"]
+        assert lines[3].split()[:2] == ["lost", "diverged"]
+
     def test_a_model_that_diverged_has_no_accuracy(self):
         argmax_of_nan = run([[2, np.nan], [2, 0.5]], test_accuracy=[[0.1, 0.9], [0.1, 0.7]])
         lines = results_table({"a": argmax_of_nan}, target=0.8).split("\n")

@@ -351,6 +351,16 @@ def test_ones_own_method_is_entered_by_the_command(
     assert chosen.data == dataset_fingerprint(data)
 
 
+def test_runs_of_another_version_are_others(tiny: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With other points or at another size nothing of what is there is taken, nor in the way."""
+    monkeypatch.setattr(running.Runs, "measured", lambda runs: 1.0)
+    (running.place_of(tmp_path, tiny, BASE, 0, result.SMOKE) / "report").mkdir(parents=True)
+    runs = [result.cost(BASE, problems=[tiny], size="smoke", points=of, folder=tmp_path)[0].fewest for of in (None, 3)]
+    assert runs == [0, 3 + 2]
+    of_version_1 = running.place_of(tmp_path, tiny, BASE, 0)
+    assert of_version_1 == tmp_path / "tiny" / "fedavg" / "draw-0"
+
+
 def test_a_method_that_diverges_at_every_point_has_no_numbers(tiny: str, tmp_path: pathlib.Path) -> None:
     protocol = result.SMOKE._replace(widenings=1)
     lost = entered(fjs.fedavg, dict.fromkeys((RATE, "server_learning_rate"), fjs.sweeps.log_uniform(1e37, 1e38)))

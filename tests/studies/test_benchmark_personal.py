@@ -202,3 +202,13 @@ def test_personal_methods_are_a_part_of_their_own() -> None:
     assert "better than FedAvg, fine-tuned by" in said
     assert "| synthetic(1, 1) | Ditto |" in said
     assert "SCAFFOLD" not in said
+
+
+def test_others_are_run_on_the_problems_of_the_method_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(running.Runs, "measured", lambda runs: 1.0)
+    monkeypatch.setattr(running, "data_of", lambda problem, draw: None)
+    assert main(["benchmark", "FedPer", "--beside", "SCAFFOLD", "Ditto", "--dry-run", "--json"]) == 0
+    told = {(of["method"], of["problem"]) for of in json.loads(capsys.readouterr().out)["cost"]}
+    assert told == {(name, "MNIST, Dir(0.1)") for name in ("FedPer", "SCAFFOLD", "Ditto")}

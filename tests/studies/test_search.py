@@ -161,6 +161,7 @@ def test_scores_are_means_over_seeds_and_infinite_where_anything_is_not_finite()
         "test_accuracy": accuracy,
         "loss": jnp.array([[1.0, 2.0], [jnp.nan, 1.0], [3.0, 3.0]]),  # a model of NaN has an accuracy too
         "per_client_loss": jnp.full((3, 2, 4), jnp.nan),  # of clients without examples
+        "test_roc_auc": jnp.full((3, 2), jnp.nan),  # of examples of one class
     }
     np.testing.assert_allclose(score(hyper.final("test_accuracy"), metrics), [-0.6, jnp.inf, -0.2], rtol=1e-6)
     assert score(hyper.final("loss"), metrics).tolist() == [1.5, jnp.inf, 3.0]

@@ -129,6 +129,9 @@ def test_a_diverged_run_is_recorded_and_never_the_best(grid_sweep):
     assert result.best("test_accuracy", less=True).number == 1
     assert "diverged" in result.table().splitlines()[2]
     assert "diverged" in result.table("loss").splitlines()[3]
+    undefined = {"test_roc_auc": np.full_like(result.runs.metrics["loss"], np.nan)}  # of examples of one class
+    scored = dataclasses.replace(result.runs, metrics=result.runs.metrics | undefined)
+    assert dataclasses.replace(result, runs=scored).best("loss").number == 1
     assert "2 of 4 runs diverged" in repr(result)
     wild = fjs.fedprox(client_optimizer=fjs.optim.sgd(1e30), mu=0.1)
     said = fjs.simulate(wild, data(), **settings(), seeds=SEEDS).divergences
@@ -229,6 +232,10 @@ def test_table(grid_sweep):
     assert f"{best.mean:.4f} ± {best.std:.4f}" in first
     assert grid_sweep.table("loss", top=2).endswith("2 of 6 points")
     assert grid_sweep.table(form="markdown").startswith("| mu | learning_rate |")
+    steps = grid_sweep.best("useful_steps")  # a record of every round
+    heading, _, first, *_ = grid_sweep.table("useful_steps").splitlines()
+    assert heading.endswith("useful steps")
+    assert f"{steps.mean:.4f} ± {steps.std:.4f}" in first
 
 
 def test_a_file_has_everything(grid_sweep, tmp_path):

@@ -134,8 +134,12 @@ def test_a_budget_ends_it_before_what_would_exceed_it(tmp_path):
     assert (found.spent, found.complete) == (8, False)
     assert {entry.rounds for entry in found.entries} == {2}
     assert "the budget ended it" in str(found)
-    assert play(tmp_path, budget=16).complete
+    assert json.loads((tmp_path / "ledger.json").read_text()) == json.loads(json.dumps(found.as_json()))
+    whole = play(tmp_path, budget=16)
+    assert whole.complete
     assert play(tmp_path, budget=1).complete, "what is there is read"
+    again = play(tmp_path, {"new": method(0.2), **CANDIDATES}, budget=16)
+    assert ([one[:4] for one in again.entries], again.complete) == ([one[:4] for one in whole.entries], False)
     assert not play(tmp_path / "another", budget=15).complete
 
 

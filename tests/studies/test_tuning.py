@@ -68,6 +68,25 @@ def test_without_an_objective_the_validation_part_chooses_where_there_is_one():
     np.testing.assert_allclose(tuned.values[0][0], expected, rtol=1e-5)
 
 
+def test_searches_and_coalitions_take_the_objective_of_tuning(monkeypatch):
+    both = fjs.datasets.synthetic(1.0, 1.0, num_clients=3, max_size=20, test_fraction=0.3, seed=0)
+    task, method = fjs.classification(fjs.models.LogisticRegression(10)), fjs.fedavg(client_optimizer=sgd(0.1))
+    run = {"task": task, "rounds": 1, "cohort": fjs.cohort.full(), "work": fjs.local.steps(1)}
+    given = (fjs.sweeps.points([{RATE: 0.1}]), hyper.halving(rungs=1))
+    calls = {"search.running": lambda data: fjs.search(method, data, *given, batch_size=5, **run),
+             "search.asking": lambda data: hyper.evaluator(method, data, batch_size=5, **run),
+             "coalitions": lambda data: hyper.coalitions(method, data, batch_size=5, **run)}  # fmt: skip
+
+    def seen(who, algorithm, dataset, objective):
+        raise ZeroDivisionError(objective.name)
+
+    for module, call in calls.items():
+        monkeypatch.setattr(f"fedjax_sim.studies.{module}.check_inputs", seen)
+        for data, name in ((both, "test_loss"), (fjs.datasets.with_validation(both, 0.3), "validation_loss")):
+            with pytest.raises(ZeroDivisionError, match=f"^{name}\\b"):
+                call(data)
+
+
 # Coordinates.
 
 TRANSFORMS = {

@@ -138,7 +138,7 @@ def run(
     """
     name, entry = named(method, space, name)
     protocol, found = protocol_of(size, points), Result([], [])
-    for problem in _problems(name, entry, problems):
+    for problem in problems_of(name, entry, problems):
         found = found.joined(performed(problem, {BASE: METHODS[BASE], name: entry}, protocol, Path(folder), show))
     return found
 
@@ -171,11 +171,11 @@ def cost(
     """What :func:`run` with these arguments costs, before it does: a few rounds of the method are measured."""
     name, entry = named(method, space, name)
     protocol, found = protocol_of(size, points), []
-    for problem, of in _problems(name, entry, problems).items():
+    for problem, of in problems_of(name, entry, problems).items():
         count, draws = protocol.of(of)
         missing = [
             (label, draw) for label in dict.fromkeys((BASE, name)) for draw in range(draws)
-            if not (running.place_of(Path(folder), problem, label, draw) / "report").exists()
+            if not (running.place_of(Path(folder), problem, label, draw, protocol) / "report").exists()
         ]  # fmt: skip
         each = count + len(protocol.seeds)
         fewest, most = len(missing) * each, len(missing) * (each + count * protocol.widenings)
@@ -203,7 +203,7 @@ def named(method: Make, space: Mapping[str, Distribution] | None, name: str | No
     return found, entry
 
 
-def _problems(method: str, entry: Entry, names: Sequence[str] | None) -> dict[str, Problem]:
+def problems_of(method: str, entry: Entry, names: Sequence[str] | None) -> dict[str, Problem]:
     """Those of these names; None for all on which the method can be judged."""
     for name in names or ():
         if name not in PROBLEMS:

@@ -115,7 +115,7 @@ def compared(
     """A method on one draw of a problem, beside FedAvg; what is in the folder is not run again."""
     data, found = data_of(problem, draw), {}
     for label, of in {BASE: METHODS[BASE], name: entry}.items():
-        place = place_of(folder, problem, label, draw)
+        place = place_of(folder, problem, label, draw, protocol)
         runs = Runs(PROBLEMS[problem], data, of, place, protocol, f"{problem}, {label}, draw {draw}", show)
         chosen = runs.search(draw)
         found[label] = chosen, runs.report(chosen.point)
@@ -265,7 +265,8 @@ def _computed(swept: Sweep) -> str:
     return "; ".join([here, *(f"some of it elsewhere ({of})" for of in found.get("earlier", ()))])
 
 
-def place_of(folder: Path, problem: str, method: str, draw: int) -> Path:
-    """Where the runs of a draw are stored."""
-    words = ["".join(letter if letter.isalnum() else "-" for letter in name).lower() for name in (problem, method)]
-    return folder.joinpath(*(word.strip("-") for word in words), f"draw-{draw}")
+def place_of(folder: Path, problem: str, method: str, draw: int, protocol: Protocol = PROTOCOL) -> Path:
+    """Where the runs of a draw are stored; those of other versions than the protocol's have folders of their own."""
+    own = () if protocol.version == PROTOCOL.version else (protocol.version,)
+    names = ["".join(letter if letter.isalnum() else "-" for letter in of).lower() for of in (*own, problem, method)]
+    return folder.joinpath(*(name.strip("-") for name in names), f"draw-{draw}")

@@ -13,7 +13,7 @@ from fedjax_sim.algorithms.contract import Method
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.engine.checks import check_seeds
 from fedjax_sim.reporting.recorded import less_is_better
-from fedjax_sim.studies.objectives import Final, check_inputs, final
+from fedjax_sim.studies.objectives import Final, check_inputs, final, telling
 from fedjax_sim.studies.sweeps.running import sweep
 from fedjax_sim.studies.sweeps.space import LogUniform, Uniform, points
 
@@ -32,11 +32,11 @@ def evaluator(
     """Makes ``evaluate(points) -> losses``, for what suggests points and wants to be told how good they are.
 
     All points of a call and all seeds are one program, that of :func:`fedjax_sim.sweep`, compiled once for a number of
-    points. Arguments as there; ``objective`` is the metric at the end of a run, ``fjs.hyper.final("test_loss")`` by
-    default (better one of validation examples). Losses are float64[P], means over seeds, the negative of a metric of
-    which more is better, infinite where a run diverged.
+    points. Arguments as there; ``objective`` is the metric at the end of a run, by default
+    ``fjs.hyper.final("validation_loss")``, without such a part of ``"test_loss"``. Losses are float64[P], means over
+    seeds, the negative of a metric of which more is better, infinite where a run diverged.
     """
-    metric, seed_list = final() if objective is None else objective, check_seeds(seeds)
+    metric, seed_list = telling(final, dataset) if objective is None else objective, check_seeds(seeds)
     check_inputs("evaluator", algorithm, dataset, metric)
 
     def evaluate(batch: Sequence[Mapping[str, Any]]) -> np.ndarray:

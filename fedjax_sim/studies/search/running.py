@@ -29,7 +29,7 @@ from fedjax_sim.run.checkpoints.store import Store
 from fedjax_sim.run.resuming import named, plain, unflattened
 from fedjax_sim.run.simulation import describe_run
 from fedjax_sim.run.training import evaluation_rounds
-from fedjax_sim.studies.objectives import Final, check_inputs, final
+from fedjax_sim.studies.objectives import Final, check_inputs, final, telling
 from fedjax_sim.studies.search.program import Given, Members, Settings, advance, begin
 from fedjax_sim.studies.search.result import Searched
 from fedjax_sim.studies.search.strategies import Strategy
@@ -66,9 +66,10 @@ def search(
       dataset: whose data. What chooses by the test part has seen it: :func:`fedjax_sim.datasets.with_validation`.
       space: the points that members start with, named as in :func:`fedjax_sim.sweep`.
       strategy: ``fjs.hyper.population()`` or ``fjs.hyper.halving()``.
-      objective: what compares members, ``fjs.hyper.final("validation_loss")``: the mean over seeds of a metric at an
-        evaluation; ``final("test_loss")`` by default. Its name says whether less is better: of losses,
-        errors and spreads it is. A member ranks last where a metric of one of its runs is not finite.
+      objective: what compares members, the mean over seeds of a metric at an evaluation: by default
+        ``fjs.hyper.final("validation_loss")``, without such a part ``final("test_loss")``. Its name says whether less
+        is better: of losses, errors and spreads it is. A member ranks last where it, or a loss of one of its runs, is
+        not finite.
       seeds: one seed or several, the same for all members; what the strategy draws follows from the first.
       initial_params: where all runs start; None draws them from each seed.
       checkpoint: a directory for a checkpoint after every evaluation. The same call goes on from the newest one, with
@@ -94,7 +95,7 @@ def search(
       ... )
       Searched(fedavg, halving, 4 members, 1 seed, 4 rounds; best: member 2, score ...)
     """
-    objective = final() if objective is None else objective
+    objective = telling(final, dataset) if objective is None else objective
     asked = check_arguments(run)
     rounds, eval_every, evaluate = run["rounds"], run["eval_every"], run["evaluate"]
     seed_list = check_seeds(seeds)

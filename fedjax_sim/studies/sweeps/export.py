@@ -14,7 +14,7 @@ from fedjax_sim.core import tabular
 from fedjax_sim.core.values import check_count, suggest
 from fedjax_sim.reporting import frames, plots, sweep_plots
 from fedjax_sim.reporting.recorded import Recorded, in_words, less_is_better, loss_of_data, recorded_as
-from fedjax_sim.reporting.table import final_values, one_number
+from fedjax_sim.reporting.table import cell, final_values, form_of, one_number
 from fedjax_sim.run.history import History
 from fedjax_sim.studies.sweeps.space import POINT
 
@@ -43,11 +43,15 @@ def table(sweep: Swept, metric: str | None = None, *, top: int | None = None, fo
     columns = [(short[name], [_cell(point[name]) for point in points]) for name in sweep.space.names]
     losses = [loss_of_data([sweep.runs], name) for name in _LOSSES]
     names = [name for name in (*losses, *_ACCURACIES) if one_number(sweep.runs, name)]
-    metric = None if metric is None else recorded_as(sweep.runs, metric)
-    if metric is not None and metric not in names:
-        names.append(metric)
+    by = "" if metric is None else recorded_as(sweep.runs, metric)
+    if by in sweep.runs.metrics and by not in names:
+        names.append(by)
     decimals = {name: 4 for name in names if name.endswith("accuracy")}
     columns += [(in_words(name, [sweep.runs]), final_values(histories, name, decimals.get(name))) for name in names]
+    if by in sweep.runs.rounds:  # a record of every round, which results have no column of
+        last = np.where(sweep.diverged, np.nan, sweep.final(by)).reshape(-1, len(sweep.seeds))[numbers]
+        plain = form_of(last, None)
+        columns.append((in_words(by), [cell(of_point, plain) for of_point in last]))
     seeds = len(sweep.seeds)
     note = "one seed" if seeds == 1 else f"mean ± standard deviation over {seeds} seeds"
     if len(numbers) < sweep.space.num_points:

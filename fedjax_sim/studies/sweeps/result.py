@@ -16,7 +16,7 @@ from fedjax_sim.core.descriptions import build
 from fedjax_sim.core.files import parsing
 from fedjax_sim.core.tabular import in_notebook
 from fedjax_sim.core.values import shown, suggest
-from fedjax_sim.reporting.recorded import LOSSES, less_is_better
+from fedjax_sim.reporting.recorded import LOSSES, less_is_better, telling_of_divergence
 from fedjax_sim.reporting.table import ACCURACIES, one_number
 from fedjax_sim.run.history import History, is_sweep, read_record
 from fedjax_sim.studies.sweeps import export
@@ -115,12 +115,12 @@ class Sweep:
 
     @property
     def diverged(self) -> np.ndarray:
-        """bool[*shape], whether a metric of the run was NaN or infinite at the last evaluation.
+        """bool[*shape], whether a loss of the run (without any a metric) was NaN or infinite at the last evaluation.
 
-        Metrics of one number: those of every client are NaN for a client without examples.
+        Losses of one number: those of every client are NaN for a client without examples.
         """
-        metrics = [values for values in self.runs.metrics.values() if values.ndim == 2]
-        finite = [np.isfinite(values[:, -1].astype(float)) for values in metrics]
+        metrics = {name: values for name, values in self.runs.metrics.items() if values.ndim == 2}
+        finite = [np.isfinite(metrics[name][:, -1].astype(float)) for name in telling_of_divergence(metrics)]
         return self._shaped(~np.logical_and.reduce(finite))
 
     def __getitem__(self, name: str) -> np.ndarray:
