@@ -118,11 +118,23 @@ def test_a_federated_regression_reaches_least_squares() -> None:
 
 
 class Told(nn.Module):
-    """Doubles its input in training, if it is told of it under ``name``."""
+    """Doubles its input in training, if it is told of it."""
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
         return nn.Dense(2)(x) * (2 if train else 1)
+
+
+class ToldOtherwise(Told):
+    @nn.compact
+    def __call__(self, x: jax.Array, training: bool = False) -> jax.Array:
+        return nn.Dense(2)(x) * (2 if training else 1)
+
+
+class ToldInOtherWords(Told):
+    @nn.compact
+    def __call__(self, x: jax.Array, is_training: bool = False) -> jax.Array:
+        return nn.Dense(2)(x) * (2 if is_training else 1)
 
 
 class ToldTheOpposite(nn.Module):
@@ -137,7 +149,11 @@ class Asking(nn.Module):
         return nn.Dense(2)(nn.Dropout(0.5, deterministic=not self.has_rng("dropout"))(x))
 
 
-@pytest.mark.parametrize("model", [Told(), ToldTheOpposite(), Asking()], ids=["train", "deterministic", "has_rng"])
+@pytest.mark.parametrize(
+    "model",
+    [Told(), ToldOtherwise(), ToldInOtherWords(), ToldTheOpposite(), Asking()],
+    ids=["train", "training", "is_training", "deterministic", "has_rng"],
+)
 def test_a_module_knows_when_it_trains(model) -> None:
     data = fjs.datasets.from_clients([(np.ones((3, 8), np.float32), [0, 1, 1])])
     task = fjs.classification(model)
