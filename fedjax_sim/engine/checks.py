@@ -18,7 +18,7 @@ from fedjax_sim.algorithms.wrapper import Wrapper
 from fedjax_sim.clients.local.batches import Batches, FullBatch
 from fedjax_sim.clients.scheme import check_kind
 from fedjax_sim.core.descriptions import Described
-from fedjax_sim.core.fields import check_single
+from fedjax_sim.core.fields import check_used
 from fedjax_sim.core.programs import renew, uncollected
 from fedjax_sim.core.values import INT32_MAX, LARGEST_SEED, as_seeds, check_real, conditions, is_concrete, shown
 from fedjax_sim.datasets.federated import FederatedDataset, check_copy
@@ -56,8 +56,8 @@ def check_run(plan: Plan, rounds: int, initial_params: Any = None) -> Plan:
     if not (hasattr(key, "dtype") and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)) or jnp.shape(key) != ():
         raise TypeError(f"key is {key!r}: give one typed PRNG key, jax.random.key(0)")
     name = type(algorithm).__name__
-    for one in _described((algorithm, plan.cohort, plan.work, plan.system, plan.asynchronous, plan.diagnostics)):
-        check_single(one, one.factory_name())
+    for one in _described(plan._replace(dataset=None)):  # type: ignore[arg-type]
+        check_used(one, one.factory_name())
     algorithm.check(dataset.num_clients)
     requires = algorithm.requires
     policy = None if plan.system is None else plan.system.policy

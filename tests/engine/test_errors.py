@@ -14,7 +14,7 @@ import optax
 import pytest
 
 import fedjax_sim as fjs
-from fedjax_sim.algorithms import Algorithm, FedAvg, Requires
+from fedjax_sim.algorithms import Algorithm, FedAvg, FedProx, Requires
 from fedjax_sim.engine import rounds
 from fedjax_sim.engine.checks import unmet
 from fedjax_sim.models.evaluation import all_metrics
@@ -703,6 +703,33 @@ def test_a_key_is_no_seed_and_progress_is_a_flag() -> None:
         check(lambda key=key: through_simulate(seeds=key), TypeError, "seeds is a key", "range(5)", "random.key(s)")
     check(lambda: jax.vmap(lambda seed: through_simulate(seeds=seed))(jax.numpy.arange(2)), TypeError, "make_train")
     check(lambda: through_simulate(progress="yes"), TypeError, "progress is 'yes'", "True, False, or None")
+
+
+# Of objects that come from no factory the run is the first that looks.
+COPIES = {
+    "real": ({"algorithm": fjs.fedprox(client_optimizer=sgd(0.1)).replace(mu=-1.0)}, "fedprox(mu=...) is -1.0"),
+    "word": (
+        {"algorithm": fjs.scaffold(client_optimizer=sgd(0.1)).replace(option="III")},
+        "scaffold(option=...) is 'III'",
+    ),
+    "inside": (
+        {"algorithm": fjs.ema(fjs.fedavg(client_optimizer=sgd(0.1).replace(momentum=2.0)))},
+        "sgd(momentum=...) is 2.0",
+    ),
+    "class": (
+        {"algorithm": FedProx(client_optimizer=sgd(0.1), mu=fjs.rates.over_rounds([1.0]))},
+        "must be a number; a rate",
+    ),
+    "work": ({"work": fjs.local.steps(1).replace(num_steps=0)}, "steps(num_steps=...) is 0"),
+    "batches": ({"batch_size": None, "batches": fjs.local.in_order(2).replace(batch_size=0)}, "batch_size=...) is 0"),
+}
+
+
+@pytest.mark.usefixtures("no_program")
+@pytest.mark.parametrize("name", COPIES)
+def test_values_that_no_factory_has_seen(name: str) -> None:
+    changes, message = COPIES[name]
+    check(lambda: through_simulate(**changes), (TypeError, ValueError), message)
 
 
 # Bad arguments of a factory: no run is needed to see them.
