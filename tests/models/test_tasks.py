@@ -1,6 +1,7 @@
 """Tasks of flax modules: labels with axes, regression, modules that are told when they train."""
 
 import functools
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -475,3 +476,26 @@ def test_examples_are_not_written_into() -> None:
     task = fjs.functions(lambda key: jnp.zeros(2), halved)
     with pytest.raises(TypeError, match=r"^losses_function writes into examples\['x'\]"):
         check_values(task, jnp.zeros(2), {"x": jnp.zeros((3, 2))}, training=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("loss", "losses"),
+        ("loss_of", "losses_of"),
+        ("metric", "metrics"),
+        ("output", "outputs"),
+    ],
+)
+def test_a_misspelt_loss_would_train_that_of_the_base(name: str, meant: str) -> None:
+    with pytest.raises(TypeError, match=rf"^Mine.{name}: no base has it.* did you mean '{meant}'\?"):
+        type("Mine", (fjs.task.Classification,), {name: lambda self, *given: 0})
+
+
+def test_a_task_has_helpers_of_any_name() -> None:
+    own = {
+        "loss": lambda self, z, y: (z[:, 0] - y) ** 2,
+        "losses_of": lambda self, z, examples: self.loss(z, examples["y"]),
+    }
+    mine: Any = type("Mine", (fjs.task.Regression,), own)
+    assert mine(nn.Dense(1)).losses_of(jnp.ones((2, 1)), {"y": jnp.zeros(2)}).tolist() == [1.0, 1.0]
