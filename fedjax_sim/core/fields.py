@@ -69,7 +69,7 @@ def real(
     optional = kwargs.get("default", 0) is None
 
     def check(what: str, value: Any) -> None:
-        if hasattr(value, "factory_name"):  # a pytree of numbers that means something else
+        if hasattr(value, "factory_name") or callable(value):  # numbers that mean something else, an optax schedule
             raise TypeError(
                 f"{what} is {shown(value)}: it must be a number; a rate that changes with rounds or clients multiplies "
                 "an optimiser's steps, as the method's client_learning_rate= or server_learning_rate="

@@ -387,13 +387,14 @@ def check_initial(what: str, given: Any, params: Any) -> None:
 
 def _check_like(what: str, tree: Any, like: Any, rule: str, *, numbers: bool = False) -> None:
     """Checks that ``tree`` has the structure and shapes of ``like``; with ``numbers`` a leaf may be one number."""
-    found: Any = jax.tree.structure(tree)
-    wanted: Any = jax.tree.structure(like)
-    scalar: Any = jax.tree.structure(0.0)
+    structure: Any = jax.tree.structure
+    found, wanted = structure(tree), structure(like)
     if found != wanted:
-        given = f"has shape {np.shape(tree)}" if found == scalar else f"is a pytree {found}"
+        given = f"has shape {np.shape(tree)}" if found == structure(0.0) else f"is a pytree {found}"
         raise ValueError(f"{what} {given}: it must be {rule}, {wanted}")
     for (path, leaf), other in zip(jax.tree_util.tree_flatten_with_path(tree)[0], jax.tree.leaves(like), strict=True):
         if np.shape(leaf) != np.shape(other) and not (numbers and np.shape(leaf) == ()):
-            name = f"{what}{jax.tree_util.keystr(path)}"
-            raise ValueError(f"{name} has shape {np.shape(leaf)}: it must be {rule}, here of shape {np.shape(other)}")
+            name, wanted = f"{what}{jax.tree_util.keystr(path)}", np.shape(other)
+            fix = ", and these are several: the first is jax.tree.map(lambda leaf: leaf[0], ...)"
+            fix = fix if np.shape(leaf)[1:] == wanted and np.ndim(leaf) else ""
+            raise ValueError(f"{name} has shape {np.shape(leaf)}: it must be {rule}, here of shape {wanted}{fix}")

@@ -22,15 +22,8 @@ from fedjax_sim.models.scores import Score
 
 MaybeArray: TypeAlias = jax.Array | None
 
-_OVERRIDDEN = (
-    "init",
-    "losses",
-    "losses_of",
-    "outputs",
-    "features",
-    "metrics",
-    "penalty",
-)  # what tasks of one's own say
+# What tasks of one's own say.
+_OVERRIDDEN = ["init", "losses", "losses_of", "outputs", "features", "metrics", "penalty"]
 
 
 class Batch(NamedTuple):

@@ -336,6 +336,15 @@ RUNS: dict[str, tuple[dict[str, Callable[[], Any]], type[Exception], tuple[str, 
         ValueError,
         ("initial_params['params']['Dense_0']['kernel']", "(2, 3)", "(3, 3)"),
     ),
+    "initial_params of several seeds": (
+        {
+            "initial_params": lambda: {
+                "params": {"Dense_0": {"kernel": jnp.zeros((2, 3, 3)), "bias": jnp.zeros((2, 3))}}
+            }
+        },
+        ValueError,
+        ("has shape (2, 3)", "here of shape (3,)", "the first is jax.tree.map(lambda leaf: leaf[0], ...)"),
+    ),
     "initial_params of integers": (
         {"initial_params": lambda: {"params": {"Dense_0": {"kernel": jnp.zeros((3, 3), int), "bias": jnp.zeros(3)}}}},
         TypeError,
@@ -836,7 +845,7 @@ CASES: dict[str, tuple[Callable[[], object], type[Exception], tuple[str, ...]]] 
     "schedule as step size": (
         lambda: sgd(optax.linear_schedule(1.0, 0.0, 3)),
         TypeError,
-        ("sgd(learning_rate=...)", "real number"),
+        ("sgd(learning_rate=...)", "client_learning_rate= or server_learning_rate="),
     ),
     "array of text": (lambda: sgd(np.array(["a"])), TypeError, ("sgd(learning_rate=...)", "real number")),
     "NaN in an array": (lambda: sgd(jnp.array([0.1, NAN])), ValueError, ("sgd(learning_rate=...)", "finite")),
