@@ -135,7 +135,10 @@ class Supervised(Task):
 
     def output_shape(self, dataset: FederatedDataset) -> tuple[int, ...]:
         """The shape of the model's output for one example."""
-        return tuple(_first_outputs.eval_shape(self, dataset).shape[1:])
+        said: Any = _first_outputs.eval_shape(self, dataset)
+        if not hasattr(said, "shape"):
+            raise TypeError(f"the model returns {shapes(said)}: it must return one array, [B, ...]")
+        return tuple(said.shape[1:])
 
     @staticmethod
     def _one(dataset: FederatedDataset) -> jax.Array:

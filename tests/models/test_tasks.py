@@ -499,3 +499,16 @@ def test_a_task_has_helpers_of_any_name() -> None:
     }
     mine: Any = type("Mine", (fjs.task.Regression,), own)
     assert mine(nn.Dense(1)).losses_of(jnp.ones((2, 1)), {"y": jnp.zeros(2)}).tolist() == [1.0, 1.0]
+
+
+def test_a_model_of_two_outputs_is_refused() -> None:
+    class Both(nn.Module):
+        @nn.compact
+        def __call__(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+            return nn.Dense(2)(x), x
+
+    data = fjs.datasets.from_clients([(np.ones((3, 8), np.float32), [0, 1, 1])])
+    with pytest.raises(
+        TypeError, match=r"the model returns \(float32\[1, 2\], float32\[1, 8\]\): it must return one array"
+    ):
+        fjs.classification(Both()).check(data)
