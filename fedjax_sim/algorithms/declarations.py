@@ -49,19 +49,15 @@ def check_class(cls: type[Any], contract: type[Any]) -> None:
         if name.startswith("_") or isinstance(value, type):
             continue
         member = inspect.isroutine(value) or isinstance(value, _MEMBERS)
-        who, annotated = f"{cls.__name__} sets {name} = {shown(value)} without an annotation", f"{name}: Any"
         if any(hasattr(base, name) for base in cls.__bases__):
-            bases = [getattr(base, "__dataclass_fields__", {}) for base in cls.__mro__[1:]]
-            if not member and name in fields and any(of.get(name) is fields[name] for of in bases):
-                raise TypeError(f"{who}, so it would keep the default of its base: write {annotated} = {shown(value)}")
             if inspect.isfunction(value):
                 _check_parameters(cls, contract, name, value)
         elif name not in fields:
             _check_new(cls, contract, name, value)
             if not member and name not in cls.__dataclass_fields__:
                 raise TypeError(
-                    f"{who}: a hyper-parameter has one, {annotated} = {shown(value)}; a constant of the class is "
-                    f"{name}: ClassVar[Any] = {shown(value)}"
+                    f"{cls.__name__} sets {name} = {shown(value)} without an annotation: a hyper-parameter has one, "
+                    f"{name}: Any = {shown(value)}; a constant of the class is {name}: ClassVar[Any] = {shown(value)}"
                 )
 
 

@@ -69,7 +69,7 @@ def real(
     optional = kwargs.get("default", 0) is None
 
     def check(what: str, value: Any) -> None:
-        if hasattr(value, "factory_name"):  # a pytree of numbers that means something else
+        if hasattr(value, "factory_name") or callable(value):  # numbers that mean something else, an optax schedule
             raise TypeError(
                 f"{what} is {shown(value)}: it must be a number; a rate that changes with rounds or clients multiplies "
                 "an optimiser's steps, as the method's client_learning_rate= or server_learning_rate="
@@ -123,3 +123,12 @@ def check_single(obj: Any, name: str) -> None:
     for field in dataclasses.fields(obj):
         if field.metadata.get("single"):
             check_scalar(f"{name}({field.name}=...)", getattr(obj, field.name))
+
+
+def check_used(obj: Any, name: str) -> None:
+    """:func:`check_fields` and :func:`check_single` of what a run is about to use.
+
+    Again, since not every object comes from its factory: ``replace`` and the bare class take any value.
+    """
+    check_fields(obj, name)
+    check_single(obj, name)

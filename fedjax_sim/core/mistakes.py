@@ -44,10 +44,11 @@ _MISTAKES: dict[type[Exception], str] = {
 }
 
 
+_DROPOUT = "fedjax_sim.models.Dropout(rate), or deterministic=not train with an argument train of the module's __call__"
 # What flax says of a layer that differs in training and was not told, and what to write instead.
 _UNTOLD = {
-    'Parameter "deterministic" must be passed': "fedjax_sim.models.Dropout(rate), or deterministic=not train with an "
-    "argument train of the module's __call__",
+    'Parameter "deterministic" must be passed': _DROPOUT,
+    'needs PRNG for "dropout"': _DROPOUT,  # it draws in evaluation too
     'Parameter "use_running_average" must be passed': "use_running_average=not train with an argument train of the "
     "module's __call__",
 }
@@ -58,7 +59,7 @@ def mistake(error: BaseException) -> str | None:
     if isinstance(error, TypeError) and "JAX arrays are immutable" in str(error):
         return "writes into an array, and arrays do not change: use x.at[index].set(value), which returns a new one"
     for said, fix in _UNTOLD.items():
-        if str(error).startswith(said):
+        if said in str(error):
             return f"calls a layer that is not told whether it trains: write {fix}"
     return next((said for kind, said in _MISTAKES.items() if isinstance(error, kind)), None)
 

@@ -18,7 +18,7 @@ from fedjax_sim.algorithms.wrapper import Wrapper
 from fedjax_sim.clients.local.batches import Batches, FullBatch
 from fedjax_sim.clients.scheme import check_kind
 from fedjax_sim.core.descriptions import Described
-from fedjax_sim.core.fields import check_single
+from fedjax_sim.core.fields import check_used
 from fedjax_sim.core.programs import renew, uncollected
 from fedjax_sim.core.values import INT32_MAX, LARGEST_SEED, as_seeds, check_real, conditions, is_concrete, shown
 from fedjax_sim.datasets.federated import FederatedDataset, check_copy
@@ -56,8 +56,8 @@ def check_run(plan: Plan, rounds: int, initial_params: Any = None) -> Plan:
     if not (hasattr(key, "dtype") and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)) or jnp.shape(key) != ():
         raise TypeError(f"key is {key!r}: give one typed PRNG key, jax.random.key(0)")
     name = type(algorithm).__name__
-    for one in _described((algorithm, plan.cohort, plan.work, plan.system, plan.asynchronous, plan.diagnostics)):
-        check_single(one, one.factory_name())
+    for one in _described(plan._replace(dataset=None)):  # type: ignore[arg-type]
+        check_used(one, one.factory_name())
     algorithm.check(dataset.num_clients)
     requires = algorithm.requires
     policy = None if plan.system is None else plan.system.policy
@@ -387,13 +387,14 @@ def check_initial(what: str, given: Any, params: Any) -> None:
 
 def _check_like(what: str, tree: Any, like: Any, rule: str, *, numbers: bool = False) -> None:
     """Checks that ``tree`` has the structure and shapes of ``like``; with ``numbers`` a leaf may be one number."""
-    found: Any = jax.tree.structure(tree)
-    wanted: Any = jax.tree.structure(like)
-    scalar: Any = jax.tree.structure(0.0)
+    structure: Any = jax.tree.structure
+    found, wanted = structure(tree), structure(like)
     if found != wanted:
-        given = f"has shape {np.shape(tree)}" if found == scalar else f"is a pytree {found}"
+        given = f"has shape {np.shape(tree)}" if found == structure(0.0) else f"is a pytree {found}"
         raise ValueError(f"{what} {given}: it must be {rule}, {wanted}")
     for (path, leaf), other in zip(jax.tree_util.tree_flatten_with_path(tree)[0], jax.tree.leaves(like), strict=True):
         if np.shape(leaf) != np.shape(other) and not (numbers and np.shape(leaf) == ()):
-            name = f"{what}{jax.tree_util.keystr(path)}"
-            raise ValueError(f"{name} has shape {np.shape(leaf)}: it must be {rule}, here of shape {np.shape(other)}")
+            name, wanted = f"{what}{jax.tree_util.keystr(path)}", np.shape(other)
+            fix = ", and these are several: the first is jax.tree.map(lambda leaf: leaf[0], ...)"
+            fix = fix if np.shape(leaf)[1:] == wanted and np.ndim(leaf) else ""
+            raise ValueError(f"{name} has shape {np.shape(leaf)}: it must be {rule}, here of shape {wanted}{fix}")

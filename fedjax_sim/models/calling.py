@@ -57,8 +57,8 @@ def each_alone(rows: int) -> contextlib.AbstractContextManager[Any]:
 
 def told(method: Callable[..., Any], *, train: bool) -> dict[str, Any]:
     """The arguments that tell a module's method whether it trains, as far as it takes them."""
-    accepted = inspect.signature(method).parameters
-    return {name: value for name, value in (("train", train), ("deterministic", not train)) if name in accepted}
+    known = {"train": train, "training": train, "is_training": train, "deterministic": not train}
+    return {name: known[name] for name in inspect.signature(method).parameters if name in known}
 
 
 def outputs_of(

@@ -6,6 +6,8 @@ The local objective of client i is F_i(w) = (1/n_i) sum_j v_j loss(w, example_j)
 
 from __future__ import annotations
 
+import difflib
+import inspect
 from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeAlias
 
@@ -19,6 +21,9 @@ from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.models.scores import Score
 
 MaybeArray: TypeAlias = jax.Array | None
+
+# What tasks of one's own say.
+_OVERRIDDEN = ["init", "losses", "losses_of", "outputs", "features", "metrics", "penalty"]
 
 
 class Batch(NamedTuple):
@@ -61,6 +66,19 @@ class Task(Described):
     """
 
     joint = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for name, value in vars(cls).items():
+            if not inspect.isfunction(value) or any(hasattr(base, name) for base in cls.__bases__):
+                continue
+            near = next(iter(difflib.get_close_matches(name, _OVERRIDDEN, n=1, cutoff=0.8)), name)
+            # A class that says its losses may call a helper "loss"; one that does not would train its base's.
+            if near != name and not {near, f"{near}_of", near.removesuffix("_of")} & vars(cls).keys():
+                raise TypeError(
+                    f"{cls.__name__}.{name}: no base has it, so nothing would read it: did you mean {near!r}? "
+                    f"(A helper of your own: call it _{name}.)"
+                )
 
     @property
     def scores(self) -> tuple[Score, ...]:

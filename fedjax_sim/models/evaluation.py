@@ -17,7 +17,7 @@ from fedjax_sim.datasets.federated import HELD_OUT, FederatedDataset, held_out_p
 from fedjax_sim.datasets.host import HostDataset
 from fedjax_sim.models.base import of_kind
 from fedjax_sim.models.passes import Clients, Sums, client_means, passed, personal_values, streamed
-from fedjax_sim.models.predictions import Reading, check_model, personal_scores, read, streamed_readings
+from fedjax_sim.models.predictions import Reading, check_data, check_model, personal_scores, read, streamed_readings
 from fedjax_sim.models.task import Task
 from fedjax_sim.reporting.recorded import less_is_better
 
@@ -198,6 +198,7 @@ def evaluate(task: Task, params: Any, dataset: FederatedDataset | HostDataset, *
       ((20,), True)
     """
     check_real("evaluate(worst=...)", worst, above=0.0, high=1.0, host=True)
+    check_data("evaluate", dataset)
     renew(task)
     task.check(dataset.frame if isinstance(dataset, HostDataset) else dataset)
     return _evaluated(task, params, dataset, worst, _read(task, params, dataset))[0]

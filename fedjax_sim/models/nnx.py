@@ -28,8 +28,8 @@ class Nnx(Model):
 
     Its ``nnx.Param``s are what is trained and averaged. In local training it is in ``train()`` mode, and its random
     streams begin with a key of every client, round and step, so that ``nnx.Dropout`` draws; elsewhere it is in
-    ``eval()`` mode. Its ``__call__`` is told ``train`` or ``deterministic`` where it has such an argument. A method
-    ``features(x)`` of it says what its last layer receives.
+    ``eval()`` mode. Its ``__call__`` is told ``train``, ``training``, ``is_training`` or ``deterministic`` where it has
+    such an argument. A method ``features(x)`` of it says what its last layer receives.
 
     Attributes:
       make: ``make(rngs) -> nnx.Module``, its class or a function.

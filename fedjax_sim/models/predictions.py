@@ -13,6 +13,7 @@ from jax import lax
 
 from fedjax_sim.core.devices import rows_within
 from fedjax_sim.core.loops import bounded_loop
+from fedjax_sim.core.mistakes import shapes
 from fedjax_sim.core.programs import renew
 from fedjax_sim.core.values import check_flag
 from fedjax_sim.datasets.federated import FederatedDataset, check_copy, whole
@@ -55,6 +56,7 @@ def predict(task: Task, models: Any, dataset: FederatedDataset | HostDataset, *,
       True
     """
     check_flag("predict(each=...)", each)
+    check_data("predict", dataset)
     renew(task)
     if isinstance(dataset, HostDataset):
         if each:
@@ -77,6 +79,15 @@ def predict(task: Task, models: Any, dataset: FederatedDataset | HostDataset, *,
     one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf)[1:], jnp.result_type(leaf)), models)
     check_values(task, one, dataset.examples, training=False)
     return _predicted_by_each(task, models, whole(dataset))  # type: ignore[no-any-return]
+
+
+def check_data(function: str, dataset: Any) -> None:
+    """Checks that what a function was given to read is a data set; raises TypeError."""
+    if not isinstance(dataset, (FederatedDataset, HostDataset)):
+        raise TypeError(
+            f"{function}(dataset=...) is {shapes(dataset)}: it must be a data set, for instance data.test; what a "
+            "model says of bare arrays is task.outputs(params, {'x': x})"
+        )
 
 
 def check_model(task: Task, params: Any, dataset: FederatedDataset | HostDataset) -> None:

@@ -31,8 +31,8 @@ class Supervised(Task):
     """Base of the tasks of a flax module.
 
     The module is called in training with ``rngs={"dropout": key}``, a key of its own for every client, round and step,
-    and without randomness everywhere else. A module whose ``__call__`` has an argument ``train`` or ``deterministic``
-    is told which of the two it is; others can ask ``self.has_rng("dropout")``.
+    and without randomness everywhere else. A module whose ``__call__`` has an argument ``train``, ``training``,
+    ``is_training`` or ``deterministic`` is told which of the two it is; others can ask ``self.has_rng("dropout")``.
 
     A module with ``flax.linen.BatchNorm`` has running statistics, the collection ``batch_stats``, beside its
     parameters: see :meth:`Task.statistics`. In training it normalises by the batch's own, of which padding is no part
@@ -135,7 +135,10 @@ class Supervised(Task):
 
     def output_shape(self, dataset: FederatedDataset) -> tuple[int, ...]:
         """The shape of the model's output for one example."""
-        return tuple(_first_outputs.eval_shape(self, dataset).shape[1:])
+        said: Any = _first_outputs.eval_shape(self, dataset)
+        if not hasattr(said, "shape"):
+            raise TypeError(f"the model returns {shapes(said)}: it must return one array, [B, ...]")
+        return tuple(said.shape[1:])
 
     @staticmethod
     def _one(dataset: FederatedDataset) -> jax.Array:

@@ -8,6 +8,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from fedjax_sim.core.values import check_metric
+
 
 class Recorded(Protocol):
     """The record of one method, over one or several seeds."""
@@ -49,7 +51,8 @@ def known_as(name: str, names: Container[str]) -> str:
 
 
 def recorded_as(run: Recorded, name: str) -> str:
-    """:func:`known_as` of what a run has recorded."""
+    """:func:`known_as` of what a run has recorded; TypeError for what is no name."""
+    check_metric("metric", name)
     if name in getattr(run, "rounds", {}) or _tells_of_penalty(run):
         return name
     return known_as(name, run.metrics)

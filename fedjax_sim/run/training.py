@@ -252,10 +252,12 @@ def given_state(given: Any, plan: Plan, initial_params: Any = None, seeds: int |
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) and not jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
             array = jax.random.wrap_key_data(jnp.asarray(array))
         if array.shape != (*front, *leaf.shape) or array.dtype != leaf.dtype:
+            same = f"give the state of a run of the same method, model, {num_clients} clients"
+            if array.ndim and array.shape[1:] == leaf.shape and seeds is None:
+                same = "history.state has one a seed: give one, jax.tree.map(lambda leaf: leaf[0], history.state)"
             raise ValueError(
                 f"initial_state: {name!r} is {array.dtype}{list(array.shape)}, and in this run it is "
-                f"{leaf.dtype}{[*front, *leaf.shape]}: give the state of a run of the same method, model, "
-                f"{num_clients} clients" + ("" if seeds is None else f" and {seeds} seeds")
+                f"{leaf.dtype}{[*front, *leaf.shape]}: {same}" + ("" if seeds is None else f" and {seeds} seeds")
             )
         leaves.append(jnp.array(array))  # a copy: the program is given its memory to write to
     state: TrainState = jax.tree.unflatten(jax.tree.structure(like), leaves)

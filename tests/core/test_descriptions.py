@@ -692,6 +692,32 @@ def test_a_run_of_opaque_parts_is_recorded_too() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("base", "given"),
+    [
+        (fjs.task.Classification, {"weight_decay": 0.1}),
+        (type(fjs.cohort.uniform(1)), {"average": "plain"}),
+        (type(fjs.local.steps(1)), {"num_steps": 5}),
+    ],
+)
+def test_a_value_without_annotation_would_be_that_of_the_base(base: type, given: dict[str, Any]) -> None:
+    with pytest.raises(
+        TypeError, match=rf"^Mine sets {next(iter(given))} = .* without an annotation, so it would keep"
+    ):
+        type("Mine", (base,), given)
+
+
+def test_an_init_of_ones_own_is_told_of_fields() -> None:
+    class Warm(fjs.task.Classification):
+        def __init__(self, model: nn.Module, temperature: float) -> None:
+            self.temperature = temperature
+
+    with pytest.raises(
+        dataclasses.FrozenInstanceError, match=r"declare a field in the class, temperature: Any = \.\.\."
+    ):
+        Warm(nn.Dense(2), 2.0)
+
+
 def test_classes_with_equal_fields_are_different_structures() -> None:
     """Else a compiled program of one could be run for the other (see ``Described``)."""
     one, other = fjs.fedadam(client_optimizer=sgd(0.1)), fjs.fedyogi(client_optimizer=sgd(0.1))

@@ -14,7 +14,7 @@ import optax
 import pytest
 
 import fedjax_sim as fjs
-from fedjax_sim.algorithms import Algorithm, FedAvg, Requires
+from fedjax_sim.algorithms import Algorithm, FedAvg, FedProx, Requires
 from fedjax_sim.engine import rounds
 from fedjax_sim.engine.checks import unmet
 from fedjax_sim.models.evaluation import all_metrics
@@ -335,6 +335,15 @@ RUNS: dict[str, tuple[dict[str, Callable[[], Any]], type[Exception], tuple[str, 
         {"initial_params": lambda: {"params": {"Dense_0": {"kernel": jnp.zeros((2, 3)), "bias": jnp.zeros(3)}}}},
         ValueError,
         ("initial_params['params']['Dense_0']['kernel']", "(2, 3)", "(3, 3)"),
+    ),
+    "initial_params of several seeds": (
+        {
+            "initial_params": lambda: {
+                "params": {"Dense_0": {"kernel": jnp.zeros((2, 3, 3)), "bias": jnp.zeros((2, 3))}}
+            }
+        },
+        ValueError,
+        ("has shape (2, 3)", "here of shape (3,)", "the first is jax.tree.map(lambda leaf: leaf[0], ...)"),
     ),
     "initial_params of integers": (
         {"initial_params": lambda: {"params": {"Dense_0": {"kernel": jnp.zeros((3, 3), int), "bias": jnp.zeros(3)}}}},
@@ -705,6 +714,33 @@ def test_a_key_is_no_seed_and_progress_is_a_flag() -> None:
     check(lambda: through_simulate(progress="yes"), TypeError, "progress is 'yes'", "True, False, or None")
 
 
+# Of objects that come from no factory the run is the first that looks.
+COPIES = {
+    "real": ({"algorithm": fjs.fedprox(client_optimizer=sgd(0.1)).replace(mu=-1.0)}, "fedprox(mu=...) is -1.0"),
+    "word": (
+        {"algorithm": fjs.scaffold(client_optimizer=sgd(0.1)).replace(option="III")},
+        "scaffold(option=...) is 'III'",
+    ),
+    "inside": (
+        {"algorithm": fjs.ema(fjs.fedavg(client_optimizer=sgd(0.1).replace(momentum=2.0)))},
+        "sgd(momentum=...) is 2.0",
+    ),
+    "class": (
+        {"algorithm": FedProx(client_optimizer=sgd(0.1), mu=fjs.rates.over_rounds([1.0]))},
+        "must be a number; a rate",
+    ),
+    "work": ({"work": fjs.local.steps(1).replace(num_steps=0)}, "steps(num_steps=...) is 0"),
+    "batches": ({"batch_size": None, "batches": fjs.local.in_order(2).replace(batch_size=0)}, "batch_size=...) is 0"),
+}
+
+
+@pytest.mark.usefixtures("no_program")
+@pytest.mark.parametrize("name", COPIES)
+def test_values_that_no_factory_has_seen(name: str) -> None:
+    changes, message = COPIES[name]
+    check(lambda: through_simulate(**changes), (TypeError, ValueError), message)
+
+
 # Bad arguments of a factory: no run is needed to see them.
 COUNTS: dict[str, Callable[[Any], object]] = {
     "uniform": lambda n: fjs.cohort.uniform(n),
@@ -809,7 +845,7 @@ CASES: dict[str, tuple[Callable[[], object], type[Exception], tuple[str, ...]]] 
     "schedule as step size": (
         lambda: sgd(optax.linear_schedule(1.0, 0.0, 3)),
         TypeError,
-        ("sgd(learning_rate=...)", "real number"),
+        ("sgd(learning_rate=...)", "client_learning_rate= or server_learning_rate="),
     ),
     "array of text": (lambda: sgd(np.array(["a"])), TypeError, ("sgd(learning_rate=...)", "real number")),
     "NaN in an array": (lambda: sgd(jnp.array([0.1, NAN])), ValueError, ("sgd(learning_rate=...)", "finite")),

@@ -387,6 +387,8 @@ def test_what_no_run_can_start_from():
             start(initial_state=state, **given)
     with pytest.raises(TypeError, match=r"give result.state of make_train's function"):
         start(initial_state=model)
+    with pytest.raises(ValueError, match=r"is float64\[1, .*jax.tree.map\(lambda leaf: leaf\[0\], history.state\)"):
+        fjs.make_train(**short(1))(SCAFFOLD, bowls(), jax.random.key(0), initial_state=state)
 
 
 def test_gains_are_drawn_by_their_size():

@@ -96,5 +96,14 @@ def test_what_makes_no_sense_is_refused(data):
             fjs.predict(TASK, models(), one)
     with pytest.raises(TypeError, match="each"):
         fjs.predict(TASK, models(), data, each=1)
+    examples = data.examples
+    with pytest.raises(
+        TypeError, match=r"^predict\(dataset=\.\.\.\) is float32\[.*\]: it must be a data set.*task\.outputs"
+    ):
+        fjs.predict(TASK, of_client(0), examples["x"])
+    with pytest.raises(
+        TypeError, match=r"^evaluate\(dataset=\.\.\.\) is \(float32\[.*\], int32\[.*\]\): it must be a data set"
+    ):
+        fjs.evaluate(TASK, of_client(0), (examples["x"], examples["y"]))
     with pytest.raises(TypeError, match="outputs"):
         fjs.predict(fjs.quadratic(), np.zeros(3, "f4"), fjs.datasets.quadratics(num_clients=2, dim=3, seed=0))

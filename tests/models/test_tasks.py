@@ -1,6 +1,7 @@
 """Tasks of flax modules: labels with axes, regression, modules that are told when they train."""
 
 import functools
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -118,11 +119,23 @@ def test_a_federated_regression_reaches_least_squares() -> None:
 
 
 class Told(nn.Module):
-    """Doubles its input in training, if it is told of it under ``name``."""
+    """Doubles its input in training, if it is told of it."""
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
         return nn.Dense(2)(x) * (2 if train else 1)
+
+
+class ToldOtherwise(Told):
+    @nn.compact
+    def __call__(self, x: jax.Array, training: bool = False) -> jax.Array:
+        return nn.Dense(2)(x) * (2 if training else 1)
+
+
+class ToldInOtherWords(Told):
+    @nn.compact
+    def __call__(self, x: jax.Array, is_training: bool = False) -> jax.Array:
+        return nn.Dense(2)(x) * (2 if is_training else 1)
 
 
 class ToldTheOpposite(nn.Module):
@@ -137,7 +150,11 @@ class Asking(nn.Module):
         return nn.Dense(2)(nn.Dropout(0.5, deterministic=not self.has_rng("dropout"))(x))
 
 
-@pytest.mark.parametrize("model", [Told(), ToldTheOpposite(), Asking()], ids=["train", "deterministic", "has_rng"])
+@pytest.mark.parametrize(
+    "model",
+    [Told(), ToldOtherwise(), ToldInOtherWords(), ToldTheOpposite(), Asking()],
+    ids=["train", "training", "is_training", "deterministic", "has_rng"],
+)
 def test_a_module_knows_when_it_trains(model) -> None:
     data = fjs.datasets.from_clients([(np.ones((3, 8), np.float32), [0, 1, 1])])
     task = fjs.classification(model)
@@ -459,3 +476,39 @@ def test_examples_are_not_written_into() -> None:
     task = fjs.functions(lambda key: jnp.zeros(2), halved)
     with pytest.raises(TypeError, match=r"^losses_function writes into examples\['x'\]"):
         check_values(task, jnp.zeros(2), {"x": jnp.zeros((3, 2))}, training=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("loss", "losses"),
+        ("loss_of", "losses_of"),
+        ("metric", "metrics"),
+        ("output", "outputs"),
+    ],
+)
+def test_a_misspelt_loss_would_train_that_of_the_base(name: str, meant: str) -> None:
+    with pytest.raises(TypeError, match=rf"^Mine.{name}: no base has it.* did you mean '{meant}'\?"):
+        type("Mine", (fjs.task.Classification,), {name: lambda self, *given: 0})
+
+
+def test_a_task_has_helpers_of_any_name() -> None:
+    own = {
+        "loss": lambda self, z, y: (z[:, 0] - y) ** 2,
+        "losses_of": lambda self, z, examples: self.loss(z, examples["y"]),
+    }
+    mine: Any = type("Mine", (fjs.task.Regression,), own)
+    assert mine(nn.Dense(1)).losses_of(jnp.ones((2, 1)), {"y": jnp.zeros(2)}).tolist() == [1.0, 1.0]
+
+
+def test_a_model_of_two_outputs_is_refused() -> None:
+    class Both(nn.Module):
+        @nn.compact
+        def __call__(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+            return nn.Dense(2)(x), x
+
+    data = fjs.datasets.from_clients([(np.ones((3, 8), np.float32), [0, 1, 1])])
+    with pytest.raises(
+        TypeError, match=r"the model returns \(float32\[1, 2\], float32\[1, 8\]\): it must return one array"
+    ):
+        fjs.classification(Both()).check(data)

@@ -152,6 +152,8 @@ def test_rounds_to_and_unknown_names():
     reached = h.rounds_to("loss", float(losses[0, 1]))
     assert reached[0] == 2
     assert h.rounds_to("test_accuracy", 0.0).tolist() == [0, 0]
+    with pytest.raises(TypeError, match=r"^metric is \['loss', 'accuracy'\]: give the name of a metric"):
+        h.plot(["loss", "accuracy"])
     with pytest.raises(KeyError, match="did you mean 'loss'"):
         h["los"]
     np.testing.assert_array_equal(h.final("loss"), losses[:, -1])
