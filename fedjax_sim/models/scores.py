@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from fedjax_sim.core.descriptions import Described, factory
 from fedjax_sim.core.fields import count, leaf
+from fedjax_sim.core.trees import with_rows
 from fedjax_sim.core.values import INT32_MAX, shown
 
 
@@ -159,17 +160,21 @@ class CalibrationError(Score):
     def of_groups(self, p: jax.Array, y: jax.Array, group: jax.Array, groups: int) -> jax.Array:
         confidence, right = jnp.max(p, axis=1), jnp.argmax(p, axis=1).astype(y.dtype) == y
         bin_ = jnp.clip(jnp.ceil(confidence * self.bins).astype(jnp.int32) - 1, 0, self.bins - 1)
-        gaps = _totals(right.astype(p.dtype) - confidence, group * self.bins + bin_, groups * self.bins)
+        place = group * self.bins + bin_
+        order = jnp.argsort(place)  # so that values of a bin lie together
+        gaps = _totals((right.astype(p.dtype) - confidence)[order], place[order], groups * self.bins)
         size = _totals(jnp.ones_like(y), group, groups)
         error = jnp.sum(jnp.abs(gaps.reshape(groups, self.bins)), axis=1) / jnp.maximum(size, 1).astype(p.dtype)
         return jnp.where(size > 0, error, jnp.nan)
 
 
 def _totals(values: jax.Array, group: jax.Array, groups: int) -> jax.Array:
-    """Sums of the values [n] of every group, [groups]; truth values are counted."""
+    """Sums of the values [n] of every group, [groups]; truth values are counted. Floats of a group lie together."""
     values = values.astype(jnp.int32) if values.dtype == bool else values
     if groups == 1:  # as a tree: adding one value after the other to a large sum loses digits
         return jnp.sum(values, dtype=values.dtype)[None]
+    if jnp.issubdtype(values.dtype, jnp.floating):
+        return with_rows(jnp.zeros(groups, values.dtype), group, values)
     return jax.ops.segment_sum(values, group, groups)
 
 

@@ -86,6 +86,18 @@ def test_sent140_as_leaf_writes_it(tmp_path: Path) -> None:
     np.testing.assert_array_equal(data.examples["y"], [1, 0])
 
 
+def test_encode_is_not_asked_for_lists_without_entries(tmp_path: Path) -> None:
+    """LEAF's test halves of Shakespeare have users of whom no window is left."""
+    train = write(tmp_path / "train.json", {"ann": {"x": ["ab", "ba"], "y": ["a", "b"]}})
+    test = write(tmp_path / "test.json", {"ann": {"x": [], "y": []}})
+
+    def stacked(texts: list[str]) -> np.ndarray:
+        return np.stack([LETTERS.encode(text) for text in texts])
+
+    data = datasets.from_leaf(train, test, encode=stacked, encode_label=lambda y: stacked(y)[:, 0], num_classes=80)
+    assert (data.num_examples, data.test) == (2, None)
+
+
 def test_labels_written_as_floats(tmp_path: Path) -> None:
     path = write(tmp_path / "a.json", {"ann": {"x": [[1.0], [2.0]], "y": [3.0, 4.0]}})
     classes = datasets.from_leaf(path, num_classes=5)

@@ -237,3 +237,20 @@ def test_half_precision_does_not_tie_what_is_told_apart():
     params = {"params": {"kernel": jnp.ones((1, 1), half), "bias": jnp.zeros(1, half)}}
     examples = fjs.datasets.from_clients([(np.array([[8.0], [9.0], [8.0], [9.0], [-1.0]]), [0, 1, 0, 1, 0])])
     assert fjs.evaluate(task, params, examples).overall["roc_auc"] == 1.0
+
+
+def test_many_examples_of_one_client_keep_their_digits():
+    """Added one after another, the area was 0.9809 for 0.9810 and the error 0.6997 for 0.7, of 100,000 examples."""
+    size, rng = 100_000, np.random.default_rng(0)
+    y, group = jnp.arange(size) % 3 == 0, (jnp.arange(size) >= size - 10).astype(jnp.int32)
+    p = jax.nn.sigmoid(jnp.asarray(np.round(rng.normal(size=size) + 3 * np.asarray(y), 2), jnp.float32))
+    own, ranks = np.asarray(y)[:-10], np.unique(np.asarray(p)[:-10], return_inverse=True)[1]
+    below = np.cumsum(np.bincount(ranks[~own], minlength=ranks.max() + 1))
+    ties = np.bincount(ranks[~own], minlength=ranks.max() + 1)
+    area = (below - ties / 2)[ranks[own]].mean() / (~own).sum()
+    labels = y.astype(jnp.int32)
+    found = scores.roc_auc().of_groups(jnp.stack([1 - p, p], axis=1), labels, group, 2)
+    np.testing.assert_allclose(found[0], area, rtol=1e-5)
+    sure = jnp.tile(jnp.float32([0.3, 0.7]), (size, 1))
+    found = scores.calibration_error().of_groups(sure, jnp.zeros_like(labels), group, 2)
+    np.testing.assert_allclose(found, 0.7, rtol=1e-5)

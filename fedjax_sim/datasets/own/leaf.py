@@ -161,7 +161,7 @@ def _converted(x: list[Any], y: list[Any], encode: Encode | None, encode_label: 
     arrays = []
     for what, values, function, argument in (("x", x, encode, "encode"), ("y", y, encode_label, "encode_label")):
         try:
-            made = values if function is None else function(values)
+            made = function(values) if function is not None and values else values
         except Exception as error:  # whatever a user's function raises belongs to this user of the file
             raise ValueError(f"{argument} failed: {type(error).__name__}: {error}") from error
         array = host_array(what if function is None else f"what {argument} returned", made)
