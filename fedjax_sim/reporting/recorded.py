@@ -172,6 +172,15 @@ def of_finite_models(given: np.ndarray, name: str, metrics: Mapping[str, np.ndar
     return values
 
 
+def telling_of_divergence(metrics: Mapping[str, Any]) -> list[Any]:
+    """The metrics of runs, with two axes, of which each tells by a value that is not finite that its run diverged.
+
+    These are the losses; all, where none is recorded. A score that no client's labels allow is NaN at any model.
+    """
+    single = {name: values for name, values in metrics.items() if values.ndim == 2}
+    return [values for name, values in single.items() if _of_all(name).endswith("loss")] or [*single.values()]
+
+
 def _losses_of_own(name: str) -> list[str]:
     """The losses, of all clients and of each, of the fine-tuned and personal models that a metric is of."""
     part, model = _part_and_model(name)
@@ -259,9 +268,14 @@ def less_is_better(name: str) -> bool:
 
     Losses, errors, spreads over the clients and sizes of gradients are, accuracies and all others are not.
     """
+    return _of_all(name).endswith(_SMALL)
+
+
+def _of_all(name: str) -> str:
+    """What a metric is called for all clients alike, of the model as it is."""
     for end in reversed(_OF_SOME):
         name = name.removesuffix(end)
-    return name.endswith(_SMALL)
+    return name
 
 
 def first_reached(values: np.ndarray, at: np.ndarray, target: float, *, falling: bool) -> np.ndarray:

@@ -155,15 +155,17 @@ def test_who_diverged_is_last_and_of_equals_the_first_is_better():
     assert {source[0], source[4]} <= {2, 3}
 
 
-def test_scores_are_means_over_seeds_and_infinite_where_anything_is_not_finite():
+def test_scores_are_means_over_seeds_and_infinite_where_they_or_a_loss_are_not_finite():
     accuracy = jnp.array([[0.5, 0.7], [0.9, 0.9], [0.2, 0.2]])
     metrics = {
         "test_accuracy": accuracy,
         "loss": jnp.array([[1.0, 2.0], [jnp.nan, 1.0], [3.0, 3.0]]),  # a model of NaN has an accuracy too
         "per_client_loss": jnp.full((3, 2, 4), jnp.nan),  # of clients without examples
+        "roc_auc_worst": jnp.full((3, 2), jnp.nan),  # where every client has one class
     }
     np.testing.assert_allclose(score(hyper.final("test_accuracy"), metrics), [-0.6, jnp.inf, -0.2], rtol=1e-6)
     assert score(hyper.final("loss"), metrics).tolist() == [1.5, jnp.inf, 3.0]
+    assert score(hyper.final("roc_auc_worst"), metrics).tolist() == [jnp.inf] * 3
     with pytest.raises(ValueError, match="compared by one number"):
         score(hyper.final("per_client_loss"), metrics)
 

@@ -173,6 +173,17 @@ def test_values_of_clients_without_examples_are_no_divergence():
     assert result.best().number == 1
 
 
+def test_a_score_that_is_not_defined_is_no_divergence():
+    result = made(np.array([[3.0], [1.0]]), sweeps.zipped({"a": [1.0, 2.0]}), [0])
+    result.runs.metrics["roc_auc_worst"] = np.full((2, 2), np.nan)  # of clients that have one class each
+    assert not result.diverged.any()
+    assert result.best().number == 1
+    with pytest.raises(ValueError, match=r"best\('roc_auc_worst'\): all 2 points are without such a number"):
+        result.best("roc_auc_worst")
+    del result.runs.metrics["loss"]  # with nothing but such values nobody knows better
+    assert result.diverged.all()
+
+
 @pytest.mark.parametrize("metric", ["loss_worst", "test_data_loss_worst", "personal_loss_worst_before", "mse"])
 def test_the_best_point_has_the_least_loss_of_the_worst_clients(metric):
     result = made(np.array([[3.0], [1.0]]), sweeps.zipped({"a": [1.0, 2.0]}), [0])

@@ -16,7 +16,7 @@ from fedjax_sim.engine.arguments import Evaluate
 from fedjax_sim.engine.checks import unmet
 from fedjax_sim.engine.plan import Plan, TrainState
 from fedjax_sim.engine.rounds import init_state
-from fedjax_sim.reporting.recorded import less_is_better
+from fedjax_sim.reporting.recorded import less_is_better, telling_of_divergence
 from fedjax_sim.studies.objectives import Final
 from fedjax_sim.studies.search.strategies import Decision, Strategy, Values
 from fedjax_sim.studies.subject import Subject
@@ -141,9 +141,9 @@ def _run_on(
 
 
 def score(objective: Final, metrics: dict[str, jax.Array]) -> jax.Array:
-    """[P], the mean over seeds, negative where more is better; inf where a metric of a run is not finite.
+    """[P], the mean over seeds, negative where more is better; inf where it is not finite, or a loss of a run.
 
-    Of any metric: a model of NaN has an accuracy.
+    A model of NaN has an accuracy.
     """
     values = objective.of(metrics)
     if values.ndim != 2:
@@ -151,7 +151,6 @@ def score(objective: Final, metrics: dict[str, jax.Array]) -> jax.Array:
             f"objective {shown(objective)}: it has the shape {values.shape[2:]} at an evaluation, and members are "
             "compared by one number"
         )
-    single = [leaf for leaf in metrics.values() if leaf.ndim == 2 and jnp.issubdtype(leaf.dtype, jnp.floating)]
-    finite = functools.reduce(jnp.logical_and, map(jnp.isfinite, single))
+    finite = functools.reduce(jnp.logical_and, map(jnp.isfinite, [values, *telling_of_divergence(metrics)]))
     mean = jnp.mean(values, axis=1).astype(jnp.result_type(float))
     return jnp.where(jnp.all(finite, axis=1), mean if less_is_better(objective.name) else -mean, jnp.inf)

@@ -16,7 +16,7 @@ from fedjax_sim.core.descriptions import build
 from fedjax_sim.core.files import parsing
 from fedjax_sim.core.tabular import in_notebook
 from fedjax_sim.core.values import shown, suggest
-from fedjax_sim.reporting.recorded import LOSSES, less_is_better
+from fedjax_sim.reporting.recorded import LOSSES, less_is_better, telling_of_divergence
 from fedjax_sim.reporting.table import ACCURACIES, one_number
 from fedjax_sim.run.history import History, is_sweep, read_record
 from fedjax_sim.studies.sweeps import export
@@ -115,12 +115,11 @@ class Sweep:
 
     @property
     def diverged(self) -> np.ndarray:
-        """bool[*shape], whether a metric of the run was NaN or infinite at the last evaluation.
+        """bool[*shape], whether a loss of the run was NaN or infinite at the last evaluation.
 
-        Metrics of one number: those of every client are NaN for a client without examples.
+        Where no loss is recorded it is any metric of one number.
         """
-        metrics = [values for values in self.runs.metrics.values() if values.ndim == 2]
-        finite = [np.isfinite(values[:, -1].astype(float)) for values in metrics]
+        finite = [np.isfinite(values[:, -1].astype(float)) for values in telling_of_divergence(self.runs.metrics)]
         return self._shaped(~np.logical_and.reduce(finite))
 
     def __getitem__(self, name: str) -> np.ndarray:
@@ -181,7 +180,7 @@ class Sweep:
     def ranked(self, metric: str = "loss", *, less: bool | None = None) -> list[Ranked]:
         """All points from the best to the worst by the mean over seeds of a metric's last value.
 
-        Points of which a seed diverged (see ``diverged``) are left out.
+        Points of which a seed diverged (see ``diverged``), or has no such number, are left out.
 
         Args:
           metric: one number a run and evaluation.
@@ -198,13 +197,13 @@ class Sweep:
         ]
 
     def best(self, metric: str = "loss", *, less: bool | None = None) -> Ranked:
-        """The first of :meth:`ranked`; a ``ValueError`` where every point diverged."""
+        """The first of :meth:`ranked`; a ``ValueError`` where there is none."""
         ranked = self.ranked(metric, less=less)
         if not ranked:
-            raise ValueError(
-                f"best({metric!r}): all {self.space.num_points} points diverged for at least one seed: try smaller "
-                "learning rates"
-            )
+            count = self.space.num_points
+            lost = self.diverged.reshape(count, -1).any(axis=1).all()
+            why = "diverged for at least one seed: try smaller learning rates" if lost else "are without such a number"
+            raise ValueError(f"best({metric!r}): all {count} points {why}")
         return ranked[0]
 
     table, to_csv, to_pandas, to_xarray = export.table, export.to_csv, export.to_pandas, export.to_xarray
