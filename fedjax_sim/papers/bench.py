@@ -33,6 +33,7 @@ T = TypeVar("T")
 Size = Literal["smoke", "cpu", "paper"]
 SIZES: tuple[Size, ...] = ("smoke", "cpu", "paper")
 
+INSTEAD = " in place of "  # between the data that were taken and those that the paper has
 SMOKE_ROUNDS, SMOKE_CLIENTS = 3, 8  # the most of a smoke size, whose only aim is that every line is executed
 
 
@@ -156,14 +157,14 @@ class Bench:
         """
         made, words = None, f"{what} (real)"
         if self.size == "smoke":
-            made, words = nearest(), f"{name} in place of {what}: the smoke size reads no files"
+            made, words = nearest(), f"{name}{INSTEAD}{what}: the smoke size reads no files"
         else:
             try:
                 made = real()
             except FileNotFoundError as error:
                 if self.size == "paper":
                     raise
-                words = f"{name} in place of {what}: {error}" if name else f"{what} left out: its files are not here"
+                words = f"{name}{INSTEAD}{what}: {error}" if name else f"{what} left out: its files are not here"
         if words not in self.data:
             self.data.append(words)
             self.show(f"data: {words}")

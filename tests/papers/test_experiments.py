@@ -270,7 +270,7 @@ class TestReproduce:
         assert "good: complete already" not in run()
         assert any("Traceback" in line for line in said)
         board = (tmp_path / "smoke" / "board.md").read_text()
-        assert "| good | smoke | examples 50 %, rounds 20 %; a parabola | 1 | 1 | 1 | 1 of 1 | 1 |" in board
+        assert "| good | smoke |  | 1 | 1 | 1 | 1 of 1 | 1 |" in board
         assert "| bad | error: RuntimeError: it broke | | | | | | | |" in board
         assert "- did NOT hold  it rises" in board
         assert "good: complete already" in run()
@@ -286,6 +286,18 @@ class TestReproduce:
         assert not list((tmp_path / "smoke" / "good").glob(".*"))
         (tmp_path / "smoke" / "good" / "claims.json").write_text("{")
         assert "good: complete already" not in run()
+
+    def test_what_other_data_took_the_place_of_is_done_again(self, tmp_path: pathlib.Path) -> None:
+        """The files may be there by now; runs that are the same are stored."""
+        said: list[str] = []
+        head = tmp_path / "cpu" / "good" / "claims.json"
+        left_out = ["MNIST (real)", "Sent140 left out: its files are not here"]
+        for data, again in ((left_out, False), (["MNIST (real)", "digits in place of EMNIST: no files"], True)):
+            reproducing.reproduce("good", out=tmp_path, show=str)
+            head.write_text(json.dumps(json.loads(head.read_text()) | {"data": data}))
+            said.clear()
+            reproducing.reproduce_all(["good"], out=tmp_path, show=said.append)
+            assert again != any(line.startswith("good: complete already") for line in said)
 
     def test_bad_input(self, tmp_path: pathlib.Path) -> None:
         with pytest.raises(ValueError, match="no experiment is called 'gold': did you mean 'good'"):
