@@ -159,6 +159,8 @@ def _write(result: Sweep, tables: Tables, options: argparse.Namespace, results: 
     if ranked:
         best = written(result.at(ranked[0].number), own=tables.content)
         write_atomically(results.place("best", "best.toml"), best.encode())
+    else:  # nobody is to take an earlier sweep's for this one's
+        (results.folder / "best.toml").unlink(missing_ok=True)
     results.draw(lambda path: _plot(result, metric, bool(ranked), path), "sweep.png")
     if results.tell(_as_json(result, metric, ranked), "sweep.json"):
         return

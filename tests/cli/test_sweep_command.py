@@ -259,9 +259,13 @@ def test_a_sweep_writes_its_points_and_the_best(folder, capsys):
 
 @pytest.mark.slow
 def test_a_list_of_points_where_all_diverge(folder, capsys):
+    earlier = folder / "results" / "small-sweep" / "best.toml"
+    earlier.parent.mkdir(parents=True)
+    earlier.write_text("rounds = 1")
     assert cli.main(["sweep", "small.toml", "--random", "3", "--over", f"{RATE}=log_uniform(1e28, 1e30)"]) == 0
     said = capsys.readouterr()
     assert "no best point; 3 of 3 points diverged" in said.out
+    assert not earlier.exists()
     out = folder / "results" / "small-sweep"
     assert not (out / "best.toml").exists()
     assert json.loads((out / "sweep.json").read_text())["best"] is None
