@@ -132,6 +132,33 @@ def sorted_places(ordered: jax.Array, wanted: jax.Array, side: str = "left") -> 
     return jnp.searchsorted(ordered, wanted, side=side, method=method).astype(jnp.int32)
 
 
+_STRETCH = 64  # values of one owner that are summed before they are added to its others
+_FEW = 8  # values that are added one by one
+
+
+def with_rows(sums: jax.Array, owners: jax.Array, values: jax.Array) -> jax.Array:
+    """``sums``, [N], with each of the values, [n], added to that of its owner, int32[n].
+
+    One after the other loses digits: of a million values of log 10 the mean came out 1 % too small. Where an owner's
+    values lie together, all but some at the ends are summed as a tree.
+    """
+    owners, values = _in_stretches(owners, values)
+    return sums.at[owners].add(values)
+
+
+def _in_stretches(owners: jax.Array, values: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The same sums in other terms: one for each stretch of values of one owner, and 0 in the place of these."""
+    if len(values) < _FEW:
+        return owners, values
+    stretch = min(_STRETCH, len(values))
+    whole = len(values) // stretch * stretch
+    of, each = (leaf[:whole].reshape(-1, stretch) for leaf in (owners, values))
+    alike, zeros = jnp.all(of == of[:, :1], axis=1, keepdims=True), jnp.zeros_like(each)
+    of_stretches = _in_stretches(of[:, 0], jnp.sum(jnp.where(alike, each, zeros), axis=1))
+    rest = jnp.where(alike, zeros, each).reshape(-1), values[whole:]
+    return jnp.concatenate([of_stretches[0], owners]), jnp.concatenate([of_stretches[1], *rest])
+
+
 def counted(count: jax.Array) -> Callable[..., tuple[Any, Any]]:
     """``lax.scan(body, carry, ts)`` of which only the first ``count`` iterations run; zeros for the rows beyond.
 

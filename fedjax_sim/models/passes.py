@@ -15,9 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fedjax_sim.core import trees
 from fedjax_sim.core.devices import prefetched, rows_within
-from fedjax_sim.core.loops import bounded_loop
+from fedjax_sim.core.loops import bounded_loop, with_rows
 from fedjax_sim.datasets.buckets import InBucket
 from fedjax_sim.datasets.federated import FederatedDataset, whole
 from fedjax_sim.datasets.host import HostDataset
@@ -98,7 +97,7 @@ def _add(task: Task, params: Any, sums: Pass, block: Block) -> Pass:
     values, owners = _values(task, params, block), block.columns.owners
     return Pass(
         {name: total + jnp.sum(values[name]) for name, total in sums.overall.items()},
-        {name: trees.with_rows(of, owners, values[name]) for name, of in sums.clients.items()},
+        {name: with_rows(of, owners, values[name]) for name, of in sums.clients.items()},
     )
 
 

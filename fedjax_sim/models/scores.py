@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from fedjax_sim.core.descriptions import Described, factory
 from fedjax_sim.core.fields import count, leaf
-from fedjax_sim.core.trees import with_rows
+from fedjax_sim.core.loops import with_rows
 from fedjax_sim.core.values import INT32_MAX, shown
 
 

@@ -381,16 +381,19 @@ def test_means_are_not_summed_in_the_type_of_the_values(home) -> None:
         assert {name: float(value.sum()) for name, value in values.items()} == dict.fromkeys(("loss", *kinds), 0.5)
 
 
-@pytest.mark.parametrize("home", ["device", pytest.param("host", marks=pytest.mark.slow)])
-def test_means_of_large_clients_keep_their_digits(home) -> None:
+@pytest.mark.parametrize(
+    ("home", "rows"), [("device", None), ("device", 40), pytest.param("host", None, marks=pytest.mark.slow)]
+)
+def test_means_of_large_clients_keep_their_digits(monkeypatch, home, rows) -> None:
     """Added one after another, 100,000 losses of log 10 had the mean 2.3005; neighbours and what is not finite stay."""
+    monkeypatch.setattr(passes, "ROWS", rows or passes.ROWS)
     data = fjs.datasets.from_clients([np.full(n, n == 90, np.uint8) for n in (37, 100_000, 3, 90, 200)])
     data = data if home == "device" else fjs.datasets.on_host(data)
     task = fjs.functions(
         lambda key: jnp.float32(np.log(10)), lambda w, x: jnp.where(x == 1, jnp.nan, jnp.broadcast_to(w, x.shape))
     )
     found = fjs.evaluate(task, np.float32(np.log(10)), data).clients["loss"]
-    np.testing.assert_allclose(found, np.where(np.arange(5) == 3, np.nan, np.log(10)), rtol=5e-6)
+    np.testing.assert_allclose(found, np.where(np.arange(5) == 3, np.nan, np.log(10)), rtol=3e-5)
 
 
 def test_the_worst_of_what_should_be_large_is_the_lowest() -> None:
