@@ -18,6 +18,8 @@ import fedjax_sim as fjs
 from fedjax_sim import sweeps
 from fedjax_sim.core import descriptions
 from fedjax_sim.datasets.fingerprints import fingerprint
+from fedjax_sim.engine.arguments import asked_of
+from fedjax_sim.engine.checks import resolve
 from fedjax_sim.run.history import History
 from fedjax_sim.studies.sweeps import Sweep, program, running, stored, sweep
 from fedjax_sim.studies.sweeps.program import compute
@@ -744,6 +746,15 @@ def test_an_evaluation_of_the_run_s_task_is_of_each_point_s():
         of_clients = np.sum(ours["test_client_loss"] * sizes, axis=-1) / sizes.sum()
         np.testing.assert_allclose(of_clients, ours["test_loss"], rtol=1e-5)
         assert fjs.verify(ours).passed
+
+
+def test_a_method_that_keeps_the_run_s_task_has_each_point_s():
+    """As FedDF does, whose server asks what the task's model says: of a temperature, say, of a task of one's own."""
+    dataset, run = data(), settings(task=settings()["task"].replace(weight_decay=0.1))
+    method = fjs.feddf(client_optimizer=fjs.optim.sgd(0.1), public=dataset)
+    asked = asked_of(run)[0]._replace(algorithm=method, dataset=dataset, key=jax.random.key(0))
+    at = program.placed(resolve(asked, 1), {"task.weight_decay": 0.5})
+    assert at.task.weight_decay == at.algorithm.task.weight_decay == 0.5
 
 
 @pytest.mark.parametrize("points", [[0.9, 0.02], [0.02, 0.9]])

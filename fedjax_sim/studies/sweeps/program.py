@@ -35,7 +35,10 @@ _SIDE_BY_SIDE = 64  # runs of a call for each device that holds them all at once
 def placed(plan: Plan, values: Mapping[str, Any]) -> Plan:
     """The plan with other values at the names given; concrete values are checked as the factories would."""
     changed = Subject.of(plan).replace(values)
-    return plan._replace(algorithm=changed.algorithm, **changed.run)
+    algorithm, task = changed.algorithm, changed.run["task"]
+    if task is not plan.task and plan.dataset is not None:  # FedDF keeps the run's, and has that of the plan
+        algorithm = algorithm.fitted(task, plan.dataset)
+    return plan._replace(algorithm=algorithm, **changed.run)
 
 
 def stacked(plan: Plan, space: Space, who: str = "sweep") -> dict[str, np.ndarray]:
