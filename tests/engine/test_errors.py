@@ -343,7 +343,7 @@ RUNS: dict[str, tuple[dict[str, Callable[[], Any]], type[Exception], tuple[str, 
             }
         },
         ValueError,
-        ("has shape (2, 3)", "here of shape (3,)", "the first is jax.tree.map(lambda leaf: leaf[0], ...)"),
+        ("has shape (2, 3)", "here of shape (3,)", "take the first: jax.tree.map(lambda leaf: leaf[0], ...)"),
     ),
     "initial_params of integers": (
         {"initial_params": lambda: {"params": {"Dense_0": {"kernel": jnp.zeros((3, 3), int), "bias": jnp.zeros(3)}}}},
