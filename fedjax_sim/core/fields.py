@@ -123,12 +123,3 @@ def check_single(obj: Any, name: str) -> None:
     for field in dataclasses.fields(obj):
         if field.metadata.get("single"):
             check_scalar(f"{name}({field.name}=...)", getattr(obj, field.name))
-
-
-def check_used(obj: Any, name: str) -> None:
-    """:func:`check_fields` and :func:`check_single` of what a run is about to use.
-
-    Again, since not every object comes from its factory: ``replace`` and the bare class take any value.
-    """
-    check_fields(obj, name)
-    check_single(obj, name)

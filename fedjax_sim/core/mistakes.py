@@ -38,7 +38,8 @@ _MISTAKES: dict[type[Exception], str] = {
     jax.errors.TracerIntegerConversionError: _NUMBER,
     jax.errors.UnexpectedTracerError: "uses a value that it has kept from another call, in a list, a dictionary or a "
     "global name, and calls are made while a program is traced, not in every round: return what is to be kept, in the "
-    "state of the server or a client (init, init_client), by report for the record, or by evaluate",
+    "state of the server or a client (init, init_client), by report for the record, or by evaluate; what is "
+    "differentiated or mapped is given in a field of the method or the task, the data or initial_params",
     dataclasses.FrozenInstanceError: "sets an attribute, and methods, tasks and schemes do not change: what changes "
     "from round to round is part of the state of the server or a client (init, init_client)",
 }

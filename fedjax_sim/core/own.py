@@ -17,6 +17,7 @@ import importlib.metadata
 import importlib.util
 import json
 import linecache
+import os
 import sys
 import types
 from typing import Any
@@ -29,6 +30,7 @@ import numpy as np
 from fedjax_sim.core.sources import bytecode, checksum, nested, source
 
 _PACKAGE = __name__.partition(".")[0]
+_FOLDER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
 _OF_ENVIRONMENT = (_PACKAGE, "jax", "jaxlib", "numpy", "flax", "optax")  # a run's environment has their versions
 _OF_LINEN = ("parent", "name", "scope", "_state", "_parent_ref", "_id")  # of a module's attributes: where it stands
 _LONG = 500  # characters of a value that is written down; of longer ones the checksum is
@@ -64,8 +66,8 @@ def known(part: Any) -> dict[str, Any]:
 def origin(module: str, file: str = "") -> str | None:
     """The package that code comes from, with its version where the environment has it not; None for one's own."""
     top = module.partition(".")[0]
-    if top == _PACKAGE:
-        return top
+    if top == _PACKAGE or file.startswith(_FOLDER):  # frames that JAX has kept have no module
+        return _PACKAGE
     if not file or file.startswith("<"):
         file = getattr(sys.modules.get(module), "__file__", None) or ""
     if {"site-packages", "dist-packages"} & set(file.replace("\\", "/").split("/")):

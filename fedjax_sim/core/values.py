@@ -253,7 +253,7 @@ def check_scalar(what: str, value: Any) -> None:
     if np.shape(value) != ():
         raise ValueError(
             f"{what} has shape {np.shape(value)}: a run takes one number; to run several settings side by side use "
-            "jax.vmap(train, (0, None, None))"
+            "jax.vmap(lambda value: train(algorithm.replace(...=value), dataset, key))(values)"
         )
 
 

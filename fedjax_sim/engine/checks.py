@@ -18,7 +18,7 @@ from fedjax_sim.algorithms.wrapper import Wrapper
 from fedjax_sim.clients.local.batches import Batches, FullBatch
 from fedjax_sim.clients.scheme import check_kind
 from fedjax_sim.core.descriptions import Described
-from fedjax_sim.core.fields import check_used
+from fedjax_sim.core.fields import check_fields, check_single
 from fedjax_sim.core.programs import renew, uncollected
 from fedjax_sim.core.values import INT32_MAX, LARGEST_SEED, as_seeds, check_real, conditions, is_concrete, shown
 from fedjax_sim.datasets.federated import FederatedDataset, check_copy
@@ -57,7 +57,8 @@ def check_run(plan: Plan, rounds: int, initial_params: Any = None) -> Plan:
         raise TypeError(f"key is {key!r}: give one typed PRNG key, jax.random.key(0)")
     name = type(algorithm).__name__
     for one in _described(plan._replace(dataset=None)):  # type: ignore[arg-type]
-        check_used(one, one.factory_name())
+        check_fields(one, one.factory_name())  # again: replace and the bare class take any value
+        check_single(one, one.factory_name())
     algorithm.check(dataset.num_clients)
     requires = algorithm.requires
     policy = None if plan.system is None else plan.system.policy
@@ -394,7 +395,6 @@ def _check_like(what: str, tree: Any, like: Any, rule: str, *, numbers: bool = F
         raise ValueError(f"{what} {given}: it must be {rule}, {wanted}")
     for (path, leaf), other in zip(jax.tree_util.tree_flatten_with_path(tree)[0], jax.tree.leaves(like), strict=True):
         if np.shape(leaf) != np.shape(other) and not (numbers and np.shape(leaf) == ()):
-            name, wanted = f"{what}{jax.tree_util.keystr(path)}", np.shape(other)
-            fix = ", and these are several: the first is jax.tree.map(lambda leaf: leaf[0], ...)"
-            fix = fix if np.shape(leaf)[1:] == wanted and np.ndim(leaf) else ""
-            raise ValueError(f"{name} has shape {np.shape(leaf)}: it must be {rule}, here of shape {wanted}{fix}")
+            name, shape, wanted = f"{what}{jax.tree_util.keystr(path)}", np.shape(leaf), np.shape(other)
+            fix = ", of several take the first: jax.tree.map(lambda leaf: leaf[0], ...)" if shape[1:] == wanted else ""
+            raise ValueError(f"{name} has shape {shape}: it must be {rule}, here of shape {wanted}{fix}")

@@ -83,6 +83,13 @@ class Calls:
                 f"callbacks is {shown(callbacks)}: give a list of objects of classes derived from "
                 "fedjax_sim.callbacks.Callback, for instance [fedjax_sim.trackers.tensorboard('runs/a')]"
             )
+        for one in self._callbacks:
+            called = ("start", "report", "end")
+            if all(name not in vars(one) and getattr(type(one), name) is getattr(Callback, name) for name in called):
+                raise TypeError(
+                    f"callbacks: {type(one).__name__} has none of start(started), report(reported) and end(history), "
+                    "which are what a run calls"
+                )
         if not is_first():
             self._callbacks = []
 

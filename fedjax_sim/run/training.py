@@ -179,7 +179,7 @@ def make_train(
         raise TypeError(f"on_round is {shown(on_round)}: it must be a function of (rounds_done, metrics), or None")
     tell = silent if on_round is None else teller(_unless_evaluated(on_round, rounds, eval_every))
 
-    @explained()
+    @explained(asked)
     def train(
         algorithm: Method,
         dataset: FederatedDataset,

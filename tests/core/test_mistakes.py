@@ -270,6 +270,20 @@ def test_of_a_value_that_was_kept_the_place_is_named():
         assert "(kept of its losses_function[0] is a traced value)" in note_of(caught)
 
 
+def test_of_a_value_that_is_differentiated_the_place_is_named():
+    common = {"cohort": fjs.cohort.full(), "work": fjs.local.steps(1), "batch_size": 1, "layout": fjs.layout.turns()}
+
+    def final_loss(scale):
+        task = fjs.functions(init, lambda params, examples: scale * plain(params, examples))
+        train = fjs.make_train(task=task, rounds=1, **common)
+        return train(fjs.fedavg(client_optimizer=SGD), DATA, jax.random.key(0)).metrics["loss"][-1]
+
+    with pytest.raises(jax.errors.UnexpectedTracerError) as caught:
+        jax.grad(final_loss)(1.0)
+    assert "differentiated or mapped is given in a field of the method or the task" in note_of(caught)
+    assert note_of(caught).endswith("(scale of its losses_function is a traced value)")  # no lines of the package
+
+
 def test_an_optimiser_within_a_hook_is_named_before_it():
     class Sign(fjs.optim.Optimizer):
         def transform(self):

@@ -343,7 +343,7 @@ RUNS: dict[str, tuple[dict[str, Callable[[], Any]], type[Exception], tuple[str, 
             }
         },
         ValueError,
-        ("has shape (2, 3)", "here of shape (3,)", "the first is jax.tree.map(lambda leaf: leaf[0], ...)"),
+        ("has shape (2, 3)", "here of shape (3,)", "take the first: jax.tree.map(lambda leaf: leaf[0], ...)"),
     ),
     "initial_params of integers": (
         {"initial_params": lambda: {"params": {"Dense_0": {"kernel": jnp.zeros((3, 3), int), "bias": jnp.zeros(3)}}}},
@@ -464,7 +464,11 @@ RUNS: dict[str, tuple[dict[str, Callable[[], Any]], type[Exception], tuple[str, 
     "stacked strengths of a method inside a wrapper": (
         {"algorithm": lambda: fjs.ema(fjs.fedprox(client_optimizer=sgd(0.1), mu=jnp.array([0.1, 0.2])))},
         ValueError,
-        ("fedprox(mu=...)", "(2,)", "jax.vmap"),
+        (
+            "fedprox(mu=...)",
+            "(2,)",
+            "jax.vmap(lambda value: train(algorithm.replace(...=value), dataset, key))(values)",
+        ),
     ),
     "stacked radii of a rule": (
         {"algorithm": lambda: fjs.robust(fedavg(), fjs.aggregators.centered_clipping(jnp.array([1.0, 2.0])))},

@@ -108,7 +108,12 @@ def test_a_callback_does_not_write_into_the_description():
     assert history.seeds == [0, 1]
 
 
-@pytest.mark.parametrize("given", [Noted(), [print], 3])
+class Misspelt(Callback):
+    def on_evaluation(self, reported):
+        raise AssertionError
+
+
+@pytest.mark.parametrize("given", [Noted(), [print], 3, [Noted(), Misspelt()]])
 def test_something_else_is_refused(given):
     with pytest.raises(TypeError, match="callbacks"):
         fjs.simulate(FEDAVG, DATA, **SETTING, callbacks=given)
