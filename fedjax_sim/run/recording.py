@@ -10,7 +10,7 @@ from fedjax_sim.core.values import shown
 from fedjax_sim.reporting.divergence import OF_IDS, Divergence, divergences
 from fedjax_sim.reporting.recorded import clocks
 from fedjax_sim.run.records import Stop, joined, part_of, unwritable
-from fedjax_sim.run.stopping import Stopping, check_asked
+from fedjax_sim.run.stopping import Stopping
 
 _PENDING = 512  # calls whose arrays may wait on the device: a long run must not collect them there
 
@@ -39,7 +39,7 @@ class Recording:
         """The evaluation before the first round, leaves [seeds, ...]; refuses a rule that asks for more than it has."""
         self.add({}, metrics, 0)
         if rule is not None:
-            check_asked(rule, {name: values[0] for name, values in self.metrics().items()})
+            rule.check({name: unwritable(values[0]) for name, values in self.metrics().items()})
 
     def add(self, record: Any, metrics: Any, count: int) -> None:
         """``count`` rounds, leaves [seeds, count or more, ...], and the evaluation after them, leaves [seeds, ...].

@@ -30,6 +30,16 @@ class Stopping(Described):
         """
         raise TypeError(f"{type(self).__name__} must define reason(evaluated, metrics)")
 
+    def check(self, started: Mapping[str, np.ndarray]) -> None:
+        """Refuses, before the first round, a rule whose ``metric`` the run does not record.
+
+        Args:
+          started: [1, ...] by name, of the start, where no clock has run yet.
+        """
+        name = getattr(self, "metric", None)
+        if isinstance(name, str) and name not in AXES:
+            _measured(started, name)
+
 
 class Converged(Stopping):
     """|f_t - f_s| < change, with s the evaluation before t.
@@ -135,6 +145,10 @@ class AnyOf(Stopping):
             raise error(f"any_of({shown(self.rules)}): give a list of rules of fedjax_sim.stopping, at least one")
         return self.replace(rules=rules)
 
+    def check(self, started: Mapping[str, np.ndarray]) -> None:
+        for rule in self.rules:
+            rule.check(started)
+
     def reason(self, evaluated: np.ndarray, metrics: Mapping[str, np.ndarray]) -> str | None:
         reasons = (rule.reason(evaluated, metrics) for rule in self.rules)
         return next((reason for reason in reasons if reason is not None), None)
@@ -143,15 +157,6 @@ class AnyOf(Stopping):
 def fedprox() -> AnyOf:
     """Converged or diverged as in FedProx's experiments: ``any_of([converged(1e-4), rising(1.0, over=10)])``."""
     return any_of((converged(), rising()))
-
-
-def check_asked(rule: Stopping, started: Mapping[str, np.ndarray]) -> None:
-    """Refuses a rule for what a run does not record; ``started``: of one seed, before rounds, when no clock has run."""
-    if isinstance(rule, AnyOf):
-        for part in rule.rules:
-            check_asked(part, started)
-    elif isinstance(rule, Converged | Rising | Reached | Patience) and rule.metric not in AXES:
-        _measured(started, rule.metric)
 
 
 def _values(metrics: Mapping[str, np.ndarray], name: str) -> np.ndarray:
