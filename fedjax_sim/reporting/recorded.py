@@ -8,8 +8,6 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from fedjax_sim.core.values import check_metric
-
 
 class Recorded(Protocol):
     """The record of one method, over one or several seeds."""
@@ -52,7 +50,10 @@ def known_as(name: str, names: Container[str]) -> str:
 
 def recorded_as(run: Recorded, name: str) -> str:
     """:func:`known_as` of what a run has recorded; TypeError for what is no name."""
-    check_metric("metric", name)
+    if not isinstance(name, str):
+        from fedjax_sim.core.values import check_metric  # imports JAX, which tables and figures do without
+
+        check_metric("metric", name)
     if name in getattr(run, "rounds", {}) or _tells_of_penalty(run):
         return name
     return known_as(name, run.metrics)
