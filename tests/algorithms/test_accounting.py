@@ -117,6 +117,7 @@ def test_what_a_run_has_spent(accounting):
     assert silent.accountant == "pld"
 
 
+@pytest.mark.slow
 def test_a_finished_run_says_what_it_gave(accounting):
     """Of the rounds that it ran, which are fewer where it was stopped."""
     data = fjs.datasets.quadratics(num_clients=20, dim=3, seed=0)

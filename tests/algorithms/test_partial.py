@@ -384,7 +384,7 @@ def test_what_makes_no_sense_is_said_before_compiling() -> None:
         )
 
 
-@pytest.mark.parametrize("second", [2, 0], ids=["another cohort", "a straggler"])
+@pytest.mark.parametrize("second", [pytest.param(2, marks=pytest.mark.slow), 0], ids=["another cohort", "a straggler"])
 def test_who_only_sent_a_gradient_has_not_been_visited(second: int) -> None:
     """FedDANE's first cohort, and who is dropped from the second, keep the head that they began with."""
     earlier, trains = np.array([[0, 1]]), np.array([[1, second]])

@@ -103,6 +103,7 @@ def test_what_is_refused_before_anything_runs(folder: pathlib.Path, change: str,
         read("run.toml", [change])
 
 
+@pytest.mark.slow
 def test_a_run_is_written_again_and_verified_with_its_configuration(
     folder: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -87,6 +87,7 @@ def test_times_of_devices(x64):
     np.testing.assert_allclose(times(counted, steps, cost=cost).compute, steps * 30 / each, rtol=1e-15)
 
 
+@pytest.mark.slow
 def test_draws_belong_to_the_client_id(x64):
     steps = np.full(N, 3)
     system = systems.devices(

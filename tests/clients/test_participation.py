@@ -307,6 +307,7 @@ def test_probabilities_can_be_traced_and_differentiated():
     np.testing.assert_allclose(slope, np.where(drawn, -P / Q**2, 0), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_traced_ids_that_are_no_client_s_leave_slots_void():
     """Nine is nobody, the second 0 a repeat, -5 and an integer beyond int32 no ids; the run is that of void slots."""
 

@@ -220,7 +220,10 @@ def test_gradients_of_a_step_are_those_of_its_operations(monkeypatch):
         assert operations(method) / plain == pytest.approx(method.requires.per_step, abs=1 / 3), name
 
 
-@pytest.mark.parametrize(("name", "gradients"), [("ditto", 2 * 3), ("ditto apart", 3 + 1), ("mime", 2 + 2 * 3)])
+@pytest.mark.parametrize(
+    ("name", "gradients"),
+    [("ditto", 2 * 3), pytest.param("ditto apart", 3 + 1, marks=pytest.mark.slow), ("mime", 2 + 2 * 3)],
+)
 def test_gradients_of_a_step_are_recorded_and_take_their_time(name, gradients):
     found = fjs.simulate(
         SEVERAL[name], classified(count=20), task=fjs.classification(fjs.models.LogisticRegression(7)), rounds=2,

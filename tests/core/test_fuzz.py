@@ -30,6 +30,7 @@ def judge(name: str, tally: dict[str, Any], inputs: int) -> None:
     assert sum(tally["refused"].values()) + tally["accepted"] == inputs, name
 
 
+@pytest.mark.slow
 def test_drawn_files_are_read_or_refused() -> None:
     """Four inputs a reader, always the same ones."""
     for name, target in TARGETS.items():

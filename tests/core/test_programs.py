@@ -369,7 +369,8 @@ def test_threads_begin_once(monkeypatch):
     assert len(begun) == 1
 
 
-@pytest.mark.parametrize("before", [pytest.param(True, marks=pytest.mark.slow), False])
+@pytest.mark.slow
+@pytest.mark.parametrize("before", [True, False])
 def test_pythons_collector_waits_while_a_run_is_traced_and_no_longer(before, monkeypatch):
     """And is as it was after an error, and where somebody has switched it off."""
     seen, rooms = [], []
@@ -436,7 +437,9 @@ def test_programs_that_go_leave_their_memory_maps():
     assert maps() - before < (compiled - before) / 2
 
 
-@pytest.mark.parametrize("name", ["sweep", "search", "tune"])
+@pytest.mark.parametrize(
+    "name", ["sweep", pytest.param("search", marks=pytest.mark.slow), pytest.param("tune", marks=pytest.mark.slow)]
+)
 def test_it_waits_while_a_study_is_traced(name, monkeypatch):
     seen, rooms = [], []
     monkeypatch.setattr(programs, "make_room", lambda: rooms.append(None))

@@ -23,7 +23,7 @@ def test_the_alphabet_is_leaf_s() -> None:
     assert list(LEAF_CHARACTERS) == sorted(LEAF_CHARACTERS)
 
 
-@hypothesis.settings(max_examples=30)
+@hypothesis.settings(max_examples=10)
 @hypothesis.given(st.text(min_size=1, max_size=30), st.integers(1, 40))
 def test_characters_come_back(text: str, copies: int) -> None:
     many = "".join(map(chr, range(0x4E00, 0x4E00 + 10 * copies)))  # up to 400 characters more

@@ -188,6 +188,7 @@ def run():
 OF_PARTS = ("test_", "personal_", "tuned_", "shared_", "unvisited")
 
 
+@pytest.mark.slow
 def test_a_run_records_what_it_is_worth_there(run) -> None:
     """All that it records of the test part, of the validation part too; tests/models/test_scores.py has its scores."""
     method, data, given, found = run

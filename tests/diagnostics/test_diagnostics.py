@@ -523,6 +523,7 @@ def test_the_surrogate_is_of_the_part_that_is_averaged(name, x64):
     assert recorded(parted(**local)) == pytest.approx(recorded(alone(**local)), rel=1e-12)
 
 
+@pytest.mark.slow
 def test_of_chosen_weights_the_diagnostics_are_too(x64):
     """p_i as chosen weights are p_i; of others chi^2 and tau_eff are by hand."""
     fedavg, names = fjs.fedavg(client_optimizer=fjs.optim.sgd(0.1)), ("surrogate", "lud", "consensus")
@@ -536,7 +537,7 @@ def test_of_chosen_weights_the_diagnostics_are_too(x64):
     assert abs(found["lud"] / plain["lud"] - 1) > 0.01
 
 
-@pytest.mark.parametrize("method", [fjs.fedavg, fjs.fednova])
+@pytest.mark.parametrize("method", [fjs.fedavg, pytest.param(fjs.fednova, marks=pytest.mark.slow)])
 def test_the_surrogate_of_a_round_without_steps_is_that_of_small_ones(method, x64):
     """A schedule may begin with the rate 0: 0 / 0 were its weights."""
     first, small = (
@@ -677,6 +678,7 @@ def test_a_mean_over_examples_in_slices_counts_each_once(x64, monkeypatch, weigh
     np.testing.assert_allclose(streams.mean_over_examples(mean, (), data, shares), by_client, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_client_that_is_skipped_is_one_that_took_no_step():
     """What diagnostics find of the others does not know of it, whatever it left."""
     rng = np.random.default_rng(0)

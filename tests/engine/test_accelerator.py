@@ -144,7 +144,11 @@ def inside(loop, functions):
 
 
 @pytest.mark.parametrize(
-    ("layout", "loops"), [(fjs.layout.stacked(), [True]), (fjs.layout.buckets(2), [False, True, False, True])]
+    ("layout", "loops"),
+    [
+        pytest.param(fjs.layout.stacked(), [True], marks=pytest.mark.slow),
+        (fjs.layout.buckets(2), [False, True, False, True]),
+    ],
 )
 def test_the_programs_for_a_gpu(layout, loops):
     """One product for each use of a layer, no convolution in groups, no draw in a loop of steps, no other loops.

@@ -29,6 +29,7 @@ QUADRATIC = fjs.quadratic(), fjs.datasets.quadratics(num_clients=6, dim=2, sizes
 LOGISTIC = SETTING["task"], problem()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["scaffold"])  # which divides by the steps of a client
 def test_no_nan_is_made_on_the_way_in_quadratics(name):
     # all masked steps are computed

@@ -125,7 +125,8 @@ def test_some_examples_at_a_time(x64, monkeypatch, batches):
     assert np.all(found.rounds["computed_steps"] >= found.rounds["useful_steps"])
 
 
-@pytest.mark.parametrize("skip", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("skip", [True, False])
 def test_clients_that_diverge_are_found_and_left_out(x64, skip):
     """The other layout runs in the round of such a client, and in no other."""
     data = clients()

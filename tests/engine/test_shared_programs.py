@@ -64,6 +64,7 @@ def test_draws_of_a_kind_are_one_program_and_another_bucket_is_another():
     assert other != []
 
 
+@pytest.mark.slow
 def test_runs_in_threads_give_what_they_give_one_after_another():
     """Programs of one method are shared by two threads, those of the others are traced at the same time."""
     methods = [fjs.fedavg(client_optimizer=SGD), fjs.scaffold(client_optimizer=SGD), fjs.fednova(client_optimizer=SGD)]
@@ -163,6 +164,7 @@ def test_padding_changes_no_draw_and_no_model(case, monkeypatch):
     assert padded.description["dataset"] == plain.description["dataset"]
 
 
+@pytest.mark.slow
 def test_passes_end_with_the_last_example(monkeypatch):
     monkeypatch.setattr(buckets, "lengthened_rows", garbage)
     params = {"params": {"Dense_0": {"kernel": jnp.full((60, 10), 0.1), "bias": jnp.arange(10.0)}}}

@@ -349,6 +349,7 @@ def test_averaging_averages_statistics(x64) -> None:
     close(found.params, by_hand(data)[0])
 
 
+@pytest.mark.slow
 def test_fedbn(x64) -> None:
     data, method = federated(), fjs.keep(FEDAVG, "BatchNorm_*")
     found = trained(method, data)

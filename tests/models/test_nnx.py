@@ -99,6 +99,7 @@ class Deep(nnx.Module):
         return self.head(self.body(x))
 
 
+@pytest.mark.slow
 def test_a_model_with_a_list_of_layers_goes_on_from_a_file(tmp_path) -> None:
     run = RUN | {"task": fjs.classification(Nnx(Deep))}
     method = fjs.fedavg(client_optimizer=fjs.optim.sgd(0.1))

@@ -144,6 +144,7 @@ def test_the_figures_show_every_claim_and_effect():
     assert any(np.allclose(xs, [6 - 12.7062, 6 + 12.7062], rtol=1e-4) for xs in drawn), "our interval"
 
 
+@pytest.mark.slow
 def test_a_kept_figure_has_the_colours_of_its_lines(tmp_path):
     """One of nine panels has lines that the others do not."""
     from PIL import Image

@@ -144,7 +144,8 @@ def test_fine_tuning_is_by_the_training_examples_alone() -> None:
     assert not np.allclose(wanted, by_hand([start] * 3, data.test, "loss"), rtol=1e-3)
 
 
-@pytest.mark.parametrize("name", ["Ditto", pytest.param(TUNED, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["Ditto", TUNED])
 def test_numbers_are_those_of_a_run_of_the_chosen_point(name: str, tiny: str, tmp_path: pathlib.Path) -> None:
     found = benchmark.run(name, problems=[tiny], size="smoke", folder=tmp_path, show=lambda line: None)
     data, seeds = problems.by_parts(clients(8, 30, 12), 0), [101, 102]

@@ -113,6 +113,7 @@ def test_the_model_to_start_from_through_a_round_and_own_steps():
     check(lambda x: train(method, data, KEY, initial_params=x).metrics["personal_loss"][-1], start(data))
 
 
+@pytest.mark.slow
 def test_a_server_rate_by_layer_moves_each_layer_by_its_own():
     data, params = labelled(), start(labelled())
     train = jax.jit(fjs.make_train(task=fjs.classification(MODEL), **RUN | {"rounds": 1, "eval_every": 1}))

@@ -168,6 +168,7 @@ def test_the_best_value_is_chosen_by_the_choosing_seeds_alone():
     assert found.records()[0]["client_optimizer.learning_rate"] == 0.5
 
 
+@pytest.mark.slow
 def test_rounds_of_a_coin_are_as_long_as_each_probability_makes_them():
     """On an axis, and among the values to choose from, which are one program."""
     run = RUN | {"cohort": fjs.cohort.full(), "task": fjs.quadratic(start=1.0)}
@@ -196,6 +197,7 @@ def alone(rate, data, work, seed, cohort=None):
     return fjs.simulate(method, data, seeds=seed, **run, work=work)
 
 
+@pytest.mark.slow
 def test_cells_that_refine_computes_are_those_of_the_full_grid():
     methods = {"slow": lambda rate: fjs.fedavg(client_optimizer=fjs.optim.sgd(rate)), "fast": METHODS["FedAvg"]}
     axes = {"x": {"rate": np.linspace(0.01, 0.19, 9)}, "y": {"K": [1, 2, 3]}}

@@ -24,8 +24,11 @@ sgd = fjs.optim.sgd
 RATE = "client_optimizer.learning_rate"
 
 
-def test_an_evaluation_of_the_run_s_task_is_of_the_values_that_are_tried():
-    """Of its penalty: by tuning, as an outer problem, in a search and in a phase diagram."""
+@pytest.mark.parametrize(
+    "study", ["search", *(pytest.param(name, marks=pytest.mark.slow) for name in ("tune", "outer", "phase"))]
+)
+def test_an_evaluation_of_the_run_s_task_is_of_the_values_that_are_tried(study):
+    """Of its penalty: in a search, by tuning, as an outer problem and in a phase diagram."""
     data = fjs.datasets.synthetic(1.0, 1.0, num_clients=4, max_size=20, test_fraction=0.3, seed=0)
     task = fjs.classification(fjs.models.LogisticRegression(10), weight_decay=0.1)
     method, path, metric = fjs.fedavg(client_optimizer=sgd(0.1)), "task.weight_decay", "test_loss_worst"
@@ -33,25 +36,26 @@ def test_an_evaluation_of_the_run_s_task_is_of_the_values_that_are_tried():
         "rounds": 2, "batches": fjs.local.full_batch(), "cohort": fjs.cohort.full(), "work": fjs.local.steps(1)
     }  # fmt: skip
     run = {**common, "task": task, "evaluate": fjs.per_client(task, worst=1.0)}
-
-    def alone(decay):
+    objective, decays = final(metric), [0.1, 0.5]
+    if study == "tune":
+        tuned = tune(method, data, over=[path], objective=objective, steps=1, eval_every=2, **run)
+        decays, found = map(float, tuned.hyper[path][0]), tuned.values[0]
+    elif study == "outer":
+        problem = fjs.outer.federated(method, data, over=[path], objective=objective, eval_every=2, **run)
+        decays, at = [0.5], {path: jnp.log(0.5)}
+        found = [jax.jit(fjs.outer.estimate)(fjs.outer.exact(), problem, at, jax.random.key(0)).value]
+    elif study == "search":
+        halving, space = hyper.halving(rungs=1), fjs.sweeps.grid({path: decays})
+        found = fjs.search(method, data, space, halving, objective=objective, eval_every=2, **run).scores[:, -1]
+    else:
+        axes = {"x": {path: decays}, "y": {RATE: [0.1]}}
+        found = fjs.phase({"FedAvg": method}, data, metric=metric, **axes, seeds=[0], **run).values.ravel()
+    expected = []
+    for decay in decays:
         own = task.replace(weight_decay=decay)
-        found = fjs.simulate(method, data, **common, task=own, evaluate=fjs.per_client(own, worst=1.0), eval_every=2)
-        return found.final(metric)[0]
-
-    objective, space = final(metric), fjs.sweeps.grid({path: [0.1, 0.5]})
-    tuned = tune(method, data, over=[path], objective=objective, steps=1, eval_every=2, **run)
-    expected = [alone(float(decay)) for decay in tuned.hyper[path][0]]
-    np.testing.assert_allclose(tuned.values[0], expected, rtol=1e-5)
-    expected = [alone(0.1), alone(0.5)]
-    problem = fjs.outer.federated(method, data, over=[path], objective=objective, eval_every=2, **run)
-    found = jax.jit(fjs.outer.estimate)(fjs.outer.exact(), problem, {path: jnp.log(0.5)}, jax.random.key(0))
-    np.testing.assert_allclose(found.value, expected[1], rtol=1e-5)
-    searched = fjs.search(method, data, space, hyper.halving(rungs=1), objective=objective, eval_every=2, **run)
-    np.testing.assert_allclose(searched.scores[:, -1], expected, rtol=1e-5)
-    axes = {"x": {path: [0.1, 0.5]}, "y": {RATE: [0.1]}}
-    diagram = fjs.phase({"FedAvg": method}, data, metric=metric, **axes, seeds=[0], **run)
-    np.testing.assert_allclose(diagram.values.ravel(), expected, rtol=1e-5)
+        alone = fjs.simulate(method, data, **common, task=own, evaluate=fjs.per_client(own, worst=1.0), eval_every=2)
+        expected.append(alone.final(metric)[0])
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
 def test_without_an_objective_the_validation_part_chooses_where_there_is_one():
