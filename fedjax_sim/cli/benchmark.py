@@ -65,6 +65,10 @@ def run(options: argparse.Namespace) -> int:
         }
         for name, (_, how) in asked.items():  # others are run where there is something to hold against them
             how["problems"] = [problem for problem in fit[name] if problem in fit[options.method]]
+            if not how["problems"]:
+                raise ValueError(
+                    f"--beside {name}: it can be judged on {', '.join(fit[name])} alone, {options.method} not"
+                )
         costs = {name: cost(of, **common, **how) for name, (of, how) in asked.items()}
         for name, each in costs.items():
             say(f"{name}, with FedAvg's runs, which all share:\n" * (len(costs) > 1) + _in_words(each))

@@ -173,10 +173,12 @@ def _write(result: Sweep, tables: Tables, options: argparse.Namespace, results: 
 def _best_in_words(result: Sweep, metric: str, ranked: list[Ranked], files: dict[str, Path]) -> str:
     from fedjax_sim.reporting.recorded import in_words, part_of
 
-    bad = result.space.num_points - len(ranked)
-    ended = f"; {bad} of {result.space.num_points} points diverged" if bad else ""
+    count = result.space.num_points
+    bad = int(result.diverged.reshape(count, -1).any(axis=1).sum())
+    ended = f"; {bad} of {count} points diverged" if bad else ""
     if not ranked:
-        return f"no best point{ended}: try smaller learning rates"
+        why = "try smaller learning rates" if bad == count else f"{metric} is not defined, choose another --metric"
+        return f"no best point{ended}: {why}"
     best = ranked[0]
     point = ", ".join(f"{name} = {value:.6g}" for name, value in best.point.items())
     spread = "" if len(result.seeds) == 1 else f" ± {best.std:.4g}"

@@ -95,8 +95,8 @@ def _check_annotated(cls: type[Any]) -> None:
     """Checks that a class gives no field of its base a value that the dataclass does not see; raises TypeError."""
     inherited = [getattr(base, "__dataclass_fields__", {}) for base in cls.__mro__[1:]]
     for field in dataclasses.fields(cls):
-        name, value = field.name, vars(cls).get(field.name, dataclasses.MISSING)
-        member = value is dataclasses.MISSING or inspect.isroutine(value) or inspect.isdatadescriptor(value)
+        name, value = field.name, inspect.getattr_static(cls, field.name, field.default)  # a mixin's too
+        member = value is field.default or inspect.isroutine(value) or inspect.isdatadescriptor(value)
         if not member and any(of.get(name) is field for of in inherited):
             raise TypeError(
                 f"{cls.__name__} sets {name} = {shown(value)} without an annotation, so it would keep the default of "
@@ -108,7 +108,7 @@ def _refuse_assignment(self: Any, name: str, value: Any) -> None:
     """In the place of ``__setattr__``: what is built is a value, which programs and descriptions rely on."""
     fix = f"make a copy with another value, changed = given.replace({name}=...)"
     if name not in self.__dataclass_fields__:  # mostly an __init__ of one's own
-        fix = f"declare a field in the class, {name}: Any = ..., which makes it an argument without an __init__"
+        fix = f"no field has this name; {name}: Any = ... in the class declares one, an argument without an __init__"
     raise dataclasses.FrozenInstanceError(
         f"{type(self).__name__}.{name} cannot be assigned, objects do not change: {fix}"
     )

@@ -197,6 +197,8 @@ def _held(parts: tuple[Any, ...]) -> str:
         except Unknown as unknown:
             if "traced value" in str(unknown):
                 return str(unknown)
+        except TypeError:  # what is a field, and traced, is no mistake
+            continue
     return ""
 
 

@@ -253,7 +253,7 @@ def check_scalar(what: str, value: Any) -> None:
     if np.shape(value) != ():
         raise ValueError(
             f"{what} has shape {np.shape(value)}: a run takes one number; to run several settings side by side use "
-            "jax.vmap(lambda value: train(algorithm.replace(...=value), dataset, key))(values)"
+            "jax.vmap(lambda value: train(fedjax_sim.paths.replace(algorithm, {path: value}), dataset, key))(values)"
         )
 
 

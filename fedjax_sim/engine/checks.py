@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -56,8 +56,9 @@ def check_run(plan: Plan, rounds: int, initial_params: Any = None) -> Plan:
     if not (hasattr(key, "dtype") and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)) or jnp.shape(key) != ():
         raise TypeError(f"key is {key!r}: give one typed PRNG key, jax.random.key(0)")
     name = type(algorithm).__name__
-    for one in _described(plan._replace(dataset=None)):  # type: ignore[arg-type]
+    for one in (one for one in _described(plan._replace(dataset=None)) if not is_traced(one)):  # type: ignore[arg-type]
         check_fields(one, one.factory_name())  # again: replace and the bare class take any value
+    for one in _described((algorithm, plan.cohort, plan.work, plan.system, plan.asynchronous, plan.diagnostics)):
         check_single(one, one.factory_name())
     algorithm.check(dataset.num_clients)
     requires = algorithm.requires
@@ -388,10 +389,9 @@ def check_initial(what: str, given: Any, params: Any) -> None:
 
 def _check_like(what: str, tree: Any, like: Any, rule: str, *, numbers: bool = False) -> None:
     """Checks that ``tree`` has the structure and shapes of ``like``; with ``numbers`` a leaf may be one number."""
-    structure: Any = jax.tree.structure
-    found, wanted = structure(tree), structure(like)
+    found, wanted, scalar = (cast(Any, jax.tree.structure(one)) for one in (tree, like, 0.0))
     if found != wanted:
-        given = f"has shape {np.shape(tree)}" if found == structure(0.0) else f"is a pytree {found}"
+        given = f"has shape {np.shape(tree)}" if found == scalar else f"is a pytree {found}"
         raise ValueError(f"{what} {given}: it must be {rule}, {wanted}")
     for (path, leaf), other in zip(jax.tree_util.tree_flatten_with_path(tree)[0], jax.tree.leaves(like), strict=True):
         if np.shape(leaf) != np.shape(other) and not (numbers and np.shape(leaf) == ()):

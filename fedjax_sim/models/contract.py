@@ -22,6 +22,7 @@ from fedjax_sim.models.scores import Score
 
 MaybeArray: TypeAlias = jax.Array | None
 
+_PACKAGE = "fedjax_sim."
 # What tasks of one's own say.
 _OVERRIDDEN = ["init", "losses", "losses_of", "outputs", "features", "metrics", "penalty"]
 
@@ -69,12 +70,15 @@ class Task(Described):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        bases = cls.__mro__[1:]
+        own = [cls, *(base for base in bases if not base.__module__.startswith(_PACKAGE))]
+        said = {name for one in own for name in vars(one)}
+        if said & set(_OVERRIDDEN):  # what it says may call helpers of any name
+            return
         for name, value in vars(cls).items():
-            if not inspect.isfunction(value) or any(hasattr(base, name) for base in cls.__bases__):
+            if name.startswith("_") or not inspect.isfunction(value) or any(hasattr(base, name) for base in bases):
                 continue
-            near = next(iter(difflib.get_close_matches(name, _OVERRIDDEN, n=1, cutoff=0.8)), name)
-            # A class that says its losses may call a helper "loss"; one that does not would train its base's.
-            if near != name and not {near, f"{near}_of", near.removesuffix("_of")} & vars(cls).keys():
+            for near in difflib.get_close_matches(name, _OVERRIDDEN, n=1, cutoff=0.8):
                 raise TypeError(
                     f"{cls.__name__}.{name}: no base has it, so nothing would read it: did you mean {near!r}? "
                     f"(A helper of your own: call it _{name}.)"

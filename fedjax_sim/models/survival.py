@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.core.descriptions import factory
+from fedjax_sim.core.loops import with_rows
 from fedjax_sim.datasets.federated import FederatedDataset, held_out_parts
 from fedjax_sim.models.contract import Batch, MaybeArray, Mixture
 from fedjax_sim.models.scores import Score
@@ -38,7 +39,7 @@ class Concordance(Score):
             return jnp.sum(jnp.where(known, higher, jnp.zeros_like(higher))), jnp.sum(known.astype(risk.dtype))
 
         won, pairs = jax.lax.map(row, jnp.arange(len(risk), dtype=jnp.int32))
-        won, pairs = (jax.ops.segment_sum(values, group, groups) for values in (won, pairs))
+        won, pairs = (with_rows(jnp.zeros(groups, values.dtype), group, values) for values in (won, pairs))
         bad = jax.ops.segment_max((~jnp.isfinite(risk)).astype(jnp.int32), group, groups) > 0
         return jnp.where((pairs > 0) & ~bad, won / jnp.maximum(pairs, 1), jnp.nan)
 

@@ -128,8 +128,9 @@ def reproduce_all(
 ) -> list[Line]:
     """Performs many experiments one after another, and writes a board of their claims, ``<out>/<size>/board.md``.
 
-    What is complete is not done again, so a call after an interruption goes on. An experiment that fails is reported
-    with its traceback and the others go on.
+    What is complete is not done again, so a call after an interruption goes on; what had other data than it asks for,
+    since files were missing, is looked at again, and runs that would be the same are read. An experiment that fails is
+    reported with its traceback and the others go on.
     """
     for name in names:
         check_name(name)

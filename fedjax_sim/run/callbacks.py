@@ -85,7 +85,9 @@ class Calls:
             )
         for one in self._callbacks:
             called = ("start", "report", "end")
-            if all(name not in vars(one) and getattr(type(one), name) is getattr(Callback, name) for name in called):
+            if all(
+                name not in vars(one) and getattr(type(one), name, None) is getattr(Callback, name) for name in called
+            ):
                 raise TypeError(
                     f"callbacks: {type(one).__name__} has none of start(started), report(reported) and end(history), "
                     "which are what a run calls"

@@ -39,7 +39,7 @@ class Recording:
         """The evaluation before the first round, leaves [seeds, ...]; refuses a rule that asks for more than it has."""
         self.add({}, metrics, 0)
         if rule is not None:
-            rule.check({name: unwritable(values[0]) for name, values in self.metrics().items()})
+            rule._check({name: unwritable(values[0]) for name, values in self.metrics().items()})
 
     def add(self, record: Any, metrics: Any, count: int) -> None:
         """``count`` rounds, leaves [seeds, count or more, ...], and the evaluation after them, leaves [seeds, ...].

@@ -30,18 +30,21 @@ class Stopping(Described):
         """
         raise TypeError(f"{type(self).__name__} must define reason(evaluated, metrics)")
 
-    def check(self, started: Mapping[str, np.ndarray]) -> None:
-        """Refuses, before the first round, a rule whose ``metric`` the run does not record.
-
-        Args:
-          started: [1, ...] by name, of the start, where no clock has run yet.
-        """
-        name = getattr(self, "metric", None)
-        if isinstance(name, str) and name not in AXES:
-            _measured(started, name)
+    def _check(self, started: Mapping[str, np.ndarray]) -> None:
+        """Refuses, before the first round, what the run does not record; ``started``: [1, ...] at the start."""
 
 
-class Converged(Stopping):
+class _OfOneMetric:
+    """What the rules here have in common: one metric. A clock is known from the first round on."""
+
+    metric: str
+
+    def _check(self, started: Mapping[str, np.ndarray]) -> None:
+        if self.metric == "round" or self.metric not in AXES:
+            _measured(started, self.metric)
+
+
+class Converged(_OfOneMetric, Stopping):
     """|f_t - f_s| < change, with s the evaluation before t.
 
     FedProx's experiments stop at 1e-4 (Li et al. 2020, appendix C.3.2), evaluated every round.
@@ -61,7 +64,7 @@ class Converged(Stopping):
         return f"{self.metric} changed by less than {float(self.change):g}"
 
 
-class Rising(Stopping):
+class Rising(_OfOneMetric, Stopping):
     """f_t - f_s > by, with s the last evaluation at least ``over`` rounds before t.
 
     FedProx's experiments call a run diverged that rises by more than 1 over 10 rounds (Li et al. 2020, appendix C.3.2).
@@ -84,7 +87,7 @@ class Rising(Stopping):
         return f"{self.metric} rose by more than {float(self.by):g} in {evaluated[-1] - evaluated[before]} rounds"
 
 
-class Reached(Stopping):
+class Reached(_OfOneMetric, Stopping):
     """f_t <= target for losses, errors and spreads, f_t >= target for all other metrics.
 
     Args:
@@ -104,7 +107,7 @@ class Reached(Stopping):
         return f"{self.metric} reached {float(self.target):g}"
 
 
-class Patience(Stopping):
+class Patience(_OfOneMetric, Stopping):
     """Early stopping: for so many evaluations in a row nothing was better than the best before, by more than a change.
 
     What is better starts the count again. NaN is never better.
@@ -145,9 +148,9 @@ class AnyOf(Stopping):
             raise error(f"any_of({shown(self.rules)}): give a list of rules of fedjax_sim.stopping, at least one")
         return self.replace(rules=rules)
 
-    def check(self, started: Mapping[str, np.ndarray]) -> None:
+    def _check(self, started: Mapping[str, np.ndarray]) -> None:
         for rule in self.rules:
-            rule.check(started)
+            rule._check(started)
 
     def reason(self, evaluated: np.ndarray, metrics: Mapping[str, np.ndarray]) -> str | None:
         reasons = (rule.reason(evaluated, metrics) for rule in self.rules)

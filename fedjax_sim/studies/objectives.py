@@ -12,6 +12,7 @@ import numpy as np
 from fedjax_sim.algorithms.contract import Method
 from fedjax_sim.core.descriptions import Described, factory
 from fedjax_sim.core.fields import static
+from fedjax_sim.core.loops import with_rows
 from fedjax_sim.core.values import check_metric, shown, suggest
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.engine.checks import check_seeds, is_traced
@@ -185,7 +186,8 @@ def influence(
             lambda key: jax.value_and_grad(of_seed)(weights, algorithm, dataset, params, key), keys
         )
         gradient = jnp.mean(gradients, axis=0)
-        owned = jnp.zeros((dataset.num_clients,), gradient.dtype).at[example_owners(dataset)].add(weights * gradient)
+        nothing = jnp.zeros((dataset.num_clients,), gradient.dtype)
+        owned = with_rows(nothing, example_owners(dataset), weights * gradient)
         return jnp.mean(values), gradient, owned
 
     value, examples, clients = jax.tree.map(np.asarray, means(weights, algorithm, dataset, initial_params, keys))

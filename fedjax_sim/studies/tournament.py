@@ -69,7 +69,7 @@ class Tournament:
       seeds: of every run.
       rungs: rounds at the end of each.
       spent: rounds that these candidates have been run for, in this call and before.
-      complete: whether every rung was played; false where the budget came first.
+      complete: whether every rung was played; false where the budget came first, and in the ledger while it goes on.
     """
 
     entries: list[Entry]

@@ -1,6 +1,7 @@
 """Mistakes in code of one's own: what is said, of which function and line; and what is not to be written into."""
 
 import inspect
+import os
 import random
 import re
 
@@ -281,7 +282,8 @@ def test_of_a_value_that_is_differentiated_the_place_is_named():
     with pytest.raises(jax.errors.UnexpectedTracerError) as caught:
         jax.grad(final_loss)(1.0)
     assert "differentiated or mapped is given in a field of the method or the task" in note_of(caught)
-    assert note_of(caught).endswith("(scale of its losses_function is a traced value)")  # no lines of the package
+    assert "(scale of its losses_function is a traced value)" in note_of(caught)
+    assert os.path.dirname(fjs.__file__) not in note_of(caught)  # no lines of the package; JAX 0.6 has some of callers
 
 
 def test_an_optimiser_within_a_hook_is_named_before_it():

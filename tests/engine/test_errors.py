@@ -467,7 +467,7 @@ RUNS: dict[str, tuple[dict[str, Callable[[], Any]], type[Exception], tuple[str, 
         (
             "fedprox(mu=...)",
             "(2,)",
-            "jax.vmap(lambda value: train(algorithm.replace(...=value), dataset, key))(values)",
+            "jax.vmap(lambda value: train(fedjax_sim.paths.replace(algorithm, {path: value}), dataset, key))(values)",
         ),
     ),
     "stacked radii of a rule": (
@@ -736,6 +736,27 @@ COPIES = {
     "work": ({"work": fjs.local.steps(1).replace(num_steps=0)}, "steps(num_steps=...) is 0"),
     "batches": ({"batch_size": None, "batches": fjs.local.in_order(2).replace(batch_size=0)}, "batch_size=...) is 0"),
 }
+
+
+def positive(what: str, value: Any) -> None:
+    if value <= 0:
+        raise ValueError(what)
+
+
+class Watched(FedProx):
+    own: Any = fjs.fields.leaf(positive, default=0.1)
+
+
+class Weighted(type(fjs.quadratic())):  # type: ignore[misc]
+    w: Any = fjs.fields.real(default=1.0, low=0.0)
+
+
+def test_checks_of_ones_own_and_vectors_of_tasks_are_taken() -> None:
+    run = {"rounds": 1, "cohort": fjs.cohort.full(), "work": fjs.local.steps(1), "batches": fjs.local.full_batch()}
+    data = fjs.datasets.quadratics(num_clients=2, dim=2, seed=0)
+    train = fjs.make_train(task=Weighted(w=jnp.ones(2)), **run)
+    found = jax.eval_shape(train, Watched(client_optimizer=sgd(0.1)), data, jax.random.key(0))
+    assert found.metrics["loss"].shape == (2,)
 
 
 @pytest.mark.usefixtures("no_program")

@@ -497,7 +497,9 @@ def test_a_task_has_helpers_of_any_name() -> None:
         "loss": lambda self, z, y: (z[:, 0] - y) ** 2,
         "losses_of": lambda self, z, examples: self.loss(z, examples["y"]),
     }
+    own |= dict.fromkeys(("_penalty", "metric", "_init"), lambda self: 0)
     mine: Any = type("Mine", (fjs.task.Regression,), own)
+    type("Other", (mine,), {"loss": lambda self, z, y: 0})
     assert mine(nn.Dense(1)).losses_of(jnp.ones((2, 1)), {"y": jnp.zeros(2)}).tolist() == [1.0, 1.0]
 
 

@@ -113,9 +113,17 @@ class Misspelt(Callback):
         raise AssertionError
 
 
-@pytest.mark.parametrize("given", [Noted(), [print], 3, [Noted(), Misspelt()]])
-def test_something_else_is_refused(given):
-    with pytest.raises(TypeError, match="callbacks"):
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        (Noted(), "derived from"),
+        ([print], "derived from"),
+        (3, "derived from"),
+        ([Noted(), Misspelt()], "has none of start"),
+    ],
+)
+def test_something_else_is_refused(given, why):
+    with pytest.raises(TypeError, match=why):
         fjs.simulate(FEDAVG, DATA, **SETTING, callbacks=given)
 
 

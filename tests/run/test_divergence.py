@@ -292,6 +292,19 @@ def test_a_rule_for_what_is_not_recorded_is_refused_before_the_first_round(rule)
     assert not begun
 
 
+class Worst(stopping.Stopping):
+    metric: str = "of_clients"
+
+    def reason(self, evaluated, metrics):
+        return "the worst" if metrics.get(self.metric, np.zeros((1, 1)))[-1].max() > 0 else None
+
+
+def test_a_rule_of_ones_own_reads_what_it_likes():
+    for evaluate in (None, lambda params, dataset: {"of_clients": jnp.ones(3)}):
+        found = fjs.simulate(**growing(stop=Worst(), evaluate=evaluate))
+        assert list(found.stops) == ([] if evaluate is None else [0])
+
+
 def test_a_target_is_reached_in_the_precision_of_the_metric():
     """float32 rounds 0.9 down, and 90 of 100 are 0.9 all the same; so says ``rounds_to``, also of numpy's 0.9."""
     evaluated, values = np.array([0, 5]), np.array([0.5, 0.9], np.float32)

@@ -752,6 +752,15 @@ def test_an_evaluation_of_the_run_s_task_is_of_each_point_s(whole):
             assert fjs.verify(ours).passed
 
 
+def test_what_is_not_defined_anywhere_is_no_divergence(grid_sweep):
+    metrics = grid_sweep.runs.metrics | {
+        "area": np.full_like(grid_sweep["loss"].reshape(-1, grid_sweep["loss"].shape[-1]), np.nan)
+    }
+    swept = dataclasses.replace(grid_sweep, runs=dataclasses.replace(grid_sweep.runs, metrics=metrics))
+    with pytest.raises(ValueError, match=r"'area'.*: not defined at any of the"):
+        swept.best("area")
+
+
 def test_a_method_that_keeps_the_run_s_task_has_each_point_s():
     """As FedDF does, whose server asks what the task's model says: of a temperature, say, of a task of one's own."""
     dataset, run = data(), settings(task=settings()["task"].replace(weight_decay=0.1))

@@ -34,7 +34,7 @@ def evaluator(
     All points of a call and all seeds are one program, that of :func:`fedjax_sim.sweep`, compiled once for a number of
     points. Arguments as there; ``objective`` is the metric at the end of a run, by default
     ``fjs.hyper.final("validation_loss")``, without such a part of ``"test_loss"``. Losses are float64[P], means over
-    seeds, the negative of a metric of which more is better, infinite where a run diverged.
+    seeds, the negative of a metric of which more is better, infinite where it or a loss is not finite.
     """
     metric, seed_list = telling(final, dataset) if objective is None else objective, check_seeds(seeds)
     check_inputs("evaluator", algorithm, dataset, metric)

@@ -68,8 +68,8 @@ def search(
       strategy: ``fjs.hyper.population()`` or ``fjs.hyper.halving()``.
       objective: what compares members, the mean over seeds of a metric at an evaluation: by default
         ``fjs.hyper.final("validation_loss")``, without such a part ``final("test_loss")``. Its name says whether less
-        is better: of losses, errors and spreads it is. A member ranks last where it, or a loss of one of its runs, is
-        not finite.
+        is better: of losses, errors and spreads it is. A member ranks last where the metric, or a loss of one of its
+        runs, is not finite.
       seeds: one seed or several, the same for all members; what the strategy draws follows from the first.
       initial_params: where all runs start; None draws them from each seed.
       checkpoint: a directory for a checkpoint after every evaluation. The same call goes on from the newest one, with

@@ -198,12 +198,14 @@ class Sweep:
         ]
 
     def best(self, metric: str = "loss", *, less: bool | None = None) -> Ranked:
-        """The first of :meth:`ranked`; a ``ValueError`` where every point diverged."""
+        """The first of :meth:`ranked`; a ``ValueError`` where there is none."""
         ranked = self.ranked(metric, less=less)
         if not ranked:
+            count = self.space.num_points
+            if not self.diverged.reshape(count, -1).any(axis=1).all():
+                raise ValueError(f"best({metric!r}): not defined at any of the {count} points: choose another metric")
             raise ValueError(
-                f"best({metric!r}): all {self.space.num_points} points diverged for at least one seed: try smaller "
-                "learning rates"
+                f"best({metric!r}): all {count} points diverged for at least one seed: try smaller learning rates"
             )
         return ranked[0]
 
