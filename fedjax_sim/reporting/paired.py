@@ -10,7 +10,17 @@ import numpy as np
 from fedjax_sim.core.tabular import table
 from fedjax_sim.reporting import recorded
 from fedjax_sim.reporting.recorded import Recorded, in_words, less_is_better, loss_of_data, measured
-from fedjax_sim.reporting.table import ACCURACIES, LEVEL, cell, form_of, half_width, listed, number_of, one_number
+from fedjax_sim.reporting.table import (
+    ACCURACIES,
+    LEVEL,
+    cell,
+    form_of,
+    half_width,
+    listed,
+    number_of,
+    one_number,
+    undefined,
+)
 
 _NONE = "–"
 _ROUND_OFF = {"float32": 1e-5, "float64": 1e-11}  # differences of so much of the values are none
@@ -152,9 +162,11 @@ def paired_table(
     rows = paired(histories, metric, base)
     plain = form_of([*values.values()], 4 if metric.endswith("accuracy") else None)
     seeds = len(values[base])
+    names = [base, *(row.method for row in rows)]
+    finals = [None if undefined(histories[name], metric) else values[name] for name in names]
     columns = [
-        ("method", [base, *(row.method for row in rows)]),
-        (in_words(metric, histories.values()), [cell(values[base], plain), *(cell(row.finals, plain) for row in rows)]),
+        ("method", names),
+        (in_words(metric, histories.values()), [cell(final, plain) for final in finals]),
         (f"minus {base}", [_NONE, *(_interval(row.mean, row.half) for row in rows)]),
         ("better in", [_NONE, *(_told(row.mean, f"{row.better} of {seeds}") for row in rows)]),
         ("p", [_NONE, *(_told(row.p, _p_words(row.p)) for row in rows)]),

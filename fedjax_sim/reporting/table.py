@@ -182,12 +182,12 @@ def final_values(
     spread: Callable[[np.ndarray], float] | None = None,
 ) -> list[str]:
     """The cells of one metric; ``decimals`` as in :func:`form_of`, ``spread`` as in :func:`cell`."""
-    finals = [None if _undefined(run, name) else _final(run, name) for run in runs]
+    finals = [None if undefined(run, name) else _final(run, name) for run in runs]
     form = form_of(finals, decimals)
     return [cell(final, form, spread or standard_deviation) for final in finals]
 
 
-def _undefined(run: Recorded, name: str) -> bool:
+def undefined(run: Recorded, name: str) -> bool:
     """Whether a metric is NaN at the end for all seeds though no model diverged: a score of examples of one class."""
     if not one_number(run, name):
         return False

@@ -163,3 +163,10 @@ def test_what_is_refused(histories, given, said):
             one.metrics["matrix"] = np.ones((2, 2, 3))
     with pytest.raises(ValueError, match=said):
         paired_table(histories, **given)
+
+
+def test_a_score_that_is_not_defined_has_not_diverged():
+    """The area under a curve of clients that have one class."""
+    none = {name: with_seeds(BASE, test_roc_auc=[np.nan] * 5) for name in "ab"}
+    lines = paired_table(none, "test_roc_auc").split("\n")
+    assert [line.split()[1] for line in lines[2:4]] == ["–", "–"]
