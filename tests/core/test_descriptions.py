@@ -489,7 +489,7 @@ def test_a_changed_data_set_is_opaque() -> None:
     data = fjs.datasets.quadratics(2, 3)
     assert describe(data)["name"] == "dataset.quadratics"
     doubled = jax.tree.map(lambda leaf: leaf * 2, data)
-    for changed in (data.replace(test=None), data.with_example_weights(np.ones(2)), data.reordered([1, 0]), doubled):
+    for changed in (data.replace(test=None), data.with_example_weights(np.ones(2)), data.subset([1, 0]), doubled):
         assert set(describe(changed)) == {"opaque"}
 
 
