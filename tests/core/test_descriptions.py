@@ -230,7 +230,6 @@ MADE: dict[str, Callable[[], Any]] = {
     "quantity.lognormal": lambda: fjs.systems.lognormal(2.0, 0.5),
     "quantity.pareto": lambda: fjs.systems.pareto(2.0, 1.5),
     "quantity.uniform": lambda: fjs.systems.uniform(1.0, 2.0),
-    "quantity.zipf": lambda: fjs.systems.zipf(0.1, 1.2, most=10),
     "client_states.on_device": lambda: fjs.client_states.on_device(dtype="bfloat16"),
     "client_states.on_host": lambda: fjs.client_states.on_host(dtype="float32"),
     "client_states.on_disk": lambda: fjs.client_states.on_disk("a directory", dtype="bfloat16"),
