@@ -290,7 +290,6 @@ MADE: dict[str, Callable[[], Any]] = {
     "transform.interval": lambda: hyper.interval(-1, 2.5),
     "transform.positive": lambda: hyper.positive(),
     "transform.simplex": lambda: hyper.simplex(),
-    "transform.softplus": lambda: hyper.softplus(),
     "work.deadline": lambda: fjs.local.deadline(2.0, [1.0, 3.0], 4, keep=False),
     "work.gaussian_steps": lambda: fjs.local.gaussian_steps(3, most=9, variance=2.0),
     "work.geometric": lambda: fjs.local.geometric(0.2, most=30),
