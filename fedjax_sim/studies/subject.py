@@ -206,9 +206,8 @@ class Subject(NamedTuple):
                 transform.check(path, np.asarray(value))
             except ValueError as error:
                 raise ValueError(
-                    f"the start is outside what {type(transform).__name__.lower()}() can reach: {error}; start "
-                    f"elsewhere, with tune(initial={{{path!r}: ...}}) or with another value in the method, or give "
-                    "another transform"
+                    f"the start is outside what {type(transform).__name__.lower()}() can reach: {error}; give "
+                    "another value to start from, or another transform"
                 ) from None
             found[path] = transform.coordinate(value)
         return found

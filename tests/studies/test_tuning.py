@@ -310,12 +310,12 @@ def test_divergence_is_recorded_and_survived():
 
 @pytest.mark.slow
 def test_parts_of_the_run_and_arrays_can_be_tuned():
-    rates = fjs.rates.over_rounds([0.5, 0.5, 0.5])
+    rates = fjs.rates.over_rounds([0.4, 0.5, 0.6])
     method = fjs.fedavg(client_optimizer=sgd(0.1), client_learning_rate=rates)
     over = {"client_learning_rate.values": None, "task.start": None}
     found = tune(
         method, DATA, over=over, objective=final("loss"), optimizer=optax.adam(0.1), steps=6,
-        initial={"client_learning_rate.values": [0.4, 0.5, 0.6], "task.start": 1.0}, **RUN,
+        **RUN | {"task": fjs.quadratic(start=1.0)},
     )  # fmt: skip
     np.testing.assert_allclose(found.hyper["client_learning_rate.values"][0, 0], [0.4, 0.5, 0.6], rtol=1e-6)
     assert found.hyper["task.start"][0, 0] == 1.0
@@ -337,10 +337,7 @@ WRONG = {
     "empty": ({"over": []}, ValueError, "at least one"),
     "one_string": ({"over": "mu"}, TypeError, "give paths"),
     "transform": ({"over": {"mu": "log"}}, TypeError, "give a transform"),
-    "outside": ({"over": {"mu": hyper.interval(1.0, 2.0)}}, ValueError, "the start is outside.*initial"),
-    "initial_unknown": ({"initial": {"tau": 1.0}}, ValueError, r"tune\(initial=...\) is 'tau': known: mu"),
-    "initial_kind": ({"initial": 0.1}, TypeError, "mapping"),
-    "initial_value": ({"initial": {"mu": -1.0}}, ValueError, "mu"),
+    "outside": ({"over": {"mu": hyper.interval(1.0, 2.0)}}, ValueError, "the start is outside.*another value"),
     "no_test_part": ({"objective": None}, ValueError, "no test examples"),
     "unknown_metric": ({"objective": final("los")}, ValueError, "did you mean 'loss'"),
     "metric_name": ({"objective": "loss"}, TypeError, "give a function"),
@@ -373,7 +370,7 @@ def test_a_start_that_diverges_ends_the_study():
     def diverging(result):
         return result.metrics["loss"][-1] * jnp.float32(jnp.inf)
 
-    with pytest.raises(FloatingPointError, match=r"at the start \(mu = 0.5\).*initial"):
+    with pytest.raises(FloatingPointError, match=r"at the start \(mu = 0.5\).*smaller learning rates"):
         tune(METHOD, DATA, over=["mu"], objective=diverging, steps=1, **RUN)
 
 
