@@ -123,7 +123,7 @@ def transforms_of(over: Sequence[str]) -> dict[str, Transform | None]:
     """What a tuning varies: ``["algorithm.mu", "algorithm.momentum=interval(0, 0.9)"]`` by the library's names."""
     from fedjax_sim.studies import hyper
 
-    names = ("positive", "softplus", "unit_interval", "interval", "simplex", "identity")
+    names = ("positive", "unit_interval", "interval", "simplex", "identity")
     known: dict[str, Callable[..., Any]] = {name: getattr(hyper, name) for name in names}
     chosen: dict[str, Transform | None] = {}
     for said in over:

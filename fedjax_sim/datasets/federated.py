@@ -107,17 +107,6 @@ class FederatedDataset(struct.PyTreeNode, kw_only=True, eq=False):
         held_out = {f"{name}_sizes": np.asarray(part.sizes) for name, part in held_out_parts(self).items()}
         return Statistics(sizes, table, **held_out)
 
-    def reordered(self, permutation: Sequence[int] | np.ndarray) -> FederatedDataset:
-        """The same clients stored in another order: position j has the client now at ``permutation[j]``.
-
-        Raises:
-          ValueError: not a permutation of 0 .. N-1.
-        """
-        moved = np.asarray(permutation)
-        if moved.shape != (self.num_clients,) or not np.array_equal(np.sort(moved), np.arange(self.num_clients)):
-            raise ValueError(f"reordered: {permutation!r} is not a permutation of 0 to {self.num_clients - 1}")
-        return self.subset(moved)
-
     def subset(self, positions: Sequence[int] | np.ndarray) -> FederatedDataset:
         """The clients stored at ``positions``, in that order, with their ids, names, held-out examples and weights.
 

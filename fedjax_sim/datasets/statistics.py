@@ -8,8 +8,6 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_sim.core.files import write_atomically
-
 _TITLE = "Class frequencies:"  # the first line of a partition report
 
 
@@ -79,27 +77,6 @@ class Statistics:
         """exp(label_entropy), float[N]: how many equally frequent classes would be as diverse."""
         return np.asarray(np.exp(self.label_entropy))
 
-    def report(self) -> str:
-        """The label table as csv text in the format of FedLab's partition reports.
-
-        A row is a client, its share of each class (three decimals; ``0.00`` where it has none, so that ``0.000`` means
-        a few) and its number of examples.
-
-        Raises:
-          ValueError: no labels.
-        """
-        table = self._table()
-        lines = [_TITLE, ",".join(["client", *(f"class{label}" for label in range(table.shape[1])), "Amount"])]
-        for client, counts in enumerate(table.tolist()):
-            amount = sum(counts)
-            shares = (f"{count / amount:.3f}" if count else "0.00" for count in counts)
-            lines.append(f"Client {client:3d},{','.join(shares)},{amount}")
-        return "\n".join(lines)
-
-    def write_report(self, path: str | os.PathLike[str]) -> None:
-        """Writes :meth:`report` to a file, atomically."""
-        write_atomically(path, self.report().encode())
-
     def __str__(self) -> str:
         low, middle, high = self.quantiles()
         lines = [
@@ -136,7 +113,7 @@ class Statistics:
 
 
 def read_report(path: str | os.PathLike[str]) -> Statistics:
-    """The statistics in a partition report, FedLab's or that of :meth:`Statistics.write_report`.
+    """The statistics in one of FedLab's partition reports.
 
     A report has shares with three decimals, so the label table is exact for clients of up to 500 examples and within
     n_i / 2000 of the truth for others; sizes and the numbers of classes are exact.

@@ -75,7 +75,8 @@ def timings(
 ) -> list[Timing]:
     """Times the same rounds of a run in all candidates, which take turns: a machine is not always equally fast.
 
-    The plan has a key for each seed that runs side by side; see ``tune`` for the rest.
+    The plan has a key for each seed that runs side by side. A candidate is timed in ``repeats`` calls, and no more
+    after ``limit`` seconds.
     """
     clients = None
     if host is not None or plan.client_states.apart:

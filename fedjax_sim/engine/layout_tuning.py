@@ -20,7 +20,7 @@ from fedjax_sim.core.descriptions import build, describe
 from fedjax_sim.core.devices import affinity, processor
 from fedjax_sim.core.files import cache_directory, json_object, read_json, remove_left_overs, write_atomically
 from fedjax_sim.core.tabular import text_rows
-from fedjax_sim.core.values import check_count, check_flag, check_real, shown
+from fedjax_sim.core.values import check_flag, shown
 from fedjax_sim.core.version import __version__
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.fingerprints import digest, fingerprint
@@ -41,6 +41,8 @@ from fedjax_sim.engine.plan import Plan, apart, coordinates, layout_by_rule
 from fedjax_sim.reporting.progress import progress_bar
 
 _ALIKE = 1.03  # the rule's layout is kept where it is so near the best: two measurements would choose the same
+_LIMIT = 2.0  # seconds of a candidate's rounds after which it is timed no more
+_REPEATS = 5  # timed calls of a candidate, at most
 _MOST = 256  # measurements that are kept; the oldest go first
 
 
@@ -115,8 +117,6 @@ def tune(
     seeds: int | Iterable[int] = 0,
     initial_params: Any = None,
     candidates: Sequence[Layout] | None = None,
-    limit: float = 2.0,
-    repeats: int = 5,
     refresh: bool = False,
     progress: bool | None = None,
     **run: Unpack[RunArguments],
@@ -142,8 +142,6 @@ def tune(
       candidates: layouts to choose from, the most promising first; None for the rule's choice, turns, lanes of 4, 8, 16
         and 32 up to the cohort's size, stacked, buckets where there is no CPU, and factored and pooled where they can
         be. The first is chosen if it is within 3 % of the fastest.
-      limit: seconds of one candidate's rounds after which it is timed no more.
-      repeats: timed calls of a candidate, at most.
       refresh: measure again although the times are known.
       progress: a progress bar; None shows one on a terminal only.
       **run: the arguments of :func:`fedjax_sim.make_train` up to ``asynchronous``. Evaluations are not measured: theirs
@@ -168,8 +166,6 @@ def tune(
       >>> train = fjs.make_train(**run, layout=tuning.layout)
     """
     asked, seed_list = check_arguments(run), check_seeds(seeds)
-    check_real("tune(limit=...)", limit, above=0.0, host=True)
-    check_count("tune(repeats=...)", repeats)
     check_flag("tune(refresh=...)", refresh)
     given = tuple(candidates) if isinstance(candidates, (list, tuple)) else ()
     if candidates is not None and not (given and all(isinstance(one, Layout) for one in given)):
@@ -184,8 +180,7 @@ def tune(
     )
     return tuned(
         plan, dataset if isinstance(dataset, HostDataset) else None, run["rounds"], initial_params,
-        candidates=tuple(dict.fromkeys(given)), limit=float(limit), repeats=repeats, refresh=refresh,
-        progress=progress,
+        candidates=tuple(dict.fromkeys(given)), refresh=refresh, progress=progress,
     )  # fmt: skip
 
 
@@ -196,8 +191,6 @@ def tuned(
     initial_params: Any,
     *,
     candidates: Sequence[Layout] = (),
-    limit: float = 2.0,
-    repeats: int = 5,
     refresh: bool = False,
     progress: bool | None = None,
 ) -> Tuning:
@@ -217,7 +210,7 @@ def tuned(
         found = None if refresh else recall(key)
         if found is None:
             bar.compiling()
-            times = timings(plan, host, rounds, initial_params, candidates, limit, repeats, bar.show)
+            times = timings(plan, host, rounds, initial_params, candidates, _LIMIT, _REPEATS, bar.show)
             found = Tuning(_fastest(times), tuple(times))
             remember(key, found)
         said = "measured before" if found.cached else "the fastest"

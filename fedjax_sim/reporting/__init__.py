@@ -5,7 +5,7 @@ are used.
 """
 
 from fedjax_sim.core.files import write_atomically
-from fedjax_sim.reporting.client_plots import distributions, gains, personal_models
+from fedjax_sim.reporting.client_plots import distributions, personal_models
 from fedjax_sim.reporting.data_plots import label_heatmap, overview, size_histogram
 from fedjax_sim.reporting.html import report
 from fedjax_sim.reporting.paired import paired_table
@@ -23,7 +23,6 @@ __all__ = [
     "comparison",
     "curves",
     "distributions",
-    "gains",
     "label_heatmap",
     "overview",
     "paired_table",

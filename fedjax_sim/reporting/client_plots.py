@@ -11,7 +11,7 @@ from fedjax_sim.reporting import recorded
 from fedjax_sim.reporting.figures import whole_numbers
 from fedjax_sim.reporting.personal import APART, at_evaluation, ends, in_order, of_methods, place_of, shares
 from fedjax_sim.reporting.plots import COLOURS, LEGEND, axes_or_new, band_words, line_style, mean_and_band, plain
-from fedjax_sim.reporting.recorded import MODELS, Recorded, check_runs, counted, drawable, in_words, rounds_of
+from fedjax_sim.reporting.recorded import MODELS, Recorded, check_runs, counted, in_words, rounds_of
 
 
 def distributions(
@@ -112,52 +112,6 @@ def personal_models(
     ax.legend(loc="best", title="\n".join(str(line) for line in title if line) or None, **LEGEND)
     whole_numbers(ax.xaxis)
     plain(ax, xlabel=f"clients of {name}, by their {words} with the shared model", ylabel=words)
-    return ax
-
-
-def gains(
-    history: Recorded,
-    metric: str = "personal_client_accuracy_gain",
-    ax: Any = None,
-    *,
-    round: int | None = None,
-    seed: int = 0,
-) -> Any:
-    """Draws how much better every client is served by its own model, the clients in the order of their gain.
-
-    Args:
-      history: a record with ``evaluate=fjs.per_client(task)`` of a method with personal models, or with
-        ``fjs.per_client(task, tuned=...)``.
-      metric: with a gain for each client: ``"tuned_client_accuracy_gain"``, ``"personal_client_loss_gain_over_tuned"``.
-        Clients without test examples are left out, and clients that were never visited are pale.
-      ax: matplotlib axes to draw on; None makes a figure.
-      round: the evaluation after that many rounds; None for the last.
-      seed: the position of the seed to draw.
-
-    Returns:
-      The axes.
-
-    Raises:
-      ValueError: a metric of another shape, no evaluation after that round, no such seed, or nothing to draw.
-    """
-    ax = axes_or_new(ax, 6, 4)
-    values = at_evaluation("history", history, metric, round)
-    if not 0 <= seed < len(values):
-        raise ValueError(f"gains(seed={seed}): positions of seeds are 0 to {len(values) - 1}")
-    own = values[seed]
-    visited = np.ones(own.shape, bool)
-    if metric.startswith("personal") and "client_visited" in history.metrics:
-        visited = at_evaluation("history", history, "client_visited", round)[seed] > 0
-    order = np.argsort(own, kind="stable")
-    shown = order[drawable(own[order])]
-    if not shown.size:
-        raise ValueError("gains: there is not one finite value to draw")
-    colours = [COLOURS[0 if own[one] >= 0 else 1] for one in shown]
-    for bar, one in zip(ax.bar(np.arange(1, len(shown) + 1), own[shown], color=colours), shown, strict=True):
-        bar.set_alpha(1.0 if visited[one] else 0.3)
-    ax.axhline(0.0, color="black", linewidth=0.8)
-    whole_numbers(ax.xaxis)
-    plain(ax, xlabel="clients, by their gain", ylabel=in_words(metric, [history]))
     return ax
 
 

@@ -15,7 +15,7 @@ _NUMBERED_CELLS = 150  # cells up to which the heat map prints its numbers
 _TICKS = 12
 _GREY = "0.82"
 _HATCH = "/////"
-_SIZES = {1: (3.5, 3.3), 2: (7.0, 4.6)}  # inches, of one column and two
+_COLUMN = (3.5, 3.3)  # inches, of one column of a page
 
 
 class Axis(NamedTuple):
@@ -165,11 +165,9 @@ def _short(value: float) -> str:
     return f"{value:.3g}" if 0.001 <= abs(value) < 1000 else f"{value:.0e}".replace("e+", "e")
 
 
-def phase_map(diagram: Any, what: str, winner: np.ndarray | None, ax: Any, columns: int) -> Any:
+def phase_map(diagram: Any, what: str, winner: np.ndarray | None, ax: Any) -> Any:
     """Draws winners, a difference or a method's mean; the horizontal axis is the first of the arrays' axes."""
-    if columns not in _SIZES:
-        raise ValueError(f"plot(columns={columns!r}): a figure takes 1 or 2")
-    ax = axes_or_new(ax, *_SIZES[columns])
+    ax = axes_or_new(ax, *_COLUMN)
     from matplotlib.colors import CenteredNorm, ListedColormap, LogNorm
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch

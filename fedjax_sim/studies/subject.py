@@ -65,17 +65,6 @@ class Positive(Transform):
         check_real(what, value, above=0.0)
 
 
-class Softplus(Positive):
-    """f(u) = log(1 + exp(u)): positive, with steps that are factors near 0 and sums far from it."""
-
-    def value(self, u: jax.Array) -> jax.Array:
-        return jnp.logaddexp(u, jnp.zeros_like(u))
-
-    def coordinate(self, value: jax.Array) -> jax.Array:
-        # log(exp(v) - 1), written so that it neither overflows nor cancels
-        return value + jnp.log(-jnp.expm1(-value))
-
-
 class Interval(Transform):
     """f(u) = low + (high - low) sigmoid(u): inside the open interval.
 
@@ -129,7 +118,6 @@ class Simplex(Positive):
 
 identity = factory("transform.identity", Identity)
 positive = factory("transform.positive", Positive)
-softplus = factory("transform.softplus", Softplus)
 interval = factory("transform.interval", Interval)
 simplex = factory("transform.simplex", Simplex)
 
@@ -218,9 +206,8 @@ class Subject(NamedTuple):
                 transform.check(path, np.asarray(value))
             except ValueError as error:
                 raise ValueError(
-                    f"the start is outside what {type(transform).__name__.lower()}() can reach: {error}; start "
-                    f"elsewhere, with tune(initial={{{path!r}: ...}}) or with another value in the method, or give "
-                    "another transform"
+                    f"the start is outside what {type(transform).__name__.lower()}() can reach: {error}; give "
+                    "another value to start from, or another transform"
                 ) from None
             found[path] = transform.coordinate(value)
         return found

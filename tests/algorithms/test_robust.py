@@ -481,7 +481,7 @@ def test_draws_of_attackers():
     more = attacks.draw_attackers(data, 0.7, seed=3)
     assert len(more) == 7
     assert set(few) < set(more)
-    np.testing.assert_array_equal(more, attacks.draw_attackers(data.reordered(np.arange(10)[::-1]), 0.7, seed=3))
+    np.testing.assert_array_equal(more, attacks.draw_attackers(data.subset(np.arange(10)[::-1]), 0.7, seed=3))
     drawn = {tuple(attacks.draw_attackers(data, 0.5, seed)) for seed in range(20)}
     assert len(drawn) > 10
     assert attacks.draw_attackers(data, 0.0).size == 0
@@ -490,7 +490,7 @@ def test_draws_of_attackers():
 
 def test_flipped_labels():
     data = labelled()
-    changed = data.reordered([4, 2, 9, 0, 1, 3, 5, 6, 8, 7])
+    changed = data.subset([4, 2, 9, 0, 1, 3, 5, 6, 8, 7])
     for one in (data, changed):
         poisoned = fjs.datasets.flip_labels(one, [2, 7])
         for position in range(10):
@@ -507,7 +507,7 @@ def test_flipped_labels():
 def test_random_labels():
     data = labelled()
     one, moved = (
-        fjs.datasets.random_labels(data_, [1, 4], seed=2) for data_ in (data, data.reordered(np.arange(10)[::-1]))
+        fjs.datasets.random_labels(data_, [1, 4], seed=2) for data_ in (data, data.subset(np.arange(10)[::-1]))
     )
     for index in range(10):
         first, second = one.client(int(one.order[index]))["y"], moved.client(int(moved.order[index]))["y"]

@@ -362,7 +362,7 @@ def test_no_order_changes_anything(name, number):
         again = program(algorithm, data, *arguments(algorithm, turned))
         assert_same_run(again, expected, "clients in other slots")
     if number == 0:
-        stored = program(algorithm, data.reordered([4, 0, 5, 2, 1, 3]), *arguments(algorithm))
+        stored = program(algorithm, data.subset([4, 0, 5, 2, 1, 3]), *arguments(algorithm))
         assert_same_run(stored, expected, "clients stored in another order")
     for layout in OTHERS[:2] if name != "fedavg" else OTHERS[1:] if number == 0 else OTHERS:
         other = compiled(layout, average, batches)(algorithm, data, *arguments(algorithm))
@@ -388,7 +388,7 @@ def test_random_draws_know_neither_storage_nor_vmap(name, number):
     one = jax.jit(functools.partial(train, initial_params=start()))
     runs = [one(algorithm, data, key) for key in keys]
     assert np.abs(runs[0].params - runs[1].params).max() > 1e-3  # the keys do matter
-    stored = one(algorithm, data.reordered([4, 0, 5, 2, 1, 3]), keys[0])
+    stored = one(algorithm, data.subset([4, 0, 5, 2, 1, 3]), keys[0])
     assert_same_run(stored, runs[0], "clients stored in another order")
     for i, run in enumerate(runs):
         assert_same_run(jax.tree.map(lambda leaf, i=i: leaf[i], both), run, f"vmap over keys, {i}")

@@ -230,7 +230,6 @@ MADE: dict[str, Callable[[], Any]] = {
     "quantity.lognormal": lambda: fjs.systems.lognormal(2.0, 0.5),
     "quantity.pareto": lambda: fjs.systems.pareto(2.0, 1.5),
     "quantity.uniform": lambda: fjs.systems.uniform(1.0, 2.0),
-    "quantity.zipf": lambda: fjs.systems.zipf(0.1, 1.2, most=10),
     "client_states.on_device": lambda: fjs.client_states.on_device(dtype="bfloat16"),
     "client_states.on_host": lambda: fjs.client_states.on_host(dtype="float32"),
     "client_states.on_disk": lambda: fjs.client_states.on_disk("a directory", dtype="bfloat16"),
@@ -291,7 +290,6 @@ MADE: dict[str, Callable[[], Any]] = {
     "transform.interval": lambda: hyper.interval(-1, 2.5),
     "transform.positive": lambda: hyper.positive(),
     "transform.simplex": lambda: hyper.simplex(),
-    "transform.softplus": lambda: hyper.softplus(),
     "work.deadline": lambda: fjs.local.deadline(2.0, [1.0, 3.0], 4, keep=False),
     "work.gaussian_steps": lambda: fjs.local.gaussian_steps(3, most=9, variance=2.0),
     "work.geometric": lambda: fjs.local.geometric(0.2, most=30),
@@ -489,7 +487,7 @@ def test_a_changed_data_set_is_opaque() -> None:
     data = fjs.datasets.quadratics(2, 3)
     assert describe(data)["name"] == "dataset.quadratics"
     doubled = jax.tree.map(lambda leaf: leaf * 2, data)
-    for changed in (data.replace(test=None), data.with_example_weights(np.ones(2)), data.reordered([1, 0]), doubled):
+    for changed in (data.replace(test=None), data.with_example_weights(np.ones(2)), data.subset([1, 0]), doubled):
         assert set(describe(changed)) == {"opaque"}
 
 

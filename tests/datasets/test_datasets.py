@@ -185,7 +185,7 @@ def test_largest_total_refuses_what_is_no_count() -> None:
 
 @given(st.permutations(range(5)))
 @settings(max_examples=20)
-def test_reordered_moves_everything_together(permutation: list[int]) -> None:
+def test_a_subset_of_all_is_another_order_of_everything(permutation: list[int]) -> None:
     rng = np.random.Generator(np.random.PCG64(1))
     sizes, held = (3, 1, 4, 2, 5), (1, 0, 2, 0, 1)
     data = from_clients(
@@ -193,7 +193,7 @@ def test_reordered_moves_everything_together(permutation: list[int]) -> None:
         test=[(rng.normal(size=(n, 2)), rng.integers(0, 3, n)) for n in held],
         client_ids=[50, 4, 9, 0, 7],
     ).with_example_weights(np.arange(15.0))
-    moved = data.reordered(permutation)
+    moved = data.subset(permutation)
     for new, old in enumerate(permutation):
         assert leaves_equal(moved.client(new), data.client(old))
         assert moved.test is not None
@@ -206,7 +206,7 @@ def test_reordered_moves_everything_together(permutation: list[int]) -> None:
     assert moved.client_ids[moved.order].tolist() == [0, 4, 7, 9, 50]
     assert moved.test.client_ids.tolist() == moved.client_ids.tolist()
     assert (moved.largest, moved.max_size) == (data.largest, data.max_size)
-    assert leaves_equal(moved.reordered(np.argsort(permutation)), data)
+    assert leaves_equal(moved.subset(np.argsort(permutation)), data)
 
 
 def test_a_subset_of_the_clients() -> None:
@@ -238,12 +238,6 @@ def test_a_subset_of_the_clients() -> None:
 def test_a_subset_wants_positions(positions: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         three_clients().subset(positions)
-
-
-@pytest.mark.parametrize("permutation", [[0, 1], [0, 1, 1], [1, 2, 3], [[0, 1, 2]]])
-def test_reordered_wants_a_permutation(permutation: Any) -> None:
-    with pytest.raises(ValueError, match="not a permutation of 0 to 2"):
-        three_clients().reordered(permutation)
 
 
 # The constructors
@@ -764,7 +758,7 @@ def test_a_changed_data_set_forgets_its_recipe() -> None:
     assert "name" in describe(data)
     weighted = data.with_example_weights(np.ones(3))
     doubled = jax.tree.map(lambda leaf: leaf + leaf, data)
-    for changed in (data.reordered([2, 1, 0]), weighted, doubled):
+    for changed in (data.subset([2, 1, 0]), weighted, doubled):
         assert describe(changed) == {"opaque": "fedjax_sim.datasets.federated.FederatedDataset"}
     with pytest.raises(ValueError, match="opaque"):
         build(describe(weighted))
@@ -790,7 +784,7 @@ def _rows(data: FederatedDataset, change: Callable[[Any], Any]) -> FederatedData
         (lambda data: _rows(data, lambda leaf: leaf[:1]), r"examples\['x'\] has the shape \[1, 2\]"),
         (lambda data: data.replace(test=data.test.subset([0, 2])), r"test part's clients are not .*\(2 and 3\)"),
         (
-            lambda data: data.replace(validation=data.test.reordered([1, 0, 2])),
+            lambda data: data.replace(validation=data.test.subset([1, 0, 2])),
             "validation part's clients are not those",
         ),
         (

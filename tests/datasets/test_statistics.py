@@ -1,14 +1,11 @@
 """Statistics of clients, and the partition reports they are compared with."""
 
 import os
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from fedjax_sim.datasets import from_clients, partition, read_idx
 from fedjax_sim.datasets.statistics import Statistics, read_report
@@ -47,7 +44,7 @@ def test_statistics_without_labels() -> None:
     found = Statistics(np.array([1, 2]))
     assert "class" not in str(found)
     with pytest.raises(ValueError, match="no label table"):
-        found.report()
+        _ = found.label_entropy
 
 
 def test_shares_are_of_labels_where_an_example_has_several() -> None:
@@ -65,33 +62,14 @@ def test_statistics_of_a_partition() -> None:
     assert parts.statistics().label_table is None
 
 
-def test_report_text() -> None:
-    assert Statistics(TABLE.sum(axis=1), TABLE).report() == (
-        "Class frequencies:\n"
-        "client,class0,class1,class2,Amount\n"
-        "Client   0,1.000,0.00,0.00,4\n"
-        "Client   1,0.250,0.250,0.500,4\n"
-        "Client   2,0.00,0.500,0.500,6"
-    )
-
-
-@given(st.lists(st.lists(st.integers(0, 50), min_size=9, max_size=9).filter(any), min_size=1, max_size=5))
-def test_small_clients_come_back_exactly(table: list[list[int]]) -> None:
-    given_table = np.array(table)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "report.csv"
-        Statistics(given_table.sum(axis=1), given_table).write_report(path)
-        np.testing.assert_array_equal(read_report(path).label_table, given_table)
-
-
-def test_large_clients_come_back_with_their_sizes_and_classes(tmp_path: Path) -> None:
-    table = np.array([[1, 0, 99_999], [33_333, 33_333, 33_334]])
-    Statistics(table.sum(axis=1), table).write_report(tmp_path / "report.csv")
+def test_a_report_is_read(tmp_path: Path) -> None:
+    """Shares are rounded: 0.000 is a few, 0.00 none, and what is missing to the sum is of the commonest class."""
+    rows = ["Client   0,1.000,0.00,0.00,4", "Client   1,0.250,0.250,0.500,4", "Client   2,0.333,0.00,0.667,100000"]
+    rows.append("Client   3,0.000,0.00,1.000,9")
+    (tmp_path / "report.csv").write_text("\n".join(["Class frequencies:", "client,class0,class1,class2,Amount", *rows]))
     found = read_report(tmp_path / "report.csv")
-    assert found.sizes is not None
-    assert found.sizes.tolist() == [100_000, 100_000]
-    assert found.classes_per_client.tolist() == [2, 3]
-    assert np.abs(found.label_table - table).max() <= 100
+    assert found.sizes.tolist() == [4, 4, 100_000, 9]
+    assert found.label_table.tolist() == [[4, 0, 0], [1, 1, 2], [33_300, 0, 66_700], [1, 0, 8]]
 
 
 @pytest.mark.parametrize(
@@ -116,15 +94,10 @@ def test_other_files_are_refused(text: str, message: str, tmp_path: Path) -> Non
 
 @needs_data
 @pytest.mark.parametrize("name", sorted(path.name for path in REPORTS.glob("*.csv")) if REPORTS.is_dir() else [])
-def test_the_reference_reports_are_read_and_written(name: str, tmp_path: Path) -> None:
+def test_the_reference_reports_are_read(name: str) -> None:
     found = read_report(REPORTS / name)
     assert found.clients == (100 if "cifar10" in name else 10)
     assert found.examples in (50_000, 60_000, 59_995)
-    found.write_report(tmp_path / name)
-    again = read_report(tmp_path / name)
-    np.testing.assert_array_equal(again.sizes, found.sizes)
-    np.testing.assert_array_equal(again.classes_per_client, found.classes_per_client)
-    assert np.abs(again.commonest_share - found.commonest_share).max() < 0.0015
 
 
 # Our partitioner for each report. FedLab's "hetero" and "labeldir" are the balanced rule, redrawn below 10 examples.

@@ -60,13 +60,13 @@ def test_the_same_are_taken_on_the_host() -> None:
     moved = there.on_device()
     assert held(moved) == held(here)
     assert held(moved.validation) == held(datasets.on_host(here).validation) == held(here.validation)
-    turned = here.reordered([2, 0, 1])
+    turned = here.subset([2, 0, 1])
     assert held(turned.validation) == [held(here.validation)[i] for i in (2, 0, 1)]
 
 
 def test_where_clients_are_stored_does_not_matter_to_what_is_drawn():
     data = datasets.from_ids({"x": np.arange(30.0)}, np.repeat([2, 5, 7, 9], [4, 11, 9, 6]))
-    moved = data.reordered([2, 0, 3, 1])
+    moved = data.subset([2, 0, 3, 1])
     for home in (lambda one: one, datasets.on_host):
         drawn, again = (datasets.with_validation(home(one), 0.4, seed=3).validation for one in (data, moved))
         for position, other in enumerate([2, 0, 3, 1]):

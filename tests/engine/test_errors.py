@@ -1433,7 +1433,6 @@ NUMBERS: dict[str, tuple[Callable[[], object], tuple[str, ...]]] = {
     "restart": (lambda: fjs.adjoints.gmres(restart=BIG), ("restart", "at most 2147483647")),
     "shortest vector": (lambda: fjs.min_norm.active_set(max_steps=BIG), ("max_steps", "at most 2147483647")),
     "last models": (lambda: fjs.last_k(fedavg(), BIG), ("last_k(k=...)", "at most 2147483647")),
-    "ranks": (lambda: fjs.systems.zipf(1.0, 1.0, most=BIG), ("zipf(most=...)", "at most 2147483647")),
     "seed of a fleet": (
         lambda: fjs.systems.devices(seconds_per_step=1.0, seed=2**32), ("devices(seed=...)", "at most 4294967295"),
     ),

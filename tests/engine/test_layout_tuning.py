@@ -112,8 +112,8 @@ def test_candidates_take_turns(monkeypatch):
     order = []
     seconds = {name: lambda call, name=name: order.append(name) or 0.3 for name in ("turns()", "lanes(4)", "stacked()")}
     times(monkeypatch, seconds)
-    fjs.layout.tune(**run(), repeats=3)
-    assert order == ["turns()", "lanes(4)", "stacked()"] * 4  # a first round, then the repeats
+    fjs.layout.tune(**run())
+    assert order == ["turns()", "lanes(4)", "stacked()"] * 6  # a first round, then the repeats
 
 
 def test_the_rule_s_layout_is_kept_where_it_is_as_good(monkeypatch):
@@ -131,8 +131,8 @@ def test_hopeless_candidates_are_given_up(monkeypatch):
 
 
 def test_the_time_of_one_candidate_is_limited(monkeypatch):
-    calls = times(monkeypatch, {"turns()": 1.0, "lanes(4)": 1.2, "stacked()": 3.0})
-    tuning = fjs.layout.tune(**run(), limit=2.5)
+    calls = times(monkeypatch, {"turns()": 0.8, "lanes(4)": 0.9, "stacked()": 2.4})
+    tuning = fjs.layout.tune(**run())
     assert tuning.layout == TURNS
     assert {name: len(made) for name, made in calls.items()} == {"turns()": 4, "lanes(4)": 4, "stacked()": 2}
 
@@ -299,7 +299,7 @@ def test_where_the_cache_is(monkeypatch, tmp_path):
 @pytest.mark.slow
 def test_rounds_are_measured():
     given = run(algorithm=fjs.scaffold(client_optimizer=fjs.optim.sgd(0.1)), seeds=[3, 4])
-    turns, stacked = fjs.layout.tune(**given, candidates=[TURNS, STACKED], repeats=2).timings
+    turns, stacked = fjs.layout.tune(**given, candidates=[TURNS, STACKED]).timings
     assert min(one.milliseconds for one in (turns, stacked)) > 0
     assert min(one.compile_seconds for one in (turns, stacked)) > 0
     assert turns.computed == 1
@@ -365,7 +365,7 @@ def test_data_on_the_host(monkeypatch):
 
     monkeypatch.setattr(fjs.datasets.HostDataset, "window", noted)
     given = run(dataset=data(host=True), work=fjs.local.steps(2), rounds=50, cohort=fjs.cohort.uniform(1))
-    tuning = fjs.layout.tune(**given, candidates=[TURNS, STACKED], repeats=1)
+    tuning = fjs.layout.tune(**given, candidates=[TURNS, STACKED])
     assert tuning.layout in (TURNS, STACKED)
     assert len(taken) == 1
     schemes = [given["cohort"].draw(data(), jax.random.key(0), t).ids[0] for t in range(4)]
@@ -382,7 +382,7 @@ def test_client_states_on_the_host():
         algorithm=fjs.scaffold(client_optimizer=fjs.optim.sgd(0.1)), cohort=fjs.cohort.uniform(2),
         client_states=fjs.client_states.on_host(dtype="bfloat16"),
     )  # fmt: skip
-    timings = fjs.layout.tune(**given, candidates=[TURNS, STACKED], repeats=1).timings
+    timings = fjs.layout.tune(**given, candidates=[TURNS, STACKED]).timings
     assert all(one.milliseconds > 0 for one in timings)
     assert timings[0].computed == 1
 
@@ -392,7 +392,7 @@ def test_an_asynchronous_run():
     given = run(
         work=fjs.local.steps(2), system=fjs.systems.devices(0.1), asynchronous=fjs.asynchronous.fedbuff(buffer=2)
     )
-    tuning = fjs.layout.tune(**given, candidates=[TURNS, LANES(2)], repeats=1)
+    tuning = fjs.layout.tune(**given, candidates=[TURNS, LANES(2)])
     assert {one.computed for one in tuning.timings} == {1.0}
 
 
@@ -436,7 +436,7 @@ def test_the_keyword_list_is_simulate_s():
         del theirs[name]  # what is chosen, and what ends, resumes or follows a run
     assert [name for name in ours if name in theirs] == list(theirs)
     assert all(ours[name].default == parameter.default for name, parameter in theirs.items())
-    assert set(ours) - set(theirs) == {"candidates", "limit", "repeats", "refresh"}
+    assert set(ours) - set(theirs) == {"candidates", "refresh"}
 
 
 def test_what_is_refused(monkeypatch):
@@ -456,9 +456,8 @@ def test_what_is_refused(monkeypatch):
     for wrong in ([], ["turns"], "turns", TURNS, [TURNS, None]):
         with pytest.raises(TypeError, match=r"tune\(candidates=\.\.\.\) is .*it must be layouts"):
             fjs.layout.tune(**run(), candidates=wrong)
-    for name, wrong, kind in [("limit", 0, ValueError), ("repeats", 0, ValueError), ("refresh", 1, TypeError)]:
-        with pytest.raises(kind, match=rf"tune\({name}=\.\.\.\) is {wrong}"):
-            fjs.layout.tune(**run(), **{name: wrong})
+    with pytest.raises(TypeError, match=r"tune\(refresh=\.\.\.\) is 1"):
+        fjs.layout.tune(**run(), refresh=1)
     with pytest.raises(TypeError, match="traced values: measure outside jit, grad and vmap"):
         jax.grad(lambda rate: fjs.layout.tune(**run(algorithm=fjs.fedavg(client_optimizer=fjs.optim.sgd(rate)))))(0.1)
     monkeypatch.setattr(jax, "process_count", lambda: 2)

@@ -389,16 +389,3 @@ def test_what_no_run_can_start_from():
         start(initial_state=model)
     with pytest.raises(ValueError, match=r"is float64\[1, .*jax.tree.map\(lambda leaf: leaf\[0\], history.state\)"):
         fjs.make_train(**short(1))(SCAFFOLD, bowls(), jax.random.key(0), initial_state=state)
-
-
-def test_gains_are_drawn_by_their_size():
-    run = history("ditto")
-    ax = fjs.reporting.gains(run, "personal_client_loss_gain", seed=1)
-    own, visited = run["personal_client_loss_gain"][1, -1], run["client_visited"][1, -1]
-    order = [one for one in np.argsort(own) if HELD[one]]
-    np.testing.assert_allclose([bar.get_height() for bar in ax.patches], own[order])
-    assert [bar.get_alpha() == 1.0 for bar in ax.patches] == [bool(visited[one]) for one in order]
-    with pytest.raises(ValueError, match=r"gains\(seed=2\): positions of seeds are 0 to 1"):
-        fjs.reporting.gains(run, seed=2)
-    with pytest.raises(ValueError, match="needs a value for each client"):
-        fjs.reporting.gains(run, "personal_accuracy")

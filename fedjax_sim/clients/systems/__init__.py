@@ -19,7 +19,6 @@ from fedjax_sim.clients.systems.devices import half_normal as half_normal
 from fedjax_sim.clients.systems.devices import lognormal as lognormal
 from fedjax_sim.clients.systems.devices import pareto as pareto
 from fedjax_sim.clients.systems.devices import uniform as uniform
-from fedjax_sim.clients.systems.devices import zipf as zipf
 from fedjax_sim.clients.systems.flops import gradient_flops as gradient_flops
 
 __all__ = [name for name, value in vars().items() if not (name.startswith("_") or isinstance(value, _Module))]

@@ -1,8 +1,7 @@
 """A fleet of devices: how fast each computes and communicates, how often it fails, and how devices differ.
 
 Each draw of a distribution is a function of one random word, so its parameters are real hyper-parameters: a device
-keeps its place in the fleet while they change, and derivatives pass them (but for :class:`Zipf`'s exponent, whose
-values jump).
+keeps its place in the fleet while they change, and derivatives pass them.
 """
 
 from __future__ import annotations
@@ -20,9 +19,8 @@ from fedjax_sim.clients.systems.base import Cost, Policy, System, Times, WaitFor
 from fedjax_sim.core.descriptions import Described, factory
 from fedjax_sim.core.fields import count, leaf, real
 from fedjax_sim.core.keys import Purpose, fold_in, purpose_key, random_words, round_key
-from fedjax_sim.core.loops import sorted_places
 from fedjax_sim.core.trees import as_dtype
-from fedjax_sim.core.values import INT32_MAX, LARGEST_SEED, demand, is_concrete, shown
+from fedjax_sim.core.values import LARGEST_SEED, demand, is_concrete, shown
 from fedjax_sim.datasets.federated import FederatedDataset
 
 
@@ -110,26 +108,6 @@ class Pareto(Distribution):
         return as_dtype(self.scale, u) * jnp.exp(-jnp.log1p(-u) / as_dtype(self.shape, u))
 
 
-class Zipf(Distribution):
-    """x = scale k with P(k) proportional to k^-exponent, k = 1 .. most.
-
-    Args:
-      scale: the smallest value, > 0.
-      exponent: >= 0; 0 makes all k equally likely.
-      most: the largest k.
-    """
-
-    scale: Any = real(above=0.0)
-    exponent: Any = real(low=0.0)
-    most: int = count(high=INT32_MAX, default=100)
-
-    def quantile(self, u: jax.Array) -> jax.Array:
-        ranks = jnp.arange(1, self.most + 1).astype(u.dtype)
-        mass = jnp.cumsum(jnp.exp(-as_dtype(self.exponent, u) * jnp.log(ranks)))
-        k = 1 + sorted_places(mass, u * mass[-1])
-        return as_dtype(self.scale, u) * jnp.minimum(k, self.most).astype(u.dtype)
-
-
 class Empirical(Distribution):
     """One of the ``values`` given, at least one and >= 0, all equally likely: a published table of measured devices."""
 
@@ -152,7 +130,6 @@ uniform = factory("quantity.uniform", Uniform)
 exponential = factory("quantity.exponential", Exponential)
 half_normal = factory("quantity.half_normal", HalfNormal)
 pareto = factory("quantity.pareto", Pareto)
-zipf = factory("quantity.zipf", Zipf)
 empirical = factory("quantity.empirical", Empirical)
 
 # What a device has for good, in the order of the words it is drawn from, never to be changed.

@@ -16,7 +16,7 @@ def report(histories: Mapping[str, Recorded], path: str | os.PathLike[str], *, t
     """Writes one HTML page that compares runs: final values, curves, clients, settings.
 
     The page needs nothing but itself, no network and no server. With a script that is in it, curves can be chosen, read
-    and drawn against rounds, bytes or virtual time; without it there are the main curves and all tables.
+    and drawn against rounds, bytes or virtual time; without it there are all tables.
 
     Args:
       histories: the runs' records by the name to print.

@@ -147,7 +147,6 @@ function main() {
   // Panels that are the same whatever is chosen above them.
   const fixed = (place, some, xLabel, lines, more) => {
     const parent = document.getElementById(place);
-    parent?.replaceChildren();
     for (const one of some) below.push(makePanel(parent, panelOf(one, one.curves, xLabel(one), more(one)), lines, linear));
   };
   fixed("own", data.personal?.panels ?? [], (one) => one.axis, models, (one) =>

@@ -17,14 +17,13 @@ import numpy as np
 from fedjax_sim.core.version import __version__
 from fedjax_sim.reporting.html import curves, tables
 from fedjax_sim.reporting.html.curves import KNOWN, Curve, Record, Spread, axes_of, curve, entries_of, records
-from fedjax_sim.reporting.html.drawing import MARKERS, Drawing, classes, figure, style_sheet, swatch
+from fedjax_sim.reporting.html.drawing import MARKERS, Drawing, classes, style_sheet, swatch
 from fedjax_sim.reporting.html.personal import Personal, personal, told_by_tables
 from fedjax_sim.reporting.html.settings import differing, environment, settings
 from fedjax_sim.reporting.recorded import AXES, Recorded, check_runs, in_words, is_of_models, loss_of_data
 from fedjax_sim.reporting.table import listed, remarks
 
 _SCRIPTS = ("scales.js", "chart.js", "panels.js", "page.js")
-_STATIC_POINTS = 120
 _WORDS = {"round": "round", "virtual_time": "second", "bytes": "bytes"}
 
 
@@ -61,7 +60,7 @@ def page(histories: Mapping[str, Recorded], *, title: str | None = None) -> str:
         "records": [
             {
                 "name": record.name,
-                **told(_drawing(histories, record, ())),
+                **told(_drawing(histories, record)),
                 "curves": {axis: list(map(packed, lines)) for axis, lines in found[record.name].items()},
             }
             for record in known
@@ -96,8 +95,7 @@ def page(histories: Mapping[str, Recorded], *, title: str | None = None) -> str:
             tables.spread_table(name, one.title, by, names)
             for one, (name, by) in zip(shares, spread.items(), strict=True)
         ]
-        panels = f'<div id="spreads" class="panels">{"".join(map(figure, shares))}</div>'
-        sections.append(("clients", "Clients", panels + "".join(found_tables)))
+        sections.append(("clients", "Clients", f'<div id="spreads" class="panels"></div>{"".join(found_tables)}'))
     each = [_all_settings(run) for run in histories.values()]
     if len(names) > 1:
         rows = differing(each)
@@ -158,16 +156,16 @@ def _all_settings(run: Recorded) -> dict[str, str]:
     return settings(run) | {f"environment.{key}": value for key, value in environment(run).items()}
 
 
-def _drawing(histories: Mapping[str, Recorded], record: Record, lines: Sequence[Curve | None]) -> Drawing:
+def _drawing(histories: Mapping[str, Recorded], record: Record) -> Drawing:
     words = in_words(record.name, histories.values())
     note = "median and middle half of the clients, mean over seeds" if record.quantiles else ""
-    return Drawing(words, words, note, AXES["round"][1], lines, loss=record.name.endswith("loss"))
+    return Drawing(words, words, note, loss=record.name.endswith("loss"))
 
 
 def _shares(histories: Mapping[str, Recorded], name: str, by: Mapping[str, Spread]) -> Drawing:
     words, share = in_words(name, histories.values()), f"share of the {entries_of(name)}"
     note = f"{share} at or below a value, at the last evaluation, all seeds together"
-    return Drawing(words, share, note, words, [by[run].curve() if run in by else None for run in histories])
+    return Drawing(words, share, note, [by[run].curve() if run in by else None for run in histories])
 
 
 def _curves(
@@ -178,7 +176,7 @@ def _curves(
     most: int,
     lost: bool,
 ) -> str:
-    """Controls (for the script), the legend, and the first curves without a script."""
+    """Controls, which the script shows, the places of legend and curves, and notes."""
     runs = list(histories.values())
     names = [record.name for record in known]
     wanted = [name for name in KNOWN if name in names and name == loss_of_data(runs, name)][:2] or names[:2]
@@ -207,12 +205,6 @@ def _curves(
         '<option value="linear">linear</option><option value="log">logarithmic</option></select></label>'
         f"{bands}</div>{first}{folded}</form>"
     )
-    fewer = min(most, _STATIC_POINTS)
-    drawings = [
-        _drawing(histories, record, [curve(run, record, "round", fewer) for run in runs])
-        for record in known
-        if record.name in wanted
-    ]
     notes = []
     if several:
         notes.append("Lines are means over seeds, bands run from the lowest to the highest seed.")
@@ -227,24 +219,21 @@ def _curves(
     if left:
         notes.append(f"Recorded, and not drawn here: {', '.join(left)}.")
     return (
-        f'{form}<ul id="legend" class="legend" aria-label="Runs">{_keys(enumerate(histories))}</ul>'
-        f'<div id="curves" class="panels">{"".join(map(figure, drawings))}</div>{_notes(notes)}'
-    )
-
-
-def _keys(lines: Iterable[tuple[int, str]]) -> str:
-    """The entries of a legend, of lines given by number and name."""
-    return "".join(
-        f'<li><span class="key">{swatch(number)}<span>{tables.text(name)}</span></span></li>' for number, name in lines
+        f'{form}<ul id="legend" class="legend" aria-label="Runs"></ul><div id="curves" class="panels">'
+        '<noscript><p class="note">A script draws the curves, and none runs here.</p></noscript></div>'
+        f"{_notes(notes)}"
     )
 
 
 def _personal(own: Personal) -> str:
-    """A legend, which not all runs have to be in, the figures and their tables."""
-    panels = "".join(map(figure, own.drawings))
+    """A legend, which not all runs have to be in, the place of the figures, and their tables."""
+    keys = "".join(
+        f'<li><span class="key">{swatch(number)}<span>{tables.text(name)}</span></span></li>'
+        for number, name in own.lines.items()
+    )
     return (
-        f'<p>{tables.text(own.about)}</p><ul class="legend" aria-label="What is drawn">{_keys(own.lines.items())}</ul>'
-        f'<div id="own" class="panels">{panels}</div>{"".join(own.tables)}{_notes(own.notes)}'
+        f'<p>{tables.text(own.about)}</p><ul class="legend" aria-label="What is drawn">{keys}</ul>'
+        f'<div id="own" class="panels"></div>{"".join(own.tables)}{_notes(own.notes)}'
     )
 
 

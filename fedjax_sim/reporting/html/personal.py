@@ -81,7 +81,7 @@ def _shares(chosen: Mapping[int, np.ndarray], names: Mapping[int, str], words: s
             kept = few(x)
             low, high = _band(share[:, kept])
             curves[number] = Curve(x[kept], share[:, kept].mean(axis=0), low, high, None, True)
-    return [Drawing(words, "share of the clients", note, words, curves)]
+    return [Drawing(words, "share of the clients", note, curves, words)]
 
 
 def _client_by_client(name: str, run: Recorded, metric: str, words: str) -> list[Drawing]:
@@ -101,7 +101,7 @@ def _client_by_client(name: str, run: Recorded, metric: str, words: str) -> list
     )
     note += f"; {diverged} of {len(values)} seeds diverged" if diverged else ""
     note += f"; clients left out, whose models diverged: {clients}" if clients else ""
-    return [Drawing(words, words, note, "clients", curves)]
+    return [Drawing(words, words, note, curves, "clients")]
 
 
 def _of_seeds(values: Iterable[np.ndarray], band: str) -> str:

@@ -13,13 +13,11 @@ from fedjax_sim.studies.subject import (
     Interval,
     Positive,
     Simplex,
-    Softplus,
     Transform,
     identity,
     interval,
     positive,
     simplex,
-    softplus,
     unit_interval,
 )
 
@@ -36,7 +34,6 @@ __all__ = [
     "Positive",
     "Searched",
     "Simplex",
-    "Softplus",
     "Strategy",
     "Transform",
     "Tuned",
@@ -54,7 +51,6 @@ __all__ = [
     "positive",
     "search",
     "simplex",
-    "softplus",
     "tune",
     "unit_interval",
 ]

@@ -16,7 +16,7 @@ from fedjax_sim.core import trees
 from fedjax_sim.core.descriptions import describe
 from fedjax_sim.core.loops import over_leading_axis
 from fedjax_sim.core.programs import compiling
-from fedjax_sim.core.values import LARGEST_SEED, check_choice, check_count, check_real, shown
+from fedjax_sim.core.values import LARGEST_SEED, check_count, check_real, shown
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.engine.checks import check_seeds
 from fedjax_sim.reporting.progress import progress_bar
@@ -82,7 +82,6 @@ def tune(
     restarts: int = 1,
     spread: float = 1.0,
     restart_seed: int = 0,
-    initial: Mapping[str, Any] | None = None,
     initial_params: Any = None,
     progress: bool | None = None,
     **run: Any,
@@ -120,7 +119,6 @@ def tune(
       restarts: how many descents. The first starts at the values given, the others at ``u + spread * normal``.
       spread: standard deviation of these perturbations in the coordinates u: 1 is a factor of e with ``positive()``.
       restart_seed: of the perturbations.
-      initial: values to start from in place of the algorithm's, by path.
       initial_params: where the runs start; None draws them from each seed.
       progress: a progress bar; None shows one on a terminal only.
       **run: the arguments of :func:`fedjax_sim.make_train`: task, rounds, cohort, work, batch_size, ...
@@ -158,11 +156,6 @@ def tune(
     check_inputs("tune", algorithm, dataset, objective)
     subject = Subject(algorithm, run)
     transforms = subject.transforms("tune", over)
-    if not isinstance(initial, (Mapping, type(None))):
-        raise TypeError(f"tune(initial={shown(initial)}): give a mapping of paths to values")
-    for path in initial or ():
-        check_choice("tune(initial=...)", path, transforms)
-    subject = subject.replace(dict(initial or {}))
     start = subject.coordinates(transforms)
     keys = jax.vmap(jax.random.key)(jnp.asarray(seed_list, jnp.uint32))
     directions = _perturbations(start, restarts, spread, restart_seed)
@@ -265,11 +258,11 @@ def _check_first(record: Evaluated) -> None:
     objective = float(np.mean(record.by_seed[0]))
     if not np.isfinite(objective):
         raise FloatingPointError(
-            f"the objective is {objective} at the start ({values}): the run diverges; start from smaller learning "
-            "rates with tune(initial={...})"
+            f"the objective is {objective} at the start ({values}): the run diverges; give smaller learning rates to "
+            "start from"
         )
     bad = [path for path, gradient in record.gradients.items() if not np.isfinite(gradient[0]).all()]
     raise FloatingPointError(
         f"the objective is {objective:.6g} at the start ({values}) and its gradient in {' and '.join(bad)} is not "
-        "finite: start elsewhere with tune(initial={...}), run fewer rounds, or leave it out of 'over'"
+        "finite: start from other values, run fewer rounds, or leave it out of 'over'"
     )

@@ -181,14 +181,13 @@ class PhaseDiagram:
             given: dict[str, Any] = about | {"chosen": chosen} | {name: arrays[name] for name in _ARRAYS}
             return cls(**given)
 
-    def plot(self, what: str | None = None, ax: Any = None, *, columns: int = 1, **verdict: Any) -> Any:
+    def plot(self, what: str | None = None, ax: Any = None, **verdict: Any) -> Any:
         """Draws the diagram; needs matplotlib. What was not computed is white.
 
         Args:
           what: ``"winner"``, the default for two methods and seeds or more; ``"difference"`` of the first two methods'
             means; or a method, whose mean is drawn. Cells of the first two that do not separate are grey or hatched.
-          ax: matplotlib axes to draw on, which are returned; None makes a figure.
-          columns: of a page that the figure takes, 1 or 2.
+          ax: matplotlib axes to draw on, which are returned; None makes a figure of one column of a page.
           **verdict: arguments of :meth:`verdict`.
         """
         several = len(self.methods) > 1 and len(self.seeds) > 1
@@ -196,7 +195,7 @@ class PhaseDiagram:
         if what not in ("winner", "difference"):
             self._index(what)
         winner = self.verdict(**verdict).winner if several or what == "winner" else None
-        return sweep_plots.phase_map(self, what, winner, ax, columns)
+        return sweep_plots.phase_map(self, what, winner, ax)
 
     def _index(self, name: str) -> int:
         if name not in self.methods:
