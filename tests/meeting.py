@@ -30,9 +30,18 @@ def main(address, processes, number, directory):
         failure_of(lambda: run(2, checkpoint=directory / "checkpoints", keep=0)),  # refused by the one that writes
         failure_of(lambda: run(4, layout=fjs.layout.mesh(DEVICES))),  # a process without a device
         failure_of(lambda: run(2, checkpoint=directory / str(number))),  # a directory that the others do not have
+        failure_of(lambda: run(2, callbacks=[Lost()])),  # the one that is told fails
     ]
     found = {f"{name}/{index}": leaf for name, of_run in runs.items() for index, leaf in enumerate(of_run)}
     np.savez(directory / f"{number}.npz", failures=np.asarray(failures), **found)
+
+
+class Lost(fjs.callbacks.Callback):
+    """A tracker that is not there when the first rounds are."""
+
+    def report(self, reported):
+        if reported.round:
+            raise OSError("no tracker")
 
 
 def failure_of(action):

@@ -214,13 +214,20 @@ def all_said(numbers: Sequence[int]) -> np.ndarray:
     own = np.asarray([numbers], np.int32)
     if jax.process_count() == 1:
         return own
-    # One device a process: they may have different numbers of them.
-    one_each = {device.process_index: device for device in reversed(jax.devices())}
-    mesh = Mesh(np.asarray([one_each[index] for index in sorted(one_each)]), ("processes",))
+    mesh, hear = _meeting()
     shape = (jax.process_count(), len(numbers))
     said = jax.make_array_from_callback(shape, NamedSharding(mesh, PartitionSpec("processes")), lambda _: own)
-    heard = jax.jit(lambda array: array, out_shardings=NamedSharding(mesh, PartitionSpec()))(said)
+    heard = hear(said)
     return np.asarray(heard.addressable_data(0))
+
+
+@functools.cache  # a function that is made anew is compiled anew
+def _meeting() -> tuple[Mesh, Any]:
+    """One device of each process, and what gives all of them what each has."""
+    # They may have different numbers of devices.
+    one_each = {device.process_index: device for device in reversed(jax.devices())}
+    mesh = Mesh(np.asarray([one_each[index] for index in sorted(one_each)]), ("processes",))
+    return mesh, jax.jit(lambda array: array, out_shardings=NamedSharding(mesh, PartitionSpec()))
 
 
 def together(action: Callable[[], T]) -> T:

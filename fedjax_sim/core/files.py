@@ -156,7 +156,7 @@ def write_atomically(path: str | os.PathLike[str], content: bytes | Callable[[Bi
     """
     target = Path(path)
     mode = check_replaceable(target)
-    target.parent.mkdir(parents=True, exist_ok=True)
+    make_directory(target.parent)
     temporary, descriptor = _temporary(target.parent)
     try:
         with os.fdopen(descriptor, "w+b") as file:
@@ -180,6 +180,17 @@ def write_atomically(path: str | os.PathLike[str], content: bytes | Callable[[Bi
             os.close(descriptor)
 
 
+def make_directory(directory: Path) -> None:
+    """Makes a directory where it is missing, and those around it.
+
+    None called ``~``, which is the home directory to a shell alone: who asks for it would not look for results there.
+    """
+    if directory.parts[:1] == ("~",) and not os.path.lexists("~"):
+        said = "~ is no home directory to Python: write it out, or give Path(...).expanduser()"
+        raise FileNotFoundError(errno.ENOENT, said, os.fspath(directory))
+    directory.mkdir(parents=True, exist_ok=True)
+
+
 def check_replaceable(path: Path) -> int | None:
     """The permissions of the file under a name, None for a link or nothing; an OSError where no file may be written."""
     try:
@@ -201,7 +212,7 @@ def check_writable(directory: Path) -> None:
     """
     if directory.exists() and not directory.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, "this is a file, and a directory is needed", os.fspath(directory))
-    directory.mkdir(parents=True, exist_ok=True)
+    make_directory(directory)
     temporary, descriptor = _temporary(directory)
     os.close(descriptor)
     temporary.unlink()

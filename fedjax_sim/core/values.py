@@ -324,11 +324,13 @@ def as_int32(array: Any, other: int) -> jax.Array:
 
 
 def as_plain(value: Any) -> Any:
-    """Arrays and numbers as nested lists that strict JSON can hold."""
+    """Arrays, numbers, text and what is made of them as strict JSON can hold it: None for what is not finite."""
     if isinstance(value, dict):
         return {key: as_plain(item) for key, item in value.items()}
-    if isinstance(value, (list, np.ndarray)) and np.ndim(value) > 0:
+    if isinstance(value, (list, tuple)) or (isinstance(value, np.ndarray) and value.ndim > 0):
         return [as_plain(item) for item in value]
+    if value is None or isinstance(value, (str, bool, int)):
+        return value
     return float(value) if np.isfinite(value) else None
 
 

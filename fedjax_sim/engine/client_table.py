@@ -9,9 +9,12 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
+
+from fedjax_sim.core.files import make_directory
 
 #: ``allocate(rows, row_bytes)``: uint8[rows, row_bytes] to write to
 Allocate = Callable[[int, int], np.ndarray]
@@ -153,7 +156,7 @@ def in_file(directory: str) -> Allocate:
       OSError: the directory cannot be made or written; later, of a block: the disk is full.
     """
     try:
-        os.makedirs(directory, exist_ok=True)
+        make_directory(Path(directory))
         file: BinaryIO = tempfile.TemporaryFile(dir=directory, prefix=".fedjax_sim-", buffering=0)  # noqa: SIM115
     except OSError as error:
         raise OSError(error.errno, f"client states cannot be kept here ({error.strerror})", directory) from error

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from fedjax_sim.core.devices import is_first
+from fedjax_sim.core.devices import is_first, together
 from fedjax_sim.core.values import shown
 from fedjax_sim.run.records import unwritable
 
@@ -73,7 +73,10 @@ class Callback:
 
 
 class Calls:
-    """The callbacks of one run: those that were started are ended, in the reverse order."""
+    """The callbacks of one run: those that were started are ended, in the reverse order.
+
+    Of several processes the first one calls them, and what they raise ends the run in all.
+    """
 
     def __init__(self, callbacks: Any) -> None:
         self._callbacks: list[Callback] = list(callbacks) if isinstance(callbacks, Iterable) else [callbacks]
@@ -96,6 +99,9 @@ class Calls:
             self._callbacks = []
 
     def start(self, started: Started) -> None:
+        together(lambda: self._start(started))
+
+    def _start(self, started: Started) -> None:
         for callback in self._callbacks:
             self._started.append(callback)
             callback.start(copy.deepcopy(started))  # what it takes away from the description stays in the history's
@@ -104,6 +110,11 @@ class Calls:
         self, round: int, metrics: Mapping[str, Any], rounds: Mapping[str, Any], count: int, running: np.ndarray
     ) -> None:
         """Arrays may be the device's, those of rounds have ``count`` rows or more: fetched if anyone is to see them."""
+        together(lambda: self._report(round, metrics, rounds, count, running))
+
+    def _report(
+        self, round: int, metrics: Mapping[str, Any], rounds: Mapping[str, Any], count: int, running: np.ndarray
+    ) -> None:
         if self._callbacks:
             measured = {name: unwritable(values) for name, values in metrics.items()}
             recorded = {name: unwritable(of)[:, :count] for name, of in rounds.items()}

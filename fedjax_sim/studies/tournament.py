@@ -86,11 +86,8 @@ class Tournament:
 
     def as_json(self) -> dict[str, Any]:
         """Plain data; numbers that are not finite become None. What the ledger has."""
-        entries = [
-            entry._asdict() | {"score": as_plain(entry.score), "by_seed": as_plain(entry.by_seed)}
-            for entry in self.entries
-        ]
-        return vars(self) | {"entries": entries}
+        found: dict[str, Any] = as_plain(vars(self) | {"entries": [entry._asdict() for entry in self.entries]})
+        return found
 
     def __str__(self) -> str:
         return self._table("text")

@@ -49,6 +49,8 @@ def test_two_processes_compute_one_run(tmp_path):
         np.testing.assert_array_equal(first[name], second[name])  # both have the whole result
     assert "keep" in str(first["failures"][0])
     assert "process 0 of this run has failed" in str(second["failures"][0])
+    assert str(first["failures"][3]) == "OSError: no tracker"
+    assert "process 0 of this run has failed" in str(second["failures"][3])
     for found in (first, second):
         assert "process 1 has none of them" in str(found["failures"][1])
         assert not str(found["failures"][2])  # both directories are new: the first process's is the run's

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import fedjax_sim as fjs
 from fedjax_sim import datasets, reporting
 from fedjax_sim.core.files import check_replaceable, check_writable, remove_left_overs
 from fedjax_sim.reporting import (
@@ -788,6 +789,18 @@ class TestFiles:
             write_atomically(path, write)
         assert path.read_bytes() == b"old"
         assert list(tmp_path.iterdir()) == [path]
+
+    def test_no_folder_is_made_that_is_called_as_the_home_directory_is(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(FileNotFoundError, match=r"Path\(\.\.\.\)\.expanduser\(\)"):
+            write_atomically("~/results/a", b"one")
+        with pytest.raises(FileNotFoundError, match=r"checkpoints cannot be written here .*no home directory"):
+            fjs.checkpoints.Store("~/runs")
+        with pytest.raises(FileNotFoundError, match=r"client states cannot be kept here .*no home directory"):
+            fjs.client_states.on_disk("~/scratch").allocate()
+        assert not list(tmp_path.iterdir())
+        pathlib.Path("~").mkdir()  # whoever wants one
+        write_atomically("~/a", b"one")
 
     def test_directories_are_made(self, tmp_path):
         write_atomically(tmp_path / "new" / "deep" / "a", b"one")

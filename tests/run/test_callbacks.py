@@ -75,6 +75,14 @@ def test_what_a_callback_raises_ends_the_run_and_all_are_ended(where):
     assert bool(never.calls) == (where != "start")
 
 
+@pytest.mark.parametrize("calls", [1, 2])  # of the start, of the first evaluation
+def test_of_several_processes_none_waits_for_one_whose_callback_failed(monkeypatch, calls):
+    said = iter([[[0], [0]]] * (calls - 1) + [[[1], [0]]])
+    monkeypatch.setattr("fedjax_sim.core.devices.all_said", lambda numbers: np.array(next(said)))
+    with pytest.raises(RuntimeError, match="process 0 of this run has failed"):
+        simulate()
+
+
 def test_a_run_that_is_resumed_reports_what_is_new(tmp_path):
     noted = Noted()
     simulate(rounds=2, checkpoint=tmp_path)

@@ -310,6 +310,9 @@ def test_a_run_of_bare_objects_has_no_configuration():
     )  # fmt: skip
     with pytest.raises(ValueError, match=r"mine\.method"):
         written(history)
+    digits = {"algorithm": history.description["dataset"], "run": {"initial_state": "295802d2dbe1786f"}}
+    with pytest.raises(ValueError, match="initial_state: the state of another run cannot be made"):
+        written(dataclasses.replace(history, description=history.description | digits))
 
 
 def test_names_without_their_kind_are_understood_where_one_thing_is_meant():

@@ -309,6 +309,9 @@ def test_a_search_that_was_stopped_goes_on_to_the_bit(strategy, drawn_quadratics
     for name in ("metrics", "values", "scores", "source", "params"):
         jax.tree.map(np.testing.assert_array_equal, getattr(again, name), getattr(whole, name))
     finished = fjs.search(method, data, space, strategy, checkpoint=tmp_path, **run)
+    saved = running.Store(tmp_path, writes=False).newest().about["seconds"]
+    assert again.seconds >= saved > 0
+    assert finished.seconds >= saved  # of all parts
     np.testing.assert_array_equal(finished.scores, whole.scores)
     jax.tree.map(np.testing.assert_array_equal, finished.params, whole.params)
     with pytest.raises(ValueError, match=r"of another search .*seeds"):

@@ -50,6 +50,16 @@ def test_the_best_go_on_and_have_the_scores_of_ordinary_runs(tmp_path):
     assert "16 rounds spent" in str(found)
 
 
+def test_the_ledger_has_methods_with_an_infinite_hyper_parameter(tmp_path):
+    class Bounded(fjs.algorithms.FedAvg):
+        bound: float = float("inf")
+
+    found = play(tmp_path, {"plain": method(0.1), "bounded": lambda: Bounded(client_optimizer=sgd(0.3))}, rungs=1)
+    assert found.best.name == "bounded"
+    entries = json.loads((tmp_path / "ledger.json").read_text(), parse_constant=pytest.fail)["entries"]  # strict JSON
+    assert [entry["name"] for entry in entries] == ["bounded", "plain"]
+
+
 def test_the_table_says_what_its_spread_is_and_one_seed_has_none():
     def table(*by_seed):
         entry = Entry("a", 0, 4, float(np.mean(by_seed)), list(by_seed), 1.0, "", None)

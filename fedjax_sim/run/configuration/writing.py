@@ -37,7 +37,7 @@ def written(history: History, more: Mapping[str, Any] | None = None, own: Mappin
     about = history.description
     parts = {"algorithm": about["algorithm"], "dataset": about["dataset"], **about["run"]}
     parts |= {name: _with_own(parts.get(name), table) for name, table in (own or {}).items() if name in PARTS}
-    opaque = opaque_parts(parts)
+    opaque = opaque_parts(parts) + ["initial_state: the state of another run"] * ("initial_state" in parts)
     if opaque:
         raise ValueError(f"this run has no configuration: {'; '.join(opaque)} cannot be made from names and arguments")
     accepted = inspect.signature(simulate).parameters

@@ -142,16 +142,14 @@ class Tuned:
 
     def as_json(self) -> dict[str, Any]:
         """Everything as plain data; numbers that are not finite become None."""
-        return {
-            "best": {"restart": self.best[0], "step": self.best[1], "value": self.value, "found": as_plain(self.found)},
+        found: dict[str, Any] = as_plain({
+            "best": {"restart": self.best[0], "step": self.best[1], "value": self.value, "found": self.found},
             "algorithm": describe(self.algorithm),
-            "by_seed": as_plain(self.by_seed),
-            "hyper": as_plain(self.hyper),
-            "gradients": as_plain(self.gradients),
             "accepted": self.accepted.tolist(),
-            "scales": as_plain(self.scales),
+            **{name: getattr(self, name) for name in ("by_seed", "hyper", "gradients", "scales")},
             **{name: getattr(self, name) for name in ("rejected", "runs", "seconds", "compile_seconds", "description")},
-        }
+        })  # fmt: skip
+        return found
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes :meth:`as_json` to a file, atomically."""

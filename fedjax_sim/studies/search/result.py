@@ -79,10 +79,10 @@ class Searched:
 
     def as_json(self) -> dict[str, Any]:
         """Everything but the models as plain data; numbers that are not finite become None."""
-        fields = {name: leaf for name, leaf in vars(self).items() if name != "params"}
-        plain = {name: as_plain(fields.pop(name)) for name in ("metrics", "values", "scores")}
-        plain |= {name: fields.pop(name).tolist() for name in ("evaluated", "source")}
-        return {"best": self.best, "found": as_plain(self.found), **fields, **plain}
+        fields = {name: leaf for name, leaf in vars(self).items() if name not in ("params", "evaluated", "source")}
+        numbers = {"evaluated": self.evaluated.tolist(), "source": self.source.tolist()}
+        found: dict[str, Any] = as_plain({"best": self.best, "found": self.found, **fields, **numbers})
+        return found
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes :meth:`as_json` to a file, atomically."""

@@ -131,12 +131,12 @@ def search(
         bar = stack.enter_context(progress_bar(rounds, progress, f"{type(algorithm).__name__} search"))
         bar.compiling()
         with compiling():
-            members, done, store = begin(given, initial_params, values, settings), 0, None
+            members, done, before, store = begin(given, initial_params, values, settings), 0, 0.0, None
             if checkpoint is not None:
                 decisive = description | configuration(description, plan, "a search with checkpoints")
                 decisive["initial_params"] = None if initial_params is None else fingerprint(initial_params)
                 store = stack.enter_context(Store(checkpoint))
-                members, done = _restored(store, decisive, members)
+                members, done, before = _restored(store, decisive, members)
             # No evaluation compiles the program.
             members = jax.block_until_ready(advance(given, members, np.int32(done), np.int32(done), settings))
         compiled = time.perf_counter()
@@ -145,7 +145,9 @@ def search(
             members = advance(given, members, np.int32(low), np.int32(low + at_once), settings)
             if store is not None:
                 arrays = {name: on_host(plain(leaf)) for name, leaf in named(members, "members").items()}
-                store.save(evaluated[low], arrays, {"configuration": decisive, "evaluations": low + 1})
+                spent = before + time.perf_counter() - compiled
+                about = {"configuration": decisive, "evaluations": low + 1, "seconds": spent}
+                store.save(evaluated[low], arrays, about)
             if bar.enabled:
                 bar.update(evaluated[low], {"objective": float(np.nanmin(members.record.scores[low]))})
         record: Any = jax.tree.map(np.asarray, members.record)
@@ -160,19 +162,20 @@ def search(
         source=record.source.T,
         params=on_host(jax.vmap(plan.algorithm.evaluated)(server)),
         seeds=seed_list,
-        seconds=finished - compiled,
+        seconds=before + finished - compiled,
         compile_seconds=compiled - begun,
         description=description,
     )
 
 
-def _restored(store: Store, configuration: dict[str, Any], members: Members) -> tuple[Members, int]:
-    """The newest checkpoint's members and their evaluations; ``members`` and 0 where there is none."""
+def _restored(store: Store, configuration: dict[str, Any], members: Members) -> tuple[Members, int, float]:
+    """The newest checkpoint's members, evaluations and seconds; ``members`` and 0 where there is none."""
     found = store.newest()
     if found is None:
-        return members, 0
+        return members, 0, 0.0
     saved = found.about["configuration"]
     check_same(found.path, saved, configuration, "search")
     if changes := environment_changes(saved, configuration):
         warnings.warn(f"{found.path} was written elsewhere ({changes}): results may differ by round-off", stacklevel=4)
-    return jax.tree.map(jnp.asarray, unflattened(members, found, "members")), int(found.about["evaluations"])
+    restored = jax.tree.map(jnp.asarray, unflattened(members, found, "members"))
+    return restored, int(found.about["evaluations"]), float(found.about.get("seconds", 0.0))  # older files have none

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -149,7 +149,7 @@ def to_pandas(sweep: Swept) -> Any:
     """A ``pandas.DataFrame`` with a line for each run and evaluation; needs pandas.
 
     Columns: the hyper-parameters (of arrays, nothing), ``"seed"``, ``"round"``, ``"diverged"`` and every metric
-    that is one number.
+    that is one number; one that is called as a hyper-parameter is, ``"mu"``, becomes ``"mu_recorded"``.
     """
     return frames.data_frame(_columns(sweep))
 
@@ -166,21 +166,30 @@ def _columns(sweep: Swept) -> dict[str, Any]:
     columns["seed"] = np.tile(np.repeat(sweep.seeds, evaluations), sweep.space.num_points)
     columns["round"] = np.tile(sweep.evaluated, sweep.space.num_points * seeds)
     columns["diverged"] = np.repeat(sweep.diverged.ravel(), evaluations)
-    return columns | {name: values.ravel() for name, values in sweep.runs.metrics.items() if values.ndim == 2}
+    metrics = {name: values.ravel() for name, values in sweep.runs.metrics.items() if values.ndim == 2}
+    return columns | _recorded(sweep, metrics)
 
 
 def to_xarray(sweep: Swept) -> Any:
     """An ``xarray.Dataset`` with the labelled axes; needs xarray.
 
     Metrics have the dimensions of ``dims`` and ``"evaluation"`` (with the coordinate ``"round"``), records those
-    and ``"t"``, the rounds 0 to R - 1; further axes are called after the array.
+    and ``"t"``, the rounds 0 to R - 1; further axes are called after the array. What is called as a hyper-parameter is,
+    as ``"mu"`` of FedProx that adapts it, becomes ``"mu_recorded"``.
     """
     coordinates: dict[str, Any] = {
         name: (dim, values) for name, (dim, values) in sweep.space.coordinates().items() if values.ndim == 1
     }
     coordinates |= {"seed": ("seed", sweep.seeds), "round": ("evaluation", sweep.evaluated)}
     attributes = {"algorithm": sweep.runs.algorithm, "seconds": sweep.seconds}
-    return frames.data_set(sweep.dims, sweep.metrics, sweep.rounds, coordinates, attributes)
+    recorded = _recorded(sweep, sweep.metrics), _recorded(sweep, sweep.rounds)
+    return frames.data_set(sweep.dims, *recorded, coordinates, attributes)
+
+
+def _recorded(sweep: Swept, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """What runs recorded, by names that no hyper-parameter and no axis has."""
+    taken = {*sweep.space.names, *sweep.dims}
+    return {f"{name}_recorded" if name in taken else name: values for name, values in arrays.items()}
 
 
 def short_names(names: tuple[str, ...]) -> dict[str, str]:
