@@ -14,6 +14,7 @@ from fedjax_sim.algorithms.base import ServerState, recorded
 from fedjax_sim.algorithms.contract import WEIGHTED_MEANS, Client, Cohort, Mean, Message, Method, Requires, Stack
 from fedjax_sim.algorithms.fedavg import FedAvg
 from fedjax_sim.algorithms.feddyn import FedDyn
+from fedjax_sim.algorithms.partial import as_patterns, split
 from fedjax_sim.algorithms.private import Dp
 from fedjax_sim.algorithms.wrapper import Wrapped, Wrapper, innermost, within
 from fedjax_sim.core import trees
@@ -57,9 +58,10 @@ class Hull(Described, kw_only=True):
         m_i = 0, so that d = 0 until everybody was seen.
       weights: ``"shortest"``; ``"uniform"``: lambda_i = 1/|seen|, the paper's "-NA"; ``"sample"``: lambda_i
         proportional to n_i.
-      normalised: lambda AND d on m_i / |m_i|, as the authors' code does.
+      normalised: lambda AND d on m_i / |m_i|, as the authors' code does; with ``layers`` |m_i| is that of the layers.
       warm_up: steps like the base method until everybody was seen; the round that sees the last one uses d.
-      layers: names of the parameters (parts of their paths) that the Gram matrix is computed from; None for all.
+      layers: parts of the paths of the parameters that the Gram matrix is computed from, one or a tuple of them, as in
+        :class:`Keep`; None for all.
       clusters: int[N], the cluster of each client (in the order of ids): one m per cluster, updated with the plain mean
         of its members in the cohort; None for one per client. Traced: a run with one that is not in 0 .. C - 1 is NaN.
       num_clusters: C, read from ``clusters`` where that is concrete; N where it is traced and none is given.
@@ -78,9 +80,7 @@ class Hull(Described, kw_only=True):
 
     def checked(self) -> Self:
         checked, name = super().checked(), self.factory_name()
-        layers = self.layers if self.layers is None else tuple(self.layers)
-        if self.layers is not None and (isinstance(self.layers, str) or not self.layers):
-            raise TypeError(f"{name}(layers={self.layers!r}): give a tuple of names, ('Dense_1',)")
+        layers = None if self.layers is None else as_patterns(f"{name}(layers=...)", self.layers)
         if self.weights == "sample" and self.clusters is not None:
             raise ValueError(f"{name}(weights='sample', clusters=...): a cluster has no share; use weights='uniform'")
         if self.normalised and self.weights != "shortest":
@@ -185,12 +185,7 @@ class Hull(Described, kw_only=True):
     def _of_layers(self, momenta: Any) -> Any:
         if self.layers is None:
             return momenta
-        flat, _ = jax.tree_util.tree_flatten_with_path(momenta)
-        chosen = [leaf for path, leaf in flat if any(name in jax.tree_util.keystr(path) for name in self.layers)]
-        if not chosen:
-            known = ", ".join(jax.tree_util.keystr(path) for path, _ in flat)
-            raise ValueError(f"layers={self.layers} names none of the parameters: {known}")
-        return chosen
+        return split(momenta, self.layers, f"{self.factory_name()}(layers=...)")[1]
 
 
 class FedAware(Hull, FedAvg):

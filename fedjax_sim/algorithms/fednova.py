@@ -56,7 +56,8 @@ class FedNova(FedAvg):
     Args:
       mu: strength of a proximal term mu/2 |y - x|^2 in the local solver, or None.
       tau_eff: ``"slope"``: sum_S w_i s_i; ``"steps"``: sum_S w_i tau_i, the paper's choice with a proximal term; or a
-        number. None is ``"steps"`` where ``mu`` is given, else ``"slope"``.
+        number. Of these two eta is what the first step moves, (1 + rho) times the rate in Nesterov's form. None is
+        ``"steps"`` where ``mu`` is given, else ``"slope"``.
       variance_reduction: adds c - c_i to local gradients, with c_i the raw d_i of i's last visit (0 before the first),
         c_i+ = -(c - c_i) - Delta_i / h_i, and c = sum_N p_j c_j (section 4). The server uses the whole change,
         correction included.

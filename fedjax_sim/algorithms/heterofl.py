@@ -96,7 +96,12 @@ class HeteroFl(Widths):
 
     def objective(self, F: Any, y: Any, k: jax.Array, sent: Any, c_i: Any, client: Client) -> jax.Array:
         width = self._width(client)
-        return F(multiply(y, masks(y, width, 1 / jnp.maximum(width, _HAIR) if self.scaler else 1.0)))  # type: ignore[no-any-return]
+        part = multiply(y, masks(y, width))
+        if not self.scaler:
+            return F(part)  # type: ignore[no-any-return]
+        # Outputs of a layer divided by r are those of its parameters divided by r; the penalty is of what they are.
+        divided = multiply(y, masks(y, width, 1 / jnp.maximum(width, _HAIR)))
+        return F(divided) - F.penalty(divided) + F.penalty(part)  # type: ignore[no-any-return]
 
 
 def masks(params: Any, width: Any, hidden: Any = 1.0) -> Any:

@@ -123,8 +123,9 @@ class Surrogate(_OfCohort):
     """The objective sum w_i F_i that unequal local work really minimises, beside the one that was meant.
 
     Written as x - tau_eff eta sum w_i G_i a_i / s_i with s_i = sum_k a_ik (|a_i|_1 for a_i >= 0), a round of federated
-    averaging has w_i proportional to weight_i s_i and minimises F~ = sum w_i F_i; FedNova has w_i = weight_i. Over the
-    cohort, p_i being the objective's shares renormalised:
+    averaging has w_i proportional to weight_i s_i and minimises F~ = sum w_i F_i; FedNova has w_i = weight_i. Of
+    clients with rates of their own s_i is times eta_i / sum weight_j eta_j, where the average scales F_i weight_i and
+    p_i are too. Over the cohort, p_i being the objective's shares renormalised:
 
       ``chi_square``         chi^2(p || w)
       ``effective_steps``    tau_eff
@@ -146,13 +147,15 @@ class Surrogate(_OfCohort):
     records = ("chi_square", "effective_steps", "slowdown", "relative_variance", "surrogate_loss", "cohort_loss")
 
     def measure(self, view: RoundView) -> dict[str, jax.Array]:
-        weight, sums = view.client.weight, trees.as_dtype(jnp.sum(view.weights_of_steps, axis=1), view.client.weight)
-        steps = view.client.steps.astype(weight.dtype)
-        method = innermost(view.algorithm)
+        weight, steps = view.client.weight, view.client.steps.astype(view.client.weight.dtype)
+        sums = trees.as_dtype(jnp.sum(view.weights_of_steps, axis=1), weight)
+        scale = jnp.ones_like(weight) if view.client.scale is None else view.client.scale
+        rate = jax.tree.leaves(view.client.learning_rate)[0].reshape(len(weight), -1)[:, 0].astype(weight.dtype)
+        moved, method = weight * scale * measures.relative(rate, weight), innermost(view.algorithm)
         is_normalised = isinstance(method, FedNova) if self.normalised is None else self.normalised
-        w = measures.normalised(weight if is_normalised else weight * sums)
-        effective = _effective_steps(method, weight, sums, steps)
-        p = _shares(view)
+        w = measures.normalised(weight * scale if is_normalised else moved * sums)
+        effective = _effective_steps(method, moved, sums, steps)
+        p = measures.normalised(_shares(view) * scale)
         losses = streams.cohort_losses(view.task, view.dataset, view.before, view.client.index, view.cohort.valid)
         return {
             "chi_square": measures.chi_square(p, w),

@@ -157,6 +157,12 @@ def normalised(weights: jax.Array) -> jax.Array:
     return quotient(weights, jnp.sum(weights))
 
 
+def relative(values: jax.Array, weights: jax.Array) -> jax.Array:
+    """``values`` over their mean by ``weights``; 1 where that is 0."""
+    mean = trees.inner(normalised(weights), values)
+    return jnp.where(mean == 0, jnp.ones_like(values), quotient(values, mean))
+
+
 def weighted_sum(vectors: Any, weights: jax.Array) -> Any:
     """sum p_i v_i of a stack."""
     return trees.weighted_sum(weights, vectors)

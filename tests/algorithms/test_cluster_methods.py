@@ -302,6 +302,7 @@ def test_the_halves_are_the_best_of_all():
 
 WIDTHS = (0.4, 1.0, 0.6)
 HIDDEN = (5, 4)
+DECAY = 0.1
 
 
 def sizes_at(width):
@@ -349,8 +350,8 @@ def narrower_networks(first, data, taus, draw, scaled, average="plain"):
                 for (W, c), (gW, gc) in zip(
                     part, gradient_of(part, x[rows], y[rows], 1 / width if scaled else 1.0), strict=True
                 ):
-                    W -= ETA * gW
-                    c -= ETA * gc
+                    W -= ETA * (gW + 2 * DECAY * W)  # of the parameters, not of what the scaler makes of them
+                    c -= ETA * (gc + 2 * DECAY * c)
             held = [narrow(one, WIDTHS[i]) for one in (sums, counts, own, layers)]
             for total, count, mine, theirs in zip(*held, strict=True):
                 for j in range(2):
@@ -367,7 +368,8 @@ TAUS = np.array([[2, 3, 1], [3, 0, 2], [1, 2, 3]])  # in the second round nobody
 
 
 def train_widths(method, rounds=3, average=None, **more):
-    data, task = labelled(), fjs.classification(fjs.models.MLP(3, HIDDEN, param_dtype=jnp.float64))
+    data = labelled()
+    task = fjs.classification(fjs.models.MLP(3, HIDDEN, param_dtype=jnp.float64), weight_decay=DECAY)
     first = jax.jit(task.init)(jax.random.key(3), data)
     asked = Plan(
         task=task, cohort=fjs.cohort.given(np.tile(np.arange(3), (3, 1)), average=average),

@@ -269,6 +269,14 @@ def test_fedaware(x64, variant):
         check(problem, fjs.fedaware(alpha=alpha, **options, **both()), expected)
 
 
+def test_a_layer_is_a_whole_part_of_a_path():
+    momenta = {name: {"kernel": np.ones((2, 3))} for name in ("Dense_1", "Dense_10")}
+    chosen = fjs.fedaware(layers="Dense_1", **both())._of_layers(momenta)
+    assert [name for name in momenta if chosen[name]["kernel"] is not None] == ["Dense_1"]
+    with pytest.raises(ValueError, match=r"fedaware\(layers=...\): no parameter has 'Dense_2' in its path"):
+        fjs.fedaware(layers=("Dense_1", "Dense_2"), **both())._of_layers(momenta)
+
+
 def bases(problem):
     """Methods that AWARE extends, of the package and of the reference."""
     moment = setting(problem, rule=lambda: servers.Momentum(0.7))

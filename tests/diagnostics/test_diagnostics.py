@@ -85,7 +85,7 @@ def view(data, task, *, steps=(2, 0, 3), updates=None, algorithm=None, accumulat
     client = Client(
         index=index, id=ids, size=sizes, steps=steps, weight=weight / weight.sum() if valid.any() else weight,
         share=sizes.astype(float) / data.num_examples, relative_size=sizes * data.num_clients / data.num_examples,
-        learning_rate=0.1, key=(),
+        learning_rate=np.full(slots, 0.1), key=(),
     )  # fmt: skip
     cohort = Cohort(index, valid, client.weight, valid.sum(dtype=np.int32), data.num_clients, 1.0, 0, ())
     drift = () if updates is None else np.linalg.norm(flat(updates), axis=1)
@@ -535,6 +535,17 @@ def test_of_chosen_weights_the_diagnostics_are_too(x64):
     assert found["effective_steps"] == pytest.approx(p @ tau)
     assert found["chi_square"] == pytest.approx(((p - w) ** 2 / w).sum())
     assert abs(found["lud"] / plain["lud"] - 1) > 0.01
+
+
+def test_the_surrogate_is_of_clients_with_rates_of_their_own_and_scaled_losses(x64):
+    """A client of three times the rate pulls as one of three times the steps; 1/N of N p_i F_i is p_i of F_i."""
+    rates, p, tau = np.array([1.0, 3.0, 2.0, 0.5]), np.array([0.1, 0.4, 0.2, 0.3]), np.array([1, 4, 2, 3])
+    fedavg = fjs.fedavg(client_optimizer=fjs.optim.sgd(0.1), client_learning_rate=fjs.rates.over_clients(rates))
+    found = recorded(fedavg, cohort=fjs.cohort.full(average="transformed"))
+    w = p * rates * tau / (p @ (rates * tau))
+    assert found["chi_square"] == pytest.approx(((p - w) ** 2 / w).sum())
+    assert found["effective_steps"] == pytest.approx(p @ (rates * tau) / rates.mean())
+    assert found["cohort_loss"] == pytest.approx(recorded(fedavg)["cohort_loss"])
 
 
 @pytest.mark.parametrize("method", [fjs.fedavg, pytest.param(fjs.fednova, marks=pytest.mark.slow)])
