@@ -154,3 +154,37 @@ def test_messages_of_two_kinds_are_two_structures(one, other):
     assert jax.tree.structure(one(value)) != jax.tree.structure(other(value))
     with pytest.raises(TypeError, match="branch"):
         jax.lax.cond(True, lambda: one(value), lambda: other(value))
+
+
+class Counting(FedAvg):
+    """Messages and states that are integers, truths and Python's numbers."""
+
+    def init(self, params, shares):
+        return super().init(params, shares)._replace(extra={"steps": 0.0, "share": 0.0, "late": 0, "sent": 0})
+
+    def init_client(self, params):
+        return {"visits": 0, "last": 0.0}
+
+    def finish(self, delta, y, sent, c_i, client):
+        steps = {"steps": Mean(client.steps), "share": Share(client.steps)}
+        counts = {"late": Sum(client.steps > 2), "sent": Sum(1)}
+        return {"delta": Mean(delta), **steps, **counts}, {"visits": c_i["visits"] + 1, "last": 1.0}
+
+    def update(self, server, got, cohort):
+        return super().update(server, got, cohort)._replace(extra={name: got[name] for name in server.extra})
+
+    def report(self, server):
+        return server.extra
+
+
+@pytest.mark.parametrize("layout", ["turns", pytest.param("stacked", marks=pytest.mark.slow)])
+def test_integers_are_averaged_as_real_numbers_and_truths_are_counted(layout):
+    data = fjs.datasets.quadratics_from(np.ones((4, 1, 1)), np.ones((4, 1)), sizes=[1, 2, 3, 4])
+    train = fjs.make_train(
+        task=fjs.quadratic(), rounds=2, cohort=fjs.cohort.full(), work=fjs.local.epochs(1),
+        batches=fjs.local.in_order(1), layout=LAYOUTS[layout],
+    )  # fmt: skip
+    result = jax.jit(train)(Counting(client_optimizer=fjs.optim.sgd(0.1)), data, KEY)
+    found = {name: result.rounds[name].tolist() for name in ("steps", "share", "late", "sent")}
+    assert found == {"steps": [3.0] * 2, "share": [3.0] * 2, "late": [2] * 2, "sent": [4] * 2}  # (1 + 4 + 9 + 16) / 10
+    assert result.state.clients["visits"].tolist() == [2] * 4
