@@ -56,9 +56,9 @@ class Message(Described):
         """The leaf in a type that its sum needs: times a weight an integer would be 0, and two truths add up to one."""
         if not isinstance(leaf, bool | int | float) and not hasattr(leaf, "astype"):
             return leaf
+        if isinstance(self, Mean | Share):
+            return trees.real(leaf)
         dtype = jnp.result_type(leaf)
-        if isinstance(self, Mean | Share) and not jnp.issubdtype(dtype, jnp.inexact):
-            dtype = jnp.result_type(float)
         return jnp.asarray(leaf, jnp.int32 if isinstance(self, Sum) and dtype == jnp.bool_ else dtype)
 
     @property

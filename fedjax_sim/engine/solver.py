@@ -243,7 +243,7 @@ class Solver(NamedTuple):
                 stacks[name] = message.value
                 continue
             values[name] = message.value
-            once = slot.client.share if isinstance(message, Share) else jnp.ones(())
+            once = slot.client.share if isinstance(message, Share) else jnp.ones((), jnp.int32)
             weights[name] = slot.client.weight if isinstance(message, Mean) else once
         if self.watch.finite:
             stacks[Watch.FINITE] = finite
