@@ -186,7 +186,7 @@ class Requires:
     """What a method asks of the engine and of a run.
 
     Attributes:
-      slope: ``client.slope``; only with local solvers that are linear in the gradients.
+      slope: ``client.slope``, with c_i = 0; only with local solvers that are linear in the gradients.
       step_size: ``client.step_size``.
       objective: F(x) over all data before every round, for :meth:`Method.open`.
       expected_size: ``cohort.expected``.
