@@ -88,7 +88,7 @@ class Aggregator(Described):
 
         ``valid``, bool[S], are those that count, None for all; ``weights``, numbers [S] >= 0, None for equal ones.
         """
-        stack = jax.tree.map(jnp.asarray, stack)
+        stack = jax.tree.map(trees.real, stack)
         slots = len(jax.tree.leaves(stack)[0])
         check_single(self, self.factory_name())
         self.check(slots)

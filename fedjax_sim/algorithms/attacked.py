@@ -95,7 +95,7 @@ class Attacked(Gathering):
         )
 
     def reduced(self, server: Wrapped, stack: Messages, others: dict[str, Any], cohort: Cohort) -> Any:
-        ones = jnp.ones_like(cohort.weights)
+        ones = jnp.ones_like(cohort.indices)  # sums of integers stay integers
         sums = trees.weighted_sum(cohort.weights, stack.averaged) | trees.weighted_sum(ones, stack.summed)
         return Wrapper.update(self, server, others | sums, cohort)
 

@@ -41,13 +41,25 @@ class Message(Described):
     """Base of the messages.
 
     Attributes:
-      value: a pytree of arrays.
+      value: a pytree of arrays or numbers; integers are averaged as real numbers, truths are summed as 0 and 1.
       nbytes: bytes that it counts for; None for those of its arrays, 0 for what the server knows from the others or
         what is for the record alone.
     """
 
     value: Any
     nbytes: int | None = struct.field(pytree_node=False, default=None)
+
+    def __post_init__(self) -> None:
+        self.__dict__["value"] = jax.tree.map(self._summable, self.value)
+
+    def _summable(self, leaf: Any) -> Any:
+        """The leaf in a type that its sum needs: times a weight an integer would be 0, and two truths add up to one."""
+        if not isinstance(leaf, bool | int | float) and not hasattr(leaf, "astype"):
+            return leaf
+        if isinstance(self, Mean | Share):
+            return trees.real(leaf)
+        dtype = jnp.result_type(leaf)
+        return jnp.asarray(leaf, jnp.int32 if isinstance(self, Sum) and dtype == jnp.bool_ else dtype)
 
     @property
     def size(self) -> int:
@@ -174,7 +186,7 @@ class Requires:
     """What a method asks of the engine and of a run.
 
     Attributes:
-      slope: ``client.slope``; only with local solvers that are linear in the gradients.
+      slope: ``client.slope``, with c_i = 0; only with local solvers that are linear in the gradients.
       step_size: ``client.step_size``.
       objective: F(x) over all data before every round, for :meth:`Method.open`.
       expected_size: ``cohort.expected``.

@@ -164,12 +164,13 @@ def _gradients(known: _Known) -> jax.Array:
 
 
 def _numbers(tree: Any) -> Any:
-    """One zero for every array of real numbers; numbers stay what they are."""
+    """One zero for every array of real numbers; numbers stay what they are, and of shapes all is 0."""
 
     def number(leaf: Any) -> Any:
         real = hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.inexact)
-        made = isinstance(leaf, jax.ShapeDtypeStruct)
-        return jnp.zeros((), leaf.dtype) if real and (np.shape(leaf) != () or made) else leaf
+        if isinstance(leaf, jax.ShapeDtypeStruct):
+            return jnp.zeros(() if real else leaf.shape, leaf.dtype)
+        return jnp.zeros((), leaf.dtype) if real and np.shape(leaf) != () else leaf
 
     return jax.tree.map(number, tree)
 

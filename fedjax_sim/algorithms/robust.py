@@ -114,7 +114,7 @@ class Robust(Gathering):
     def reduced(self, server: Wrapped, stack: Messages, others: dict[str, Any], cohort: Cohort) -> Any:
         self.rule.check(len(cohort.valid))
         valid = Present.among(cohort.valid, cohort.weights, cohort.indices)
-        vectors, who = valid.finite((stack.averaged, stack.summed))
+        vectors, who = valid.finite(jax.tree.map(trees.real, (stack.averaged, stack.summed)))
         state = server.extra.state
         if isinstance(self.rule, CenteredClipping):
             state = self._like(state, vectors)
@@ -124,7 +124,8 @@ class Robust(Gathering):
         kept = jax.tree.unflatten(jax.tree.structure(server.extra.state), kept)
         count = who.size.astype(jnp.result_type(float))
         server = server._replace(extra=Ruled(kept, combined.report))
-        sums = others | averaged | trees.scale(count, summed)
+        totals = jax.tree.map(_of_type, trees.scale(count, summed), stack.summed)
+        sums = others | averaged | totals
         if self.requires.acts_alone:
             return Wrapper.update(self, server, sums, cohort)
         # A round in which no message is finite is one in which nobody took part.
@@ -146,6 +147,11 @@ class Robust(Gathering):
                 "the model, for instance fedavg or fedprox, or another rule"
             )
         return jax.tree.unflatten(jax.tree.structure(vectors), jax.tree.leaves(state))
+
+
+def _of_type(total: jax.Array, leaf: jax.Array) -> jax.Array:
+    """The sum in the type of its terms, of integers the nearest."""
+    return total if total.dtype == leaf.dtype else jnp.round(total).astype(leaf.dtype)
 
 
 robust = recorded(

@@ -55,6 +55,7 @@ def weighted_sum(weights: jax.Array, stack: Any) -> Any:
     """
 
     def of_leaf(leaf: jax.Array) -> jax.Array:
+        leaf = real(leaf) if jnp.issubdtype(weights.dtype, jnp.inexact) else leaf
         return jnp.tensordot(weights.astype(leaf.dtype), leaf, 1, precision=lax.Precision.HIGHEST)
 
     return jax.tree.map(of_leaf, stack)
@@ -118,6 +119,12 @@ def column(values: jax.Array, leaf: Any) -> jax.Array:
 def as_dtype(scalar: Any, leaf: jax.Array) -> jax.Array:
     """``scalar`` in the dtype of ``leaf``."""
     return jnp.asarray(scalar).astype(leaf.dtype)
+
+
+def real(leaf: Any) -> jax.Array:
+    """The array; one of integers or truths as real numbers, since averages of them are no integers."""
+    array: jax.Array = jnp.asarray(leaf)
+    return array if jnp.issubdtype(array.dtype, jnp.inexact) else array.astype(jnp.result_type(float))
 
 
 def widest(tree: Any, *others: Any) -> Any:

@@ -198,10 +198,9 @@ def _stepped(method: Method, F: _Loss, y: Any, sent: Any, c_i: Any, client: Clie
 
 def _gathered(message: Message, slots: int) -> Any:
     """What the server gets of a message."""
-    value = jax.tree.map(jnp.asarray, message.value)
     if isinstance(message, Stack):
-        return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (slots, *leaf.shape)), value)
-    return jax.tree.map(lambda leaf: leaf.astype(jnp.int32) if leaf.dtype == bool else leaf, value)
+        return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (slots, *leaf.shape)), message.value)
+    return message.value
 
 
 def _fresh(tree: Any) -> Any:

@@ -79,8 +79,9 @@ class Loss:
         """(1/count) sum_j v_j values_j, over the examples that are no padding.
 
         Args:
-          values: [B, ...].
+          values: [B, ...]; integers and truths count as real numbers.
         """
+        values = trees.real(values)
         weights = trees.column(self.weights.astype(values.dtype), values)
         return self._scaled(jnp.sum(values * weights, axis=0) / self._batch.count.astype(values.dtype))
 

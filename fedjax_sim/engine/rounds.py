@@ -313,7 +313,7 @@ def init_state(plan: Plan, initial_params: Any = None, initial_state: TrainState
 
 def _first_client(algorithm: Method, server: Any, params: Any) -> Any:
     """What is kept for a client before its first visit: with its solver's state, where that is carried over."""
-    own = algorithm.init_client(params)
+    own = jax.tree.map(jnp.asarray, algorithm.init_client(params))
     if not algorithm.keep_optimizer:
         return own
     y = algorithm.begin(received(algorithm.send(server), jnp.int32(0)), own, nobody())

@@ -243,7 +243,7 @@ class Solver(NamedTuple):
                 stacks[name] = message.value
                 continue
             values[name] = message.value
-            once = slot.client.share if isinstance(message, Share) else jnp.ones(())
+            once = slot.client.share if isinstance(message, Share) else jnp.ones((), jnp.int32)
             weights[name] = slot.client.weight if isinstance(message, Mean) else once
         if self.watch.finite:
             stacks[Watch.FINITE] = finite
@@ -283,7 +283,7 @@ class Solver(NamedTuple):
         change = self.algorithm.change(progress.y, start, progress.kept, client)
         delta, kept, notes = encoded(self.algorithm, change, own, progress.kept, client)
         messages, kept = self.algorithm.finish(delta, progress.y, own, kept, client)
-        return change, messages | notes, kept
+        return change, messages | notes, jax.tree.map(jnp.asarray, kept)
 
     def _moved(self, sent: Any, client: Client, progress: Progress, g: Any, k: jax.Array) -> Progress:
         y, state = self.algorithm.step(g, progress.y, progress.optimizer, k, sent, progress.kept, client)

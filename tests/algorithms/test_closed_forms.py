@@ -347,6 +347,31 @@ def test_the_slope_probe_has_its_closed_forms(x64):
     assert_equal(slopes(plain(2.5), jnp.asarray(own)), expected)
 
 
+class Counting(fjs.algorithms.FedAvg):
+    """Clients that count their visits and report their change in units of the solver's slope."""
+
+    requires = fjs.algorithms.Requires(slope=True)
+
+    def init_client(self, params):
+        return {"visits": jnp.int32(0), "seen": jnp.zeros(2, bool)}
+
+    def finish(self, delta, y, sent, c_i, client):
+        return super().finish(fjs.trees.divide(delta, client.slope), y, sent, c_i, client)[0], c_i | {
+            "visits": c_i["visits"] + 1
+        }
+
+
+def test_a_method_with_a_slope_may_keep_integers():
+    task, data = fjs.quadratic(), fjs.datasets.quadratics_from(np.ones((2, 1, 1)), np.ones((2, 1)))
+    train = fjs.make_train(
+        task=task, rounds=2, cohort=fjs.cohort.full(), work=fjs.local.steps(2), batches=fjs.local.full_batch()
+    )
+    result = jax.jit(train)(Counting(client_optimizer=sgd(0.5)), data, KEY)
+    assert result.state.clients["visits"].tolist() == [2, 2]
+    # x' = x + (1 - (1 - eta)^2)(1 - x) / (2 eta), from 0
+    assert float(jax.tree.leaves(result.params)[0][0]) == pytest.approx(1 - 0.25**2)
+
+
 @pytest.mark.slow
 def test_fednova_figure_2(x64):
     # 30 clients 1/2 |x|^2 - e_i^T x, e_i ~ N(0, 0.01 I), gradient descent, eta = 0.05 with factor 1/5 at rounds 600 and

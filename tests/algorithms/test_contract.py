@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import fedjax_sim as fjs
-from fedjax_sim.algorithms import Client, Cohort, FedAvg, Mean, Sent, Share, Stack, Sum
+from fedjax_sim.algorithms import Client, Cohort, FedAvg, Mean, Requires, Sent, Share, Stack, Sum
 from fedjax_sim.engine.layout.base import Bounds
 from fedjax_sim.engine.solver import Slot, Solver
 from tests import reference
@@ -154,3 +154,47 @@ def test_messages_of_two_kinds_are_two_structures(one, other):
     assert jax.tree.structure(one(value)) != jax.tree.structure(other(value))
     with pytest.raises(TypeError, match="branch"):
         jax.lax.cond(True, lambda: one(value), lambda: other(value))
+
+
+class Counting(FedAvg):
+    """Messages and states that are integers, truths and Python's numbers."""
+
+    requires = Requires(survey=True)
+
+    def init(self, params, shares):
+        return super().init(params, shares)._replace(extra={name: 0 * value for name, value in EXPECTED.items()})
+
+    def init_client(self, params):
+        return {"visits": 0, "last": 0.0}
+
+    def survey(self, F, sent, c_i, client):
+        return F.mean(F.examples > 0)
+
+    def finish(self, delta, y, sent, c_i, client):
+        steps = {"steps": Mean(client.steps), "share": Share(client.steps), "each": Stack(client.steps)}
+        counts = {"late": Sum(client.steps > 2), "sent": Sum(1), "positive": Mean(client.survey)}
+        return {"delta": Mean(delta), **steps, **counts}, {"visits": c_i["visits"] + 1, "last": 1.0}
+
+    def update(self, server, got, cohort):
+        found = got | {"each": fjs.trees.weighted_sum(cohort.weights, got["each"])}
+        return super().update(server, got, cohort)._replace(extra={name: found[name] for name in EXPECTED})
+
+    def report(self, server):
+        return server.extra
+
+
+EXPECTED = {"steps": 3.0, "share": 3.0, "each": 3.0, "late": 2, "sent": 4, "positive": 0.6}  # by sizes: 1 + 4 + 9 + 16
+
+
+@pytest.mark.parametrize("layout", ["turns", pytest.param("stacked", marks=pytest.mark.slow)])
+def test_integers_are_averaged_as_real_numbers_and_truths_are_counted(layout):
+    task = fjs.functions(lambda key: jnp.zeros(()), lambda x, examples: (x - examples) ** 2)
+    train = fjs.make_train(
+        task=task, rounds=2, cohort=fjs.cohort.full(), work=fjs.local.given_steps(np.tile([1, 2, 3, 4], (2, 1))),
+        batches=fjs.local.in_order(4), layout=LAYOUTS[layout],
+    )  # fmt: skip
+    data = fjs.datasets.from_clients([np.arange(size, dtype=np.float32) for size in (1, 2, 3, 4)])
+    result = jax.jit(train)(Counting(client_optimizer=fjs.optim.sgd(0.1)), data, KEY)
+    for name, value in EXPECTED.items():
+        np.testing.assert_allclose(result.rounds[name], [value] * 2, rtol=1e-6, err_msg=name)
+    assert result.state.clients["visits"].tolist() == [2] * 4

@@ -239,6 +239,37 @@ def test_derivatives_of_rules():
         np.testing.assert_allclose(shares, np.tile((counts / counts.sum())[:, None], 3), rtol=1e-12)
 
 
+def test_rules_of_integers_are_those_of_real_numbers():
+    x, ones = np.random.default_rng(1).integers(-9, 9, (SLOTS, 4)), np.ones(SLOTS)
+    whole, real = every_rule(x, ones > 0, ones), every_rule(x.astype(np.float32), ones > 0, ones)
+    for name, value in real.items():
+        np.testing.assert_array_equal(whole[name], value, err_msg=name)
+
+
+class Counting(fjs.algorithms.FedAvg):
+    """Clients that say how many steps they took."""
+
+    def init(self, params, shares):
+        return super().init(params, shares)._replace(extra=jnp.int32(0))
+
+    def finish(self, delta, y, sent, c_i, client):
+        return super().finish(delta, y, sent, c_i, client)[0] | {"steps": fjs.algorithms.Sum(client.steps)}, c_i
+
+    def update(self, server, got, cohort):
+        return super().update(server, got, cohort)._replace(extra=got["steps"])
+
+
+def test_the_median_of_integers_that_clients_send():
+    data = fjs.datasets.quadratics_from(np.ones((4, 1, 1)), np.ones((4, 1)))
+    train = fjs.make_train(
+        task=fjs.quadratic(), rounds=1, cohort=fjs.cohort.full(), batches=fjs.local.full_batch(),
+        work=fjs.local.given_steps(np.array([[1, 2, 3, 9]])),
+    )  # fmt: skip
+    method = fjs.robust(Counting(client_optimizer=fjs.optim.sgd(0.1)), aggregators.median())
+    result = jax.jit(train)(method, data, jax.random.key(0))
+    assert int(result.state.server.base.extra) == 4 * 2.5
+
+
 @pytest.mark.slow
 def test_rules_in_low_precision_and_mapped():
     x = np.random.default_rng(1).standard_normal((SLOTS, 4))

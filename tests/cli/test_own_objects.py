@@ -83,6 +83,7 @@ def test_every_kind_is_taken(folder: pathlib.Path) -> None:
     [
         ("task.model='mine:Nett'", r"\[task.model\].*mine.py has no Nett: did you mean 'Net'\? known: "),
         ("task.model='nowhere:Net'", r"there is no nowhere.py and no folder nowhere in "),
+        ("task.model='mine.py:Net'", "a module is named without .py, mine:Net"),
         ("task.model='mine.inner:Net'", "cannot be imported: No module named 'mine.inner'"),
         ("task.model='os:system'", "os:system is of python"),
         ("task.model='mine:system'", "is not of .*mine.py but imported there"),

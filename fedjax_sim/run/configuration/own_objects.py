@@ -74,6 +74,8 @@ def _found(name: str) -> Any:
     if not _NAME.fullmatch(name):
         raise ValueError(f"{name!r} is no module:object, as mine:Net is for Net in mine.py")
     module, _, key = name.partition(":")
+    if module.endswith(".py"):
+        raise ValueError(f"{name}: a module is named without .py, {module.removesuffix('.py')}:{key}")
     if (here := os.getcwd()) not in sys.path:
         sys.path.insert(0, here)
     top = module.partition(".")[0]

@@ -207,7 +207,7 @@ def problems_of(method: str, entry: Entry, names: Sequence[str] | None) -> dict[
     """Those of these names; None for all on which the method can be judged."""
     for name in names or ():
         if name not in PROBLEMS:
-            raise ValueError(f"no problem of the benchmark is called {name!r}: {suggest(name, list(PROBLEMS))}")
+            raise ValueError(f"no problem of the benchmark is called {name!r}: known: {'; '.join(PROBLEMS)}")
     return {name: PROBLEMS[name] for name in fitting(method, entry, tuple(names) if names else None)}
 
 
