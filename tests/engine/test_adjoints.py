@@ -143,6 +143,22 @@ def test_a_first_state_varies_with_derivative_zero():
     assert jax.tree.structure(varying(state, ())) == jax.tree.structure(state)
 
 
+def test_an_evaluation_may_say_a_number():
+    """What does not depend on the run comes back from jax.checkpoint as a number of Python's, which has no axes."""
+    data = fjs.datasets.quadratics(num_clients=2, dim=2, seed=0)
+    train = fjs.make_train(
+        task=fjs.quadratic(), rounds=1, cohort=fjs.cohort.full(), work=fjs.local.steps(1),
+        batches=fjs.local.full_batch(), evaluate=lambda params, data: {"clients": data.num_clients, "none": 0.0},
+    )  # fmt: skip
+
+    def loss(rate):
+        metrics = train(fjs.fedavg(client_optimizer=fjs.optim.sgd(rate)), data, jax.random.key(0)).metrics
+        return metrics["loss"][-1], metrics
+
+    metrics = jax.eval_shape(jax.grad(loss, has_aux=True), 0.1)[1]
+    assert {name: metrics[name].shape for name in ("clients", "none")} == {"clients": (2,), "none": (2,)}
+
+
 def test_local_steps_are_differentiated_once(monkeypatch):
     """Not once for a state without a derivative and again for one with it: half of the time that JAX traces."""
     turns = importlib.import_module("fedjax_sim.engine.layout.turns")  # the package has a function of that name
