@@ -443,6 +443,28 @@ def test_implicit_and_unrolled_derivatives_agree(x64):
     assert_close(jacobian(exact, jax.jacrev, layout=fjs.layout.stacked()), expected, 1e-9)
 
 
+AT_REST = {
+    "clipped": fjs.clipped(fjs.fedavg(client_optimizer=sgd(0.5)), 9.0),
+    "feddane": fjs.feddane(client_optimizer=sgd(0.5)),
+}
+
+
+@pytest.mark.parametrize("method", ["clipped", pytest.param("feddane", marks=pytest.mark.slow)])
+def test_implicit_where_a_part_of_the_state_has_no_derivative(method):
+    """As a count of clipped clients has none: JAX's rules of a linear solve ask for one of every leaf. x~ = e / H."""
+    one = fjs.datasets.quadratics_from(2 * np.ones((1, 1, 1)), np.ones((1, 1)))
+    train = fjs.make_train(
+        task=fjs.quadratic(), rounds=40, eval_every=40, cohort=fjs.cohort.full(), work=fjs.local.steps(1),
+        batches=fjs.local.full_batch(), adjoint=adjoints.implicit(),
+    )  # fmt: skip
+
+    def model(e):
+        moved = one.replace(examples=one.examples | {"e": one.examples["e"] * e})
+        return train(AT_REST[method], moved, KEY, initial_params=jnp.zeros(1)).params[0]
+
+    np.testing.assert_allclose(jax.jit(jax.value_and_grad(model))(1.0), (0.5, 0.5), rtol=1e-4)
+
+
 @pytest.mark.slow
 def test_implicit_leaves_values_as_they_are_and_refuses_to_guess():
     expected = jax.jit(final_model(None))(*THETA)
