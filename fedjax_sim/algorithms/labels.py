@@ -34,5 +34,7 @@ def counts(F: Any, params: Any, client: Client) -> jax.Array:
 
 def cross_entropies(logits: jax.Array, labels: jax.Array, among: jax.Array | None = None) -> jax.Array:
     """-log softmax(logits)_y of every example, [B]; ``among`` [1, ..., C] says which classes the softmax has."""
+    if among is not None:  # a void slot has no label of any class, and an infinite loss times its weight 0 is NaN
+        among = among | ~jnp.any(among)
     true = jnp.sum(logits * one_hot(labels, logits), axis=-1)
     return per_example(jax.nn.logsumexp(logits, axis=-1, where=among) - true)

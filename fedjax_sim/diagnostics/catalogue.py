@@ -309,7 +309,9 @@ class ClientLosses(Diagnostic):
         for what in [name for name in ("loss", "accuracy") if name in values]:
             of = values[what]
             worst = worst_mean(of, self.worst, highest=what == "loss")
-            found = (worst, jnp.std(of), measures.gini(of), measures.jain(of))
+            variance = jnp.var(of)
+            spread = jnp.where(variance > 0, jnp.sqrt(jnp.where(variance > 0, variance, 1)), 0)  # derivative 0 at 0
+            found = (worst, spread, measures.gini(of), measures.jain(of))
             record |= {f"client_{what}_{name}": value for name, value in zip(_FAIRNESS, found, strict=True)}
         return record
 

@@ -263,6 +263,28 @@ def test_a_client_whose_examples_count_for_nothing(method):
     same(found.params, expected)
 
 
+with_a_head = functools.partial(fjs.fedrod, head=("Dense_0",))
+
+
+@pytest.mark.parametrize("method", [fjs.fedlc, pytest.param(with_a_head, marks=pytest.mark.slow)])
+def test_a_void_slot_has_a_derivative_in_the_weights_of_examples(method):
+    """It has no label of any class either, and the loss of no class is infinite."""
+    two = fjs.datasets.from_clients([(np.ones((2, 2)), np.array([0, 1])), (np.ones((1, 2)), np.array([1]))])
+    train = fjs.make_train(
+        task=fjs.classification(fjs.models.LogisticRegression(2)), rounds=1, cohort=fjs.cohort.given([[0, -1]]),
+        work=fjs.local.steps(1), batches=fjs.local.full_batch(), evaluate_train=False,
+        evaluate=lambda params, data: {"none": 0.0},
+    )  # fmt: skip
+
+    def value(weights):
+        params = train(method(client_optimizer=SGD), two.with_example_weights(weights), KEY).params
+        return params["params"]["Dense_0"]["bias"][0]
+
+    found = jax.jit(jax.grad(value))(np.ones(3))
+    assert found[0] > 0
+    assert found[2] == 0
+
+
 @both_averages
 def test_fedsam(average):
     rho = 0.2

@@ -261,6 +261,15 @@ def quadratic_data(dim=4):
 
 @pytest.mark.usefixtures("x64")
 class TestQuadratics:
+    def test_clients_with_equal_losses_have_a_derivative(self):
+        same = fjs.datasets.quadratics_from(np.ones((2, 1, 1)), np.ones((2, 1)))
+
+        def spread(x):
+            losses = dg.client_losses().measure(view(same, fjs.quadratic(), steps=(1, 1), params=x[None]))
+            return losses["client_loss_std"]
+
+        assert jax.jit(jax.value_and_grad(spread))(3.0) == (0, 0)
+
     def test_hessian_dissimilarity(self):
         data, matrices, _ = quadratic_data()
         mean = np.tensordot(np.array([1, 2, 3]) / 6, matrices, 1)

@@ -143,6 +143,22 @@ def test_a_first_state_varies_with_derivative_zero():
     assert jax.tree.structure(varying(state, ())) == jax.tree.structure(state)
 
 
+def test_an_evaluation_may_say_a_number():
+    """What does not depend on the run comes back from jax.checkpoint as a number of Python's, which has no axes."""
+    data = fjs.datasets.quadratics(num_clients=2, dim=2, seed=0)
+    train = fjs.make_train(
+        task=fjs.quadratic(), rounds=1, cohort=fjs.cohort.full(), work=fjs.local.steps(1),
+        batches=fjs.local.full_batch(), evaluate=lambda params, data: {"clients": data.num_clients, "none": 0.0},
+    )  # fmt: skip
+
+    def loss(rate):
+        metrics = train(fjs.fedavg(client_optimizer=fjs.optim.sgd(rate)), data, jax.random.key(0)).metrics
+        return metrics["loss"][-1], metrics
+
+    metrics = jax.eval_shape(jax.grad(loss, has_aux=True), 0.1)[1]
+    assert {name: metrics[name].shape for name in ("clients", "none")} == {"clients": (2,), "none": (2,)}
+
+
 def test_local_steps_are_differentiated_once(monkeypatch):
     """Not once for a state without a derivative and again for one with it: half of the time that JAX traces."""
     turns = importlib.import_module("fedjax_sim.engine.layout.turns")  # the package has a function of that name
@@ -425,6 +441,28 @@ def test_implicit_and_unrolled_derivatives_agree(x64):
     exact = adjoints.implicit(adjoints.neumann(tolerance=1e-13))
     assert_close(jacobian(exact, jax.jacfwd), expected, 1e-9)
     assert_close(jacobian(exact, jax.jacrev, layout=fjs.layout.stacked()), expected, 1e-9)
+
+
+AT_REST = {
+    "clipped": fjs.clipped(fjs.fedavg(client_optimizer=sgd(0.5)), 9.0),
+    "feddane": fjs.feddane(client_optimizer=sgd(0.5)),
+}
+
+
+@pytest.mark.parametrize("method", ["clipped", pytest.param("feddane", marks=pytest.mark.slow)])
+def test_implicit_where_a_part_of_the_state_has_no_derivative(method):
+    """As a count of clipped clients has none: JAX's rules of a linear solve ask for one of every leaf. x~ = e / H."""
+    one = fjs.datasets.quadratics_from(2 * np.ones((1, 1, 1)), np.ones((1, 1)))
+    train = fjs.make_train(
+        task=fjs.quadratic(), rounds=40, eval_every=40, cohort=fjs.cohort.full(), work=fjs.local.steps(1),
+        batches=fjs.local.full_batch(), adjoint=adjoints.implicit(),
+    )  # fmt: skip
+
+    def model(e):
+        moved = one.replace(examples=one.examples | {"e": one.examples["e"] * e})
+        return train(AT_REST[method], moved, KEY, initial_params=jnp.zeros(1)).params[0]
+
+    np.testing.assert_allclose(jax.jit(jax.value_and_grad(model))(1.0), (0.5, 0.5), rtol=1e-4)
 
 
 @pytest.mark.slow

@@ -217,7 +217,7 @@ class Implicit(Adjoint):
             bad = jax.tree.map(lambda leaf: jnp.where(nothing, jnp.zeros_like(leaf), jnp.nan), b)
             return trees.select(good, solved.solution, bad)
 
-        b = trees.subtract(moved, stopped(moved))  # zero, with the derivative of Phi in theta
+        b = _tied(trees.subtract(moved, stopped(moved)), plan)  # zero, with the derivative of Phi in theta
         correction = lax.custom_linear_solve(matvec, b, solve, transpose_solve=solve)
         return with_reals(state, trees.add(x, correction))  # type: ignore[no-any-return]
 
@@ -292,6 +292,18 @@ def fixed_point(
         solve_residual=solved.residual,
         solve_steps=solved.steps,
     )
+
+
+def _tied(b: list[jax.Array], plan: Plan) -> list[jax.Array]:
+    """``b``, every leaf with a derivative in the plan, which may be zero: JAX's rules of a linear solve ask for one.
+
+    A count of clients that were clipped has none, and what comes out of a ``cond`` or a loop has zeros.
+    """
+    leaves = [leaf for leaf in jax.tree.leaves(plan) if isinstance(leaf, jax.core.Tracer)]
+    real = [leaf for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.floating) and leaf.size]
+    total = sum((jnp.ravel(leaf)[0].astype(jnp.result_type(float)) for leaf in real), start=jnp.zeros(()))
+    nothing = jnp.where(False, total, jnp.zeros_like(total))  # a choice: 0 times infinity is NaN
+    return [leaf + nothing.astype(leaf.dtype) for leaf in b]
 
 
 def less_round(step: Step, plan: Plan, state: TrainState) -> Callable[[Any], Any]:

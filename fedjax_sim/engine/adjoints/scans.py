@@ -195,7 +195,8 @@ _varying.defjvp(_varied, symbolic_zeros=True)
 
 
 def _row(tree: Any) -> Any:
-    return jax.tree.map(lambda leaf: leaf[None], tree)
+    # Of a number that an evaluation always says jax.checkpoint makes a number of Python's.
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], tree)
 
 
 class Direct(Scanned):
