@@ -50,16 +50,24 @@ class Message(Described):
     nbytes: int | None = struct.field(pytree_node=False, default=None)
 
     def __post_init__(self) -> None:
-        self.__dict__["value"] = jax.tree.map(self._summable, self.value)
+        arrays = jax.tree.map(
+            lambda leaf: jnp.asarray(leaf) if isinstance(leaf, bool | int | float) else leaf, self.value
+        )
+        summable = jax.tree.map(self._summable, arrays)
+        if self.nbytes is None and not isinstance(self, Stack):  # what is sent is as it was given
+            leaves = zip(jax.tree.leaves(arrays), jax.tree.leaves(summable), strict=True)
+            if any(given is not leaf for given, leaf in leaves):
+                self.__dict__["nbytes"] = trees.size_in_bytes(arrays)
+        self.__dict__["value"] = summable
 
     def _summable(self, leaf: Any) -> Any:
         """The leaf in a type that its sum needs: times a weight an integer would be 0, and two truths add up to one."""
-        if not isinstance(leaf, bool | int | float) and not hasattr(leaf, "astype"):
+        dtype = getattr(leaf, "dtype", None)
+        if dtype is None or not hasattr(leaf, "astype"):
             return leaf
-        if isinstance(self, Mean | Share):
+        if isinstance(self, Mean | Share) and not jnp.issubdtype(dtype, jnp.inexact):
             return trees.real(leaf)
-        dtype = jnp.result_type(leaf)
-        return jnp.asarray(leaf, jnp.int32 if isinstance(self, Sum) and dtype == jnp.bool_ else dtype)
+        return jnp.asarray(leaf, jnp.int32) if isinstance(self, Sum) and dtype == jnp.bool_ else leaf
 
     @property
     def size(self) -> int:

@@ -156,6 +156,13 @@ def test_messages_of_two_kinds_are_two_structures(one, other):
         jax.lax.cond(True, lambda: one(value), lambda: other(value))
 
 
+def test_a_message_counts_for_what_was_sent():
+    """Whatever its sum is of."""
+    assert [Mean(jnp.zeros(3, jnp.int8)).size, Sum(jnp.ones(3, bool)).size, Sum(1).size] == [3, 3, 4]
+    assert Mean({"a": jnp.zeros(2), "b": np.int8(1)}).size == 9
+    assert Sum(jnp.zeros(3, jnp.int32)).nbytes is None
+
+
 class Counting(FedAvg):
     """Messages and states that are integers, truths and Python's numbers."""
 
