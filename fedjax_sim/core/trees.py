@@ -74,10 +74,10 @@ def square(tree: Any) -> jax.Array:
 
 
 def norm(tree: Any) -> jax.Array:
-    """|tree| over all leaves, with derivative zero (not NaN) at zero."""
+    """|tree| over all leaves, with derivative zero (not NaN) at zero; NaN of what holds one."""
     square = inner(tree, tree)
-    positive = square > 0
-    return jnp.where(positive, jnp.sqrt(jnp.where(positive, square, 1)), 0)
+    zero = square == 0  # NaN is not
+    return jnp.where(zero, 0, jnp.sqrt(jnp.where(zero, 1, square)))
 
 
 def all_finite(tree: Any) -> jax.Array:

@@ -310,7 +310,8 @@ class ClientLosses(Diagnostic):
             of = values[what]
             worst = worst_mean(of, self.worst, highest=what == "loss")
             variance = jnp.var(of)
-            spread = jnp.where(variance > 0, jnp.sqrt(jnp.where(variance > 0, variance, 1)), 0)  # derivative 0 at 0
+            alike = variance == 0  # where the root has no derivative: 0
+            spread = jnp.where(alike, 0, jnp.sqrt(jnp.where(alike, 1, variance)))
             found = (worst, spread, measures.gini(of), measures.jain(of))
             record |= {f"client_{what}_{name}": value for name, value in zip(_FAIRNESS, found, strict=True)}
         return record

@@ -116,7 +116,8 @@ def gini(values: jax.Array) -> jax.Array:
 def jain(values: jax.Array) -> jax.Array:
     """Jain's fairness index (sum v_i)^2 / (N sum v_i^2): 1 for equal values (zeros too), 1/N at the other end."""
     squared = jnp.sum(jnp.square(values))
-    return jnp.where(squared > 0, quotient(jnp.square(jnp.sum(values)), values.size * squared), jnp.ones_like(squared))
+    index = quotient(jnp.square(jnp.sum(values)), values.size * squared)
+    return jnp.where(squared == 0, jnp.ones_like(squared), index)
 
 
 def chi_square(p: jax.Array, w: jax.Array) -> jax.Array:
@@ -148,8 +149,9 @@ def relative_variance(w: jax.Array, accumulation: jax.Array, effective_steps: ja
 
 def root_ratio(above: jax.Array, below: jax.Array) -> jax.Array:
     """sqrt(above / below) of non-negative numbers; 1 for 0/0, inf where ``below`` alone is 0."""
-    ratio = jnp.where((above > 0) & (below > 0), above, jnp.ones_like(above)) / jnp.where(below > 0, below, 1)
-    return jnp.where((below == 0) & (above > 0), jnp.full_like(above, jnp.inf), jnp.sqrt(ratio))
+    none, vanishes = above == 0, below == 0  # NaN is neither
+    ratio = jnp.where(none | vanishes, jnp.ones_like(above), above) / jnp.where(vanishes, 1, below)
+    return jnp.where(vanishes & ~none, jnp.full_like(above, jnp.inf), jnp.sqrt(ratio))
 
 
 def normalised(weights: jax.Array) -> jax.Array:

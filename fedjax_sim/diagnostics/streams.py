@@ -198,7 +198,7 @@ def client_inexactness(
     carry = (trees.zeros_like(params), trees.zeros_like(params), none, none)
     constants = (task, params, updates, scale, jnp.asarray(mu))
     _, _, starts, ends = read_clients(body, constants, carry, dataset, positions, valid)
-    return jnp.where(ends > 0, root_ratio(ends, starts), jnp.zeros_like(ends))
+    return jnp.where(ends == 0, jnp.zeros_like(ends), root_ratio(ends, starts))
 
 
 def spectral_norm(apply: Callable[[jax.Array], jax.Array], start: jax.Array, iterations: int) -> jax.Array:

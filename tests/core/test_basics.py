@@ -27,6 +27,10 @@ def test_the_norm_has_a_derivative_everywhere():
     np.testing.assert_allclose([value, *gradient["a"], gradient["b"]], [5, 0.6, 0, 0.8], rtol=1e-6)
     value, gradient = jax.value_and_grad(trees.norm)(zero)
     np.testing.assert_array_equal([value, *gradient["a"], gradient["b"]], np.zeros(4))
+    assert [float(trees.norm({**zero, "b": jnp.asarray(bad)})) for bad in (-np.inf, np.nan)] == [
+        np.inf,
+        pytest.approx(np.nan, nan_ok=True),
+    ]
 
 
 def test_a_choice_is_for_all_or_for_each_of_a_stack():

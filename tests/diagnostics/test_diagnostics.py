@@ -182,6 +182,12 @@ class TestMeasures:
         assert lowest == pytest.approx(values.min())
         assert found(np.zeros(7))[:2] == (0, 1)
 
+    def test_of_what_is_no_number_they_are_none(self):
+        """And not those of equal clients."""
+        values, bad = np.ones(3), np.array([1.0, np.nan, 1.0])
+        assert np.isnan([measures.jain(bad), measures.gini(bad), measures.lud(bad[:, None], values / 3)]).all()
+        assert np.isnan(measures.root_ratio(bad, values))[1]
+
     def test_surrogate_weights(self):
         p, w = np.array([0.5, 0.5, 0.0]), np.array([0.2, 0.8, 0.0])
         chi_square = jax.jit(measures.chi_square)
