@@ -82,14 +82,16 @@ class Attacked(Gathering):
         messages, new = super().finish(delta, y, sent, c_i, client)
         if self.gathers:
             return messages, new
-        tampered = self.attack.tampered(messages, jax.random.fold_in(client.key, jnp.uint32(_LOT)))
+        key = jax.random.fold_in(client.key, jnp.uint32(_LOT))
+        tampered = trees.of_types(self.attack.tampered(jax.tree.map(trees.real, messages), key), messages)
         return trees.select(self._attacks(client.index), tampered, messages), new
 
     def intercepted(self, stack: Messages, cohort: Cohort) -> Messages:
         if not self.gathers:
             return stack
         attackers = cohort.valid & self._attacks(cohort.indices)
-        agreed = self.attack.agreed(stack, cohort.valid & ~attackers, attackers)
+        honest = cohort.valid & ~attackers
+        agreed = trees.of_types(self.attack.agreed(jax.tree.map(trees.real, stack), honest, attackers), stack)
         return jax.tree.map(  # type: ignore[no-any-return]
             lambda leaf, one: jnp.where(trees.column(attackers, leaf), one[None], leaf), stack, agreed
         )

@@ -28,67 +28,16 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
-from flax import struct
 
 from fedjax_sim.algorithms import declarations
 from fedjax_sim.algorithms.affine import affine as affine
-from fedjax_sim.core import trees
+from fedjax_sim.algorithms.messages import Mean as Mean
+from fedjax_sim.algorithms.messages import Message as Message
+from fedjax_sim.algorithms.messages import Share as Share
+from fedjax_sim.algorithms.messages import Stack as Stack
+from fedjax_sim.algorithms.messages import Sum as Sum
 from fedjax_sim.core.descriptions import Described
 from fedjax_sim.optim.parts import Parts as Parts
-
-
-class Message(Described):
-    """Base of the messages.
-
-    Attributes:
-      value: a pytree of arrays or numbers; integers are averaged as real numbers, truths are summed as 0 and 1.
-      nbytes: bytes that it counts for; None for those of its arrays, 0 for what the server knows from the others or
-        what is for the record alone.
-    """
-
-    value: Any
-    nbytes: int | None = struct.field(pytree_node=False, default=None)
-
-    def __post_init__(self) -> None:
-        arrays = jax.tree.map(
-            lambda leaf: jnp.asarray(leaf) if isinstance(leaf, bool | int | float) else leaf, self.value
-        )
-        summable = jax.tree.map(self._summable, arrays)
-        if self.nbytes is None and not isinstance(self, Stack):  # what is sent is as it was given
-            leaves = zip(jax.tree.leaves(arrays), jax.tree.leaves(summable), strict=True)
-            if any(given is not leaf for given, leaf in leaves):
-                self.__dict__["nbytes"] = trees.size_in_bytes(arrays)
-        self.__dict__["value"] = summable
-
-    def _summable(self, leaf: Any) -> Any:
-        """The leaf in a type that its sum needs: times a weight an integer would be 0, and two truths add up to one."""
-        dtype = getattr(leaf, "dtype", None)
-        if dtype is None or not hasattr(leaf, "astype"):
-            return leaf
-        if isinstance(self, Mean | Share) and not jnp.issubdtype(dtype, jnp.inexact):
-            return trees.real(leaf)
-        return jnp.asarray(leaf, jnp.int32) if isinstance(self, Sum) and dtype == jnp.bool_ else leaf
-
-    @property
-    def size(self) -> int:
-        """Bytes that it counts for."""
-        return trees.size_in_bytes(self.value) if self.nbytes is None else self.nbytes
-
-
-class Mean(Message):
-    """The cohort's average: sum_S w_i m_i, with the weights w_i of the scheme."""
-
-
-class Share(Message):
-    """sum_S lambda_i m_i, with lambda_i the client's share of the objective: p_i, or 1/N."""
-
-
-class Sum(Message):
-    """sum_S m_i."""
-
-
-class Stack(Message):
-    """All messages side by side, [S, ...]; zeros in void slots."""
 
 
 class Each(Described):

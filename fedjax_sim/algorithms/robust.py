@@ -124,8 +124,7 @@ class Robust(Gathering):
         kept = jax.tree.unflatten(jax.tree.structure(server.extra.state), kept)
         count = who.size.astype(jnp.result_type(float))
         server = server._replace(extra=Ruled(kept, combined.report))
-        totals = jax.tree.map(_of_type, trees.scale(count, summed), stack.summed)
-        sums = others | averaged | totals
+        sums = others | averaged | trees.of_types(trees.scale(count, summed), stack.summed)
         if self.requires.acts_alone:
             return Wrapper.update(self, server, sums, cohort)
         # A round in which no message is finite is one in which nobody took part.
@@ -147,11 +146,6 @@ class Robust(Gathering):
                 "the model, for instance fedavg or fedprox, or another rule"
             )
         return jax.tree.unflatten(jax.tree.structure(vectors), jax.tree.leaves(state))
-
-
-def _of_type(total: jax.Array, leaf: jax.Array) -> jax.Array:
-    """The sum in the type of its terms, of integers the nearest."""
-    return total if total.dtype == leaf.dtype else jnp.round(total).astype(leaf.dtype)
 
 
 robust = recorded(

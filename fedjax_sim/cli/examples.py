@@ -87,9 +87,11 @@ def _init(options: argparse.Namespace) -> int:
     if options.file == "-":
         print(text, end="")
         return 0
+    from fedjax_sim.core.files import make_directory
+
     path = Path(options.file)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_directory(path.parent)
         with path.open("x", encoding="utf-8") as file:  # "x": never over a file that is there
             file.write(text)
     except FileExistsError as error:

@@ -183,10 +183,11 @@ def write_atomically(path: str | os.PathLike[str], content: bytes | Callable[[Bi
 def make_directory(directory: Path) -> None:
     """Makes a directory where it is missing, and those around it.
 
-    None called ``~``, which is the home directory to a shell alone: who asks for it would not look for results there.
+    None called ``~`` or ``~name``, a home directory to a shell alone: who asks for it would not look for results there.
     """
-    if directory.parts[:1] == ("~",) and not os.path.lexists("~"):
-        said = "~ is no home directory to Python: write it out, or give Path(...).expanduser()"
+    first = directory.parts[0] if directory.parts else ""
+    if first.startswith("~") and not os.path.lexists(first):
+        said = f"{first} is no home directory to Python: write it out, or give Path(...).expanduser()"
         raise FileNotFoundError(errno.ENOENT, said, os.fspath(directory))
     directory.mkdir(parents=True, exist_ok=True)
 

@@ -127,6 +127,16 @@ def real(leaf: Any) -> jax.Array:
     return array if jnp.issubdtype(array.dtype, jnp.inexact) else array.astype(jnp.result_type(float))
 
 
+def of_types(tree: Any, like: Any) -> Any:
+    """The leaves in the types of those of another tree; as integers the nearest ones."""
+
+    def of_leaf(leaf: jax.Array, other: jax.Array) -> jax.Array:
+        rounds = jnp.issubdtype(other.dtype, jnp.integer) and jnp.issubdtype(leaf.dtype, jnp.inexact)
+        return (jnp.round(leaf) if rounds else leaf).astype(other.dtype)
+
+    return jax.tree.map(of_leaf, tree, like)
+
+
 def widest(tree: Any, *others: Any) -> Any:
     """The dtype of most bytes among those of the leaves and ``others``."""
     dtypes = [jnp.dtype(other) for other in others] + [leaf.dtype for leaf in jax.tree.leaves(tree)]

@@ -123,9 +123,8 @@ class Surrogate(_OfCohort):
     """The objective sum w_i F_i that unequal local work really minimises, beside the one that was meant.
 
     Written as x - tau_eff eta sum w_i G_i a_i / s_i with s_i = sum_k a_ik (|a_i|_1 for a_i >= 0), a round of federated
-    averaging has w_i proportional to weight_i s_i and minimises F~ = sum w_i F_i; FedNova has w_i = weight_i. Of
-    clients with rates of their own s_i is times eta_i / sum weight_j eta_j, where the average scales F_i weight_i and
-    p_i are too. Over the cohort, p_i being the objective's shares renormalised:
+    averaging has w_i proportional to weight_i s_i and minimises F~ = sum w_i F_i; FedNova has w_i = weight_i. Clients'
+    own rates are part of s_i, what the average scales F_i by of weight_i and p_i, the objective's shares renormalised:
 
       ``chi_square``         chi^2(p || w)
       ``effective_steps``    tau_eff
@@ -151,10 +150,13 @@ class Surrogate(_OfCohort):
         sums = trees.as_dtype(jnp.sum(view.weights_of_steps, axis=1), weight)
         scale = jnp.ones_like(weight) if view.client.scale is None else view.client.scale
         rate = jax.tree.leaves(view.client.learning_rate)[0].reshape(len(weight), -1)[:, 0].astype(weight.dtype)
-        moved, method = weight * scale * measures.relative(rate, weight), innermost(view.algorithm)
+        paced, method = weight * measures.relative(rate, weight), innermost(view.algorithm)
         is_normalised = isinstance(method, FedNova) if self.normalised is None else self.normalised
-        w = measures.normalised(weight * scale if is_normalised else moved * sums)
-        effective = _effective_steps(method, moved, sums, steps)
+        w = measures.normalised(weight * scale if is_normalised else paced * scale * sums)
+        if isinstance(method, FedNova):  # H has no factors of the average, the normalised changes have them
+            effective = measures.mean(scale, weight) * trees.inner(paced, _taken(method, sums, steps))
+        else:
+            effective = trees.inner(paced * scale, sums)
         p = measures.normalised(_shares(view) * scale)
         losses = streams.cohort_losses(view.task, view.dataset, view.before, view.client.index, view.cohort.valid)
         return {
@@ -309,10 +311,7 @@ class ClientLosses(Diagnostic):
         for what in [name for name in ("loss", "accuracy") if name in values]:
             of = values[what]
             worst = worst_mean(of, self.worst, highest=what == "loss")
-            variance = jnp.var(of)
-            alike = variance == 0  # where the root has no derivative: 0
-            spread = jnp.where(alike, 0, jnp.sqrt(jnp.where(alike, 1, variance)))
-            found = (worst, spread, measures.gini(of), measures.jain(of))
+            found = (worst, measures.deviation(of), measures.gini(of), measures.jain(of))
             record |= {f"client_{what}_{name}": value for name, value in zip(_FAIRNESS, found, strict=True)}
         return record
 
@@ -375,11 +374,11 @@ def _shares(view: RoundView) -> jax.Array:
     return measures.normalised(jnp.where(view.cohort.valid, view.client.share, jnp.zeros_like(view.client.share)))
 
 
-def _effective_steps(method: Any, weight: jax.Array, sums: jax.Array, steps: jax.Array) -> jax.Array:
-    """tau_eff of the server's step: sum weight_i s_i but where FedNova says otherwise."""
-    if not isinstance(method, FedNova) or method.effective("slope"):
-        return trees.inner(weight, sums)
-    return trees.inner(weight, steps) if method.effective("steps") else trees.as_dtype(method.tau_eff, weight)
+def _taken(method: FedNova, sums: jax.Array, steps: jax.Array) -> jax.Array:
+    """What FedNova's tau_eff is the mean of, [S]."""
+    if method.effective("slope"):
+        return sums
+    return steps if method.effective("steps") else jnp.full_like(steps, method.tau_eff)
 
 
 lud = factory("diagnostic.lud", Lud)

@@ -93,7 +93,7 @@ def coherence(updates: Any, valid: jax.Array) -> jax.Array:
 
 
 def quantiles(values: jax.Array, valid: jax.Array, levels: jax.Array) -> jax.Array:
-    """Quantiles [Q] of the valid entries of ``values``, [S]; 0 where nothing is valid.
+    """Quantiles [Q] of the valid entries of ``values``, [S]; 0 where nothing is valid, NaN where one of them is.
 
     They are linear between order statistics; ``levels``, [Q], are in [0, 1].
     """
@@ -103,7 +103,14 @@ def quantiles(values: jax.Array, valid: jax.Array, levels: jax.Array) -> jax.Arr
     low = jnp.floor(place).astype(jnp.int32)
     part = place - low.astype(values.dtype)
     below, above = ordered[low], ordered[jnp.minimum(low + 1, last)]
-    return jnp.where(jnp.any(valid), below + part * (above - below), jnp.zeros_like(place))
+    found = jnp.where(jnp.any(valid), below + part * (above - below), jnp.zeros_like(place))
+    return jnp.where(jnp.any(valid & jnp.isnan(values)), jnp.full_like(found, jnp.nan), found)
+
+
+def deviation(values: jax.Array) -> jax.Array:
+    """Standard deviation of all of them, with derivative zero (not NaN) where they are equal."""
+    spread: jax.Array = trees.norm(values - jnp.mean(values)) / values.size**0.5
+    return spread
 
 
 def gini(values: jax.Array) -> jax.Array:
@@ -149,9 +156,10 @@ def relative_variance(w: jax.Array, accumulation: jax.Array, effective_steps: ja
 
 def root_ratio(above: jax.Array, below: jax.Array) -> jax.Array:
     """sqrt(above / below) of non-negative numbers; 1 for 0/0, inf where ``below`` alone is 0."""
-    none, vanishes = above == 0, below == 0  # NaN is neither
-    ratio = jnp.where(none | vanishes, jnp.ones_like(above), above) / jnp.where(vanishes, 1, below)
-    return jnp.where(vanishes & ~none, jnp.full_like(above, jnp.inf), jnp.sqrt(ratio))
+    none, vanishes = above == 0, below == 0  # NaN is neither, and stays
+    ratio = jnp.where(none, jnp.ones_like(above), above) / jnp.where(vanishes, 1, below)
+    root = jnp.where(none & ~vanishes, jnp.zeros_like(ratio), jnp.sqrt(ratio))
+    return jnp.where(vanishes & (above > 0), jnp.full_like(above, jnp.inf), root)
 
 
 def normalised(weights: jax.Array) -> jax.Array:
@@ -159,10 +167,15 @@ def normalised(weights: jax.Array) -> jax.Array:
     return quotient(weights, jnp.sum(weights))
 
 
+def mean(values: jax.Array, weights: jax.Array) -> jax.Array:
+    """The mean of ``values`` by ``weights``; 0 where these are."""
+    return trees.inner(normalised(weights), values)
+
+
 def relative(values: jax.Array, weights: jax.Array) -> jax.Array:
     """``values`` over their mean by ``weights``; 1 where that is 0."""
-    mean = trees.inner(normalised(weights), values)
-    return jnp.where(mean == 0, jnp.ones_like(values), quotient(values, mean))
+    middle = mean(values, weights)
+    return jnp.where(middle == 0, jnp.ones_like(values), quotient(values, middle))
 
 
 def weighted_sum(vectors: Any, weights: jax.Array) -> Any:

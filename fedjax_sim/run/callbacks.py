@@ -122,6 +122,10 @@ class Calls:
             for callback in self._callbacks:
                 callback.report(reported)
 
+    def finish(self, history: History) -> None:
+        """Ends them with the history of the whole run."""
+        together(lambda: self.end(history))
+
     def end(self, history: History | None) -> None:
         """Ends those that have not been ended; each gets its call even if another one raises."""
         with contextlib.ExitStack() as ending:

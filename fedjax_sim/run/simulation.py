@@ -231,7 +231,7 @@ def simulate(
             state=kept if keep_state else None,
             client_ids=np.sort(on_host(plan.dataset.client_ids)) if keep_state else None,
         )
-        calls.end(history)
+        calls.finish(history)
     return history
 
 

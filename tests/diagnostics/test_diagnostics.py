@@ -186,7 +186,14 @@ class TestMeasures:
         """And not those of equal clients."""
         values, bad = np.ones(3), np.array([1.0, np.nan, 1.0])
         assert np.isnan([measures.jain(bad), measures.gini(bad), measures.lud(bad[:, None], values / 3)]).all()
-        assert np.isnan(measures.root_ratio(bad, values))[1]
+        assert (
+            np.isnan([*measures.root_ratio(bad, values), *measures.root_ratio(bad, 0 * values)]).tolist()
+            == [0, 1, 0] * 2
+        )
+        assert measures.root_ratio(np.array([0.0, 0, 4]), np.array([4.0, 0, 0])).tolist() == [0, 1, np.inf]
+        present = np.array([True, True, False])
+        assert np.isnan(measures.quantiles(bad, present, np.array([0.0, 0.5]))).all()
+        assert measures.quantiles(bad[[0, 2, 1]], present, np.array([0.5])) == 1
 
     def test_surrogate_weights(self):
         p, w = np.array([0.5, 0.5, 0.0]), np.array([0.2, 0.8, 0.0])
@@ -561,6 +568,20 @@ def test_the_surrogate_is_of_clients_with_rates_of_their_own_and_scaled_losses(x
     assert found["chi_square"] == pytest.approx(((p - w) ** 2 / w).sum())
     assert found["effective_steps"] == pytest.approx(p @ (rates * tau) / rates.mean())
     assert found["cohort_loss"] == pytest.approx(recorded(fedavg)["cohort_loss"])
+
+
+def test_the_effective_steps_of_fednova_have_no_factors_of_the_average(x64):
+    """H = Σ w_i h_i has none; the normalised changes are times N p_i: a step of Σ w_i N p_i times H of their mean."""
+    p, tau = np.array([0.1, 0.4, 0.2, 0.3]), np.array([1, 4, 2, 3])
+    for tau_eff, expected in ((None, tau.mean()), ("steps", tau.mean()), (4.0, 4.0)):
+        method = fjs.fednova(client_optimizer=fjs.optim.sgd(0.1), tau_eff=tau_eff)
+        found = recorded(method, cohort=fjs.cohort.full(average="transformed"))
+        assert found["effective_steps"] == pytest.approx(expected)
+        assert found["slowdown"] == pytest.approx(tau.mean() / expected)
+    two = recorded(
+        fjs.fednova(client_optimizer=fjs.optim.sgd(0.1)), cohort=fjs.cohort.given([[1, 2]], average="transformed")
+    )
+    assert two["effective_steps"] == pytest.approx(4 * p[1:3].mean() * tau[1:3].mean())
 
 
 @pytest.mark.parametrize("method", [fjs.fedavg, pytest.param(fjs.fednova, marks=pytest.mark.slow)])

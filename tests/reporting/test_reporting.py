@@ -794,6 +794,8 @@ class TestFiles:
         monkeypatch.chdir(tmp_path)
         with pytest.raises(FileNotFoundError, match=r"Path\(\.\.\.\)\.expanduser\(\)"):
             write_atomically("~/results/a", b"one")
+        with pytest.raises(FileNotFoundError, match="~bob is no home directory"):
+            write_atomically("~bob/a", b"one")
         with pytest.raises(FileNotFoundError, match=r"checkpoints cannot be written here .*no home directory"):
             fjs.checkpoints.Store("~/runs")
         with pytest.raises(FileNotFoundError, match=r"client states cannot be kept here .*no home directory"):

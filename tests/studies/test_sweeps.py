@@ -569,10 +569,11 @@ def test_to_csv_and_what_notebooks_show(grid_sweep, tmp_path):
 def test_what_is_recorded_by_the_name_of_a_hyper_parameter_has_another_in_tables(tmp_path):
     """As mu of FedProx that adapts it: the values of the point were lost, and xarray has no two of a name."""
     result = made(np.array([[3.0], [1.0]]), sweeps.grid({"mu": [0.1, 0.2]}), [0])
-    result.runs.metrics["mu"] = np.full((2, 2), 7.0)
+    result.runs.metrics["mu"] = result.runs.metrics["round"] = np.full((2, 2), 7.0)
     result.to_csv(tmp_path / "sweep.csv")
     lines = (tmp_path / "sweep.csv").read_text().splitlines()
-    assert lines[:2] == ["mu,seed,round,diverged,loss,test_accuracy,mu_recorded", "0.1,0,0,False,1.0,1.0,7.0"]
+    columns = "mu,seed,round,diverged,loss,test_accuracy,mu_recorded,round_recorded"
+    assert lines[:2] == [columns, "0.1,0,0,False,1.0,1.0,7.0,7.0"]
     pytest.importorskip("xarray")
     labelled = result.to_xarray()
     assert labelled["mu"].values.tolist() == [0.1, 0.2]

@@ -219,8 +219,7 @@ def _curves(
     if left:
         notes.append(f"Recorded, and not drawn here: {', '.join(left)}.")
     return (
-        f'{form}<ul id="legend" class="legend" aria-label="Runs"></ul><div id="curves" class="panels">'
-        '<noscript><p class="note">A script draws the curves, and none runs here.</p></noscript></div>'
+        f'{form}<ul id="legend" class="legend" aria-label="Runs"></ul><div id="curves" class="panels"></div>'
         f"{_notes(notes)}"
     )
 

@@ -188,7 +188,7 @@ def to_xarray(sweep: Swept) -> Any:
 
 def _recorded(sweep: Swept, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """What runs recorded, by names that no hyper-parameter and no axis has."""
-    taken = {*sweep.space.names, *sweep.dims}
+    taken = {*sweep.space.names, *sweep.dims, "round", "diverged"}
     return {f"{name}_recorded" if name in taken else name: values for name, values in arrays.items()}
 
 
