@@ -219,7 +219,7 @@ class Implicit(Adjoint):
 
         b = _tied(trees.subtract(moved, stopped(moved)), plan)  # zero, with the derivative of Phi in theta
         correction = lax.custom_linear_solve(matvec, b, solve, transpose_solve=solve)
-        return with_reals(state, trees.add(x, correction))  # type: ignore[no-any-return]
+        return with_reals(state, trees.add(x, _tied(correction, correction)))  # type: ignore[no-any-return]
 
 
 class FixedPoint(NamedTuple):
@@ -294,12 +294,13 @@ def fixed_point(
     )
 
 
-def _tied(b: list[jax.Array], plan: Plan) -> list[jax.Array]:
-    """``b``, every leaf with a derivative in the plan, which may be zero: JAX's rules of a linear solve ask for one.
+def _tied(b: list[jax.Array], of: Any) -> list[jax.Array]:
+    """``b``, every leaf with a derivative in ``of``, which may be zero: JAX's rules of a linear solve ask for one.
 
-    A count of clients that were clipped has none, and what comes out of a ``cond`` or a loop has zeros.
+    Of what goes in they ask for one in the plan: a count of clients that were clipped has none, and what comes out of a
+    ``cond`` or a loop has zeros. Of what comes out, jax 0.6 asks for one where nobody uses a part of it.
     """
-    leaves = [leaf for leaf in jax.tree.leaves(plan) if isinstance(leaf, jax.core.Tracer)]
+    leaves = [leaf for leaf in jax.tree.leaves(of) if isinstance(leaf, jax.core.Tracer)]
     real = [leaf for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.floating) and leaf.size]
     total = sum((jnp.ravel(leaf)[0].astype(jnp.result_type(float)) for leaf in real), start=jnp.zeros(()))
     nothing = jnp.where(False, total, jnp.zeros_like(total))  # a choice: 0 times infinity is NaN
