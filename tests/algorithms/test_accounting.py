@@ -130,6 +130,7 @@ def test_a_finished_run_says_what_it_gave(accounting):
     assert privacy.of_run(history, data, 1e-3) == privacy.spent(algorithm, cohort, 20, 3, 1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sampling", [0.05, pytest.param(fjs.cohort.uniform(50), marks=pytest.mark.slow)], ids=["poisson", "fixed"]
 )

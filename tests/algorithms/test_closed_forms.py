@@ -95,6 +95,7 @@ def test_fedprox_has_the_biased_fixed_point(x64, mu):
         np.testing.assert_array_equal(trajectory(fjs.fedavg(client_optimizer=sgd(eta)), data, TAU, x0), ours)
 
 
+@pytest.mark.slow
 def test_fednova_s_fixed_point_is_of_order_eta_from_the_minimum(x64):
     # x <- x + tau_eff sum p_i K_i / s_i (e_i - H_i x), fixed at (sum p_i K_i H_i / s_i)^-1 sum p_i K_i e_i / s_i
     H, e = hessians_and_terms()
@@ -127,6 +128,7 @@ def test_limits_for_identity_hessians(x64):
     assert np.linalg.norm(mass @ e / mass.sum() - SHARES @ e) > 0.1  # the two limits differ
 
 
+@pytest.mark.slow
 def test_two_clients_of_unequal_speed(x64):
     # F_i = 1/2 (x -+ a)^2, p = 1/2: |grad F|^2 -> ((tau_1 - tau_2) / (tau_1 + tau_2))^2 a^2 as T -> inf, then eta -> 0
     a, tau = 1.5, np.array([6, 2])
@@ -294,6 +296,7 @@ class TestLowerBoundPair:
             assert rates[0] == pytest.approx(rates[1], rel=1e-2)
             assert rates[0] / sgd_rate == pytest.approx(K, rel=0.15)
 
+    @pytest.mark.slow
     def test_started_from_the_gradients_the_trajectory_is_free_of_g(self, x64):
         # c_1 = f1'(1) = 2 + G, c_2 = f2'(1) = -G
         runs = [self.scaffold(5, G, np.array([[2 + G], [-G]])) for G in (0.0, 1.0, 100.0)]

@@ -169,6 +169,7 @@ def test_fedprox_with_server_momentum_and_scheme_i(x64):
     assert multiple
 
 
+@pytest.mark.slow
 def test_a_local_solver_that_counts_gradients_negatively_is_reported():
     # momentum 0.9 with eta mu = 0.4: some a_k < 0
     algorithm = fjs.fednova(client_optimizer=sgd(0.4, momentum=0.9), mu=1.0)

@@ -83,6 +83,7 @@ def test_quantisation_of_zeros_and_its_derivative():
         np.testing.assert_array_equal(end_to_end(gradient), end_to_end(direction))
 
 
+@pytest.mark.slow
 def test_low_precision_keeps_its_dtype():
     v = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), random_like(PARAMS))
     for method in (fjs.quantised(BASE), fjs.top_k(BASE, 0.2, feedback=False), fjs.random_k(BASE, 0.2)):
@@ -270,6 +271,7 @@ def test_server_and_clients_agree_on_control_variates():
     np.testing.assert_allclose(result.state.server.base.extra, np.mean(result.state.clients, axis=0), atol=1e-12)
 
 
+@pytest.mark.slow
 def test_wrappers_act_from_the_inside_out():
     v = random_like(PARAMS)
     clipped_last = fjs.clipped(fjs.random_k(BASE, 0.2), norm=0.5)

@@ -92,6 +92,7 @@ class Median(FedAvg):
         return self.server_step(server, jnp.nanmedian(deltas, axis=0), cohort)
 
 
+@pytest.mark.slow
 @each_layout("lanes")
 def test_coordinate_wise_median(x64, layout):
     xs, _ = run(Median(client_optimizer=sgd(), server_learning_rate=0.8), layout)

@@ -78,6 +78,7 @@ def test_the_momentum_moves_with_clients_only(clause, data):
     jax.tree.map(np.testing.assert_array_equal, after, before)
 
 
+@pytest.mark.slow
 def test_a_gradient_of_another_run_is_not_used_again():
     """A run in the state of another counts its rounds from 0 again, and its first exchange may find nobody."""
     problem = fjs.datasets.quadratics(num_clients=4, dim=2, seed=0)

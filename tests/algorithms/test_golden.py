@@ -312,6 +312,7 @@ def test_scaffold(x64, kind, option, average):
     assert_equal(jax.vmap(lambda tree: ravel_pytree(tree)[0])(result.state.clients), expected.c_i[-1])
 
 
+@pytest.mark.slow
 def test_scaffold_with_momentum(x64):
     # option II with the solver's slope eta s_i in the place of tau_i eta
     problem = PROBLEMS["quadratic"]()
@@ -359,6 +360,7 @@ def test_every_layout(x64, layout):
     assert result.rounds["useful_steps"].tolist() == useful
 
 
+@pytest.mark.slow
 def test_scheme_one_counts_duplicates(x64):
     # Scheme I: the mean over K draws with multiplicity; the compiled run trains each client once
     problem = PROBLEMS["whole"]()

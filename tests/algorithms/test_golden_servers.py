@@ -91,6 +91,7 @@ def test_afl(x64, average):
     assert (np.array(expected.path) == 0).any()  # the projection puts clients to zero
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("k", [3, pytest.param(1, marks=slow)])
 def test_averages_of_models(x64, k):
     # the evaluated model only: the training is that of the base method

@@ -224,6 +224,7 @@ def test_structure_is_refused_with_the_alternative():
         jax.grad(value)(1.0)
 
 
+@pytest.mark.slow
 def test_q_fedavg_where_the_loss_is_zero():
     """As in a lane whose client has not begun: a power of 0 has no derivative, and NaN times 0 is NaN."""
     algorithm = fjs.qfedavg(client_optimizer=sgd(0.1), lipschitz=2.0)

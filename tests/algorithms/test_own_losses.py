@@ -254,6 +254,7 @@ def test_fedrs(average, form):
     same(without.params, by_hand(plain, average)[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [fjs.fedlc, functools.partial(fjs.fedrs, form="code")])
 def test_a_client_whose_examples_count_for_nothing(method):
     """It has no label of any class, and the penalty for a gradient."""
@@ -300,6 +301,7 @@ def test_fedsam(average):
     same(run(fjs.fedsam(client_optimizer=SGD, rho=0.0), average).params, by_hand(plain, average)[0])
 
 
+@pytest.mark.slow
 def test_fedsam_at_rest():
     """Where the gradient is 0 there is no direction uphill, and no derivative that is not a number."""
     rest = fjs.datasets.quadratics_from(np.ones((1, 1, 1)), np.zeros((1, 1)))

@@ -60,6 +60,7 @@ def scheme_one(problem, draws, *, etas, tau_eff, rho):
     return models
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tau_eff", "rho", "skip"),
     [(None, 0.5, False), *(pytest.param(3.0, 0.0, skip, marks=pytest.mark.slow) for skip in (False, True))],
@@ -82,6 +83,7 @@ def test_scheme_one_and_dropped_clients_and_normalised_changes(x64, tau_eff, rho
     assert_equal(models, scheme_one(problem, draws, etas=etas, tau_eff=tau_eff, rho=rho))
 
 
+@pytest.mark.slow
 def test_scheme_one_and_dropped_clients_and_the_direction_of_fedcm(x64):
     """At alpha = 1 it is FedNova here, too: H is not made smaller for those who are missing in D."""
     problem, draws = problem_and_draws()

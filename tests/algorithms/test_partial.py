@@ -157,6 +157,7 @@ def test_what_is_kept_is_each_clients_own(patterns) -> None:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_terms_of_the_base_are_of_the_shared_part_alone() -> None:
     mu = 0.7
     x, v = by_hand((HEAD,), lambda client, y, x: scale(mu, subtract(y, x)))
@@ -218,6 +219,7 @@ METHODS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "layout"),
     [
@@ -233,6 +235,7 @@ def test_layouts_agree(name, layout) -> None:
     trees_close((found.params, found.state), (expected.params, expected.state), 1e-11)
 
 
+@pytest.mark.slow
 def test_bytes_are_those_of_what_is_sent() -> None:
     def traffic(method):
         asked = Plan(
@@ -384,6 +387,7 @@ def test_what_makes_no_sense_is_said_before_compiling() -> None:
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("second", [pytest.param(2, marks=pytest.mark.slow), 0], ids=["another cohort", "a straggler"])
 def test_who_only_sent_a_gradient_has_not_been_visited(second: int) -> None:
     """FedDANE's first cohort, and who is dropped from the second, keep the head that they began with."""

@@ -144,7 +144,8 @@ def of_local_training():
 @pytest.mark.parametrize(
     ("lam", "steps"),
     [
-        (0.6, None), (np.linspace(0.2, 1.2, N), 3), pytest.param(0.6, 1, marks=slow), pytest.param(0.0, 7, marks=slow),
+        pytest.param(0.6, None, marks=slow), (np.linspace(0.2, 1.2, N), 3), pytest.param(0.6, 1, marks=slow),
+        pytest.param(0.0, 7, marks=slow),
     ],
     ids=["together", "one lambda a client", "one step", "lambda 0"],
 )  # fmt: skip
@@ -347,6 +348,7 @@ def test_fedrep_is_the_same_where_no_gradient_of_the_fixed_part_is_taken(wrap):
         same(np.asarray(one), np.asarray(other), 1e-5)
 
 
+@pytest.mark.slow
 def test_fedrep_around_scaffold():
     """The slope, and so the control variates, are of the body's steps alone."""
     data, task, first, made = bilinear()
@@ -650,6 +652,7 @@ def test_what_is_refused():
         run(fjs.fedrod(head="tail", **local()), None, data, task, first)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "layout"),
     [
@@ -666,6 +669,7 @@ def test_layouts_agree(name, layout):
     assert found.rounds["useful_steps"].tolist() == expected.rounds["useful_steps"].tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "each"), [("ditto", lambda tau: tau + 2), pytest.param("pfedme", lambda tau: 2 * tau, marks=slow)]
 )
@@ -697,6 +701,7 @@ WRAPPERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "wrapper"),
     [

@@ -94,6 +94,7 @@ def test_lengths_are_computed_in_single_precision_at_least():
     assert jax.eval_shape(clip, v, 1.0)[0]["a"].dtype == jnp.bfloat16
 
 
+@pytest.mark.slow
 def test_a_clipped_run_by_hand():
     """Several bounds at once; infinity changes nothing."""
     norms = np.array([0.2, 0.7, np.inf])
@@ -218,6 +219,7 @@ def test_a_private_run_without_noise_by_hand():
     np.testing.assert_allclose(result.params, by_hand(aggregate), rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_noise_is_added_when_nobody_comes():
     nobody = fjs.cohort.independent(0.02, average="plain")
     private = jax.jit(functools.partial(run, cohort=nobody, rounds=2))(fjs.dp(BASE, norm=1.0, noise_multiplier=0.5))

@@ -155,6 +155,7 @@ def test_krum_scores_and_its_ties():
         assert combined.value[0] == 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_the_gap_of_the_geometric_median_bounds_the_error():
     stack, valid = vectors(seed=5)
@@ -180,6 +181,7 @@ def test_the_gap_of_the_geometric_median_bounds_the_error():
     np.testing.assert_allclose(heavy, flat(stack)[0], atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_breakdown():
     """Two of ten vectors lie: only the mean follows them."""
@@ -199,6 +201,7 @@ def test_breakdown():
             np.testing.assert_allclose(found["multi_krum"], honest.mean(axis=0), rtol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_derivatives_of_rules():
     """Those of finite differences; finite where values tie, where slots are void, and where nobody is there."""
@@ -340,6 +343,7 @@ def median_of(deltas, sizes):
     return np.median(deltas, axis=0)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_a_run_by_hand():
     """Clients drop out of the second and third round: the median is of those who are left."""
@@ -470,6 +474,7 @@ def test_the_rule_for_z():
         assert np.isfinite(message).all()
 
 
+@pytest.mark.slow
 def test_noise_is_the_client_s_and_the_round_s():
     message = {"a": jnp.zeros(4000), "b": jnp.ones((3,))}
     attack = attacks.gaussian(2.0, keep=1.0)
@@ -511,6 +516,7 @@ def labelled():
     return fjs.datasets.synthetic(0.5, 0.5, num_clients=10, max_size=30, seed=0, test_fraction=0.2)
 
 
+@pytest.mark.slow
 def test_draws_of_attackers():
     data = labelled()
     few = attacks.draw_attackers(data, 0.29, seed=3)

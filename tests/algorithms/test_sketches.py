@@ -107,6 +107,7 @@ def test_gossip():
     same(result.params, mean(xs))
 
 
+@pytest.mark.slow
 def test_adamw_carried_over_rounds():
     """A client that takes part in every round goes on where it stopped; one that does not keeps its state."""
     optimizer = fjs.optim.from_optax("adamw", learning_rate=0.02, weight_decay=0.1)
@@ -171,6 +172,7 @@ def of_base(clients):
 FAST_PAIRS = {("scaffnew", "clipped")}  # tests/algorithms/test_personal_methods.py has ditto
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "wrapper"),
     [

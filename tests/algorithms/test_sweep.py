@@ -344,6 +344,7 @@ def test_every_registered_algorithm_is_swept():
         assert fjs.build(fjs.describe(algorithm)) is not None
 
 
+@pytest.mark.slow
 @first_variants
 def test_no_order_changes_anything(name, number):
     """Layouts, slots within a cohort, and the order in which clients are stored."""
@@ -534,6 +535,7 @@ def directional(value, theta, individually):
     return directions, differences, slope(flat)[1]
 
 
+@pytest.mark.slow
 @differentiated
 def test_gradient_is_that_of_finite_differences(name, number):
     """With respect to every hyper-parameter, the example weights and the initial parameters; mostly in two layouts."""

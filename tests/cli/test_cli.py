@@ -70,6 +70,7 @@ sys.exit(main.main())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("busy", [*BUSY][:1] + [pytest.param(one, marks=pytest.mark.slow) for one in [*BUSY][1:]])
 def test_ctrl_c_ends_what_does_not_listen(busy):
     environment = {**os.environ, "PYTHONUNBUFFERED": ""}
@@ -117,6 +118,7 @@ def test_a_table_in_ascii(monkeypatch, tmp_path):
     assert b" +- " in sys.stdout.buffer.getvalue()
 
 
+@pytest.mark.slow
 def test_closed_streams(monkeypatch):
     monkeypatch.setattr(sys, "stdout", None)
     monkeypatch.setattr(sys, "stderr", None)

@@ -64,6 +64,7 @@ def test_the_list_says_what_is_there(nothing, capsys):
     assert str(nothing) in said["files"]
 
 
+@pytest.mark.slow
 def test_a_set_is_described(nothing, capsys):
     pytest.importorskip("matplotlib")
     arguments = ["synthetic", "alpha=1.0", "beta=0.5", "num_clients=4", "max_size=30"]

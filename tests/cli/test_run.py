@@ -221,6 +221,7 @@ def test_one_that_does_not_listen_is_killed(monkeypatch, capsys):
     assert scripted(monkeypatch, "import sys, time; time.sleep(0.5); sys.exit(3)", deaf) == 3
 
 
+@pytest.mark.slow
 def test_signals_are_passed_on(monkeypatch):
     ends = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(143)); time.sleep(60)"
     timer = threading.Timer(1.0, lambda: os.kill(os.getpid(), signal.SIGTERM))

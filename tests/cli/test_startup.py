@@ -115,6 +115,7 @@ def test_without_shtab_the_error_says_what_to_install(monkeypatch, capsys):
     assert "pip install 'fedjax_sim[completion]'" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away_is_no_error():
     command = f"{sys.executable} -m fedjax_sim.cli list algorithm | head -n 1"
     bash = shutil.which("bash")

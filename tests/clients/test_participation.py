@@ -293,6 +293,7 @@ def test_independent_cohorts_are_never_cut():
     np.testing.assert_array_equal(np.asarray(cut.overflow), drawn > 12)
 
 
+@pytest.mark.slow
 def test_probabilities_can_be_traced_and_differentiated():
     def mass(q):
         scheme = co.independent(q, cap=N, average="inverse")
@@ -474,6 +475,7 @@ def test_periodic_availability():
     assert (table == [[(t + i * 3 // N) % 3 < 2 for i in range(N)] for t in range(6)]).all()
 
 
+@pytest.mark.slow
 def test_availability_draws_are_the_clients_own():
     """Neither the cohort nor a client's slot in it enters."""
     rounds = jnp.arange(200, dtype=jnp.int32)
@@ -567,6 +569,7 @@ def test_a_weighted_cohort_has_the_probability_of_its_draws_one_after_the_other(
         assert float(scheme.log_probability(DATA, KEY, t)) == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weights", [[1e8, 1.0, 1.0, 2.0], [1.0, 1e-8, 3e-8, 2e-8]])
 def test_the_log_probability_of_a_draw_that_one_client_outweighs(weights):
     """What is left for the later draws is small beside the sum of all weights, whose digits it does not share."""

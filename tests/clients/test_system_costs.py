@@ -162,6 +162,7 @@ def test_bytes_of_every_method(name):
     assert traffic(made(name)) == (down * MODEL + 4 * more_down, up * MODEL + 4 * more_up)
 
 
+@pytest.mark.slow
 def test_bytes_of_variants_and_wrappers():
     # Means of 11 features for 7 classes, and which of them are known, or of how many examples they are.
     assert traffic(made("fedproto")) == (4 * 7 * 11 + 7, 4 * 7 * 11 + 4 * 7)
@@ -196,6 +197,7 @@ SEVERAL = {
 }
 
 
+@pytest.mark.slow
 def test_gradients_of_a_step_are_those_of_its_operations(monkeypatch):
     """As many as its operations are of FedAvg's, to a third of one."""
     found, step = {}, Solver.step
@@ -222,7 +224,11 @@ def test_gradients_of_a_step_are_those_of_its_operations(monkeypatch):
 
 @pytest.mark.parametrize(
     ("name", "gradients"),
-    [("ditto", 2 * 3), pytest.param("ditto apart", 3 + 1, marks=pytest.mark.slow), ("mime", 2 + 2 * 3)],
+    [
+        ("ditto", 2 * 3),
+        pytest.param("ditto apart", 3 + 1, marks=pytest.mark.slow),
+        pytest.param("mime", 2 + 2 * 3, marks=pytest.mark.slow),
+    ],
 )
 def test_gradients_of_a_step_are_recorded_and_take_their_time(name, gradients):
     found = fjs.simulate(

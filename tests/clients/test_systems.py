@@ -57,6 +57,7 @@ def clocked():
     return each, system
 
 
+@pytest.mark.slow
 def test_a_run_that_waits(x64, clocked):
     each, system = clocked
     in_order = {"batch_size": None, "batches": fjs.local.in_order(2), "layout": fjs.layout.stacked()}
@@ -169,6 +170,7 @@ def test_window_of_time(x64):
         run(work=fjs.local.window(2.0, 25))
 
 
+@pytest.mark.slow
 def test_operations_slow_clients_down_by_their_batches(x64):
     """Client i's step is a gradient on its own examples: n_i over its batches in an epoch."""
     speed = 100.0
@@ -199,6 +201,7 @@ def test_common_random_numbers(x64):
     assert np.unique(base.rounds["duration"]).size == 3
 
 
+@pytest.mark.slow
 def test_availability_composes(x64):
     """Who is not there is sent nothing and nobody waits for it."""
     there = np.array([[True] * 5 + [False], [False] * N, [True, False] * 3, [True] * N])

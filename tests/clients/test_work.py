@@ -37,6 +37,7 @@ def assert_uniform(counts):
     assert abs(chi2 - freedom) < 5 * np.sqrt(2 * freedom)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("draw", "most"), [("paper", 5), ("code", 4)])
 def test_stragglers_draw_uniformly(draw, most):
     epochs = steps(local.stragglers(0.3, 5, draw=draw)) // np.asarray(EPOCH)
@@ -51,6 +52,7 @@ def test_stragglers_draw_uniformly(draw, most):
     assert_uniform(counts[:most])
 
 
+@pytest.mark.slow
 def test_stragglers_within_an_epoch():
     tau = steps(local.stragglers(1.0, 1, draw="steps"))
     assert (tau >= 1).all()
@@ -127,6 +129,7 @@ def test_who_is_not_there_is_no_straggler():
         assert (np.asarray(late.steps(there) == 0) & np.asarray(there.valid)).sum() == 4  # half of the eight
 
 
+@pytest.mark.slow
 def test_deadline():
     speeds = np.array([0.0, 0.09, 1.0, 30.0, 30.0, 1e9, 2.5, 3.0, 3.1, 0.7])
     now = jax.jit(turn)()
@@ -212,6 +215,7 @@ def test_bounds_of_an_epoch(make):
         assert sum(per_epoch[-slots:]) <= scheme.most_in_epochs(data, slots) <= slots * per_epoch[-1]
 
 
+@pytest.mark.slow
 def test_traced_steps_that_cannot_be_meant_drop_the_client():
     """Below 0 and above ``most``; the run is that of zeros in their place."""
 

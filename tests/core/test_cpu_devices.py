@@ -25,6 +25,7 @@ except RuntimeError as error:
 """
 
 
+@pytest.mark.slow
 def test_before_and_after_jax_starts(monkeypatch):
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False,

@@ -58,6 +58,7 @@ def put(path: Path, content: bytes) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_bombs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     zeros = bytes(2**25)
     idx = b"\0\0\x08\x01" + (2**25).to_bytes(4, "big") + zeros

@@ -271,6 +271,7 @@ def test_of_a_value_that_was_kept_the_place_is_named():
         assert "(kept of its losses_function[0] is a traced value)" in note_of(caught)
 
 
+@pytest.mark.slow
 def test_of_a_value_that_is_differentiated_the_place_is_named():
     common = {"cohort": fjs.cohort.full(), "work": fjs.local.steps(1), "batch_size": 1, "layout": fjs.layout.turns()}
 

@@ -328,6 +328,7 @@ print(*found, history["loss"].tobytes().hex())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "at_once"),
     [
@@ -437,6 +438,7 @@ def test_programs_that_go_leave_their_memory_maps():
     assert maps() - before < (compiled - before) / 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["sweep", pytest.param("search", marks=pytest.mark.slow), pytest.param("tune", marks=pytest.mark.slow)]
 )

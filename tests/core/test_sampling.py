@@ -81,6 +81,7 @@ def permuted(round_keys, n, index):
 ORDERS = [(n, number) for n in (2, 3, 4, 5) for number in (0, 3)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("n", "number"),
     [pytest.param(*one, marks=() if one in ((2, 3), (3, 0), (4, 3), (5, 0)) else pytest.mark.slow) for one in ORDERS],

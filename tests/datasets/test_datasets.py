@@ -350,6 +350,7 @@ def test_a_client_that_is_tested_also_trains() -> None:
     assert from_clients(given).test is None
 
 
+@pytest.mark.slow
 def test_the_held_out_examples_are_drawn_uniformly() -> None:
     counts = np.zeros(10)
     for seed in range(300):

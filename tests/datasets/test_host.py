@@ -273,6 +273,7 @@ def test_a_checksum_knows_whose_an_example_is() -> None:
     assert dataset_fingerprint(plain) == fingerprint((plain.frame, rows, plain.num_examples))
 
 
+@pytest.mark.slow
 def test_double_precision_of_this_thread_alone_is_kept(x64: None) -> None:
     data = fjs.datasets.quadratics(num_clients=6, dim=4, seed=0)
     run = {

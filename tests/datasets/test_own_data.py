@@ -246,6 +246,7 @@ def names_of(data: Any) -> list[str]:
         return [str(number) for number in np.asarray(data.client_ids).tolist()]
 
 
+@pytest.mark.slow
 @hypothesis.settings(max_examples=15)
 @hypothesis.given(ANY_IDS)
 def test_the_clients_rows_put_together_are_the_table(ids: list[Any]) -> None:
@@ -706,6 +707,7 @@ def stored(dtype: str) -> np.dtype[Any]:
     return np.dtype(kept.get(dtype, dtype))
 
 
+@pytest.mark.slow
 @hypothesis.settings(max_examples=15)
 @hypothesis.given(
     st.data(), SIZES, st.dictionaries(st.sampled_from(["x", "target", "mask"]), st.tuples(DTYPES, SHAPES), min_size=1)

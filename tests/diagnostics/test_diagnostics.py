@@ -339,6 +339,7 @@ class TestQuadratics:
         assert record["inexactness_max"] == pytest.approx(max(expected))
         assert exact[0] < 1e-12
 
+    @pytest.mark.slow
     def test_gamma(self):
         data, matrices, vectors = quadratic_data()
         p = np.array([1, 2, 3]) / 6
@@ -538,6 +539,7 @@ def recorded(method, diagnostics=("surrogate",), **more):
 NUMBERS = ("chi_square", "effective_steps", "slowdown", "surrogate_loss", "cohort_loss", "lud", "consensus")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["keep", *(pytest.param(name, marks=pytest.mark.slow) for name in list(PARTED)[1:])])
 def test_the_surrogate_is_of_the_part_that_is_averaged(name, x64):
     parted, alone = PARTED[name]
@@ -584,6 +586,7 @@ def test_the_effective_steps_of_fednova_have_no_factors_of_the_average(x64):
     assert two["effective_steps"] == pytest.approx(4 * p[1:3].mean() * tau[1:3].mean())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [fjs.fedavg, pytest.param(fjs.fednova, marks=pytest.mark.slow)])
 def test_the_surrogate_of_a_round_without_steps_is_that_of_small_ones(method, x64):
     """A schedule may begin with the rate 0: 0 / 0 were its weights."""
@@ -607,6 +610,7 @@ class FromItsOwn(fjs.algorithms.FedAvg):
         return jax.tree.map(jnp.subtract, y, c_i)
 
 
+@pytest.mark.slow
 def test_inexactness_of_clients_that_train_elsewhere_is_refused():
     local = {"client_optimizer": fjs.optim.sgd(0.1)}
     slow = {
@@ -659,6 +663,7 @@ def test_every_diagnostic_in_a_run():
     assert set(record) - set(plain.rounds)
 
 
+@pytest.mark.slow
 def test_what_is_not_asked_for_is_not_in_the_program():
     """No stack of single updates, [7, 11, 13], without a diagnostic that reads them."""
     algorithm, data = fjs.fedavg(client_optimizer=fjs.optim.sgd(0.1)), classified()
@@ -706,7 +711,7 @@ def test_the_weights_of_steps_of_methods_with_a_survey(method):
     assert float(record.rounds["effective_steps"][0]) == pytest.approx(3.0, rel=1e-5)
 
 
-@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("weighted", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_mean_over_examples_in_slices_counts_each_once(x64, monkeypatch, weighted):
     """10 rows in slices of 4: the last slice is moved back, over rows that have been counted."""
     monkeypatch.setattr(streams, "_GRADIENT_ROWS", 4)

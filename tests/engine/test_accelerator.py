@@ -143,6 +143,7 @@ def inside(loop, functions):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layout", "loops"),
     [

@@ -295,6 +295,7 @@ every_length = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.slow
 @every_length
 def test_every_length_of_run_and_of_blocks(rounds, every):
     at = jnp.float32(0.9), jnp.linspace(0, 1, 4, dtype=jnp.float32)
@@ -307,6 +308,7 @@ def test_every_length_of_run_and_of_blocks(rounds, every):
         np.testing.assert_allclose(of_toy(adjoint, rounds, every)(*at), plain, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [400, *(pytest.param(every, marks=pytest.mark.slow) for every in (20, 1))])
 def test_nested_stores_about_two_square_roots_of_states(every):
     rounds, x = 400, jnp.ones(2000, jnp.float32)
@@ -525,6 +527,7 @@ def test_implicit_refuses_rates_that_change():
 # Errors.
 
 
+@pytest.mark.slow
 def test_forward_refuses_reverse_mode_before_anything_is_compiled():
     with pytest.raises(TypeError, match=r"no reverse mode.*jax\.jacfwd.*nested\(\)"):
         jax.eval_shape(jax.grad(objective(adjoints.forward(), work=fjs.local.steps(1))), *point())

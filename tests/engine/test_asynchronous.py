@@ -238,6 +238,7 @@ def test_equally_fast_clients_make_it_synchronous(x64, cohort, layout):
     np.testing.assert_allclose(found.rounds["duration"], 1.0)
 
 
+@pytest.mark.slow
 def test_arrivals_go_before_departures():
     # Client 0 takes 10 s, the others 1 s: every second three messages, and at 10 s four. The first three of them (in
     # the order of the slots) make the update; the fourth was sent off before it, and is one update old. From then on

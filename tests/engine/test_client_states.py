@@ -107,6 +107,7 @@ class TestRuns:
             assert_equal(fjs.simulate(STATEFUL[name], host, **run, client_states=place), expected, metrics=False)
         assert list(tmp_path.iterdir()) == []
 
+    @pytest.mark.slow
     def test_a_small_run_is_the_same_on_disk(self, tmp_path):
         expected, found = (
             fjs.simulate(STATEFUL["scaffold"], QUADRATICS, **SMALL, client_states=place)
@@ -142,6 +143,7 @@ class TestRuns:
                 seed: stop.round for seed, stop in expected.stops.items()
             }
 
+    @pytest.mark.slow
     def test_bfloat16_is_scaffold_with_rounded_control_variates(self, x64):
         rng, n, d, eta, steps = np.random.default_rng(1), 6, 3, 0.1, 2
         factors = rng.normal(size=(n, d, d))
@@ -265,6 +267,7 @@ class TestRefusals:
             on_disk(3)
         assert on_disk(tmp_path) == on_disk(str(tmp_path))
 
+    @pytest.mark.slow
     def test_runs(self, tmp_path):
         with pytest.raises(TypeError, match="client_states is 'disk': it must be a ClientStates"):
             fjs.simulate(STATEFUL["scaffold"], QUADRATICS, **SMALL, client_states="disk")
@@ -354,6 +357,7 @@ class TestRows:
         np.testing.assert_array_equal(found, [1.0, 1 + 2**-6, 1 + 2**-7, -0.0, np.inf, np.inf, -0.0])
         assert np.isnan(take(kept(np.array([np.nan], np.float32), "bfloat16"), jnp.arange(1)))
 
+    @pytest.mark.slow
     def test_numbers_of_fewer_bits_stay(self, x64):
         given = [jnp.ones(2, dtype) for dtype in (jnp.float16, jnp.bfloat16, jnp.float32, jnp.float64, jnp.complex64)]
         for dtype, expected in {

@@ -103,6 +103,7 @@ def check(call: Callable[[], object], error: type[Exception], *fragments: str) -
         assert fragment in message, f"{fragment!r} is not in {message!r}"
 
 
+@pytest.mark.slow
 def test_the_common_setting_is_right() -> None:
     """Else the tests below would pass for a wrong reason."""
     through_simulate()
@@ -559,6 +560,7 @@ def test_a_refused_task_compiles_nothing() -> None:
     assert COMPILED == []
 
 
+@pytest.mark.slow
 def test_a_task_is_checked_under_transformations() -> None:
     """Its shapes are known whatever is traced, mapped or differentiated around the run."""
     given = common() | {
@@ -584,6 +586,7 @@ def test_a_task_is_checked_under_transformations() -> None:
     assert np.isfinite(jax.jit(jax.vmap(scaled))(jnp.ones(2))).all()
 
 
+@pytest.mark.slow
 def test_a_task_is_traced_once() -> None:
     """The check costs nothing from the second run on."""
     calls = []

@@ -168,6 +168,7 @@ class Rooted(fjs.task.Classification):
         return jnp.sqrt(super().batch_mean(params, losses, batch))
 
 
+@pytest.mark.slow
 def test_it_is_refused_where_clients_have_no_such_coordinates(x64):
     data, method = clients(), fjs.fedavg(client_optimizer=SGD)
 

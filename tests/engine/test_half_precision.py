@@ -43,6 +43,7 @@ def test_an_average_in_half_precision_is_that_of_all_clients(run):
     assert found.dtype == jnp.bfloat16
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [fjs.large_batch_sgd, pytest.param(fjs.fedavg, marks=pytest.mark.slow)])
 def test_a_full_gradient_in_many_pieces(method):
     """The first takes it as a survey."""

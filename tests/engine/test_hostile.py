@@ -153,6 +153,7 @@ drawn = given(
 )
 
 
+@pytest.mark.slow
 @drawn
 @settings(max_examples=100)
 def test_constructors_keep_values_or_refuse(**arguments: Any) -> None:

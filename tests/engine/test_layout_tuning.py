@@ -137,6 +137,7 @@ def test_the_time_of_one_candidate_is_limited(monkeypatch):
     assert {name: len(made) for name, made in calls.items()} == {"turns()": 4, "lanes(4)": 4, "stacked()": 2}
 
 
+@pytest.mark.slow
 def test_candidates_without_room(monkeypatch):
     full = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes")
     program = layout_timing._program
@@ -327,6 +328,7 @@ def test_a_tuned_run_is_the_run_of_the_layout(monkeypatch, capfd):
     assert fjs.verify(history).passed  # in the layout that was chosen: to the last bit
 
 
+@pytest.mark.slow
 def test_a_resumed_run_goes_on_in_the_layout_of_its_checkpoint(monkeypatch, tmp_path):
     found = Tuning(STACKED, (Timing(TURNS, 2.0), Timing(STACKED, 1.0)), cached=True)
     given = run(checkpoint=tmp_path / "run", layout="tune")

@@ -346,6 +346,7 @@ def scaffold():
     return fjs.scaffold(client_optimizer=fjs.optim.sgd(0.1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["turns", *(pytest.param(name, marks=pytest.mark.slow) for name in ("stacked", "lanes"))]
 )
@@ -372,6 +373,7 @@ def test_states_stay_where_they_are_and_nothing_leaves_the_device_within_a_chunk
     assert not re.search(r"infeed|outfeed|\b(send|recv)(-done)?\(|callback", texts[0])
 
 
+@pytest.mark.slow
 def test_auto_is_none():
     given = {name: value for name, value in setting(None).items() if name != "layout"}
     algorithm = fjs.fedavg(client_optimizer=fjs.optim.sgd(0.1))

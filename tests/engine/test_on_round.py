@@ -50,8 +50,8 @@ def silent(eval_every):
 @pytest.mark.parametrize(
     ("adjoint", "eval_every"),
     [
-        ("per_round", 3), ("truncated", 3),
-        *(pytest.param("per_round", every, marks=pytest.mark.slow) for every in (1, 7, 20)),
+        ("truncated", 3),
+        *(pytest.param("per_round", every, marks=pytest.mark.slow) for every in (1, 3, 7, 20)),
         *(pytest.param(name, 3, marks=pytest.mark.slow) for name in ("direct", "forward", "nested")),
     ],
 )  # fmt: skip
@@ -124,6 +124,7 @@ def test_a_call_without_jit():
     np.testing.assert_array_equal(state["x"], 1)
 
 
+@pytest.mark.slow
 def test_a_progress_bar_takes_the_calls(capsys):
     with fjs.reporting.progress_bar(7, True) as bar:
         keys = jax.random.split(KEY, 2)

@@ -91,7 +91,7 @@ METHODS = {
         {"cohort": fjs.cohort.full(average="transformed"), "task": DROPPING, "batches": fjs.local.in_order(4)},
     ),
 }
-FAST = ("all at once", "whole")
+FAST = ("whole",)
 
 
 @pytest.mark.parametrize(
@@ -208,6 +208,7 @@ class Normed(nn.Module):
         return nn.Dense(3)(nn.BatchNorm(use_running_average=not train)(x))
 
 
+@pytest.mark.slow
 def test_it_is_refused_where_there_is_no_such_gradient(x64):
     def refused(why, method=FEDAVG, **changes):
         with pytest.raises(ValueError, match=rf"layout=Pooled\(.*because {why}.*: use layout=None"):
@@ -239,6 +240,7 @@ class Stacking(type(FEDAVG)):
         return messages | {"all": Stack(delta)}, c_i
 
 
+@pytest.mark.slow
 def test_stacks_of_what_clients_train_are_no_sums(x64):
     with pytest.raises(ValueError, match=r"Stacking\.finish stacks what clients train.*leave out its mark"):
         run(Stacking(client_optimizer=SGD), fjs.layout.pooled())

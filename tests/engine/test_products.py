@@ -38,6 +38,7 @@ def test_those_of_methods_have_all_digits(name, number):
     assert not rounded
 
 
+@pytest.mark.slow
 def test_those_of_diagnostics_have_all_digits():
     assert fjs.diagnostics  # importing it registers them
     names = [name.partition(".")[2] for name in descriptions.registered("diagnostic")]

@@ -57,6 +57,7 @@ def text(dataset, **changes):
     return jax.jit(train).lower(fednova(), dataset, jax.random.key(0)).as_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "layout",
     [
@@ -91,6 +92,7 @@ def test_one_compilation_serves_start_chunks_tail_values_and_seeds():
     assert history.compile_seconds > history.seconds / 100
 
 
+@pytest.mark.slow
 def test_one_call_of_the_program_a_chunk(monkeypatch):
     from fedjax_sim.run import resident
 
@@ -191,6 +193,7 @@ KINDS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=pytest.mark.slow if kind == "asynchronous" else ()) for kind in KINDS]
 )
@@ -266,6 +269,7 @@ def test_the_keyword_lists_agree():
     assert set(ours) - set(theirs) == {"algorithm", "dataset", "seeds", "initial_params", "progress"} | more
 
 
+@pytest.mark.slow
 def test_more_can_be_recorded():
     def norm(params, dataset):
         return {"norm": jnp.linalg.norm(params), "n": dataset.num_clients}
@@ -290,6 +294,7 @@ def test_all_algorithms_see_the_same_draws():
     assert len(np.unique(steps[0])) > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "scheme",
     [

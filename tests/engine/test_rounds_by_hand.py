@@ -68,7 +68,14 @@ def test_steps_of_both_exchanges_are_useful():
     assert found.rounds["useful_steps"].tolist() == [2 + 2 + 4]
 
 
-@pytest.mark.parametrize("around", [lambda method: method, fjs.ema, lambda method: fjs.last_k(method, 2)])
+@pytest.mark.parametrize(
+    "around",
+    [
+        lambda method: method,
+        pytest.param(fjs.ema, marks=pytest.mark.slow),
+        pytest.param(lambda method: fjs.last_k(method, 2), marks=pytest.mark.slow),
+    ],
+)
 def test_a_cohort_that_overflows_is_no_number(around):
     """Nor is an average of models, which is what is evaluated."""
 
@@ -125,6 +132,7 @@ def test_a_client_without_steps_keeps_its_state():
     assert second == 0
 
 
+@pytest.mark.slow
 def test_a_client_that_is_left_out_keeps_its_state():
     data = clients([4.0], [-1.0])
     found = run(fjs.scaffold(client_optimizer=SGD), data, task=Root(), skip_nonfinite=True)

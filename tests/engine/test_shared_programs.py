@@ -50,6 +50,7 @@ def numbers(dataset):
     return dataset.num_examples, dataset.test.num_examples, dataset.max_size
 
 
+@pytest.mark.slow
 def test_draws_of_a_kind_are_one_program_and_another_bucket_is_another():
     first, second = data(0), data(1)
     assert len(set(zip(numbers(first), numbers(second), strict=True))) == 3

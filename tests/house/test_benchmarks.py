@@ -63,6 +63,7 @@ def test_kernels_are_those_of_the_loop_with_the_products():
     assert limit.kernels_of_a_step(jax.jit(lambda w, x: x @ w).lower(*arrays).compile().as_text()) is None
 
 
+@pytest.mark.slow
 def test_programs_that_differ_are_not_timed(programs):
     models = {name: program.run() for name, program in programs.items()}
     limit.check_agreement(models)

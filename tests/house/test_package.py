@@ -76,6 +76,7 @@ def kind(value: Any) -> list[Any]:
     return [type(value).__name__, getattr(value, "__module__", None), getattr(value, "__name__", None)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["submodules", "names"])
 def test_every_name_resolves_whatever_was_imported_before(first):
     # A submodule of the same name as a function (describe) must not take its place once it is imported.

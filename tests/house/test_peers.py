@@ -103,6 +103,7 @@ def test_convolutions_in_numpy_are_those_of_jax():
     np.testing.assert_allclose(workloads.cross_entropy(exact, x, y), expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_ours_and_naive_jax_train_what_the_formulas_say(tiny):
     (w, b), *_ = fedavg(tiny, 3)
     with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):

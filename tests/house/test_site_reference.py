@@ -121,6 +121,7 @@ def test_signatures_say_what_can_be_given(reference):
     assert inspect.signature(fjs.fedprox).parameters.keys() >= {"mu", "client_optimizer"}
 
 
+@pytest.mark.slow
 def test_what_programs_read_is_what_the_docs_say(programs):
     for file, make in programs.MADE:
         assert file.read_text(encoding="utf-8") == make(), f"{file.name}: run make methods"

@@ -362,6 +362,7 @@ def test_fedbn(x64) -> None:
     jax.tree.map(np.testing.assert_array_equal, found.params["batch_stats"], first["batch_stats"])
 
 
+@pytest.mark.slow
 def test_no_optimiser_moves_statistics(x64) -> None:
     data = federated()
     adamw = fjs.optim.from_optax("adamw", learning_rate=0.1, weight_decay=0.5)
@@ -387,6 +388,7 @@ class Ahead(FedAvg):
         return F(jax.tree.map(lambda leaf: 1.1 * leaf, y))
 
 
+@pytest.mark.slow
 def test_models_that_are_never_trained_move_no_statistics() -> None:
     data = federated(np.float32)
     task = fjs.classification(Single(jnp.float32))

@@ -123,6 +123,7 @@ def test_equals_lax_for_any_geometry(data):
     close(*jax.jit(lambda x, kernel: (ours(x, kernel), theirs(x, kernel)))(x, kernel), atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "groups", [1, pytest.param(2, marks=pytest.mark.slow), 4], ids=["dense", "groups", "depthwise"]
 )

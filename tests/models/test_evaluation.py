@@ -55,7 +55,7 @@ def by_hand(part, name):
 
 
 @pytest.mark.parametrize("rows", [pytest.param(None, marks=pytest.mark.slow), 7])
-@pytest.mark.parametrize("home", ["device", "host"])
+@pytest.mark.parametrize("home", ["device", pytest.param("host", marks=pytest.mark.slow)])
 def test_evaluate(monkeypatch, rows, home) -> None:
     """All at once and in pieces, which have a width of their own: that no program is one of the other's."""
     if rows is not None:
@@ -101,6 +101,7 @@ def test_recorded_by_simulate_and_make_train(data) -> None:
     np.testing.assert_allclose(result.metrics["loss_worst"], history["loss_worst"][0], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_evaluation_has_a_derivative(data) -> None:
     @jax.jit
     def worst(scale):
@@ -255,6 +256,7 @@ def line_test(home, request):
     return lines(), 1e-14
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "home", ["host", *(pytest.param(home, marks=pytest.mark.slow) for home in ("device", "sweep"))]
 )
@@ -332,6 +334,7 @@ def test_clients_values_of_the_run_s_own_task_are_read_with_its_own(monkeypatch,
     np.testing.assert_allclose(history["loss"][0, 0], 14 / 3 + (kind != "numbers"), rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_a_study_minimises_the_objective_unless_it_is_told_otherwise() -> None:
     result = jax.jit(fjs.make_train(**line_run()))(STEP, lines(), jax.random.key(0))
@@ -358,6 +361,7 @@ def test_without_a_penalty_nothing_is_recorded_twice_and_the_name_is_known() -> 
         history["data_lost"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("home", [pytest.param("device", marks=pytest.mark.slow), "host"])
 def test_means_are_not_summed_in_the_type_of_the_values(home) -> None:
     """4,800 examples of which half are 1: a sum in half precision stops at 256 or 2,048, one of int8 at 127."""
@@ -381,6 +385,7 @@ def test_means_are_not_summed_in_the_type_of_the_values(home) -> None:
         assert {name: float(value.sum()) for name, value in values.items()} == dict.fromkeys(("loss", *kinds), 0.5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("home", "rows"), [("device", None), ("device", 40), pytest.param("host", None, marks=pytest.mark.slow)]
 )

@@ -332,6 +332,7 @@ def masks(layout: Any) -> Any:
     return (np.rint(digits).astype(int) >> np.arange(STEPS)[:, None] & 1).reshape(-1, 64)
 
 
+@pytest.mark.slow
 def test_every_client_and_step_has_its_own_mask() -> None:
     found = masks(fjs.layout.stacked())
     assert len(np.unique(found, axis=0)) == 6 * STEPS
@@ -339,6 +340,7 @@ def test_every_client_and_step_has_its_own_mask() -> None:
     np.testing.assert_array_equal(masks(fjs.layout.turns()), found)  # the clients' own, not the slots'
 
 
+@pytest.mark.slow
 def test_evaluation_is_deterministic_and_whole() -> None:
     model = models.FemnistCNN(3, dropout=(0.25, 0.5), channels=(2, 4), hidden=8)
     x = images(4, 8, 8, 1)
@@ -366,6 +368,7 @@ def test_rate_zero_leaves_nothing_in_the_program() -> None:
 # Frozen word vectors.
 
 
+@pytest.mark.slow
 def test_frozen_vectors_are_no_parameters() -> None:
     """What is not in the parameters, no gradient, weight decay, average or server momentum can reach."""
     table = models.random_table(13, 4)

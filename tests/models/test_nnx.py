@@ -63,6 +63,7 @@ def test_an_nnx_model_is_that_of_nnx() -> None:
     np.testing.assert_allclose(task.outputs(params, DATA.examples), expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_dropout_is_drawn_by_the_key_and_off_in_evaluation() -> None:
     task = fjs.classification(Nnx(Dropped))
     params = task.init(jax.random.key(0), DATA)
@@ -144,6 +145,7 @@ def noisy(params: Any, examples: Any, key: Any = None) -> jax.Array:
     return (examples["x"] @ params - 1.0 + shift) ** 2
 
 
+@pytest.mark.slow
 def test_a_function_with_a_key_gets_one_in_training_alone() -> None:
     task = fjs.functions(lambda key: jnp.zeros(4), noisy, outputs_function=lambda params, examples, key: noisy(
         params, examples, key))  # fmt: skip

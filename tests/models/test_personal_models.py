@@ -254,6 +254,7 @@ def trained(rounds, cohort=FULL):
     return jax.jit(fjs.make_train(**short(rounds, cohort)))(SCAFFOLD, bowls(), jax.random.key(5))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "place", [*(pytest.param(place, marks=pytest.mark.slow) for place in ("device", "host")), "bfloat16"]
 )
@@ -281,6 +282,7 @@ def test_client_states_are_in_the_history_and_in_its_file(place, tmp_path):
         loaded.client(71)
 
 
+@pytest.mark.slow
 def test_a_wrapper_that_averages_gives_its_average_to_clients_without_a_model_of_their_own():
     method = fjs.ema(fjs.fedavg(client_optimizer=SGD), decay=0.5)
     result = jax.jit(fjs.make_train(**short(2)))(method, bowls(), jax.random.key(0))
@@ -289,6 +291,7 @@ def test_a_wrapper_that_averages_gives_its_average_to_clients_without_a_model_of
     assert not np.allclose(result.params, method.model(server))
 
 
+@pytest.mark.slow
 def test_adapted_models_by_hand():
     start = jax.tree.map(np.asarray, TASK.init_function(None))
     both = [TUNED.replace(mu=mu) for mu in (None, 0.7)]
@@ -311,6 +314,7 @@ def test_bad_arguments():
         fjs.simulate(METHODS["ditto"], separable(), **RUN, keep_state=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "home", [*(pytest.param(home, marks=pytest.mark.slow) for home in ("device", "host", "file")), "make_train"]
 )

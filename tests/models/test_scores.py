@@ -129,6 +129,7 @@ def probabilities(params, x):
     return np.stack([1 / (1 + np.exp(z)), 1 / (1 + np.exp(-z))], 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "home",
     [
@@ -182,6 +183,7 @@ def test_personal_models_of_data_on_the_host_are_refused():
         )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_one_logit_is_the_second_of_two():
     """sigmoid(z) is softmax((0, z)): losses, metrics and scores of the two tasks agree."""
     params = {"params": {"kernel": jnp.array([[0.5], [-1.0], [0.2]]), "bias": jnp.array([0.1])}}
@@ -213,6 +215,7 @@ def test_what_is_refused():
         TASK.check(real)
 
 
+@pytest.mark.slow
 def test_outputs_of_functions_must_be_logits_of_the_classes():
     def task(classes):
         given = (lambda key: jnp.ones(()), lambda params, examples: params * examples["x"][:, 0])
@@ -230,6 +233,7 @@ def test_outputs_of_functions_must_be_logits_of_the_classes():
     np.testing.assert_allclose(found.overall["f1"], f1(x[:, :2], y))
 
 
+@pytest.mark.slow
 def test_half_precision_does_not_tie_what_is_told_apart():
     """Logits of 8 and 9 are two numbers in bfloat16, and their probabilities are both 1."""
     half = jnp.bfloat16

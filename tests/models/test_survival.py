@@ -151,6 +151,7 @@ def test_minibatches_and_pieces_are_refused(data, batches):
         tuned(params(W), data)
 
 
+@pytest.mark.slow
 def test_what_would_average_the_terms_is_refused(data):
     sgd = fjs.optim.sgd(0.1)
     with pytest.raises(ValueError, match="leave out diagnostics"):
@@ -186,6 +187,7 @@ def test_times_that_are_none(y, message):
         TASK.check(fjs.datasets.from_clients([(np.ones((2, 2)), np.array(y))]))
 
 
+@pytest.mark.slow
 def test_models_that_do_not_fit(data):
     with pytest.raises(ValueError, match=r"the shape \[2\]: cox needs one number"):
         fjs.cox(nn.Dense(2)).check(data)

@@ -351,6 +351,7 @@ def test_a_module_says_its_features() -> None:
     np.testing.assert_allclose(in_training, 2 * expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_module_behind_bytes_says_its_features() -> None:
     pixels = np.arange(24, dtype=np.uint8).reshape(4, 6)
     for inner in (Saying(), fjs.models.MLP(2, (5,))):

@@ -145,6 +145,7 @@ def test_nothing_is_divided_by_nothing(kind):
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(slopes))
 
 
+@pytest.mark.slow
 @one_kind
 def test_weights_are_mapped_over(kind):
     rules = [random(learned(kind), seed) for seed in range(3)]

@@ -137,6 +137,7 @@ def known_answer(rng, ratio, n=40, dimension=20):
     return rng.permutation(vectors - np.outer(vectors @ mirror, 2 * mirror / (mirror @ mirror)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ratio", [1.0, 1e-2, 1e-4, 1e-5, 3e-6])
 def test_finds_a_known_answer_among_forty(x64, ratio):
     for seed in range(4):
@@ -180,6 +181,7 @@ def test_away_steps_reach_the_tolerance_and_frank_wolfe_does_not(x64):
     assert plain.steps == 1000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [active_set, pytest.param(away_steps, marks=pytest.mark.slow)])
 def test_a_warm_start_takes_fewer_steps(x64, make):
     rng = np.random.default_rng(1)
@@ -331,6 +333,7 @@ def test_gram_rows(x64):
     np.testing.assert_allclose(rows, (flatly @ flatly.T)[[3, 0, 4]], rtol=1e-13)
 
 
+@pytest.mark.slow
 def test_no_second_store_or_gram_matrix():
     n, dimension = 600, 2000
     shapes = (

@@ -75,6 +75,7 @@ class TestBench:
         np.testing.assert_array_equal(shared["loss"], swept["loss"])
         assert sorted(bench._runs.iterdir()) == stored
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("how", ["simulate", pytest.param("sweep", marks=pytest.mark.slow)])
     def test_a_stored_run_is_read_and_another_one_is_not(self, bench: Bench, how: str, monkeypatch: Any) -> None:
         def run(bench: Bench, label: str, rate: float = 0.1, seed: int = 0, **changed: Any) -> np.ndarray:
@@ -212,6 +213,7 @@ def toys(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("toys")
 class TestReproduce:
+    @pytest.mark.slow
     def test_what_is_written(self, tmp_path: pathlib.Path) -> None:
         said: list[str] = []
         report = reproducing.reproduce("good", size="cpu", out=tmp_path, show=said.append)
@@ -244,6 +246,7 @@ class TestReproduce:
         assert "  clients  3; the paper: 30" in said
         assert "  did NOT hold  it rises" in said
 
+    @pytest.mark.slow
     def test_where_is_where_the_runs_were_computed_not_where_they_are_read(self, tmp_path: pathlib.Path) -> None:
         here = reproducing.reproduce("good", out=tmp_path, show=str).where
         version, jax_version, device = here.split(", ")
@@ -287,6 +290,7 @@ class TestReproduce:
         (tmp_path / "smoke" / "good" / "claims.json").write_text("{")
         assert "good: complete already" not in run()
 
+    @pytest.mark.slow
     def test_what_other_data_took_the_place_of_is_done_again(self, tmp_path: pathlib.Path) -> None:
         """The files may be there by now; runs that are the same are stored."""
         said: list[str] = []

@@ -74,6 +74,7 @@ def test_names_objects_and_order():
         fjs.cite("scafold")
 
 
+@pytest.mark.slow
 def test_a_run_is_cited_with_all_its_parts(tmp_path):
     data = fjs.datasets.synthetic(1.0, 1.0, num_clients=4, max_size=40, seed=0)
     history = fjs.simulate(

@@ -424,6 +424,7 @@ class TestSize:
         assert (np.diff(kept) > 0).all()
         assert thinned(values[:500], values[:500], 500).tolist() == list(range(500))
 
+    @pytest.mark.slow
     def test_pages_stay_small(self):
         assert len(page({"a": made()})) < 60_000
         many = {f"run {number}": made(2_000, every=1, system=True) for number in range(20)}

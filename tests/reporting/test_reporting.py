@@ -522,6 +522,7 @@ class TestComparison:
         comparison({"quadratic": {"a": run([[1, 0.5]])}}, tmp_path / f"one.{suffix}")
         assert suffix in (tmp_path / f"one.{suffix}").read_bytes()[:400].decode("latin-1").lower()
 
+    @pytest.mark.slow
     def test_size_and_fonts(self, pyplot, tmp_path):
         figure = comparison({"quadratic": {"a": run([[1, 0.5]] * 2)}}, tmp_path / "one.pdf", size=(3, 2), band="sem")
         assert figure.get_size_inches().tolist() == [3, 2]

@@ -418,6 +418,7 @@ class TestLock:
         store.close()
         Store(tmp_path).close()
 
+    @pytest.mark.slow
     def test_a_killed_process_holds_it_no_longer(self, tmp_path):
         holder = subprocess.Popen(
             [sys.executable, "-c", HOLD, str(tmp_path)],
@@ -726,6 +727,7 @@ class TestSignals:
         assert done == ["work"]
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
+    @pytest.mark.slow
     def test_an_unanswered_sigterm_ends_the_process_after_the_work(self):
         done = subprocess.run([sys.executable, "-c", TERMINATED], cwd=ROOT, capture_output=True, text=True, check=False)
         assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGTERM, "work\n", "")

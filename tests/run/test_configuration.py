@@ -255,6 +255,7 @@ def test_truth_values_of_python_are_no_texts(file, word):
         (b"x = 1\nx = 2", "is not TOML"),
         (b"", "no table [algorithm]"),
     ],
+    ids=lambda value: repr(value[:16]),
 )
 def test_files_that_are_no_configuration(tmp_path, content, said):
     path = tmp_path / "run.toml"
@@ -290,6 +291,7 @@ def test_the_resolved_configuration_is_the_same_run(file):
         np.testing.assert_array_equal(again[name], history[name])
 
 
+@pytest.mark.slow
 def test_a_configuration_says_which_random_generator_is_not_the_usual_one(file):
     history = fjs.simulate(**read(file(SMALL), ["run.rounds=1"]))
     assert tomllib.loads(written(history))["environment"] == {"float": "float32"}

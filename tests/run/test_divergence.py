@@ -131,6 +131,7 @@ def test_stop(data):
     np.testing.assert_array_equal(history.rounds["cohort_size"][1], going_on.rounds["cohort_size"][1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name == "fedavg" else pytest.mark.slow) for name in METHODS]
 )
@@ -162,6 +163,7 @@ def test_everybody_is_skipped(data):
     assert (history["loss"] == history["loss"][:, :1]).all()
 
 
+@pytest.mark.slow
 @pytest.mark.cpu
 def test_the_compiled_run_has_it_too(data):
     seeds = seeds_with(spared=True)
@@ -174,6 +176,7 @@ def test_the_compiled_run_has_it_too(data):
     np.testing.assert_array_equal(run(data, seeds=seeds)["loss"][1], spared.metrics["loss"])
 
 
+@pytest.mark.slow
 def test_a_server_that_overflows(data):
     rates = fjs.rates.over_rounds(np.array([1.0, 1e300, 1e300, 1.0]))
     algorithm = fjs.fedavg(client_optimizer=sgd(0.1), server_learning_rate=rates)
@@ -183,6 +186,7 @@ def test_a_server_that_overflows(data):
     assert found.round == int(history.rounds["diverged"][0].argmax()) + 1
 
 
+@pytest.mark.slow
 def test_a_loss_that_explodes(data):
     history = fjs.simulate(
         fjs.fedavg(client_optimizer=sgd(3.0)),
@@ -279,6 +283,7 @@ def test_rules():
         stopping.reached("x", 1.0).reason(evaluated, {"x": np.ones((4, 2))})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", [stopping.reached("test_accuracy", 0.9), stopping.any_of([stopping.patience("los")])])
 def test_a_rule_for_what_is_not_recorded_is_refused_before_the_first_round(rule):
     begun = []
@@ -375,7 +380,7 @@ def test_a_rule_stops_each_seed_by_itself(data):
     assert list(history.stops) == [3]
 
 
-@pytest.mark.parametrize("axis", ["virtual_time", "bytes"])
+@pytest.mark.parametrize("axis", [pytest.param("virtual_time", marks=pytest.mark.slow), "bytes"])
 def test_a_budget_stops_each_seed_where_its_own_clock_has_passed_it(data, axis):
     """In a run whose model diverges too: its clock goes on."""
     devices = fjs.systems.devices(seconds_per_step=np.array([1.0, 2.0, 4.0, 8.0, 3.0, 5.0]))

@@ -53,6 +53,7 @@ def test_all_ways_to_run_leave_them_out(data, without):
     np.testing.assert_allclose(streamed["test_loss"], without["test_loss"], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_training_examples_are_not_read(data):
     """Counted in the program: the pass over all 10 n examples is not there."""
 
@@ -74,6 +75,7 @@ def test_it_is_part_of_what_a_run_is(data, without, tmp_path):
         fjs.simulate(FEDAVG, data, **RUN | {"rounds": 6}, checkpoint=tmp_path / "kept", every=2)
 
 
+@pytest.mark.slow
 def test_divergence_is_seen_in_the_other_losses(data):
     bad = fjs.fedavg(client_optimizer=fjs.optim.sgd(30.0))
     signs = fjs.simulate(bad, data, **RUN, evaluate_train=False).divergences
@@ -116,6 +118,7 @@ def test_it_is_shown(without, usual, tmp_path):
         without["loss"]
 
 
+@pytest.mark.slow
 def test_nothing_to_evaluate_is_refused(data):
     alone = dataclasses.replace(data, test=None)
     for call in (

@@ -92,6 +92,7 @@ def test_save_and_load(tmp_path):
         assert jax.tree.structure(getattr(back, name)) == jax.tree.structure(getattr(h, name))
 
 
+@pytest.mark.slow
 def test_one_array_of_parameters_comes_back_as_one(tmp_path):
     data = fjs.datasets.quadratics(num_clients=3, dim=4)
     h = fjs.simulate(

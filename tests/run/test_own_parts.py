@@ -41,6 +41,7 @@ def train(rounds, allow_opaque=False):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("process", ["this one", pytest.param("a new one", marks=pytest.mark.slow)])
 def test_a_run_goes_on_in_a_new_process_until_its_model_is_edited(
     process: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
@@ -123,6 +124,7 @@ def test_parts_that_are_missing_are_named(history: fjs.History) -> None:
         fjs.verify(history, parts={path: part for path, part in PARTS.items() if path != "run.task.model"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "part", "told"),
     [
@@ -142,6 +144,7 @@ def test_a_path_to_nothing_is_refused(history: fjs.History) -> None:
         fjs.verify(history, parts={"run.task.modl": Net()})
 
 
+@pytest.mark.slow
 def test_a_result_of_an_earlier_version_is_told_by_what_it_computes(history: fjs.History) -> None:
     about = history.description
     task = about["run"]["task"]
@@ -167,6 +170,7 @@ def searched(model: Any, folder: pathlib.Path) -> Any:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("study", "name"), [(swept, "sweep"), pytest.param(searched, "search", marks=pytest.mark.slow)]
 )

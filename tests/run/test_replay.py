@@ -193,6 +193,7 @@ RUNS = {
 
 
 # Two exchanges and models that draw; clients and a server that draw. The schemes of the others have tests of their own.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name == "keyed" else pytest.mark.slow) for name in RUNS]
 )
@@ -252,6 +253,7 @@ def test_cohorts_are_replayed(name, average, x64):
     assert (d.valid.sum(1) < (d.repeats != 0).sum(1)).any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=() if name in ("with_replacement", "independent") else pytest.mark.slow) for name in WHO],
@@ -394,6 +396,7 @@ def test_a_list_of_draws_with_replacement():
     assert not co.given(ids, repeats=(counts > 0).astype(int)).replacement
 
 
+@pytest.mark.slow
 def test_traced_ids_of_an_earlier_exchange_are_counted():
     """Nobody is 9 or 10; cohorts that serve both exchanges are counted once."""
     dataset = data()

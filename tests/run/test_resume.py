@@ -131,6 +131,7 @@ class TestResuming:
         assert [path.name for path in tmp_path.glob("*.safetensors")] != []
         assert_same(fjs.simulate(**run), fjs.simulate(**KINDS[kind], rounds=ROUNDS))
 
+    @pytest.mark.slow
     def test_what_was_computed_is_not_computed_again(self, tmp_path, monkeypatch):
         run = RUN | {"rounds": ROUNDS, "checkpoint": tmp_path, "every": 2}
         dies(monkeypatch, run, 3)
@@ -161,6 +162,7 @@ class TestResuming:
         with pytest.raises(ValueError, match=r"ends after 3 rounds, no multiple of eval_every=2"):
             fjs.simulate(**RUN, rounds=8, checkpoint=tmp_path / "odd")
 
+    @pytest.mark.slow
     def test_seeds_that_have_stopped_stay_so(self, tmp_path, monkeypatch):
         losses = fjs.simulate(**RUN, rounds=ROUNDS)["loss"]
         between = float(losses[:, 1].mean())  # one seed is there after two rounds, the other is not

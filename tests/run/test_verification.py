@@ -117,6 +117,7 @@ def test_models_that_were_not_kept_are_not_compared(history):
     assert "final models were not kept" in str(found)
 
 
+@pytest.mark.slow
 def test_another_random_generator_is_named(history):
     with jax.default_prng_impl("rbg"):
         other = fjs.simulate(
@@ -185,6 +186,7 @@ def test_nan_is_equal_to_itself_only(history):
     assert found.failed == [Difference("metrics/loss", False, np.inf)]
 
 
+@pytest.mark.slow
 def test_opaque_parts_are_refused_by_name():
     data = fjs.datasets.quadratics(num_clients=6, dim=4, seed=0)
     small = SETTINGS | {"rounds": 1, "eval_every": 1, "cohort": fjs.cohort.full(), "work": fjs.local.steps(1)}
@@ -201,6 +203,7 @@ def test_opaque_parts_are_refused_by_name():
             verify(dataclasses.replace(given, description=about | parts))
 
 
+@pytest.mark.slow
 def test_data_of_other_sizes_are_not_those_of_the_result():
     data = fjs.datasets.quadratics(num_clients=6, dim=4, sizes=[3, 9, 2, 5, 8, 4], seed=0)
     bare = data.replace(test=data.subset(range(6)))
@@ -253,6 +256,7 @@ def test_the_text_of_a_long_list():
     assert str(many).count("differs:") == 10
 
 
+@pytest.mark.slow
 def test_chunks_change_nothing():
     data = fjs.datasets.quadratics(num_clients=6, dim=2, sizes=[3, 9, 2, 5, 8, 4], seed=0)
     common = SETTINGS | {"batches": fjs.local.shuffled(3)}

@@ -66,6 +66,7 @@ def test_arrays_are_standardised_by_what_is_trained_on() -> None:
         np.testing.assert_allclose(after.examples["x"], wanted, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_means_over_clients_leave_out_the_empty() -> None:
     data = problems.by_people(clients(*range(4, 14)), 3)
     task = fjs.classification(fjs.models.LogisticRegression(3))

@@ -74,11 +74,13 @@ def fewer(datasets=POSITIVE[:2]):
     return problem(datasets, vary=vary, cohort=fjs.cohort.full(), work=fjs.local.steps(2))
 
 
+@pytest.mark.slow
 def test_rounds_have_the_steps_of_the_smallest_probability_that_is_drawn():
     made = problem(vary={"work.p": fjs.sweeps.log_uniform(0.01, 0.5)}, work=fjs.local.geometric(0.5))
     assert made.plan.work.most == fjs.local.geometric(0.01).most > fjs.local.geometric(0.5).most
 
 
+@pytest.mark.slow
 def test_what_is_drawn_is_of_every_federation(made):
     drawn = jax.vmap(lambda key: made.drawn(key)[:2])
     which, values = drawn(jax.random.split(KEY, 6))
@@ -113,6 +115,7 @@ def test_a_federation_is_the_run_of_what_was_drawn(number, made):
     np.testing.assert_allclose(loss(made, made.parameters, key), np.mean(np.log(recorded[1:] / recorded[0])), rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_log_uniform_value_is_uniform_in_its_logarithm(made):
     values = jax.vmap(lambda key: made.drawn(key)[1])(jax.random.split(KEY, 2000))
     share = np.log(np.asarray(values[RATE]) / 0.01) / np.log(10)
@@ -239,6 +242,7 @@ def test_a_run_with_a_rule_is_described_and_verified():
     assert fjs.verify(history)
 
 
+@pytest.mark.slow
 def test_what_is_refused(made):
     with pytest.raises(ValueError, match="nothing to learn"):
         learned.federations(fjs.fedavg(client_optimizer=SGD), DATA, **run())

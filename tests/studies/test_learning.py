@@ -132,6 +132,7 @@ def test_a_server_rate_by_layer_moves_each_layer_by_its_own():
         moved({"bias": 1.0})
 
 
+@pytest.mark.slow
 def test_lambda_of_a_client_is_what_it_would_be_of_all():
     """Clients by their ids, which are not the order of storage; v_i of other clients have no part in v_i."""
     data, params = labelled(), start(labelled())

@@ -218,6 +218,7 @@ def test_truncation_of_a_run_s_end_is_the_adjoint_s(x64):
     np.testing.assert_allclose(found.gradient[RATE], wanted.client_optimizer.learning_rate, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_forward_mode_runs_the_loops_as_they_are(x64):
     """One parameter: (g v) v over g is v^2, the same for all g; a smaller bound of the loops is no part of it."""
     data, algorithm = fjs.datasets.quadratics(**DATA), fjs.fedavg(client_optimizer=sgd(0.02))
@@ -300,6 +301,7 @@ SCHEMES = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=pytest.mark.slow if name in ("certain", "twice_available") else ()) for name in SCHEMES],

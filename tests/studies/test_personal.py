@@ -259,6 +259,7 @@ def test_bad_input():
         evaluator()(jnp.asarray(START), fjs.datasets.on_host(problem()))
 
 
+@pytest.mark.slow
 def test_the_loss_without_the_penalty():
     """Losses (w x - y)^2 and the penalty w^2 / 4, from w = 2: one step of 0.1 ends at 1.1 and 1.7."""
     task = fjs.functions(
@@ -314,6 +315,7 @@ def test_the_first_order_gradient_is_that_at_the_adapted_models(only):
         np.testing.assert_allclose(gradient[name], expected[name], rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_only_some_parameters_need_names_that_are_there():
     data = fjs.datasets.synthetic(0.0, 0.0, num_clients=3, max_size=20, seed=0)
     task = fjs.classification(fjs.models.LogisticRegression(10))

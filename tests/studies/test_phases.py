@@ -263,6 +263,7 @@ def test_a_diagram_that_was_killed_goes_on_to_the_same_bits(tmp_path, monkeypatc
     assert sorted(itertools.chain(*added)) == list(range(24))  # none of them twice
 
 
+@pytest.mark.slow
 def test_what_cannot_be_known_is_not_stored(tmp_path):
     lock = threading.Lock()
 
@@ -296,6 +297,7 @@ def test_colours_are_those_of_planted_winners_and_differences():
     assert found.difference("a", "b").low[1, 0] < 1 < found.difference("a", "b").high[1, 0] + 2e-3
 
 
+@pytest.mark.slow
 def test_accuracies_of_models_that_diverged_are_none():
     """And those of whole models are: more is better, which the metric's name says."""
     data = fjs.datasets.from_clients([{"x": np.eye(2, dtype=np.float32) * 1e20, "y": np.array([0, 1])}] * 2)

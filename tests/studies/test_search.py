@@ -123,6 +123,7 @@ def test_a_population_is_what_one_plays_by_hand(how, x64, monkeypatch):
     program.advance.clear_cache()
 
 
+@pytest.mark.slow
 def test_coordinates_decide_what_a_factor_is(x64):
     """A rate times the factor, a momentum's odds times it, each entry of an array by itself; others stay to the bit."""
     strategy = hyper.population(factor=1.5)
@@ -360,6 +361,7 @@ def evaluate():
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_an_evaluator_gives_the_losses_of_whole_runs(evaluate):
     losses = evaluate([{RATE: 0.1}, {RATE: 1e30}, {RATE: 0.4}])
     history = fjs.simulate(
@@ -369,6 +371,7 @@ def test_an_evaluator_gives_the_losses_of_whole_runs(evaluate):
     assert losses[2] == history.final("loss")[0] < losses[0] < losses[1] == np.inf
 
 
+@pytest.mark.slow
 def test_optuna_is_told_the_losses_of_what_it_suggests(evaluate):
     optuna = pytest.importorskip("optuna")
     optuna.logging.set_verbosity(optuna.logging.WARNING)

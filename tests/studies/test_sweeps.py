@@ -316,6 +316,7 @@ def test_another_generator_is_another_program_and_another_sweep(tmp_path):
     assert drawn.description["environment"]["generator"]["jax_default_prng_impl"] == "rbg"
 
 
+@pytest.mark.slow
 def test_arrays_too_large_for_a_description_are_told_apart(tmp_path, monkeypatch):
     for module in (descriptions, running):
         monkeypatch.setattr(module, "MAX_ARRAY", 3)
@@ -383,6 +384,7 @@ def test_the_folder_has_one_writer_and_is_tried_before_anything_runs(tmp_path, m
         swept(resume=tmp_path / "b")
 
 
+@pytest.mark.slow
 def test_another_sweep_in_the_folder_is_refused(tmp_path, monkeypatch):
     interrupted_after(monkeypatch, 1)
     with pytest.raises(KeyboardInterrupt):
@@ -604,6 +606,7 @@ class TestFigures:
         yield pyplot
         pyplot.close("all")
 
+    @pytest.mark.slow
     def test_heat_map(self, grid_sweep):
         ax = grid_sweep.heatmap("test_accuracy")
         (image,) = ax.get_images()
@@ -747,6 +750,7 @@ def test_too_few_slots_end_the_sweep():
         check_overflow(history, ["sweep, a = 1", "sweep, a = 2"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_an_evaluation_of_the_run_s_task_is_of_each_point_s(whole):
     """Of its penalty: what is recorded of clients adds up to what is recorded of all."""
@@ -784,6 +788,7 @@ def test_a_method_that_keeps_the_run_s_task_has_each_point_s():
     assert at.task.weight_decay == at.algorithm.task.weight_decay == 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("points", [[0.9, 0.02], [0.02, 0.9]])
 def test_the_program_has_the_steps_of_the_longest_rounds(points):
     """Rounds of a coin that falls seldom are cut short at no other point's bound, nor at that of the run itself."""

@@ -71,6 +71,7 @@ def test_the_table_says_what_its_spread_is_and_one_seed_has_none():
     assert table(1.0).endswith("rungs of 4 rounds; one seed; 4 rounds spent")
 
 
+@pytest.mark.slow
 def test_the_same_call_reads_and_a_call_with_more_plays_only_what_is_new(tmp_path, monkeypatch):
     first = play(tmp_path)
     (tmp_path / "ledger.json").unlink()  # the checkpoints are the memory
@@ -139,6 +140,7 @@ def test_what_fails_is_entered_and_the_others_go_on(tmp_path):
     assert mended.best.name == "broken"
 
 
+@pytest.mark.slow
 def test_a_budget_ends_it_before_what_would_exceed_it(tmp_path):
     found = play(tmp_path, budget=9)
     assert (found.spent, found.complete) == (8, False)
@@ -153,6 +155,7 @@ def test_a_budget_ends_it_before_what_would_exceed_it(tmp_path):
     assert not play(tmp_path / "another", budget=15).complete
 
 
+@pytest.mark.slow
 def test_accuracies_are_better_when_larger(tmp_path):
     data = fjs.datasets.digits(3, test_fraction=0.4)
     run = RUN | {"task": fjs.classification(fjs.models.LogisticRegression(10)), "batches": None, "batch_size": 20}

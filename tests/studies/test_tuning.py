@@ -24,6 +24,7 @@ sgd = fjs.optim.sgd
 RATE = "client_optimizer.learning_rate"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "study", ["search", *(pytest.param(name, marks=pytest.mark.slow) for name in ("tune", "outer", "phase"))]
 )
@@ -58,6 +59,7 @@ def test_an_evaluation_of_the_run_s_task_is_of_the_values_that_are_tried(study):
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_without_an_objective_the_validation_part_chooses_where_there_is_one():
     both = fjs.datasets.synthetic(1.0, 1.0, num_clients=3, max_size=20, test_fraction=0.3, seed=0)
     divided = fjs.datasets.with_validation(both, 0.3)
