@@ -8,10 +8,11 @@ JOBS ?= 2
 ARGS ?=
 
 bin := $(VENV)/bin
-# -qq: only errors. A stamp is as old as the last install; a changed pyproject.toml makes it stale.
+# -qq: only errors. Python compiles a module when it is first imported, which most never are: to compile them all is half of
+# an installation. A stamp is as old as the last install; a changed pyproject.toml makes it stale.
 define install
 @echo "installing .[$(1)] into $(VENV): a minute or two, silent unless something is wrong"
-@PIP_DISABLE_PIP_VERSION_CHECK=1 $(bin)/python -m pip install -qq -e '.[$(1)]'
+@PIP_DISABLE_PIP_VERSION_CHECK=1 $(bin)/python -m pip install -qq $(if $(PYTHONDONTWRITEBYTECODE),,--no-compile) -e '.[$(1)]'
 endef
 bench_extras := demo,bench
 
