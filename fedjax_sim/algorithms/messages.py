@@ -30,7 +30,7 @@ class Message(Described):
             lambda leaf: jnp.asarray(leaf) if isinstance(leaf, bool | int | float) else leaf, self.value
         )
         summable = jax.tree.map(self._summable, arrays)
-        if self.nbytes is None and not isinstance(self, Stack):  # what is sent is as it was given
+        if self.nbytes is None:  # what is sent is as it was given
             leaves = zip(jax.tree.leaves(arrays), jax.tree.leaves(summable), strict=True)
             if any(given is not leaf for given, leaf in leaves):
                 self.__dict__["nbytes"] = trees.size_in_bytes(arrays)
