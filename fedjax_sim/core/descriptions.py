@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from fedjax_sim.core import fields, own
+from fedjax_sim.core import classes, fields, own
 from fedjax_sim.core.opaque import Given, opaque_parts
 from fedjax_sim.core.values import numeric_dtype, shown, suggest, wrong_call
 
@@ -57,7 +57,8 @@ class Described:
     def __init_subclass__(cls, kw_only: bool = False, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         dataclasses.dataclass(frozen=True, kw_only=kw_only)(cls)
-        _check_annotated(cls)
+        classes.check_annotated(cls)
+        classes.check_names(cls)
         cls.__setattr__ = _refuse_assignment  # type: ignore[method-assign]  # the dataclass's own names no way out
         _register_pytree(cls)
 
@@ -89,19 +90,6 @@ class Described:
     def factory_name(cls) -> str:
         """What messages call such an object: its factory's name."""
         return str(cls.__dict__.get("_registered_name", cls.__name__)).rpartition(".")[2]
-
-
-def _check_annotated(cls: type[Any]) -> None:
-    """Checks that a class gives no field of its base a value that the dataclass does not see; raises TypeError."""
-    inherited = [getattr(base, "__dataclass_fields__", {}) for base in cls.__mro__[1:]]
-    for field in dataclasses.fields(cls):
-        name, value = field.name, inspect.getattr_static(cls, field.name, field.default)  # a mixin's too
-        member = value is field.default or inspect.isroutine(value) or inspect.isdatadescriptor(value)
-        if not member and any(of.get(name) is field for of in inherited):
-            raise TypeError(
-                f"{cls.__name__} sets {name} = {shown(value)} without an annotation, so it would keep the default of "
-                f"its base: write {name}: Any = {shown(value)}"
-            )
 
 
 def _refuse_assignment(self: Any, name: str, value: Any) -> None:

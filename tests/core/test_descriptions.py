@@ -705,6 +705,35 @@ def test_a_value_without_annotation_would_be_that_of_the_base(base: type, given:
         type("Mine", (base,), given)
 
 
+@pytest.mark.parametrize(
+    ("base", "name", "given", "meant"),
+    [
+        (type(fjs.local.steps(1)), "step", lambda self, turn: turn.sizes, "steps"),
+        (type(fjs.aggregators.median()), "combined", lambda self, stack, who: stack, "combine"),
+        (type(fjs.aggregators.median()), "weigthed", True, "weighted"),
+        (type(fjs.attacks.sign_flip()), "tamper", lambda self, message, key: message, "tampered"),
+        (type(fjs.systems.deadline(1.0)), "closes", lambda self, reports: reports, "close"),
+    ],
+)
+def test_a_misspelt_method_would_run_that_of_the_base(base: type, name: str, given: Any, meant: str) -> None:
+    with pytest.raises(TypeError, match=rf"^Mine.{name}: no base has it.* did you mean '{meant}'\?"):
+        type("Mine", (base,), {name: given})
+
+
+def test_a_helper_has_any_name() -> None:
+    class Mine(type(fjs.local.steps(1))):  # type: ignore[misc]
+        def step(self, turn: Any) -> Any:
+            return turn.sizes
+
+        def most_step(self) -> int:
+            return 3
+
+        def steps(self, turn: Any) -> Any:
+            return jax.tree.map(lambda _: self.step(turn), turn)
+
+    assert Mine(2).most_step() == 3
+
+
 def test_an_init_of_ones_own_is_told_of_fields() -> None:
     class Warm(fjs.task.Classification):
         def __init__(self, model: nn.Module, temperature: float) -> None:
