@@ -16,7 +16,7 @@ import dataclasses
 import functools
 import importlib
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ParamSpec, Self, TypeVar, dataclass_transform
 
 import flax.linen as nn
@@ -80,8 +80,8 @@ class Described:
         """Returns this object normalised; raises ``ValueError`` or ``TypeError`` for bad concrete values.
 
         The fields are checked here; a subclass adds rules of several fields, beside ``super().checked()``.
-        Called once by the factory, and again by a run whose values are traced:
-        :func:`fedjax_sim.core.values.check_real` passes them and leaves the run a condition.
+        Called by the factory and again by a run, of copies with other values. Those that are traced
+        :func:`fedjax_sim.core.values.check_real` passes, and leaves the run a condition.
         """
         fields.check_fields(self, self.factory_name())
         return self
@@ -90,6 +90,26 @@ class Described:
     def factory_name(cls) -> str:
         """What messages call such an object: its factory's name."""
         return str(cls.__dict__.get("_registered_name", cls.__name__)).rpartition(".")[2]
+
+
+def within(tree: Any) -> Iterator[Described]:
+    """All described objects in ``tree``, those inside others too."""
+    for node in jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, Described)):
+        if isinstance(node, Described):
+            yield node
+            yield from within([getattr(node, field.name) for field in dataclasses.fields(node)])  # type: ignore[arg-type]
+
+
+def is_traced(tree: Any) -> bool:
+    """Whether a leaf of it is."""
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))
+
+
+def check_again(tree: Any) -> None:
+    """Checks what a run is given, but for what is traced: ``replace`` and the bare class take any value."""
+    for one in within(tree):
+        if not is_traced(one):
+            one.checked()
 
 
 def _refuse_assignment(self: Any, name: str, value: Any) -> None:

@@ -19,11 +19,19 @@ import pytest
 import fedjax_sim as fjs
 from fedjax_sim import adjoints, hyper, sweeps
 from fedjax_sim.core import descriptions
-from fedjax_sim.core.descriptions import Described, build, describe, opaque_parts, registered, registered_factory
+from fedjax_sim.core.descriptions import (
+    Described,
+    build,
+    describe,
+    is_traced,
+    opaque_parts,
+    registered,
+    registered_factory,
+    within,
+)
 from fedjax_sim.core.fields import static
 from fedjax_sim.core.records import RECORDS
 from fedjax_sim.datasets.sources.record import sources
-from fedjax_sim.engine.checks import _described, is_traced
 from fedjax_sim.studies.benchmark import personal
 
 sgd = fjs.optim.sgd
@@ -369,7 +377,7 @@ def test_checks_take_traced_values() -> None:
     leaves, structure = jax.tree.flatten([one for one in made if isinstance(one, Described)])
 
     def checked(leaves: Any) -> int:
-        parts = list(filter(is_traced, _described(jax.tree.unflatten(structure, leaves))))
+        parts = list(filter(is_traced, within(jax.tree.unflatten(structure, leaves))))
         for part in parts:
             part.checked()
         return len(parts)

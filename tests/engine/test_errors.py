@@ -734,6 +734,16 @@ COPIES = {
         "must be a number; a rate",
     ),
     "work": ({"work": fjs.local.steps(1).replace(num_steps=0)}, "steps(num_steps=...) is 0"),
+    "two fields": (
+        {"work": fjs.local.random_epochs(1, 5).replace(low=9)},
+        "random_epochs(9, 5): high must",
+    ),
+    "evaluate": (
+        {"evaluate": fjs.per_client(fjs.classification(fjs.models.LogisticRegression(10))).replace(worst=2.0)},
+        "per_client(worst=...) is 2.0",
+    ),
+    "stop": ({"stop": fjs.stopping.any_of([fjs.stopping.rising().replace(over=0)])}, "rising(over=...) is 0"),
+    "client states": ({"client_states": fjs.client_states.on_device().replace(dtype="int3")}, "on_device(dtype=...)"),
     "batches": ({"batch_size": None, "batches": fjs.local.in_order(2).replace(batch_size=0)}, "batch_size=...) is 0"),
 }
 
