@@ -776,6 +776,10 @@ def test_values_that_no_factory_has_seen(name: str) -> None:
     check(lambda: through_simulate(**changes), (TypeError, ValueError), message)
 
 
+def test_a_share_is_no_number_of_clients() -> None:
+    check(lambda: fjs.cohort.uniform(0.1), TypeError, "num_sampled=...) is 0.1", "fedjax_sim.cohort.independent(0.1)")
+
+
 # Bad arguments of a factory: no run is needed to see them.
 COUNTS: dict[str, Callable[[Any], object]] = {
     "uniform": lambda n: fjs.cohort.uniform(n),
