@@ -276,7 +276,8 @@ class Lock(contextlib.AbstractContextManager["Lock"]):
         self._file: int | None = None
         self._path, self._process = directory / name, os.getpid()
         try:
-            self._made = [one for one in (directory, *directory.parents) if not one.exists()]
+            self._path = self._path.absolute()  # whatever the working directory is at the end
+            self._made = [one for one in self._path.parents if not one.exists()]
             check_writable(directory)
             # One that was opened before its holder removed it is nobody's lock any more.
             while self._file is None or not self._is_there(self._file):
