@@ -163,7 +163,9 @@ def plot(result: dict[str, Any]) -> Any:
         if name != row["against"]:
             spread = np.abs(np.array(row["quartiles"]) - row["cost"])
             left.barh(place, row["cost"], xerr=spread[:, None], color=COLOURS[0], height=0.6)
-        if row["bytes"] and name != "es(), a pair":
+        if not row["bytes"]:
+            right.text(0.02, place, "not measured", transform=right.get_yaxis_transform(), va="center", color="0.4")
+        else:
             memory = np.array(row["bytes"]) / 1e6
             right.plot(memory, np.full(len(memory), place), color="0.6", zorder=1)
             for number, value in enumerate(memory):

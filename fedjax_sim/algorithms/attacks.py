@@ -129,8 +129,7 @@ class LittleIsEnough(Collusion):
 
         def spread(leaf: jax.Array, at: jax.Array) -> jax.Array:
             apart = jnp.where(trees.column(honest, leaf), leaf - at[None], jnp.zeros_like(leaf))
-            variance = trees.weighted_sum(share, jnp.square(apart))
-            return jnp.where(variance > 0, jnp.sqrt(jnp.where(variance > 0, variance, 1)), 0)
+            return trees._root(trees.weighted_sum(share, jnp.square(apart)))
 
         return trees.subtract(mean, trees.scale(z, jax.tree.map(spread, stack, mean)))
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import inspect
 from typing import Any
 
+from fedjax_sim.core import classes
 from fedjax_sim.core.values import shown
 
-_NEAR = 0.82  # of difflib: "udpate" is 0.83 from "update", "report_of" 0.80 from "report"
 _MEMBERS = (property, classmethod, staticmethod, functools.cached_property)
 _WRAPPERS = "fedjax_sim.algorithms.wrapper"  # where the hooks are that wrappers have besides
 
@@ -42,64 +41,35 @@ def check_class(cls: type[Any], contract: type[Any]) -> None:
 
     Raises:
       TypeError: a value without annotation that would be no hyper-parameter, a hook that takes other arguments, or a
-        name that no base has and that is one of the contract before, or nearly a hook's.
+        name that no base has and that is one of the contract before.
     """
-    fields = {field.name: field for field in dataclasses.fields(cls)}
-    for name, value in vars(cls).items():
-        if name.startswith("_") or isinstance(value, type):
+    for name, value in classes.new_names(cls):
+        if name in (field.name for field in dataclasses.fields(cls)):
             continue
-        member = inspect.isroutine(value) or isinstance(value, _MEMBERS)
-        if any(hasattr(base, name) for base in cls.__bases__):
-            if inspect.isfunction(value):
-                _check_parameters(cls, contract, name, value)
-        elif name not in fields:
-            _check_new(cls, contract, name, value)
-            if not member and name not in cls.__dataclass_fields__:
-                raise TypeError(
-                    f"{cls.__name__} sets {name} = {shown(value)} without an annotation: a hyper-parameter has one, "
-                    f"{name}: Any = {shown(value)}; a constant of the class is {name}: ClassVar[Any] = {shown(value)}"
-                )
-
-
-def _check_new(cls: type[Any], contract: type[Any], name: str, value: Any) -> None:
-    """Checks that a name that no base has is not meant for a hook's."""
-    own = f"(A helper of your own: call it _{name}.)"
-    if name in _FORMER.split() and cls.__module__ != _WRAPPERS:
-        raise TypeError(
-            f"{cls.__name__}.{name}: in methods nothing reads this since 0.2.0; what to write in its place is in "
-            f"docs/stability.md. {own}"
-        )
-    hooks = [hook for hook in vars(contract) if not hook.startswith("_")]
-    for near in difflib.get_close_matches(name, hooks, n=1, cutoff=_NEAR):
-        hook, function = vars(contract)[near], inspect.isfunction(value)
-        if function == inspect.isfunction(hook) and (not function or _takes(inspect.signature(value), hook)):
+        if name in _FORMER.split() and cls.__module__ != _WRAPPERS:
             raise TypeError(
-                f"{cls.__name__}.{name}: no base has it, so nothing would read it: did you mean {near!r}? {own}"
+                f"{cls.__name__}.{name}: in methods nothing reads this since 0.2.0; what to write in its place is in "
+                f"docs/stability.md. (A helper of your own: call it _{name}.)"
             )
+        if not (inspect.isroutine(value) or isinstance(value, _MEMBERS) or name in cls.__dataclass_fields__):
+            raise TypeError(
+                f"{cls.__name__} sets {name} = {shown(value)} without an annotation: a hyper-parameter has one, "
+                f"{name}: Any = {shown(value)}; a constant of the class is {name}: ClassVar[Any] = {shown(value)}"
+            )
+    for name, value in vars(cls).items():
+        if inspect.isfunction(value) and not name.startswith("_"):
+            _check_parameters(cls, contract, name, value)
 
 
 def _check_parameters(cls: type[Any], contract: type[Any], name: str, function: Any) -> None:
     """Checks that a function that overrides a hook, of the contract or a wrapper's, can be called as that is."""
-    classes = [contract, *(base for base in cls.__mro__[1:] if base.__module__ == _WRAPPERS)]
-    hook = next((vars(base)[name] for base in classes if inspect.isfunction(vars(base).get(name))), None)
+    bases = [contract, *(base for base in cls.__mro__[1:] if base.__module__ == _WRAPPERS)]
+    hook = next((vars(base)[name] for base in bases if inspect.isfunction(vars(base).get(name))), None)
     if hook is None:
         return
-    given, wanted = inspect.signature(function), _arguments(hook)
+    given = inspect.signature(function)
     former = _FORMER_ARGUMENTS.get(name) in given.parameters
-    if former or not _takes(given, hook):
+    if former or not classes.takes(given, hook):
         since, said = " since 0.2.0" if former else "", ", ".join(given.parameters)
-        raise TypeError(f"{cls.__name__}.{name}({said}): the contract calls {name}({', '.join(wanted)}){since}")
-
-
-def _takes(given: inspect.Signature, hook: Any) -> bool:
-    """Whether a function of that signature could be called as the hook is."""
-    try:
-        given.bind(*_arguments(hook))
-    except TypeError:
-        return False
-    return True
-
-
-@functools.cache
-def _arguments(hook: Any) -> tuple[str, ...]:
-    return tuple(inspect.signature(hook).parameters)
+        wanted = ", ".join(classes.arguments(hook))
+        raise TypeError(f"{cls.__name__}.{name}({said}): the contract calls {name}({wanted}){since}")

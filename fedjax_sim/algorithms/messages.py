@@ -10,6 +10,7 @@ from flax import struct
 
 from fedjax_sim.core import trees
 from fedjax_sim.core.descriptions import Described
+from fedjax_sim.core.values import Found
 
 
 class Message(Described):
@@ -30,10 +31,10 @@ class Message(Described):
             lambda leaf: jnp.asarray(leaf) if isinstance(leaf, bool | int | float) else leaf, self.value
         )
         summable = jax.tree.map(self._summable, arrays)
-        if self.nbytes is None and not isinstance(self, Stack):  # what is sent is as it was given
+        if isinstance(self.nbytes, Found | None):  # what is sent is as it was given, to a copy with another value too
             leaves = zip(jax.tree.leaves(arrays), jax.tree.leaves(summable), strict=True)
-            if any(given is not leaf for given, leaf in leaves):
-                self.__dict__["nbytes"] = trees.size_in_bytes(arrays)
+            other = any(given is not leaf for given, leaf in leaves)
+            self.__dict__["nbytes"] = Found(trees.size_in_bytes(arrays)) if other else None
         self.__dict__["value"] = summable
 
     def _summable(self, leaf: Any) -> Any:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fedjax_sim.core.trees import column, matmul, select, zeros_like
+from fedjax_sim.core.trees import _root, column, matmul, select, zeros_like
 
 
 def only(valid: jax.Array, stack: Any) -> Any:
@@ -26,7 +26,7 @@ def distances(stack: Any, vector: Any) -> jax.Array:
         return jnp.sum(jnp.square(apart).reshape(len(leaf), -1), axis=1)
 
     squares: jax.Array = jax.tree.reduce(jnp.add, jax.tree.map(of_leaf, stack, vector))
-    return jnp.where(squares > 0, jnp.sqrt(jnp.where(squares > 0, squares, 1)), 0)
+    return _root(squares)
 
 
 def squared_distances(stack: Any) -> jax.Array:

@@ -16,7 +16,7 @@ import dataclasses
 import functools
 import importlib
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ParamSpec, Self, TypeVar, dataclass_transform
 
 import flax.linen as nn
@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from fedjax_sim.core import fields, own
+from fedjax_sim.core import classes, fields, own
 from fedjax_sim.core.opaque import Given, opaque_parts
 from fedjax_sim.core.values import numeric_dtype, shown, suggest, wrong_call
 
@@ -57,7 +57,8 @@ class Described:
     def __init_subclass__(cls, kw_only: bool = False, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         dataclasses.dataclass(frozen=True, kw_only=kw_only)(cls)
-        _check_annotated(cls)
+        classes.check_annotated(cls)
+        classes.check_names(cls)
         cls.__setattr__ = _refuse_assignment  # type: ignore[method-assign]  # the dataclass's own names no way out
         _register_pytree(cls)
 
@@ -79,8 +80,8 @@ class Described:
         """Returns this object normalised; raises ``ValueError`` or ``TypeError`` for bad concrete values.
 
         The fields are checked here; a subclass adds rules of several fields, beside ``super().checked()``.
-        Called once by the factory, and again by a run whose values are traced:
-        :func:`fedjax_sim.core.values.check_real` passes them and leaves the run a condition.
+        Called by the factory and again by a run, of copies with other values. Those that are traced
+        :func:`fedjax_sim.core.values.check_real` passes, and leaves the run a condition.
         """
         fields.check_fields(self, self.factory_name())
         return self
@@ -91,17 +92,24 @@ class Described:
         return str(cls.__dict__.get("_registered_name", cls.__name__)).rpartition(".")[2]
 
 
-def _check_annotated(cls: type[Any]) -> None:
-    """Checks that a class gives no field of its base a value that the dataclass does not see; raises TypeError."""
-    inherited = [getattr(base, "__dataclass_fields__", {}) for base in cls.__mro__[1:]]
-    for field in dataclasses.fields(cls):
-        name, value = field.name, inspect.getattr_static(cls, field.name, field.default)  # a mixin's too
-        member = value is field.default or inspect.isroutine(value) or inspect.isdatadescriptor(value)
-        if not member and any(of.get(name) is field for of in inherited):
-            raise TypeError(
-                f"{cls.__name__} sets {name} = {shown(value)} without an annotation, so it would keep the default of "
-                f"its base: write {name}: Any = {shown(value)}"
-            )
+def within(tree: Any) -> Iterator[Described]:
+    """All described objects in ``tree``, those inside others too."""
+    for node in jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, Described)):
+        if isinstance(node, Described):
+            yield node
+            yield from within([getattr(node, field.name) for field in dataclasses.fields(node)])  # type: ignore[arg-type]
+
+
+def is_traced(tree: Any) -> bool:
+    """Whether a leaf of it is."""
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))
+
+
+def check_again(tree: Any) -> None:
+    """Checks what a run is given, but for what is traced: ``replace`` and the bare class take any value."""
+    for one in within(tree):
+        if not is_traced(one):
+            one.checked()
 
 
 def _refuse_assignment(self: Any, name: str, value: Any) -> None:

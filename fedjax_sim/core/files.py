@@ -276,6 +276,8 @@ class Lock(contextlib.AbstractContextManager["Lock"]):
         self._file: int | None = None
         self._path, self._process = directory / name, os.getpid()
         try:
+            self._path = self._path.absolute()  # whatever the working directory is at the end
+            self._made = [one for one in self._path.parents if not one.exists()]
             check_writable(directory)
             # One that was opened before its holder removed it is nobody's lock any more.
             while self._file is None or not self._is_there(self._file):
@@ -293,10 +295,12 @@ class Lock(contextlib.AbstractContextManager["Lock"]):
         remove_left_overs(directory)
 
     def release(self) -> None:
-        """Lets others write; nothing where it was released before."""
+        """Lets others write, and leaves no directory that it has made for nothing; nothing where it was released."""
         if self._file is not None and os.getpid() == self._process:  # a process that was forked has a copy only
             with contextlib.suppress(OSError):
                 self._path.unlink()
+                for made in self._made:
+                    made.rmdir()
         self._close()
 
     def __exit__(self, *error: object) -> None:

@@ -14,6 +14,7 @@ from fedjax_sim.clients.local.batches import Batches, shuffled
 from fedjax_sim.clients.local.work import Work
 from fedjax_sim.clients.scheme import check_kind
 from fedjax_sim.clients.systems.base import Clock, System
+from fedjax_sim.core.descriptions import check_again
 from fedjax_sim.core.mistakes import explained
 from fedjax_sim.core.programs import keep_programs, renew
 from fedjax_sim.core.values import check_count, check_flag, suggest
@@ -143,6 +144,7 @@ def check_arguments(run: RunArguments) -> Plan:
         raise TypeError(
             f"evaluate is {evaluate!r}: it must be a function evaluate(params, dataset) -> {{name: array}}{call}"
         )
+    check_again(evaluate)
     diagnostics, system, work = as_diagnostics(run["diagnostics"]), parts["system"], parts["work"]
     if system is None and work.needs_system:
         raise ValueError(

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, cast
 
 import jax
@@ -17,8 +16,8 @@ from fedjax_sim.algorithms.partial import Partial, keep
 from fedjax_sim.algorithms.wrapper import Wrapper
 from fedjax_sim.clients.local.batches import Batches, FullBatch
 from fedjax_sim.clients.scheme import check_kind
-from fedjax_sim.core.descriptions import Described
-from fedjax_sim.core.fields import check_fields, check_single
+from fedjax_sim.core.descriptions import check_again, is_traced, within
+from fedjax_sim.core.fields import check_single
 from fedjax_sim.core.programs import renew, uncollected
 from fedjax_sim.core.values import INT32_MAX, LARGEST_SEED, as_seeds, check_real, conditions, is_concrete, shown
 from fedjax_sim.datasets.federated import FederatedDataset, check_copy
@@ -56,9 +55,8 @@ def check_run(plan: Plan, rounds: int, initial_params: Any = None) -> Plan:
     if not (hasattr(key, "dtype") and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)) or jnp.shape(key) != ():
         raise TypeError(f"key is {key!r}: give one typed PRNG key, jax.random.key(0)")
     name = type(algorithm).__name__
-    for one in (one for one in _described(plan._replace(dataset=None)) if not is_traced(one)):  # type: ignore[arg-type]
-        check_fields(one, one.factory_name())  # again: replace and the bare class take any value
-    for one in _described((algorithm, plan.cohort, plan.work, plan.system, plan.asynchronous, plan.diagnostics)):
+    check_again(plan._replace(dataset=None))  # type: ignore[arg-type]
+    for one in within((algorithm, plan.cohort, plan.work, plan.system, plan.asynchronous, plan.diagnostics)):
         check_single(one, one.factory_name())
     algorithm.check(dataset.num_clients)
     requires = algorithm.requires
@@ -277,6 +275,7 @@ def _client_states(given: Any, plan: Plan) -> ClientStates:
         return OnDevice()
     example = "fedjax_sim.client_states.on_host(), or None for on_device()"
     check_kind("client_states", given, ClientStates, example=example)
+    check_again(given)
     if given.apart and plan.asynchronous is not None:
         raise ValueError(
             f"asynchronous=... with client_states={shown(given)}: {_TOO_LATE} client states ahead: use "
@@ -297,7 +296,7 @@ _TOO_LATE = "who reports in a round is known once its clock has run, too late fo
 def unmet(parts: Any, dataset: FederatedDataset) -> jax.Array | None:
     """Whether a traced value is one that its object's check would refuse; bool scalar, None where nothing is traced."""
     with conditions() as met:
-        for part in filter(is_traced, _described(parts)):
+        for part in filter(is_traced, within(parts)):
             try:
                 part.checked()
             except (AttributeError, TypeError, ValueError):  # somebody's own check, which takes no traced values
@@ -305,19 +304,6 @@ def unmet(parts: Any, dataset: FederatedDataset) -> jax.Array | None:
         if is_traced(dataset.example_weights):
             check_real("with_example_weights(weights)", dataset.example_weights, low=0.0)
     return ~jnp.all(jnp.stack(met)) if met else None
-
-
-def _described(tree: Any) -> Iterator[Described]:
-    """All described objects in ``tree``, those inside others too."""
-    for node in jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, Described)):
-        if isinstance(node, Described):
-            yield node
-            yield from _described([getattr(node, field.name) for field in dataclasses.fields(node)])  # type: ignore[arg-type]
-
-
-def is_traced(tree: Any) -> bool:
-    """Whether a leaf of it is."""
-    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))
 
 
 def check_counts(plan: Plan, rounds: int) -> None:

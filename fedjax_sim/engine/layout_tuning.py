@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.algorithms.contract import Method
-from fedjax_sim.core.descriptions import build, describe
+from fedjax_sim.core.descriptions import build, describe, is_traced
 from fedjax_sim.core.devices import affinity, processor
 from fedjax_sim.core.files import cache_directory, json_object, read_json, remove_left_overs, write_atomically
 from fedjax_sim.core.tabular import text_rows
@@ -26,7 +26,7 @@ from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.fingerprints import digest, fingerprint
 from fedjax_sim.datasets.host import HostDataset
 from fedjax_sim.engine.arguments import RunArguments, check_arguments, takes_run
-from fedjax_sim.engine.checks import check_counts, check_seeds, is_traced, resolve_seeds
+from fedjax_sim.engine.checks import check_counts, check_seeds, resolve_seeds
 from fedjax_sim.engine.client_states import ClientStates, OnDevice
 from fedjax_sim.engine.layout.base import Layout
 from fedjax_sim.engine.layout.choose import choose_width

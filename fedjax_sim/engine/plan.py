@@ -16,7 +16,7 @@ from fedjax_sim.clients.cohort.participation import Averaging, Participation
 from fedjax_sim.clients.cohort.schemes import full
 from fedjax_sim.clients.local.batches import Batches, batches_in
 from fedjax_sim.clients.local.work import Work
-from fedjax_sim.clients.systems.base import System
+from fedjax_sim.clients.systems.base import Clock, System
 from fedjax_sim.clients.systems.flops import gradient_flops
 from fedjax_sim.core import trees
 from fedjax_sim.core.descriptions import Described
@@ -124,6 +124,12 @@ class Plan(NamedTuple):
         if self.asynchronous is not None:
             return int(self.asynchronous.messages)
         return self.cohort.size(self.dataset.num_clients)
+
+    @property
+    def recorded(self) -> frozenset[str]:
+        """Names that the diagnostics and the devices' clock record of every round."""
+        of_clock = () if self.system is None else Clock._fields
+        return frozenset(of_clock).union(*(one.names() for one in self.diagnostics))
 
     @property
     def may_be_empty(self) -> bool:

@@ -6,8 +6,6 @@ The local objective of client i is F_i(w) = (1/n_i) sum_j v_j loss(w, example_j)
 
 from __future__ import annotations
 
-import difflib
-import inspect
 from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeAlias
 
@@ -21,10 +19,6 @@ from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.models.scores import Score
 
 MaybeArray: TypeAlias = jax.Array | None
-
-_PACKAGE = "fedjax_sim."
-# What tasks of one's own say.
-_OVERRIDDEN = ["init", "losses", "losses_of", "outputs", "features", "metrics", "penalty"]
 
 
 class Batch(NamedTuple):
@@ -67,22 +61,6 @@ class Task(Described):
     """
 
     joint = False
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        bases = cls.__mro__[1:]
-        own = [cls, *(base for base in bases if not base.__module__.startswith(_PACKAGE))]
-        said = {name for one in own for name in vars(one)}
-        if said & set(_OVERRIDDEN):  # what it says may call helpers of any name
-            return
-        for name, value in vars(cls).items():
-            if name.startswith("_") or not inspect.isfunction(value) or any(hasattr(base, name) for base in bases):
-                continue
-            for near in difflib.get_close_matches(name, _OVERRIDDEN, n=1, cutoff=0.8):
-                raise TypeError(
-                    f"{cls.__name__}.{name}: no base has it, so nothing would read it: did you mean {near!r}? "
-                    f"(A helper of your own: call it _{name}.)"
-                )
 
     @property
     def scores(self) -> tuple[Score, ...]:

@@ -295,6 +295,8 @@ def check_recorded(metrics: Mapping[str, Any], rounds: Mapping[str, Any]) -> Non
     for what, recorded in (("metric", metrics), ("record of every round", rounds)):
         for name, values in recorded.items():
             rule = wrong_name(name)
+            if what == "metric" and name in ("virtual_time", "bytes"):  # rules and figures take these for clocks
+                rule = "a name of a run's clock: choose another"
             if rule is not None:
                 raise ValueError(f"the {what} {shown(name)}: {rule}")
             if not is_real(values.dtype):

@@ -129,7 +129,7 @@ class Learned(Optimizer):
         v = v / (1 - jnp.asarray(SECOND, g.dtype) ** steps)
         of_each, of_tensor = features(before, g, p, m, v, square, each=self.per == "parameter")
         out = self._net(of_each, of_tensor)
-        adam = _root(jnp.mean(jnp.square(g))) * _over(m[DECAYS.index(0.9)], v)
+        adam = trees._root(jnp.mean(jnp.square(g))) * _over(m[DECAYS.index(0.9)], v)
         mixed = g
         for number, direction in enumerate((*m, adam), 1):
             mixed = mixed + out[..., number] * (direction - g)
@@ -169,7 +169,7 @@ def features(
     times = jnp.tanh(before.astype(g.dtype) / jnp.asarray(TIMES, g.dtype) - 1)
     of_tensor = [times, cosine, jnp.log(ratio) / 2]
     if square is not None:
-        of_tensor.append(jnp.square(_over(_root(own), jnp.mean(square)))[None])
+        of_tensor.append(jnp.square(_over(trees._root(own), jnp.mean(square)))[None])
     if not each:
         return jnp.zeros((0,), g.dtype), jnp.concatenate(of_tensor)
     level = jnp.mean(v)
@@ -186,11 +186,6 @@ def _over(x: jax.Array, square: jax.Array) -> jax.Array:
     """x / sqrt(square), and 0, with derivative 0, where that is 0."""
     positive = square > 0
     return jnp.where(positive, x * jax.lax.rsqrt(jnp.where(positive, square, 1)), 0)
-
-
-def _root(square: jax.Array) -> jax.Array:
-    """sqrt(square), with derivative 0 at 0."""
-    return square * _over(jnp.ones_like(square), square)
 
 
 def _normalised(x: jax.Array) -> jax.Array:

@@ -17,9 +17,9 @@ from fedjax_sim.reporting.table import half_width
 
 Band = Literal["range", "std", "sem", "ci95"] | None
 
-# Okabe and Ito's palette, which colour-blind readers can tell apart, without its yellow, which nobody sees on white.
-# Seven colours and five dashes have no common divisor: 35 methods before a pair comes again.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+# Okabe and Ito's palette, which colour-blind readers can tell apart; for its yellow, which nobody sees on white, a wine
+# red of Tol's. Eight colours and five dashes have no common divisor: 40 methods before a pair comes again.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#882255")
 LEGEND: dict[str, Any] = {"fontsize": "small", "title_fontsize": "small", "frameon": False, "handlelength": 2.8}
 DIVERGED = "a seed diverged"
 _DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (7, 1.5, 1.5, 1.5)), (0, (3, 1, 1, 1, 1, 1)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -111,11 +111,8 @@ def clock(run: Recorded, axis: str) -> np.ndarray:
     recorded = getattr(run, "rounds", {})
     names = _summed(axis, recorded)
     if not all(name in recorded for name in names):
-        what, name = ("its bytes", "communication") if axis == "bytes" else ("virtual time", "virtual_time")
-        raise ValueError(
-            f"{axis!r}: the run did not record {what}; give it system=fedjax_sim.systems.devices(...), or "
-            f"diagnostics=[{name!r}]"
-        )
+        what = "its bytes" if axis == "bytes" else "virtual time"
+        raise ValueError(f"{axis!r}: the run did not record {what}; {to_record(axis)}")
     if not names:
         seeds, rounds = len(next(iter(run.metrics.values()))), int(run.evaluated[-1])
         return np.broadcast_to(np.arange(rounds + 1, dtype=float), (seeds, rounds + 1))
@@ -124,8 +121,18 @@ def clock(run: Recorded, axis: str) -> np.ndarray:
 
 def clocks(rounds: Mapping[str, np.ndarray], evaluated: np.ndarray) -> dict[str, np.ndarray]:
     """``"virtual_time"`` and ``"bytes"`` at the evaluations, float64[seeds, E], where the rounds' records have them."""
-    known = (axis for axis in AXES if axis != "round" and set(_summed(axis, rounds)) <= set(rounds))
-    return {axis: _sums(rounds, axis)[:, evaluated] for axis in known}
+    return {axis: _sums(rounds, axis)[:, evaluated] for axis in clocks_of(rounds)}
+
+
+def clocks_of(recorded: Collection[str]) -> list[str]:
+    """The clocks of a run that records these of every round."""
+    return [axis for axis in AXES if axis != "round" and set(_summed(axis, recorded)) <= set(recorded)]
+
+
+def to_record(axis: str) -> str:
+    """What a run needs for a clock, in words."""
+    name = "communication" if axis == "bytes" else axis
+    return f"give it system=fedjax_sim.systems.devices(...), or diagnostics=[{name!r}]"
 
 
 def _summed(axis: str, recorded: Container[str]) -> tuple[str, ...]:

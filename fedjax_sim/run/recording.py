@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
 
 from fedjax_sim.core.values import shown
 from fedjax_sim.reporting.divergence import OF_IDS, Divergence, divergences
-from fedjax_sim.reporting.recorded import clocks
+from fedjax_sim.reporting.recorded import clocks, clocks_of
 from fedjax_sim.run.records import Stop, joined, part_of, unwritable
 from fedjax_sim.run.stopping import Stopping
 
@@ -16,10 +17,16 @@ _PENDING = 512  # calls whose arrays may wait on the device: a long run must not
 
 
 class Recording:
-    """The record of a run of a method, while it grows; ``skipped`` and ``factor`` are those of ``divergences``."""
+    """The record of a run of a method, while it grows.
 
-    def __init__(self, algorithm: str, seeds: list[int], *, skipped: bool, factor: float | None) -> None:
+    ``skipped`` and ``factor`` are those of ``divergences``, ``recorded`` names of what every round will record.
+    """
+
+    def __init__(
+        self, algorithm: str, seeds: list[int], *, skipped: bool, factor: float | None, recorded: Collection[str] = ()
+    ) -> None:
         self._algorithm, self._seeds, self._skipped, self._factor = algorithm, seeds, skipped, factor
+        self._clocks = clocks_of(recorded)
         self._evaluated: list[int] = []
         self._metrics, self._rounds = _Growing(), _Growing()
         self.finished = 0
@@ -39,7 +46,8 @@ class Recording:
         """The evaluation before the first round, leaves [seeds, ...]; refuses a rule that asks for more than it has."""
         self.add({}, metrics, 0)
         if rule is not None:
-            rule._check({name: unwritable(values[0]) for name, values in self.metrics().items()})
+            started = {name: unwritable(values[0]) for name, values in self.metrics().items()}
+            rule._check(started | {name: np.zeros(1) for name in self._clocks})
 
     def add(self, record: Any, metrics: Any, count: int) -> None:
         """``count`` rounds, leaves [seeds, count or more, ...], and the evaluation after them, leaves [seeds, ...].

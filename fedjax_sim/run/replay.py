@@ -14,12 +14,13 @@ from jax import lax
 from fedjax_sim.algorithms.contract import Method
 from fedjax_sim.clients.cohort.participation import AVERAGES, SCHEME_I
 from fedjax_sim.clients.local.batches import batches_in
+from fedjax_sim.core.descriptions import is_traced
 from fedjax_sim.core.keys import Purpose, purpose_key
 from fedjax_sim.core.values import LARGEST_SEED, check_count, shown
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.host import HostDataset
 from fedjax_sim.engine.arguments import asked_of
-from fedjax_sim.engine.checks import is_traced, resolve
+from fedjax_sim.engine.checks import resolve
 from fedjax_sim.engine.plan import Plan
 from fedjax_sim.engine.rounds import init_state, take_part
 from fedjax_sim.engine.solver import Slot

@@ -73,7 +73,7 @@ class Saving:
         first = devices.together(lambda: Store(directory, keep) if devices.is_first() else None)
         self._store = first or Store(directory, keep, writes=False)
         self._caught = Caught()
-        self._path = Path(directory)
+        self._path = Path(directory).absolute()
         self._saved, self._saved_at, self._cost = 0, time.perf_counter(), 0.0
         self.earlier: list[str] = []  # what was another environment in rounds before, oldest first
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from fedjax_sim.algorithms.contract import Method
 from fedjax_sim.algorithms.wrapper import keeps_personal
-from fedjax_sim.core.descriptions import describe, encode
+from fedjax_sim.core.descriptions import check_again, describe, encode, is_traced
 from fedjax_sim.core.devices import environment
 from fedjax_sim.core.values import check_choice, check_flag, check_real, shown
 from fedjax_sim.datasets.federated import FederatedDataset
@@ -24,7 +24,7 @@ from fedjax_sim.datasets.fingerprints import described, fingerprint
 from fedjax_sim.datasets.host import HostDataset
 from fedjax_sim.datasets.placement import on_host
 from fedjax_sim.engine.arguments import Evaluate, RunArguments, check_arguments, takes_run
-from fedjax_sim.engine.checks import check_initial, check_seeds, is_traced, resolve_seeds
+from fedjax_sim.engine.checks import check_initial, check_seeds, resolve_seeds
 from fedjax_sim.engine.client_states import ClientStates, OnDevice, as_arrays
 from fedjax_sim.engine.layout_tuning import Tuning, tuned
 from fedjax_sim.engine.memory import room
@@ -190,7 +190,7 @@ def simulate(
             allow_opaque=allow_opaque,
         )  # fmt: skip
     recording = Recording(
-        type(algorithm).__name__, seed_list,
+        type(algorithm).__name__, seed_list, recorded=plan.recorded,
         skipped=plan.guard.skip or algorithm.requires.excludes_nonfinite, factor=divergence_factor,
     )  # fmt: skip
 
@@ -298,9 +298,8 @@ class _Underway(NamedTuple):
 def _check_ends(stop: Any, on_divergence: Any, divergence_factor: Any) -> float | None:
     """Checks what ends a run; the factor as a float."""
     if stop is not None and not isinstance(stop, Stopping):
-        raise TypeError(
-            f"stop is {shown(stop)}: give a rule, for instance fedjax_sim.stopping.converged(1e-4), or None"
-        )
+        raise TypeError(f"stop is {shown(stop)}: give a rule, fedjax_sim.stopping.converged(1e-4) for one, or None")
+    check_again(stop)
     check_choice("on_divergence", on_divergence, ("record", "stop", "raise"))
     if not isinstance(divergence_factor, (int, float, np.number, types.NoneType)):
         raise TypeError(f"divergence_factor is {shown(divergence_factor)}: it must be a number of at least 1, or None")

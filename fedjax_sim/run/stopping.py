@@ -14,7 +14,7 @@ import numpy as np
 from fedjax_sim.core.descriptions import Described, factory
 from fedjax_sim.core.fields import count, leaf, real, static
 from fedjax_sim.core.values import check_metric, check_real, shown, suggest
-from fedjax_sim.reporting.recorded import AXES, first_reached, known_as, less_is_better, of_finite_models
+from fedjax_sim.reporting.recorded import AXES, first_reached, known_as, less_is_better, of_finite_models, to_record
 
 
 class Stopping(Described):
@@ -35,13 +35,12 @@ class Stopping(Described):
 
 
 class _OfOneMetric:
-    """What the rules here have in common: one metric. A clock is known from the first round on."""
+    """What the rules here have in common: one metric, or a clock."""
 
     metric: str
 
     def _check(self, started: Mapping[str, np.ndarray]) -> None:
-        if self.metric == "round" or self.metric not in AXES:
-            _measured(started, self.metric)
+        _measured(started, self.metric)
 
 
 class Converged(_OfOneMetric, Stopping):
@@ -171,7 +170,8 @@ def _measured(metrics: Mapping[str, np.ndarray], name: str) -> np.ndarray:
     """The values of one seed in their own precision, NaN where its model had diverged: that reaches nothing."""
     name = known_as(name, metrics)
     if name not in metrics:
-        raise ValueError(f"stop asks for {name!r}, which this run does not record: {suggest(name, metrics)}")
+        fix = to_record(name) if name in AXES and name != "round" else suggest(name, metrics)
+        raise ValueError(f"stop asks for {name!r}, which this run does not record: {fix}")
     values = np.asarray(metrics[name])
     if values.ndim != 1:
         raise ValueError(f"stop asks for {name!r}, which is an array of shape {values.shape[1:]}: choose one number")

@@ -13,7 +13,7 @@ import numpy as np
 
 from fedjax_sim.algorithms.contract import Method
 from fedjax_sim.algorithms.wrapper import keeps_personal
-from fedjax_sim.core.descriptions import Described
+from fedjax_sim.core.descriptions import Described, check_again
 from fedjax_sim.core.loops import OnRound, silent, teller
 from fedjax_sim.core.mistakes import explained, unchanged
 from fedjax_sim.core.tabular import in_notebook, table
@@ -174,7 +174,7 @@ def make_train(
         raise TypeError(
             f"adjoint is {shown(adjoint)}: it must be an Adjoint, for instance fedjax_sim.adjoints.nested(), or None"
         )
-
+    check_again(chosen)
     if on_round is not None and not callable(on_round):
         raise TypeError(f"on_round is {shown(on_round)}: it must be a function of (rounds_done, metrics), or None")
     tell = silent if on_round is None else teller(_unless_evaluated(on_round, rounds, eval_every))

@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.algorithms.contract import Method
-from fedjax_sim.core.descriptions import Described, factory
+from fedjax_sim.core.descriptions import Described, factory, is_traced
 from fedjax_sim.core.fields import static
 from fedjax_sim.core.loops import with_rows
 from fedjax_sim.core.values import check_metric, shown, suggest
 from fedjax_sim.datasets.federated import FederatedDataset
-from fedjax_sim.engine.checks import check_seeds, is_traced
+from fedjax_sim.engine.checks import check_seeds
 from fedjax_sim.models.passes import example_owners
 from fedjax_sim.reporting.recorded import known_as
 from fedjax_sim.run.training import TrainResult, make_train

@@ -108,6 +108,7 @@ def test_how_it_fails(folder, capsys, monkeypatch, arguments, status, said):
     assert said in err
     assert err.count("\n") == 1
     assert "wrote" not in out
+    assert not (folder / "results").exists()
 
 
 HUGE = "1" * 5001

@@ -19,11 +19,19 @@ import pytest
 import fedjax_sim as fjs
 from fedjax_sim import adjoints, hyper, sweeps
 from fedjax_sim.core import descriptions
-from fedjax_sim.core.descriptions import Described, build, describe, opaque_parts, registered, registered_factory
+from fedjax_sim.core.descriptions import (
+    Described,
+    build,
+    describe,
+    is_traced,
+    opaque_parts,
+    registered,
+    registered_factory,
+    within,
+)
 from fedjax_sim.core.fields import static
 from fedjax_sim.core.records import RECORDS
 from fedjax_sim.datasets.sources.record import sources
-from fedjax_sim.engine.checks import _described, is_traced
 from fedjax_sim.studies.benchmark import personal
 
 sgd = fjs.optim.sgd
@@ -369,7 +377,7 @@ def test_checks_take_traced_values() -> None:
     leaves, structure = jax.tree.flatten([one for one in made if isinstance(one, Described)])
 
     def checked(leaves: Any) -> int:
-        parts = list(filter(is_traced, _described(jax.tree.unflatten(structure, leaves))))
+        parts = list(filter(is_traced, within(jax.tree.unflatten(structure, leaves))))
         for part in parts:
             part.checked()
         return len(parts)
@@ -703,6 +711,35 @@ def test_a_value_without_annotation_would_be_that_of_the_base(base: type, given:
         TypeError, match=rf"^Mine sets {next(iter(given))} = .* without an annotation, so it would keep"
     ):
         type("Mine", (base,), given)
+
+
+@pytest.mark.parametrize(
+    ("base", "name", "given", "meant"),
+    [
+        (type(fjs.local.steps(1)), "step", lambda self, turn: turn.sizes, "steps"),
+        (type(fjs.aggregators.median()), "combined", lambda self, stack, who: stack, "combine"),
+        (type(fjs.aggregators.median()), "weigthed", True, "weighted"),
+        (type(fjs.attacks.sign_flip()), "tamper", lambda self, message, key: message, "tampered"),
+        (type(fjs.systems.deadline(1.0)), "closes", lambda self, reports: reports, "close"),
+    ],
+)
+def test_a_misspelt_method_would_run_that_of_the_base(base: type, name: str, given: Any, meant: str) -> None:
+    with pytest.raises(TypeError, match=rf"^Mine.{name}: no base has it.* did you mean '{meant}'\?"):
+        type("Mine", (base,), {name: given})
+
+
+def test_a_helper_has_any_name() -> None:
+    class Mine(type(fjs.local.steps(1))):  # type: ignore[misc]
+        def step(self, turn: Any) -> Any:
+            return turn.sizes
+
+        def most_step(self) -> int:
+            return 3
+
+        def steps(self, turn: Any) -> Any:
+            return jax.tree.map(lambda _: self.step(turn), turn)
+
+    assert Mine(2).most_step() == 3
 
 
 def test_an_init_of_ones_own_is_told_of_fields() -> None:

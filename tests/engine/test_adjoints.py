@@ -448,10 +448,11 @@ def test_implicit_and_unrolled_derivatives_agree(x64):
 AT_REST = {
     "clipped": fjs.clipped(fjs.fedavg(client_optimizer=sgd(0.5)), 9.0),
     "feddane": fjs.feddane(client_optimizer=sgd(0.5)),
+    "dane": fjs.dane(client_optimizer=sgd(0.5)),  # whose clients have nothing left to do there
 }
 
 
-@pytest.mark.parametrize("method", ["clipped", pytest.param("feddane", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("method", ["clipped", pytest.param("feddane", marks=pytest.mark.slow), "dane"])
 def test_implicit_where_a_part_of_the_state_has_no_derivative(method):
     """As a count of clipped clients has none: JAX's rules of a linear solve ask for one of every leaf. x~ = e / H."""
     one = fjs.datasets.quadratics_from(2 * np.ones((1, 1, 1)), np.ones((1, 1)))

@@ -737,6 +737,16 @@ COPIES = {
         "must be a number; a rate",
     ),
     "work": ({"work": fjs.local.steps(1).replace(num_steps=0)}, "steps(num_steps=...) is 0"),
+    "two fields": (
+        {"work": fjs.local.random_epochs(1, 5).replace(low=9)},
+        "random_epochs(9, 5): high must",
+    ),
+    "evaluate": (
+        {"evaluate": fjs.per_client(fjs.classification(fjs.models.LogisticRegression(10))).replace(worst=2.0)},
+        "per_client(worst=...) is 2.0",
+    ),
+    "stop": ({"stop": fjs.stopping.any_of([fjs.stopping.rising().replace(over=0)])}, "rising(over=...) is 0"),
+    "client states": ({"client_states": fjs.client_states.on_device().replace(dtype="int3")}, "on_device(dtype=...)"),
     "batches": ({"batch_size": None, "batches": fjs.local.in_order(2).replace(batch_size=0)}, "batch_size=...) is 0"),
 }
 
@@ -767,6 +777,10 @@ def test_checks_of_ones_own_and_vectors_of_tasks_are_taken() -> None:
 def test_values_that_no_factory_has_seen(name: str) -> None:
     changes, message = COPIES[name]
     check(lambda: through_simulate(**changes), (TypeError, ValueError), message)
+
+
+def test_a_share_is_no_number_of_clients() -> None:
+    check(lambda: fjs.cohort.uniform(0.1), TypeError, "num_sampled=...) is 0.1", "fedjax_sim.cohort.independent(0.1)")
 
 
 # Bad arguments of a factory: no run is needed to see them.

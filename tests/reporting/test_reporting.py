@@ -30,7 +30,7 @@ from fedjax_sim.reporting import (
     size_histogram,
     write_atomically,
 )
-from fedjax_sim.reporting.plots import save_figure
+from fedjax_sim.reporting.plots import line_style, save_figure
 from fedjax_sim.reporting.recorded import measured
 from tests.killing import without_permission
 
@@ -419,6 +419,11 @@ class TestCurves:
         assert curves({"a": run([[2, 1]])}).get_lines()[0].get_linewidth() == pytest.approx(1.8)
         with pyplot.rc_context({"lines.linewidth": 1.0}):
             assert curves({"a": run([[2, 1]])}).get_lines()[0].get_linewidth() == pytest.approx(1.2)
+
+    def test_eight_methods_have_eight_colours_and_forty_lines_differ(self, pyplot):
+        styles = [line_style(number) for number in range(40)]
+        assert len({style["color"] for style in styles[:8]}) == 8
+        assert len({(style["color"], style["linestyle"]) for style in styles}) == 40
 
     @pytest.mark.parametrize("methods", [2, 3, 35])
     def test_the_legend_is_below_and_leaves_the_width_to_the_curves(self, pyplot, methods):

@@ -94,6 +94,21 @@ def test_a_run_that_is_resumed_reports_what_is_new(tmp_path):
     assert again.calls == []
 
 
+def test_a_callback_may_change_the_working_directory(tmp_path, monkeypatch):
+    """Checkpoints stay together, in the directory that was meant when the run began."""
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+
+    class Moving(Callback):
+        def report(self, reported):
+            os.chdir(tmp_path / "elsewhere")
+
+    simulate(Moving(), checkpoint="kept", every=2)
+    assert len(list((tmp_path / "kept").glob("round-*"))) == 2
+    assert not (tmp_path / "kept" / ".lock").exists()
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
 def test_a_callback_does_not_write_into_the_record():
     class Scaled(Callback):
         def report(self, reported):

@@ -417,6 +417,16 @@ class TestLock:
         store.close()
         store.close()
         Store(tmp_path).close()
+        assert tmp_path.exists()
+
+    @pytest.mark.parametrize("kept", [False, True])
+    def test_no_directory_is_made_for_nothing(self, tmp_path, kept):
+        with Lock(tmp_path / "runs" / "one", "tests"):
+            (tmp_path / "runs" / "beside").touch()
+            if kept:
+                (tmp_path / "runs" / "one" / "result").touch()
+        assert (tmp_path / "runs").exists()
+        assert (tmp_path / "runs" / "one").exists() == kept
 
     @pytest.mark.slow
     def test_a_killed_process_holds_it_no_longer(self, tmp_path):

@@ -283,8 +283,15 @@ def test_rules():
         stopping.reached("x", 1.0).reason(evaluated, {"x": np.ones((4, 2))})
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("rule", [stopping.reached("test_accuracy", 0.9), stopping.any_of([stopping.patience("los")])])
+@pytest.mark.parametrize(
+    "rule",
+    [
+        pytest.param(stopping.reached("test_accuracy", 0.9), marks=pytest.mark.slow),
+        pytest.param(stopping.any_of([stopping.patience("los")]), marks=pytest.mark.slow),
+        stopping.reached("bytes", 1e6),
+        pytest.param(stopping.converged(metric="virtual_time"), marks=pytest.mark.slow),
+    ],
+)
 def test_a_rule_for_what_is_not_recorded_is_refused_before_the_first_round(rule):
     begun = []
 
@@ -292,9 +299,15 @@ def test_a_rule_for_what_is_not_recorded_is_refused_before_the_first_round(rule)
         def report(self, reported):
             begun.append(reported.round)
 
-    with pytest.raises(ValueError, match=r"stop asks for '(test_accuracy|los)', which this run does not record"):
+    with pytest.raises(ValueError, match=r"stop asks for '(test_accuracy|los|bytes|virtual_time)', which this run"):
         fjs.simulate(**growing(stop=rule, callbacks=[Told()]))
     assert not begun
+
+
+def test_a_metric_is_not_called_as_a_clock_is():
+    """A rule would take it for the clock, or the clock for it."""
+    with pytest.raises(ValueError, match="the metric 'bytes': a name of a run's clock: choose another"):
+        fjs.simulate(**growing(evaluate=lambda params, dataset: {"bytes": jnp.float32(1.0)}))
 
 
 class Worst(stopping.Stopping):

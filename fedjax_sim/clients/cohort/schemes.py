@@ -26,7 +26,7 @@ from fedjax_sim.core.descriptions import factory
 from fedjax_sim.core.fields import choice, count, leaf, static
 from fedjax_sim.core.keys import cohort_key
 from fedjax_sim.core.loops import sorted_places
-from fedjax_sim.core.values import in_program, is_concrete
+from fedjax_sim.core.values import check_count, in_program, is_concrete
 from fedjax_sim.datasets.federated import FederatedDataset
 
 _OVERFLOW = 1e-12  # the largest probability of an overflow in one round
@@ -50,10 +50,19 @@ class Full(Participation):
         return everyone(dataset.num_clients, 1.0)
 
 
+def _check_number(what: str, value: Any) -> None:
+    if isinstance(value, float) and 0 < value < 1:
+        raise TypeError(
+            f"{what} is {value}: it must be a number of clients, an integer of at least 1; "
+            f"fedjax_sim.cohort.independent({value}) draws each of them with this probability"
+        )
+    check_count(what, value)
+
+
 class _Sampled(Participation):
     """Base of the schemes with K different clients."""
 
-    num_sampled: int = count()
+    num_sampled: int = static(_check_number)
 
     def size(self, num_clients: int) -> int:
         return self.num_sampled

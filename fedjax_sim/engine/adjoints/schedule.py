@@ -17,12 +17,12 @@ from jax import lax
 
 from fedjax_sim.algorithms.contract import Method
 from fedjax_sim.clients.scheme import one_of
-from fedjax_sim.core.descriptions import factory
+from fedjax_sim.core.descriptions import factory, is_traced
 from fedjax_sim.core.fields import count, leaf
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.engine.adjoints.scans import Adjoint, PerRound, Ran, Run
 from fedjax_sim.engine.arguments import asked_of
-from fedjax_sim.engine.checks import is_traced, resolve
+from fedjax_sim.engine.checks import resolve
 from fedjax_sim.engine.plan import Plan, TrainState
 from fedjax_sim.engine.rounds import init_state, take_part
 from fedjax_sim.engine.solver import Solver

@@ -79,7 +79,7 @@ def dots(scores: Mapping[str, Mapping[str, Score]], published: Mapping[str, Mapp
     figure, grid = canvas(3.2 * columns + 1.4, (0.28 * len(methods) + 1.0) * rows + 0.4, rows, columns, sharey=True)
     for axis, (partition, of) in zip(grid.flat, scores.items(), strict=False):
         places = [methods.index(name) for name in of]
-        style = {"fmt": "o", "color": COLOURS[0], "label": "here"}
+        style = {"fmt": "o", "color": COLOURS[0], "label": "here, ± standard deviation over seeds"}
         axis.errorbar([s.mean for s in of.values()], places, xerr=[s.std for s in of.values()], **style)
         known = {name: value for name, value in published.get(partition, {}).items() if name in methods}
         if known:

@@ -38,7 +38,7 @@ def check_same(path: Any, saved: Mapping[str, Any], given: Mapping[str, Any], wh
 def by_names_alone(old: Any, new: Any) -> tuple[Any, Any]:
     """Two descriptions without the code of their opaque parts; where one does not say of a part what it is, by name."""
     if isinstance(old, dict) and isinstance(new, dict):
-        if "opaque" in old and "opaque" in new and "checksum" not in old.keys() & new.keys():  # of bare data
+        if "opaque" in old and "opaque" in new and not _summed(old, new):  # those of bare data say more
             both = [{"opaque": node["opaque"], "known": {"value": node["known"]["value"]}} for node in (old, new)
                     if _known(node)]  # fmt: skip
             return (both[0], both[1]) if len(both) == 2 else ({"opaque": old["opaque"]}, {"opaque": new["opaque"]})
@@ -129,8 +129,13 @@ def _bytecode(text: Any) -> bool:
 
 def _same_kind(old: dict[str, Any], new: dict[str, Any]) -> bool:
     """Whether two nodes are compared entry by entry: not arrays, and not what two different factories made."""
-    whole = ("array", "opaque") if "checksum" not in old.keys() & new.keys() else ()  # bare data differ in that alone
+    whole = () if _summed(old, new) else ("array", "opaque")  # bare data differ in their checksums alone
     return not any(key in node for key in whole for node in (old, new)) and old.get("name") == new.get("name")
+
+
+def _summed(old: dict[str, Any], new: dict[str, Any]) -> bool:
+    """Whether both have a checksum."""
+    return "checksum" in old.keys() & new.keys()
 
 
 def _has_parts(node: Any) -> bool:

@@ -48,7 +48,7 @@ class Store(Locked):
 
     def __init__(self, directory: str | os.PathLike[str], keep: int = 2, *, writes: bool = True) -> None:
         check_count("keep", keep)
-        self._directory, self._keep = Path(directory), int(keep)
+        self._directory, self._keep = Path(directory).absolute(), int(keep)
         self._damaged: list[Path] = []
         if writes:
             self._lock = Lock(self._directory, "checkpoints")

@@ -59,7 +59,8 @@ class PhaseDiagram:
       seeds: of all cells and methods.
       metric: what is compared.
       less: whether less of it is better.
-      values: float[X, Y, M, S], the metric after the last round; NaN where the run diverged or was not computed.
+      values: float[X, Y, M, S], the metric after the last round; NaN where the run diverged or was not computed, and
+        where a score is not defined, as an area under the curve of examples of one class.
       steps: int[X, Y, M, S, 2], gradients that the clients needed, and that were computed.
       computed: bool[X, Y].
       chosen: of ``best_of``, the value of each method in each cell by name, float[X, Y, M].
@@ -82,7 +83,7 @@ class PhaseDiagram:
 
     @property
     def diverged(self) -> np.ndarray:
-        """bool[X, Y, M], whether the method diverged for a seed."""
+        """bool[X, Y, M], whether the method has no value for a seed: it diverged, or its score is not defined."""
         return np.asarray(np.isnan(self.values).any(axis=3) & self.computed[..., None])
 
     def difference(self, a: str, b: str, *, level: float = 0.05) -> Difference:

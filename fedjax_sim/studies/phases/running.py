@@ -11,13 +11,13 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from fedjax_sim.core.descriptions import describe
+from fedjax_sim.core.descriptions import describe, is_traced
 from fedjax_sim.core.devices import environment
 from fedjax_sim.core.opaque import check_known
 from fedjax_sim.core.values import check_count, check_flag, shown
 from fedjax_sim.datasets.fingerprints import fingerprint
 from fedjax_sim.engine.arguments import RunArguments, takes_run
-from fedjax_sim.engine.checks import check_seeds, is_traced
+from fedjax_sim.engine.checks import check_seeds
 from fedjax_sim.reporting.progress import progress_bar
 from fedjax_sim.reporting.recorded import less_is_better
 from fedjax_sim.studies.phases.result import PhaseDiagram

@@ -13,14 +13,14 @@ import numpy as np
 from flax import serialization
 
 from fedjax_sim.algorithms.contract import Method
-from fedjax_sim.core.descriptions import MAX_ARRAY, describe
+from fedjax_sim.core.descriptions import MAX_ARRAY, describe, is_traced
 from fedjax_sim.core.opaque import check_known
 from fedjax_sim.core.values import check_count, check_flag, shown
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.fingerprints import fingerprint, known_again
 from fedjax_sim.datasets.host import HostDataset
 from fedjax_sim.engine.arguments import RunArguments, check_arguments, takes_run
-from fedjax_sim.engine.checks import check_seeds, is_traced, resolve
+from fedjax_sim.engine.checks import check_seeds, resolve
 from fedjax_sim.engine.layout.base import Layout
 from fedjax_sim.engine.layout.mesh import OnMesh
 from fedjax_sim.engine.memory import room
