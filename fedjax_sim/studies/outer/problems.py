@@ -174,7 +174,8 @@ class FederatedRun(Unrolled):
 
     @property
     def _subject(self) -> Subject:
-        return Subject.of(self.plan, ("task", *_DRAWN, "batches", "system"))
+        clock = ("system",) if self.plan.asynchronous is None else ("system", "asynchronous")
+        return Subject.of(self.plan, ("task", *_DRAWN, "batches", *clock))
 
     def _resolved(self, parameters: Any, key: jax.Array) -> tuple[Plan, Any]:
         """The run at the parameters, and whether one of its values is such that its check would refuse it."""
