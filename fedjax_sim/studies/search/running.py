@@ -23,6 +23,7 @@ from fedjax_sim.datasets.fingerprints import fingerprint
 from fedjax_sim.datasets.placement import on_host
 from fedjax_sim.engine.arguments import RunArguments, check_arguments, takes_run
 from fedjax_sim.engine.checks import check_seeds, resolve
+from fedjax_sim.engine.plan import Plan
 from fedjax_sim.reporting.progress import progress_bar
 from fedjax_sim.run.checkpoints.differences import check_same, environment_changes
 from fedjax_sim.run.checkpoints.store import Store
@@ -113,6 +114,8 @@ def search(
     base = resolve(asked, rounds, initial_params)
     values = stacked(asked, space, "search")
     plan = of_all_points(base, asked, space, rounds, initial_params, "search")
+    if strategy.explores:
+        _check_slots(asked, strategy, {name: column[0] for name, column in values.items()})
     subject = Subject.of(asked)
     transforms = {name: subject.natural(name) for name in space.names}
     new = strategy.fresh(space, transforms, len(evaluated))
@@ -166,6 +169,14 @@ def search(
         compile_seconds=compiled - begun,
         description=description,
     )
+
+
+def _check_slots(asked: Plan, strategy: Strategy, point: dict[str, Any]) -> None:
+    """Refuses a cohort that finds its slots from a value that changes: members that need more would be NaN."""
+    try:
+        jax.eval_shape(lambda point: jax.tree.leaves(placed(asked, point).cohort.fitted(asked.dataset)), point)
+    except ValueError as error:
+        raise ValueError(f"search: {strategy.factory_name()}() changes values on the way: {error}") from error
 
 
 def _restored(store: Store, configuration: dict[str, Any], members: Members) -> tuple[Members, int, float]:
