@@ -225,6 +225,13 @@ def test_what_an_asynchronous_server_does_is_a_part_of_the_run(x64):
     assert "asynchronous" not in made()._subject.description()["run"]  # as checkpoints of trainings have it
 
 
+def test_a_probability_that_stays_says_how_many_slots_a_cohort_has():
+    chance = fjs.cohort.independent(1e-5)
+    assert made(cohort=chance).plan.cohort.cap == chance.size(4) < 4
+    with pytest.raises(ValueError, match="give cap"):
+        made(over=["cohort.probability"], cohort=chance)
+
+
 @pytest.mark.slow
 def test_truncation_of_a_run_s_end_is_the_adjoint_s(x64):
     data, run = fjs.datasets.quadratics(**DATA), common()

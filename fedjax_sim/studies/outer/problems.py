@@ -256,6 +256,8 @@ def federated(
     evaluate = of_any_run(run["evaluate"], plan.task)
     made = FederatedRun(plan, initial_params, {}, objective, rounds, eval_every, evaluate)
     made = made.replace(transforms=made._subject.transforms("outer.federated", over))
+    if not any(path.startswith("cohort.") for path in made.transforms):  # what it is fitted by is traced from here on
+        made = made.replace(plan=plan._replace(cohort=plan.cohort.fitted(dataset)))
     # What nothing records ends here.
     jax.eval_shape(
         lambda run, u, key: run.advance(u, run.begin(u, key), jnp.int32(0)), made, made.parameters, jax.random.key(0)
