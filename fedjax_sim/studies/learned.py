@@ -167,7 +167,7 @@ def federations(
         plans[0], None, one.transforms, objective, one.rounds, one.eval_every, one.evaluate, found, cap
     ).checked()
     # Slots and steps for all that is drawn.
-    subject = Subject.of(check_arguments(run)._replace(algorithm=algorithm))
+    subject = Subject.of(check_arguments(run)._replace(algorithm=algorithm), made._subject.run)
     ends = [subject.replace({path: getattr(of, end) for path, of in found.items()}) for end in ("low", "high")]
     cohorts = [end.run["cohort"].fitted(given[0]) for end in ends]
     cohort = of_most_slots(plans[0].cohort, cohorts, given[0].num_clients)
