@@ -338,6 +338,10 @@ BAD = {
         {"space": sweeps.points([{CHANCE: 0.1}, {CHANCE: 0.2}]), "cohort": fjs.cohort.independent(0.1)},
         r"population\(\) changes values on the way: .* give cap",
     ),
+    "steps of other values": (
+        {"space": sweeps.points([{"work.p": 0.5}, {"work.p": 0.6}]), "work": fjs.local.geometric(0.5)},
+        r"population\(\) changes values on the way: .* needs most",
+    ),
 }
 
 

@@ -17,7 +17,7 @@ from fedjax_sim.algorithms.contract import Method
 from fedjax_sim.core.descriptions import describe
 from fedjax_sim.core.keys import Purpose, purpose_key
 from fedjax_sim.core.programs import compiling
-from fedjax_sim.core.values import shown
+from fedjax_sim.core.values import Found, shown
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.fingerprints import fingerprint
 from fedjax_sim.datasets.placement import on_host
@@ -115,7 +115,7 @@ def search(
     values = stacked(asked, space, "search")
     plan = of_all_points(base, asked, space, rounds, initial_params, "search")
     if strategy.explores:
-        _check_slots(asked, strategy, {name: column[0] for name, column in values.items()})
+        _check_bounds(asked, strategy, {name: column[0] for name, column in values.items()})
     subject = Subject.of(asked)
     transforms = {name: subject.natural(name) for name in space.names}
     new = strategy.fresh(space, transforms, len(evaluated))
@@ -171,10 +171,16 @@ def search(
     )
 
 
-def _check_slots(asked: Plan, strategy: Strategy, point: dict[str, Any]) -> None:
-    """Refuses a cohort that finds its slots from a value that changes: members that need more would be NaN."""
+def _check_bounds(asked: Plan, strategy: Strategy, point: dict[str, Any]) -> None:
+    """Refuses slots or steps that are found from a value which changes: for other values they would be too few."""
+
+    def bounded(point: dict[str, Any]) -> Any:
+        at = placed(asked, point)
+        found = {name: None for name, value in vars(at.work).items() if isinstance(value, Found)}
+        return jax.tree.leaves((at.cohort.fitted(asked.dataset), at.work.replace(**found).checked()))
+
     try:
-        jax.eval_shape(lambda point: jax.tree.leaves(placed(asked, point).cohort.fitted(asked.dataset)), point)
+        jax.eval_shape(bounded, point)
     except ValueError as error:
         raise ValueError(f"search: {strategy.factory_name()}() changes values on the way: {error}") from error
 

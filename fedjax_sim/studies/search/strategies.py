@@ -72,8 +72,8 @@ class Population(Strategy):
         point e P + m.
 
     Raises:
-      ValueError: (before a search) a space of one point, or without what is asked of it; a cohort that finds its slots
-        from a value that changes, ``independent(q)`` without a ``cap``.
+      ValueError: (before a search) a space of one point, or without what is asked of it; a cohort or work that finds a
+        bound from a value that changes, ``independent(q)`` without a ``cap`` or ``geometric(p)`` without ``most``.
 
     Reference: Jaderberg et al. 2017, "Population based training of neural networks"; in federated learning Chen et al.
     2023, "FedPop: Federated population-based hyperparameter tuning", of which this is the level of the server.
