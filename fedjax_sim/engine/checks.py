@@ -13,7 +13,7 @@ from fedjax_sim.algorithms.averaging import Ema, LastK
 from fedjax_sim.algorithms.contract import Method
 from fedjax_sim.algorithms.fedavg import FedAvg
 from fedjax_sim.algorithms.partial import Partial, keep
-from fedjax_sim.algorithms.wrapper import Wrapper
+from fedjax_sim.algorithms.wrapper import Wrapper, innermost
 from fedjax_sim.clients.local.batches import Batches, FullBatch
 from fedjax_sim.clients.scheme import check_kind
 from fedjax_sim.core.descriptions import check_again, is_traced, within
@@ -54,7 +54,7 @@ def check_run(plan: Plan, rounds: int, initial_params: Any = None) -> Plan:
     check_copy(dataset)
     if not (hasattr(key, "dtype") and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)) or jnp.shape(key) != ():
         raise TypeError(f"key is {key!r}: give one typed PRNG key, jax.random.key(0)")
-    name = type(algorithm).__name__
+    name, inside = type(algorithm).__name__, type(innermost(algorithm)).__name__  # who asks for more than averages
     check_again(plan._replace(dataset=None))  # type: ignore[arg-type]
     for one in within((algorithm, plan.cohort, plan.work, plan.system, plan.asynchronous, plan.diagnostics)):
         check_single(one, one.factory_name())
@@ -72,7 +72,7 @@ def check_run(plan: Plan, rounds: int, initial_params: Any = None) -> Plan:
     plan.task.check(dataset)
     if requires.classes and plan.task.num_classes(dataset) is None:
         raise ValueError(
-            f"{name} needs a task that tells classes apart (logits, integer labels), and {type(plan.task).__name__} "
+            f"{inside} needs a task that tells classes apart (logits, integer labels), and {type(plan.task).__name__} "
             "does not: use fedjax_sim.classification(model), or fedjax_sim.functions(..., outputs_function=...) for "
             "data with integer labels 'y'"
         )
@@ -90,19 +90,19 @@ def check_run(plan: Plan, rounds: int, initial_params: Any = None) -> Plan:
         check_method(plan)
     if requires.everyone and slots < dataset.num_clients:
         raise ValueError(
-            f"{name} needs everybody in every round, and this cohort has {slots} of {dataset.num_clients} clients: use "
-            "cohort.full()"
+            f"{inside} needs everybody in every round, and this cohort has {slots} of {dataset.num_clients} clients: "
+            "use cohort.full()"
         )
     if requires.full_gradients and not isinstance(plan.batches, FullBatch):
         raise ValueError(
-            f"{name} solves local problems to a tolerance, which needs full local gradients, not {plan.batches!r}: "
+            f"{inside} solves local problems to a tolerance, which needs full local gradients, not {plan.batches!r}: "
             "use batches=fedjax_sim.local.full_batch()"
         )
     whole = requires.whole_batches or requires.other_batch or requires.hold > 1
     if whole and plan.batches.pieces(dataset.max_size, plan.batches.rows(dataset)) > 1:
         raise ValueError(
-            f"{name} needs a whole batch at a time, and {shown(plan.batches)} takes its gradients in pieces, which add "
-            "up for sums over examples alone: use smaller batches, or pieces as large as the largest client"
+            f"{inside} needs a whole batch at a time, and {shown(plan.batches)} takes its gradients in pieces, which "
+            "add up for sums over examples alone: use smaller batches, or pieces as large as the largest client"
         )
     check_joint(plan.task, plan.batches, dataset)
     if plan.task.joint and (plan.diagnostics or isinstance(plan.layout, OnMesh)):
@@ -123,9 +123,9 @@ def check_run(plan: Plan, rounds: int, initial_params: Any = None) -> Plan:
     given = {what: getattr(algorithm, what) for what in ("client_learning_rate", "server_learning_rate")}
     for what, rate in given.items():
         if isinstance(rate, Rate):
-            rate.check(f"{name}({what}=...)", dataset.num_clients, rounds)
+            rate.check(f"{inside}({what}=...)", dataset.num_clients, rounds)
     if isinstance(given["server_learning_rate"], OverClients):
-        raise ValueError(f"{name}(server_learning_rate=over_clients(...)): a server has no clients, use over_rounds")
+        raise ValueError(f"{inside}(server_learning_rate=over_clients(...)): a server has no clients, use over_rounds")
     for optimizer in (algorithm.client_optimizer, algorithm.server_optimizer):
         if optimizer is not None:
             optimizer.transform()  # checks that its hyper-parameters are single numbers
@@ -133,7 +133,7 @@ def check_run(plan: Plan, rounds: int, initial_params: Any = None) -> Plan:
     carries = algorithm.keep_optimizer and jax.tree.leaves(jax.eval_shape(algorithm.client_optimizer.init, params))
     if carries and (requires.slope or requires.step_size):
         raise ValueError(
-            f"{name}(keep_optimizer=True): it divides changes by what its local solver moves in so many steps from a "
+            f"{inside}(keep_optimizer=True): it divides changes by what its local solver moves in so many steps from a "
             "fresh state, and this solver goes on from the state of the client's last visit: leave keep_optimizer "
             "out, or use fedjax_sim.fedavg(...) or a solver without a state"
         )
@@ -142,7 +142,7 @@ def check_run(plan: Plan, rounds: int, initial_params: Any = None) -> Plan:
     for what, rate in given.items():
         if not of_all_parameters(rate):
             rule = "one number, a rate of fedjax_sim.rates or a pytree like the parameters"
-            _check_like(f"{name}({what}=...)", rate, params, rule, numbers=True)
+            _check_like(f"{inside}({what}=...)", rate, params, rule, numbers=True)
     if initial_params is not None:
         check_initial("initial_params", initial_params, params)
     check_counts(plan, rounds)

@@ -25,7 +25,7 @@ from fedjax_sim.core.values import check_count, shown
 from fedjax_sim.datasets.buckets import InBucket, in_one_bucket
 from fedjax_sim.datasets.federated import FederatedDataset, held_out_parts
 from fedjax_sim.datasets.fingerprints import fingerprint
-from fedjax_sim.engine.arguments import RunArguments, takes_run
+from fedjax_sim.engine.arguments import RunArguments, check_arguments, takes_run
 from fedjax_sim.engine.checks import resolve
 from fedjax_sim.engine.plan import Plan
 from fedjax_sim.reporting.progress import progress_bar
@@ -36,8 +36,8 @@ from fedjax_sim.run.training import measure
 from fedjax_sim.studies.objectives import Mean, check_inputs, mean, telling
 from fedjax_sim.studies.outer.estimators import PES, pes
 from fedjax_sim.studies.outer.problems import FederatedRun, federated
-from fedjax_sim.studies.subject import judging
-from fedjax_sim.studies.sweeps.program import of_most_steps
+from fedjax_sim.studies.subject import Subject, judging
+from fedjax_sim.studies.sweeps.program import of_most_slots, of_most_steps
 from fedjax_sim.studies.sweeps.space import LogUniform, Uniform
 
 
@@ -166,10 +166,14 @@ def federations(
     made = Federations(
         plans[0], None, one.transforms, objective, one.rounds, one.eval_every, one.evaluate, found, cap
     ).checked()
-    ends = [made._subject.replace({path: getattr(of, end) for path, of in found.items()}) for end in ("low", "high")]
-    work = of_most_steps(plans[0].work, (end.run["work"] for end in ends))  # of all that is drawn
+    # Slots and steps for all that is drawn.
+    subject = Subject.of(check_arguments(run)._replace(algorithm=algorithm), made._subject.run)
+    ends = [subject.replace({path: getattr(of, end) for path, of in found.items()}) for end in ("low", "high")]
+    cohorts = [end.run["cohort"].fitted(given[0]) for end in ends]
+    cohort = of_most_slots(plans[0].cohort, cohorts, given[0].num_clients)
+    work = of_most_steps(plans[0].work, (end.run["work"] for end in ends))
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *alike)
-    return made.replace(plan=plans[0]._replace(dataset=stacked, work=work))
+    return made.replace(plan=plans[0]._replace(dataset=stacked, cohort=cohort, work=work))
 
 
 def _weights(method: Method) -> list[str]:

@@ -519,6 +519,11 @@ RUNS: dict[str, tuple[dict[str, Callable[[], Any]], type[Exception], tuple[str, 
         ValueError,
         ("Scaffold", "clients drawn twice"),
     ),
+    "a cohort too small for a method inside a wrapper": (
+        {"algorithm": lambda: fjs.ema(fjs.vrl_sgd(client_optimizer=sgd(0.1)))},
+        ValueError,
+        ("VrlSgd needs everybody", "2 of 3 clients"),
+    ),
     "given steps for other clients": (
         {"work": lambda: fjs.local.given_steps([[1, 1], [1, 1]])},
         ValueError,

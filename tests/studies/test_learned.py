@@ -80,6 +80,14 @@ def test_rounds_have_the_steps_of_the_smallest_probability_that_is_drawn():
     assert made.plan.work.most == fjs.local.geometric(0.01).most > fjs.local.geometric(0.5).most
 
 
+def test_rounds_have_the_slots_of_the_largest_probability_that_is_drawn():
+    data, vary = [quadratics(seed, clients=30) for seed in (0, 1)], {"cohort.probability": fjs.sweeps.uniform(0.1, 0.9)}
+    made = problem(data, vary=vary, cohort=fjs.cohort.independent(0.1, average="plain"))
+    assert made.plan.cohort.cap == fjs.cohort.independent(0.9).size(30) > fjs.cohort.independent(0.1).size(30)
+    with pytest.raises(ValueError, match=r"cap=25\) is too small for 30 clients"):
+        problem(data, vary=vary, cohort=fjs.cohort.independent(0.1, cap=25, average="plain"))
+
+
 @pytest.mark.slow
 def test_what_is_drawn_is_of_every_federation(made):
     drawn = jax.vmap(lambda key: made.drawn(key)[:2])

@@ -207,6 +207,31 @@ def test_the_exact_gradient_of_a_run_is_that_of_make_train(objective, method, x6
     assert problem.values(problem.parameters)[RATE] == pytest.approx(0.02)
 
 
+def test_what_an_asynchronous_server_does_is_a_part_of_the_run(x64):
+    """As in a sweep, and in a tuning without an estimator."""
+    data, algorithm = fjs.datasets.quadratics(**DATA), fjs.fedavg(client_optimizer=sgd(0.02))
+    name, scheme = "asynchronous.alpha", fjs.asynchronous.fedasync(0.6)
+    devices = fjs.systems.devices(seconds_per_step=[1.0, 2.0, 3.5, 5.0])
+    run = common(rounds=3, eval_every=3, asynchronous=scheme, system=devices)
+    read = fjs.hyper.mean("loss")
+    problem = outer.federated(algorithm, data, over={name: fjs.hyper.identity()}, objective=read, **run)
+    found = jax.jit(outer.estimate)(outer.exact(), problem, problem.parameters, KEY)
+
+    def loss(alpha):
+        return read(fjs.make_train(**run | {"asynchronous": scheme.replace(alpha=alpha)})(algorithm, data, KEY))
+
+    np.testing.assert_allclose(found.gradient[name], jax.jit(jax.grad(loss))(0.6), rtol=1e-9)
+    assert abs(found.gradient[name]) > 1e-3
+    assert "asynchronous" not in made()._subject.description()["run"]  # as checkpoints of trainings have it
+
+
+def test_a_probability_that_stays_says_how_many_slots_a_cohort_has():
+    chance = fjs.cohort.independent(1e-5)
+    assert made(cohort=chance).plan.cohort.cap == chance.size(4) < 4
+    with pytest.raises(ValueError, match="give cap"):
+        made(over=["cohort.probability"], cohort=chance)
+
+
 @pytest.mark.slow
 def test_truncation_of_a_run_s_end_is_the_adjoint_s(x64):
     data, run = fjs.datasets.quadratics(**DATA), common()

@@ -22,7 +22,7 @@ from tests.worked_studies import at_smoke_size
 pytestmark = pytest.mark.xdist_group("search")  # one worker compiles what they share
 
 sgd = fjs.optim.sgd
-RATE, GLOBAL = "client_optimizer.learning_rate", "server_learning_rate"
+RATE, GLOBAL, CHANCE = "client_optimizer.learning_rate", "server_learning_rate", "cohort.probability"
 WIDE = {RATE: sweeps.log_uniform(0.01, 0.3), GLOBAL: sweeps.log_uniform(0.2, 1.2)}
 FULL = {"task": fjs.quadratic(start=1.0), "batches": fjs.local.full_batch(), "cohort": fjs.cohort.full()}
 
@@ -335,6 +335,14 @@ BAD = {
     "strategy": ({"strategy": "population"}, "hyper.population"),
     "no such name": ({"space": sweeps.random({"mu": sweeps.uniform(0.0, 1.0)}, 4)}, "mu"),
     "layout": ({"layout": fjs.layout.mesh()}, "search gives every device"),
+    "slots of other values": (
+        {"space": sweeps.points([{CHANCE: 0.1}, {CHANCE: 0.2}]), "cohort": fjs.cohort.independent(0.1)},
+        r"population\(\) changes values on the way: .* give cap",
+    ),
+    "steps of other values": (
+        {"space": sweeps.points([{"work.p": 0.5}, {"work.p": 0.6}]), "work": fjs.local.geometric(0.5)},
+        r"population\(\) changes values on the way: .* needs most",
+    ),
 }
 
 

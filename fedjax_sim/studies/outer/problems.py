@@ -174,7 +174,8 @@ class FederatedRun(Unrolled):
 
     @property
     def _subject(self) -> Subject:
-        return Subject.of(self.plan, ("task", *_DRAWN, "batches", "system"))
+        clock = ("system",) if self.plan.asynchronous is None else ("system", "asynchronous")
+        return Subject.of(self.plan, ("task", *_DRAWN, "batches", *clock))
 
     def _resolved(self, parameters: Any, key: jax.Array) -> tuple[Plan, Any]:
         """The run at the parameters, and whether one of its values is such that its check would refuse it."""
@@ -255,6 +256,8 @@ def federated(
     evaluate = of_any_run(run["evaluate"], plan.task)
     made = FederatedRun(plan, initial_params, {}, objective, rounds, eval_every, evaluate)
     made = made.replace(transforms=made._subject.transforms("outer.federated", over))
+    if not any(path.startswith("cohort.") for path in made.transforms):  # what it is fitted by is traced from here on
+        made = made.replace(plan=plan._replace(cohort=plan.cohort.fitted(dataset)))
     # What nothing records ends here.
     jax.eval_shape(
         lambda run, u, key: run.advance(u, run.begin(u, key), jnp.int32(0)), made, made.parameters, jax.random.key(0)

@@ -17,12 +17,13 @@ from fedjax_sim.algorithms.contract import Method
 from fedjax_sim.core.descriptions import describe
 from fedjax_sim.core.keys import Purpose, purpose_key
 from fedjax_sim.core.programs import compiling
-from fedjax_sim.core.values import shown
+from fedjax_sim.core.values import Found, shown
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.datasets.fingerprints import fingerprint
 from fedjax_sim.datasets.placement import on_host
 from fedjax_sim.engine.arguments import RunArguments, check_arguments, takes_run
 from fedjax_sim.engine.checks import check_seeds, resolve
+from fedjax_sim.engine.plan import Plan
 from fedjax_sim.reporting.progress import progress_bar
 from fedjax_sim.run.checkpoints.differences import check_same, environment_changes
 from fedjax_sim.run.checkpoints.store import Store
@@ -113,6 +114,8 @@ def search(
     base = resolve(asked, rounds, initial_params)
     values = stacked(asked, space, "search")
     plan = of_all_points(base, asked, space, rounds, initial_params, "search")
+    if strategy.explores:
+        _check_bounds(asked, strategy, {name: column[0] for name, column in values.items()})
     subject = Subject.of(asked)
     transforms = {name: subject.natural(name) for name in space.names}
     new = strategy.fresh(space, transforms, len(evaluated))
@@ -166,6 +169,20 @@ def search(
         compile_seconds=compiled - begun,
         description=description,
     )
+
+
+def _check_bounds(asked: Plan, strategy: Strategy, point: dict[str, Any]) -> None:
+    """Refuses slots or steps that are found from a value which changes: for other values they would be too few."""
+
+    def bounded(point: dict[str, Any]) -> Any:
+        at = placed(asked, point)
+        found = {name: None for name, value in vars(at.work).items() if isinstance(value, Found)}
+        return jax.tree.leaves((at.cohort.fitted(asked.dataset), at.work.replace(**found).checked()))
+
+    try:
+        jax.eval_shape(bounded, point)
+    except ValueError as error:
+        raise ValueError(f"search: {strategy.factory_name()}() changes values on the way: {error}") from error
 
 
 def _restored(store: Store, configuration: dict[str, Any], members: Members) -> tuple[Members, int, float]:

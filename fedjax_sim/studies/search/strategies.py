@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,13 @@ class Decision(NamedTuple):
 
 
 class Strategy(Described):
-    """Base of the strategies. Members are compared by scores: less is better, and that of a diverged run is inf."""
+    """Base of the strategies. Members are compared by scores: less is better, and that of a diverged run is inf.
+
+    Attributes:
+      explores: whether members may get values that no point of the space has.
+    """
+
+    explores: ClassVar[bool] = False
 
     def sizes(self, members: int, evaluated: list[int]) -> tuple[int, ...]:
         """How many members are at work before each evaluation, of rounds ``evaluated``; checks that this can be."""
@@ -65,6 +71,10 @@ class Population(Strategy):
       resample: in [0, 1]; above 0 the space is ``fjs.sweeps.random``: what member m gets after evaluation e is from its
         point e P + m.
 
+    Raises:
+      ValueError: (before a search) a space of one point, or without what is asked of it; a cohort or work that finds a
+        bound from a value that changes, ``independent(q)`` without a ``cap`` or ``geometric(p)`` without ``most``.
+
     Reference: Jaderberg et al. 2017, "Population based training of neural networks"; in federated learning Chen et al.
     2023, "FedPop: Federated population-based hyperparameter tuning", of which this is the level of the server.
     """
@@ -72,6 +82,8 @@ class Population(Strategy):
     fraction: float = real(above=0.0, below=0.5, structure=True, default=0.25)
     factor: Any = real(above=1.0, default=1.25)
     resample: Any = real(low=0.0, high=1.0, default=0.0)
+
+    explores: ClassVar[bool] = True
 
     def sizes(self, members: int, evaluated: list[int]) -> tuple[int, ...]:
         if members < 2:

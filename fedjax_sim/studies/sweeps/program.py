@@ -13,6 +13,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from fedjax_sim.clients.cohort.participation import Participation
 from fedjax_sim.clients.local.work import Work
 from fedjax_sim.core.loops import counted
 from fedjax_sim.core.programs import compiling
@@ -89,20 +90,25 @@ def of_all_points(base: Plan, asked: Plan, space: Space, rounds: int, initial_pa
             raise type(error)(f"{who}, point {number} ({in_words(point)}): {error}") from error
         if of_run or not settled:
             settled.append(at)
-    # The slots of a cohort may follow from a concrete probability: the one program needs those of the largest.
+    # The slots of a cohort may follow from a concrete probability, and so do the most steps of a work scheme.
     first = settled[0]
-    widest = max((at.cohort for at in settled), key=lambda cohort: cohort.size(first.dataset.num_clients))
-    cohort = jax.tree.unflatten(jax.tree.structure(widest), jax.tree.leaves(first.cohort))
-    # So do the most steps of a work scheme that has them from its probability.
+    cohort = of_most_slots(first.cohort, (at.cohort for at in settled), first.dataset.num_clients)
     plan = first._replace(cohort=cohort, work=of_most_steps(first.work, (at.work for at in settled)))
     return plan if asked.layout is not None else plan._replace(layout=layout_by_rule(plan))
 
 
-def of_most_steps(work: Work, others: Iterable[Work]) -> Work:
-    """``work`` with the static bounds of that one, of it and others with other real numbers, which allows most steps.
+def of_most_slots(cohort: Participation, others: Iterable[Participation], num_clients: int) -> Participation:
+    """``cohort`` with the slots of that one, of it and others with other real numbers, which has most of them.
 
     One program serves all of them.
     """
+    widest = max((cohort, *others), key=lambda one: one.size(num_clients))
+    wide: Participation = jax.tree.unflatten(jax.tree.structure(widest), jax.tree.leaves(cohort))
+    return wide
+
+
+def of_most_steps(work: Work, others: Iterable[Work]) -> Work:
+    """``work`` with the static bounds of that one, of it and others likewise, which allows most steps."""
     widest = max((work, *others), key=lambda one: one.most_steps(1))
     bounded: Work = jax.tree.unflatten(jax.tree.structure(widest), jax.tree.leaves(work))
     return bounded
