@@ -327,6 +327,12 @@ def test_with_data_on_the_host(data):
         run(algorithm, host, MESH(3, data="sharded"))
 
 
+def test_statistics_know_of_no_padding(data):
+    placed = MESH(8, data="sharded").placed(data)
+    assert len(placed.examples["y"]) > data.num_examples
+    assert str(placed.statistics()) == str(data.statistics())
+
+
 @pytest.mark.slow
 def test_asynchronous(data):
     system = fjs.systems.devices(seconds_per_step=fjs.systems.lognormal(0.1, 1.0))
