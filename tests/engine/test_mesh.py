@@ -351,6 +351,13 @@ def test_statistics_know_of_no_padding(data):
     assert str(placed.statistics()) == str(data.statistics())
 
 
+def test_keys_that_clients_keep_are_shared_out():
+    keys = jax.random.split(jax.random.key(0), (2, 3))
+    spread = MESH(8).spread({"key": keys}, axis=1)["key"]
+    assert spread.shape == (2, 8)
+    assert (jax.random.key_data(spread[:, :3]) == jax.random.key_data(keys)).all()
+
+
 @pytest.mark.slow
 def test_asynchronous(data):
     system = fjs.systems.devices(seconds_per_step=fjs.systems.lognormal(0.1, 1.0))
