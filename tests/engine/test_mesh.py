@@ -351,6 +351,18 @@ def test_statistics_know_of_no_padding(data):
     assert str(placed.statistics()) == str(data.statistics())
 
 
+def test_a_sweep_of_data_that_lie_on_several_devices():
+    linear = np.arange(3.0)[:, None]
+    data = MESH(4, data="sharded").placed(fjs.datasets.quadratics_from(np.ones((3, 1, 1)), linear))
+    rates = [0.1, 0.5]
+    swept = fjs.sweep(
+        fjs.fedavg(client_optimizer=LOCAL), data, fjs.sweeps.grid({"client_optimizer.learning_rate": rates}),
+        task=fjs.quadratic(), rounds=1, batches=fjs.local.full_batch(), cohort=fjs.cohort.full(),
+        work=fjs.local.steps(1),
+    )  # fmt: skip
+    np.testing.assert_allclose(swept["loss"][:, 0, -1], [rate**2 / 2 - rate for rate in rates], rtol=1e-6)
+
+
 def test_keys_that_clients_keep_are_shared_out():
     keys = jax.random.split(jax.random.key(0), (2, 3))
     spread = MESH(8).spread({"key": keys}, axis=1)["key"]
