@@ -103,7 +103,8 @@ class FederatedDataset(struct.PyTreeNode, kw_only=True, eq=False):
         sizes = np.asarray(self.sizes)
         table = None
         if self.num_classes is not None:
-            table = label_table(np.asarray(self.examples["y"]), sizes, self.num_classes)
+            labels = np.asarray(self.examples["y"])[: self.num_examples]  # rows that are shared out are padded
+            table = label_table(labels, sizes, self.num_classes)
         held_out = {f"{name}_sizes": np.asarray(part.sizes) for name, part in held_out_parts(self).items()}
         return Statistics(sizes, table, **held_out)
 

@@ -243,7 +243,7 @@ def hessian_difference(
     flat, unravel = ravel_pytree(params)
     which, noise = jax.random.split(key)
     count = dataset.num_clients if num_clients is None else num_clients
-    positions = sampling.choose(which, dataset.num_clients, count)
+    positions = dataset.order[sampling.choose(which, dataset.num_clients, count)]
     always = jnp.ones((1,), bool)
 
     def product(params: Any, batch: Batch, vector: Any) -> Any:

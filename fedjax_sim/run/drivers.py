@@ -25,7 +25,7 @@ from fedjax_sim.engine.streaming import ClientWindows, ExampleWindows, Window, c
 from fedjax_sim.models.evaluation import all_metrics, check_recorded, reads_the_same
 from fedjax_sim.models.predictions import streamed_readings
 from fedjax_sim.run.resident import Metrics, ResidentDriver, Told, of_clients_alone
-from fedjax_sim.run.training import asks_for_clients, evaluated, measure
+from fedjax_sim.run.training import asks_for_clients, evaluated, measure, with_everybody
 
 _AHEAD = 2  # rounds that may be sent to the device before the oldest is told of
 
@@ -50,6 +50,7 @@ class StreamedDriver:
     ) -> None:
         where, self._layout = plan.client_states, plan.layout
         plan = plan._replace(client_states=where.in_program())
+        self._here = plan  # what an evaluation of data on the host is computed from, on one device
         plan = (plan if host is not None else plan.placed().shared(evaluate)).everywhere()
         initial_params, initial_state = self._layout.everywhere((initial_params, initial_state))
         self._evaluate, self._host, self._frame = evaluate, host, plan.dataset
@@ -156,21 +157,27 @@ class StreamedDriver:
         return [TrainState(state.server, ()) for state in self._states]
 
     def _measure_from_host(self, dataset: HostDataset) -> Metrics:
-        task, algorithm, evaluate = self._plans[0].task, self._plans[0].algorithm, self._evaluate
-        models = [as_here(algorithm.evaluated(state.server)) for state in self._states]
-        parts = {**({"": dataset} if self._plans[0].measured.training else {}), **held_out_parts(dataset)}
+        plan, evaluate = self._here, self._evaluate
+        task, algorithm = plan.task, plan.algorithm
+        # Examples come to one device, whatever the layout of the rounds.
+        models = [algorithm.evaluated(as_here(state.server)) for state in self._states]
+        parts = {**({"": dataset} if plan.measured.training else {}), **held_out_parts(dataset)}
         clients = reads_the_same(evaluate, task)
         found = {name: streamed_readings(task, models, part, clients=clients) for name, part in parts.items()}
         metrics = []
-        for number, (plan, state, params) in enumerate(zip(self._plans, self._asked_for(), models, strict=True)):
+        for number, (own, state, params) in enumerate(zip(self._plans, self._asked_for(), models, strict=True)):
             readings = {name: of[number] for name, of in found.items()}
-            given = {} if evaluate is None else evaluated(evaluate, plan, state, params, dataset, readings)
+            given = {}
+            if evaluate is not None:
+                state = as_here(_with_everybody(own, state))
+                given = evaluated(evaluate, plan, state, params, dataset, readings)
             metrics.append(all_metrics({name: reading.overall for name, reading in readings.items()}, given))
         return _stacked(metrics)  # type: ignore[no-any-return]
 
 
 _initialise = jax.jit(init_state)
 _measured = jax.jit(measure, static_argnames="evaluate")
+_with_everybody = jax.jit(with_everybody)
 
 
 # The rows before the round are still being written to the host or the disk.

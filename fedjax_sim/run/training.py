@@ -301,6 +301,8 @@ def measure(plan: Plan, state: TrainState, *, evaluate: Evaluate | None) -> dict
     # The package's own evaluations know of placements; others must not see rows of padding.
     seen = data if isinstance(evaluate, Described) else whole(data)
     with explained(of=evaluate):
+        if asks_for_clients(evaluate, plan.algorithm):
+            state = with_everybody(plan, state)
         given = {} if evaluate is None else evaluated(evaluate, plan, state, params, seen, readings)
         return all_metrics({name: reading.overall for name, reading in readings.items()}, given)
 
@@ -313,7 +315,7 @@ def evaluated(
     dataset: FederatedDataset | HostDataset,
     readings: Mapping[str, Reading],
 ) -> Any:
-    """What ``evaluate`` returns, which is told of the clients if it asks: else ``state`` needs none.
+    """What ``evaluate`` returns, which is told of the clients if it asks: of the state :func:`with_everybody`.
 
     The run's own ``readings`` of the parts are handed on to an evaluation that wants the same of them.
     """
@@ -321,13 +323,18 @@ def evaluated(
     if not asks_for_clients(evaluate, plan.algorithm):
         with unchanged("evaluate", params=params):
             return evaluate(params, dataset, **known)
-    states = state.clients
-    if jax.tree.leaves(states):
-        states = plan.layout.take(states, jnp.arange(plan.dataset.num_clients, dtype=jnp.int32))
-    own = states.own if plan.algorithm.keep_optimizer else states
+    own = state.clients.own if plan.algorithm.keep_optimizer else state.clients
     clients = Clients(plan.algorithm, state.server, own, state.visited)
     with unchanged("evaluate", params=params, clients=clients):
         return evaluate(params, dataset, clients=clients, **known)  # type: ignore[call-arg]
+
+
+def with_everybody(plan: Plan, state: TrainState) -> TrainState:
+    """The state with what is kept for all clients as they use it, wherever and in which type the layout keeps it."""
+    if not jax.tree.leaves(state.clients):
+        return state
+    everybody = jnp.arange(plan.dataset.num_clients, dtype=jnp.int32)
+    return state._replace(clients=plan.layout.take(state.clients, everybody))
 
 
 def asks_for_clients(evaluate: Evaluate | None, algorithm: Method) -> bool:

@@ -287,10 +287,12 @@ class TestQuadratics:
         data, matrices, _ = quadratic_data()
         mean = np.tensordot(np.array([1, 2, 3]) / 6, matrices, 1)
         expected = max(np.abs(np.linalg.eigvalsh(h - mean)).max() for h in matrices)
-        v = view(data, fjs.quadratic())
         requested = [dg.hessian_dissimilarity(), dg.hessian_dissimilarity(num_clients=1)]
-        found, sampled = jax.jit(lambda v: [one.measure(v)["hessian_dissimilarity"] for one in requested])(v)
+        measured = jax.jit(lambda v: [one.measure(v)["hessian_dissimilarity"] for one in requested])
+        found, sampled = measured(view(data, fjs.quadratic()))
         assert found == pytest.approx(expected, rel=1e-9)
+        turned = measured(view(data.subset([2, 0, 1]), fjs.quadratic()))[1]  # who is drawn knows of no storage
+        assert turned == pytest.approx(sampled, rel=1e-9)
         each = [np.abs(np.linalg.eigvalsh(h - mean)).max() for h in matrices]
         assert np.isclose(each, float(sampled)).any()
         with pytest.raises(ValueError, match="has 3 clients"):

@@ -327,6 +327,49 @@ def test_with_data_on_the_host(data):
         run(algorithm, host, MESH(3, data="sharded"))
 
 
+def test_what_is_evaluated_from_the_host():
+    """A task with a number of its own, and models that clients keep: examples come to one device."""
+    clients = [{"x": np.full((2, 1), i, np.float32), "y": np.full(2, i)} for i in range(2)]
+    data = fjs.datasets.from_clients(clients, test=clients)
+    task = fjs.classification(fjs.models.LogisticRegression(2), weight_decay=0.1)
+    history = run(
+        fjs.ditto(client_optimizer=LOCAL, lam=0.1), fjs.datasets.on_host(data), MESH(2, TURNS), task=task, rounds=1,
+        batch_size=None, batches=fjs.local.full_batch(), cohort=fjs.cohort.full(), work=fjs.local.steps(1),
+        evaluate=fjs.per_client(task),
+    )  # fmt: skip
+    kernel, bias = (leaf[0] for leaf in (history.params["params"]["Dense_0"][name] for name in ("kernel", "bias")))
+    logits = np.arange(2)[:, None] * kernel + bias  # of the client i, whose examples are i, i and whose labels are
+    losses = np.log(np.exp(logits).sum(axis=1)) - np.diag(logits) + 0.1 * (np.sum(kernel**2) + np.sum(bias**2))
+    np.testing.assert_allclose(history["client_loss"][0, -1], losses, rtol=1e-5)
+    np.testing.assert_allclose(history["loss"][0, -1], losses.mean(), rtol=1e-5)
+    assert (history["personal_client_loss"][0, -1] < history["test_client_loss"][0, 0]).all()
+
+
+def test_statistics_know_of_no_padding(data):
+    placed = MESH(8, data="sharded").placed(data)
+    assert len(placed.examples["y"]) > data.num_examples
+    assert str(placed.statistics()) == str(data.statistics())
+
+
+def test_a_sweep_of_data_that_lie_on_several_devices():
+    linear = np.arange(3.0)[:, None]
+    data = MESH(4, data="sharded").placed(fjs.datasets.quadratics_from(np.ones((3, 1, 1)), linear))
+    rates = [0.1, 0.5]
+    swept = fjs.sweep(
+        fjs.fedavg(client_optimizer=LOCAL), data, fjs.sweeps.grid({"client_optimizer.learning_rate": rates}),
+        task=fjs.quadratic(), rounds=1, batches=fjs.local.full_batch(), cohort=fjs.cohort.full(),
+        work=fjs.local.steps(1),
+    )  # fmt: skip
+    np.testing.assert_allclose(swept["loss"][:, 0, -1], [rate**2 / 2 - rate for rate in rates], rtol=1e-6)
+
+
+def test_keys_that_clients_keep_are_shared_out():
+    keys = jax.random.split(jax.random.key(0), (2, 3))
+    spread = MESH(8).spread({"key": keys}, axis=1)["key"]
+    assert spread.shape == (2, 8)
+    assert (jax.random.key_data(spread[:, :3]) == jax.random.key_data(keys)).all()
+
+
 @pytest.mark.slow
 def test_asynchronous(data):
     system = fjs.systems.devices(seconds_per_step=fjs.systems.lognormal(0.1, 1.0))

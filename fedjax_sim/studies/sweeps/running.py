@@ -16,7 +16,7 @@ from fedjax_sim.algorithms.contract import Method
 from fedjax_sim.core.descriptions import MAX_ARRAY, describe, is_traced
 from fedjax_sim.core.opaque import check_known
 from fedjax_sim.core.values import check_count, check_flag, shown
-from fedjax_sim.datasets.federated import FederatedDataset
+from fedjax_sim.datasets.federated import FederatedDataset, whole
 from fedjax_sim.datasets.fingerprints import fingerprint, known_again
 from fedjax_sim.datasets.host import HostDataset
 from fedjax_sim.engine.arguments import RunArguments, check_arguments, takes_run
@@ -113,7 +113,8 @@ def sweep(
         check_count("sweep(chunk=...)", chunk)
     if is_traced((algorithm, dataset, asked)):
         raise TypeError("sweep was given traced values: inside jit, grad or vmap call make_train(...)'s function")
-    asked = asked._replace(algorithm=algorithm, dataset=dataset, key=jax.random.key(seed_list[0]))
+    # Runs are spread over the devices, each with all data.
+    asked = asked._replace(algorithm=algorithm, dataset=whole(dataset), key=jax.random.key(seed_list[0]))
     base = resolve(asked, rounds, initial_params)
     values = stacked(asked, space)
     plan = of_all_points(base, asked, space, rounds, initial_params)
