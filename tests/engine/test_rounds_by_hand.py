@@ -75,6 +75,7 @@ def test_steps_of_both_exchanges_are_useful():
         pytest.param(fjs.ema, marks=pytest.mark.slow),
         pytest.param(lambda method: fjs.last_k(method, 2), marks=pytest.mark.slow),
     ],
+    ids=["alone", "ema", "last_k"],
 )
 def test_a_cohort_that_overflows_is_no_number(around):
     """Nor is an average of models, which is what is evaluated."""
