@@ -260,7 +260,7 @@ def records(request, tmp_path, monkeypatch):
     return bench, lambda: runs[synthetics.NAMES[-1]][0.0]
 
 
-def test_the_dissimilarity_is_that_of_the_authors_code(records):
+def test_the_dissimilarity_is_that_of_the_authors_code(records, tmp_path):
     bench, of_fedavg = records
     outcome = synthetics.perform_fig6(bench)
     records = of_fedavg()
@@ -270,5 +270,5 @@ def test_the_dissimilarity_is_that_of_the_authors_code(records):
     cases = claim.numbers["variance of the two; difference, half of its 95 % interval"]
     assert list(cases.values())[-1][1] == pytest.approx(equal)
     assert f"{text:.3g}" in claim.note
-    redrawn = synthetics.perform_fig2(bench)
+    redrawn = synthetics.perform_fig2(Bench("smoke", 1, tmp_path, show=lambda line: None))
     assert (redrawn.see, redrawn.claims) == ("fedprox-fig6", ())

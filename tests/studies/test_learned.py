@@ -123,14 +123,14 @@ def test_a_log_uniform_value_is_uniform_in_its_logarithm(made):
     assert abs(np.asarray(values[STEPS]).mean() - 3) < 0.1
 
 
-def test_what_diverges_counts_as_the_cap(made):
+def test_what_diverges_counts_as_the_cap(small):
     @jax.jit
     def first(key):
-        (key, train), start = made.begin(made.parameters, key)
+        (key, train), start = small.begin(small.parameters, key)
         broken = train._replace(server=train.server._replace(params=train.server.params * jnp.nan))
-        return made.advance(made.parameters, ((key, broken), start), jnp.int32(0))[1]
+        return small.advance(small.parameters, ((key, broken), start), jnp.int32(0))[1]
 
-    assert float(first(KEY)) == 1.0 / made.segments
+    assert float(first(KEY)) == 1.0 / small.segments
 
 
 @pytest.mark.slow
