@@ -124,7 +124,15 @@ def test_a_bound_that_was_found_is_found_again_for_another_probability():
 
 def test_a_round_at_the_bound_has_the_probability_of_all_longer_ones():
     p, work = 0.3, local.geometric(0.3, most=4)
-    found = {int(work.steps(now)[0]): float(work.log_probability(now)) for now in map(turn, range(40))}
+
+    @jax.jit
+    @jax.vmap
+    def drawn(t):
+        now = turn(t)
+        return work.steps(now)[0], work.log_probability(now)
+
+    taken, logs = map(np.asarray, drawn(np.arange(40, dtype=np.int32)))
+    found = dict(zip(taken.tolist(), logs.tolist(), strict=True))
     expected = {1: p, 2: p * (1 - p), 3: p * (1 - p) ** 2, 4: (1 - p) ** 3}
     assert found == {tau: pytest.approx(np.log(chance), rel=1e-6) for tau, chance in expected.items()}
 
@@ -197,17 +205,22 @@ def test_a_fifth_of_the_examples_makes_five_steps():
 
 
 def test_examples_with_replacement_are_drawn_anew_at_each_step():
-    scheme, size = local.with_replacement(8), jnp.int32(1000)
-    prepared = scheme.prepare(turn().draws)[0]
-    drawn = [scheme.positions(prepared, size, jnp.int32(step), 8).rows for step in range(40)]
-    assert len(np.unique(np.stack(drawn))) > 200  # of 320, 274 expected
+    scheme = local.with_replacement(8)
+
+    @jax.jit
+    def drawn(steps):
+        prepared = scheme.prepare(turn().draws)[0]
+        return jax.vmap(lambda step: scheme.positions(prepared, jnp.int32(1000), step, 8).rows)(steps)
+
+    assert len(np.unique(drawn(np.arange(40, dtype=np.int32)))) > 200  # of 320, 274 expected
 
 
 def test_a_batch_at_the_end_of_the_data_has_no_example_of_another_client():
     """Clients of 3 and 2 examples, batches of 4: the second's is read from one place before it on."""
     data = fjs.datasets.from_clients([{"x": np.arange(3.0)}, {"x": np.arange(3.0, 5.0)}])
-    batch = fetch(data, jnp.int32(3), jnp.int32(2), Positions(jnp.arange(4), jnp.arange(4) < 2), contiguous=True)
-    assert batch.examples["x"][batch.weights > 0].tolist() == [3.0, 4.0]
+    of_second, place = (np.int32(3), np.int32(2)), np.arange(4, dtype=np.int32)
+    batch = jax.jit(lambda: fetch(data, *map(jnp.asarray, of_second), Positions(place, place < 2), contiguous=True))()
+    assert np.asarray(batch.examples["x"])[np.asarray(batch.weights) > 0].tolist() == [3.0, 4.0]
     assert float(batch.count) == 2
 
 
