@@ -15,6 +15,7 @@ from fedjax_sim.algorithms.cfl import halves
 from fedjax_sim.algorithms.fjord import Fjord
 from fedjax_sim.algorithms.heterofl import masks
 from fedjax_sim.engine.plan import Plan
+from fedjax_sim.models.passes import Clients
 from tests.algorithms import test_golden, test_sweep
 from tests.algorithms.test_golden import COHORTS, TAU, QuadraticProblem, assert_equal
 
@@ -184,15 +185,11 @@ def test_a_client_itself_uses_the_mixture():
     """Its probabilities are mixed, not its parameters; losses have the mean penalty of the components."""
     data = labelled()
     task = fjs.classification(fjs.models.LogisticRegression(3, param_dtype=jnp.float64), weight_decay=0.1)
-    history = fjs.simulate(
-        fjs.fedem(client_optimizer=fjs.optim.sgd(0.5), spread=1.0), data, task=task, rounds=2, eval_every=2,
-        batches=fjs.local.full_batch(), cohort=fjs.cohort.full(), work=fjs.local.steps(2), keep_state=True,
-        evaluate=fjs.per_client(task), evaluate_train=False,
-    )  # fmt: skip
-    models, pi = (
-        jax.tree.map(lambda leaf: np.asarray(leaf)[0], one)
-        for one in (history.state.server.params["params"]["Dense_0"], history.state.clients)
-    )
+    method, rng = fjs.fedem(client_optimizer=SGD, components=3), np.random.default_rng(1)
+    models, pi = {"kernel": rng.normal(size=(3, 4, 3)), "bias": rng.normal(size=(3, 3))}, rng.dirichlet(np.ones(3), 3)
+    start = {"params": {"Dense_0": {name: leaf.mean(axis=0) for name, leaf in models.items()}}}
+    server = method.init(start, np.ones(3) / 3)._replace(params={"params": {"Dense_0": models}})
+    found = jax.jit(fjs.per_client(task))(start, data, clients=Clients(method, server, pi, np.ones(3, bool)))
     x, y = np.asarray(data.examples["x"]), np.asarray(data.examples["y"])
     for i, (first, n) in enumerate(zip(np.asarray(data.offsets), np.asarray(data.sizes), strict=True)):
         rows = slice(first, first + n)
@@ -201,8 +198,8 @@ def test_a_client_itself_uses_the_mixture():
         mixed = np.tensordot(pi[i], p, 1)
         penalty = 0.1 * pi[i] @ (np.square(models["kernel"]).sum((1, 2)) + np.square(models["bias"]).sum(1))
         loss = np.mean(-np.log(mixed[np.arange(n), y[rows]])) + penalty
-        assert_equal(history["personal_client_loss"][0, -1, i], loss)
-        assert_equal(history["personal_client_accuracy"][0, -1, i], np.mean(mixed.argmax(1) == y[rows]))
+        assert_equal(found["personal_client_loss"][i], loss)
+        assert_equal(found["personal_client_accuracy"][i], np.mean(mixed.argmax(1) == y[rows]))
 
 
 # CFL

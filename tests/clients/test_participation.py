@@ -281,12 +281,14 @@ def test_independent_cohorts_are_never_cut():
     scheme = co.independent(0.1).fitted(data)
     assert scheme.size(100) == scheme.cap == least_cap(100, 0.1) < 60
     q = jnp.float32(0.1)
-    small = jax.jit(
-        jax.vmap(lambda t: co.independent(jnp.where(t < 0, 0, q), cap=12).select(data, KEY, t))
-    )  # traced: a small cap cannot be refused
-    rounds = jnp.arange(500, dtype=jnp.int32)
-    whole = jax.jit(jax.vmap(lambda t: scheme.select(data, KEY, t)))(rounds)
-    cut = small(rounds)
+
+    @jax.jit
+    @jax.vmap
+    def both(t):  # traced: a small cap cannot be refused
+        small = co.independent(jnp.where(t < 0, 0, q), cap=12)
+        return [of.select(data, KEY, t) for of in (scheme, small)]
+
+    whole, cut = both(np.arange(500, dtype=np.int32))
     assert not np.asarray(whole.overflow).any()
     drawn = np.asarray(whole.count).sum(1)
     assert drawn.max() > 12
@@ -361,8 +363,9 @@ def test_traced_ids_of_other_integers(ids, indices, refused):
 
 def test_traced_offsets_are_those_given():
     offsets = np.asarray([0, 1, 2**31 - 1, -4, 2**31 - 2, 7], np.int32)
-    chance = jax.jit(lambda offsets: co.periodic(3, 1, offsets).chance(jnp.int32(5), N))
-    np.testing.assert_array_equal(chance(offsets), co.periodic(3, 1, offsets).chance(jnp.int32(5), N))
+    known = co.periodic(3, 1, offsets)
+    both = jax.jit(lambda offsets: [of.chance(jnp.int32(5), N) for of in (co.periodic(3, 1, offsets), known)])
+    np.testing.assert_array_equal(*both(offsets))
 
 
 @pytest.mark.parametrize(
@@ -428,7 +431,7 @@ class Halved(co.Participation):
         return 2
 
     def select(self, dataset, key, round_):
-        return co.Selection(jnp.array([0, 3], jnp.int32), jnp.ones(2, jnp.int32))
+        return co.Selection(np.array([0, 3], np.int32), np.ones(2, np.int32))
 
     def weigh(self, dataset, selection, took_part, average, round_):
         whole = super().weigh(dataset, selection, took_part, average, round_)
@@ -437,9 +440,11 @@ class Halved(co.Participation):
 
 def test_an_average_of_one_s_own_goes_with_its_scheme():
     always, there = co.trace(ALWAYS), co.trace([[True, True, True, False, True, True]])
-    for scheme in (Halved(), co.available(Halved(), always), co.available(co.available(Halved(), always), always)):
-        np.testing.assert_allclose(scheme.draw(DATA, KEY, 0).weights, np.array([1, 10]) / 22, rtol=1e-6)
-    np.testing.assert_allclose(co.available(Halved(), there).draw(DATA, KEY, 0).weights, [0.5, 0], rtol=1e-6)
+    all_there = Halved(), co.available(Halved(), always), co.available(co.available(Halved(), always), always)
+    schemes = *all_there, co.available(Halved(), there)
+    *found, without = jax.jit(lambda: [scheme.draw(DATA, KEY, 0).weights for scheme in schemes])()
+    np.testing.assert_allclose(found, [np.array([1, 10]) / 22] * 3, rtol=1e-6)
+    np.testing.assert_allclose(without, [0.5, 0], rtol=1e-6)
     for inside in (Halved(average="inverse"), co.available(co.uniform(2, average="inverse"), always)):
         itself = isinstance(inside, Halved)
         with pytest.raises(ValueError, match="of its own") if itself else contextlib.nullcontext():
@@ -453,7 +458,7 @@ def test_scheme_one_leaves_x_for_the_dropped():
         selection = scheme.select(DATA, KEY, jnp.int32(0))
         return selection, scheme.weigh(DATA, selection, selection.indices != 3, "sample", 0)
 
-    selection, weights = weighed()
+    selection, weights = jax.tree.map(np.asarray, weighed())
     np.testing.assert_allclose(weights.clients, np.where(selection.indices == 3, 0, selection.count) / 8)
     assert int(selection.count[selection.indices == 3][0]) >= 1
 
@@ -470,8 +475,11 @@ def test_objectives_in_words():
 
 
 def test_periodic_availability():
-    assert np.asarray(co.periodic(3, 1, [0, 1, 2, 3, -1, 0]).chance(jnp.int32(2), N)).tolist() == [0, 1, 0, 0, 0, 0]
-    table = np.stack([np.asarray(co.periodic(3, 2).chance(jnp.int32(t), N)) for t in range(6)])
+    of_offsets = co.periodic(3, 1, [0, 1, 2, 3, -1, 0])
+    rounds = np.arange(6, dtype=np.int32)
+    chances = jax.jit(jax.vmap(lambda t: [of.chance(t, N) for of in (of_offsets, co.periodic(3, 2))]))(rounds)
+    at, table = map(np.asarray, chances)
+    assert at[2].tolist() == [0, 1, 0, 0, 0, 0]
     assert (table == [[(t + i * 3 // N) % 3 < 2 for i in range(N)] for t in range(6)]).all()
 
 
@@ -560,13 +568,18 @@ def test_messages(name):
 def test_a_weighted_cohort_has_the_probability_of_its_draws_one_after_the_other():
     """Each is drawn from those that are left: sum_k log w_k / (w_k + all that come later or never)."""
     scheme = co.weighted(4, np.arange(1.0, N + 1))
-    for t in range(5):
-        order = np.asarray(scheme.select(DATA, KEY, t).indices)
+
+    @jax.jit
+    @jax.vmap
+    def drawn(t):
+        return scheme.select(DATA, KEY, t).indices, scheme.log_probability(DATA, KEY, t)
+
+    for order, found in zip(*map(np.asarray, drawn(np.arange(5, dtype=np.int32))), strict=True):
         left, expected = 21.0, 0.0
         for client in order:
             expected += np.log((client + 1) / left)
             left -= client + 1
-        assert float(scheme.log_probability(DATA, KEY, t)) == pytest.approx(expected, rel=1e-5)
+        assert found == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.slow

@@ -131,9 +131,11 @@ def test_aware_around_fedaware_sends_the_change_once():
 
 
 def made(name) -> Method:
-    rule = {"server_optimizer": fjs.optim.learned(dispersion=True)}
-    more = {"feddf": {"public": classified()}, "fedrod": {"head": "Dense_0"}, "fedlopt": rule}
-    return getattr(fjs, name)(client_optimizer=sgd(0.1), **more.get(name, {}))
+    more = {
+        "feddf": lambda: {"public": classified()}, "fedrod": lambda: {"head": "Dense_0"},
+        "fedlopt": lambda: {"server_optimizer": fjs.optim.learned(dispersion=True)},
+    }  # fmt: skip
+    return getattr(fjs, name)(client_optimizer=sgd(0.1), **more.get(name, dict)())
 
 
 MODEL = 4 * (11 * 7 + 7)

@@ -58,7 +58,7 @@ RUNS = {
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param("fedavg"),
+        pytest.param("fedavg", marks=pytest.mark.slow),
         pytest.param("fednova-replacement", marks=pytest.mark.nightly),
         pytest.param("scaffold-anchors", marks=pytest.mark.slow),
         pytest.param("feddane-two-cohorts", marks=pytest.mark.slow),

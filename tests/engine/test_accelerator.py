@@ -34,11 +34,10 @@ METHODS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("what", ["values", pytest.param("and derivatives", marks=pytest.mark.slow)])
-@pytest.mark.parametrize(
-    "method", [pytest.param(name, marks=() if "states" in name else pytest.mark.slow) for name in METHODS]
-)
+@pytest.mark.parametrize("what", ["values", "and derivatives"])
+@pytest.mark.parametrize("method", METHODS)
 def test_buckets_are_the_other_layouts(method, what):
     """With clients that are dropped, and a slot with nobody."""
     dataset = data()

@@ -77,7 +77,6 @@ def through_jit(**changes: Any) -> None:
     jax.jit(lambda key: train(algorithm, dataset, key, initial_params=initial_params))(jax.random.key(0))
 
 
-every_driver = pytest.mark.parametrize("drive", [through_simulate, through_train, through_jit])
 mostly_simulate = pytest.mark.parametrize(
     "drive",
     [through_simulate, *(pytest.param(drive, marks=pytest.mark.slow) for drive in (through_train, through_jit))],
@@ -538,7 +537,7 @@ RUNS: dict[str, tuple[dict[str, Callable[[], Any]], type[Exception], tuple[str, 
 
 
 @pytest.mark.usefixtures("no_program")
-@every_driver
+@mostly_simulate
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run_refuses(name: str, drive: Callable[..., None]) -> None:
     arguments, error, fragments = RUNS[name]
@@ -546,7 +545,7 @@ def test_a_run_refuses(name: str, drive: Callable[..., None]) -> None:
 
 
 @pytest.mark.usefixtures("no_program")
-@every_driver
+@mostly_simulate
 @pytest.mark.parametrize("name", TASKS)
 def test_a_run_refuses_a_task(name: str, drive: Callable[..., None]) -> None:
     make, error, fragments = TASKS[name]

@@ -49,6 +49,16 @@ def final(algorithm, layout, data=None, task=None, **changes):
     return history.params
 
 
+def trained(algorithm, layout, data, task, **changes):
+    """As one program."""
+    given = {
+        "cohort": fjs.cohort.full(), "work": fjs.local.epochs(3), "batches": fjs.local.in_order(4), "rounds": 3,
+        "eval_every": 3,
+    } | changes  # fmt: skip
+    train = fjs.make_train(task=task, layout=layout, evaluate=nothing, evaluate_train=False, **given)
+    return jax.jit(train)(algorithm, data, jax.random.key(0)).params
+
+
 def same(found, wanted, tolerance=1e-13):
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
         assert np.all(np.isfinite(one))
@@ -76,9 +86,8 @@ METHODS = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name == "all at once" else [pytest.mark.slow]) for name in METHODS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", METHODS)
 def test_the_result_is_the_other_layout_s(x64, in_coordinates, name):
     """With clients of more than 13 examples, who train as ever; rates of their own; weights of examples."""
     method = METHODS[name].replace(client_learning_rate=fjs.rates.over_clients(np.linspace(0.5, 1.0, 6)))
@@ -105,9 +114,8 @@ def test_the_other_layout_may_be_any(x64, in_coordinates):
 def test_clients_of_one_size_that_all_fit(x64, in_coordinates):
     """No second program for larger ones; the coordinates are not taken for the second kernel, which has their shape."""
     data, method = clients((6, 6, 6)), fjs.fedavg(client_optimizer=SGD)
-    changes = {"cohort": fjs.cohort.full(), "task": mlp(7, 7), "batches": fjs.local.in_order(4)}
-    wanted = final(method, fjs.layout.turns(), data, **changes)
-    same(final(method, fjs.layout.factored(), data, **changes), wanted)
+    wanted = trained(method, fjs.layout.turns(), data, mlp(7, 7))
+    same(trained(method, fjs.layout.factored(), data, mlp(7, 7)), wanted)
     assert set(in_coordinates) == {(8, 7)}
 
 
@@ -117,14 +125,14 @@ def test_what_others_hold_reaches_nobody(x64):
     x = np.array(data.examples["x"])
     x[int(data.offsets[2]) : int(data.offsets[2]) + 13] = np.nan
     poisoned = data.replace(examples={**data.examples, "x": jnp.asarray(x)})
-    few = {"cohort": fjs.cohort.given(np.array([[1, 4], [0, 1]])), "batches": fjs.local.shuffled(4), "rounds": 2}
-    wanted = final(method, fjs.layout.turns(), data, LINEAR, **few, eval_every=2)
-    train = fjs.make_train(
-        task=LINEAR, work=fjs.local.epochs(3), layout=fjs.layout.factored(), evaluate=nothing, evaluate_train=False,
-        **few,
-    )  # fmt: skip
-    found = jax.jit(train)(method, poisoned, jax.random.key(np.uint32(0)))
-    same(found.params, jax.tree.map(lambda leaf: leaf[0], wanted))
+    few = {
+        "cohort": fjs.cohort.given(np.array([[1, 4], [0, 1]])),
+        "batches": fjs.local.shuffled(4),
+        "rounds": 2,
+        "eval_every": 2,
+    }
+    wanted = trained(method, fjs.layout.turns(), data, LINEAR, **few)
+    same(trained(method, fjs.layout.factored(), poisoned, LINEAR, **few), wanted)
 
 
 @pytest.mark.slow

@@ -32,6 +32,13 @@ def clients(sizes=SIZES):
     return fjs.datasets.from_clients(given(sizes), num_classes=3)
 
 
+def with_features(data, client, value):
+    """With features of one client that are all of this value."""
+    x = np.array(data.examples["x"])
+    x[int(data.offsets[client]) : int(data.offsets[client]) + SIZES[client]] = value
+    return data.replace(examples={**data.examples, "x": jnp.asarray(x)})
+
+
 def mlp(*hidden):
     return fjs.classification(fjs.models.MLP(3, hidden, param_dtype=jnp.float64), weight_decay=0.01)
 
@@ -47,6 +54,16 @@ def run(algorithm, layout, data=None, task=None, **changes):
     } | changes  # fmt: skip
     data = clients() if data is None else data
     return fjs.simulate(algorithm, data, task=mlp(5) if task is None else task, layout=layout, **given)
+
+
+def trained(algorithm, layout, data=None, **changes):
+    """As one program."""
+    given = {
+        "task": mlp(5), "cohort": fjs.cohort.uniform(4), "work": ONE, "batches": fjs.local.shuffled(4), "rounds": 3,
+        "eval_every": 3, "evaluate": nothing, "evaluate_train": False,
+    } | changes  # fmt: skip
+    data = clients() if data is None else data
+    return jax.jit(fjs.make_train(**given, layout=layout))(algorithm, data, jax.random.key(0))
 
 
 def same(found, wanted, tolerance=1e-13):
@@ -83,7 +100,10 @@ METHODS = {
     "outside": (fjs.fednova(client_optimizer=fjs.optim.sgd(0.1, momentum=0.5), mu=0.3, prox_momentum="outside"), {}),
     "normalised": (fjs.fednova(client_optimizer=HEAVY), {"cohort": fjs.cohort.uniform(4, average="transformed")}),
     "adaptive": (fjs.fedadam(client_optimizer=SGD), {"cohort": fjs.cohort.uniform(4, average="original")}),
-    "whole": (fjs.large_batch_sgd(client_optimizer=SGD), {"cohort": fjs.cohort.uniform(4, average="transformed")}),
+    "whole": (
+        fjs.large_batch_sgd(client_optimizer=SGD),
+        {"cohort": fjs.cohort.uniform(4, average="transformed"), "task": mlp(), "skip_nonfinite": True},
+    ),
     "pieces": (FEDAVG, {"batches": fjs.local.full_batch(4), "cohort": fjs.cohort.uniform(4, average="scheme_ii")}),
     "inverse": (FEDAVG, {"cohort": fjs.cohort.independent(0.5, average="inverse")}),
     "all at once": (
@@ -98,29 +118,40 @@ FAST = ("whole",)
     "name", [pytest.param(name, marks=[] if name in FAST else [pytest.mark.slow]) for name in METHODS]
 )
 def test_the_result_is_the_other_layout_s(x64, gradients, name):
-    """With penalties, weights of examples, rates and keys of each client's own, and clients that take no step."""
+    """With penalties, weights of examples, rates and keys of each client's own, and clients that take no step.
+
+    Of one case a client diverges, in the rounds that have it.
+    """
     method, changes = METHODS[name]
     method = method.replace(client_learning_rate=fjs.rates.over_clients(np.linspace(0.5, 1.0, 6)))
     data = clients().with_example_weights(np.linspace(0.5, 2.0, sum(SIZES)))
+    diverges = "skip_nonfinite" in changes
+    data = with_features(data, 4, np.inf) if diverges else data
     changes = {"work": fjs.local.given_steps(np.array([[1, 1, 0, 1, 1, 1]] * 3))} | changes
-    wanted = run(method, fjs.layout.turns(), data, **changes)
+    wanted = trained(method, fjs.layout.turns(), data, **changes)
     assert not gradients
-    found = run(method, fjs.layout.pooled(), data, **changes)
+    found = trained(method, fjs.layout.pooled(), data, **changes)
     assert gradients
     same(found.params, wanted.params)
+    assert {*found.rounds["nonfinite_clients"].tolist()} == ({0, 1} if diverges else {0})
     for what in ("useful_steps", "nonfinite_clients", "cohort_size"):
         np.testing.assert_array_equal(found.rounds[what], wanted.rounds[what])
 
 
 @pytest.mark.parametrize(
-    "batches", [fjs.local.shuffled(4), pytest.param(fjs.local.full_batch(4), marks=pytest.mark.slow)]
+    "batches",
+    [
+        fjs.local.in_order(4),
+        *(pytest.param(of(4), marks=pytest.mark.slow) for of in (fjs.local.shuffled, fjs.local.full_batch)),
+    ],
+    ids=["in_order", "shuffled", "full_batch"],
 )
 def test_some_examples_at_a_time(x64, monkeypatch, batches):
     """Six clients in passes of two or three batches, the last of which is not full."""
-    changes = {"batches": batches, "cohort": fjs.cohort.uniform(5)}
-    wanted = run(FEDAVG, fjs.layout.turns(), **changes)
+    changes = {"batches": batches, "cohort": fjs.cohort.uniform(5), "task": mlp()}
+    wanted = trained(FEDAVG, fjs.layout.turns(), **changes)
     monkeypatch.setattr(MODULE, "_NUMBERS", 4 * 8 * 2)
-    found = run(FEDAVG, fjs.layout.pooled(), **changes)
+    found = trained(FEDAVG, fjs.layout.pooled(), **changes)
     same(found.params, wanted.params)
     assert np.all(found.rounds["computed_steps"] >= found.rounds["useful_steps"])
 
@@ -130,9 +161,7 @@ def test_some_examples_at_a_time(x64, monkeypatch, batches):
 def test_clients_that_diverge_are_found_and_left_out(x64, skip):
     """The other layout runs in the round of such a client, and in no other."""
     data = clients()
-    x = np.array(data.examples["x"])
-    x[int(data.offsets[2]) : int(data.offsets[2]) + SIZES[2]] = np.inf
-    poisoned = data.replace(examples={**data.examples, "x": jnp.asarray(x)})
+    poisoned = with_features(data, 2, np.inf)
     changes = {
         "cohort": fjs.cohort.given(np.array([[0, 1, 3], [1, 2, 4], [3, 4, 5]])), "skip_nonfinite": skip,
         "batches": fjs.local.shuffled(3),
@@ -154,9 +183,7 @@ def test_seeds_side_by_side(x64):
         task=mlp(5), cohort=fjs.cohort.uniform(3), work=ONE, batches=fjs.local.shuffled(4), rounds=2,
         layout=fjs.layout.pooled(), skip_nonfinite=True,
     )  # fmt: skip
-    x = np.array(data.examples["x"])
-    x[int(data.offsets[2]) : int(data.offsets[2]) + SIZES[2]] = np.nan
-    poisoned = data.replace(examples={**data.examples, "x": jnp.asarray(x)})
+    poisoned = with_features(data, 2, np.nan)
     keys = jax.random.split(jax.random.key(0), 3)
     together = jax.jit(jax.vmap(lambda key: train(FEDAVG, poisoned, key).params))(keys)
     for number, key in enumerate(keys):

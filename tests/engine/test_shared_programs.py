@@ -133,10 +133,8 @@ def garbage(tree, extra):
     return jax.tree.map(lengthened, tree)
 
 
-@pytest.mark.parametrize(
-    "case",
-    [pytest.param(case, marks=() if number < 1 else pytest.mark.slow) for number, case in enumerate(CASES)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
 def test_padding_changes_no_draw_and_no_model(case, monkeypatch):
     given = dict(CASES[case])
     dataset = given.pop("data", lambda: data(1, max_size=80))()
@@ -165,19 +163,23 @@ def test_padding_changes_no_draw_and_no_model(case, monkeypatch):
     assert padded.description["dataset"] == plain.description["dataset"]
 
 
-@pytest.mark.slow
-def test_passes_end_with_the_last_example(monkeypatch):
+@pytest.mark.parametrize("sizes", [None, pytest.param([50] * 30, marks=pytest.mark.slow)], ids=["drawn", "of one size"])
+def test_passes_end_with_the_last_example(sizes, monkeypatch):
     monkeypatch.setattr(buckets, "lengthened_rows", garbage)
-    params = {"params": {"Dense_0": {"kernel": jnp.full((60, 10), 0.1), "bias": jnp.arange(10.0)}}}
-    for dataset in (data(4), data(4, sizes=[50] * 30)):
-        made = in_bucket(dataset, rough=True)
-        assert made.num_rows > 1.3 * dataset.num_examples
-        found, expected = mean_values(TASK, params, made), mean_values(TASK, params, dataset)
-        for name, value in expected.items():
-            np.testing.assert_allclose(found[name], value, rtol=1e-6, err_msg=name)
-        found, expected = (passed(TASK, params, of, clients=True).clients for of in (made, dataset))
-        for name, value in expected.items():
-            np.testing.assert_allclose(found[name], value, rtol=1e-5, err_msg=name)
+    params = {"params": {"Dense_0": {"kernel": np.full((60, 10), 0.1, "f"), "bias": np.arange(10, dtype="f")}}}
+    dataset = weighted(data(4, **{} if sizes is None else {"sizes": sizes}))
+    made = in_bucket(dataset, rough=True)
+    assert made.num_rows > 1.3 * dataset.num_examples
+
+    @jax.jit
+    def values(*given):
+        return [(mean_values(TASK, params, of), passed(TASK, params, of, clients=True).clients) for of in given]
+
+    (found, of_clients), (expected, wanted) = values(made, dataset)
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-6, err_msg=name)
+    for name, value in wanted.items():
+        np.testing.assert_allclose(of_clients[name], value, rtol=1e-5, err_msg=name)
     with pytest.raises(TypeError, match=r"Shapes must be|abstract|concrete"):
         jax.eval_shape(lambda of: jnp.zeros(of.num_examples), made)  # a static size fails before it can be wrong
 

@@ -176,11 +176,17 @@ def check_wrapper(row):
 
 def exchanged(method):
     """(models kept of a client, bytes down, bytes up) of a method of one exchange."""
-    client = one_client(lambda tree: tree)
-    sent, c_i = method.send(method.init(PARAMS, SHARES)), method.init_client(PARAMS)
-    delta, new, notes = encoded(method, PARAMS, sent, c_i, client)
-    messages = method.finish(delta, PARAMS, sent, new, client)[0] | notes
-    return count(c_i)[0], size_in_bytes(received(sent, 1)), uploaded(method, messages, PARAMS)
+    found = []
+
+    def exchange():  # of which shapes are all that is read
+        client = one_client(lambda tree: tree)
+        sent, c_i = method.send(method.init(PARAMS, SHARES)), method.init_client(PARAMS)
+        delta, new, notes = encoded(method, PARAMS, sent, c_i, client)
+        messages = method.finish(delta, PARAMS, sent, new, client)[0] | notes
+        found.extend((count(c_i)[0], size_in_bytes(received(sent, 1)), uploaded(method, messages, PARAMS)))
+
+    jax.eval_shape(exchange)
+    return tuple(found)
 
 
 def check(row, kept, down, up, option=None):
@@ -230,18 +236,20 @@ def traffic(method):
 
     # What is drawn takes its place: no program is compiled for what the method begins with.
     server, kept = jax.eval_shape(lambda: (method.init(PARAMS, SHARES), method.init_client(PARAMS)))
-    told, messages = [getattr(server, name) for name in method.requires.hears], []
-    for phase in method.phases():
-        shapes = jax.eval_shape(lambda server: received(phase.send(server), 1), server)  # noqa: B023
+    heard = [getattr(server, name) for name in method.requires.hears]
+
+    def reported(phase):
+        shapes = jax.eval_shape(lambda server: received(phase.send(server), 1), server)
         sent, c_i, client = random(shapes), random(kept), one_client(random)
         if phase.requires.survey:
             client = client._replace(survey=random(phase.survey(Squares(), sent, c_i, client)))
         y = random(jax.eval_shape(phase.begin, sent, c_i, client))
         delta = phase.change(y, sent, c_i, client)
-        told.append(sent)
-        values = {name: one.value for name, one in phase.finish(delta, y, sent, c_i, client)[0].items()}
-        messages.append({name: value for name, value in values.items() if not is_square(value, values.values())})
-    return count(kept), count(told), (sum(map(rank, messages)), count(messages)[1])
+        return sent, {name: one.value for name, one in phase.finish(delta, y, sent, c_i, client)[0].items()}
+
+    told, found = zip(*jax.jit(lambda: [reported(phase) for phase in method.phases()])(), strict=True)
+    messages = [{name: one for name, one in of.items() if not is_square(one, of.values())} for of in found]
+    return count(kept), count([heard, told]), (sum(map(rank, messages)), count(messages)[1])
 
 
 def is_square(value, others):

@@ -168,8 +168,7 @@ def test_the_dtype_of_the_parameters_is_that_of_the_logits(name: str, x64: None)
     else:
         model = model.clone(param_dtype=jnp.float64)
     with third_party():
-        shapes = jax.eval_shape(model.init, jax.random.key(0), x)
-        out = jax.eval_shape(model.apply, shapes, x)
+        out, shapes = jax.eval_shape(model.init_with_output, jax.random.key(0), x)
     assert {leaf.dtype for leaf in jax.tree.leaves(shapes)} == {jnp.dtype("float64")}
     assert (out.shape, out.dtype) == ((4, model.num_classes), jnp.float64)
 

@@ -244,6 +244,11 @@ def test_half_precision_does_not_tie_what_is_told_apart():
 
 
 @pytest.mark.slow
+@jax.jit
+def of_two(score, p, y, group):
+    return score.of_groups(p, y, group, 2)
+
+
 def test_the_area_of_many_examples_of_one_client_keeps_its_digits():
     """Added one after another, it was 0.9809 for 0.9810, of 100,000 examples."""
     size, rng = 100_000, np.random.default_rng(0)
@@ -254,7 +259,7 @@ def test_the_area_of_many_examples_of_one_client_keeps_its_digits():
     ties = np.bincount(ranks[~own], minlength=ranks.max() + 1)
     area = (below - ties / 2)[ranks[own]].mean() / (~own).sum()
     labels = y.astype(jnp.int32)
-    found = scores.roc_auc().of_groups(jnp.stack([1 - p, p], axis=1), labels, group, 2)
+    found = of_two(scores.roc_auc(), jnp.stack([1 - p, p], axis=1), labels, group)
     np.testing.assert_allclose(found[0], area, rtol=1e-5)
 
 
@@ -262,5 +267,5 @@ def test_the_calibration_of_many_examples_of_one_client_keeps_its_digits():
     """Added one after another, the errors of 100,000 examples were 0.6997 for 0.7."""
     size = 100_000
     group, sure = (jnp.arange(size) >= size - 10).astype(jnp.int32), jnp.tile(jnp.float32([0.3, 0.7]), (size, 1))
-    found = scores.calibration_error().of_groups(sure, jnp.zeros(size, jnp.int32), group, 2)
+    found = of_two(scores.calibration_error(), sure, jnp.zeros(size, jnp.int32), group)
     np.testing.assert_allclose(found, 0.7, rtol=1e-5)

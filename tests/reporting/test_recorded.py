@@ -35,6 +35,16 @@ def test_a_seed_that_stopped_holds_its_last_round():
     np.testing.assert_array_equal(recorded.held(early, "duration")[0][0], [1, 2, 2, 2])
 
 
+def test_a_model_that_is_not_finite_has_no_accuracy():
+    """The argmax of NaN is a class too; losses and records of rounds stay as they are."""
+    one = run()
+    one.metrics |= {"test_loss": np.array([[2.0, np.inf, 1.0], [2.0, 1.0, np.nan]]), "accuracy": np.full((2, 3), 0.1)}
+    found = recorded.measured(one, "accuracy")
+    np.testing.assert_array_equal(found, [[0.1, np.nan, 0.1], [0.1, 0.1, np.nan]])
+    for name in ("loss", "test_loss", "duration"):
+        np.testing.assert_array_equal(recorded.measured(one, name), one[name])
+
+
 @pytest.mark.parametrize(
     ("name", "less"),
     [

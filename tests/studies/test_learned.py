@@ -101,17 +101,17 @@ def test_what_is_drawn_is_of_every_federation(made):
 def test_a_federation_is_the_run_of_what_was_drawn(number, made):
     """Padding, masks and the drawn values change nothing: the loss is that of make_train with them."""
     key = jax.random.split(KEY, 6)[number]
-    which, values, own = made.drawn(key)
 
     @jax.jit
-    def loss(problem, theta, key):
-        state, losses = problem.begin(theta, key), []
-        for segment in range(problem.segments):
-            state, one = problem.advance(theta, state, jnp.int32(segment))
-            losses.append(one)
-        return sum(losses)
+    def of_key(problem, theta, key):
+        def advanced(state, segment):
+            return problem.advance(theta, state, segment)
 
-    part = run()
+        losses = jax.lax.scan(advanced, problem.begin(theta, key), jnp.arange(problem.segments))[1]
+        return jnp.sum(losses), problem.drawn(key)
+
+    loss, (which, values, own) = of_key(made, made.parameters, key)
+    part = run(diagnostics=())
     cohort = fjs.cohort.available(fjs.cohort.uniform(3), fjs.cohort.bernoulli(float(values[CHANCE])))
     work = fjs.local.gaussian_steps(float(values[STEPS]), 1.0, most=6)
     method = fjs.fedlopt(
@@ -120,7 +120,7 @@ def test_a_federation_is_the_run_of_what_was_drawn(number, made):
     )
     result = jax.jit(fjs.make_train(**part | {"cohort": cohort, "work": work}))(method, POSITIVE[int(which)], own)
     recorded = np.asarray(result.metrics["loss"])
-    np.testing.assert_allclose(loss(made, made.parameters, key), np.mean(np.log(recorded[1:] / recorded[0])), rtol=1e-4)
+    np.testing.assert_allclose(loss, np.mean(np.log(recorded[1:] / recorded[0])), rtol=1e-4)
 
 
 @pytest.mark.slow
@@ -131,16 +131,17 @@ def test_a_log_uniform_value_is_uniform_in_its_logarithm(made):
     assert abs(np.asarray(values[STEPS]).mean() - 3) < 0.1
 
 
-def test_what_diverges_counts_as_the_cap(made):
+def test_what_diverges_counts_as_the_cap(small):
     @jax.jit
     def first(key):
-        (key, train), start = made.begin(made.parameters, key)
+        (key, train), start = small.begin(small.parameters, key)
         broken = train._replace(server=train.server._replace(params=train.server.params * jnp.nan))
-        return made.advance(made.parameters, ((key, broken), start), jnp.int32(0))[1]
+        return small.advance(small.parameters, ((key, broken), start), jnp.int32(0))[1]
 
-    assert float(first(KEY)) == 1.0 / made.segments
+    assert float(first(KEY)) == 1.0 / small.segments
 
 
+@pytest.mark.slow
 def test_an_episode_is_what_its_key_says(small):
     """One optimiser's step after each window; what a step finds, the next window of all pairs runs at."""
     found = learned.train(small, episodes=2, key=KEY, estimator=PES, optimizer=fjs.optim.sgd(0.1))
@@ -160,9 +161,23 @@ def test_an_episode_is_what_its_key_says(small):
     assert np.abs(weights["bias_2"]).max() > 0
 
 
+@pytest.fixture(params=["counted", pytest.param("trained", marks=pytest.mark.slow)])
+def episodes(request, monkeypatch):
+    """What an episode is: itself, or sums that its key goes into, which compile nothing."""
+
+    def counted(problem, estimator, solver, going, key):
+        drawn = np.asarray(jax.random.key_data(key)).sum() % 1000 / 1000
+        return jax.tree.map(lambda leaf: np.asarray(leaf) + np.asarray(drawn, leaf.dtype), going), drawn - 1
+
+    if request.param == "counted":
+        monkeypatch.setattr(learned, "_episode", counted)
+
+
+@pytest.mark.usefixtures("episodes")
 def test_an_interrupted_training_goes_on(small, tmp_path):
     given = {"key": KEY, "estimator": PES, "optimizer": fjs.optim.adam(0.01)}
     whole = learned.train(small, episodes=4, **given)
+    assert len({*whole.losses.tolist()}) == 4, "each episode has draws of its own"
     first = learned.train(small, episodes=3, checkpoint=tmp_path, save_every=2, **given)
     assert sorted(path.name for path in tmp_path.glob("*.safetensors")) == [
         "round-00000002.safetensors", "round-00000003.safetensors"
@@ -178,8 +193,9 @@ def test_an_interrupted_training_goes_on(small, tmp_path):
     ):
         with pytest.raises(ValueError, match="of another training"):
             learned.train(small, episodes=5, checkpoint=tmp_path, **given | other)
+    swapped = small.plan._replace(dataset=jax.tree.map(lambda leaf: np.asarray(leaf)[::-1], small.plan.dataset))
     with pytest.raises(ValueError, match="datasets"):
-        learned.train(fewer(POSITIVE[1::-1]), episodes=5, checkpoint=tmp_path, **given)
+        learned.train(small.replace(plan=swapped), episodes=5, checkpoint=tmp_path, **given)
     with pytest.raises(ValueError, match=r"has finished 4 episodes, and episodes=3 asks for fewer"):
         learned.train(small, episodes=3, checkpoint=tmp_path, **given)
     lock = threading.Lock()

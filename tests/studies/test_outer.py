@@ -1,6 +1,7 @@
 """Estimators of outer gradients: against their formulas with the same draws, known answers, sums over all draws."""
 
 import itertools
+import types
 
 import jax
 import jax.numpy as jnp
@@ -126,19 +127,25 @@ def test_pes_is_algorithm_1(window, x64):
     np.testing.assert_allclose(found.error, np.std(each, ddof=1) / 3**0.5, rtol=1e-10)
 
 
-def test_estimators_where_truncation_has_the_wrong_sign(x64):
+def of_debt(*estimators):
     """L = theta (T(T-1)/4 - T): dL/dtheta = 6, and -8 within segments."""
-    key, theta = jax.random.key(0), jnp.array(0.1)
-    drawn = [outer.pes(0.3, pairs=4000), outer.es(0.3, pairs=4000), outer.forward_gradient(4000)]
-    cut = [outer.truncated(window) for window in (1, 4, 8)]
-    others = [outer.exact(), outer.es(0.3, pairs=4000, window=1)]
-    every = jax.jit(lambda: [outer.estimate(one, Debt(), theta, key) for one in (*drawn, *cut, *others)])()
-    for one in every[:3]:
-        assert abs(one.gradient - 6) < 4 * one.error < 3
-    assert [one.gradient for one in every[3:6]] == pytest.approx([-8.0, -2.0, 6.0])
-    exact, biased = every[6:]
+    key, theta = jax.random.key(0), np.array(0.1)
+    return jax.jit(lambda: [outer.estimate(one, Debt(), theta, key) for one in estimators])()
+
+
+def test_truncation_has_the_wrong_sign(x64):
+    *cut, exact = of_debt(outer.truncated(1), outer.truncated(4), outer.truncated(8), outer.exact())
+    assert [one.gradient for one in cut] == pytest.approx([-8.0, -2.0, 6.0])
     assert exact.gradient == pytest.approx(6.0)
     assert exact.error is None
+
+
+@pytest.mark.slow
+def test_estimators_where_truncation_has_the_wrong_sign(x64):
+    drawn = [outer.pes(0.3, pairs=4000), outer.es(0.3, pairs=4000), outer.forward_gradient(4000)]
+    *found, biased = of_debt(*drawn, outer.es(0.3, pairs=4000, window=1))
+    for one in found:
+        assert abs(one.gradient - 6) < 4 * one.error < 3
     assert abs(biased.gradient + 8) < 4 * biased.error < 3
 
 
@@ -183,11 +190,20 @@ def common(**changed):
     } | changed  # fmt: skip
 
 
+def test_objectives_read_what_is_recorded():
+    """The mean has nothing of the start, which no parameter reaches."""
+    result = types.SimpleNamespace(
+        metrics={"loss": jnp.array([9.0, 1.0, 4.0])}, rounds={"drift": jnp.array([2.0, 5.0])}
+    )
+    found = [fjs.hyper.mean("loss")(result), *(fjs.hyper.final(name)(result) for name in ("loss", "drift"))]
+    assert np.array(found).tolist() == [2.5, 4.0, 5.0]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("objective", "method"),
     [
-        ("mean", fjs.fedavg), pytest.param("mean", fjs.scaffold, marks=pytest.mark.slow),
-        pytest.param("final", fjs.scaffold, marks=pytest.mark.slow),
+        ("mean", fjs.fedavg), ("mean", fjs.scaffold), ("final", fjs.scaffold),
     ],
 )  # fmt: skip
 def test_the_exact_gradient_of_a_run_is_that_of_make_train(objective, method, x64):

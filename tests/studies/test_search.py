@@ -223,12 +223,13 @@ def test_a_member_that_is_never_replaced_is_an_ordinary_run(drawn):
     assert written["description"]["strategy"]["name"] == "search.population"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rungs", "sizes"),  # of three, which end after 2, 4 and 8 rounds
     [
+        (1, (5, 5, 5, 5, 5)),
         (2, (5, 5, 5, 2, 2)),
-        pytest.param(1, (5, 5, 5, 5, 5), marks=pytest.mark.slow),
-        pytest.param(3, (5, 5, 2, 1, 1), marks=pytest.mark.slow),
+        (3, (5, 5, 2, 1, 1)),
     ],
 )
 def test_halving_is_a_sweep_of_which_the_worse_half_ends_early(rungs, sizes, drawn_quadratics):
@@ -294,6 +295,9 @@ def test_a_search_that_was_stopped_goes_on_to_the_bit(strategy, drawn_quadratics
     method, data, space, run = drawn_quadratics
     run |= {"seeds": (4, 9), "objective": hyper.final("loss")}  # as above: the same programs
     whole = fjs.search(method, data, space, strategy, **run)
+    if isinstance(strategy, type(hyper.halving())):  # of five the two that are best at the rung go on
+        left = np.flatnonzero(~np.isnan(whole.scores[:, 3]))
+        assert left.tolist() == np.sort(np.argsort(whole.scores[:, 2])[:2]).tolist() != [0, 1]
     save, calls = running.Store.save, []
 
     def stopped(*args):
