@@ -243,12 +243,12 @@ def test_half_precision_does_not_tie_what_is_told_apart():
     assert fjs.evaluate(task, params, examples).overall["roc_auc"] == 1.0
 
 
-@pytest.mark.slow
 @jax.jit
 def of_two(score, p, y, group):
     return score.of_groups(p, y, group, 2)
 
 
+@pytest.mark.slow
 def test_the_area_of_many_examples_of_one_client_keeps_its_digits():
     """Added one after another, it was 0.9809 for 0.9810, of 100,000 examples."""
     size, rng = 100_000, np.random.default_rng(0)
