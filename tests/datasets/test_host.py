@@ -12,6 +12,7 @@ import pytest
 import fedjax_sim as fjs
 from fedjax_sim.core.devices import prefetched
 from fedjax_sim.datasets import validate
+from fedjax_sim.datasets.buckets import in_bucket
 from fedjax_sim.datasets.fingerprints import dataset_fingerprint, fingerprint
 from fedjax_sim.engine.plan import Plan
 from fedjax_sim.engine.streaming import drawn_ahead, rounded_up
@@ -89,6 +90,16 @@ def test_a_run_on_windows_is_the_run_on_all_data(name: str, capsys: pytest.Captu
     assert on_device.rounds.keys() == on_host.rounds.keys()
     for name_, values in on_device.rounds.items():
         np.testing.assert_allclose(values, on_host.rounds[name_], rtol=1e-5, atol=1e-7, err_msg=name_)
+
+
+def test_weights_are_padded_with_their_examples() -> None:
+    """By zeros, which count nowhere."""
+    data = small_data(weighted=True)
+    made = in_bucket(data, rough=True)
+    assert made.example_weights.shape == (made.num_rows,)
+    assert made.num_rows > data.num_examples
+    np.testing.assert_array_equal(made.example_weights[: data.num_examples], data.example_weights)
+    assert not np.asarray(made.example_weights)[data.num_examples :].any()
 
 
 def test_what_is_drawn_ahead_is_what_the_rounds_draw() -> None:
