@@ -185,7 +185,8 @@ def make_directory(directory: Path) -> None:
 
     None called ``~`` or ``~name``, a home directory to a shell alone: who asks for it would not look for results there.
     """
-    first = directory.parts[0] if directory.parts else ""
+    # It may have been given as relative.
+    first = os.path.relpath(directory).partition(os.sep)[0] if "~" in os.fspath(directory) else ""
     if first.startswith("~") and not os.path.lexists(first):
         said = f"{first} is no home directory to Python: write it out, or give Path(...).expanduser()"
         raise FileNotFoundError(errno.ENOENT, said, os.fspath(directory))

@@ -79,7 +79,7 @@ def recursion(H, e, K, weights, x0, rounds):
     return np.array(xs), np.linalg.solve(A, b)
 
 
-@pytest.mark.parametrize("mu", [0.0, 0.8])
+@pytest.mark.parametrize("mu", [pytest.param(0.0, marks=pytest.mark.slow), 0.8])
 def test_fedprox_has_the_biased_fixed_point(x64, mu):
     # FedNova eqs 27-31: x~ = (sum p_i K_i H_i)^-1 sum p_i K_i e_i, and every iterate on the way; mu = 0 is FedAvg
     (H, e), eta = hessians_and_terms(), 0.1
@@ -305,6 +305,7 @@ class TestLowerBoundPair:
         assert np.abs(runs[0][-1]) < 0.06
         assert np.abs(self.scaffold(5, 1.0) - self.scaffold(5, 100.0)).max() > 0.02  # from zero it is not free of G
 
+    @pytest.mark.slow
     def test_fedavg_worsens_with_k_and_with_g(self, x64):
         # fixed point (K_1 = eta sum (1 - 2 eta)^k, K_2 = eta K): x~ = G (K_2 - K_1) / (2 K_1)
         x = {(K, G): self.fedavg(K, G)[-1] for K in (1, 5, 20) for G in (1.0, 100.0)}

@@ -93,7 +93,8 @@ def test_feddane(x64, same):
         check(problem, algorithm, methods.FedDane(setting(problem), mu))
 
 
-@pytest.mark.parametrize("same", rest_slow([False, True]))
+@slow
+@pytest.mark.parametrize("same", [False, True])
 def test_feddane_draws_two_cohorts(x64, same):
     problem = PROBLEMS["whole"]()
     cohort, data, rounds = fjs.cohort.uniform(3), problem.dataset, len(TAU)

@@ -267,7 +267,8 @@ def test_a_client_whose_examples_count_for_nothing(method):
 with_a_head = functools.partial(fjs.fedrod, head=("Dense_0",))
 
 
-@pytest.mark.parametrize("method", [fjs.fedlc, pytest.param(with_a_head, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [fjs.fedlc, with_a_head])
 def test_a_void_slot_has_a_derivative_in_the_weights_of_examples(method):
     """It has no label of any class either, and the loss of no class is infinite."""
     two = fjs.datasets.from_clients([(np.ones((2, 2)), np.array([0, 1])), (np.ones((1, 2)), np.array([1]))])

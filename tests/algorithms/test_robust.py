@@ -262,6 +262,7 @@ class Counting(fjs.algorithms.FedAvg):
         return super().update(server, got, cohort)._replace(extra=got["steps"])
 
 
+@pytest.mark.slow
 def test_integers_that_clients_send():
     """Their median, four times; what attackers make of theirs, to the nearest."""
     data = fjs.datasets.quadratics_from(np.ones((4, 1, 1)), np.ones((4, 1)))

@@ -132,6 +132,7 @@ def test_what_is_wrong_with_them(folder, description, error, said):
         build(description)
 
 
+@pytest.mark.slow
 def test_a_run_of_own_files_has_a_configuration_and_is_verified(folder, capsys):
     history = fjs.simulate(**read("own.toml"))
     (folder / "again.toml").write_text(written(history))

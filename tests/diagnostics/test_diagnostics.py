@@ -182,6 +182,7 @@ class TestMeasures:
         assert lowest == pytest.approx(values.min())
         assert found(np.zeros(7))[:2] == (0, 1)
 
+    @pytest.mark.slow
     def test_of_what_is_no_number_they_are_none(self):
         """And not those of equal clients."""
         values, bad = np.ones(3), np.array([1.0, np.nan, 1.0])
@@ -574,6 +575,7 @@ def test_the_surrogate_is_of_clients_with_rates_of_their_own_and_scaled_losses(x
     assert found["cohort_loss"] == pytest.approx(recorded(fedavg)["cohort_loss"])
 
 
+@pytest.mark.slow
 def test_the_effective_steps_of_fednova_have_no_factors_of_the_average(x64):
     """H = Σ w_i h_i has none; the normalised changes are times N p_i: a step of Σ w_i N p_i times H of their mean."""
     p, tau = np.array([0.1, 0.4, 0.2, 0.3]), np.array([1, 4, 2, 3])

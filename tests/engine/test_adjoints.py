@@ -452,7 +452,9 @@ AT_REST = {
 }
 
 
-@pytest.mark.parametrize("method", ["clipped", pytest.param("feddane", marks=pytest.mark.slow), "dane"])
+@pytest.mark.parametrize(
+    "method", ["clipped", *(pytest.param(name, marks=pytest.mark.slow) for name in ("feddane", "dane"))]
+)
 def test_implicit_where_a_part_of_the_state_has_no_derivative(method):
     """As a count of clipped clients has none: JAX's rules of a linear solve ask for one of every leaf. x~ = e / H."""
     one = fjs.datasets.quadratics_from(2 * np.ones((1, 1, 1)), np.ones((1, 1)))

@@ -332,6 +332,7 @@ def test_weights_of_staleness(x64):
     np.testing.assert_allclose(asynchronous.fedasync(0.6, asynchronous.constant()).factor(tau), np.full(7, 0.6))
 
 
+@pytest.mark.slow
 def test_a_history_has_clock_traffic_and_staleness():
     scheme = asynchronous.fedbuff(2)
     run = arguments(scheme, rounds=4, eval_every=2) | {"evaluate": None, "seeds": [3, 5]}

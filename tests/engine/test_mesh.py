@@ -327,6 +327,7 @@ def test_with_data_on_the_host(data):
         run(algorithm, host, MESH(3, data="sharded"))
 
 
+@pytest.mark.slow
 def test_what_is_evaluated_from_the_host():
     """A task with a number of its own, and models that clients keep: examples come to one device."""
     clients = [{"x": np.full((2, 1), i, np.float32), "y": np.full(2, i)} for i in range(2)]

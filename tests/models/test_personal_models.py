@@ -386,6 +386,7 @@ def test_seeds_start_from_models_of_their_own():
     np.testing.assert_allclose(same["loss"][0, 0], losses_by_hand(models[0])[0], rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_what_no_run_can_start_from():
     def start(method=SCAFFOLD, seeds=0, **given):
         return fjs.simulate(method, bowls(), **short(1), seeds=seeds, **given, progress=False)

@@ -95,6 +95,7 @@ def test_a_round_follows_the_gradient_of_every_client_alone(data, layout):
     np.testing.assert_allclose(history.final("test_concordance"), concordance(new, *pooled), rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_evaluations_of_every_client(data):
     found = fjs.evaluate(TASK, params(W), data)
     np.testing.assert_allclose(found.clients["loss"], [loss(W, x, y) for x, y in PEOPLE], rtol=1e-10)

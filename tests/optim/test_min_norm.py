@@ -149,6 +149,7 @@ def test_finds_a_known_answer_among_forty(x64, ratio):
         np.testing.assert_allclose(flat(result.point), weights @ vectors, atol=1e-15 * np.abs(vectors).max() * 10)
 
 
+@pytest.mark.slow
 def test_a_hull_that_holds_zero_is_stationary(x64):
     rng = np.random.default_rng(0)
     for scale in (1.0, 1e-6, 1e6, 10.0 ** rng.uniform(-6, 6, (40, 1))):

@@ -393,7 +393,8 @@ def test_a_rule_stops_each_seed_by_itself(data):
     assert list(history.stops) == [3]
 
 
-@pytest.mark.parametrize("axis", [pytest.param("virtual_time", marks=pytest.mark.slow), "bytes"])
+@pytest.mark.slow
+@pytest.mark.parametrize("axis", ["virtual_time", "bytes"])
 def test_a_budget_stops_each_seed_where_its_own_clock_has_passed_it(data, axis):
     """In a run whose model diverges too: its clock goes on."""
     devices = fjs.systems.devices(seconds_per_step=np.array([1.0, 2.0, 4.0, 8.0, 3.0, 5.0]))

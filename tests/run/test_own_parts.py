@@ -139,6 +139,7 @@ def test_other_parts_are_refused_before_anything_runs(history: fjs.History, path
         fjs.verify(history, parts=PARTS | {path: part})
 
 
+@pytest.mark.slow
 def test_a_path_to_nothing_is_refused(history: fjs.History) -> None:
     with pytest.raises(ValueError, match=r"there is no part 'run.task.modl': did you mean 'model'"):
         fjs.verify(history, parts={"run.task.modl": Net()})

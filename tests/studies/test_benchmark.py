@@ -363,6 +363,7 @@ def test_runs_of_another_version_are_others(tiny: str, tmp_path: pathlib.Path, m
     assert of_version_1 == tmp_path / "tiny" / "fedavg" / "draw-0"
 
 
+@pytest.mark.slow
 def test_stored_runs_of_another_method_of_that_name_are_refused_before_the_cost(
     tiny: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

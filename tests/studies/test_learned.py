@@ -80,6 +80,7 @@ def test_rounds_have_the_steps_of_the_smallest_probability_that_is_drawn():
     assert made.plan.work.most == fjs.local.geometric(0.01).most > fjs.local.geometric(0.5).most
 
 
+@pytest.mark.slow
 def test_rounds_have_the_slots_of_the_largest_probability_that_is_drawn():
     data, vary = [quadratics(seed, clients=30) for seed in (0, 1)], {"cohort.probability": fjs.sweeps.uniform(0.1, 0.9)}
     made = problem(data, vary=vary, cohort=fjs.cohort.independent(0.1, average="plain"))

@@ -223,6 +223,7 @@ def test_the_exact_gradient_of_a_run_is_that_of_make_train(objective, method, x6
     assert problem.values(problem.parameters)[RATE] == pytest.approx(0.02)
 
 
+@pytest.mark.slow
 def test_what_an_asynchronous_server_does_is_a_part_of_the_run(x64):
     """As in a sweep, and in a tuning without an estimator."""
     data, algorithm = fjs.datasets.quadratics(**DATA), fjs.fedavg(client_optimizer=sgd(0.02))

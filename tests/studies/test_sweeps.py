@@ -70,6 +70,7 @@ def assert_equal_runs(ours, theirs):
     np.testing.assert_array_equal(ours.evaluated, theirs.evaluated)
 
 
+@pytest.mark.slow
 def test_every_run_is_simulate_s(grid_sweep):
     for number, point in [(0, {"mu": 0.0, RATE: 0.01}), (5, {"mu": 0.5, RATE: 0.2})]:
         algorithm = fjs.fedprox(client_optimizer=fjs.optim.sgd(point[RATE]), mu=point["mu"])
