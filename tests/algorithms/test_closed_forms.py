@@ -113,6 +113,7 @@ def test_fednova_s_fixed_point_is_of_order_eta_from_the_minimum(x64):
     assert distances[2] < np.linalg.norm(biased - minimum) / 10  # FedAvg's bias does not vanish with eta
 
 
+@pytest.mark.slow
 def test_limits_for_identity_hessians(x64):
     # H_i = I, eta -> 0: FedAvg -> sum p_i tau_i e_i / sum p_i tau_i, FedNova -> sum p_i e_i, the minimum
     H, e = np.broadcast_to(np.eye(DIM), (N, DIM, DIM)), hessians_and_terms()[1]

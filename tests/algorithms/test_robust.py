@@ -242,6 +242,7 @@ def test_derivatives_of_rules():
         np.testing.assert_allclose(shares, np.tile((counts / counts.sum())[:, None], 3), rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_rules_of_integers_are_those_of_real_numbers():
     x, ones = np.random.default_rng(1).integers(-9, 9, (SLOTS, 4)), np.ones(SLOTS)
     whole, real = every_rule(x, ones > 0, ones), every_rule(x.astype(np.float32), ones > 0, ones)

@@ -194,6 +194,9 @@ RARELY = [
     "independent, unequal",
     "weighted",
     "shuffled, uniform",
+    "shuffled",
+    "repeated",
+    "given",
     "periodic",
     *(n for n in ALL if "available" in n),
 ]

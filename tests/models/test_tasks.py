@@ -102,6 +102,7 @@ def test_regression(outputs, model) -> None:
     assert float(found) == pytest.approx(float(objective), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_federated_regression_reaches_least_squares() -> None:
     rng = np.random.default_rng(1)
     x = rng.normal(size=(60, 3)).astype("f")
