@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from fedjax_sim.algorithms.base import recorded
 from fedjax_sim.algorithms.contract import ALL_AVERAGES, Client, Cohort, Mean, Message, Method, Requires
@@ -128,16 +127,7 @@ class Dane(FedDane):
     def step(self, g: Any, y: Any, state: Any, k: jax.Array, sent: Any, c_i: Any, client: Client) -> tuple[Any, Any]:
         length = square(g)
         solved = length <= as_dtype(self.tolerance, length) ** 2
-        moved = super().step(g, y, state, k, sent, c_i, client)
-        return select(solved, jax.tree.map(_held, (y, state), moved), moved)  # type: ignore[no-any-return]
-
-
-def _held(at: Any, to: Any) -> Any:
-    """``at`` with the derivative of ``to``: a solution depends on x by its equation, wherever the solver has stopped.
-
-    Where x is the solution already, no step would be left to say so, and a round be the identity.
-    """
-    return lax.stop_gradient(at) + (to - lax.stop_gradient(to)) if jnp.issubdtype(at.dtype, jnp.inexact) else at
+        return select(solved, (y, state), super().step(g, y, state, k, sent, c_i, client))  # type: ignore[no-any-return]
 
 
 feddane = recorded(

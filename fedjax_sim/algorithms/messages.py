@@ -10,7 +10,6 @@ from flax import struct
 
 from fedjax_sim.core import trees
 from fedjax_sim.core.descriptions import Described
-from fedjax_sim.core.values import Found
 
 
 class Message(Described):
@@ -31,10 +30,10 @@ class Message(Described):
             lambda leaf: jnp.asarray(leaf) if isinstance(leaf, bool | int | float) else leaf, self.value
         )
         summable = jax.tree.map(self._summable, arrays)
-        if isinstance(self.nbytes, Found | None):  # what is sent is as it was given, to a copy with another value too
+        if self.nbytes is None:  # what is sent is as it was given
             leaves = zip(jax.tree.leaves(arrays), jax.tree.leaves(summable), strict=True)
-            other = any(given is not leaf for given, leaf in leaves)
-            self.__dict__["nbytes"] = Found(trees.size_in_bytes(arrays)) if other else None
+            if any(given is not leaf for given, leaf in leaves):
+                self.__dict__["nbytes"] = trees.size_in_bytes(arrays)
         self.__dict__["value"] = summable
 
     def _summable(self, leaf: Any) -> Any:

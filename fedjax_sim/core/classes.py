@@ -29,21 +29,23 @@ def check_annotated(cls: type[Any]) -> None:
 
 
 def check_names(cls: type[Any]) -> None:
-    """Checks that no new name, but a hyper-parameter's, is nearly one of the bases' and read by nobody.
+    """Checks that no new name, but a hyper-parameter's, is nearly one of the package's bases' and read by nobody.
 
     Raises:
-      TypeError: a base would be asked in its place. What the class itself reads is a helper.
+      TypeError: a base would be asked in its place. What the class or a base of one's own reads is a helper.
     """
     fields = {field.name for field in dataclasses.fields(cls)}
-    known = _members(cls)
-    for name, value in new_names(cls):
-        if name in fields:
-            continue
+    new = [(name, value) for name, value in new_names(cls) if name not in fields]
+    known = _members(cls) if new else {}
+    for name, value in new:
         function = inspect.isfunction(value)
         of_kind = [of for of, hook in known.items() if inspect.isfunction(hook) == function]
         for near in difflib.get_close_matches(name, of_kind, n=1, cutoff=_NEAR):
             meant = not function or takes(inspect.signature(value), known[near])
-            if meant and not any(name in _read(other) for other in vars(cls).values() if other is not value):
+            own = [one for one in cls.__mro__ if one is cls or not _of_package(one)]
+            if meant and not any(
+                name in _read(other) for one in own for other in vars(one).values() if other is not value
+            ):
                 raise TypeError(
                     f"{cls.__name__}.{name}: no base has it, so nothing would read it: did you mean {near!r}? "
                     f"(A helper of your own: call it _{name}.)"
@@ -52,9 +54,14 @@ def check_names(cls: type[Any]) -> None:
 
 def new_names(cls: type[Any]) -> Iterator[tuple[str, Any]]:
     """The public names that a class has and no base of it, with their values."""
-    known = _members(cls)
     for name, value in vars(cls).items():
-        if name not in known and not name.startswith("_") and not isinstance(value, type):
+        if (
+            not name.startswith("_")
+            and not isinstance(value, type)
+            and not any(
+                name in vars(base) or name in getattr(base, "__dataclass_fields__", ()) for base in cls.__mro__[1:-1]
+            )
+        ):
             yield name, value
 
 
@@ -78,10 +85,14 @@ def _binds(given: inspect.Signature, names: tuple[str, ...]) -> bool:
     return True
 
 
+def _of_package(cls: type[Any]) -> bool:
+    return cls.__module__.startswith("fedjax_sim.")
+
+
 def _members(cls: type[Any]) -> dict[str, Any]:
-    """The public names of the bases, with what they are."""
+    """The public names of the package's bases, with what they are."""
     known: dict[str, Any] = {}
-    for base in reversed(cls.__mro__[1:-1]):
+    for base in filter(_of_package, reversed(cls.__mro__[1:-1])):
         known |= getattr(base, "__dataclass_fields__", {}) | vars(base)
     return {name: value for name, value in known.items() if not name.startswith("_")}
 

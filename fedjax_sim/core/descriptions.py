@@ -80,8 +80,8 @@ class Described:
         """Returns this object normalised; raises ``ValueError`` or ``TypeError`` for bad concrete values.
 
         The fields are checked here; a subclass adds rules of several fields, beside ``super().checked()``.
-        Called by the factory and again by a run, of copies with other values. Those that are traced
-        :func:`fedjax_sim.core.values.check_real` passes, and leaves the run a condition.
+        Called by the factory, and again by each run, of all its parts: it must refuse or leave alone what it returned
+        before. Values that are traced :func:`fedjax_sim.core.values.check_real` passes, and leaves the run a condition.
         """
         fields.check_fields(self, self.factory_name())
         return self

@@ -185,8 +185,7 @@ def make_directory(directory: Path) -> None:
 
     None called ``~`` or ``~name``, a home directory to a shell alone: who asks for it would not look for results there.
     """
-    # It may have been given as relative.
-    first = os.path.relpath(directory).partition(os.sep)[0] if "~" in os.fspath(directory) else ""
+    first = directory.parts[0] if directory.parts else ""
     if first.startswith("~") and not os.path.lexists(first):
         said = f"{first} is no home directory to Python: write it out, or give Path(...).expanduser()"
         raise FileNotFoundError(errno.ENOENT, said, os.fspath(directory))
@@ -277,13 +276,15 @@ class Lock(contextlib.AbstractContextManager["Lock"]):
         self._file: int | None = None
         self._path, self._process = directory / name, os.getpid()
         try:
-            self._path = self._path.absolute()  # whatever the working directory is at the end
-            self._made = [one for one in self._path.parents if not one.exists()]
-            check_writable(directory)
-            # One that was opened before its holder removed it is nobody's lock any more.
+            missing = [one for one in (directory, *directory.parents) if not one.exists()]
+            # One that was opened before its holder removed it, and the directory, is nobody's lock any more.
             while self._file is None or not self._is_there(self._file):
                 self._close()
-                self._file = self._locked(what)
+                check_writable(directory)
+                self._made = [one.absolute() for one in missing]  # whatever the working directory is at the end
+                self._path = self._path.absolute()
+                with contextlib.suppress(FileNotFoundError):
+                    self._file = self._locked(what)
         except (BlockingIOError, FileExistsError):
             raise
         except OSError as error:

@@ -127,9 +127,15 @@ class Plan(NamedTuple):
 
     @property
     def recorded(self) -> frozenset[str]:
-        """Names that the diagnostics and the devices' clock record of every round."""
+        """Names that the devices' clock, the diagnostics and the method record of every round."""
         of_clock = () if self.system is None else Clock._fields
-        return frozenset(of_clock).union(*(one.names() for one in self.diagnostics))
+
+        def reported(params: Any, shares: Any) -> Any:
+            return self.algorithm.report(self.algorithm.init(params, shares))
+
+        shares = jax.ShapeDtypeStruct((self.dataset.num_clients,), jnp.result_type(float))
+        of_method = jax.eval_shape(reported, self.params, shares)
+        return frozenset((*of_clock, *of_method)).union(*(one.names() for one in self.diagnostics))
 
     @property
     def may_be_empty(self) -> bool:

@@ -190,7 +190,7 @@ def simulate(
             allow_opaque=allow_opaque,
         )  # fmt: skip
     recording = Recording(
-        type(algorithm).__name__, seed_list, recorded=plan.recorded,
+        type(algorithm).__name__, seed_list, recorded=() if stop is None else plan.recorded,
         skipped=plan.guard.skip or algorithm.requires.excludes_nonfinite, factor=divergence_factor,
     )  # fmt: skip
 

@@ -309,3 +309,10 @@ def test_random_epochs_are_uniform():
     counts = np.bincount(drawn.ravel(), minlength=6)
     assert counts[2:].sum() == drawn.size
     assert_uniform(counts[2:])
+
+
+def test_copies_of_given_steps_have_the_most_of_theirs():
+    work = local.given_steps([[1, 2]]).replace(tau=np.array([[5, 1]])).checked()
+    assert work.most == 5
+    with pytest.raises(ValueError, match=r"most=2\) is below the largest entry 5"):
+        local.given_steps([[1, 2]], most=2).replace(tau=np.array([[5, 1]])).checked()

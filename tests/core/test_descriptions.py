@@ -6,6 +6,7 @@ import importlib.util
 import inspect
 import json
 import sys
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -739,7 +740,16 @@ def test_a_helper_has_any_name() -> None:
         def steps(self, turn: Any) -> Any:
             return jax.tree.map(lambda _: self.step(turn), turn)
 
+    class Base(type(fjs.local.steps(1))):  # type: ignore[misc]
+        def rule_a(self, turn: Any) -> Any:
+            return self.rule_b(turn)  # type: ignore[attr-defined]
+
+    class Below(Base):
+        def rule_b(self, turn: Any) -> Any:
+            return turn.sizes
+
     assert Mine(2).most_step() == 3
+    assert Below(2).rule_a(types.SimpleNamespace(sizes=1)) == 1
 
 
 def test_an_init_of_ones_own_is_told_of_fields() -> None:

@@ -23,6 +23,7 @@ import numpy as np
 import pytest
 
 import fedjax_sim as fjs
+from fedjax_sim.core import files as core_files
 from fedjax_sim.core.files import Lock
 from fedjax_sim.run.checkpoints import Damaged, Interrupted, Store, files, interruptions, read
 from fedjax_sim.run.checkpoints.differences import differences, environment_changes
@@ -490,6 +491,20 @@ class TestLock:
         monkeypatch.setattr("fcntl.flock", late)
         with Lock(tmp_path, "tests"), pytest.raises(BlockingIOError):
             Lock(tmp_path, "tests")
+
+    def test_a_directory_that_its_last_holder_has_removed_is_made_again(self, tmp_path, monkeypatch):
+        check, holders = core_files.check_writable, [Lock(tmp_path / "new", "tests")]
+
+        def late(directory):
+            check(directory)
+            if holders:
+                holders.pop().release()
+                assert not directory.exists()
+
+        monkeypatch.setattr(core_files, "check_writable", late)
+        with Lock(tmp_path / "new", "tests"):
+            assert [path.name for path in (tmp_path / "new").iterdir()] == [".lock"]
+        assert (tmp_path / "new").exists()  # it was there when the lock was asked for
 
     def test_a_process_that_was_forked_does_not_remove_it(self, tmp_path, monkeypatch):
         with Lock(tmp_path, "tests") as lock:

@@ -286,7 +286,7 @@ def test_rules():
 @pytest.mark.parametrize(
     "rule",
     [
-        pytest.param(stopping.reached("test_accuracy", 0.9), marks=pytest.mark.slow),
+        stopping.reached("test_accuracy", 0.9),
         pytest.param(stopping.any_of([stopping.patience("los")]), marks=pytest.mark.slow),
         stopping.reached("bytes", 1e6),
         pytest.param(stopping.converged(metric="virtual_time"), marks=pytest.mark.slow),
@@ -302,6 +302,17 @@ def test_a_rule_for_what_is_not_recorded_is_refused_before_the_first_round(rule)
     with pytest.raises(ValueError, match=r"stop asks for '(test_accuracy|los|bytes|virtual_time)', which this run"):
         fjs.simulate(**growing(stop=rule, callbacks=[Told()]))
     assert not begun
+
+
+def test_a_method_may_report_a_clock_of_its_own():
+    class Timed(fjs.algorithms.FedAvg):
+        def report(self, server):
+            return {"virtual_time": jnp.float32(1.0)}
+
+    history = fjs.simulate(
+        **growing(stop=stopping.reached("virtual_time", 2.0), algorithm=Timed(client_optimizer=sgd(0.1)))
+    )
+    assert history.stops
 
 
 def test_a_metric_is_not_called_as_a_clock_is():

@@ -363,21 +363,6 @@ def test_runs_of_another_version_are_others(tiny: str, tmp_path: pathlib.Path, m
     assert of_version_1 == tmp_path / "tiny" / "fedavg" / "draw-0"
 
 
-@pytest.mark.slow
-def test_stored_runs_of_another_method_of_that_name_are_refused_before_the_cost(
-    tiny: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(running.Runs, "measured", lambda runs: 1.0)
-    place, space = running.place_of(tmp_path, tiny, "mine", 0, result.SMOKE), {"mu": fjs.sweeps.log_uniform(0.1, 1.0)}
-    problem, entry = benchmark.PROBLEMS[tiny], entered(fjs.fedprox, space)
-    running.Runs(problem, problem.data(0), entry, place, result.SMOKE, "mine", lambda line: None).first(0)
-    (place / "report").mkdir()
-    asked: Any = {"name": "mine", "problems": [tiny], "size": "smoke", "folder": tmp_path}
-    assert result.cost(fjs.fedprox, space, **asked)[0].fewest == 2 + 2  # FedAvg's
-    with pytest.raises(ValueError, match="the folder has another sweep"):
-        result.cost(lambda client_optimizer: fjs.fedprox(client_optimizer=client_optimizer, adaptive=True), {}, **asked)
-
-
 def test_a_method_that_diverges_at_every_point_has_no_numbers(tiny: str, tmp_path: pathlib.Path) -> None:
     protocol = result.SMOKE._replace(widenings=1)
     lost = entered(fjs.fedavg, dict.fromkeys((RATE, "server_learning_rate"), fjs.sweeps.log_uniform(1e37, 1e38)))

@@ -315,9 +315,11 @@ class GivenSteps(Work):
         if tau.size and tau.min() < 0:
             raise ValueError(f"given_steps(tau) has the entry {tau.min()}: steps must be at least 0")
         most = max(int(tau.max(initial=1)), 1)
-        if self.most and self.most < most:
+        given = self.most and not isinstance(self.most, Found)
+        if given and self.most < most:
             raise ValueError(f"given_steps(most={self.most}) is below the largest entry {most} of tau")
-        return self.replace(tau=jnp.asarray(tau[0, 0] if one else tau, jnp.int32), most=self.most or most)
+        tau = jnp.asarray(tau[0, 0] if one else tau, jnp.int32)
+        return self.replace(tau=tau, most=self.most if given else Found(most))
 
     def steps(self, turn: Turn) -> jax.Array:
         if jnp.ndim(self.tau) == 0:

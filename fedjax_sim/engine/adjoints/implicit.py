@@ -11,6 +11,8 @@ import numpy as np
 from jax import lax
 
 from fedjax_sim.algorithms.contract import Method
+from fedjax_sim.algorithms.feddane import Dane
+from fedjax_sim.algorithms.wrapper import innermost
 from fedjax_sim.clients.cohort.schemes import Full
 from fedjax_sim.clients.local.batches import FullBatch, InOrder
 from fedjax_sim.clients.local.clock import Deadline
@@ -185,6 +187,12 @@ class Implicit(Adjoint):
                     f"adjoint=implicit() needs every round to be the same function, and {name} is {shown(value)}: use "
                     f"{instead}, or another adjoint, such as nested() or truncated(...) of fedjax_sim.adjoints"
                 )
+        if isinstance(innermost(method), Dane):
+            raise ValueError(
+                "adjoint=implicit() with dane(...): its clients take no step once their problems are solved, so that a "
+                "round that has settled is the identity, which says nothing of the model: use another adjoint, such as "
+                "nested() or truncated(...) of fedjax_sim.adjoints"
+            )
 
     def run(self, run: Run, plan: Plan, state: TrainState) -> Ran:
         ran = Direct().run(run, stopped(plan), stopped(state))

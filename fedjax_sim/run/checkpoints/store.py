@@ -48,10 +48,10 @@ class Store(Locked):
 
     def __init__(self, directory: str | os.PathLike[str], keep: int = 2, *, writes: bool = True) -> None:
         check_count("keep", keep)
-        self._directory, self._keep = Path(directory).absolute(), int(keep)
         self._damaged: list[Path] = []
         if writes:
-            self._lock = Lock(self._directory, "checkpoints")
+            self._lock = Lock(Path(directory), "checkpoints")
+        self._directory, self._keep = Path(directory).absolute(), int(keep)
 
     def save(self, round: int, arrays: Mapping[str, np.ndarray], about: Mapping[str, Any]) -> Path:
         """Writes a checkpoint, then deletes the oldest beyond ``keep`` and those that :meth:`newest` found damaged.

@@ -168,11 +168,7 @@ def cost(
     points: int | None = None,
     folder: str | os.PathLike[str] = "benchmark-runs",
 ) -> list[Cost]:
-    """What :func:`run` with these arguments costs, before it does: a few rounds of the method are measured.
-
-    Raises:
-      ValueError: as :func:`run` does; also where the folder has runs of another method of that name.
-    """
+    """What :func:`run` with these arguments costs, before it does: a few rounds of the method are measured."""
     name, entry = named(method, space, name)
     protocol, found = protocol_of(size, points), []
     for problem, of in problems_of(name, entry, problems).items():
@@ -181,11 +177,6 @@ def cost(
             (label, draw) for label in dict.fromkeys((BASE, name)) for draw in range(draws)
             if not (running.place_of(Path(folder), problem, label, draw, protocol) / "report").exists()
         ]  # fmt: skip
-        stored = [draw for draw in range(draws) if (name, draw) not in missing]
-        if stored and name not in KNOWN:  # one's own may be another by now
-            draw, data = stored[0], running.data_of(problem, stored[0])
-            place = running.place_of(Path(folder), problem, name, draw, protocol)
-            Runs(of, data, entry, place, protocol, problem, lambda line: None).first(draw)
         each = count + len(protocol.seeds)
         fewest, most = len(missing) * each, len(missing) * (each + count * protocol.widenings)
         seconds = 0.0

@@ -177,7 +177,7 @@ def _check_bounds(asked: Plan, strategy: Strategy, point: dict[str, Any]) -> Non
     def bounded(point: dict[str, Any]) -> Any:
         at = placed(asked, point)
         found = {name: None for name, value in vars(at.work).items() if isinstance(value, Found)}
-        return jax.tree.leaves((at.cohort.fitted(asked.dataset), at.work.replace(**found).checked()))
+        return jax.tree.leaves((at.cohort.fitted(asked.dataset), at.work.replace(**found).checked() if found else ()))
 
     try:
         jax.eval_shape(bounded, point)
