@@ -148,7 +148,8 @@ class Implicit(Adjoint):
 
     The derivative is that of the limit, not of R rounds. Initial parameters have derivative zero, and so have all
     records and all evaluations but the last. Every round must be the same function: everybody takes part, with fixed
-    batches, steps and rates; a model without dropout. A run that has not settled to ``settled``, or a solver that does
+    batches, steps and rates; a model without dropout. ``dane``, whose clients take no step where their problems are
+    solved, is refused. A run that has not settled to ``settled``, or a solver that does
     not converge (the round does not contract, or keeps something fixed, as SCAFFOLD keeps c - mean c_i), gives NaN
     for a derivative, never a wrong number; :func:`fixed_point` says which.
 
