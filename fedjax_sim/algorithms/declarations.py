@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import inspect
 from typing import Any
@@ -44,8 +43,6 @@ def check_class(cls: type[Any], contract: type[Any]) -> None:
         name that no base has and that is one of the contract before.
     """
     for name, value in classes.new_names(cls):
-        if name in (field.name for field in dataclasses.fields(cls)):
-            continue
         if name in _FORMER.split() and cls.__module__ != _WRAPPERS:
             raise TypeError(
                 f"{cls.__name__}.{name}: in methods nothing reads this since 0.2.0; what to write in its place is in "

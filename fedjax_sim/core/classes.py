@@ -34,15 +34,14 @@ def check_names(cls: type[Any]) -> None:
     Raises:
       TypeError: a base would be asked in its place. What the class or a base of one's own reads is a helper.
     """
-    fields = {field.name for field in dataclasses.fields(cls)}
-    new = [(name, value) for name, value in new_names(cls) if name not in fields]
+    new = [*new_names(cls)]
     known = _members(cls) if new else {}
     for name, value in new:
         function = inspect.isfunction(value)
         of_kind = [of for of, hook in known.items() if inspect.isfunction(hook) == function]
         for near in difflib.get_close_matches(name, of_kind, n=1, cutoff=_NEAR):
             meant = not function or takes(inspect.signature(value), known[near])
-            own = [one for one in cls.__mro__ if one is cls or not _of_package(one)]
+            own = [one for one in cls.__mro__ if one is cls or not of_package(one)]
             if meant and not any(
                 name in _read(other) for one in own for other in vars(one).values() if other is not value
             ):
@@ -53,10 +52,12 @@ def check_names(cls: type[Any]) -> None:
 
 
 def new_names(cls: type[Any]) -> Iterator[tuple[str, Any]]:
-    """The public names that a class has and no base of it, with their values."""
+    """The public names that a class has and no base of it, with their values; but for its hyper-parameters'."""
+    fields = {field.name for field in dataclasses.fields(cls)}
     for name, value in vars(cls).items():
         if (
-            not name.startswith("_")
+            name not in fields
+            and not name.startswith("_")
             and not isinstance(value, type)
             and not any(
                 name in vars(base) or name in getattr(base, "__dataclass_fields__", ()) for base in cls.__mro__[1:-1]
@@ -85,14 +86,15 @@ def _binds(given: inspect.Signature, names: tuple[str, ...]) -> bool:
     return True
 
 
-def _of_package(cls: type[Any]) -> bool:
+def of_package(cls: type[Any]) -> bool:
+    """Whether a class is the package's own: the tests check the names of those."""
     return cls.__module__.startswith("fedjax_sim.")
 
 
 def _members(cls: type[Any]) -> dict[str, Any]:
     """The public names of the package's bases, with what they are."""
     known: dict[str, Any] = {}
-    for base in filter(_of_package, reversed(cls.__mro__[1:-1])):
+    for base in filter(of_package, reversed(cls.__mro__[1:-1])):
         known |= getattr(base, "__dataclass_fields__", {}) | vars(base)
     return {name: value for name, value in known.items() if not name.startswith("_")}
 

@@ -58,7 +58,8 @@ class Described:
         super().__init_subclass__(**kwargs)
         dataclasses.dataclass(frozen=True, kw_only=kw_only)(cls)
         classes.check_annotated(cls)
-        classes.check_names(cls)
+        if not classes.of_package(cls):
+            classes.check_names(cls)
         cls.__setattr__ = _refuse_assignment  # type: ignore[method-assign]  # the dataclass's own names no way out
         _register_pytree(cls)
 

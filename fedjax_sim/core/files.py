@@ -276,13 +276,12 @@ class Lock(contextlib.AbstractContextManager["Lock"]):
         self._file: int | None = None
         self._path, self._process = directory / name, os.getpid()
         try:
-            missing = [one for one in (directory, *directory.parents) if not one.exists()]
+            self._path = self._path.absolute()  # whatever the working directory is at the end
+            self._made = [one for one in self._path.parents if not one.exists()]
             # One that was opened before its holder removed it, and the directory, is nobody's lock any more.
             while self._file is None or not self._is_there(self._file):
                 self._close()
                 check_writable(directory)
-                self._made = [one.absolute() for one in missing]  # whatever the working directory is at the end
-                self._path = self._path.absolute()
                 with contextlib.suppress(FileNotFoundError):
                     self._file = self._locked(what)
         except (BlockingIOError, FileExistsError):

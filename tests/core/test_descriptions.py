@@ -5,6 +5,7 @@ import functools
 import importlib.util
 import inspect
 import json
+import pkgutil
 import sys
 import types
 from collections.abc import Callable
@@ -19,7 +20,7 @@ import pytest
 
 import fedjax_sim as fjs
 from fedjax_sim import adjoints, hyper, sweeps
-from fedjax_sim.core import descriptions
+from fedjax_sim.core import classes, descriptions
 from fedjax_sim.core.descriptions import (
     Described,
     build,
@@ -727,6 +728,21 @@ def test_a_value_without_annotation_would_be_that_of_the_base(base: type, given:
 def test_a_misspelt_method_would_run_that_of_the_base(base: type, name: str, given: Any, meant: str) -> None:
     with pytest.raises(TypeError, match=rf"^Mine.{name}: no base has it.* did you mean '{meant}'\?"):
         type("Mine", (base,), {name: given})
+
+
+def test_no_class_of_the_package_misspells_a_name() -> None:
+    """Their names are checked here, which takes an import no time."""
+    for module in pkgutil.walk_packages(fjs.__path__, "fedjax_sim."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+    found, new = [descriptions.Described], {descriptions.Described}
+    for one in found:
+        found += {*one.__subclasses__()} - new
+        new |= {*one.__subclasses__()}
+    own = [one for one in found[1:] if one.__module__.startswith("fedjax_sim.")]
+    assert len(own) > 250
+    for one in own:
+        classes.check_names(one)
 
 
 def test_a_helper_has_any_name() -> None:

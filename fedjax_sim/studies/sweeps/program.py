@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,8 @@ from fedjax_sim.run.history import History
 from fedjax_sim.run.training import evaluation_rounds, measure
 from fedjax_sim.studies.subject import PARTS, Subject, judging, of_any_run
 from fedjax_sim.studies.sweeps.space import Space
+
+_Part = TypeVar("_Part")
 
 AXIS = "runs"  # of the mesh over which runs are spread
 _IN_TURN = 16  # runs of a call for each device that takes them in turn: so often results are stored and shown
@@ -102,15 +104,17 @@ def of_most_slots(cohort: Participation, others: Iterable[Participation], num_cl
 
     One program serves all of them.
     """
-    widest = max((cohort, *others), key=lambda one: one.size(num_clients))
-    wide: Participation = jax.tree.unflatten(jax.tree.structure(widest), jax.tree.leaves(cohort))
-    return wide
+    return _bounded(cohort, others, lambda one: one.size(num_clients))
 
 
 def of_most_steps(work: Work, others: Iterable[Work]) -> Work:
     """``work`` with the static bounds of that one, of it and others likewise, which allows most steps."""
-    widest = max((work, *others), key=lambda one: one.most_steps(1))
-    bounded: Work = jax.tree.unflatten(jax.tree.structure(widest), jax.tree.leaves(work))
+    return _bounded(work, others, lambda one: one.most_steps(1))
+
+
+def _bounded(part: _Part, others: Iterable[_Part], bound: Callable[[_Part], int]) -> _Part:
+    widest = max((part, *others), key=bound)
+    bounded: _Part = jax.tree.unflatten(jax.tree.structure(widest), jax.tree.leaves(part))
     return bounded
 
 
