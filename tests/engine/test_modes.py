@@ -1,7 +1,6 @@
 """JAX's modes: NaN checks, double precision, no compilation (which test_sweep.py has for every method)."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -69,7 +68,7 @@ def test_a_nan_that_is_made_is_found_and_only_that():
     with jax.debug_nans(True):
         fjs.simulate(made("fedavg"), data, **setting)
         with pytest.raises(FloatingPointError):
-            fjs.simulate(made("fedavg").replace(server_learning_rate=jnp.nan), data, **setting)
+            fjs.simulate(made("fedavg").replace(server_learning_rate=1e38), data, **setting)
 
 
 @pytest.mark.parametrize("name", every_method)
