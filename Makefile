@@ -8,11 +8,10 @@ JOBS ?= 2
 ARGS ?=
 
 bin := $(VENV)/bin
-# -qq: only errors. Python compiles a module when it is first imported, which most never are: to compile them all is half of
-# an installation. A stamp is as old as the last install; a changed pyproject.toml makes it stale.
+# A stamp is as old as the last install; a changed pyproject.toml makes it stale.
 define install
-@echo "installing .[$(1)] into $(VENV): a minute or two, silent unless something is wrong"
-@PIP_DISABLE_PIP_VERSION_CHECK=1 $(bin)/python -m pip install -qq $(if $(PYTHONDONTWRITEBYTECODE),,--no-compile) -e '.[$(1)]'
+@echo "installing .[$(1)] into $(VENV): a minute at the most, silent unless something is wrong"
+@PIP_DISABLE_PIP_VERSION_CHECK=1 $(bin)/python .ci/install.py -e '.[$(1)]'
 endef
 bench_extras := demo,bench
 
