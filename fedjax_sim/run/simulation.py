@@ -103,7 +103,8 @@ def simulate(
         own parameters are such a list, they are one model); None draws them from each seed.
       initial_state: the state in which the seeds start: ``history.state`` of a run of the same method and as many
         seeds with ``keep_state=True``. Rounds are counted from 0 again, in rates over rounds too, and draw by their
-        numbers and the seed: give other seeds, or round t draws what it drew in the run before.
+        numbers and the seed: give other seeds, or round t draws what it drew in the run before. Refused of an
+        asynchronous run, and with ``client_states`` off the device.
       stop: a rule of :mod:`fedjax_sim.stopping`, asked after every evaluation but that of the start; a seed that stops
         keeps its model.
       on_divergence: what becomes of a seed whose clients, model or loss are not finite any more, or whose loss
