@@ -169,10 +169,10 @@ class Keep(Partial):
       patterns: what is kept: one, or a tuple of them; structure.
 
     Raises:
-      ValueError: a method without local steps, one that needs the whole model (FedDF, HeteroFL) or keeps several
-        (IFCA), one that asks the model elsewhere than where it trains (Mime, FedSAM, FedNTD, Per-FedAvg but for its
-        exact form) or for the objective of the shared model (FedProx's adaptive mu), a rate for each array or, before a
-        run, a scheme with replacement or a pattern that matches nothing.
+      ValueError: a method without local steps, one that needs the whole model (FedDF, FedProto, HeteroFL) or keeps
+        several (IFCA), one that asks the model elsewhere than where it trains (Mime, FedSAM, FedNTD, Per-FedAvg but for
+        its exact form) or for the objective of the shared model (FedProx's adaptive mu), a rate for each array or,
+        before a run, a scheme with replacement or a pattern that matches nothing.
 
     Reference: Arivazhagan et al. 2019, "Federated learning with personalization layers", Algorithms 1 and 2; Liang et
     al. 2020, "Think locally, act globally: Federated learning with local and global representations", Algorithm 1;

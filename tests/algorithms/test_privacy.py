@@ -255,9 +255,10 @@ def test_the_length_of_a_message_is_bounded_whatever_is_inside():
         (fjs.qfedavg, "'scale', 'step'"),
         (fjs.fedaware, "reads single clients. messages"),
         (fjs.feddane, "an exchange of their own"),
+        (fjs.fedproto, "its clients report in an exchange of their own"),
         (functools.partial(fjs.fedprox, adaptive=True), "the objective over all clients' data, without noise"),
     ],
-    ids=["scaffold", "fednova", "feddyn", "fedcm", "afl", "qfedavg", "fedaware", "feddane", "fedprox"],
+    ids=["scaffold", "fednova", "feddyn", "fedcm", "afl", "qfedavg", "fedaware", "feddane", "fedproto", "fedprox"],
 )
 def test_methods_that_would_release_more_are_refused(base, message):
     with pytest.raises(ValueError, match=message):
