@@ -113,7 +113,7 @@ def solve(
 
 
 def accumulation(tau: int, eta: Any, mu: float = 0.0, rho: float = 0.0) -> Array:
-    """a of the local change -eta G a (FedNova eq. 5), [tau] or [tau, d]: the solver unrolled on unit vectors."""
+    """a of the local change -eta G a (FedNova, at eq. 6), [tau] or [tau, d]: the solver unrolled on unit vectors."""
     unit = np.eye(tau) if np.ndim(eta) == 0 else np.eye(tau)[:, :, None] * np.ones(len(eta))
     moved, b = np.zeros_like(unit[0]), np.zeros_like(unit[0])  # y - x and the buffer as multiples of -eta g_k and g_k
     for k in range(tau):
@@ -195,7 +195,7 @@ def fednova(
     mu: float = 0.0,
     rho: float = 0.0,
 ) -> Array:
-    """FedNova, eqs 5-7: d_i = G_i a_i / s_i, s_i = sum_k a_ik; x <- x - eta_g tau_eff eta sum w_i d_i.
+    """FedNova, eqs 6 and 20: d_i = G_i a_i / s_i, s_i = sum_k a_ik; x <- x - eta_g tau_eff eta sum w_i d_i.
 
     tau_eff = sum w_i s_i. For step sizes that differ between clients, eta d_i is what client i moves per unit of
     eta_i s_i and tau_eff eta is sum w_i eta_i s_i.
@@ -210,7 +210,7 @@ def fednova(
                 a = accumulation(tau[t, i], eta(t, i), mu, rho)
                 a = a if a.ndim == 2 else a[:, None]
                 moved = -eta(t, i) * (a * G).sum(axis=0)
-                np.testing.assert_allclose(moved, y - x, rtol=1e-10, atol=1e-13)  # eq. 5 holds on this path
+                np.testing.assert_allclose(moved, y - x, rtol=1e-10, atol=1e-13)  # so it is on this path
                 d = (a * G).sum(axis=0) / a.sum(axis=0)
                 step, scale = step + w_i * d, scale + w_i * eta(t, i) * a.sum(axis=0)
             x = x - eta_g(t) * scale * step

@@ -252,7 +252,7 @@ class Dane(FedDane):
 
 
 class FedNova(FedAvg):
-    """FedNova (Wang et al. 2020, eqs 5-7): x <- x - tau_eff eta sum w_i d_i, d_i = (x - y_i) / (eta s_i).
+    """FedNova (Wang et al. 2020, eq. 20): x <- x - tau_eff eta sum w_i d_i, d_i = (x - y_i) / (eta s_i).
 
     With variance reduction local steps use g + c - c_i, c_i the raw d_i of i's last visit and c = sum p_i c_i.
     """

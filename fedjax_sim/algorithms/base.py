@@ -82,5 +82,8 @@ def recorded(name: str, cls: Callable[P, T], **about: Any) -> Callable[P, T]:
     record = RECORDS[name] = Record(**about)
     make = factory(name, cls)
     sends = record.sends[:1].lower() + record.sends[1:]
-    make.__doc__ = f"{make.__doc__}\n    State per client: {record.keeps}. Sent a round and client: {sends}.\n    "
+    own = isinstance(cls, type) and issubclass(cls, Algorithm)
+    said = f"State per client: {record.keeps}. Sent a round and client: {sends}.\n    "
+    said += "Optimisers and rates: those of :class:`fedjax_sim.algorithms.Algorithm`.\n    " if own else ""
+    make.__doc__ = f"{make.__doc__}\n    {said}"
     return make

@@ -21,13 +21,14 @@ _onto_simplex = optim.lenient(optax.projections.projection_simplex)
 
 
 class QFedAvg(FedAvg):
-    """q-FedAvg: minimises sum_i p_i F_i^{q+1} / (q + 1), which weighs clients of high loss more.
+    """q-FedAvg: minimises (1/N) sum_i F_i^{q+1} / (q + 1), which weighs clients of high loss more.
 
     w_i = L (x - y_i);   u_i = F_i(x)^q w_i;   h_i = q F_i(x)^{q-1} |w_i|^2 + L F_i(x)^q
     x <- x - eta_g sum_S u_i / sum_S h_i
 
     q = 0 is FedAvg with the plain mean. F_i(x) must be positive where q is not 0; one more pass over the local data
-    computes it. As in the paper the sums are plain: p_i enters through cohorts drawn by it, ``cohort.weighted``.
+    computes it. As in the paper the sums are plain, and its p_i in the place of 1/N is that by which cohorts are drawn,
+    ``cohort.weighted``.
 
     Args:
       q: fairness, >= 0.

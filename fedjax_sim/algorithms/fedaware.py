@@ -52,20 +52,7 @@ class Hull(Described, kw_only=True):
     m_i <- (1 - alpha) m_i + alpha (x - y_i) for i in S, else unchanged;   m_i = 0 before the first visit
     lambda = argmin over the simplex of |sum_i lambda_i m_i|^2
 
-    Attributes:
-      alpha: weight of the new change, in (0, 1].
-      candidates: over whom lambda ranges: ``"seen"`` clients, or ``"all"`` as eq. 2 is written, where unseen ones hold
-        m_i = 0, so that d = 0 until everybody was seen.
-      weights: ``"shortest"``; ``"uniform"``: lambda_i = 1/|seen|, the paper's "-NA"; ``"sample"``: lambda_i
-        proportional to n_i.
-      normalised: lambda AND d on m_i / |m_i|, as the authors' code does; with ``layers`` |m_i| is that of the layers.
-      warm_up: steps like the base method until everybody was seen; the round that sees the last one uses d.
-      layers: parts of the paths of the parameters that the Gram matrix is computed from, one or a tuple of them, as in
-        :class:`Keep`; None for all.
-      clusters: int[N], the cluster of each client (in the order of ids): one m per cluster, updated with the plain mean
-        of its members in the cohort; None for one per client. Traced: a run with one that is not in 0 .. C - 1 is NaN.
-      num_clusters: C, read from ``clusters`` where that is concrete; N where it is traced and none is given.
-      solver: of ``fedjax_sim.min_norm``; None for active sets up to 512 vectors, away steps beyond.
+    Its attributes are the arguments of :class:`FedAware`.
     """
 
     alpha: Any = real(default=0.5, above=0.0, high=1.0)
@@ -198,8 +185,20 @@ class FedAware(Hull, FedAvg):
     duality gap and whether the hull contains 0 are recorded in every round as ``"min_norm..."``. Memory on the server:
     N models, and their Gram matrix (N^2 numbers).
 
-    Args: see :class:`Hull`. ``weights="uniform"`` is the paper's "FedAWARE-NA", ``normalised=True`` the authors' code,
-    ``warm_up=True`` FedAvg until everybody was seen.
+    Args:
+      alpha: weight of the new change, in (0, 1].
+      candidates: over whom lambda ranges: ``"seen"`` clients, or ``"all"`` as eq. 2 is written, where unseen ones hold
+        m_i = 0, so that d = 0 until everybody was seen.
+      weights: ``"shortest"``; ``"uniform"``: lambda_i = 1/|seen|, "FedAWARE-NA"; ``"sample"``: lambda_i
+        proportional to n_i.
+      normalised: lambda AND d on m_i / |m_i|, as the authors' code does; with ``layers`` |m_i| is that of the layers.
+      warm_up: FedAvg until everybody was seen; the round that sees the last one uses d.
+      layers: parts of the paths of the parameters that the Gram matrix is computed from, one or a tuple of them, as in
+        :class:`Keep`; None for all.
+      clusters: int[N], the cluster of each client (in the order of ids): one m per cluster, updated with the plain mean
+        of its members in the cohort; None for one per client. Traced: a run with one that is not in 0 .. C - 1 is NaN.
+      num_clusters: C, read from ``clusters`` where that is concrete; N where it is traced and none is given.
+      solver: of ``fedjax_sim.min_norm``; None for active sets up to 512 vectors, away steps beyond.
 
     Raises:
       ValueError: an unknown option, or a scheme with replacement.
@@ -241,7 +240,9 @@ class Aware(Hull, Wrapper):
     |d| <= 1e-8 max |m_i|. FedDyn is refused: its server does not step along a descent direction.
     Memory on the server: N models and their Gram matrix, beside what the base method keeps.
 
-    Args: see :class:`Hull`; until ``warm_up`` is over the base method steps unprojected.
+    Args:
+      base: the method. The other arguments are those of :class:`FedAware`; until ``warm_up`` is over the base steps
+        unprojected.
 
     Raises:
       ValueError: an unknown option, FedDyn, or a scheme with replacement.

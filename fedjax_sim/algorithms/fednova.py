@@ -40,8 +40,8 @@ def _check_effective_steps(what: str, value: Any) -> None:
 class FedNova(FedAvg):
     """FedNova: averages normalised local changes, so that unequal tau_i do not bias the objective.
 
-    The local change of a linear solver is Delta_i = -eta G_i a_i (Wang et al. 2020, eq. 5), G_i stacking the gradients;
-    with s_i = sum_k a_ik and d_i = G_i a_i / s_i the server steps (eq. 7)
+    The local change of a linear solver is Delta_i = -eta G_i a_i (Wang et al. 2020, at eq. 6), G_i stacking the
+    gradients; with s_i = sum_k a_ik and d_i = G_i a_i / s_i the server steps (eq. 20)
 
     x <- x - eta_g tau_eff eta sum_S w_i d_i
 
@@ -59,11 +59,11 @@ class FedNova(FedAvg):
         number. Of these two eta is what the first step moves, (1 + rho) times the rate in Nesterov's form. None is
         ``"steps"`` where ``mu`` is given, else ``"slope"``.
       variance_reduction: adds c - c_i to local gradients, with c_i the raw d_i of i's last visit (0 before the first),
-        c_i+ = -(c - c_i) - Delta_i / h_i, and c = sum_N p_j c_j (section 4). The server uses the whole change,
+        c_i+ = -(c - c_i) - Delta_i / h_i, and c = sum_N p_j c_j (section VI). The server uses the whole change,
         correction included.
       prox_momentum: ``"inside"`` sends the proximal gradient through the momentum buffer, the solver's own gradient of
         its objective; ``"outside"`` is the authors' published code: y <- y - eta (b + mu (y - x)), b <- rho b + g, with
-        its normaliser z <- (1 - eta mu) (z + c) + 1, c <- rho c + 1, which is not the sum of that solver's a.
+        its normaliser c <- rho c + 1, z <- (1 - eta mu) (z + c) + 1, which is not the sum of that solver's a.
       accept_nonlinear: lets a local solver pass whose steps are not linear in the gradients (Adam, clipping). It is
         normalised by its own answer to a unit gradient, which no theory covers.
 
@@ -72,7 +72,8 @@ class FedNova(FedAvg):
         ``prox_momentum="outside"`` with another solver than sgd with momentum.
 
     Reference: Wang et al. 2020, "Tackling the objective inconsistency problem in heterogeneous federated
-    optimization", eqs 5-7; tau_eff, proximal terms and variance reduction as in section 4.
+    optimization", numbered as in its journal version: eqs 6 and 20; tau_eff, proximal terms and variance reduction as
+    in section VI.
     """
 
     mu: Any = real(default=None, low=0.0)

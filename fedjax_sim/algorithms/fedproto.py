@@ -70,7 +70,7 @@ class FedProto(FedAvg):
         return Requires(
             steps=False, survey=True, own_cohort=False, classes=True, duplicates=False,
             averages=WEIGHTED_MEANS, averages_why="no models are averaged",
-            whole_batches=self.form == "paper",
+            whole_model=True, whole_batches=self.form == "paper",
         )  # fmt: skip
 
     def fitted(self, task: Any, dataset: Any) -> Self:

@@ -169,9 +169,10 @@ class Keep(Partial):
       patterns: what is kept: one, or a tuple of them; structure.
 
     Raises:
-      ValueError: a method without local steps, one that asks the model elsewhere than where it trains (Mime, FedSAM,
-        FedNTD, Per-FedAvg but for its exact form) or for the objective of the shared model (FedProx's adaptive mu), a
-        rate for each array or, before a run, a scheme with replacement or a pattern that matches nothing.
+      ValueError: a method without local steps, one that needs the whole model (FedDF, FedProto, HeteroFL) or keeps
+        several (IFCA), one that asks the model elsewhere than where it trains (Mime, FedSAM, FedNTD, Per-FedAvg but for
+        its exact form) or for the objective of the shared model (FedProx's adaptive mu), a rate for each array or,
+        before a run, a scheme with replacement or a pattern that matches nothing.
 
     Reference: Arivazhagan et al. 2019, "Federated learning with personalization layers", Algorithms 1 and 2; Liang et
     al. 2020, "Think locally, act globally: Federated learning with local and global representations", Algorithm 1;
@@ -249,7 +250,8 @@ class Freeze(Partial):
       patterns: what is frozen: one, or a tuple of them; structure.
 
     Raises:
-      ValueError: as :class:`Keep`.
+      ValueError: a method without local steps or one that needs the whole model, a rate for each array or, before a
+        run, a pattern that matches nothing.
 
     Reference: Oh, Kim and Yun 2022, "FedBABU: Toward enhanced representation for federated image classification",
     Algorithm 1.

@@ -80,8 +80,7 @@ class Dp(Clipping):
         checked, base = super().checked(), self.base
         self._check_count_noise()
         self._refuse_if(base.requires.objective, "its server reads the objective over all clients' data, without noise")
-        gradients = "its clients report gradients in an exchange of their own, without noise"
-        self._refuse_if(len(base.phases()) > 1, gradients)
+        self._refuse_if(len(base.phases()) > 1, "its clients report in an exchange of their own, without noise")
         weighs = "it has no plain average, and privacy needs equal weights"
         self._refuse_if("plain" not in base.requires.averages, weighs)
         return checked

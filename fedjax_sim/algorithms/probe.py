@@ -2,7 +2,7 @@
 
 For a linear solver the local change is Delta_i = -eta G_i a_i; where F is 0 and one is added to the gradient of the
 method's objective (which leaves its proximal term, say), one scalar parameter moves by -h_i with h_i = eta sum_k a_ik
-= eta s_i, which is eta ||a_i||_1 where a_i >= 0 (Wang et al. 2020, section 4). Closed forms, at step size eta:
+= eta s_i, which is eta ||a_i||_1 where a_i >= 0 (Wang et al. 2020, section IV). Closed forms, at step size eta:
 
   SGD           h = eta tau
   proximal      h = eta [1 - (1 - eta mu)^tau] / (eta mu)
@@ -110,7 +110,7 @@ def probe(method: Method, params: Any, sent: Any, clients: Client, bound: int) -
 
 
 def accumulation(method: Method, params: Any, sent: Any, clients: Client, bound: int) -> jax.Array:
-    """a_ik of every client: how often its step-k gradient is counted in its local change (Wang et al. 2020, eq. 5).
+    """a_ik of every client: how often its step-k gradient is counted in its local change (Wang et al. 2020, at eq. 6).
 
     [S, bound], 0 beyond tau_i. The transpose of the solver, which must be linear in the gradients: d y / d g_k over the
     move of a single step, for the first leaf of the parameters; of clients that train several parts, for that of the

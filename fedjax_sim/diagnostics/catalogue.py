@@ -136,7 +136,7 @@ class Surrogate(_OfCohort):
     Args:
       normalised: whether the method itself divides local changes by s_i; None: whether it is FedNova.
 
-    Reference: Wang et al. 2020, FedNova, eqs 5-10 and Theorem 2.
+    Reference: Wang et al. 2020, FedNova, eqs 6-10 and Theorem 2.
     """
 
     normalised: bool | None = static(_check_normalised, default=None)

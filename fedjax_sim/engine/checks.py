@@ -117,7 +117,7 @@ def check_run(plan: Plan, rounds: int, initial_params: Any = None) -> Plan:
             )
     if plan.cohort.replacement and (algorithm.keep_optimizer or not requires.duplicates):
         raise ValueError(
-            f"{name} updates client state once per visit, so clients drawn twice have no meaning: use "
+            f"{name} has each client once in a round, so clients drawn twice have no meaning: use "
             "cohort.uniform(K) in place of cohort.with_replacement(K)"
         )
     given = {what: getattr(algorithm, what) for what in ("client_learning_rate", "server_learning_rate")}

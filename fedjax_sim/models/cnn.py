@@ -193,7 +193,7 @@ class VGG11(Model):
       groups: groups of a GroupNorm after each convolution, which divide ``width``; None for no norm (as in FedNova).
       width: output channels of the first convolution.
 
-    Source: Simonyan and Zisserman 2015, configuration A; Wang et al. 2020 (FedNova), section 6 and the authors'
+    Source: Simonyan and Zisserman 2015, configuration A; Wang et al. 2020 (FedNova), section VII and the authors'
     repository JYWa/FedNova, ``models/vgg.py``.
     """
 

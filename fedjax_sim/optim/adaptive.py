@@ -61,14 +61,17 @@ class _Adaptive(Optimizer):
 
 
 class FedAdagrad(_Adaptive):
-    """FedAdagrad's server optimiser: v <- v + Delta^2; ``beta2`` is not used."""
+    """FedAdagrad's server optimiser: FedAdam's, but v <- v + Delta^2; ``beta2`` is not used."""
 
     def second(self, v: jax.Array, square: jax.Array) -> jax.Array:
         return v + square
 
 
 class FedAdam(_Adaptive):
-    """FedAdam's server optimiser: v <- beta2 v + (1 - beta2) Delta^2, without bias correction."""
+    """FedAdam's server optimiser, without bias correction: u = m / (sqrt(v) + tau), with m_0 = 0 and v_0 = tau^2.
+
+    m <- beta1 m + (1 - beta1) Delta;   v <- beta2 v + (1 - beta2) Delta^2
+    """
 
     def second(self, v: jax.Array, square: jax.Array) -> jax.Array:
         beta = trees.as_dtype(self.beta2, v)
@@ -76,7 +79,7 @@ class FedAdam(_Adaptive):
 
 
 class FedYogi(_Adaptive):
-    """FedYogi's server optimiser: v <- v - (1 - beta2) Delta^2 sign(v - Delta^2), without bias correction."""
+    """FedYogi's server optimiser: FedAdam's, but v <- v - (1 - beta2) Delta^2 sign(v - Delta^2)."""
 
     def second(self, v: jax.Array, square: jax.Array) -> jax.Array:
         return v - (1 - trees.as_dtype(self.beta2, v)) * square * jnp.sign(v - square)

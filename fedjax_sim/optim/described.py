@@ -95,7 +95,7 @@ class Sgd(Optimizer):
     Nesterov's form steps along g + rho b. Linear, so FedNova, SCAFFOLD II and VRL-SGD accept it.
 
     Args:
-      learning_rate: eta > 0.
+      learning_rate: eta >= 0.
       momentum: rho in [0, 1), or None for no buffer.
       nesterov: step along g + rho b.
       decay: gamma in (0, 1], from step to step (a client's steps of one round; on a server, its rounds), or None.
@@ -124,7 +124,7 @@ class Adam(Optimizer):
     """Adam (Kingma and Ba 2015) as optax has it, with bias correction; not linear in the gradients.
 
     Args:
-      learning_rate: step size > 0.
+      learning_rate: step size, >= 0.
       b1: decay of the first moment.
       b2: decay of the second moment.
       eps: added outside the root.

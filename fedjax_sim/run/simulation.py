@@ -89,8 +89,8 @@ def simulate(
         ``clients`` it is told of them too (:class:`fedjax_sim.models.passes.Clients`).
       diagnostics: what to measure in every round, names or objects of ``fedjax_sim.diagnostics``: they cost nothing
         where they are not asked for, and ``history["e_lud"]`` finds what they recorded.
-      layout: how clients are run on the hardware; None or ``"auto"`` chooses by a rule (on a CPU with several devices
-        and in several processes ``layout.mesh()``, which deals the cohort to all), ``"tune"`` measures
+      layout: how clients are run on the hardware; None or ``"auto"`` chooses by a rule (in several processes, and on a
+        CPU with several devices but for small rounds, ``layout.mesh()``, which deals the cohort), ``"tune"`` measures
         which is fastest (:func:`fedjax_sim.layout.tune`) or takes what it has measured before; a run that is resumed
         goes on in the layout of its checkpoint.
       client_states: where client states are kept, and in which type: ``fjs.client_states.on_host()``,
@@ -103,7 +103,8 @@ def simulate(
         own parameters are such a list, they are one model); None draws them from each seed.
       initial_state: the state in which the seeds start: ``history.state`` of a run of the same method and as many
         seeds with ``keep_state=True``. Rounds are counted from 0 again, in rates over rounds too, and draw by their
-        numbers and the seed: give other seeds, or round t draws what it drew in the run before.
+        numbers and the seed: give other seeds, or round t draws what it drew in the run before. Refused of an
+        asynchronous run, and with ``client_states`` off the device.
       stop: a rule of :mod:`fedjax_sim.stopping`, asked after every evaluation but that of the start; a seed that stops
         keeps its model.
       on_divergence: what becomes of a seed whose clients, model or loss are not finite any more, or whose loss

@@ -74,6 +74,10 @@ class Verification(NamedTuple):
         """Whether every array is within the tolerance, and all else the same."""
         return not self.failed and not self.said
 
+    def __bool__(self) -> bool:
+        """``passed``: ``assert fjs.verify(history)`` would hold of any result, since a tuple of entries is true."""
+        return self.passed
+
     @property
     def failed(self) -> list[Difference]:
         """The arrays that are not, the worst first."""

@@ -563,6 +563,8 @@ def test_what_else_is_refused():
     for around in (fjs.keep, fjs.freeze):
         with pytest.raises(ValueError, match="FedDf needs the whole model"):
             around(METHODS["feddf"](), "Dense_1")
+        with pytest.raises(ValueError, match="FedProto needs the whole model"):
+            around(METHODS["fedproto"](), "Dense_1")
     for wrong, of_run in (("num_classes=20", CLASSES), ("width=99", r"\d+")):
         name, number = wrong.split("=")
         with pytest.raises(ValueError, match=rf"fedproto\({wrong}\): it is {of_run} in this run: leave it out"):

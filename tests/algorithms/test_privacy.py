@@ -255,9 +255,10 @@ def test_the_length_of_a_message_is_bounded_whatever_is_inside():
         (fjs.qfedavg, "'scale', 'step'"),
         (fjs.fedaware, "reads single clients. messages"),
         (fjs.feddane, "an exchange of their own"),
+        (fjs.fedproto, "its clients report in an exchange of their own"),
         (functools.partial(fjs.fedprox, adaptive=True), "the objective over all clients' data, without noise"),
     ],
-    ids=["scaffold", "fednova", "feddyn", "fedcm", "afl", "qfedavg", "fedaware", "feddane", "fedprox"],
+    ids=["scaffold", "fednova", "feddyn", "fedcm", "afl", "qfedavg", "fedaware", "feddane", "fedproto", "fedprox"],
 )
 def test_methods_that_would_release_more_are_refused(base, message):
     with pytest.raises(ValueError, match=message):
@@ -295,7 +296,7 @@ def test_bad_input():
         fjs.dp(BASE, count_noise=1.0)
     with pytest.raises(ValueError, match=r"Dp cannot average by 'sample'.*one client can change.*average='plain'"):
         jax.eval_shape(functools.partial(run, cohort=fjs.cohort.uniform(2, average="sample")), fjs.dp(BASE))
-    with pytest.raises(ValueError, match="clients drawn twice have no meaning"):
+    with pytest.raises(ValueError, match=r"Dp has each client once.* drawn twice have no meaning"):  # it keeps no state
         jax.eval_shape(functools.partial(run, cohort=fjs.cohort.with_replacement(2)), fjs.dp(BASE))
     with pytest.raises(ValueError, match=r"clipped\(norm=...\) has shape \(2,\)"):
         jax.eval_shape(run, fjs.clipped(BASE, norm=np.ones(2)))

@@ -9,6 +9,7 @@ import pytest
 
 import fedjax_sim as fjs
 from fedjax_sim import systems
+from fedjax_sim.clients.systems.base import Cost, Visit, close_exchange
 from fedjax_sim.engine.checks import resolve
 from fedjax_sim.engine.draw import draw, exchange_cost
 from fedjax_sim.engine.plan import Plan
@@ -305,6 +306,29 @@ def test_a_system_in_every_driver():
     bound = fjs.adjoints.reverse_bound(algorithm, data(), jax.random.key(0), **run_of)
     late = fjs.simulate(algorithm, data(), **run_of)
     assert bound.per_cohort == max(int(late["useful_steps"].max()), 1)
+
+
+def test_a_system_of_ones_own_says_what_it_has():
+    """Times alone, where nobody fails; what says who fails may leave a round without anyone."""
+
+    class Even(systems.System):
+        def times(self, client_index, ids, steps, key, round_, cost):
+            seconds = steps.astype(jnp.result_type(float))
+            return systems.Times(seconds, seconds, seconds)
+
+    class Broken(Even):
+        def failed(self, client_index, ids, key, round_):
+            return jnp.ones(ids.shape, bool)
+
+    assert not Even().may_be_empty
+    assert Broken().may_be_empty
+    who = jnp.arange(N, dtype=jnp.int32)
+    visit = Visit(who, who, who >= 0, who, jnp.ones_like(who), jnp.zeros_like(who))
+    for system, there in ((Even(), True), (Broken(), False)):
+        closed = jax.jit(lambda key, system=system: close_exchange(system, visit, key, jnp.int32(0), Cost(8.0, 8.0)))(
+            KEY
+        )
+        np.testing.assert_array_equal(closed.reported, np.full(N, there))
 
 
 @pytest.mark.slow

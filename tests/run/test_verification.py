@@ -102,6 +102,8 @@ def test_to_the_last_bit_is_meant_so(history):
     )
     assert not Verification(found, 0.0, None).passed
     assert Verification(found, 1e-9, None).passed
+    assert not Verification(found, 0.0, None)  # a tuple of entries would be true: assert verify(result) says something
+    assert Verification(found, 1e-9, None)
     wide = history.metrics | {"loss": history["loss"].astype(np.float64)}
     assert verify(dataclasses.replace(history, metrics=wide)).failed == [Difference("metrics/loss", False, 0.0)]
     whole = history.rounds | {"cohort_size": history["cohort_size"].astype(np.float32)}

@@ -195,7 +195,7 @@ class System(Scheme):
     @property
     def may_fail(self) -> bool:
         """Whether :meth:`failed` can be true; static."""
-        return False
+        return type(self).failed is not System.failed
 
     @property
     def may_be_empty(self) -> bool:
@@ -218,11 +218,11 @@ class System(Scheme):
         raise TypeError(f"{type(self).__name__} must define times(client_index, ids, steps, key, round_, cost)")
 
     def failed(self, client_index: jax.Array, ids: jax.Array, key: jax.Array, round_: jax.Array) -> jax.Array:
-        """bool[S]: whether each client fails in this round, so that its work is lost.
+        """bool[S]: whether each client fails in this round, so that its work is lost; nobody, unless defined otherwise.
 
         The server learns of it when the client would have reported.
         """
-        raise TypeError(f"{type(self).__name__} must define failed(client_index, ids, key, round_)")
+        return jnp.zeros(ids.shape, bool)
 
 
 class Clock(NamedTuple):

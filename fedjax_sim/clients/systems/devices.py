@@ -260,7 +260,7 @@ class Devices(System):
 
     def failed(self, client_index: jax.Array, ids: jax.Array, key: jax.Array, round_: jax.Array) -> jax.Array:
         if self.dropout is None:
-            return jnp.zeros(ids.shape, bool)
+            return super().failed(client_index, ids, key, round_)
         probability = self.drawn(client_index, ids, ("dropout",)).dropout.astype(jnp.float32)
         words = _words(round_key(key, round_), ids, 3)[:, _FAILURE]
         fails: jax.Array = (words >> 8).astype(jnp.float32) * 2**-24 < probability

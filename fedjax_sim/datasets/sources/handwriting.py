@@ -60,7 +60,7 @@ def femnist_writers(
     0-9, A-Z, a-z in this order. White is 1 and ink 0, as LEAF gives them; MNIST has it the other way round.
 
     Args:
-      min_images: leaves out writers with fewer; 505 have 10 or more, 199 have 20.
+      min_images: leaves out writers with fewer; 519 have 2 or more, 505 have 10, 199 have 20.
       seed: of the draw of held-out images.
       test_fraction: share of each writer's images held out.
       flat: vectors [n, 784], or [n, 28, 28, 1].

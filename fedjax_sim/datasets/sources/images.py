@@ -264,7 +264,7 @@ def cifar10_dirichlet(
     ``alpha``, ``balanced`` and ``min_size`` are those of :func:`fedjax_sim.datasets.partition.dirichlet`, the others
     those of :func:`cifar10`; with ``scaled=False`` give ``normalise=False``.
 
-    Source: Wang et al. 2020 (FedNova), arXiv:2007.07481, section VI; Zeng et al. 2025 (FedAWARE), section 5.
+    Source: Wang et al. 2020 (FedNova), arXiv:2007.07481, section VII; Zeng et al. 2025 (FedAWARE), section 5.
     """
     what = "cifar10_dirichlet"
     return from_image_set(

@@ -54,8 +54,9 @@ def ask_optuna(
 ) -> None:
     """Asks an optuna study, which minimises, for ``batches`` times ``batch`` points and tells it their losses.
 
-    Hyper-parameters are suggested from ``over``, ``{"mu": fjs.sweeps.log_uniform(1e-3, 1)}``. None of a batch's points
-    knows of the losses of the others. What was found is in the study.
+    Losses are those of ``evaluate``, which :func:`evaluator` makes. Hyper-parameters are suggested from ``over``,
+    ``{"mu": fjs.sweeps.log_uniform(1e-3, 1)}``. None of a batch's points knows of the losses of the others. What was
+    found is in the study.
     """
     import optuna
 
@@ -76,7 +77,8 @@ def ask_evosax(
 ) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """Lets an evolution strategy of evosax suggest ``batches`` generations of ``batch`` points.
 
-    It moves u, from 0 on; a hyper-parameter is the quantile of its distribution in ``over`` at 1 / (1 + exp(-u)).
+    It moves u, from 0 on, by draws of ``seed``; a hyper-parameter is the quantile of its distribution in ``over`` at
+    1 / (1 + exp(-u)), and losses are those of ``evaluate``, which :func:`evaluator` makes.
     ``make`` is a distribution-based algorithm that ranks losses, ``evosax.algorithms.CMA_ES``, or a function of its
     arguments ``population_size`` and ``solution``: the loss of a run that diverged is infinite.
 
