@@ -91,7 +91,11 @@ def event_by_event(*, messages, tau, weigh, mix=False, mu=0.0, eta_g=lambda t: 1
     H, e, x = problem()
     clients = [reference.QuadraticClient(*client) for client in zip(H, e, SIZES, strict=True)]
     scheme, data = fjs.cohort.uniform(M), quadratics()
-    lists = [np.asarray(scheme.draw(data, KEY, t).ids).tolist() for t in range(ROUNDS + 1)]
+    further = purpose_key(KEY, Purpose.REDRAW)
+    lists = []
+    for t in range(ROUNDS + 1):
+        order = np.argsort(jax.random.bits(cohort_key(further, jnp.int32(t)), (M,), jnp.uint32))
+        lists.append(np.asarray(scheme.draw(data, KEY, t).ids)[order].tolist())
     heap, buffer, record, now, last, version, redraws = [], [], [], 0.0, 0.0, 0, 0
     while version < ROUNDS:
         busy = {client for _, client, _, _ in heap}
@@ -102,7 +106,7 @@ def event_by_event(*, messages, tau, weigh, mix=False, mu=0.0, eta_g=lambda t: 1
                 client = lists[version].pop(0)
             else:
                 redraws += 1
-                own = jax.random.fold_in(purpose_key(KEY, Purpose.REDRAW), redraws)
+                own = jax.random.fold_in(further, redraws)
                 word = int(jax.random.bits(cohort_key(own, jnp.int32(version)), (), jnp.uint32))
                 idle = sorted(set(range(N)) - busy)
                 client = idle[word * len(idle) >> 32]
@@ -253,6 +257,16 @@ def test_arrivals_go_before_departures(unit):
     expected = np.zeros((12, 3), int)
     expected[9, 0], expected[10:, 0] = 9, 1
     np.testing.assert_array_equal(result.rounds["client_staleness"], expected)
+
+
+def test_every_client_is_sent_off_as_often():
+    # Of equal clients none reports more often, however few messages make an update.
+    data = fjs.datasets.quadratics(num_clients=8, dim=1, seed=0)
+    run = arguments(asynchronous.fedasync(), cohort=fjs.cohort.uniform(4), work=fjs.local.steps(1), rounds=400)
+    run |= {"system": systems.devices(seconds_per_step=1.0, jitter=systems.exponential(1.0)), "evaluate": None}
+    train = jax.jit(fjs.make_train(**run, eval_every=400))
+    reports = np.bincount(train(fjs.fedavg(client_optimizer=sgd()), data, KEY).rounds["client_ids"][:, 0], minlength=8)
+    np.testing.assert_allclose(reports, 50, atol=25)  # 4 standard deviations of independent draws
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from jax import lax
 
 from fedjax_sim.clients.cohort.participation import Selection
 from fedjax_sim.core import sampling
-from fedjax_sim.core.keys import cohort_key
+from fedjax_sim.core.keys import cohort_key, random_words
 
 # Events in a round for each message awaited. A round ends without its messages after so many, so that a fleet of which
 # everybody always fails does not hang the program.
@@ -112,14 +112,18 @@ def fill_buffer(
 
     At one instant arrivals go before departures: a server update that an arrival completes is made before the free
     slots are filled, so that these clients get the new model. The first clients sent off in a round are those that the
-    cohort scheme drew for it, in their order, but for those still in flight; after them each is drawn uniformly among
-    the clients not in flight.
+    cohort scheme drew for it, in a random order, but for those still in flight; after them each is drawn uniformly
+    among the clients not in flight.
 
     ``arrival`` counts from the start of the round. Of what ``depart`` says of the steps and times of M clients, only
     those of clients sent off in this round are used. Where no message can be lost (``may_fail``, static), the times
     have a derivative.
     """
     slots = len(arrival)
+    if slots < num_clients:
+        # A scheme's order is none that may decide: of those that uniform draws the first has never one of the last ids.
+        order = jnp.argsort(random_words(cohort_key(keys.further, round_), slots))
+        drawn = drawn._replace(indices=drawn.indices[order], count=drawn.count[order])
     listed = jnp.arange(len(drawn.indices), dtype=jnp.int32)
     nobody = jnp.zeros((messages,), jnp.int32)
 
