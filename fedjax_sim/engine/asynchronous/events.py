@@ -120,10 +120,9 @@ def fill_buffer(
     have a derivative.
     """
     slots = len(arrival)
-    if slots < num_clients:
-        # A scheme's order is none that may decide: of those that uniform draws the first has never one of the last ids.
-        order = jnp.argsort(random_words(cohort_key(keys.further, round_), slots))
-        drawn = drawn._replace(indices=drawn.indices[order], count=drawn.count[order])
+    # A scheme's order is none that may decide: of those that uniform draws the first has never one of the last ids.
+    order = jnp.argsort(random_words(cohort_key(keys.further, round_), slots))
+    drawn = drawn._replace(indices=drawn.indices[order], count=drawn.count[order])
     listed = jnp.arange(len(drawn.indices), dtype=jnp.int32)
     nobody = jnp.zeros((messages,), jnp.int32)
 
