@@ -72,7 +72,7 @@ class ClientDraws(NamedTuple):
 
     @property
     def lot(self) -> jax.Array:
-        """uint32[S], for who straggles."""
+        """uint32[S], for who straggles, and who is first of messages that arrive at one instant."""
         return self.words[:, _LOT]
 
     @property

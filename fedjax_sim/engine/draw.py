@@ -67,7 +67,8 @@ def draw(plan: Plan, phase: Phase, sent: Any, t: jax.Array, cost: Cost | None = 
     clock = None
     if plan.system is not None:
         assert cost is not None
-        closed = close_exchange(plan.system, visit._replace(valid=valid, steps=tau), key, t, cost)
+        visit = visit._replace(valid=valid, steps=tau, lots=draws.lot)
+        closed = close_exchange(plan.system, visit, key, t, cost)
         valid, tau, clock = closed.reported, closed.steps, closed.clock
     drawn = assemble(plan, phase, sent, t, selection, draws, tau, valid)
     return drawn._replace(clock=clock, refused=refused)
@@ -165,7 +166,7 @@ def before_work(
         part = plan.batches.examples_per_batch(sizes, rows) / rows
         cost = cost._replace(flops_per_step=jnp.asarray(cost.flops_per_step, part.dtype) * part)
     nobody = jnp.zeros(indices.shape, bool)
-    return Visit(indices, ids, nobody, jnp.zeros_like(sizes), pieces, passes), cost
+    return Visit(indices, ids, nobody, jnp.zeros_like(sizes), pieces, passes, jnp.zeros_like(ids, jnp.uint32)), cost
 
 
 def exchange_cost(plan: Plan, phase: Phase, sent: Any, t: jax.Array, state: TrainState) -> Cost:

@@ -202,6 +202,16 @@ def test_common_random_numbers(x64):
     assert np.unique(base.rounds["duration"]).size == 3
 
 
+def test_a_lot_decides_among_the_equally_fast():
+    # Of six equal clients five are drawn and the first two take part: everyone in a third of the rounds.
+    ((_, cohort, _),) = drawn(
+        t=np.arange(300), cohort=fjs.cohort.uniform(5), work=fjs.local.steps(1),
+        system=systems.devices(seconds_per_step=1.0, policy=systems.first(2)),
+    )  # fmt: skip
+    times = np.bincount(np.asarray(cohort.indices).ravel(), minlength=N + 1)[:N]
+    np.testing.assert_allclose(times, 100, atol=33)  # four standard deviations
+
+
 @pytest.mark.slow
 def test_availability_composes(x64):
     """Who is not there is sent nothing and nobody waits for it."""

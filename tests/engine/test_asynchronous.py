@@ -91,7 +91,11 @@ def event_by_event(*, messages, tau, weigh, mix=False, mu=0.0, eta_g=lambda t: 1
     H, e, x = problem()
     clients = [reference.QuadraticClient(*client) for client in zip(H, e, SIZES, strict=True)]
     scheme, data = fjs.cohort.uniform(M), quadratics()
-    lists = [np.asarray(scheme.draw(data, KEY, t).ids).tolist() for t in range(ROUNDS + 1)]
+    further = purpose_key(KEY, Purpose.REDRAW)
+    lists = []
+    for t in range(ROUNDS + 1):
+        order = np.argsort(jax.random.bits(cohort_key(further, jnp.int32(t)), (M,), jnp.uint32))
+        lists.append(np.asarray(scheme.draw(data, KEY, t).ids)[order].tolist())
     heap, buffer, record, now, last, version, redraws = [], [], [], 0.0, 0.0, 0, 0
     while version < ROUNDS:
         busy = {client for _, client, _, _ in heap}
@@ -102,7 +106,7 @@ def event_by_event(*, messages, tau, weigh, mix=False, mu=0.0, eta_g=lambda t: 1
                 client = lists[version].pop(0)
             else:
                 redraws += 1
-                own = jax.random.fold_in(purpose_key(KEY, Purpose.REDRAW), redraws)
+                own = jax.random.fold_in(further, redraws)
                 word = int(jax.random.bits(cohort_key(own, jnp.int32(version)), (), jnp.uint32))
                 idle = sorted(set(range(N)) - busy)
                 client = idle[word * len(idle) >> 32]
@@ -240,8 +244,8 @@ def test_equally_fast_clients_make_it_synchronous(x64, cohort, layout):
 
 @pytest.mark.slow
 def test_arrivals_go_before_departures():
-    # Client 0 takes 10 s, the others 1 s: every second three messages, and at 10 s four. The first three of them (in
-    # the order of the slots) make the update; the fourth was sent off before it, and is one update old. From then on
+    # Client 0 takes 10 s, the others 1 s: every second three messages, and at 10 s four. Three of them (the first ones
+    # in the order of the slots) make the update; the fourth was sent off before it, and is one update old. From then on
     # four messages are there every second, one of which waits for the next update.
     speeds = jnp.asarray([10.0, 1.0, 1.0, 1.0])
     data = fjs.datasets.quadratics(num_clients=4, dim=2, seed=0)
@@ -249,10 +253,43 @@ def test_arrivals_go_before_departures():
     run["system"] = systems.devices(seconds_per_step=speeds)
     result = follow_run(run, fjs.fedavg(client_optimizer=sgd()), data)
     np.testing.assert_array_equal(result.rounds["duration"], 1.0)
-    np.testing.assert_array_equal(result.rounds["client_ids"], [[1, 2, 3]] * 9 + [[0, 1, 2]] + [[3, 1, 2]] * 2)
+    ids = result.rounds["client_ids"]
+    np.testing.assert_array_equal(np.sort(ids[:9]), [[1, 2, 3]] * 9)
+    (waits,) = {0, 1, 2, 3} - set(ids[9].tolist())
+    assert ids[10, 0] == waits
     expected = np.zeros((12, 3), int)
-    expected[9, 0], expected[10:, 0] = 9, 1
+    expected[9, ids[9] == 0], expected[10:, 0] = 9, [10 if waits == 0 else 1, 1]
     np.testing.assert_array_equal(result.rounds["client_staleness"], expected)
+
+
+def test_round_off_does_not_part_an_instant(x64):
+    # Three times 0.1 s are 0.3 s: both clients are there, and both are sent off with the newest model. Of four messages
+    # one has missed three, or one two and one one.
+    data = fjs.datasets.quadratics(num_clients=2, dim=1, seed=0)
+    run = arguments(asynchronous.fedasync(), cohort=fjs.cohort.full(), work=fjs.local.steps(1), rounds=12)
+    run["system"] = systems.devices(seconds_per_step=jnp.asarray([0.1, 0.3]))
+    record = follow_run(run, fjs.fedavg(client_optimizer=sgd()), data).rounds
+    np.testing.assert_array_equal(record["client_staleness"].reshape(3, 4).sum(axis=1), 3)
+
+
+def test_equal_clients_are_late_as_often(x64):
+    # All six are there at one instant, and three make an update: the other three are one update old.
+    data = fjs.datasets.quadratics(num_clients=6, dim=1, seed=0)
+    run = arguments(asynchronous.fedbuff(3), cohort=fjs.cohort.full(), work=fjs.local.steps(1), rounds=40)
+    run["system"] = systems.devices(seconds_per_step=1.0)
+    record = follow_run(run, fjs.fedavg(client_optimizer=sgd()), data).rounds
+    late = np.bincount(record["client_ids"].ravel(), record["client_staleness"].ravel(), minlength=6)
+    np.testing.assert_allclose(late, 10, atol=7)  # in each of 20 seconds half of them
+
+
+def test_every_client_is_sent_off_as_often():
+    # Of equal clients none reports more often, however few messages make an update.
+    data = fjs.datasets.quadratics(num_clients=8, dim=1, seed=0)
+    run = arguments(asynchronous.fedasync(), cohort=fjs.cohort.uniform(4), work=fjs.local.steps(1), rounds=400)
+    run |= {"system": systems.devices(seconds_per_step=1.0, jitter=systems.exponential(1.0)), "evaluate": None}
+    train = jax.jit(fjs.make_train(**run, eval_every=400))
+    reports = np.bincount(train(fjs.fedavg(client_optimizer=sgd()), data, KEY).rounds["client_ids"][:, 0], minlength=8)
+    np.testing.assert_allclose(reports, 50, atol=25)  # 4 standard deviations of independent draws
 
 
 @pytest.mark.slow

@@ -58,6 +58,7 @@ class Reports(NamedTuple):
     steps: jax.Array  # int32, tau_i as the work scheme drew it
     seconds: jax.Array  # virtual seconds until the message is there, tau_i steps included
     seconds_per_step: jax.Array  # of one local step
+    lots: jax.Array  # uint32, a random word of each client and round, for what time does not decide
 
 
 class Closed(NamedTuple):
@@ -135,8 +136,8 @@ class Deadline(Policy):
 class First(Policy):
     """Over-commitment: the cohort scheme draws more clients than needed, and the first K to report make the round.
 
-    The round ends with the K-th message, and those still at work are dropped; of equal times the smaller id comes
-    first. Where fewer than K are left because clients fail or are not there, the server waits for all.
+    The round ends with the K-th message, and those still at work are dropped; of equal times a lot decides, anew every
+    round. Where fewer than K are left because clients fail or are not there, the server waits for all.
 
     Args:
       count: K >= 1, at most the size of the cohort.
@@ -157,7 +158,7 @@ class First(Policy):
 
     def close(self, reports: Reports) -> Closed:
         alive = reports.valid & ~reports.failed
-        order = jnp.lexsort((reports.ids, reports.seconds, ~alive))
+        order = jnp.lexsort((reports.ids, reports.lots, reports.seconds, ~alive))
         rank = jnp.zeros_like(order).at[order].set(jnp.arange(len(order), dtype=order.dtype))
         reported = alive & (rank < self.count)
         enough = jnp.sum(reported, dtype=jnp.int32) == self.count
@@ -245,6 +246,7 @@ class Visit(NamedTuple):
     steps: jax.Array  # int32, tau_i
     pieces: jax.Array  # int32, gradients that make up one local step; 0 in an exchange without local steps
     passes: jax.Array  # int32, gradients besides (a survey's pass over all local data, steps of the method's own)
+    lots: jax.Array  # uint32, a random word of each client and round
 
 
 class Exchange(NamedTuple):
@@ -267,7 +269,7 @@ def close_exchange(system: System, visit: Visit, key: jax.Array, round_: jax.Arr
     times = system.times(visit.indices, visit.ids, gradients, key, round_, cost)
     failed = visit.valid & system.failed(visit.indices, visit.ids, key, round_)
     each = seconds_per_step(system, visit, key, round_, cost)
-    closed = system.policy.close(Reports(visit.valid, failed, visit.ids, visit.steps, times.total, each))
+    closed = system.policy.close(Reports(visit.valid, failed, visit.ids, visit.steps, times.total, each, visit.lots))
     dtype = times.compute.dtype
     received, reported = jnp.sum(visit.valid, dtype=jnp.int32), jnp.sum(closed.reported, dtype=jnp.int32)
     clock = Clock(

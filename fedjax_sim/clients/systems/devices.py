@@ -231,7 +231,7 @@ class Devices(System):
 
     @property
     def repeats(self) -> bool:
-        alike = self.jitter is None and self.network_jitter is None
+        alike = self.jitter is None and self.network_jitter is None and not self.policy.compares  # by lot, if need be
         return self.dropout is None and (alike or isinstance(self.policy, WaitForAll))
 
     def fleet(self, dataset: FederatedDataset) -> Fleet:

@@ -132,7 +132,7 @@ def draw_buffer(plan: Plan, phase: Phase, sent: Any, t: jax.Array, flight: Fligh
     sent_now = (events.trips.client < num_clients) & (events.trips.version == t)
     in_flight = jax.tree.map(lambda old, new: _where(sent_now, new, old), flight.sent, sent)
     began = jax.tree.map(lambda old, new: _where(fresh, new, old[events.slots]), flight.sent, sent)
-    left = Flight(events.trips, events.arrival - events.now, events.lost, in_flight)
+    left = Flight(events.trips, events.left, events.lost, in_flight)
     real = events.now.dtype
     drawn = drawn._replace(
         slots=drawn.slots._replace(client=client, sent=began),

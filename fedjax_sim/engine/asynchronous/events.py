@@ -15,11 +15,13 @@ from jax import lax
 
 from fedjax_sim.clients.cohort.participation import Selection
 from fedjax_sim.core import sampling
-from fedjax_sim.core.keys import cohort_key
+from fedjax_sim.core.keys import cohort_key, random_words
 
 # Events in a round for each message awaited. A round ends without its messages after so many, so that a fleet of which
 # everybody always fails does not hang the program.
 _MOST_LOST = 1000
+# Of one instant are arrivals that differ by this share of the time that a client takes: three times 0.1 s is not 0.3 s.
+_INSTANT = 1e-6
 
 
 class Trip(NamedTuple):
@@ -61,6 +63,7 @@ class Events(NamedTuple):
     trips: Trip  # [M], who is in flight
     arrival: jax.Array  # [M], when the server hears of them; infinite in free slots
     lost: jax.Array  # [M]
+    apart: jax.Array  # [M], by how much arrivals of one instant may differ
     now: jax.Array
     cursor: jax.Array  # how much of the scheme's draw is used up
     redraws: jax.Array  # further draws
@@ -70,6 +73,12 @@ class Events(NamedTuple):
     count: jax.Array  # type: ignore[assignment]  # messages that arrived
     reports: Trip  # [K], the clients they are of, in the order of arrival; client N in places without one
     slots: jax.Array  # int32[K], the slots these had
+
+    @property
+    def left(self) -> jax.Array:
+        """Seconds from now until the arrivals, [M]; 0 of those that are at this instant."""
+        left = self.arrival - self.now
+        return left - lax.stop_gradient(jnp.where(left <= self.apart, left, jnp.zeros_like(left)))
 
 
 class RunKeys(NamedTuple):
@@ -103,14 +112,17 @@ def fill_buffer(
 
     At one instant arrivals go before departures: a server update that an arrival completes is made before the free
     slots are filled, so that these clients get the new model. The first clients sent off in a round are those that the
-    cohort scheme drew for it, in their order, but for those still in flight; after them each is drawn uniformly among
-    the clients not in flight.
+    cohort scheme drew for it, in a random order, but for those still in flight; after them each is drawn uniformly
+    among the clients not in flight.
 
     ``arrival`` counts from the start of the round. Of what ``depart`` says of the steps and times of M clients, only
     those of clients sent off in this round are used. Where no message can be lost (``may_fail``, static), the times
     have a derivative.
     """
     slots = len(arrival)
+    # A scheme's order is none that may decide: of those that uniform draws the first has never one of the last ids.
+    order = jnp.argsort(random_words(cohort_key(keys.further, round_), slots))
+    drawn = drawn._replace(indices=drawn.indices[order], count=drawn.count[order])
     listed = jnp.arange(len(drawn.indices), dtype=jnp.int32)
     nobody = jnp.zeros((messages,), jnp.int32)
 
@@ -138,6 +150,7 @@ def fill_buffer(
             trips=Trip(client, version, redraw, jnp.where(free, left.steps, at.trips.steps)),
             arrival=jnp.where(free, at.now + left.seconds, at.arrival),
             lost=jnp.where(free, left.lost, at.lost),
+            apart=_INSTANT * lax.stop_gradient(left.seconds),
             cursor=cursor,
             redraws=redraws,
             sent_off=at.sent_off + jnp.sum(free, dtype=jnp.int32),
@@ -157,9 +170,9 @@ def fill_buffer(
         return client.at[slot].set(index), redraw.at[slot].set(redraws + 1), redraws + 1
 
     def next_event(at: Events) -> Events:
-        waiting = jnp.any(at.trips.client == num_clients) & (jnp.min(at.arrival) > at.now)
+        waiting = jnp.any(at.trips.client == num_clients) & (jnp.min(at.arrival - at.apart) > at.now)
         at = lax.cond(waiting, send_off, lambda at: at, at)
-        slot = jnp.argmin(at.arrival)
+        slot = jnp.argmax(at.arrival - at.apart <= jnp.min(at.arrival))  # of one instant the first
         failed = at.lost[slot]
         place = jnp.where(failed, messages, at.count)
         return at._replace(
@@ -177,8 +190,8 @@ def fill_buffer(
 
     none = jnp.int32(0)
     unheard = Trip(jnp.full_like(nobody, num_clients), nobody, nobody, nobody)
-    now = jnp.zeros((), arrival.dtype)
-    start = Events(trips, arrival, lost, now, none, none, none, none, none, none, unheard, nobody)
+    now, apart = jnp.zeros((), arrival.dtype), jnp.zeros_like(arrival)
+    start = Events(trips, arrival, lost, apart, now, none, none, none, none, none, none, unheard, nobody)
     if not may_fail:
         at, _ = lax.scan(lambda at, _: (next_event(at), None), start, None, length=messages)
         return at
