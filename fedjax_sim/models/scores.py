@@ -114,12 +114,16 @@ class RocAuc(Score):
 
         def area(c: jax.Array) -> jax.Array:
             score = p[:, c]
-            order = jnp.lexsort((score, group))
-            score, of, positive = score[order], group[order], y[order] == c
+            # Next to 1 a probability has few digits, and what is left for the other classes has all of its own.
+            rest = jnp.sum(jnp.where(jnp.arange(p.shape[1], dtype=c.dtype) == c, jnp.zeros_like(p), p), axis=1)
+            sure = -jnp.minimum(rest, float(jnp.finfo(p.dtype).eps) ** 0.5)
+            order = jnp.lexsort((sure, score, group))
+            score, sure, of, positive = score[order], sure[order], group[order], y[order] == c
             # Of each example the negatives of its group before it, and before or among those that it ties with.
             negative = (~positive).astype(jnp.int32)
             until = jnp.cumsum(negative, dtype=jnp.int32)
-            new = jnp.concatenate([jnp.ones(1, bool), (score[1:] != score[:-1]) | (of[1:] != of[:-1])])
+            apart = (score[1:] != score[:-1]) | (sure[1:] != sure[:-1]) | (of[1:] != of[:-1])
+            new = jnp.concatenate([jnp.ones(1, bool), apart])
             run = jnp.cumsum(new, dtype=jnp.int32) - 1
             first = jax.ops.segment_min(rows, run, len(y), indices_are_sorted=True)[run]
             last = jax.ops.segment_max(rows, run, len(y), indices_are_sorted=True)[run]
