@@ -281,7 +281,7 @@ class History:
         """An ``xarray.Dataset`` of all metrics and records; needs xarray.
 
         Metrics have the dimensions ``"seed"`` and ``"evaluation"`` (with the coordinate ``"round"``), records
-        ``"seed"`` and ``"t"``, the rounds 0 to R - 1, NaN where a seed had stopped; further axes are called by the array.
+        ``"seed"`` and ``"t"``, the rounds 0 to R - 1, NaN where a seed had stopped; further axes go by the array.
 
         Raises:
           ImportError: xarray is not installed.
