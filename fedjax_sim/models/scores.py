@@ -111,12 +111,13 @@ class RocAuc(Score):
 
     def of_groups(self, p: jax.Array, y: jax.Array, group: jax.Array, groups: int) -> jax.Array:
         rows = jnp.arange(len(y), dtype=jnp.int32)
+        # Next to 1 a probability has few digits, and what it leaves the other classes has all of its own.
+        digits, likeliest = jnp.asarray(jnp.finfo(p.dtype).eps ** 0.5, p.dtype), jnp.argmax(p, axis=1).astype(y.dtype)
+        rest = jnp.minimum(jnp.sum(p.at[rows, likeliest].set(0), axis=1), digits)
 
         def area(c: jax.Array) -> jax.Array:
             score = p[:, c]
-            # Next to 1 a probability has few digits, and what is left for the other classes has all of its own.
-            rest = jnp.sum(jnp.where(jnp.arange(p.shape[1], dtype=c.dtype) == c, jnp.zeros_like(p), p), axis=1)
-            sure = -jnp.minimum(rest, float(jnp.finfo(p.dtype).eps) ** 0.5)
+            sure = jnp.where(likeliest == c, -rest, -digits)
             order = jnp.lexsort((sure, score, group))
             score, sure, of, positive = score[order], sure[order], group[order], y[order] == c
             # Of each example the negatives of its group before it, and before or among those that it ties with.
