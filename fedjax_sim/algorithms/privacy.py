@@ -221,9 +221,16 @@ def of_run(run: Any, dataset: Any, delta: float, *, accountant: str | None = Non
 
     Raises:
       TypeError, ValueError, ImportError: as :func:`spent`; ``ValueError`` also for a run whose algorithm or scheme
-        cannot be made from its description, as those of your own without a factory.
+        cannot be made from its description, as those of your own without a factory, and for one that went on from the
+        state of another.
     """
     about = run.description
+    if "initial_state" in about["run"]:
+        raise ValueError(
+            "of_run(run): it went on from the state of another run, whose rounds its model has cost too and which it "
+            "does not know: give spent(algorithm, cohort, num_clients, rounds, delta) the rounds of both, if they had "
+            "other seeds (with the same, noise is the same and hides nothing)"
+        )
     algorithm, cohort = build(about["algorithm"]), build(about["run"]["cohort"])
     return spent(algorithm, cohort, dataset.num_clients, int(run.evaluated[-1]), delta, accountant=accountant)
 

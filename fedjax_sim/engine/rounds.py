@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_sim.algorithms.contract import Cohort, Mean, Method, nobody, received
+from fedjax_sim.algorithms.contract import Client, Cohort, Mean, Method, nobody, received
 from fedjax_sim.algorithms.probe import accumulation
-from fedjax_sim.algorithms.wrapper import Wrapper, keeps_personal
+from fedjax_sim.algorithms.wrapper import Wrapper, innermost, keeps_personal
 from fedjax_sim.core import trees
 from fedjax_sim.core.keys import Purpose, purpose_key, round_key
 from fedjax_sim.core.loops import counted
@@ -228,11 +228,7 @@ def _measured(
         taken = jnp.where(cohort.valid, own.steps, jnp.zeros_like(own.steps))
         own = own._replace(index=cohort.indices, steps=taken, weight=cohort.weights)
     client = algorithm.weighed(own, cohort) if isinstance(algorithm, Wrapper) else own
-    weights_of_steps: Any = ()
-    if plan.observes("accumulation"):
-        steps = plan.work.most_steps(plan.batches.most_in_epoch(plan.dataset))
-        most = last.solver.algorithm.requires.gradients(steps)
-        weights_of_steps = accumulation(last.solver.algorithm, plan.params, last.sent, own, most)
+    weights_of_steps = _weights_of_steps(plan, last, own) if plan.observes("accumulation") else ()
     view = RoundView(
         task=plan.task, dataset=plan.dataset, algorithm=algorithm, before=algorithm.model(start.server),
         after=algorithm.model(state.server), client=client, cohort=cohort,
@@ -244,6 +240,20 @@ def _measured(
     for diagnostic in plan.diagnostics:
         record = _with(record, diagnostic.measure(view), f"{type(diagnostic).__name__} records")
     return record
+
+
+def _weights_of_steps(plan: Plan, last: Exchange, clients: Client) -> jax.Array:
+    """How often each step's gradient is counted in a client's change, [S, most]."""
+    method, steps = last.solver.algorithm, plan.work.most_steps(plan.batches.most_in_epoch(plan.dataset))
+    try:
+        return accumulation(method, plan.params, last.sent, clients, method.requires.gradients(steps))
+    except Exception as error:  # the hooks have been checked: it is a solver that cannot be run without a model
+        who = ", ".join(type(one).__name__ for one in plan.diagnostics if "accumulation" in one.observes)
+        raise ValueError(
+            f"diagnostics={who} of {type(innermost(method)).__name__}: it asks how often a client's change counts the "
+            "gradient of each step, which is known of methods that step by F(y) of one whole model and terms linear or "
+            "quadratic in y: leave it out"
+        ) from error
 
 
 def _with(record: Record, more: Record, who: str) -> Record:

@@ -111,15 +111,20 @@ class RocAuc(Score):
 
     def of_groups(self, p: jax.Array, y: jax.Array, group: jax.Array, groups: int) -> jax.Array:
         rows = jnp.arange(len(y), dtype=jnp.int32)
+        # Next to 1 a probability has few digits, and what it leaves the other classes has all of its own.
+        digits, likeliest = jnp.asarray(jnp.finfo(p.dtype).eps ** 0.5, p.dtype), jnp.argmax(p, axis=1).astype(y.dtype)
+        rest = jnp.minimum(jnp.sum(p.at[rows, likeliest].set(0), axis=1), digits)
 
         def area(c: jax.Array) -> jax.Array:
             score = p[:, c]
-            order = jnp.lexsort((score, group))
-            score, of, positive = score[order], group[order], y[order] == c
+            sure = jnp.where(likeliest == c, -rest, -digits)
+            order = jnp.lexsort((sure, score, group))
+            score, sure, of, positive = score[order], sure[order], group[order], y[order] == c
             # Of each example the negatives of its group before it, and before or among those that it ties with.
             negative = (~positive).astype(jnp.int32)
             until = jnp.cumsum(negative, dtype=jnp.int32)
-            new = jnp.concatenate([jnp.ones(1, bool), (score[1:] != score[:-1]) | (of[1:] != of[:-1])])
+            apart = (score[1:] != score[:-1]) | (sure[1:] != sure[:-1]) | (of[1:] != of[:-1])
+            new = jnp.concatenate([jnp.ones(1, bool), apart])
             run = jnp.cumsum(new, dtype=jnp.int32) - 1
             first = jax.ops.segment_min(rows, run, len(y), indices_are_sorted=True)[run]
             last = jax.ops.segment_max(rows, run, len(y), indices_are_sorted=True)[run]

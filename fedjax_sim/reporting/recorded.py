@@ -267,8 +267,9 @@ def held(run: Recorded, name: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 _SMALL = (
-    "loss", "mse", "mae", "error", "gap", "perplexity", "_losing", "_losing_to_tuned", "_std", "_gini", "dissimilarity",
-    "gradient_variance", "gradient_mean_square", "gradient_square_of_mean", "inexactness_mean", "inexactness_max",
+    "loss", "nll", "cross_entropy", "mse", "mae", "mape", "error", "error_rate", "brier", "gap", "perplexity",
+    "_losing", "_losing_to_tuned", "_std", "_gini", "dissimilarity", "gradient_variance", "gradient_mean_square",
+    "gradient_square_of_mean", "inexactness_mean", "inexactness_max",
 )  # fmt: skip
 # How names go on: of the clients served worst, of the model before fine-tuning, each client by its examples, or alike.
 _OF_SOME = ("_worst", "_before", "_by_examples", "_uniform")

@@ -265,7 +265,7 @@ class History:
 
         Args:
           each: ``"evaluation"`` for the columns ``"seed"``, ``"round"`` and every metric that is one number;
-            ``"round"`` for those of the records of every round, 1 to R.
+            ``"round"`` for those of the records of every round, 1 to R, or to that after which a seed stopped.
 
         Raises:
           ImportError: pandas is not installed.
@@ -281,14 +281,14 @@ class History:
         """An ``xarray.Dataset`` of all metrics and records; needs xarray.
 
         Metrics have the dimensions ``"seed"`` and ``"evaluation"`` (with the coordinate ``"round"``), records
-        ``"seed"`` and ``"t"``, the rounds 0 to R - 1; further axes are called after the array.
+        ``"seed"`` and ``"t"``, the rounds 0 to R - 1, NaN where a seed had stopped; further axes go by the array.
 
         Raises:
           ImportError: xarray is not installed.
         """
         coordinates = {"seed": ("seed", self.seeds), "round": ("evaluation", self.evaluated)}
         attributes = {"algorithm": self.algorithm, "seconds": self.seconds}
-        return frames.data_set(("seed",), self.metrics, self.rounds, coordinates, attributes)
+        return frames.data_set(("seed",), self.metrics, frames.ran_rounds(self), coordinates, attributes)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes everything to one ``.npz`` file, atomically and without pickle; a name with .csv is refused."""

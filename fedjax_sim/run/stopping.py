@@ -90,8 +90,9 @@ class Reached(_OfOneMetric, Stopping):
     """f_t <= target for losses, errors and spreads, f_t >= target for all other metrics.
 
     Args:
-      metric: f, ``"test_accuracy"`` for instance; what ends in "loss", "mse", "mae", "error", "gap",
-        "perplexity", "_std" or "_gini" must fall, and sizes of gradients; all else rise. ``"virtual_time"`` and
+      metric: f, ``"test_accuracy"`` for instance; what ends in "loss", "nll", "cross_entropy",
+        "mse", "mae", "mape", "error", "error_rate", "brier", "gap", "perplexity", "_std" or "_gini" must fall, and
+        sizes of gradients; all else rise. ``"virtual_time"`` and
         ``"bytes"`` make a budget, passed at the evaluation at which the seed stops.
       target: its value.
     """

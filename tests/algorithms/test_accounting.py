@@ -130,6 +130,15 @@ def test_a_finished_run_says_what_it_gave(accounting):
     assert privacy.of_run(history, data, 1e-3) == privacy.spent(algorithm, cohort, 20, 3, 1e-3)
 
 
+def test_a_run_that_went_on_does_not_know_what_it_gave():
+    """It said what its own rounds cost, half of what its model does."""
+    about = {"algorithm": fjs.describe(fjs.dp(BASE)), "run": {"cohort": fjs.describe(fjs.cohort.independent(0.2))}}
+    about["run"]["initial_state"] = "a checksum"
+    history = fjs.History(np.array([0, 3]), {}, {}, None, [0], 0.0, 0.0, about)
+    with pytest.raises(ValueError, match=r"went on from the state of another run, .* the rounds of both"):
+        privacy.of_run(history, fjs.datasets.quadratics(num_clients=20, dim=3), 1e-3)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "sampling", [0.05, pytest.param(fjs.cohort.uniform(50), marks=pytest.mark.slow)], ids=["poisson", "fixed"]

@@ -715,6 +715,18 @@ def test_the_weights_of_steps_of_methods_with_a_survey(method):
     assert float(record.rounds["effective_steps"][0]) == pytest.approx(3.0, rel=1e-5)
 
 
+@pytest.mark.parametrize("method", [fjs.perfedavg, fjs.ifca])
+def test_solvers_that_need_a_model_have_no_weights_of_steps(method):
+    """It was JAX's "Expected a callable value, got None", and "vmap was requested to map its argument along axis 0"."""
+    train = fjs.make_train(
+        task=fjs.quadratic(), rounds=1, batches=fjs.local.full_batch(), cohort=fjs.cohort.full(),
+        work=fjs.local.steps(1), diagnostics=["surrogate"],
+    )  # fmt: skip
+    data = fjs.datasets.quadratics(num_clients=2, dim=2)
+    with pytest.raises(ValueError, match=r"diagnostics=Surrogate of (PerFedAvg|Ifca): .* leave it out"):
+        jax.eval_shape(train, method(client_optimizer=fjs.optim.sgd(0.1)), data, jax.random.key(0))
+
+
 @pytest.mark.parametrize("weighted", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_mean_over_examples_in_slices_counts_each_once(x64, monkeypatch, weighted):
     """10 rows in slices of 4: the last slice is moved back, over rows that have been counted."""

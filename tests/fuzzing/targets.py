@@ -137,7 +137,8 @@ def _use_history(folder: Path) -> None:
         axis = drawn.choice(list(axes_of(record)))
         _drawn(lambda: record.plot(name, against=axis), flat=record[name].ndim == 2)
         assert len(record.to_pandas()) == len(record.seeds) * len(record.evaluated)
-        assert len(record.to_pandas(each="round")) == len(record.seeds) * int(record.evaluated[-1])
+        ends = [record.stops[seed].round if seed in record.stops else record.evaluated[-1] for seed in record.seeds]
+        assert len(record.to_pandas(each="round")) == sum(ends)
         record.to_xarray()
         page({"a": record, "b": record})
         record.save(folder.parent / "again.npz")

@@ -243,6 +243,17 @@ def test_half_precision_does_not_tie_what_is_told_apart():
     assert fjs.evaluate(task, params, examples).overall["roc_auc"] == 1.0
 
 
+@pytest.mark.parametrize("classes", [pytest.param(2, marks=pytest.mark.slow), 3])
+def test_the_area_tells_apart_what_is_certain(classes):
+    """The probabilities of logits of 40, 45 and 50 are all 1, and those of the other classes are not all 0."""
+    z = jnp.array([40.0, 50.0, 45.0, 50.0, -60.0, -50.0])
+    p = jax.nn.softmax(jnp.stack([jnp.zeros(6), z, jnp.full(6, -100.0)][:classes], axis=1))
+    assert (p[:4, 1] == 1).all()
+    positive = jnp.array([0, 1, 0, 1, 0, 1], jnp.int32)
+    found = found_by(scores.roc_auc(), p, positive, jnp.zeros(6, jnp.int32))[1]
+    np.testing.assert_allclose(found[0], 7 / 9)
+
+
 @jax.jit
 def of_two(score, p, y, group):
     return score.of_groups(p, y, group, 2)

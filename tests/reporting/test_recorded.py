@@ -49,6 +49,7 @@ def test_a_model_that_is_not_finite_has_no_accuracy():
     ("name", "less"),
     [
         ("loss", True), ("test_loss_worst", True), ("perplexity", True), ("test_perplexity_before", True),
+        ("test_nll", True), ("error_rate", True), ("brier", True), ("mape", True), ("cross_entropy_worst", True),
         ("gap", True), ("calibration_error", True), ("personal_loss_by_examples", True),
         ("tuned_accuracy_losing", True), ("client_loss_std", True), ("client_accuracy_gini", True),
         ("gradient_variance_uniform", True), ("dissimilarity", True), ("client_accuracy_jain", False),

@@ -365,6 +365,19 @@ def test_the_zeros_after_a_stop_are_no_last_values():
     assert paired({"whole": whole, "early": early}, "own_loss")[0].finals.tolist() == [2, 1]
 
 
+def test_the_zeros_after_a_stop_are_in_no_frame(tmp_path):
+    own = {"own_loss": np.array([[3.0, 2, 0, 0, 0], [3, 2, 2, 1, 1]])}
+    early = dataclasses.replace(with_norms(), rounds=with_norms().rounds | own, stops={3: Stop(2, "x")})
+    early.to_csv(tmp_path / "rounds.csv", each="round")
+    rows = [line.split(",") for line in (tmp_path / "rounds.csv").read_text().splitlines()]
+    assert [row[:2] for row in rows[1:]] == [["3", "1"], ["3", "2"], *(["5", str(t)] for t in range(1, 6))]
+    assert [float(row[rows[0].index("own_loss")]) for row in rows[1:]] == [3, 2, 3, 2, 2, 1, 1]
+    pytest.importorskip("xarray")
+    labelled = early.to_xarray()
+    assert labelled["own_loss"].mean("t").values.tolist() == [2.5, 1.8]
+    assert labelled["norms"].sum().item() == (2 + 5) * 3
+
+
 def test_an_accuracy_by_class_is_no_column():
     by_class = {"test_accuracy": np.ones((2, 4, 3)), "accuracy": np.full((2, 4), 0.25)}
     table = dataclasses.replace(history(), metrics=history().metrics | by_class).table(target=0.2)
