@@ -48,22 +48,24 @@ def with_static_derivative(dynamic: Callable[..., Any], static: Callable[..., An
     """
     function = jax.custom_jvp(dynamic)
 
-    def rule(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
-        structure: Any
-        leaves, structure = jax.tree.flatten(primals)
-        flat_tangents = structure.flatten_up_to(tangents)
-        varying = [i for i, tangent in enumerate(flat_tangents) if not isinstance(tangent, SymbolicZero)]
-
-        def of_varying(*values: Any) -> Any:
-            filled = list(leaves)
-            for i, value in zip(varying, values, strict=True):
-                filled[i] = value
-            return static(*jax.tree.unflatten(structure, filled))
-
-        return jax.jvp(of_varying, [leaves[i] for i in varying], [flat_tangents[i] for i in varying])
-
-    function.defjvp(rule, symbolic_zeros=True)
+    function.defjvp(lambda primals, tangents: jvp_of_varying(static, primals, tangents), symbolic_zeros=True)
     return function
+
+
+def jvp_of_varying(function: Callable[..., Any], primals: Any, tangents: Any) -> tuple[Any, Any]:
+    """``jax.jvp`` where tangents may be symbolic zeros: what has one stays a constant."""
+    structure: Any
+    leaves, structure = jax.tree.flatten(primals)
+    flat_tangents = structure.flatten_up_to(tangents)
+    varying = [i for i, tangent in enumerate(flat_tangents) if not isinstance(tangent, SymbolicZero)]
+
+    def of_varying(*values: Any) -> Any:
+        filled = list(leaves)
+        for i, value in zip(varying, values, strict=True):
+            filled[i] = value
+        return function(*jax.tree.unflatten(structure, filled))
+
+    return jax.jvp(of_varying, [leaves[i] for i in varying], [flat_tangents[i] for i in varying])
 
 
 def bounded_loop(body: Callable[[jax.Array, Any, Any], Any], bound: int) -> Callable[[jax.Array, Any, Any], Any]:

@@ -467,6 +467,23 @@ def test_implicit_where_a_part_of_the_state_has_no_derivative(method):
     np.testing.assert_allclose(jax.jit(jax.value_and_grad(model))(1.0), (0.5, 0.5), rtol=1e-4)
 
 
+def test_implicit_has_the_second_derivative_of_the_fixed_point():
+    """Not that of a linear system at a constant: x~ = 1 / 2h, whose derivatives are -1 / 2h^2 and 1 / h^3."""
+    one = fjs.datasets.quadratics_from(2 * np.ones((1, 1, 1)), np.ones((1, 1)))
+    train = fjs.make_train(
+        task=fjs.quadratic(), rounds=20, eval_every=20, cohort=fjs.cohort.full(), work=fjs.local.steps(1),
+        batches=fjs.local.full_batch(), adjoint=adjoints.implicit(),
+    )  # fmt: skip
+
+    def model(h):
+        curved = one.replace(examples=one.examples | {"H": one.examples["H"] * h})
+        method = fjs.fedavg(client_optimizer=sgd(0.4))
+        return train(method, curved, KEY, initial_params=jnp.zeros(1)).params[0]
+
+    found = jax.jit(lambda h: (jax.grad(model)(h), jax.grad(jax.grad(model))(h)))(1.0)
+    np.testing.assert_allclose(found, (-0.5, 1.0), rtol=1e-4)
+
+
 def test_implicit_of_clients_that_have_nothing_left_to_do_is_refused():
     train = fjs.make_train(**full(), adjoint=adjoints.implicit())
     with pytest.raises(ValueError, match=r"with dane\(...\): its clients take no step once"):

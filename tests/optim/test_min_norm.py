@@ -275,6 +275,17 @@ def test_second_derivative(x64):
     np.testing.assert_allclose(jax.jit(jax.grad(jax.grad(measured)))(0.0, scales), curvature, rtol=1e-6)
 
 
+def test_second_derivative_where_somebody_was_not_seen():
+    """A vector of zeros, whose length has no derivative. Between (1, 0) and (0, b) |d|^2 = b^2 / (1 + b^2)."""
+
+    def squared_norm(b):
+        m = jnp.zeros((3, 2)).at[0, 0].set(1).at[1, 1].set(b)
+        return shortest(m, full_gram(m), jnp.array([True, True, False]), jnp.zeros(3)).squared_norm
+
+    found = jax.jit(lambda b: jax.jvp(jax.grad(squared_norm), (b,), (1.0,)))(1.0)
+    np.testing.assert_allclose(found, (0.5, -0.5), rtol=1e-4)
+
+
 @pytest.mark.slow
 def test_derivative_through_a_scan_of_warm_starts(x64):
     rng = np.random.default_rng(6)

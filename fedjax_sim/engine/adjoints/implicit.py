@@ -21,7 +21,7 @@ from fedjax_sim.clients.scheme import one_of
 from fedjax_sim.core import trees
 from fedjax_sim.core.descriptions import Described, factory
 from fedjax_sim.core.fields import count, leaf, real
-from fedjax_sim.core.loops import with_static_derivative
+from fedjax_sim.core.loops import jvp_of_varying
 from fedjax_sim.core.values import INT32_MAX, is_concrete, shown
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.engine.adjoints.scans import Adjoint, Direct, Ran, Run, stopped
@@ -201,34 +201,36 @@ class Implicit(Adjoint):
         def step(plan: Plan, state: TrainState) -> TrainState:
             return run.step(plan, state, jnp.int32(run.rounds - 1))[0]
 
-        def as_fixed_point(plan: Plan, state: TrainState) -> TrainState:
-            return self._differentiable(step, plan, state)
-
-        # What runs is the identity; the rule sees everything that may carry a derivative as an argument.
-        settle = with_static_derivative(lambda plan, state: state, as_fixed_point)
-        final = settle(plan, ran.state)
+        final = with_reals(ran.state, self._at_rest(step)(plan, ran.state))
         last = run.measure(plan, final)
         metrics = jax.tree.map(lambda all_, one: jnp.concatenate([all_[:-1], one[None]]), ran.metrics, last)
         return Ran(final, ran.records, metrics)
 
-    def _differentiable(self, step: Step, plan: Plan, state: TrainState) -> TrainState:
-        """``state``, with the derivative of the fixed point in ``plan``."""
-        theta, x = stopped(plan), reals(stopped(state))
-        moved = reals(step(plan, with_reals(state, x)))
-        change = trees.subtract(stopped(moved), x)
-        settled = trees.norm(change) <= jnp.asarray(self.settled) * trees.norm(x)
-        matvec = less_round(step, theta, state)
+    def _at_rest(self, step: Step) -> Callable[[Plan, TrainState], list[jax.Array]]:
+        """The real leaves of a state, x, with the derivative of the fixed point in the plan."""
 
-        def solve(matvec: Callable[[Any], Any], b: Any) -> Any:
-            solved = self.solver.solve(matvec, b)
-            good = settled & (solved.residual <= self.solver.limit(b))
-            nothing = trees.norm(b) == 0  # the value itself, of which this is the correction, is no derivative
-            bad = jax.tree.map(lambda leaf: jnp.where(nothing, jnp.zeros_like(leaf), jnp.nan), b)
-            return trees.select(good, solved.solution, bad)
+        @jax.custom_jvp
+        def at_rest(plan: Plan, state: TrainState) -> list[jax.Array]:
+            return reals(state)
 
-        b = _tied(trees.subtract(moved, stopped(moved)), plan)  # zero, with the derivative of Phi in theta
-        correction = lax.custom_linear_solve(matvec, b, solve, transpose_solve=solve)
-        return with_reals(state, trees.add(x, _tied(correction, correction)))  # type: ignore[no-any-return]
+        def rule(primals: tuple[Plan, TrainState], tangents: tuple[Any, Any]) -> tuple[Any, Any]:
+            plan, state = primals
+            x = at_rest(plan, state)  # not x alone: it moves with the plan in derivatives of this derivative
+            state = with_reals(state, x)
+            moved, b = jvp_of_varying(lambda plan: reals(step(plan, state)), (plan,), tangents[:1])
+            settled = trees.norm(trees.subtract(moved, x)) <= jnp.asarray(self.settled) * trees.norm(x)
+
+            def solve(matvec: Callable[[Any], Any], b: Any) -> Any:
+                solved = self.solver.solve(matvec, b)
+                good = settled & (solved.residual <= self.solver.limit(b))
+                return jax.tree.map(lambda leaf: jnp.where(good, leaf, jnp.nan), solved.solution)
+
+            matvec = less_round(step, plan, state)
+            x_dot = lax.custom_linear_solve(matvec, _tied(b, tangents[0]), solve, transpose_solve=solve)
+            return x, _tied(x_dot, x_dot)
+
+        at_rest.defjvp(rule, symbolic_zeros=True)
+        return at_rest
 
 
 class FixedPoint(NamedTuple):
