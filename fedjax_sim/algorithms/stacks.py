@@ -61,37 +61,61 @@ def _products(stack: Any) -> jax.Array:
 def middle(stack: Any, valid: jax.Array, cut: jax.Array) -> Any:
     """The mean of what is left of the valid vectors when ``cut`` values are cut on each side, coordinate by coordinate.
 
-    Written as a sum over the values with weights that are constant near them, which is its derivative: equal values
-    share what of them is kept.
+    Its derivative is that of a sum over the values with weights that are constant near them: equal values share what
+    of them is kept.
     """
-    size = jnp.sum(valid, dtype=jnp.int32)
-    last = jnp.maximum(size - 1 - cut, 0)
-    kept = jnp.maximum(size - 2 * cut, 1)
 
     def of_leaf(leaf: jax.Array) -> jax.Array:
-        rows = leaf.reshape(len(leaf), -1)
-        here = column(valid, rows)
-        ordered = sorted_rows(jnp.where(here, rows, jnp.full_like(rows, jnp.inf)))  # void slots behind all others
-        low, high = ordered[cut][None], ordered[last][None]
-        at_low, at_high = here & (rows == low), here & (rows == high)
-        inside = here & (rows > low) & (rows < high)
-
-        def count(of: jax.Array) -> jax.Array:
-            return jnp.sum(of, axis=0, dtype=jnp.int32)[None]
-
-        def share(of: jax.Array, beyond: jax.Array) -> jax.Array:
-            """What is kept of each of ``of``, of whom those ``beyond`` cut are kept."""
-            equal = count(of)
-            part = (count(beyond) - cut).astype(leaf.dtype) / jnp.maximum(equal, 1).astype(leaf.dtype)
-            return jnp.where(of, part, jnp.zeros_like(rows))
-
-        ends = share(at_low, here & (rows <= low)) + share(at_high, here & (rows >= high))
-        all_equal = jnp.where(at_low, kept.astype(leaf.dtype) / jnp.maximum(count(at_low), 1).astype(leaf.dtype), 0)
-        weights = jnp.where(low == high, all_equal, jnp.where(inside, jnp.ones_like(rows), ends))
-        total = jnp.sum(weights * rows, axis=0) / kept.astype(leaf.dtype)
-        return total.reshape(leaf.shape[1:])
+        return _middle(leaf.reshape(len(leaf), -1), valid, cut).reshape(leaf.shape[1:])
 
     return jax.tree.map(of_leaf, stack)
+
+
+@jax.custom_jvp
+def _middle(rows: jax.Array, valid: jax.Array, cut: jax.Array) -> jax.Array:
+    """The mean of the values left of each column of ``rows``, [S, d]."""
+    ordered, last, kept = _ordered(rows, valid, cut)
+    place = jnp.arange(len(rows), dtype=jnp.int32)[:, None]
+    inside = (place >= cut) & (place <= last)
+    return jnp.sum(jnp.where(inside, ordered, jnp.zeros_like(ordered)), axis=0) / kept
+
+
+@_middle.defjvp
+def _(primals: tuple[jax.Array, ...], tangents: tuple[Any, ...]) -> tuple[jax.Array, jax.Array]:
+    rows, valid, cut = primals
+    ordered, last, kept = _ordered(rows, valid, cut)
+    here = column(valid, rows)
+    low, high = ordered[cut][None], ordered[last][None]
+
+    def at(end: jax.Array) -> jax.Array:
+        """Which values are ``end``, one at least: XLA may compute a row twice, and round it in two ways."""
+        apart = jnp.where(here, jnp.abs(rows - end), jnp.inf)
+        nearest = jnp.arange(len(rows), dtype=jnp.int32)[:, None] == lax.argmin(apart, 0, jnp.int32)[None]
+        return here & (nearest | (rows == end))
+
+    def count(of: jax.Array) -> jax.Array:
+        return jnp.sum(of, axis=0, dtype=jnp.int32)[None]
+
+    def share(of: jax.Array, beyond: jax.Array) -> jax.Array:
+        """What is kept of each of ``of``, of whom and those ``beyond`` ``cut`` are cut."""
+        equal = count(of)
+        part = (count(of | beyond) - cut).astype(rows.dtype) / jnp.maximum(equal, 1).astype(rows.dtype)
+        return jnp.where(of, part, jnp.zeros_like(rows))
+
+    at_low, at_high = at(low), at(high)
+    inside = here & (rows > low) & (rows < high) & ~at_low & ~at_high
+    ends = share(at_low, here & (rows < low)) + share(at_high, here & (rows > high))
+    all_equal = jnp.where(at_low, kept / jnp.maximum(count(at_low), 1).astype(rows.dtype), jnp.zeros_like(rows))
+    weights = jnp.where(low == high, all_equal, jnp.where(inside, jnp.ones_like(rows), ends))
+    return _middle(rows, valid, cut), jnp.sum(lax.stop_gradient(weights) * tangents[0], axis=0) / kept
+
+
+def _ordered(rows: jax.Array, valid: jax.Array, cut: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The valid rows in rising order, column by column, the place of the last that is kept, and how many are."""
+    size = jnp.sum(valid, dtype=jnp.int32)
+    behind = jnp.where(column(valid, rows), rows, jnp.full_like(rows, jnp.inf))  # void slots behind all others
+    last, kept = jnp.minimum(size - 1 - cut, size - 1), jnp.maximum(size - 2 * cut, 1)
+    return sorted_rows(behind), last, kept.astype(rows.dtype)
 
 
 @jax.jit
