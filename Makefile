@@ -10,7 +10,7 @@ ARGS ?=
 bin := $(VENV)/bin
 # A stamp is as old as the last install; a changed pyproject.toml makes it stale.
 define install
-@echo "installing .[$(1)] into $(VENV): a minute at the most, silent unless something is wrong"
+@echo "installing .[$(1)] into $(VENV): about a minute, silent unless something is wrong"
 @PIP_DISABLE_PIP_VERSION_CHECK=1 $(bin)/python .ci/install.py -e '.[$(1)]'
 endef
 bench_extras := demo,bench

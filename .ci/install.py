@@ -16,32 +16,38 @@ SETTINGS = {
     "extra-index-url": "UV_INDEX",
     "find-links": "UV_FIND_LINKS",
     "no-index": "UV_NO_INDEX",
-    "constraint": "UV_CONSTRAINT",
+    "trusted-host": "UV_INSECURE_HOST",
+    "timeout": "UV_HTTP_TIMEOUT",
+    "default-timeout": "UV_HTTP_TIMEOUT",
     "proxy": "ALL_PROXY",
     "cert": "SSL_CERT_FILE",
 }
 
 
-def settings() -> dict[str, str]:
-    """What pip's settings are for uv; those of the environment come first in pip's list, and go before files'."""
-    listed = subprocess.run([*PIP, "config", "list"], check=True, capture_output=True, text=True).stdout
+def settings() -> tuple[dict[str, str], list[str]]:
+    """What pip's settings are for uv, an environment and arguments: the environment's go before files'."""
+    listed = subprocess.run([*PIP, "config", "list"], capture_output=True, text=True).stdout.splitlines()
     found = {"UV_INDEX_STRATEGY": "unsafe-best-match"}  # as pip: the best release of all indexes
-    for line in listed.splitlines():
+    constraints = []
+    for line in sorted(listed, key=lambda line: (line.startswith(":env:"), line.startswith("install."))):
         place, _, value = line.partition("=")
-        name = SETTINGS.get(place.rpartition(".")[2])
-        if name:
-            found.setdefault(name, ("," if name == "UV_FIND_LINKS" else " ").join(ast.literal_eval(value).split()))
-    return found | os.environ
+        name, values = place.rpartition(".")[2], ast.literal_eval(value).split()
+        if name in SETTINGS:
+            found[SETTINGS[name]] = ("," if name == "find-links" else " ").join(values)
+        if name == "constraint":
+            constraints = [part for value in values for part in ("-c", value)]
+    return found | os.environ, constraints
 
 
 def main(requirements: list[str]) -> int:
     """Installs; an exit status."""
     compiled = bool(os.environ.get("PYTHONDONTWRITEBYTECODE"))
     by_pip = [*PIP, "install", "-qq", *([] if compiled else ["--no-compile"])]
-    by_uv = [sys.executable, "-m", "uv", "pip", "install", "-q", "--python", sys.executable]
-    by_uv += ["--compile-bytecode"] if compiled else []
-    if subprocess.run([*by_pip, "uv"]).returncode == 0:
-        if subprocess.run([*by_uv, *requirements], env=settings()).returncode == 0:
+    if subprocess.run([*by_pip, "--only-binary", "uv", "uv"]).returncode == 0:
+        environment, constraints = settings()
+        by_uv = [sys.executable, "-m", "uv", "pip", "install", "-q", "--python", sys.executable, *constraints]
+        by_uv += ["--compile-bytecode"] if compiled else []
+        if subprocess.run([*by_uv, *requirements], env=environment).returncode == 0:
             return 0
         print("uv could not; pip tries", file=sys.stderr)
     return subprocess.run([*by_pip, *requirements]).returncode

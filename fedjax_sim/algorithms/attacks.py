@@ -129,7 +129,7 @@ class LittleIsEnough(Collusion):
 
         def spread(leaf: jax.Array, at: jax.Array) -> jax.Array:
             apart = jnp.where(trees.column(honest, leaf), leaf - at[None], jnp.zeros_like(leaf))
-            return trees._root(trees.weighted_sum(share, jnp.square(apart)))
+            return trees.root(trees.weighted_sum(share, jnp.square(apart)))
 
         return trees.subtract(mean, trees.scale(z, jax.tree.map(spread, stack, mean)))
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fedjax_sim.core.trees import _root, column, matmul, select, zeros_like
+from fedjax_sim.core.trees import column, matmul, root, select, zeros_like
 
 
 def only(valid: jax.Array, stack: Any) -> Any:
@@ -26,7 +26,7 @@ def distances(stack: Any, vector: Any) -> jax.Array:
         return jnp.sum(jnp.square(apart).reshape(len(leaf), -1), axis=1)
 
     squares: jax.Array = jax.tree.reduce(jnp.add, jax.tree.map(of_leaf, stack, vector))
-    return _root(squares)
+    return root(squares)
 
 
 def squared_distances(stack: Any) -> jax.Array:
@@ -114,7 +114,7 @@ def _ordered(rows: jax.Array, valid: jax.Array, cut: jax.Array) -> tuple[jax.Arr
     """The valid rows in rising order, column by column, the place of the last that is kept, and how many are."""
     size = jnp.sum(valid, dtype=jnp.int32)
     behind = jnp.where(column(valid, rows), rows, jnp.full_like(rows, jnp.inf))  # void slots behind all others
-    last, kept = jnp.minimum(size - 1 - cut, size - 1), jnp.maximum(size - 2 * cut, 1)
+    last, kept = jnp.minimum(size - 1 - cut, size - 1), jnp.maximum(size - 2 * cut, 1)  # of nobody cut may be -1
     return sorted_rows(behind), last, kept.astype(rows.dtype)
 
 

@@ -52,6 +52,7 @@ class Purpose(enum.IntEnum):
     SYSTEM = 2**31 + 8
     REDRAW = 2**31 + 9
     SEARCH = 2**31 + 10
+    INSTANT = 2**31 + 11
 
 
 class ClientDraws(NamedTuple):
@@ -72,8 +73,13 @@ class ClientDraws(NamedTuple):
 
     @property
     def lot(self) -> jax.Array:
-        """uint32[S], for who straggles, and who is first of messages that arrive at one instant."""
+        """uint32[S], for who straggles."""
         return self.words[:, _LOT]
+
+    @property
+    def at_one_instant(self) -> jax.Array:
+        """uint32[S], for who is first of messages that arrive at one instant: not those with the least work."""
+        return random_words(self.purpose(Purpose.INSTANT), 1)[:, 0]
 
     @property
     def order(self) -> jax.Array:

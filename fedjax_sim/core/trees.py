@@ -75,10 +75,10 @@ def square(tree: Any) -> jax.Array:
 
 def norm(tree: Any) -> jax.Array:
     """|tree| over all leaves, with derivative zero (not NaN) at zero; NaN of what holds one."""
-    return _root(square(tree))
+    return root(square(tree))
 
 
-def _root(square: jax.Array) -> jax.Array:
+def root(square: jax.Array) -> jax.Array:
     """sqrt(square), with derivative zero (not NaN) at zero; NaN stays."""
     zero = square == 0
     return jnp.where(zero, 0, jnp.sqrt(jnp.where(zero, 1, square)))

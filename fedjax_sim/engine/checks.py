@@ -116,8 +116,9 @@ def check_run(plan: Plan, rounds: int, initial_params: Any = None) -> Plan:
                 f"client reports, and {why}: leave it out"
             )
     if plan.cohort.replacement and (algorithm.keep_optimizer or not requires.duplicates):
+        kept = " with keep_optimizer=True" if requires.duplicates else ""
         raise ValueError(
-            f"{name} has each client once in a round, so clients drawn twice have no meaning: use "
+            f"{name}{kept} has each client once in a round, so clients drawn twice have no meaning: use "
             "cohort.uniform(K) in place of cohort.with_replacement(K)"
         )
     given = {what: getattr(algorithm, what) for what in ("client_learning_rate", "server_learning_rate")}

@@ -247,7 +247,7 @@ def _weights_of_steps(plan: Plan, last: Exchange, clients: Client) -> jax.Array:
     method, steps = last.solver.algorithm, plan.work.most_steps(plan.batches.most_in_epoch(plan.dataset))
     try:
         return accumulation(method, plan.params, last.sent, clients, method.requires.gradients(steps))
-    except Exception as error:  # the hooks have been checked: it is a solver that cannot be run without a model
+    except (TypeError, ValueError) as error:  # of a solver that cannot be run without a model
         who = ", ".join(type(one).__name__ for one in plan.diagnostics if "accumulation" in one.observes)
         raise ValueError(
             f"diagnostics={who} of {type(innermost(method)).__name__}: it asks how often a client's change counts the "

@@ -129,7 +129,7 @@ class Learned(Optimizer):
         v = v / (1 - jnp.asarray(SECOND, g.dtype) ** steps)
         of_each, of_tensor = features(before, g, p, m, v, square, each=self.per == "parameter")
         out = self._net(of_each, of_tensor)
-        adam = trees._root(jnp.mean(jnp.square(g))) * _over(m[DECAYS.index(0.9)], v)
+        adam = trees.root(jnp.mean(jnp.square(g))) * _over(m[DECAYS.index(0.9)], v)
         mixed = g
         for number, direction in enumerate((*m, adam), 1):
             mixed = mixed + out[..., number] * (direction - g)
@@ -169,7 +169,7 @@ def features(
     times = jnp.tanh(before.astype(g.dtype) / jnp.asarray(TIMES, g.dtype) - 1)
     of_tensor = [times, cosine, jnp.log(ratio) / 2]
     if square is not None:
-        of_tensor.append(jnp.square(_over(trees._root(own), jnp.mean(square)))[None])
+        of_tensor.append(jnp.square(_over(trees.root(own), jnp.mean(square)))[None])
     if not each:
         return jnp.zeros((0,), g.dtype), jnp.concatenate(of_tensor)
     level = jnp.mean(v)

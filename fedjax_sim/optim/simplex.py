@@ -11,7 +11,7 @@ from jax import lax
 
 from fedjax_sim.core.descriptions import Described
 from fedjax_sim.core.fields import count, real
-from fedjax_sim.core.trees import _root, matmul
+from fedjax_sim.core.trees import matmul, root
 from fedjax_sim.core.values import INT32_MAX
 
 ROUND_OFF = 4.0  # rounding errors that an inner product is allowed, in units of eps times the two lengths
@@ -42,7 +42,7 @@ class Quadratic(NamedTuple):
     @property
     def lengths(self) -> jax.Array:
         """|s_i m_i|, [n]."""
-        return jnp.abs(self.scales) * _root(jnp.maximum(jnp.diagonal(self.gram), 0))
+        return jnp.abs(self.scales) * root(jnp.maximum(jnp.diagonal(self.gram), 0))
 
     def times(self, weights: jax.Array) -> jax.Array:
         """G w, [n]."""

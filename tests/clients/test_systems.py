@@ -203,11 +203,13 @@ def test_common_random_numbers(x64):
 
 
 def test_a_lot_decides_among_the_equally_fast():
-    # Of six equal clients five are drawn and the first two take part: everyone in a third of the rounds.
-    ((_, cohort, _),) = drawn(
-        t=np.arange(300), cohort=fjs.cohort.uniform(5), work=fjs.local.steps(1),
-        system=systems.devices(seconds_per_step=1.0, policy=systems.first(2)),
+    # Of six equal clients five are drawn and the first two take part: everyone in a third of the rounds. Three of five
+    # do U{1..10} steps, the others 10; it is another lot that chose them, and steps take no time.
+    ((steps, cohort, _),) = drawn(
+        t=np.arange(300), cohort=fjs.cohort.uniform(5), work=fjs.local.stragglers(0.6, 10),
+        batches=fjs.local.full_batch(), system=systems.devices(0.0, latency=1.0, policy=systems.first(2)),
     )  # fmt: skip
+    assert np.mean(steps[cohort.valid] == 10) == pytest.approx(0.46, abs=0.08)
     times = np.bincount(np.asarray(cohort.indices).ravel(), minlength=N + 1)[:N]
     np.testing.assert_allclose(times, 100, atol=33)  # four standard deviations
 
@@ -333,7 +335,7 @@ def test_a_system_of_ones_own_says_what_it_has():
     assert not Even().may_be_empty
     assert Broken().may_be_empty
     who = jnp.arange(N, dtype=jnp.int32)
-    visit = Visit(who, who, who >= 0, who, jnp.ones_like(who), jnp.zeros_like(who))
+    visit = Visit(who, who, who >= 0, who, jnp.ones_like(who), jnp.zeros_like(who), jnp.zeros_like(who, jnp.uint32))
     for system, there in ((Even(), True), (Broken(), False)):
         closed = jax.jit(lambda key, system=system: close_exchange(system, visit, key, jnp.int32(0), Cost(8.0, 8.0)))(
             KEY

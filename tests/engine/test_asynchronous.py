@@ -272,6 +272,20 @@ def test_round_off_does_not_part_an_instant(x64):
     np.testing.assert_array_equal(record["client_staleness"].reshape(3, 4).sum(axis=1), 3)
 
 
+@pytest.mark.slow
+def test_what_is_left_of_a_long_time_is_rounded_many_times():
+    # In single precision, of a hundred rounds: the slow client arrives with a fast one's hundredth message.
+    data = fjs.datasets.quadratics(num_clients=2, dim=1, seed=0)
+
+    def staleness(unit):
+        run = arguments(asynchronous.fedasync(), cohort=fjs.cohort.full(), work=fjs.local.steps(1), rounds=303)
+        run["system"] = systems.devices(seconds_per_step=unit * jnp.asarray([1.0, 100.0]))
+        late = follow_run(run, fjs.fedavg(client_optimizer=sgd()), data).rounds["client_staleness"]
+        return late.reshape(3, 101).sum(axis=1)
+
+    np.testing.assert_array_equal(staleness(0.1), staleness(1.0))
+
+
 def test_equal_clients_are_late_as_often(x64):
     # All six are there at one instant, and three make an update: the other three are one update old.
     data = fjs.datasets.quadratics(num_clients=6, dim=1, seed=0)

@@ -313,7 +313,7 @@ def test_adapted_models_by_hand():
     train, whole = separable().replace(test=None), separable()
     found = jax.jit(lambda: [(adapted.models(start, train), adapted(start, whole)) for adapted in both])()
     for (models, values), mu in zip(found, (0.0, 0.7), strict=True):
-        expected = [descended(start, position, mu=mu) for position in range(5)]
+        expected = [descended(start, train.client(position), mu=mu) for position in range(5)]
         for index, position in enumerate(np.argsort(IDS)):
             for part, leaf in expected[position].items():
                 np.testing.assert_allclose(models[part][index], leaf, rtol=1e-12)

@@ -175,7 +175,7 @@ class Implicit(Adjoint):
             "work": (_same_steps(plan.work, rounds), "local.steps(tau) or equal rows of given_steps"),
             "system": (
                 system is None or system.repeats,
-                "devices without dropout and first(K), and without jitter unless the server waits for all",
+                "devices without dropout, without first(K) and, unless the server waits for all, without jitter",
             ),
         }
         for name in ("client_learning_rate", "server_learning_rate"):

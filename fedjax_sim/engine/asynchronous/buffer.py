@@ -97,7 +97,7 @@ def first_flight(plan: Plan, server: Any) -> Flight:
     trips = Trip(jnp.full((slots,), num_clients, jnp.int32), nothing, nothing, nothing)
     arrival = jnp.full((slots,), jnp.inf, jnp.result_type(float))
     models = jax.tree.map(lambda leaf: jnp.zeros((slots, *leaf.shape), leaf.dtype), sent)
-    return Flight(trips, arrival, jnp.zeros((slots,), bool), models)
+    return Flight(trips, arrival, jnp.zeros((slots,), bool), jnp.zeros_like(arrival), models)
 
 
 def draw_buffer(plan: Plan, phase: Phase, sent: Any, t: jax.Array, flight: Flight, cost: Cost) -> tuple[Drawn, Flight]:
@@ -113,7 +113,7 @@ def draw_buffer(plan: Plan, phase: Phase, sent: Any, t: jax.Array, flight: Fligh
     keys = RunKeys(phase.key, purpose_key(phase.key, Purpose.REDRAW))
     timed = plan._replace(system=lax.stop_gradient(plan.system)) if may_fail else plan
     events = fill_buffer(
-        flight.trips, flight.arrival, flight.lost, messages=scheme.messages, num_clients=num_clients,
+        flight.trips, flight.arrival, flight.lost, flight.apart, messages=scheme.messages, num_clients=num_clients,
         drawn=plan.cohort.select(data, phase.key, t), keys=keys, round_=t, may_fail=may_fail,
         depart=lambda trips: _departure(timed, phase.method, keys, t, trips, cost),
     )  # fmt: skip
@@ -132,7 +132,7 @@ def draw_buffer(plan: Plan, phase: Phase, sent: Any, t: jax.Array, flight: Fligh
     sent_now = (events.trips.client < num_clients) & (events.trips.version == t)
     in_flight = jax.tree.map(lambda old, new: _where(sent_now, new, old), flight.sent, sent)
     began = jax.tree.map(lambda old, new: _where(fresh, new, old[events.slots]), flight.sent, sent)
-    left = Flight(events.trips, events.left, events.lost, in_flight)
+    left = Flight(events.trips, events.left, events.lost, events.apart, in_flight)
     real = events.now.dtype
     drawn = drawn._replace(
         slots=drawn.slots._replace(client=client, sent=began),

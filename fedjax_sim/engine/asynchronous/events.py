@@ -20,8 +20,6 @@ from fedjax_sim.core.keys import cohort_key, random_words
 # Events in a round for each message awaited. A round ends without its messages after so many, so that a fleet of which
 # everybody always fails does not hang the program.
 _MOST_LOST = 1000
-# Of one instant are arrivals that differ by this share of the time that a client takes: three times 0.1 s is not 0.3 s.
-_INSTANT = 1e-6
 
 
 class Trip(NamedTuple):
@@ -40,12 +38,15 @@ class Flight(NamedTuple):
       arrival: virtual seconds from the last server update until the server hears of the client; infinite in a free
         slot. Counted from there, they stay exact however long a run is.
       lost: bool, whether what the server hears is that the client failed.
+      apart: by how many seconds arrivals at one instant may differ: three times 0.1 s is not 0.3 s, and what is left of
+        a time is rounded in every round. The root of the precision, as a share of the time that a client takes.
       sent: what each client received.
     """
 
     trips: Trip
     arrival: jax.Array
     lost: jax.Array
+    apart: jax.Array
     sent: Any
 
 
@@ -63,7 +64,7 @@ class Events(NamedTuple):
     trips: Trip  # [M], who is in flight
     arrival: jax.Array  # [M], when the server hears of them; infinite in free slots
     lost: jax.Array  # [M]
-    apart: jax.Array  # [M], by how much arrivals of one instant may differ
+    apart: jax.Array  # [M]
     now: jax.Array
     cursor: jax.Array  # how much of the scheme's draw is used up
     redraws: jax.Array  # further draws
@@ -99,6 +100,7 @@ def fill_buffer(
     trips: Trip,
     arrival: jax.Array,
     lost: jax.Array,
+    apart: jax.Array,
     *,
     messages: int,
     num_clients: int,
@@ -150,7 +152,7 @@ def fill_buffer(
             trips=Trip(client, version, redraw, jnp.where(free, left.steps, at.trips.steps)),
             arrival=jnp.where(free, at.now + left.seconds, at.arrival),
             lost=jnp.where(free, left.lost, at.lost),
-            apart=_INSTANT * lax.stop_gradient(left.seconds),
+            apart=jnp.where(free, _instant(left.seconds), at.apart),
             cursor=cursor,
             redraws=redraws,
             sent_off=at.sent_off + jnp.sum(free, dtype=jnp.int32),
@@ -190,7 +192,7 @@ def fill_buffer(
 
     none = jnp.int32(0)
     unheard = Trip(jnp.full_like(nobody, num_clients), nobody, nobody, nobody)
-    now, apart = jnp.zeros((), arrival.dtype), jnp.zeros_like(arrival)
+    now = jnp.zeros((), arrival.dtype)
     start = Events(trips, arrival, lost, apart, now, none, none, none, none, none, none, unheard, nobody)
     if not may_fail:
         at, _ = lax.scan(lambda at, _: (next_event(at), None), start, None, length=messages)
@@ -201,3 +203,9 @@ def fill_buffer(
 
     # Reverse mode cannot pass a loop whose length is not known.
     return lax.while_loop(unfilled, next_event, lax.stop_gradient(start))
+
+
+def _instant(seconds: jax.Array) -> jax.Array:
+    """By how much arrivals of one instant may differ, of clients who take so long; 0 of who never comes back."""
+    share = float(jnp.finfo(seconds.dtype).eps) ** 0.5
+    return lax.stop_gradient(jnp.where(jnp.isfinite(seconds), share * seconds, jnp.zeros_like(seconds)))
