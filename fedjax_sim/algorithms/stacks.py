@@ -66,15 +66,17 @@ def middle(stack: Any, valid: jax.Array, cut: jax.Array) -> Any:
     """
 
     def of_leaf(leaf: jax.Array) -> jax.Array:
-        return _middle(leaf.reshape(len(leaf), -1), valid, cut).reshape(leaf.shape[1:])
+        rows = leaf.reshape(len(leaf), -1)
+        ordered = sorted_rows(jnp.where(column(valid, rows), rows, jnp.full_like(rows, jnp.inf)))  # void slots behind
+        return _middle(rows, ordered, valid, cut).reshape(leaf.shape[1:])
 
     return jax.tree.map(of_leaf, stack)
 
 
 @jax.custom_jvp
-def _middle(rows: jax.Array, valid: jax.Array, cut: jax.Array) -> jax.Array:
-    """The mean of the values left of each column of ``rows``, [S, d]."""
-    ordered, last, kept = _ordered(rows, valid, cut)
+def _middle(rows: jax.Array, ordered: jax.Array, valid: jax.Array, cut: jax.Array) -> jax.Array:
+    """The mean of the values left of each column of ``rows``, [S, d], taken out of them in rising order."""
+    last, kept = _left(ordered, valid, cut)
     place = jnp.arange(len(rows), dtype=jnp.int32)[:, None]
     inside = (place >= cut) & (place <= last)
     return jnp.sum(jnp.where(inside, ordered, jnp.zeros_like(ordered)), axis=0) / kept
@@ -82,8 +84,8 @@ def _middle(rows: jax.Array, valid: jax.Array, cut: jax.Array) -> jax.Array:
 
 @_middle.defjvp
 def _(primals: tuple[jax.Array, ...], tangents: tuple[Any, ...]) -> tuple[jax.Array, jax.Array]:
-    rows, valid, cut = primals
-    ordered, last, kept = _ordered(rows, valid, cut)
+    rows, ordered, valid, cut = primals
+    last, kept = _left(ordered, valid, cut)
     here = column(valid, rows)
     low, high = ordered[cut][None], ordered[last][None]
 
@@ -107,15 +109,13 @@ def _(primals: tuple[jax.Array, ...], tangents: tuple[Any, ...]) -> tuple[jax.Ar
     ends = share(at_low, here & (rows < low)) + share(at_high, here & (rows > high))
     all_equal = jnp.where(at_low, kept / jnp.maximum(count(at_low), 1).astype(rows.dtype), jnp.zeros_like(rows))
     weights = jnp.where(low == high, all_equal, jnp.where(inside, jnp.ones_like(rows), ends))
-    return _middle(rows, valid, cut), jnp.sum(lax.stop_gradient(weights) * tangents[0], axis=0) / kept
+    return _middle(*primals), jnp.sum(lax.stop_gradient(weights) * tangents[0], axis=0) / kept
 
 
-def _ordered(rows: jax.Array, valid: jax.Array, cut: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The valid rows in rising order, column by column, the place of the last that is kept, and how many are."""
+def _left(ordered: jax.Array, valid: jax.Array, cut: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The place of the last row that is kept, and how many are; of nobody ``cut`` may be -1."""
     size = jnp.sum(valid, dtype=jnp.int32)
-    behind = jnp.where(column(valid, rows), rows, jnp.full_like(rows, jnp.inf))  # void slots behind all others
-    last, kept = jnp.minimum(size - 1 - cut, size - 1), jnp.maximum(size - 2 * cut, 1)  # of nobody cut may be -1
-    return sorted_rows(behind), last, kept.astype(rows.dtype)
+    return jnp.minimum(size - 1 - cut, size - 1), jnp.maximum(size - 2 * cut, 1).astype(ordered.dtype)
 
 
 @jax.jit

@@ -451,34 +451,35 @@ AT_REST = {
 }
 
 
-@pytest.mark.parametrize("method", ["clipped", pytest.param("feddane", marks=pytest.mark.slow)])
-def test_implicit_where_a_part_of_the_state_has_no_derivative(method):
-    """As a count of clipped clients has none: JAX's rules of a linear solve ask for one of every leaf. x~ = e / H."""
-    one = fjs.datasets.quadratics_from(2 * np.ones((1, 1, 1)), np.ones((1, 1)))
+ONE = fjs.datasets.quadratics_from(2 * np.ones((1, 1, 1)), np.ones((1, 1)))  # x~ = e / H
+
+
+def settled(method, data, rounds):
+    """The model of one client after rounds of one step."""
     train = fjs.make_train(
-        task=fjs.quadratic(), rounds=40, eval_every=40, cohort=fjs.cohort.full(), work=fjs.local.steps(1),
+        task=fjs.quadratic(), rounds=rounds, eval_every=rounds, cohort=fjs.cohort.full(), work=fjs.local.steps(1),
         batches=fjs.local.full_batch(), adjoint=adjoints.implicit(),
     )  # fmt: skip
+    return train(method, data, KEY, initial_params=jnp.zeros(1)).params[0]
+
+
+@pytest.mark.parametrize("method", ["clipped", pytest.param("feddane", marks=pytest.mark.slow)])
+def test_implicit_where_a_part_of_the_state_has_no_derivative(method):
+    """As a count of clipped clients has none: JAX's rules of a linear solve ask for one of every leaf."""
 
     def model(e):
-        moved = one.replace(examples=one.examples | {"e": one.examples["e"] * e})
-        return train(AT_REST[method], moved, KEY, initial_params=jnp.zeros(1)).params[0]
+        moved = ONE.replace(examples=ONE.examples | {"e": ONE.examples["e"] * e})
+        return settled(AT_REST[method], moved, 40)
 
     np.testing.assert_allclose(jax.jit(jax.value_and_grad(model))(1.0), (0.5, 0.5), rtol=1e-4)
 
 
 def test_implicit_has_the_second_derivative_of_the_fixed_point():
     """Not that of a linear system at a constant: x~ = 1 / 2h, whose derivatives are -1 / 2h^2 and 1 / h^3."""
-    one = fjs.datasets.quadratics_from(2 * np.ones((1, 1, 1)), np.ones((1, 1)))
-    train = fjs.make_train(
-        task=fjs.quadratic(), rounds=20, eval_every=20, cohort=fjs.cohort.full(), work=fjs.local.steps(1),
-        batches=fjs.local.full_batch(), adjoint=adjoints.implicit(),
-    )  # fmt: skip
 
     def model(h):
-        curved = one.replace(examples=one.examples | {"H": one.examples["H"] * h})
-        method = fjs.fedavg(client_optimizer=sgd(0.4))
-        return train(method, curved, KEY, initial_params=jnp.zeros(1)).params[0]
+        curved = ONE.replace(examples=ONE.examples | {"H": ONE.examples["H"] * h})
+        return settled(fjs.fedavg(client_optimizer=sgd(0.4)), curved, 20)
 
     found = jax.jit(lambda h: (jax.grad(model)(h), jax.grad(jax.grad(model))(h)))(1.0)
     np.testing.assert_allclose(found, (-0.5, 1.0), rtol=1e-4)
