@@ -166,6 +166,9 @@ def _pages() -> list[str]:
     return [*lines, ""]
 
 
+_AT_MOST = 6  # links of one kind for one method: FedAvg is nearly everywhere, and its row should be read
+
+
 def _verified(name: str, group: str) -> str:
     """Links to the test that holds it against a loop by hand, and to the pages of papers whose experiments run it."""
     tests = [f"tests/algorithms/test_{stem}.py" for stem in _BY_HAND[group]]
@@ -176,13 +179,14 @@ def _verified(name: str, group: str) -> str:
     for title, page in re.findall(r"(?m)^\| \[(.+?)\]\((.+?)\) \| (?!no paper)", papers):
         if re.search(rf"fjs\.{name}\b", _text(ROOT / "fedjax_sim" / "papers" / Path(page).stem.replace("-", "_"))):
             links.append(f"[{title}](docs/{page})")
-    return ", ".join(links)
+    return ", ".join(links if len(links) <= _AT_MOST else [links[0], "[most papers](docs/reproductions.md)"])
 
 
 def _notebooks(name: str) -> str:
     """Links to the notebooks whose code has it, by their numbers."""
     found = [path for path in sorted((ROOT / "notebooks").glob("*.ipynb")) if re.search(rf"fjs\.{name}\b", _text(path))]
-    return ", ".join(f"[{int(path.stem[:2])}](notebooks/{path.name})" for path in found)
+    links = [f"[{int(path.stem[:2])}](notebooks/{path.name})" for path in found]
+    return ", ".join(links if len(links) <= _AT_MOST else ["most of them"])
 
 
 @functools.cache
