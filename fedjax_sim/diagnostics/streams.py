@@ -65,7 +65,7 @@ def read_clients(
         number = jnp.minimum(k - (ends[slot] - of_client), of_client - 1)  # beyond the end: what is not folded in
         place = jnp.maximum(number, 0) * rows + jnp.arange(rows, dtype=jnp.int32)
         where = Positions(place, place < size)
-        batch = fetch(dataset, dataset.offsets[positions[slot]], size, where, contiguous=True)
+        batch = fetch(dataset, dataset.offsets[positions[slot]], size, where)
         dtype = batch.weights.dtype
         piece = Piece(slot, batch, batch.count.astype(dtype) / size.astype(dtype), number == of_client - 1)
         return trees.select(k < ends[-1], body(given, piece, carry), carry)

@@ -170,10 +170,10 @@ class Solver(NamedTuple):
 
     def examined(self, slot: Slot, drawn: Draw, *, serial: bool = False) -> tuple[Loss, jax.Array]:
         """F on the batch that is drawn, and which part of the client's examples the batch is."""
-        size, contiguous = slot.client.size, self.batches.contiguous
+        size = slot.client.size
 
         def loss_at(positions: Positions, other: Any = None) -> tuple[Loss, jax.Array]:
-            batch = fetch(self.dataset, slot.offset, size, positions, contiguous=contiguous, serial=serial)
+            batch = fetch(self.dataset, slot.offset, size, positions, serial=serial)
             part = batch.count.astype(jnp.result_type(float)) / size.astype(jnp.result_type(float))
             return Loss(self.task, batch, drawn.key, slot.client.scale, other), part
 
@@ -311,7 +311,7 @@ class Solver(NamedTuple):
 
         def one(slot: Slot) -> Any:
             positions = Positions(jnp.zeros((1,), jnp.int32), jnp.ones((1,), bool))
-            batch = fetch(self.dataset, slot.offset, slot.client.size, positions, contiguous=self.batches.contiguous)
+            batch = fetch(self.dataset, slot.offset, slot.client.size, positions)
             F = Loss(self.task, batch, slot.model_key, slot.client.scale)
             return self.algorithm.survey(F, sent, own, slot.client)
 

@@ -215,12 +215,15 @@ def test_examples_with_replacement_are_drawn_anew_at_each_step():
     assert len(np.unique(drawn(np.arange(40, dtype=np.int32)))) > 200  # of 320, 274 expected
 
 
-def test_a_batch_at_the_end_of_the_data_has_no_example_of_another_client():
-    """Clients of 3 and 2 examples, batches of 4: the second's is read from one place before it on."""
+@pytest.mark.parametrize("serial", [True, False])
+def test_a_batch_at_the_end_of_the_data_has_its_own_examples_in_their_places(serial):
+    """Clients of 3 and 2 examples, batches of 4: noise that a task draws for a row must not depend on the storage."""
     data = fjs.datasets.from_clients([{"x": np.arange(3.0)}, {"x": np.arange(3.0, 5.0)}])
-    of_second, place = (np.int32(3), np.int32(2)), np.arange(4, dtype=np.int32)
-    batch = jax.jit(lambda: fetch(data, *map(jnp.asarray, of_second), Positions(place, place < 2), contiguous=True))()
-    assert np.asarray(batch.examples["x"])[np.asarray(batch.weights) > 0].tolist() == [3.0, 4.0]
+    place = np.arange(4, dtype=np.int32)
+    drawn = Positions(place, place < 2)
+    batch = jax.jit(lambda: fetch(data, jnp.int32(3), jnp.int32(2), drawn, serial=serial))()
+    assert np.asarray(batch.examples["x"]).tolist() == [3.0, 4.0, 4.0, 4.0]
+    assert np.asarray(batch.weights).tolist() == [1.0, 1.0, 0.0, 0.0]
     assert float(batch.count) == 2
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ class Positions(NamedTuple):
     """Rows of a batch within a client's examples.
 
     Attributes:
-      rows: int32[B], each in [0, n_i) where ``mask`` holds; consecutive from rows[0] if the scheme is contiguous.
+      rows: int32[B], each in [0, n_i) where ``mask`` holds.
       mask: bool[B], false for padding.
     """
 
@@ -32,13 +32,7 @@ class Positions(NamedTuple):
 
 
 class Batches(Described):
-    """Base of the batch schemes.
-
-    Attributes:
-      contiguous: batches are slices of the stored order, read without a gather.
-    """
-
-    contiguous: ClassVar[bool] = False
+    """Base of the batch schemes."""
 
     def rows(self, dataset: FederatedDataset) -> int:
         """B, the rows of a batch; static."""
@@ -154,8 +148,6 @@ class FractionOf(Batches):
 class InOrder(_OfSize):
     """Batches in the stored order, the same every epoch; last batch partial. No randomness: for replays."""
 
-    contiguous = True
-
     def positions(self, prepared: Any, size: jax.Array, step: jax.Array, rows: int) -> Positions:
         first = step % (batches_in(size, rows)) * rows
         place = first + jnp.arange(rows, dtype=jnp.int32)
@@ -186,8 +178,6 @@ class FullBatch(Batches):
     """
 
     piece_size: int = count(default=64)
-
-    contiguous = True
 
     def rows(self, dataset: FederatedDataset) -> int:
         return min(self.piece_size, dataset.max_size)
@@ -232,42 +222,27 @@ def _in_epoch(size: jax.Array, step: jax.Array, rows: int, batch: Any) -> tuple[
 
 
 def fetch(
-    dataset: FederatedDataset,
-    offset: jax.Array,
-    size: jax.Array,
-    positions: Positions,
-    *,
-    contiguous: bool,
-    serial: bool = False,
+    dataset: FederatedDataset, offset: jax.Array, size: jax.Array, positions: Positions, *, serial: bool = False
 ) -> Batch:
     """A batch of the client whose n_i = ``size`` examples begin at ``offset``.
 
-    ``contiguous`` says that its rows are consecutive, ``serial`` that clients run one after another on a CPU.
+    An example's place in the batch is the scheme's, wherever it is stored: noise of a row is drawn for its place. (A
+    slice of consecutive rows would be moved back where it leaves the data, and the places with it.)
+
+    ``serial`` says that clients run one after another on a CPU.
     """
     rows, mask = positions
-    if contiguous:
-        # Moved back where it would leave the data; the mask follows the absolute row. The arrays may be a window on the
-        # data, shorter than its number of examples.
-        held = jax.tree.leaves(dataset.examples)[0].shape[0]
-        first = offset + rows[0]
-        start = jnp.minimum(first, held - len(rows))
-        absolute = start + jnp.arange(len(rows), dtype=jnp.int32)
-        mask = (absolute >= first) & (absolute < offset + size)
-        # Not the sum of the mask: a number from numbers is no kernel of its own in the loop.
-        number = jnp.clip(offset + size - first, 0, len(rows)).astype(jnp.int32)
-        examples = jax.tree.map(lambda leaf: lax.dynamic_slice_in_dim(leaf, start, len(rows)), dataset.examples)
+    absolute = offset + jnp.minimum(rows, size - 1)  # padding may stand beyond the client's last example
+    number = jnp.sum(mask, dtype=jnp.int32)
+    bytes_ = sum(math.prod(leaf.shape[1:]) * leaf.dtype.itemsize for leaf in jax.tree.leaves(dataset.examples))
+    if serial and bytes_ <= _SHORT:
+
+        def one(row: jax.Array) -> Any:
+            return jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, row, keepdims=False), dataset.examples)
+
+        examples = lax.map(one, absolute)
     else:
-        absolute = offset + rows
-        number = jnp.sum(mask, dtype=jnp.int32)
-        bytes_ = sum(math.prod(leaf.shape[1:]) * leaf.dtype.itemsize for leaf in jax.tree.leaves(dataset.examples))
-        if serial and bytes_ <= _SHORT:
-
-            def one(row: jax.Array) -> Any:
-                return jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, row, keepdims=False), dataset.examples)
-
-            examples = lax.map(one, absolute)
-        else:
-            examples = jax.tree.map(lambda leaf: leaf.at[absolute].get(mode="promise_in_bounds"), dataset.examples)
+        examples = jax.tree.map(lambda leaf: leaf.at[absolute].get(mode="promise_in_bounds"), dataset.examples)
     weights = mask.astype(jnp.result_type(float))
     if dataset.example_weights is not None:
         given = dataset.example_weights.at[absolute].get(mode="promise_in_bounds")
