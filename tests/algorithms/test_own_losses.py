@@ -565,6 +565,9 @@ def test_what_else_is_refused():
             around(METHODS["feddf"](), "Dense_1")
         with pytest.raises(ValueError, match="FedProto needs the whole model"):
             around(METHODS["fedproto"](), "Dense_1")
+    for around in (fjs.quantised, fjs.top_k, fjs.clipped):  # prototypes would count for less than nothing
+        with pytest.raises(ValueError, match="report what is no change of a model"):
+            around(METHODS["fedproto"]())
     for wrong, of_run in (("num_classes=20", CLASSES), ("width=99", r"\d+")):
         name, number = wrong.split("=")
         with pytest.raises(ValueError, match=rf"fedproto\({wrong}\): it is {of_run} in this run: leave it out"):
