@@ -417,6 +417,15 @@ def test_the_mean_rule_is_the_base_method(method):
     np.testing.assert_allclose(robust, jitted(base).params, rtol=1e-10)
 
 
+@pytest.mark.usefixtures("x64")
+def test_the_mean_of_what_the_base_weighs_by_n_i_is_its_sum():
+    """SCAFFOLD's c stays sum_j p_j c_j: the weights of the rule do not come on top of the base's."""
+    method = fjs.robust(fjs.scaffold(client_optimizer=sgd(ETA)), aggregators.mean())
+    state = jitted(method, fjs.cohort.full(average="sample"), rounds=1).state
+    expected = np.array(SIZES) / np.sum(SIZES) @ state.clients
+    np.testing.assert_allclose(state.server.base.extra, expected, rtol=1e-12)
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_sums_of_one_s_own_are_protected_too():
