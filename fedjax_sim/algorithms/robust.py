@@ -115,7 +115,7 @@ class Robust(Gathering):
     def reduced(self, server: Wrapped, stack: Messages, others: dict[str, Any], cohort: Cohort) -> Any:
         self.rule.check(len(cohort.valid))
         valid = Present.among(cohort.valid, cohort.weights, cohort.indices)
-        vectors, who = valid.finite(jax.tree.map(trees.real, (stack.averaged, stack.summed)))
+        vectors, who = valid.finite(jax.tree.map(trees.real, (stack.averaged, stack.parts)))
         count = who.size.astype(jnp.result_type(float))
         if self.rule.weighted:  # so that |S| times a weighted mean of them is their sum
             each = jnp.where(who.valid, 1 / (count * jnp.where(who.valid, who.weights, 1)), 0)

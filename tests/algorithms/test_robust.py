@@ -476,6 +476,15 @@ def test_attacks_by_hand_inside_and_outside(attack, tamper):
     assert inside.rounds["attackers"].tolist() == outside.rounds["attackers"].tolist() == [2, 2, 1]
 
 
+@pytest.mark.usefixtures("x64")
+def test_the_server_knows_the_shares_of_attackers():
+    """SCAFFOLD's c weighs by p_j what they say, which is made of the c_j of the others as these sent them."""
+    liars = fjs.attacked(fjs.scaffold(client_optimizer=sgd(ETA)), ATTACKERS, attacks.inner_product(0.7))
+    state = jitted(liars, fjs.cohort.full(average="sample"), rounds=1).state
+    said = inner(np.asarray(state.clients), np.isin(np.arange(N), ATTACKERS))
+    np.testing.assert_allclose(state.server.base.extra, np.array(SIZES) / np.sum(SIZES) @ said, rtol=1e-12)
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_two_kinds_of_attackers_and_layouts():
