@@ -534,6 +534,19 @@ def test_noise_is_the_client_s_and_the_round_s():
     np.testing.assert_array_equal(attacks.gaussian(0.0).tampered(message, jax.random.key(0))["b"], 0)
 
 
+@pytest.mark.usefixtures("x64")
+def test_noise_is_the_exchange_s():
+    """Mime's gradients and changes are sent by one cohort: with one noise for both, steps of 1 would take it back."""
+    data = fjs.datasets.quadratics_from(np.stack([np.eye(2)] * 2), np.eye(2))
+    train = fjs.make_train(
+        task=fjs.quadratic(), rounds=1, cohort=fjs.cohort.full(), work=fjs.local.steps(1),
+        batches=fjs.local.full_batch(), layout=fjs.layout.turns(),
+    )  # fmt: skip
+    mime = fjs.mime(client_optimizer=sgd(1.0), server_optimizer=None)
+    liars = fjs.attacked(mime, [0, 1], attacks.gaussian(1e3, keep=1.0))
+    assert np.abs(jax.jit(train)(liars, data, jax.random.key(0)).params).min() > 10
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_attackers_and_factors_are_leaves():
