@@ -98,7 +98,9 @@ class Gaussian(Attack):
 
     def tampered(self, message: Any, key: jax.Array) -> Any:
         leaves, structure = jax.tree.flatten(message)
-        keys = [jax.random.fold_in(key, number) for number in range(len(leaves))]
+        # An array that the server reads twice, as FedDyn's change, is sent once.
+        sent = [next(number for number, other in enumerate(leaves) if other is leaf) for leaf in leaves]
+        keys = [jax.random.fold_in(key, number) for number in sent]
         noise = list(map(sampling.normal, keys, leaves))
         return trees.add_scaled(trees.scale(self.keep, message), self.std, jax.tree.unflatten(structure, noise))
 

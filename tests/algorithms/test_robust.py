@@ -535,6 +535,16 @@ def test_noise_is_the_client_s_and_the_round_s():
 
 
 @pytest.mark.usefixtures("x64")
+def test_what_is_sent_once_has_one_noise():
+    """FedDyn's server reads a change for its mean, and for b: x moves by both."""
+    liars = fjs.attacked(fjs.feddyn(client_optimizer=sgd(ETA)), list(range(N)), attacks.gaussian(1.0))
+    state = jitted(liars, fjs.cohort.full(average="plain"), rounds=1).state
+    b = np.asarray(state.server.base.extra)
+    assert np.abs(b).min() > 1e-3
+    np.testing.assert_allclose(state.server.base.params, 0.5 + 2 * b, rtol=1e-12)
+
+
+@pytest.mark.usefixtures("x64")
 def test_noise_is_the_exchange_s():
     """Mime's gradients and changes are sent by one cohort: with one noise for both, steps of 1 would take it back."""
     data = fjs.datasets.quadratics_from(np.stack([np.eye(2)] * 2), np.eye(2))
