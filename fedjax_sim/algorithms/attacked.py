@@ -11,8 +11,9 @@ import numpy as np
 from fedjax_sim.algorithms.attacks import Attack, Collusion, scaling, sign_flip
 from fedjax_sim.algorithms.base import recorded
 from fedjax_sim.algorithms.contract import Client, Cohort, Message
-from fedjax_sim.algorithms.gathering import Gathering, Messages
-from fedjax_sim.algorithms.wrapper import Wrapped, Wrapper
+from fedjax_sim.algorithms.gathering import SENT, Gathering, Messages
+from fedjax_sim.algorithms.reweighted import Reweighted
+from fedjax_sim.algorithms.wrapper import Wrapped, Wrapper, within
 from fedjax_sim.core import trees
 from fedjax_sim.core.fields import integers
 from fedjax_sim.core.values import INT32_MAX, as_int32, is_concrete, shown
@@ -25,8 +26,9 @@ class Attacked(Gathering):
 
     Attackers train as the method does, and keep their state as it does; what they send is the attack's, all of it:
     FedNova's scalars and SCAFFOLD's control variates too. Weights and sizes are the server's own knowledge and stay
-    true. Goes inside or outside of ``robust``, and around itself, with other clients and another attack. Clipping by
-    the clients (``clipped``) does not bind them. Poisoned data is no message: see ``fedjax_sim.datasets.flip_labels``.
+    true. Goes inside or outside of ``robust``, inside of ``reweighted``, and around itself, with other clients and
+    another attack. Clipping by the clients (``clipped``) does not bind them. Poisoned data is no message: see
+    ``fedjax_sim.datasets.flip_labels``.
 
     Colluding attacks need all messages of a cohort at once (memory: S models). Recorded: ``"attackers"``, how many took
     part in the round.
@@ -38,8 +40,8 @@ class Attacked(Gathering):
 
     Raises:
       TypeError: an attack that is none, or clients that are not integers.
-      ValueError: clients that are not one row of numbers, or (before a run) a number that no client has. A traced one
-        attacks nobody, as ``"attackers"`` shows.
+      ValueError: clients that are not one row of numbers, ``reweighted`` inside, or (before a run) a number that no
+        client has. A traced one attacks nobody, as ``"attackers"`` shows.
     """
 
     clients: Any = integers(default=None)
@@ -53,6 +55,11 @@ class Attacked(Gathering):
         checked = super().checked()
         if checked.attack is None:
             checked = checked.replace(attack=sign_flip())
+        if any(isinstance(one, Reweighted) for one in within(self.base)):
+            raise ValueError(
+                "attacked(reweighted(...)): the server weighs what clients send, and here attackers would choose their "
+                "weight too: put attacked inside, reweighted(attacked(...), ...)"
+            )
         if not isinstance(checked.attack, (Attack, Collusion)):
             raise TypeError(
                 f"attacked(attack={shown(self.attack)}): give an attack, for instance fedjax_sim.attacks.scaling(10.0)"
@@ -84,6 +91,9 @@ class Attacked(Gathering):
             return messages, new
         key = jax.random.fold_in(client.key, jnp.uint32(_LOT))
         tampered = trees.of_types(self.attack.tampered(jax.tree.map(trees.real, messages), key), messages)
+        if SENT in messages:  # shares are the server's own knowledge
+            known = tampered[SENT].value._replace(shares=messages[SENT].value.shares)
+            tampered[SENT] = tampered[SENT].replace(value=known)
         return trees.select(self._attacks(client.index), tampered, messages), new
 
     def intercepted(self, stack: Messages, cohort: Cohort) -> Messages:
@@ -91,14 +101,14 @@ class Attacked(Gathering):
             return stack
         attackers = cohort.valid & self._attacks(cohort.indices)
         honest = cohort.valid & ~attackers
-        agreed = trees.of_types(self.attack.agreed(jax.tree.map(trees.real, stack), honest, attackers), stack)
-        return jax.tree.map(  # type: ignore[no-any-return]
-            lambda leaf, one: jnp.where(trees.column(attackers, leaf), one[None], leaf), stack, agreed
-        )
+        said = stack._replace(shares={})
+        agreed = trees.of_types(self.attack.agreed(jax.tree.map(trees.real, said), honest, attackers), said)
+        heard = jax.tree.map(lambda leaf, one: jnp.where(trees.column(attackers, leaf), one[None], leaf), said, agreed)
+        return heard._replace(shares=stack.shares)  # type: ignore[no-any-return]
 
     def reduced(self, server: Wrapped, stack: Messages, others: dict[str, Any], cohort: Cohort) -> Any:
         ones = jnp.ones_like(cohort.indices)  # sums of integers stay integers
-        sums = trees.weighted_sum(cohort.weights, stack.averaged) | trees.weighted_sum(ones, stack.summed)
+        sums = trees.weighted_sum(cohort.weights, stack.averaged) | trees.weighted_sum(ones, stack.parts)
         return Wrapper.update(self, server, others | sums, cohort)
 
     def update(self, server: Wrapped, got: dict[str, Any], cohort: Cohort) -> Any:

@@ -10,7 +10,7 @@ import jax.scipy
 import numpy as np
 
 from fedjax_sim.algorithms.stacks import only
-from fedjax_sim.core import trees
+from fedjax_sim.core import sampling, trees
 from fedjax_sim.core.descriptions import Described, factory
 from fedjax_sim.core.fields import real
 from fedjax_sim.core.keys import fold_in, random_words
@@ -98,8 +98,10 @@ class Gaussian(Attack):
 
     def tampered(self, message: Any, key: jax.Array) -> Any:
         leaves, structure = jax.tree.flatten(message)
-        keys = [jax.random.fold_in(key, number) for number in range(len(leaves))]
-        noise = [jax.random.normal(one, leaf.shape, leaf.dtype) for one, leaf in zip(keys, leaves, strict=True)]
+        # An array that the server reads twice, as FedDyn's change, is sent once.
+        sent = [next(number for number, other in enumerate(leaves) if other is leaf) for leaf in leaves]
+        keys = [jax.random.fold_in(key, number) for number in sent]
+        noise = list(map(sampling.normal, keys, leaves))
         return trees.add_scaled(trees.scale(self.keep, message), self.std, jax.tree.unflatten(structure, noise))
 
 

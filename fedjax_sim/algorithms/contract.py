@@ -75,7 +75,7 @@ class Client(NamedTuple):
       share: weight of F_i in the objective the scheme minimises: p_i = n_i / n (sample) or 1/N (plain).
       relative_size: N p_i, the client's size over the mean size.
       learning_rate: ``client_learning_rate`` for this client and round.
-      key: PRNG key of (run, round, client) for the method's own draws.
+      key: PRNG key of (run, round, exchange, client) for the method's own draws.
       survey: what :meth:`Method.survey` found, averaged over the client's examples; None without one.
       held: y before this step, as a constant: in :meth:`Method.objective` alone, else None.
       slope: h_i, what the local solver moves by against a constant unit gradient in tau_i steps (eta tau_i for SGD),

@@ -14,7 +14,6 @@ from fedjax_sim.algorithms.contract import Client, Cohort, Mean, Message, Requir
 from fedjax_sim.algorithms.fedavg import FedAvg
 from fedjax_sim.algorithms.stacks import only
 from fedjax_sim.core.fields import count, leaf
-from fedjax_sim.core.trees import add
 from fedjax_sim.core.values import shown
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.models.supervised import per_example
@@ -82,9 +81,10 @@ class FedDf(FedAvg):
         return self.replace(task=task)
 
     def finish(self, delta: Any, y: Any, sent: Any, c_i: Any, client: Client) -> tuple[dict[str, Message], Any]:
-        return {"delta": Mean(delta), "models": Stack(add(sent.params, delta), nbytes=0)}, c_i
+        return {"delta": Mean(delta), "changes": Stack(delta, nbytes=0)}, c_i
 
     def update(self, server: Any, got: dict[str, Any], cohort: Cohort) -> Any:
+        models = jax.tree.map(lambda x, delta: x[None] + delta, server.params, got["changes"])
         server = super().update(server, got, cohort)
         if self.steps == 0:
             return server
@@ -100,7 +100,7 @@ class FedDf(FedAvg):
         def distilled(carry: Any, k: jax.Array) -> tuple[Any, None]:
             x, state = carry
             drawn = batch(k)
-            each = jax.vmap(self.task.outputs, (0, None))(got["models"], drawn)  # [S, B, ..., C]
+            each = jax.vmap(self.task.outputs, (0, None))(models, drawn)  # [S, B, ..., C]
             teacher = jnp.sum(only(cohort.valid, each), axis=0) / jnp.maximum(cohort.size, 1).astype(each.dtype)
 
             def apart(x: Any) -> jax.Array:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, NamedTuple
 
+import jax
+import jax.numpy as jnp
+
 from fedjax_sim.algorithms.contract import Client, Cohort, Mean, Message, Share, Stack
 from fedjax_sim.algorithms.wrapper import Wrapped, Wrapper, within
 from fedjax_sim.core import trees
@@ -16,8 +19,14 @@ class Messages(NamedTuple):
     """All messages of one client, or the [S, ...] stacks of a cohort's."""
 
     averaged: dict[str, Any]  # those of which the server takes the cohort's average (``Mean``), by name
-    summed: dict[str, Any]  # those that are added up (``Sum``, and ``Share`` times the client's share)
+    summed: dict[str, Any]  # those that are added up (``Sum``, ``Share``)
     single: dict[str, Any]  # those that the base method asks for in stacks (``Stack``)
+    shares: dict[str, Any]  # what the server multiplies ``summed`` by: of a ``Share`` the client's share, else 1
+
+    @property
+    def parts(self) -> dict[str, Any]:
+        """Of a cohort's stacks what is added up."""
+        return {name: jax.vmap(trees.scale)(self.shares[name], each) for name, each in self.summed.items()}
 
 
 class Gathering(Wrapper):
@@ -39,7 +48,7 @@ class Gathering(Wrapper):
         messages, new = super().finish(delta, y, sent, c_i, client)
         if not self.gathers:
             return messages, new
-        stack = Messages({}, {}, {})
+        stack = Messages({}, {}, {}, {})
         for name, message in messages.items():
             if name == SENT:
                 stack = Messages(*(own | inner for own, inner in zip(stack, message.value, strict=True)))
@@ -48,8 +57,8 @@ class Gathering(Wrapper):
             elif isinstance(message, Stack):
                 stack.single[name] = message.value
             else:
-                shared = isinstance(message, Share)
-                stack.summed[name] = trees.scale(client.share, message.value) if shared else message.value
+                stack.summed[name] = message.value
+                stack.shares[name] = client.share if isinstance(message, Share) else jnp.ones_like(client.share)
         return {SENT: Stack(stack, sum(message.size for message in messages.values()))}, new
 
     def update(self, server: Wrapped, got: dict[str, Any], cohort: Cohort) -> Any:

@@ -12,7 +12,7 @@ from fedjax_sim.algorithms.base import recorded
 from fedjax_sim.algorithms.clipping import WITHIN, Bound, Clipping, geometric, share_of
 from fedjax_sim.algorithms.contract import Client, Cohort, Mean, Message, Requires, Stack, Sum
 from fedjax_sim.algorithms.wrapper import Wrapped, Wrapper
-from fedjax_sim.core import trees
+from fedjax_sim.core import sampling, trees
 from fedjax_sim.core.fields import real
 from fedjax_sim.core.values import demand, is_concrete
 
@@ -160,7 +160,7 @@ class Dp(Clipping):
 def _normal(key: jax.Array, like: Any) -> Any:
     """A standard normal draw of the shapes of ``like``, a key a leaf."""
     keys = jax.tree.unflatten(jax.tree.structure(like), jax.random.split(key, len(jax.tree.leaves(like))))
-    return jax.tree.map(lambda leaf, one: jax.random.normal(one, leaf.shape, leaf.dtype), like, keys)
+    return jax.tree.map(sampling.normal, keys, like)
 
 
 dp = recorded(

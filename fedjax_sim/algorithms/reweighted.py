@@ -10,7 +10,9 @@ import numpy as np
 
 from fedjax_sim.algorithms.base import recorded
 from fedjax_sim.algorithms.contract import Client, Cohort, Mean, Message, Requires, Share, Sum
-from fedjax_sim.algorithms.wrapper import Wrapped, Wrapper
+from fedjax_sim.algorithms.gathering import SENT
+from fedjax_sim.algorithms.robust import Robust
+from fedjax_sim.algorithms.wrapper import Wrapped, Wrapper, within
 from fedjax_sim.core import trees
 from fedjax_sim.core.fields import real
 
@@ -74,7 +76,9 @@ class Reweighted(Wrapper):
             client = client._replace(share=self._shares(client.share).at[client.index].get(mode="clip"))
         messages, new = super().finish(delta, y, sent, c_i, client)
         averaged = {name: message for name, message in messages.items() if isinstance(message, Mean)}
-        if not averaged:
+        # Of what attackers agree on, cohort.weights make the average, unless something inside has others or none.
+        gathered = SENT in messages and not any(isinstance(one, Robust | Reweighted) for one in within(self.base))
+        if not averaged and not (gathered and messages[SENT].value.averaged):
             name = type(self.base).__name__
             raise ValueError(
                 f"reweighted({name.lower()}(...)): {name} weighs its clients itself, so the cohort's average has no "

@@ -31,8 +31,9 @@ class Robust(Gathering):
     avg_S(m_i) = sum_S w_i m_i  becomes  rule({m_i : i in S}),  m_i all that client i sends, as one vector
 
     All else is the base method's. What the base weighs itself (SCAFFOLD's control variates, FedDyn's sums:
-    sum_S v_i m_i) becomes |S| times the rule's answer for the v_i m_i, so that liars do not come in by that way; those
-    sums are then no longer exact. Clients whose messages are not finite are no part of S.
+    sum_S v_i m_i) becomes |S| times the rule's answer for the v_i m_i / (|S| w_i), so that liars do not come in by that
+    way; those sums are then no longer exact. For rules that know no weights w_i is 1 / |S|. Clients whose messages are
+    not finite are no part of S.
 
     The scheme's weights enter where ``rule.weighted`` (``mean``, ``geometric_median``); the other rules count every
     client once and are refused with ``average="sample"``; None means "plain" for them.
@@ -114,7 +115,11 @@ class Robust(Gathering):
     def reduced(self, server: Wrapped, stack: Messages, others: dict[str, Any], cohort: Cohort) -> Any:
         self.rule.check(len(cohort.valid))
         valid = Present.among(cohort.valid, cohort.weights, cohort.indices)
-        vectors, who = valid.finite(jax.tree.map(trees.real, (stack.averaged, stack.summed)))
+        vectors, who = valid.finite(jax.tree.map(trees.real, (stack.averaged, stack.parts)))
+        count = who.size.astype(jnp.result_type(float))
+        if self.rule.weighted:  # so that |S| times a weighted mean of them is their sum
+            each = jnp.where(who.valid, 1 / (count * jnp.where(who.valid, who.weights, 1)), 0)
+            vectors = vectors[0], jax.vmap(trees.scale)(each, vectors[1])
         state = server.extra.state
         if isinstance(self.rule, CenteredClipping):
             state = self._like(state, vectors)
@@ -122,7 +127,6 @@ class Robust(Gathering):
         averaged, summed = combined.value
         kept = jax.tree.leaves(combined.state)
         kept = jax.tree.unflatten(jax.tree.structure(server.extra.state), kept)
-        count = who.size.astype(jnp.result_type(float))
         server = server._replace(extra=Ruled(kept, combined.report))
         sums = others | averaged | trees.of_types(trees.scale(count, summed), stack.summed)
         if self.requires.acts_alone:

@@ -67,6 +67,13 @@ class Wrapper(Method, kw_only=False):
                 f"{name}({inside.lower()}(...)): {inside} {unfit}, and {name} is for one model and one average of all: "
                 "give a method that has them, for instance fedavg, fedprox or scaffold"
             )
+        *earlier, last = self.base.phases()
+        if encodes(self) and not last.requires.steps and any(phase.requires.steps for phase in earlier):
+            name, inside = self.factory_name(), type(innermost(self)).__name__
+            raise ValueError(
+                f"{name}({inside.lower()}(...)): the clients of {inside} train, and then report what is no change of a "
+                f"model, so that there is nothing for {name} to change: use {inside} without it"
+            )
         return super().checked()
 
     # What a wrapper adds

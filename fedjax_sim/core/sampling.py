@@ -3,8 +3,8 @@
 :func:`permute` is a *stateless permutation*: element j of a shuffle of ``range(n)``, computed from j alone, with n
 known only at run time: the swap-or-not shuffle (Hoang, Morris and Rogaway 2012). Unlike a Feistel network it needs
 neither a division nor cycle walking, so it has no inner loop and costs the same for every n.
-:func:`choose` draws a set of S out of N: Floyd's algorithm (Bentley and Floyd 1987) for small S, the head of a
-stateless permutation above.
+:func:`choose` draws a set of S out of N: Floyd's algorithm (Bentley and Floyd 1987) for small S, above S places in a
+row of a stateless permutation.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from fedjax_sim.core import trees
 from fedjax_sim.core.keys import ORDER_WORDS, random_words
 
 _ROUNDS = ORDER_WORDS  # 16: chi-square tests over all orders of n <= 7 pass on a million keys; with 10 they would not
@@ -73,8 +74,12 @@ def choose(key: jax.Array, population: int, count: int) -> jax.Array:
     if count == population:
         return jnp.arange(population, dtype=jnp.int32)
     if count > _FLOYD_LIMIT:
-        head: jax.Array = permute(permutation_keys(key), population, jnp.arange(count, dtype=jnp.int32))
-        return head
+        # From a place drawn: one of 2^16 is left as it is, whatever n, so that the first would be drawn too often.
+        words = random_words(key, _ROUNDS + 1)
+        place = below(words[-1], population).astype(jnp.uint32) + jnp.arange(count, dtype=jnp.uint32)
+        place = jnp.where(place < population, place, place - population).astype(jnp.int32)
+        row: jax.Array = permute(words[:-1], population, place)
+        return row
     last = np.arange(population - count, population, dtype=np.int32)  # numpy's: constants, no kernels
     draws = below(random_words(key, count), last + 1)
     # The first compiles in half the time of the second, which has no loop, and as many kernels as a few of its turns.
@@ -144,6 +149,14 @@ def below(words: jax.Array, bound: jax.Array | np.ndarray | int) -> jax.Array:
     """int32 draws from [0, bound), one a random uint32 word; uneven by at most bound / 2^32."""
     bound = bound if isinstance(bound, jax.Array) else np.asarray(bound)
     return _multiply_high(words, bound.astype(jnp.uint32)).astype(jnp.int32)
+
+
+def normal(key: jax.Array, like: jax.Array) -> jax.Array:
+    """Standard normal draws of a shape and a type of real numbers.
+
+    They are drawn in single precision at least: bfloat16's own are 128 numbers, of mean -0.012, none beyond 2.9.
+    """
+    return jax.random.normal(key, like.shape, trees.widest(like, jnp.float32)).astype(like.dtype)
 
 
 def _mix(value: jax.Array) -> jax.Array:

@@ -127,7 +127,7 @@ def as_dtype(scalar: Any, leaf: jax.Array) -> jax.Array:
 
 def real(leaf: Any) -> jax.Array:
     """The array; one of integers or truths as real numbers, since averages of them are no integers."""
-    array: jax.Array = jnp.asarray(leaf)
+    array: jax.Array = leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf)
     return array if jnp.issubdtype(array.dtype, jnp.inexact) else array.astype(jnp.result_type(float))
 
 

@@ -16,7 +16,7 @@ from fedjax_sim.clients.local.work import Turn
 from fedjax_sim.clients.systems.base import Clock, Cost, Visit, close_exchange, seconds_per_step
 from fedjax_sim.clients.systems.flops import gradient_flops
 from fedjax_sim.core import trees
-from fedjax_sim.core.keys import ClientDraws, Purpose, client_draws, purpose_key, round_key
+from fedjax_sim.core.keys import ClientDraws, Purpose, client_draws, fold_in, purpose_key, round_key
 from fedjax_sim.engine import client_states
 from fedjax_sim.engine.layout.base import of_one
 from fedjax_sim.engine.plan import Phase, Plan, TrainState
@@ -104,6 +104,7 @@ def assemble(
     def rate_of(t: jax.Array, i: jax.Array) -> Any:
         return jax.tree.map(jnp.asarray, rate_at(method.client_learning_rate, t, i))
 
+    own = draws.purpose(Purpose.ALGORITHM)  # exchanges with one cohort have one key, and draws of their own
     of_rounds, axis = (t, None) if rate_rounds is None else (rate_rounds, 0)
     rates = jax.vmap(rate_of, (axis, 0))(of_rounds, jnp.minimum(indices, num_clients - 1))
     client = Client(
@@ -115,7 +116,7 @@ def assemble(
         share=share,
         learning_rate=rates,
         relative_size=relative,
-        key=draws.purpose(Purpose.ALGORITHM),
+        key=own if phase.last else jax.vmap(fold_in, (0, None))(own, jnp.uint32(1)),
         scale=relative if averaging.scales else None,
     )
     client, lowest = _probed(plan, method, sent, client)

@@ -382,6 +382,12 @@ def test_feddf(average, rows):
     same(found.params, by_hand(plain, average, server)[0])
 
 
+def test_feddf_hears_changes_of_its_model_from_attackers():
+    """Of clients that are all silent the mean of the logits is that of x, which stays."""
+    silent = fjs.attacked(METHODS["feddf"](), list(range(len(IDS))), fjs.attacks.scaling(0.0))
+    same(run(silent).params, first())
+
+
 @pytest.mark.slow
 def test_feddf_without_steps_is_fedavg():
     found = run(fjs.feddf(client_optimizer=SGD, public=public(), steps=0))
@@ -565,6 +571,9 @@ def test_what_else_is_refused():
             around(METHODS["feddf"](), "Dense_1")
         with pytest.raises(ValueError, match="FedProto needs the whole model"):
             around(METHODS["fedproto"](), "Dense_1")
+    for around in (fjs.quantised, fjs.top_k, fjs.clipped):  # prototypes would count for less than nothing
+        with pytest.raises(ValueError, match="report what is no change of a model"):
+            around(METHODS["fedproto"]())
     for wrong, of_run in (("num_classes=20", CLASSES), ("width=99", r"\d+")):
         name, number = wrong.split("=")
         with pytest.raises(ValueError, match=rf"fedproto\({wrong}\): it is {of_run} in this run: leave it out"):

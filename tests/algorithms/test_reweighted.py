@@ -36,8 +36,8 @@ def run(algorithm, cohort=None, rounds=2, **more):
 jitted = jax.jit(run, static_argnames=("rounds", "eval_every"))
 
 
-def by_hand(weights_of):
-    """Two rounds of FedAvg with the weights ``weights_of(who takes part)``."""
+def by_hand(weights_of, heard=lambda deltas, present: deltas):
+    """Two rounds of FedAvg with the weights ``weights_of(who takes part)`` of what is ``heard``."""
     data = problem()
     first = np.asarray(data.offsets)
     H, e = np.asarray(data.examples["H"])[first], np.asarray(data.examples["e"])[first]
@@ -47,7 +47,7 @@ def by_hand(weights_of):
         for i in range(N):
             for _ in range(tau[i]):
                 y[i] = y[i] - ETA * (H[i] @ y[i] - e[i])
-        x = x + weights_of(tau > 0) @ (y - x)
+        x = x + weights_of(tau > 0) @ heard(y - x, tau > 0)
     return x
 
 
@@ -67,6 +67,23 @@ def test_a_run_by_hand():
     np.testing.assert_allclose(
         with_shares.params, by_hand(lambda present: present * SIZES / np.sum(present * SIZES)), rtol=1e-12
     )
+
+
+def test_attackers_do_not_choose_their_weight():
+    """They say what they agree on, and the server weighs it: outside, noise on lambda_i Delta_i would count N times."""
+    base, attack = fjs.fedavg(client_optimizer=sgd(ETA)), fjs.attacks.inner_product(0.7)
+
+    def heard(deltas, present):
+        honest = deltas[present & (np.arange(N) != 1)]
+        return np.where(np.arange(N)[:, None] == 1, -0.7 * honest.mean(axis=0), deltas)
+
+    result = jitted(reweighted(fjs.attacked(base, [1], attack), LOGITS))
+    np.testing.assert_allclose(result.params, by_hand(softmax_over, heard), rtol=1e-12)
+    with pytest.raises(ValueError, match=r"put attacked inside, reweighted\(attacked\(...\), ...\)"):
+        fjs.attacked(fjs.ema(reweighted(base, LOGITS)), [1])
+    for unfit in (fjs.robust(fjs.attacked(base, [1], attack)), reweighted(fjs.attacked(base, [1], attack), LOGITS)):
+        with pytest.raises(ValueError, match="weighs its clients itself"):
+            jitted(reweighted(unfit, LOGITS))
 
 
 @pytest.mark.slow

@@ -417,6 +417,15 @@ def test_the_mean_rule_is_the_base_method(method):
     np.testing.assert_allclose(robust, jitted(base).params, rtol=1e-10)
 
 
+@pytest.mark.usefixtures("x64")
+def test_the_mean_of_what_the_base_weighs_by_n_i_is_its_sum():
+    """SCAFFOLD's c stays sum_j p_j c_j: the weights of the rule do not come on top of the base's."""
+    method = fjs.robust(fjs.scaffold(client_optimizer=sgd(ETA)), aggregators.mean())
+    state = jitted(method, fjs.cohort.full(average="sample"), rounds=1).state
+    expected = np.array(SIZES) / np.sum(SIZES) @ state.clients
+    np.testing.assert_allclose(state.server.base.extra, expected, rtol=1e-12)
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_sums_of_one_s_own_are_protected_too():
@@ -467,6 +476,15 @@ def test_attacks_by_hand_inside_and_outside(attack, tamper):
     assert inside.rounds["attackers"].tolist() == outside.rounds["attackers"].tolist() == [2, 2, 1]
 
 
+@pytest.mark.usefixtures("x64")
+def test_the_server_knows_the_shares_of_attackers():
+    """SCAFFOLD's c weighs by p_j what they say, which is made of the c_j of the others as these sent them."""
+    liars = fjs.attacked(fjs.scaffold(client_optimizer=sgd(ETA)), ATTACKERS, attacks.inner_product(0.7))
+    state = jitted(liars, fjs.cohort.full(average="sample"), rounds=1).state
+    said = inner(np.asarray(state.clients), np.isin(np.arange(N), ATTACKERS))
+    np.testing.assert_allclose(state.server.base.extra, np.array(SIZES) / np.sum(SIZES) @ said, rtol=1e-12)
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_two_kinds_of_attackers_and_layouts():
@@ -514,6 +532,29 @@ def test_noise_is_the_client_s_and_the_round_s():
     assert not np.any(one["a"] == other["a"])
     assert not np.any(one["a"][:3] == one["b"] - 1)
     np.testing.assert_array_equal(attacks.gaussian(0.0).tampered(message, jax.random.key(0))["b"], 0)
+
+
+@pytest.mark.usefixtures("x64")
+def test_what_is_sent_once_has_one_noise():
+    """FedDyn's server reads a change for its mean, and for b: x moves by both."""
+    liars = fjs.attacked(fjs.feddyn(client_optimizer=sgd(ETA)), list(range(N)), attacks.gaussian(1.0))
+    state = jitted(liars, fjs.cohort.full(average="plain"), rounds=1).state
+    b = np.asarray(state.server.base.extra)
+    assert np.abs(b).min() > 1e-3
+    np.testing.assert_allclose(state.server.base.params, 0.5 + 2 * b, rtol=1e-12)
+
+
+@pytest.mark.usefixtures("x64")
+def test_noise_is_the_exchange_s():
+    """Mime's gradients and changes are sent by one cohort: with one noise for both, steps of 1 would take it back."""
+    data = fjs.datasets.quadratics_from(np.stack([np.eye(2)] * 2), np.eye(2))
+    train = fjs.make_train(
+        task=fjs.quadratic(), rounds=1, cohort=fjs.cohort.full(), work=fjs.local.steps(1),
+        batches=fjs.local.full_batch(), layout=fjs.layout.turns(),
+    )  # fmt: skip
+    mime = fjs.mime(client_optimizer=sgd(1.0), server_optimizer=None)
+    liars = fjs.attacked(mime, [0, 1], attacks.gaussian(1e3, keep=1.0))
+    assert np.abs(jax.jit(train)(liars, data, jax.random.key(0)).params).min() > 10
 
 
 @pytest.mark.slow

@@ -137,6 +137,12 @@ def test_subsets_are_distinct_and_uniform(population, count):
     assert np.abs(share - count / population).max() <= 5 * deviation
 
 
+def test_the_first_are_drawn_as_often_as_others():
+    """A permutation that leaves one place of 2^16 as it is would draw 17 of them here."""
+    rows = chosen(2**28, 256, 4096, seed=2)
+    assert np.sum(rows < 256) < 8  # one is expected
+
+
 @pytest.mark.parametrize("batch", [1, 4, 64])
 def test_every_example_once_an_epoch(batch):
     sizes = np.array([1, 4, 9, 30], np.int32)
