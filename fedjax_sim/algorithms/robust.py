@@ -118,7 +118,8 @@ class Robust(Gathering):
         vectors, who = valid.finite(jax.tree.map(trees.real, (stack.averaged, stack.parts)))
         count = who.size.astype(jnp.result_type(float))
         if self.rule.weighted:  # so that |S| times a weighted mean of them is their sum
-            each = jnp.where(who.valid, 1 / (count * jnp.where(who.valid, who.weights, 1)), 0)
+            counts = who.valid & (who.weights > 0)
+            each = jnp.where(counts, 1 / (count * jnp.where(counts, who.weights, 1)), 0)
             vectors = vectors[0], jax.vmap(trees.scale)(each, vectors[1])
         state = server.extra.state
         if isinstance(self.rule, CenteredClipping):
