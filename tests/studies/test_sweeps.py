@@ -493,6 +493,7 @@ def test_bad_spaces(make, error, message):
         ({"mu": [[0.1, 0.2]]}, r"shape \(2,\)"),
         ({"mu": [0.1, -1.0]}, r"point 1 \(mu = -1\): fedprox\(mu=...\) is -1"),
         ({"task.weight_decay": [-1.0]}, "point 0"),
+        ({"asynchronous.alpha": [0.5]}, r"a value of asynchronous=\.\.\., and the run has none"),
     ],
 )
 def test_names_and_values_are_checked_before_compiling(names, message):
