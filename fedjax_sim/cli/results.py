@@ -140,7 +140,7 @@ def _verify(options: argparse.Namespace) -> int:
     import jax
 
     from fedjax_sim.core.keys import use_generator
-    from fedjax_sim.run.verification import ELSEWHERE, verify
+    from fedjax_sim.run.verification import verify
 
     runs = _to_verify(options)
     every = {name: run.description.get("environment", {}) for name, (_, run) in runs.items()}
@@ -159,8 +159,7 @@ def _verify(options: argparse.Namespace) -> int:
     verified = {}
     for name, (path, history) in runs.items():
         parts = _own_parts(history, path, options.configuration)
-        tolerance = ELSEWHERE if options.point and options.tolerance is None else options.tolerance
-        found = verify(history, parts=parts, tolerance=tolerance)
+        found = verify(history, parts=parts, tolerance=options.tolerance)
         verified[name] = found
         if not options.json:
             print(f"{name}: " * (len(runs) > 1), found, sep="")

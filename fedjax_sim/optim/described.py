@@ -64,15 +64,16 @@ class Optimizer(Described):
     def update(self, gradients: Any, state: Any, params: Any, **extra: Any) -> tuple[Any, Any]:
         """``(updates, state)``; TypeError for updates of other dtypes, which would change the program.
 
-        ``extra`` is what optax calls extra arguments, for optimisers that take them.
+        Those of a wider one are rounded: a hyper-parameter that is traced has a dtype of its own, where a number takes
+        that of what it meets. ``extra`` is what optax calls extra arguments, for optimisers that take them.
         """
         updates, new_state = _update(self, gradients, state, params, extra)
+        dtypes = [[leaf.dtype for leaf in jax.tree.leaves(tree)] for tree in (updates, gradients)]
+        if dtypes[0] != dtypes[1]:
+            updates, new_state = jax.tree.map(_rounded, (updates, new_state), (gradients, state))
         for update, gradient in zip(jax.tree.leaves(updates), jax.tree.leaves(gradients), strict=True):
             if update.dtype != gradient.dtype:
-                raise TypeError(
-                    f"{describe_name(self)} turns {gradient.dtype} gradients into {update.dtype} updates; "
-                    "give its hyper-parameters in the parameters' dtype"
-                )
+                raise TypeError(f"{describe_name(self)} turns {gradient.dtype} gradients into {update.dtype} updates")
         return updates, new_state
 
     def peek(self, gradients: Any, state: Any, params: Any) -> Any:
@@ -82,6 +83,12 @@ class Optimizer(Described):
         that these gradients are no part of.
         """
         return self.update(gradients, state, params)[0]
+
+
+def _rounded(new: jax.Array, old: jax.Array) -> jax.Array:
+    """``new`` in the dtype of ``old``, where its own is a wider one."""
+    real = jnp.issubdtype(old.dtype, jnp.floating) and jnp.issubdtype(new.dtype, jnp.floating)
+    return new.astype(old.dtype) if real and jnp.finfo(old.dtype).bits < jnp.finfo(new.dtype).bits else new
 
 
 @lenient

@@ -125,8 +125,8 @@ def verify(
         ``{"run.task.model": Net(32)}``; also what holds it, ``{"run.task": task}``. Each is checked against what the
         result knows of it, its fields and its source.
       tolerance: largest relative distance that passes; None asks for equality to the last bit where versions and
-        device are those of the result, and for 1e-3 elsewhere: other compilers round differently, and training makes
-        such differences grow. What is no array must always be the same.
+        device are those of the result, and for 1e-3 elsewhere, and of a sweep's points: other compilers and programs
+        round differently, and training makes such differences grow. What is no array must always be the same.
       progress: as in ``simulate``.
 
     Raises:

@@ -10,13 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.algorithms.contract import Method
+from fedjax_sim.algorithms.contract import Each, Method
 from fedjax_sim.clients.cohort.availability import available, trace
 from fedjax_sim.core.loops import over_leading_axis
 from fedjax_sim.core.values import check_flag, shown
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.engine.arguments import asked_of
 from fedjax_sim.engine.checks import check_seeds
+from fedjax_sim.engine.plan import Plan
 from fedjax_sim.run.training import make_train
 from fedjax_sim.studies.objectives import Objective, check_inputs, evaluated, final, telling
 
@@ -199,6 +200,8 @@ def _check_separable(algorithm: Method, dataset: FederatedDataset, run: dict[str
         why = None
         if plan.keeps_clients or requires.remembers_everyone:
             why = "keeps a state for each client, of whom the server counts all"
+        elif _sends_each(plan, method):
+            why = "sends each client something of its own, of which the server counts all"
         elif requires.objective:
             why = "tells the server F(x) over all clients"
         elif not plan.averaging(method).normalised:
@@ -208,3 +211,10 @@ def _check_separable(algorithm: Method, dataset: FederatedDataset, run: dict[str
                 f"coalitions({type(algorithm).__name__}): it {why}, so that a run without some clients is not what is "
                 "left when they stay away: retrain on the data of the others"
             )
+
+
+def _sends_each(plan: Plan, method: Method) -> bool:
+    """Whether the server keeps something for every client, as AFL their weights."""
+    nothing = jnp.zeros((plan.dataset.num_clients,), jnp.result_type(float))
+    sent = jax.eval_shape(lambda params: method.send(plan.algorithm.init(params, nothing)), plan.params)
+    return any(isinstance(node, Each) for node in jax.tree.leaves(sent, is_leaf=lambda node: isinstance(node, Each)))

@@ -75,7 +75,8 @@ class Federations(FederatedRun):
         vary = {path: describe(of) for path, of in self.vary.items()}
         run = {"rounds": self.rounds, "eval_every": self.eval_every, "objective": describe(self.objective)}
         data = {"datasets": fingerprint(self.plan.dataset), "vary": vary, "cap": float(self.cap)}
-        return {**self._subject.description(), **run, **data}
+        skipping = {"skip_nonfinite": True} if self.plan.guard.skip else {}  # older checkpoints say nothing of it
+        return {**self._subject.description(), **run, **data, **skipping}
 
     def drawn(self, key: jax.Array) -> tuple[jax.Array, dict[str, jax.Array], jax.Array]:
         """What a run's key draws: which data set, the values by path, and the key of the run itself."""

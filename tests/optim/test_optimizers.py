@@ -1,5 +1,6 @@
 """Described optimisers on one scalar, against their recursions; adaptive servers; which of them are linear."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -90,3 +91,17 @@ def test_which_solvers_are_linear_in_the_gradients():
     clipped = fjs.optim.as_optimizer(optax.chain(optax.clip(1.0), optax.sgd(0.1)), "clipped")
     others = [fjs.optim.adam(0.1), fjs.optim.from_optax("sign_sgd", learning_rate=0.1), clipped]
     assert [is_linear(one) for one in others] == [False, False, False]
+
+
+def test_a_hyper_parameter_that_is_an_array_leaves_the_dtypes_as_they_are():
+    gradient = {"w": jnp.asarray([1.0, 3.0], jnp.bfloat16)}
+    numbers = fjs.optim.sgd(0.1, momentum=0.5)
+    arrays = fjs.optim.sgd(jnp.float32(0.1), momentum=jnp.float32(0.5))  # as in a sweep, where it has no other dtype
+    found = []
+    for optimizer in (numbers, arrays):
+        state = optimizer.init(gradient)
+        for _ in range(2):
+            updates, state = optimizer.update(gradient, state, gradient)
+        assert {leaf.dtype for leaf in jax.tree.leaves((updates, state))} == {jnp.dtype(jnp.bfloat16)}
+        found.append(np.asarray(updates["w"], float))
+    np.testing.assert_allclose(*found, rtol=2**-7)

@@ -325,6 +325,8 @@ def test_ones_own_method_is_entered_by_the_command(
 
     if not again:
         return
+    with pytest.raises(ValueError, match="the folder has another sweep"):  # the method was edited
+        result.cost(fjs.fedavgm, name="twice", problems=[tiny], size="smoke", folder="results/benchmark/runs")
     assert main(said) == 0  # all is there
     assert "compiling" not in capsys.readouterr().out.replace("compiling comes to it", "")
     assert main([*said, "--beside", "FedNova", "--json"]) == 0
@@ -356,11 +358,29 @@ def test_ones_own_method_is_entered_by_the_command(
 def test_runs_of_another_version_are_others(tiny: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With other points or at another size nothing of what is there is taken, nor in the way."""
     monkeypatch.setattr(running.Runs, "measured", lambda runs: 1.0)
-    (running.place_of(tmp_path, tiny, BASE, 0, result.SMOKE) / "report").mkdir(parents=True)
+    report = running.place_of(tmp_path, tiny, BASE, 0, result.SMOKE) / "report"
+    report.mkdir(parents=True)
+    (report / "runs-000000.npz").touch()
     runs = [result.cost(BASE, problems=[tiny], size="smoke", points=of, folder=tmp_path)[0].fewest for of in (None, 3)]
     assert runs == [0, 3 + 2]
     of_version_1 = running.place_of(tmp_path, tiny, BASE, 0)
     assert of_version_1 == tmp_path / "tiny" / "fedavg" / "draw-0"
+
+
+def test_what_is_there_counts_if_it_was_computed_and_is_of_the_method(
+    tiny: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running.Runs, "measured", lambda runs: 1.0)
+    read: list[pathlib.Path | None] = []
+    monkeypatch.setattr(running.Runs, "search", lambda runs, draw: read.append(runs.place))
+    asked = {"problems": [tiny], "size": "smoke", "folder": tmp_path}
+    place = running.place_of(tmp_path, tiny, "mine", 0, result.SMOKE)
+    (place / "report").mkdir(parents=True)  # and then the process was killed
+    [cost] = result.cost(fjs.fedavg, name="mine", **asked)
+    assert (cost.fewest, read) == (2 * 4, [])
+    (place / "report" / "runs-000000.npz").touch()
+    [cost] = result.cost(fjs.fedavg, name="mine", **asked)
+    assert (cost.fewest, read) == (4, [place])  # which refuses runs of another method
 
 
 def test_a_method_that_diverges_at_every_point_has_no_numbers(tiny: str, tmp_path: pathlib.Path) -> None:

@@ -101,6 +101,7 @@ BAD = {
     "shape": ({}, np.ones((2, 3), bool), ValueError, "an array of True and False"),
     "integers": ({}, np.ones((2, 4), int), ValueError, "an array of True and False"),
     "states": ({"algorithm": fjs.scaffold(client_optimizer=sgd(0.1))}, "all", ValueError, "keeps a state"),
+    "weights": ({"algorithm": fjs.ema(fjs.afl(client_optimizer=sgd(0.1)))}, "all", ValueError, "server counts all"),
     "told": (
         {"algorithm": fjs.fedprox(client_optimizer=sgd(0.1), mu=0.1, adaptive=True)}, "all", ValueError,
         "over all clients",

@@ -197,6 +197,9 @@ def test_an_interrupted_training_goes_on(small, tmp_path):
     swapped = small.plan._replace(dataset=jax.tree.map(lambda leaf: np.asarray(leaf)[::-1], small.plan.dataset))
     with pytest.raises(ValueError, match="datasets"):
         learned.train(small.replace(plan=swapped), episodes=5, checkpoint=tmp_path, **given)
+    skipping = small.plan._replace(guard=small.plan.guard.replace(skip=True))
+    with pytest.raises(ValueError, match="skip_nonfinite: nothing in the"):
+        learned.train(small.replace(plan=skipping), episodes=5, checkpoint=tmp_path, **given)
     with pytest.raises(ValueError, match=r"has finished 4 episodes, and episodes=3 asks for fewer"):
         learned.train(small, episodes=3, checkpoint=tmp_path, **given)
     lock = threading.Lock()

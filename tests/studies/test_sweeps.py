@@ -222,6 +222,15 @@ def test_at_finds_points_and_says_what_is_wrong(grid_sweep):
         grid_sweep.at({"mu": 0.4, RATE: 0.2})
 
 
+def test_a_point_is_verified_as_what_another_program_computed(grid_sweep):
+    point = grid_sweep.at(1)  # whose loss, with a penalty, may differ in the last bit from what simulate records
+    found = fjs.verify(point)
+    assert found.passed, str(found)
+    assert found.tolerance == 1e-3
+    assert found.environment == "program: of a sweep in the result, nothing now"
+    assert "bounds" not in point.description  # of all points: more steps than this one may draw, in a sweep over work
+
+
 def test_table(grid_sweep):
     lines = grid_sweep.table().splitlines()
     assert lines[0].split("  ")[0] == "mu "[:2]
@@ -337,7 +346,7 @@ def test_runs_that_were_computed_elsewhere_are_warned_of(tmp_path, monkeypatch):
         result, _ = tiny(resume=tmp_path, chunk=1)
     assert result.description["environment"]["numpy"] == there, "nothing was computed here"
     assert "earlier" not in result.description["environment"]
-    assert fjs.verify(result.at(0)).environment == f"numpy: {there} in the result, 9.0 now"
+    assert fjs.verify(result.at(0)).environment.startswith(f"numpy: {there} in the result, 9.0 now; program")
     sorted(tmp_path.glob("runs-*.npz"))[0].unlink()
     with pytest.warns(UserWarning, match=words):
         result, _ = tiny(resume=tmp_path, chunk=1)
@@ -484,6 +493,7 @@ def test_bad_spaces(make, error, message):
         ({"mu": [[0.1, 0.2]]}, r"shape \(2,\)"),
         ({"mu": [0.1, -1.0]}, r"point 1 \(mu = -1\): fedprox\(mu=...\) is -1"),
         ({"task.weight_decay": [-1.0]}, "point 0"),
+        ({"asynchronous.alpha": [0.5]}, r"a value of asynchronous=\.\.\., and the run has none"),
     ],
 )
 def test_names_and_values_are_checked_before_compiling(names, message):

@@ -168,22 +168,31 @@ def cost(
     points: int | None = None,
     folder: str | os.PathLike[str] = "benchmark-runs",
 ) -> list[Cost]:
-    """What :func:`run` with these arguments costs, before it does: a few rounds of the method are measured."""
+    """What :func:`run` with these arguments costs, before it does: a few rounds of the method are measured.
+
+    Raises:
+      ValueError: as :func:`run`; also where the folder has runs of another method of this name.
+    """
     name, entry = named(method, space, name)
     protocol, found = protocol_of(size, points), []
     for problem, of in problems_of(name, entry, problems).items():
         count, draws = protocol.of(of)
-        missing = [
-            (label, draw) for label in dict.fromkeys((BASE, name)) for draw in range(draws)
-            if not (running.place_of(Path(folder), problem, label, draw, protocol) / "report").exists()
-        ]  # fmt: skip
-        each = count + len(protocol.seeds)
-        fewest, most = len(missing) * each, len(missing) * (each + count * protocol.widenings)
+        places = {
+            (label, draw): running.place_of(Path(folder), problem, label, draw, protocol)
+            for label in dict.fromkeys((BASE, name)) for draw in range(draws)
+        }  # fmt: skip
+        # A folder is made before what is in it is computed.
+        stored = [key for key, place in places.items() if any(place.glob("report/runs-*.npz"))]
+        missing, each = len(places) - len(stored), count + len(protocol.seeds)
+        fewest, most = missing * each, missing * (each + count * protocol.widenings)
+        own = [draw for label, draw in stored if label == name and name not in KNOWN]
+        if own:  # are they of the method as it is now? refused here as in run()
+            data = running.data_of(problem, own[0])
+            Runs(of, data, entry, places[name, own[0]], protocol, problem, lambda line: None).search(own[0])
         seconds = 0.0
         if missing:
-            seconds = Runs(
-                of, running.data_of(problem, 0), entry, None, protocol, problem, lambda line: None
-            ).measured()
+            data = running.data_of(problem, 0)
+            seconds = Runs(of, data, entry, None, protocol, problem, lambda line: None).measured()
         found.append(Cost(problem, fewest, most, (fewest * seconds / 3600, most * seconds / 3600)))
     return found
 

@@ -51,8 +51,9 @@ def stacked(plan: Plan, space: Space, who: str = "sweep") -> dict[str, np.ndarra
     """
     values = {}
     for name, column in space.points().items():
-        if _part(name)[0] == "system" and plan.system is None:
-            raise ValueError(f"{who}: {name!r} belongs to a system, and the run has none: give it system=...")
+        part = _part(name)[0]
+        if part in ("system", "asynchronous") and getattr(plan, part) is None:
+            raise ValueError(f"{who}: {name!r} is a value of {part}=..., and the run has none: give it one")
         leaf = Subject.of(plan).get(name)
         if column.shape[1:] != np.shape(leaf):
             raise ValueError(

@@ -138,7 +138,8 @@ class Sweep:
           point: its number, 0 to P - 1, or its values by name (all names; the nearest float counts).
 
         Returns:
-          A history; its ``seconds`` are an even share of the sweep's.
+          A history; its ``seconds`` are an even share of the sweep's. :func:`fedjax_sim.verify` allows it round-off,
+          since ``simulate`` is another program.
 
         Raises:
           IndexError, KeyError, ValueError: no such number, no such name (or one left out), no point has these values.
@@ -148,7 +149,10 @@ class Sweep:
         if not 0 <= number < count:
             raise IndexError(f"at({point}): points have the numbers 0 to {count - 1}")
         rows = slice(number * len(self.seeds), (number + 1) * len(self.seeds))
-        about = {key: value for key, value in self.description.items() if key not in ("space", "seeds")}
+        # Bounds are of all points; and a program of many runs rounds otherwise than that of one.
+        about = {key: value for key, value in self.description.items() if key not in ("space", "seeds", "bounds")}
+        if isinstance(where := about.get("environment"), Mapping):
+            about["environment"] = {**where, "program": "of a sweep"}
 
         def part(tree: Any) -> Any:
             return jax.tree.map(lambda leaf: leaf[rows], tree)
