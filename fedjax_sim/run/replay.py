@@ -212,7 +212,7 @@ def _drawn(plan: Plan, ts: jax.Array) -> list[tuple[Slot, dict[str, Any]]]:
 
 def _batches_seen(requires: Requires, steps: jax.Array) -> jax.Array:
     """How many batches clients see whose work is ``steps`` local steps."""
-    seen = requires.gradients(steps) // requires.hold * (2 if requires.other_batch else 1)
+    seen = -(-requires.gradients(steps) // requires.hold) * (2 if requires.other_batch else 1)
     return jnp.where(steps > 0, seen, 0).astype(jnp.int32)
 
 
