@@ -32,6 +32,8 @@ class Apfl(FedAvg):
 
     alpha_i <- alpha_i - eta <g_i(alpha_i v_i + (1 - alpha_i) w_i), v_i - w_i>
 
+    The running statistics of a BatchNorm in v_i are those of the mixture's batches.
+
     Args:
       alpha: weight of the client's own model, in [0, 1]; where ``adaptive`` begins.
       adaptive: whether each client learns its alpha_i.
@@ -55,7 +57,8 @@ class Apfl(FedAvg):
 
     def objective(self, F: Any, y: Any, k: jax.Array, sent: Any, c_i: Any, client: Client) -> Any:
         alpha = y["alpha"] if self.adaptive else self.alpha
-        return F(y["shared"]) + F(mix(alpha, y["own"], client.held["shared"]))
+        mixture = mix(alpha, y["own"], client.held["shared"])
+        return F(y["shared"]) + F(F.with_statistics(mixture, y["own"]))
 
     def step(self, g: Any, y: Any, state: Any, k: jax.Array, sent: Any, c_i: Any, client: Client) -> tuple[Any, Any]:
         moved, state = super().step(g, y, state, k, sent, c_i, client)

@@ -31,6 +31,7 @@ class Loss:
         self.examples, self.weights, self.other = batch.examples, batch.weights, other
         self._task, self._batch, self._key, self._scale = task, batch, key, scale
         self._asked: list[Any] = []
+        self._moving: list[Any] = []
         self._promotion = jax.config.jax_numpy_dtype_promotion  # type: ignore[attr-defined]
 
     def __call__(self, params: Any) -> jax.Array:
@@ -70,6 +71,15 @@ class Loss:
             penalty = self._task.penalty(params)
         return self._scaled(jnp.zeros(()) if penalty is None else jnp.asarray(penalty))
 
+    def with_statistics(self, params: Any, of: Any) -> Any:
+        """``params``, a model that is computed, with the running statistics of ``of``, which F of it moves then."""
+        with self._as_outside():
+            statistics = self._task.statistics(of)
+            if statistics is not None:
+                params = self._task.with_statistics(params, statistics)
+        self._moving.append(params)
+        return params
+
     @property
     def labels(self) -> jax.Array:
         """y of every example, [B]."""
@@ -88,8 +98,8 @@ class Loss:
     def moved(self, y: Any, known: Any) -> list[Any]:
         """The running statistics in ``y`` after this batch: for each leaf of ``y`` the new one, None for parameters.
 
-        They are those of the models among what is trained of which F was asked, whatever it was asked; of models that
-        a method only computes (mixtures, a step ahead) they stay as they are.
+        They are those of the models among what is trained of which F was asked, whatever it was asked, and of those
+        :meth:`with_statistics` of such; of models that a method only computes (a step ahead) they stay as they are.
 
         Args:
           y: what is trained, as the objective got it.
@@ -104,7 +114,11 @@ class Loss:
             return new
         places = {id(leaf): place for place, leaf in enumerate(leaves)}
         of_models = places.keys() | {id(leaf) for leaf in jax.tree.leaves(known)}
-        trained = [model for model in self._asked if all(id(leaf) in of_models for leaf in jax.tree.leaves(model))]
+        moving = {id(model) for model in self._moving}
+        trained = [
+            model for model in self._asked
+            if id(model) in moving or all(id(leaf) in of_models for leaf in jax.tree.leaves(model))
+        ]  # fmt: skip
         if not trained:
             raise ValueError(
                 "the model has running statistics (batch_stats, of a BatchNorm), and the method asks of no model that "

@@ -79,7 +79,7 @@ class Phase(NamedTuple):
     method: Method  # what is exchanged
     key: jax.Array  # names the draws
     cohort: Participation  # who takes part in it
-    last: bool  # whether it is the one that trains; the others come before it
+    seen: bool  # whether it is the one that diagnostics see: the last in which clients train
 
 
 class Plan(NamedTuple):
@@ -169,13 +169,14 @@ class Plan(NamedTuple):
     def phases(self) -> list[Phase]:
         """The exchanges of a round, in order.
 
-        The last one trains and shares its draws with every other algorithm; earlier ones may have their own.
+        The last one shares its draws with every other algorithm; earlier ones may have their own.
         """
         methods, found = self.algorithm.phases(), []
+        trains = [method for method in methods if method.requires.steps] or methods
         for after, method in zip(range(len(methods) - 1, -1, -1), methods, strict=True):  # how many come after it
             own = after if method.requires.own_cohort else 0
             key = jax.random.fold_in(self.key, own) if own else self.key
-            found.append(Phase(method, key, self.cohort.of_exchange(own), last=after == 0))
+            found.append(Phase(method, key, self.cohort.of_exchange(own), seen=method is trains[-1]))
         return found
 
     def bounds(self, method: Method) -> Bounds:

@@ -104,7 +104,7 @@ def take_part(plan: Plan, phase: Phase, sent: Any, state: TrainState, t: jax.Arr
 def _solver(plan: Plan, phase: Phase) -> Solver:
     """What each client does, and what is seen of it."""
     watch = Watch(finite=True, skip=plan.guard.skip)
-    if phase.last:
+    if phase.seen:
         watch = watch.replace(updates=plan.observes("updates"), drift=plan.observes("drift"))
     if plan.asynchronous is not None:
         watch = watch.replace(mixing=plan.asynchronous.mixes_models)
@@ -183,7 +183,7 @@ def _recorded(plan: Plan, state: TrainState, exchanges: list[Exchange]) -> Recor
         record["overflow"] = _overflow(exchanges)
     if plan.guard.traced and last.refused is not None:
         # A cohort that serves two exchanges is counted once.
-        own = [phase.last or phase.cohort is not plan.cohort for phase in plan.phases()]
+        own = [phase.seen or phase.cohort is not plan.cohort for phase in plan.phases()]
         refused: list[Any] = [one.drawn.refused for one, counts in zip(exchanges, own, strict=True) if counts]
         record["refused_slots"] = sum(refused[1:], start=refused[0])
     if last.lowest is not None:
@@ -222,7 +222,8 @@ def _measured(
         each = one.drawn.cohort.size.astype(down.dtype)
         bytes_down, bytes_up = traffic(one.solver, one.sent, state, one.drawn.slots)
         down, up = down + each * float(bytes_down), up + each * float(bytes_up)
-    last, algorithm = exchanges[-1], plan.algorithm
+    algorithm = plan.algorithm
+    last = next(one for one, phase in zip(exchanges, plan.phases(), strict=True) if phase.seen)
     own, cohort = last.drawn.slots.client, last.drawn.cohort
     if plan.guard.skip:  # a client that it has left out is one that took no step
         taken = jnp.where(cohort.valid, own.steps, jnp.zeros_like(own.steps))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import jax
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fedjax_sim.algorithms.contract import Method
+from fedjax_sim.algorithms.contract import Method, Requires
 from fedjax_sim.clients.cohort.participation import AVERAGES, SCHEME_I
 from fedjax_sim.clients.local.batches import batches_in
 from fedjax_sim.core.descriptions import is_traced
@@ -29,7 +29,9 @@ from fedjax_sim.engine.solver import Slot
 class Draws(NamedTuple):
     """What some rounds of a run draw; of a method with several exchanges a round, its last, which trains.
 
-    T rounds, S slots of a cohort, K the most local steps that any client takes in these rounds, B the rows of one step.
+    T rounds, S slots of a cohort, K the most batches that any client sees in these rounds, B the rows of one batch.
+    Most methods see a batch a local step. FedRep's head and FedALA's weights see theirs before those of local steps,
+    Ditto's own ``personal_steps`` theirs after them, and so do Per-FedAvg's inner steps, one each.
     numpy arrays, but for the keys, which are typed PRNG keys of JAX. Client i is the one with the i-th smallest id.
 
     Attributes:
@@ -45,11 +47,12 @@ class Draws(NamedTuple):
       shift: float[T], or None for averages without.
       scale: float[T, S], what F_i is multiplied by (average ``"transformed"``), or None.
       learning_rate: ``client_learning_rate`` of each client, [T, S], or a pytree with these axes in front.
-      rows: int32[T, S, K, B], the examples of each step: rows of ``dataset.client(position)``, in its order. The
-        gradient of a step is the mean over the rows of ``mask``, also of full batches, which are all their pieces.
-      mask: bool[T, S, K, B], false for padding and for steps beyond tau_i; rows are 0 there.
-      step_keys: keys[T, S, K, P], with which the task's ``losses`` (dropout) are called in each step, of full batches
-        in each of P pieces of B / P rows; P is 1 otherwise.
+      rows: int32[T, S, K, B], the examples of each batch: rows of ``dataset.client(position)``, in its order. The
+        gradient on it is the mean over the rows of ``mask``, also of full batches, which are all their pieces.
+      mask: bool[T, S, K, B], false for padding and for batches that the client does not see; rows are 0 there.
+      step_keys: keys[T, S, K, P], with which the task's ``losses`` (dropout) are called on each batch, of full batches
+        in each of P pieces of B / P rows, of pFedMe in each of its P steps on a batch; P is 1 otherwise. A step of
+        Per-FedAvg calls them on both of its batches with the key of the first.
       model_keys: keys[T, S], of which step keys are ``fold_in(key, k)``: k counts the pieces of steps, and before them
         the batches of B / P rows of a client's pass over all its examples in stored order, of methods that begin with
         one (a survey: SCAFFOLD's option I, FedDANE). The pass draws no rows.
@@ -143,8 +146,10 @@ def draws(
     names: dict[int, str | None] = {id(one): name for name, one in AVERAGES.items()} | {id(SCHEME_I): None}
     found: list[Draws] = []
     for phase, (slots, arrays) in zip(plan.phases(), _drawn(plan, ts), strict=True):
-        most = int(np.max(arrays["steps"], initial=0))
-        rows, mask, step_keys = _batches(plan, slots, arrays["steps"], most, surveyed=phase.method.requires.survey)
+        requires = phase.method.requires
+        seen = _batches_seen(requires, arrays["steps"])
+        most = int(np.max(seen, initial=0))
+        rows, mask, step_keys = _batches(plan, slots, seen, most, surveyed=requires.survey, hold=requires.hold)
         average = names.get(id(plan.averaging(phase.method)), "own")
         more = {"rows": rows, "mask": mask, "step_keys": step_keys, "init_key": purpose_key(key, Purpose.INIT)}
         found.append(jax.tree.map(_on_host, Draws(rounds=ts, average=average, **arrays, **more)))
@@ -205,29 +210,41 @@ def _drawn(plan: Plan, ts: jax.Array) -> list[tuple[Slot, dict[str, Any]]]:
     return lax.map(of_round, jnp.asarray(ts))  # type: ignore[no-any-return]
 
 
-@functools.partial(jax.jit, static_argnames=("most", "surveyed"))
+def _batches_seen(requires: Requires, steps: jax.Array) -> jax.Array:
+    """How many batches clients see whose work is ``steps`` local steps."""
+    seen = -(-requires.gradients(steps) // requires.hold) * (2 if requires.other_batch else 1)
+    return jnp.where(steps > 0, seen, 0).astype(jnp.int32)
+
+
+@functools.partial(jax.jit, static_argnames=("most", "surveyed", "hold"))
 def _batches(
-    plan: Plan, slots: Slot, steps: jax.Array, most: int, *, surveyed: bool
+    plan: Plan, slots: Slot, seen: jax.Array, most: int, *, surveyed: bool, hold: int
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Rows, mask [T, S, K, B] and keys [T, S, K, P] of the first K = ``most`` steps of each slot."""
+    """Rows, mask [T, S, K, B] and keys [T, S, K, P] of the first K = ``most`` batches of each slot."""
     batches = plan.batches
     rows = batches.rows(plan.dataset)
     pieces = batches.pieces(plan.dataset.max_size, rows)
 
-    def of_piece(slot: Slot, tau: jax.Array, k: jax.Array, piece: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    def of_piece(slot: Slot, seen: jax.Array, k: jax.Array, piece: jax.Array) -> tuple[jax.Array, jax.Array]:
         size = slot.client.size
         own = batches.pieces(size, rows)
-        number = k * own + piece
-        positions = batches.positions(slot.draws, size, number, rows)
-        mask = positions.mask & (k < tau) & (piece < own)
-        first = batches_in(size, rows) if surveyed else jnp.int32(0)
-        return jnp.where(mask, positions.rows, 0), mask, jax.random.fold_in(slot.model_key, first + number)
+        positions = batches.positions(slot.draws, size, k * own + piece, rows)
+        mask = positions.mask & (k < seen) & (piece < own)
+        return jnp.where(mask, positions.rows, 0), mask
 
-    def of_slot(slot: Slot, tau: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        k, piece = jnp.arange(max(most, 1), dtype=jnp.int32), jnp.arange(pieces, dtype=jnp.int32)
-        over = jax.vmap(jax.vmap(of_piece, (None, None, None, 0)), (None, None, 0, None))
-        where, mask, keys = over(slot, tau, k, piece)
+    def key_of(slot: Slot, k: jax.Array, gradient: jax.Array) -> jax.Array:
+        first = batches_in(slot.client.size, rows) if surveyed else jnp.int32(0)
+        own = batches.pieces(slot.client.size, rows) * hold
+        return jax.random.fold_in(slot.model_key, first + k * own + gradient)
+
+    def of_slot(slot: Slot, seen: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        def each(one: Callable[..., Any], number: int) -> Any:
+            ks, of_k = jnp.arange(max(most, 1), dtype=jnp.int32), jnp.arange(number, dtype=jnp.int32)
+            return jax.vmap(lambda k: jax.vmap(lambda part: one(k, part))(of_k))(ks)
+
+        where, mask = each(functools.partial(of_piece, slot, seen), pieces)
+        keys = each(functools.partial(key_of, slot), pieces * hold)
         shape = (most, pieces * rows)
         return where[:most].reshape(shape), mask[:most].reshape(shape), keys[:most]
 
-    return jax.vmap(jax.vmap(of_slot))(slots, steps)
+    return jax.vmap(jax.vmap(of_slot))(slots, seen)

@@ -768,3 +768,18 @@ def test_a_client_that_is_skipped_is_one_that_took_no_step():
     assert skipped["nonfinite_clients"].tolist() == [[1]]
     for name in absent.keys() - {"nonfinite_clients", "nonfinite_ids", "useful_steps", "computed_steps"}:
         np.testing.assert_allclose(skipped[name], absent[name], rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def test_what_is_seen_is_the_exchange_in_which_clients_train():
+    """FedProto's clients report once they have trained; their models are their own."""
+    data = fjs.datasets.from_clients([(np.eye(2, dtype="f")[:n], np.arange(n)) for n in (1, 2)], num_classes=2)
+    task = fjs.classification(fjs.models.MLP(2, (2,)))
+    train = fjs.make_train(
+        task=task, rounds=1, cohort=fjs.cohort.full(), work=fjs.local.steps(1), batches=fjs.local.in_order(2),
+        evaluate_train=False, evaluate=lambda params, data: {"nothing": 0.0}, diagnostics="update_norms",
+    )  # fmt: skip
+    result = jax.jit(train)(fjs.fedproto(client_optimizer=fjs.optim.sgd(0.5)), data, jax.random.key(0))
+    moved = jax.tree.leaves(jax.tree.map(np.subtract, result.state.clients.model, result.params))
+    lengths = np.sqrt(sum(np.square(leaf).reshape(2, -1).sum(axis=1) for leaf in moved))
+    assert lengths.min() > 0
+    np.testing.assert_allclose(result.rounds["update_norms"][0, [0, 4]], np.sort(lengths), rtol=1e-5)

@@ -422,6 +422,15 @@ THETA = (0.8, 0.1, np.linspace(0.8, 1.2, N))
 SOLVERS = {"neumann": adjoints.neumann, "gmres": adjoints.gmres, "cg_normal": adjoints.cg_normal}
 
 
+@pytest.mark.parametrize(("kept", "counts"), [(1.0, False), (0.5, True)])
+def test_the_shortest_solution_of_a_singular_system_does_not_count(kept, counts):
+    """The second number decays, or is kept as MR-MTL keeps x less the mean of the models; rounds end at (1, 0)."""
+    J, b, solver = jnp.array([[0.0, 1.0], [0.0, kept]]), jnp.array([1.0, 0.0]), adjoints.cg_normal(max_steps=20)
+    found = solver.solve(lambda u: u - J @ u, b)
+    assert (found.residual <= solver.limit(b)) == counts
+    assert np.allclose(found.solution, b, atol=1e-5) == counts
+
+
 @pytest.mark.parametrize("solver", slow_or_nightly(SOLVERS, ["neumann"]))
 def test_implicit_derivative_is_the_closed_form_s(x64, solver):
     theta = tuple(jnp.asarray(part) for part in THETA)

@@ -47,6 +47,13 @@ def test_code_blocks_run(page, tmp_path, monkeypatch):
         exec(compile(block, str(page), "exec"), scope)
 
 
+def test_layers_that_are_named_are_made_in_their_order():
+    """Flax numbers ``Dense(10)(Dense(16)(x))`` from the outside, so that ``Dense_1`` is not the head."""
+    notebooks = [path.read_text(encoding="utf-8").replace("\\", "") for path in (ROOT / "notebooks").glob("*.ipynb")]
+    for code in ["".join(blocks(page)) for page in PAGES] + notebooks:
+        assert '"Dense_' not in code or not re.search(r"nn\.Dense\(.*\)\(.*nn\.Dense\(", code)
+
+
 def mistakes(page):
     """The blocks of a page that begin with ``py``, which must fail, and what the page says is shown of each."""
     text = page.read_text(encoding="utf-8")

@@ -383,6 +383,13 @@ def test_every_model_that_is_trained_has_statistics_of_its_own(x64) -> None:
         close(jax.tree.map(lambda leaf, client=client: leaf[client], found.state.clients), end)
 
 
+def test_a_mixture_moves_the_statistics_of_the_model_that_it_is_trained_for(x64) -> None:
+    data, task = federated(), fjs.classification(Single())
+    found = trained(fjs.apfl(client_optimizer=fjs.optim.sgd(0.1)), data, rounds=1, steps=1)
+    own = jax.tree.map(lambda leaf: leaf[0], found.state.clients.own["batch_stats"])
+    close(own, jax.jit(task.updated_statistics)(start(task, data), of_client(data, 0), KEY))
+
+
 class Ahead(FedAvg):
     def objective(self, F, y, k, sent, c_i, client):
         return F(jax.tree.map(lambda leaf: 1.1 * leaf, y))

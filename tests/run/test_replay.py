@@ -211,6 +211,69 @@ def test_a_run_is_computed_again_in_numpy(name, x64):
     np.testing.assert_array_equal(result.rounds["cohort_size"], again.d.valid.sum(1))
 
 
+def ditto(y, of, keys, tau):
+    """The client's own model, on the batches after those of the shared one."""
+    for k in range(tau, tau + 3):
+        H, e = of(k)
+        y = y - RATE * (H * y - e + MU * (y - 0.5))
+    return y
+
+
+def perfedavg(y, of, keys, tau):
+    """y_i: the inner batches come after the outer ones; the model draws alike on both."""
+    for k in range(tau):
+        (H, e), (H_in, e_in) = of(k), of(tau + k)
+        y = y - RATE * (1 - MU * H_in) * (H * (y - MU * (H_in * y - e_in + keys[k, 0])) - e + keys[k, 0])
+    return y
+
+
+def pfedme(y, of, keys, tau):
+    """theta_i: two steps on each batch, each with a key of its own."""
+    w = theta = y
+    for k in range(tau):
+        H, e = of(k)
+        for key in keys[k]:
+            theta = theta - RATE * (H * theta - e + key + 2 * (theta - w))
+        w = w - 0.1 * 2 * (w - theta)
+    return theta
+
+
+def test_there_are_as_many_batches_as_clients_see():
+    run = {"task": fjs.quadratic(), "rounds": 1, "cohort": co.uniform(2), "batch_size": 2}
+    of_ditto = fjs.draws(sgd(fjs.ditto, personal_steps=3), data(), work=local.steps(2), **run)
+    of_fedavg = fjs.draws(sgd(fjs.fedavg), data(), work=local.steps(5), **run)
+    assert of_ditto.steps.tolist() == [[2, 2]]
+    np.testing.assert_array_equal(of_ditto.rows, of_fedavg.rows)
+    np.testing.assert_array_equal(of_ditto.mask, of_fedavg.mask)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("visit", "method", "task"),
+    [
+        (ditto, {"lam": MU, "personal_steps": 3}, fjs.quadratic(start=0.5)),
+        (perfedavg, {"alpha": MU}, Noisy(start=0.5)),
+        (pfedme, {"lam": 2.0, "inner_steps": 2, "outer_learning_rate": 0.1}, Noisy(start=0.5)),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_batches_and_keys_beside_those_of_local_steps(visit, method, task, x64):
+    algorithm, dataset = sgd(getattr(fjs, visit.__name__), **method), data()
+    run = {"task": task, "rounds": 1, "cohort": co.uniform(1), "work": local.random_epochs(1, 2), "batch_size": 2}
+    result = jax.jit(fjs.make_train(**run))(algorithm, dataset, jax.random.key(3))
+    d = fjs.draws(algorithm, dataset, **run, seed=3)
+    keys, examples = np.asarray(noises(d.step_keys)[0]), dataset.client(d.positions[0, 0])
+
+    def of(k):
+        """Diagonal of H, and e, of the batch k."""
+        where = d.rows[0, 0, k][d.mask[0, 0, k]]
+        H = np.diagonal(examples["H"][where], axis1=1, axis2=2)
+        return H.mean(axis=0), examples["e"][where].mean(axis=0)
+
+    found = result.params if visit is perfedavg else result.state.clients[d.indices[0, 0]]
+    np.testing.assert_allclose(found, visit(np.full(DIM, 0.5), of, keys[0, 0], d.steps[0, 0]), rtol=1e-12)
+
+
 def replayed(d):
     """The line of the documentation, for every exchange."""
     before = replayed(d.earlier[-1]._replace(earlier=d.earlier[:-1])) if d.earlier else None
