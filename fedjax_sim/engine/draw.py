@@ -104,7 +104,9 @@ def assemble(
     def rate_of(t: jax.Array, i: jax.Array) -> Any:
         return jax.tree.map(jnp.asarray, rate_at(method.client_learning_rate, t, i))
 
-    own = draws.purpose(Purpose.ALGORITHM)  # exchanges with one cohort have one key, and draws of their own
+    own = draws.purpose(Purpose.ALGORITHM)
+    if phase.after:  # exchanges with one cohort have one key, and draws of their own
+        own = jax.vmap(fold_in, (0, None))(own, jnp.uint32(phase.after))
     of_rounds, axis = (t, None) if rate_rounds is None else (rate_rounds, 0)
     rates = jax.vmap(rate_of, (axis, 0))(of_rounds, jnp.minimum(indices, num_clients - 1))
     client = Client(
@@ -116,7 +118,7 @@ def assemble(
         share=share,
         learning_rate=rates,
         relative_size=relative,
-        key=own if phase.last else jax.vmap(fold_in, (0, None))(own, jnp.uint32(1)),
+        key=own,
         scale=relative if averaging.scales else None,
     )
     client, lowest = _probed(plan, method, sent, client)

@@ -79,6 +79,7 @@ class Phase(NamedTuple):
     method: Method  # what is exchanged
     key: jax.Array  # names the draws
     cohort: Participation  # who takes part in it
+    after: int  # how many exchanges come after it in the round
     seen: bool  # whether it is the one that diagnostics see: the last in which clients train
 
 
@@ -176,7 +177,7 @@ class Plan(NamedTuple):
         for after, method in zip(range(len(methods) - 1, -1, -1), methods, strict=True):  # how many come after it
             own = after if method.requires.own_cohort else 0
             key = jax.random.fold_in(self.key, own) if own else self.key
-            found.append(Phase(method, key, self.cohort.of_exchange(own), seen=method is trains[-1]))
+            found.append(Phase(method, key, self.cohort.of_exchange(own), after, seen=method is trains[-1]))
         return found
 
     def bounds(self, method: Method) -> Bounds:
