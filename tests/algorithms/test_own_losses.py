@@ -460,6 +460,8 @@ WRAPPERS = {
 @pytest.mark.parametrize("wrapper", ["clipped", "top_k", "ema"])
 @pytest.mark.parametrize("name", METHODS)
 def test_a_wrapper_that_changes_nothing(name, wrapper):
+    if name == "fedproto" and wrapper != "ema":
+        pytest.skip("it sends no change of a model, and such wrappers refuse it")
     bare, wrapped = run(METHODS[name]()), run(WRAPPERS[wrapper](METHODS[name]()))
     server, kept = wrapped.state.server, wrapped.state.clients
     same(server.base.params, bare.state.server.params)
