@@ -245,6 +245,7 @@ def test_there_are_as_many_batches_as_clients_see():
     assert of_ditto.steps.tolist() == [[2, 2]]
     np.testing.assert_array_equal(of_ditto.rows, of_fedavg.rows)
     np.testing.assert_array_equal(of_ditto.mask, of_fedavg.mask)
+    assert fjs.draws(sgd(fjs.perfedavg), data(), work=local.steps(3), **run).rows.shape[2] == 6
 
 
 @pytest.mark.slow
