@@ -12,7 +12,7 @@ from fedjax_sim.algorithms.base import recorded
 from fedjax_sim.algorithms.contract import Client, Cohort, Mean, Message, Requires, Share, Sum
 from fedjax_sim.algorithms.gathering import SENT
 from fedjax_sim.algorithms.robust import Robust
-from fedjax_sim.algorithms.wrapper import Wrapped, Wrapper, within
+from fedjax_sim.algorithms.wrapper import Wrapped, Wrapper, innermost, within
 from fedjax_sim.core import trees
 from fedjax_sim.core.fields import real
 
@@ -79,7 +79,7 @@ class Reweighted(Wrapper):
         # Of what attackers agree on, cohort.weights make the average, unless something inside has others or none.
         gathered = SENT in messages and not any(isinstance(one, Robust | Reweighted) for one in within(self.base))
         if not averaged and not (gathered and messages[SENT].value.averaged):
-            name = type(self.base).__name__
+            name = type(innermost(self.base)).__name__
             raise ValueError(
                 f"reweighted({name.lower()}(...)): {name} weighs its clients itself, so the cohort's average has no "
                 "part in it: reweigh a method that averages, for instance fedavg, fednova or scaffold"

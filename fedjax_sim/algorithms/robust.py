@@ -32,8 +32,8 @@ class Robust(Gathering):
 
     All else is the base method's. What the base weighs itself (SCAFFOLD's control variates, FedDyn's sums:
     sum_S v_i m_i) becomes |S| times the rule's answer for the v_i m_i / (|S| w_i), so that liars do not come in by that
-    way; those sums are then no longer exact. For rules that know no weights w_i is 1 / |S|. Clients whose messages are
-    not finite are no part of S.
+    way; but for ``mean`` those sums are then no longer exact. For rules that know no weights w_i is 1 / |S|. Clients
+    whose messages are not finite are no part of S.
 
     The scheme's weights enter where ``rule.weighted`` (``mean``, ``geometric_median``); the other rules count every
     client once and are refused with ``average="sample"``; None means "plain" for them.

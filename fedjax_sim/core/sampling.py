@@ -33,7 +33,8 @@ def permutation_keys(key: jax.Array) -> jax.Array:
 def permute(round_keys: jax.Array, n: jax.Array | int, index: jax.Array, number: jax.Array | int = 0) -> jax.Array:
     """Images of ``index`` under a keyed permutation of ``range(n)``.
 
-    Round r pairs x with K_r - x (mod n) and swaps the two where a keyed hash of the larger has its top bit set.
+    Round r pairs x with K_r - x (mod n) and swaps the two where a keyed hash of the larger has its top bit set. With
+    one key in 2^rounds x stays where it is, whatever n: of a large n, the head has its own places too often.
 
     Args:
       round_keys: uint32[rounds] of :func:`permutation_keys`.
@@ -152,7 +153,7 @@ def below(words: jax.Array, bound: jax.Array | np.ndarray | int) -> jax.Array:
 
 
 def normal(key: jax.Array, like: jax.Array) -> jax.Array:
-    """Standard normal draws of a shape and a type of real numbers.
+    """Standard normal draws of the shape and dtype of ``like``, real numbers.
 
     They are drawn in single precision at least: bfloat16's own are 128 numbers, of mean -0.012, none beyond 2.9.
     """

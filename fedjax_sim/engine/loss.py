@@ -75,10 +75,10 @@ class Loss:
         """``params``, a model that is computed, with the running statistics of ``of``, which F of it moves then."""
         with self._as_outside():
             statistics = self._task.statistics(of)
-            if statistics is not None:
-                params = self._task.with_statistics(params, statistics)
-        self._moving.append(params)
-        return params
+            if statistics is None:
+                return params
+            self._moving.append(statistics)
+            return self._task.with_statistics(params, statistics)
 
     @property
     def labels(self) -> jax.Array:
@@ -114,11 +114,14 @@ class Loss:
             return new
         places = {id(leaf): place for place, leaf in enumerate(leaves)}
         of_models = places.keys() | {id(leaf) for leaf in jax.tree.leaves(known)}
-        moving = {id(model) for model in self._moving}
-        trained = [
-            model for model in self._asked
-            if id(model) in moving or all(id(leaf) in of_models for leaf in jax.tree.leaves(model))
-        ]  # fmt: skip
+        moving = {id(leaf) for leaf in jax.tree.leaves(self._moving)}  # of a part of a model, where parts are kept
+
+        def is_trained(model: Any) -> bool:
+            if all(id(leaf) in of_models for leaf in jax.tree.leaves(model)):
+                return True
+            return any(id(leaf) in moving for leaf in jax.tree.leaves(self._task.statistics(model)))
+
+        trained = [model for model in self._asked if is_trained(model)]
         if not trained:
             raise ValueError(
                 "the model has running statistics (batch_stats, of a BatchNorm), and the method asks of no model that "

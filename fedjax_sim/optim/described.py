@@ -62,10 +62,11 @@ class Optimizer(Described):
             return self.transform().init(params)
 
     def update(self, gradients: Any, state: Any, params: Any, **extra: Any) -> tuple[Any, Any]:
-        """``(updates, state)``; TypeError for updates of other dtypes, which would change the program.
+        """``(updates, state)`` in the dtypes of the gradients and of the state.
 
-        Those of a wider one are rounded: a hyper-parameter that is traced has a dtype of its own, where a number takes
-        that of what it meets. ``extra`` is what optax calls extra arguments, for optimisers that take them.
+        What is of a wider one is rounded: a hyper-parameter that is traced has a dtype of its own, where a number takes
+        that of what it meets. Updates of any other dtype, which would change the program, are a TypeError. ``extra`` is
+        what optax calls extra arguments, for optimisers that take them.
         """
         updates, new_state = _update(self, gradients, state, params, extra)
         dtypes = [[leaf.dtype for leaf in jax.tree.leaves(tree)] for tree in (updates, gradients)]

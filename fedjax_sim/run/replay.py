@@ -27,7 +27,7 @@ from fedjax_sim.engine.solver import Slot
 
 
 class Draws(NamedTuple):
-    """What some rounds of a run draw; of a method with several exchanges a round, its last, which trains.
+    """What some rounds of a run draw; of a method with several exchanges a round, its last.
 
     T rounds, S slots of a cohort, K the most batches that any client sees in these rounds, B the rows of one batch.
     Most methods see a batch a local step. FedRep's head and FedALA's weights see theirs before those of local steps,

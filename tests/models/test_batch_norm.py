@@ -390,6 +390,17 @@ def test_a_mixture_moves_the_statistics_of_the_model_that_it_is_trained_for(x64)
     close(own, jax.jit(task.updated_statistics)(start(task, data), of_client(data, 0), KEY))
 
 
+@pytest.mark.parametrize("around", [fjs.keep, fjs.freeze])
+def test_a_mixture_of_parts_moves_them_too(around, x64) -> None:
+    data, task = federated(), fjs.classification(Single())
+    method = around(fjs.apfl(client_optimizer=fjs.optim.sgd(0.1)), "Dense_0")
+    found = trained(method, data, rounds=1, steps=1)
+    state = found.state.clients
+    of_apfl = state.base if hasattr(state, "base") else state
+    own = jax.tree.map(lambda leaf: leaf[0], of_apfl.own["batch_stats"])
+    close(own, jax.jit(task.updated_statistics)(start(task, data), of_client(data, 0), KEY))
+
+
 class Ahead(FedAvg):
     def objective(self, F, y, k, sent, c_i, client):
         return F(jax.tree.map(lambda leaf: 1.1 * leaf, y))

@@ -114,7 +114,7 @@ class CgNormal(LinearSolver):
 
     Needs no contraction, only that I - J is regular; its condition number counts squared. Of the many solutions where
     I - J is singular it finds the shortest, which need not be the derivative; so it solves for that one too, which
-    only the derivative allows, at twice the cost.
+    only the derivative allows, at twice the cost. Reverse mode may refuse (NaN) where every solution would do.
     """
 
     def solve(self, matvec: Matvec, b: Any) -> Solved:
