@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.flatten_util import ravel_pytree
 
-from fedjax_sim.clients.local.batches import Positions, batches_in, fetch
+from fedjax_sim.clients.local.batches import batches_in, consecutive, fetch
 from fedjax_sim.core import sampling, trees
 from fedjax_sim.core.loops import bounded_loop, sorted_places
 from fedjax_sim.datasets.federated import FederatedDataset
@@ -63,8 +63,7 @@ def read_clients(
         size = dataset.sizes[positions[slot]]
         of_client = batches_in(size, rows)
         number = jnp.minimum(k - (ends[slot] - of_client), of_client - 1)  # beyond the end: what is not folded in
-        place = jnp.maximum(number, 0) * rows + jnp.arange(rows, dtype=jnp.int32)
-        where = Positions(place, place < size)
+        where = consecutive(size, jnp.maximum(number, 0), rows)
         batch = fetch(dataset, dataset.offsets[positions[slot]], size, where)
         dtype = batch.weights.dtype
         piece = Piece(slot, batch, batch.count.astype(dtype) / size.astype(dtype), number == of_client - 1)

@@ -15,7 +15,7 @@ from flax import struct
 
 from fedjax_sim.algorithms.contract import Client, Mean, Message, Method, Share, Stack, received
 from fedjax_sim.algorithms.wrapper import downloaded, encoded, uploaded
-from fedjax_sim.clients.local.batches import Batches, Positions, batches_in, fetch
+from fedjax_sim.clients.local.batches import Batches, Positions, batches_in, consecutive, fetch
 from fedjax_sim.core import trees
 from fedjax_sim.core.loops import Total
 from fedjax_sim.datasets.federated import FederatedDataset
@@ -157,9 +157,8 @@ class Solver(NamedTuple):
         size, rows = client.size, self.batches.rows(self.dataset)
         if self.surveying:
             # An idle step reads the last batch again: the mean of no examples is NaN, and then derivatives are.
-            batch = jnp.minimum(k, batches_in(size, rows) - 1)
-            place = batch * rows + jnp.arange(rows, dtype=jnp.int32)
-            return Draw(jax.random.fold_in(key, k), Positions(jnp.minimum(place, size - 1), place < size))
+            last = batches_in(size, rows) - 1
+            return Draw(jax.random.fold_in(key, k), consecutive(size, jnp.minimum(k, last), rows))
         first = batches_in(size, rows) if requires.survey else jnp.int32(0)  # the survey's keys come before
         key = jax.random.fold_in(key, k + first)
         other = None
@@ -310,7 +309,7 @@ class Solver(NamedTuple):
         """Shapes of a survey, which no data is read for."""
 
         def one(slot: Slot) -> Any:
-            positions = Positions(jnp.zeros((1,), jnp.int32), jnp.ones((1,), bool))
+            positions = consecutive(slot.client.size, 0, 1)
             batch = fetch(self.dataset, slot.offset, slot.client.size, positions)
             F = Loss(self.task, batch, slot.model_key, slot.client.scale)
             return self.algorithm.survey(F, sent, own, slot.client)

@@ -149,9 +149,7 @@ class InOrder(_OfSize):
     """Batches in the stored order, the same every epoch; last batch partial. No randomness: for replays."""
 
     def positions(self, prepared: Any, size: jax.Array, step: jax.Array, rows: int) -> Positions:
-        first = step % (batches_in(size, rows)) * rows
-        place = first + jnp.arange(rows, dtype=jnp.int32)
-        return Positions(place, place < size)
+        return consecutive(size, step % batches_in(size, rows), rows)
 
 
 class WithReplacement(_OfSize):
@@ -189,8 +187,7 @@ class FullBatch(Batches):
         return batches_in(size, rows)
 
     def positions(self, prepared: Any, size: jax.Array, step: jax.Array, rows: int) -> Positions:
-        place = step % self.pieces(size, rows) * rows + jnp.arange(rows, dtype=jnp.int32)
-        return Positions(place, place < size)
+        return consecutive(size, step % batches_in(size, rows), rows)
 
 
 shuffled = factory("batches.shuffled", Shuffled)
@@ -210,6 +207,12 @@ def _quotient(a: Any, b: Any) -> Any:
     if not isinstance(a, jax.Array):
         return a // b
     return lax.div(a, jnp.broadcast_to(jnp.asarray(b, a.dtype), a.shape))
+
+
+def consecutive(size: jax.Array, number: jax.Array | int, rows: int) -> Positions:
+    """Batch ``number`` of a client's examples in stored order, ``rows`` in each, the last one partial."""
+    place = number * rows + jnp.arange(rows, dtype=jnp.int32)
+    return Positions(place, place < size)
 
 
 def _in_epoch(size: jax.Array, step: jax.Array, rows: int, batch: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
