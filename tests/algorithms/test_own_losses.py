@@ -382,6 +382,7 @@ def test_feddf(average, rows):
     same(found.params, by_hand(plain, average, server)[0])
 
 
+@pytest.mark.slow
 def test_feddf_hears_changes_of_its_model_from_attackers():
     """Of clients that are all silent the mean of the logits is that of x, which stays."""
     silent = fjs.attacked(METHODS["feddf"](), list(range(len(IDS))), fjs.attacks.scaling(0.0))

@@ -286,6 +286,7 @@ def test_what_is_left_of_a_long_time_is_rounded_many_times():
     np.testing.assert_array_equal(staleness(0.1), staleness(1.0))
 
 
+@pytest.mark.slow
 def test_equal_clients_are_late_as_often(x64):
     # All six are there at one instant, and three make an update: the other three are one update old.
     data = fjs.datasets.quadratics(num_clients=6, dim=1, seed=0)

@@ -390,7 +390,7 @@ def test_a_mixture_moves_the_statistics_of_the_model_that_it_is_trained_for(x64)
     close(own, jax.jit(task.updated_statistics)(start(task, data), of_client(data, 0), KEY))
 
 
-@pytest.mark.parametrize("around", [fjs.keep, fjs.freeze])
+@pytest.mark.parametrize("around", [pytest.param(fjs.keep, marks=pytest.mark.slow), fjs.freeze])
 def test_a_mixture_of_parts_moves_them_too(around, x64) -> None:
     data, task = federated(), fjs.classification(Single())
     method = around(fjs.apfl(client_optimizer=fjs.optim.sgd(0.1)), "Dense_0")
