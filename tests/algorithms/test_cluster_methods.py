@@ -12,6 +12,7 @@ import pytest
 
 import fedjax_sim as fjs
 from fedjax_sim.algorithms.cfl import halves
+from fedjax_sim.algorithms.contract import nobody
 from fedjax_sim.algorithms.fjord import Fjord
 from fedjax_sim.algorithms.heterofl import masks
 from fedjax_sim.engine.plan import Plan
@@ -173,6 +174,11 @@ def test_one_component_is_fedavg():
     ours, fedavg = follow(fjs.fedem(client_optimizer=SGD, components=1)), follow(fjs.fedavg(client_optimizer=SGD))
     assert_equal(ours.x, fedavg.x)
     assert_equal(ours.state.clients, np.ones((6, 1)))
+
+
+def test_a_client_whose_examples_weigh_nothing_keeps_its_mixture():
+    pi, client = jnp.array([0.3, 0.7]), nobody()._replace(survey=jnp.zeros(2))
+    assert_equal(fjs.fedem(client_optimizer=SGD).finish((), (), (), pi, client)[1], pi)
 
 
 def labelled():
