@@ -15,6 +15,7 @@ from fedjax_sim.algorithms.cfl import halves
 from fedjax_sim.algorithms.contract import nobody
 from fedjax_sim.algorithms.fjord import Fjord
 from fedjax_sim.algorithms.heterofl import masks
+from fedjax_sim.algorithms.several import apart
 from fedjax_sim.engine.plan import Plan
 from fedjax_sim.models.passes import Clients
 from tests.algorithms import test_golden, test_sweep
@@ -113,6 +114,12 @@ def test_one_cluster_is_fedavg(make):
     method = getattr(fjs, make)(client_optimizer=SGD, clusters=1)
     fedavg = test_golden.run(quadratics(), fjs.fedavg(client_optimizer=SGD), average=method.requires.average)
     assert_equal(test_golden.run(quadratics(), method).x, fedavg.x)
+
+
+def test_models_in_bfloat16_start_where_those_in_single_precision_do():
+    x = jnp.linspace(-1, 1, 100, dtype=jnp.float32)
+    half, single = (apart(one, 3, 0.5, seed=1) for one in (x.astype(jnp.bfloat16), x))
+    np.testing.assert_allclose(half.astype(jnp.float32), single, rtol=0.02, atol=0.02)
 
 
 # FedEM
