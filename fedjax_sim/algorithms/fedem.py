@@ -26,10 +26,11 @@ class FedEM(Several):
 
     with loss_j(x) the task's loss of the example j, -log p(label | x) up to a constant. The q are those of x and of the
     client's pi before the round, in every step on its batch; a penalty of the task is added for each component. All K
-    components go down and up, and K models are trained. pi_i starts at 1/K and stays with the client. The components
-    start around the run's x, x_k = x + spread (n_k - mean_l n_l) with n_k ~ N(0, I) drawn from ``seed`` alone.
-    A client itself would use the mixture: what it says of an example is sum_k pi_ik of what the components say
-    (probabilities of a classification). What is evaluated as the shared model is the mean of the components.
+    components go down and up, and K models are trained. pi_i starts at 1/K and stays with the client, unchanged
+    where its examples all have the weight 0. The components start around the run's x, x_k = x + spread (n_k - mean_l
+    n_l) with n_k ~ N(0, I) drawn from ``seed`` alone. A client itself would use the mixture: what it says of an example
+    is sum_k pi_ik of what the components say (probabilities of a classification). What is evaluated as the shared model
+    is the mean of the components.
 
     Args:
       components: K; with 1 it is FedAvg.
@@ -78,7 +79,8 @@ class FedEM(Several):
 
     def finish(self, delta: Any, y: Any, sent: Any, c_i: Any, client: Client) -> tuple[dict[str, Message], Any]:
         total = jnp.sum(client.survey)  # 1, but for example weights
-        return {"delta": Mean(delta)}, (client.survey / jnp.where(total > 0, total, 1)).astype(c_i.dtype)
+        pi = (client.survey / jnp.where(total == 0, 1, total)).astype(c_i.dtype)
+        return {"delta": Mean(delta)}, jnp.where(total == 0, c_i, pi)
 
     def personal(self, server: Any, c_i: Any) -> Any:
         return Mixture(server.params, c_i)

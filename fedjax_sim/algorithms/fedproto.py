@@ -128,6 +128,8 @@ class _Train(FedAvg):
     lam: Any = real(default=1.0, low=0.0)
     form: str = choice(("paper", "code"), default="paper")
 
+    factory_name = FedProto.factory_name  # what users know it by
+
     @property
     def requires(self) -> Requires:
         return Requires(own_cohort=False, whole_batches=self.form == "paper")

@@ -79,9 +79,9 @@ class Reweighted(Wrapper):
         # Of what attackers agree on, cohort.weights make the average, unless something inside has others or none.
         gathered = SENT in messages and not any(isinstance(one, Robust | Reweighted) for one in within(self.base))
         if not averaged and not (gathered and messages[SENT].value.averaged):
-            name = type(innermost(self.base)).__name__
+            name = innermost(self.base).factory_name()
             raise ValueError(
-                f"reweighted({name.lower()}(...)): {name} weighs its clients itself, so the cohort's average has no "
+                f"reweighted({name}(...)): {name} weighs its clients itself, so the cohort's average has no "
                 "part in it: reweigh a method that averages, for instance fedavg, fednova or scaffold"
             )
         if self.logits is None:

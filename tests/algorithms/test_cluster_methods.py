@@ -12,8 +12,10 @@ import pytest
 
 import fedjax_sim as fjs
 from fedjax_sim.algorithms.cfl import halves
+from fedjax_sim.algorithms.contract import nobody
 from fedjax_sim.algorithms.fjord import Fjord
 from fedjax_sim.algorithms.heterofl import masks
+from fedjax_sim.algorithms.several import apart
 from fedjax_sim.engine.plan import Plan
 from fedjax_sim.models.passes import Clients
 from tests.algorithms import test_golden, test_sweep
@@ -114,6 +116,12 @@ def test_one_cluster_is_fedavg(make):
     assert_equal(test_golden.run(quadratics(), method).x, fedavg.x)
 
 
+def test_models_in_bfloat16_start_where_those_in_single_precision_do():
+    x = jnp.linspace(-1, 1, 100, dtype=jnp.float32)
+    half, single = (apart(one, 3, 0.5, seed=1) for one in (x.astype(jnp.bfloat16), x))
+    np.testing.assert_allclose(half.astype(jnp.float32), single, rtol=0.02, atol=0.02)
+
+
 # FedEM
 
 
@@ -173,6 +181,11 @@ def test_one_component_is_fedavg():
     ours, fedavg = follow(fjs.fedem(client_optimizer=SGD, components=1)), follow(fjs.fedavg(client_optimizer=SGD))
     assert_equal(ours.x, fedavg.x)
     assert_equal(ours.state.clients, np.ones((6, 1)))
+
+
+def test_a_client_whose_examples_weigh_nothing_keeps_its_mixture():
+    pi, client = jnp.array([0.3, 0.7]), nobody()._replace(survey=jnp.zeros(2))
+    assert_equal(fjs.fedem(client_optimizer=SGD).finish((), (), (), pi, client)[1], pi)
 
 
 def labelled():

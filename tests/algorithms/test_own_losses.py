@@ -577,6 +577,9 @@ def test_what_else_is_refused():
     for around in (fjs.quantised, fjs.top_k, fjs.clipped):  # prototypes would count for less than nothing
         with pytest.raises(ValueError, match="report what is no change of a model"):
             around(METHODS["fedproto"]())
+    for around in (fjs.robust, fjs.reweighted):
+        with pytest.raises(ValueError, match=r"\(fedproto\(...\)\): fedproto weighs its clients itself"):
+            run(around(METHODS["fedproto"]()), "plain")
     for wrong, of_run in (("num_classes=20", CLASSES), ("width=99", r"\d+")):
         name, number = wrong.split("=")
         with pytest.raises(ValueError, match=rf"fedproto\({wrong}\): it is {of_run} in this run: leave it out"):

@@ -795,8 +795,12 @@ def test_a_method_that_keeps_the_run_s_task_has_each_point_s():
     dataset, run = data(), settings(task=settings()["task"].replace(weight_decay=0.1))
     method = fjs.feddf(client_optimizer=fjs.optim.sgd(0.1), public=dataset)
     asked = asked_of(run)[0]._replace(algorithm=method, dataset=dataset, key=jax.random.key(0))
-    at = program.placed(resolve(asked, 1), {"task.weight_decay": 0.5})
+    first, point = resolve(asked, 1), {"task.weight_decay": 0.5}
+    at = program.placed(first, point)
     assert at.task.weight_decay == at.algorithm.task.weight_decay == 0.5
+    of_first = {"algorithm": fjs.describe(first.algorithm), "run": {"task": fjs.describe(first.task)}}
+    said = program.described(of_first, point)
+    assert said["run"]["task"] == said["algorithm"]["arguments"]["task"] == fjs.describe(at.task)
 
 
 @pytest.mark.slow

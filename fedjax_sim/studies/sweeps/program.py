@@ -137,8 +137,9 @@ def described(description: dict[str, Any], point: Mapping[str, Any]) -> dict[str
         else:
             run = changed["run"]
             new = {part: _substituted(run[part], rest.split("."), plain)}
-            if part == "task":  # an evaluation of it is one of the point's
+            if part == "task":  # an evaluation of it is one of the point's, and so is a method that keeps it
                 new["evaluate"] = _exchanged(run.get("evaluate"), run[part], new[part])
+                changed["algorithm"] = _exchanged(changed["algorithm"], run[part], new[part])
             changed["run"] = {**run, **new}
     return changed
 
