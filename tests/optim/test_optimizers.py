@@ -42,6 +42,14 @@ def test_sgd_with_momentum_and_decay(nesterov):
     np.testing.assert_allclose(updates(sgd(eta, rho, nesterov)), flat, rtol=1e-6)
 
 
+def test_an_optimiser_of_optax_that_is_another_with_an_argument_given():
+    """optax.nadam is a partial application, no function: "optax has no optimiser 'nadam': did you mean 'adam'?"."""
+    np.testing.assert_allclose(
+        updates(fjs.optim.from_optax("nadam", learning_rate=0.1, b1=0.7)),
+        updates(fjs.optim.from_optax("adam", learning_rate=0.1, b1=0.7, nesterov=True)),
+    )
+
+
 @pytest.mark.parametrize("name", ["FedAdagrad", "FedAdam", "FedYogi"])
 def test_adaptive_servers_of_reddi_et_al(name):
     """m and v from 0 and tau^2, u = m / (sqrt(v) + tau) along -gradient (Reddi et al. 2021, Algorithm 2)."""
