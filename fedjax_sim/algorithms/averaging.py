@@ -34,14 +34,17 @@ class Ema(Wrapper):
     of_one_model: ClassVar[bool] = True
 
     def init(self, params: Any, shares: jax.Array) -> Wrapped:
-        return Wrapped(self.base.init(params, shares), params)
+        # In half precision 0.999 is 1, and what is nearer than some hundredths would not be approached.
+        wide = jax.tree.map(lambda leaf: leaf.astype(trees.widest(leaf, jnp.float32)), params)
+        return Wrapped(self.base.init(params, shares), wide)
 
     def evaluated(self, server: Wrapped) -> Any:
-        return server.extra
+        return trees.of_types(server.extra, self.model(server))
 
     def update(self, server: Wrapped, got: dict[str, Any], cohort: Cohort) -> Wrapped:
         new: Wrapped = super().update(server, got, cohort)
-        return new._replace(extra=trees.mix(self.decay, server.extra, self.model(new)))
+        model = trees.of_types(self.model(new), server.extra)
+        return new._replace(extra=trees.mix(self.decay, server.extra, model))
 
 
 class Window(NamedTuple):

@@ -62,8 +62,14 @@ def weighted_sum(weights: jax.Array, stack: Any) -> Any:
 
 
 def inner(a: Any, b: Any) -> jax.Array:
-    """<a, b> over all leaves, a scalar."""
-    products = jax.tree.map(lambda x, y: jnp.sum(x * y), a, b)
+    """<a, b> over all leaves, a scalar of single precision at least: in float16 the square of 1e-4 is 0."""
+
+    def product(x: Any, y: Any) -> jax.Array:
+        x, y = jnp.asarray(x), jnp.asarray(y)
+        wide = widest((x, y), jnp.float32)
+        return jnp.sum(x.astype(wide) * y.astype(wide))
+
+    products = jax.tree.map(product, a, b)
     total: jax.Array = jax.tree.reduce(jnp.add, products)
     return total
 

@@ -190,15 +190,15 @@ def squares(vectors: Any) -> jax.Array:
 
 
 def _units(vectors: Any, valid: jax.Array) -> Any:
-    """v_i / |v_i| where that is defined, else 0."""
+    """v_i / |v_i| where that is defined, else 0; leaves [S, d]."""
     square = squares(vectors)
     real = valid & (square > 0)
     factor = jnp.where(real, 1 / jnp.sqrt(jnp.where(real, square, jnp.ones_like(square))), jnp.zeros_like(square))
-    return jax.tree.map(lambda leaf: leaf * trees.column(trees.as_dtype(factor, leaf), leaf), vectors)
+    return jax.tree.map(lambda rows: rows * trees.as_dtype(factor, rows)[:, None], jax.tree.map(_rows, vectors))
 
 
 def _rows(leaf: jax.Array) -> jax.Array:
-    return leaf.reshape(leaf.shape[0], -1)
+    return leaf.reshape(leaf.shape[0], -1).astype(trees.widest(leaf, jnp.float32))  # for squares, as trees.inner
 
 
 def quotient(above: jax.Array, below: jax.Array) -> jax.Array:

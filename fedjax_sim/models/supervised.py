@@ -16,7 +16,7 @@ from fedjax_sim.core.mistakes import shapes
 from fedjax_sim.datasets.federated import FederatedDataset, can_be_read, held_out_parts
 from fedjax_sim.models.base import Model, of_kind
 from fedjax_sim.models.calling import STATISTICS, features_of, outputs_of, told
-from fedjax_sim.models.contract import MaybeArray, Mixture, Task
+from fedjax_sim.models.contract import MaybeArray, Mixture, Task, single
 from fedjax_sim.models.cross_entropy import cross_entropy
 from fedjax_sim.models.scores import Score, given_scores
 from fedjax_sim.optim import third_party
@@ -82,7 +82,7 @@ class Supervised(Task):
     def penalty(self, params: Any) -> jax.Array | None:
         if self.weight_decay is None:
             return None
-        squares = [jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(self.with_statistics(params, ()))]
+        squares = [jnp.sum(jnp.square(single(leaf))) for leaf in jax.tree.leaves(self.with_statistics(params, ()))]
         total = jnp.sum(jnp.stack(squares))
         return jnp.asarray(self.weight_decay).astype(total.dtype) * total
 
@@ -109,10 +109,10 @@ class Supervised(Task):
         return params if self.statistics(params) is None else {**params, STATISTICS: statistics}
 
     def losses(self, params: Any, examples: Any, key: jax.Array | None = None) -> jax.Array:
-        return self.losses_of(self.outputs(params, examples, key), examples)
+        return self.losses_of(single(self.outputs(params, examples, key)), examples)
 
     def losses_of(self, outputs: jax.Array, examples: Any) -> jax.Array:
-        """Loss of each example from what the model says of it, [B]."""
+        """Loss of each example from what the model says of it, [B]: of half precision it is widened."""
         raise TypeError(f"{type(self).__name__} must define losses_of(outputs, examples)")
 
     def losses_and_statistics(
@@ -131,7 +131,7 @@ class Supervised(Task):
             outputs, new = outputs_of(self.model, params, examples["x"], key, weights)
         still = jnp.bool_(False) if weights is None else ~jnp.any(weights != 0)
         new = jax.tree.map(lambda before, after: jnp.where(still, before, after.astype(before.dtype)), old, new)
-        return self.losses_of(outputs, examples), new
+        return self.losses_of(single(outputs), examples), new
 
     def output_shape(self, dataset: FederatedDataset) -> tuple[int, ...]:
         """The shape of the model's output for one example."""
@@ -288,7 +288,7 @@ class Regression(Supervised):
         return jnp.sum(jnp.square(errors), axis=tuple(range(1, errors.ndim))) / 2
 
     def metrics(self, params: Any, examples: Any) -> dict[str, jax.Array]:
-        errors = _errors(self.outputs(params, examples), examples)
+        errors = _errors(single(self.outputs(params, examples)), examples)
         return {"mse": per_example(jnp.square(errors)), "mae": per_example(jnp.abs(errors))}
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from fedjax_sim.core.descriptions import factory
 from fedjax_sim.core.loops import with_rows
 from fedjax_sim.datasets.federated import FederatedDataset, held_out_parts
-from fedjax_sim.models.contract import Batch, MaybeArray, Mixture
+from fedjax_sim.models.contract import Batch, MaybeArray, Mixture, single
 from fedjax_sim.models.scores import Score
 from fedjax_sim.models.supervised import Supervised
 
@@ -114,7 +114,7 @@ class Cox(Supervised):
 
     def losses(self, params: Any, examples: Any, key: jax.Array | None = None, group: MaybeArray = None) -> jax.Array:
         """The term of each example, [B], 0 without an event; only those of its ``group``, int[B], are compared."""
-        z = self.outputs(params, examples, key).reshape(-1)
+        z = single(self.outputs(params, examples, key)).reshape(-1)
         event, time = examples["y"][:, 0], examples["y"][:, 1]
         at_risk = time[None, :] >= time[:, None]
         if group is not None:

@@ -12,7 +12,7 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Self
+from typing import Any, Self, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -158,7 +158,7 @@ class FromOptax(Optimizer):
     options: tuple[tuple[str, Any], ...] = static(default=())  # the others, as sorted pairs
 
     def checked(self) -> Self:
-        names = [key for key in dir(optax) if inspect.isfunction(getattr(optax, key)) and not key.startswith("_")]
+        names = [key for key in dir(optax) if _is_function(getattr(optax, key)) and not key.startswith("_")]
         if self.name not in names:
             raise ValueError(f"optax has no optimiser {self.name!r}: {suggest(str(self.name), names)}")
         if not isinstance(self.arguments, Mapping):
@@ -220,6 +220,11 @@ class Hoisted(Optimizer):
         )
 
 
+def _is_function(value: Any) -> TypeGuard[Callable[..., Any]]:
+    """Whether it is a function, also with some arguments given already, as ``optax.nadam`` is one."""
+    return inspect.isfunction(getattr(value, "func", value))
+
+
 def from_optax(name: str, **arguments: Any) -> Optimizer:
     """Any optax optimiser by its name: ``from_optax("rmsprop", learning_rate=0.01, decay=0.9)``.
 
@@ -232,7 +237,7 @@ def from_optax(name: str, **arguments: Any) -> Optimizer:
       ValueError: optax has no such optimiser, or it has no such argument.
     """
     function = getattr(optax, str(name), None)
-    parameters = inspect.signature(function).parameters if inspect.isfunction(function) else {}
+    parameters = inspect.signature(function).parameters if _is_function(function) else {}
 
     def is_option(key: str, value: Any) -> bool:
         if isinstance(value, int) and not isinstance(value, bool) and key in parameters:

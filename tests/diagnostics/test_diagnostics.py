@@ -163,6 +163,13 @@ class TestMeasures:
         np.testing.assert_allclose(found, matrix, atol=1e-12)
         assert coherence == pytest.approx(np.triu(matrix, 1).sum())
 
+    def test_small_changes_of_half_precision(self):
+        """Their squares are 0 in float16: a diversity of 1 and cosines of 0."""
+        vectors, all_ = jnp.array([[1e-4, 0], [1e-4, 1e-4]], jnp.float16), np.ones(2, bool)
+        found, matrix = jax.jit(lambda v: (measures.e_lud(v, all_), measures.cosine_matrix(v, all_)))(vectors)
+        assert found == pytest.approx(np.sqrt(1.5 / 1.25), rel=1e-3)
+        np.testing.assert_allclose(matrix, [[1, 0.5**0.5], [0.5**0.5, 1]], rtol=1e-3)
+
     def test_quantiles_and_fairness(self):
         values, valid = RNG.uniform(size=7), np.array([1, 0, 1, 1, 0, 1, 1], bool)
         levels = np.array([0.0, 0.25, 0.5, 0.75, 1.0])

@@ -55,3 +55,22 @@ def test_a_full_gradient_in_many_pieces(method):
     )  # fmt: skip
     data = fjs.datasets.from_clients([(x, x)], test=[(x[:1], x[:1])])
     assert jax.jit(train)(method(client_optimizer=fjs.optim.sgd(1.0)), data, jax.random.key(0)).params[0] == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("decay", [0.999, 0.98])
+def test_a_moving_average_of_models_moves(decay):
+    """0.999 is 1 in bfloat16: what was evaluated stayed the model that the run began with."""
+
+    def averaged(dtype):
+        data = fjs.datasets.quadratics(num_clients=2, dim=3, scale=1.0, dtype=dtype)
+        method = fjs.ema(fjs.fedavg(client_optimizer=fjs.optim.sgd(0.5)), decay=decay)
+        train = fjs.make_train(
+            task=fjs.quadratic(start=4.0), rounds=300, eval_every=300, evaluate_train=False, cohort=fjs.cohort.full(),
+            work=fjs.local.steps(1), batches=fjs.local.full_batch(), evaluate=lambda params, data: {"x": params},
+        )  # fmt: skip
+        found = jax.jit(train)(method, data, jax.random.key(0))
+        assert found.params.dtype == dtype
+        return jnp.asarray(found.params, "f")
+
+    assert jnp.allclose(averaged(jnp.bfloat16), averaged(jnp.float32), atol=0.02)

@@ -102,6 +102,30 @@ def test_regression(outputs, model) -> None:
     assert float(found) == pytest.approx(float(objective), rel=1e-5)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_losses_and_penalties_of_half_precision_keep_their_digits(dtype) -> None:
+    """A loss of 0.0003 was 0 with a gradient of 0 in its logit, and a target of 2000.4 was 2000."""
+    one, zero, label = np.ones((1, 1), dtype), np.zeros((1, 1), dtype), np.zeros(1, np.int32)
+    large = {"params": {"Dense_0": {"kernel": np.array([[8, 0]], dtype), "bias": np.zeros(2, dtype)}}}
+    level = {"params": {"Dense_0": {"kernel": zero, "bias": np.array([2000], dtype)}}}
+    of_two = {"params": {"Dense_0": {"kernel": zero, "bias": np.array([-8], dtype)}}}
+    classified, told_apart = fjs.classification(Line(2)), fjs.binary_classification(Line(), weight_decay=0.3)
+    examples, target = {"x": one, "y": label}, {"x": one, "y": np.array([2000.4], "f")}
+
+    @jax.jit
+    def found(large, level, of_two):
+        slope = jax.grad(lambda params: jnp.sum(classified.losses(params, examples)))(large)
+        values = [classified.values(large, examples)["loss"], told_apart.values(of_two, examples)["loss"]]
+        return values, slope, fjs.regression(Line()).values(level, target), told_apart.penalty(of_two)
+
+    losses, slope, errors, penalty = found(large, level, of_two)
+    np.testing.assert_allclose(losses, np.log1p(np.exp(-8)) * np.ones((2, 1)), rtol=1e-4)
+    small = 1 / (1 + np.exp(8))
+    np.testing.assert_allclose(slope["params"]["Dense_0"]["bias"].astype("f"), [-small, small], rtol=5e-3)
+    np.testing.assert_allclose([errors[name][0] for name in ("loss", "mse", "mae")], [0.08, 0.16, 0.4], rtol=1e-3)
+    np.testing.assert_allclose(penalty, 0.3 * 64, rtol=1e-6)
+
+
 @pytest.mark.slow
 def test_a_federated_regression_reaches_least_squares() -> None:
     rng = np.random.default_rng(1)

@@ -1,5 +1,7 @@
 """Described optimisers on one scalar, against their recursions; adaptive servers; which of them are linear."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -40,6 +42,32 @@ def test_sgd_with_momentum_and_decay(nesterov):
     np.testing.assert_allclose(updates(sgd(eta, rho, nesterov, gamma)), expected, rtol=1e-6)
     flat = [value / gamma**k for k, value in enumerate(expected)]
     np.testing.assert_allclose(updates(sgd(eta, rho, nesterov)), flat, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["FedAdam", "FedYogi", "FedAms"])
+def test_moments_of_half_precision_are_those_of_single(name):
+    """A beta2 of 0.999 is 1 in bfloat16: v stayed at tau^2, and steps along 1 were of 500 and not of 1."""
+    made = getattr(adaptive, name)(beta2=0.999)
+
+    @functools.partial(jax.jit, static_argnums=1)
+    def stepped(made, dtype):
+        params = jnp.zeros(1, dtype)
+        state, none = made.init(params), jnp.ones(1, dtype)
+        for _ in range(3):
+            update, state = made.update(none, state, params)
+        return update, made.peek(none, state, params)
+
+    half, single = stepped(made, jnp.bfloat16), stepped(made, jnp.float32)
+    assert [update.dtype for update in half] == [jnp.bfloat16] * 2
+    np.testing.assert_allclose(np.asarray(half, "f"), single, rtol=1e-2)
+
+
+def test_an_optimiser_of_optax_that_is_another_with_an_argument_given():
+    """optax.nadam is a partial application, no function: "optax has no optimiser 'nadam': did you mean 'adam'?"."""
+    np.testing.assert_allclose(
+        updates(fjs.optim.from_optax("nadam", learning_rate=0.1, b1=0.7)),
+        updates(fjs.optim.from_optax("adam", learning_rate=0.1, b1=0.7, nesterov=True)),
+    )
 
 
 @pytest.mark.parametrize("name", ["FedAdagrad", "FedAdam", "FedYogi"])
