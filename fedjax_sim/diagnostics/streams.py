@@ -245,12 +245,12 @@ def hessian_difference(
     positions = dataset.order[sampling.choose(which, dataset.num_clients, count)]
     always = jnp.ones((1,), bool)
 
-    def product(params: Any, batch: Batch, vector: Any) -> Any:
+    def product(task: Task, params: Any, batch: Batch, vector: Any) -> Any:
         return jax.jvp(lambda x: jax.grad(task.batch_loss)(x, batch), (params,), (vector,))[1]
 
     def body(given: Any, piece: Piece, total: Any) -> Any:
-        params, vector = given
-        return trees.add_scaled(total, piece.part, product(params, piece.batch, vector))
+        task, params, vector = given
+        return trees.add_scaled(total, piece.part, product(task, params, piece.batch, vector))
 
     def norm_of(_: None, drawn: tuple[jax.Array, jax.Array]) -> tuple[None, jax.Array]:
         position, key = drawn
@@ -258,8 +258,8 @@ def hessian_difference(
         def difference(vector: jax.Array) -> jax.Array:
             direction = unravel(vector.astype(flat.dtype))
             zero = trees.zeros_like(params)
-            own = read_clients(body, (params, direction), zero, dataset, position[None], always)
-            mean = mean_over_examples(lambda x, batch: product(x, batch, direction), params, dataset)
+            own = read_clients(body, (task, params, direction), zero, dataset, position[None], always)
+            mean = mean_over_examples(lambda x, batch: product(task, x, batch, direction), params, dataset)
             return ravel_pytree(trees.subtract(own, mean))[0].astype(vector.dtype)
 
         # Of models in half precision too: orthogonal vectors and eigenvalues need more digits than products with them.

@@ -239,13 +239,11 @@ def said_of_client(
 def _said_by_each(task: Task, personal: Callable[[jax.Array], Any], data: FederatedDataset, say: Say) -> jax.Array:
     """What every client's model, ``personal(index)``, says of its own examples, in the flat order."""
 
-    def add(index: jax.Array, found: jax.Array) -> jax.Array:
-        return said_of_client(task, data, personal(index), index, found, data.offsets[data.order[index]], say)
+    def add(found: jax.Array, index: jax.Array) -> tuple[jax.Array, None]:
+        return said_of_client(task, data, personal(index), index, found, data.offsets[data.order[index]], say), None
 
-    some = jax.eval_shape(personal, jnp.int32(0))
-    return lax.fori_loop(  # type: ignore[no-any-return]
-        jnp.int32(0), jnp.int32(data.num_clients), add, nothing_said(task, some, data, say=say)
-    )
+    some, everybody = jax.eval_shape(personal, jnp.int32(0)), jnp.arange(data.num_clients, dtype=jnp.int32)
+    return lax.scan(add, nothing_said(task, some, data, say=say), everybody)[0]
 
 
 def _said(task: Task, params: Any, data: FederatedDataset, say: Say) -> jax.Array:

@@ -315,6 +315,21 @@ class TestQuadratics:
         )
         assert found == pytest.approx(1.5, rel=0.01)
 
+    @pytest.mark.slow
+    def test_hessian_dissimilarity_has_a_derivative_in_the_task(self):
+        """A penalty is the same for all clients; and the task may be traced."""
+        data = fjs.datasets.from_clients([(np.array([[a]]), [0]) for a in (1.0, 2.0)])
+        task = fjs.binary_classification(nn.Dense(1, param_dtype=jnp.float64), weight_decay=0.1)
+        params = task.init(jax.random.key(0), data)
+
+        def measured(weight_decay):
+            varied = task.replace(weight_decay=weight_decay)
+            return hessian_difference(varied, data, params, jax.random.key(1), 2, None)
+
+        value, slope = jax.jit(jax.value_and_grad(measured))(0.1)
+        assert value > 0.01
+        assert slope == pytest.approx(0, abs=1e-12)
+
     def test_lanczos_survives_an_invariant_space(self):
         @jax.jit
         def norm(spectrum, start):

@@ -63,6 +63,18 @@ def test_each_client_s_own(data):
 
 
 @pytest.mark.slow
+def test_each_client_s_own_has_a_derivative(data):
+    def half_square(models):
+        said = fjs.predict(TASK, models, data.test, each=True)
+        return (said * said).sum() / 2
+
+    found = jax.grad(half_square)(models())["params"]["Dense_0"]["kernel"]
+    for i, index in enumerate(np.argsort(np.argsort(IDS))):
+        x = np.asarray(data.test.client(i)["x"])
+        np.testing.assert_allclose(found[index], x.T @ logits(of_client(index), x), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
 def test_adapted_and_personal_models(data):
     """The accuracy of what they say is the one that is recorded."""
     params = of_client(0)
