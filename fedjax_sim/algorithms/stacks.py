@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from fedjax_sim.core.derived import with_derivative
 from fedjax_sim.core.trees import column, matmul, root, select, zeros_like
 
 
@@ -68,23 +69,23 @@ def middle(stack: Any, valid: jax.Array, cut: jax.Array) -> Any:
     def of_leaf(leaf: jax.Array) -> jax.Array:
         rows = leaf.reshape(len(leaf), -1)
         ordered = sorted_rows(jnp.where(column(valid, rows), rows, jnp.full_like(rows, jnp.inf)))  # void slots behind
-        return _middle(rows, ordered, valid, cut).reshape(leaf.shape[1:])
+        found = with_derivative(_by_constant_weights, _middle(ordered, valid, cut), rows, (ordered, valid, cut))
+        return jnp.reshape(found, leaf.shape[1:])
 
     return jax.tree.map(of_leaf, stack)
 
 
-@jax.custom_jvp
-def _middle(rows: jax.Array, ordered: jax.Array, valid: jax.Array, cut: jax.Array) -> jax.Array:
-    """The mean of the values left of each column of ``rows``, [S, d], taken out of them in rising order."""
+def _middle(ordered: jax.Array, valid: jax.Array, cut: jax.Array) -> jax.Array:
+    """The mean of the values left of each column, [S, d], in rising order."""
     last, kept = _left(ordered, valid, cut)
-    place = jnp.arange(len(rows), dtype=jnp.int32)[:, None]
+    place = jnp.arange(len(ordered), dtype=jnp.int32)[:, None]
     inside = (place >= cut) & (place <= last)
     return jnp.sum(jnp.where(inside, ordered, jnp.zeros_like(ordered)), axis=0) / kept
 
 
-@_middle.defjvp
-def _(primals: tuple[jax.Array, ...], tangents: tuple[Any, ...]) -> tuple[jax.Array, jax.Array]:
-    rows, ordered, valid, cut = primals
+def _by_constant_weights(_: jax.Array, rows: jax.Array, rows_dot: jax.Array, others: Any) -> jax.Array:
+    """The derivative of the mean, whose weights are constant."""
+    ordered, valid, cut = others
     last, kept = _left(ordered, valid, cut)
     here = column(valid, rows)
     low, high = ordered[cut][None], ordered[last][None]
@@ -109,7 +110,7 @@ def _(primals: tuple[jax.Array, ...], tangents: tuple[Any, ...]) -> tuple[jax.Ar
     ends = share(at_low, here & (rows < low)) + share(at_high, here & (rows > high))
     all_equal = jnp.where(at_low, kept / jnp.maximum(count(at_low), 1).astype(rows.dtype), jnp.zeros_like(rows))
     weights = jnp.where(low == high, all_equal, jnp.where(inside, jnp.ones_like(rows), ends))
-    return _middle(*primals), jnp.sum(lax.stop_gradient(weights) * tangents[0], axis=0) / kept
+    return jnp.sum(lax.stop_gradient(weights) * rows_dot, axis=0) / kept
 
 
 def _left(ordered: jax.Array, valid: jax.Array, cut: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fedjax_sim.core import trees
+from fedjax_sim.core.derived import with_derivative
 from fedjax_sim.core.descriptions import factory
 from fedjax_sim.optim.simplex import (
     ROUND_OFF,
@@ -113,12 +114,11 @@ def shortest(
     if solver is None:
         solver = active_set() if count <= _FEW else away_steps()
     scales = jnp.ones((count,), dtype) if scales is None else jnp.asarray(scales).astype(dtype)
-    eps = max(_eps(dtype), *(_eps(_wide(m)) for m in jax.tree.leaves(vectors)))
-    problem = Quadratic.of_gram(*lax.stop_gradient((gram, scales)), seen, eps)
+    problem = Quadratic.of_gram(*lax.stop_gradient((gram, scales)), seen, _precision(gram, vectors))
     search = _search(solver, problem, *lax.stop_gradient((vectors, start.astype(dtype))))
     found = search.found
     if solver.implicit:
-        found = _differentiable(eps, found, vectors, gram, scales)
+        found = with_derivative(_over_the_face, found, (vectors, gram, scales))
     else:
         found = _Found(found.weights, *_point_and_pull(found.weights, vectors, scales))
     squared_norm, gap = _measures(found, seen)
@@ -166,31 +166,22 @@ def _search(solver: MinNormSolver, problem: Quadratic, vectors: Any, start: jax.
     return lax.while_loop(lambda s: ~s.done & (s.passes < _PASSES) & (s.steps < solver.max_steps), improve, search)
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _differentiable(eps: float, found: _Found, vectors: Any, gram: jax.Array, scales: jax.Array) -> _Found:
-    """``found``, with the derivative of the exact minimiser over the face that it lies in.
+def _over_the_face(found: _Found, of: Any, of_dot: Any, _: Any) -> _Found:
+    """The derivative of the exact minimiser over the face that it lies in.
 
     There <m_i, d> = mu and sum_i w_i = 1 on the support: the derivative of the weights is the Newton step for the
     derivative of <m_i, d> at constant weights.
     """
-    return found
-
-
-@_differentiable.defjvp
-def _derivative(eps: float, primals: Any, tangents: Any) -> tuple[_Found, _Found]:
-    _, vectors, gram, scales = primals
-    _, vectors_dot, _, scales_dot = tangents
-    found = _differentiable(eps, *primals)
+    (vectors, gram, scales), (vectors_dot, _, scales_dot) = of, of_dot
     weights = found.weights
     support = weights > 0
-
     at_constant_weights = functools.partial(_point_and_pull, weights)
     _, (_, pull_dot) = jax.jvp(at_constant_weights, (vectors, scales), (vectors_dot, scales_dot))
-    problem = Quadratic.of_gram(gram, scales, support, eps)
+    problem = Quadratic.of_gram(gram, scales, support, _precision(gram, vectors))
     damping = jnp.asarray(smallest_damping(problem), gram.dtype)
     step = towards_affine_minimum(problem, support, damping, pull_dot, jnp.zeros_like(damping))
-    primal, tangent = jax.jvp(_point_and_pull, (weights, vectors, scales), (step, vectors_dot, scales_dot))
-    return _Found(weights, *primal), _Found(step, *tangent)
+    _, tangent = jax.jvp(_point_and_pull, (weights, vectors, scales), (step, vectors_dot, scales_dot))
+    return _Found(step, *tangent)
 
 
 def _point_and_pull(weights: jax.Array, vectors: Any, scales: jax.Array) -> tuple[Any, jax.Array]:
@@ -221,6 +212,10 @@ def _wide(leaf: jax.Array) -> Any:
 
 def _eps(dtype: Any) -> float:
     return float(jnp.finfo(dtype).eps)
+
+
+def _precision(gram: jax.Array, vectors: Any) -> float:
+    return max(_eps(gram.dtype), *(_eps(_wide(m)) for m in jax.tree.leaves(vectors)))
 
 
 def _flat(leaf: jax.Array) -> jax.Array:

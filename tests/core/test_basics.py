@@ -10,6 +10,7 @@ import pytest
 
 import fedjax_sim as fjs
 from fedjax_sim.core import trees
+from fedjax_sim.core.derived import with_derivative
 from fedjax_sim.core.files import write_atomically
 from fedjax_sim.core.keys import client_draws, cohort_key, fold_in, order_words, random_words, round_key
 from fedjax_sim.core.loops import bounded_loop
@@ -49,6 +50,34 @@ def test_a_choice_is_for_all_or_for_each_of_a_stack():
         for name, leaf in leaves.items():
             mask = condition[:, None] if np.ndim(condition) == 1 and leaf.ndim == 2 else condition
             np.testing.assert_array_equal(found[name], np.where(mask, leaf, 0))
+
+
+def sine_rule(found, x, x_dot, others):
+    return {"sine": jnp.cos(x) * x_dot * others}
+
+
+def test_a_rule_for_a_derivative_holds_in_loops_to_any_order(x64):
+    """A search has no derivative of its own: ``jax.custom_jvp`` was forgotten in the second one through a loop."""
+
+    def turn(x, _):
+        found = {"sine": jax.lax.stop_gradient(jnp.sin(x))}
+        return x + with_derivative(sine_rule, found, x, jnp.float64(1))["sine"], None
+
+    def by_hand(x, _):
+        return x + jnp.sin(x), None
+
+    def after_two(turn):
+        return lambda x: jax.lax.scan(turn, x, length=2)[0]
+
+    def derivatives(f):
+        second = (lambda x: jax.jvp(jax.grad(f), (x,), (1.0,))[1], jax.grad(jax.grad(f)), jax.jacfwd(jax.jacfwd(f)))
+        return jax.jit(lambda x: (jax.vmap(f)(x), *(jax.vmap(one)(x) for one in (jax.grad(f), *second))))
+
+    x = jnp.linspace(-1.0, 2, 3)
+    for found, expected in zip(derivatives(after_two(turn))(x), derivatives(after_two(by_hand))(x), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-12)
+    np.testing.assert_array_equal(turn(x, None)[0], by_hand(x, None)[0])
+    assert jax.jit(lambda x: turn(x, None)[0]).lower(x).as_text().count("cosine") == 0
 
 
 def test_what_is_drawn_depends_on_round_client_and_purpose():
