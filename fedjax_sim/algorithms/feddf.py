@@ -16,6 +16,7 @@ from fedjax_sim.algorithms.stacks import only
 from fedjax_sim.core.fields import count, leaf
 from fedjax_sim.core.values import shown
 from fedjax_sim.datasets.federated import FederatedDataset
+from fedjax_sim.models.contract import single
 from fedjax_sim.models.supervised import per_example
 from fedjax_sim.optim import parts
 
@@ -100,11 +101,11 @@ class FedDf(FedAvg):
         def distilled(carry: Any, k: jax.Array) -> tuple[Any, None]:
             x, state = carry
             drawn = batch(k)
-            each = jax.vmap(self.task.outputs, (0, None))(models, drawn)  # [S, B, ..., C]
+            each = single(jax.vmap(self.task.outputs, (0, None))(models, drawn))  # [S, B, ..., C]
             teacher = jnp.sum(only(cohort.valid, each), axis=0) / jnp.maximum(cohort.size, 1).astype(each.dtype)
 
             def apart(x: Any) -> jax.Array:
-                log_p, log_q = jax.nn.log_softmax(teacher), jax.nn.log_softmax(self.task.outputs(x, drawn))
+                log_p, log_q = jax.nn.log_softmax(teacher), jax.nn.log_softmax(single(self.task.outputs(x, drawn)))
                 return jnp.mean(per_example(jnp.sum(jnp.exp(log_p) * (log_p - log_q), axis=-1)))
 
             rate = jnp.ones((), jnp.result_type(float))

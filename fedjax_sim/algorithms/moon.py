@@ -11,6 +11,7 @@ from fedjax_sim.algorithms.base import recorded
 from fedjax_sim.algorithms.contract import Client, Mean, Message, Requires
 from fedjax_sim.algorithms.fedavg import FedAvg
 from fedjax_sim.core.fields import real
+from fedjax_sim.models.contract import single
 from fedjax_sim.models.supervised import per_example
 
 
@@ -43,7 +44,7 @@ class Moon(FedAvg):
         return params
 
     def objective(self, F: Any, y: Any, k: jax.Array, sent: Any, c_i: Any, client: Client) -> Any:
-        z, near, far = (F.features(params) for params in (y, sent.params, c_i))
+        z, near, far = (single(F.features(params)) for params in (y, sent.params, c_i))
         apart = (_cosine(z, far) - _cosine(z, near)) / self.temperature
         return F(y) + self.mu * F.mean(per_example(jax.nn.softplus(apart)))
 

@@ -41,7 +41,7 @@ class _Mapped:
         return jax.vmap(self.rule)(*given)
 
 
-_derived = Primitive("derived")
+_derived = Primitive("derived")  # needs no transpose: its tangent is the rule's, and it is not in it
 _derived.multiple_results = True
 
 

@@ -11,6 +11,7 @@ from jax import lax
 
 from fedjax_sim.core import trees
 from fedjax_sim.core.mistakes import unchanged
+from fedjax_sim.models.contract import single
 from fedjax_sim.models.task import Batch, Task
 
 
@@ -54,10 +55,10 @@ class Loss:
             return self._task.losses(params, self.examples, self._key)
 
     def outputs(self, params: Any) -> jax.Array:
-        """What the model says of every example, [B, ...]: logits of a classification."""
+        """What the model says of every example, [B, ...]: logits of a classification; reals of single precision."""
         self._ask(params)
         with self._as_outside(), unchanged(self._task.called("outputs"), params=params, examples=self.examples):
-            return self._task.outputs(params, self.examples, self._key, self.weights)
+            return single(self._task.outputs(params, self.examples, self._key, self.weights))
 
     def features(self, params: Any) -> jax.Array:
         """What the model's last dense layer receives of every example, [B, D]."""
