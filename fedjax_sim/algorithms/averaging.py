@@ -35,8 +35,7 @@ class Ema(Wrapper):
 
     def init(self, params: Any, shares: jax.Array) -> Wrapped:
         # In half precision 0.999 is 1, and what is nearer than some hundredths would not be approached.
-        wide = jax.tree.map(lambda leaf: leaf.astype(trees.widest(leaf, jnp.float32)), params)
-        return Wrapped(self.base.init(params, shares), wide)
+        return Wrapped(self.base.init(params, shares), trees.wide(params))
 
     def evaluated(self, server: Wrapped) -> Any:
         return trees.of_types(server.extra, self.model(server))

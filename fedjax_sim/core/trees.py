@@ -153,6 +153,11 @@ def widest(tree: Any, *others: Any) -> Any:
     return max(dtypes, key=lambda dtype: dtype.itemsize)
 
 
+def wide(tree: Any) -> Any:
+    """The leaves in single precision at least."""
+    return jax.tree.map(lambda leaf: leaf.astype(widest(leaf, jnp.float32)), tree)
+
+
 def size_in_bytes(tree: Any) -> int:
     """Bytes of all leaves (arrays or ``jax.ShapeDtypeStruct``)."""
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))

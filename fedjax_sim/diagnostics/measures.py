@@ -198,7 +198,8 @@ def _units(vectors: Any, valid: jax.Array) -> Any:
 
 
 def _rows(leaf: jax.Array) -> jax.Array:
-    return leaf.reshape(leaf.shape[0], -1).astype(trees.widest(leaf, jnp.float32))  # for squares, as trees.inner
+    rows: jax.Array = trees.wide(leaf.reshape(leaf.shape[0], -1))  # for squares, as trees.inner
+    return rows
 
 
 def quotient(above: jax.Array, below: jax.Array) -> jax.Array:

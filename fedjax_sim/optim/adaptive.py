@@ -43,12 +43,12 @@ class _Adaptive(Optimizer):
         check_single(self, self.factory_name())
 
         def init(params: Any) -> Moments:
-            params = _wide(params)
+            params = trees.wide(params)
             start = jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.square(trees.as_dtype(self.tau, leaf))), params)
             return Moments(trees.zeros_like(params), start)
 
         def update(gradients: Any, state: Moments, params: Any = None) -> tuple[Any, Moments]:
-            gradients = _wide(gradients)
+            gradients = trees.wide(gradients)
             first = trees.mix(self.beta1, state.first, gradients)
             second = jax.tree.map(lambda v, g: self.second(v, jnp.square(g)), state.second, gradients)
             return self._step(first, second), Moments(first, second)
@@ -57,7 +57,7 @@ class _Adaptive(Optimizer):
 
     def peek(self, gradients: Any, state: Any, params: Any) -> Any:
         check_single(self, self.factory_name())
-        first = trees.mix(self.beta1, state.first, _wide(gradients))
+        first = trees.mix(self.beta1, state.first, trees.wide(gradients))
         return trees.of_types(self._step(first, state.second), gradients)
 
     def _step(self, first: Any, second: Any) -> Any:
@@ -112,7 +112,7 @@ class FedAms(Optimizer):
         check_single(self, self.factory_name())
 
         def init(params: Any) -> Moments:
-            params = _wide(params)
+            params = trees.wide(params)
             largest = self.initial if self.corrected else 0.0
             start = jax.tree.map(lambda leaf: jnp.full_like(leaf, trees.as_dtype(largest, leaf)), params)
             zeros = trees.zeros_like(params)
@@ -120,7 +120,7 @@ class FedAms(Optimizer):
 
         def update(gradients: Any, state: Moments, params: Any = None) -> tuple[Any, Moments]:
             largest, count = state.extra
-            gradients = _wide(gradients)
+            gradients = trees.wide(gradients)
             first = trees.mix(self.beta1, state.first, gradients)
             second = trees.mix(self.beta2, state.second, jax.tree.map(jnp.square, gradients))
             largest, count = jax.tree.map(jnp.maximum, largest, second), count + 1
@@ -136,10 +136,6 @@ class FedAms(Optimizer):
             return jax.tree.map(step, first, largest), Moments(first, second, (largest, count))
 
         return optax.GradientTransformation(init, update)
-
-
-def _wide(tree: Any) -> Any:
-    return jax.tree.map(lambda leaf: leaf.astype(trees.widest(leaf, jnp.float32)), tree)
 
 
 fedadagrad = factory("optim.fedadagrad", FedAdagrad)
