@@ -22,9 +22,10 @@ def with_derivative(rule: Rule, found: Any, of: Any, others: Any = ()) -> Any:
     rules. Of a function that has none of its own, as a search has, the derivative is then 0, without a word.
 
     Args:
-      rule: linear in ``of_dot``, and a function of a module: programs are compared by it.
+      rule: linear in ``of_dot``, whose leaves are None where the tangent is zero, as that of integers is. Programs are
+        compared by it.
       found: pytree of arrays, computed behind ``lax.stop_gradient``.
-      of: what it is differentiated by, pytree of real arrays.
+      of: what it is differentiated by, pytree of arrays.
       others: what the rule reads besides, pytree of arrays.
     """
     leaves, structure = jax.tree.flatten((found, of, others))
@@ -33,12 +34,23 @@ def with_derivative(rule: Rule, found: Any, of: Any, others: Any = ()) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class _Mapped:
-    """A rule for arrays with one more axis, in front."""
+    """A rule for arrays of which some have one more axis, in front."""
 
     rule: Rule
+    axes: tuple[int | None, ...]  # of the leaves of what is found, what it is of, and the others
 
     def __call__(self, *given: Any) -> Any:
-        return jax.vmap(self.rule)(*given)
+        found, of, of_dot, others = given
+        leaves, structure = jax.tree.flatten((found, of, others))
+        of_structure: Any = jax.tree.structure(of)
+        dots = of_structure.flatten_up_to(of_dot)
+
+        def rule(leaves: list[Any], dots: list[Any]) -> Any:
+            found, of, others = jax.tree.unflatten(structure, leaves)
+            return self.rule(found, of, jax.tree.unflatten(of_structure, dots), others)
+
+        _, axes, _ = jax.tree.unflatten(structure, [_Held(axis) for axis in self.axes])
+        return jax.vmap(rule, (list(self.axes), [one.value for one in jax.tree.leaves(axes)]))(leaves, dots)
 
 
 _derived = Primitive("derived")  # needs no transpose: its tangent is the rule's, and it is not in it
@@ -60,27 +72,37 @@ def _lowered(context: Any, *leaves: Any, rule: Rule, structure: Any) -> list[Any
 def _tangent(primals: Any, tangents: Any, *, rule: Rule, structure: Any) -> tuple[list[Any], list[Any]]:
     values = _derived.bind(*primals, rule=rule, structure=structure)
     found, of, others = jax.tree.unflatten(structure, primals)
-    _, dots, _ = jax.tree.unflatten(structure, [_Tangent(one) for one in tangents])
-    of_dot = jax.tree.map(lambda one: ad.instantiate_zeros(one.value), dots)
+    _, held, _ = jax.tree.unflatten(structure, [_Held(one) for one in tangents])
+    dots = [None if _is_zero(one.value) else one.value for one in jax.tree.leaves(held)]
+    if all(one is None for one in dots):
+        return values, [jnp.zeros_like(one) for one in values]
     again = jax.tree.unflatten(jax.tree.structure(found), values)
-    return values, jax.tree.leaves(rule(again, of, of_dot, others))
+    return values, jax.tree.leaves(rule(again, of, jax.tree.unflatten(jax.tree.structure(of), dots), others))
 
 
 @dataclasses.dataclass(frozen=True)
-class _Tangent:
-    """A leaf, whatever it is: a tangent that is zero is a node of JAX's."""
+class _Held:
+    """A leaf, whatever it is: of JAX's trees None is none, and a tangent that is zero is a node."""
 
     value: Any
 
 
+def _is_zero(tangent: Any) -> bool:
+    return isinstance(tangent, ad.Zero) or tangent.dtype == jax.dtypes.float0
+
+
 def _batched(leaves: Any, axes: Any, *, rule: Rule, structure: Any) -> tuple[list[Any], list[int]]:
     size = next(one.shape[axis] for one, axis in zip(leaves, axes, strict=True) if axis is not None)
+    count = len(_found(leaves, structure))  # the first of the leaves; others stay as they are where nothing is mapped
     moved = [
-        jnp.broadcast_to(one, (size, *jnp.shape(one))) if axis is None else jnp.moveaxis(one, axis, 0)
-        for one, axis in zip(leaves, axes, strict=True)
-    ]
-    values = _derived.bind(*moved, rule=_Mapped(rule), structure=structure)
-    return values, [0] * len(values)
+        one if axis is None and i >= count
+        else jnp.broadcast_to(one, (size, *jnp.shape(one))) if axis is None
+        else jnp.moveaxis(one, axis, 0)
+        for i, (one, axis) in enumerate(zip(leaves, axes, strict=True))
+    ]  # fmt: skip
+    at = tuple(None if axis is None and i >= count else 0 for i, axis in enumerate(axes))
+    values = _derived.bind(*moved, rule=_Mapped(rule, at), structure=structure)
+    return values, [0] * count
 
 
 _derived.def_impl(_values)

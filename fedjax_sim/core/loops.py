@@ -53,11 +53,11 @@ def with_static_derivative(dynamic: Callable[..., Any], static: Callable[..., An
 
 
 def jvp_of_varying(function: Callable[..., Any], primals: Any, tangents: Any) -> tuple[Any, Any]:
-    """``jax.jvp`` where tangents may be symbolic zeros: what has one stays a constant."""
+    """``jax.jvp`` where tangents may be symbolic zeros, or None for them: what has one stays a constant."""
     structure: Any
     leaves, structure = jax.tree.flatten(primals)
     flat_tangents = structure.flatten_up_to(tangents)
-    varying = [i for i, tangent in enumerate(flat_tangents) if not isinstance(tangent, SymbolicZero)]
+    varying = [i for i, one in enumerate(flat_tangents) if one is not None and not isinstance(one, SymbolicZero)]
 
     def of_varying(*values: Any) -> Any:
         filled = list(leaves)

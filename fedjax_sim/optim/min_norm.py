@@ -15,6 +15,7 @@ from jax import lax
 from fedjax_sim.core import trees
 from fedjax_sim.core.derived import with_derivative
 from fedjax_sim.core.descriptions import factory
+from fedjax_sim.core.loops import jvp_of_varying
 from fedjax_sim.optim.simplex import (
     ROUND_OFF,
     ActiveSet,
@@ -176,11 +177,11 @@ def _over_the_face(found: _Found, of: Any, of_dot: Any, _: Any) -> _Found:
     weights = found.weights
     support = weights > 0
     at_constant_weights = functools.partial(_point_and_pull, weights)
-    _, (_, pull_dot) = jax.jvp(at_constant_weights, (vectors, scales), (vectors_dot, scales_dot))
+    _, (_, pull_dot) = jvp_of_varying(at_constant_weights, (vectors, scales), (vectors_dot, scales_dot))
     problem = Quadratic.of_gram(gram, scales, support, _precision(gram, vectors))
     damping = jnp.asarray(smallest_damping(problem), gram.dtype)
     step = towards_affine_minimum(problem, support, damping, pull_dot, jnp.zeros_like(damping))
-    _, tangent = jax.jvp(_point_and_pull, (weights, vectors, scales), (step, vectors_dot, scales_dot))
+    _, tangent = jvp_of_varying(_point_and_pull, (weights, vectors, scales), (step, vectors_dot, scales_dot))
     return _Found(step, *tangent)
 
 

@@ -52,8 +52,10 @@ def test_a_choice_is_for_all_or_for_each_of_a_stack():
             np.testing.assert_array_equal(found[name], np.where(mask, leaf, 0))
 
 
-def sine_rule(found, x, x_dot, others):
-    return {"sine": jnp.cos(x) * x_dot * others}
+def sine_rule(found, of, of_dot, others):
+    (x, constant), (x_dot, constant_dot) = of, of_dot
+    assert constant_dot is None
+    return {"sine": jnp.cos(x) * x_dot * constant.astype(x.dtype) * others}
 
 
 def test_a_rule_for_a_derivative_holds_in_loops_to_any_order(x64):
@@ -61,7 +63,7 @@ def test_a_rule_for_a_derivative_holds_in_loops_to_any_order(x64):
 
     def turn(x, _):
         found = {"sine": jax.lax.stop_gradient(jnp.sin(x))}
-        return x + with_derivative(sine_rule, found, x, jnp.float64(1))["sine"], None
+        return x + with_derivative(sine_rule, found, (x, jnp.int32(2)), jnp.float64(0.5))["sine"], None
 
     def by_hand(x, _):
         return x + jnp.sin(x), None

@@ -463,11 +463,12 @@ AT_REST = {
 ONE = fjs.datasets.quadratics_from(2 * np.ones((1, 1, 1)), np.ones((1, 1)))  # x~ = e / H
 
 
-def settled(method, data, rounds):
+def settled(method, data, rounds, adjoint=None):
     """The model of one client after rounds of one step."""
+    adjoint = adjoints.implicit() if adjoint is None else adjoint
     train = fjs.make_train(
         task=fjs.quadratic(), rounds=rounds, eval_every=rounds, cohort=fjs.cohort.full(), work=fjs.local.steps(1),
-        batches=fjs.local.full_batch(), adjoint=adjoints.implicit(),
+        batches=fjs.local.full_batch(), adjoint=adjoint, layout=fjs.layout.turns(),
     )  # fmt: skip
     return train(method, data, KEY, initial_params=jnp.zeros(1)).params[0]
 
@@ -483,15 +484,30 @@ def test_implicit_where_a_part_of_the_state_has_no_derivative(method):
     np.testing.assert_allclose(jax.jit(jax.value_and_grad(model))(1.0), (0.5, 0.5), rtol=1e-4)
 
 
+def curved(h, adjoint=None):
+    """The model after 20 rounds where the curvature is 2h: 1 / 2h, whose derivatives are -1 / 2h^2 and 1 / h^3."""
+    moved = ONE.replace(examples=ONE.examples | {"H": ONE.examples["H"] * h})
+    return settled(fjs.fedavg(client_optimizer=sgd(0.4)), moved, 20, adjoint)
+
+
 def test_implicit_has_the_second_derivative_of_the_fixed_point():
-    """Not that of a linear system at a constant: x~ = 1 / 2h, whose derivatives are -1 / 2h^2 and 1 / h^3."""
+    """Not that of a linear system at a constant; and in a loop of one's own too, where JAX forgets functions' rules."""
 
-    def model(h):
-        curved = ONE.replace(examples=ONE.examples | {"H": ONE.examples["H"] * h})
-        return settled(fjs.fedavg(client_optimizer=sgd(0.4)), curved, 20)
+    def of_loop(h):
+        return jax.lax.map(curved, h[None])[0]
 
-    found = jax.jit(lambda h: (jax.grad(model)(h), jax.grad(jax.grad(model))(h)))(1.0)
+    found = jax.jit(lambda h: (jax.grad(curved)(h), jax.grad(jax.grad(of_loop))(h)))(jnp.float32(1))
     np.testing.assert_allclose(found, (-0.5, 1.0), rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_rounds_without_a_derivative_may_run_in_a_loop_of_one_s_own():
+    def model(h):
+        return curved(h, adjoints.truncated(3))
+
+    h = jnp.array([0.8, 1.0])
+    of_loop = jax.jit(jax.grad(lambda h: jnp.sum(jax.lax.map(model, h))))(h)
+    np.testing.assert_allclose(of_loop, jax.jit(jax.vmap(jax.grad(model)))(h), rtol=1e-5)
 
 
 def test_implicit_of_clients_that_have_nothing_left_to_do_is_refused():

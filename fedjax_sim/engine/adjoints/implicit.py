@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -19,12 +20,13 @@ from fedjax_sim.clients.local.clock import Deadline
 from fedjax_sim.clients.local.work import GivenSteps, RandomEpochs, Steps, Work
 from fedjax_sim.clients.scheme import one_of
 from fedjax_sim.core import trees
+from fedjax_sim.core.derived import with_derivative
 from fedjax_sim.core.descriptions import Described, factory
 from fedjax_sim.core.fields import count, leaf, real
 from fedjax_sim.core.loops import jvp_of_varying
 from fedjax_sim.core.values import INT32_MAX, is_concrete, shown
 from fedjax_sim.datasets.federated import FederatedDataset
-from fedjax_sim.engine.adjoints.scans import Adjoint, Direct, Ran, Run, stopped
+from fedjax_sim.engine.adjoints.scans import Adjoint, Ran, Run, constant
 from fedjax_sim.engine.arguments import asked_of
 from fedjax_sim.engine.checks import resolve
 from fedjax_sim.engine.plan import Plan, TrainState
@@ -204,41 +206,33 @@ class Implicit(Adjoint):
             )
 
     def run(self, run: Run, plan: Plan, state: TrainState) -> Ran:
-        ran = Direct().run(run, stopped(plan), stopped(state))
+        reached, records, metrics = constant(run, plan, state, run.rounds)
+        x = reals(reached.state)
 
         def step(plan: Plan, state: TrainState) -> TrainState:
             return run.step(plan, state, jnp.int32(run.rounds - 1))[0]
 
-        final = with_reals(ran.state, self._at_rest(step)(plan, ran.state))
+        at_rest = with_derivative(functools.partial(_at_rest, self, step), x, plan, reached.state)
+        final = with_reals(reached.state, at_rest)
         last = run.measure(plan, final)
-        metrics = jax.tree.map(lambda all_, one: jnp.concatenate([all_[:-1], one[None]]), ran.metrics, last)
-        return Ran(final, ran.records, metrics)
+        metrics = jax.tree.map(lambda all_, one: jnp.concatenate([all_[:-1], one[None]]), metrics, last)
+        return Ran(final, records, metrics)
 
-    def _at_rest(self, step: Step) -> Callable[[Plan, TrainState], list[jax.Array]]:
-        """The real leaves of a state, x, with the derivative of the fixed point in the plan."""
 
-        @jax.custom_jvp
-        def at_rest(plan: Plan, state: TrainState) -> list[jax.Array]:
-            return reals(state)
+def _at_rest(adjoint: Implicit, step: Step, x: Any, plan: Plan, plan_dot: Any, state: TrainState) -> list[jax.Array]:
+    """The derivative along ``plan_dot`` of the fixed point x, the real leaves of a state."""
+    state = with_reals(state, x)  # which moves with the plan in derivatives of this derivative
+    moved, b = jvp_of_varying(lambda plan: reals(step(plan, state)), (plan,), (plan_dot,))
+    settled = trees.norm(trees.subtract(moved, x)) <= jnp.asarray(adjoint.settled) * trees.norm(x)
 
-        def rule(primals: tuple[Plan, TrainState], tangents: tuple[Any, Any]) -> tuple[Any, Any]:
-            plan, state = primals
-            x = at_rest(plan, state)  # not x alone: it moves with the plan in derivatives of this derivative
-            state = with_reals(state, x)
-            moved, b = jvp_of_varying(lambda plan: reals(step(plan, state)), (plan,), tangents[:1])
-            settled = trees.norm(trees.subtract(moved, x)) <= jnp.asarray(self.settled) * trees.norm(x)
+    def solve(matvec: Matvec, b: Any) -> Any:
+        solved = adjoint.solver.solve(matvec, b)
+        good = settled & (solved.residual <= adjoint.solver.limit(b))
+        return jax.tree.map(lambda leaf: jnp.where(good, leaf, jnp.nan), solved.solution)
 
-            def solve(matvec: Callable[[Any], Any], b: Any) -> Any:
-                solved = self.solver.solve(matvec, b)
-                good = settled & (solved.residual <= self.solver.limit(b))
-                return jax.tree.map(lambda leaf: jnp.where(good, leaf, jnp.nan), solved.solution)
-
-            matvec = less_round(step, plan, state)
-            x_dot = lax.custom_linear_solve(matvec, _tied(b, tangents[0]), solve, transpose_solve=solve)
-            return x, _tied(x_dot, x_dot)
-
-        at_rest.defjvp(rule, symbolic_zeros=True)
-        return at_rest
+    matvec = less_round(step, plan, state)
+    x_dot = lax.custom_linear_solve(matvec, _tied(b, plan_dot), solve, transpose_solve=solve)
+    return _tied(x_dot, x_dot)
 
 
 class FixedPoint(NamedTuple):

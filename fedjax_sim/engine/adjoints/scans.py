@@ -217,6 +217,15 @@ class PerRound(Scanned):
         return jax.checkpoint(function)
 
 
+def constant(run: Run, plan: Plan, state: TrainState, stop: int) -> tuple[Reached, Any, Any]:
+    """The first ``stop`` rounds, of which no derivative is computed.
+
+    Each is one function that may be computed again, though none is: of what is constant in a loop of the user's, JAX
+    cannot take a ``cond`` apart.
+    """
+    return PerRound().between(run, stopped(plan), run.start(stopped(state)), 0, stop)
+
+
 class Nested(PerRound):
     """Recursive checkpointing: segments of rounds, inside them shorter segments, and so on down to single rounds.
 
@@ -262,7 +271,7 @@ class Truncated(Scanned):
         cut = run.rounds - self.last
         if cut <= 0:
             return self.base.run(run, plan, state)
-        reached, *early = Direct().between(run, stopped(plan), run.start(stopped(state)), 0, cut)
+        reached, *early = constant(run, plan, state, cut)
         reached, *late = self.base.between(run, plan, reached, cut, run.rounds)
         return Ran(reached.state, *(joined(list(pieces)) for pieces in zip(early, late, strict=True)))
 
