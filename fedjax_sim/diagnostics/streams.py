@@ -109,7 +109,7 @@ def client_gradient_moments(
     def body(given: Any, piece: Piece, carry: Any) -> Any:
         task, params, centre, weights = given
         gradient, mean_square, variance = carry
-        new = jax.grad(task.batch_loss)(params, piece.batch)
+        new = trees.wide(jax.grad(task.batch_loss)(params, piece.batch))
         gradient = trees.add_scaled(gradient, piece.part, new)
         around = trees.subtract(gradient, centre)
         weight = jnp.where(piece.last, weights[piece.slot], 0).astype(zero.dtype)
@@ -117,13 +117,13 @@ def client_gradient_moments(
         variance = variance + weight * trees.inner(around, around)
         return trees.scale(jnp.where(piece.last, 0, 1), gradient), mean_square, variance
 
-    carry = (trees.zeros_like(params), zero, zero)
+    carry = (trees.wide(trees.zeros_like(params)), zero, zero)
     _, mean_square, variance = read_clients(body, (task, params, centre, weights), carry, dataset, *everyone(dataset))
     return Moments(mean_square, trees.inner(centre, centre), variance)
 
 
 def mean_over_examples(of: OfBatch, params: Any, dataset: FederatedDataset, weights: jax.Array | None = None) -> Any:
-    """sum_i w_i times the full-data value of a client, as one pass over the flat data.
+    """sum_i w_i times the full-data value of a client, as one pass over the flat data, in single precision at least.
 
     ``of(params, batch)`` must be linear in the batch's mean (a gradient of its loss, penalty included); ``weights`` w_i
     are [N] in storage order, with sum 1, or None for p_i.
@@ -143,7 +143,8 @@ def mean_over_examples(of: OfBatch, params: Any, dataset: FederatedDataset, weig
         factors = jnp.where(fresh, factors, jnp.zeros_like(factors))
         examples = jax.tree.map(lambda leaf: lax.dynamic_slice_in_dim(leaf, start, rows), dataset.examples)
         count = jnp.sum(fresh, dtype=jnp.int32)
-        return trees.scale(count.astype(jnp.result_type(float)) / n, of(params, Batch(examples, factors, count)))
+        value = trees.wide(of(params, Batch(examples, factors, count)))
+        return trees.scale(count.astype(jnp.result_type(float)) / n, value)
 
     def step(total: Any, first: jax.Array) -> tuple[Any, None]:
         return trees.add(total, jax.checkpoint(of_slice)(params, first)), None
@@ -184,17 +185,21 @@ def client_inexactness(
         at_start, at_end, starts, ends = carry
         update = jax.tree.map(lambda leaf: leaf[piece.slot], updates)
         part = piece.part * scale[piece.slot].astype(piece.part.dtype)
-        gradient = jax.grad(task.batch_loss)
-        at_start = trees.add_scaled(at_start, part, gradient(params, piece.batch))
-        at_end = trees.add_scaled(at_end, part, gradient(trees.add(params, update), piece.batch))
-        solved = trees.add_scaled(at_end, mu, update)
+
+        def gradient(x: Any) -> Any:
+            return trees.wide(jax.grad(task.batch_loss)(x, piece.batch))
+
+        at_start = trees.add_scaled(at_start, part, gradient(params))
+        at_end = trees.add_scaled(at_end, part, gradient(trees.add(params, update)))
+        solved = trees.add_scaled(at_end, mu, trees.wide(update))
         starts = starts.at[piece.slot].set(trees.inner(at_start, at_start))  # the last piece has the last word
         ends = ends.at[piece.slot].set(trees.inner(solved, solved))
         rest = jnp.where(piece.last, 0, 1)
         return trees.scale(rest, at_start), trees.scale(rest, at_end), starts, ends
 
     none = jnp.zeros((slots,), zero.dtype)
-    carry = (trees.zeros_like(params), trees.zeros_like(params), none, none)
+    nothing = trees.wide(trees.zeros_like(params))
+    carry = (nothing, nothing, none, none)
     constants = (task, params, updates, scale, jnp.asarray(mu))
     _, _, starts, ends = read_clients(body, constants, carry, dataset, positions, valid)
     return jnp.where(ends == 0, jnp.zeros_like(ends), root_ratio(ends, starts))
@@ -250,14 +255,14 @@ def hessian_difference(
 
     def body(given: Any, piece: Piece, total: Any) -> Any:
         task, params, vector = given
-        return trees.add_scaled(total, piece.part, product(task, params, piece.batch, vector))
+        return trees.add_scaled(total, piece.part, trees.wide(product(task, params, piece.batch, vector)))
 
     def norm_of(_: None, drawn: tuple[jax.Array, jax.Array]) -> tuple[None, jax.Array]:
         position, key = drawn
 
         def difference(vector: jax.Array) -> jax.Array:
             direction = unravel(vector.astype(flat.dtype))
-            zero = trees.zeros_like(params)
+            zero = trees.wide(trees.zeros_like(params))
             own = read_clients(body, (task, params, direction), zero, dataset, position[None], always)
             mean = mean_over_examples(lambda x, batch: product(task, x, batch, direction), params, dataset)
             return ravel_pytree(trees.subtract(own, mean))[0].astype(vector.dtype)

@@ -42,6 +42,11 @@ def test_norms_of_half_precision_are_of_what_its_squares_do_not_hold():
         np.testing.assert_allclose(trees.inner(tree, trees.scale(-1, tree)), -((32 * value) ** 2), rtol=1e-2)
 
 
+def test_a_mixture_of_half_precision_has_its_weight():
+    a, b = {"x": jnp.full(3, 1.0, jnp.bfloat16)}, {"x": jnp.full(3, 1001.0, jnp.bfloat16)}  # 1000 in bfloat16
+    np.testing.assert_allclose(trees.mix(0.999, a, b)["x"], 1.999, rtol=4e-3)
+
+
 def test_a_choice_is_for_all_or_for_each_of_a_stack():
     a = {"matrix": jnp.ones((2, 3)), "row": jnp.ones(2)}
     for condition in (True, False, np.array([True, False]), np.ones((2, 3), bool)):
