@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from benchmarks.experiments.figures import forest, heat_map
 from fedjax_sim.core.devices import use_cpu_devices
 from fedjax_sim.core.files import write_atomically
 from fedjax_sim.papers import overview, writing
@@ -51,7 +52,7 @@ def main() -> int:
     known = {name: writing.read(RESULTS / name) for name in CATALOGUE}
     kept = [overview.Line(name, report, "") for name, report in known.items() if report is not None]
     write_atomically(RESULTS / "board.md", overview.board(kept).encode())
-    for name, figure in (("claims", overview.heat_map(kept)), ("effects", overview.forest(kept))):
+    for name, figure in (("claims", heat_map(kept)), ("effects", forest(kept))):
         write_atomically(RESULTS / f"{name}.png", _small(figure))
     total = sum(file.stat().st_size for file in RESULTS.rglob("*") if file.is_file())
     print(f"{RESULTS}: {len(kept)} of {len(CATALOGUE)} experiments, {total:,} bytes")

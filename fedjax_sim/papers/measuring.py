@@ -111,11 +111,11 @@ def difference(a: np.ndarray, b: np.ndarray | float = 0.0) -> Difference:
 def reason(why: Why, *found: Difference, needed: int | None = None) -> Why:
     """Why a claim that ``needed`` of the differences, or all, are above 0 does not hold.
 
-    ``why`` where so many are not above 0 by what the seeds tell that too few remain; else the seeds are too few.
+    ``why`` where so many are below 0 by what the seeds tell that too few remain; else the seeds are too few.
     """
     spared = len(found) - (len(found) if needed is None else needed)
-    not_above = [one.mean <= -(one.half if math.isfinite(one.half) else 0.0) for one in found]
-    return why if sum(not_above) > spared else "few seeds"
+    below = [one.mean < -(one.half if math.isfinite(one.half) else 0.0) for one in found]
+    return why if sum(below) > spared else "few seeds"
 
 
 def below(lower: np.ndarray, upper: np.ndarray, why: Why = "unexplained") -> Order:

@@ -1,33 +1,23 @@
-"""All papers at a look: a verdict each, a board of the claims, a map of them, and the papers' effects beside ours."""
+"""All papers at a look: a verdict each, a board of the claims, intervals of the effects."""
 
 from __future__ import annotations
 
 import itertools
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from fedjax_sim.papers.bench import STANDINGS, Claim, Effect
 from fedjax_sim.papers.catalogue import SOURCES
-from fedjax_sim.papers.drawing import canvas
+from fedjax_sim.papers.measuring import difference
 from fedjax_sim.papers.writing import FULL, Report, cell, claims_in_words, share
-from fedjax_sim.reporting.figures import plain_numbers
-from fedjax_sim.reporting.plots import COLOURS
-from fedjax_sim.reporting.table import half_width, number_of
+from fedjax_sim.reporting.table import number_of
 
-# Blue held, warm colours did not, grey cannot be told: too few seeds (dark), or not testable (light).
-_SHADES = dict(
-    zip(
-        STANDINGS,
-        ("#0072B2", "#8CC1E8", "#F5D49B", "#E08E1B", "#8F8F8F", "#CDB4DB", "#A32A12", "#DEDEDE"),
-        strict=True,
-    )
-)
-_WORDS = {name: name if name in ("held", "held on few seeds", "not testable") else f"did not hold: {name}"
-          for name in STANDINGS}  # fmt: skip
-_WORDS["fragile"] += " in the paper"
+WORDS = {name: name if name in ("held", "held on few seeds", "not testable") else f"did not hold: {name}"
+         for name in STANDINGS}  # fmt: skip
+WORDS["fragile"] += " in the paper"
 
 # The word of a paper's verdict, by its central claims; docs/reproductions.md has the same table.
 VERDICTS = {
@@ -46,6 +36,11 @@ class Line(NamedTuple):
     name: str  # of the experiment
     report: Report | None  # None if it ended with an error
     error: str  # of what kind, and what it says; "" without one
+
+    @property
+    def paper(self) -> str:
+        """The paper's name among the sources."""
+        return self.name.partition("-")[0]
 
 
 def board(lines: Sequence[Line]) -> str:
@@ -81,7 +76,7 @@ def board(lines: Sequence[Line]) -> str:
 def verdicts(lines: Sequence[Line]) -> list[str]:
     """A line a paper: whether its central claims hold here, at which size, and why others do not; then the seeds."""
     made, seeds = [], Counter[int]()
-    for paper, group in itertools.groupby(lines, key=_paper):
+    for paper, group in itertools.groupby(lines, key=lambda line: line.paper):
         reports = [line.report for line in group if line.report is not None and not line.report.see]
         claims = [claim for report in reports for claim in report.claims if claim.counted]
         if claims:
@@ -117,90 +112,9 @@ def _verdict(central: Sequence[Claim]) -> str:
     return f"not told: {'few seeds' if few >= cannot else 'not testable at this size'}"
 
 
-def _paper(line: Line) -> str:
-    return line.name.partition("-")[0]
-
-
 def _counted(claims: Sequence[Claim]) -> str:
     found = Counter(claim.standing for claim in claims)
-    return ", ".join(f"{found[standing]} {_WORDS[standing]}" for standing in STANDINGS if found[standing])
-
-
-def heat_map(lines: Sequence[Line]) -> Any:
-    """A square a claim: rows are experiments, the colour says what became of it, a dot that it is central."""
-    from matplotlib.patches import Patch, Rectangle
-
-    kept = [line for line in lines if line.report is not None and any(claim.counted for claim in line.report.claims)]
-    most = max((sum(claim.counted for claim in line.report.claims) for line in kept if line.report), default=1)
-    figure, [[ax]] = canvas(0.29 * most + 2.2, 0.27 * len(kept) + 1.5)
-    previous, y, ticks = "", 0.0, []
-    for line in kept:
-        y += 0.45 * (previous not in ("", _paper(line)))  # a gap between papers
-        previous = _paper(line)
-        ticks.append(y)
-        assert line.report is not None
-        claims = sorted((claim for claim in line.report.claims if claim.counted),
-                        key=lambda claim: (not claim.central, STANDINGS.index(claim.standing)))  # fmt: skip
-        for x, claim in enumerate(claims):
-            ax.add_patch(Rectangle((x, y), 0.92, 0.9, color=_SHADES[claim.standing], linewidth=0))
-            if claim.central:
-                dark = claim.standing in ("held", "few seeds", "unexplained")
-                ax.plot(x + 0.46, y + 0.45, "o", color="white" if dark else "black", markersize=3.5)
-        y += 1
-    ax.set(xlim=(0, most), ylim=(y, -0.1), xticks=[])
-    ax.set_yticks([tick + 0.45 for tick in ticks], [line.name for line in kept], fontsize="small")
-    ax.tick_params(length=0)
-    ax.spines[:].set_visible(False)
-    known = {claim.standing for line in kept if line.report for claim in line.report.claims if claim.counted}
-    handles: list[Any] = [Patch(color=_SHADES[name], label=_WORDS[name]) for name in STANDINGS if name in known]
-    handles.append(ax.plot([], [], "o", color="black", markersize=3.5, label="a central claim")[0])
-    figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False, fontsize="small")
-    return figure
-
-
-def forest(lines: Sequence[Line]) -> Any:
-    """The papers' effects (rings) beside ours (dots, with Student's 95 % interval over the seeds)."""
-    named = [(line.name, effect) for line in lines if line.report is not None for effect in line.report.effects]
-    groups = {unit: [pair for pair in named if pair[1].unit == unit] for unit in ("points", "ratio")}
-    groups = {unit: pairs for unit, pairs in groups.items() if pairs}
-    heights = [len(pairs) + len({name for name, _ in pairs}) + 1.5 for pairs in groups.values()]
-    figure, axes = canvas(
-        8.5, 0.21 * sum(heights) + 1.0, max(len(groups), 1), 1, gridspec_kw={"height_ratios": heights or [1]}
-    )
-    for ax, (unit, pairs) in zip(axes[:, 0], groups.items(), strict=False):
-        _panel(ax, unit, pairs)
-    return figure
-
-
-def _panel(ax: Any, unit: str, pairs: Sequence[tuple[str, Effect]]) -> None:
-    places, labels, y, previous = [], [], 0.0, ""
-    for name, effect in pairs:
-        if name != previous:
-            places.append(y)
-            labels.append(name)
-            y, previous = y + 1, name
-        middle, low, high = interval(effect)
-        if np.isfinite(low):
-            ax.plot([low, high], [y, y], color=COLOURS[0], linewidth=1.6)
-        ax.plot(middle, y, "o", color=COLOURS[0], markersize=4.5)
-        if effect.paper is not None:
-            ax.plot(effect.paper, y, "o", color=COLOURS[1], markersize=6, markerfacecolor="none", markeredgewidth=1.4)
-        places.append(y)
-        labels.append(f"   {effect.what} ({len(effect.values)})")
-        y += 1
-    ax.axvline(1.0 if unit == "ratio" else 0.0, color="0.6", linewidth=0.8, zorder=0)
-    if unit == "ratio":
-        ax.set_xscale("log")
-        plain_numbers(ax.xaxis, (1.0, 2.0, 5.0))
-    ax.set_yticks(places, labels, fontsize="small")
-    for text in ax.get_yticklabels():
-        text.set_fontweight("normal" if text.get_text().startswith(" ") else "bold")
-    ax.set(ylim=(y, -1), xlabel="ratio" if unit == "ratio" else "percentage points")
-    ax.tick_params(axis="y", length=0)
-    ax.spines[["top", "right", "left"]].set_visible(False)
-    ax.plot([], [], "o", color=COLOURS[0], markersize=4.5, label="ours, 95 % interval (seeds)")
-    ax.plot([], [], "o", color=COLOURS[1], markersize=6, markerfacecolor="none", label="the paper's")
-    ax.legend(frameon=False, fontsize="small", loc="best")
+    return ", ".join(f"{found[standing]} {WORDS[standing]}" for standing in STANDINGS if found[standing])
 
 
 def interval(effect: Effect) -> tuple[float, float, float]:
@@ -208,8 +122,7 @@ def interval(effect: Effect) -> tuple[float, float, float]:
     values = np.asarray(effect.values, float)
     if effect.unit == "ratio":
         values = np.log(values)
-    mean = values.mean()
-    half = float(half_width(values)) if values.size > 1 else float("nan")
-    ends = np.array([mean, mean - half, mean + half])
+    of_seeds = difference(values)
+    ends = of_seeds.mean + np.array([0.0, -of_seeds.half, of_seeds.half])
     found = np.exp(ends) if effect.unit == "ratio" else ends
     return float(found[0]), float(found[1]), float(found[2])

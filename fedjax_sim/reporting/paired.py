@@ -78,16 +78,21 @@ def t_test(d: np.ndarray) -> float:
 
 
 def adjusted(p: np.ndarray, correction: str | None) -> np.ndarray:
-    """p-values corrected for their number: ``"holm"``, ``"bh"`` (Benjamini and Hochberg), or None for as they are."""
-    order, m = np.argsort(p, kind="stable"), p.size
+    """p-values corrected for their number: ``"holm"``, ``"bh"`` (Benjamini and Hochberg), or None for as they are.
+
+    NaN is where there was no test: it stays, and is not counted.
+    """
+    known = np.isfinite(p)
+    found, tests = p.copy(), p[known]
+    order, m = np.argsort(tests, kind="stable"), tests.size
     if correction is None or not m:
-        return p
+        return found
     if correction == "holm":
-        raised = np.maximum.accumulate((m - np.arange(m)) * p[order])
+        raised = np.maximum.accumulate((m - np.arange(m)) * tests[order])
     else:
-        raised = np.minimum.accumulate((m / np.arange(1, m + 1) * p[order])[::-1])[::-1]
-    found = np.empty(m)
-    found[order] = np.minimum(raised, 1.0)
+        raised = np.minimum.accumulate((m / np.arange(1, m + 1) * tests[order])[::-1])[::-1]
+    tests[order] = np.minimum(raised, 1.0)
+    found[known] = tests
     return found
 
 
@@ -107,11 +112,8 @@ def paired(histories: Mapping[str, Recorded], metric: str | None = None, against
         else:
             said = np.nan, np.nan, 0, np.nan, np.nan
         rows.append(Paired(metric, base, name, finals, *said))
-    known = [number for number, row in enumerate(rows) if np.isfinite(row.p)]
-    corrected = adjusted(np.array([rows[number].p for number in known]), "holm")
-    for number, p in zip(known, corrected.tolist(), strict=True):
-        rows[number] = rows[number]._replace(adjusted=p)
-    return rows
+    corrected = adjusted(np.array([row.p for row in rows]), "holm").tolist()
+    return [row._replace(adjusted=p) for row, p in zip(rows, corrected, strict=True)]
 
 
 def paired_table(

@@ -19,7 +19,7 @@ from fedjax_sim.engine.arguments import asked_of
 from fedjax_sim.engine.checks import check_seeds
 from fedjax_sim.engine.plan import Plan
 from fedjax_sim.run.training import make_train
-from fedjax_sim.studies.objectives import Objective, check_inputs, evaluated, final, telling
+from fedjax_sim.studies.objectives import Objective, check_inputs, evaluated, final
 
 _MOST = 16  # clients of whom all coalitions are tried, 65,536
 
@@ -152,8 +152,7 @@ def coalitions(
       >>> len(found.members), bool(abs(found.shapley.sum() - gain) < 1e-6)
       (8, True)
     """
-    objective = telling(final, dataset) if objective is None else objective
-    check_inputs("coalitions", algorithm, dataset, objective)
+    objective = check_inputs("coalitions", algorithm, dataset, objective, final)
     check_flag("coalitions(keep_models=...)", keep_models)
     members = _members(which, dataset.num_clients)
     _check_separable(algorithm, dataset, run)

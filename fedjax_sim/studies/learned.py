@@ -33,7 +33,7 @@ from fedjax_sim.run.checkpoints.differences import check_same
 from fedjax_sim.run.checkpoints.files import encoded, read
 from fedjax_sim.run.checkpoints.store import Store
 from fedjax_sim.run.training import measure
-from fedjax_sim.studies.objectives import Mean, check_inputs, mean, telling
+from fedjax_sim.studies.objectives import Mean, check_inputs, mean
 from fedjax_sim.studies.outer.estimators import PES, pes
 from fedjax_sim.studies.outer.problems import FederatedRun, federated
 from fedjax_sim.studies.subject import Subject, judging
@@ -130,10 +130,9 @@ def federations(
       TypeError, ValueError: what does not fit, before anything is compiled.
     """
     given, found = list(datasets), dict(vary or {})
-    objective = telling(mean, next(iter(given), None)) if objective is None else objective
     if not given:
         raise ValueError("learned.federations(datasets=[]): give at least one data set")
-    check_inputs("learned.federations", algorithm, given[0], objective)
+    objective = check_inputs("learned.federations", algorithm, given[0], objective, mean)
     if not isinstance(objective, Mean):
         raise TypeError(f"learned.federations(objective=...) is {shown(objective)}: give fedjax_sim.hyper.mean(...)")
     for path, of in found.items():

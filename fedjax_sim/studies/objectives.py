@@ -72,11 +72,6 @@ final = factory("objective.final", Final)
 mean = factory("objective.mean", Mean)
 
 
-def telling(kind: Callable[[str], Any], dataset: Any) -> Any:
-    """The objective where none is given: of the loss on the validation part if there is one, else on the test part."""
-    return kind("test_loss" if getattr(dataset, "validation", None) is None else "validation_loss")
-
-
 def evaluated(objective: Objective, result: TrainResult) -> jax.Array:
     """``objective(result)``; a ``TypeError``, while a program is traced, where it is not one real number."""
     value: Any = objective(result)
@@ -90,8 +85,13 @@ def evaluated(objective: Objective, result: TrainResult) -> jax.Array:
     return value  # type: ignore[no-any-return]
 
 
-def check_inputs(who: str, algorithm: Any, dataset: Any, objective: Any) -> None:
-    """Checks what a study is of, before its program is traced."""
+def check_inputs(who: str, algorithm: Any, dataset: Any, objective: Any, default: Callable[[str], Any]) -> Any:
+    """Checks what a study is of, before its program is traced; returns the objective.
+
+    Where none is given it is the ``default`` of the loss on the validation part, or without one on the test part.
+    """
+    if objective is None:
+        objective = default("test_loss" if getattr(dataset, "validation", None) is None else "validation_loss")
     if not callable(objective):
         raise TypeError(
             f"{who}(objective=...) is {shown(objective)}: give a function of a TrainResult, for instance "
@@ -106,6 +106,7 @@ def check_inputs(who: str, algorithm: Any, dataset: Any, objective: Any) -> None
         )
     if is_traced((algorithm, dataset)):
         raise TypeError(f"{who} was given traced values: it is a driver, call it outside jit, grad and vmap")
+    return objective
 
 
 class Influence(NamedTuple):
@@ -169,8 +170,7 @@ def influence(
       >>> found.examples.shape, found.clients.shape
       ((3,), (3,))
     """
-    objective = telling(final, dataset) if objective is None else objective
-    check_inputs("influence", algorithm, dataset, objective)
+    objective = check_inputs("influence", algorithm, dataset, objective, final)
     keys = jax.vmap(jax.random.key)(jnp.asarray(check_seeds(seeds), jnp.uint32))
     weights = dataset.example_weights
     if weights is None:

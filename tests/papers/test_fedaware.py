@@ -94,23 +94,27 @@ def test_what_is_drawn_is_the_mean_of_the_last_ten_rounds():
     np.testing.assert_allclose(found[0, [0, 1, 9, 10, 11]], [0, 0.5, 4.5, 5.5, 6.5])
 
 
-def test_a_difference_is_supported_by_its_interval():
-    assert methods.supported([1.0, 2.0, 1.5])
-    assert not methods.supported([9.0, -1.0, -1.0]), "one seed decides"
-    assert not methods.supported([-1.0])
-    assert methods.supported([1.0])
-    assert not methods.supported([np.nan, 1.0])
-    assert not methods.supported([1.0, -np.inf])
-    assert methods.supported([1.0, np.inf]), "the other one diverged"
-    np.testing.assert_allclose(methods.in_numbers(np.array([1.0, 3.0])), [2, 12.706], rtol=1e-4)
-    assert np.isnan(methods.in_numbers(np.array([1.0]))[1])
+def test_a_difference_is_above_by_its_interval():
+    def above(*by_seed: float) -> bool:
+        return measuring.difference(np.array(by_seed)).above
+
+    assert above(1.0, 2.0, 1.5)
+    assert not above(9.0, -1.0, -1.0), "one seed decides"
+    assert not above(-1.0)
+    assert above(1.0)
+    assert not above(np.nan, 1.0)
+    assert not above(1.0, -np.inf)
+    assert above(1.0, np.inf), "the other one diverged"
+    np.testing.assert_allclose(measuring.difference(np.array([1.0, 3.0])).numbers, [2, 12.706], rtol=1e-4)
+    assert np.isnan(measuring.difference(np.array([1.0])).numbers[1])
 
 
 def test_why_a_claim_does_not_hold():
-    above, below, unclear = np.array([1.0, 1.1]), np.array([-1.0, -1.1]), np.array([1.0, -1.1])
-    reason = methods.reason
+    above, below, unclear, none = map(measuring.difference, ([1.0, 1.1], [-1.0, -1.1], [1.0, -1.1], [0.0, 0.0]))
+    reason = measuring.reason
     assert reason("fragile", above, below) == "fragile"
     assert reason("fragile", above, unclear) == "few seeds"
+    assert reason("fragile", above, none) == "few seeds"
     assert reason("fragile", above, below, unclear, needed=2) == "few seeds", "two may yet be above"
     assert reason("fragile", above, below, below, needed=2) == "fragile"
 

@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("matplotlib")
 
 from benchmarks.experiments import __main__ as experiments
+from benchmarks.experiments.figures import forest, heat_map
 from fedjax_sim.papers import overview, writing
 from fedjax_sim.papers.bench import Claim, Effect, Scale
 from fedjax_sim.papers.overview import Line
@@ -133,10 +134,10 @@ def test_the_figures_show_every_claim_and_effect():
              effects=[Effect("gap", "points", 6.0, [5.0, 7.0]), Effect("speed", "ratio", None, [2.0])]),
         line("liconv-fig1", claim(False, why="few seeds")),
     ]  # fmt: skip
-    [ax] = overview.heat_map(lines).axes
+    [ax] = heat_map(lines).axes
     assert len(ax.patches) == 3, "our own checks are no claims of the paper"
     assert [text.get_text() for text in ax.get_yticklabels()] == ["fednova-fig2", "liconv-fig1"]
-    points, ratios = overview.forest(lines).axes
+    points, ratios = forest(lines).axes
     assert [text.get_text() for text in points.get_yticklabels()] == ["fednova-fig2", "   gap (2)"]
     assert ratios.get_xscale() == "log"
     drawn = [curve.get_xdata() for curve in points.lines]

@@ -29,6 +29,9 @@ def test_known_values():
     np.testing.assert_allclose(half_width(np.stack([d, 2 * d])), half_width(d) * np.array([1, 2]))
     np.testing.assert_allclose(adjusted(np.array([0.01, 0.04, 0.03]), "holm"), [0.03, 0.06, 0.06])
     np.testing.assert_allclose(adjusted(np.array([0.01, 0.04, 0.03]), "bh"), [0.03, 0.04, 0.04])
+    untested = np.array([[0.01, np.nan], [0.04, 0.03]])
+    np.testing.assert_allclose(adjusted(untested, "holm"), [[0.03, np.nan], [0.06, 0.06]])
+    np.testing.assert_array_equal(adjusted(untested, None), untested)
 
 
 def test_against_scipy():

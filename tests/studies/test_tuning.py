@@ -15,6 +15,7 @@ from fedjax_sim import hyper
 from fedjax_sim.core.descriptions import build
 from fedjax_sim.studies.hyper import final, influence, tune
 from fedjax_sim.studies.hyper.tuning import advance, begin
+from fedjax_sim.studies.objectives import check_inputs
 from fedjax_sim.studies.subject import Subject
 from tests.worked_studies import at_smoke_size
 
@@ -83,8 +84,8 @@ def test_searches_and_coalitions_take_the_objective_of_tuning(monkeypatch):
              "search.asking": lambda data: hyper.evaluator(method, data, batch_size=5, **run),
              "coalitions": lambda data: hyper.coalitions(method, data, batch_size=5, **run)}  # fmt: skip
 
-    def seen(who, algorithm, dataset, objective):
-        raise ZeroDivisionError(objective.name)
+    def seen(*given):
+        raise ZeroDivisionError(check_inputs(*given).name)
 
     for module, call in calls.items():
         monkeypatch.setattr(f"fedjax_sim.studies.{module}.check_inputs", seen)

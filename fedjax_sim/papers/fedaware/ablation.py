@@ -8,9 +8,9 @@ import fedjax_sim as fjs
 from fedjax_sim.papers.bench import Bench, Claim, Outcome, Setting, Table, Why
 from fedjax_sim.papers.fedaware import methods
 from fedjax_sim.papers.fedaware.comparison import NOT_RUN, TASKS, same_heights
-from fedjax_sim.papers.fedaware.methods import INTERVALS, dynamics, in_numbers, last_accuracy, reason, supported
+from fedjax_sim.papers.fedaware.methods import INTERVALS, dynamics, last_accuracy
 from fedjax_sim.papers.fedaware.tasks import Problem, fedavg_alone, problems, scale, settings
-from fedjax_sim.papers.measuring import mean
+from fedjax_sim.papers.measuring import difference, mean, reason
 from fedjax_sim.reporting import Panel, panels
 from fedjax_sim.run.history import History
 
@@ -61,29 +61,29 @@ def claims_of(found: dict[str, Runs], why: Why) -> list[Claim]:
     """What the paper says of Figure 4."""
     claims: list[Claim] = []
     for task in TASKS:
-        note, gap, more = "" if task in found else NOT_RUN, np.zeros(0), {}
+        note, gap, more = "" if task in found else NOT_RUN, None, {}
         if task in found:
             adaptive, average, _ = found[task]
-            gap = np.min([last_accuracy(run) for run in adaptive.values()], axis=0)
-            gap = gap - np.max([last_accuracy(run) for run in average.values()], axis=0)
-            more = {alpha: dynamics(adaptive[alpha]) - dynamics(average[alpha]) for alpha in adaptive}
+            worst = np.min([last_accuracy(run) for run in adaptive.values()], axis=0)
+            gap = difference(worst, np.max([last_accuracy(run) for run in average.values()], axis=0))
+            more = {alpha: difference(dynamics(adaptive[alpha]), dynamics(average[alpha])) for alpha in adaptive}
         claims += [
             Claim(f"on {task} FedAWARE has a better test accuracy than every FedAWARE-NA",
-                  supported(gap) if task in found else None,
-                  {f"worst of FedAWARE less best of -NA ({INTERVALS})": in_numbers(gap)} if gap.size else {}, note,
+                  gap and gap.above,
+                  {f"worst of FedAWARE less best of -NA ({INTERVALS})": gap.numbers} if gap else {}, note,
                   quote="FedAWARE’s results are better than all FedAWARE-NA results", place="Section 5, Figure 4",
                   ours="every alpha of one against every alpha of the other",
-                  why=reason(why, gap) if gap.size else why),
+                  why=reason(why, gap) if gap else why),
             Claim(f"on {task} FedAWARE's e-LUD is higher than FedAWARE-NA's at the same alpha",
-                  all(map(supported, more.values())) if task in found else None,
-                  {f"e-LUD less that of -NA ({INTERVALS})": {a: in_numbers(d) for a, d in more.items()}}, note,
+                  all(of.above for of in more.values()) if more else None,
+                  {f"e-LUD less that of -NA ({INTERVALS})": {a: of.numbers for a, of in more.items()}}, note,
                   quote="is also higher than FedAWARE-NA’s", place="Section 5, Figure 4", ours="at each alpha",
                   why=reason(why, *more.values())),
         ]  # fmt: skip
     best = {task: max(of[0], key=lambda alpha: mean(last_accuracy(of[0][alpha]))) for task, of in found.items()}
     several = len(found) > 1
     above = {
-        task: [last_accuracy(run) - last_accuracy(found[task][2]) for run in found[task][1].values()]
+        task: [difference(*map(last_accuracy, (run, found[task][2]))) for run in found[task][1].values()]
         for task in TASKS[1:] if task in found
     }  # fmt: skip
     return [
@@ -92,8 +92,8 @@ def claims_of(found: dict[str, Runs], why: Why) -> list[Claim]:
               {"best alpha": best}, "" if several else "one task is run at this size",
               quote="the best selection varies on different tasks", place="Section 5, Figure 4", why=why),
         Claim("on CIFAR-100 and AG News FedAWARE-NA is at most marginally better than FedAvg-Full",
-              all(d.mean() <= MARGINAL for of in above.values() for d in of) if above else None,
-              {"best FedAWARE-NA less FedAvg-Full": {t: in_numbers(max(of, key=np.mean)) for t, of in above.items()}},
+              all(one.mean <= MARGINAL for of in above.values() for one in of) if above else None,
+              {"best FedAWARE-NA less FedAvg-Full": {task: max(of).numbers for task, of in above.items()}},
               "" if above else NOT_RUN, ours="marginally: by at most 2 points", place="Section 5, Figure 4", why=why,
               quote="moving-averaged local updates only provide marginal improvements"),
     ]  # fmt: skip

@@ -11,8 +11,9 @@ import fedjax_sim as fjs
 from fedjax_sim.datasets import partition as partitions
 from fedjax_sim.papers.bench import Bench, Claim, Outcome, Table, Why
 from fedjax_sim.papers.drawing import canvas
-from fedjax_sim.papers.fedaware.methods import INTERVALS, in_numbers, reason, supported, why_not
+from fedjax_sim.papers.fedaware.methods import INTERVALS, why_not
 from fedjax_sim.papers.fedaware.tasks import ALPHA, DATA_SEED, FEWEST, Deal, cifar10, fedavg_alone, scale, settings
+from fedjax_sim.papers.measuring import difference, reason
 from fedjax_sim.reporting.plots import COLOURS, plain
 
 BALANCED, UNBALANCED = 10, 10
@@ -60,23 +61,25 @@ def claims_of(by_seed: Mapping[int, np.ndarray], together: np.ndarray, balanced:
     """From the cosines [seeds, clients, clients] by round, and the correlation of LUD and coherence, [seeds]."""
     kinds = {round_: [_among(matrix, balanced) for matrix in of] for round_, of in by_seed.items()}
     means = np.array([[of_seed["all"] for of_seed in of] for of in kinds.values()])
-    falls = -np.diff(means, axis=0).max(axis=0)  # the least of a seed's falls
+    falls = difference(-np.diff(means, axis=0).max(axis=0))  # the least of a seed's falls
     apart = np.array([[of_seed["balanced"] - of_seed["unbalanced"] for of_seed in of] for of in kinds.values()])
+    by_round = {moment: difference(gap) for moment, gap in zip(kinds, apart, strict=True)}
+    one_story = difference(-together, TOGETHER)
     return [
-        Claim("the clients' changes become less alike: the mean cosine falls from moment to moment", supported(falls),
+        Claim("the clients' changes become less alike: the mean cosine falls from moment to moment", falls.above,
               {"mean cosine by round": dict(zip(kinds, means.mean(axis=1).tolist(), strict=True)),
-               f"least fall ({INTERVALS})": in_numbers(falls)},
+               f"least fall ({INTERVALS})": falls.numbers},
               quote="local updates become less similar in later training rounds", place="Appendix B.2, Figure 7",
               ours="the mean of all pairs, at the figure's three moments", why=reason(why, falls)),
-        Claim("the measures tell one story: the LUD rises when the coherence falls", supported(-together - TOGETHER),
-              {f"correlation of LUD and coherence ({INTERVALS})":
-               in_numbers(together)},
+        Claim("the measures tell one story: the LUD rises when the coherence falls", one_story.above,
+              {f"correlation of LUD and coherence ({INTERVALS})": difference(together).numbers},
               quote="consistent trends across three different measures", place="Appendix B.2, Figure 7",
-              ours=f"a correlation over the rounds below -{TOGETHER:g}", why=reason(why, -together - TOGETHER)),
+              ours=f"a correlation over the rounds below -{TOGETHER:g}", why=reason(why, one_story)),
         Claim("clients with balanced labels are more alike than the others, at all three moments",
-              supported(apart.min(axis=0)),
-              {"cosine of balanced less unbalanced": dict(zip(kinds, map(in_numbers, apart), strict=True))},
-              "the paper shows it, after FedLAW's figure, without words", own=True, why=reason(why, *apart)),
+              difference(apart.min(axis=0)).above,
+              {"cosine of balanced less unbalanced": {moment: gap.numbers for moment, gap in by_round.items()}},
+              "the paper shows it, after FedLAW's figure, without words", own=True,
+              why=reason(why, *by_round.values())),
     ]  # fmt: skip
 
 

@@ -10,17 +10,9 @@ import numpy as np
 from fedjax_sim.papers.bench import Bench, Claim, Effect, Outcome, Setting, Table, Why
 from fedjax_sim.papers.drawing import by_metric
 from fedjax_sim.papers.fedaware import methods
-from fedjax_sim.papers.fedaware.methods import (
-    DYNAMICS,
-    INTERVALS,
-    dynamics,
-    in_numbers,
-    last_accuracy,
-    reason,
-    supported,
-)
+from fedjax_sim.papers.fedaware.methods import DYNAMICS, INTERVALS, dynamics, last_accuracy
 from fedjax_sim.papers.fedaware.tasks import Problem, problems, scale, settings
-from fedjax_sim.papers.measuring import areas, mean, spearman
+from fedjax_sim.papers.measuring import Difference, areas, difference, mean, reason, spearman
 from fedjax_sim.reporting import Panel, panels
 from fedjax_sim.run.history import History
 
@@ -79,10 +71,10 @@ def speed_claims(runs: Mapping[str, methods.Compared], why: Why) -> list[Claim]:
         elif len(still) > len(ahead) / 2:
             note = f"{', '.join(still)} end within 5 % of the loss of the initial model: their speed is nobody's"
         told = bool(ahead) and not note
-        numbers = {f"mean loss less FedAWARE's ({INTERVALS})": {name: in_numbers(d) for name, d in ahead.items()},
+        numbers = {f"mean loss less FedAWARE's ({INTERVALS})": {name: of.numbers for name, of in ahead.items()},
                    "no better than the initial model": still}  # fmt: skip
         learned = [name for name in ahead if name not in still]
-        faster = [name for name in learned if supported(ahead[name])]
+        faster = [name for name in learned if ahead[name].above]
         claims.append(
             Claim(f"on {task} FedAWARE converges faster than most baselines",
                   len(faster) > len(learned) / 2 if told else None, numbers, note,
@@ -111,12 +103,12 @@ def _cifar100(of: methods.Compared | None, why: Why) -> Claim:
         losses = {name: of.raw[name]["loss"] for name in ("FedAWARE", *rivals)}
         early = {name: values[:, : values.shape[1] // 5].mean(axis=1) for name, values in losses.items()}
         last = {name: values[:, -1] for name, values in losses.items()}
-        behind = {name: early["FedAWARE"] - early[name] for name in rivals}
-        above = {name: 1.05 * last[name] - last["FedAWARE"] for name in rivals}
+        behind = {name: difference(early["FedAWARE"], early[name]) for name in rivals}
+        above = {name: difference(1.05 * last[name], last["FedAWARE"]) for name in rivals}
         differences = [*behind.values(), *above.values()]
-        held, why = all(map(supported, differences)), reason(why, *differences)
+        held, why = all(of.above for of in differences), reason(why, *differences)
         numbers = {f"mean loss of the first fifth, less the other's ({INTERVALS})":
-                   {name: in_numbers(d) for name, d in behind.items()},
+                   {name: of.numbers for name, of in behind.items()},
                    "loss at the end": {name: float(values.mean()) for name, values in last.items()}}  # fmt: skip
     return Claim(
         "on CIFAR-100 FedAWARE is behind FedYogi and FedAMS early and ends with the same training loss",
@@ -145,26 +137,26 @@ def extension_claims(runs: Mapping[str, methods.Compared], why: Why) -> list[Cla
         most, losses = len(pairs) // 2 + 1, {name: (areas(a), areas(b)) for name, (a, b) in pairs.items()}
         if task == "AG News":
             words, quote, ours = "speeds the convergence up", "the convergence of AGNews tasks is improved", ""
-            gains = {name: a - b for name, (a, b) in losses.items()}
+            gains = {name: difference(a, b) for name, (a, b) in losses.items()}
         else:
             words, quote = "slows the convergence at most slightly", "may reduce convergence slightly on CIFAR-10"
             ours = f"slightly: a mean loss at most {100 * SLIGHTLY:.0f} % larger; "
-            gains = {name: (1 + SLIGHTLY) * a - b for name, (a, b) in losses.items()}
+            gains = {name: difference((1 + SLIGHTLY) * a, b) for name, (a, b) in losses.items()}
         claims.append(
             Claim(f"on {task} the extension {words}, of most methods",
-                  sum(map(supported, gains.values())) >= most if pairs else None,
+                  sum(of.above for of in gains.values()) >= most if pairs else None,
                   {"mean loss, raw and extended": {name: [*map(mean, of)] for name, of in losses.items()}}, note,
                   quote=quote, place="Appendix B.2, Figures 3 and 6", why=reason(why, *gains.values(), needed=most),
                   ours=f"{ours}by the mean training loss of all evaluations")
         )  # fmt: skip
         if task == "CIFAR-100":  # of it the paper says that accuracies are higher, which is Table 2
             continue
-        steadier = {name: methods.falls(a) - methods.falls(b) for name, (a, b) in pairs.items()}
+        steadier = {name: difference(*map(methods.falls, pair)) for name, pair in pairs.items()}
         claims.append(
             Claim(f"on {task} the extension makes the test accuracy of most methods steadier",
-                  sum(map(supported, steadier.values())) >= most if pairs else None,
+                  sum(of.above for of in steadier.values()) >= most if pairs else None,
                   {f"mean fall of the test accuracy, raw less extended ({INTERVALS})":
-                   {name: in_numbers(d) for name, d in steadier.items()}}, note,
+                   {name: of.numbers for name, of in steadier.items()}}, note,
                   quote="mitigates the test accuracy spikes problem", place="Section 5, Figure 6",
                   ours="falls between two evaluations of the second half; most methods",
                   why=reason(why, *steadier.values(), needed=most))
@@ -172,9 +164,10 @@ def extension_claims(runs: Mapping[str, methods.Compared], why: Why) -> list[Cla
     return claims
 
 
-def _ahead(runs: Mapping[str, History], measure: Any, sign: int = 1) -> dict[str, np.ndarray]:
-    """By how much FedAWARE's measure is above each other method's, or below with the sign -1, [seeds]."""
-    return {name: sign * (measure(runs["FedAWARE"]) - measure(run)) for name, run in runs.items() if name != "FedAWARE"}
+def _ahead(runs: Mapping[str, History], measure: Any, sign: int = 1) -> dict[str, Difference]:
+    """By how much FedAWARE's measure is above each other method's, or below with the sign -1."""
+    values = {name: sign * measure(run) for name, run in runs.items()}
+    return {name: difference(values["FedAWARE"], of) for name, of in values.items() if name != "FedAWARE"}
 
 
 def _runs(bench: Bench) -> tuple[list[Problem], dict[str, methods.Compared]]:
@@ -230,11 +223,11 @@ def table_claims(runs: Mapping[str, methods.Compared], why: Why) -> list[Claim]:
     for task in TASKS:
         of, note = runs.get(task), "" if task in runs else NOT_RUN
         ahead = _ahead(of.raw, last_accuracy) if of else {}
-        better = sum(map(supported, ahead.values()))
+        better = sum(gap.above for gap in ahead.values())
         claims.append(Claim(
             f"on {task} FedAWARE has a better test accuracy than most of the other methods",
             better >= 4 if of else None,
-            {f"test accuracy less the other's ({INTERVALS})": {name: in_numbers(d) for name, d in ahead.items()},
+            {f"test accuracy less the other's ({INTERVALS})": {name: gap.numbers for name, gap in ahead.items()},
              "below FedAWARE, of 7": better},
             note, quote="faster convergence and better generalization than most baselines", place="Section 1, Table 2",
             central=task == CENTRAL, ours="at least 4 of 7", why=reason(why, *ahead.values(), needed=4),
@@ -243,36 +236,36 @@ def table_claims(runs: Mapping[str, methods.Compared], why: Why) -> list[Claim]:
         most = len(rise) // 2 + 1
         claims.append(Claim(
             f"on {task} the extension raises the test accuracy of most methods",
-            sum(map(supported, rise.values())) >= most if of else None,
-            {f"rise ({INTERVALS})": {name: in_numbers(d) for name, d in rise.items()}}, note,
+            sum(gain.above for gain in rise.values()) >= most if of else None,
+            {f"rise ({INTERVALS})": {name: gain.numbers for name, gain in rise.items()}}, note,
             quote="the test accuracy of most algorithms is significantly improved", place="Section 5, Table 2",
             central=task == CENTRAL, ours="more than half of six", why=reason(why, *rise.values(), needed=most),
         ))  # fmt: skip
         rise = _rises(of, dynamics)
         claims.append(Claim(
             f"on {task} the extension raises the e-LUD of every method",
-            all(map(supported, rise.values())) if of else None,
-            {f"rise ({INTERVALS})": {name: in_numbers(d) for name, d in rise.items()}}, note,
+            all(gain.above for gain in rise.values()) if of else None,
+            {f"rise ({INTERVALS})": {name: gain.numbers for name, gain in rise.items()}}, note,
             quote="the FedAWARE module enlarges the e-LUDD of ALL algorithms", place="Section 5, Table 2",
             central=task == CENTRAL, why=reason(why, *rise.values()),
         ))  # fmt: skip
         everyone = [*of.raw.values(), *of.extended.values()] if of else []
-        seeds = zip(*(zip(last_accuracy(run), dynamics(run), strict=True) for run in everyone), strict=True)
-        ranks = np.array([spearman(*np.array(of_seed).T) for of_seed in seeds])
+        pairs = np.transpose([(last_accuracy(run), dynamics(run)) for run in everyone])  # [seeds, 2, runs]
+        ranks = difference(np.array([spearman(*of_seed) for of_seed in pairs])) if of else None
         claims.append(Claim(
             f"on {task} what has the larger e-LUD is the more accurate, over all methods raw and extended",
-            supported(ranks) if of else None,
-            {f"rank correlation ({INTERVALS})": in_numbers(ranks) if of else None,
+            ranks and ranks.above,
+            {f"rank correlation ({INTERVALS})": ranks and ranks.numbers,
              "rank correlation in the paper's table": _correlation_of_the_paper(task)},
             note, quote="larger overall LUD dynamics consistently associated with improved generalization",
             place="Section 4.3, Table 2", ours="a rank correlation above 0",
-            why=reason("fragile", ranks) if of else why,
+            why=reason("fragile", ranks) if ranks else why,
         ))  # fmt: skip
     of = runs.get("CIFAR-100")
-    best = [last_accuracy(of.extended["FedAMS"]) - last_accuracy(run) for run in of.raw.values()] if of else []
+    best = [difference(*map(last_accuracy, (of.extended["FedAMS"], run))) for run in of.raw.values()] if of else []
     claims.append(Claim(
         "on CIFAR-100 FedAMS with the extension is better than every raw method",
-        all(map(supported, best)) if of else None, {}, "" if of else NOT_RUN,
+        all(gap.above for gap in best) if of else None, {}, "" if of else NOT_RUN,
         quote="implements superior accuracy than all raw algorithms", place="Section 5, Table 2",
         why=reason(why, *best),
     ))  # fmt: skip
@@ -309,9 +302,9 @@ def _pairs(of: methods.Compared) -> dict[str, tuple[History, History]]:
     return {name: (of.raw[name], run) for name, run in of.extended.items()}
 
 
-def _rises(of: methods.Compared | None, measure: Any) -> dict[str, np.ndarray]:
-    """What the extension adds to a measure, by method, [seeds]."""
-    return {name: measure(b) - measure(a) for name, (a, b) in (_pairs(of) if of else {}).items()}
+def _rises(of: methods.Compared | None, measure: Any) -> dict[str, Difference]:
+    """What the extension adds to a measure, by method."""
+    return {name: difference(measure(b), measure(a)) for name, (a, b) in (_pairs(of) if of else {}).items()}
 
 
 def _dynamics_table(runs: Mapping[str, methods.Compared]) -> Table:

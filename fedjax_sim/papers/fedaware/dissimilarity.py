@@ -10,9 +10,9 @@ import numpy as np
 
 from fedjax_sim.papers.bench import Bench, Claim, Outcome, Setting, Table, Why
 from fedjax_sim.papers.fedaware import methods
-from fedjax_sim.papers.fedaware.methods import INTERVALS, dynamics, in_numbers, last_accuracy, reason, supported
+from fedjax_sim.papers.fedaware.methods import INTERVALS, dynamics, last_accuracy
 from fedjax_sim.papers.fedaware.tasks import cifar10, dirichlet, fedavg_alone, scale, settings
-from fedjax_sim.papers.measuring import areas, mean, spearman
+from fedjax_sim.papers.measuring import Difference, areas, difference, mean, reason, spearman
 from fedjax_sim.reporting import Panel, panels
 from fedjax_sim.run.history import History
 
@@ -33,37 +33,41 @@ def perform_fig1(bench: Bench) -> Outcome:
 
 def claims_of_fig1(runs: Mapping[float, History], why: Why) -> list[Claim]:
     """What the paper says of FedAvg's training, by the alpha of the partition."""
-    grows = {alpha: -_falls(run, "e_lud") for alpha, run in runs.items()}
+    grows = {alpha: _falls(run, "e_lud", sign=-1) for alpha, run in runs.items()}
     decays = {alpha: _falls(run, NORM) for alpha, run in runs.items() if alpha not in ALIKE}
-    with_lud = _correlations(runs, dynamics)
-    with_speed = _correlations(runs, lambda run: -areas(run))
-    together = _correlations(runs, dynamics, last_accuracy)
+    ranks = {
+        "lud": _correlations(runs, dynamics),
+        "speed": _correlations(runs, lambda run: -areas(run)),
+        "both": _correlations(runs, dynamics, last_accuracy),
+    }
+    tends = {name: difference(of, TENDS) for name, of in ranks.items()}
+    told = {name: {f"rank correlation ({INTERVALS})": difference(of).numbers} for name, of in ranks.items()}
     last_less_first = f"last fifth of the rounds less the first ({INTERVALS})"
-    correlation, threshold = f"rank correlation ({INTERVALS})", f"a rank correlation of the settings above {TENDS:g}"
+    threshold = f"a rank correlation of the settings above {TENDS:g}"
     return [
         Claim("the LUD grows in the course of training at every degree of heterogeneity",
-              all(map(supported, grows.values())), {last_less_first: {a: in_numbers(d) for a, d in grows.items()}},
+              all(of.above for of in grows.values()), {last_less_first: {a: of.numbers for a, of in grows.items()}},
               quote="the LUD values increase over the communication round in all heterogeneity settings",
               place="Section 4.3, Figure 1", ours="first against last fifth", central=True,
               why=reason(why, *grows.values())),
         Claim("the norm of the pseudo-gradient decays on clients that are not alike",
-              all(map(supported, decays.values())),
-              {last_less_first: {alpha: in_numbers(-d) for alpha, d in decays.items()}},
+              all(of.above for of in decays.values()),
+              {last_less_first: {alpha: [-of.mean, of.half] for alpha, of in decays.items()}},
               "of IID clients, Dir(1) and Dir(10), appendix B.2 says that it need not",
               quote="the norm of global pseudo-gradient decays during FL training", place="Section 4.3, Figure 1",
               ours="first against last fifth", why=reason(why, *decays.values())),
-        Claim("FedAvg attains a higher LUD where the clients are more alike", supported(with_lud - TENDS),
-              {correlation: in_numbers(with_lud), "mean e-LUD": _by_alpha(runs, dynamics)},
+        Claim("FedAvg attains a higher LUD where the clients are more alike", tends["lud"].above,
+              told["lud"] | {"mean e-LUD": _by_alpha(runs, dynamics)},
               quote="FedAvg attains higher LUD when the heterogeneity level is low", place="Section 4.3, Figure 1",
-              ours=threshold, why=reason(why, with_lud - TENDS)),
-        Claim("FedAvg converges faster where the clients are more alike", supported(with_speed - TENDS),
-              {correlation: in_numbers(with_speed), "mean training loss of all evaluations": _by_alpha(runs, areas)},
+              ours=threshold, why=reason(why, tends["lud"])),
+        Claim("FedAvg converges faster where the clients are more alike", tends["speed"].above,
+              told["speed"] | {"mean training loss of all evaluations": _by_alpha(runs, areas)},
               quote="It obtains faster convergence curves", place="Section 4.3, Figure 1", ours=threshold,
-              why=reason(why, with_speed - TENDS)),
-        Claim("where the LUD is higher the test accuracy tends to be better", supported(together - TENDS),
-              {correlation: in_numbers(together), "test accuracy": _by_alpha(runs, last_accuracy)},
+              why=reason(why, tends["speed"])),
+        Claim("where the LUD is higher the test accuracy tends to be better", tends["both"].above,
+              told["both"] | {"test accuracy": _by_alpha(runs, last_accuracy)},
               quote="tends to obtain better test accuracy", place="Section 4.3, Figure 1", ours=threshold,
-              why=reason(why, together - TENDS)),
+              why=reason(why, tends["both"])),
     ]  # fmt: skip
 
 
@@ -89,17 +93,17 @@ def claims_of_fig8(runs: Mapping[float, History], why: Why) -> list[Claim]:
         "accuracy": ("the test accuracy is higher on IID clients",
                      "learning with IID data outperforms non-IID data in terms of generalization"),
     }  # fmt: skip
-    gaps = {name: _gap(runs, measure) for name, measure in measures.items()}
+    gaps = {name: difference(*_nearest(runs, measure)) for name, measure in measures.items()}
     claims = [
-        Claim(statement, supported(gaps[name]), {f"gap between the nearest two ({INTERVALS})": in_numbers(gaps[name])},
+        Claim(statement, gaps[name].above, {f"gap between the nearest two ({INTERVALS})": gaps[name].numbers},
               quote=quote, place="Appendix B.2, Figure 8", why=reason(why, gaps[name]),
               ours="both IID settings against both others" + ("; over the last fifth" if name == "LUD" else ""))
         for name, (statement, quote) in said.items()
     ]  # fmt: skip
     claims.append(
         Claim("client coherence falls in the course of training at every degree of heterogeneity",
-              all(map(supported, falls.values())),
-              {f"first fifth of the rounds less the last ({INTERVALS})": {a: in_numbers(d) for a, d in falls.items()}},
+              all(of.above for of in falls.values()),
+              {f"first fifth of the rounds less the last ({INTERVALS})": {a: of.numbers for a, of in falls.items()}},
               quote="cosine values generally decrease over time", place="Appendix B.2, Figure 8",
               ours="first against last fifth", why=reason(why, *falls.values()))
     )  # fmt: skip
@@ -153,11 +157,11 @@ def _correlations(runs: Mapping[float, History], *measures: Callable[[History], 
     return np.array([spearman(a, b) for a, b in zip(first.T, second.T, strict=True)])
 
 
-def _gap(runs: Mapping[float, History], measure: Callable[[History], np.ndarray]) -> np.ndarray:
-    """By how much the lowest of the IID settings is above the highest of the others, [seeds]."""
+def _nearest(runs: Mapping[float, History], measure: Callable[[History], np.ndarray]) -> list[np.ndarray]:
+    """The lowest of the IID settings and the highest of the others, [seeds] each."""
     alike = [measure(run) for alpha, run in runs.items() if alpha in ALIKE]
     others = [measure(run) for alpha, run in runs.items() if alpha not in ALIKE]
-    return np.asarray(np.min(alike, axis=0) - np.max(others, axis=0))
+    return [np.min(alike, axis=0), np.max(others, axis=0)]
 
 
 def _end(run: History, name: str, first: bool = False) -> np.ndarray:
@@ -166,9 +170,9 @@ def _end(run: History, name: str, first: bool = False) -> np.ndarray:
     return np.asarray(parts[0 if first else -1].mean(axis=1))
 
 
-def _falls(run: History, name: str) -> np.ndarray:
-    """By how much the last fifth of the rounds is below the first, [seeds]."""
-    return np.asarray(_end(run, name, first=True) - _end(run, name))
+def _falls(run: History, name: str, sign: int = 1) -> Difference:
+    """By how much the last fifth of the rounds is below the first, or above it with the sign -1."""
+    return difference(sign * _end(run, name, first=True), sign * _end(run, name))
 
 
 def _table(runs: Mapping[float, History]) -> Table:

@@ -13,7 +13,7 @@ from fedjax_sim.algorithms.contract import Method
 from fedjax_sim.diagnostics import running_mean
 from fedjax_sim.papers.bench import Bench, Why
 from fedjax_sim.papers.fedaware.tasks import Problem
-from fedjax_sim.papers.measuring import difference, mean
+from fedjax_sim.papers.measuring import mean
 from fedjax_sim.run.history import History
 
 Point = Mapping[str, float]
@@ -21,7 +21,7 @@ Point = Mapping[str, float]
 ALPHA = 0.5  # of FedAWARE's moving average
 LAST = 0.1  # the share of the rounds at the end whose mean test accuracy is reported
 DYNAMICS = "e_lud_dynamics"
-INTERVALS = "mean over the seeds, half of its 95 % interval"  # what :func:`in_numbers` gives
+INTERVALS = "mean over the seeds, half of its 95 % interval"  # the numbers of a difference
 
 # The authors' code: vectors of length one, and FedAvg (the base method) until everybody was seen.
 CODE: dict[str, Any] = {"normalised": True, "warm_up": True}
@@ -169,25 +169,6 @@ def falls(history: History) -> np.ndarray:
 def why_not(bench: Bench) -> Why:
     """Why a claim may fail: at the paper's size there is nothing left to blame."""
     return bench.choose("too small", "too small", "unexplained")
-
-
-def supported(differences: np.ndarray) -> bool:
-    """Whether differences [seeds] are above 0 by their interval."""
-    return difference(differences).above
-
-
-def reason(why: Why, *differences: np.ndarray, needed: int | None = None) -> Why:
-    """Why a claim that ``needed`` of them, or all, are above 0 does not hold.
-
-    ``why`` where so many are below 0 by their intervals that too few remain, else the seeds.
-    """
-    spared = len(differences) - (len(differences) if needed is None else needed)
-    return why if sum(supported(-of) for of in differences) > spared else "few seeds"
-
-
-def in_numbers(differences: np.ndarray) -> list[float]:
-    """Mean of differences [seeds], and half of its 95 % interval: the part of a claim's numbers."""
-    return difference(differences).numbers
 
 
 def _label(problem: Problem, name: str) -> str:

@@ -47,12 +47,8 @@ class Rounds(NamedTuple):
         return {steps: float(rounds.mean()) for steps, rounds in self.needed.items()}
 
 
-def measured(bench: Bench) -> dict[str, Rounds]:
-    """Rounds to the target by data set, scheme I."""
-    return {name: _rounds_of(bench, name) for name in NAMES}
-
-
 def _rounds_of(bench: Bench, name: str) -> Rounds:
+    """Rounds to the target on a data set, scheme I."""
     values = _steps(bench, name)
     limit = bench.choose(2, LIMITS[name])
     setting: dict[str, Any] = {"most": max(values), "rounds": limit}
@@ -202,7 +198,7 @@ def draw(ax: Any, found: Mapping[str, Rounds]) -> None:
 
 def perform(bench: Bench) -> Outcome:
     """Four panels; the claims of (b) are those of Figure 3."""
-    needed = measured(bench)
+    needed = {name: _rounds_of(bench, name) for name in NAMES}
     by_size = cohort_sizes.runs_of(bench, ALIKE)
     averaged = {name: schemes.runs_of(bench, name) for name in (BALANCED, UNBALANCED)}
     figure, ((a, b), (c, d)) = canvas(10, 7.6, 2, 2)

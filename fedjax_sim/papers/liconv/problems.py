@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 import fedjax_sim as fjs
-from fedjax_sim.algorithms.contract import Method
 from fedjax_sim.clients.cohort.participation import Participation
 from fedjax_sim.papers.bench import Bench, Setting
 from fedjax_sim.run.history import History
@@ -60,11 +59,6 @@ def _even_digits() -> fjs.FederatedDataset:
     return fjs.datasets.from_partition(examples, rows, test_fraction=0.2, seed=0, num_classes=10)
 
 
-def fedavg(eta0: float = ETA0) -> Method:
-    """FedAvg with eta_t = eta0 / (1 + t)."""
-    return fjs.fedavg(client_optimizer=fjs.optim.sgd(1.0), client_learning_rate=fjs.rates.inverse_time(eta0, 1.0))
-
-
 def run(
     bench: Bench,
     label: str,
@@ -86,10 +80,12 @@ def run(
         "batches": fjs.local.with_replacement(batch_size(name)),
         "rounds": rounds,
     } | setting
+    rate = fjs.rates.inverse_time(eta0[0], 1.0)
+    fedavg = fjs.fedavg(client_optimizer=fjs.optim.sgd(1.0), client_learning_rate=rate)
     if len(eta0) == 1 and (len(bench.seeds) == 1 or "stop" in given):
-        return [bench.simulate(label, fedavg(eta0[0]), data, **given)]  # its clients go to both devices
+        return [bench.simulate(label, fedavg, data, **given)]  # its clients go to both devices
     space = fjs.sweeps.grid({"client_learning_rate.initial": list(eta0)})
-    return bench.runs(label, fedavg(eta0[0]), data, space, **given)  # its runs do
+    return bench.runs(label, fedavg, data, space, **given)  # its runs do
 
 
 def batch_size(name: str) -> int:

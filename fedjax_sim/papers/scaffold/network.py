@@ -121,11 +121,14 @@ def claims5(best: Best) -> list[Claim]:
 
     def lead(method: str, others: Sequence[str], *similarities: float) -> dict[str, Any]:
         """By how much a method is above others, with half of the 95 % interval."""
-        told = {other: {f"{s:g} %": _above(best[method, s], best[other, s]) for s in similarities} for other in others}
+        told = {
+            other: {f"{s:g} %": difference(best[method, s], best[other, s]).numbers for s in similarities}
+            for other in others
+        }
         return {f"{method} less the other, half of the 95 % interval": told}
 
     locals_ = ("FedAvg", "SCAFFOLD")
-    gains = {method: _above(best[method, high], best[method, low]) for method in PAPER}
+    gains = {method: difference(best[method, high], best[method, low]).numbers for method in PAPER}
     return [
         Claim("SCAFFOLD has the best accuracy, at both similarities",
               all(mean["SCAFFOLD", s] > mean[other, s] for s in SIMILARITIES for other in ("SGD", "FedAvg")),
@@ -147,10 +150,6 @@ def claims5(best: Best) -> list[Claim]:
               lead("FedAvg", ("SGD",), low),
               quote="FEDAVG seems better than SGD even when similarity is 0", place="Section 7.3", why="fragile"),
     ]  # fmt: skip
-
-
-def _above(a: np.ndarray, b: np.ndarray) -> list[float]:
-    return difference(a, b).numbers
 
 
 def _effects(split: Split, best: Best) -> list[Effect]:

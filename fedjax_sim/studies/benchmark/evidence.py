@@ -82,11 +82,9 @@ def differences(
         others = [method for of, method in found if of == problem and method != base]
         of_problem = [_difference(problem, method, found[problem, method], found[problem, base]) for method in others]
         for foreign in (METHODS, PERSONAL):  # of shared models, of clients' own; a method of one's own may be of either
-            known = [at for at, of in enumerate(of_problem)
-                     if np.isfinite(of.p) and of.method not in foreign]  # fmt: skip
-            corrected = adjusted(np.array([of_problem[at].p for at in known]), "holm")
-            for at, p in zip(known, corrected.tolist(), strict=True):
-                of_problem[at] = of_problem[at]._replace(adjusted=max(p, of_problem[at].adjusted))
+            p = adjusted(np.array([np.nan if of.method in foreign else of.p for of in of_problem]), "holm")
+            larger = np.fmax(p, [of.adjusted for of in of_problem]).tolist()  # NaN gives way
+            of_problem = [of._replace(adjusted=one) for of, one in zip(of_problem, larger, strict=True)]
         made += of_problem
     return made
 

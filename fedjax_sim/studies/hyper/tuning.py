@@ -22,7 +22,7 @@ from fedjax_sim.engine.checks import check_seeds
 from fedjax_sim.reporting.progress import progress_bar
 from fedjax_sim.run.training import make_train
 from fedjax_sim.studies.hyper.tuned import Tuned
-from fedjax_sim.studies.objectives import Objective, check_inputs, evaluated, final, telling
+from fedjax_sim.studies.objectives import Objective, check_inputs, evaluated, final
 from fedjax_sim.studies.outer.estimators import Estimate, Estimator, estimate
 from fedjax_sim.studies.outer.problems import federated
 from fedjax_sim.studies.subject import Subject, Transform, values_of
@@ -146,14 +146,13 @@ def tune(
       >>> bool(tuned.algorithm.client_optimizer.learning_rate > 0.01 and tuned.value < tuned.values[0, 0])
       True
     """
-    objective = telling(final, dataset) if objective is None else objective
     solver = optim.as_optimizer(optim.adam(0.1) if optimizer is None else optimizer, "tune(optimizer=...)")
     check_count("tune(steps=...)", steps)
     check_count("tune(restarts=...)", restarts)
     check_count("tune(restart_seed=...)", restart_seed, low=0, high=LARGEST_SEED)
     check_real("tune(spread=...)", spread, low=0.0)
     seed_list = check_seeds(seeds)
-    check_inputs("tune", algorithm, dataset, objective)
+    objective = check_inputs("tune", algorithm, dataset, objective, final)
     subject = Subject(algorithm, run)
     transforms = subject.transforms("tune", over)
     start = subject.coordinates(transforms)

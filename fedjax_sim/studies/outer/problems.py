@@ -25,7 +25,7 @@ from fedjax_sim.engine.checks import resolve, unmet
 from fedjax_sim.engine.plan import Plan, TrainState
 from fedjax_sim.engine.rounds import init_state, run_round, some_rounds
 from fedjax_sim.run.training import measure
-from fedjax_sim.studies.objectives import Final, Mean, check_inputs, mean, telling
+from fedjax_sim.studies.objectives import Final, Mean, check_inputs, mean
 from fedjax_sim.studies.subject import Subject, Transform, judging, of_any_run, values_of
 
 _DRAWN = ("cohort", "work")  # parts of a run whose draws have a distribution
@@ -239,8 +239,7 @@ def federated(
       >>> bool(found.gradient["client_optimizer.learning_rate"] < 0)
       True
     """
-    objective = telling(mean, dataset) if objective is None else objective
-    check_inputs("outer.federated", algorithm, dataset, objective)
+    objective = check_inputs("outer.federated", algorithm, dataset, objective, mean)
     if not isinstance(objective, Final | Mean):
         raise TypeError(
             f"outer.federated(objective=...) is {shown(objective)}: a segment adds what is recorded after it, so give "

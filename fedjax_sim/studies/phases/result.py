@@ -130,10 +130,8 @@ class PhaseDiagram:
                 found = [_p_value(cost[at][best], cost[at][m], precision) for m in whole if m != best]
                 p[at] = np.minimum(np.max(found) * len(whole) / 2, 1.0)  # NaN where one is: Python's max passes over it
                 winner[at] = -1 if np.isnan(p[at]) else best
-        adjusted = p.copy()
-        tested = np.isfinite(p)
-        adjusted[tested] = paired.adjusted(p[tested], correction)
-        winner[tested & ~(adjusted <= level)] = -1
+        adjusted = paired.adjusted(p, correction)
+        winner[adjusted > level] = -1
         return Verdict(winner, p, adjusted)
 
     def records(self) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from fedjax_sim.algorithms.contract import Method
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.engine.checks import check_seeds
 from fedjax_sim.reporting.recorded import less_is_better
-from fedjax_sim.studies.objectives import Final, check_inputs, final, telling
+from fedjax_sim.studies.objectives import Final, check_inputs, final
 from fedjax_sim.studies.sweeps.running import sweep
 from fedjax_sim.studies.sweeps.space import LogUniform, Uniform, points
 
@@ -36,8 +36,8 @@ def evaluator(
     ``fjs.hyper.final("validation_loss")``, without such a part of ``"test_loss"``. Losses are float64[P], means over
     seeds, the negative of a metric of which more is better, infinite where it or a loss is not finite.
     """
-    metric, seed_list = telling(final, dataset) if objective is None else objective, check_seeds(seeds)
-    check_inputs("evaluator", algorithm, dataset, metric)
+    seed_list = check_seeds(seeds)
+    metric = check_inputs("evaluator", algorithm, dataset, objective, final)
 
     def evaluate(batch: Sequence[Mapping[str, Any]]) -> np.ndarray:
         swept = sweep(

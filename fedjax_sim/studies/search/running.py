@@ -30,7 +30,7 @@ from fedjax_sim.run.checkpoints.store import Store
 from fedjax_sim.run.resuming import named, plain, unflattened
 from fedjax_sim.run.simulation import describe_run
 from fedjax_sim.run.training import evaluation_rounds
-from fedjax_sim.studies.objectives import Final, check_inputs, final, telling
+from fedjax_sim.studies.objectives import Final, check_inputs, final
 from fedjax_sim.studies.search.program import Given, Members, Settings, advance, begin
 from fedjax_sim.studies.search.result import Searched
 from fedjax_sim.studies.search.strategies import Strategy
@@ -96,12 +96,11 @@ def search(
       ... )
       Searched(fedavg, halving, 4 members, 1 seed, 4 rounds; best: member 2, score ...)
     """
-    objective = telling(final, dataset) if objective is None else objective
     asked = check_arguments(run)
     rounds, eval_every, evaluate = run["rounds"], run["eval_every"], run["evaluate"]
     seed_list = check_seeds(seeds)
     check_swept("search", dataset, space, asked.layout)
-    check_inputs("search", algorithm, dataset, objective)
+    objective = check_inputs("search", algorithm, dataset, objective, final)
     if not isinstance(strategy, Strategy) or not isinstance(objective, Final):
         raise TypeError(
             f"search(strategy={shown(strategy)}, objective={shown(objective)}): give fedjax_sim.hyper.population() or "
