@@ -60,6 +60,7 @@ def wide(initializer: Any) -> Any:
     """
 
     def drawn(key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:
+        dtype = jax.dtypes.canonicalize_dtype(dtype)  # float is float32 where double precision is off
         array: jax.Array = initializer(key, shape, trees.widest((), dtype, jnp.float32))
         return array.astype(dtype)
 

@@ -193,6 +193,13 @@ def test_models_in_bfloat16_start_where_those_in_single_precision_do(name: str) 
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b.astype(jnp.bfloat16)), half["params"], whole["params"])
 
 
+@pytest.mark.filterwarnings("error")
+def test_pythons_float_is_a_dtype_of_parameters() -> None:
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(initial(models.MLP(3, (4,), float), images(4, 5)))} == {
+        "float32"
+    }
+
+
 @pytest.mark.parametrize("name", SMALL)
 def test_descriptions_round_trip(name: str) -> None:
     model, _ = SMALL[name]
