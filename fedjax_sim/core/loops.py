@@ -20,6 +20,7 @@ from jax.custom_derivatives import SymbolicZero
 from jax.experimental import io_callback
 
 from fedjax_sim.core import trees
+from fedjax_sim.core.keys import GENERATOR
 
 OnRound = Callable[[int, dict[str, np.ndarray]], object]  # (rounds done, metrics)
 
@@ -181,9 +182,21 @@ def counted(count: jax.Array) -> Callable[..., tuple[Any, Any]]:
     return scan
 
 
+def draw_alone(tree: Any) -> bool:
+    """Whether batches of the keys in a tree draw what each key does alone.
+
+    XLA's own generators draw under ``vmap`` for all keys from the first, so that the others do not matter.
+    """
+    keys = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)]
+    return all(jax.random.key_impl(key) == GENERATOR["jax_default_prng_impl"] for key in keys)
+
+
 def over_leading_axis(function: Callable[[Any], Any], xs: Any) -> Any:
-    """``function`` of each row of ``xs``: in turn on a CPU, where vmapped dynamic loops would wait for the slowest."""
-    if jax.default_backend() == "cpu":
+    """``function`` of each row of ``xs``: in turn on a CPU, where vmapped dynamic loops would wait for the slowest.
+
+    Elsewhere side by side, but for keys that do not draw alone.
+    """
+    if jax.default_backend() == "cpu" or not draw_alone(xs):
         return lax.map(function, xs)
     return jax.vmap(function)(xs)
 

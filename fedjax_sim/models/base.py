@@ -9,6 +9,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from fedjax_sim.core import trees
 from fedjax_sim.core.descriptions import register
 from fedjax_sim.core.fields import Check, check_fields, real, static
 from fedjax_sim.core.values import INT32_MAX, check_count, check_real, shown
@@ -50,6 +51,20 @@ def several(check: Check, number: int | None = None, **kwargs: Any) -> Any:
 
 
 widths = functools.partial(several, check_count)
+
+
+def wide(initializer: Any) -> Any:
+    """The ``initializer`` of an array, which draws in single precision at least and rounds.
+
+    Of bfloat16's own draws there are 128: the mean of uniform ones in +-a is -a/128, none of normal ones is beyond 2.9.
+    """
+
+    def drawn(key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:
+        dtype = jax.dtypes.canonicalize_dtype(dtype)  # float is float32 where double precision is off
+        array: jax.Array = initializer(key, shape, trees.widest((), dtype, jnp.float32))
+        return array.astype(dtype)
+
+    return drawn
 
 
 def as_images(model: str, x: jax.Array, dtype: Any, smallest: int) -> jax.Array:

@@ -12,12 +12,12 @@ import jax.numpy as jnp
 from fedjax_sim.core.descriptions import register
 from fedjax_sim.core.fields import count, flag, real
 from fedjax_sim.core.values import check_real
-from fedjax_sim.models.base import Dropout, Model, as_images, several, widths
+from fedjax_sim.models.base import Dropout, Model, as_images, several, wide, widths
 from fedjax_sim.models.conv import Conv, max_pool
 from fedjax_sim.models.dense import Dense
 
-_HE = nn.initializers.variance_scaling(2.0, "fan_out", "normal")
-_GLOROT = nn.initializers.glorot_uniform()
+_HE = wide(nn.initializers.variance_scaling(2.0, "fan_out", "normal"))
+_GLOROT = wide(nn.initializers.glorot_uniform())
 # VGG-11's output channels in units of the first layer's, one tuple per resolution; a pooling follows each.
 _VGG11 = ((1,), (2,), (4, 4), (8, 8), (8, 8))
 
@@ -81,7 +81,7 @@ class CifarCNN(Model):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         x = as_images("CifarCNN", x, self.param_dtype, smallest=18)
-        small = nn.initializers.normal(0.01)
+        small = wide(nn.initializers.normal(0.01))
         for layer, width in enumerate(self.channels):
             if layer > 0:
                 x = max_pool(x, (2, 2), (2, 2))
@@ -283,8 +283,8 @@ class ResNet18(Model):
 
 def _pytorch(inputs: int, param_dtype: Any) -> dict[str, Any]:
     """Of a layer that sees so many inputs: kernel and bias start uniform in +-1/sqrt(inputs)."""
-    uniform = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
-    bias = functools.partial(jax.random.uniform, minval=-(inputs**-0.5), maxval=inputs**-0.5)
+    uniform = wide(nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform"))
+    bias = wide(functools.partial(jax.random.uniform, minval=-(inputs**-0.5), maxval=inputs**-0.5))
     return {"param_dtype": param_dtype, "kernel_init": uniform, "bias_init": bias}
 
 

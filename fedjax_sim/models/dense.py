@@ -12,7 +12,7 @@ from jax.custom_derivatives import SymbolicZero
 
 from fedjax_sim.core.descriptions import register
 from fedjax_sim.core.fields import count
-from fedjax_sim.models.base import Model, widths
+from fedjax_sim.models.base import Model, wide, widths
 
 # Entries of the kernel up to which the other form of its derivative wins (measured for 1 to 784 inputs, 1 to 200
 # outputs, batches of 10 to 64: 0.5 to 0.9 times the time below, up to twice above).
@@ -115,9 +115,10 @@ class MLP(Model):
     def __call__(self, x: jax.Array) -> jax.Array:
         x = x.reshape(x.shape[0], -1).astype(self.param_dtype)
         for width in self.hidden:
-            dense = Dense(width, param_dtype=self.param_dtype, kernel_init=nn.initializers.he_normal())
+            dense = Dense(width, param_dtype=self.param_dtype, kernel_init=wide(nn.initializers.he_normal()))
             x = nn.relu(dense(x))
-        return Dense(self.num_classes, param_dtype=self.param_dtype)(x)
+        lecun = wide(nn.initializers.lecun_normal())
+        return Dense(self.num_classes, param_dtype=self.param_dtype, kernel_init=lecun)(x)
 
 
 register("model.LogisticRegression", LogisticRegression)

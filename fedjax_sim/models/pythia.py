@@ -8,12 +8,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from flax.traverse_util import unflatten_dict
 
 from fedjax_sim.core.files import check_regular, json_object, parsing, read_json
 from fedjax_sim.core.values import LARGEST_SEED, check_count, check_flag, shown
+from fedjax_sim.models.base import wide
 from fedjax_sim.models.transformer import GPTNeoX, GPTNeoXClassifier
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -101,8 +103,8 @@ def load_pythia(
         for target, array in _read(file, wanted):
             leaves[target.path] = jnp.asarray(array.T if target.transposed else array, param_dtype)
     if _HEAD not in targets:
-        new = jax.random.normal(jax.random.key(seed), (decoder.width, num_classes), param_dtype)
-        leaves["head", "kernel"] = 0.02 * new
+        normal = wide(nn.initializers.normal(0.02))
+        leaves["head", "kernel"] = normal(jax.random.key(seed), (decoder.width, num_classes), param_dtype)
     return model, {"params": unflatten_dict(leaves)}
 
 

@@ -17,9 +17,10 @@ from jax import lax
 from fedjax_sim.core.descriptions import recipe, register
 from fedjax_sim.core.fields import count, static
 from fedjax_sim.core.values import check_count
-from fedjax_sim.models.base import Model, as_tokens, of_kind
+from fedjax_sim.models.base import Model, as_tokens, of_kind, wide
 from fedjax_sim.models.dense import Dense
 
+_GLOROT = wide(nn.initializers.glorot_uniform())
 _Pair: TypeAlias = tuple[jax.Array, jax.Array]
 
 
@@ -48,7 +49,7 @@ class LSTM(Model):
         """States [T, B, H] for inputs [T, B, E]: time first, so that a step reads contiguous memory."""
         length, batch, width = x.shape
         sizes = (width + self.hidden, 4 * self.hidden)
-        kernel = self.param("kernel", nn.initializers.glorot_uniform(), sizes, self.param_dtype)
+        kernel = self.param("kernel", _GLOROT, sizes, self.param_dtype)
         bias = self.param("bias", _forget_gate_open, (4 * self.hidden,), self.param_dtype)
         # All steps' inputs go through W in one matrix product outside the loop.
         rows = x.astype(self.param_dtype).reshape(length * batch, width)
@@ -228,10 +229,9 @@ class CharLSTM(Model):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         tokens = as_tokens("CharLSTM", x)
-        glorot = nn.initializers.glorot_uniform()
-        table = nn.Embed(self.num_classes, self.embedding, param_dtype=self.param_dtype, embedding_init=glorot)
+        table = nn.Embed(self.num_classes, self.embedding, param_dtype=self.param_dtype, embedding_init=_GLOROT)
         last = _last_state(table(tokens.T), self.hidden, self.layers, self.param_dtype)
-        return Dense(self.num_classes, param_dtype=self.param_dtype, kernel_init=glorot)(last)
+        return Dense(self.num_classes, param_dtype=self.param_dtype, kernel_init=_GLOROT)(last)
 
 
 class SentimentLSTM(Model):
@@ -271,7 +271,7 @@ class SentimentLSTM(Model):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         last = _last_state(jnp.swapaxes(self._vectors(x), 0, 1), self.hidden, self.layers, self.param_dtype)
-        dense: dict[str, Any] = {"param_dtype": self.param_dtype, "kernel_init": nn.initializers.glorot_uniform()}
+        dense: dict[str, Any] = {"param_dtype": self.param_dtype, "kernel_init": _GLOROT}
         if self.bottleneck is not None:
             last = Dense(self.bottleneck, **dense)(last)
         return Dense(self.num_classes, **dense)(last)

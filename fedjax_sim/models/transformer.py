@@ -12,9 +12,9 @@ import numpy as np
 
 from fedjax_sim.core.descriptions import register
 from fedjax_sim.core.fields import count, flag, real, static
-from fedjax_sim.models.base import Model, as_tokens, of_kind
+from fedjax_sim.models.base import Model, as_tokens, of_kind, wide
 
-_NORMAL = nn.initializers.normal(0.02)
+_NORMAL = wide(nn.initializers.normal(0.02))
 
 
 class GPTNeoX(Model):

@@ -14,6 +14,7 @@ from jax import lax
 
 from fedjax_sim.core import trees
 from fedjax_sim.core.devices import available_cores, threads_for_programs
+from fedjax_sim.core.loops import draw_alone
 from fedjax_sim.core.programs import compiling
 from fedjax_sim.datasets.placement import as_here
 from fedjax_sim.engine.arguments import Evaluate
@@ -36,9 +37,9 @@ class ResidentDriver:
     """All data on the device: whole chunks of rounds, at most ``length``, are one program.
 
     On a CPU it is the program of one seed, called for each: it is compiled once for any number of seeds, and on one
-    device as many seeds run at once as there are cores. Elsewhere it is that of all seeds. The plan has one key a seed;
-    they start in one model, :class:`fedjax_sim.engine.rounds.EachSeed`, or a state, leaves [seeds, ...]. ``may_stop``:
-    whether ``advance`` is ever told that a seed has stopped.
+    device as many seeds run at once as there are cores. Elsewhere it is that of all seeds, where their keys draw alone.
+    The plan has one key a seed; they start in one model, :class:`fedjax_sim.engine.rounds.EachSeed`, or a state, leaves
+    [seeds, ...]. ``may_stop``: whether ``advance`` is ever told that a seed has stopped.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class ResidentDriver:
         keys = np.asarray(jax.random.key_data(plan.key))
         plan = plan.placed().shared(evaluate).everywhere()
         models, state = self._layout.everywhere((initial_params, initial_state))
-        one_by_one = jax.default_backend() in _ONE_BY_ONE
+        one_by_one = jax.default_backend() in _ONE_BY_ONE or not draw_alone(plan.key)
         self._groups = [slice(row, row + 1) for row in range(seeds)] if one_by_one else [slice(0, seeds)]
         self._plans: list[list[Any]] = []
         self._states: list[list[Any]] = []

@@ -1,6 +1,7 @@
 """Devices: distributions, durations and the server's policies against closed forms."""
 
 import math
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -137,6 +138,15 @@ def cohorts(count=30):
         steps, each = RNG.integers(1, 9, N), RNG.choice([0.1, 0.3, 0.5, 1.0], N)
         fixed = RNG.choice([0.0, 0.2, 1.0], N)
         yield valid, failed & valid, steps, fixed + steps * each, each
+
+
+def test_rare_failures_are_as_rare_as_they_should_be(monkeypatch):
+    """Of 2^32 words those below p 2^32 fail: with 24 of the bits, one in 2^30 came as often as one in 2^24."""
+    words, n = jnp.array([0, 3, 4, 255], jnp.uint32), jnp.arange(4, dtype=jnp.int32)
+    system = systems.devices(1.0, dropout=2.0**-30)
+    module = sys.modules[type(system).__module__]
+    monkeypatch.setattr(module, "_words", lambda key, ids, number: jnp.stack([words] * number, axis=1))
+    assert system.failed(n, n, KEY, jnp.int32(0)).tolist() == [True, True, False, False]
 
 
 def test_waiting_for_all(x64):

@@ -13,7 +13,7 @@ from fedjax_sim.core import trees
 from fedjax_sim.core.derived import with_derivative
 from fedjax_sim.core.files import write_atomically
 from fedjax_sim.core.keys import client_draws, cohort_key, fold_in, order_words, random_words, round_key
-from fedjax_sim.core.loops import bounded_loop
+from fedjax_sim.core.loops import bounded_loop, over_leading_axis
 
 
 def test_trees_that_are_not_finite():
@@ -117,6 +117,17 @@ def test_keys_and_words_are_those_of_jax_random(impl, partitionable):
         vmapped = jax.vmap(lambda one: jax.random.bits(one, (7,), jnp.uint32))(keys)
         np.testing.assert_array_equal(words, vmapped)
         np.testing.assert_array_equal(random_words(key, 7), jax.random.bits(key, (7,), jnp.uint32))
+
+
+def test_keys_that_do_not_draw_alone_are_taken_in_turn(monkeypatch):
+    """Under vmap XLA's own generators draw for all keys from the first."""
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    keys = jax.random.split(jax.random.key(0, impl="rbg"), 3)
+    found = over_leading_axis(
+        lambda one: jax.random.bits(one[0], (2,)) + one[1], (keys, jnp.arange(3, dtype=jnp.uint32))
+    )
+    expected = [jax.random.bits(key, (2,)) + jnp.uint32(number) for number, key in enumerate(keys)]
+    np.testing.assert_array_equal(found, expected)
 
 
 def test_a_bounded_loop_and_its_derivative():

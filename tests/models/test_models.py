@@ -173,6 +173,33 @@ def test_the_dtype_of_the_parameters_is_that_of_the_logits(name: str, x64: None)
     assert (out.shape, out.dtype) == ((4, model.num_classes), jnp.float64)
 
 
+STARTED = {
+    "MLP": (models.MLP(3, hidden=(8,)), images(4, 5)),
+    "LeNet": (models.LeNet(3, channels=(2, 4), hidden=(8,)), images(4, 16, 16, 1)),
+    **SMALL,
+}
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n == "MLP" else pytest.mark.slow) for n in STARTED])
+def test_models_in_bfloat16_start_where_those_in_single_precision_do(name: str) -> None:
+    model, x = STARTED[name]
+
+    def started(dtype: Any) -> Any:
+        if isinstance(model, models.GPTNeoXClassifier):
+            return initial(model.clone(decoder=model.decoder.clone(param_dtype=dtype)), x)
+        return initial(model.clone(param_dtype=dtype), x)
+
+    half, whole = started(jnp.bfloat16), started(jnp.float32)
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b.astype(jnp.bfloat16)), half["params"], whole["params"])
+
+
+@pytest.mark.filterwarnings("error")
+def test_pythons_float_is_a_dtype_of_parameters() -> None:
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(initial(models.MLP(3, (4,), float), images(4, 5)))} == {
+        "float32"
+    }
+
+
 @pytest.mark.parametrize("name", SMALL)
 def test_descriptions_round_trip(name: str) -> None:
     model, _ = SMALL[name]

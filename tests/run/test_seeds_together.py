@@ -40,3 +40,19 @@ def test_it_is_the_same_run(stop, monkeypatch):
         jax.tree.leaves((together.params, together.state)), jax.tree.leaves((each.params, each.state)), strict=True
     ):
         np.testing.assert_allclose(one, other, rtol=2e-4, atol=1e-5)
+
+
+def test_seeds_of_xlas_generators_are_their_own(monkeypatch):
+    """Under vmap they draw for all keys from the first: of seeds [0, 3] and [0, 4] the second runs were the same."""
+    monkeypatch.setattr(resident, "_ONE_BY_ONE", ())
+    data = fjs.datasets.quadratics(num_clients=5, dim=2, seed=0)
+
+    def losses(seeds):
+        history = fjs.simulate(
+            fjs.fedavg(client_optimizer=fjs.optim.sgd(0.3)), data, seeds=seeds, rounds=3, task=fjs.quadratic(),
+            cohort=fjs.cohort.uniform(2), batches=fjs.local.full_batch(), work=fjs.local.steps(1),
+        )  # fmt: skip
+        return history["loss"]
+
+    with jax.default_prng_impl("rbg"):
+        np.testing.assert_array_equal(losses([0, 3])[1], losses([3])[0])

@@ -877,3 +877,10 @@ def test_descriptions_of_numbers_keep_them():
     about = {"algorithm": fjs.describe(fjs.optim.sgd(jnp.bfloat16(0.5)))}
     changed = described(about, {"learning_rate": 0.25})["algorithm"]["arguments"]["learning_rate"]
     assert changed == {"array": 0.25, "dtype": "bfloat16"}
+
+
+def test_runs_of_xlas_generators_draw_what_each_does_alone():
+    keys = jax.random.split(jax.random.key(0, impl="rbg"), 3)
+    counts = jnp.ones(3, jnp.int32)
+    found = program.each_run(lambda key, count: jax.random.bits(key, (2,)), (keys,), counts, in_turn=False)
+    np.testing.assert_array_equal(found, [jax.random.bits(key, (2,)) for key in keys])

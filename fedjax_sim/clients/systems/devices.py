@@ -19,6 +19,7 @@ from fedjax_sim.clients.systems.base import Cost, Policy, System, Times, WaitFor
 from fedjax_sim.core.descriptions import Described, factory
 from fedjax_sim.core.fields import count, leaf, real
 from fedjax_sim.core.keys import Purpose, fold_in, purpose_key, random_words, round_key
+from fedjax_sim.core.sampling import happens
 from fedjax_sim.core.trees import as_dtype
 from fedjax_sim.core.values import LARGEST_SEED, demand, is_concrete, shown
 from fedjax_sim.datasets.federated import FederatedDataset
@@ -261,10 +262,8 @@ class Devices(System):
     def failed(self, client_index: jax.Array, ids: jax.Array, key: jax.Array, round_: jax.Array) -> jax.Array:
         if self.dropout is None:
             return super().failed(client_index, ids, key, round_)
-        probability = self.drawn(client_index, ids, ("dropout",)).dropout.astype(jnp.float32)
         words = _words(round_key(key, round_), ids, 3)[:, _FAILURE]
-        fails: jax.Array = (words >> 8).astype(jnp.float32) * 2**-24 < probability
-        return fails
+        return happens(words, self.drawn(client_index, ids, ("dropout",)).dropout)
 
     def drawn(self, client_index: jax.Array, ids: jax.Array, names: tuple[str, ...] = _FIXED) -> Fleet:
         """What some clients' devices have, by their indices and ids, int32[S]."""

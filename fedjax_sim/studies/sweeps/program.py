@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fedjax_sim.clients.cohort.participation import Participation
 from fedjax_sim.clients.local.work import Work
-from fedjax_sim.core.loops import counted
+from fedjax_sim.core.loops import counted, draw_alone
 from fedjax_sim.core.programs import compiling
 from fedjax_sim.engine.arguments import Evaluate
 from fedjax_sim.engine.checks import resolved
@@ -217,7 +217,7 @@ def compute(plan: Plan, initial_params: Any, runs: Runs, settings: Settings) -> 
 
 def each_run(one: Callable[..., Any], runs: tuple[Any, ...], evaluations: jax.Array, *, in_turn: bool) -> Any:
     """``one(*run, evaluations)`` of all runs of a call, leaves [C, ...]."""
-    if in_turn:
+    if in_turn or not draw_alone(runs):
         return lax.map(lambda run: one(*run), (*runs, evaluations))
     # One count for all: a count of its own would make every step of every run a choice.
     return jax.vmap(one, (*[0] * len(runs), None))(*runs, jnp.max(evaluations))
