@@ -38,7 +38,8 @@ def mix(weight: Any, a: Any, b: Any) -> Any:
 
     def mixed(x: jax.Array, y: jax.Array) -> jax.Array:
         share = as_dtype(weight, wide(x))
-        return (share * wide(x) + (1 - share) * wide(y)).astype(x.dtype)
+        value: jax.Array = share * wide(x) + (1 - share) * wide(y)
+        return value.astype(x.dtype)
 
     return jax.tree.map(mixed, a, b)
 

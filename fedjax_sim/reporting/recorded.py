@@ -285,6 +285,11 @@ def less_is_better(name: str) -> bool:
     return name.endswith(_SMALL)
 
 
+def more_is_better(name: str) -> bool:
+    """Whether the name says that a metric is one to make large; of many it says neither."""
+    return not less_is_better(name) and any(word in name for word in ("accuracy", "roc_auc", "f1", "concordance"))
+
+
 def first_reached(values: np.ndarray, at: np.ndarray, target: float, *, falling: bool) -> np.ndarray:
     """The first of the places ``at`` at which ``values`` reach the target, float[seeds]; inf where they never do.
 

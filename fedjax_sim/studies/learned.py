@@ -33,7 +33,7 @@ from fedjax_sim.run.checkpoints.differences import check_same
 from fedjax_sim.run.checkpoints.files import encoded, read
 from fedjax_sim.run.checkpoints.store import Store
 from fedjax_sim.run.training import measure
-from fedjax_sim.studies.objectives import Mean, check_inputs, mean
+from fedjax_sim.studies.objectives import Mean, check_inputs, check_minimised, mean
 from fedjax_sim.studies.outer.estimators import PES, pes
 from fedjax_sim.studies.outer.problems import FederatedRun, federated
 from fedjax_sim.studies.subject import Subject, judging
@@ -135,6 +135,7 @@ def federations(
     objective = check_inputs("learned.federations", algorithm, given[0], objective, mean)
     if not isinstance(objective, Mean):
         raise TypeError(f"learned.federations(objective=...) is {shown(objective)}: give fedjax_sim.hyper.mean(...)")
+    check_minimised("learned.federations", objective)
     for path, of in found.items():
         if not isinstance(of, LogUniform | Uniform):
             raise TypeError(f"vary[{path!r}] is {shown(of)}: give fedjax_sim.sweeps.log_uniform(...) or uniform(...)")

@@ -17,7 +17,7 @@ from fedjax_sim.core.values import check_metric, shown, suggest
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.engine.checks import check_seeds
 from fedjax_sim.models.passes import example_owners
-from fedjax_sim.reporting.recorded import known_as
+from fedjax_sim.reporting.recorded import known_as, more_is_better
 from fedjax_sim.run.training import TrainResult, make_train
 
 Objective = Callable[[TrainResult], jax.Array]
@@ -107,6 +107,15 @@ def check_inputs(who: str, algorithm: Any, dataset: Any, objective: Any, default
     if is_traced((algorithm, dataset)):
         raise TypeError(f"{who} was given traced values: it is a driver, call it outside jit, grad and vmap")
     return objective
+
+
+def check_minimised(who: str, objective: Any) -> None:
+    """Refuses a metric of which more is better where a study makes its objective small."""
+    if isinstance(objective, _OfMetric) and more_is_better(objective.name):
+        raise ValueError(
+            f"{who}(objective={objective.factory_name()}({objective.name!r})): it is made small, and more of it is "
+            "better: give a loss, fedjax_sim.hyper.final('test_loss')"
+        )
 
 
 class Influence(NamedTuple):

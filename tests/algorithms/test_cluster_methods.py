@@ -488,6 +488,14 @@ def test_models_that_are_no_chain_are_refused():
             fjs.fjord(client_optimizer=SGD, levels=levels)
 
 
+@pytest.mark.parametrize("make", ["heterofl", "fjord"])
+def test_a_list_of_widths_is_an_array(make):
+    """In a program, where a list would be as many arrays."""
+    method = getattr(fjs, make)(client_optimizer=SGD, widths=[1.0, 0.5])
+    assert fjs.paths.real_leaves(method)["widths"].shape == (2,)
+    jax.eval_shape(lambda method: method.check(2), method)
+
+
 @slow
 @pytest.mark.parametrize(("make", "more"), [("heterofl", {}), ("fjord", {"levels": (0.4, 1.0)})])
 def test_hyper_gradients_through_masks(make, more):

@@ -278,6 +278,8 @@ def test_what_is_refused(made):
         problem([*DATA, quadratics(0, clients=4)])
     with pytest.raises(ValueError, match="at least one"):
         problem([])
+    with pytest.raises(ValueError, match="more of it is better"):
+        problem(objective="test_accuracy")
     with pytest.raises(ValueError, match="no hyper-parameter"):
         problem(vary={"client_optimizer.rate": fjs.sweeps.uniform(0, 1)})
     with pytest.raises(ValueError, match="probability"):

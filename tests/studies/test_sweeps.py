@@ -224,6 +224,13 @@ def test_at_finds_points_and_says_what_is_wrong(grid_sweep):
         grid_sweep.at({"mu": 0.4, RATE: 0.2})
 
 
+def test_at_takes_the_nearest_of_points_that_lie_close():
+    """As those of a central difference in double precision."""
+    rates = [0.1 - 1e-8, 0.1, 0.1 + 1e-8]
+    result = made(np.array([[1.0], [2.0], [3.0]]), sweeps.zipped({"a": rates}), [0])
+    assert [result.at({"a": rate})["loss"][0, -1] for rate in rates] == [1.0, 2.0, 3.0]
+
+
 def test_a_point_is_verified_as_what_another_program_computed(grid_sweep):
     point = grid_sweep.at(1)  # whose loss, with a penalty, may differ in the last bit from what simulate records
     found = fjs.verify(point)

@@ -352,6 +352,7 @@ WRONG = {
     "outside": ({"over": {"mu": hyper.interval(1.0, 2.0)}}, ValueError, "the start is outside.*another value"),
     "no_test_part": ({"objective": None}, ValueError, "no test examples"),
     "unknown_metric": ({"objective": final("los")}, ValueError, "did you mean 'loss'"),
+    "more_is_better": ({"objective": final("test_accuracy")}, ValueError, "made small, and more of it is better"),
     "metric_name": ({"objective": "loss"}, TypeError, "give a function"),
     "not_scalar": ({"objective": lambda result: result.metrics["loss"]}, TypeError, "one real number"),
     "steps": ({"steps": 0}, ValueError, "at least 1"),

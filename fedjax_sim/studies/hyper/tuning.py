@@ -22,7 +22,7 @@ from fedjax_sim.engine.checks import check_seeds
 from fedjax_sim.reporting.progress import progress_bar
 from fedjax_sim.run.training import make_train
 from fedjax_sim.studies.hyper.tuned import Tuned
-from fedjax_sim.studies.objectives import Objective, check_inputs, evaluated, final
+from fedjax_sim.studies.objectives import Objective, check_inputs, check_minimised, evaluated, final
 from fedjax_sim.studies.outer.estimators import Estimate, Estimator, estimate
 from fedjax_sim.studies.outer.problems import federated
 from fedjax_sim.studies.subject import Subject, Transform, values_of
@@ -106,7 +106,7 @@ def tune(
       over: the hyper-parameters, by path: ``["mu", "client_optimizer.learning_rate"]``, ``"task.weight_decay"`` (a part
         of the run), arrays as a whole. A mapping gives each a transform, None for the default: the one that keeps the
         value where its owner accepts it (``positive()`` for rates and mu, ``unit_interval()`` for momenta).
-      objective: a function of a :class:`fedjax_sim.run.training.TrainResult` that returns one real number;
+      objective: a function of a :class:`fedjax_sim.run.training.TrainResult` that returns one real number, minimised;
         by default ``fedjax_sim.hyper.final`` of ``"validation_loss"``, without such a part of ``"test_loss"``.
       estimator: how the gradient is found, an object of ``fjs.outer``: ``fjs.outer.pes(sigma=0.1, window=5)``. The
         objective is then ``fjs.hyper.mean(name)`` or ``fjs.hyper.final(name)``; values and gradients are estimates,
@@ -153,6 +153,7 @@ def tune(
     check_real("tune(spread=...)", spread, low=0.0)
     seed_list = check_seeds(seeds)
     objective = check_inputs("tune", algorithm, dataset, objective, final)
+    check_minimised("tune", objective)
     subject = Subject(algorithm, run)
     transforms = subject.transforms("tune", over)
     start = subject.coordinates(transforms)

@@ -19,7 +19,7 @@ from fedjax_sim.datasets.fingerprints import fingerprint
 from fedjax_sim.engine.arguments import RunArguments, takes_run
 from fedjax_sim.engine.checks import check_seeds
 from fedjax_sim.reporting.progress import progress_bar
-from fedjax_sim.reporting.recorded import less_is_better
+from fedjax_sim.reporting.recorded import less_is_better, more_is_better
 from fedjax_sim.studies.phases.result import PhaseDiagram
 from fedjax_sim.studies.phases.runs import Diagram, refined
 from fedjax_sim.studies.phases.settings import Grid, axis
@@ -137,15 +137,12 @@ def phase(
     return now()
 
 
-_LARGE = ("accuracy", "roc_auc", "f1", "concordance")
-
-
 def _direction(metric: str, less: bool | None) -> bool:
     """Whether less is better."""
     if less is not None:
         check_flag("phase(less=...)", less)
         return less
-    if not less_is_better(metric) and not any(word in metric for word in _LARGE):
+    if not less_is_better(metric) and not more_is_better(metric):
         raise ValueError(
             f"phase(metric={metric!r}): its name does not say whether less is better: give less=True or False"
         )

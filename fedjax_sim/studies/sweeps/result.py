@@ -251,13 +251,14 @@ class Sweep:
         missing = [name for name in self.space.names if name not in point]
         if missing:
             raise KeyError(f"at({shown(dict(point))}): a value of {missing[0]!r} is missing")
-        alike = np.ones(self.space.num_points, bool)
+        alike, away = np.ones(self.space.num_points, bool), np.zeros(self.space.num_points)
         for name, values in self.space.points().items():
-            close = np.isclose(values, np.asarray(point[name], float), rtol=1e-6, atol=0.0)
-            alike &= close.reshape(len(close), -1).all(axis=1)
+            wanted = np.asarray(point[name], float)
+            alike &= _by_point(np.isclose(values, wanted, rtol=1e-6, atol=0.0)).all(axis=1)
+            away += _by_point(abs(values - wanted)).sum(axis=1)
         if not alike.any():
             raise ValueError(f"at({shown(dict(point))}): no point of the sweep has these values")
-        return int(np.argmax(alike))
+        return int(np.argmin(np.where(alike, away, np.inf)))  # in double precision several may be that close
 
     def __repr__(self) -> str:
         axes = ", ".join(f"{name}: {size}" for name, size in zip(self.dims, self.shape, strict=True))
@@ -272,3 +273,8 @@ class Sweep:
 
     def _ipython_key_completions_(self) -> list[str]:
         return self.runs._ipython_key_completions_()
+
+
+def _by_point(values: np.ndarray) -> np.ndarray:
+    """[P, all entries of a point], of numbers or arrays of points."""
+    return values.reshape(len(values), -1)
