@@ -24,7 +24,7 @@ def with_derivative(rule: Rule, found: Any, of: Any, others: Any = ()) -> Any:
     Args:
       rule: linear in ``of_dot``, whose leaves are None where the tangent is zero, as that of integers is. Programs are
         compared by it.
-      found: pytree of arrays, computed behind ``lax.stop_gradient``.
+      found: pytree of real arrays, computed behind ``lax.stop_gradient``.
       of: what it is differentiated by, pytree of arrays.
       others: what the rule reads besides, pytree of arrays.
     """

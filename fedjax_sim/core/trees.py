@@ -34,7 +34,10 @@ def add_scaled(a: Any, scalar: Any, b: Any) -> Any:
 
 
 def mix(weight: Any, a: Any, b: Any) -> Any:
-    """weight * a + (1 - weight) * b, computed in single precision at least: a weight of 0.999 is 1 in bfloat16."""
+    """weight * a + (1 - weight) * b, computed in single precision at least: a weight of 0.999 is 1 in bfloat16.
+
+    Leaves are real, and those of ``b`` have the dtypes of those of ``a``.
+    """
 
     def mixed(x: jax.Array, y: jax.Array) -> jax.Array:
         share = as_dtype(weight, wide(x))

@@ -97,8 +97,9 @@ class Learned(Optimizer):
         self._check_weights()
 
         def init(params: Any) -> LearnedState:
-            momenta = jax.tree.map(lambda leaf: jnp.zeros((len(DECAYS), *leaf.shape), leaf.dtype), params)
-            return LearnedState(momenta, trees.zeros_like(params), jnp.int32(0))
+            zeros = trees.wide(trees.zeros_like(params))
+            momenta = jax.tree.map(lambda leaf: jnp.zeros((len(DECAYS), *leaf.shape), leaf.dtype), zeros)
+            return LearnedState(momenta, zeros, jnp.int32(0))
 
         def update(gradients: Any, state: LearnedState, params: Any = None, *, square: Any = None) -> Any:
             if params is None:
@@ -108,6 +109,7 @@ class Learned(Optimizer):
                     "learned(dispersion=True) needs to hear how far clients agree, which this method "
                     "does not tell it: use fedjax_sim.fedlopt(server_optimizer=...), or a rule with dispersion=False"
                 )
+            gradients, params, square = trees.wide((gradients, params, square))
 
             def averaged(m: jax.Array, g: jax.Array) -> jax.Array:
                 decays = jnp.asarray(DECAYS, m.dtype).reshape(-1, *[1] * g.ndim)

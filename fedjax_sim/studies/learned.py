@@ -37,7 +37,7 @@ from fedjax_sim.studies.objectives import Mean, check_inputs, check_minimised, m
 from fedjax_sim.studies.outer.estimators import PES, pes
 from fedjax_sim.studies.outer.problems import FederatedRun, federated
 from fedjax_sim.studies.subject import Subject, judging
-from fedjax_sim.studies.sweeps.program import of_most_slots, of_most_steps
+from fedjax_sim.studies.sweeps.program import of_most_slots, of_most_steps, placed
 from fedjax_sim.studies.sweeps.space import LogUniform, Uniform
 
 
@@ -87,9 +87,9 @@ class Federations(FederatedRun):
 
     def _resolved(self, parameters: Any, key: jax.Array) -> tuple[Plan, Any]:
         which, values, run = self.drawn(key)
-        varied = self._subject.replace({**self.values(parameters), **values})
         dataset = jax.tree.map(lambda leaf: leaf[which], self.plan.dataset)
-        return self.plan._replace(algorithm=varied.algorithm, key=run, dataset=dataset, **varied.run), None
+        asked = self.plan._replace(key=run, dataset=dataset)
+        return placed(asked, {**self.values(parameters), **values}), None
 
 
 def _value(of: LogUniform | Uniform, key: jax.Array) -> jax.Array:

@@ -114,7 +114,8 @@ def check_minimised(who: str, objective: Any) -> None:
     if isinstance(objective, _OfMetric) and more_is_better(objective.name):
         raise ValueError(
             f"{who}(objective={objective.factory_name()}({objective.name!r})): it is made small, and more of it is "
-            "better: give a loss, fedjax_sim.hyper.final('test_loss')"
+            "better: give a loss, fedjax_sim.hyper.final('test_loss'), or where a function of the result can be given "
+            "one that is small where the run is good"
         )
 
 

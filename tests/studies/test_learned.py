@@ -125,6 +125,19 @@ def test_a_federation_is_the_run_of_what_was_drawn(number, made):
 
 
 @pytest.mark.slow
+def test_a_method_that_has_the_task_has_the_one_that_is_drawn():
+    data = [fjs.datasets.synthetic(1.0, 1.0, num_clients=4, max_size=20, seed=seed) for seed in (0, 1)]
+    method = fjs.feddf(client_optimizer=fjs.optim.learned(hidden=3), public=data[0])
+    made = fjs.learned.federations(
+        method, data, vary={"task.weight_decay": fjs.sweeps.uniform(2, 3)}, objective=fjs.hyper.mean("loss"), rounds=2,
+        task=fjs.classification(fjs.models.LogisticRegression(10), weight_decay=1e-3), batch_size=5,
+        cohort=fjs.cohort.uniform(2), work=fjs.local.steps(1),
+    )  # fmt: skip
+    plan, _ = made._resolved(made.parameters, KEY)
+    assert plan.task.weight_decay == plan.algorithm.task.weight_decay > 2
+
+
+@pytest.mark.slow
 def test_a_log_uniform_value_is_uniform_in_its_logarithm(made):
     values = jax.vmap(lambda key: made.drawn(key)[1])(jax.random.split(KEY, 2000))
     share = np.log(np.asarray(values[RATE]) / 0.01) / np.log(10)

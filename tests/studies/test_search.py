@@ -255,6 +255,23 @@ def test_halving_is_a_sweep_of_which_the_worse_half_ends_early(rungs, sizes, dra
 
 
 @pytest.mark.slow
+def test_seeds_of_xlas_generators_start_in_their_own_models():
+    """Under vmap they draw for all keys from the first: every seed started in the first one's model."""
+    data = fjs.datasets.synthetic(1.0, 1.0, num_clients=4, max_size=20, seed=0)
+    run = {
+        "task": fjs.classification(fjs.models.MLP(10, hidden=(4,))), "rounds": 2, "eval_every": 1, "batch_size": 5,
+        "cohort": fjs.cohort.uniform(2), "work": fjs.local.steps(1),
+    }  # fmt: skip
+    space, method = sweeps.grid({RATE: [0.1, 0.01]}), fjs.fedavg(client_optimizer=sgd(0.1))
+    with jax.default_prng_impl("rbg"):
+        found = fjs.search(
+            method, data, space, hyper.halving(rungs=1), seeds=(0, 3), objective=hyper.final("loss"), **run
+        )
+        alone = fjs.simulate(method, data, seeds=[3], **run)
+    np.testing.assert_allclose(found.metrics["loss"][0, 1], alone["loss"][0], rtol=1e-5)
+
+
+@pytest.mark.slow
 def test_more_of_an_accuracy_is_better_and_a_diverged_member_is_not_copied(drawn):
     method, data, _, run = drawn
     space = sweeps.points([{RATE: rate} for rate in (1e-6, 0.1, 1e308)])

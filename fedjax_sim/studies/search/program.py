@@ -80,7 +80,7 @@ def begin(given: Given, initial_params: Any, values: Values, settings: Settings)
         nothing = jnp.nan if jnp.issubdtype(leaf.dtype, jnp.floating) else 0
         return jnp.full((len(settings.sizes), *front, *leaf.shape), nothing, leaf.dtype)
 
-    states = jax.vmap(lambda values: jax.vmap(lambda key: state(values, key))(given.keys))(values)
+    states = jax.vmap(lambda values: over_leading_axis(lambda key: state(values, key), given.keys))(values)
     order = jnp.arange(settings.sizes[0], dtype=jnp.int32)
     first = jax.tree.map(lambda leaf: leaf[0], values), given.keys[0], jax.tree.map(lambda leaf: leaf[0, 0], states)
     _, (metrics, _) = jax.eval_shape(functools.partial(_run_on, given, settings, jnp.int32(0)), *first)

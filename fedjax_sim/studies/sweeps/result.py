@@ -255,7 +255,8 @@ class Sweep:
         for name, values in self.space.points().items():
             wanted = np.asarray(point[name], float)
             alike &= _by_point(np.isclose(values, wanted, rtol=1e-6, atol=0.0)).all(axis=1)
-            away += _by_point(abs(values - wanted)).sum(axis=1)
+            with np.errstate(invalid="ignore"):  # infinities that are equal
+                away += _by_point(np.where(values == wanted, 0.0, abs(values - wanted))).sum(axis=1)
         if not alike.any():
             raise ValueError(f"at({shown(dict(point))}): no point of the sweep has these values")
         return int(np.argmin(np.where(alike, away, np.inf)))  # in double precision several may be that close
