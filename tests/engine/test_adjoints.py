@@ -463,12 +463,15 @@ AT_REST = {
 ONE = fjs.datasets.quadratics_from(2 * np.ones((1, 1, 1)), np.ones((1, 1)))  # x~ = e / H
 
 
+TURNS_IN_LOOPS = jax.__version_info__ >= (0, 10)  # jax 0.6 cannot take a cond apart in a loop of one's own
+
+
 def settled(method, data, rounds, adjoint=None):
     """The model of one client after rounds of one step."""
     adjoint = adjoints.implicit() if adjoint is None else adjoint
     train = fjs.make_train(
         task=fjs.quadratic(), rounds=rounds, eval_every=rounds, cohort=fjs.cohort.full(), work=fjs.local.steps(1),
-        batches=fjs.local.full_batch(), adjoint=adjoint, layout=fjs.layout.turns(),
+        batches=fjs.local.full_batch(), adjoint=adjoint, layout=fjs.layout.turns() if TURNS_IN_LOOPS else None,
     )  # fmt: skip
     return train(method, data, KEY, initial_params=jnp.zeros(1)).params[0]
 
@@ -501,6 +504,7 @@ def test_implicit_has_the_second_derivative_of_the_fixed_point():
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not TURNS_IN_LOOPS, reason="jax 0.6 refuses them by an assertion")
 def test_rounds_without_a_derivative_may_run_in_a_loop_of_one_s_own():
     def model(h):
         return curved(h, adjoints.truncated(3))

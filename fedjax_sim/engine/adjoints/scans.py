@@ -221,7 +221,7 @@ def constant(run: Run, plan: Plan, state: TrainState, stop: int) -> tuple[Reache
     """The first ``stop`` rounds, of which no derivative is computed.
 
     Each is one function that may be computed again, though none is: of what is constant in a loop of the user's, JAX
-    cannot take a ``cond`` apart.
+    cannot take a ``cond`` apart (jax 0.6 not even so).
     """
     return PerRound().between(run, stopped(plan), run.start(stopped(state)), 0, stop)
 
