@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -28,8 +29,9 @@ def with_derivative(rule: Rule, found: Any, of: Any, others: Any = ()) -> Any:
       of: what it is differentiated by, pytree of arrays.
       others: what the rule reads besides, pytree of arrays.
     """
-    leaves, structure = jax.tree.flatten((found, of, others))
-    return jax.tree.unflatten(jax.tree.structure(found), _derived.bind(*leaves, rule=rule, structure=structure))
+    structures = tuple(jax.tree.structure(tree) for tree in (found, of, others))
+    leaves = jax.tree.leaves((found, of, others))
+    return jax.tree.unflatten(structures[0], _derived.bind(*leaves, rule=rule, structures=structures))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,71 +39,59 @@ class _Mapped:
     """A rule for arrays of which some have one more axis, in front."""
 
     rule: Rule
+    structures: tuple[Any, Any, Any]
     axes: tuple[int | None, ...]  # of the leaves of what is found, what it is of, and the others
 
     def __call__(self, *given: Any) -> Any:
-        found, of, of_dot, others = given
-        leaves, structure = jax.tree.flatten((found, of, others))
-        of_structure: Any = jax.tree.structure(of)
-        dots = of_structure.flatten_up_to(of_dot)
-
-        def rule(leaves: list[Any], dots: list[Any]) -> Any:
-            found, of, others = jax.tree.unflatten(structure, leaves)
-            return self.rule(found, of, jax.tree.unflatten(of_structure, dots), others)
-
-        _, axes, _ = jax.tree.unflatten(structure, [_Held(axis) for axis in self.axes])
-        return jax.vmap(rule, (list(self.axes), [one.value for one in jax.tree.leaves(axes)]))(leaves, dots)
+        found, of, others = _trees(self.structures, self.axes)
+        return jax.vmap(self.rule, (found, of, of, others))(*given)
 
 
 _derived = Primitive("derived")  # needs no transpose: its tangent is the rule's, and it is not in it
 _derived.multiple_results = True
 
 
-def _found(leaves: Any, structure: Any) -> list[Any]:
-    return jax.tree.leaves(jax.tree.unflatten(structure, leaves)[0])
+def _parts(structures: Any, leaves: Any) -> list[list[Any]]:
+    """The leaves of what is found, of what it is of, and of the others."""
+    rest = iter(leaves)
+    return [list(itertools.islice(rest, structure.num_leaves)) for structure in structures]
 
 
-def _values(*leaves: Any, rule: Rule, structure: Any) -> list[Any]:
-    return _found(leaves, structure)
+def _trees(structures: Any, leaves: Any) -> list[Any]:
+    return [jax.tree.unflatten(*one) for one in zip(structures, _parts(structures, leaves), strict=True)]
 
 
-def _lowered(context: Any, *leaves: Any, rule: Rule, structure: Any) -> list[Any]:
-    return _found(leaves, structure)
+def _values(*leaves: Any, rule: Rule, structures: Any) -> list[Any]:
+    return _parts(structures, leaves)[0]
 
 
-def _tangent(primals: Any, tangents: Any, *, rule: Rule, structure: Any) -> tuple[list[Any], list[Any]]:
-    values = _derived.bind(*primals, rule=rule, structure=structure)
-    found, of, others = jax.tree.unflatten(structure, primals)
-    _, held, _ = jax.tree.unflatten(structure, [_Held(one) for one in tangents])
-    dots = [None if _is_zero(one.value) else one.value for one in jax.tree.leaves(held)]
+def _lowered(context: Any, *leaves: Any, rule: Rule, structures: Any) -> list[Any]:
+    return _parts(structures, leaves)[0]
+
+
+def _tangent(primals: Any, tangents: Any, *, rule: Rule, structures: Any) -> tuple[list[Any], list[Any]]:
+    values = _derived.bind(*primals, rule=rule, structures=structures)
+    dots = [None if _is_zero(one) else one for one in _parts(structures, tangents)[1]]
     if all(one is None for one in dots):
         return values, [jnp.zeros_like(one) for one in values]
-    again = jax.tree.unflatten(jax.tree.structure(found), values)
-    return values, jax.tree.leaves(rule(again, of, jax.tree.unflatten(jax.tree.structure(of), dots), others))
-
-
-@dataclasses.dataclass(frozen=True)
-class _Held:
-    """A leaf, whatever it is: of JAX's trees None is none, and a tangent that is zero is a node."""
-
-    value: Any
+    _, of, others = _trees(structures, primals)
+    found, of_dot = (jax.tree.unflatten(*one) for one in zip(structures, (values, dots), strict=False))
+    return values, jax.tree.leaves(rule(found, of, of_dot, others))
 
 
 def _is_zero(tangent: Any) -> bool:
     return isinstance(tangent, ad.Zero) or tangent.dtype == jax.dtypes.float0
 
 
-def _batched(leaves: Any, axes: Any, *, rule: Rule, structure: Any) -> tuple[list[Any], list[int]]:
+def _batched(leaves: Any, axes: Any, *, rule: Rule, structures: Any) -> tuple[list[Any], list[int]]:
     size = next(one.shape[axis] for one, axis in zip(leaves, axes, strict=True) if axis is not None)
-    count = len(_found(leaves, structure))  # the first of the leaves; others stay as they are where nothing is mapped
-    moved = [
-        one if axis is None and i >= count
-        else jnp.broadcast_to(one, (size, *jnp.shape(one))) if axis is None
-        else jnp.moveaxis(one, axis, 0)
-        for i, (one, axis) in enumerate(zip(leaves, axes, strict=True))
-    ]  # fmt: skip
+    count = structures[0].num_leaves  # what is found comes first; of the others, what is not mapped stays as it is
     at = tuple(None if axis is None and i >= count else 0 for i, axis in enumerate(axes))
-    values = _derived.bind(*moved, rule=_Mapped(rule, at), structure=structure)
+    moved = [
+        one if to is None else batching.bdim_at_front(one, axis, size)
+        for one, axis, to in zip(leaves, axes, at, strict=True)
+    ]
+    values = _derived.bind(*moved, rule=_Mapped(rule, structures, at), structures=structures)
     return values, [0] * count
 
 
