@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from fedjax_sim import optim
 from fedjax_sim.algorithms.base import Algorithm, Sent, ServerState, recorded
 from fedjax_sim.algorithms.contract import Client, Cohort, Requires, affine
-from fedjax_sim.core.trees import add_scaled, subtract
+from fedjax_sim.core.trees import add_scaled, subtract, zeros_like
 from fedjax_sim.optim import parts, rates
 from fedjax_sim.optim.described import move
 
@@ -62,6 +62,16 @@ class FedAvg(Algorithm):
             delta, state = solver.update(jax.tree.map(jnp.negative, delta), state, server.params, **extra)
         rate = rates.rate_at(self.server_learning_rate, cohort.round, jnp.int32(0))
         return server._replace(params=move(server.params, rate, delta), optimizer=state)
+
+
+class Controlled(FedAvg):
+    """Base of the methods with a control variate of every client and one of the server: like the model, 0 at first."""
+
+    def init(self, params: Any, shares: jax.Array) -> Any:
+        return super().init(params, shares)._replace(extra=zeros_like(params))
+
+    def init_client(self, params: Any) -> Any:
+        return zeros_like(params)
 
 
 class LocalSgd(FedAvg):
