@@ -55,18 +55,14 @@ class Algorithm(Method, kw_only=True):
 
     def checked(self) -> Self:
         name = type(self).__name__
-        checked = (
-            super()
-            .checked()
-            .replace(
-                client_optimizer=optim.as_optimizer(self.client_optimizer, f"{name}(client_optimizer=...)"),
-                client_learning_rate=rates.as_rate(self.client_learning_rate, f"{name}(client_learning_rate=...)"),
-                server_learning_rate=rates.as_rate(self.server_learning_rate, f"{name}(server_learning_rate=...)"),
-            )
-        )
+        made = {
+            "client_optimizer": optim.as_optimizer(self.client_optimizer, f"{name}(client_optimizer=...)"),
+            "client_learning_rate": rates.as_rate(self.client_learning_rate, f"{name}(client_learning_rate=...)"),
+            "server_learning_rate": rates.as_rate(self.server_learning_rate, f"{name}(server_learning_rate=...)"),
+        }
         if self.server_optimizer is not None:
-            server = optim.as_optimizer(self.server_optimizer, f"{name}(server_optimizer=...)")
-            checked = checked.replace(server_optimizer=server)
+            made["server_optimizer"] = optim.as_optimizer(self.server_optimizer, f"{name}(server_optimizer=...)")
+        checked = super().checked().replace(**made)
         probed = checked.requires.slope and not checked.requires.nonlinear
         if probed and not optim.is_linear(checked.client_optimizer):
             raise ValueError(

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import namedtuple
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_sim.algorithms.base import recorded
 from fedjax_sim.algorithms.contract import Client, Cohort, Message, Sum
-from fedjax_sim.algorithms.wrapper import Wrapped, Wrapper, within
+from fedjax_sim.algorithms.wrapper import Wrapped, Wrapper
 from fedjax_sim.core import trees
 from fedjax_sim.core.fields import real
 
@@ -44,6 +44,8 @@ def clip(tree: Any, norm: Any) -> tuple[Any, jax.Array]:
 class Clipping(Wrapper):
     """Base of the methods whose clients report changes of bounded length; counts those that were longer."""
 
+    only_once: ClassVar[str] = "clipped"
+
     @property
     def follows(self) -> bool:
         """Whether C changes from round to round, so that clients are sent it and report whether they were longer."""
@@ -57,14 +59,6 @@ class Clipping(Wrapper):
     def followed(self, bound: Bound, share: jax.Array, cohort: Cohort) -> jax.Array:
         """C of the next round, after one in which a ``share`` of the clients was no longer than C."""
         return bound.norm
-
-    def checked(self) -> Self:
-        checked = super().checked()
-        for one in within(self.base):
-            if isinstance(one, Clipping):  # a second bound would hide the first
-                what = f"{self.factory_name()}(base): the base is clipped already, by {type(one).__name__}"
-                raise ValueError(f"{what}: give one bound, the smaller")
-        return checked
 
     def init(self, params: Any, shares: jax.Array) -> Wrapped:
         norm = jnp.asarray(self.first).astype(jnp.result_type(float))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Self
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from jax.flatten_util import ravel_pytree
 
 from fedjax_sim.algorithms.base import recorded
 from fedjax_sim.algorithms.contract import Client, Message, Requires
-from fedjax_sim.algorithms.wrapper import Wrapper, within
+from fedjax_sim.algorithms.wrapper import Wrapper
 from fedjax_sim.core import sampling, trees
 from fedjax_sim.core.fields import choice, count, flag, real
 
@@ -28,6 +28,8 @@ class Compressed(Wrapper):
     control variates beside it go up as they are.
     """
 
+    only_once: ClassVar[str] = "compressed"
+
     def compress(self, change: Any, key: jax.Array) -> Any:
         """The change as the server hears it."""
         raise TypeError(f"{type(self).__name__} must define compress(change, key)")
@@ -35,14 +37,6 @@ class Compressed(Wrapper):
     def compressed_bytes(self, change: Any) -> int:
         """Bytes of a compressed change, from its shapes."""
         raise TypeError(f"{type(self).__name__} must define compressed_bytes(change)")
-
-    def checked(self) -> Self:
-        checked = super().checked()
-        for one in within(self.base):
-            if isinstance(one, Compressed):
-                name, found = self.factory_name(), type(one).__name__
-                raise ValueError(f"{name}(base): the base is compressed already, by {found}: give one of them")
-        return checked
 
     def encode(self, delta: Any, memory: Any, sent: Any, client: Client) -> tuple[Any, Any, dict[str, Message]]:
         return self.compress(delta, client.key), memory, {}

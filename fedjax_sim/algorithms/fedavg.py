@@ -9,8 +9,8 @@ import jax.numpy as jnp
 
 from fedjax_sim import optim
 from fedjax_sim.algorithms.base import Algorithm, Sent, ServerState, recorded
-from fedjax_sim.algorithms.contract import Client, Cohort, Mean, Message, Requires, affine
-from fedjax_sim.core.trees import add_scaled, subtract
+from fedjax_sim.algorithms.contract import Client, Cohort, Requires, affine
+from fedjax_sim.core.trees import add_scaled, subtract, zeros_like
 from fedjax_sim.optim import parts, rates
 from fedjax_sim.optim.described import move
 
@@ -35,24 +35,12 @@ class FedAvg(Algorithm):
         return Sent(server.params)
 
     @affine
-    def begin(self, sent: Any, c_i: Any, client: Client) -> Any:
-        return sent.params
-
-    @affine
-    def objective(self, F: Any, y: Any, k: jax.Array, sent: Any, c_i: Any, client: Client) -> jax.Array:
-        return F(y)  # type: ignore[no-any-return]
-
-    @affine
     def step(self, g: Any, y: Any, state: Any, k: jax.Array, sent: Any, c_i: Any, client: Client) -> tuple[Any, Any]:
         return parts.descend(self.client_optimizer, g, y, state, client.learning_rate)
 
     @affine
     def change(self, y: Any, sent: Any, c_i: Any, client: Client) -> Any:
         return subtract(y, sent.params)
-
-    @affine
-    def finish(self, delta: Any, y: Any, sent: Any, c_i: Any, client: Client) -> tuple[dict[str, Message], Any]:
-        return {"delta": Mean(delta)}, c_i
 
     def update(self, server: Any, got: dict[str, Any], cohort: Cohort) -> Any:
         delta = got["delta"]
@@ -74,6 +62,16 @@ class FedAvg(Algorithm):
             delta, state = solver.update(jax.tree.map(jnp.negative, delta), state, server.params, **extra)
         rate = rates.rate_at(self.server_learning_rate, cohort.round, jnp.int32(0))
         return server._replace(params=move(server.params, rate, delta), optimizer=state)
+
+
+class Controlled(FedAvg):
+    """Base of the methods with a control variate of every client and one of the server: like the model, 0 at first."""
+
+    def init(self, params: Any, shares: jax.Array) -> Any:
+        return super().init(params, shares)._replace(extra=zeros_like(params))
+
+    def init_client(self, params: Any) -> Any:
+        return zeros_like(params)
 
 
 class LocalSgd(FedAvg):

@@ -47,13 +47,7 @@ class Solution(NamedTuple):
 
 
 class Hull(Described, kw_only=True):
-    """The momenta m_i of the clients and the vector d = sum_i lambda_i m_i (Zeng et al. 2025, eqs 2-3).
-
-    m_i <- (1 - alpha) m_i + alpha (x - y_i) for i in S, else unchanged;   m_i = 0 before the first visit
-    lambda = argmin over the simplex of |sum_i lambda_i m_i|^2
-
-    Its attributes are the arguments of :class:`FedAware`.
-    """
+    """The momenta m_i of the clients and the vector d = sum_i lambda_i m_i: formulas and arguments of FedAware."""
 
     alpha: Any = real(default=0.5, above=0.0, high=1.0)
     candidates: str = choice(("seen", "all"), default="seen")

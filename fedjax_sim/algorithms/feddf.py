@@ -67,17 +67,16 @@ class FedDf(FedAvg):
         return super().checked().replace(distiller=optim.as_optimizer(distiller, "feddf(distiller=...)"))
 
     def fitted(self, task: Any, dataset: Any) -> Self:
-        def shapes(examples: Any) -> dict[str, Any]:
+        def types(examples: Any) -> dict[str, str]:
             leaves = jax.tree_util.tree_leaves_with_path(examples)
-            return {jax.tree_util.keystr(path): (leaf.shape[1:], leaf.dtype) for path, leaf in leaves}
+            return {jax.tree_util.keystr(path): f"{leaf.dtype}{list(leaf.shape[1:])}" for path, leaf in leaves}
 
-        ours, theirs = shapes(self.public.examples), shapes(dataset.examples)
+        ours, theirs = types(self.public.examples), types(dataset.examples)
         for name in sorted(theirs.keys() - {"['y']"}):
             if ours.get(name) != theirs[name]:
-                shape, dtype = theirs[name]
                 raise ValueError(
-                    f"feddf(public=...) has {_brief(ours.get(name))} for examples{name}, and the clients' are "
-                    f"{dtype}{list(shape)} each: give public examples like the clients'"
+                    f"feddf(public=...) has {ours.get(name, 'nothing')} for examples{name}, and the clients' are "
+                    f"{theirs[name]} each: give public examples like the clients'"
                 )
         return self.replace(task=task)
 
@@ -114,10 +113,6 @@ class FedDf(FedAvg):
         x = server.params
         (x, _), _ = jax.lax.scan(distilled, (x, parts.begin(self.distiller, x)), jnp.arange(self.steps))
         return server._replace(params=x)
-
-
-def _brief(found: Any) -> str:
-    return "nothing" if found is None else f"{found[1]}{list(found[0])}"
 
 
 feddf = recorded(

@@ -8,12 +8,12 @@ import jax
 
 from fedjax_sim.algorithms.base import recorded
 from fedjax_sim.algorithms.contract import Client, Cohort, Mean, Message, Requires, Share
-from fedjax_sim.algorithms.fedavg import FedAvg
+from fedjax_sim.algorithms.fedavg import Controlled
 from fedjax_sim.core.fields import choice, real
-from fedjax_sim.core.trees import add, inner, square, subtract, zeros_like
+from fedjax_sim.core.trees import add, inner, square, subtract
 
 
-class FedDyn(FedAvg):
+class FedDyn(Controlled):
     """FedDyn: a linear term per client and a proximal term make the clients' stationary points those of F.
 
     y_i: steps along g_i(y) - h_i + alpha (y - x);   h_i <- h_i - alpha (y_i - x)
@@ -43,12 +43,6 @@ class FedDyn(FedAvg):
         minimises = str if self.form == "paper" else lambda objective: "sum p_i F_i"
         averages = frozenset({"plain"})
         return Requires(average="plain", averages=averages, duplicates=False, minimises=minimises)
-
-    def init(self, params: Any, shares: jax.Array) -> Any:
-        return super().init(params, shares)._replace(extra=zeros_like(params))
-
-    def init_client(self, params: Any) -> Any:
-        return zeros_like(params)
 
     def objective(self, F: Any, y: Any, k: jax.Array, sent: Any, c_i: Any, client: Client) -> Any:
         alpha = self.alpha if self.form == "paper" else self.alpha / client.relative_size

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
-
 from fedjax_sim.algorithms.base import recorded
 from fedjax_sim.algorithms.contract import WEIGHTED_MEANS, Client, Cohort, Mean, Message, Requires, Share
-from fedjax_sim.algorithms.fedavg import FedAvg
-from fedjax_sim.core.trees import add, subtract, zeros_like
+from fedjax_sim.algorithms.fedavg import Controlled
+from fedjax_sim.core.trees import add, subtract
 
 
-class FedVarp(FedAvg):
+class FedVarp(Controlled):
     """FedVARP: the last change of a client stands in for it in the rounds in which it is not drawn.
 
     v = mean_S (Delta_i - h_i) + (1/N) sum_j h_j;   x <- x + eta_g v;   h_i <- Delta_i for i in S
@@ -31,18 +29,12 @@ class FedVarp(FedAvg):
 
     requires = Requires(average="plain", averages=WEIGHTED_MEANS, duplicates=False)
 
-    def init(self, params: Any, shares: jax.Array) -> Any:
-        return super().init(params, shares)._replace(extra=zeros_like(params))  # (1/N) sum_j h_j
-
-    def init_client(self, params: Any) -> Any:
-        return zeros_like(params)
-
     def finish(self, delta: Any, y: Any, sent: Any, c_i: Any, client: Client) -> tuple[dict[str, Message], Any]:
         news = subtract(delta, c_i)  # the server has h_i: "memory" is the same message, weighted differently
         return {"delta": Mean(news), "memory": Share(news, nbytes=0)}, delta
 
     def update(self, server: Any, got: dict[str, Any], cohort: Cohort) -> Any:
-        step = add(got["delta"], server.extra)
+        step = add(got["delta"], server.extra)  # (1/N) sum_j h_j
         return self.server_step(server._replace(extra=add(server.extra, got["memory"])), step, cohort)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -39,6 +39,7 @@ class HypCluster(Several):
     clusters: int = count(default=2, high=INT32_MAX)
     spread: Any = real(default=0.1, low=0.0)
     seed: int = count(default=0, low=0, high=INT32_MAX)
+    option: ClassVar[str] = "models"
 
     @property
     def requires(self) -> Requires:
@@ -82,13 +83,9 @@ class HypCluster(Several):
 
     def update(self, server: Any, got: dict[str, Any], cohort: Cohort) -> Any:
         delta, chosen = got["delta"], got["chosen"]
-        if not self._divides_by_all:
+        if self.option == "models":
             delta = jax.tree.map(lambda leaf: divide(leaf, column(chosen, leaf)), delta)
         return self.server_step(server._replace(extra=chosen.astype(server.extra.dtype)), delta, cohort)
-
-    @property
-    def _divides_by_all(self) -> bool:
-        return False
 
     def report(self, server: Any) -> dict[str, jax.Array]:
         return {f"cluster_{k}": server.extra[k] for k in range(self.clusters)}
@@ -117,15 +114,11 @@ class Ifca(HypCluster):
     Algorithm 1, options II and I.
     """
 
-    option: str = choice(("models", "gradients"), default="models")
+    option: str = choice(("models", "gradients"), default="models")  # type: ignore[misc]
 
     @property
     def requires(self) -> Requires:
         return super().requires.but(average="plain")
-
-    @property
-    def _divides_by_all(self) -> bool:
-        return self.option == "gradients"
 
 
 hypcluster = recorded(

@@ -9,14 +9,14 @@ import jax
 
 from fedjax_sim.algorithms.base import recorded
 from fedjax_sim.algorithms.contract import WEIGHTED_MEANS, Client, Cohort, Mean, Message, Requires, Share
-from fedjax_sim.algorithms.fedavg import FedAvg
+from fedjax_sim.algorithms.fedavg import Controlled
 from fedjax_sim.core.fields import choice
-from fedjax_sim.core.trees import add, divide, inner, subtract, zeros_like
+from fedjax_sim.core.trees import add, divide, inner, subtract
 
 ControlSent = namedtuple("ControlSent", ["params", "control"])  # the model x and the server's control variate c
 
 
-class Scaffold(FedAvg):
+class Scaffold(Controlled):
     """SCAFFOLD: control variates c_i, c correct the drift of every local step (Karimireddy et al. 2020).
 
     y_i <- y_i - eta (g_i(y_i) - c_i + c)                                                       (eq. 3)
@@ -45,12 +45,6 @@ class Scaffold(FedAvg):
         first = self.option == "I"
         averages = WEIGHTED_MEANS
         return Requires(slope=not first, survey=first, average="plain", averages=averages, duplicates=False)
-
-    def init(self, params: Any, shares: jax.Array) -> Any:
-        return super().init(params, shares)._replace(extra=zeros_like(params))
-
-    def init_client(self, params: Any) -> Any:
-        return zeros_like(params)
 
     def send(self, server: Any) -> Any:
         return ControlSent(server.params, server.extra)

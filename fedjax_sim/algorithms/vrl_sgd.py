@@ -8,11 +8,11 @@ import jax
 
 from fedjax_sim.algorithms.base import recorded
 from fedjax_sim.algorithms.contract import WEIGHTED_MEANS, Client, Cohort, Mean, Message, Requires
-from fedjax_sim.algorithms.fedavg import FedAvg
-from fedjax_sim.core.trees import add, divide, inner, scale, zeros_like
+from fedjax_sim.algorithms.fedavg import Controlled
+from fedjax_sim.core.trees import add, divide, inner, scale
 
 
-class VrlSgd(FedAvg):
+class VrlSgd(Controlled):
     """VRL-SGD: each client corrects its gradients by how far it moved apart from the average.
 
     y_i <- y_i - eta (g_i(y_i) - v_i);   v_i <- v_i + (x^ - y_i) / (tau_i eta),   x^ = sum w_i y_i the new average
@@ -32,12 +32,6 @@ class VrlSgd(FedAvg):
         slope=True, everyone=True, hears=("extra",), average="plain", averages=WEIGHTED_MEANS,
         duplicates=False,
     )  # fmt: skip
-
-    def init(self, params: Any, shares: jax.Array) -> Any:
-        return super().init(params, shares)._replace(extra=zeros_like(params))
-
-    def init_client(self, params: Any) -> Any:
-        return zeros_like(params)
 
     def objective(self, F: Any, y: Any, k: jax.Array, sent: Any, c_i: Any, client: Client) -> Any:
         return F(y) - inner(c_i, y)

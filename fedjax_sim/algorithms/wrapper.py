@@ -44,6 +44,7 @@ class Wrapper(Method, kw_only=False):
     in_every_phase: ClassVar[bool] = False  # or in the last one alone
     of_one_model: ClassVar[bool] = False  # whether it reads the server's model, of which there must be one
     of_averages: ClassVar[bool] = False  # whether it puts something in the place of the cohort's average
+    only_once: ClassVar[str] = ""  # what it makes of a method, in a word: a second one around it would hide the first
 
     client_learning_rate = property(lambda self: self.base.client_learning_rate)
     client_optimizer = property(lambda self: self.base.client_optimizer)
@@ -74,6 +75,10 @@ class Wrapper(Method, kw_only=False):
                 f"{name}({inside.lower()}(...)): the clients of {inside} train, and then report what is no change of a "
                 f"model, so that there is nothing for {name} to change: use {inside} without it"
             )
+        for one in within(self.base):
+            if self.only_once and getattr(one, "only_once", "") == self.only_once:
+                what = f"{self.factory_name()}(base): the base is {self.only_once} already, by {type(one).__name__}"
+                raise ValueError(f"{what}: give one of them")
         return super().checked()
 
     # What a wrapper adds

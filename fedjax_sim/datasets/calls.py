@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, ParamSpec, TypeVar
 
 from fedjax_sim.core.values import shown, wrong_call
@@ -47,14 +47,16 @@ def answers(meant: Mapping[int, str]) -> Callable[[Callable[P, T]], Callable[P, 
     return decorate
 
 
-def arguments_of(like: Callable[P, Any], **defaults: Any) -> Callable[[Callable[..., T]], Callable[P, T]]:
-    """Decorates a function that takes what ``like`` takes: it gets every argument by name.
+def arguments_of(
+    like: Callable[P, Any], without: Collection[str] = (), **defaults: Any
+) -> Callable[[Callable[..., T]], Callable[P, T]]:
+    """Decorates a function that takes what ``like`` takes, ``without`` some of it: it gets every argument by name.
 
     Its defaults are those of ``like`` but for these ``defaults``.
     """
     known = inspect.signature(like)
-    parameters = [one.replace(default=defaults.get(one.name, one.default)) for one in known.parameters.values()]
-    signature = known.replace(parameters=parameters)
+    kept = [one for one in known.parameters.values() if one.name not in without]
+    signature = known.replace(parameters=[one.replace(default=defaults.get(one.name, one.default)) for one in kept])
 
     def decorate(function: Callable[..., T]) -> Callable[P, T]:
         @functools.wraps(function)

@@ -138,11 +138,8 @@ class HostDataset:
         )
         return made
 
-    def __repr__(self) -> str:
-        return in_short(self)
-
-    def _repr_html_(self) -> str:
-        return in_html(self)
+    __repr__ = in_short
+    _repr_html_ = in_html
 
     # Kept: every round's window asks, and the frame is on the device.
     @functools.cached_property

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fedjax_sim.core.descriptions import Described
-from fedjax_sim.core.trees import weighted_sum
+from fedjax_sim.core.trees import real, weighted_sum, wide
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.models.scores import Score
 
@@ -205,6 +205,4 @@ class Task(Described):
 
 def single(values: jax.Array) -> jax.Array:
     """The values as reals of at least single precision."""
-    if not jnp.issubdtype(values.dtype, jnp.floating):
-        return values.astype(jnp.result_type(float))
-    return values if jnp.finfo(values.dtype).bits >= 32 else values.astype(jnp.float32)
+    return wide(real(values))  # type: ignore[no-any-return]

@@ -71,7 +71,22 @@ def passed(task: Task, params: Any, dataset: FederatedDataset, *, clients: bool)
 
 def streamed(task: Task, models: list[Any], dataset: HostDataset, *, clients: bool) -> list[Pass]:
     """:func:`passed` of several models in one pass over data on the host."""
-    sums = _streamed(task, models, dataset, clients)
+    _check_host(task)
+    rows = _rows_at_once(task, models[0], dataset.frame.examples, dataset.num_examples)
+    ends = np.cumsum(np.asarray(dataset.sizes))
+    firsts = range(0, dataset.num_examples, rows)
+
+    def block(number: int) -> Block:
+        first = firsts[number]
+        start = min(first, dataset.num_examples - rows)
+        where = np.arange(start, start + rows)
+        owners = np.searchsorted(ends, where, side="right").astype(np.int32) if clients else None
+        return jax.device_put(Block(_rows_of(dataset, where, owners), where >= first))  # type: ignore[no-any-return]
+
+    number = dataset.num_clients if clients else None
+    sums = [_empty(task, params, dataset.frame.examples, number) for params in models]
+    for sent in prefetched(block, len(firsts)):
+        sums = [_added(task, params, of, sent) for params, of in zip(models, sums, strict=True)]
     return [_as_means(task, params, of, dataset.num_examples) for params, of in zip(models, sums, strict=True)]
 
 
@@ -175,26 +190,6 @@ def _pass_over(
         )
     firsts = begin + jnp.arange(0, length, rows, dtype=jnp.int32)
     return lax.scan(lambda sums, first: (step(task, params, columns, sums, first, end), None), empty, firsts)[0]
-
-
-def _streamed(task: Task, models: list[Any], dataset: HostDataset, clients: bool) -> list[Pass]:
-    _check_host(task)
-    rows = _rows_at_once(task, models[0], dataset.frame.examples, dataset.num_examples)
-    ends = np.cumsum(np.asarray(dataset.sizes))
-    firsts = range(0, dataset.num_examples, rows)
-
-    def block(number: int) -> Block:
-        first = firsts[number]
-        start = min(first, dataset.num_examples - rows)
-        where = np.arange(start, start + rows)
-        owners = np.searchsorted(ends, where, side="right").astype(np.int32) if clients else None
-        return jax.device_put(Block(_rows_of(dataset, where, owners), where >= first))  # type: ignore[no-any-return]
-
-    number = dataset.num_clients if clients else None
-    sums = [_empty(task, params, dataset.frame.examples, number) for params in models]
-    for sent in prefetched(block, len(firsts)):
-        sums = [_added(task, params, of, sent) for params, of in zip(models, sums, strict=True)]
-    return sums
 
 
 def _rows_of(dataset: HostDataset, where: np.ndarray, owners: np.ndarray | None = None) -> Columns:

@@ -83,12 +83,15 @@ def load_pythia(
     check_flag("load_pythia(new_head=...)", new_head)
     check_count("load_pythia(seed=...)", seed, low=0, high=LARGEST_SEED)
     folder = Path(directory)
-    config = _config(folder / "config.json")
-    decoder = _decoder(config, folder / "config.json", param_dtype)
+    path = folder / "config.json"
+    if not path.exists():
+        raise FileNotFoundError(f"{path} is missing: a checkpoint directory holds config.json and {_SINGLE}")
+    config = json_object(path, read_json(path, fix="download it again"))
+    decoder = _decoder(config, path, param_dtype)
     if padding is None:
         padding = config.get("pad_token_id")
         if padding is not None and (type(padding) is not int or not 0 <= padding < decoder.vocabulary):
-            raise ValueError(f"{folder / 'config.json'}: pad_token_id is {shown(padding)}: no token; give padding=")
+            raise ValueError(f"{path}: pad_token_id is {shown(padding)}: no token; give padding=")
     model = GPTNeoXClassifier(num_classes, decoder, padding)
     places = _tensors(folder)
     # A checkpoint of the bare decoder has no prefix.
@@ -223,9 +226,3 @@ def _open(path: Path) -> Any:
     check_regular(path)
     with parsing(path, "is not a safetensors file", "download it again"):
         return safe_open(path, framework="numpy")
-
-
-def _config(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        raise FileNotFoundError(f"{path} is missing: a checkpoint directory holds config.json and {_SINGLE}")
-    return json_object(path, read_json(path, fix="download it again"))

@@ -74,7 +74,9 @@ def from_table(
     table, names = _named(table, [client, *encode])
     features = [x] if isinstance(x, str) else list(names if x is None else x)
     if x is None:
-        index = _index_of(table)
+        # In an Arrow table that was made of a data frame pandas has noted what was its index.
+        noted = getattr(getattr(table, "schema", None), "pandas_metadata", None) or {}
+        index = noted.get("index_columns", [])
         features = [name for name in features if name not in (client, y, *index) and not _INDEX.fullmatch(name)]
         if "" in features:
             raise ValueError(
@@ -107,12 +109,6 @@ def from_table(
     ids = checked_owner(columns[client], f"from_table: the column {client!r}")
     data = from_ids(examples, ids, test_fraction=test_fraction, seed=seed, num_classes=num_classes)
     return named(data, [str(name) for name in np.unique(ids).tolist()])
-
-
-def _index_of(table: Any) -> list[str]:
-    """The columns that were the index of a data frame, by what pandas noted in the Arrow table made of it."""
-    noted = getattr(getattr(table, "schema", None), "pandas_metadata", None) or {}
-    return [name for name in noted.get("index_columns", []) if isinstance(name, str)]
 
 
 def _side_by_side(columns: dict[str, np.ndarray], names: Sequence[str], encode: Collection[str]) -> np.ndarray:

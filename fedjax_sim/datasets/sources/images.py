@@ -116,19 +116,8 @@ def emnist_letters(**given: Any) -> FederatedDataset:
 
 
 @data_set("dataset.emnist_byclass", source=_files(EMNIST_BYCLASS, "11 MB", f"{NIST}; no separate licence stated"))
-def emnist_byclass(
-    num_clients: int = 100,
-    alpha: float = 0.1,
-    partition: Named | Partitioner = "dirichlet",
-    seed: int = 0,
-    *,
-    shards_per_client: int = 2,
-    test_fraction: float = 0.2,
-    flat: bool = True,
-    scaled: bool = True,
-    normalise: bool | Normalisation = False,
-    verify: bool = True,
-) -> FederatedDataset:
+@arguments_of(mnist, without=("test",))
+def emnist_byclass(**given: Any) -> FederatedDataset:
     """EMNIST by class, every second image of its test files: 58,162 images, 62 classes of 170 to 3,154.
 
     Digits, capital and small letters in this order, upright. Each client is tested on its own images; all else as in
@@ -136,7 +125,7 @@ def emnist_byclass(
 
     Source: Cohen, Afshar, Tapson and van Schaik 2017, arXiv:1702.05373.
     """
-    return from_image_set("emnist_byclass", EMNIST_BYCLASS, test="local", **locals())
+    return from_image_set("emnist_byclass", EMNIST_BYCLASS, test="local", **given)
 
 
 @data_set("dataset.emnist_similarity", source=_OF_LETTERS)
@@ -266,25 +255,15 @@ def cifar10_dirichlet(
 
     Source: Wang et al. 2020 (FedNova), arXiv:2007.07481, section VII; Zeng et al. 2025 (FedAWARE), section 5.
     """
-    what = "cifar10_dirichlet"
-    return from_image_set(
-        what, CIFAR10, _dirichlet(alpha, num_clients, seed, balanced, min_size), _of_batches(what, batches),
-        seed=seed, scaled=scaled, normalise=normalise, verify=verify,
-    )  # fmt: skip
+    given = dict(locals())
+    read = _of_batches("cifar10_dirichlet", given.pop("batches"))
+    choose = _dirichlet(given)
+    return from_image_set("cifar10_dirichlet", CIFAR10, choose, read, **given)
 
 
 @data_set("dataset.cifar100_dirichlet", source=_files(CIFAR100, "169 MB", _CIFAR))
-def cifar100_dirichlet(
-    alpha: float = 0.1,
-    num_clients: int = 100,
-    seed: int = 0,
-    *,
-    balanced: bool = False,
-    min_size: int = 1,
-    scaled: bool = True,
-    normalise: bool | Normalisation = True,
-    verify: bool = True,
-) -> FederatedDataset:
+@arguments_of(cifar10_dirichlet, without=("batches",), num_clients=100)
+def cifar100_dirichlet(**given: Any) -> FederatedDataset:
     """CIFAR-100 with Dirichlet label skew from ``<data>/cifar100``, as FedAWARE uses it: Dir(0.1) over 100 clients.
 
     Reads ``train.bin`` and ``test.bin``, or the published ``cifar-100-binary.tar.gz``. The classes are the 100 fine
@@ -294,10 +273,8 @@ def cifar100_dirichlet(
     Source: Krizhevsky 2009, Learning multiple layers of features from tiny images; Zeng et al. 2025 (FedAWARE),
     section 5.
     """
-    choose = _dirichlet(alpha, num_clients, seed, balanced, min_size)
-    return from_image_set(
-        "cifar100_dirichlet", CIFAR100, choose, seed=seed, scaled=scaled, normalise=normalise, verify=verify
-    )
+    choose = _dirichlet(given)
+    return from_image_set("cifar100_dirichlet", CIFAR100, choose, **given)
 
 
 def from_image_set(
@@ -321,8 +298,10 @@ def from_image_set(
     return from_halves(what, read, classes or files.num_classes, prepare, partition=choose or partition, **shared)
 
 
-def _dirichlet(alpha: float, num_clients: int, seed: int, balanced: bool, min_size: int) -> Partitioner:
-    return lambda labels: partitions.dirichlet(labels, num_clients, alpha, seed, min_size, balanced=balanced)
+def _dirichlet(given: dict[str, Any]) -> Partitioner:
+    """The partition that the arguments of :func:`cifar10_dirichlet` mean; they are taken out, but for the seed."""
+    own = {name: given.pop(name) for name in ("alpha", "num_clients", "balanced", "min_size")}
+    return functools.partial(partitions.dirichlet, seed=given["seed"], **own)
 
 
 def _of_batches(what: str, batches: Any) -> Callable[..., Half]:
