@@ -137,6 +137,30 @@ def test_row_numbers_of_pandas_are_no_features(tmp_path: Path) -> None:
     assert datasets.from_table(tmp_path / "kept.csv", client="site", x=["age", "dose"]).num_clients == 2
 
 
+def test_texts_of_several_lines_in_a_large_csv_file(tmp_path: Path) -> None:
+    """Lines of a text that look like rows are none, wherever a block of the file ends: Arrow's have 1 MiB."""
+    pytest.importorskip("pyarrow")
+    path, note = tmp_path / "notes.csv", "see:" + "\nc,7,1,none" * 999
+    path.write_text("site,age,ill,note\n" + "".join(f'{"ba"[i % 2]},{i},0,"{note}"\n' for i in range(300)))
+    data = datasets.from_table(path, client="site", x="age", y="ill")
+    assert datasets.client_names(data) == ("a", "b")
+    np.testing.assert_array_equal(data.client(0)["x"], np.arange(1, 300, 2))
+    np.testing.assert_array_equal(data.client(1)["x"], np.arange(0, 300, 2))
+
+
+@pytest.mark.parametrize("end", ["", "\n", "\nb,2,none\n", '\nb,2,""""'])
+def test_a_quote_that_is_never_closed(end: str, tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    path = tmp_path / "notes.csv"
+    path.write_text(f'site,age,note\na,1,"see{end}')
+    with pytest.raises(
+        ValueError, match=r"notes.csv is not a readable csv file \(.*a quote is opened and never closed"
+    ):
+        datasets.from_table(path, client="site", x="age")
+    path.write_text(f'site,age,note\na,1,"see{end}"')
+    assert datasets.from_table(path, client="site", x="age").num_examples == 1
+
+
 def test_the_split_of_a_table_is_that_of_ids() -> None:
     ids = np.array(["b", "a", "c", "a", "b", "b", "a", "b", "b", "a"])
     x = np.arange(10.0)

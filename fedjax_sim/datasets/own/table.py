@@ -222,11 +222,18 @@ def _csv_texts(path: Path) -> Any:
         while block := stream.read(CHUNK):
             unpacked.write(block)
     content = unpacked.getvalue()
-    names = csv.open_csv(BufferReader(content)).schema.names
+    # A text may go over several lines. Without this Arrow begins a block of the file in the middle of one.
+    quoting = csv.ParseOptions(newlines_in_values=True)
+    names = csv.open_csv(BufferReader(content), parse_options=quoting).schema.names
     options = csv.ConvertOptions(
         column_types=dict.fromkeys(names, string()), strings_can_be_null=True, quoted_strings_can_be_null=False
     )
-    return csv.read_csv(BufferReader(content), convert_options=options)
+    table = csv.read_csv(BufferReader(content), parse_options=quoting, convert_options=options)
+    last = table[-1][-1].as_py() if table.num_rows else None
+    opened = f'"{last}'.replace('"', '""')[1:].encode()
+    if last and content[max(content.size - len(opened), 0) :].to_pybytes() == opened:  # Arrow takes all that follows
+        raise ValueError("a quote is opened and never closed")
+    return table
 
 
 def _of_texts(name: str, column: Any, written: bool) -> Any:
