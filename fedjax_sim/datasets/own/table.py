@@ -22,6 +22,7 @@ from fedjax_sim.datasets.reading.archives import CHUNK, open_bounded
 from fedjax_sim.datasets.validate import check_room, checked_owner
 
 _MAX_BYTES = 2**33  # of a file's columns once they are arrays
+_LONGEST = 1 << 24  # bytes of a row of a csv file
 _INDEX = re.compile("__index_level_[0-9]+__")  # what pandas calls an index without a name in parquet and Arrow
 
 
@@ -223,12 +224,15 @@ def _csv_texts(path: Path) -> Any:
             unpacked.write(block)
     content = unpacked.getvalue()
     # A text may go over several lines. Without this Arrow begins a block of the file in the middle of one.
-    quoting = csv.ParseOptions(newlines_in_values=True)
-    names = csv.open_csv(BufferReader(content), parse_options=quoting).schema.names
+    given = {
+        "read_options": csv.ReadOptions(block_size=_LONGEST),
+        "parse_options": csv.ParseOptions(newlines_in_values=True),
+    }
+    names = csv.open_csv(BufferReader(content), **given).schema.names
     options = csv.ConvertOptions(
         column_types=dict.fromkeys(names, string()), strings_can_be_null=True, quoted_strings_can_be_null=False
     )
-    table = csv.read_csv(BufferReader(content), parse_options=quoting, convert_options=options)
+    table = csv.read_csv(BufferReader(content), **given, convert_options=options)
     last = table[-1][-1].as_py() if table.num_rows else None
     opened = f'"{last}'.replace('"', '""')[1:].encode()
     if last and content[max(content.size - len(opened), 0) :].to_pybytes() == opened:  # Arrow takes all that follows
