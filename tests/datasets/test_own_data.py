@@ -149,6 +149,17 @@ def test_texts_of_several_lines_in_a_large_csv_file(tmp_path: Path, monkeypatch:
     np.testing.assert_array_equal(data.client(1)["x"], np.arange(0, 300, 2))
 
 
+def test_columns_of_a_csv_file_that_are_not_asked_for(tmp_path: Path) -> None:
+    """They may have missing values, or numbers that nothing holds."""
+    pytest.importorskip("pyarrow")
+    path = tmp_path / "notes.csv"
+    path.write_text(f"site,age,note,serial\nb,40,,{10**30}\na,51,late,7\n")
+    assert datasets.from_table(path, client="site", x="age").client(0)["x"].tolist() == [51]
+    for column, message in (("note", "1 missing values, first in row 0"), ("serial", "integers beyond 64 bits")):
+        with pytest.raises(ValueError, match=f"the column '{column}' has {message}"):
+            datasets.from_table(path, client="site", x=["age", column])
+
+
 def test_rows_of_a_csv_file_may_be_long(tmp_path: Path) -> None:
     """Arrow reads blocks of 1 MiB, and called a file empty whose first line is longer."""
     pytest.importorskip("pyarrow")
