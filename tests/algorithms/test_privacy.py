@@ -95,6 +95,16 @@ def test_lengths_are_computed_in_single_precision_at_least():
     assert jax.eval_shape(clip, v, 1.0)[0]["a"].dtype == jnp.bfloat16
 
 
+@pytest.mark.parametrize(("dtype", "tolerance"), [(jnp.float16, 2e-4), (jnp.bfloat16, 5e-4)])
+def test_changes_in_half_precision_are_bounded(dtype, tolerance):
+    """Each entry is rounded once; C / |v| = 6e-8 in float16 would make all of them twice as large, or 0."""
+    v = jnp.asarray(np.random.default_rng(0).uniform(-6e4, 6e4, 4000), dtype)
+    norms = np.array([0.1, 0.2, 30.0, 1000.0])  # entries of normal numbers
+    bounded, _ = jax.jit(jax.vmap(clip, (None, 0)))(v, norms)
+    lengths = np.linalg.norm(np.asarray(bounded, np.float64), axis=1)
+    np.testing.assert_allclose(lengths, norms, rtol=tolerance)
+
+
 @pytest.mark.slow
 def test_a_clipped_run_by_hand():
     """Several bounds at once; infinity changes nothing."""
