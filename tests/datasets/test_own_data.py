@@ -168,7 +168,7 @@ def test_rows_of_a_csv_file_may_be_long(tmp_path: Path) -> None:
     np.testing.assert_array_equal(datasets.from_table(path, client="site", x=name).examples["x"], [2, 1])
 
 
-@pytest.mark.parametrize("end", ["", "\n", "\nb,2,none\n", '\nb,2,""""'])
+@pytest.mark.parametrize("end", ["", "\n", '""', "\nb,2,none\n", '\nb,2,""""'])
 def test_a_quote_that_is_never_closed(end: str, tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     path = tmp_path / "notes.csv"
@@ -179,6 +179,14 @@ def test_a_quote_that_is_never_closed(end: str, tmp_path: Path) -> None:
         datasets.from_table(path, client="site", x="age")
     path.write_text(f'site,age,note\na,1,"see{end}"')
     assert datasets.from_table(path, client="site", x="age").num_examples == 1
+
+
+@pytest.mark.parametrize("last", ['""', '""""', '""""""', '"""a"', '6"', '"a"\n'])
+def test_a_quote_that_is_closed_at_the_end(last: str, tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    path = tmp_path / "notes.csv"
+    path.write_text(f'site,age,note\na,1,"see"\nb,2,{last}')
+    assert datasets.from_table(path, client="site", x="age").num_examples == 2
 
 
 def test_the_split_of_a_table_is_that_of_ids() -> None:

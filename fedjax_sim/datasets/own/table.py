@@ -236,9 +236,10 @@ def _csv_texts(path: Path) -> Any:
     )
     table = csv.read_csv(BufferReader(content), **given, convert_options=options)
     last = table[-1][-1].as_py() if table.num_rows else None
-    opened = f'"{last}'.replace('"', '""')[1:].encode()
-    if last and content[max(content.size - len(opened), 0) :].to_pybytes() == opened:  # Arrow takes all that follows
-        raise ValueError("a quote is opened and never closed")
+    if last is not None:
+        opened = (',"' + last.replace('"', '""')).encode()  # Arrow takes all that follows
+        if content[max(content.size - len(opened), 0) :].to_pybytes() == opened:
+            raise ValueError("a quote is opened and never closed")
     return table
 
 
