@@ -107,9 +107,10 @@ class Dp(Clipping):
         z = jnp.asarray(self.noise_multiplier).astype(jnp.result_type(float))
         if self.quantile is not None:  # z_Delta
             z = z / jnp.sqrt(1 - jnp.square(z / (2 * trees.as_dtype(self.count_noise, z))))
-        noise = _normal(jax.random.fold_in(cohort.key, _NOISE), got["delta"])
-        noisy = trees.add_scaled(got["delta"], z * bound.norm, noise)
-        new: Wrapped = Wrapper.update(self, server, {"delta": trees.scale(1 / expected, noisy)}, cohort)
+        delta = trees.wide(got["delta"])  # z C and 1 / m would be rounded to half precision
+        noise = _normal(jax.random.fold_in(cohort.key, _NOISE), delta)
+        average = trees.scale(1 / expected, trees.add_scaled(delta, z * bound.norm, noise))
+        new: Wrapped = Wrapper.update(self, server, {"delta": trees.of_types(average, got["delta"])}, cohort)
         norm = bound.norm
         if self.quantile is not None:
             within = got[WITHIN]

@@ -20,9 +20,18 @@ from fedjax_sim.core.descriptions import recipe
 from fedjax_sim.core.values import shown
 from fedjax_sim.datasets import construct
 from fedjax_sim.datasets.calls import MEANT_BY_CLIENTS, MEANT_BY_IDS, MEANT_BY_PARTITION, answers, arguments_of
-from fedjax_sim.datasets.federated import FederatedDataset, check_copy, held_out_parts, in_html, in_short, training_part
+from fedjax_sim.datasets.federated import (
+    FederatedDataset,
+    check_copy,
+    held_out_parts,
+    in_html,
+    in_short,
+    training_part,
+    whole,
+)
 from fedjax_sim.datasets.flat import int32, offsets_of, ranges
 from fedjax_sim.datasets.from_arrays import given_clients, given_ids, given_partition
+from fedjax_sim.datasets.placement import as_here
 from fedjax_sim.datasets.statistics import Statistics, label_table
 from fedjax_sim.datasets.validate import Given, checked_parts, type_alone
 
@@ -195,9 +204,10 @@ def on_host(dataset: FederatedDataset) -> HostDataset:
     if not isinstance(dataset, FederatedDataset):
         raise TypeError(f"on_host({shown(dataset)}): give a data set of fedjax_sim.datasets that is on the device")
     check_copy(dataset)
+    dataset = whole(dataset)
     weights = dataset.example_weights
     return HostDataset(
-        frame=frame_of(dataset),
+        frame=as_here(frame_of(dataset)),
         examples=jax.tree.map(np.asarray, dataset.examples),
         example_weights=None if weights is None else np.asarray(weights),
         validation=None if dataset.validation is None else on_host(dataset.validation),

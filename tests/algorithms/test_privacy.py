@@ -95,6 +95,16 @@ def test_lengths_are_computed_in_single_precision_at_least():
     assert jax.eval_shape(clip, v, 1.0)[0]["a"].dtype == jnp.bfloat16
 
 
+@pytest.mark.parametrize(("dtype", "tolerance"), [(jnp.float16, 2e-4), (jnp.bfloat16, 5e-4)])
+def test_changes_in_half_precision_are_bounded(dtype, tolerance):
+    """Each entry is rounded once; C / |v| = 6e-8 in float16 would make all of them twice as large, or 0."""
+    v = jnp.asarray(np.random.default_rng(0).uniform(-6e4, 6e4, 4000), dtype)
+    norms = np.array([0.1, 0.2, 30.0, 1000.0])  # entries of normal numbers
+    bounded, _ = jax.jit(jax.vmap(clip, (None, 0)))(v, norms)
+    lengths = np.linalg.norm(np.asarray(bounded, np.float64), axis=1)
+    np.testing.assert_allclose(lengths, norms, rtol=tolerance)
+
+
 @pytest.mark.slow
 def test_a_clipped_run_by_hand():
     """Several bounds at once; infinity changes nothing."""
@@ -201,6 +211,17 @@ def test_noise_in_low_precision_is_normal():
         assert abs(drawn.mean()) < 6e-3  # six standard errors
         assert abs(drawn.std() - 1) < 6e-3
         assert np.abs(drawn).max() > 4
+
+
+def test_noise_in_low_precision_is_z_c_over_the_expected_cohort():
+    """To 6 standard errors: z C = 1.0039 in bfloat16 is 1, and 1 / 300 less by 0.2 %."""
+    algorithm, count = fjs.dp(BASE, norm=1.0, noise_multiplier=1.0039), 10**6
+    server = algorithm.init(jnp.zeros(count, jnp.bfloat16), jnp.full(10, 0.1))
+    got = {"delta": jnp.zeros(count, jnp.bfloat16), WITHIN: jnp.asarray(2.0)}
+    update = jax.jit(lambda key: algorithm.model(algorithm.update(server, got, cohort_of(key, 3, 300.0))))
+    model = update(jax.random.key(5))
+    assert model.dtype == jnp.bfloat16
+    np.testing.assert_allclose(np.std(np.asarray(model, np.float64)), 1.0039 / 300, rtol=4.2e-3)
 
 
 def test_the_split_with_a_noisy_count():

@@ -137,6 +137,58 @@ def test_row_numbers_of_pandas_are_no_features(tmp_path: Path) -> None:
     assert datasets.from_table(tmp_path / "kept.csv", client="site", x=["age", "dose"]).num_clients == 2
 
 
+def test_texts_of_several_lines_in_a_large_csv_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines of a text that look like rows are none, wherever a block of the file ends."""
+    pytest.importorskip("pyarrow")
+    monkeypatch.setattr("fedjax_sim.datasets.own.table._LONGEST", 1 << 20)
+    path, note = tmp_path / "notes.csv", "see:" + "\nc,7,1,none" * 999
+    path.write_text("site,age,ill,note\n" + "".join(f'{"ba"[i % 2]},{i},0,"{note}"\n' for i in range(300)))
+    data = datasets.from_table(path, client="site", x="age", y="ill")
+    assert datasets.client_names(data) == ("a", "b")
+    np.testing.assert_array_equal(data.client(0)["x"], np.arange(1, 300, 2))
+    np.testing.assert_array_equal(data.client(1)["x"], np.arange(0, 300, 2))
+
+
+def test_columns_of_a_csv_file_that_are_not_asked_for(tmp_path: Path) -> None:
+    """They may have missing values, or numbers that nothing holds."""
+    pytest.importorskip("pyarrow")
+    path = tmp_path / "notes.csv"
+    path.write_text(f"site,age,note,serial\nb,40,,{10**30}\na,51,late,7\n")
+    assert datasets.from_table(path, client="site", x="age").client(0)["x"].tolist() == [51]
+    for column, message in (("note", "1 missing values, first in row 0"), ("serial", "integers beyond 64 bits")):
+        with pytest.raises(ValueError, match=f"the column '{column}' has {message}"):
+            datasets.from_table(path, client="site", x=["age", column])
+
+
+def test_rows_of_a_csv_file_may_be_long(tmp_path: Path) -> None:
+    """Arrow reads blocks of 1 MiB, and called a file empty whose first line is longer."""
+    pytest.importorskip("pyarrow")
+    path, name = tmp_path / "scans.csv", "voxel" * 2**18
+    path.write_text(f"site,{name},scan\nb,1,{'7' * 2**21}\na,2,{'8' * 2**21}\n")
+    np.testing.assert_array_equal(datasets.from_table(path, client="site", x=name).examples["x"], [2, 1])
+
+
+@pytest.mark.parametrize("end", ["", "\n", '""', "\nb,2,none\n", '\nb,2,""""'])
+def test_a_quote_that_is_never_closed(end: str, tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    path = tmp_path / "notes.csv"
+    path.write_text(f'site,age,note\na,1,"see{end}')
+    with pytest.raises(
+        ValueError, match=r"notes.csv is not a readable csv file \(.*a quote is opened and never closed"
+    ):
+        datasets.from_table(path, client="site", x="age")
+    path.write_text(f'site,age,note\na,1,"see{end}"')
+    assert datasets.from_table(path, client="site", x="age").num_examples == 1
+
+
+@pytest.mark.parametrize("last", ['""', '""""', '""""""', '"""a"', '6"', '"a"\n'])
+def test_a_quote_that_is_closed_at_the_end(last: str, tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    path = tmp_path / "notes.csv"
+    path.write_text(f'site,age,note\na,1,"see"\nb,2,{last}')
+    assert datasets.from_table(path, client="site", x="age").num_examples == 2
+
+
 def test_the_split_of_a_table_is_that_of_ids() -> None:
     ids = np.array(["b", "a", "c", "a", "b", "b", "a", "b", "b", "a"])
     x = np.arange(10.0)

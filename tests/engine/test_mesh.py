@@ -327,6 +327,18 @@ def test_with_data_on_the_host(data):
         run(algorithm, host, MESH(3, data="sharded"))
 
 
+@pytest.mark.parametrize("where", ["replicated", "sharded"])
+def test_data_on_the_host_forget_where_they_lay(where, weighted):
+    """A run on another number of devices had arrays on both, and one of ``on_device()`` rows that no device shares."""
+    layout = MESH(8, data=where)
+    host = fjs.datasets.on_host(layout.placed(weighted))
+    back = host.on_device()
+    for found, expected in ((back, weighted), (back.test, weighted.test)):
+        assert jax.tree.structure(found) == jax.tree.structure(expected)  # with the placement, None
+        jax.tree.map(np.testing.assert_array_equal, found, expected)
+    assert {len(leaf.sharding.device_set) for leaf in jax.tree.leaves((host.frame, host.test.frame, back))} == {1}
+
+
 @pytest.mark.slow
 def test_what_is_evaluated_from_the_host():
     """A task with a number of its own, and models that clients keep: examples come to one device."""

@@ -22,6 +22,7 @@ from fedjax_sim.datasets.reading.archives import CHUNK, open_bounded
 from fedjax_sim.datasets.validate import check_room, checked_owner
 
 _MAX_BYTES = 2**33  # of a file's columns once they are arrays
+_LONGEST = 1 << 24  # bytes of a row of a csv file
 _INDEX = re.compile("__index_level_[0-9]+__")  # what pandas calls an index without a name in parquet and Arrow
 
 
@@ -71,7 +72,8 @@ def from_table(
       [[40.0, 0.5], [62.0, 1.5]]
     """
     encode = [encode] if isinstance(encode, str) else encode
-    table, names = _named(table, [client, *encode])
+    from_csv = isinstance(table, (str, os.PathLike)) and ".csv" in Path(table).suffixes
+    table, names = _named(table)
     features = [x] if isinstance(x, str) else list(names if x is None else x)
     if x is None:
         # In an Arrow table that was made of a data frame pandas has noted what was its index.
@@ -95,7 +97,10 @@ def from_table(
         )
     if not features:
         raise ValueError("from_table: there are no features: name one column or more with x=")
-    columns = {text: _column(text, column_of(table, names[text])) for text in [*used, *features]}
+    columns = {}
+    for text in [*used, *features]:
+        column = column_of(table, names[text])
+        columns[text] = _column(text, _of_texts(text, column, text in (client, *encode)) if from_csv else column)
     lengths = {name: column.shape[0] for name, column in columns.items()}
     if len(set(lengths.values())) > 1:
         raise ValueError(f"from_table: the columns have different lengths: {lengths}; one row for each example in all")
@@ -159,10 +164,10 @@ def _codes(column: np.ndarray) -> np.ndarray:
     return codes
 
 
-def _named(table: Any, written: Collection[str] = ()) -> tuple[Any, dict[str, Any]]:
-    """A table, read if it is a file (``written`` as in _of_texts), and the names of its columns."""
+def _named(table: Any) -> tuple[Any, dict[str, Any]]:
+    """A table, read if it is a file, and the names of its columns."""
     if isinstance(table, (str, os.PathLike)):
-        table = _read(Path(table), frozenset(written))
+        table = _read(Path(table))
     names = names_of("from_table", table)
     if names is None:
         first = ": .collect() it first, or" if hasattr(table, "collect") else ":"
@@ -173,7 +178,7 @@ def _named(table: Any, written: Collection[str] = ()) -> tuple[Any, dict[str, An
     return table, names
 
 
-def _read(path: Path, written: frozenset[str]) -> Any:
+def _read(path: Path) -> Any:
     csv = ".csv" in path.suffixes
     if not csv and not {".parquet", ".pq"} & set(path.suffixes):
         raise ValueError(f"from_table: {path} ends in neither .csv nor .parquet: read it yourself and give the table")
@@ -199,10 +204,8 @@ def _read(path: Path, written: frozenset[str]) -> Any:
                 )
             table = parquet.read_table(path)
         table.validate(full=True)
-        names = table.column_names  # those and the texts are looked at here, where what is no UTF-8 is the file's error
-    if not csv or len(set(names)) < len(names):
-        return table
-    return {name: _of_texts(name, table[name], name in written) for name in names}
+        table.column_names  # noqa: B018  # looked at here, as texts are, where what is no UTF-8 is the file's error
+    return table
 
 
 def _csv_texts(path: Path) -> Any:
@@ -218,11 +221,22 @@ def _csv_texts(path: Path) -> Any:
         while block := stream.read(CHUNK):
             unpacked.write(block)
     content = unpacked.getvalue()
-    names = csv.open_csv(BufferReader(content)).schema.names
+    # A text may go over several lines. Without this Arrow begins a block of the file in the middle of one.
+    given = {
+        "read_options": csv.ReadOptions(block_size=_LONGEST),
+        "parse_options": csv.ParseOptions(newlines_in_values=True),
+    }
+    names = csv.open_csv(BufferReader(content), **given).schema.names
     options = csv.ConvertOptions(
         column_types=dict.fromkeys(names, string()), strings_can_be_null=True, quoted_strings_can_be_null=False
     )
-    return csv.read_csv(BufferReader(content), convert_options=options)
+    table = csv.read_csv(BufferReader(content), **given, convert_options=options)
+    last = table[-1][-1].as_py() if table.num_rows else None
+    if last is not None:
+        opened = (',"' + last.replace('"', '""')).encode()  # Arrow takes all that follows
+        if content[max(content.size - len(opened), 0) :].to_pybytes() == opened:
+            raise ValueError("a quote is opened and never closed")
+    return table
 
 
 def _of_texts(name: str, column: Any, written: bool) -> Any:
