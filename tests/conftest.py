@@ -9,6 +9,7 @@ import gc
 import importlib.metadata
 import os
 import shutil
+import signal
 import tempfile
 import zlib
 
@@ -30,6 +31,7 @@ os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
 os.environ["FEDJAX_SIM_CACHE"] = tempfile.mkdtemp(prefix="fedjax_sim-tests-")
 
 from collections.abc import Iterator
+from typing import Any
 
 import hypothesis
 import jax
@@ -53,6 +55,25 @@ def x64() -> Iterator[None]:
     """Runs the test in double precision."""
     with double_precision():
         yield
+
+
+@pytest.fixture
+def pyplot() -> Iterator[Any]:
+    """matplotlib's, without which the test is skipped; its figures are closed in the end."""
+    plt = pytest.importorskip("matplotlib.pyplot")
+    yield plt
+    plt.close("all")
+
+
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    """The handlers of signals that Python starts with, whatever runs the tests."""
+    old = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    yield
+    for number, handler in old.items():
+        signal.signal(number, handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

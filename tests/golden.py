@@ -5,7 +5,7 @@ import numpy as np
 import fedjax_sim as fjs
 from tests import reference_methods as methods
 from tests.algorithms import test_golden
-from tests.algorithms.test_golden import CLIENT_RATES, assert_equal
+from tests.algorithms.test_golden import assert_equal
 
 COHORTS = np.vstack([test_golden.COHORTS, [[0, 1, 3, 4], [2, -1, 5, 0], [3, 1, 4, 2]]])
 TAU = np.vstack([test_golden.TAU, [[2, 1, 3, 0, 2, 1], [1, 2, 3, 4, 5, 6], [3, 1, 0, 5, 2, 2]]])
@@ -17,14 +17,6 @@ SERVER_RATES = np.array([1.0, 0.7, 1.0, 1.0, 1.4, 0.8, 1.2, 1.0])
 
 def by_round(t, i):
     return ROUND_RATES[t]
-
-
-def by_client(t, i):
-    return CLIENT_RATES[i]
-
-
-def over_clients():
-    return fjs.rates.over_clients(CLIENT_RATES)
 
 
 def setting(problem, *, scale=1.0, eta=by_round, **more):

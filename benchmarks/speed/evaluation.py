@@ -36,8 +36,9 @@ import numpy as np
 import optax
 from jax import lax
 
+from benchmarks.speed import turns
 from benchmarks.speed.limit import Subject
-from benchmarks.speed.machine import bytes_per_second, gemm_flops, product_seconds, products, seconds_of
+from benchmarks.speed.machine import bytes_per_second, gemm_flops, product_seconds, products
 from benchmarks.speed.workloads import NAMES, Workload, make
 from fedjax_sim.core.files import write_atomically
 from fedjax_sim.models.passes import _rows_at_once, example_owners, passed
@@ -135,20 +136,13 @@ def measure(name: str, repeats: int, fraction: float, peak: float, memory: float
         programs["PyTorch"] = in_torch(work)
         loss, accuracy = programs["PyTorch"]()
         np.testing.assert_allclose([loss, accuracy], [found["now"][key] for key in ("loss", "accuracy")], rtol=1e-4)
-    taken: dict[str, list[float]] = {which: [] for which in programs}
-    for _ in range(repeats):
-        for which, run in programs.items():
-            taken[which].append(1e3 * seconds_of(run, 1))
+    taken = turns.in_turns(programs, repeats)
     rows = _rows_at_once(subject.task, subject.params, subject.data.examples, n)
     block = jax.tree.map(lambda leaf: leaf[:rows], subject.data.examples)
     multiplied = products(subject.task.outputs, subject.params, block)
     alone = sum(count * product_seconds(product, repeats) for product, count in multiplied.items()) * n / rows
     flops = sum(count * product.flops() for product, count in multiplied.items()) * n / rows
     read = sum(leaf.nbytes for leaf in jax.tree.leaves(subject.data.examples))
-
-    def ratio(a: str, b: str) -> float:
-        return statistics.median(x / y for x, y in zip(taken[a], taken[b], strict=True))
-
     return {
         "examples": n,
         "rows_at_once": rows,
@@ -157,9 +151,9 @@ def measure(name: str, repeats: int, fraction: float, peak: float, memory: float
         "floor_ms": 1e3 * max(flops / peak, read / memory),
         "products_ms": 1e3 * alone,
         **{f"{which}_ms": statistics.median(times) for which, times in taken.items()},
-        "now_over_plain": ratio("now", "plain"),
-        "one_over_two": ratio("one", "two"),
-        **({"now_over_PyTorch": ratio("now", "PyTorch")} if "PyTorch" in taken else {}),
+        "now_over_plain": turns.ratio(taken["now"], taken["plain"]),
+        "one_over_two": turns.ratio(taken["one"], taken["two"]),
+        **({"now_over_PyTorch": turns.ratio(taken["now"], taken["PyTorch"])} if "PyTorch" in taken else {}),
     }
 
 

@@ -43,6 +43,7 @@ import numpy as np
 from jax import lax
 
 import fedjax_sim as fjs
+from benchmarks.speed import turns
 from benchmarks.speed.machine import bytes_per_second, gemm_flops, product_seconds, products, seconds_of
 from benchmarks.speed.workloads import BATCH, NAMES, RATE, Workload, make
 from fedjax_sim.clients.systems.flops import gradient_flops
@@ -260,23 +261,18 @@ def measure(name: str, rounds: int, repeats: int, fraction: float, peak: float, 
     trained = {which: program.run() for which, program in programs.items() if which != "shuffled"}
     check_agreement(trained, _OF_CONVOLUTIONS if subject.work.start[0][0].ndim == 4 else _TOLERANCE)
     programs["shuffled"].run()
-    taken: dict[str, list[float]] = {which: [] for which in programs}
-    for _ in range(repeats):
-        for which, program in programs.items():
-            taken[which].append(1e3 * seconds_of(program.run, 1) / rounds)
+    taken = turns.in_turns({which: program.run for which, program in programs.items()}, repeats, rounds)
     useful, computed = programs["ours"].steps or (0.0, 0.0)
     evaluation = 1e3 * seconds_of(lambda: mean_values(subject.task, subject.params, subject.data), min(repeats, 3))
     result = floors(subject, useful, peak, memory, repeats)
     measured = {f"{which} ms": statistics.median(times) for which, times in taken.items()}
-    over_hand = statistics.median(a / b for a, b in zip(taken["ours"], taken["hand-written"], strict=True))
-    over_stored = statistics.median(a / b for a, b in zip(taken["shuffled"], taken["ours"], strict=True))
     return {
         **result,
         **measured,
         "fraction_of_floor": result["floor_ms"] / measured["ours ms"],
         "fraction_of_products": result["products_ms"] / measured["ours ms"],
-        "times_hand_written": over_hand,
-        "shuffled_over_stored": over_stored,
+        "times_hand_written": turns.ratio(taken["ours"], taken["hand-written"]),
+        "shuffled_over_stored": turns.ratio(taken["shuffled"], taken["ours"]),
         "useful_steps": useful,
         "computed_steps": computed,
         "evaluation_ms": evaluation,

@@ -1,6 +1,6 @@
 """Local training of the Shakespeare LSTM: our program against a plain PyTorch loop.
 
-    python benchmarks/speed/recurrent.py [--steps 20] [--repeats 7] [--batches 10 50] [--out results/recurrent.json]
+    python -m benchmarks.speed.recurrent [--steps 20] [--repeats 7] [--batches 10 50] [--out results/recurrent.json]
 
 The model is LEAF's and FedProx's: 80 characters, embedding 8, two LSTM layers of 100, next character from a window of
 80. A round: four clients of 5 steps each (--steps in all), batches in stored order, SGD 0.8 (FedProx's rate), FedAvg.
@@ -19,18 +19,14 @@ turns inside every repeat; what is reported are medians over repeats and the med
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import os
 import pathlib
-import platform
-import statistics
 import time
 from collections.abc import Callable
 from typing import Any
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-os.environ.setdefault("FEDJAX_SIM_CACHE", "off")  # what is compiled is measured
 
 import flax.linen as nn
 import jax
@@ -39,6 +35,8 @@ import numpy as np
 from jax import lax
 
 import fedjax_sim as fjs
+from benchmarks.speed import turns
+from fedjax_sim.core.files import write_atomically
 from fedjax_sim.engine.checks import resolve
 from fedjax_sim.engine.plan import Plan
 from fedjax_sim.engine.rounds import init_state, run_round
@@ -194,49 +192,29 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.steps % CLIENTS:
         parser.error(f"--steps must be a multiple of the {CLIENTS} clients")
-    report: dict[str, object] = {
-        "date": datetime.date.today().isoformat(),
-        "machine": f"{os.cpu_count()} x {platform.processor() or platform.machine()}",
-        "jax": jax.__version__,
-    }
+    report: dict[str, Any] = turns.machine()
     for batch in arguments.batches:
         report[f"batch {batch}"] = measure(Workload(batch, arguments.steps), arguments)
     if arguments.out:
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        arguments.out.write_text(json.dumps(report, indent=1))
+        write_atomically(arguments.out, json.dumps(report, indent=1).encode())
 
 
-def measure(work: Workload, arguments: argparse.Namespace) -> dict[str, object]:
+def measure(work: Workload, arguments: argparse.Namespace) -> dict[str, turns.Row]:
     """One batch size, all variants in turn."""
     runs = {
         "ours": ours(work, fjs.models.CharLSTM(ALPHABET, EMBEDDING, HIDDEN, LAYERS)),
         "plain scan": ours(work, PlainCharLSTM()),
         "torch loop": torch_loop(work),
     }
-    first: dict[str, float] = {}
-    finals: dict[str, Params] = {}
-    for variant, run in runs.items():
-        started = time.perf_counter()
-        finals[variant] = run()
-        first[variant] = time.perf_counter() - started
+    finals, first = turns.first_calls(runs)
     for variant, final in finals.items():
         apart = jax.tree.map(lambda a, b: float(np.max(np.abs(a - b))), finals["ours"], final)
         if max(jax.tree.leaves(apart)) > 1e-4:
             raise SystemExit(f"the models of ours and {variant} differ, nothing to compare: {apart}")
-    times: dict[str, list[float]] = {variant: [] for variant in runs}
-    for _ in range(arguments.repeats):
-        for variant, run in runs.items():
-            started = time.perf_counter()
-            run()
-            times[variant].append((time.perf_counter() - started) / arguments.steps * 1e3)
-    print(f"\nbatch {work.batch}, {arguments.steps} steps a round")
-    print(f"{'variant':12} {'ms a step':>10} {'min':>8} {'x ours':>8} {'first call s':>13}")
-    rows: dict[str, object] = {}
-    for variant in runs:
-        ratio = statistics.median(t / o for t, o in zip(times[variant], times["ours"], strict=True))
-        median, least = statistics.median(times[variant]), min(times[variant])
-        rows[variant] = {"ms": median, "min_ms": least, "ratio_to_ours": ratio, "first_call_s": first[variant]}
-        print(f"{variant:12} {median:10.2f} {least:8.2f} {ratio:8.2f} {first[variant]:13.2f}", flush=True)
+    rows = turns.beside_ours(turns.in_turns(runs, arguments.repeats, arguments.steps))
+    for variant, row in rows.items():
+        row["first_call_s"] = first[variant]
+    turns.show(f"batch {work.batch}, {arguments.steps} steps a round", "step", rows, {"first call s": "first_call_s"})
     return rows
 
 

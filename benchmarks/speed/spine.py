@@ -22,12 +22,9 @@ time is printed. Compilation time and peak memory come from a fresh process for 
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import os
 import pathlib
-import platform
-import statistics
 import subprocess
 import sys
 import time
@@ -40,12 +37,14 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedjax_sim as fjs
+from benchmarks.speed import turns
 from benchmarks.speed.peers import naive_jax, ours, torch_loop
 from benchmarks.speed.peers.child import peak_memory
 from benchmarks.speed.peers.contract import Rounds
 from benchmarks.speed.peers.naive_jax import local_sgd, padded
 from benchmarks.speed.workloads import BATCH, RATE, Weights, Workload
 from benchmarks.speed.workloads import make as make_workload
+from fedjax_sim.core.files import write_atomically
 
 VARIANTS = ("ours", "ours shuffled", "ours lanes", "ours stacked", "vmap", "jit loop", "torch loop")
 
@@ -135,18 +134,13 @@ def main() -> None:
     if arguments.alone:
         print(json.dumps(measure_alone(*arguments.alone, arguments.rounds)))
         return
-    report: dict[str, object] = {
-        "date": datetime.date.today().isoformat(),
-        "machine": f"{os.cpu_count()} x {platform.processor() or platform.machine()}",
-        "jax": jax.__version__,
-    }
+    report: dict[str, object] = turns.machine()
     for name in arguments.workloads:
         report[name] = run_workload(name, arguments)
     report["480 MB data set"] = large = compile_large()
     print(f"\ncompiling ten rounds over {large['data_mb']:.0f} MB of data: {large['compile_s']:.2f} s")
     if arguments.out:
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        arguments.out.write_text(json.dumps(report, indent=1))
+        write_atomically(arguments.out, json.dumps(report, indent=1).encode())
 
 
 def run_workload(name: str, arguments: argparse.Namespace) -> dict[str, object]:
@@ -157,30 +151,16 @@ def run_workload(name: str, arguments: argparse.Namespace) -> dict[str, object]:
     same = [value for variant, value in losses.items() if variant != "ours shuffled"]  # another order of the batches
     if max(same) - min(same) > 1e-4:
         raise SystemExit(f"final losses differ, nothing to compare: {losses}")
-    times: dict[str, list[float]] = {variant: [] for variant in runs}
-    for _ in range(arguments.repeats):
-        for variant, run in runs.items():
-            started = time.perf_counter()
-            run()
-            times[variant].append((time.perf_counter() - started) / arguments.rounds * 1e3)
-    print(f"\n{name}: {work.steps():.0f} steps a round, final loss {same[0]:.4f}")
-    print(f"{'variant':14} {'ms a round':>10} {'min':>8} {'x ours':>8} {'first call s':>13} {'peak MB':>9}")
-    rows: dict[str, object] = {"steps": work.steps(), "losses": losses}
-    for variant in runs:
-        ratio = statistics.median(t / o for t, o in zip(times[variant], times[arguments.variants[0]], strict=True))
+    rows = turns.beside_ours(turns.in_turns(runs, arguments.repeats, arguments.rounds))
+    for variant, row in rows.items():
         child = subprocess.run(
             [sys.executable, "-m", __spec__.name, "--alone", variant, name, "--rounds", str(arguments.rounds)],
             capture_output=True, text=True, check=True,
         )  # fmt: skip
-        alone = json.loads(child.stdout.splitlines()[-1])
-        median = statistics.median(times[variant])
-        rows[variant] = {"ms": median, "min_ms": min(times[variant]), "ratio_to_ours": ratio, **alone}
-        print(
-            f"{variant:14} {median:10.2f} {min(times[variant]):8.2f} {ratio:8.2f} "
-            f"{alone['first_minus_second_s']:13.2f} {alone['peak_mb']:9.0f}",
-            flush=True,
-        )
-    return rows
+        row |= json.loads(child.stdout.splitlines()[-1])
+    title = f"{name}: {work.steps():.0f} steps a round, final loss {same[0]:.4f}"
+    turns.show(title, "round", rows, {"first call s": "first_minus_second_s", "peak MB": "peak_mb"})
+    return {"steps": work.steps(), "losses": losses, **rows}
 
 
 if __name__ == "__main__":

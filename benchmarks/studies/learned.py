@@ -32,6 +32,7 @@ import optax
 import fedjax_sim as fjs
 from benchmarks.studies.command import RESULTS, Study, at_points
 from fedjax_sim.core.files import write_atomically
+from fedjax_sim.reporting.table import half_width
 
 SIZES: dict[str, dict[str, Any]] = {
     "smoke": {
@@ -183,11 +184,8 @@ def _last(name: str) -> Callable[[Any], jax.Array]:
 
 def interval(values: Any) -> tuple[float, float]:
     """The mean, and half the 95 % interval of it by Student's t."""
-    from scipy.stats import t
-
     values = np.asarray(values)
-    half = t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / len(values) ** 0.5
-    return float(values.mean()), float(half)
+    return float(values.mean()), float(half_width(values))
 
 
 def lines(result: dict[str, Any]) -> list[str]:

@@ -30,6 +30,7 @@ import numpy as np
 
 import fedjax_sim as fjs
 from benchmarks.studies.command import Study
+from fedjax_sim.reporting.table import half_width
 
 SIZES: dict[str, dict[str, Any]] = {
     "smoke": {"rounds": 2, "rates": (0.1,), "chosen": (10, 11), "seeds": (0, 1), "problems": ("targets",)},
@@ -162,13 +163,6 @@ def _ended(
     )  # fmt: skip
 
 
-def half_width(values: list[float]) -> float:
-    """Of Student's 95 % interval of a mean."""
-    from scipy.stats import t
-
-    return float(t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / np.sqrt(len(values)))
-
-
 def lines(result: dict[str, Any]) -> list[str]:
     """A markdown table a problem."""
     said = []
@@ -180,7 +174,7 @@ def lines(result: dict[str, Any]) -> list[str]:
             "|---|---:|---:|---:|---:|---:|",
         ]
         for method, row in sorted(about["rows"].items(), key=lambda item: -np.mean(item[1]["accuracy"])):
-            mean, spread = 100 * np.mean(row["accuracy"]), 100 * half_width(row["accuracy"])
+            mean, spread = 100 * np.mean(row["accuracy"]), 100 * half_width(np.array(row["accuracy"]))
             lost = 100 * np.mean(np.array(row["clients"]) < beside)
             own = "–" if row["value"] is None else f"{row['value']:g}"
             said.append(
@@ -207,7 +201,7 @@ def plot(result: dict[str, Any]) -> Any:
             values = 100 * np.array(about["rows"][name]["accuracy"])
             first = name in ("FedAvg", TUNED)
             ax.errorbar(
-                values.mean(), place, xerr=half_width(values.tolist()), fmt="o", markersize=4, capsize=2,
+                values.mean(), place, xerr=half_width(values), fmt="o", markersize=4, capsize=2,
                 color=COLOURS[1] if first else COLOURS[0],
             )  # fmt: skip
         ax.axvline(100 * np.mean(about["rows"][TUNED]["accuracy"]), color="0.8", linewidth=1, zorder=0)

@@ -91,8 +91,8 @@ def count(*, low: int = 1, high: int | None = None, **kwargs: Any) -> Any:
 
 
 def flag(**kwargs: Any) -> Any:
-    """Structure: True or False."""
-    return static(check_flag, **kwargs)
+    """Structure: True or False; None too if that is the default."""
+    return static(_optional(check_flag, kwargs), **kwargs)
 
 
 def choice(known: Collection[str], **kwargs: Any) -> Any:

@@ -18,8 +18,7 @@ from fedjax_sim.clients.systems.base import Cost, Visit, close_exchange
 from fedjax_sim.clients.systems.devices import Devices
 from fedjax_sim.core import trees
 from fedjax_sim.core.descriptions import factory
-from fedjax_sim.core.fields import count, flag, leaf, real, static
-from fedjax_sim.core.values import check_flag
+from fedjax_sim.core.fields import count, flag, leaf, real
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.diagnostics import measures, streams
 from fedjax_sim.diagnostics.base import Diagnostic, RoundView
@@ -114,11 +113,6 @@ class Drift(_OfNorms):
         return {"drift_mean": _mean(view.drift, view), "drift_max": jnp.max(view.drift)}
 
 
-def _check_normalised(what: str, value: Any) -> None:
-    if value is not None:
-        check_flag(what, value)
-
-
 class Surrogate(_OfCohort):
     """The objective sum w_i F_i that unequal local work really minimises, beside the one that was meant.
 
@@ -139,7 +133,7 @@ class Surrogate(_OfCohort):
     Reference: Wang et al. 2020, FedNova, eqs 6-10 and Theorem 2.
     """
 
-    normalised: bool | None = static(_check_normalised, default=None)
+    normalised: bool | None = flag(default=None)
 
     reads = True
     observes = frozenset({"accumulation"})
@@ -296,14 +290,9 @@ class ClientLosses(Diagnostic):
       worst: the share of the clients that are the worst, in (0, 1].
     """
 
-    worst: float = real(low=0.0, high=1.0, structure=True, default=0.1)
+    worst: float = real(above=0.0, high=1.0, structure=True, default=0.1)
 
     records = tuple(f"client_{what}_{name}" for what in ("loss", "accuracy") for name in _FAIRNESS)
-
-    def checked(self) -> ClientLosses:
-        if self.worst == 0:
-            raise ValueError("client_losses(worst=...) is 0: it must be in (0, 1], a share of the clients")
-        return super().checked()
 
     def measure(self, view: RoundView) -> dict[str, jax.Array]:
         values = client_values(view.task, view.dataset, view.after)

@@ -159,8 +159,8 @@ def test_every_without_a_directory_is_refused():
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("pyplot")
 def test_figures_hold_what_a_stopped_seed_had():
-    plt = pytest.importorskip("matplotlib.pyplot")
     history = run(
         fedavg(), rounds=30, cohort=fjs.cohort.uniform(3), seeds=range(4), stop=fjs.stopping.converged(2e-3),
         system=systems.devices(seconds_per_step=1.0),
@@ -170,4 +170,3 @@ def test_figures_hold_what_a_stopped_seed_had():
     np.testing.assert_allclose(duration, 2.0)  # two steps a round, also in the mean with those that stopped
     last = history.plot("loss", against="virtual_time").get_lines()[0].get_xdata()[-1]
     assert last == history.virtual_time[:, -1].max()
-    plt.close("all")

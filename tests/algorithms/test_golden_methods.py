@@ -17,7 +17,7 @@ from tests import golden, reference
 from tests import reference_memory as memory
 from tests import reference_methods as methods
 from tests import reference_server as servers
-from tests.algorithms.test_golden import KEY, PROBLEMS, assert_equal, drawn, follow, run
+from tests.algorithms.test_golden import KEY, PROBLEMS, assert_equal, by_client, drawn, follow, over_clients, run
 from tests.golden import COHORTS, FULL, FULL_TAU, TAU, both, check, setting
 
 slow = pytest.mark.slow
@@ -161,8 +161,8 @@ def test_fednova_of_unequal_step_sizes(x64):
     # the step is sum w_i eta_i s_i (or eta_i tau_i) times sum w_i Delta_i / (eta_i s_i)
     problem = PROBLEMS["quadratic"]()
     for tau_eff in ("slope", "steps"):
-        expected = methods.FedNova(setting(problem, eta=golden.by_client, rho=0.5), tau_eff=tau_eff)
-        check(problem, fjs.fednova(tau_eff=tau_eff, **both(rate=golden.over_clients(), rho=0.5)), expected)
+        expected = methods.FedNova(setting(problem, eta=by_client, rho=0.5), tau_eff=tau_eff)
+        check(problem, fjs.fednova(tau_eff=tau_eff, **both(rate=over_clients(), rho=0.5)), expected)
 
 
 class AdamNova(methods.FedNova):

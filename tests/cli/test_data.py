@@ -2,7 +2,6 @@
 
 import functools
 import json
-import subprocess
 import sys
 
 import pytest
@@ -13,6 +12,7 @@ from fedjax_sim.cli import list_names as names
 from fedjax_sim.cli import main as cli
 from fedjax_sim.core.descriptions import registered_factory
 from fedjax_sim.datasets.sources.record import sources
+from tests.processes import printed
 
 OWN = {"from_directory", "from_leaf", "from_table"}
 DERIVED = {"flip_labels", "from_tfds", "on_host", "random_labels", "with_validation"} | OWN  # made of other data
@@ -272,6 +272,4 @@ def test_without_jax_it_is_said_where_data_would_be(nothing, tmp_path, monkeypat
 
 @pytest.mark.slow
 def test_the_probe_finds_this_jax():
-    done = subprocess.run([sys.executable, "-c", doctor._PROBE], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["computes"]
+    assert json.loads(printed("-c", doctor._PROBE))["computes"]

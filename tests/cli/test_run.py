@@ -22,6 +22,7 @@ from fedjax_sim.cli import run as command
 from fedjax_sim.core.files import Lock
 from fedjax_sim.run.configuration import read
 from tests.killing import without_permission
+from tests.processes import environment, printed
 from tests.run.test_configuration import SMALL
 
 
@@ -277,10 +278,6 @@ def test_without_a_cache_none_is_used(monkeypatch):
 # Processes of their own
 
 
-def environment(**more):
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **more}
-
-
 COUNTING = """
 import sys
 import jax
@@ -328,12 +325,8 @@ def test_the_second_run_compiles_nothing(tmp_path):
 @pytest.mark.slow
 def test_a_result_is_verified_in_its_own_precision(folder):
     fjs.simulate(**read("small.toml")).save("single.npz")
-    done = subprocess.run(
-        [sys.executable, "-m", "fedjax_sim.cli", "verify", "single.npz"], capture_output=True, text=True, check=False,
-        env=environment(JAX_ENABLE_X64="1", FEDJAX_SIM_CACHE="off"),
-    )  # fmt: skip
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "verified (to the last bit)" in done.stdout
+    said = printed("-m", "fedjax_sim.cli", "verify", "single.npz", JAX_ENABLE_X64="1", FEDJAX_SIM_CACHE="off")
+    assert "verified (to the last bit)" in said
 
 
 def several(folder, name, *more):

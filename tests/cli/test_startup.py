@@ -1,7 +1,6 @@
 """What the command line does before anything is computed: quick, complete, and without heavy imports."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from fedjax_sim.cli import list_names as names
 from fedjax_sim.cli import main as cli
 from fedjax_sim.cli import options
 from fedjax_sim.core.descriptions import all_registered, registered_factory
+from tests.processes import environment, printed
 
 HEAVY = ["jax", "jaxlib", "flax", "optax", "chex", "numpy", "matplotlib", "rich"]
 LIGHT = [
@@ -45,12 +45,7 @@ print(json.dumps({"said": said, "heavy": heavy}))
 def test_help_version_lists_and_completion_import_nothing_heavy():
     pytest.importorskip("shtab")
     calls = [*LIGHT, ["--print-completion", "bash"]]
-    done = subprocess.run(
-        [sys.executable, "-c", CALLS, json.dumps(calls), json.dumps(HEAVY)], capture_output=True, text=True,
-        check=False, env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    answer = json.loads(done.stdout)
+    answer = json.loads(printed("-c", CALLS, json.dumps(calls), json.dumps(HEAVY)))
     assert answer["heavy"] == []
     said = answer["said"]
     assert all(said.values()), said
@@ -122,9 +117,8 @@ def test_a_reader_that_goes_away_is_no_error():
     if bash is None:
         pytest.skip("needs bash")
     done = subprocess.run(
-        [bash, "-c", f"set -o pipefail; {command}"], capture_output=True, text=True, check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-    )  # fmt: skip
+        [bash, "-c", f"set -o pipefail; {command}"], env=environment(), capture_output=True, text=True, check=False
+    )
     assert done.stdout.startswith("adaptively_clipped")
     assert done.returncode in (0, 128 + 13)
     assert done.stderr == ""

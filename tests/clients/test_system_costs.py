@@ -269,9 +269,8 @@ def test_comparison_against_time(tmp_path):
     assert [line.get_xdata()[-1] for line in losses.get_lines()] == [120, 40]
 
 
+@pytest.mark.usefixtures("pyplot")
 def test_curves_against_time():
-    from matplotlib import pyplot
-
     kept = history([[1, 2, 3, 4], [10, 10, 10, 10]], [[9.0, 5.0, 1.0], [9.0, 8.0, 7.0]])
     axis, values = on_one_axis(kept.virtual_time, kept["loss"], np.zeros(2, bool))
     np.testing.assert_array_equal(axis, [0, 3, 10])  # until the first seed ends
@@ -290,4 +289,3 @@ def test_curves_against_time():
     assert len(ax.get_lines()[1].get_xdata()) == 1  # the seed that diverged ends where it did
     assert kept.plot("loss", against="bytes").get_xlabel() == "communication (bytes)"
     assert kept.plot("loss").get_lines()[0].get_drawstyle() == "default"
-    pyplot.close("all")

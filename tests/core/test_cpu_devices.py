@@ -2,14 +2,13 @@
 
 import json
 import os
-import subprocess
-import sys
 
 import jax
 import pytest
 
 import fedjax_sim as fjs
 from fedjax_sim.core import devices
+from tests.processes import printed
 
 PROGRAM = """
 import json, os
@@ -27,12 +26,7 @@ except RuntimeError as error:
 
 @pytest.mark.slow
 def test_before_and_after_jax_starts(monkeypatch):
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False,
-        env={**os.environ, "NPROC": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    first, second, third, present, threads, error = json.loads(done.stdout)
+    first, second, third, present, threads, error = json.loads(printed("-c", PROGRAM, NPROC="1"))
     assert first == second == third == [3, 1]
     assert (present, threads) == (3, "1")
     assert "use_cpu_devices(2)" in error

@@ -19,6 +19,7 @@ from fedjax_sim.algorithms.fedavg import FedAvg
 from fedjax_sim.core import programs
 from fedjax_sim.core.files import shrink
 from fedjax_sim.core.programs import keep_programs
+from tests.processes import environment
 
 SETTINGS = (
     "jax_compilation_cache_dir", "jax_enable_compilation_cache", "jax_persistent_cache_min_compile_time_secs",
@@ -338,12 +339,11 @@ print(*found, history["loss"].tobytes().hex())
 )
 def test_processes_share_what_they_compile(program, at_once, tmp_path):
     """One or two at once, then another, which compiles nothing: the same to the last bit, and nobody speaks."""
-    paths = os.pathsep.join(filter(None, sys.path))
-    environment = {**os.environ, "PYTHONPATH": paths, "FEDJAX_SIM_CACHE": str(tmp_path / "cache")}
-    environment.pop("JAX_COMPILATION_CACHE_DIR", None)
+    variables = environment(FEDJAX_SIM_CACHE=str(tmp_path / "cache"))
+    variables.pop("JAX_COMPILATION_CACHE_DIR", None)
 
     def begun():
-        return subprocess.Popen([sys.executable, "-W", "error", "-c", COUNTED + program], env=environment, text=True,
+        return subprocess.Popen([sys.executable, "-W", "error", "-c", COUNTED + program], env=variables, text=True,
                                 stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
 
     def ended(process):

@@ -2,9 +2,7 @@
 
 import gzip
 import io
-import json
 import lzma
-import struct
 import tarfile
 import tracemalloc
 from collections.abc import Callable
@@ -18,17 +16,11 @@ from fedjax_sim import datasets
 from fedjax_sim.core.descriptions import build, describe, opaque_parts
 from fedjax_sim.datasets.reading.archives import read_members
 from fedjax_sim.datasets.sources.image_files import MNIST
-from tests.datasets.stored import REAL, needs
+from tests.datasets.stored import REAL, check_rebuilt, idx, needs
 
 
-def idx(array: np.ndarray) -> bytes:
-    code = {"u1": 0x08, "i4": 0x0C}[array.dtype.str[1:]]
-    header = struct.pack(">BBBB", 0, 0, code, array.ndim) + struct.pack(f">{array.ndim}I", *array.shape)
-    return gzip.compress(header + array.astype(array.dtype.newbyteorder(">")).tobytes(), 1, mtime=0)
-
-
-def again(data: datasets.FederatedDataset) -> datasets.FederatedDataset:
-    return build(json.loads(json.dumps(describe(data))))
+def zipped(array: np.ndarray) -> bytes:
+    return gzip.compress(idx(array), 1, mtime=0)
 
 
 def assert_same(one: datasets.FederatedDataset, other: datasets.FederatedDataset) -> None:
@@ -198,20 +190,14 @@ def test_read_cifar_refuses_damaged_files(tmp_path: Path, content: bytes, messag
 
 
 @pytest.fixture
-def data_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("FEDJAX_SIM_DATA", str(tmp_path))
-    return tmp_path
-
-
-@pytest.fixture
-def small_cifar10(data_home: Path) -> Path:
+def small_cifar10(folder: Path) -> Path:
     """Batches 1 (xz) and 3 (plain, in the archive's own folder) of 40 images each, and 20 test images."""
-    folder = data_home / "cifar10"
-    (folder / "cifar-10-batches-bin").mkdir(parents=True)
-    (folder / "data_batch_1.bin.xz").write_bytes(lzma.compress(cifar_records(40, 10, 1, 1)[2]))
-    (folder / "cifar-10-batches-bin" / "data_batch_3.bin").write_bytes(cifar_records(40, 10, 1, 3)[2])
-    (folder / "test_batch.bin.gz").write_bytes(gzip.compress(cifar_records(20, 10, 1, 6)[2]))
-    return folder
+    cifar = folder / "cifar10"
+    (cifar / "cifar-10-batches-bin").mkdir(parents=True)
+    (cifar / "data_batch_1.bin.xz").write_bytes(lzma.compress(cifar_records(40, 10, 1, 1)[2]))
+    (cifar / "cifar-10-batches-bin" / "data_batch_3.bin").write_bytes(cifar_records(40, 10, 1, 3)[2])
+    (cifar / "test_batch.bin.gz").write_bytes(gzip.compress(cifar_records(20, 10, 1, 6)[2]))
+    return cifar
 
 
 def test_cifar10_from_its_files(small_cifar10: Path) -> None:
@@ -220,7 +206,7 @@ def test_cifar10_from_its_files(small_cifar10: Path) -> None:
     assert (data.num_clients, data.num_examples, data.test.num_examples) == (4, 80, 20)
     assert data.examples["x"].shape == (80, 32, 32, 3)
     assert describe(data)["arguments"]["batches"] == [3, 1]
-    assert_same(again(data), data)
+    check_rebuilt(data)
     both = np.concatenate([cifar_records(40, 10, 1, seed)[0] for seed in (3, 1)])
     raw = datasets.cifar10(4, partition="iid", batches=[3, 1], verify=False, scaled=False, flat=True)
     assert raw.examples["x"].dtype == np.uint8
@@ -255,26 +241,26 @@ def test_cifar10_from_the_archive(small_cifar10: Path) -> None:
     data = datasets.cifar10_dirichlet(1.0, 5, verify=False)
     assert data.test is not None
     assert (data.num_clients, data.num_examples, data.test.num_examples) == (5, 50, 20)  # the test file is there
-    assert_same(again(data), data)
+    check_rebuilt(data)
 
 
-def test_cifar100(data_home: Path) -> None:
+def test_cifar100(folder: Path) -> None:
     """Fine labels, from the archive and from its extracted files."""
     _, labels, train = cifar_records(300, 100, 2, 0)
     _, _, test = cifar_records(100, 100, 2, 1)
-    folder = data_home / "cifar100"
-    folder.mkdir()
+    cifar = folder / "cifar100"
+    cifar.mkdir()
     with pytest.raises(FileNotFoundError, match=r"cifar-100-binary\.tar\.gz is not in .*train\.bin"):
         datasets.cifar100_dirichlet()
-    archive = folder / "cifar-100-binary.tar.gz"
+    archive = cifar / "cifar-100-binary.tar.gz"
     archive.write_bytes(tar([("cifar-100-binary/train.bin", train), ("cifar-100-binary/test.bin", test)]))
     data = datasets.cifar100_dirichlet(1.0, 6, verify=False, normalise=False)
     assert data.test is not None
     assert (data.num_classes, data.num_examples, data.test.num_examples) == (100, 300, 100)
     np.testing.assert_array_equal(np.sort(np.asarray(data.examples["y"])), np.sort(labels))
     archive.unlink()
-    (folder / "train.bin").write_bytes(train)
-    (folder / "test.bin").write_bytes(test)
+    (cifar / "train.bin").write_bytes(train)
+    (cifar / "test.bin").write_bytes(test)
     assert_same(datasets.cifar100_dirichlet(1.0, 6, verify=False, normalise=False), data)
     with pytest.raises(ValueError, match="not the published file"):
         datasets.cifar100_dirichlet(1.0, 6)
@@ -284,27 +270,27 @@ def test_cifar100(data_home: Path) -> None:
 
 
 @pytest.fixture
-def small_mnist(data_home: Path) -> Path:
+def small_mnist(folder: Path) -> Path:
     """300 and 40 images; pixel (0, 1) is the label, to match an image with it; four writers a half."""
     for name in ("mnist", "emnist_letters", "qmnist_writers"):
-        (data_home / name).mkdir()
+        (folder / name).mkdir()
     rng = np.random.Generator(np.random.PCG64(0))
     for half, stem, letters, count in (("train", "train", "train", 300), ("test", "t10k", "test", 40)):
         images = rng.integers(0, 256, (count, 28, 28)).astype(np.uint8)
         digits = (np.arange(count) % 10).astype(np.uint8)
         images[:, 0, 1] = digits
-        (data_home / "mnist" / f"{stem}-images-idx3-ubyte.gz").write_bytes(idx(images))
-        (data_home / "mnist" / f"{stem}-labels-idx1-ubyte.gz").write_bytes(idx(digits))
+        (folder / "mnist" / f"{stem}-images-idx3-ubyte.gz").write_bytes(zipped(images))
+        (folder / "mnist" / f"{stem}-labels-idx1-ubyte.gz").write_bytes(zipped(digits))
         table = np.zeros((count + 5, 8), np.int32)  # QMNIST's test file goes on beyond MNIST's images
         table[:count, 0] = digits
         table[:, 2] = np.array([7, 3, 12, 5])[np.arange(count + 5) % 4] + (100 if half == "test" else 0)
-        (data_home / "qmnist_writers" / f"qmnist-{half}-labels-idx2-int.gz").write_bytes(idx(table))
+        (folder / "qmnist_writers" / f"qmnist-{half}-labels-idx2-int.gz").write_bytes(zipped(table))
         classes = (np.arange(count) % 26).astype(np.uint8)
         images[:, 1, 0] = classes  # stored transposed
-        emnist = data_home / "emnist_letters"
-        (emnist / f"emnist-letters-{letters}-images-idx3-ubyte.gz").write_bytes(idx(images))
-        (emnist / f"emnist-letters-{letters}-labels-idx1-ubyte.gz").write_bytes(idx(classes + np.uint8(1)))
-    return data_home
+        emnist = folder / "emnist_letters"
+        (emnist / f"emnist-letters-{letters}-images-idx3-ubyte.gz").write_bytes(zipped(images))
+        (emnist / f"emnist-letters-{letters}-labels-idx1-ubyte.gz").write_bytes(zipped(classes + np.uint8(1)))
+    return folder
 
 
 def test_published_files_are_checked_by_default(small_mnist: Path) -> None:
@@ -319,13 +305,13 @@ def test_emnist_letters_are_upright_and_count_from_zero(small_mnist: Path) -> No
     assert data.num_classes == 26
     for part in (data, data.test):
         np.testing.assert_array_equal(np.asarray(part.examples["x"])[:, 0, 1, 0], part.examples["y"])
-    assert_same(again(data), data)
+    check_rebuilt(data)
 
 
 def test_a_label_out_of_range_is_refused(small_mnist: Path) -> None:
     labels = small_mnist / "emnist_letters" / "emnist-letters-train-labels-idx1-ubyte.gz"
     for wrong in (0, 27):
-        labels.write_bytes(idx(np.full(300, wrong, np.uint8)))
+        labels.write_bytes(zipped(np.full(300, wrong, np.uint8)))
         with pytest.raises(ValueError, match=f"image 0 has the label {wrong}, outside 1 to 26"):
             datasets.emnist_letters(verify=False)
 
@@ -358,7 +344,7 @@ def test_normalised_and_raw_pixels(small_mnist: Path) -> None:
     np.testing.assert_allclose(usual, (unit - np.float32(0.1307)) / np.float32(0.3081), rtol=1e-5, atol=1e-6)
     own = datasets.mnist(**options, normalise=((0.5,), (0.25,)))
     np.testing.assert_allclose(own.examples["x"], (unit - np.float32(0.5)) * np.float32(4), rtol=1e-5, atol=1e-6)
-    assert_same(again(own), own)
+    check_rebuilt(own)
 
 
 @pytest.mark.parametrize(
@@ -395,7 +381,7 @@ def test_writers_are_clients(small_mnist: Path) -> None:
         np.testing.assert_array_equal(np.asarray(part.examples["x"])[:, 1], part.examples["y"])
     # writer 7 wrote images 0, 4, 8, ...: even digits only
     assert set(np.asarray(data.client(2)["y"])) == {0, 2, 4, 6, 8}
-    assert_same(again(data), data)
+    check_rebuilt(data)
     everybody = datasets.mnist_writers("all", verify=False)
     assert everybody.test is not None
     assert everybody.client_ids.tolist() == [3, 5, 7, 12, 103, 105, 107, 112]
@@ -412,13 +398,13 @@ def test_writers_refuse_what_does_not_fit(small_mnist: Path) -> None:
     with pytest.raises(ValueError, match="did you mean 'train'"):
         datasets.mnist_writers("trian")  # type: ignore[arg-type]
     path = small_mnist / "qmnist_writers" / "qmnist-train-labels-idx2-int.gz"
-    path.write_bytes(idx(np.ones((300, 8), np.int32)))
+    path.write_bytes(zipped(np.ones((300, 8), np.int32)))
     with pytest.raises(ValueError, match="do not belong together"):
         datasets.mnist_writers(verify=False)
-    path.write_bytes(idx(np.zeros((10, 8), np.int32)))
+    path.write_bytes(zipped(np.zeros((10, 8), np.int32)))
     with pytest.raises(ValueError, match="do not belong together"):
         datasets.mnist_writers(verify=False)
-    path.write_bytes(idx(np.zeros((300, 7), np.int32)))
+    path.write_bytes(zipped(np.zeros((300, 7), np.int32)))
     with pytest.raises(ValueError, match=r"int32\[300, 7\], not int32\[n, 8\]"):
         datasets.mnist_writers(verify=False)
     path.unlink()
@@ -427,15 +413,15 @@ def test_writers_refuse_what_does_not_fit(small_mnist: Path) -> None:
 
 
 @pytest.fixture
-def many_digits(data_home: Path) -> Path:
+def many_digits(folder: Path) -> Path:
     """MNIST in small: 1,200 training and 200 test images, image i is all i mod 251."""
-    (data_home / "mnist").mkdir()
+    (folder / "mnist").mkdir()
     for stem, count in (("train", 1200), ("t10k", 200)):
         digits = (np.arange(count) % 10).astype(np.uint8)
         images = np.broadcast_to((np.arange(count) % 251).astype(np.uint8)[:, None, None], (count, 28, 28))
-        (data_home / "mnist" / f"{stem}-images-idx3-ubyte.gz").write_bytes(idx(images))
-        (data_home / "mnist" / f"{stem}-labels-idx1-ubyte.gz").write_bytes(idx(digits))
-    return data_home
+        (folder / "mnist" / f"{stem}-images-idx3-ubyte.gz").write_bytes(zipped(images))
+        (folder / "mnist" / f"{stem}-labels-idx1-ubyte.gz").write_bytes(zipped(digits))
+    return folder
 
 
 def test_two_digits_unbalanced(many_digits: Path) -> None:
@@ -450,7 +436,7 @@ def test_two_digits_unbalanced(many_digits: Path) -> None:
         assert np.flatnonzero(both[client]).tolist() == sorted({client % 10, (client + 1) % 10})
     assert both[both > 0].min() >= 5
     assert both.sum(axis=1).std() > 20
-    assert_same(again(data), data)
+    check_rebuilt(data)
 
 
 def test_two_digits_balanced(many_digits: Path) -> None:
@@ -460,7 +446,7 @@ def test_two_digits_balanced(many_digits: Path) -> None:
     np.testing.assert_array_equal(np.sort(own, axis=1)[:, -3:], [[0, 30, 30]] * 20)
     np.testing.assert_array_equal(own > 0, held > 0)  # tested on the digits that it trains on
     np.testing.assert_array_equal(held[held > 0], np.full(40, 5))
-    assert_same(again(data), data)
+    check_rebuilt(data)
     # image i is all i mod 251: the first 120 of each digit, in 4 runs of 30, and all 20 test images in 4 runs of 5
     for part, run, count in ((data, 30, 120), (data.test, 5, 20)):
         pixels, labels = np.asarray(part.examples["x"])[:, 0] * 255, np.asarray(part.examples["y"])
@@ -472,7 +458,7 @@ def test_two_digits_balanced(many_digits: Path) -> None:
 
 def test_two_digits_of_random_images(many_digits: Path) -> None:
     data = datasets.mnist_two_digits(20, balanced=True, images="random", verify=False)
-    assert_same(again(data), data)
+    check_rebuilt(data)
     first = datasets.mnist_two_digits(20, balanced=True, verify=False)
     np.testing.assert_array_equal(first.statistics().label_table, data.statistics().label_table)
     assert not np.array_equal(first.examples["x"], data.examples["x"])
@@ -512,10 +498,10 @@ def test_emnist_similarity_and_femnist(small_mnist: Path) -> None:
     assert classes[1].mean() > 10
     assert apart.test is not None
     assert apart.test.num_examples == 40
-    assert_same(again(mixed), mixed)
+    check_rebuilt(mixed)
     for kind, array in (("images", np.zeros((1800, 28, 28), np.uint8)), ("labels", np.arange(1800) % 12 + 1)):
         name = f"emnist-letters-train-{kind}-idx{3 if kind == 'images' else 1}-ubyte.gz"
-        (small_mnist / "emnist_letters" / name).write_bytes(idx(array.astype(np.uint8)))
+        (small_mnist / "emnist_letters" / name).write_bytes(zipped(array.astype(np.uint8)))
     letters = datasets.femnist(8, 3, seed=1, verify=False, test_fraction=0.0)
     table = letters.statistics().label_table
     assert letters.num_classes == 10

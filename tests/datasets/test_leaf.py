@@ -1,7 +1,6 @@
 """LEAF's json files."""
 
 import json
-import os
 import re
 import tracemalloc
 from pathlib import Path
@@ -14,8 +13,8 @@ import pytest
 from fedjax_sim import datasets
 from fedjax_sim.datasets.own.leaf import read_leaf
 from fedjax_sim.datasets.text import Characters
+from tests.datasets.stored import REAL, needs
 
-REAL = Path(os.environ.get("FEDJAX_SIM_DATA", "nowhere"), "leaf_shakespeare_sample")
 LETTERS = Characters()
 
 
@@ -225,9 +224,10 @@ def test_lists_are_not_kept(tmp_path: Path) -> None:
     assert peak < 2 * path.stat().st_size + elements + 2 * lists / 10
 
 
-@pytest.mark.skipif(not REAL.is_dir(), reason="FEDJAX_SIM_DATA names no directory with leaf_shakespeare_sample/")
+@needs("leaf_shakespeare_sample")
 def test_real_leaf_output() -> None:
-    halves = [REAL / f"all_data_niid_023_keep_64_{half}_9.json" for half in ("train", "test")]
+    folder = REAL / "leaf_shakespeare_sample"
+    halves = [folder / f"all_data_niid_023_keep_64_{half}_9.json" for half in ("train", "test")]
     data = datasets.from_leaf(*halves, encode=LETTERS.encode, encode_label=letter_labels, num_classes=80)
     assert data.test is not None
     assert (data.num_clients, data.num_examples, data.test.num_examples) == (10, 41_990, 3_881)

@@ -1,8 +1,6 @@
 """Data that is read: scikit-learn's digits, the idx format, MNIST."""
 
 import gzip
-import json
-import os
 import struct
 import sys
 import tracemalloc
@@ -13,16 +11,8 @@ import numpy as np
 import pytest
 
 from fedjax_sim import datasets
-from fedjax_sim.core.descriptions import build, describe
 from fedjax_sim.datasets.sources import record
-
-REAL_DATA = os.environ.get("FEDJAX_SIM_DATA", "")
-
-
-def idx_bytes(array: np.ndarray) -> bytes:
-    code = {"u1": 0x08, "i1": 0x09, "i2": 0x0B, "i4": 0x0C, "f4": 0x0D, "f8": 0x0E}[array.dtype.str[1:]]
-    header = struct.pack(">BBBB", 0, 0, code, array.ndim) + struct.pack(f">{array.ndim}I", *array.shape)
-    return header + array.astype(array.dtype.newbyteorder(">")).tobytes()
+from tests.datasets.stored import check_rebuilt, idx, needs
 
 
 @pytest.fixture
@@ -36,8 +26,8 @@ def small_mnist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             images = rng.integers(0, 256, (count, 28, 28)).astype(np.uint8)
             images[:, 0, 0] = np.arange(count) % 10  # so that an image can be matched with its label
             labels = (np.arange(count) % 10).astype(np.uint8)
-            (folder / f"{part}-images-idx3-ubyte.gz").write_bytes(gzip.compress(idx_bytes(images), 1))
-            (folder / f"{part}-labels-idx1-ubyte").write_bytes(idx_bytes(labels))
+            (folder / f"{part}-images-idx3-ubyte.gz").write_bytes(gzip.compress(idx(images), 1))
+            (folder / f"{part}-labels-idx1-ubyte").write_bytes(idx(labels))
     monkeypatch.setenv("FEDJAX_SIM_DATA", str(tmp_path))
     return tmp_path
 
@@ -58,9 +48,7 @@ def test_digits() -> None:
 
 def test_digits_are_described_and_rebuilt() -> None:
     data = datasets.digits(num_clients=5, alpha=1.0, seed=2)
-    again = build(json.loads(json.dumps(describe(data))))
-    np.testing.assert_array_equal(data.examples["x"], again.examples["x"])
-    np.testing.assert_array_equal(data.sizes, again.sizes)
+    check_rebuilt(data)
 
 
 def test_digits_without_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,14 +61,14 @@ def test_digits_without_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzip"])
 def test_read_idx(tmp_path: Path, dtype: str, pack: Callable[[bytes], bytes]) -> None:
     array = (np.arange(24).reshape(2, 3, 4) - 5).astype(dtype)
-    (tmp_path / "array").write_bytes(pack(idx_bytes(array)))
+    (tmp_path / "array").write_bytes(pack(idx(array)))
     read = datasets.read_idx(tmp_path / "array")
     assert read.dtype == np.dtype(dtype)
     assert read.dtype.isnative
     np.testing.assert_array_equal(read, array)
 
 
-GOOD = idx_bytes(np.arange(60, dtype=np.uint8).reshape(3, 20))
+GOOD = idx(np.arange(60, dtype=np.uint8).reshape(3, 20))
 # No time stamps: the bytes name the cases, and all of xdist's workers must find the same names.
 ZIPPED = gzip.compress(GOOD, mtime=0)
 
@@ -158,9 +146,7 @@ def test_mnist_reads_the_official_files(small_mnist: Path, make: Callable[..., d
         assert np.asarray(part.examples["x"]).max() <= 1.0
     sizes = np.asarray(data.test.sizes)
     assert sizes.max() - sizes.min() <= 1
-    again = build(json.loads(json.dumps(describe(data))))
-    np.testing.assert_array_equal(data.examples["x"], again.examples["x"])
-    np.testing.assert_array_equal(data.test.examples["y"], again.test.examples["y"])
+    check_rebuilt(data)
 
 
 def test_mnist_options(small_mnist: Path) -> None:
@@ -192,16 +178,16 @@ def test_mnist_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_mnist_refuses_other_files(small_mnist: Path) -> None:
     labels = small_mnist / "mnist" / "train-labels-idx1-ubyte"
-    labels.write_bytes(idx_bytes(np.zeros(299, np.uint8)))
+    labels.write_bytes(idx(np.zeros(299, np.uint8)))
     with pytest.raises(ValueError, match=r"uint8\[299\], not one uint8 for each of the 300"):
         datasets.mnist(num_clients=3, verify=False)
-    (small_mnist / "mnist" / "train-images-idx3-ubyte.gz").write_bytes(idx_bytes(np.zeros((299, 8, 8), np.uint8)))
+    (small_mnist / "mnist" / "train-images-idx3-ubyte.gz").write_bytes(idx(np.zeros((299, 8, 8), np.uint8)))
     with pytest.raises(ValueError, match=r"uint8\[299, 8, 8\], not"):
         datasets.mnist(num_clients=3, verify=False)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not Path(REAL_DATA, "mnist").is_dir(), reason="FEDJAX_SIM_DATA names no directory with mnist/")
+@needs("mnist")
 def test_real_mnist() -> None:
     data = datasets.mnist()
     assert data.test is not None
@@ -217,9 +203,7 @@ def test_real_mnist() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    not Path(REAL_DATA, "fashion_mnist").is_dir(), reason="FEDJAX_SIM_DATA names no directory with fashion_mnist/"
-)
+@needs("fashion_mnist")
 def test_real_fashion_mnist() -> None:
     data = datasets.fashion_mnist(partition="iid", flat=False)
     assert data.examples["x"].shape == (60_000, 28, 28, 1)

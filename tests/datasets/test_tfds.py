@@ -8,7 +8,6 @@ anew, with the genuine MNIST builder, and runs these tests on the result (the en
 import functools
 import json
 import os
-import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
@@ -24,14 +23,15 @@ from fedjax_sim.core.descriptions import build, describe, opaque_parts
 from fedjax_sim.datasets import partition
 from fedjax_sim.datasets.federated import client_names
 from fedjax_sim.datasets.own import tfds as reading
+from tests.datasets.stored import REAL, needs
 from tests.datasets.tfds_builder.examples import WRITERS, example
+from tests.processes import printed
 
 # What tensorflow-datasets itself does with newer versions of its dependencies (protobuf) is not ours to mend.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:tensorflow_datasets")
 
 HERE = Path(__file__).parent
 PREPARED = os.environ.get("FEDJAX_SIM_TFDS", "")
-REAL_DATA = os.environ.get("FEDJAX_SIM_DATA", "")
 TRAIN, TEST = range(24), range(24, 32)
 Read = Callable[..., datasets.FederatedDataset]
 
@@ -208,12 +208,7 @@ print(json.dumps([data.num_examples, float(data.examples["x"].sum()), [m for m i
 
 def test_tensorflow_is_not_imported(folder: Path) -> None:
     code = IN_A_NEW_PROCESS.format(modules={"tensorflow", "tensorflow_cpu", "keras", "torch", "tensorflow_datasets"})
-    environment = {**os.environ, "TFDS_DATA_DIR": str(folder)}
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=HERE.parent, env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    count, total, imported = json.loads(done.stdout)
+    count, total, imported = json.loads(printed("-c", code, TFDS_DATA_DIR=str(folder)))
     assert imported == ["tensorflow_datasets"]
     assert count == 24
     assert total == pytest.approx(sum(float(np.sum(example(i)["image"])) / 255 for i in TRAIN), rel=1e-5)
@@ -340,7 +335,7 @@ def test_without_a_decoder_of_images(read: Read, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path(PREPARED, "mnist").is_dir(), reason="FEDJAX_SIM_TFDS names no folder with mnist/")
-@pytest.mark.skipif(not Path(REAL_DATA, "mnist").is_dir(), reason="FEDJAX_SIM_DATA names no directory with mnist/")
+@needs("mnist")
 def test_mnist_is_that_of_the_original_files() -> None:
     """Image by image, in the order of their bytes: tensorflow-datasets has shuffled them."""
     deal = functools.partial(partition.dirichlet, num_clients=100, alpha=0.1, seed=0)
@@ -348,8 +343,8 @@ def test_mnist_is_that_of_the_original_files() -> None:
     assert data.test is not None
     assert (data.num_clients, data.num_classes) == (100, 10)
     for part, stem, count in ((data, "train", 60_000), (data.test, "t10k", 10_000)):
-        pixels = datasets.read_idx(Path(REAL_DATA, "mnist", f"{stem}-images-idx3-ubyte.gz")).reshape(count, -1)
-        labels = datasets.read_idx(Path(REAL_DATA, "mnist", f"{stem}-labels-idx1-ubyte.gz"))
+        pixels = datasets.read_idx(Path(REAL, "mnist", f"{stem}-images-idx3-ubyte.gz")).reshape(count, -1)
+        labels = datasets.read_idx(Path(REAL, "mnist", f"{stem}-labels-idx1-ubyte.gz"))
         ours = np.column_stack([np.asarray(part.examples["x"]).reshape(count, -1), np.asarray(part.examples["y"])])
         theirs = np.column_stack([pixels, labels])
         assert ours.shape == theirs.shape

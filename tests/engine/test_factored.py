@@ -12,10 +12,9 @@ from fedjax_sim.engine.checks import resolve
 from fedjax_sim.engine.layout.choose import choose_width
 from fedjax_sim.engine.plan import Plan
 from fedjax_sim.models.coordinates import InCoordinates, layer_of_examples
+from tests.engine.test_pooled import SGD, SIZES, mlp, nothing
 
-SIZES = (5, 9, 13, 30, 3, 22)
 INPUTS = 24
-SGD = fjs.optim.sgd(0.1)
 HEAVY = fjs.optim.sgd(0.1, momentum=0.5)
 
 
@@ -28,15 +27,7 @@ def clients(*of):
     return fjs.datasets.from_clients(given(*of), num_classes=3)
 
 
-def mlp(*hidden):
-    return fjs.classification(fjs.models.MLP(3, hidden, param_dtype=jnp.float64), weight_decay=0.01)
-
-
 LINEAR = fjs.classification(fjs.models.LogisticRegression(3, param_dtype=jnp.float64))
-
-
-def nothing(params, dataset):
-    return {"nothing": jnp.zeros(())}
 
 
 def final(algorithm, layout, data=None, task=None, **changes):

@@ -3,11 +3,8 @@
 import functools
 import inspect
 import json
-import os
 import pathlib
 import re
-import subprocess
-import sys
 
 import jax
 import numpy as np
@@ -20,6 +17,7 @@ from fedjax_sim.engine.arguments import asked_of
 from fedjax_sim.engine.layout_timing import Timing, label
 from fedjax_sim.engine.layout_tuning import Tuning
 from fedjax_sim.run import resuming
+from tests.processes import printed
 
 TURNS, STACKED, LANES = fjs.layout.turns(), fjs.layout.stacked(), fjs.layout.lanes
 TAU = np.array([[3, 1, 2, 5], [1, 1, 1, 1], [2, 0, 4, 1], [1, 2, 3, 4]])
@@ -417,14 +415,7 @@ print(json.dumps({label(one.layout): [one.milliseconds, one.computed] for one in
 
 @pytest.mark.slow
 def test_several_devices():
-    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2"
-    root = pathlib.Path(__file__).parents[2]
-    command = [sys.executable, "-c", TWO_DEVICES]
-    done = subprocess.run(
-        command, cwd=root, env={**os.environ, "XLA_FLAGS": flags}, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    found = json.loads(printed("-c", TWO_DEVICES, devices=2))
     assert list(found) == ["turns()", "mesh(2, inner=turns())", "lanes(2)"]
     assert all(milliseconds > 0 for milliseconds, _ in found.values())
     assert found["turns()"][1] == found["mesh(2, inner=turns())"][1] == 1

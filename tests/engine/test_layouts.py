@@ -7,10 +7,7 @@ import functools
 import importlib
 import itertools
 import json
-import pathlib
 import re
-import subprocess
-import sys
 from typing import Any, NamedTuple
 
 import hypothesis
@@ -29,6 +26,7 @@ from fedjax_sim.engine.layout.turns import run_turns
 from fedjax_sim.engine.plan import Plan
 from fedjax_sim.engine.solver import Left, Progress, Watch
 from fedjax_sim.run import resident
+from tests.processes import printed
 
 LAYOUTS = {
     "turns": fjs.layout.turns(),
@@ -387,20 +385,11 @@ def test_auto_is_none():
 @pytest.mark.nightly
 def test_the_benchmark(tmp_path):
     given = "--clients 30 --cohort 6 --most 300 --lanes 2 4 --devices 2 --rounds 2 --repeats 1 --out"
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks.speed.layouts",
-        *given.split(),
-        str(tmp_path / "deep" / "layouts.json"),
-    ]
-    root = pathlib.Path(__file__).parents[2]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    said = printed("-m", "benchmarks.speed.layouts", *given.split(), str(tmp_path / "deep" / "layouts.json"))
     rows = json.loads((tmp_path / "deep" / "layouts.json").read_text())["layouts"]
     names = ["turns()", "lanes(2)", "lanes(4)", "stacked()", "mesh(2, inner=turns())", "mesh(2, inner=lanes(2))"]
     assert [row["layout"] for row in rows] == names
-    lines = [line.split("  ")[0].strip() for line in done.stdout.splitlines()]
+    lines = [line.split("  ")[0].strip() for line in said.splitlines()]
     assert lines[lines.index("layout") + 1 :] == names
     assert all(row["ms"] > 0 for row in rows)
     assert rows[0]["program"] == 1 < rows[2]["program"] == pytest.approx(rows[2]["queue"])

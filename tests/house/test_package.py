@@ -6,7 +6,6 @@ import json
 import pathlib
 import re
 import subprocess
-import sys
 import tomllib
 from typing import Any
 
@@ -16,6 +15,7 @@ import numpy as np
 import pytest
 
 import fedjax_sim
+from tests.processes import printed
 
 ROOT = pathlib.Path(__file__).parents[2]
 EXTRAS = [
@@ -40,9 +40,7 @@ EXTRAS = [
 
 def in_fresh_process(code: str) -> Any:
     """What ``code`` prints as JSON in a Python that has imported nothing yet."""
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return json.loads(printed("-c", code))
 
 
 def test_the_import_is_light():

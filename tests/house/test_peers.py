@@ -5,7 +5,6 @@ import dataclasses
 import itertools
 import json
 import pathlib
-import subprocess
 import sys
 
 import jax
@@ -17,6 +16,7 @@ from benchmarks.speed.peers import __main__ as harness
 from benchmarks.speed.peers import contract, environments, jax_models, naive_jax, ours, tables
 from benchmarks.speed.peers.compare import best_framework, check, rows
 from benchmarks.speed.workloads import BATCH, RATE
+from tests.processes import printed
 
 
 @pytest.fixture(scope="module")
@@ -349,12 +349,10 @@ def test_the_harness_from_end_to_end(tmp_path):
     """Two peers that need nothing but this environment."""
     page, out = tmp_path / "page.md", tmp_path / "report.json"
     page.write_text("<!-- peers -->\n<!-- /peers -->\n", encoding="utf-8")
-    command = [
-        sys.executable, "-m", "benchmarks.speed.peers", "--peers", "ours,naive-jax", "--workloads", "W4",
+    printed(
+        "-m", "benchmarks.speed.peers", "--peers", "ours,naive-jax", "--workloads", "W4",
         "--rounds", "2", "--repeats", "2", "--fraction", "0.001", "--out", str(out), "--markdown", str(page),
-    ]  # fmt: skip
-    done = subprocess.run(command, cwd=harness.ROOT, capture_output=True, text=True, check=False, timeout=300)
-    assert done.returncode == 0, done.stderr
+    )  # fmt: skip
     report = json.loads(out.read_text(encoding="utf-8"))
     measured = report["workloads"]["W4"]["peers"]
     assert [(len(one["runs"]), one["error"]) for one in measured.values()] == [(2, None), (2, None)]

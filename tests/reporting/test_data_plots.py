@@ -6,15 +6,7 @@ import pytest
 from fedjax_sim.datasets import FederatedDataset, from_clients, from_partition, partition
 from fedjax_sim.reporting import label_heatmap, overview, size_histogram, sweep_plots
 
-
-@pytest.fixture(autouse=True)
-def pyplot():
-    matplotlib = pytest.importorskip("matplotlib")
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    yield pyplot
-    pyplot.close("all")
+pytestmark = pytest.mark.usefixtures("pyplot")
 
 
 def made(clients: int, examples: int = 12_000, classes: int = 10, **kwargs: float) -> FederatedDataset:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 import time
 
@@ -13,6 +12,7 @@ import pytest
 import fedjax_sim as fjs
 from fedjax_sim.run.callbacks import Callback, Calls, Reported, Started
 from fedjax_sim.run.trackers import configuration, scalars
+from tests.processes import printed
 
 pytestmark = pytest.mark.xdist_group("callbacks")  # one worker compiles what they share
 
@@ -316,8 +316,4 @@ def test_trackers_are_imported_where_they_are_made():
         "import sys; from fedjax_sim import trackers; "
         "print([m for m in ('tensorboardX', 'wandb', 'mlflow') if m in sys.modules])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-    )  # fmt: skip
-    assert done.stdout.strip() == "[]"
+    assert printed("-c", code).strip() == "[]"

@@ -160,15 +160,11 @@ def test_rounds_to_and_unknown_names():
     np.testing.assert_array_equal(h.final("loss"), losses[:, -1])
 
 
+@pytest.mark.usefixtures("pyplot")
 def test_table_and_plot():
-    matplotlib = pytest.importorskip("matplotlib")
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     assert "scaffold" in history().table(target=0.5)
     ax = history().plot("test_accuracy")
     assert ax.get_xlabel() == "rounds"
-    plt.close("all")
 
 
 def with_rounds():
@@ -196,8 +192,8 @@ def test_records_of_every_round_are_found_like_metrics(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, back.rounds, h.rounds)
 
 
+@pytest.mark.usefixtures("pyplot")
 def test_plots_of_every_round():
-    plt = pytest.importorskip("matplotlib.pyplot")
     h = with_rounds()
     assert h.plot("e_lud").get_lines()[0].get_xdata().tolist() == [1, 2, 3, 4, 5]
     ax = h.plot("update_norms", seed=1)
@@ -222,7 +218,6 @@ def test_plots_of_every_round():
     assert early.plot("cosine_matrix", seed=1).get_title() == "round 5"
     with pytest.raises(IndexError, match="rounds are 1 to 3"):
         early.plot("cosine_matrix", round=4)
-    plt.close("all")
 
 
 def test_parameters_keep_their_structure(tmp_path):
@@ -416,12 +411,9 @@ def test_a_csv_is_written_by_its_own_name(tmp_path):
     assert len((tmp_path / "rounds.csv").read_text().splitlines()) == 1 + 2 * 5
 
 
+@pytest.mark.usefixtures("pyplot")
 def test_a_plot_has_the_band_that_is_asked_for():
-    pytest.importorskip("matplotlib")
-    import matplotlib.pyplot as plt
-
     assert "95 % interval" in history().plot("loss", band="ci95").get_legend().get_title().get_text()
-    plt.close("all")
 
 
 def test_a_result_of_train_is_short_to_look_at():

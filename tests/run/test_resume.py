@@ -434,17 +434,6 @@ class TestDamage:
         assert_same(fjs.simulate(**run), whole)
 
 
-@pytest.fixture
-def handlers() -> Iterator[None]:
-    """The handlers that Python starts with, whatever runs the tests."""
-    old = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    yield
-    for number, handler in old.items():
-        signal.signal(number, handler)
-
-
 @pytest.mark.usefixtures("handlers")
 class TestSignals:
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -3,10 +3,7 @@
 import dataclasses
 import inspect
 import json
-import os
 import pathlib
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +22,7 @@ from fedjax_sim.studies.sweeps import Sweep, program, running, stored, sweep
 from fedjax_sim.studies.sweeps.program import compute
 from fedjax_sim.studies.sweeps.result import means
 from tests.killing import without_permission
+from tests.processes import printed
 
 pytestmark = pytest.mark.xdist_group("sweeps")  # one worker compiles what they share
 
@@ -381,10 +379,8 @@ def test_a_sweep_that_was_killed_in_its_first_write_goes_on(tmp_path):
 
 @pytest.mark.slow
 def test_a_kill_at_any_step_leaves_nothing(tmp_path):
-    done = subprocess.run([sys.executable, "-m", "tests.killing", str(tmp_path)], cwd=ROOT, capture_output=True,
-                          text=True, timeout=300, check=False)  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert min(map(int, done.stdout.split())) > 40  # steps of a sweep's folder, and of one of checkpoints
+    said = printed("-m", "tests.killing", str(tmp_path))
+    assert min(map(int, said.split())) > 40  # steps of a sweep's folder, and of one of checkpoints
 
 
 def test_the_folder_has_one_writer_and_is_tried_before_anything_runs(tmp_path, monkeypatch):
@@ -616,16 +612,8 @@ def test_to_xarray(grid_sweep):
     assert listed["vector"].dims == ("point", "seed", "evaluation", "vector_0")
 
 
+@pytest.mark.usefixtures("pyplot")
 class TestFigures:
-    @pytest.fixture(autouse=True)
-    def pyplot(self):
-        matplotlib = pytest.importorskip("matplotlib")
-        matplotlib.use("Agg")
-        from matplotlib import pyplot
-
-        yield pyplot
-        pyplot.close("all")
-
     @pytest.mark.slow
     def test_heat_map(self, grid_sweep):
         ax = grid_sweep.heatmap("test_accuracy")
@@ -748,13 +736,7 @@ print(json.dumps([one["loss"].tolist(), *(both["loss"].tolist() for both in prog
 
 @pytest.mark.slow
 def test_devices_share_the_runs():
-    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2"
-    environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-c", TWO_DEVICES], cwd=ROOT, capture_output=True, text=True, check=False, env=environment
-    )
-    assert done.returncode == 0, done.stderr
-    one, both, listed = (np.array(values) for values in json.loads(done.stdout))
+    one, both, listed = (np.array(values) for values in json.loads(printed("-c", TWO_DEVICES, devices=2)))
     np.testing.assert_allclose(both, one, rtol=1e-6)
     np.testing.assert_allclose(listed, one.reshape(6, 2, 4)[:5], rtol=1e-6)
 

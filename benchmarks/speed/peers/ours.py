@@ -23,7 +23,7 @@ PEER = Peer(
 class Program:
     """Rounds [first, last) as one call of one program, whatever the two numbers are."""
 
-    def __init__(self, work: Workload, *, shuffled: bool = False, layout: Any = None) -> None:
+    def __init__(self, work: Workload, *, shuffled: bool = False, layout: Any = None, model: Any = None) -> None:
         import jax
         from jax import lax
 
@@ -34,7 +34,7 @@ class Program:
 
         data = fjs.datasets.from_ids((work.x, work.y), np.repeat(np.arange(len(work.sizes)), work.sizes))
         asked = Plan(
-            fjs.classification(_model(work)),
+            fjs.classification(_model(work) if model is None else model),
             fjs.cohort.given(work.cohorts),
             fjs.local.epochs(1),
             fjs.local.shuffled(BATCH) if shuffled else fjs.local.in_order(BATCH),
@@ -74,9 +74,9 @@ class Program:
         return [(np.asarray(trained[name]["kernel"]), np.asarray(trained[name]["bias"])) for name in self._names]
 
 
-def make(work: Workload, *, shuffled: bool = False, layout: Any = None) -> Rounds:
-    """The program from weights to weights."""
-    program = Program(work, shuffled=shuffled, layout=layout)
+def make(work: Workload, **given: Any) -> Rounds:
+    """The program from weights to weights; what is given are arguments of :class:`Program`."""
+    program = Program(work, **given)
     return lambda weights, first, last: program.weights(program.advance(program.begin(weights), first, last))
 
 
