@@ -107,7 +107,7 @@ class Dp(Clipping):
         z = jnp.asarray(self.noise_multiplier).astype(jnp.result_type(float))
         if self.quantile is not None:  # z_Delta
             z = z / jnp.sqrt(1 - jnp.square(z / (2 * trees.as_dtype(self.count_noise, z))))
-        noise = _normal(jax.random.fold_in(cohort.key, _NOISE), got["delta"])
+        noise = sampling.normal_tree(jax.random.fold_in(cohort.key, _NOISE), got["delta"])
         noisy = trees.add_scaled(got["delta"], z * bound.norm, noise)
         new: Wrapped = Wrapper.update(self, server, {"delta": trees.scale(1 / expected, noisy)}, cohort)
         norm = bound.norm
@@ -155,12 +155,6 @@ class Dp(Clipping):
                 f"dp({type(self.base).__name__.lower()}(...)): {why}: use a method that averages changes alone, once a "
                 "round, for instance fedavg, fedprox(adaptive=False) or fedadam"
             )
-
-
-def _normal(key: jax.Array, like: Any) -> Any:
-    """A standard normal draw of the shapes of ``like``, a key a leaf."""
-    keys = jax.tree.unflatten(jax.tree.structure(like), jax.random.split(key, len(jax.tree.leaves(like))))
-    return jax.tree.map(sampling.normal, keys, like)
 
 
 dp = recorded(

@@ -145,7 +145,7 @@ class ForwardGradient(Estimator):
         return _over_samples(self._sample, self.directions, problem, parameters, key)
 
     def _sample(self, problem: Unrolled, theta: Any, run: jax.Array, drawn: jax.Array) -> tuple[jax.Array, Any]:
-        going, v = problem.forwards(), _normal(drawn, theta)
+        going, v = problem.forwards(), sampling.normal_tree(drawn, theta)
         value, slope = jax.jvp(lambda theta: _total(going, theta, run), (theta,), (v,))
         return value, trees.scale(slope, v)
 
@@ -178,13 +178,13 @@ class ES(Estimator):
 
     def _sample(self, problem: Unrolled, theta: Any, run: jax.Array, drawn: jax.Array) -> tuple[jax.Array, Any]:
         if self.window is None:
-            e = trees.scale(self.sigma, _normal(drawn, theta))
+            e = trees.scale(self.sigma, sampling.normal_tree(drawn, theta))
             plus, minus = (_total(problem, at, run) for at in (trees.add(theta, e), trees.subtract(theta, e)))
             return _of_pair(plus, minus, self.sigma, e)
         window = self.window
 
         def step(state: Any, number: jax.Array) -> tuple[Any, tuple[jax.Array, Any]]:
-            e = trees.scale(self.sigma, _normal(jax.random.fold_in(drawn, number), theta))
+            e = trees.scale(self.sigma, sampling.normal_tree(jax.random.fold_in(drawn, number), theta))
             first = number * window
             _, plus = _window(problem, trees.add(theta, e), state, first, window)
             _, minus = _window(problem, trees.subtract(theta, e), state, first, window)
@@ -273,7 +273,7 @@ class PES(Estimator):
         return Particles(plus, minus, xi, pair.number + 1, pair.key), _of_pair(up, down, self.sigma, xi)
 
     def _perturbation(self, key: jax.Array, theta: Any, number: jax.Array) -> Any:
-        return trees.scale(self.sigma, _normal(jax.random.fold_in(key, number), theta))
+        return trees.scale(self.sigma, sampling.normal_tree(jax.random.fold_in(key, number), theta))
 
 
 class Particles(NamedTuple):
@@ -318,12 +318,6 @@ class Score(Estimator):
         others = (jnp.sum(values) - values) / max(self.runs - 1, 1)
         advantage = values - others if self.baseline else values
         return _mean(values, trees.add(paths, jax.vmap(trees.scale)(advantage, scores)))
-
-
-def _normal(key: jax.Array, like: Any) -> Any:
-    """A standard normal draw of the shapes of ``like``, a key a leaf."""
-    keys = jax.tree.unflatten(jax.tree.structure(like), jax.random.split(key, len(jax.tree.leaves(like))))
-    return jax.tree.map(sampling.normal, keys, like)
 
 
 def _over_samples(
