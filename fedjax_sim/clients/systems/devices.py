@@ -115,11 +115,11 @@ class Empirical(Distribution):
     values: Any = real(low=0.0, several=True)
 
     def checked(self) -> Self:
-        super().checked()
-        values = jnp.asarray(self.values) if isinstance(self.values, (list, tuple)) else self.values
-        if np.ndim(values) != 1 or np.size(values) == 0:
-            raise ValueError(f"empirical(values) has shape {np.shape(values)}: give a list of at least one number")
-        return self.replace(values=values)
+        checked = super().checked()
+        shape = np.shape(checked.values)
+        if len(shape) != 1 or 0 in shape:
+            raise ValueError(f"empirical(values) has shape {shape}: give a list of at least one number")
+        return checked
 
     def quantile(self, u: jax.Array) -> jax.Array:
         values = jnp.asarray(self.values).astype(u.dtype)
