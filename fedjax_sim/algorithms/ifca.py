@@ -67,13 +67,13 @@ class HypCluster(Several):
         return jax.vmap(F)(sent.params)
 
     def begin(self, sent: Any, c_i: Any, client: Client) -> Any:
-        return pick(sent.params, jnp.argmin(client.survey))
+        return pick(sent.params, _chosen(client))
 
     def change(self, y: Any, sent: Any, c_i: Any, client: Client) -> Any:
-        return subtract(y, pick(sent.params, jnp.argmin(client.survey)))
+        return subtract(y, pick(sent.params, _chosen(client)))
 
     def finish(self, delta: Any, y: Any, sent: Any, c_i: Any, client: Client) -> tuple[dict[str, Message], Any]:
-        chosen = jnp.argmin(client.survey).astype(jnp.int32)
+        chosen = _chosen(client)
         mine = jnp.arange(self.clusters, dtype=jnp.int32) == chosen
         # One model goes up, and its number.
         placed = jax.tree.map(lambda leaf: jnp.where(column(mine, leaf[None]), leaf[None], 0), delta)
@@ -126,6 +126,12 @@ class Ifca(HypCluster):
     @property
     def _divides_by_all(self) -> bool:
         return self.option == "gradients"
+
+
+def _chosen(client: Client) -> jax.Array:
+    """k_i, int32. A loss that is no number is the last to be chosen: else who meets a diverged model trains it."""
+    losses = client.survey
+    return jnp.argmin(jnp.where(jnp.isnan(losses), jnp.inf, losses)).astype(jnp.int32)
 
 
 hypcluster = recorded(
