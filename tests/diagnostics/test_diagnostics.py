@@ -494,6 +494,11 @@ def test_fit_dissimilarity():
     )
     assert slack.mean() == pytest.approx(best)
     assert dg.fit_dissimilarity([4.0, 9.0], [0.0, 0.0]) == (3.0, 1.0)
+    y, x = [2.0, 16.0, 20.0], [0.5, 4.0, 10.0]
+    assert dg.fit_dissimilarity([*y, *[0.0] * 9], [*x, *[0.0] * 9]) == dg.fit_dissimilarity(y, x), (
+        "of a seed that stopped"
+    )
+    assert dg.fit_dissimilarity([0.0], [0.0]) == (0.0, 1.0)
     assert dg.fit_dissimilarity([1.0, 2.0], [1.0, 2.0]) == (0.0, 1.0)
     with pytest.raises(ValueError, match="2 and 1 points"):
         dg.fit_dissimilarity([1.0, 2.0], [1.0])
