@@ -506,6 +506,14 @@ def test_fit_dissimilarity():
         dg.fit_dissimilarity([np.nan], [1.0])
 
 
+def test_moments_of_half_precision_are_those_of_single():
+    """1 and its neighbour in bfloat16 have no middle there: the variance was twice what it is."""
+    near = jnp.array([[1.0, 1.0], [1 + 2**-7, 1 + 2**-7]], jnp.bfloat16)
+    found = measures.moments({"x": near}, jnp.array([0.5, 0.5]))
+    assert found.variance == 2 * 2**-16
+    assert found.square_of_mean == 2 * (1 + 2**-8) ** 2
+
+
 def test_running_mean():
     np.testing.assert_allclose(dg.running_mean([[2.0, 4.0, 9.0]]), [[2.0, 3.0, 5.0]])
     np.testing.assert_allclose(dg.running_mean([[2.0], [4.0]], axis=0), [[2.0], [3.0]])
