@@ -102,11 +102,16 @@ def all_finite(tree: Any) -> jax.Array:
 
 
 def divide(tree: Any, divisors: Any) -> Any:
-    """tree / divisors, leaf by leaf; a divisor of zero (nothing was done) divides by one instead."""
+    """tree / divisors, leaf by leaf; a divisor of zero (nothing was done) divides by one instead.
+
+    It is computed in single precision at least: in float16 a weight of 2e-8 is 0.
+    """
 
     def quotient(leaf: jax.Array, divisor: jax.Array) -> jax.Array:
-        divisor = as_dtype(divisor, leaf)
-        return leaf / jnp.where(divisor == 0, jnp.ones_like(divisor), divisor)
+        leaf = real(leaf)
+        held: jax.Array = wide(leaf)
+        divisor = as_dtype(divisor, held)
+        return (held / jnp.where(divisor == 0, jnp.ones_like(divisor), divisor)).astype(leaf.dtype)
 
     return jax.tree.map(quotient, tree, divisors)
 

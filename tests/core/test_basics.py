@@ -176,3 +176,10 @@ def test_weights_of_half_precision_leaves_sum_to_one():
     whole = trees.weighted_sum(jnp.array([1, 2]), jnp.array([[3], [2**24]]))
     assert whole.dtype == jnp.int32
     assert whole == 3 + 2**25, "whole numbers stay as they are"
+
+
+def test_quotients_of_half_precision_have_divisors_of_single():
+    """In float16 2e-8 is 0, which divides by 1."""
+    found = trees.divide({"x": jnp.full(2, 1e-4, jnp.float16)}, {"x": jnp.array([2e-8, 0.0])})["x"]
+    assert found.dtype == jnp.float16
+    np.testing.assert_allclose(np.asarray(found, float), [5000, 1e-4], rtol=1e-3)
