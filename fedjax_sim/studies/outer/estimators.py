@@ -158,7 +158,8 @@ class ES(Estimator):
     taken: it goes with chaotic runs and with losses that have none.
 
     Args:
-      sigma: the standard deviation of e.
+      sigma: the standard deviation of e. Beside parameters in half precision a small e is lost, and so is most of the
+        gradient: bfloat16 has no steps from 1 below 0.004.
       pairs: how many e; two runs each.
       window: None for one e a run; else segments in a window, each of which is perturbed alone and begins with the
         state of the run without perturbations: cheap in a training that goes on, and biased as ``truncated`` is.
@@ -206,7 +207,7 @@ class PES(Estimator):
     windows.
 
     Args:
-      sigma: the standard deviation of e_w.
+      sigma: the standard deviation of e_w, not too small for parameters in half precision, as of ``es``.
       pairs: how many pairs of runs.
       window: segments in a window; it must divide their number.
 
