@@ -77,7 +77,8 @@ class LastK(Wrapper):
     def evaluated(self, server: Wrapped) -> Any:
         models, rounds = server.extra
         held = jnp.minimum(rounds + 1, self.k)
-        return jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0) / held.astype(leaf.dtype), models)
+        means = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0) / held.astype(leaf.dtype), trees.wide(models))
+        return trees.of_types(means, self.model(server))
 
     def update(self, server: Wrapped, got: dict[str, Any], cohort: Cohort) -> Wrapped:
         new: Wrapped = super().update(server, got, cohort)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -44,10 +44,6 @@ class Ditto(FedAvg):
     @property
     def requires(self) -> Requires:
         return OWN_MODELS.but(more_steps=self.personal_steps or 0, per_step=2 if self.personal_steps is None else 1)
-
-    def checked(self) -> Self:
-        checked = super().checked()
-        return checked.replace(lam=jnp.asarray(self.lam)) if isinstance(self.lam, (list, tuple)) else checked
 
     def check(self, num_clients: int) -> None:
         if np.shape(self.lam) not in ((), (num_clients,)):

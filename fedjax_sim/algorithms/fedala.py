@@ -12,7 +12,7 @@ from fedjax_sim.algorithms.contract import OWN_MODELS, Client, Mean, Message, Re
 from fedjax_sim.algorithms.fedavg import FedAvg
 from fedjax_sim.algorithms.partial import as_patterns, merged, split
 from fedjax_sim.core.fields import count, real, static
-from fedjax_sim.core.trees import as_dtype, select, subtract
+from fedjax_sim.core.trees import as_dtype, select, subtract, wide
 from fedjax_sim.optim.parts import Parts
 
 
@@ -32,7 +32,8 @@ class FedAla(FedAvg):
 
     W_i starts at ones: without learning this is FedAvg. The weights see the batches before those of the local steps,
     a random part of the client's data where batches are shuffled; they do not change at a client's first visit in the
-    first round, where theta_i = x. The personal model is start_i, from x and the W_i of the last visit.
+    first round, where theta_i = x. They are of single precision at least: bfloat16 has no steps from 1 below 0.002. The
+    personal model is start_i, from x and the W_i of the last visit.
 
     Args:
       top: the layers that have weights: parts of paths of parameters, one or a tuple of them; None for all; structure.
@@ -60,7 +61,7 @@ class FedAla(FedAvg):
         return checked if self.top is None else checked.replace(top=as_patterns("fedala(top=...)", self.top))
 
     def init_client(self, params: Any) -> Any:
-        return Local(params, jax.tree.map(jnp.ones_like, self._split(params)[1]))
+        return Local(params, jax.tree.map(jnp.ones_like, wide(self._split(params)[1])))
 
     def begin(self, sent: Any, c_i: Any, client: Client) -> Any:
         return Parts(model=self._start(sent.params, c_i.params, c_i.weights), weights=c_i.weights)
@@ -91,7 +92,8 @@ class FedAla(FedAvg):
 
     def _start(self, x: Any, own: Any, weights: Any) -> Any:
         lower, top = self._split(x)
-        return merged(lower, jax.tree.map(lambda x, v, w: v + (x - v) * w, top, self._split(own)[1], weights))
+        start = jax.tree.map(lambda x, v, w: v + (x - v) * w, wide(top), wide(self._split(own)[1]), weights)
+        return merged(lower, jax.tree.map(lambda start, x: start.astype(x.dtype), start, top))
 
     def _split(self, params: Any) -> tuple[Any, Any]:
         if self.top is None:

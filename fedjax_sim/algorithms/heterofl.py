@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Self
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -35,10 +35,6 @@ class Widths(FedAvg):
             average="plain", averages=WEIGHTED_MEANS, partwise=True, whole_model=True,
             averages_why="each entry's average is one of the clients that have it, whose weights must sum to one",
         )  # fmt: skip
-
-    def checked(self) -> Self:
-        checked = super().checked()
-        return checked.replace(widths=jnp.asarray(self.widths)) if isinstance(self.widths, (list, tuple)) else checked
 
     def check(self, num_clients: int) -> None:
         if np.shape(self.widths) not in ((), (num_clients,)):

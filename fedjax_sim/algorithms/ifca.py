@@ -68,13 +68,13 @@ class HypCluster(Several):
         return jax.vmap(F)(sent.params)
 
     def begin(self, sent: Any, c_i: Any, client: Client) -> Any:
-        return pick(sent.params, jnp.argmin(client.survey))
+        return pick(sent.params, _chosen(client))
 
     def change(self, y: Any, sent: Any, c_i: Any, client: Client) -> Any:
-        return subtract(y, pick(sent.params, jnp.argmin(client.survey)))
+        return subtract(y, pick(sent.params, _chosen(client)))
 
     def finish(self, delta: Any, y: Any, sent: Any, c_i: Any, client: Client) -> tuple[dict[str, Message], Any]:
-        chosen = jnp.argmin(client.survey).astype(jnp.int32)
+        chosen = _chosen(client)
         mine = jnp.arange(self.clusters, dtype=jnp.int32) == chosen
         # One model goes up, and its number.
         placed = jax.tree.map(lambda leaf: jnp.where(column(mine, leaf[None]), leaf[None], 0), delta)
@@ -119,6 +119,12 @@ class Ifca(HypCluster):
     @property
     def requires(self) -> Requires:
         return super().requires.but(average="plain")
+
+
+def _chosen(client: Client) -> jax.Array:
+    """k_i, int32. A loss that is no number is the last to be chosen: else who meets a diverged model trains it."""
+    losses = client.survey
+    return jnp.argmin(jnp.where(jnp.isnan(losses), jnp.inf, losses)).astype(jnp.int32)
 
 
 hypcluster = recorded(

@@ -108,7 +108,7 @@ class Dp(Clipping):
         if self.quantile is not None:  # z_Delta
             z = z / jnp.sqrt(1 - jnp.square(z / (2 * trees.as_dtype(self.count_noise, z))))
         delta = trees.wide(got["delta"])  # z C and 1 / m would be rounded to half precision
-        noise = _normal(jax.random.fold_in(cohort.key, _NOISE), delta)
+        noise = sampling.normal_tree(jax.random.fold_in(cohort.key, _NOISE), delta)
         average = trees.scale(1 / expected, trees.add_scaled(delta, z * bound.norm, noise))
         new: Wrapped = Wrapper.update(self, server, {"delta": trees.of_types(average, got["delta"])}, cohort)
         norm = bound.norm
@@ -156,12 +156,6 @@ class Dp(Clipping):
                 f"dp({type(self.base).__name__.lower()}(...)): {why}: use a method that averages changes alone, once a "
                 "round, for instance fedavg, fedprox(adaptive=False) or fedadam"
             )
-
-
-def _normal(key: jax.Array, like: Any) -> Any:
-    """A standard normal draw of the shapes of ``like``, a key a leaf."""
-    keys = jax.tree.unflatten(jax.tree.structure(like), jax.random.split(key, len(jax.tree.leaves(like))))
-    return jax.tree.map(sampling.normal, keys, like)
 
 
 dp = recorded(

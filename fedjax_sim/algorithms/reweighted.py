@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -55,11 +55,6 @@ class Reweighted(Wrapper):
             averages=base.averages - {"transformed"},
             minimises=base.minimises if self.logits is None else lambda objective: base.minimises(chosen),
         )
-
-    def checked(self) -> Self:
-        checked = super().checked()
-        listed = isinstance(self.logits, (list, tuple))
-        return checked.replace(logits=jnp.asarray(self.logits)) if listed else checked
 
     def init(self, params: Any, shares: jax.Array) -> Any:
         if self.logits is None:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from fedjax_sim.algorithms.fedavg import FedAvg
 from fedjax_sim.core import sampling
-from fedjax_sim.core.trees import subtract
+from fedjax_sim.core.trees import add_scaled, subtract
 
 
 class Several(FedAvg):
@@ -30,17 +30,11 @@ class Several(FedAvg):
 def apart(params: Any, number: int, spread: Any, seed: int) -> Any:
     """K models around x, leaves [K, ...]: x_k = x + spread (n_k - mean_l n_l), n_k ~ N(0, I); their mean is x.
 
-    The draws are those of ``jax.random.normal``, in single precision at least, one key of
-    ``jax.random.split(jax.random.key(seed), ...)`` a leaf.
+    The draws are those of :func:`fedjax_sim.core.sampling.normal_tree` by ``jax.random.key(seed)``.
     """
-    leaves, structure = jax.tree.flatten(params)
-    keys = jax.random.split(jax.random.key(seed), len(leaves))
-
-    def several(leaf: jax.Array, key: jax.Array) -> jax.Array:
-        noise = sampling.normal(key, jnp.broadcast_to(leaf, (number, *leaf.shape)))
-        return leaf[None] + jnp.asarray(spread).astype(leaf.dtype) * (noise - jnp.mean(noise, axis=0, keepdims=True))
-
-    return jax.tree.unflatten(structure, map(several, leaves, keys))
+    models = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (number, *leaf.shape)), params)
+    noise = sampling.normal_tree(jax.random.key(seed), models)
+    return add_scaled(models, spread, jax.tree.map(lambda n: n - jnp.mean(n, axis=0, keepdims=True), noise))
 
 
 def pick(models: Any, number: Any) -> Any:

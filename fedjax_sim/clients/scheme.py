@@ -13,7 +13,7 @@ from jax.scipy.special import xlog1py, xlogy
 
 from fedjax_sim.core.descriptions import Described
 from fedjax_sim.core.fields import Check
-from fedjax_sim.core.values import check_real, shown
+from fedjax_sim.core.values import array_of, check_real, shown
 from fedjax_sim.datasets.federated import FederatedDataset
 
 T = TypeVar("T", bound=Described)
@@ -43,7 +43,7 @@ class EachClient:
         if isinstance(value, Described):
             raise TypeError(f"{what} is {shown(value)}: it must be a real number or an array of them")
         check_real(what, value, low=self.low, high=self.high, above=self.above)
-        shape = np.shape(_as_array(value))
+        shape = np.shape(array_of(what, value))
         if len(shape) > 1 + self.rounds or 0 in shape:
             raise ValueError(
                 f"{what} has shape {shape}: give one number, or one a client{' or [rounds, N]' * self.rounds}"
@@ -77,7 +77,7 @@ class Scheme(Described):
 
 def as_arrays(obj: T) -> T:
     """``obj`` with arrays in the place of lists of one number a client."""
-    return obj.replace(**{name: _as_array(getattr(obj, name)) for name in _each_client(obj)})
+    return obj.replace(**{name: array_of(name, getattr(obj, name)) for name in _each_client(obj)})
 
 
 def check_lengths(obj: Described, num_clients: int, rounds: int = 0) -> None:
@@ -106,10 +106,6 @@ def at_clients(value: Any, indices: jax.Array) -> jax.Array:
 def _each_client(obj: Any) -> dict[str, EachClient]:
     checks = {field.name: field.metadata.get("check") for field in dataclasses.fields(obj)}
     return {name: check for name, check in checks.items() if isinstance(check, EachClient)}
-
-
-def _as_array(value: Any) -> Any:
-    return jnp.asarray(value) if isinstance(value, (list, tuple)) else value
 
 
 def unparametrised(scheme: Scheme) -> jax.Array:

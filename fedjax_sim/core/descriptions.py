@@ -85,7 +85,7 @@ class Described:
         before. Values that are traced :func:`fedjax_sim.core.values.check_real` passes, and leaves the run a condition.
         """
         fields.check_fields(self, self.factory_name())
-        return self
+        return fields.with_arrays(self, self.factory_name())  # type: ignore[no-any-return]
 
     @classmethod
     def factory_name(cls) -> str:

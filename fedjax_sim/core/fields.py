@@ -25,7 +25,7 @@ import jax
 import numpy as np
 from flax import struct
 
-from fedjax_sim.core.values import check_choice, check_count, check_flag, check_real, check_scalar, shown
+from fedjax_sim.core.values import array_of, check_choice, check_count, check_flag, check_real, check_scalar, shown
 
 Check = Callable[[str, Any], None]
 
@@ -63,7 +63,8 @@ def real(
     """A real hyper-parameter, checked by :func:`fedjax_sim.core.values.check_real`: what bounds it, is said there.
 
     It may be None if that is its default. It is a leaf, to be traced and differentiated; with ``structure`` a number of
-    the host's. A run takes one number (:func:`check_single`), or with ``several`` an array too.
+    the host's. A run takes one number (:func:`check_single`), or with ``several`` an array too, which a list becomes
+    (:func:`with_arrays`).
     """
     bounds: dict[str, Any] = {"low": low, "high": high, "above": above, "below": below, "infinite": infinite}
     optional = kwargs.get("default", 0) is None
@@ -113,6 +114,16 @@ def check_fields(obj: Any, name: str) -> None:
         check = field.metadata.get("check")
         if check is not None:
             check(f"{name}({field.name}=...)", getattr(obj, field.name))
+
+
+def with_arrays(obj: Any, name: str) -> Any:
+    """``obj`` with arrays in the place of lists for :func:`real` fields of several: of a list each number is a leaf."""
+    changed = {}
+    for field in dataclasses.fields(obj):
+        value = getattr(obj, field.name)
+        if field.metadata.get("single") is False and isinstance(value, (list, tuple)):
+            changed[field.name] = array_of(f"{name}({field.name}=...)", value)
+    return obj.replace(**changed) if changed else obj
 
 
 def check_single(obj: Any, name: str) -> None:

@@ -160,6 +160,12 @@ def normal(key: jax.Array, like: jax.Array) -> jax.Array:
     return jax.random.normal(key, like.shape, trees.widest(like, jnp.float32)).astype(like.dtype)
 
 
+def normal_tree(key: jax.Array, like: Any) -> Any:
+    """Such draws for the leaves of a pytree, a key of ``jax.random.split(key, ...)`` each."""
+    leaves, structure = jax.tree.flatten(like)
+    return jax.tree.unflatten(structure, map(normal, jax.random.split(key, len(leaves)), leaves))
+
+
 def _mix(value: jax.Array) -> jax.Array:
     """Two multiplications and a shift: enough for the top bit, which is all that is read of it."""
     value = value * jnp.uint32(0x7FEB352D)

@@ -205,6 +205,14 @@ def check_real(
 _REAL = "it must be a real number or an array of them"
 
 
+def array_of(what: str, value: Any) -> Any:
+    """A list of numbers, or of rows of them, as an array (ValueError for none); anything else as it is."""
+    try:
+        return jnp.asarray(value) if isinstance(value, (list, tuple)) else value
+    except (TypeError, ValueError):
+        raise ValueError(f"{what} is {shown(value)}: it must be numbers, in rows of one length") from None
+
+
 def _as_array(what: str, leaf: Any) -> np.ndarray:
     try:
         return np.asarray(float(leaf)) if isinstance(leaf, int) else np.asarray(leaf)

@@ -31,6 +31,7 @@ class Moments(NamedTuple):
 
 def moments(vectors: Any, weights: jax.Array, centre_weights: jax.Array | None = None) -> Moments:
     """Moments of a stack of vectors; ``centre_weights``, [S], are those of the mean m, None for ``weights``."""
+    vectors = trees.wide(vectors)  # a mean of half precision is none of vectors that lie close together
     centre = weighted_sum(vectors, weights if centre_weights is None else centre_weights)
     around = jax.tree.map(lambda leaf, m: leaf - m[None], vectors, centre)
     return Moments(

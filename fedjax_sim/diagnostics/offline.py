@@ -48,7 +48,10 @@ class Gamma(NamedTuple):
 
 
 def running_mean(values: Any, axis: int = -1) -> np.ndarray:
-    """Mean of all values so far along ``axis``, the rounds: of ``history["e_lud"]``, FedAWARE's "e-LUD dynamics"."""
+    """Mean of all values so far along ``axis``, the rounds: of ``history["e_lud"]``, FedAWARE's "e-LUD dynamics".
+
+    After a seed has stopped (``history.stops``) its records are zero, and these means say as little as they.
+    """
     array = np.asarray(values, dtype=float)
     return np.cumsum(array, axis=axis) / np.cumsum(np.ones_like(array), axis=axis)  # type: ignore[no-any-return]
 
@@ -58,7 +61,8 @@ def fit_dissimilarity(mean_square: Any, square_of_mean: Any) -> Fit:
 
     They are ``"gradient_mean_square"`` and ``"gradient_square_of_mean"`` of the records, of any shape. "Smallest" is
     least slack on average, subject to G >= 0 and B >= 1: where B^2 is the slope of the upper convex hull of the points
-    (and the origin) above their mean. Raises ValueError for no points, or of different shapes, or not finite.
+    (and the origin) above their mean. Points of which both are 0 bound nothing and are left out: so are the rounds
+    after a seed has stopped. Raises ValueError for no points, or of different shapes, or not finite.
 
     Reference: Karimireddy et al. 2020, SCAFFOLD, (A1).
     """
@@ -67,6 +71,9 @@ def fit_dissimilarity(mean_square: Any, square_of_mean: Any) -> Fit:
         raise ValueError(f"fit_dissimilarity: {y.size} and {x.size} points: give one or more, as many of both")
     if not (np.isfinite(x).all() and np.isfinite(y).all() and min(x.min(), y.min()) >= 0):
         raise ValueError("fit_dissimilarity: squared norms must be finite and non-negative; leave diverged rounds out")
+    y, x = y[(x > 0) | (y > 0)], x[(x > 0) | (y > 0)]
+    if x.size == 0:
+        return Fit(0.0, 1.0)
     slope = max(1.0, _slope_above_mean(np.append(x, 0.0), np.append(y, 0.0), x.mean()))
     return Fit(float(np.sqrt(max(0.0, np.max(y - slope * x)))), float(np.sqrt(slope)))
 

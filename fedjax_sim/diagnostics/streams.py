@@ -73,6 +73,11 @@ def read_clients(
     return loop(ends[-1], (constants, dataset, positions, ends), carry)
 
 
+def _nothing(params: Any) -> Any:
+    """Where the sum of a client's gradients begins, in single precision at least."""
+    return trees.wide(trees.zeros_like(params))
+
+
 def everyone(dataset: FederatedDataset) -> tuple[jax.Array, jax.Array]:
     """``(positions, valid)`` of all clients, in storage order."""
     return jnp.arange(dataset.num_clients, dtype=jnp.int32), jnp.ones((dataset.num_clients,), bool)
@@ -117,7 +122,7 @@ def client_gradient_moments(
         variance = variance + weight * trees.inner(around, around)
         return trees.scale(jnp.where(piece.last, 0, 1), gradient), mean_square, variance
 
-    carry = (trees.wide(trees.zeros_like(params)), zero, zero)
+    carry = (_nothing(params), zero, zero)
     _, mean_square, variance = read_clients(body, (task, params, centre, weights), carry, dataset, *everyone(dataset))
     return Moments(mean_square, trees.inner(centre, centre), variance)
 
@@ -198,8 +203,7 @@ def client_inexactness(
         return trees.scale(rest, at_start), trees.scale(rest, at_end), starts, ends
 
     none = jnp.zeros((slots,), zero.dtype)
-    nothing = trees.wide(trees.zeros_like(params))
-    carry = (nothing, nothing, none, none)
+    carry = (_nothing(params), _nothing(params), none, none)
     constants = (task, params, updates, scale, jnp.asarray(mu))
     _, _, starts, ends = read_clients(body, constants, carry, dataset, positions, valid)
     return jnp.where(ends == 0, jnp.zeros_like(ends), root_ratio(ends, starts))
@@ -262,8 +266,7 @@ def hessian_difference(
 
         def difference(vector: jax.Array) -> jax.Array:
             direction = unravel(vector.astype(flat.dtype))
-            zero = trees.wide(trees.zeros_like(params))
-            own = read_clients(body, (task, params, direction), zero, dataset, position[None], always)
+            own = read_clients(body, (task, params, direction), _nothing(params), dataset, position[None], always)
             mean = mean_over_examples(lambda x, batch: product(task, x, batch, direction), params, dataset)
             return ravel_pytree(trees.subtract(own, mean))[0].astype(vector.dtype)
 

@@ -182,7 +182,7 @@ def _recorded(plan: Plan, state: TrainState, exchanges: list[Exchange]) -> Recor
     if plan.cohort.may_overflow:
         record["overflow"] = _overflow(exchanges)
     if plan.guard.traced and last.refused is not None:
-        # A cohort that serves two exchanges is counted once.
+        # A cohort that serves two exchanges is counted once, where it trains: elsewhere no number of steps is refused.
         own = [phase.seen or phase.cohort is not plan.cohort for phase in plan.phases()]
         refused: list[Any] = [one.drawn.refused for one, counts in zip(exchanges, own, strict=True) if counts]
         record["refused_slots"] = sum(refused[1:], start=refused[0])

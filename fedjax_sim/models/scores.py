@@ -103,7 +103,8 @@ class RocAuc(Score):
     """The area under the receiver operating characteristic: P(p of a positive > p of a negative), ties count half.
 
     Of more than two classes it is the mean over the classes of the area of each against the rest. A class that no
-    example of a group has, or all have, does not count there; a group of one class has no such area (NaN).
+    example of a group has, or all have, does not count there; a group of one class has no such area (NaN). Where
+    probabilities round to 0 and 1, examples tie: in single precision those of logits that are further apart than 87.
     It sorts the examples for each class.
     """
 

@@ -131,6 +131,8 @@ class Sgd(Optimizer):
 class Adam(Optimizer):
     """Adam (Kingma and Ba 2015) as optax has it, with bias correction; not linear in the gradients.
 
+    Moments are kept in single precision at least: optax has the parameters' own, and in bfloat16 a b2 of 0.999 is 1.
+
     Args:
       learning_rate: step size, >= 0.
       b1: decay of the first moment.
@@ -147,7 +149,11 @@ class Adam(Optimizer):
 
     def transform(self) -> optax.GradientTransformation:
         check_single(self, self.factory_name())
-        return optax.adam(self.learning_rate, self.b1, self.b2, self.eps, self.eps_root)
+        adam = optax.adam(self.learning_rate, self.b1, self.b2, self.eps, self.eps_root)
+        return optax.GradientTransformation(
+            lambda params: adam.init(trees.wide(params)),
+            lambda gradients, state, params=None: adam.update(trees.wide(gradients), state, params),
+        )
 
 
 class FromOptax(Optimizer):
@@ -227,6 +233,8 @@ def _is_function(value: Any) -> TypeGuard[Callable[..., Any]]:
 
 def from_optax(name: str, **arguments: Any) -> Optimizer:
     """Any optax optimiser by its name: ``from_optax("rmsprop", learning_rate=0.01, decay=0.9)``.
+
+    Its moments have the dtype of the parameters, as bare optax objects' do: in bfloat16 a decay of 0.999 is 1.
 
     Args:
       name: the optax function.

@@ -37,12 +37,11 @@ class _Table(Rate):
     each: ClassVar[str]  # what there is a value of: round or client
 
     def checked(self) -> Self:
-        super().checked()
-        values = jnp.asarray(self.values) if isinstance(self.values, (list, tuple)) else self.values
-        if np.ndim(values) != 1:
-            name, shape = self.factory_name(), np.shape(values)
+        checked = super().checked()
+        if np.ndim(checked.values) != 1:
+            name, shape = self.factory_name(), np.shape(checked.values)
             raise ValueError(f"{name}(values) has shape {shape}: give one value a {self.each}")
-        return self.replace(values=values)
+        return checked
 
     def at(self, round_: jax.Array, client: jax.Array) -> Any:
         return jnp.asarray(self.values)[round_ if self.each == "round" else client]

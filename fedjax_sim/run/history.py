@@ -150,8 +150,7 @@ class History:
         Raises:
           ValueError: not one number a seed and evaluation or round.
         """
-        values, _ = recorded.held(self, name)
-        at = np.asarray(recorded.rounds_of(self, name))
+        at, (values, _) = np.asarray(recorded.rounds_of(self, name)), recorded.held(self, name)
         return recorded.first_reached(values, at, target, falling=recorded.less_is_better(name))
 
     def time_to(self, name: str, target: float) -> np.ndarray:
@@ -189,7 +188,8 @@ class History:
     @property
     def useful_ratio(self) -> float:
         """Gradients the clients needed over gradients the layout computed; 1 where nothing was wasted."""
-        return float(self.rounds["useful_steps"].sum() / max(self.rounds["computed_steps"].sum(), 1))
+        useful, computed = (self.rounds[f"{which}_steps"].sum() for which in ("useful", "computed"))
+        return float(useful / computed) if computed else 1.0
 
     @property
     def algorithm(self) -> str:

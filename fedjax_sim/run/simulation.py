@@ -95,7 +95,7 @@ def simulate(
         goes on in the layout of its checkpoint.
       client_states: where client states are kept, and in which type: ``fjs.client_states.on_host()``,
         ``on_disk(directory)``, ``on_device(dtype="bfloat16")``. None for ``on_device()``.
-      seeds: one seed or several.
+      seeds: one seed, 5 for the run of seed 5, or several, ``range(5)``.
       skip_nonfinite: leaves clients out of a round whose messages or state are not finite.
       system: the clients' devices in virtual time; ``history.virtual_time`` is then the clock at the evaluations.
       asynchronous: a server that waits for messages, not for cohorts.

@@ -488,6 +488,18 @@ def test_models_that_are_no_chain_are_refused():
             fjs.fjord(client_optimizer=SGD, levels=levels)
 
 
+@pytest.mark.parametrize(("losses", "chosen"), [([np.nan, 2, 1], 2), ([np.inf, np.nan, 3], 2), ([np.nan] * 3, 0)])
+def test_a_model_whose_loss_is_no_number_is_not_chosen(losses, chosen):
+    method = fjs.ifca(client_optimizer=SGD, clusters=3)
+    sent = method.send(method.init(jnp.zeros(2), jnp.ones(4) / 4))
+    client = nobody()._replace(survey=jnp.array(losses, float))
+    np.testing.assert_array_equal(method.begin(sent, jnp.int32(0), client), sent.params[chosen])
+    messages, kept = method.finish(jnp.ones(2), jnp.ones(2), sent, jnp.int32(0), client)
+    assert kept == chosen
+    np.testing.assert_array_equal(messages["chosen"].value, np.eye(3)[chosen])
+    np.testing.assert_array_equal(messages["delta"].value, np.eye(3)[chosen][:, None] * np.ones(2))
+
+
 @pytest.mark.parametrize("make", ["heterofl", "fjord"])
 def test_a_list_of_widths_is_an_array(make):
     """In a program, where a list would be as many arrays."""

@@ -12,8 +12,8 @@ from fedjax_sim import trees
 from fedjax_sim.algorithms import Cohort
 from fedjax_sim.algorithms.clipping import WITHIN, clip
 from fedjax_sim.algorithms.contract import nobody
-from fedjax_sim.algorithms.private import _normal
 from fedjax_sim.algorithms.wrapper import encoded
+from fedjax_sim.core import sampling
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -205,7 +205,7 @@ def test_the_noise_is_z_c_over_the_expected_cohort():
 def test_noise_in_low_precision_is_normal():
     """Drawn in bfloat16 it would be 128 numbers of mean -0.012, none beyond 2.9: what lies further out tells."""
     like, key = {"w": jnp.zeros(10**6, jnp.bfloat16)}, jax.random.key(2)
-    for noise in (_normal(key, like), fjs.attacks.gaussian(1.0).tampered(like, key)):
+    for noise in (sampling.normal_tree(key, like), fjs.attacks.gaussian(1.0).tampered(like, key)):
         drawn = np.asarray(noise["w"], np.float64)
         assert noise["w"].dtype == jnp.bfloat16
         assert abs(drawn.mean()) < 6e-3  # six standard errors

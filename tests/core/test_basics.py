@@ -164,3 +164,22 @@ def test_a_file_in_the_place_of_a_link_is_a_file_of_its_own(tmp_path):
 def test_a_field_that_is_not_there_is_not_replaced():
     with pytest.raises(TypeError, match="has no field 'client_optimiser': did you mean 'client_optimizer'"):
         fjs.fedavg(client_optimizer=fjs.optim.sgd(0.1)).replace(client_optimiser=fjs.optim.sgd(0.2))
+
+
+def test_weights_of_half_precision_leaves_sum_to_one():
+    """In bfloat16 seven weights of 1/7 sum to 0.998, and every average was too small by as much."""
+    leaf = 1 + jax.random.uniform(jax.random.key(0), (7, 4000)).astype(jnp.bfloat16)
+    found = trees.weighted_sum(jnp.full(7, 1 / 7), leaf)
+    assert found.dtype == jnp.bfloat16
+    exact = np.asarray(leaf, float).mean(axis=0)
+    assert abs(np.mean(np.asarray(found, float) / exact) - 1) < 2e-4
+    whole = trees.weighted_sum(jnp.array([1, 2]), jnp.array([[3], [2**24]]))
+    assert whole.dtype == jnp.int32
+    assert whole == 3 + 2**25, "whole numbers stay as they are"
+
+
+def test_quotients_of_half_precision_have_divisors_of_single():
+    """In float16 2e-8 is 0, which divides by 1."""
+    found = trees.divide({"x": jnp.full(2, 1e-4, jnp.float16)}, {"x": jnp.array([2e-8, 0.0])})["x"]
+    assert found.dtype == jnp.float16
+    np.testing.assert_allclose(np.asarray(found, float), [5000, 1e-4], rtol=1e-3)

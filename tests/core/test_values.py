@@ -1,6 +1,7 @@
 """The checks that all arguments and fields share: each once here, so that no room repeats them."""
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -128,6 +129,27 @@ def test_fields_say_what_they_allow(field, wrong, right):
 
 def test_real_fields_are_leaves_and_the_others_structure():
     assert jax.tree.leaves(thing(rate=1, scale=2.0, every=3)) == [1.0]
+
+
+def test_a_list_for_a_real_field_of_several_is_an_array():
+    class Rates(Described):
+        values: Any = real(default=None, low=0.0, several=True)
+
+    rates = factory("example.rates", Rates)
+    assert rates().values is None
+    assert rates(0.5).values == 0.5
+    for one in (rates([1, 0.5]), rates().replace(values=(1, 0.5)).checked()):
+        np.testing.assert_array_equal(one.values, [1.0, 0.5])
+        assert len(jax.tree.leaves(one)) == 1
+    jax.grad(lambda x: rates([x, 2 * x]).values.sum())(1.0)
+    for wrong in ([1.0, [2.0, 3.0]], [1.0, None]):
+        with pytest.raises(ValueError, match=r"^rates\(values=\.\.\.\) is \[1\.0, .*numbers, in rows of one length"):
+            rates(wrong)
+
+
+def test_rows_of_several_lengths_are_no_numbers_of_clients():
+    with pytest.raises(ValueError, match=r"^weighted\(weights=\.\.\.\) is \[1\.0, \[2\.0\]\]: .*in rows of one length"):
+        fjs.cohort.weighted(2, [1.0, [2.0]])
 
 
 PATHS = ["client_learning_rate", "server_learning_rate", "client_optimizer.learning_rate", "mu"]

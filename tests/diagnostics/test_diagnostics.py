@@ -494,11 +494,24 @@ def test_fit_dissimilarity():
     )
     assert slack.mean() == pytest.approx(best)
     assert dg.fit_dissimilarity([4.0, 9.0], [0.0, 0.0]) == (3.0, 1.0)
+    y, x = [2.0, 16.0, 20.0], [0.5, 4.0, 10.0]
+    assert dg.fit_dissimilarity([*y, *[0.0] * 9], [*x, *[0.0] * 9]) == dg.fit_dissimilarity(y, x), (
+        "of a seed that stopped"
+    )
+    assert dg.fit_dissimilarity([0.0], [0.0]) == (0.0, 1.0)
     assert dg.fit_dissimilarity([1.0, 2.0], [1.0, 2.0]) == (0.0, 1.0)
     with pytest.raises(ValueError, match="2 and 1 points"):
         dg.fit_dissimilarity([1.0, 2.0], [1.0])
     with pytest.raises(ValueError, match="leave diverged rounds out"):
         dg.fit_dissimilarity([np.nan], [1.0])
+
+
+def test_moments_of_half_precision_are_those_of_single():
+    """1 and its neighbour in bfloat16 have no middle there: the variance was twice what it is."""
+    near = jnp.array([[1.0, 1.0], [1 + 2**-7, 1 + 2**-7]], jnp.bfloat16)
+    found = measures.moments({"x": near}, jnp.array([0.5, 0.5]))
+    assert found.variance == 2 * 2**-16
+    assert found.square_of_mean == 2 * (1 + 2**-8) ** 2
 
 
 def test_running_mean():

@@ -74,3 +74,14 @@ def test_a_moving_average_of_models_moves(decay):
         return jnp.asarray(found.params, "f")
 
     assert jnp.allclose(averaged(jnp.bfloat16), averaged(jnp.float32), atol=0.02)
+
+
+@pytest.mark.parametrize(("dtype", "value"), [("bfloat16", 3), ("float16", 1000)])
+def test_a_mean_of_many_models_in_half_precision(dtype, value):
+    """301 and 903 are 300 and 904 in bfloat16, 301,000 is infinite in float16."""
+    method = fjs.last_k(fjs.fedavg(client_optimizer=fjs.optim.sgd(0.1)), k=301)
+    server = method.init(jnp.full(2, value, dtype), jnp.ones(1))
+    window = server.extra._replace(models=jnp.full((301, 2), value, dtype), rounds=jnp.int32(400))
+    found = method.evaluated(server._replace(extra=window))
+    assert found.dtype == dtype
+    assert found.tolist() == [value, value]

@@ -62,6 +62,25 @@ def test_moments_of_half_precision_are_those_of_single(name):
     np.testing.assert_allclose(np.asarray(half, "f"), single, rtol=1e-2)
 
 
+def test_adam_of_half_precision_forgets():
+    """In bfloat16 a b2 of 0.999 is 1: after 2000 equal gradients v was a half of what it is, and the step too long."""
+
+    def last(dtype):
+        adam, x = fjs.optim.adam(0.1), jnp.zeros(2, dtype)
+
+        def step(state, _):
+            updates, state = adam.update(jnp.ones_like(x), state, x)
+            return state, updates
+
+        state, updates = jax.lax.scan(step, adam.init(x), length=2000)
+        assert {leaf.dtype for leaf in jax.tree.leaves(state)} == {jnp.dtype("float32"), jnp.dtype("int32")}
+        return updates
+
+    found = jax.jit(last, static_argnums=0)(jnp.bfloat16)
+    assert found.dtype == jnp.bfloat16
+    np.testing.assert_allclose(np.asarray(found[-1], float), -0.1, rtol=0.005)
+
+
 def test_an_optimiser_of_optax_that_is_another_with_an_argument_given():
     """optax.nadam is a partial application, no function: "optax has no optimiser 'nadam': did you mean 'adam'?"."""
     np.testing.assert_allclose(

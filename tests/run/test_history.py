@@ -46,6 +46,8 @@ def test_what_is_recorded():
     assert h["loss"][:, 0] == pytest.approx(np.log(10), rel=1e-5)  # zero weights: uniform over ten classes
     assert h.params["params"]["Dense_0"]["kernel"].shape == (2, 60, 10)
     assert h.useful_ratio == 1.0
+    nobody = {name: np.zeros_like(values) for name, values in h.rounds.items()}
+    assert dataclasses.replace(h, rounds=nobody).useful_ratio == 1.0, "nothing was wasted"
     assert h.algorithm == "scaffold"
     assert h.description["objective"] == "(1/N) sum F_i"
     assert "personal" not in h.description

@@ -156,6 +156,22 @@ def test_who_diverged_is_last_and_of_equals_the_first_is_better():
     assert {source[0], source[4]} <= {2, 3}
 
 
+@pytest.mark.parametrize(("sound", "copied"), [([5], {5}), ([], {0}), ([1, 5], {1, 5})])
+def test_a_population_copies_nobody_who_diverged(sound, copied):
+    """Of eight the two worst take one of the two best: where seven diverged, every other copy was of one of these."""
+    scores = jnp.full(8, jnp.inf).at[jnp.array(sound, int)].set(1.0)
+    values, transforms = {"m": jnp.ones(8)}, {"m": hyper.positive()}
+
+    @jax.jit
+    @jax.vmap
+    def sources(key):
+        return hyper.population().decide(key, scores, values, {}, transforms).source
+
+    found = np.asarray(sources(jax.random.split(jax.random.key(0), 16)))
+    worst = [m for m in range(8) if m not in sound][-2:]
+    assert set(found[:, worst].ravel().tolist()) == copied
+
+
 def test_scores_are_means_over_seeds_and_infinite_where_anything_is_not_finite():
     accuracy = jnp.array([[0.5, 0.7], [0.9, 0.9], [0.2, 0.2]])
     metrics = {

@@ -14,7 +14,7 @@ import fedjax_sim as fjs
 from fedjax_sim import hyper
 from fedjax_sim.core.descriptions import build
 from fedjax_sim.studies.hyper import final, influence, tune
-from fedjax_sim.studies.hyper.tuning import advance, begin
+from fedjax_sim.studies.hyper.tuning import _perturbations, advance, begin
 from fedjax_sim.studies.objectives import check_inputs
 from fedjax_sim.studies.subject import Subject
 from tests.worked_studies import at_smoke_size
@@ -336,6 +336,19 @@ def test_parts_of_the_run_and_arrays_can_be_tuned():
     assert found.value < found.values[0, 0]
     pytest.importorskip("matplotlib")
     assert len(found.plot().axes) == 3
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_restarts_begin_around_the_start_by_draws_of_single_precision(dtype):
+    """bfloat16's own draws are 128 numbers, none beyond 2.9 deviations."""
+    start = {"b": jnp.zeros(2_000, dtype), "a": jnp.zeros((), dtype)}
+    found = _perturbations(start, 3, 0.5, 1)
+    keys = jax.random.split(jax.random.key(1), 2)
+    for key, (path, leaf) in zip(keys, start.items(), strict=True):
+        drawn = 0.5 * jax.random.normal(key, (3, *leaf.shape), jnp.float32)
+        assert found[path].dtype == dtype
+        np.testing.assert_allclose(found[path][1:].astype(jnp.float32), drawn[1:], rtol=0.01)
+        assert not found[path][0].any()
 
 
 # What is wrong is said before anything is compiled.

@@ -19,7 +19,7 @@ from fedjax_sim.clients.systems.base import Cost, Policy, System, Times, WaitFor
 from fedjax_sim.core.descriptions import Described, factory
 from fedjax_sim.core.fields import count, leaf, real
 from fedjax_sim.core.keys import Purpose, fold_in, purpose_key, random_words, round_key
-from fedjax_sim.core.sampling import happens
+from fedjax_sim.core.sampling import below, happens
 from fedjax_sim.core.trees import as_dtype
 from fedjax_sim.core.values import LARGEST_SEED, demand, is_concrete, shown
 from fedjax_sim.datasets.federated import FederatedDataset
@@ -115,15 +115,20 @@ class Empirical(Distribution):
     values: Any = real(low=0.0, several=True)
 
     def checked(self) -> Self:
-        super().checked()
-        values = jnp.asarray(self.values) if isinstance(self.values, (list, tuple)) else self.values
-        if np.ndim(values) != 1 or np.size(values) == 0:
-            raise ValueError(f"empirical(values) has shape {np.shape(values)}: give a list of at least one number")
-        return self.replace(values=values)
+        checked = super().checked()
+        shape = np.shape(checked.values)
+        if len(shape) != 1 or 0 in shape:
+            raise ValueError(f"empirical(values) has shape {shape}: give a list of at least one number")
+        return checked
 
     def quantile(self, u: jax.Array) -> jax.Array:
         values = jnp.asarray(self.values).astype(u.dtype)
         return values[jnp.minimum((u * len(values)).astype(jnp.int32), len(values) - 1)]
+
+    def draw(self, words: jax.Array) -> jax.Array:
+        """By all bits of a word: of a million values 23 bits would draw some 8 times where others are drawn 9 times."""
+        values = jnp.asarray(self.values).astype(jnp.result_type(float))
+        return values[below(words, len(values))]
 
 
 lognormal = factory("quantity.lognormal", LogNormal)

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedjax_sim import optim
 from fedjax_sim.algorithms.contract import Method
-from fedjax_sim.core import trees
+from fedjax_sim.core import sampling, trees
 from fedjax_sim.core.descriptions import describe
 from fedjax_sim.core.loops import over_leading_axis
 from fedjax_sim.core.programs import compiling
@@ -241,13 +241,9 @@ def tune(
 
 def _perturbations(start: Values, restarts: int, spread: float, seed: int) -> Values:
     """What each descent starts with besides ``start``, [restarts, ...]; nothing for the first."""
-    keys = jax.random.split(jax.random.key(seed), len(start))
-
-    def drawn(leaf: jax.Array, key: jax.Array) -> jax.Array:
-        normal = jax.random.normal(key, (restarts, *leaf.shape), leaf.dtype)
-        return (jnp.asarray(spread, leaf.dtype) * normal).at[0].set(0)
-
-    return {path: drawn(leaf, key) for (path, leaf), key in zip(start.items(), keys, strict=True)}
+    like = [jnp.broadcast_to(leaf, (restarts, *leaf.shape)) for leaf in start.values()]
+    normal = sampling.normal_tree(jax.random.key(seed), like)
+    return {path: leaf.at[0].set(0) for path, leaf in zip(start, trees.scale(spread, normal), strict=True)}
 
 
 def _check_first(record: Evaluated) -> None:

@@ -145,7 +145,7 @@ class ForwardGradient(Estimator):
         return _over_samples(self._sample, self.directions, problem, parameters, key)
 
     def _sample(self, problem: Unrolled, theta: Any, run: jax.Array, drawn: jax.Array) -> tuple[jax.Array, Any]:
-        going, v = problem.forwards(), _normal(drawn, theta)
+        going, v = problem.forwards(), sampling.normal_tree(drawn, theta)
         value, slope = jax.jvp(lambda theta: _total(going, theta, run), (theta,), (v,))
         return value, trees.scale(slope, v)
 
@@ -158,7 +158,8 @@ class ES(Estimator):
     taken: it goes with chaotic runs and with losses that have none.
 
     Args:
-      sigma: the standard deviation of e.
+      sigma: the standard deviation of e. Beside parameters in half precision a small e is lost, and so is most of the
+        gradient: bfloat16 has no steps from 1 below 0.004.
       pairs: how many e; two runs each.
       window: None for one e a run; else segments in a window, each of which is perturbed alone and begins with the
         state of the run without perturbations: cheap in a training that goes on, and biased as ``truncated`` is.
@@ -178,13 +179,13 @@ class ES(Estimator):
 
     def _sample(self, problem: Unrolled, theta: Any, run: jax.Array, drawn: jax.Array) -> tuple[jax.Array, Any]:
         if self.window is None:
-            e = trees.scale(self.sigma, _normal(drawn, theta))
+            e = trees.scale(self.sigma, sampling.normal_tree(drawn, theta))
             plus, minus = (_total(problem, at, run) for at in (trees.add(theta, e), trees.subtract(theta, e)))
             return _of_pair(plus, minus, self.sigma, e)
         window = self.window
 
         def step(state: Any, number: jax.Array) -> tuple[Any, tuple[jax.Array, Any]]:
-            e = trees.scale(self.sigma, _normal(jax.random.fold_in(drawn, number), theta))
+            e = trees.scale(self.sigma, sampling.normal_tree(jax.random.fold_in(drawn, number), theta))
             first = number * window
             _, plus = _window(problem, trees.add(theta, e), state, first, window)
             _, minus = _window(problem, trees.subtract(theta, e), state, first, window)
@@ -206,7 +207,7 @@ class PES(Estimator):
     windows.
 
     Args:
-      sigma: the standard deviation of e_w.
+      sigma: the standard deviation of e_w, not too small for parameters in half precision, as of ``es``.
       pairs: how many pairs of runs.
       window: segments in a window; it must divide their number.
 
@@ -273,7 +274,7 @@ class PES(Estimator):
         return Particles(plus, minus, xi, pair.number + 1, pair.key), _of_pair(up, down, self.sigma, xi)
 
     def _perturbation(self, key: jax.Array, theta: Any, number: jax.Array) -> Any:
-        return trees.scale(self.sigma, _normal(jax.random.fold_in(key, number), theta))
+        return trees.scale(self.sigma, sampling.normal_tree(jax.random.fold_in(key, number), theta))
 
 
 class Particles(NamedTuple):
@@ -318,12 +319,6 @@ class Score(Estimator):
         others = (jnp.sum(values) - values) / max(self.runs - 1, 1)
         advantage = values - others if self.baseline else values
         return _mean(values, trees.add(paths, jax.vmap(trees.scale)(advantage, scores)))
-
-
-def _normal(key: jax.Array, like: Any) -> Any:
-    """A standard normal draw of the shapes of ``like``, a key a leaf."""
-    keys = jax.tree.unflatten(jax.tree.structure(like), jax.random.split(key, len(jax.tree.leaves(like))))
-    return jax.tree.map(sampling.normal, keys, like)
 
 
 def _over_samples(

@@ -52,8 +52,9 @@ class Strategy(Described):
 class Population(Strategy):
     """Population-based training: after every evaluation the worst members go on as copies of the best, with changes.
 
-    Of P members the q = max(1, floor(fraction P)) worst each take one of the q best, drawn uniformly: its model, server
-    state, client states and hyper-parameters theta, which they then change (*explore*)::
+    Of P members the q = max(1, floor(fraction P)) worst each take one of the q best, drawn uniformly from those of them
+    that have not diverged (from the first where all have): its model, server state, client states and
+    hyper-parameters theta, which they then change (*explore*)::
 
         u = f^-1(theta),  theta <- f(u + log factor) or f(u - log factor), each with probability 1/2,
 
@@ -110,7 +111,8 @@ class Population(Strategy):
         replaced = jnp.zeros(len(scores), bool).at[ranked[-copied:]].set(True)
         sizes = [values[name][0].size for name in sorted(values)]
         words = random_words(fold_in(key, members), 1 + len(sizes) + sum(sizes))
-        source = jnp.where(replaced, ranked[below(words[:, 0], copied)], members)
+        sound = jnp.clip(jnp.sum(jnp.isfinite(scores), dtype=jnp.int32), 1, copied)
+        source = jnp.where(replaced, ranked[below(words[:, 0], sound)], members)
         explored, at = {}, 1
         for name, size in zip(sorted(values), sizes, strict=True):
             own = values[name]
