@@ -100,13 +100,7 @@ class Read(struct.PyTreeNode):
     @classmethod
     def of(cls, tree: Any) -> Read:
         """Of a tree; made outside of the loop."""
-
-        def wide(leaf: Any) -> Any:
-            dtype = jnp.result_type(leaf)
-            half = jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32
-            return leaf.astype(jnp.float32) if half else leaf
-
-        return cls(jax.tree.map(wide, tree), tuple(jnp.result_type(leaf) for leaf in jax.tree.leaves(tree)))
+        return cls(trees.unhalved(tree), tuple(jnp.result_type(leaf) for leaf in jax.tree.leaves(tree)))
 
     @property
     def value(self) -> Any:

@@ -69,6 +69,25 @@ def test_the_derivative_in_what_is_sent_is_that_of_all_clients(run):
     assert jax.jit(jax.grad(average))(jnp.bfloat16(0)) == 1
 
 
+def test_the_derivative_in_a_number_is_that_of_all_parameters():
+    """A rate, a weight, a normaliser, an optimiser's own number: XLA's sum over a matrix in bfloat16 stopped at 832."""
+    trees, sgd = fjs.trees, fjs.optim.sgd
+    ways = [
+        (2000, trees.scale),
+        (2000, lambda r, tree: trees.add_scaled(tree, r, tree)),
+        (2000, lambda r, tree: trees.multiply(tree, r)),
+        (-2000, lambda r, tree: trees.divide(tree, r)),
+        (-2000, lambda r, tree: sgd(r).update(tree, sgd(r).init(tree), tree)[0]),
+    ]
+
+    @jax.jit
+    def derivatives(r, tree, c):
+        return [jax.grad(lambda r, way=way: jnp.sum(c * way(r, tree).astype(jnp.float32)))(r) for _, way in ways]
+
+    found = derivatives(1.0, jnp.ones((400, 500), jnp.bfloat16), jnp.full((400, 500), 0.01))
+    np.testing.assert_allclose(found, [expected for expected, _ in ways], rtol=0.01)
+
+
 def test_the_derivative_of_an_evaluation_is_that_of_all_blocks(monkeypatch):
     monkeypatch.setattr(passes, "ROWS", 1)
     data = fjs.datasets.from_clients([{"y": jnp.zeros((1024, 1))}])
