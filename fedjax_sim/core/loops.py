@@ -87,6 +87,31 @@ def bounded_loop(body: Callable[[jax.Array, Any, Any], Any], bound: int) -> Call
     return with_static_derivative(dynamic, static)
 
 
+class Read(struct.PyTreeNode):
+    """A tree that the turns of a loop read, so that its derivative is summed in single precision at least.
+
+    The derivative of what a loop reads is a sum over its turns, in the dtype of what is read: in half precision it
+    would stop growing at a few hundred turns, as the sums of :class:`Total` would.
+    """
+
+    held: Any
+    dtypes: tuple[Any, ...] = struct.field(pytree_node=False)  # of the tree's leaves
+
+    @classmethod
+    def of(cls, tree: Any) -> Read:
+        """Of a tree; made outside of the loop."""
+        return cls(trees.unhalved(tree), tuple(jnp.result_type(leaf) for leaf in jax.tree.leaves(tree)))
+
+    @property
+    def value(self) -> Any:
+        """The tree; read within the loop."""
+        leaves, structure = jax.tree.flatten(self.held)
+        each = zip(leaves, self.dtypes, strict=True)
+        return jax.tree.unflatten(
+            structure, [leaf if jnp.result_type(leaf) == dtype else leaf.astype(dtype) for leaf, dtype in each]
+        )
+
+
 class Total(struct.PyTreeNode):
     """A sum of many trees, in single precision at least: in half precision it stops growing at a few hundred terms."""
 

@@ -25,12 +25,21 @@ def subtract(a: Any, b: Any) -> Any:
 
 def scale(scalar: Any, tree: Any) -> Any:
     """scalar * tree."""
-    return jax.tree.map(lambda leaf: as_dtype(scalar, leaf) * leaf, tree)
+    return jax.tree.map(lambda leaf: _times(scalar, leaf), tree)
 
 
 def add_scaled(a: Any, scalar: Any, b: Any) -> Any:
     """a + scalar * b."""
-    return jax.tree.map(lambda x, y: x + as_dtype(scalar, y) * y, a, b)
+    return jax.tree.map(lambda x, y: x + _times(scalar, y), a, b)
+
+
+def _times(scalar: Any, leaf: jax.Array) -> jax.Array:
+    """scalar * leaf in the dtype of the leaf, and by way of single precision, where the product of two halves is exact.
+
+    The derivative in the scalar is a sum over the leaf: in half precision it would stop growing.
+    """
+    value: jax.Array = unhalved(as_dtype(scalar, leaf)) * unhalved(leaf)
+    return value.astype(leaf.dtype)
 
 
 def mix(weight: Any, a: Any, b: Any) -> Any:
@@ -118,7 +127,7 @@ def divide(tree: Any, divisors: Any) -> Any:
 
 def multiply(tree: Any, factors: Any) -> Any:
     """tree * factors, leaf by leaf."""
-    return jax.tree.map(lambda leaf, factor: leaf * as_dtype(factor, leaf), tree, factors)
+    return jax.tree.map(lambda leaf, factor: _times(factor, leaf), tree, factors)
 
 
 def zeros_like(tree: Any) -> Any:
@@ -166,6 +175,17 @@ def widest(tree: Any, *others: Any) -> Any:
 def wide(tree: Any) -> Any:
     """The leaves in single precision at least."""
     return jax.tree.map(lambda leaf: leaf.astype(widest(leaf, jnp.float32)), tree)
+
+
+def unhalved(tree: Any) -> Any:
+    """The leaves of half precision in single; others, which may be anything, as they are."""
+
+    def of_leaf(leaf: Any) -> Any:
+        dtype = jnp.result_type(leaf)
+        half = jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32
+        return leaf.astype(jnp.float32) if half else leaf
+
+    return jax.tree.map(of_leaf, tree)
 
 
 def size_in_bytes(tree: Any) -> int:

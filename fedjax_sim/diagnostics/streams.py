@@ -16,7 +16,7 @@ from jax.flatten_util import ravel_pytree
 
 from fedjax_sim.clients.local.batches import batches_in, consecutive, fetch
 from fedjax_sim.core import sampling, trees
-from fedjax_sim.core.loops import bounded_loop, sorted_places
+from fedjax_sim.core.loops import Read, bounded_loop, sorted_places
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.diagnostics.measures import Moments, root_ratio
 from fedjax_sim.models.passes import example_owners
@@ -67,10 +67,10 @@ def read_clients(
         batch = fetch(dataset, dataset.offsets[positions[slot]], size, where)
         dtype = batch.weights.dtype
         piece = Piece(slot, batch, batch.count.astype(dtype) / size.astype(dtype), number == of_client - 1)
-        return trees.select(k < ends[-1], body(given, piece, carry), carry)
+        return trees.select(k < ends[-1], body(given.value, piece, carry), carry)
 
     loop = bounded_loop(jax.checkpoint(step), bound)
-    return loop(ends[-1], (constants, dataset, positions, ends), carry)
+    return loop(ends[-1], (Read.of(constants), dataset, positions, ends), carry)
 
 
 def _nothing(params: Any) -> Any:
@@ -152,11 +152,11 @@ def mean_over_examples(of: OfBatch, params: Any, dataset: FederatedDataset, weig
         return trees.scale(count.astype(jnp.result_type(float)) / n, value)
 
     def step(total: Any, first: jax.Array) -> tuple[Any, None]:
-        return trees.add(total, jax.checkpoint(of_slice)(params, first)), None
+        return trees.add(total, jax.checkpoint(of_slice)(read.value, first)), None
 
     if rows == n:
         return of_slice(params, jnp.int32(0))
-    empty = trees.zeros_like(jax.eval_shape(of_slice, params, jnp.int32(0)))
+    empty, read = trees.zeros_like(jax.eval_shape(of_slice, params, jnp.int32(0))), Read.of(params)
     return lax.scan(step, empty, jnp.arange(0, n, rows, dtype=jnp.int32))[0]
 
 

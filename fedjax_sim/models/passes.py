@@ -8,6 +8,7 @@ sends.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -16,7 +17,7 @@ import numpy as np
 from jax import lax
 
 from fedjax_sim.core.devices import prefetched, rows_within
-from fedjax_sim.core.loops import bounded_loop, with_rows
+from fedjax_sim.core.loops import Read, bounded_loop, with_rows
 from fedjax_sim.datasets.buckets import InBucket
 from fedjax_sim.datasets.federated import FederatedDataset, whole
 from fedjax_sim.datasets.host import HostDataset
@@ -188,8 +189,8 @@ def _pass_over(
         return lax.fori_loop(  # type: ignore[no-any-return]
             jnp.int32(0), blocks, lambda k, sums: step(task, params, columns, sums, begin + k * rows, end), empty
         )
-    firsts = begin + jnp.arange(0, length, rows, dtype=jnp.int32)
-    return lax.scan(lambda sums, first: (step(task, params, columns, sums, first, end), None), empty, firsts)[0]
+    firsts, read = begin + jnp.arange(0, length, rows, dtype=jnp.int32), Read.of(params)
+    return lax.scan(lambda sums, first: (step(task, read.value, columns, sums, first, end), None), empty, firsts)[0]
 
 
 def _rows_of(dataset: HostDataset, where: np.ndarray, owners: np.ndarray | None = None) -> Columns:
@@ -255,15 +256,20 @@ class Clients(NamedTuple):
         """The model that the client ``index`` would use itself."""
         return self.method.personal(self.server, jax.tree.map(lambda leaf: leaf[index], self.states))
 
+    def in_turn(self) -> Callable[[Any], Any]:
+        """:meth:`personal`, for a loop over the clients."""
+        server = Read.of(self.server)
+        return lambda index: self._replace(server=server.value).personal(index)
+
 
 def personal_values(task: Task, clients: Clients, dataset: FederatedDataset | HostDataset) -> Sums:
     """Mean values of every client at its own model, {name: [N]} in storage order; NaN for a client without examples."""
     if isinstance(dataset, HostDataset):
         found, order = _personal_streamed(task, clients, dataset), dataset.frame.order
     else:
-        data, order = whole(dataset), dataset.order
+        data, order, personal = whole(dataset), dataset.order, clients.in_turn()
         found = lax.map(
-            lambda index: values_of_client(task, data, clients.personal(index), index),
+            lambda index: values_of_client(task, data, personal(index), index),
             jnp.arange(data.num_clients, dtype=jnp.int32),
         )
     return {name: jnp.zeros_like(values).at[order].set(values) for name, values in found.items()}
@@ -277,16 +283,16 @@ def values_of_client(task: Task, dataset: FederatedDataset, params: Any, index: 
     rows = dataset.max_size if task.joint else rows_within(task.values, params, dataset.examples, most=most)
 
     def add(k: jax.Array, given: Any, sums: Pass) -> Pass:
-        task, dataset, params, offset, size = given
+        task, dataset, read, offset, size = given
         first = offset + k * rows
         start = jnp.minimum(first, dataset.num_examples - rows)  # moved back to stay inside the data
         place = start + jnp.arange(rows, dtype=jnp.int32)
         mine = (place >= first) & (place < offset + size)
         columns = cut(Columns(dataset.examples, dataset.example_weights, None), start, rows)
-        return _add(task, params, sums, Block(columns, mine))
+        return _add(task, read.value, sums, Block(columns, mine))
 
     loop = bounded_loop(add, -(-dataset.max_size // rows))
-    given = (task, dataset, params, dataset.offsets[position], size)
+    given = (task, dataset, Read.of(params), dataset.offsets[position], size)
     sums = loop(-(-size // rows), given, _empty(task, params, dataset.examples))
     return client_means(task, params, sums.overall, size)
 

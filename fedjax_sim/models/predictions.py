@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 
 from fedjax_sim.core.devices import rows_within
-from fedjax_sim.core.loops import bounded_loop
+from fedjax_sim.core.loops import Read, bounded_loop
 from fedjax_sim.core.mistakes import shapes
 from fedjax_sim.core.programs import renew
 from fedjax_sim.core.values import check_flag
@@ -188,7 +188,7 @@ def personal_scores(task: Task, clients: Clients, dataset: FederatedDataset | Ho
             "host: use dataset.on_device(), or a task without scores"
         )
     data = whole(dataset)
-    found = _said_by_each(task, clients.personal, data, _probabilities)
+    found = _said_by_each(task, clients.in_turn(), data, _probabilities)
     return _scored(task, found, task.labels(data.examples), data).clients  # type: ignore[no-any-return]
 
 
@@ -226,14 +226,15 @@ def said_of_client(
     rows = rows_within(task.outputs, params, data.examples, most=min(data.max_size, ROWS_OF_ONE))
 
     def add(k: jax.Array, given: Any, into: jax.Array) -> jax.Array:
-        task, data, params, offset, size, at = given
+        task, data, held, offset, size, at = given
         row = k * rows + jnp.arange(rows, dtype=jnp.int32)
         examples = jax.tree.map(lambda leaf: leaf.at[offset + row].get(mode="clip"), data.examples)
-        said = (say or _probabilities)(task, params, examples)
+        said = (say or _probabilities)(task, held.value, examples)
         return into.at[jnp.where(row < size, at + row, len(into))].set(said, mode="drop")
 
     loop = bounded_loop(add, -(-data.max_size // rows))
-    return loop(-(-size // rows), (task, data, params, data.offsets[position], size, jnp.int32(at)), into)  # type: ignore[no-any-return]
+    given = (task, data, Read.of(params), data.offsets[position], size, jnp.int32(at))
+    return loop(-(-size // rows), given, into)  # type: ignore[no-any-return]
 
 
 def _said_by_each(task: Task, personal: Callable[[jax.Array], Any], data: FederatedDataset, say: Say) -> jax.Array:
@@ -248,12 +249,12 @@ def _said_by_each(task: Task, personal: Callable[[jax.Array], Any], data: Federa
 
 def _said(task: Task, params: Any, data: FederatedDataset, say: Say) -> jax.Array:
     """What one model says of all examples, in the flat order."""
-    n = data.num_examples
+    n, held = data.num_examples, Read.of(params)
     rows = rows_within(task.outputs, params, data.examples, most=most_rows(n))
 
     def block(found: jax.Array, first: jax.Array) -> tuple[jax.Array, None]:
         start = jnp.minimum(first, n - rows)  # moved back to stay inside the data
-        said = say(task, params, cut(data.examples, start, rows))
+        said = say(task, held.value, cut(data.examples, start, rows))
         return lax.dynamic_update_slice_in_dim(found, said, start, 0), None
 
     return lax.scan(block, nothing_said(task, params, data, say=say), jnp.arange(0, n, rows, dtype=jnp.int32))[0]

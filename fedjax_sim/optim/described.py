@@ -92,9 +92,20 @@ def _rounded(new: jax.Array, old: jax.Array) -> jax.Array:
     return new.astype(old.dtype) if real and jnp.finfo(old.dtype).bits < jnp.finfo(new.dtype).bits else new
 
 
-@lenient
-def _update(optimizer: Optimizer, gradients: Any, state: Any, params: Any, extra: dict[str, Any]) -> Any:
-    return optimizer.transform().update(gradients, state, params, **extra)
+def _stepped(optimizer: Optimizer, gradients: Any, state: Any, params: Any, extra: dict[str, Any]) -> Any:
+    with third_party():
+        return optimizer.transform().update(gradients, state, params, **extra)
+
+
+def _in_single(optimizer: Optimizer, *operands: Any) -> Any:
+    """The step in single precision at least: its derivative in a number of the optimiser's is a sum over the model."""
+    if isinstance(optimizer, Hoisted):  # a program of these dtypes
+        return _stepped(optimizer, *operands)
+    like = jax.eval_shape(_stepped, optimizer, *operands)
+    return trees.of_types(_stepped(optimizer, *trees.unhalved(operands)), like)
+
+
+_update = with_static_derivative(_stepped, _in_single)
 
 
 class Sgd(Optimizer):

@@ -5,12 +5,14 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import fedjax_sim as fjs
 from fedjax_sim.engine.layout.queue import run_queue
 from fedjax_sim.engine.layout.turns import run_turns
 from fedjax_sim.engine.solver import Left, Progress
+from fedjax_sim.models import passes
 from tests.engine.test_layouts import Counted
 
 
@@ -41,6 +43,85 @@ def test_an_average_in_half_precision_is_that_of_all_clients(run):
     found = jax.jit(lambda slots: run(Halves(), None, ones, slots).sums["sum"])(Counted(ones, ones))
     assert found == 1
     assert found.dtype == jnp.bfloat16
+
+
+class Held(Halves):
+    """A solver whose clients leave what they were sent."""
+
+    def begin(self, sent, c_i, slot):
+        return Progress(sent, None, c_i)
+
+    def step(self, sent, slot, progress, k, *, serial=False, drawn=None):
+        return progress
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        pytest.param(functools.partial(run_turns, most=1), id="turns"),
+        pytest.param(functools.partial(run_queue, lanes=1, bound=1024), id="lanes", marks=pytest.mark.slow),
+    ],
+)
+def test_the_derivative_in_what_is_sent_is_that_of_all_clients(run):
+    """It is a sum over the clients too, and stopped at a quarter."""
+    ones = jnp.ones(1024, jnp.int32)
+    average = lambda sent: run(Held(), sent, ones, Counted(ones, ones)).sums["sum"].astype(jnp.float32)
+    assert jax.jit(jax.grad(average))(jnp.bfloat16(0)) == 1
+
+
+def test_the_derivative_in_a_number_is_that_of_all_parameters():
+    """A rate, a weight, a normaliser, an optimiser's own number: XLA's sum over a matrix in bfloat16 stopped at 832."""
+    trees, sgd = fjs.trees, fjs.optim.sgd
+    ways = [
+        (2000, trees.scale),
+        (2000, lambda r, tree: trees.add_scaled(tree, r, tree)),
+        (2000, lambda r, tree: trees.multiply(tree, r)),
+        (-2000, lambda r, tree: trees.divide(tree, r)),
+        (-2000, lambda r, tree: sgd(r).update(tree, sgd(r).init(tree), tree)[0]),
+    ]
+
+    @jax.jit
+    def derivatives(r, tree, c):
+        return [jax.grad(lambda r, way=way: jnp.sum(c * way(r, tree).astype(jnp.float32)))(r) for _, way in ways]
+
+    found = derivatives(1.0, jnp.ones((400, 500), jnp.bfloat16), jnp.full((400, 500), 0.01))
+    np.testing.assert_allclose(found, [expected for expected, _ in ways], rtol=0.01)
+
+
+def test_the_derivative_of_an_evaluation_is_that_of_all_blocks(monkeypatch):
+    monkeypatch.setattr(passes, "ROWS", 1)
+    data = fjs.datasets.from_clients([{"y": jnp.zeros((1024, 1))}])
+    loss = lambda x, examples: examples["y"][:, 0].astype(x.dtype) - x[0]
+    task = fjs.functions(lambda key: jnp.zeros(1, jnp.bfloat16), loss)
+    mean = lambda x: passes.mean_values(task, x, data)["loss"].astype(jnp.float32)
+    assert jax.jit(jax.grad(mean))(jnp.ones(1, jnp.bfloat16)) == -1
+
+
+@pytest.mark.slow
+def test_derivatives_in_the_first_model_are_those_of_single_precision():
+    """Of clients' own models, and of a diagnostic that reads everybody's data."""
+    y = np.random.default_rng(0).uniform(0.5, 1.5, 600).astype(np.float32)
+    clients = [{"y": np.full((1, 1), one)} for one in y]
+    data = fjs.datasets.from_clients(clients, test=clients)
+
+    def derivatives(dtype):
+        task = fjs.functions(
+            lambda key: jnp.zeros(1, dtype), lambda x, examples: (x[0].astype(jnp.float32) - examples["y"][:, 0]) ** 2
+        )
+        train = fjs.make_train(
+            task=task, rounds=1, eval_every=1, cohort=fjs.cohort.uniform(2), work=fjs.local.steps(1),
+            batches=fjs.local.full_batch(), layout=fjs.layout.turns(), evaluate=fjs.per_client(task),
+            diagnostics=["dissimilarity"],
+        )  # fmt: skip
+
+        def found(start):
+            method = fjs.apfl(client_optimizer=fjs.optim.sgd(0.25), alpha=0.01)
+            result = train(method, data, jax.random.key(0), initial_params=start)
+            return jnp.stack([result.metrics["personal_loss"][0], result.rounds["dissimilarity"][0]])
+
+        return np.asarray(jax.jit(jax.jacrev(found))(jnp.zeros(1, dtype)), np.float32)
+
+    np.testing.assert_allclose(derivatives(jnp.bfloat16), derivatives(jnp.float32), rtol=0.02)
 
 
 @pytest.mark.slow

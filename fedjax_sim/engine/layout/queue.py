@@ -15,7 +15,7 @@ from jax import lax
 from fedjax_sim.core import trees
 from fedjax_sim.core.descriptions import factory
 from fedjax_sim.core.fields import count
-from fedjax_sim.core.loops import Total, with_static_derivative
+from fedjax_sim.core.loops import Read, Total, with_static_derivative
 from fedjax_sim.core.values import check_count, shown
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.engine.layout.base import Bounds, Layout, LocalResult, Run, drawn_ahead, left_shapes, surveyed
@@ -124,6 +124,7 @@ def run_queue(
     busy = jnp.sum(totals > 0, dtype=jnp.int32)
     serial = lanes == 1 and jax.default_backend() == "cpu"
     draws = None if ahead is None else drawn_ahead(solver, slots, ahead[0])
+    read = Read.of(sent)
 
     def at_places(tree: Any, places: jax.Array) -> Any:
         at = order[jnp.minimum(places, size - 1)]
@@ -132,7 +133,7 @@ def run_queue(
     def load(places: jax.Array) -> tuple[Slot, jax.Array, Progress]:
         """The clients of these places, their micro-steps, and how they begin."""
         slot = at_places(slots, places)
-        start = each(functools.partial(solver.begin, sent), at_places(states, places), slot)
+        start = each(functools.partial(solver.begin, read.value), at_places(states, places), slot)
         return slot, jnp.where(places < busy, at_places(totals, places), 0), start
 
     def each(function: Any, *arguments: Any) -> Any:
@@ -144,7 +145,7 @@ def run_queue(
 
     def step_lane(slot: Slot, total: jax.Array, progress: Progress, k: jax.Array, drawn: Draw | None) -> Progress:
         with side_by_side() if lanes > 1 else contextlib.nullcontext():
-            moved = solver.step(sent, slot, progress, k, serial=serial, drawn=drawn)
+            moved = solver.step(read.value, slot, progress, k, serial=serial, drawn=drawn)
         if lanes == 1:
             return moved  # the loop ends with the only lane's last client
         return trees.select(k < total, moved, progress)  # type: ignore[no-any-return]
@@ -166,7 +167,7 @@ def run_queue(
 
     def hand_over(at: Queue, done: jax.Array) -> Queue:
         """Finished clients leave their messages; their lanes take the next clients of the queue."""
-        left = each(functools.partial(solver.finish, sent), at_places(states, at.place), at.slot, at.progress)
+        left = each(functools.partial(solver.finish, read.value), at_places(states, at.place), at.slot, at.progress)
         sums = each(lambda one: one.sums, left)
         reported = trees.select(done, sums, trees.zeros_like(sums))
         where = jnp.where(done, order[jnp.minimum(at.place, size - 1)], size)

@@ -13,7 +13,7 @@ from jax import lax
 from fedjax_sim.core import trees
 from fedjax_sim.core.descriptions import factory
 from fedjax_sim.core.fields import count
-from fedjax_sim.core.loops import longest, with_static_derivative
+from fedjax_sim.core.loops import Read, longest, with_static_derivative
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.engine.layout.base import Bounds, Layout, LocalResult, Run, drawn_ahead, surveyed
 from fedjax_sim.engine.solver import Draw, Left, Slot, Solver
@@ -63,19 +63,19 @@ class _Stack:
     """A cohort side by side: how it begins, steps and ends."""
 
     def __init__(self, solver: Solver, sent: Any, states: Any, slots: Slot, bounds: Bounds) -> None:
-        self.solver, self.sent, self.states, self.slots = solver, sent, states, slots
+        self.solver, self.sent, self.states, self.slots = solver, Read.of(sent), states, slots
         self.totals, self._last = solver.micro_steps(slots), max(bounds.per_client - 1, 0)
         self._ahead = drawn_ahead(solver, slots, bounds.per_client)
 
     def _masked(self, slot: Slot, total: jax.Array, drawn: Draw | None, progress: Any, k: jax.Array) -> Any:
-        moved = self.solver.step(self.sent, slot, progress, jnp.minimum(k, self._last), drawn=drawn)
+        moved = self.solver.step(self.sent.value, slot, progress, jnp.minimum(k, self._last), drawn=drawn)
         return trees.select(k < total, moved, progress)
 
     def first(self) -> Any:
         """Everybody's progress after the step 0."""
 
         def one(c_i: Any, slot: Slot, total: jax.Array, drawn: Draw | None) -> Any:
-            return self._masked(slot, total, drawn, self.solver.begin(self.sent, c_i, slot), jnp.int32(0))
+            return self._masked(slot, total, drawn, self.solver.begin(self.sent.value, c_i, slot), jnp.int32(0))
 
         return jax.vmap(one)(self.states, self.slots, self.totals, _rows(self._ahead, 0))
 
@@ -87,7 +87,7 @@ class _Stack:
 
     def result(self, progress: Any, computed: jax.Array, slots: jax.Array | None = None) -> LocalResult:
         """What the cohort leaves; ``slots`` says where each client's slot is, where they are in another order."""
-        finish = functools.partial(self.solver.finish, self.sent)
+        finish = functools.partial(self.solver.finish, self.sent.value)
         left: Left = jax.vmap(finish)(self.states, self.slots, progress)
         sums = {name: trees.weighted_sum(left.weights[name], value) for name, value in left.values.items()}
         stacks, kept = left.stacks, left.kept

@@ -10,7 +10,7 @@ from jax import lax
 
 from fedjax_sim.core import trees
 from fedjax_sim.core.descriptions import factory
-from fedjax_sim.core.loops import Total, with_static_derivative
+from fedjax_sim.core.loops import Read, Total, with_static_derivative
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.engine.layout.base import Bounds, Layout, LocalResult, left_shapes
 from fedjax_sim.engine.layout.queue import run_queue
@@ -61,15 +61,15 @@ def run_turns(
     Void slots are passed by (``skip_void``) but where the dynamic loops are themselves differentiated: jax 0.6 fails
     within a choice with a loop in it, before it can say that reverse mode cannot pass.
     """
-    serial = jax.default_backend() == "cpu"
+    serial, read = jax.default_backend() == "cpu", Read.of(sent)
 
     def worked(solver: Solver, c_i: Any, slot: Slot, most: int | None) -> Any:
-        start, total = solver.begin(sent, c_i, slot), solver.micro_steps(slot)
+        start, total = solver.begin(read.value, c_i, slot), solver.micro_steps(slot)
         if most is None:
-            return lax.fori_loop(0, total, lambda k, p: solver.step(sent, slot, p, k, serial=serial), start)
+            return lax.fori_loop(0, total, lambda k, p: solver.step(read.value, slot, p, k, serial=serial), start)
 
         def masked(progress: Any, k: jax.Array) -> tuple[Any, None]:
-            return trees.select(k < total, solver.step(sent, slot, progress, k, serial=serial), progress), None
+            return trees.select(k < total, solver.step(read.value, slot, progress, k, serial=serial), progress), None
 
         return lax.scan(masked, start, jnp.arange(most, dtype=jnp.int32))[0]
 
@@ -78,7 +78,7 @@ def run_turns(
         if solver.surveyor is not None:
             # Client by client, so that there is one survey at a time.
             slot = slot.told(worked(solver.surveyor, c_i, slot, None if most is None else most_survey).survey.value)
-        left = solver.finish(sent, c_i, slot, worked(solver, c_i, slot, most))
+        left = solver.finish(read.value, c_i, slot, worked(solver, c_i, slot, most))
         return sums.add(left.sums), (left.stacks, left.kept)
 
     def visit(sums: Any, x: tuple[Any, Slot]) -> tuple[Any, Any]:
