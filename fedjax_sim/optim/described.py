@@ -101,8 +101,9 @@ def _in_single(optimizer: Optimizer, *operands: Any) -> Any:
     """The step in single precision at least: its derivative in a number of the optimiser's is a sum over the model."""
     if isinstance(optimizer, Hoisted):  # a program of these dtypes
         return _stepped(optimizer, *operands)
-    like = jax.eval_shape(_stepped, optimizer, *operands)
-    return trees.of_types(_stepped(optimizer, *trees.unhalved(operands)), like)
+    return trees.of_types(
+        _stepped(optimizer, *trees.unhalved(operands)), jax.eval_shape(_stepped, optimizer, *operands)
+    )
 
 
 _update = with_static_derivative(_stepped, _in_single)
