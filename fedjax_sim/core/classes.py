@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import functools
@@ -68,7 +69,11 @@ def new_names(cls: type[Any]) -> Iterator[tuple[str, Any]]:
 
 def takes(given: inspect.Signature, hook: Any) -> bool:
     """Whether a function of that signature could be called as the hook is, with or without what that may leave out."""
-    return any(_binds(given, arguments(hook, required=required)) for required in (False, True))
+    for required in (False, True):
+        with contextlib.suppress(TypeError):
+            given.bind(*arguments(hook, required=required))
+            return True
+    return False
 
 
 @functools.cache
@@ -76,14 +81,6 @@ def arguments(hook: Any, *, required: bool = False) -> tuple[str, ...]:
     """The names of a hook's arguments; of those alone that have no default."""
     parameters = inspect.signature(hook).parameters.values()
     return tuple(one.name for one in parameters if not required or one.default is one.empty)
-
-
-def _binds(given: inspect.Signature, names: tuple[str, ...]) -> bool:
-    try:
-        given.bind(*names)
-    except TypeError:
-        return False
-    return True
 
 
 def of_package(cls: type[Any]) -> bool:

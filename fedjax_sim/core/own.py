@@ -177,7 +177,8 @@ class _Walk:
         try:
             reduced: Any = value.__reduce_ex__(2) if reduce is None else reduce(value)
         except TypeError:
-            raise Unknown(f"{path} is {_a(cls)}, which is neither a value nor code") from None
+            of = f"{cls.__module__}.{cls.__qualname__}".replace("builtins.", "")
+            raise Unknown(f"{path} is an object of {of}, which is neither a value nor code") from None
         if isinstance(reduced, str):
             inner = getattr(value, "__wrapped__", None)  # cached functions
             return {"global": f"{module}.{reduced}"} if inner is None else self.value(inner, path)
@@ -342,10 +343,6 @@ def _made_by_python(name: str, item: Any) -> bool:
     written = getattr(getattr(item, "__code__", None), "co_filename", "") == "<string>"
     functions = (types.FunctionType, staticmethod, classmethod, property)
     return name in ("__repr__", "__str__") or written or not isinstance(item, functions)
-
-
-def _a(cls: type) -> str:
-    return f"an object of {cls.__module__}.{cls.__qualname__}".replace("builtins.", "")
 
 
 def _spec(name: str) -> Any:

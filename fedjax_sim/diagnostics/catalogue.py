@@ -341,8 +341,8 @@ class VirtualTime(_OfCohort):
         clock = Devices(seconds_per_step=1 / jnp.asarray(self.speeds), latency=self.transfer / 2)
         one, none = jnp.ones_like(view.client.steps), jnp.zeros_like(view.client.steps)
         visit = Visit(view.client.index, view.client.id, view.cohort.valid, view.client.steps, one, none, none)
-        closed = close_exchange(clock, visit, view.key, view.cohort.round, Cost(0.0, 0.0))
-        return {"virtual_time": closed.clock.duration}
+        closed, _ = close_exchange(clock, visit, view.key, view.cohort.round, Cost(0.0, 0.0))
+        return {"virtual_time": closed.duration}
 
 
 class Efficiency(_OfCohort):

@@ -51,7 +51,8 @@ class ClientStates(Described, kw_only=True):
         Args:
           one: what :meth:`fedjax_sim.algorithms.contract.Method.init_client` returned.
         """
-        return kept(one, self.dtype) if jax.tree.leaves(one) else one
+        as_it_is = self.dtype is None and not self.apart
+        return one if as_it_is or not jax.tree.leaves(one) else kept(one, self.dtype)
 
     def in_program(self) -> ClientStates:
         """What of it is part of the compiled program."""
@@ -70,9 +71,6 @@ class OnDevice(ClientStates):
         float32's bytes; clients compute in their own type. ``"float32"`` is for runs in double precision. Integers,
         truth values and keys stay as they are. None for each array's own type.
     """
-
-    def first(self, one: Any) -> Any:
-        return one if self.dtype is None else super().first(one)
 
 
 class OnHost(ClientStates):

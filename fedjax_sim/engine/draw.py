@@ -68,8 +68,8 @@ def draw(plan: Plan, phase: Phase, sent: Any, t: jax.Array, cost: Cost | None = 
     if plan.system is not None:
         assert cost is not None
         visit = visit._replace(valid=valid, steps=tau, lots=draws.at_one_instant)
-        closed = close_exchange(plan.system, visit, key, t, cost)
-        valid, tau, clock = closed.reported, closed.steps, closed.clock
+        closed, clock = close_exchange(plan.system, visit, key, t, cost)
+        valid, tau = closed.reported, closed.steps
     drawn = assemble(plan, phase, sent, t, selection, draws, tau, valid)
     return drawn._replace(clock=clock, refused=refused)
 

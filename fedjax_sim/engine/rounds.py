@@ -82,7 +82,8 @@ def run_round(plan: Plan, state: TrainState, t: jax.Array) -> tuple[TrainState, 
         exchanges.append(Exchange(solver, sent, drawn, result))
     # Record.
     if plan.cohort.may_overflow:
-        state = _poisoned(state, _overflow(exchanges))
+        # A round in which clients found no slot is biased, and so is an average of models, which may be evaluated.
+        state = state._replace(server=_or_nan(jnp.logical_not(_overflow(exchanges)), state.server))
     record = _recorded(plan, state, exchanges)
     record = _with(record, plan.algorithm.report(state.server), f"{type(plan.algorithm).__name__}.report returned")
     return state, _measured(plan, t, start, state, exchanges, record)
@@ -115,12 +116,7 @@ def _within(bounds: Bounds, solver: Solver, slots: Slot, result: LocalResult) ->
     """What the clients leave; NaN where they take more steps than an adjoint was told."""
     steps = solver.micro_steps(slots)
     held = (jnp.sum(steps) <= bounds.per_cohort) & (jnp.max(steps) <= bounds.per_client)
-
-    def poisoned(leaf: jax.Array) -> jax.Array:
-        real = jnp.issubdtype(leaf.dtype, jnp.inexact)
-        return jnp.where(held, leaf, jnp.full_like(leaf, jnp.nan)) if real else leaf
-
-    sums, stacks, clients = jax.tree.map(poisoned, (result.sums, result.stacks, result.clients))
+    sums, stacks, clients = _or_nan(held, (result.sums, result.stacks, result.clients))
     return LocalResult(sums, stacks, clients, result.computed)
 
 
@@ -269,17 +265,14 @@ def _overflow(exchanges: list[Exchange]) -> jax.Array:
     return functools.reduce(jnp.logical_or, (one.drawn.overflow for one in exchanges))
 
 
-def _poisoned(state: TrainState, overflow: jax.Array) -> TrainState:
-    """NaN for all that the server has where clients were drawn that found no slot: the round would be biased.
+def _or_nan(sound: jax.Array, tree: Any) -> Any:
+    """The tree, with NaN for all its real numbers where it is not ``sound``."""
 
-    Not for the model alone: what is evaluated may be an average of models, which is as biased.
-    """
-
-    def poison(leaf: jax.Array) -> jax.Array:
+    def of_leaf(leaf: jax.Array) -> jax.Array:
         real = jnp.issubdtype(leaf.dtype, jnp.inexact)
-        return jnp.where(overflow, jnp.full_like(leaf, jnp.nan), leaf) if real else leaf
+        return jnp.where(sound, leaf, jnp.full_like(leaf, jnp.nan)) if real else leaf
 
-    return state._replace(server=jax.tree.map(poison, state.server))
+    return jax.tree.map(of_leaf, tree)
 
 
 # From round to round

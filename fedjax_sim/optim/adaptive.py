@@ -78,8 +78,7 @@ class FedAdam(_Adaptive):
     """
 
     def second(self, v: jax.Array, square: jax.Array) -> jax.Array:
-        beta = trees.as_dtype(self.beta2, v)
-        return beta * v + (1 - beta) * square
+        return trees.mix(self.beta2, v, square)  # type: ignore[no-any-return]
 
 
 class FedYogi(_Adaptive):

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_sim.core import trees
 from fedjax_sim.core.descriptions import Described, factory
 from fedjax_sim.core.fields import real, static
 from fedjax_sim.core.values import INT32_MAX, check_count, check_real
@@ -84,7 +85,7 @@ class InverseTime(Rate):
     decay: Any = real(default=1.0, low=0.0)
 
     def at(self, round_: jax.Array, client: jax.Array) -> Any:
-        initial = _real(self.initial)
+        initial = trees.real(self.initial)  # what is cast to an integer's type would lose its fraction
         time = round_.astype(initial.dtype)
         return initial / (1 + jnp.asarray(self.decay).astype(initial.dtype) * time)
 
@@ -114,7 +115,7 @@ class Piecewise(Rate):
         return self.replace(boundaries=tuple(int(b) for b in self.boundaries))
 
     def at(self, round_: jax.Array, client: jax.Array) -> Any:
-        value, factor = _real(self.initial), jnp.asarray(self.factor)
+        value, factor = trees.real(self.initial), jnp.asarray(self.factor)
         for boundary in self.boundaries:
             value = jnp.where(round_ >= boundary, value * factor.astype(value.dtype), value)
         return value
@@ -132,12 +133,6 @@ class FromFunction(Rate):
     def at(self, round_: jax.Array, client: jax.Array) -> Any:
         with third_party():
             return jnp.asarray(self.function(round_))
-
-
-def _real(value: Any) -> jax.Array:
-    """``value`` as an array of floats: what is cast to an integer's type would lose its fraction."""
-    array = jnp.asarray(value)
-    return array.astype(jnp.result_type(float)) if jnp.issubdtype(array.dtype, jnp.integer) else array
 
 
 over_rounds = factory("rate.over_rounds", OverRounds)

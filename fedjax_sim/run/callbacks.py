@@ -99,28 +99,27 @@ class Calls:
             self._callbacks = []
 
     def start(self, started: Started) -> None:
-        together(lambda: self._start(started))
+        def begin() -> None:
+            for callback in self._callbacks:
+                self._started.append(callback)
+                callback.start(copy.deepcopy(started))  # what it takes away from the description stays in the history's
 
-    def _start(self, started: Started) -> None:
-        for callback in self._callbacks:
-            self._started.append(callback)
-            callback.start(copy.deepcopy(started))  # what it takes away from the description stays in the history's
+        together(begin)
 
     def report(
         self, round: int, metrics: Mapping[str, Any], rounds: Mapping[str, Any], count: int, running: np.ndarray
     ) -> None:
         """Arrays may be the device's, those of rounds have ``count`` rows or more: fetched if anyone is to see them."""
-        together(lambda: self._report(round, metrics, rounds, count, running))
 
-    def _report(
-        self, round: int, metrics: Mapping[str, Any], rounds: Mapping[str, Any], count: int, running: np.ndarray
-    ) -> None:
-        if self._callbacks:
-            measured = {name: unwritable(values) for name, values in metrics.items()}
-            recorded = {name: unwritable(of)[:, :count] for name, of in rounds.items()}
-            reported = Reported(round, measured, recorded, None if running.all() else unwritable(running))
-            for callback in self._callbacks:
-                callback.report(reported)
+        def tell() -> None:
+            if self._callbacks:
+                measured = {name: unwritable(values) for name, values in metrics.items()}
+                recorded = {name: unwritable(of)[:, :count] for name, of in rounds.items()}
+                reported = Reported(round, measured, recorded, None if running.all() else unwritable(running))
+                for callback in self._callbacks:
+                    callback.report(reported)
+
+        together(tell)
 
     def finish(self, history: History) -> None:
         """Ends them with the history of the whole run."""

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fedjax_sim.algorithms.contract import Method, Requires
+from fedjax_sim.algorithms.contract import Method
 from fedjax_sim.clients.cohort.participation import AVERAGES, SCHEME_I
 from fedjax_sim.clients.local.batches import batches_in
 from fedjax_sim.core.descriptions import is_traced
@@ -146,8 +146,9 @@ def draws(
     names: dict[int, str | None] = {id(one): name for name, one in AVERAGES.items()} | {id(SCHEME_I): None}
     found: list[Draws] = []
     for phase, (slots, arrays) in zip(plan.phases(), _drawn(plan, ts), strict=True):
-        requires = phase.method.requires
-        seen = _batches_seen(requires, arrays["steps"])
+        requires, steps = phase.method.requires, arrays["steps"]
+        each = -(-requires.gradients(steps) // requires.hold) * (2 if requires.other_batch else 1)
+        seen = jnp.where(steps > 0, each, 0).astype(jnp.int32)  # batches
         most = int(np.max(seen, initial=0))
         rows, mask, step_keys = _batches(plan, slots, seen, most, surveyed=requires.survey, hold=requires.hold)
         average = names.get(id(plan.averaging(phase.method)), "own")
@@ -208,12 +209,6 @@ def _drawn(plan: Plan, ts: jax.Array) -> list[tuple[Slot, dict[str, Any]]]:
         return found
 
     return lax.map(of_round, jnp.asarray(ts))  # type: ignore[no-any-return]
-
-
-def _batches_seen(requires: Requires, steps: jax.Array) -> jax.Array:
-    """How many batches clients see whose work is ``steps`` local steps."""
-    seen = -(-requires.gradients(steps) // requires.hold) * (2 if requires.other_batch else 1)
-    return jnp.where(steps > 0, seen, 0).astype(jnp.int32)
 
 
 @functools.partial(jax.jit, static_argnames=("most", "surveyed", "hold"))

@@ -208,14 +208,7 @@ def _advance(
     """``counts[s]`` <= ``length`` rounds of seed s from round ``start``; if ``last``, an evaluation, else zeros."""
     plan: Plan = jax.tree.unflatten(program.plan, of_plan)
     states: TrainState = jax.tree.unflatten(program.states, of_states)
-    after, records, metrics = _advanced(program, plan, states, start, counts, last)
-    check_recorded(metrics, records)
-    return jax.tree.leaves(after), records, metrics
 
-
-def _advanced(
-    program: _Program, plan: Plan, states: TrainState, start: jax.Array, counts: jax.Array, last: jax.Array
-) -> tuple[TrainState, Record, Metrics]:
     def rounds(key: jax.Array, state: TrainState, count: jax.Array) -> tuple[TrainState, Record]:
         return chunk_of_rounds(plan._replace(key=key), state, start, count, length=program.length)
 
@@ -229,13 +222,16 @@ def _advanced(
     if len(plan.key) == 1:
         key, state = jax.tree.map(lambda leaf: leaf[0], (plan.key, states))
         state, record = rounds(key, state, counts[0])
-        return jax.tree.map(lambda leaf: leaf[None], (state, record, measured(state)))  # type: ignore[no-any-return]
-    # One count for all: a count of its own would make every step of every seed a choice.
-    most = jnp.max(counts)
-    after, records = jax.vmap(lambda key, state: rounds(key, state, most))(plan.key, states)
-    if program.may_stop:  # seeds that have stopped keep what they had
-        after, records = trees.select(counts == most, (after, records), (states, trees.zeros_like(records)))
-    return after, records, jax.vmap(measured)(after)
+        after, records, metrics = jax.tree.map(lambda leaf: leaf[None], (state, record, measured(state)))
+    else:
+        # One count for all: a count of its own would make every step of every seed a choice.
+        most = jnp.max(counts)
+        after, records = jax.vmap(lambda key, state: rounds(key, state, most))(plan.key, states)
+        if program.may_stop:  # seeds that have stopped keep what they had
+            after, records = trees.select(counts == most, (after, records), (states, trees.zeros_like(records)))
+        metrics = jax.vmap(measured)(after)
+    check_recorded(metrics, records)
+    return jax.tree.leaves(after), records, metrics
 
 
 def _side_by_side(of_seeds: Sequence[jax.Array]) -> Any:

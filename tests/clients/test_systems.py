@@ -337,9 +337,9 @@ def test_a_system_of_ones_own_says_what_it_has():
     who = jnp.arange(N, dtype=jnp.int32)
     visit = Visit(who, who, who >= 0, who, jnp.ones_like(who), jnp.zeros_like(who), jnp.zeros_like(who, jnp.uint32))
     for system, there in ((Even(), True), (Broken(), False)):
-        closed = jax.jit(lambda key, system=system: close_exchange(system, visit, key, jnp.int32(0), Cost(8.0, 8.0)))(
-            KEY
-        )
+        closed, _ = jax.jit(
+            lambda key, system=system: close_exchange(system, visit, key, jnp.int32(0), Cost(8.0, 8.0))
+        )(KEY)
         np.testing.assert_array_equal(closed.reported, np.full(N, there))
 
 

@@ -262,11 +262,6 @@ class Participation(Scheme, kw_only=True):
         return Draw(jnp.where(mask, ids, -1), mask, weights.clients, weights.shift)
 
 
-def shares_by_index(dataset: FederatedDataset) -> jax.Array:
-    """p_i = n_i / n, float[N] by client index."""
-    return dataset.shares[dataset.order]
-
-
 def everyone(num_clients: int, value: Any) -> jax.Array:
     """``value`` for every client, float[N] in the default float type."""
     return jnp.full((num_clients,), jnp.asarray(value).astype(jnp.result_type(float)))

@@ -18,7 +18,6 @@ from fedjax_sim.clients.cohort.participation import (
     Selection,
     check_average,
     everyone,
-    shares_by_index,
 )
 from fedjax_sim.clients.scheme import EachClient, at_clients, log_of_events
 from fedjax_sim.core import sampling
@@ -175,7 +174,7 @@ class WithReplacement(Participation):
         return Selection(jnp.where(first, drawn, void), jnp.where(first, times, 0))
 
     def inclusion(self, dataset: FederatedDataset, round_: int | jax.Array = 0) -> jax.Array:
-        return -jnp.expm1(self.num_draws * jnp.log1p(-shares_by_index(dataset)))
+        return -jnp.expm1(self.num_draws * jnp.log1p(-dataset.shares[dataset.order]))
 
     def averaging(self, average: str) -> Averaging:
         return SCHEME_I
@@ -248,7 +247,7 @@ class Weighted(_Sampled):
 
     def _masses(self, dataset: FederatedDataset) -> jax.Array:
         if self.weights is None:
-            return shares_by_index(dataset)
+            return dataset.shares[dataset.order]
         return at_clients(self.weights, jnp.arange(dataset.num_clients, dtype=jnp.int32))
 
 

@@ -12,9 +12,8 @@ from jax import lax
 
 from fedjax_sim.core import sampling
 from fedjax_sim.core.descriptions import Described, factory
-from fedjax_sim.core.fields import count, static
+from fedjax_sim.core.fields import count, real
 from fedjax_sim.core.keys import ClientDraws, Purpose, order_words
-from fedjax_sim.core.values import check_real
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.models.task import Batch
 
@@ -79,30 +78,35 @@ class _OfSize(Batches):
         return min(self.batch_size, dataset.max_size)
 
 
-class Shuffled(_OfSize):
-    """A fresh random permutation of the client's examples each epoch: every example once, the last batch partial."""
+class _Permuted(Batches):
+    """Base of the schemes that see every example once an epoch, in a fresh random permutation."""
 
     def prepare(self, draws: ClientDraws) -> Any:
         return draws.words  # whole: what a loop is given is computed once, and not once for each who reads of it
 
     def positions(self, prepared: Any, size: jax.Array, step: jax.Array, rows: int) -> Positions:
-        epoch, place, mask = _in_epoch(size, step, rows, rows)
-        return Positions(sampling.permute(order_words(prepared), size, place, epoch), mask)
+        batch = self._batch(size, rows)
+        per_epoch = batches_in(size, batch)
+        epoch = _quotient(step, per_epoch)
+        row = jnp.arange(rows, dtype=jnp.int32)
+        place = (step - epoch * per_epoch) * batch + row
+        chosen = sampling.permute(order_words(prepared), size, jnp.minimum(place, size - 1), epoch)
+        return Positions(chosen, (place < size) & (row < batch))
+
+    def _batch(self, size: Any, rows: int) -> Any:
+        """Examples of a client's whole batch, which is padded to ``rows``."""
+        return rows
+
+
+class Shuffled(_OfSize, _Permuted):
+    """A fresh random permutation of the client's examples each epoch: every example once, the last batch partial."""
 
 
 def _exact(share: float) -> Fraction:
     return Fraction(float(share)).limit_denominator(1000)
 
 
-def _check_share(what: str, value: Any) -> None:
-    if isinstance(value, jax.core.Tracer):
-        raise TypeError(f"{what} is traced: it fixes the sizes of batches, so give a number")
-    check_real(what, value, low=0.0, high=1.0)
-    if _exact(value) == 0:
-        raise ValueError(f"{what} is {value}: it must be at least 1/1000, and at most 1")
-
-
-class FractionOf(Batches):
+class FractionOf(_Permuted):
     """Batches of ceil(f n_i): a share of the client's own examples, in a fresh random permutation each epoch.
 
     Every example exactly once an epoch, last batch partial. An epoch has ceil(n_i / ceil(f n_i)) steps, at most
@@ -113,16 +117,16 @@ class FractionOf(Batches):
       share: f in (0, 1], exact to the nearest fraction with a denominator of at most 1000.
     """
 
-    share: float = static(_check_share)
+    share: float = real(low=0.0, high=1.0, structure=True)
 
     def checked(self) -> Self:
-        return super().checked().replace(share=float(self.share))
+        checked = super().checked().replace(share=float(self.share))
+        if _exact(checked.share) == 0:
+            raise ValueError(f"fraction(share=...) is {self.share}: it must be at least 1/1000, and at most 1")
+        return checked
 
     def rows(self, dataset: FederatedDataset) -> int:
         return int(self._batch(dataset.max_size))
-
-    def prepare(self, draws: ClientDraws) -> Any:
-        return draws.words
 
     def epoch(self, size: Any, rows: int) -> Any:
         return batches_in(size, self._batch(size))
@@ -134,12 +138,7 @@ class FractionOf(Batches):
     def most_in_epochs(self, dataset: FederatedDataset, slots: int) -> int:
         return slots * self.most_in_epoch(dataset)
 
-    def positions(self, prepared: Any, size: jax.Array, step: jax.Array, rows: int) -> Positions:
-        batch = self._batch(size)
-        epoch, place, mask = _in_epoch(size, step, rows, batch)
-        return Positions(sampling.permute(order_words(prepared), size, place, epoch), mask)
-
-    def _batch(self, size: Any) -> Any:
+    def _batch(self, size: Any, rows: int = 0) -> Any:
         """ceil(f n) in integers that stay below n: with n = q d + r and f = m / d it is m q + ceil(m r / d)."""
         part, whole = _exact(self.share).as_integer_ratio()
         return size // whole * part + (size % whole * part + whole - 1) // whole
@@ -213,15 +212,6 @@ def consecutive(size: jax.Array, number: jax.Array | int, rows: int) -> Position
     """Batch ``number`` of a client's examples in stored order, ``rows`` in each, the last one partial."""
     place = number * rows + jnp.arange(rows, dtype=jnp.int32)
     return Positions(place, place < size)
-
-
-def _in_epoch(size: jax.Array, step: jax.Array, rows: int, batch: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """(epoch, places in it clipped to the client, mask) of a step of ``batch`` examples, padded to ``rows``."""
-    per_epoch = batches_in(size, batch)
-    epoch = _quotient(step, per_epoch)
-    row = jnp.arange(rows, dtype=jnp.int32)
-    place = (step - epoch * per_epoch) * batch + row
-    return epoch, jnp.minimum(place, size - 1), (place < size) & (row < batch)
 
 
 def fetch(

@@ -73,9 +73,6 @@ class Window(Work):
         fits = jnp.where(each > 0, jnp.floor(seconds / jnp.where(each > 0, each, jnp.ones_like(each))), self.most)
         return jnp.minimum(fits, self.most).astype(jnp.int32)
 
-    def most_steps(self, epoch: int) -> int:
-        return self.most
-
 
 deadline = factory("work.deadline", Deadline)
 window = factory("work.window", Window)

@@ -76,8 +76,11 @@ class Work(Scheme):
         return unparametrised(self)
 
     def most_steps(self, epoch: int) -> int:
-        """An upper bound of tau for a client whose epoch has ``epoch`` steps; static."""
-        raise TypeError(f"{type(self).__name__} must define most_steps(epoch)")
+        """An upper bound of tau of a client whose epoch has ``epoch`` steps, static: ``self.most`` if there is one."""
+        most: int | None = getattr(self, "most", None)
+        if most is None:
+            raise TypeError(f"{type(self).__name__} must define most_steps(epoch)")
+        return most
 
     def most_total(self, num_slots: int, epoch_total: int, epoch: int) -> int:
         """An upper bound of sum tau over a cohort of S slots; static.
@@ -176,9 +179,6 @@ class GaussianSteps(Work):
         spread = self.std if self.variance is None else jnp.sqrt(jnp.asarray(self.variance, jnp.float32))
         return jnp.asarray(self.mean, jnp.float32), jnp.asarray(spread, jnp.float32)
 
-    def most_steps(self, epoch: int) -> int:
-        return self.most
-
 
 class Geometric(Work):
     """The steps until a coin falls, the same number for everyone: P(tau > k) = (1 - p)^k, anew in each round.
@@ -225,10 +225,6 @@ class Geometric(Work):
         tau, p = self.steps(turn)[0], jnp.asarray(self.p).astype(jnp.result_type(float))
         last = log_of_events(tau < self.most, p)
         return xlog1py((tau - 1).astype(p.dtype), -p) + jnp.where(tau < self.most, last, jnp.zeros_like(last))
-
-    def most_steps(self, epoch: int) -> int:
-        assert self.most is not None
-        return self.most
 
 
 _RAREST = 2**-33  # the smallest chance that is drawn
@@ -327,9 +323,6 @@ class GivenSteps(Work):
         else:
             tau = as_int32(self.tau[turn.round].at[turn.indices].get(mode="clip"), _REFUSED)
         return jnp.where(tau <= self.most, tau, _REFUSED)
-
-    def most_steps(self, epoch: int) -> int:
-        return self.most
 
     def check(self, dataset: FederatedDataset, rounds: int) -> None:
         check_shape("given_steps(tau)", self.tau, dataset.num_clients, rounds)

@@ -249,21 +249,13 @@ class Visit(NamedTuple):
     lots: jax.Array  # uint32, a random word of each client and round
 
 
-class Exchange(NamedTuple):
-    """An exchange as the server closed it."""
-
-    reported: jax.Array  # bool[S], clients whose message is in the average
-    steps: jax.Array  # int32[S], with how many steps
-    clock: Clock  # what it took
-
-
 def seconds_per_step(system: System, visit: Visit, key: jax.Array, round_: jax.Array, cost: Cost) -> jax.Array:
     """Virtual seconds of one local step of each client, float[S]."""
     return system.times(visit.indices, visit.ids, visit.pieces, key, round_, cost).compute
 
 
-def close_exchange(system: System, visit: Visit, key: jax.Array, round_: jax.Array, cost: Cost) -> Exchange:
-    """Lets a cohort work in an exchange of that cost, and the system's policy close it."""
+def close_exchange(system: System, visit: Visit, key: jax.Array, round_: jax.Array, cost: Cost) -> tuple[Closed, Clock]:
+    """Lets a cohort work in an exchange of that cost, and the system's policy close it; with what that took."""
     # Zero in void slots, so that nothing that stands there can reach a sum or a derivative.
     gradients = jnp.where(visit.valid, visit.passes + visit.steps * visit.pieces, 0)
     times = system.times(visit.indices, visit.ids, gradients, key, round_, cost)
@@ -280,4 +272,4 @@ def close_exchange(system: System, visit: Visit, key: jax.Array, round_: jax.Arr
         dropped_late=jnp.sum(visit.valid & ~failed & ~closed.reported, dtype=jnp.int32),
         failed=jnp.sum(failed, dtype=jnp.int32),
     )
-    return Exchange(closed.reported, closed.steps, clock)
+    return closed, clock

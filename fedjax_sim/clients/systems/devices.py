@@ -138,9 +138,6 @@ half_normal = factory("quantity.half_normal", HalfNormal)
 pareto = factory("quantity.pareto", Pareto)
 empirical = factory("quantity.empirical", Empirical)
 
-# What a device has for good, in the order of the words it is drawn from, never to be changed.
-_FIXED = ("seconds_per_step", "flops_per_second", "download", "upload", "latency", "dropout")
-_TIMED = _FIXED[:-1]
 _COMPUTE, _NETWORK, _FAILURE = 0, 1, 2  # the words of a client and round
 
 
@@ -155,15 +152,9 @@ def _factor() -> Any:
 
 
 class Fleet(NamedTuple):
-    """What devices have for good, float[S] each; ``()`` for what the system does not have.
+    """What devices have for good, float[S] each, as :class:`Devices` explains it; ``()`` for what the system has not.
 
-    Attributes:
-      seconds_per_step: of one local step.
-      flops_per_second: in the place of it.
-      download: bytes a second.
-      upload: bytes a second.
-      latency: seconds, once each way.
-      dropout: probability of failing in a round.
+    They are in the order of the words that they are drawn from, never to be changed.
     """
 
     seconds_per_step: Any = ()
@@ -247,7 +238,7 @@ class Devices(System):
     def times(
         self, client_index: jax.Array, ids: jax.Array, steps: jax.Array, key: jax.Array, round_: jax.Array, cost: Cost
     ) -> Times:
-        fleet = self.drawn(client_index, ids, _TIMED)
+        fleet = self.drawn(client_index, ids, Fleet._fields[:-1])
         jitters = (self.jitter, self.network_jitter)
         words = _words(round_key(key, round_), ids, 3) if any(one is not None for one in jitters) else None
 
@@ -270,7 +261,7 @@ class Devices(System):
         words = _words(round_key(key, round_), ids, 3)[:, _FAILURE]
         return happens(words, self.drawn(client_index, ids, ("dropout",)).dropout)
 
-    def drawn(self, client_index: jax.Array, ids: jax.Array, names: tuple[str, ...] = _FIXED) -> Fleet:
+    def drawn(self, client_index: jax.Array, ids: jax.Array, names: tuple[str, ...] = Fleet._fields) -> Fleet:
         """What some clients' devices have, by their indices and ids, int32[S]."""
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         words = None
@@ -280,8 +271,8 @@ class Devices(System):
                 found[name] = at_clients(value, client_index)
                 continue
             if words is None:
-                words = _words(jax.random.key(self.seed), ids, len(_FIXED))
-            found[name] = value.draw(words[:, _FIXED.index(name)])
+                words = _words(jax.random.key(self.seed), ids, len(Fleet._fields))
+            found[name] = value.draw(words[:, Fleet._fields.index(name)])
         return Fleet(**found)
 
 

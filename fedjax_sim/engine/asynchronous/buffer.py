@@ -101,11 +101,9 @@ def first_flight(plan: Plan, server: Any) -> Flight:
 
 
 def draw_buffer(plan: Plan, phase: Phase, sent: Any, t: jax.Array, flight: Flight, cost: Cost) -> tuple[Drawn, Flight]:
-    """Runs the clock until the buffer is full.
+    """Runs the clock until the buffer is full: its clients as a cohort of K slots, and who is in flight then.
 
-    Returns:
-      The buffer's clients as a cohort of K slots, each with what it began with, and who is in flight when the server
-      updates its model.
+    Each slot has what its client began with.
     """
     scheme, data, num_clients = plan.asynchronous, plan.dataset, plan.dataset.num_clients
     assert scheme is not None
@@ -113,7 +111,7 @@ def draw_buffer(plan: Plan, phase: Phase, sent: Any, t: jax.Array, flight: Fligh
     keys = RunKeys(phase.key, purpose_key(phase.key, Purpose.REDRAW))
     timed = plan._replace(system=lax.stop_gradient(plan.system)) if may_fail else plan
     events = fill_buffer(
-        flight.trips, flight.arrival, flight.lost, flight.apart, messages=scheme.messages, num_clients=num_clients,
+        flight, messages=scheme.messages, num_clients=num_clients,
         drawn=plan.cohort.select(data, phase.key, t), keys=keys, round_=t, may_fail=may_fail,
         depart=lambda trips: _departure(timed, phase.method, keys, t, trips, cost),
     )  # fmt: skip

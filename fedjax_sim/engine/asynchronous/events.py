@@ -97,10 +97,7 @@ class RunKeys(NamedTuple):
 
 
 def fill_buffer(
-    trips: Trip,
-    arrival: jax.Array,
-    lost: jax.Array,
-    apart: jax.Array,
+    flight: Flight,
     *,
     messages: int,
     num_clients: int,
@@ -117,11 +114,10 @@ def fill_buffer(
     cohort scheme drew for it, in a random order, but for those still in flight; after them each is drawn uniformly
     among the clients not in flight.
 
-    ``arrival`` counts from the start of the round. Of what ``depart`` says of the steps and times of M clients, only
-    those of clients sent off in this round are used. Where no message can be lost (``may_fail``, static), the times
-    have a derivative.
+    Of what ``depart`` says of the steps and times of M clients, only those of clients sent off in this round are used.
+    Where no message can be lost (``may_fail``, static), the times have a derivative.
     """
-    slots = len(arrival)
+    slots = len(flight.arrival)
     # A scheme's order is none that may decide: of those that uniform draws the first has never one of the last ids.
     order = jnp.argsort(random_words(cohort_key(keys.further, round_), slots))
     drawn = drawn._replace(indices=drawn.indices[order], count=drawn.count[order])
@@ -192,8 +188,8 @@ def fill_buffer(
 
     none = jnp.int32(0)
     unheard = Trip(jnp.full_like(nobody, num_clients), nobody, nobody, nobody)
-    now = jnp.zeros((), arrival.dtype)
-    start = Events(trips, arrival, lost, apart, now, none, none, none, none, none, none, unheard, nobody)
+    now = jnp.zeros((), flight.arrival.dtype)
+    start = Events(*flight[:4], now, none, none, none, none, none, none, unheard, nobody)
     if not may_fail:
         at, _ = lax.scan(lambda at, _: (next_event(at), None), start, None, length=messages)
         return at

@@ -52,13 +52,8 @@ def choose_width(inputs: int, outputs: int, passes: float, dataset: FederatedDat
 
     On a CPU, w examples such that at most an eighth of all clients have more. In P passes over them a client's kernel
     costs about 4 P w d H operations, its coordinates 4 P w w H in the steps and w d (4 H + 2 w) once. So they are taken
-    where P (1 - w / d) > 1 + w / 2 H, in several epochs, that is, over fewer examples than inputs.
-
-    Args:
-      inputs: d.
-      outputs: H.
-      passes: P, over the examples of a client, in its local work.
-      dataset: whose clients.
+    where P (1 - w / d) > 1 + w / 2 H, in several epochs, that is, over fewer examples than inputs. d are the
+    ``inputs``, H the ``outputs``, and P the ``passes`` over the examples of a client in its local work.
     """
     if jax.default_backend() != "cpu" or inputs * outputs < _KERNEL:
         return None
@@ -77,12 +72,8 @@ _DENSE = 10
 def choose_pooled(num_slots: int, num_parameters: int, flops: float = 0.0) -> bool:
     """Whether the work of clients of one step is pooled (:mod:`fedjax_sim.layout.pooled`), if it can be.
 
-    On a CPU, where a model for each client costs more than compiling both programs does, and more than its batch.
-
-    Args:
-      num_slots: S.
-      num_parameters: of one model.
-      flops: of a gradient, for each example.
+    On a CPU, where a model for each client costs more than compiling both programs does, and more than its batch:
+    ``flops`` are those of a gradient, for each example.
     """
     large = num_slots > 1 and num_parameters >= _KERNEL
     return jax.default_backend() == "cpu" and large and flops <= _DENSE * num_parameters
@@ -106,11 +97,8 @@ def choose_devices(num_slots: int, operations: Callable[[], float]) -> int:
 
     All of them where there are several processes, which must work on one program. Else on a CPU as many as there are
     clients for, since it has several devices only where somebody asked for them (fedjax_sim.use_cpu_devices), and one
-    where a round is small; on GPU and TPU one, because several were never measured.
-
-    Args:
-      num_slots: S.
-      operations: those of a round's gradients, as far as they can be told; asked for where it matters.
+    where a round is small; on GPU and TPU one, because several were never measured. ``operations``, asked for where it
+    matters, says those of a round's gradients, as far as they can be told.
     """
     if jax.process_count() > 1:
         return jax.device_count()

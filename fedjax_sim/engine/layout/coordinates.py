@@ -23,13 +23,9 @@ _COORDINATES = "coordinates"  # the stack of what clients report
 
 
 def not_linear(solver: Solver, sent: Any, states: Any, *, surveying: bool = False) -> str | None:
-    """Why clients cannot train coordinates; None where they can.
+    """Why clients cannot train coordinates; None where they can. What is ``sent`` and the ``states`` may be shapes.
 
-    Args:
-      solver: what one client does.
-      sent: the broadcast, or its shapes.
-      states: of clients, likewise.
-      surveying: whether methods can whose clients survey their data and take no step.
+    ``surveying`` says whether methods can whose clients survey their data and take no step.
     """
     method, watch = solver.algorithm, solver.watch
     name, optimizer = type(method).__name__, method.client_optimizer

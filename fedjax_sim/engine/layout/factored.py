@@ -23,7 +23,7 @@ from fedjax_sim.core.fields import count, leaf
 from fedjax_sim.core.loops import with_static_derivative
 from fedjax_sim.core.values import shown
 from fedjax_sim.datasets.federated import FederatedDataset
-from fedjax_sim.engine.layout.base import Bounds, Layout, LocalResult
+from fedjax_sim.engine.layout.base import Bounds, Layout, LocalResult, Run
 from fedjax_sim.engine.layout.coordinates import CoordinateSolver, in_their_place, not_linear
 from fedjax_sim.engine.layout.turns import turns
 from fedjax_sim.engine.solver import Slot, Solver
@@ -58,9 +58,7 @@ class Factored(Layout):
     width: int | None = count(default=None)
 
     def run(self, solver: Solver, sent: Any, states: Any, slots: Slot, bounds: Bounds) -> LocalResult:
-        def plain(solver: Solver, sent: Any, states: Any, slots: Slot) -> LocalResult:
-            return self.inner.run(solver, sent, states, slots, bounds)
-
+        plain: Run = functools.partial(self.inner.run, bounds=bounds)
         layer = coordinates_of(solver, sent, states)
         if isinstance(layer, str) or not bounds.reverse:
             return plain(solver, sent, states, slots)

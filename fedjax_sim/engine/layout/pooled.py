@@ -13,6 +13,7 @@ and weights in them.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -26,7 +27,7 @@ from fedjax_sim.core.descriptions import factory
 from fedjax_sim.core.fields import leaf
 from fedjax_sim.core.loops import sorted_places, with_static_derivative
 from fedjax_sim.core.values import shown
-from fedjax_sim.engine.layout.base import Bounds, Layout, LocalResult, left_shapes
+from fedjax_sim.engine.layout.base import Bounds, Layout, LocalResult, Run, left_shapes
 from fedjax_sim.engine.layout.coordinates import CoordinateSolver, in_their_place, not_linear
 from fedjax_sim.engine.layout.factored import Factored
 from fedjax_sim.engine.layout.stacked import stacked
@@ -61,9 +62,7 @@ class Pooled(Layout):
     inner: Layout = leaf(_check_inner, default=stacked())
 
     def run(self, solver: Solver, sent: Any, states: Any, slots: Slot, bounds: Bounds) -> LocalResult:
-        def plain(solver: Solver, sent: Any, states: Any, slots: Slot) -> LocalResult:
-            return self.inner.run(solver, sent, states, slots, bounds)
-
+        plain: Run = functools.partial(self.inner.run, bounds=bounds)
         if not bounds.reverse or not_pooled(solver, sent, states, bounds) is not None:
             return plain(solver, sent, states, slots)
 

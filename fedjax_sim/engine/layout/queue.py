@@ -40,7 +40,9 @@ class Lanes(Layout):
 
     def run(self, solver: Solver, sent: Any, states: Any, slots: Slot, bounds: Bounds) -> LocalResult:
         lanes = min(self.num_lanes, len(slots.offset))
-        run: Run = functools.partial(run_queue, lanes=lanes, ahead=_most_ahead(bounds))
+        # On a CPU nothing is drawn ahead: idle steps cost there as others do.
+        ahead = None if jax.default_backend() == "cpu" else (bounds.per_client, bounds.survey_per_client)
+        run: Run = functools.partial(run_queue, lanes=lanes, ahead=ahead)
         if bounds.reverse:
             run = with_static_derivative(run, functools.partial(run_bounded, lanes=lanes, bounds=bounds))
         return run(solver, sent, states, slots)
@@ -63,11 +65,6 @@ class Static(Layout):
     def run(self, solver: Solver, sent: Any, states: Any, slots: Slot, bounds: Bounds) -> LocalResult:
         lanes = min(self.num_lanes, len(slots.offset))
         return run_bounded(solver, sent, states, slots, lanes=lanes, bounds=bounds)
-
-
-def _most_ahead(bounds: Bounds) -> tuple[int, int] | None:
-    """Micro-steps of a client and of its survey that are drawn ahead: on a CPU none, where idle ones cost as others."""
-    return None if jax.default_backend() == "cpu" else (bounds.per_client, bounds.survey_per_client)
 
 
 def run_bounded(solver: Solver, sent: Any, states: Any, slots: Slot, *, lanes: int, bounds: Bounds) -> LocalResult:

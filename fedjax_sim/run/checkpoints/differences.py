@@ -102,7 +102,7 @@ def _of_own(old: dict[str, Any], new: dict[str, Any], path: str, words: tuple[st
             continue
         if _NOTHING in (one, other):
             yield f"{path}: it uses {name} {words[other is not _NOTHING]} only"
-        elif (bare := [_bytecode(text) for text in (one, other)]) != [False, False] and (
+        elif (bare := [str(text).startswith("bytecode ") for text in (one, other)]) != [False, False] and (
             bare != [True, True] or old.get("python") != new.get("python")
         ):
             version = (old if bare[0] else new).get("python")
@@ -121,10 +121,6 @@ def _fields(value: Any) -> Any:
     """The fields of an object beside what it is, so that paths to them are short."""
     fields = value.get("fields") if isinstance(value, dict) else None
     return {**value, **fields, "fields": None} if isinstance(fields, dict) else value
-
-
-def _bytecode(text: Any) -> bool:
-    return str(text).startswith("bytecode ")
 
 
 def _same_kind(old: dict[str, Any], new: dict[str, Any]) -> bool:
