@@ -3,8 +3,8 @@
     python benchmarks/speed/adjoints.py [--rounds 1000] [--timed 200] [--repeats 1]
 
 Logistic regression 60 -> 10 in float32, 100 clients who all take part in every round, 20 local steps each on batches of
-20 in the stored order; the final training loss by the client learning rate, mu and the weight decay. "Forward" is the
-run of the dynamic loops, and of the static schedule beside it; ratios are to the latter. Memory is what XLA reserves
+20 in the stored order; the final training loss by the client learning rate, mu and the weight decay. Ratios are to the
+run without a derivative. Memory is what XLA reserves
 for a program of --rounds rounds beyond its arguments (its memory analysis, without running it); times are those of
 --timed rounds, the best of --repeats without compilation. A program of more than --most GB is not run.
 
@@ -32,7 +32,7 @@ from fedjax_sim import adjoints
 
 CLIENTS, EXAMPLES, STEPS, BATCH = 100, 40, 20, 20
 KEY = jax.random.key(0)
-STATIC, TURNS = fjs.layout.static_schedule(), fjs.layout.turns()
+TURNS = fjs.layout.turns()
 
 
 def data(sizes: Any = EXAMPLES) -> fjs.FederatedDataset:
@@ -121,8 +121,7 @@ def long_run(options: argparse.Namespace) -> None:
     timed = min(options.timed, options.rounds)
     table = Table(options, options.rounds, timed, data(), [0.02, 0.1, 1e-3])
     print(f"{CLIENTS} clients, {STEPS} steps each; MB of {options.rounds} rounds, seconds of {timed}\n{HEAD}")
-    table.line("forward, dynamic loops", itself, None, layout=TURNS)
-    table.base = table.line("forward, static schedule", itself, None, layout=STATIC)
+    table.base = table.line("forward", itself, None, layout=TURNS)
     last = max(timed // 10, 1)
     for name, adjoint in (
         ("reverse, per_round()", adjoints.per_round()),
@@ -141,7 +140,7 @@ def fixed_point(options: argparse.Namespace) -> None:
     table = Table(options, rounds, rounds, data(), [0.1, 0.1, 0.1])
     full = {"batches": fjs.local.full_batch(EXAMPLES)}
     print(f"\nfull batches, {rounds} rounds: a fixed point\n{HEAD}")
-    table.base = table.line("forward, static schedule", itself, None, **full, layout=STATIC)
+    table.base = table.line("forward", itself, None, **full, layout=TURNS)
     for name, adjoint in (
         ("reverse, nested()", adjoints.nested()),
         ("implicit(neumann())", adjoints.implicit()),

@@ -65,8 +65,7 @@ class Optimizer(Described):
         """``(updates, state)`` in the dtypes of the gradients and of the state.
 
         What is of a wider one is rounded: a hyper-parameter that is traced has a dtype of its own, where a number takes
-        that of what it meets. Updates of any other dtype, which would change the program, are a TypeError. ``extra`` is
-        what optax calls extra arguments, for optimisers that take them.
+        that of what it meets. Other updates, which would change the program, are a TypeError. ``extra`` is optax's.
         """
         updates, new_state = _update(self, gradients, state, params, extra)
         dtypes = [[leaf.dtype for leaf in jax.tree.leaves(tree)] for tree in (updates, gradients)]
@@ -101,9 +100,8 @@ def _in_single(optimizer: Optimizer, *operands: Any) -> Any:
     """The step in single precision at least: its derivative in a number of the optimiser's is a sum over the model."""
     if isinstance(optimizer, Hoisted):  # a program of these dtypes
         return _stepped(optimizer, *operands)
-    return trees.of_types(
-        _stepped(optimizer, *trees.unhalved(operands)), jax.eval_shape(_stepped, optimizer, *operands)
-    )
+    like = jax.eval_shape(_stepped, optimizer, *operands)
+    return trees.of_types(_stepped(optimizer, *trees.unhalved(operands)), like)
 
 
 _update = with_static_derivative(_stepped, _in_single)

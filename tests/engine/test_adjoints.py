@@ -2,6 +2,7 @@
 
 import functools
 import importlib
+import re
 
 import jax
 import jax.numpy as jnp
@@ -162,8 +163,8 @@ def test_an_evaluation_may_say_a_number():
 def test_local_steps_are_differentiated_once(monkeypatch):
     """Not once for a state without a derivative and again for one with it: half of the time that JAX traces."""
     turns = importlib.import_module("fedjax_sim.engine.layout.turns")  # the package has a function of that name
-    traced, queue = [], turns.run_queue
-    monkeypatch.setattr(turns, "run_queue", lambda *given, **sizes: traced.append(1) or queue(*given, **sizes))
+    traced, back = [], turns._back
+    monkeypatch.setattr(turns, "_back", lambda *given: traced.append(1) or back(*given))
     data = fjs.datasets.from_clients([(np.ones((n, 1), np.float32), np.ones(n, np.float32)) for n in (1, 1, 9)])
     task = fjs.task.functions(lambda key: jnp.zeros(()), lambda w, batch: jnp.square(batch["x"][:, 0] * w - batch["y"]))
     train = fjs.make_train(
@@ -174,8 +175,29 @@ def test_local_steps_are_differentiated_once(monkeypatch):
     def last(algorithm):
         return train(algorithm, data, jax.random.key(0)).metrics["loss"][-1]
 
-    jax.eval_shape(jax.grad(last), fjs.fedavg(client_optimizer=fjs.optim.sgd(0.1)))
+    jax.jit(jax.grad(last)).lower(fjs.fedavg(client_optimizer=fjs.optim.sgd(0.1)))
     assert len(traced) == 1
+
+
+def test_gradients_that_are_mapped_choose_between_no_records():
+    """Of the steps of a round: one choice costs as much as the whole record, and there would be one at every step."""
+    clients = [(np.ones((n, 1), np.float32), np.ones(n, np.float32)) for n in (2, 3, 6)]
+    task = fjs.task.functions(lambda key: jnp.zeros(()), lambda w, batch: jnp.square(batch["x"][:, 0] * w - batch["y"]))
+    train = fjs.make_train(
+        task=task, rounds=2, eval_every=2, cohort=fjs.cohort.uniform(2), work=fjs.local.epochs(1),
+        batches=fjs.local.in_order(1), layout=fjs.layout.turns(),
+    )  # fmt: skip
+
+    def last(algorithm, key):
+        return train(algorithm, fjs.datasets.from_clients(clients), key).metrics["loss"][-1]
+
+    gradients = jax.vmap(jax.grad(last), (None, 0))
+    algorithm, keys = fjs.fedavg(client_optimizer=fjs.optim.sgd(0.1)), jax.random.split(jax.random.key(0), 4)
+    text = jax.jit(gradients).lower(algorithm, keys).as_text()
+    record = "tensor<4x11xf32>"  # four runs, up to 9 steps of two clients, and their ends
+    assert record in text
+    chosen = [re.search(r"select %\S+, (%\S+), (%\S+) :", line) for line in text.splitlines() if record in line]
+    assert not [one[0] for one in chosen if one and one[1] != one[2]]  # a choice between equals XLA leaves out
 
 
 @together
@@ -463,15 +485,12 @@ AT_REST = {
 ONE = fjs.datasets.quadratics_from(2 * np.ones((1, 1, 1)), np.ones((1, 1)))  # x~ = e / H
 
 
-TURNS_IN_LOOPS = jax.__version_info__ >= (0, 10)  # jax 0.6 cannot take a cond apart in a loop of one's own
-
-
 def settled(method, data, rounds, adjoint=None):
     """The model of one client after rounds of one step."""
     adjoint = adjoints.implicit() if adjoint is None else adjoint
     train = fjs.make_train(
         task=fjs.quadratic(), rounds=rounds, eval_every=rounds, cohort=fjs.cohort.full(), work=fjs.local.steps(1),
-        batches=fjs.local.full_batch(), adjoint=adjoint, layout=fjs.layout.turns() if TURNS_IN_LOOPS else None,
+        batches=fjs.local.full_batch(), adjoint=adjoint, layout=fjs.layout.turns(),
     )  # fmt: skip
     return train(method, data, KEY, initial_params=jnp.zeros(1)).params[0]
 
@@ -504,7 +523,6 @@ def test_implicit_has_the_second_derivative_of_the_fixed_point():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not TURNS_IN_LOOPS, reason="jax 0.6 refuses them by an assertion")
 def test_rounds_without_a_derivative_may_run_in_a_loop_of_one_s_own():
     def model(h):
         return curved(h, adjoints.truncated(3))

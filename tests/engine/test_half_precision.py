@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 import fedjax_sim as fjs
+from fedjax_sim.engine.layout.base import Bounds
 from fedjax_sim.engine.layout.queue import run_queue
-from fedjax_sim.engine.layout.turns import run_turns
+from fedjax_sim.engine.layout.turns import Turns, run_turns
 from fedjax_sim.engine.solver import Left, Progress
 from fedjax_sim.models import passes
 from tests.engine.test_layouts import Counted
@@ -58,7 +59,7 @@ class Held(Halves):
 @pytest.mark.parametrize(
     "run",
     [
-        pytest.param(functools.partial(run_turns, most=1), id="turns"),
+        pytest.param(functools.partial(Turns().run, bounds=Bounds(1, 1024)), id="turns"),
         pytest.param(functools.partial(run_queue, lanes=1, bound=1024), id="lanes", marks=pytest.mark.slow),
     ],
 )

@@ -101,7 +101,7 @@ RETURNED: dict[str, tuple[dict[str, Any], str]] = {
     "send": ({"send": no_model}, "send returned None: return what clients receive"),
     "send, no start": (
         {"send": lambda self, server: server.params},
-        rf"send returned {FLOATS}, and Mine.begin \(of FedAvg\) reads its field params: return a named tuple",
+        rf"send returned {FLOATS}, and Mine.begin \(of Method\) reads its field params: return a named tuple",
     ),
     "survey": (
         {"requires": requires(survey=True), "survey": lambda self, F, sent, c_i, client: client.size},
@@ -121,7 +121,7 @@ RETURNED: dict[str, tuple[dict[str, Any], str]] = {
             "begin": lambda self, sent, c_i, client: Parts(a=sent.params, b=sent.params),
             "change": lambda self, y, sent, c_i, client: trees.subtract(y["a"], sent.params),
         },
-        rf"objective \(of FedAvg\) called F with a Parts of 2 arrays for params, which is {FLOATS}: F takes parameters",
+        rf"objective \(of Method\) called F with a Parts of 2 arrays for params, which is {FLOATS}: F takes parameters",
     ),
     "turn": ({"turn": lambda self, k, client: k > 0}, r"turn returned bool\[\]: return None, or \{name: whether"),
     "turn, a number": (

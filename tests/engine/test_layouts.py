@@ -20,7 +20,7 @@ import pytest
 import fedjax_sim as fjs
 from fedjax_sim.core.loops import Total
 from fedjax_sim.engine.layout import makespan
-from fedjax_sim.engine.layout.base import Bounds
+from fedjax_sim.engine.layout.base import Bounds, LocalResult
 from fedjax_sim.engine.layout.queue import queue_bound, run_queue
 from fedjax_sim.engine.layout.turns import run_turns
 from fedjax_sim.engine.plan import Plan
@@ -179,12 +179,74 @@ class Counting(NamedTuple):
         return [np.array(part, object).astype(np.uint64).astype(np.uint32) for part in (values, new, [total])]
 
 
+class WavingSurvey(NamedTuple):
+    """What surveys for :class:`Waving`."""
+
+    rate: Any
+    surveyor = None
+
+    def micro_steps(self, slot):
+        return jnp.where(slot.steps > 0, slot.name % 3 + 1, 0)
+
+    def begin(self, sent, c_i, slot):
+        return Progress(None, None, c_i, survey=Total.zero(c_i).add(sent * c_i))
+
+    def draw(self, slot, k):
+        return (slot.name + k).astype(jnp.result_type(float))
+
+    def step(self, sent, slot, progress, k, *, serial=False, drawn=None):
+        drawn = self.draw(slot, k) if drawn is None else drawn
+        return progress._replace(survey=progress.survey.add(jnp.sin(self.rate * progress.survey.value + drawn)))
+
+    def finish(self, sent, c_i, slot, progress):
+        return Left({}, {}, {Watch.SURVEY: progress.survey.value}, c_i)
+
+
+class Waving(NamedTuple):
+    """A solver in real numbers, of which each has a derivative in the rate, in what is sent and in the states."""
+
+    rate: Any
+
+    @property
+    def surveyor(self):
+        return WavingSurvey(self.rate)
+
+    def micro_steps(self, slot):
+        return slot.steps
+
+    def all_micro_steps(self, slot):
+        return slot.steps + self.surveyor.micro_steps(slot)
+
+    def begin(self, sent, c_i, slot):
+        return Progress(sent + c_i * slot.survey, None, c_i)
+
+    def draw(self, slot, k):
+        return (2 * slot.name + k).astype(jnp.result_type(float))
+
+    def step(self, sent, slot, progress, k, *, serial=False, drawn=None):
+        drawn = self.draw(slot, k) if drawn is None else drawn
+        return progress._replace(y=jnp.sin(self.rate * progress.y + drawn * sent) + progress.kept * slot.survey)
+
+    def finish(self, sent, c_i, slot, progress):
+        there, value = slot.steps > 0, progress.y * slot.survey * self.rate
+        left = jnp.where(there, value, 0)
+        new = jnp.where(there, c_i * value + sent, c_i)
+        return Left({"sum": left}, {"sum": (slot.name + 1).astype(left.dtype)}, {"value": left}, new)
+
+
+def recorded(*given):
+    """The layout turns as its derivative runs it."""
+    program = importlib.import_module("fedjax_sim.engine.layout.turns")._Turns(BOUNDS, given)
+    leaves, _ = program.recorded(jax.tree.leaves(given))
+    return jax.tree.unflatten(program.result, leaves)
+
+
 TAUS = np.array([[3, 0, 1, 6, 2], [1, 1, 1, 1, 1], [0, 0, 0, 6, 0], [6, 6, 6, 6, 6], [0, 0, 0, 0, 0], [2, 3, 2, 3, 6]])
 PASSES = np.arange(5) % 3 + 1
 BOUNDS = Bounds(6, 30, True, 3, 9)
 PROGRAMS = {
     "turns": lambda *given: fjs.layout.turns().run(*given, BOUNDS),
-    "masked turns": lambda *given: run_turns(*given, most=6, most_survey=3),
+    "recorded turns": lambda *given: recorded(*given),
     "every turn": lambda *given: run_turns(*given, skip_void=False),
     "stacked": lambda *given: fjs.layout.stacked().run(*given, BOUNDS),
 }
@@ -194,6 +256,49 @@ for count in (1, 2, 3, 50):
         *given, lanes=min(count, 5), bound=30, survey_bound=9
     )
 PROGRAMS["3 lanes, drawn ahead"] = lambda *given: run_queue(*given, lanes=3, ahead=(6, 3))
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        pytest.param(fjs.layout.turns(), id="turns"),
+        pytest.param(fjs.layout.lanes(2), id="lanes", marks=pytest.mark.slow),
+    ],
+)
+def test_derivatives_of_a_layout_are_those_of_its_clients(x64, layout):
+    """Of steps in their order, their survey before them, what they were sent and what they keep."""
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def derivatives(run, taus, *at):
+        def total(rate, sent, states):
+            slots = Counted(taus, jnp.arange(5, dtype=jnp.int32), jnp.zeros(5))
+            left = run(Waving(rate), sent, states, slots)
+            weights = jnp.linspace(1.0, 2.0, 5)
+            return left.sums["sum"] + weights @ left.stacks["value"] + weights[::-1] @ left.clients
+
+        return jax.grad(total, (0, 1, 2))(*at)
+
+    def by_hand(solver, sent, states, slots):
+        """A masked step after the other, written out."""
+
+        def client(c_i, slot):
+            for of in (solver.surveyor, solver):
+                progress, total = of.begin(sent, c_i, slot), of.micro_steps(slot)
+                for k in range(6):
+                    progress = fjs.trees.select(k < total, of.step(sent, slot, progress, jnp.int32(k)), progress)
+                if of is not solver:
+                    slot = slot.told(progress.survey.value)
+            return solver.finish(sent, c_i, slot, progress)
+
+        left = jax.vmap(client)(states, slots)
+        sums = {"sum": left.weights["sum"] @ left.values["sum"]}
+        return LocalResult(sums, left.stacks, left.kept, jnp.int32(0))
+
+    at = 0.7, 0.4, jnp.linspace(0.2, 1.0, 5)
+    for taus in jnp.asarray(TAUS, jnp.int32):
+        found = derivatives(functools.partial(layout.run, bounds=BOUNDS), taus, *at)
+        expected = derivatives(by_hand, taus, *at)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-13), found, expected)
 
 
 def assert_is_by_hand(found, states, taus):

@@ -1,7 +1,7 @@
-"""The steps that the reverse schedule of a known run needs, in the place of a bound for all runs.
+"""The most steps that the rounds of a known run take, in the place of a bound for all runs.
 
-The derivative of ``turns`` and ``lanes`` runs a queue of a static number of iterations (see
-:mod:`fedjax_sim.layout.queue`). That number must hold for every cohort and every draw of the work; where tau_i are
+A derivative in reverse mode has a static size: for ``turns`` of its record, for ``lanes``, ``buckets`` and ``stacked``
+of its loops (see :mod:`fedjax_sim.layout`). It must hold for every cohort and every draw of the work; where tau_i are
 unequal it is far more than a round needs. A run whose key is known has known draws, so the true maximum over its rounds
 can be computed first.
 """
@@ -31,8 +31,8 @@ from fedjax_sim.engine.solver import Solver
 class Bounded(Adjoint):
     """An adjoint whose rounds are known to take no more than so many micro-steps: those of :func:`reverse_bound`.
 
-    Shortens the reverse schedule, and with it the memory of a round's inside and, under ``jax.vmap``, its time. A
-    round that takes more (another key, other data) turns the model into NaN, in the run without a derivative too.
+    It lessens the memory of a round's inside and, where the derivative's loops are of static length, its time. A round
+    that takes more (another key, other data) turns the model into NaN, in the run without a derivative too.
 
     Args:
       per_cohort: most micro-steps of a round's clients together.

@@ -1,0 +1,321 @@
+"""Loops of traced lengths whose derivative in reverse mode goes back through what they record, step by step.
+
+Reverse mode cannot pass a ``while_loop``. In the derivative these loops record where each step begins; the way back
+takes as many steps as the way there took. They are primitives of their own, as in :mod:`fedjax_sim.core.derived`.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Primitive, jaxpr_as_fun
+from jax.interpreters import ad, batching, mlir, partial_eval
+
+from fedjax_sim.core.loops import with_static_derivative
+
+Leaves = list[Any]
+
+
+class Loop(abc.ABC):
+    """A program with loops as functions of its operands' leaves; no function may close over traced arrays."""
+
+    @abc.abstractmethod
+    def plain(self, leaves: Leaves) -> Leaves:
+        """What it computes."""
+
+    @abc.abstractmethod
+    def recorded(self, leaves: Leaves) -> tuple[Leaves, Leaves]:
+        """The same, and the trail of its steps."""
+
+    @abc.abstractmethod
+    def pulled(self, leaves: Leaves, trail: Leaves, cotangents: Leaves, places: tuple[int, ...]) -> Leaves:
+        """Cotangents of the leaves in these places, from those of the real numbers among what it computes."""
+
+    @abc.abstractmethod
+    def static(self, leaves: Leaves) -> Leaves:
+        """The same in loops of static lengths, for derivatives of derivatives."""
+
+
+def replayed(loop: Loop, operands: Any) -> Any:
+    """What ``loop`` computes from the leaves of ``operands``, a list; differentiable in both modes, to any order.
+
+    Where a function of the user's closes over a traced value, it is ``with_static_derivative(plain, static)``: JAX then
+    refuses a derivative in that value, which the rules here would not know of.
+    """
+    leaves = jax.tree.leaves(operands)
+    if any(isinstance(one, jax.core.Tracer) for one in _traced(loop, False, _avals(leaves))[0].consts):
+        plain, static = (lambda *leaves, of=of: of(list(leaves)) for of in (loop.plain, loop.static))
+        return with_static_derivative(plain, static)(*leaves)
+    return _run.bind(*leaves, loop=loop, recording=False)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Mapped(Loop):
+    """A loop under ``vmap``; what is mapped has its axis in front."""
+
+    loop: Loop
+    axes: tuple[int | None, ...]  # of the leaves
+    trail: int | None = 0
+
+    def plain(self, leaves: Leaves) -> Leaves:
+        return jax.vmap(self.loop.plain, (list(self.axes),))(leaves)
+
+    def recorded(self, leaves: Leaves) -> tuple[Leaves, Leaves]:
+        return jax.vmap(self.loop.recorded, (list(self.axes),))(leaves)
+
+    def static(self, leaves: Leaves) -> Leaves:
+        return jax.vmap(self.loop.static, (list(self.axes),))(leaves)
+
+    def pulled(self, leaves: Leaves, trail: Leaves, cotangents: Leaves, places: tuple[int, ...]) -> Leaves:
+        pull = jax.vmap(functools.partial(self.loop.pulled, places=places), (list(self.axes), self.trail, 0))
+        found = pull(leaves, trail, cotangents)
+        return [jnp.sum(one, axis=0) if self.axes[i] is None else one for i, one in zip(places, found, strict=True)]
+
+
+def _primitive(name: str, function: Callable[..., Leaves]) -> Primitive:
+    made = Primitive(name)
+    made.multiple_results = True
+    made.def_impl(function)
+    mlir.register_lowering(made, mlir.lower_fun(function, multiple_results=True))
+    return made
+
+
+@functools.lru_cache(maxsize=64)  # while a program is traced and lowered
+def _traced(loop: Loop, recording: bool, leaves: tuple[Any, ...]) -> Any:
+    """The jaxpr, and how many of its results are not trail."""
+    number = 0
+
+    def run(*leaves: Any) -> Leaves:
+        nonlocal number
+        values, trail = loop.recorded(list(leaves)) if recording else (loop.plain(list(leaves)), [])
+        number = len(values)
+        return [*values, *trail]
+
+    shapes = [jax.ShapeDtypeStruct(one.shape, one.dtype, weak_type=one.weak_type) for one in leaves]
+    return jax.make_jaxpr(run)(*shapes), number
+
+
+def _avals(leaves: Any) -> tuple[Any, ...]:
+    return tuple(jax.typeof(leaf) for leaf in leaves)
+
+
+def _zero(leaf: Any) -> Any:
+    return ad.Zero(jax.typeof(leaf).to_tangent_aval())
+
+
+def _real(leaf: Any) -> bool:
+    return jnp.issubdtype(leaf.dtype if hasattr(leaf, "dtype") else jnp.result_type(leaf), jnp.floating)
+
+
+def reals(tree: Any) -> Leaves:
+    """The leaves of real numbers, of which there are derivatives."""
+    return [leaf for leaf in jax.tree.leaves(tree) if _real(leaf)]
+
+
+def with_reals(tree: Any, values: Leaves) -> Any:
+    """``tree`` with other real numbers."""
+    leaves, structure = jax.tree.flatten(tree)
+    given = iter(values)
+    return jax.tree.unflatten(structure, [next(given) if _real(leaf) else leaf for leaf in leaves])
+
+
+# The program itself: leaves -> values, or values and trail.
+
+
+def _ran(*leaves: Any, loop: Loop, recording: bool) -> Leaves:
+    return jaxpr_as_fun(_traced(loop, recording, _avals(leaves))[0])(*leaves)  # type: ignore[no-any-return]
+
+
+def _run_shapes(*leaves: Any, loop: Loop, recording: bool) -> Leaves:
+    return _traced(loop, recording, leaves)[0].out_avals  # type: ignore[no-any-return]
+
+
+def _run_jvp(primals: Leaves, tangents: Leaves, *, loop: Loop, recording: bool) -> tuple[Leaves, Leaves]:
+    places = tuple(i for i, one in enumerate(tangents) if not isinstance(one, ad.Zero) and _real(primals[i]))
+    if not places:
+        values = _run.bind(*primals, loop=loop, recording=recording)
+        return values, [_zero(one) for one in values]
+    number = _traced(loop, True, _avals(primals))[1]
+    found = _run.bind(*primals, loop=loop, recording=True)
+    values, trail = found[:number], found[number:]
+    like = tuple(one.to_tangent_aval() for one in _avals(reals(values)))
+    along = [tangents[i] for i in places]
+    dots = iter(_tangent.bind(*primals, *trail, *along, loop=loop, places=places, cut=len(primals), like=like))
+    moved = [next(dots) if _real(one) else _zero(one) for one in values]
+    if not recording:
+        return values, moved
+    return found, [*moved, *map(_zero, trail)]  # derivatives of the trail's readers know of none
+
+
+def _run_used(used: list[bool], equation: Any) -> tuple[list[bool], Any]:
+    """Nothing is recorded for nobody: the way there, where a derivative computes it again before its way back."""
+    if not any(used):
+        return [False] * len(equation.invars), None
+    loop, leaves = equation.params["loop"], tuple(one.aval for one in equation.invars)
+    number = _traced(loop, equation.params["recording"], leaves)[1]
+    if not any(used[number:]):
+        equation = equation.replace(outvars=equation.outvars[:number], params={"loop": loop, "recording": False})
+    return [True] * len(equation.invars), equation
+
+
+def _run_mapped(leaves: Leaves, axes: Any, *, loop: Loop, recording: bool) -> tuple[Leaves, list[int]]:
+    leaves, at = _in_front(leaves, axes)
+    found = _run.bind(*leaves, loop=_Mapped(loop, at), recording=recording)
+    return found, [0] * len(found)
+
+
+def _in_front(leaves: Leaves, axes: Any) -> tuple[Leaves, tuple[int | None, ...]]:
+    moved = [one if axis is None else jnp.moveaxis(one, axis, 0) for one, axis in zip(leaves, axes, strict=True)]
+    return moved, tuple(None if axis is None else 0 for axis in axes)
+
+
+# Its derivative along some of its leaves: leaves, trail, tangents -> tangents of the real values. The trail is there
+# for the way back.
+
+
+def _split(given: Any, cut: int, last: int) -> tuple[Leaves, Leaves, Leaves]:
+    """Leaves, trail, and what comes after it."""
+    end = len(given) - last
+    return list(given[:cut]), list(given[cut:end]), list(given[end:])
+
+
+def _along(function: Callable[[Leaves], Leaves], leaves: Leaves, places: tuple[int, ...]) -> Any:
+    """The real values as a function of the leaves in these places, and these."""
+
+    def of(varying: Leaves) -> Leaves:
+        filled = list(leaves)
+        for i, value in zip(places, varying, strict=True):
+            filled[i] = value
+        return reals(function(filled))
+
+    return of, [leaves[i] for i in places]
+
+
+def _tangents(*given: Any, loop: Loop, places: tuple[int, ...], cut: int, like: Any) -> Leaves:
+    leaves, _, along = _split(given, cut, len(places))
+    of, at = _along(loop.plain, leaves, places)
+    return jax.jvp(of, (at,), (along,))[1]  # type: ignore[no-any-return]
+
+
+def _tangents_transposed(cotangents: Leaves, *given: Any, loop: Loop, places: Any, cut: int, like: Any) -> Leaves:
+    leaves, trail, _ = _split(given, cut, len(places))
+    back = [ad.instantiate_zeros(one) for one in cotangents]
+    found = _pull.bind(*leaves, *trail, *back, loop=loop, places=places, cut=cut, number=len(back))
+    return [*[None] * (len(given) - len(places)), *found]
+
+
+def _tangents_jvp(primals: Leaves, tangents: Leaves, *, loop: Loop, places: Any, cut: int, like: Any) -> Any:
+    def static(leaves: Leaves, along: Leaves) -> Leaves:
+        of, at = _along(loop.static, leaves, places)
+        return jax.jvp(of, (at,), (along,))[1]  # type: ignore[no-any-return]
+
+    values = _tangent.bind(*primals, loop=loop, places=places, cut=cut, like=like)
+    return values, _of_static(static, primals, tangents, cut, len(places))
+
+
+def _of_static(static: Any, primals: Leaves, tangents: Leaves, cut: int, last: int) -> Leaves:
+    """The tangents of ``static(leaves, what comes after the trail)``."""
+    leaves, trail, after = _split(primals, cut, last)
+    places = [
+        i for i, one in enumerate(tangents)
+        if not (isinstance(one, ad.Zero) or cut <= i < cut + len(trail)) and _real(primals[i])
+    ]  # fmt: skip
+
+    def of(varying: Leaves) -> Leaves:
+        filled = [*leaves, *trail, *after]
+        for i, value in zip(places, varying, strict=True):
+            filled[i] = value
+        leaves_, _, after_ = _split(filled, cut, last)
+        return static(leaves_, after_)  # type: ignore[no-any-return]
+
+    if not places:
+        return [ad.Zero(jax.core.ShapedArray(one.shape, one.dtype)) for one in jax.eval_shape(of, [])]
+    return jax.jvp(of, ([primals[i] for i in places],), ([tangents[i] for i in places],))[1]  # type: ignore[no-any-return]
+
+
+def _tangents_mapped(given: Leaves, axes: Any, *, loop: Loop, places: Any, cut: int, like: Any) -> Any:
+    size = _size(given, axes)
+    leaves, trail, along = _split(given, cut, len(places))
+    of_leaves, of_trail, of_along = _split(axes, cut, len(places))
+    leaves, at = _in_front(leaves, of_leaves)
+    at_ = list(at)
+    for n, i in enumerate(places):  # a leaf and its tangent are mapped together
+        if at_[i] is None and of_along[n] is not None:
+            leaves[i], at_[i] = batching.bdim_at_front(leaves[i], None, size), 0
+        if at_[i] is not None:
+            along[n] = batching.bdim_at_front(along[n], of_along[n], size)
+    trail = [batching.bdim_at_front(one, axis, size) for one, axis in zip(trail, of_trail, strict=True)]
+    like = tuple(one.update(shape=(size, *one.shape)) for one in like)
+    found = _tangent.bind(*leaves, *trail, *along, loop=_Mapped(loop, tuple(at_)), places=places, cut=cut, like=like)
+    return found, [0] * len(found)
+
+
+def _size(given: Leaves, axes: Any) -> int:
+    return next(one.shape[axis] for one, axis in zip(given, axes, strict=True) if axis is not None)  # type: ignore[no-any-return]
+
+
+# The way back: leaves, trail, cotangents of the real values -> cotangents of the leaves in some places.
+
+
+def _pulled(*given: Any, loop: Loop, places: tuple[int, ...], cut: int, number: int) -> Leaves:
+    return loop.pulled(*_split(given, cut, number), places)
+
+
+def _pull_shapes(*given: Any, loop: Loop, places: tuple[int, ...], cut: int, number: int) -> Leaves:
+    return [given[i].to_tangent_aval() for i in places]
+
+
+def _pulled_transposed(cotangents: Leaves, *given: Any, loop: Loop, places: Any, cut: int, number: int) -> Leaves:
+    leaves, trail, back = _split(given, cut, number)
+    like = tuple(one.aval for one in back)  # a pull is linear, and the transpose of the derivative
+    along = [ad.instantiate_zeros(one) for one in cotangents]
+    found = _tangent.bind(*leaves, *trail, *along, loop=loop, places=places, cut=cut, like=like)
+    return [*[None] * (len(given) - number), *found]
+
+
+def _pull_jvp(primals: Leaves, tangents: Leaves, *, loop: Loop, places: Any, cut: int, number: int) -> Any:
+    def static(leaves: Leaves, cotangents: Leaves) -> Leaves:
+        of, at = _along(loop.static, leaves, places)
+        return jax.vjp(of, at)[1](cotangents)[0]  # type: ignore[no-any-return]
+
+    values = _pull.bind(*primals, loop=loop, places=places, cut=cut, number=number)
+    return values, _of_static(static, primals, tangents, cut, number)
+
+
+def _pull_mapped(given: Leaves, axes: Any, *, loop: Loop, places: Any, cut: int, number: int) -> Any:
+    size = _size(given, axes)
+    leaves, trail, back = _split(given, cut, number)
+    of_leaves, of_trail, of_back = _split(axes, cut, number)
+    leaves, at = _in_front(leaves, of_leaves)
+    at_ = list(at)
+    for i in places:
+        if at_[i] is None:
+            leaves[i], at_[i] = batching.bdim_at_front(leaves[i], None, size), 0
+    one_trail = all(axis is None for axis in of_trail)
+    if not one_trail:
+        trail = [batching.bdim_at_front(one, axis, size) for one, axis in zip(trail, of_trail, strict=True)]
+    back = [batching.bdim_at_front(one, axis, size) for one, axis in zip(back, of_back, strict=True)]
+    mapped = _Mapped(loop, tuple(at_), None if one_trail else 0)
+    found = _pull.bind(*leaves, *trail, *back, loop=mapped, places=places, cut=cut, number=number)
+    return found, [0] * len(found)
+
+
+_run, _tangent, _pull = _primitive("run", _ran), _primitive("tangent", _tangents), _primitive("pull", _pulled)
+_run.def_abstract_eval(_run_shapes)
+_tangent.def_abstract_eval(lambda *_, like, **__: list(like))
+_pull.def_abstract_eval(_pull_shapes)
+partial_eval.dce_rules[_run] = _run_used
+ad.primitive_jvps[_run] = _run_jvp
+ad.primitive_jvps[_tangent] = _tangents_jvp
+ad.primitive_jvps[_pull] = _pull_jvp
+ad.primitive_transposes[_tangent] = _tangents_transposed
+ad.primitive_transposes[_pull] = _pulled_transposed
+batching.primitive_batchers[_run] = _run_mapped
+batching.primitive_batchers[_tangent] = _tangents_mapped
+batching.primitive_batchers[_pull] = _pull_mapped
