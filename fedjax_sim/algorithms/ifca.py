@@ -123,8 +123,9 @@ class Ifca(HypCluster):
 
 def _chosen(client: Client) -> jax.Array:
     """k_i, int32. A loss that is no number is the last to be chosen: else who meets a diverged model trains it."""
-    losses = client.survey
-    return jnp.argmin(jnp.where(jnp.isnan(losses), jnp.inf, losses)).astype(jnp.int32)
+    largest = jnp.finfo(client.survey.dtype).max
+    losses = jnp.where(jnp.isnan(client.survey), jnp.inf, jnp.minimum(client.survey, largest))
+    return jnp.argmin(losses).astype(jnp.int32)
 
 
 hypcluster = recorded(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import functools
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -86,19 +87,24 @@ def _primitive(name: str, function: Callable[..., Leaves]) -> Primitive:
     return made
 
 
-@functools.lru_cache(maxsize=64)  # while a program is traced and lowered
+_TRACED: weakref.WeakKeyDictionary[Loop, dict[Any, Any]] = weakref.WeakKeyDictionary()
+
+
 def _traced(loop: Loop, recording: bool, leaves: tuple[Any, ...]) -> Any:
-    """The jaxpr, and how many of its results are not trail."""
-    number = 0
+    """The jaxpr, and how many of its results are not trail; traced once, for shapes and to be lowered."""
+    traced = _TRACED.setdefault(loop, {})
+    if (recording, leaves) not in traced:
+        number = 0
 
-    def run(*leaves: Any) -> Leaves:
-        nonlocal number
-        values, trail = loop.recorded(list(leaves)) if recording else (loop.plain(list(leaves)), [])
-        number = len(values)
-        return [*values, *trail]
+        def run(*leaves: Any) -> Leaves:
+            nonlocal number
+            values, trail = loop.recorded(list(leaves)) if recording else (loop.plain(list(leaves)), [])
+            number = len(values)
+            return [*values, *trail]
 
-    shapes = [jax.ShapeDtypeStruct(one.shape, one.dtype, weak_type=one.weak_type) for one in leaves]
-    return jax.make_jaxpr(run)(*shapes), number
+        shapes = [jax.ShapeDtypeStruct(one.shape, one.dtype, weak_type=one.weak_type) for one in leaves]
+        traced[recording, leaves] = jax.make_jaxpr(run)(*shapes), number
+    return traced[recording, leaves]
 
 
 def _avals(leaves: Any) -> tuple[Any, ...]:
@@ -306,7 +312,11 @@ def _pull_mapped(given: Leaves, axes: Any, *, loop: Loop, places: Any, cut: int,
     return found, [0] * len(found)
 
 
-_run, _tangent, _pull = _primitive("run", _ran), _primitive("tangent", _tangents), _primitive("pull", _pulled)
+_run, _tangent, _pull = (
+    _primitive("replayed", _ran),
+    _primitive("replayed_tangent", _tangents),
+    _primitive("replayed_pull", _pulled),
+)
 _run.def_abstract_eval(_run_shapes)
 _tangent.def_abstract_eval(lambda *_, like, **__: list(like))
 _pull.def_abstract_eval(_pull_shapes)

@@ -173,7 +173,7 @@ def widest(tree: Any, *others: Any) -> Any:
 
 
 def wide(tree: Any) -> Any:
-    """The leaves in single precision at least."""
+    """The leaves, which are real, in single precision at least."""
     return jax.tree.map(lambda leaf: leaf.astype(widest(leaf, jnp.float32)), tree)
 
 

@@ -222,7 +222,7 @@ def default_candidates(plan: Plan) -> tuple[Layout, ...]:
     """What ``layout="tune"`` measures: with several devices a mesh of all of them too, with other layouts on each."""
     slots, devices = plan.slots, jax.device_count()
     alone = [turns(), *(lanes(count) for count in (4, 8, 16, 32) if count <= slots), stacked()]
-    if jax.default_backend() != "cpu":  # where turns has fewest steps; elsewhere buckets have fewer than stacked
+    if jax.default_backend() != "cpu":  # buckets have fewer steps than stacked; on a CPU turns has the fewest
         alone.append(buckets())
     inner = [turns(), *(lanes(count) for count in (8, 32) if count * devices <= slots), stacked()]
     together = [mesh(inner=one) for one in inner] if devices > 1 else []

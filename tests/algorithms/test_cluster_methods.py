@@ -488,7 +488,10 @@ def test_models_that_are_no_chain_are_refused():
             fjs.fjord(client_optimizer=SGD, levels=levels)
 
 
-@pytest.mark.parametrize(("losses", "chosen"), [([np.nan, 2, 1], 2), ([np.inf, np.nan, 3], 2), ([np.nan] * 3, 0)])
+@pytest.mark.parametrize(
+    ("losses", "chosen"),
+    [([np.nan, 2, 1], 2), ([np.inf, np.nan, 3], 2), ([np.nan, np.inf, np.inf], 1), ([np.nan] * 3, 0)],
+)
 def test_a_model_whose_loss_is_no_number_is_not_chosen(losses, chosen):
     method = fjs.ifca(client_optimizer=SGD, clusters=3)
     sent = method.send(method.init(jnp.zeros(2), jnp.ones(4) / 4))

@@ -70,6 +70,23 @@ def test_the_derivative_in_what_is_sent_is_that_of_all_clients(run):
     assert jax.jit(jax.grad(average))(jnp.bfloat16(0)) == 1
 
 
+class Reading(Halves):
+    """A solver whose steps read what the client keeps."""
+
+    def step(self, sent, slot, progress, k, *, serial=False, drawn=None):
+        return progress._replace(y=progress.y + progress.kept)
+
+
+def test_the_derivative_in_what_a_client_keeps_is_that_of_all_steps():
+    """It is a sum over them, and stopped at a quarter."""
+
+    def average(c_i):
+        slots = Counted(jnp.array([1024], jnp.int32), jnp.zeros(1, jnp.int32))
+        return Turns().run(Reading(), None, c_i[None], slots, Bounds(1024, 1024)).sums["sum"].astype(jnp.float32)
+
+    assert jax.jit(jax.grad(average))(jnp.bfloat16(0)) == 1
+
+
 def test_the_derivative_in_a_number_is_that_of_all_parameters():
     """A rate, a weight, a normaliser, an optimiser's own number: XLA's sum over a matrix in bfloat16 stopped at 832."""
     trees, sgd = fjs.trees, fjs.optim.sgd

@@ -49,7 +49,7 @@ class Lanes(Layout):
 
 
 class Static(Layout):
-    """The lanes' queue as a ``scan`` of a static number of iterations: what the derivative of the others runs.
+    """The lanes' queue as a ``scan`` of a static number of iterations: what the derivative of *lanes* runs.
 
     To look at the reverse schedule's cost; iterations after the last client are skipped.
 

@@ -26,8 +26,8 @@ class Turns(Layout):
     Computes no idle step and batches nothing over models: best on CPU, and for very unequal tau_i. Memory holds one
     model at work. Nor does its derivative in reverse mode compute an idle step: a round records what each step begins
     with, and the way back takes the steps one by one. Its memory holds a model and an optimiser's state for each step
-    that a cohort may take. Derivatives of such derivatives in reverse mode run the statically bounded queue of one lane
-    (see :mod:`fedjax_sim.layout.queue`).
+    that a cohort may take, in pieces of a gradient their sum too, and the surveys of methods that survey. Derivatives
+    of that derivative are those of the statically bounded queue of one lane (see :mod:`fedjax_sim.layout.queue`).
     """
 
     def sized_by(self, bounds: Bounds, dataset: FederatedDataset) -> Any:
@@ -158,7 +158,7 @@ class _Turns(Loop):
         def client(shared_bar: list[Any], i: jax.Array) -> tuple[list[Any], list[Any]]:
             rows = [leaf if n < self.shared else leaf[i] for n, leaf in enumerate(leaves)]
             ways = [Way(trail, of_all[i], of.micro_steps(slots)[i]) for trail, of_all, of in recorded]
-            survey = None if solver.surveyor is None else ways[0].at(ways[0].total, None).survey.value
+            survey = None if solver.surveyor is None else ways[0].at(ways[0].total).survey.value
 
             def before(over: Any) -> Any:
                 """The solver, what is sent, the client's state and its slot."""
@@ -215,38 +215,45 @@ class Way(NamedTuple):
     end: jax.Array  # int32, the row that the client ended with, behind those of its steps
     total: jax.Array  # int32, its steps
 
-    def at(self, k: jax.Array, kept: Any) -> Progress:
+    def at(self, k: jax.Array) -> Progress:
         """What its step ``k`` began with."""
         row = self.end - self.total + k
-        return jax.tree.map(lambda leaf: leaf[row], self.trail)._replace(kept=kept)  # type: ignore[no-any-return]
+        return jax.tree.map(lambda leaf: leaf[row], self.trail)  # type: ignore[no-any-return]
 
 
 def _back(way: Way, operands: Any, over: Any, after: Any, cotangents: list[Any]) -> Any:
     """Cotangents of ``over``, from those of the real numbers of ``after(operands(over), the progress at the end)``."""
 
-    def begun(over: Any) -> tuple[list[Any], Any]:
+    def begun(over: Any) -> tuple[Any, Any]:
         solver, *others = operands(over)
         start = solver.begin(*others)
-        return reals(start), start.kept
+        return (reals(start._replace(kept=None)), trees.wide(reals(start.kept))), start.kept
 
-    _, back_begun, kept = jax.vjp(begun, over, has_aux=True)
-    end = way.at(way.total, kept)
-    _, back = jax.vjp(lambda over, at: reals(after(operands(over), with_reals(end, at))), over, reals(end))
+    (_, held), back_begun, kept = jax.vjp(begun, over, has_aux=True)
+
+    def progress(row: Progress, at: list[Any], held: list[Any]) -> Progress:
+        narrow = [value.astype(one.dtype) for value, one in zip(held, reals(kept), strict=True)]
+        return with_reals(row, at)._replace(kept=with_reals(kept, narrow))  # type: ignore[no-any-return]
+
+    end = way.at(way.total)
+
+    def ended(over: Any, held: list[Any], at: list[Any]) -> list[Any]:
+        return reals(after(operands(over), progress(end, at, held)))
 
     def step_back(n: jax.Array, bars: Any) -> Any:
         k = way.total - 1 - n
-        progress = way.at(k, kept)
+        row = way.at(k)
 
-        def stepped(over: Any, at: list[Any]) -> list[Any]:
+        def stepped(over: Any, held: list[Any], at: list[Any]) -> list[Any]:
             solver, sent, _, slot = operands(over)
-            return reals(_step(solver, sent, slot, with_reals(progress, at), k))
+            return reals(_step(solver, sent, slot, progress(row, at, held), k)._replace(kept=None))
 
-        _, back = jax.vjp(stepped, over, reals(progress))
-        more, at_bar = back(bars[1])
-        return trees.add(bars[0], more), at_bar
+        *more, at_bar = jax.vjp(stepped, over, held, reals(row))[1](bars[2])
+        return *trees.add(bars[:2], tuple(more)), at_bar
 
-    over_bar, start_bar = lax.fori_loop(0, way.total, step_back, back(cotangents))
-    return trees.add(over_bar, back_begun(start_bar)[0])
+    bars = jax.vjp(ended, over, held, reals(end))[1](cotangents)
+    over_bar, held_bar, start_bar = lax.fori_loop(0, way.total, step_back, bars)
+    return trees.add(over_bar, back_begun((start_bar, held_bar))[0])
 
 
 def _solvers(solver: Solver) -> list[Solver]:
