@@ -42,6 +42,9 @@ class Loop(abc.ABC):
     def static(self, leaves: Leaves) -> Leaves:
         """The same in loops of static lengths, for derivatives of derivatives."""
 
+    def __repr__(self) -> str:  # as a jaxpr shows it
+        return type(self).__name__
+
 
 def replayed(loop: Loop, operands: Any) -> Any:
     """What ``loop`` computes from the leaves of ``operands``, a list; differentiable in both modes, to any order.
@@ -50,13 +53,13 @@ def replayed(loop: Loop, operands: Any) -> Any:
     refuses a derivative in that value, which the rules here would not know of.
     """
     leaves = jax.tree.leaves(operands)
-    if any(isinstance(one, jax.core.Tracer) for one in _traced(loop, False, _avals(leaves))[0].consts):
+    if any(isinstance(one, jax.core.Tracer) for one in _traced(loop, False, leaves)[0].consts):
         plain, static = (lambda *leaves, of=of: of(list(leaves)) for of in (loop.plain, loop.static))
         return with_static_derivative(plain, static)(*leaves)
-    return _run.bind(*leaves, loop=loop, recording=False)
+    return _bind(leaves, loop, False)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class _Mapped(Loop):
     """A loop under ``vmap``; what is mapped has its axis in front."""
 
@@ -90,10 +93,10 @@ def _primitive(name: str, function: Callable[..., Leaves]) -> Primitive:
 _TRACED: weakref.WeakKeyDictionary[Loop, dict[Any, Any]] = weakref.WeakKeyDictionary()
 
 
-def _traced(loop: Loop, recording: bool, leaves: tuple[Any, ...]) -> Any:
-    """The jaxpr, and how many of its results are not trail; traced once, for shapes and to be lowered."""
-    traced = _TRACED.setdefault(loop, {})
-    if (recording, leaves) not in traced:
+def _traced(loop: Loop, recording: bool, leaves: Any) -> Any:
+    """The jaxpr, and how many of its results are not trail."""
+    avals, traced = _avals(leaves), _TRACED.setdefault(loop, {})
+    if (recording, avals) not in traced:
         number = 0
 
         def run(*leaves: Any) -> Leaves:
@@ -102,13 +105,13 @@ def _traced(loop: Loop, recording: bool, leaves: tuple[Any, ...]) -> Any:
             number = len(values)
             return [*values, *trail]
 
-        shapes = [jax.ShapeDtypeStruct(one.shape, one.dtype, weak_type=one.weak_type) for one in leaves]
-        traced[recording, leaves] = jax.make_jaxpr(run)(*shapes), number
-    return traced[recording, leaves]
+        shapes = [jax.ShapeDtypeStruct(one.shape, one.dtype, weak_type=one.weak_type) for one in avals]
+        traced[recording, avals] = jax.make_jaxpr(run)(*shapes), number
+    return traced[recording, avals]
 
 
 def _avals(leaves: Any) -> tuple[Any, ...]:
-    return tuple(jax.typeof(leaf) for leaf in leaves)
+    return tuple(leaf if isinstance(leaf, jax.core.ShapedArray) else jax.typeof(leaf) for leaf in leaves)
 
 
 def _zero(leaf: Any) -> Any:
@@ -134,21 +137,25 @@ def with_reals(tree: Any, values: Leaves) -> Any:
 # The program itself: leaves -> values, or values and trail.
 
 
-def _ran(*leaves: Any, loop: Loop, recording: bool) -> Leaves:
-    return jaxpr_as_fun(_traced(loop, recording, _avals(leaves))[0])(*leaves)  # type: ignore[no-any-return]
+def _bind(leaves: Any, loop: Loop, recording: bool) -> Leaves:
+    return _run.bind(*leaves, jaxpr=_traced(loop, recording, leaves)[0], loop=loop, recording=recording)  # type: ignore[no-any-return]
 
 
-def _run_shapes(*leaves: Any, loop: Loop, recording: bool) -> Leaves:
-    return _traced(loop, recording, leaves)[0].out_avals  # type: ignore[no-any-return]
+def _ran(*leaves: Any, jaxpr: Any, loop: Loop, recording: bool) -> Leaves:
+    return jaxpr_as_fun(jaxpr)(*leaves)  # type: ignore[no-any-return]
 
 
-def _run_jvp(primals: Leaves, tangents: Leaves, *, loop: Loop, recording: bool) -> tuple[Leaves, Leaves]:
+def _run_shapes(*leaves: Any, jaxpr: Any, loop: Loop, recording: bool) -> Leaves:
+    return jaxpr.out_avals  # type: ignore[no-any-return]
+
+
+def _run_jvp(primals: Leaves, tangents: Leaves, *, jaxpr: Any, loop: Loop, recording: bool) -> tuple[Leaves, Leaves]:
     places = tuple(i for i, one in enumerate(tangents) if not isinstance(one, ad.Zero) and _real(primals[i]))
     if not places:
-        values = _run.bind(*primals, loop=loop, recording=recording)
+        values = _run.bind(*primals, jaxpr=jaxpr, loop=loop, recording=recording)
         return values, [_zero(one) for one in values]
-    number = _traced(loop, True, _avals(primals))[1]
-    found = _run.bind(*primals, loop=loop, recording=True)
+    number = _traced(loop, True, primals)[1]
+    found = _bind(primals, loop, True)
     values, trail = found[:number], found[number:]
     like = tuple(one.to_tangent_aval() for one in _avals(reals(values)))
     along = [tangents[i] for i in places]
@@ -163,16 +170,17 @@ def _run_used(used: list[bool], equation: Any) -> tuple[list[bool], Any]:
     """Nothing is recorded for nobody: the way there, where a derivative computes it again before its way back."""
     if not any(used):
         return [False] * len(equation.invars), None
-    loop, leaves = equation.params["loop"], tuple(one.aval for one in equation.invars)
-    number = _traced(loop, equation.params["recording"], leaves)[1]
+    loop, leaves = equation.params["loop"], [one.aval for one in equation.invars]
+    plain, number = _traced(loop, False, leaves)
     if not any(used[number:]):
-        equation = equation.replace(outvars=equation.outvars[:number], params={"loop": loop, "recording": False})
+        params = {"jaxpr": plain, "loop": loop, "recording": False}
+        equation = equation.replace(outvars=equation.outvars[:number], params=params)
     return [True] * len(equation.invars), equation
 
 
-def _run_mapped(leaves: Leaves, axes: Any, *, loop: Loop, recording: bool) -> tuple[Leaves, list[int]]:
+def _run_mapped(leaves: Leaves, axes: Any, *, jaxpr: Any, loop: Loop, recording: bool) -> tuple[Leaves, list[int]]:
     leaves, at = _in_front(leaves, axes)
-    found = _run.bind(*leaves, loop=_Mapped(loop, at), recording=recording)
+    found = _bind(leaves, _Mapped(loop, at), recording)
     return found, [0] * len(found)
 
 
