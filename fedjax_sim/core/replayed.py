@@ -166,8 +166,9 @@ def _run_jvp(primals: Leaves, tangents: Leaves, *, jaxpr: Any, loop: Loop, recor
     return found, [*moved, *map(_zero, trail)]  # derivatives of the trail's readers know of none
 
 
-def _run_used(used: list[bool], equation: Any) -> tuple[list[bool], Any]:
+def _run_used(used: list[bool], *given: Any) -> tuple[list[bool], Any]:
     """Nothing is recorded for nobody: the way there, where a derivative computes it again before its way back."""
+    equation = given[-1]  # newer versions of JAX first say which operands are live
     if not any(used):
         return [False] * len(equation.invars), None
     loop, leaves = equation.params["loop"], [one.aval for one in equation.invars]
