@@ -7,7 +7,7 @@ one with the same result, whose derivative is used.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -21,6 +21,7 @@ from jax.experimental import io_callback
 
 from fedjax_sim.core import trees
 from fedjax_sim.core.keys import GENERATOR
+from fedjax_sim.core.values import is_float
 
 OnRound = Callable[[int, dict[str, np.ndarray]], object]  # (rounds done, metrics)
 
@@ -58,15 +59,18 @@ def jvp_of_varying(function: Callable[..., Any], primals: Any, tangents: Any) ->
     structure: Any
     leaves, structure = jax.tree.flatten(primals)
     flat_tangents = structure.flatten_up_to(tangents)
-    varying = [i for i, one in enumerate(flat_tangents) if one is not None and not isinstance(one, SymbolicZero)]
+    places = [i for i, one in enumerate(flat_tangents) if one is not None and not isinstance(one, SymbolicZero)]
 
     def of_varying(*values: Any) -> Any:
-        filled = list(leaves)
-        for i, value in zip(varying, values, strict=True):
-            filled[i] = value
-        return function(*jax.tree.unflatten(structure, filled))
+        return function(*jax.tree.unflatten(structure, filled(leaves, places, values)))
 
-    return jax.jvp(of_varying, [leaves[i] for i in varying], [flat_tangents[i] for i in varying])
+    return jax.jvp(of_varying, [leaves[i] for i in places], [flat_tangents[i] for i in places])
+
+
+def filled(leaves: Sequence[Any], places: Sequence[int], values: Sequence[Any]) -> list[Any]:
+    """The leaves with others in these places."""
+    new = dict(zip(places, values, strict=True))
+    return [new.get(i, leaf) for i, leaf in enumerate(leaves)]
 
 
 def bounded_loop(body: Callable[[jax.Array, Any, Any], Any], bound: int) -> Callable[[jax.Array, Any, Any], Any]:
@@ -105,11 +109,7 @@ class Read(struct.PyTreeNode):
     @property
     def value(self) -> Any:
         """The tree; read within the loop."""
-        leaves, structure = jax.tree.flatten(self.held)
-        each = zip(leaves, self.dtypes, strict=True)
-        return jax.tree.unflatten(
-            structure, [leaf if jnp.result_type(leaf) == dtype else leaf.astype(dtype) for leaf, dtype in each]
-        )
+        return _of_dtypes(self.held, self.dtypes)
 
 
 class Total(struct.PyTreeNode):
@@ -123,8 +123,7 @@ class Total(struct.PyTreeNode):
         """The sum of no trees of these shapes and dtypes (arrays or ``jax.ShapeDtypeStruct``)."""
 
         def zeros(leaf: Any) -> jax.Array:
-            real = jnp.issubdtype(leaf.dtype, jnp.floating)
-            return jnp.zeros(leaf.shape, trees.widest(leaf, jnp.float32) if real else leaf.dtype)
+            return jnp.zeros(leaf.shape, trees.widest(leaf, jnp.float32) if is_float(leaf) else leaf.dtype)
 
         return cls(jax.tree.map(zeros, tree), tuple(leaf.dtype for leaf in jax.tree.leaves(tree)))
 
@@ -135,9 +134,15 @@ class Total(struct.PyTreeNode):
     @property
     def value(self) -> Any:
         """The sum in the dtypes of its terms."""
-        leaves, structure = jax.tree.flatten(self.sums)
-        terms = [leaf.astype(dtype) for leaf, dtype in zip(leaves, self.dtypes, strict=True)]
-        return jax.tree.unflatten(structure, terms)
+        return _of_dtypes(self.sums, self.dtypes)
+
+
+def _of_dtypes(tree: Any, dtypes: tuple[Any, ...]) -> Any:
+    leaves, structure = jax.tree.flatten(tree)
+    each = zip(leaves, dtypes, strict=True)
+    return jax.tree.unflatten(
+        structure, [leaf if jnp.result_type(leaf) == dtype else leaf.astype(dtype) for leaf, dtype in each]
+    )
 
 
 @custom_vmap

@@ -26,7 +26,7 @@ import numpy as np
 
 from fedjax_sim.core.descriptions import Described
 from fedjax_sim.core.trees import by_path
-from fedjax_sim.core.values import check_real, is_concrete, shown, suggest
+from fedjax_sim.core.values import check_real, is_concrete, is_float, shown, suggest
 
 T = TypeVar("T")
 
@@ -44,7 +44,7 @@ def real_leaves(obj: Any) -> dict[str, Any]:
 
     Fields that are structure, integers, keys and None have no path.
     """
-    return {path: leaf for path, leaf in _leaves(obj).items() if _is_real(leaf)}
+    return {path: leaf for path, leaf in _leaves(obj).items() if is_float(leaf)}
 
 
 def get(obj: Any, path: str) -> Any:
@@ -84,14 +84,14 @@ def check(obj: Any, paths: Iterable[str]) -> None:
     for path in paths:
         if not isinstance(path, str):
             raise TypeError(f"{path!r} is no path: give names joined by dots, 'client_optimizer.learning_rate'")
-        if path not in leaves or not _is_real(leaves[path]):
+        if path not in leaves or not is_float(leaves[path]):
             raise ValueError(_explained(obj, path, leaves))
 
 
 def _explained(obj: Any, path: str, leaves: dict[str, Any]) -> str:
     """Why there is no real leaf at ``path``, and what to do instead."""
     name = type(obj).__name__
-    real = [known for known, leaf in leaves.items() if _is_real(leaf)]
+    real = [known for known, leaf in leaves.items() if is_float(leaf)]
     below = [one for one in real if one.startswith(f"{path}.")]
     if below:
         return f"{path!r} of {name} is not one leaf: give {' or '.join(map(repr, below))}"
@@ -118,13 +118,6 @@ def _leaves(obj: Any) -> dict[str, Any]:
     return named
 
 
-def _is_real(leaf: Any) -> bool:
-    if isinstance(leaf, float):
-        return True
-    dtype = getattr(leaf, "dtype", None)
-    return dtype is not None and bool(jnp.issubdtype(dtype, jnp.floating))
-
-
 def _as_real(path: str, value: Any) -> Any:
     """``value`` with integers as floats, so that 1 and 1.0 are one compiled program."""
     if isinstance(value, (list, tuple)):
@@ -135,7 +128,7 @@ def _as_real(path: str, value: Any) -> Any:
     dtype = getattr(value, "dtype", None)
     if dtype is not None and jnp.issubdtype(dtype, jnp.integer):
         return value.astype(jnp.result_type(float))
-    if not _is_real(value):
+    if not is_float(value):
         raise TypeError(f"{path!r} is given {shown(value)}: it must be a real number or an array of them")
     return value
 

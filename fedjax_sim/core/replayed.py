@@ -18,7 +18,8 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir, partial_eval
 
-from fedjax_sim.core.loops import with_static_derivative
+from fedjax_sim.core.loops import filled, with_static_derivative
+from fedjax_sim.core.values import is_float
 
 Leaves = list[Any]
 
@@ -118,20 +119,15 @@ def _zero(leaf: Any) -> Any:
     return ad.Zero(jax.typeof(leaf).to_tangent_aval())
 
 
-def _real(leaf: Any) -> bool:
-    return jnp.issubdtype(leaf.dtype if hasattr(leaf, "dtype") else jnp.result_type(leaf), jnp.floating)
-
-
 def reals(tree: Any) -> Leaves:
     """The leaves of real numbers, of which there are derivatives."""
-    return [leaf for leaf in jax.tree.leaves(tree) if _real(leaf)]
+    return [leaf for leaf in jax.tree.leaves(tree) if is_float(leaf)]
 
 
 def with_reals(tree: Any, values: Leaves) -> Any:
     """``tree`` with other real numbers."""
     leaves, structure = jax.tree.flatten(tree)
-    given = iter(values)
-    return jax.tree.unflatten(structure, [next(given) if _real(leaf) else leaf for leaf in leaves])
+    return jax.tree.unflatten(structure, filled(leaves, [i for i, leaf in enumerate(leaves) if is_float(leaf)], values))
 
 
 # The program itself: leaves -> values, or values and trail.
@@ -150,7 +146,7 @@ def _run_shapes(*leaves: Any, jaxpr: Any, loop: Loop, recording: bool) -> Leaves
 
 
 def _run_jvp(primals: Leaves, tangents: Leaves, *, jaxpr: Any, loop: Loop, recording: bool) -> tuple[Leaves, Leaves]:
-    places = tuple(i for i, one in enumerate(tangents) if not isinstance(one, ad.Zero) and _real(primals[i]))
+    places = tuple(i for i, one in enumerate(tangents) if not isinstance(one, ad.Zero) and is_float(primals[i]))
     if not places:
         values = _run.bind(*primals, jaxpr=jaxpr, loop=loop, recording=recording)
         return values, [_zero(one) for one in values]
@@ -160,7 +156,7 @@ def _run_jvp(primals: Leaves, tangents: Leaves, *, jaxpr: Any, loop: Loop, recor
     like = tuple(one.to_tangent_aval() for one in _avals(reals(values)))
     along = [tangents[i] for i in places]
     dots = iter(_tangent.bind(*primals, *trail, *along, loop=loop, places=places, cut=len(primals), like=like))
-    moved = [next(dots) if _real(one) else _zero(one) for one in values]
+    moved = [next(dots) if is_float(one) else _zero(one) for one in values]
     if not recording:
         return values, moved
     return found, [*moved, *map(_zero, trail)]  # derivatives of the trail's readers know of none
@@ -204,10 +200,7 @@ def _along(function: Callable[[Leaves], Leaves], leaves: Leaves, places: tuple[i
     """The real values as a function of the leaves in these places, and these."""
 
     def of(varying: Leaves) -> Leaves:
-        filled = list(leaves)
-        for i, value in zip(places, varying, strict=True):
-            filled[i] = value
-        return reals(function(filled))
+        return reals(function(filled(leaves, places, varying)))
 
     return of, [leaves[i] for i in places]
 
@@ -236,18 +229,15 @@ def _tangents_jvp(primals: Leaves, tangents: Leaves, *, loop: Loop, places: Any,
 
 def _of_static(static: Any, primals: Leaves, tangents: Leaves, cut: int, last: int) -> Leaves:
     """The tangents of ``static(leaves, what comes after the trail)``."""
-    leaves, trail, after = _split(primals, cut, last)
+    in_trail = range(cut, len(primals) - last)
     places = [
         i for i, one in enumerate(tangents)
-        if not (isinstance(one, ad.Zero) or cut <= i < cut + len(trail)) and _real(primals[i])
+        if not isinstance(one, ad.Zero) and i not in in_trail and is_float(primals[i])
     ]  # fmt: skip
 
     def of(varying: Leaves) -> Leaves:
-        filled = [*leaves, *trail, *after]
-        for i, value in zip(places, varying, strict=True):
-            filled[i] = value
-        leaves_, _, after_ = _split(filled, cut, last)
-        return static(leaves_, after_)  # type: ignore[no-any-return]
+        leaves, _, after = _split(filled(primals, places, varying), cut, last)
+        return static(leaves, after)  # type: ignore[no-any-return]
 
     if not places:
         return [ad.Zero(jax.core.ShapedArray(one.shape, one.dtype)) for one in jax.eval_shape(of, [])]
@@ -255,24 +245,22 @@ def _of_static(static: Any, primals: Leaves, tangents: Leaves, cut: int, last: i
 
 
 def _tangents_mapped(given: Leaves, axes: Any, *, loop: Loop, places: Any, cut: int, like: Any) -> Any:
-    size = _size(given, axes)
-    leaves, trail, along = _split(given, cut, len(places))
-    of_leaves, of_trail, of_along = _split(axes, cut, len(places))
-    leaves, at = _in_front(leaves, of_leaves)
-    at_ = list(at)
-    for n, i in enumerate(places):  # a leaf and its tangent are mapped together
-        if at_[i] is None and of_along[n] is not None:
-            leaves[i], at_[i] = batching.bdim_at_front(leaves[i], None, size), 0
-        if at_[i] is not None:
-            along[n] = batching.bdim_at_front(along[n], of_along[n], size)
-    trail = [batching.bdim_at_front(one, axis, size) for one, axis in zip(trail, of_trail, strict=True)]
+    size, given, mapped = _all_mapped(given, axes, loop, places, cut, len(places))
     like = tuple(one.update(shape=(size, *one.shape)) for one in like)
-    found = _tangent.bind(*leaves, *trail, *along, loop=_Mapped(loop, tuple(at_)), places=places, cut=cut, like=like)
+    found = _tangent.bind(*given, loop=mapped, places=places, cut=cut, like=like)
     return found, [0] * len(found)
 
 
-def _size(given: Leaves, axes: Any) -> int:
-    return next(one.shape[axis] for one, axis in zip(given, axes, strict=True) if axis is not None)  # type: ignore[no-any-return]
+def _all_mapped(given: Leaves, axes: Any, loop: Loop, places: Any, cut: int, last: int) -> tuple[int, Leaves, _Mapped]:
+    """The axis' size, what is given and the loop, all mapped of which there are tangents or cotangents."""
+    size = next(one.shape[axis] for one, axis in zip(given, axes, strict=True) if axis is not None)
+    end = len(given) - last
+    one_trail = all(axis is None for axis in axes[cut:end])
+    whole = [*places, *range(cut if not one_trail else end, len(given))]
+    given, at = _in_front(given, axes)
+    given = filled(given, whole, [batching.bdim_at_front(given[i], at[i], size) for i in whole])
+    of_leaves = filled(at[:cut], places, [0] * len(places))
+    return size, given, _Mapped(loop, tuple(of_leaves), None if one_trail else 0)
 
 
 # The way back: leaves, trail, cotangents of the real values -> cotangents of the leaves in some places.
@@ -304,20 +292,8 @@ def _pull_jvp(primals: Leaves, tangents: Leaves, *, loop: Loop, places: Any, cut
 
 
 def _pull_mapped(given: Leaves, axes: Any, *, loop: Loop, places: Any, cut: int, number: int) -> Any:
-    size = _size(given, axes)
-    leaves, trail, back = _split(given, cut, number)
-    of_leaves, of_trail, of_back = _split(axes, cut, number)
-    leaves, at = _in_front(leaves, of_leaves)
-    at_ = list(at)
-    for i in places:
-        if at_[i] is None:
-            leaves[i], at_[i] = batching.bdim_at_front(leaves[i], None, size), 0
-    one_trail = all(axis is None for axis in of_trail)
-    if not one_trail:
-        trail = [batching.bdim_at_front(one, axis, size) for one, axis in zip(trail, of_trail, strict=True)]
-    back = [batching.bdim_at_front(one, axis, size) for one, axis in zip(back, of_back, strict=True)]
-    mapped = _Mapped(loop, tuple(at_), None if one_trail else 0)
-    found = _pull.bind(*leaves, *trail, *back, loop=mapped, places=places, cut=cut, number=number)
+    _, given, mapped = _all_mapped(given, axes, loop, places, cut, number)
+    found = _pull.bind(*given, loop=mapped, places=places, cut=cut, number=number)
     return found, [0] * len(found)
 
 

@@ -114,6 +114,12 @@ def is_concrete(value: Any) -> bool:
     )
 
 
+def is_float(leaf: Any) -> bool:
+    """Whether it is a real number or an array of them, of which there are derivatives; integers are not."""
+    dtype = getattr(leaf, "dtype", None)
+    return isinstance(leaf, float) or (dtype is not None and bool(jnp.issubdtype(dtype, jnp.floating)))
+
+
 _collected: contextvars.ContextVar[list[jax.Array] | None] = contextvars.ContextVar("conditions", default=None)
 
 

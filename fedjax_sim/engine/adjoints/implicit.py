@@ -24,6 +24,7 @@ from fedjax_sim.core.derived import with_derivative
 from fedjax_sim.core.descriptions import Described, factory
 from fedjax_sim.core.fields import count, leaf, real
 from fedjax_sim.core.loops import jvp_of_varying
+from fedjax_sim.core.replayed import reals, with_reals
 from fedjax_sim.core.values import INT32_MAX, is_concrete, shown
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.engine.adjoints.scans import Adjoint, Ran, Run, constant
@@ -313,8 +314,7 @@ def _tied(b: list[jax.Array], of: Any) -> list[jax.Array]:
     Of what goes in they ask for one in the plan: a count of clients that were clipped has none, and what comes out of a
     ``cond`` or a loop has zeros. Of what comes out, jax 0.6 asks for one where nobody uses a part of it.
     """
-    leaves = [leaf for leaf in jax.tree.leaves(of) if isinstance(leaf, jax.core.Tracer)]
-    real = [leaf for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.floating) and leaf.size]
+    real = [leaf for leaf in reals(of) if isinstance(leaf, jax.core.Tracer) and leaf.size]
     total = sum((jnp.ravel(leaf)[0].astype(jnp.result_type(float)) for leaf in real), start=jnp.zeros(()))
     nothing = jnp.where(False, total, jnp.zeros_like(total))  # a choice: 0 times infinity is NaN
     return [leaf + nothing.astype(leaf.dtype) for leaf in b]
@@ -324,17 +324,6 @@ def less_round(step: Step, plan: Plan, state: TrainState) -> Callable[[Any], Any
     """v -> v - J v, with J the derivative of a round in the real leaves of the state, taken once."""
     _, push = jax.linearize(lambda x: reals(step(plan, with_reals(state, x))), reals(state))
     return lambda v: trees.subtract(v, push(v))
-
-
-def reals(state: Any) -> list[jax.Array]:
-    """The real leaves of a state."""
-    return [leaf for leaf in jax.tree.leaves(state) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
-
-
-def with_reals(state: Any, x: list[jax.Array]) -> Any:
-    """``state`` with other real leaves."""
-    left = iter(x)
-    return jax.tree.map(lambda leaf: next(left) if jnp.issubdtype(leaf.dtype, jnp.inexact) else leaf, state)
 
 
 def _unit(v: Any) -> Any:

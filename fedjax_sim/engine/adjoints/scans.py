@@ -16,7 +16,9 @@ from jax.interpreters import ad, batching, mlir
 from fedjax_sim.clients.scheme import one_of
 from fedjax_sim.core.descriptions import Described, factory
 from fedjax_sim.core.fields import count, leaf
-from fedjax_sim.core.loops import Reached, Tell, silent
+from fedjax_sim.core.loops import Reached, Tell, filled, silent
+from fedjax_sim.core.replayed import reals
+from fedjax_sim.core.values import is_float
 from fedjax_sim.engine.plan import Plan, TrainState
 from fedjax_sim.engine.rounds import some_rounds
 
@@ -163,11 +165,9 @@ def varying(state: Any, on: Any) -> Any:
     loop for a carry without a derivative, finds that it gets one, and begins again: for the loops within, each time.
     """
     leaves, structure = jax.tree.flatten(state)
-    places = [i for i, one in enumerate(leaves) if _real(one)]
-    found = _varying([leaves[i] for i in places], [one for one in jax.tree.leaves(on) if _real(one)])
-    for i, one in zip(places, found, strict=True):
-        leaves[i] = one
-    return jax.tree.unflatten(structure, leaves)
+    places = [i for i, one in enumerate(leaves) if is_float(one)]
+    found = _varying([leaves[i] for i in places], [one for one in reals(on) if jnp.size(one)])
+    return jax.tree.unflatten(structure, filled(leaves, places, found))
 
 
 @jax.custom_jvp
@@ -185,10 +185,6 @@ def _varied(primals: tuple[Any, Any], tangents: tuple[Any, Any]) -> tuple[Any, A
         return jnp.where(False, some, jnp.zeros(tangent.shape, tangent.dtype))  # a choice: 0 times infinity is NaN
 
     return primals[0], [given(tangent) for tangent in tangents[0]]
-
-
-def _real(leaf: Any) -> bool:
-    return jnp.issubdtype(jnp.result_type(leaf), jnp.floating) and jnp.size(leaf) > 0
 
 
 _varying.defjvp(_varied, symbolic_zeros=True)

@@ -12,7 +12,7 @@ from jax import lax
 
 from fedjax_sim.core import trees
 from fedjax_sim.core.descriptions import factory
-from fedjax_sim.core.loops import Total, longest
+from fedjax_sim.core.loops import Total, filled, longest
 from fedjax_sim.core.replayed import Loop, reals, replayed, with_reals
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.engine.layout.base import Bounds, Layout, LocalResult, left_shapes, of_one
@@ -162,10 +162,9 @@ class _Turns(Loop):
 
             def before(over: Any) -> Any:
                 """The solver, what is sent, the client's state and its slot."""
-                filled = list(rows)
-                for n, value in zip([*shared, *own], [*over[0], *over[1]], strict=True):
-                    filled[n] = value.astype(leaves[n].dtype)
-                return self._operands(filled)
+                found = [*shared, *own], [*over[0], *over[1]]
+                narrow = [value.astype(leaves[n].dtype) for n, value in zip(*found, strict=True)]
+                return self._operands(filled(rows, found[0], narrow))
 
             def operands(over: Any) -> Any:
                 solver, sent, c_i, slot = before(over)
