@@ -54,8 +54,7 @@ def objective(rounds: int, adjoint: adjoints.Adjoint | None, **changes: Any) -> 
         task = fjs.classification(fjs.models.LogisticRegression(10), weight_decay=weight_decay)
         train = fjs.make_train(task=task, rounds=rounds, eval_every=rounds, adjoint=adjoint, **run)
         algorithm = fjs.fedprox(client_optimizer=fjs.optim.sgd(rate), mu=mu)
-        final: jax.Array = train(algorithm, dataset, KEY).metrics["loss"][-1]
-        return final
+        return train(algorithm, dataset, KEY).metrics["loss"][-1]
 
     return loss
 

@@ -82,7 +82,7 @@ def lax_step(work: Workload) -> Rounds:
                     local = step(local, work.x[rows], work.y[rows], mask)
                 total = add(total, local, np.float32(n / mass))
             weights = total
-        return jax.tree.map(np.asarray, weights)  # type: ignore[no-any-return]
+        return jax.tree.map(np.asarray, weights)
 
     return rounds
 

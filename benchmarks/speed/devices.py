@@ -53,8 +53,7 @@ def in_process(name: str, rounds: int, devices: int, threads: int | None) -> dic
     if threads is not None:
         environment["NPROC"] = str(threads)
     done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
-    found: dict[str, float] = json.loads(done.stdout)
-    return found
+    return json.loads(done.stdout)
 
 
 def main() -> None:

@@ -106,7 +106,7 @@ def ours(work: Workload, model: nn.Module) -> Run:
     def run() -> Params:
         state = init_state(plan, jax.tree.map(jnp.asarray, work.start))
         final = program(plan, state).server.params
-        return jax.tree.map(np.asarray, final)  # type: ignore[no-any-return]
+        return jax.tree.map(np.asarray, final)
 
     return run
 
@@ -123,7 +123,7 @@ def torch_loop(work: Workload) -> Run:
             self.head = torch.nn.Linear(HIDDEN, ALPHABET)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.head(self.lstm(self.embedding(x))[0][:, -1])  # type: ignore[no-any-return]
+            return self.head(self.lstm(self.embedding(x))[0][:, -1])
 
     model = Net()
     x, y = torch.from_numpy(work.x.astype(np.int64)), torch.from_numpy(work.y.astype(np.int64))

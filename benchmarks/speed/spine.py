@@ -72,7 +72,7 @@ def jit_loop(work: Workload) -> Rounds:
                 x, y = clients[int(c)]
                 total = add(total, train(weights, x, y, work.sizes[c], powers[c]), work.sizes[c] / mass)
             weights = total
-        return jax.tree.map(np.asarray, weights)  # type: ignore[no-any-return]
+        return jax.tree.map(np.asarray, weights)
 
     return rounds
 

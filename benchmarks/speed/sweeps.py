@@ -97,8 +97,7 @@ def in_process(devices: int, arguments: list[str]) -> dict[str, Any]:
     done = subprocess.run(
         [sys.executable, __file__, *arguments], env=environment, stdout=subprocess.PIPE, text=True, check=True
     )
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def main() -> None:

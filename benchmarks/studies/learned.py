@@ -141,8 +141,7 @@ def compared(size: str, test: str, data: Any, arguments: dict[str, Any], rules: 
     """All methods on one test, kept beside the checkpoints: it takes minutes."""
     path = RESULTS / "learned" / size / f"{test}.json"
     if size == "cpu" and path.exists():
-        kept: dict[str, Any] = json.loads(path.read_text())
-        return kept
+        return json.loads(path.read_text())
     n = SIZES[size]
     clients, wide = np.geomspace(0.003, 1.0, n["grid"] - 1), np.geomspace(0.1, 10.0, n["grid"])
     small = np.geomspace(0.001, 0.3, n["grid"])

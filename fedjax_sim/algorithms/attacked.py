@@ -104,7 +104,7 @@ class Attacked(Gathering):
         said = stack._replace(shares={})
         agreed = trees.of_types(self.attack.agreed(jax.tree.map(trees.real, said), honest, attackers), said)
         heard = jax.tree.map(lambda leaf, one: jnp.where(trees.column(attackers, leaf), one[None], leaf), said, agreed)
-        return heard._replace(shares=stack.shares)  # type: ignore[no-any-return]
+        return heard._replace(shares=stack.shares)
 
     def reduced(self, server: Wrapped, stack: Messages, others: dict[str, Any], cohort: Cohort) -> Any:
         ones = jnp.ones_like(cohort.indices)  # sums of integers stay integers

@@ -320,7 +320,7 @@ class Method(Described, kw_only=True):
     @affine
     def objective(self, F: Any, y: Any, k: jax.Array, sent: Any, c_i: Any, client: Client) -> jax.Array:
         """What the client minimises, on the batch of its step k: a scalar."""
-        return F(y)  # type: ignore[no-any-return]
+        return F(y)
 
     @affine
     def turn(self, k: jax.Array, client: Client) -> dict[str, jax.Array] | None:

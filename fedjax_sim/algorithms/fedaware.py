@@ -218,7 +218,7 @@ class FedAware(Hull, FedAvg):
         step = trees.scale(-1.0, d)
         if self.warm_up:
             step = trees.select(jnp.all(memory.seen), step, got["delta"])
-        return self.server_step(server._replace(extra=memory), step, cohort)  # type: ignore[no-any-return]
+        return self.server_step(server._replace(extra=memory), step, cohort)
 
     def report(self, server: ServerState) -> dict[str, jax.Array]:
         return self.report_of(server.extra)
@@ -297,7 +297,7 @@ class Aware(Hull, Wrapper):
         projected = trees.add_scaled(x, jnp.where(long, -share, 0), d)
         if self.warm_up:
             projected = trees.select(jnp.all(memory.seen), projected, stepped)
-        return self.with_model(new, projected)._replace(extra=memory)  # type: ignore[no-any-return]
+        return self.with_model(new, projected)._replace(extra=memory)
 
     def report(self, server: Wrapped) -> dict[str, jax.Array]:
         return self.base.report(server.base) | self.report_of(server.extra)

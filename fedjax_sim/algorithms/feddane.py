@@ -127,7 +127,7 @@ class Dane(FedDane):
     def step(self, g: Any, y: Any, state: Any, k: jax.Array, sent: Any, c_i: Any, client: Client) -> tuple[Any, Any]:
         length = square(g)
         solved = length <= as_dtype(self.tolerance, length) ** 2
-        return select(solved, (y, state), super().step(g, y, state, k, sent, c_i, client))  # type: ignore[no-any-return]
+        return select(solved, (y, state), super().step(g, y, state, k, sent, c_i, client))
 
 
 feddane = recorded(

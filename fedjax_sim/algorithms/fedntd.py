@@ -44,8 +44,7 @@ class FedNtd(FedAvg):
 
         def logs(logits: jax.Array) -> jax.Array:
             scaled = logits / self.temperature
-            log_q: jax.Array = scaled - jax.nn.logsumexp(scaled, axis=-1, where=others, keepdims=True)
-            return log_q
+            return scaled - jax.nn.logsumexp(scaled, axis=-1, where=others, keepdims=True)
 
         of_x, of_y = logs(F.outputs(sent.params)), logs(logits)
         apart = jnp.sum(jnp.where(others, jnp.exp(jnp.where(others, of_x, 0)) * (of_x - of_y), 0), axis=-1)

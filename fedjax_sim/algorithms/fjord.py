@@ -53,7 +53,7 @@ class Fjord(Widths):
         return checked.replace(levels=tuple(map(float, levels)))
 
     def objective(self, F: Any, y: Any, k: jax.Array, sent: Any, c_i: Any, client: Client) -> jax.Array:
-        return F(multiply(y, masks(y, self._drawn(k, client))))  # type: ignore[no-any-return]
+        return F(multiply(y, masks(y, self._drawn(k, client))))
 
     def _drawn(self, k: jax.Array, client: Client) -> jax.Array:
         """p of the client's step k."""

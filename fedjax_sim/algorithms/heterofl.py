@@ -98,10 +98,10 @@ class HeteroFl(Widths):
         width = self._width(client)
         part = multiply(y, masks(y, width))
         if not self.scaler:
-            return F(part)  # type: ignore[no-any-return]
+            return F(part)
         # Outputs of a layer divided by r are those of its parameters divided by r; the penalty is of what they are.
         divided = multiply(y, masks(y, width, 1 / jnp.maximum(width, _HAIR)))
-        return F(divided) - F.penalty(divided) + F.penalty(part)  # type: ignore[no-any-return]
+        return F(divided) - F.penalty(divided) + F.penalty(part)
 
 
 def masks(params: Any, width: Any, hidden: Any = 1.0) -> Any:

@@ -29,7 +29,7 @@ def counts(F: Any, params: Any, client: Client) -> jax.Array:
     mean = F.mean(jnp.sum(of.reshape(len(of), -1, of.shape[-1]), axis=1))
     if client.scale is not None:
         mean = trees.divide(mean, client.scale)
-    return trees.scale(client.size, mean)  # type: ignore[no-any-return]
+    return trees.scale(client.size, mean)
 
 
 def cross_entropies(logits: jax.Array, labels: jax.Array, among: jax.Array | None = None) -> jax.Array:

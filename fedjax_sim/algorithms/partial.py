@@ -90,7 +90,7 @@ class _Whole:
         self._F, self._whole = F, whole
 
     def __call__(self, part: Any) -> jax.Array:
-        return self._F(self._whole(part))  # type: ignore[no-any-return]
+        return self._F(self._whole(part))
 
     def __getattr__(self, name: str) -> Any:
         of_F = getattr(self._F, name)

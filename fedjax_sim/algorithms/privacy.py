@@ -155,7 +155,7 @@ def noise_multiplier(
         return halves[-1]
     library = _library()
     with _quiet():
-        return library.calibrate_dp_mechanism(  # type: ignore[no-any-return]
+        return library.calibrate_dp_mechanism(
             of.fresh,
             lambda z: library.SelfComposedDpEvent(of.event(z), rounds),
             epsilon,

@@ -130,7 +130,7 @@ def accumulation(method: Method, params: Any, sent: Any, clients: Client, bound:
 
         def first(y: Any) -> jax.Array:
             reported = method.change(y, sent, kept, _told(known)) if parted else y
-            return jax.tree.leaves(reported)[0].reshape(-1)[0]  # type: ignore[no-any-return]
+            return jax.tree.leaves(reported)[0].reshape(-1)[0]
 
         def alone(k: jax.Array) -> jax.Array:
             return first(_step(known, k, *start, unit=1)[0]) - first(_step(known, k, *start, unit=0)[0])
@@ -147,7 +147,7 @@ def accumulation(method: Method, params: Any, sent: Any, clients: Client, bound:
             single = each[jnp.argmax(each != 0)]
         else:
             single = alone(jnp.int32(0))
-        return jax.grad(moved)(jnp.zeros((bound,), single.dtype)) / single  # type: ignore[no-any-return]
+        return jax.grad(moved)(jnp.zeros((bound,), single.dtype)) / single
 
     return jax.vmap(one, (_AXES,))(_known(method, params, sent, clients))
 
@@ -193,8 +193,8 @@ def _told(known: _Known) -> Client:
     """The client with a survey of no data."""
     method, sent, kept, client = known
     if not method.requires.survey:
-        return client  # type: ignore[no-any-return]
-    return client._replace(survey=method.survey(NoLoss(), sent, kept, client))  # type: ignore[no-any-return]
+        return client
+    return client._replace(survey=method.survey(NoLoss(), sent, kept, client))
 
 
 def _step(known: _Known, k: jax.Array, y: Any, state: Any, unit: Any) -> tuple[Any, Any]:
@@ -209,7 +209,7 @@ def _step(known: _Known, k: jax.Array, y: Any, state: Any, unit: Any) -> tuple[A
         return jnp.asarray(value)
 
     g = jax.tree.map(lambda leaf: leaf + trees.as_dtype(unit, leaf), jax.grad(objective)(y))
-    return method.step(g, y, state, k, sent, kept, client)  # type: ignore[no-any-return]
+    return method.step(g, y, state, k, sent, kept, client)
 
 
 def _apart(runs: Any) -> Any:

@@ -85,7 +85,7 @@ class Described:
         before. Values that are traced :func:`fedjax_sim.core.values.check_real` passes, and leaves the run a condition.
         """
         fields.check_fields(self, self.factory_name())
-        return fields.with_arrays(self, self.factory_name())  # type: ignore[no-any-return]
+        return fields.with_arrays(self, self.factory_name())
 
     @classmethod
     def factory_name(cls) -> str:
@@ -177,7 +177,7 @@ def factory(name: str, cls: Callable[P, T]) -> Callable[P, T]:
             raise TypeError(wrong_call(make.__name__, signature, args, kwargs, error)) from None
         made: Any = cls(*args, **kwargs)
         made = _reals_as_floats(made).checked()
-        return made  # type: ignore[no-any-return]
+        return made
 
     make.__signature__ = signature  # type: ignore[attr-defined]
     make.__qualname__ = make.__name__ = name.rpartition(".")[2]

@@ -172,8 +172,7 @@ def double_precision(enabled: bool = True) -> AbstractContextManager[Any]:
     enable: Any = getattr(jax, "enable_x64", None)
     if enable is None:  # jax < 0.8
         enable = importlib.import_module("jax.experimental").enable_x64
-    context: AbstractContextManager[Any] = enable(enabled)
-    return context
+    return enable(enabled)
 
 
 def environment() -> dict[str, Any]:

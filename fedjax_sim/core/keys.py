@@ -153,7 +153,7 @@ def fold_in(key: jax.Array, data: jax.Array) -> jax.Array:
     data = jnp.asarray(data)
     if _is_threefry(key):
         words = jnp.stack(_threefry(*_halves(key), data.astype(jnp.uint32)), axis=-1)
-        return jax.random.wrap_key_data(words, impl=jax.random.key_impl(key))  # type: ignore[no-any-return]
+        return jax.random.wrap_key_data(words, impl=jax.random.key_impl(key))
     shape = jnp.broadcast_shapes(key.shape, data.shape)
     folded = jax.random.fold_in
     for _ in shape:

@@ -207,7 +207,7 @@ def counted(count: jax.Array) -> Callable[..., tuple[Any, Any]]:
 
         shapes: Any = jax.eval_shape(body, carry, ts[0])[1]
         empty = jax.tree.map(lambda leaf: jnp.zeros((len(ts), *leaf.shape), leaf.dtype), shapes)
-        return lax.fori_loop(jnp.int32(0), count, iteration, (carry, empty))  # type: ignore[no-any-return]
+        return lax.fori_loop(jnp.int32(0), count, iteration, (carry, empty))
 
     return scan
 
@@ -261,7 +261,7 @@ def teller(on_round: OnRound) -> Tell:
 
     @jax.custom_jvp
     def tell(reached: Reached, done: jax.Array, metrics: dict[str, jax.Array]) -> tuple[Reached, jax.Array]:
-        return fire(reached, done, metrics)  # type: ignore[no-any-return]
+        return fire(reached, done, metrics)
 
     @tell.defjvp
     def _(primals: Any, tangents: Any) -> tuple[Any, Any]:

@@ -55,7 +55,7 @@ def configuration(saved: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str,
     """
     factor = now["run"]["divergence_factor"]
     generator = GENERATOR | saved.get("generator", {})
-    return _completed({**saved, "run": {"divergence_factor": factor, **saved["run"]}, "generator": generator})  # type: ignore[no-any-return]
+    return _completed({**saved, "run": {"divergence_factor": factor, **saved["run"]}, "generator": generator})
 
 
 def _completed(node: Any) -> Any:

@@ -134,15 +134,15 @@ def with_reals(tree: Any, values: Leaves) -> Any:
 
 
 def _bind(leaves: Any, loop: Loop, recording: bool) -> Leaves:
-    return _run.bind(*leaves, jaxpr=_traced(loop, recording, leaves)[0], loop=loop, recording=recording)  # type: ignore[no-any-return]
+    return _run.bind(*leaves, jaxpr=_traced(loop, recording, leaves)[0], loop=loop, recording=recording)
 
 
 def _ran(*leaves: Any, jaxpr: Any, loop: Loop, recording: bool) -> Leaves:
-    return jaxpr_as_fun(jaxpr)(*leaves)  # type: ignore[no-any-return]
+    return jaxpr_as_fun(jaxpr)(*leaves)
 
 
 def _run_shapes(*leaves: Any, jaxpr: Any, loop: Loop, recording: bool) -> Leaves:
-    return jaxpr.out_avals  # type: ignore[no-any-return]
+    return jaxpr.out_avals
 
 
 def _run_jvp(primals: Leaves, tangents: Leaves, *, jaxpr: Any, loop: Loop, recording: bool) -> tuple[Leaves, Leaves]:
@@ -208,7 +208,7 @@ def _along(function: Callable[[Leaves], Leaves], leaves: Leaves, places: tuple[i
 def _tangents(*given: Any, loop: Loop, places: tuple[int, ...], cut: int, like: Any) -> Leaves:
     leaves, _, along = _split(given, cut, len(places))
     of, at = _along(loop.plain, leaves, places)
-    return jax.jvp(of, (at,), (along,))[1]  # type: ignore[no-any-return]
+    return jax.jvp(of, (at,), (along,))[1]
 
 
 def _tangents_transposed(cotangents: Leaves, *given: Any, loop: Loop, places: Any, cut: int, like: Any) -> Leaves:
@@ -221,7 +221,7 @@ def _tangents_transposed(cotangents: Leaves, *given: Any, loop: Loop, places: An
 def _tangents_jvp(primals: Leaves, tangents: Leaves, *, loop: Loop, places: Any, cut: int, like: Any) -> Any:
     def static(leaves: Leaves, along: Leaves) -> Leaves:
         of, at = _along(loop.static, leaves, places)
-        return jax.jvp(of, (at,), (along,))[1]  # type: ignore[no-any-return]
+        return jax.jvp(of, (at,), (along,))[1]
 
     values = _tangent.bind(*primals, loop=loop, places=places, cut=cut, like=like)
     return values, _of_static(static, primals, tangents, cut, len(places))
@@ -237,11 +237,11 @@ def _of_static(static: Any, primals: Leaves, tangents: Leaves, cut: int, last: i
 
     def of(varying: Leaves) -> Leaves:
         leaves, _, after = _split(filled(primals, places, varying), cut, last)
-        return static(leaves, after)  # type: ignore[no-any-return]
+        return static(leaves, after)
 
     if not places:
         return [ad.Zero(jax.core.ShapedArray(one.shape, one.dtype)) for one in jax.eval_shape(of, [])]
-    return jax.jvp(of, ([primals[i] for i in places],), ([tangents[i] for i in places],))[1]  # type: ignore[no-any-return]
+    return jax.jvp(of, ([primals[i] for i in places],), ([tangents[i] for i in places],))[1]
 
 
 def _tangents_mapped(given: Leaves, axes: Any, *, loop: Loop, places: Any, cut: int, like: Any) -> Any:
@@ -285,7 +285,7 @@ def _pulled_transposed(cotangents: Leaves, *given: Any, loop: Loop, places: Any,
 def _pull_jvp(primals: Leaves, tangents: Leaves, *, loop: Loop, places: Any, cut: int, number: int) -> Any:
     def static(leaves: Leaves, cotangents: Leaves) -> Leaves:
         of, at = _along(loop.static, leaves, places)
-        return jax.vjp(of, at)[1](cotangents)[0]  # type: ignore[no-any-return]
+        return jax.vjp(of, at)[1](cotangents)[0]
 
     values = _pull.bind(*primals, loop=loop, places=places, cut=cut, number=number)
     return values, _of_static(static, primals, tangents, cut, number)

@@ -79,8 +79,7 @@ def choose(key: jax.Array, population: int, count: int) -> jax.Array:
         words = random_words(key, _ROUNDS + 1)
         place = below(words[-1], population).astype(jnp.uint32) + jnp.arange(count, dtype=jnp.uint32)
         place = jnp.where(place < population, place, place - population).astype(jnp.int32)
-        row: jax.Array = permute(words[:-1], population, place)
-        return row
+        return permute(words[:-1], population, place)
     last = np.arange(population - count, population, dtype=np.int32)  # numpy's: constants, no kernels
     draws = below(random_words(key, count), last + 1)
     # The first compiles in half the time of the second, which has no loop, and as many kernels as a few of its turns.
@@ -169,8 +168,7 @@ def normal_tree(key: jax.Array, like: Any) -> Any:
 def _mix(value: jax.Array) -> jax.Array:
     """Two multiplications and a shift: enough for the top bit, which is all that is read of it."""
     value = value * jnp.uint32(0x7FEB352D)
-    mixed: jax.Array = (value ^ (value >> 15)) * jnp.uint32(0x846CA68B)
-    return mixed
+    return (value ^ (value >> 15)) * jnp.uint32(0x846CA68B)
 
 
 def _multiply_high(bits: jax.Array, bound: Any) -> jax.Array:
@@ -178,5 +176,4 @@ def _multiply_high(bits: jax.Array, bound: Any) -> jax.Array:
     half, ones = np.uint32(16), np.uint32(0xFFFF)  # with Python's, NumPy 1 makes int64 of a single uint32
     high, low, bound_high, bound_low = bits >> half, bits & ones, bound >> half, bound & ones
     cross = high * bound_low + ((low * bound_low) >> half)
-    product: jax.Array = high * bound_high + (cross >> half) + ((low * bound_high + (cross & ones)) >> half)
-    return product
+    return high * bound_high + (cross >> half) + ((low * bound_high + (cross & ones)) >> half)

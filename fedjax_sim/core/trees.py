@@ -84,8 +84,7 @@ def inner(a: Any, b: Any) -> jax.Array:
         return jnp.sum(x.astype(wide) * y.astype(wide))
 
     products = jax.tree.map(product, a, b)
-    total: jax.Array = jax.tree.reduce(jnp.add, products)
-    return total
+    return jax.tree.reduce(jnp.add, products)
 
 
 def square(tree: Any) -> jax.Array:
@@ -107,7 +106,7 @@ def root(square: jax.Array) -> jax.Array:
 def all_finite(tree: Any) -> jax.Array:
     """Whether no real number in the tree is NaN or infinite, a bool scalar; true for a tree without any."""
     reals = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
-    return jax.tree.reduce(jnp.logical_and, [jnp.all(jnp.isfinite(leaf)) for leaf in reals], jnp.bool_(True))  # type: ignore[no-any-return]
+    return jax.tree.reduce(jnp.logical_and, [jnp.all(jnp.isfinite(leaf)) for leaf in reals], jnp.bool_(True))
 
 
 def divide(tree: Any, divisors: Any) -> Any:

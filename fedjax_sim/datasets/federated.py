@@ -330,7 +330,7 @@ def placed(dataset: FederatedDataset, placement: Placement) -> FederatedDataset:
     else:
         examples = everywhere(examples, mesh)
     held_out = {name: placed(part, placement) for name, part in held_out_parts(dataset).items()}
-    return everywhere(rest, mesh).replace(examples=examples, placement=placement, **held_out)  # type: ignore[no-any-return]
+    return everywhere(rest, mesh).replace(examples=examples, placement=placement, **held_out)
 
 
 def whole(dataset: FederatedDataset) -> FederatedDataset:

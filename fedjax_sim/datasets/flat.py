@@ -38,8 +38,7 @@ class Flat:
 
 def offsets_of(sizes: np.ndarray) -> np.ndarray:
     """The first row of each client."""
-    starts: np.ndarray = np.cumsum(sizes) - sizes
-    return starts
+    return np.cumsum(sizes) - sizes
 
 
 def ranges(starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
@@ -65,14 +64,12 @@ def aligned_zeros(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     size = math.prod(shape) * np.dtype(dtype).itemsize
     held = np.zeros(size + _ALIGNED, np.uint8)
     first = -held.ctypes.data % _ALIGNED
-    made: np.ndarray = held[first : first + size].view(dtype).reshape(shape)
-    return made
+    return held[first : first + size].view(dtype).reshape(shape)
 
 
 def int32(values: np.ndarray) -> jax.Array:
     """A device array of int32; the values must fit."""
-    placed: jax.Array = jax.device_put(values.astype(np.int32))  # not jnp.asarray, which compiles a copy
-    return placed
+    return jax.device_put(values.astype(np.int32))  # not jnp.asarray, which compiles a copy
 
 
 def default_float() -> Any:

@@ -77,8 +77,7 @@ class Partition(Sequence[np.ndarray]):
             return dataclasses.replace(self, rows=rows, sizes=self.sizes[chosen])
         position = range(len(self))[client]
         first = int(self._starts[position])
-        part: np.ndarray = self.rows[first : first + int(self.sizes[position])]
-        return part
+        return self.rows[first : first + int(self.sizes[position])]
 
     @functools.cached_property
     def _starts(self) -> np.ndarray:

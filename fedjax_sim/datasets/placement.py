@@ -153,7 +153,6 @@ def _of_own_parts(leaf: Any, sharding: NamedSharding) -> Any:
         return np.asarray(leaf).item() if np.ndim(leaf) == 0 else leaf  # a Python number is everywhere, and stays weak
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         words = _of_own_parts(jax.random.key_data(leaf), sharding)
-        typed: jax.Array = jax.random.wrap_key_data(words, impl=jax.random.key_impl(leaf))
-        return typed
+        return jax.random.wrap_key_data(words, impl=jax.random.key_impl(leaf))
     values = np.asarray(leaf)
     return jax.make_array_from_callback(values.shape, sharding, lambda part: values[part])

@@ -110,8 +110,7 @@ def quantiles(values: jax.Array, valid: jax.Array, levels: jax.Array) -> jax.Arr
 
 def deviation(values: jax.Array) -> jax.Array:
     """Standard deviation of all of them, with derivative zero (not NaN) where they are equal."""
-    spread: jax.Array = trees.norm(values - jnp.mean(values)) / values.size**0.5
-    return spread
+    return trees.norm(values - jnp.mean(values)) / values.size**0.5
 
 
 def gini(values: jax.Array) -> jax.Array:
@@ -199,8 +198,7 @@ def _units(vectors: Any, valid: jax.Array) -> Any:
 
 
 def _rows(leaf: jax.Array) -> jax.Array:
-    rows: jax.Array = trees.wide(leaf.reshape(leaf.shape[0], -1))  # for squares, as trees.inner
-    return rows
+    return trees.wide(leaf.reshape(leaf.shape[0], -1))  # for squares, as trees.inner
 
 
 def quotient(above: jax.Array, below: jax.Array) -> jax.Array:

@@ -53,7 +53,7 @@ def running_mean(values: Any, axis: int = -1) -> np.ndarray:
     After a seed has stopped (``history.stops``) its records are zero, and these means say as little as they.
     """
     array = np.asarray(values, dtype=float)
-    return np.cumsum(array, axis=axis) / np.cumsum(np.ones_like(array), axis=axis)  # type: ignore[no-any-return]
+    return np.cumsum(array, axis=axis) / np.cumsum(np.ones_like(array), axis=axis)
 
 
 def fit_dissimilarity(mean_square: Any, square_of_mean: Any) -> Fit:
@@ -108,7 +108,7 @@ def gamma(
         )
     renew(task)
     start = task.init(jax.random.key(0) if key is None else key, dataset)
-    return _gamma(task, dataset, start, jnp.asarray(tolerance, jnp.result_type(float)), max_steps)  # type: ignore[no-any-return]
+    return _gamma(task, dataset, start, jnp.asarray(tolerance, jnp.result_type(float)), max_steps)
 
 
 @functools.partial(jax.jit, static_argnums=4)
@@ -148,7 +148,7 @@ def _minimum(
 
     @jax.custom_vjp  # the line search differentiates: it gets the streamed gradient, not that of the stream
     def objective(x: Any) -> jax.Array:
-        return value_and_gradient(x)[0]  # type: ignore[no-any-return]
+        return value_and_gradient(x)[0]
 
     objective.defvjp(value_and_gradient, lambda gradient, cotangent: (trees.scale(cotangent, gradient),))
     solver = optax.lbfgs()

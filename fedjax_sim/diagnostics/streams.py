@@ -172,7 +172,7 @@ def cohort_losses(
         return losses.at[piece.slot].add((loss * piece.part.astype(loss.dtype)).astype(losses.dtype))
 
     losses = jnp.zeros((len(positions),), jnp.result_type(float))
-    return read_clients(body, (task, params), losses, dataset, positions, valid)  # type: ignore[no-any-return]
+    return read_clients(body, (task, params), losses, dataset, positions, valid)
 
 
 def client_inexactness(

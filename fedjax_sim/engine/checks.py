@@ -288,7 +288,7 @@ def _client_states(given: Any, plan: Plan) -> ClientStates:
             f"every round, so client_states={shown(given)} would save nothing: leave client_states out, or give the "
             "method fewer vectors (clusters=...)"
         )
-    return given  # type: ignore[no-any-return]
+    return given
 
 
 _TOO_LATE = "who reports in a round is known once its clock has run, too late for sending"

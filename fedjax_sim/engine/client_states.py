@@ -226,7 +226,7 @@ def _like(all_: jax.Array, new: jax.Array) -> jax.Array:
 
 def _used(leaf: jax.Array, used: Any) -> jax.Array:
     if not isinstance(used, np.dtype):
-        return jax.random.wrap_key_data(leaf, impl=used)  # type: ignore[no-any-return]
+        return jax.random.wrap_key_data(leaf, impl=used)
     if leaf.dtype == used:
         return leaf
     if leaf.dtype == jnp.uint16:

@@ -169,7 +169,7 @@ def _rounds(
     if len(plan.key) > 1:
         return jax.vmap(of_seed)(plan.key, states)
     alone = of_seed(plan.key[0], jax.tree.map(lambda leaf: leaf[0], states))
-    return jax.tree.map(lambda leaf: leaf[None], alone)  # type: ignore[no-any-return]
+    return jax.tree.map(lambda leaf: leaf[None], alone)
 
 
 def _in_window(plan: Plan, host: HostDataset | None, rounds: int) -> tuple[Plan, np.ndarray | None]:

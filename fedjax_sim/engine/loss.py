@@ -151,4 +151,4 @@ class Loss:
 
     def _as_outside(self) -> contextlib.AbstractContextManager[Any]:
         """A method's objective may mix dtypes; a task keeps to the caller's rule."""
-        return jax.numpy_dtype_promotion(self._promotion)  # type: ignore[no-any-return]
+        return jax.numpy_dtype_promotion(self._promotion)

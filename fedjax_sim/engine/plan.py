@@ -243,7 +243,7 @@ class Plan(NamedTuple):
 
     def everywhere(self) -> Plan:
         """The plan with all else on every device of the layout."""
-        return self.layout.everywhere(self._replace(dataset=None))._replace(dataset=self.dataset)  # type: ignore[arg-type,no-any-return]
+        return self.layout.everywhere(self._replace(dataset=None))._replace(dataset=self.dataset)  # type: ignore[arg-type]
 
 
 class TrainState(NamedTuple):

@@ -217,7 +217,7 @@ class Solver(NamedTuple):
         summed = progress._replace(gradient=progress.gradient.add(trees.scale(part, g)))
         moved = self._moved(sent, client, summed, summed.gradient.value, number)
         moved = moved._replace(gradient=trees.zeros_like(summed.gradient))
-        return trees.select(k % pieces == pieces - 1, moved, summed)  # type: ignore[no-any-return]
+        return trees.select(k % pieces == pieces - 1, moved, summed)
 
     def finish(self, sent: Any, c_i: Any, slot: Slot, progress: Progress) -> Left:
         """What the client leaves; of a void slot, zero messages and the old c_i."""
@@ -303,7 +303,7 @@ class Solver(NamedTuple):
     def in_pieces(self) -> bool:
         """Whether a gradient is the sum of those of several micro-steps, each times its part."""
         rows = self.batches.rows(self.dataset)
-        return self.batches.pieces(self.dataset.max_size, rows) > 1  # type: ignore[no-any-return]
+        return self.batches.pieces(self.dataset.max_size, rows) > 1
 
     def _survey_shapes(self, sent: Any, own: Any, slot: Slot) -> Any:
         """Shapes of a survey, which no data is read for."""

@@ -33,8 +33,7 @@ def drawn_ahead(plan: Plan, rounds: int) -> np.ndarray:
     drawn.sort(axis=1)
     repeated = np.zeros(drawn.shape, bool)
     repeated[:, 1:] = drawn[:, 1:] == drawn[:, :-1]
-    distinct: np.ndarray = np.sort(np.where(repeated, plan.dataset.num_clients, drawn), axis=1)
-    return distinct
+    return np.sort(np.where(repeated, plan.dataset.num_clients, drawn), axis=1)
 
 
 def cohorts(drawn: np.ndarray, frame: FederatedDataset) -> np.ndarray:
@@ -58,7 +57,7 @@ def _positions(plan: Plan, ts: jax.Array) -> jax.Array:
             found.append(jnp.where(selection.present, position, data.num_clients).astype(jnp.int32))
         return jnp.concatenate(found)
 
-    return lax.map(of_round, jnp.asarray(ts))  # type: ignore[no-any-return]
+    return lax.map(of_round, jnp.asarray(ts))
 
 
 # Examples
@@ -106,7 +105,7 @@ class ExampleWindows:
         places = np.full(planned.size, self._dataset.num_clients, np.int32)
         begins = np.zeros(planned.size, np.int32)
         places[: positions.size], begins[: positions.size] = positions, starts
-        return jax.device_put(Window(examples, weights, places, begins))  # type: ignore[no-any-return]
+        return jax.device_put(Window(examples, weights, places, begins))
 
 
 # Client states

@@ -114,7 +114,7 @@ class Dropout(Model):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        return nn.Dropout(self.rate, deterministic=not self.has_rng("dropout"))(x)  # type: ignore[no-any-return]
+        return nn.Dropout(self.rate, deterministic=not self.has_rng("dropout"))(x)
 
 
 class FromBytes(Model):
@@ -157,8 +157,7 @@ class FromBytes(Model):
         ones = (1,) * (x.ndim - 1)
         mean, std = (jnp.asarray(v, jnp.float32).reshape(*ones, -1) for v in (self.mean, self.std))
         of_model = told(getattr(type(self.model), method), train=train)
-        y: jax.Array = getattr(self.model, method)((x.astype(jnp.float32) / 255 - mean) / std, **of_model)
-        return y
+        return getattr(self.model, method)((x.astype(jnp.float32) / 255 - mean) / std, **of_model)
 
 
 register("model.FromBytes", FromBytes)

@@ -90,7 +90,7 @@ def features_of(
     name = type(module).__name__
     if says_features(module):
         features, _ = _apply(module, variables, x, key, weights, "features", ())
-        return features  # type: ignore[no-any-return]
+        return features
     outputs, layers = dense_layers(module, variables, x, key, weights)
     fix = "give it a method features(self, x) that returns what its last layer receives, [B, D]"
     if not layers:

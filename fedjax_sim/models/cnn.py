@@ -303,7 +303,7 @@ def _normed_conv(model: ResNet18, x: jax.Array, width: int, size: int, stride: i
         kernel_init=_HE, name=f"{name}_conv",
     )  # fmt: skip
     norm = nn.GroupNorm(model.groups, epsilon=1e-5, param_dtype=model.param_dtype, name=f"{name}_norm")
-    return norm(conv(x))  # type: ignore[no-any-return]
+    return norm(conv(x))
 
 
 def _check_groups(model: str, groups: int, width: int) -> None:

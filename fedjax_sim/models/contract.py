@@ -48,7 +48,7 @@ class Mixture(NamedTuple):
 
     def of(self, values: jax.Array) -> jax.Array:
         """sum_k weights_k values_k of values [K, ...]."""
-        return weighted_sum(self.weights, values)  # type: ignore[no-any-return]
+        return weighted_sum(self.weights, values)
 
 
 class Task(Described):
@@ -95,7 +95,7 @@ class Task(Described):
         if not (isinstance(examples, Mapping) and "y" in examples):
             held = sorted(map(str, examples)) if isinstance(examples, Mapping) else type(examples).__name__
             raise TypeError(f"{type(self).__name__} has no labels: its examples are {held}; labelled ones have a 'y'")
-        return examples["y"]  # type: ignore[no-any-return]
+        return examples["y"]
 
     def num_classes(self, dataset: FederatedDataset) -> int | None:
         """The number of classes that the model tells apart; None where outputs are no classes."""
@@ -205,4 +205,4 @@ class Task(Described):
 
 def single(values: jax.Array) -> jax.Array:
     """The values as reals of at least single precision."""
-    return wide(real(values))  # type: ignore[no-any-return]
+    return wide(real(values))

@@ -46,7 +46,7 @@ def conv_general_dilated(
     """
     products = jax.default_backend() == "cpu" or (_SIDE_BY_SIDE.get() and jax.default_backend() != "tpu")
     function: Any = matmul_conv if products else lax.conv_general_dilated
-    return function(lhs, rhs, window_strides, padding, *args, **options)  # type: ignore[no-any-return]
+    return function(lhs, rhs, window_strides, padding, *args, **options)
 
 
 _SIDE_BY_SIDE = contextvars.ContextVar("side_by_side", default=False)
@@ -192,7 +192,7 @@ def _depthwise(x: jax.Array, kernel: jax.Array, windows: Windows, groups: int, r
     for tap, weight in zip(windows.taps(windows.padded(x, np.zeros((), x.dtype))), weights, strict=True):
         term = tap.astype(wide)[..., None] * weight.reshape(*(1,) * (tap.ndim - 1), *weight.shape)
         total = term if total is None else total + term
-    return total.reshape(*total.shape[:-2], -1).astype(result)  # type: ignore[no-any-return]
+    return total.reshape(*total.shape[:-2], -1).astype(result)
 
 
 def max_pool(
@@ -237,7 +237,7 @@ def max_pool(
         ones = (1,) * (x.ndim - 1 - len(windows.size))
         pads = (*((0, 0) for _ in ones), *windows.pads, (0, 0))
         size, steps = (*ones, *windows.size, 1), (*ones, *windows.strides, 1)
-        return lax.reduce_window(x, least, lax.max, size, steps, pads)  # type: ignore[no-any-return]
+        return lax.reduce_window(x, least, lax.max, size, steps, pads)
     first, *others = windows.taps(windows.padded(x, least))
     for other in others:
         first = jnp.where((first < other) | jnp.isnan(other), other, first)

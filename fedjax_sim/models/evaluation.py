@@ -225,7 +225,7 @@ def reads_the_same(evaluate: Any, task: Task) -> bool:
     if type(evaluate) is not PerClient or jax.tree.leaves(task):
         return False
     own: Any = jax.tree.structure(evaluate.task)
-    return own == jax.tree.structure(task)  # type: ignore[no-any-return]
+    return own == jax.tree.structure(task)
 
 
 def client_values(task: Task, dataset: FederatedDataset, params: Any) -> dict[str, jax.Array]:

@@ -98,7 +98,7 @@ class Nnx(Model):
             for key, leaf in zip(keys, leaves, strict=False)
         ]
         call = getattr(nnx.merge(graph, params, jax.tree.unflatten(structure, begun)), method)
-        return call(x, **told(getattr(type(model), method), train=train))  # type: ignore[no-any-return]
+        return call(x, **told(getattr(type(model), method), train=train))
 
 
 def _by_name(tree: Any) -> Any:

@@ -82,7 +82,7 @@ def streamed(task: Task, models: list[Any], dataset: HostDataset, *, clients: bo
         start = min(first, dataset.num_examples - rows)
         where = np.arange(start, start + rows)
         owners = np.searchsorted(ends, where, side="right").astype(np.int32) if clients else None
-        return jax.device_put(Block(_rows_of(dataset, where, owners), where >= first))  # type: ignore[no-any-return]
+        return jax.device_put(Block(_rows_of(dataset, where, owners), where >= first))
 
     number = dataset.num_clients if clients else None
     sums = [_empty(task, params, dataset.frame.examples, number) for params in models]
@@ -93,7 +93,7 @@ def streamed(task: Task, models: list[Any], dataset: HostDataset, *, clients: bo
 
 def mean_values(task: Task, params: Any, dataset: FederatedDataset) -> Sums:
     """Objective F and mean metrics of all examples: a pass's ``overall``."""
-    return passed(task, params, dataset, clients=False).overall  # type: ignore[no-any-return]
+    return passed(task, params, dataset, clients=False).overall
 
 
 def example_owners(dataset: FederatedDataset) -> jax.Array:
@@ -150,10 +150,10 @@ def _scanned(task: Task, params: Any, dataset: FederatedDataset, clients: bool) 
         start = jnp.int32(0) if placement.sharded else jnp.minimum(begin, n)
         end = start + jnp.clip(n - begin, 0, length)
         sums = _pass_over(task, params, columns, start, end, length, each)
-        return jax.tree.map(lambda total: lax.psum(total, CLIENTS), sums)  # type: ignore[no-any-return]
+        return jax.tree.map(lambda total: lax.psum(total, CLIENTS), sums)
 
     rows = SHARED_OUT if placement.sharded else EVERYWHERE
-    return placement.map(part, (EVERYWHERE, EVERYWHERE, rows), EVERYWHERE)(task, params, columns)  # type: ignore[no-any-return]
+    return placement.map(part, (EVERYWHERE, EVERYWHERE, rows), EVERYWHERE)(task, params, columns)
 
 
 def _pass_over(
@@ -183,10 +183,10 @@ def _pass_over(
 
     empty = _empty(task, params, columns.examples, num_clients)
     if rows == length:
-        return step(task, params, columns, empty, begin, end)  # type: ignore[no-any-return]
+        return step(task, params, columns, empty, begin, end)
     if most is not None:
         blocks = (end - begin + rows - 1) // rows
-        return lax.fori_loop(  # type: ignore[no-any-return]
+        return lax.fori_loop(
             jnp.int32(0), blocks, lambda k, sums: step(task, params, columns, sums, begin + k * rows, end), empty
         )
     firsts, read = begin + jnp.arange(0, length, rows, dtype=jnp.int32), Read.of(params)

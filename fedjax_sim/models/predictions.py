@@ -68,7 +68,7 @@ def predict(task: Task, models: Any, dataset: FederatedDataset | HostDataset, *,
         return jnp.asarray(np.concatenate([said for said, _ in _blocks(_outputs, task, models, dataset)]))
     if not each:
         check_model(task, models, dataset)
-        return _predicted(task, models, whole(dataset))  # type: ignore[no-any-return]
+        return _predicted(task, models, whole(dataset))
     clients = dataset.num_clients
     for path, leaf in jax.tree_util.tree_leaves_with_path(models):
         if jnp.shape(leaf)[:1] != (clients,):
@@ -78,7 +78,7 @@ def predict(task: Task, models: Any, dataset: FederatedDataset | HostDataset, *,
             )
     one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf)[1:], jnp.result_type(leaf)), models)
     check_values(task, one, dataset.examples, training=False)
-    return _predicted_by_each(task, models, whole(dataset))  # type: ignore[no-any-return]
+    return _predicted_by_each(task, models, whole(dataset))
 
 
 def check_data(function: str, dataset: Any) -> None:
@@ -143,9 +143,9 @@ def scores(task: Task, params: Any, dataset: FederatedDataset | HostDataset) -> 
     if isinstance(dataset, HostDataset):
         blocks = zip(*_blocks(_probabilities, task, params, dataset), strict=True)
         said, labels = (jnp.asarray(np.concatenate(part)) for part in blocks)
-        return _scored(task, said, labels, dataset.frame)  # type: ignore[no-any-return]
+        return _scored(task, said, labels, dataset.frame)
     data = whole(dataset)
-    return _scored(task, _said(task, params, data, _probabilities), task.labels(data.examples), data)  # type: ignore[no-any-return]
+    return _scored(task, _said(task, params, data, _probabilities), task.labels(data.examples), data)
 
 
 class Reading(NamedTuple):
@@ -189,7 +189,7 @@ def personal_scores(task: Task, clients: Clients, dataset: FederatedDataset | Ho
         )
     data = whole(dataset)
     found = _said_by_each(task, clients.in_turn(), data, _probabilities)
-    return _scored(task, found, task.labels(data.examples), data).clients  # type: ignore[no-any-return]
+    return _scored(task, found, task.labels(data.examples), data).clients
 
 
 def tuned_scores(task: Task, said: jax.Array, valid: jax.Array, before: Sums, dataset: FederatedDataset) -> Sums:
@@ -234,7 +234,7 @@ def said_of_client(
 
     loop = bounded_loop(add, -(-data.max_size // rows))
     given = (task, data, Read.of(params), data.offsets[position], size, jnp.int32(at))
-    return loop(-(-size // rows), given, into)  # type: ignore[no-any-return]
+    return loop(-(-size // rows), given, into)
 
 
 def _said_by_each(task: Task, personal: Callable[[jax.Array], Any], data: FederatedDataset, say: Say) -> jax.Array:

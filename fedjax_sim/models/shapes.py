@@ -67,7 +67,7 @@ def check_values(task: Task, params: Any, examples: Any, *, training: bool) -> j
     if training and task.statistics(params) is not None:
         weights = jax.ShapeDtypeStruct((rows,), jnp.result_type(float))
         _returned(task, "losses_and_statistics", params, some, *key, weights)
-    return losses  # type: ignore[no-any-return]
+    return losses
 
 
 def _of(task: Task, function: str) -> contextlib.AbstractContextManager[None]:

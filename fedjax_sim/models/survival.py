@@ -142,7 +142,7 @@ def _first(y: jax.Array, group: jax.Array, i: jax.Array) -> jax.Array:
     """bool[n], of whom it is known that i of the same group had the event before them."""
     (event, time), others = y[i], y[:, 1]
     later = (time < others) | ((time == others) & (y[:, 0] == 0))
-    return (event > 0) & later & (group == group[i])  # type: ignore[no-any-return]
+    return (event > 0) & later & (group == group[i])
 
 
 def _check_times(dataset: FederatedDataset) -> None:

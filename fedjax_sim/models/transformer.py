@@ -102,7 +102,7 @@ class GPTNeoX(Model):
     def _norm(self, x: jax.Array, name: str) -> jax.Array:
         # The fast variance, E[x²] - E[x]², loses digits on trained models, whose states have large means.
         norm = nn.LayerNorm(self.epsilon, param_dtype=self.param_dtype, use_fast_variance=False, name=name)
-        return norm(x)  # type: ignore[no-any-return]
+        return norm(x)
 
 
 class GPTNeoXClassifier(Model):

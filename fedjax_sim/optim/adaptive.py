@@ -78,7 +78,7 @@ class FedAdam(_Adaptive):
     """
 
     def second(self, v: jax.Array, square: jax.Array) -> jax.Array:
-        return trees.mix(self.beta2, v, square)  # type: ignore[no-any-return]
+        return trees.mix(self.beta2, v, square)
 
 
 class FedYogi(_Adaptive):
@@ -130,7 +130,7 @@ class FedAms(Optimizer):
                 if not self.corrected:
                     return -m / jnp.sqrt(top)
                 one, two = (1 - trees.as_dtype(beta, m) ** count.astype(m.dtype) for beta in (self.beta1, self.beta2))
-                return -(m / one) / (jnp.sqrt(top) / jnp.sqrt(two) + trees.as_dtype(self.eps, m))  # type: ignore[no-any-return]
+                return -(m / one) / (jnp.sqrt(top) / jnp.sqrt(two) + trees.as_dtype(self.eps, m))
 
             return jax.tree.map(step, first, largest), Moments(first, second, (largest, count))
 

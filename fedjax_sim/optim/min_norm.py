@@ -204,7 +204,7 @@ def _measures(found: _Found, seen: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 def _vanishes(weights: jax.Array, squared_norm: jax.Array, problem: Quadratic) -> jax.Array:
     size = jnp.sum(weights * problem.lengths)
-    return jnp.any(problem.seen) & (squared_norm <= problem.eps**1.5 * size**2)  # type: ignore[no-any-return]
+    return jnp.any(problem.seen) & (squared_norm <= problem.eps**1.5 * size**2)
 
 
 def _wide(leaf: jax.Array) -> Any:

@@ -114,8 +114,7 @@ def load(name: str) -> Callable[[Bench], Outcome]:
     check_name(name)
     entry, (_, _, part) = CATALOGUE[name], name.partition("-")
     module = importlib.import_module(f"fedjax_sim.papers.{entry.module}")
-    perform: Callable[[Bench], Outcome] = getattr(module, f"perform_{part}", None) or module.perform
-    return perform
+    return getattr(module, f"perform_{part}", None) or module.perform
 
 
 def source(name: str) -> str:

@@ -138,17 +138,17 @@ class StreamedDriver:
         record = as_here(record)
         for leaf in record.values():
             leaf.copy_to_host_async()
-        return record  # type: ignore[no-any-return]
+        return record
 
     def _window(self, number: int, seed: int) -> Window:
         assert self._examples is not None
-        return self._layout.everywhere(self._examples.window(self._drawn[number, seed]))  # type: ignore[no-any-return]
+        return self._layout.everywhere(self._examples.window(self._drawn[number, seed]))
 
     def _measure(self) -> Metrics:
         if self._host is not None:
             return self._measure_from_host(self._host)
         pairs = zip(self._plans, self._asked_for(), strict=True)
-        return _stacked([as_here(_measured(plan, state, evaluate=self._evaluate)) for plan, state in pairs])  # type: ignore[no-any-return]
+        return _stacked([as_here(_measured(plan, state, evaluate=self._evaluate)) for plan, state in pairs])
 
     def _asked_for(self) -> list[TrainState]:
         """What an evaluation needs of the states."""
@@ -172,7 +172,7 @@ class StreamedDriver:
                 state = as_here(_with_everybody(own, state))
                 given = evaluated(evaluate, plan, state, params, dataset, readings)
             metrics.append(all_metrics({name: reading.overall for name, reading in readings.items()}, given))
-        return _stacked(metrics)  # type: ignore[no-any-return]
+        return _stacked(metrics)
 
 
 _initialise = jax.jit(init_state)

@@ -208,7 +208,7 @@ def _drawn(plan: Plan, ts: jax.Array) -> list[tuple[Slot, dict[str, Any]]]:
             found.append((slots, arrays))
         return found
 
-    return lax.map(of_round, jnp.asarray(ts))  # type: ignore[no-any-return]
+    return lax.map(of_round, jnp.asarray(ts))
 
 
 @functools.partial(jax.jit, static_argnames=("most", "surveyed", "hold"))

@@ -118,12 +118,12 @@ class ResidentDriver:
             self._states[number], record, metrics = _advance(
                 self._program, self._plans[number], self._states[number], *given
             )
-            return as_here((record, metrics))  # type: ignore[no-any-return]
+            return as_here((record, metrics))
 
         def share(first: int) -> list[tuple[Record, Metrics]]:
             said = [called(number) for number in range(first, len(self._groups), workers)]
             # Arrays of numpy: for JAX, each number of seeds would be another program.
-            return jax.tree.map(np.asarray, said)  # type: ignore[no-any-return]
+            return jax.tree.map(np.asarray, said)
 
         if len(self._groups) == 1:
             return called(0)
@@ -134,7 +134,7 @@ class ResidentDriver:
             workers = self._workers
             shares = list(self._threads.map(share, range(workers)))
             found = [shares[number % workers][number // workers] for number in range(len(self._groups))]
-        return jax.tree.map(lambda *of_seeds: np.concatenate(of_seeds), *found)  # type: ignore[no-any-return]
+        return jax.tree.map(lambda *of_seeds: np.concatenate(of_seeds), *found)
 
     def states(self) -> TrainState:
         """The state after the rounds so far, leaves [seeds, ...]."""
@@ -170,7 +170,7 @@ class ResidentDriver:
     def _settled(self, states: TrainState) -> TrainState:
         """The states where the program leaves them, so that it is compiled for one place alone."""
         clients = self._layout.spread(states.clients, axis=1)
-        return self._layout.everywhere(states._replace(clients=()))._replace(clients=clients)  # type: ignore[no-any-return]
+        return self._layout.everywhere(states._replace(clients=()))._replace(clients=clients)
 
 
 def _rows(length: int, slots: int) -> int:
@@ -217,7 +217,7 @@ def _advance(
 
     def measured(state: TrainState) -> Metrics:
         nothing = trees.zeros_like(jax.eval_shape(evaluation, state))
-        return lax.cond(last, evaluation, lambda state: nothing, state)  # type: ignore[no-any-return]
+        return lax.cond(last, evaluation, lambda state: nothing, state)
 
     if len(plan.key) == 1:
         key, state = jax.tree.map(lambda leaf: leaf[0], (plan.key, states))

@@ -163,8 +163,7 @@ def fedprox() -> AnyOf:
 
 
 def _values(metrics: Mapping[str, np.ndarray], name: str) -> np.ndarray:
-    found: np.ndarray = _measured(metrics, name).astype(float)
-    return found
+    return _measured(metrics, name).astype(float)
 
 
 def _measured(metrics: Mapping[str, np.ndarray], name: str) -> np.ndarray:
@@ -177,8 +176,7 @@ def _measured(metrics: Mapping[str, np.ndarray], name: str) -> np.ndarray:
     if values.ndim != 1:
         raise ValueError(f"stop asks for {name!r}, which is an array of shape {values.shape[1:]}: choose one number")
     one_seed = {other: np.asarray(of)[None] for other, of in metrics.items()}
-    found: np.ndarray = of_finite_models(values[None], name, one_seed)[0]
-    return found
+    return of_finite_models(values[None], name, one_seed)[0]
 
 
 converged = factory("stopping.converged", Converged)

@@ -260,8 +260,7 @@ def given_state(given: Any, plan: Plan, initial_params: Any = None, seeds: int |
                 f"{leaf.dtype}{[*front, *leaf.shape]}: {same}" + ("" if seeds is None else f" and {seeds} seeds")
             )
         leaves.append(jnp.array(array))  # a copy: the program is given its memory to write to
-    state: TrainState = jax.tree.unflatten(jax.tree.structure(like), leaves)
-    return state
+    return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
 
 def _spoilt(result: TrainResult, wrong: jax.Array) -> TrainResult:
@@ -274,7 +273,7 @@ def _spoilt(result: TrainResult, wrong: jax.Array) -> TrainResult:
         real = jnp.issubdtype(leaf.dtype, jnp.floating)
         return leaf * jnp.where(wrong, jnp.nan, 1).astype(leaf.dtype) if real else leaf
 
-    return jax.tree.map(spoil, result)  # type: ignore[no-any-return]
+    return jax.tree.map(spoil, result)
 
 
 def _unless_evaluated(on_round: OnRound, rounds: int, eval_every: int) -> OnRound:

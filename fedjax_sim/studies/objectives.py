@@ -82,7 +82,7 @@ def evaluated(objective: Objective, result: TrainResult) -> jax.Array:
             f"the objective returns {found}: it must return one real number, for instance "
             "lambda result: result.metrics['test_loss'][-1]"
         )
-    return value  # type: ignore[no-any-return]
+    return value
 
 
 def check_inputs(who: str, algorithm: Any, dataset: Any, objective: Any, default: Callable[[str], Any]) -> Any:

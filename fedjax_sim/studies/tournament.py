@@ -86,8 +86,7 @@ class Tournament:
 
     def as_json(self) -> dict[str, Any]:
         """Plain data; numbers that are not finite become None. What the ledger has."""
-        found: dict[str, Any] = as_plain(vars(self) | {"entries": [entry._asdict() for entry in self.entries]})
-        return found
+        return as_plain(vars(self) | {"entries": [entry._asdict() for entry in self.entries]})
 
     def __str__(self) -> str:
         return self._table("text")

@@ -110,5 +110,4 @@ def describe(name: str) -> Peer:
 
 def program(name: str) -> Simulate:
     """How a peer trains."""
-    simulate: Simulate = importlib.import_module(f"benchmarks.speed.peers.{PEERS[name]}").simulate
-    return simulate
+    return importlib.import_module(f"benchmarks.speed.peers.{PEERS[name]}").simulate

@@ -161,8 +161,7 @@ class Trace(_Scheduled):
 
     def on_at(self, round_: jax.Array, indices: jax.Array, num_clients: int) -> jax.Array:
         available = jnp.asarray(self.available)
-        on: jax.Array = available[round_ % len(available) if self.repeat else round_][indices]
-        return on
+        return available[round_ % len(available) if self.repeat else round_][indices]
 
 
 class Available(Participation):

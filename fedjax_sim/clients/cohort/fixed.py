@@ -127,8 +127,7 @@ class Given(Participation):
     def of_exchange(self, after: int) -> Participation:
         if after == 0 or self.earlier is None:
             return self
-        earlier: Participation = self.earlier.of_exchange(after - 1)
-        return earlier
+        return self.earlier.of_exchange(after - 1)
 
     def inclusion(self, dataset: FederatedDataset, round_: int | jax.Array = 0) -> jax.Array:
         if self.probability is not None:
@@ -194,8 +193,7 @@ _VOID, _NO_ID = -1, -2
 def _named_twice(cohorts: np.ndarray) -> np.ndarray:
     """bool[rounds], whether an id is in several slots."""
     ordered = np.sort(cohorts, axis=1)
-    again: np.ndarray = ((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)).any(axis=1)
-    return again
+    return ((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)).any(axis=1)
 
 
 def _together(indices: jax.Array, times: jax.Array) -> tuple[jax.Array, jax.Array]:

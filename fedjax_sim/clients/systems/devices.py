@@ -284,7 +284,7 @@ def _words(key: jax.Array, ids: jax.Array, number: int) -> jax.Array:
 def _varied(jitter: Any, words: Any, column: int, seconds: jax.Array) -> jax.Array:
     if jitter is None:
         return seconds
-    return seconds * jitter.draw(words[:, column])  # type: ignore[no-any-return]
+    return seconds * jitter.draw(words[:, column])
 
 
 devices = factory("system.devices", Devices)

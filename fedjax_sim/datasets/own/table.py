@@ -135,7 +135,7 @@ def _feature(name: str, column: np.ndarray, encoded: bool) -> np.ndarray:
     codes = _codes(column)
     count = int(codes.max(initial=0)) + 1
     check_room(f"from_table(encode=...): a column for each value of {name!r}", codes.size, count)
-    return (codes[:, None] == np.arange(count)).astype(np.uint8)  # type: ignore[no-any-return]
+    return (codes[:, None] == np.arange(count)).astype(np.uint8)
 
 
 def _numbers(what: str, name: str, column: np.ndarray) -> np.ndarray:
@@ -160,8 +160,7 @@ def _codes(column: np.ndarray) -> np.ndarray:
     """The place of each value among the sorted values."""
     if column.ndim != 1 or column.dtype.kind == "f":
         raise ValueError(f"from_table(encode=...): a column {column.dtype}{list(column.shape)} has no categories")
-    codes: np.ndarray = np.unique(column, return_inverse=True)[1].astype(np.int64)
-    return codes
+    return np.unique(column, return_inverse=True)[1].astype(np.int64)
 
 
 def _named(table: Any) -> tuple[Any, dict[str, Any]]:

@@ -160,5 +160,4 @@ def _moved(draws: Draws, counts: np.ndarray, gives: np.ndarray, takes: np.ndarra
     client = np.repeat(receivers, takes[receivers])
     label = np.repeat(np.arange(counts.shape[0]), given.sum(axis=1))
     received = np.bincount(label * gives.size + client, minlength=counts.size).reshape(counts.shape)
-    after: np.ndarray = counts - given + received
-    return after
+    return counts - given + received

@@ -125,5 +125,4 @@ def lognormal_counts(num_clients: int, mean: float, sigma: float, seed: int, lea
 def _from_logs(logs: np.ndarray, num_examples: int, min_size: int) -> np.ndarray:
     weights = np.exp(logs - logs.max())
     spare = np.array([num_examples - logs.size * min_size])
-    sizes: np.ndarray = min_size + apportioned(weights[None], spare)[0]
-    return sizes
+    return min_size + apportioned(weights[None], spare)[0]

@@ -129,5 +129,4 @@ def read_npy(path: Path, *, max_bytes: int = 2**31) -> np.ndarray:
         announced = _announced(str(path), *_header_of(opened, "it"), NUMBERS)
     if announced != len(content):
         raise ValueError(f"{path} has {len(content)} bytes and its header says {announced}: damaged")
-    array: np.ndarray = np.lib.format.read_array(io.BytesIO(content), allow_pickle=False)
-    return array
+    return np.lib.format.read_array(io.BytesIO(content), allow_pickle=False)

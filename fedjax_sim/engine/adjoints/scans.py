@@ -284,8 +284,7 @@ class Forward(Scanned):
         return plan._replace(schedule=plan.schedule.replace(reverse=False))
 
     def run(self, run: Run, plan: Plan, state: TrainState) -> Ran:
-        ran: Ran = jax.tree.map(_one_way_only, super().run(run, plan, state))
-        return ran
+        return jax.tree.map(_one_way_only, super().run(run, plan, state))
 
 
 def _one_way_only(leaf: Any) -> Any:

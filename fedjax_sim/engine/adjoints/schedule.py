@@ -150,9 +150,9 @@ def _drawn_steps(plan: Plan, ts: jax.Array) -> tuple[jax.Array, jax.Array]:
                 steps.append(Solver(phase.method, run.task, run.batches, run.dataset).micro_steps(slots))
             return jnp.stack([jnp.sum(one) for one in steps]), jnp.stack([jnp.max(one) for one in steps])
 
-        return lax.map(of_round, ts)  # type: ignore[no-any-return]
+        return lax.map(of_round, ts)
 
-    return lax.map(of_key, plan.key)  # type: ignore[no-any-return]
+    return lax.map(of_key, plan.key)
 
 
 bounded = factory("adjoint.bounded", Bounded)

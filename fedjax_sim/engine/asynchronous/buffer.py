@@ -84,8 +84,7 @@ def _messages(plan: Plan) -> dict[str, Any]:
         solver = Solver(algorithm, plan.task, plan.batches, data)
         return solver.messages(algorithm.send(server), (), Slot(nobody(), jnp.int32(0), None, key))
 
-    shapes: dict[str, Any] = jax.eval_shape(made)
-    return shapes
+    return jax.eval_shape(made)
 
 
 def first_flight(plan: Plan, server: Any) -> Flight:
@@ -182,7 +181,7 @@ def _departure(plan: Plan, method: Method, keys: RunKeys, round_: jax.Array, tri
         gradients = jnp.where(steps > 0, visit.passes + steps * visit.pieces, 0)
         times = system.times(visit.indices, visit.ids, gradients, key, round_, each)
         failed = system.failed(visit.indices, visit.ids, key, round_) | (steps <= 0)
-        return jax.tree.map(lambda leaf: leaf[0], Departure(steps.astype(jnp.int32), times.total, failed))  # type: ignore[no-any-return]
+        return jax.tree.map(lambda leaf: leaf[0], Departure(steps.astype(jnp.int32), times.total, failed))
 
     left: Departure = jax.vmap(alone)(own, draws, cohort, flops, plan.batches.epoch(sizes, rows))
     return left._replace(seconds=left.seconds.astype(jnp.result_type(float)))

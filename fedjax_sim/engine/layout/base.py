@@ -116,8 +116,7 @@ def left_shapes(solver: Solver, sent: Any, states: Any, slots: Slot) -> Left:
             slot = slot.told(solver.surveyor.begin(sent, c_i, slot).survey.value)
         return solver.finish(sent, c_i, slot, solver.begin(sent, c_i, slot))
 
-    shapes: Left = jax.eval_shape(one, *of_one((states, slots)))
-    return shapes
+    return jax.eval_shape(one, *of_one((states, slots)))
 
 
 def drawn_ahead(solver: Solver, slots: Slot, most: int) -> Draw | None:

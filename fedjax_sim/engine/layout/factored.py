@@ -74,7 +74,7 @@ class Factored(Layout):
             stacks = trees.select(near, result.stacks, rest.stacks)
             return LocalResult(trees.add(result.sums, rest.sums), stacks, rest.clients, result.computed + rest.computed)
 
-        return with_static_derivative(factored, plain)(solver, sent, states, slots)  # type: ignore[no-any-return]
+        return with_static_derivative(factored, plain)(solver, sent, states, slots)
 
 
 def coordinates_of(solver: Solver, sent: Any, states: Any) -> Layer | str:
@@ -135,8 +135,7 @@ def _run(
             return total + moved
 
         total = _over_rows(rows, added, jnp.zeros(kernel.shape[::-1], kernel.dtype))
-        moved: jax.Array = total.T + kernel * jnp.sum(coordinates[:, -1], axis=0)[None]
-        return moved
+        return total.T + kernel * jnp.sum(coordinates[:, -1], axis=0)[None]
 
     return in_their_place(result, kernel_of)
 

@@ -194,8 +194,7 @@ def deal(totals: jax.Array, valid: jax.Array, parts: int, room: int) -> jax.Arra
 
     nothing = jnp.zeros((parts,), jnp.int32)
     empty = jnp.full((parts * room,), size, jnp.int32)
-    hands: jax.Array = lax.fori_loop(0, jnp.sum(valid, dtype=jnp.int32), give, (empty, nothing, nothing))[0]
-    return hands
+    return lax.fori_loop(0, jnp.sum(valid, dtype=jnp.int32), give, (empty, nothing, nothing))[0]
 
 
 def most_of_one(total: int, largest: int, size: int, parts: int) -> int:
@@ -259,8 +258,7 @@ def _of_numbers(function: Callable[[jax.Array], jax.Array], tree: Any) -> Any:
         if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             return function(leaf)
         words = function(jax.random.key_data(leaf))
-        typed: jax.Array = jax.random.wrap_key_data(words, impl=jax.random.key_impl(leaf))
-        return typed
+        return jax.random.wrap_key_data(words, impl=jax.random.key_impl(leaf))
 
     return jax.tree.map(one, tree)
 
@@ -268,9 +266,8 @@ def _of_numbers(function: Callable[[jax.Array], jax.Array], tree: Any) -> Any:
 def _sum(leaf: jax.Array) -> jax.Array:
     """The sum over devices; of booleans, whether any is true."""
     if leaf.dtype == bool:
-        any_: jax.Array = lax.psum(leaf.astype(jnp.int32), CLIENTS) > 0
-        return any_
-    return lax.psum(leaf, CLIENTS)  # type: ignore[no-any-return]
+        return lax.psum(leaf.astype(jnp.int32), CLIENTS) > 0
+    return lax.psum(leaf, CLIENTS)
 
 
 mesh = factory("layout.mesh", OnMesh)

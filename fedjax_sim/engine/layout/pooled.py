@@ -74,14 +74,14 @@ class Pooled(Layout):
                 return each._replace(computed=found.computed + each.computed)
 
             def again(turn: jax.Array, found: LocalResult) -> LocalResult:
-                return lax.cond(turn == 0, one_by_one, lambda found: found, found)  # type: ignore[no-any-return]
+                return lax.cond(turn == 0, one_by_one, lambda found: found, found)
 
             # A loop, because vmap computes both sides of a choice; and a choice in it, because XLA computes before a
             # loop what is the same at all its turns.
             failed = jnp.where(trees.all_finite(result.sums), 0, 1).astype(jnp.int32)
-            return lax.fori_loop(jnp.int32(0), failed, again, result)  # type: ignore[no-any-return]
+            return lax.fori_loop(jnp.int32(0), failed, again, result)
 
-        return with_static_derivative(pooled, plain)(solver, sent, states, slots)  # type: ignore[no-any-return]
+        return with_static_derivative(pooled, plain)(solver, sent, states, slots)
 
 
 def not_pooled(solver: Solver, sent: Any, states: Any, bounds: Bounds) -> str | None:
@@ -111,7 +111,7 @@ class _Coordinates(Task):
         return params
 
     def batch_loss(self, params: Any, batch: Batch, key: jax.Array | None = None) -> jax.Array:
-        return params[1]  # type: ignore[no-any-return]
+        return params[1]
 
 
 def _run(solver: Solver, sent: Any, states: Any, slots: Slot, bounds: Bounds) -> LocalResult:

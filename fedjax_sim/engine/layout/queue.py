@@ -145,14 +145,14 @@ def run_queue(
             moved = solver.step(read.value, slot, progress, k, serial=serial, drawn=drawn)
         if lanes == 1:
             return moved  # the loop ends with the only lane's last client
-        return trees.select(k < total, moved, progress)  # type: ignore[no-any-return]
+        return trees.select(k < total, moved, progress)
 
     def known(at: Queue) -> Draw | None:
         """What the lanes' next steps draw, where it is drawn ahead."""
         if draws is None or ahead is None:
             return None
         k, slot = jnp.minimum(at.k, ahead[0] - 1), order[jnp.minimum(at.place, size - 1)]
-        return jax.tree.map(lambda leaf: leaf[k, slot], draws)  # type: ignore[no-any-return]
+        return jax.tree.map(lambda leaf: leaf[k, slot], draws)
 
     def advance(at: Queue) -> Queue:
         progress = each(step_lane, at.slot, at.total, at.progress, at.k, known(at))
@@ -160,7 +160,7 @@ def run_queue(
         k = jnp.where(live, at.k + 1, at.k)
         done = live & (k >= at.total)
         at = at._replace(progress=progress, k=k, computed=at.computed + lanes)
-        return lax.cond(jnp.any(done), lambda: hand_over(at, done), lambda: at)  # type: ignore[no-any-return]
+        return lax.cond(jnp.any(done), lambda: hand_over(at, done), lambda: at)
 
     def hand_over(at: Queue, done: jax.Array) -> Queue:
         """Finished clients leave their messages; their lanes take the next clients of the queue."""

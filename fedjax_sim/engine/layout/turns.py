@@ -38,7 +38,7 @@ class Turns(Layout):
             return run_turns(solver, sent, states, slots, skip_void=False)
         loop = _Turns(bounds, (solver, sent, states, slots))
         leaves = replayed(loop, (solver, sent, states, slots))
-        return jax.tree.unflatten(loop.result, leaves)  # type: ignore[no-any-return]
+        return jax.tree.unflatten(loop.result, leaves)
 
 
 Worked = Callable[[Solver, Any, Slot, Any], tuple[Progress, Any]]  # (solver, c_i, slot, trails) -> its end, trails
@@ -81,7 +81,7 @@ def _in_turn(
             return carry, (trees.zeros_like(shapes.stacks), x[0])
 
         # To begin and to end with nobody would cost as much as with a client: a device's void slots are many.
-        return lax.cond(x[1].client.steps > 0, client, pass_by, carry, x)  # type: ignore[no-any-return]
+        return lax.cond(x[1].client.steps > 0, client, pass_by, carry, x)
 
     shapes = left_shapes(solver, sent, states, slots)
     start = Total.zero(shapes.values), trails
@@ -144,7 +144,7 @@ class _Turns(Loop):
 
         one = jax.eval_shape(begun, *of_one((states, slots)))
         rows = (self.bounds.per_cohort if trains else self.bounds.survey_per_cohort) + len(slots.offset)
-        return jax.tree.map(lambda leaf: jnp.zeros((rows, *leaf.shape), leaf.dtype), one._replace(kept=None))  # type: ignore[no-any-return]
+        return jax.tree.map(lambda leaf: jnp.zeros((rows, *leaf.shape), leaf.dtype), one._replace(kept=None))
 
     def pulled(self, leaves: list[Any], trail: list[Any], cotangents: list[Any], places: tuple[int, ...]) -> list[Any]:
         solver, sent, states, slots = self._operands(leaves)
@@ -198,7 +198,7 @@ class _Turns(Loop):
             return shared_bar, trees.wide(own_bar)
 
         def visit(shared_bar: list[Any], i: jax.Array) -> tuple[list[Any], list[Any]]:
-            return lax.cond(slots.client.steps[i] > 0, client, pass_by, shared_bar, i)  # type: ignore[no-any-return]
+            return lax.cond(slots.client.steps[i] > 0, client, pass_by, shared_bar, i)
 
         start = trees.wide([jnp.zeros_like(leaves[n]) for n in shared])
         numbers = jnp.arange(len(slots.offset), dtype=jnp.int32)
@@ -217,7 +217,7 @@ class Way(NamedTuple):
     def at(self, k: jax.Array) -> Progress:
         """What its step ``k`` began with."""
         row = self.end - self.total + k
-        return jax.tree.map(lambda leaf: leaf[row], self.trail)  # type: ignore[no-any-return]
+        return jax.tree.map(lambda leaf: leaf[row], self.trail)
 
 
 def _back(way: Way, operands: Any, over: Any, after: Any, cotangents: list[Any]) -> Any:
@@ -232,7 +232,7 @@ def _back(way: Way, operands: Any, over: Any, after: Any, cotangents: list[Any])
 
     def progress(row: Progress, at: list[Any], held: list[Any]) -> Progress:
         narrow = [value.astype(one.dtype) for value, one in zip(held, reals(kept), strict=True)]
-        return with_reals(row, at)._replace(kept=with_reals(kept, narrow))  # type: ignore[no-any-return]
+        return with_reals(row, at)._replace(kept=with_reals(kept, narrow))
 
     end = way.at(way.total)
 
@@ -267,7 +267,7 @@ def _ends(of: Solver, slots: Slot) -> jax.Array:
 
 def _with_row(trail: Progress, row: jax.Array, progress: Progress) -> Progress:
     new = progress._replace(kept=None)
-    return jax.tree.map(lambda rows, leaf: lax.dynamic_update_index_in_dim(rows, leaf, row, 0), trail, new)  # type: ignore[no-any-return]
+    return jax.tree.map(lambda rows, leaf: lax.dynamic_update_index_in_dim(rows, leaf, row, 0), trail, new)
 
 
 turns = factory("layout.turns", Turns)

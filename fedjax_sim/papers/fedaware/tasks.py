@@ -223,7 +223,7 @@ def _features(images: np.ndarray, normalisation: Any, pooled: bool) -> np.ndarra
     """Normalised floats; or 16x16 of them with a frame of zeros that makes them as large as the CNN needs."""
     mean, std = np.asarray(normalisation, np.float32)
     if not pooled:
-        return (images.astype(np.float32) / 255 - mean) / std  # type: ignore[no-any-return]
+        return (images.astype(np.float32) / 255 - mean) / std
     means = images.reshape(-1, 16, 2, 16, 2, 3).astype(np.float32).mean(axis=(2, 4))
     return _framed((means / 255 - mean) / std)
 

@@ -82,8 +82,7 @@ def _measured(tau: jax.Array, alpha: jax.Array) -> Quantities:
 
 def of_solver(tau: np.ndarray, alpha: float) -> Quantities:
     """From the accumulation vectors a_i of the proximal solver itself (eta = 1, mu = alpha)."""
-    measured: Quantities = _measured(jnp.asarray(tau, jnp.int32), jnp.asarray(alpha))
-    return measured
+    return _measured(jnp.asarray(tau, jnp.int32), jnp.asarray(alpha))
 
 
 def closed_form(tau: np.ndarray, alpha: float) -> Quantities:

@@ -188,7 +188,7 @@ def tune(
             record = Evaluated(by_seed, values, gradients, accepted, descent.scale)
             return advance(solver, descent, accepted, gradient), record
 
-        return over_leading_axis(one, descents)  # type: ignore[no-any-return]
+        return over_leading_axis(one, descents)
 
     given: Any = subject.algorithm, dataset, initial_params
     if estimator is not None:

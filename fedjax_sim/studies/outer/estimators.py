@@ -194,7 +194,7 @@ class ES(Estimator):
 
         numbers = jnp.arange(problem.segments // window, dtype=jnp.int32)
         _, found = lax.scan(step, problem.begin(theta, run), numbers)
-        return jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), found)  # type: ignore[no-any-return]
+        return jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), found)
 
 
 class PES(Estimator):
@@ -243,7 +243,7 @@ class PES(Estimator):
         """Pairs of runs before their first window."""
         self.check(problem)
         keys = jax.random.split(key, self.pairs)
-        return over_leading_axis(lambda key: self._began(problem, theta, *jax.random.split(key)), keys)  # type: ignore[no-any-return]
+        return over_leading_axis(lambda key: self._began(problem, theta, *jax.random.split(key)), keys)
 
     def step(self, problem: Unrolled, theta: Any, particles: Particles) -> tuple[Particles, Estimate]:
         """All pairs after their next window, and its estimate: those of a whole run add up to :func:`estimate`'s.
@@ -259,7 +259,7 @@ class PES(Estimator):
     def _sample(self, problem: Unrolled, theta: Any, run: jax.Array, drawn: jax.Array) -> tuple[jax.Array, Any]:
         begun, number = self._began(problem, theta, run, drawn), problem.segments // self.window
         _, found = lax.scan(lambda pair, _: self._stepped(problem, theta, pair), begun, length=number)
-        return jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), found)  # type: ignore[no-any-return]
+        return jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), found)
 
     def _began(self, problem: Unrolled, theta: Any, run: jax.Array, drawn: jax.Array) -> Particles:
         first = self._perturbation(drawn, theta, jnp.int32(0))  # the first window's, of which the start is a part

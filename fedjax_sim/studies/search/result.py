@@ -81,8 +81,7 @@ class Searched:
         """Everything but the models as plain data; numbers that are not finite become None."""
         fields = {name: leaf for name, leaf in vars(self).items() if name not in ("params", "evaluated", "source")}
         numbers = {"evaluated": self.evaluated.tolist(), "source": self.source.tolist()}
-        found: dict[str, Any] = as_plain({"best": self.best, "found": self.found, **fields, **numbers})
-        return found
+        return as_plain({"best": self.best, "found": self.found, **fields, **numbers})
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes :meth:`as_json` to a file, atomically."""

@@ -74,8 +74,7 @@ def stacked(plan: Plan, space: Space, who: str = "sweep") -> dict[str, np.ndarra
 def of_points(evaluate: Evaluate | None, names: Iterable[str], task: Any) -> Evaluate | None:
     """The evaluation of runs that differ in what is named: see :func:`fedjax_sim.studies.subject.of_any_run`."""
     varied = any(_part(name)[0] == "task" for name in names)
-    found: Evaluate | None = of_any_run(evaluate, task) if varied else evaluate
-    return found
+    return of_any_run(evaluate, task) if varied else evaluate
 
 
 def of_all_points(base: Plan, asked: Plan, space: Space, rounds: int, initial_params: Any, who: str = "sweep") -> Plan:
@@ -115,8 +114,7 @@ def of_most_steps(work: Work, others: Iterable[Work]) -> Work:
 
 def _bounded(part: _Part, others: Iterable[_Part], bound: Callable[[_Part], int]) -> _Part:
     widest = max((part, *others), key=bound)
-    bounded: _Part = jax.tree.unflatten(jax.tree.structure(widest), jax.tree.leaves(part))
-    return bounded
+    return jax.tree.unflatten(jax.tree.structure(widest), jax.tree.leaves(part))
 
 
 def in_words(point: Mapping[str, Any]) -> str:
@@ -206,7 +204,7 @@ def compute(plan: Plan, initial_params: Any, runs: Runs, settings: Settings) -> 
 
     def on_one_device(plan: Plan, initial_params: Any, runs: Runs) -> Outcome:
         one = functools.partial(whole_run, plan, initial_params, settings)
-        return each_run(one, runs[:-1], runs.evaluations, in_turn=settings.in_turn)  # type: ignore[no-any-return]
+        return each_run(one, runs[:-1], runs.evaluations, in_turn=settings.in_turn)
 
     if settings.mesh is None:
         return on_one_device(plan, initial_params, runs)
@@ -330,7 +328,7 @@ class Executor:
             evaluations=np.asarray([evaluations] * len(numbers) + [0] * left, np.int32),
         )
         outcome = compute(*self._given, jax.device_put(runs, self._spread), self._settings)
-        return jax.block_until_ready(outcome)  # type: ignore[no-any-return]
+        return jax.block_until_ready(outcome)
 
 
 def takes_turns(device: jax.Device) -> bool:
