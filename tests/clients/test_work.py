@@ -9,7 +9,7 @@ import pytest
 
 import fedjax_sim as fjs
 from fedjax_sim.clients.local import Turn
-from fedjax_sim.clients.local.batches import Positions, fetch
+from fedjax_sim.clients.local.batches import Positions, consecutive, fetch
 from fedjax_sim.core.keys import client_draws
 
 local = fjs.local
@@ -180,7 +180,7 @@ def test_a_share_of_the_examples_sees_each_once_an_epoch(share):
     def positions(ids, n, k):
         prepared = scheme.prepare(client_draws(jax.random.key(0), jnp.int32(2), ids))
         over = jax.vmap(lambda p, size, step: scheme.positions(p, size, step, rows), (None, None, 0))
-        return scheme.epoch(n, rows), *jax.vmap(over, (0, 0, None))(prepared, n, k)
+        return scheme.epoch(n, rows), *jax.vmap(over, (0, 0, None))(prepared, n, k)[:2]
 
     in_a_program, where, mask = map(np.asarray, positions(ids, n, k))
     np.testing.assert_array_equal(in_a_program, per_epoch)
@@ -225,6 +225,24 @@ def test_a_batch_at_the_end_of_the_data_has_its_own_examples_in_their_places(ser
     assert np.asarray(batch.examples["x"]).tolist() == [3.0, 4.0, 4.0, 4.0]
     assert np.asarray(batch.weights).tolist() == [1.0, 1.0, 0.0, 0.0]
     assert float(batch.count) == 2
+
+
+def test_a_batch_in_stored_order_is_the_same_read_as_a_slice():
+    """Of whole batches one slice; padding is the client's own, not what is stored behind it."""
+    data = fjs.datasets.from_clients([{"x": np.arange(5.0)}, {"x": np.arange(5.0, 12.0)}])
+
+    @jax.jit
+    def read(offset, size, number):
+        where = consecutive(size, number, 3)
+        slices = fetch(data, offset, size, where, serial=True)
+        return slices.examples["x"], fetch(data, offset, size, where).examples["x"]
+
+    for offset, size in ((0, 5), (5, 7)):
+        for number in range(3):
+            of_slice, of_rows = read(np.int32(offset), np.int32(size), np.int32(number))
+            place = np.minimum(3 * number + np.arange(3), size - 1)
+            np.testing.assert_array_equal(of_slice, offset + place)
+            np.testing.assert_array_equal(of_rows, offset + place)
 
 
 @pytest.mark.parametrize("make", [local.shuffled, local.in_order, local.with_replacement, local.full_batch])

@@ -155,7 +155,7 @@ def test_every_example_once_an_epoch(batch):
     def positions(steps):
         draws = client_draws(jax.random.key(0), jnp.int32(2), jnp.arange(4, dtype=jnp.int32))
         over = jax.vmap(lambda p, n, k: scheme.positions(p, n, k, rows), (None, None, 0))
-        return jax.vmap(over, (0, 0, None))(scheme.prepare(draws), sizes, steps)
+        return jax.vmap(over, (0, 0, None))(scheme.prepare(draws), sizes, steps)[:2]
 
     all_rows, mask = jax.tree.map(np.asarray, positions(np.arange(2 * max(per_epoch), dtype=np.int32)))
     for client, size in enumerate(np.asarray(sizes)):

@@ -24,10 +24,12 @@ class Positions(NamedTuple):
     Attributes:
       rows: int32[B], each in [0, n_i) where ``mask`` holds.
       mask: bool[B], false for padding.
+      first: int32, the first of consecutive rows; None of others.
     """
 
     rows: jax.Array
     mask: jax.Array
+    first: jax.Array | None = None
 
 
 class Batches(Described):
@@ -210,8 +212,9 @@ def _quotient(a: Any, b: Any) -> Any:
 
 def consecutive(size: jax.Array, number: jax.Array | int, rows: int) -> Positions:
     """Batch ``number`` of a client's examples in stored order, ``rows`` in each, the last one partial."""
-    place = number * rows + jnp.arange(rows, dtype=jnp.int32)
-    return Positions(place, place < size)
+    first = jnp.int32(number * rows)
+    place = first + jnp.arange(rows, dtype=jnp.int32)
+    return Positions(place, place < size, first)
 
 
 def fetch(
@@ -219,13 +222,13 @@ def fetch(
 ) -> Batch:
     """A batch of the client whose n_i = ``size`` examples begin at ``offset``.
 
-    An example's place in the batch is the scheme's, wherever it is stored: noise of a row is drawn for its place. (A
-    slice of consecutive rows would be moved back where it leaves the data, and the places with it.)
+    An example's place in the batch is the scheme's, wherever it is stored: noise of a row is drawn for its place.
+    Padding repeats the client's last example.
 
     ``serial`` says that clients run one after another on a CPU.
     """
-    rows, mask = positions
-    absolute = offset + jnp.minimum(rows, size - 1)  # padding may stand beyond the client's last example
+    rows, mask, first = positions
+    absolute = offset + jnp.minimum(rows, size - 1)
     number = jnp.sum(mask, dtype=jnp.int32)
     bytes_ = sum(math.prod(leaf.shape[1:]) * leaf.dtype.itemsize for leaf in jax.tree.leaves(dataset.examples))
     if serial and bytes_ <= _SHORT:
@@ -233,7 +236,15 @@ def fetch(
         def one(row: jax.Array) -> Any:
             return jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, row, keepdims=False), dataset.examples)
 
-        examples = lax.map(one, absolute)
+        def one_by_one() -> Any:
+            return lax.map(one, absolute)
+
+        def at_once() -> Any:
+            return jax.tree.map(lambda leaf: lax.dynamic_slice_in_dim(leaf, absolute[0], len(rows)), dataset.examples)
+
+        # Of a batch with padding a slice would have other clients' examples, or be moved back at the end of the data.
+        whole = None if first is None else first + len(rows) <= size
+        examples = one_by_one() if whole is None else lax.cond(whole, at_once, one_by_one)
     else:
         examples = jax.tree.map(lambda leaf: leaf.at[absolute].get(mode="promise_in_bounds"), dataset.examples)
     weights = mask.astype(jnp.result_type(float))
@@ -243,7 +254,8 @@ def fetch(
     return Batch(examples, weights, number)
 
 
-# Bytes of a row that a loop of slices is best for, on a CPU with clients one after another, rather than XLA's gather:
-# 9.7 against 19 ms a round of 1,450 steps with 20 rows of 240 bytes each; of rows of 3 KB, 49 against 43
-# (python -m benchmarks.speed.spine measures both workloads).
+# Bytes of a row that a loop of slices is best for, on a CPU with clients one after another, rather than XLA's gather,
+# whose cost XLA takes for that of all data, so that two threads share it: 7.5 against 17.7 ms a round of 1,420 steps
+# with 20 rows of 240 bytes each (on one thread 8.0 against 7.6); of rows of 3 KB, 49 against 43
+# (python -m benchmarks.speed.limit measures both workloads).
 _SHORT = 1 << 10
