@@ -15,6 +15,15 @@ from jax.interpreters import ad, batching, mlir
 Rule = Callable[[Any, Any, Any, Any], Any]
 
 
+def primitive(name: str, function: Callable[..., list[Any]]) -> Primitive:
+    """A primitive that computes what ``function`` does, to be given its other rules."""
+    made = Primitive(name)
+    made.multiple_results = True
+    made.def_impl(function)
+    mlir.register_lowering(made, mlir.lower_fun(function, multiple_results=True))
+    return made
+
+
 def with_derivative(rule: Rule, found: Any, of: Any, others: Any = ()) -> Any:
     """``found``, whose tangent along that of ``of`` is ``rule(found, of, of_dot, others)``, to any order.
 
@@ -47,10 +56,6 @@ class _Mapped:
         return jax.vmap(self.rule, (found, of, of, others))(*given)
 
 
-_derived = Primitive("derived")  # needs no transpose: its tangent is the rule's, and it is not in it
-_derived.multiple_results = True
-
-
 def _parts(structures: Any, leaves: Any) -> list[list[Any]]:
     """The leaves of what is found, of what it is of, and of the others."""
     rest = iter(leaves)
@@ -62,10 +67,6 @@ def _trees(structures: Any, leaves: Any) -> list[Any]:
 
 
 def _values(*leaves: Any, rule: Rule, structures: Any) -> list[Any]:
-    return _parts(structures, leaves)[0]
-
-
-def _lowered(context: Any, *leaves: Any, rule: Rule, structures: Any) -> list[Any]:
     return _parts(structures, leaves)[0]
 
 
@@ -95,8 +96,7 @@ def _batched(leaves: Any, axes: Any, *, rule: Rule, structures: Any) -> tuple[li
     return values, [0] * count
 
 
-_derived.def_impl(_values)
+_derived = primitive("derived", _values)  # needs no transpose: its tangent is the rule's, and it is not in it
 _derived.def_abstract_eval(_values)
-mlir.register_lowering(_derived, _lowered)
 ad.primitive_jvps[_derived] = _tangent
 batching.primitive_batchers[_derived] = _batched

@@ -15,9 +15,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Primitive, jaxpr_as_fun
-from jax.interpreters import ad, batching, mlir, partial_eval
+from jax.extend.core import jaxpr_as_fun
+from jax.interpreters import ad, batching, partial_eval
 
+from fedjax_sim.core.derived import primitive
 from fedjax_sim.core.loops import filled, with_static_derivative
 from fedjax_sim.core.values import is_float
 
@@ -81,14 +82,6 @@ class _Mapped(Loop):
         pull = jax.vmap(functools.partial(self.loop.pulled, places=places), (list(self.axes), self.trail, 0))
         found = pull(leaves, trail, cotangents)
         return [jnp.sum(one, axis=0) if self.axes[i] is None else one for i, one in zip(places, found, strict=True)]
-
-
-def _primitive(name: str, function: Callable[..., Leaves]) -> Primitive:
-    made = Primitive(name)
-    made.multiple_results = True
-    made.def_impl(function)
-    mlir.register_lowering(made, mlir.lower_fun(function, multiple_results=True))
-    return made
 
 
 _TRACED: weakref.WeakKeyDictionary[Loop, dict[Any, Any]] = weakref.WeakKeyDictionary()
@@ -298,9 +291,9 @@ def _pull_mapped(given: Leaves, axes: Any, *, loop: Loop, places: Any, cut: int,
 
 
 _run, _tangent, _pull = (
-    _primitive("replayed", _ran),
-    _primitive("replayed_tangent", _tangents),
-    _primitive("replayed_pull", _pulled),
+    primitive("replayed", _ran),
+    primitive("replayed_tangent", _tangents),
+    primitive("replayed_pull", _pulled),
 )
 _run.def_abstract_eval(_run_shapes)
 _tangent.def_abstract_eval(lambda *_, like, **__: list(like))

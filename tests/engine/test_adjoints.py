@@ -142,6 +142,9 @@ def test_a_first_state_varies_with_derivative_zero():
     moved = lambda mu: varying(state | {"x": mu * jnp.ones(2)}, mu)["x"]
     np.testing.assert_array_equal(jax.jvp(moved, (2.0,), (3.0,))[1], [3, 3])
     assert jax.tree.structure(varying(state, ())) == jax.tree.structure(state)
+    scaled = lambda mu: jnp.sum(jax.lax.scan(lambda c, _: (c * mu, None), varying(jnp.ones(3), mu), length=2)[0])
+    of_loops = jax.grad(lambda mus: jnp.sum(jax.vmap(lambda mu: jax.lax.map(scaled, mu[None]))(mus)))
+    np.testing.assert_allclose(of_loops(jnp.array([1.0, 2.0])), [6, 12])  # a loop of one's own within vmap
 
 
 def test_an_evaluation_may_say_a_number():

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple, NoReturn
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from fedjax_sim.clients.scheme import one_of
+from fedjax_sim.core.derived import primitive
 from fedjax_sim.core.descriptions import Described, factory
 from fedjax_sim.core.fields import count, leaf
 from fedjax_sim.core.loops import Reached, Tell, filled, silent
@@ -166,28 +166,40 @@ def varying(state: Any, on: Any) -> Any:
     """
     leaves, structure = jax.tree.flatten(state)
     places = [i for i, one in enumerate(leaves) if is_float(one)]
-    found = _varying([leaves[i] for i in places], [one for one in reals(on) if jnp.size(one)])
+    others = [one for one in reals(on) if jnp.size(one)]
+    found = _varying.bind(*[jnp.asarray(leaves[i]) for i in places], *others, count=len(places))
     return jax.tree.unflatten(structure, filled(leaves, places, found))
 
 
-@jax.custom_jvp
-def _varying(leaves: list[Any], on: list[Any]) -> list[Any]:
-    return leaves
+def _varied(primals: list[Any], tangents: list[Any], *, count: int) -> tuple[list[Any], list[Any]]:
+    along = [one for one in tangents[count:] if not isinstance(one, ad.Zero)]
 
-
-def _varied(primals: tuple[Any, Any], tangents: tuple[Any, Any]) -> tuple[Any, Any]:
-    along = [one for one in tangents[1] if not isinstance(one, SymbolicZero)]
-
-    def given(tangent: Any) -> Any:
-        if not along or not isinstance(tangent, SymbolicZero):
+    def given(leaf: Any, tangent: Any) -> Any:
+        if not along or not isinstance(tangent, ad.Zero):
             return tangent
-        some = jnp.ravel(along[0])[0].astype(tangent.dtype)
-        return jnp.where(False, some, jnp.zeros(tangent.shape, tangent.dtype))  # a choice: 0 times infinity is NaN
+        some = jnp.ravel(along[0])[0].astype(leaf.dtype)
+        return jnp.where(False, some, jnp.zeros_like(leaf))  # a choice: 0 times infinity is NaN
 
-    return primals[0], [given(tangent) for tangent in tangents[0]]
+    moved = [given(*one) for one in zip(primals[:count], tangents[:count], strict=True)]
+    return _varying.bind(*primals, count=count), moved
 
 
-_varying.defjvp(_varied, symbolic_zeros=True)
+def _varying_mapped(given: list[Any], axes: Any, *, count: int) -> tuple[list[Any], list[Any]]:
+    """What has a derivative along something mapped is mapped; ``jax.custom_jvp`` takes for granted that it is."""
+    size = next(one.shape[axis] for one, axis in zip(given, axes, strict=True) if axis is not None)
+    on = any(axis is not None for axis in axes[count:])
+    moved = [
+        one if axis is None and not on else batching.bdim_at_front(one, axis, size)
+        for one, axis in zip(given[:count], axes[:count], strict=True)
+    ]
+    found = _varying.bind(*moved, *given[count:], count=count)
+    return found, [None if axis is None and not on else 0 for axis in axes[:count]]
+
+
+_varying = primitive("varying", lambda *given, count: list(given[:count]))
+_varying.def_abstract_eval(lambda *given, count: list(given[:count]))
+ad.primitive_jvps[_varying] = _varied
+batching.primitive_batchers[_varying] = _varying_mapped
 
 
 def _row(tree: Any) -> Any:
@@ -214,12 +226,8 @@ class PerRound(Scanned):
 
 
 def constant(run: Run, plan: Plan, state: TrainState, stop: int) -> tuple[Reached, Any, Any]:
-    """The first ``stop`` rounds, of which no derivative is computed.
-
-    Each is one function that may be computed again, though none is: of what is constant in a loop of the user's, JAX
-    cannot take a ``cond`` apart (jax 0.6 not even so).
-    """
-    return PerRound().between(run, stopped(plan), run.start(stopped(state)), 0, stop)
+    """The first ``stop`` rounds, of which no derivative is computed."""
+    return Direct().between(run, stopped(plan), run.start(stopped(state)), 0, stop)
 
 
 class Nested(PerRound):
