@@ -64,7 +64,8 @@ def read_clients(
         of_client = batches_in(size, rows)
         number = jnp.minimum(k - (ends[slot] - of_client), of_client - 1)  # beyond the end: what is not folded in
         where = consecutive(size, jnp.maximum(number, 0), rows)
-        batch = fetch(dataset, dataset.offsets[positions[slot]], size, where)
+        serial = jax.default_backend() == "cpu"
+        batch = fetch(dataset, dataset.offsets[positions[slot]], size, where, serial=serial)
         dtype = batch.weights.dtype
         piece = Piece(slot, batch, batch.count.astype(dtype) / size.astype(dtype), number == of_client - 1)
         return trees.select(k < ends[-1], body(given.value, piece, carry), carry)
