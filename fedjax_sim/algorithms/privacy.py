@@ -37,6 +37,7 @@ ADD_OR_REMOVE = "add or remove one client"
 REPLACE = "replace one client"
 _TOLERANCE = 1e-3  # of a noise multiplier found, relative
 _MOST_DOUBLINGS = 40
+_MUCH = 2.0**20  # a noise multiplier beyond which Renyi divergences are round-off
 _AFTER = (Ema, LastK)  # wrappers that only process what is released
 
 
@@ -81,7 +82,12 @@ class _Accounting(NamedTuple):
         account = self.fresh()
         with _quiet():
             account.compose(self.event(z), self.rounds)
-        return float(account.get_epsilon(self.delta))
+            found = float(account.get_epsilon(self.delta))
+        if self.accountant == "pld" or math.isinf(found):
+            return found
+        # Divergences below round-off, where the noise is huge, pass for none: what each order costs if it is 0.
+        orders = account.orders[np.isfinite(account.rdp)]
+        return max(found, float(np.min(np.log1p(-1 / orders) - np.log(self.delta * orders) / (orders - 1))))
 
 
 def epsilon(
@@ -101,8 +107,9 @@ def epsilon(
       rounds: T.
       delta: below 1/N as a rule.
       num_clients: N; needed for ``uniform(K)``.
-      accountant: ``"pld"`` (privacy loss distributions, the tighter) or ``"rdp"`` (Renyi divergences); None for the
-        first that can account for the sampling.
+      accountant: ``"pld"`` (privacy loss distributions, the tighter) or ``"rdp"`` (Renyi divergences, of orders up to
+        1024, so that epsilon stays above about log(1 / (1024 delta)) / 1023, whatever the noise); None for the first
+        that can account for the sampling.
 
     Raises:
       ValueError: a value out of its range, or a scheme or an accountant that has no answer.
@@ -139,6 +146,11 @@ def noise_multiplier(
     """
     check_real("noise_multiplier(epsilon=...)", epsilon, above=0.0, host=True)
     of = _accounting("noise_multiplier", sampling, num_clients, accountant, rounds, delta)
+    if of.accountant == "rdp" and (least := of.epsilon(_MUCH)) > epsilon:
+        raise ValueError(
+            f"noise_multiplier(epsilon={epsilon}, delta={delta}): Renyi divergences do not get below {least:.3g}: "
+            "give a larger epsilon or delta, or a scheme that 'pld' can account for"
+        )
 
     def enough(z: float) -> bool:
         return of.epsilon(z) <= epsilon

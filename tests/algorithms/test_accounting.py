@@ -150,6 +150,17 @@ def test_the_noise_for_a_target(accounting, sampling):
     assert accounting.epsilon(noise_multiplier=z * 0.997, accountant="rdp", **question).epsilon > 2.0
 
 
+def test_renyi_divergences_below_round_off_are_not_none(accounting):
+    """With much noise single orders were negative, and epsilon was 0: the noise for a small one was 2.7 million."""
+    question = {"sampling": 0.01, "rounds": 100, "delta": 1e-9, "accountant": "rdp"}
+    least = min(math.log1p(-1 / order) - math.log(1e-9 * order) / (order - 1) for order in (512, 1024))
+    for z in (1e5, 1e7):
+        np.testing.assert_allclose(accounting.epsilon(noise_multiplier=z, **question).epsilon, least, rtol=1e-5)
+    with pytest.raises(ValueError, match=r"epsilon=0.01, .* do not get below 0.0125"):
+        accounting.noise_multiplier(epsilon=0.01, **question)
+    assert accounting.epsilon(noise_multiplier=1e7, **question | {"accountant": "pld"}).epsilon < 1e-3
+
+
 def test_what_cannot_be_accounted_for():
     private = fjs.dp(BASE)
     for cohort, name in (
