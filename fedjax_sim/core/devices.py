@@ -324,6 +324,23 @@ def _sizes(program: Any) -> Iterator[int]:
             yield from _sizes(inner)
 
 
+def check_not_summed(who: str, tree: Any) -> None:
+    """Raises where ``jax.shard_map`` follows over which devices the values vary that a function is given.
+
+    It then sums every gradient in a value that is alike on all devices over these: those of clients' steps too.
+    """
+    for leaf in jax.tree.leaves(tree):
+        if isinstance(leaf, jax.core.Tracer):
+            kind: Any = jax.typeof(leaf)
+            axes = kind.manual_axis_type.varying if hasattr(kind, "manual_axis_type") else getattr(kind, "vma", ())
+            if axes:
+                raise ValueError(
+                    f"{who} was given a value that varies over the devices of a jax.shard_map with check_vma=True, its "
+                    "default, which sums gradients over devices, those of the clients' steps too: give it "
+                    "check_vma=False, or share out the clients with layout=fedjax_sim.layout.mesh()"
+                )
+
+
 def inner_programs(instruction: Any) -> Iterator[Any]:
     """The programs (jaxprs) in the parameters of an instruction of one: branches, bodies of loops, functions."""
     for parameter in instruction.params.values():

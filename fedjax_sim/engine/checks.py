@@ -17,6 +17,7 @@ from fedjax_sim.algorithms.wrapper import Wrapper, innermost
 from fedjax_sim.clients.local.batches import Batches, FullBatch
 from fedjax_sim.clients.scheme import check_kind
 from fedjax_sim.core.descriptions import check_again, is_traced, within
+from fedjax_sim.core.devices import check_not_summed
 from fedjax_sim.core.fields import check_single
 from fedjax_sim.core.programs import renew, uncollected
 from fedjax_sim.core.values import INT32_MAX, LARGEST_SEED, as_seeds, check_real, conditions, is_concrete, shown
@@ -54,6 +55,7 @@ def check_run(plan: Plan, rounds: int, initial_params: Any = None) -> Plan:
     check_copy(dataset)
     if not (hasattr(key, "dtype") and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)) or jnp.shape(key) != ():
         raise TypeError(f"key is {key!r}: give one typed PRNG key, jax.random.key(0)")
+    check_not_summed("the run", (plan, initial_params))
     name, inside = type(algorithm).__name__, type(innermost(algorithm)).__name__  # who asks for more than averages
     check_again(plan._replace(dataset=None))  # type: ignore[arg-type]
     for one in within((algorithm, plan.cohort, plan.work, plan.system, plan.asynchronous, plan.diagnostics)):

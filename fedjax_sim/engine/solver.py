@@ -17,7 +17,7 @@ from fedjax_sim.algorithms.contract import Client, Mean, Message, Method, Share,
 from fedjax_sim.algorithms.wrapper import downloaded, encoded, uploaded
 from fedjax_sim.clients.local.batches import Batches, Positions, batches_in, consecutive, fetch
 from fedjax_sim.core import trees
-from fedjax_sim.core.loops import Total
+from fedjax_sim.core.loops import Read, Total
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.engine.loss import Loss
 from fedjax_sim.models.task import Task
@@ -55,7 +55,7 @@ class Progress(NamedTuple):
 
     y: Any  # what it trains
     optimizer: Any  # its optimiser's state
-    kept: Any  # c_i as the round found it
+    kept: Any  # a Read, c_i as the round found it
     gradient: Any = None  # a Total, the sum so far of the pieces of a full local gradient
     survey: Any = None  # likewise of the survey
 
@@ -149,7 +149,7 @@ class Solver(NamedTuple):
             optimizer = c_i.optimizer if method.keep_optimizer else parts.begin(method.client_optimizer, y)
         gradient = Total.zero(y) if self.in_pieces and method.requires.steps else None
         survey = Total.zero(self._survey_shapes(sent, own, slot)) if self.surveying else None
-        return Progress(y, optimizer, own, gradient, survey)
+        return Progress(y, optimizer, Read.of(own), gradient, survey)
 
     def draw(self, slot: Slot, k: jax.Array) -> Draw:
         """What the client's micro-step ``k`` draws: of the slot and k alone, so that all of them can be drawn ahead."""
@@ -192,17 +192,17 @@ class Solver(NamedTuple):
         sent, client = self._sent(sent, slot), slot.client
         F, part = self.examined(slot, self.draw(slot, k) if drawn is None else drawn, serial=serial)
         if self.surveying:
-            found = self.algorithm.survey(F, sent, progress.kept, client)
+            found = self.algorithm.survey(F, sent, progress.kept.value, client)
             return progress._replace(survey=progress.survey.add(trees.scale(part, found)))
         pieces = self.batches.pieces(client.size, self.batches.rows(self.dataset))
         number = k // pieces if self.in_pieces else k
 
-        holding = client._replace(held=progress.y)
+        c_i, holding = progress.kept.value, client._replace(held=progress.y)
 
         def objective(y: Any) -> tuple[jax.Array, list[Any]]:
             with jax.numpy_dtype_promotion("standard"):  # so that formulas may mix the dtypes of losses and parameters
-                value = self.algorithm.objective(F, y, number, sent, progress.kept, holding)
-            return jnp.asarray(value), F.moved(y, (sent, progress.kept))
+                value = self.algorithm.objective(F, y, number, sent, c_i, holding)
+            return jnp.asarray(value), F.moved(y, (sent, c_i))
 
         turn = self.algorithm.turn(number, client) if serial else None
         g, statistics = parts.gradient(objective, progress.y, turn)
@@ -275,17 +275,17 @@ class Solver(NamedTuple):
 
     def _messages(self, sent: Any, slot: Slot, progress: Progress) -> tuple[Any, dict[str, Message], Any]:
         """The change, the messages and the method's new c_i."""
-        own, client = self._sent(sent, slot), slot.client
+        own, c_i, client = self._sent(sent, slot), progress.kept.value, slot.client
         if not self.algorithm.requires.steps:
             client = client._replace(survey=progress.survey.value)
         start = received(sent, client.index) if self.watch.mixing else own
-        change = self.algorithm.change(progress.y, start, progress.kept, client)
-        delta, kept, notes = encoded(self.algorithm, change, own, progress.kept, client)
+        change = self.algorithm.change(progress.y, start, c_i, client)
+        delta, kept, notes = encoded(self.algorithm, change, own, c_i, client)
         messages, kept = self.algorithm.finish(delta, progress.y, own, kept, client)
         return change, messages | notes, jax.tree.map(jnp.asarray, kept)
 
     def _moved(self, sent: Any, client: Client, progress: Progress, g: Any, k: jax.Array) -> Progress:
-        y, state = self.algorithm.step(g, progress.y, progress.optimizer, k, sent, progress.kept, client)
+        y, state = self.algorithm.step(g, progress.y, progress.optimizer, k, sent, progress.kept.value, client)
         return progress._replace(y=y, optimizer=state)
 
     def _sent(self, sent: Any, slot: Slot) -> Any:

@@ -14,6 +14,7 @@ import numpy as np
 from fedjax_sim.algorithms.contract import Method
 from fedjax_sim.algorithms.wrapper import keeps_personal
 from fedjax_sim.core.descriptions import Described, check_again
+from fedjax_sim.core.devices import check_not_summed
 from fedjax_sim.core.loops import OnRound, silent, teller
 from fedjax_sim.core.mistakes import explained, unchanged
 from fedjax_sim.core.tabular import in_notebook, table
@@ -220,6 +221,7 @@ def given_state(given: Any, plan: Plan, initial_params: Any = None, seeds: int |
             f"initial_state is {shown(given)}: give result.state of make_train's function, or history.state of "
             "simulate(..., keep_state=True)"
         )
+    check_not_summed("the run", given)
     if initial_params is not None:
         raise ValueError("initial_params and initial_state: a state has its model, give one of them")
     if plan.asynchronous is not None:

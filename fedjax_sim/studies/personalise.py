@@ -24,6 +24,7 @@ from fedjax_sim.clients.local.batches import Batches, full_batch
 from fedjax_sim.clients.local.work import Work
 from fedjax_sim.clients.scheme import one_of
 from fedjax_sim.core.descriptions import factory
+from fedjax_sim.core.devices import check_not_summed
 from fedjax_sim.core.fields import count, flag, leaf, real, static
 from fedjax_sim.core.trees import square, subtract
 from fedjax_sim.core.values import LARGEST_SEED, shown
@@ -164,6 +165,7 @@ class Personalise(FineTuned):
                 "personalise(...) tests adapted models on examples that they have not seen, and this data set has no "
                 "test part: hold some out, for instance with test_fraction=0.2"
             )
+        check_not_summed("personalise(...)", (self, params, dataset))
         self.task.check(dataset)
         self.work.check(dataset, 1)
         check_joint(self.task, self.batches, dataset)  # type: ignore[arg-type]

@@ -1489,3 +1489,26 @@ def test_small_numbers_pass_where_zero_does() -> None:
 def test_double_precision_holds_more() -> None:
     assert sgd(1e39, momentum=1 - 1e-12).learning_rate == 1e39
     fjs.optim.fedadam(tau=1e-60)
+
+
+@pytest.mark.parametrize("given", ["hyper-parameter", "state", "model"])
+def test_a_shard_map_that_would_sum_gradients_is_refused(given: str) -> None:
+    """Of runs with a rate for each of two devices both were the same one, whose steps were the sums of both."""
+    task, data = fjs.quadratic(), fjs.datasets.quadratics(num_clients=2, dim=1, seed=0)
+    train = fjs.make_train(task=task, rounds=1, cohort=fjs.cohort.full(), work=fjs.local.steps(1), batch_size=1)
+    adapted = fjs.personalise(task, sgd(0.1), fjs.local.steps(1))
+
+    def run(value: jax.Array) -> jax.Array:
+        if given == "model":
+            return adapted.models(value, data)
+        key, method = jax.random.key(0), fjs.fedprox(client_optimizer=sgd(0.1), mu=0.1)
+        if given == "state":
+            state = jax.tree.map(lambda leaf: leaf * value[0], train(method, data, key).state)
+            return train(method, data, key, initial_state=state).params[None]
+        return train(method.replace(mu=value[0]), data, key).params[None]
+
+    mesh, spec = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("runs",)), jax.sharding.PartitionSpec("runs")
+    mapped = functools.partial(jax.shard_map, run, mesh=mesh, in_specs=spec, out_specs=spec)
+    with pytest.raises(ValueError, match=r"varies over the devices.*check_vma=False"):
+        jax.eval_shape(mapped(), jnp.ones(1))
+    assert jax.eval_shape(mapped(check_vma=False), jnp.ones(1)).dtype == jnp.float32

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 import fedjax_sim as fjs
+from fedjax_sim.core.loops import Read
 from fedjax_sim.engine.layout.base import Bounds
-from fedjax_sim.engine.layout.queue import run_queue
+from fedjax_sim.engine.layout.queue import run_bounded, run_queue
+from fedjax_sim.engine.layout.stacked import run_stacked
 from fedjax_sim.engine.layout.turns import Turns, run_turns
 from fedjax_sim.engine.solver import Left, Progress
 from fedjax_sim.models import passes
@@ -71,20 +73,51 @@ def test_the_derivative_in_what_is_sent_is_that_of_all_clients(run):
 
 
 class Reading(Halves):
-    """A solver whose steps read what the client keeps."""
+    """A solver whose steps read what the client keeps, and its survey."""
+
+    def begin(self, sent, c_i, slot):
+        return Progress(jnp.bfloat16(0), None, Read.of(c_i))
+
+    def draw(self, slot, k):
+        return k
 
     def step(self, sent, slot, progress, k, *, serial=False, drawn=None):
-        return progress._replace(y=progress.y + progress.kept)
+        return progress._replace(y=progress.y + progress.kept.value + slot.survey)
 
 
-def test_the_derivative_in_what_a_client_keeps_is_that_of_all_steps():
+@pytest.mark.parametrize(
+    "run",
+    [
+        pytest.param(Turns().run, id="turns"),
+        pytest.param(functools.partial(run_bounded, lanes=1), id="lanes"),
+        pytest.param(run_stacked, id="stacked"),
+    ],
+)
+def test_the_derivative_in_what_a_client_holds_is_that_of_all_steps(run):
     """It is a sum over them, and stopped at a quarter."""
 
-    def average(c_i):
-        slots = Counted(jnp.array([1024], jnp.int32), jnp.zeros(1, jnp.int32))
-        return Turns().run(Reading(), None, c_i[None], slots, Bounds(1024, 1024)).sums["sum"].astype(jnp.float32)
+    def average(held):
+        slots = Counted(jnp.array([512], jnp.int32), jnp.zeros(1, jnp.int32), held)
+        return run(Reading(), None, held, slots, bounds=Bounds(512, 512)).sums["sum"].astype(jnp.float32)
 
-    assert jax.jit(jax.grad(average))(jnp.bfloat16(0)) == 1
+    assert jax.jit(jax.grad(average))(jnp.zeros(1, jnp.bfloat16)) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", [fjs.layout.turns(), fjs.layout.stacked(), fjs.layout.lanes(2)], ids=repr)
+def test_the_derivative_in_a_control_variate_is_that_of_all_steps(layout):
+    """Of two clients with linear losses in two rounds of 512 steps of 1/512: their c_i and c cancel each other."""
+    data = fjs.datasets.from_clients([{"y": np.full((1, 1), 0.5, np.float32)} for _ in range(2)])
+    task = fjs.functions(
+        lambda key: jnp.zeros(1, jnp.bfloat16), lambda x, examples: -x[0].astype(jnp.float32) * examples["y"][:, 0]
+    )
+    train = fjs.make_train(
+        task=task, rounds=2, eval_every=2, cohort=fjs.cohort.full(), work=fjs.local.steps(512),
+        batches=fjs.local.full_batch(), layout=layout,
+    )  # fmt: skip
+    method = fjs.scaffold(client_optimizer=fjs.optim.sgd(1 / 512))
+    final = lambda y: train(method, data.replace(examples={"y": y}), jax.random.key(0)).params[0].astype(jnp.float32)
+    np.testing.assert_allclose(jax.jit(jax.grad(final))(data.examples["y"]), 1, rtol=0.02)
 
 
 def test_the_derivative_in_a_number_is_that_of_all_parameters():

@@ -83,7 +83,7 @@ class Queue(NamedTuple):
 
     place: jax.Array  # int32[L], each lane's client as its place in the queue; S or more for an idle lane
     k: jax.Array  # int32[L], each lane's next micro-step
-    slot: Slot  # [L, ...], each lane's client; any, in an idle lane
+    slot: Read  # [L, ...], each lane's client; any, in an idle lane
     total: jax.Array  # int32[L], its micro-steps; 0 in an idle lane
     progress: Progress  # [L, ...], how far it is
     next: jax.Array  # int32, place of the next client to start
@@ -121,16 +121,16 @@ def run_queue(
     busy = jnp.sum(totals > 0, dtype=jnp.int32)
     serial = lanes == 1 and jax.default_backend() == "cpu"
     draws = None if ahead is None else drawn_ahead(solver, slots, ahead[0])
-    read = Read.of(sent)
+    read, read_slots = Read.of(sent), Read.of(slots)
 
     def at_places(tree: Any, places: jax.Array) -> Any:
         at = order[jnp.minimum(places, size - 1)]
         return jax.tree.map(lambda leaf: leaf[at], tree)
 
-    def load(places: jax.Array) -> tuple[Slot, jax.Array, Progress]:
+    def load(places: jax.Array) -> tuple[Read, jax.Array, Progress]:
         """The clients of these places, their micro-steps, and how they begin."""
-        slot = at_places(slots, places)
-        start = each(functools.partial(solver.begin, read.value), at_places(states, places), slot)
+        slot = at_places(read_slots, places)
+        start = each(functools.partial(solver.begin, read.value), at_places(states, places), slot.value)
         return slot, jnp.where(places < busy, at_places(totals, places), 0), start
 
     def each(function: Any, *arguments: Any) -> Any:
@@ -140,9 +140,9 @@ def run_queue(
         only = function(*jax.tree.map(lambda leaf: leaf[0], arguments))
         return jax.tree.map(lambda leaf: leaf[None], only)
 
-    def step_lane(slot: Slot, total: jax.Array, progress: Progress, k: jax.Array, drawn: Draw | None) -> Progress:
+    def step_lane(slot: Read, total: jax.Array, progress: Progress, k: jax.Array, drawn: Draw | None) -> Progress:
         with side_by_side() if lanes > 1 else contextlib.nullcontext():
-            moved = solver.step(read.value, slot, progress, k, serial=serial, drawn=drawn)
+            moved = solver.step(read.value, slot.value, progress, k, serial=serial, drawn=drawn)
         if lanes == 1:
             return moved  # the loop ends with the only lane's last client
         return trees.select(k < total, moved, progress)
@@ -164,16 +164,17 @@ def run_queue(
 
     def hand_over(at: Queue, done: jax.Array) -> Queue:
         """Finished clients leave their messages; their lanes take the next clients of the queue."""
-        left = each(functools.partial(solver.finish, read.value), at_places(states, at.place), at.slot, at.progress)
+        finish, slot = functools.partial(solver.finish, read.value), at.slot.value
+        left = each(finish, at_places(states, at.place), slot, at.progress)
         sums = each(lambda one: one.sums, left)
         reported = trees.select(done, sums, trees.zeros_like(sums))
         where = jnp.where(done, order[jnp.minimum(at.place, size - 1)], size)
         place = jnp.where(done, at.next + jnp.cumsum(done, dtype=jnp.int32) - 1, at.place)
-        slot, total, fresh = load(place)
+        next_slot, total, fresh = load(place)
         return at._replace(
             place=place,
             k=jnp.where(done, 0, at.k),
-            slot=slot,
+            slot=next_slot,
             total=total,
             progress=trees.select(done, fresh, at.progress),
             next=at.next + jnp.sum(done, dtype=jnp.int32),

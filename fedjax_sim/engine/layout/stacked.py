@@ -63,7 +63,7 @@ class _Stack:
     """A cohort side by side: how it begins, steps and ends."""
 
     def __init__(self, solver: Solver, sent: Any, states: Any, slots: Slot, bounds: Bounds) -> None:
-        self.solver, self.sent, self.states, self.slots = solver, Read.of(sent), states, slots
+        self.solver, self.sent, self.states, self.slots = solver, Read.of(sent), states, Read.of(slots)
         self.totals, self._last = solver.micro_steps(slots), max(bounds.per_client - 1, 0)
         self._ahead = drawn_ahead(solver, slots, bounds.per_client)
 
@@ -77,18 +77,18 @@ class _Stack:
         def one(c_i: Any, slot: Slot, total: jax.Array, drawn: Draw | None) -> Any:
             return self._masked(slot, total, drawn, self.solver.begin(self.sent.value, c_i, slot), jnp.int32(0))
 
-        return jax.vmap(one)(self.states, self.slots, self.totals, _rows(self._ahead, 0))
+        return jax.vmap(one)(self.states, self.slots.value, self.totals, _rows(self._ahead, 0))
 
     def step(self, progress: Any, k: jax.Array, width: int) -> Any:
         """The progress of the first ``width`` clients after step ``k``; who has no such step stays as it is."""
-        longest, taus = _rows((self.slots, self.totals), slice(width))
+        longest, taus = _rows((self.slots.value, self.totals), slice(width))
         drawn = _rows(_rows(self._ahead, jnp.minimum(k, self._last)), slice(width))
         return jax.vmap(self._masked, (0, 0, 0, 0, None))(longest, taus, drawn, progress, k)
 
     def result(self, progress: Any, computed: jax.Array, slots: jax.Array | None = None) -> LocalResult:
         """What the cohort leaves; ``slots`` says where each client's slot is, where they are in another order."""
         finish = functools.partial(self.solver.finish, self.sent.value)
-        left: Left = jax.vmap(finish)(self.states, self.slots, progress)
+        left: Left = jax.vmap(finish)(self.states, self.slots.value, progress)
         sums = {name: trees.weighted_sum(left.weights[name], value) for name, value in left.values.items()}
         stacks, kept = left.stacks, left.kept
         if slots is not None:

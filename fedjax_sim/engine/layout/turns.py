@@ -226,13 +226,12 @@ def _back(way: Way, operands: Any, over: Any, after: Any, cotangents: list[Any])
     def begun(over: Any) -> tuple[Any, Any]:
         solver, *others = operands(over)
         start = solver.begin(*others)
-        return (reals(start._replace(kept=None)), trees.wide(reals(start.kept))), start.kept
+        return (reals(start._replace(kept=None)), reals(start.kept)), start.kept
 
     (_, held), back_begun, kept = jax.vjp(begun, over, has_aux=True)
 
     def progress(row: Progress, at: list[Any], held: list[Any]) -> Progress:
-        narrow = [value.astype(one.dtype) for value, one in zip(held, reals(kept), strict=True)]
-        return with_reals(row, at)._replace(kept=with_reals(kept, narrow))
+        return with_reals(row, at)._replace(kept=with_reals(kept, held))
 
     end = way.at(way.total)
 
