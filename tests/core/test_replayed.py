@@ -124,6 +124,25 @@ def test_steps_are_recorded_where_there_is_a_way_back_alone():
     assert records(jax.grad(looped)) == records(jax.value_and_grad(repeated)) == 1
 
 
+def test_a_step_may_have_what_jax_lowers_later():
+    """``jnp.searchsorted`` is a primitive of JAX's higher level in jax 0.12, where a run ended in an error of JAX's."""
+
+    def step(c, y):
+        return jnp.sin(c * y) + jnp.searchsorted(jnp.asarray([0.1, 0.5]), y).astype(y.dtype)
+
+    def found(c, y):
+        return replayed(Waves(step), [jnp.int32(STEPS), c, y])[0]
+
+    def expected(c, y):
+        for _ in range(STEPS):
+            y = step(c, y)
+        return y
+
+    for of in (lambda function: function, lambda function: jax.grad(function, (0, 1)), jax.hessian):
+        at = jnp.float32(1.3), jnp.float32(0.4)
+        np.testing.assert_allclose(jax.jit(of(found))(*at), jax.jit(of(expected))(*at), rtol=1e-5)
+
+
 def test_a_value_that_a_function_closes_over_has_no_derivative_without_a_word():
     def closed(c):
         return replayed(Waves(lambda _, y: jnp.sin(c * y)), [jnp.int32(STEPS), 0.0, jnp.float32(0.4)])[0]
