@@ -20,6 +20,7 @@ def primitive(name: str, function: Callable[..., list[Any]]) -> Primitive:
     made = Primitive(name)
     made.multiple_results = True
     made.def_impl(function)
+    made.to_lojax = function  # for jaxprs with JAX's primitives of a higher level: jnp.searchsorted is one in jax 0.12
     mlir.register_lowering(made, mlir.lower_fun(function, multiple_results=True))
     return made
 

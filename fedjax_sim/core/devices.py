@@ -37,6 +37,7 @@ _QUOTA = Path("/sys/fs/cgroup/cpu.max")
 _MEMORY = Path("/proc/meminfo")
 # JAX's settings that change how results are rounded and no draw, as they are unless it is told otherwise.
 _ROUNDING = {
+    "jax_accurate_erf_inv": False,
     "jax_allow_f16_reductions": True,
     "jax_compiler_enable_remat_pass": True,
     "jax_default_device": None,
@@ -47,6 +48,7 @@ _ROUNDING = {
     "jax_optimization_level": "UNKNOWN",
     "jax_softmax_custom_jvp": False,
     "jax_use_direct_linearize": True,
+    "jax_use_hlo_logistic_lowering": None,
 }
 # Flags of XLA that change no result: how many CPU devices there are is said beside them; files to look at.
 _NO_MATTER = re.compile(r"--xla_(force_host_platform_device_count|dump_)")

@@ -52,10 +52,12 @@ def replayed(loop: Loop, operands: Any) -> Any:
     """What ``loop`` computes from the leaves of ``operands``, a list; differentiable in both modes, to any order.
 
     Where a function of the user's closes over a traced value, it is ``with_static_derivative(plain, static)``: JAX then
-    refuses a derivative in that value, which the rules here would not know of.
+    refuses a derivative in that value, which the rules here would not know of. So it is where one tells the host
+    something: the primitives here have no effects, and JAX's order of ordered ones would be lost.
     """
     leaves = jax.tree.leaves(operands)
-    if any(isinstance(one, jax.core.Tracer) for one in _traced(loop, False, leaves)[0].consts):
+    jaxpr = _traced(loop, False, leaves)[0]
+    if jaxpr.effects or any(isinstance(one, jax.core.Tracer) for one in jaxpr.consts):
         plain, static = (lambda *leaves, of=of: of(list(leaves)) for of in (loop.plain, loop.static))
         return with_static_derivative(plain, static)(*leaves)
     return _bind(leaves, loop, False)

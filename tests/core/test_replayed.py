@@ -124,6 +124,42 @@ def test_steps_are_recorded_where_there_is_a_way_back_alone():
     assert records(jax.grad(looped)) == records(jax.value_and_grad(repeated)) == 1
 
 
+def test_a_step_may_have_what_jax_lowers_later():
+    """``jnp.searchsorted`` is a primitive of JAX's higher level in jax 0.12, where a run ended in an error of JAX's."""
+
+    def step(c, y):
+        return jnp.sin(c * y) + jnp.searchsorted(jnp.asarray([0.1, 0.5]), y).astype(y.dtype)
+
+    def found(c, y):
+        return replayed(Waves(step), [jnp.int32(STEPS), c, y])[0]
+
+    def expected(c, y):
+        for _ in range(STEPS):
+            y = step(c, y)
+        return y
+
+    for of in (lambda function: function, lambda function: jax.grad(function, (0, 1)), jax.hessian):
+        at = jnp.float32(1.3), jnp.float32(0.4)
+        np.testing.assert_allclose(jax.jit(of(found))(*at), jax.jit(of(expected))(*at), rtol=1e-5)
+
+
+def test_a_step_may_tell_the_host_in_order():
+    told = []
+
+    def step(c, y):
+        jax.debug.callback(lambda y: told.append(float(y)), y, ordered=True)
+        return jnp.sin(c * y)
+
+    def found(c, y):
+        return replayed(Waves(step), [jnp.int32(STEPS), c, y])[0]
+
+    at = jnp.float32(1.3), jnp.float32(0.4)
+    jax.block_until_ready(jax.jit(found)(*at))
+    jax.effects_barrier()
+    np.testing.assert_allclose(told, [0.4, np.sin(0.52), np.sin(1.3 * np.sin(0.52))], rtol=1e-6)
+    np.testing.assert_allclose(jax.jit(jax.grad(found))(*at), jax.grad(written_out)(*at), rtol=1e-6)
+
+
 def test_a_value_that_a_function_closes_over_has_no_derivative_without_a_word():
     def closed(c):
         return replayed(Waves(lambda _, y: jnp.sin(c * y)), [jnp.int32(STEPS), 0.0, jnp.float32(0.4)])[0]

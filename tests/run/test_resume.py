@@ -306,8 +306,12 @@ class TestOtherRuns:
                 lambda patch: patch.setattr(devices, "processor", lambda: ["abacus"]),
                 r'processor: \[".* in the checkpoint, \["abacus"\] now',
             ),
+            (  # of jax 0.12, whose normal numbers are others with it
+                lambda patch: patch.setattr(type(jax.config), "jax_accurate_erf_inv", True, raising=False),
+                r"settings\.jax_accurate_erf_inv: .* in the checkpoint, [Tt]rue now",
+            ),
         ],
-        ids=["numpy", "flags", "processor"],
+        ids=["numpy", "flags", "processor", "setting"],
     )
     def test_what_rounds_otherwise_is_warned_of(self, copied, monkeypatch, whole, elsewhere, line):
         elsewhere(monkeypatch)

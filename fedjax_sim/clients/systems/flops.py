@@ -25,8 +25,8 @@ from fedjax_sim.models.task import Batch, Task
 _ELEMENTWISE = frozenset((
     "acos", "acosh", "add", "add_any", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "ceil", "clamp", "cos",
     "cosh", "digamma", "div", "erf", "erf_inv", "erfc", "exp", "exp2", "expm1", "floor", "integer_pow", "lgamma", "log",
-    "log1p", "logistic", "max", "min", "mul", "neg", "pow", "rem", "round", "rsqrt", "sign", "sin", "sinh", "sqrt",
-    "square", "sub", "tan", "tanh",
+    "log1p", "log2", "logistic", "max", "min", "mul", "neg", "pow", "rem", "round", "rsqrt", "sign", "sin", "sinh",
+    "sqrt", "square", "sub", "tan", "tanh",
 ))  # fmt: skip
 _OVER_INPUT = frozenset((
     "cumlogsumexp", "cummax", "cummin", "cumprod", "cumsum", "reduce_max", "reduce_min", "reduce_prod", "reduce_sum",
@@ -80,6 +80,11 @@ def _of(equation: Any) -> float:
         return _convolution(equation)
     if name in _ELEMENTWISE:
         return float(math.prod(out.shape))
+    # Of jax 0.12: what the versions before wrote out.
+    if name == "one_minus_square":  # of the derivative of tanh: (1 + x) (1 - x)
+        return 3.0 * math.prod(out.shape)
+    if name == "polynomial":  # of x and its coefficients, by Horner's rule
+        return 2.0 * (len(equation.invars) - 2) * math.prod(out.shape)
     if name in _OVER_INPUT:
         # Of a scatter what is added, of all others what is summed.
         given = equation.invars[-1 if name.startswith("scatter") else 0].aval
