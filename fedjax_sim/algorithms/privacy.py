@@ -85,7 +85,8 @@ class _Accounting(NamedTuple):
             found = float(account.get_epsilon(self.delta))
         if self.accountant == "pld" or math.isinf(found):
             return found
-        # Divergences below round-off, where the noise is huge, pass for none: what each order costs if it is 0.
+        # Where the noise is huge, the library says 0: of divergences below delta^2 rightly, of what round-off has made
+        # negative without a reason. The two look alike, so no less than what each order costs if its divergence is 0.
         orders = account.orders[np.isfinite(account.rdp)]
         return max(found, float(np.min(np.log1p(-1 / orders) - np.log(self.delta * orders) / (orders - 1))))
 
@@ -148,8 +149,8 @@ def noise_multiplier(
     of = _accounting("noise_multiplier", sampling, num_clients, accountant, rounds, delta)
     if of.accountant == "rdp" and (least := of.epsilon(_MUCH)) > epsilon:
         raise ValueError(
-            f"noise_multiplier(epsilon={epsilon}, delta={delta}): Renyi divergences do not get below {least:.3g}: "
-            "give a larger epsilon or delta, or a scheme that 'pld' can account for"
+            f"noise_multiplier(epsilon={epsilon}, delta={delta}): by Renyi divergences no epsilon below {least:.3g} is "
+            "accounted for: give a larger epsilon or delta, or a scheme that 'pld' can account for"
         )
 
     def enough(z: float) -> bool:

@@ -332,10 +332,9 @@ def check_not_summed(who: str, tree: Any) -> None:
     It then sums every gradient in a value that is alike on all devices over these: those of clients' steps too.
     """
     for leaf in jax.tree.leaves(tree):
-        if isinstance(leaf, jax.core.Tracer):
-            kind: Any = jax.typeof(leaf)
-            axes = kind.manual_axis_type.varying if hasattr(kind, "manual_axis_type") else getattr(kind, "vma", ())
-            if axes:
+        if isinstance(leaf, (jax.core.Tracer, jax.ShapeDtypeStruct)):
+            kind: Any = jax.typeof(leaf) if isinstance(leaf, jax.core.Tracer) else leaf
+            if getattr(getattr(kind, "manual_axis_type", kind), "varying", None) or getattr(kind, "vma", None):
                 raise ValueError(
                     f"{who} was given a value that varies over the devices of a jax.shard_map with check_vma=True, its "
                     "default, which sums gradients over devices, those of the clients' steps too: give it "

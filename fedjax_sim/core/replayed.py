@@ -53,11 +53,12 @@ def replayed(loop: Loop, operands: Any) -> Any:
 
     Where a function of the user's closes over a traced value, it is ``with_static_derivative(plain, static)``: JAX then
     refuses a derivative in that value, which the rules here would not know of. So it is where one tells the host
-    something: the primitives here have no effects, and JAX's order of ordered ones would be lost.
+    something in order: the primitives here have no effects, so that JAX would not keep it.
     """
     leaves = jax.tree.leaves(operands)
     jaxpr = _traced(loop, False, leaves)[0]
-    if jaxpr.effects or any(isinstance(one, jax.core.Tracer) for one in jaxpr.consts):
+    ordered = any(type(one).__name__.startswith("Ordered") for one in jaxpr.effects)  # JAX says it in no other way
+    if ordered or any(isinstance(one, jax.core.Tracer) for one in jaxpr.consts):
         plain, static = (lambda *leaves, of=of: of(list(leaves)) for of in (loop.plain, loop.static))
         return with_static_derivative(plain, static)(*leaves)
     return _bind(leaves, loop, False)

@@ -16,6 +16,7 @@ from jax.flatten_util import ravel_pytree
 
 from fedjax_sim.clients.local.batches import batches_in, consecutive, fetch
 from fedjax_sim.core import sampling, trees
+from fedjax_sim.core.devices import check_not_summed
 from fedjax_sim.core.loops import Read, bounded_loop, sorted_places
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.diagnostics.measures import Moments, root_ratio
@@ -51,6 +52,7 @@ def read_clients(
     ``body`` reads and that may carry a derivative; ``positions``, int32[S], are storage positions, of which those are
     read that are ``valid``, bool[S]: they must be distinct.
     """
+    check_not_summed("the diagnostic", (constants, dataset))
     slots = min(len(positions), dataset.num_clients)
     rows = min(_GRADIENT_ROWS, dataset.max_size, max(16, -(-dataset.num_examples // dataset.num_clients)))
     bound = (dataset.largest_total(slots) + slots * (rows - 1)) // rows
@@ -64,7 +66,8 @@ def read_clients(
         of_client = batches_in(size, rows)
         number = jnp.minimum(k - (ends[slot] - of_client), of_client - 1)  # beyond the end: what is not folded in
         where = consecutive(size, jnp.maximum(number, 0), rows)
-        serial = jax.default_backend() == "cpu"
+        sharded = dataset.placement is not None and dataset.placement.sharded
+        serial = jax.default_backend() == "cpu" and not sharded
         batch = fetch(dataset, dataset.offsets[positions[slot]], size, where, serial=serial)
         dtype = batch.weights.dtype
         piece = Piece(slot, batch, batch.count.astype(dtype) / size.astype(dtype), number == of_client - 1)

@@ -141,6 +141,7 @@ def check_run(plan: Plan, rounds: int, initial_params: Any = None) -> Plan:
             "out, or use fedjax_sim.fedavg(...) or a solver without a state"
         )
     losses = check_values(plan.task, params, dataset.examples, training=True)
+    check_not_summed("the run", losses)  # what a loss closes over
     _check_statistics(plan, params)
     for what, rate in given.items():
         if not of_all_parameters(rate):

@@ -169,7 +169,8 @@ class Personalise(FineTuned):
         self.task.check(dataset)
         self.work.check(dataset, 1)
         check_joint(self.task, self.batches, dataset)  # type: ignore[arg-type]
-        check_values(self.task, params, dataset.examples, training=True)
+        losses = check_values(self.task, params, dataset.examples, training=True)
+        check_not_summed("personalise(...)", losses)
 
     def _before(self, params: Any, dataset: FederatedDataset) -> dict[str, tuple[Sums, Sums]]:
         """By held-out part: the clients' values at the model x, and of each score which clients' labels allow it."""

@@ -156,7 +156,7 @@ def test_renyi_divergences_below_round_off_are_not_none(accounting):
     least = min(math.log1p(-1 / order) - math.log(1e-9 * order) / (order - 1) for order in (512, 1024))
     for z in (1e5, 1e7):
         np.testing.assert_allclose(accounting.epsilon(noise_multiplier=z, **question).epsilon, least, rtol=1e-5)
-    with pytest.raises(ValueError, match=r"epsilon=0.01, .* do not get below 0.0125"):
+    with pytest.raises(ValueError, match=r"epsilon=0.01, .* no epsilon below 0.0125 is accounted for"):
         accounting.noise_multiplier(epsilon=0.01, **question)
     assert accounting.epsilon(noise_multiplier=1e7, **question | {"accountant": "pld"}).epsilon < 1e-3
 

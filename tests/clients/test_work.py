@@ -234,15 +234,21 @@ def test_a_batch_in_stored_order_is_the_same_read_as_a_slice():
     @jax.jit
     def read(offset, size, number):
         where = consecutive(size, number, 3)
-        slices = fetch(data, offset, size, where, serial=True)
-        return slices.examples["x"], fetch(data, offset, size, where).examples["x"]
+        turned = where._replace(rows=where.rows[::-1])  # as a scheme of one's own may
+        ways = (fetch(data, offset, size, one, serial=True) for one in (where, turned))
+        return *(one.examples["x"] for one in ways), fetch(data, offset, size, where).examples["x"]
 
-    for offset, size in ((0, 5), (5, 7)):
-        for number in range(3):
-            of_slice, of_rows = read(np.int32(offset), np.int32(size), np.int32(number))
-            place = np.minimum(3 * number + np.arange(3), size - 1)
-            np.testing.assert_array_equal(of_slice, offset + place)
-            np.testing.assert_array_equal(of_rows, offset + place)
+    cases = np.array([(*client, number) for client in ((0, 5), (5, 7)) for number in range(3)], np.int32)
+    mapped = jax.vmap(read)(*cases.T)
+    for i, (offset, size, number) in enumerate(cases):
+        place = offset + np.minimum(3 * number + np.arange(3), size - 1)
+        for of_slice, of_turned, of_rows in (read(offset, size, number), [leaf[i] for leaf in mapped]):
+            np.testing.assert_array_equal(of_slice, place)
+            np.testing.assert_array_equal(of_turned, place[::-1])
+            np.testing.assert_array_equal(of_rows, place)
+    whole = jax.make_jaxpr(lambda k: fetch(data, k, k + 5, consecutive(k + 5, k, 3), serial=True))(np.int32(0))
+    choice = next(one for one in whole.eqns if one.primitive.name == "cond")
+    assert any("scan" not in str(branch) and "dynamic_slice" in str(branch) for branch in choice.params["branches"])
 
 
 @pytest.mark.parametrize("make", [local.shuffled, local.in_order, local.with_replacement, local.full_batch])

@@ -159,6 +159,13 @@ def test_a_step_may_tell_the_host_in_order():
     np.testing.assert_allclose(told, [0.4, np.sin(0.52), np.sin(1.3 * np.sin(0.52))], rtol=1e-6)
     np.testing.assert_allclose(jax.jit(jax.grad(found))(*at), jax.grad(written_out)(*at), rtol=1e-6)
 
+    def shown(c, y):
+        jax.debug.callback(told.append, y)
+        return jnp.sin(c * y)
+
+    seen = jax.grad(lambda c, y: replayed(Waves(shown), [jnp.int32(STEPS), c, y])[0])
+    assert "replayed_pull" in str(jax.make_jaxpr(seen)(*at))  # to look at a run out of order leaves its derivative
+
 
 def test_a_value_that_a_function_closes_over_has_no_derivative_without_a_word():
     def closed(c):

@@ -52,7 +52,7 @@ class Held(Halves):
     """A solver whose clients leave what they were sent."""
 
     def begin(self, sent, c_i, slot):
-        return Progress(sent, None, c_i)
+        return Progress(sent, None, Read.of(c_i))
 
     def step(self, sent, slot, progress, k, *, serial=False, drawn=None):
         return progress

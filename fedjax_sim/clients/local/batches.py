@@ -24,7 +24,7 @@ class Positions(NamedTuple):
     Attributes:
       rows: int32[B], each in [0, n_i) where ``mask`` holds.
       mask: bool[B], false for padding.
-      first: int32, the first of consecutive rows; None of others.
+      first: int32, the first of consecutive rows, which may be read as a slice; None of others.
     """
 
     rows: jax.Array
@@ -242,9 +242,12 @@ def fetch(
         def at_once() -> Any:
             return jax.tree.map(lambda leaf: lax.dynamic_slice_in_dim(leaf, absolute[0], len(rows)), dataset.examples)
 
-        # Of a batch with padding a slice would have other clients' examples, or be moved back at the end of the data.
-        whole = None if first is None else first + len(rows) <= size
-        examples = one_by_one() if whole is None else lax.cond(whole, at_once, one_by_one)
+        if first is None:
+            examples = one_by_one()
+        else:
+            # Of a batch with padding a slice would have other clients' examples, or be moved back at the data's end.
+            alike = jnp.all(rows == first + jnp.arange(len(rows), dtype=jnp.int32))  # where nobody has changed the rows
+            examples = lax.cond((first + len(rows) <= size) & alike, at_once, one_by_one)
     else:
         examples = jax.tree.map(lambda leaf: leaf.at[absolute].get(mode="promise_in_bounds"), dataset.examples)
     weights = mask.astype(jnp.result_type(float))

@@ -184,22 +184,13 @@ def _varied(primals: list[Any], tangents: list[Any], *, count: int) -> tuple[lis
     return _varying.bind(*primals, count=count), moved
 
 
-def _varying_mapped(given: list[Any], axes: Any, *, count: int) -> tuple[list[Any], list[Any]]:
-    """What has a derivative along something mapped is mapped; ``jax.custom_jvp`` takes for granted that it is."""
-    size = next(one.shape[axis] for one, axis in zip(given, axes, strict=True) if axis is not None)
-    on = any(axis is not None for axis in axes[count:])
-    moved = [
-        one if axis is None and not on else batching.bdim_at_front(one, axis, size)
-        for one, axis in zip(given[:count], axes[:count], strict=True)
-    ]
-    found = _varying.bind(*moved, *given[count:], count=count)
-    return found, [None if axis is None and not on else 0 for axis in axes[:count]]
-
-
 _varying = primitive("varying", lambda *given, count: list(given[:count]))
 _varying.def_abstract_eval(lambda *given, count: list(given[:count]))
 ad.primitive_jvps[_varying] = _varied
-batching.primitive_batchers[_varying] = _varying_mapped
+batching.primitive_batchers[_varying] = lambda given, axes, *, count: (
+    _varying.bind(*given, count=count),
+    list(axes[:count]),
+)
 
 
 def _row(tree: Any) -> Any:
