@@ -19,7 +19,7 @@ from jax.extend.core import jaxpr_as_fun
 from jax.interpreters import ad, batching, partial_eval
 
 from fedjax_sim.core.derived import primitive
-from fedjax_sim.core.loops import filled, with_static_derivative
+from fedjax_sim.core.loops import filled, jvp_of_varying, with_static_derivative
 from fedjax_sim.core.values import is_float
 
 Leaves = list[Any]
@@ -225,19 +225,19 @@ def _tangents_jvp(primals: Leaves, tangents: Leaves, *, loop: Loop, places: Any,
 
 def _of_static(static: Any, primals: Leaves, tangents: Leaves, cut: int, last: int) -> Leaves:
     """The tangents of ``static(leaves, what comes after the trail)``."""
-    in_trail = range(cut, len(primals) - last)
-    places = [
-        i for i, one in enumerate(tangents)
-        if not isinstance(one, ad.Zero) and i not in in_trail and is_float(primals[i])
-    ]  # fmt: skip
+    trail = range(cut, len(primals) - last)
+    along = [
+        None if isinstance(one, ad.Zero) or i in trail or not is_float(primals[i]) else one
+        for i, one in enumerate(tangents)
+    ]
 
-    def of(varying: Leaves) -> Leaves:
-        leaves, _, after = _split(filled(primals, places, varying), cut, last)
+    def of(*given: Any) -> Leaves:
+        leaves, _, after = _split(given, cut, last)
         return static(leaves, after)
 
-    if not places:
-        return [ad.Zero(jax.core.ShapedArray(one.shape, one.dtype)) for one in jax.eval_shape(of, [])]
-    return jax.jvp(of, ([primals[i] for i in places],), ([tangents[i] for i in places],))[1]
+    if all(one is None for one in along):
+        return [ad.Zero(jax.core.ShapedArray(one.shape, one.dtype)) for one in jax.eval_shape(of, *primals)]
+    return jvp_of_varying(of, tuple(primals), tuple(along))[1]
 
 
 def _tangents_mapped(given: Leaves, axes: Any, *, loop: Loop, places: Any, cut: int, like: Any) -> Any:

@@ -21,7 +21,7 @@ from fedjax_sim.core import trees
 from fedjax_sim.core.descriptions import Described, factory
 from fedjax_sim.core.fields import choice, static
 from fedjax_sim.core.loops import sorted_places
-from fedjax_sim.core.values import shown
+from fedjax_sim.core.values import is_float, shown
 from fedjax_sim.datasets.placement import on_host as to_host
 from fedjax_sim.engine.client_table import Allocate, in_file, in_memory
 
@@ -209,8 +209,7 @@ def _is_key(leaf: jax.Array) -> bool:
 def _kept(leaf: jax.Array, dtype: str | None) -> jax.Array:
     if _is_key(leaf):
         return jax.random.key_data(leaf)
-    real = jnp.issubdtype(leaf.dtype, jnp.floating)
-    if dtype is None or not real or leaf.dtype.itemsize <= jnp.dtype(dtype).itemsize:
+    if dtype is None or not is_float(leaf) or leaf.dtype.itemsize <= jnp.dtype(dtype).itemsize:
         return leaf
     # Via float32 always: from float64 in one step or in two, backends differ.
     leaf = leaf.astype(jnp.float32)

@@ -19,7 +19,7 @@ from fedjax_sim.core.loops import OnRound, silent, teller
 from fedjax_sim.core.mistakes import explained, unchanged
 from fedjax_sim.core.tabular import in_notebook, table
 from fedjax_sim.core.trees import by_path
-from fedjax_sim.core.values import is_concrete, shown
+from fedjax_sim.core.values import is_concrete, is_float, shown
 from fedjax_sim.datasets.federated import FederatedDataset, held_out_parts, whole
 from fedjax_sim.datasets.host import HostDataset
 from fedjax_sim.engine.adjoints.scans import Adjoint, Run, per_round, varying
@@ -272,8 +272,7 @@ def _spoilt(result: TrainResult, wrong: jax.Array) -> TrainResult:
     """
 
     def spoil(leaf: jax.Array) -> jax.Array:
-        real = jnp.issubdtype(leaf.dtype, jnp.floating)
-        return leaf * jnp.where(wrong, jnp.nan, 1).astype(leaf.dtype) if real else leaf
+        return leaf * jnp.where(wrong, jnp.nan, 1).astype(leaf.dtype) if is_float(leaf) else leaf
 
     return jax.tree.map(spoil, result)
 

@@ -11,7 +11,7 @@ from jax import lax
 
 from fedjax_sim.core.keys import fold_in
 from fedjax_sim.core.loops import counted, over_leading_axis
-from fedjax_sim.core.values import shown
+from fedjax_sim.core.values import is_float, shown
 from fedjax_sim.engine.arguments import Evaluate
 from fedjax_sim.engine.checks import unmet
 from fedjax_sim.engine.plan import Plan, TrainState
@@ -77,7 +77,7 @@ def begin(given: Given, initial_params: Any, values: Values, settings: Settings)
         return init_state(placed(given.plan, values)._replace(key=key), initial_params)
 
     def blank(leaf: Any, *front: int) -> jax.Array:
-        nothing = jnp.nan if jnp.issubdtype(leaf.dtype, jnp.floating) else 0
+        nothing = jnp.nan if is_float(leaf) else 0
         return jnp.full((len(settings.sizes), *front, *leaf.shape), nothing, leaf.dtype)
 
     states = jax.vmap(lambda values: over_leading_axis(lambda key: state(values, key), given.keys))(values)
