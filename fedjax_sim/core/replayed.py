@@ -9,9 +9,10 @@ from __future__ import annotations
 import abc
 import dataclasses
 import functools
+import itertools
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,10 +20,11 @@ from jax.extend.core import jaxpr_as_fun
 from jax.interpreters import ad, batching, partial_eval
 
 from fedjax_sim.core.derived import primitive
-from fedjax_sim.core.loops import filled, jvp_of_varying, with_static_derivative
+from fedjax_sim.core.loops import filled, with_static_derivative
 from fedjax_sim.core.values import is_float
 
 Leaves = list[Any]
+Places = tuple[int, ...]
 
 
 class Loop(abc.ABC):
@@ -37,30 +39,28 @@ class Loop(abc.ABC):
         """The same, and the trail of its steps."""
 
     @abc.abstractmethod
-    def pulled(self, leaves: Leaves, trail: Leaves, cotangents: Leaves, places: tuple[int, ...]) -> Leaves:
-        """Cotangents of the leaves in these places, from those of the real numbers among what it computes."""
+    def pulled(self, leaves: Leaves, trail: Leaves | None, cotangents: Leaves, places: Places) -> Leaves:
+        """Cotangents of the leaves in these places, from those of the real numbers among what it computes.
 
-    @abc.abstractmethod
-    def static(self, leaves: Leaves) -> Leaves:
-        """The same in loops of static lengths, for derivatives of derivatives."""
+        Without a trail it records one.
+        """
 
     def __repr__(self) -> str:  # as a jaxpr shows it
         return type(self).__name__
 
 
-def replayed(loop: Loop, operands: Any) -> Any:
+def replayed(loop: Loop, operands: Any, static: Callable[[Leaves], Leaves]) -> Any:
     """What ``loop`` computes from the leaves of ``operands``, a list; differentiable in both modes, to any order.
 
-    Where a function of the user's closes over a traced value, it is ``with_static_derivative(plain, static)``: JAX then
-    refuses a derivative in that value, which the rules here would not know of. So it is where one tells the host
-    something in order: the primitives here have no effects, so that JAX would not keep it.
+    Where a function of the user's closes over a traced value, its derivative is that of ``static``, the same in loops
+    of static lengths: JAX then refuses a derivative in that value, which the rules here would not know of. So it is
+    where one tells the host something in order: the primitives here have no effects, so that JAX would not keep it.
     """
     leaves = jax.tree.leaves(operands)
     jaxpr = _traced(loop, False, leaves)[0]
     ordered = any(type(one).__name__.startswith("Ordered") for one in jaxpr.effects)  # JAX says it in no other way
     if ordered or any(isinstance(one, jax.core.Tracer) for one in jaxpr.consts):
-        plain, static = (lambda *leaves, of=of: of(list(leaves)) for of in (loop.plain, loop.static))
-        return with_static_derivative(plain, static)(*leaves)
+        return with_static_derivative(loop.plain, static)(leaves)
     return _bind(leaves, loop, False)
 
 
@@ -78,10 +78,7 @@ class _Mapped(Loop):
     def recorded(self, leaves: Leaves) -> tuple[Leaves, Leaves]:
         return jax.vmap(self.loop.recorded, (list(self.axes),))(leaves)
 
-    def static(self, leaves: Leaves) -> Leaves:
-        return jax.vmap(self.loop.static, (list(self.axes),))(leaves)
-
-    def pulled(self, leaves: Leaves, trail: Leaves, cotangents: Leaves, places: tuple[int, ...]) -> Leaves:
+    def pulled(self, leaves: Leaves, trail: Leaves | None, cotangents: Leaves, places: Places) -> Leaves:
         pull = jax.vmap(functools.partial(self.loop.pulled, places=places), (list(self.axes), self.trail, 0))
         found = pull(leaves, trail, cotangents)
         return [jnp.sum(one, axis=0) if self.axes[i] is None else one for i, one in zip(places, found, strict=True)]
@@ -126,7 +123,7 @@ def with_reals(tree: Any, values: Leaves) -> Any:
     return jax.tree.unflatten(structure, filled(leaves, [i for i, leaf in enumerate(leaves) if is_float(leaf)], values))
 
 
-# The program itself: leaves -> values, or values and trail.
+# The program: leaves -> values, or values and trail.
 
 
 def _bind(leaves: Any, loop: Loop, recording: bool) -> Leaves:
@@ -149,9 +146,9 @@ def _run_jvp(primals: Leaves, tangents: Leaves, *, jaxpr: Any, loop: Loop, recor
     number = _traced(loop, True, primals)[1]
     found = _bind(primals, loop, True)
     values, trail = found[:number], found[number:]
-    like = tuple(one.to_tangent_aval() for one in _avals(reals(values)))
-    along = [tangents[i] for i in places]
-    dots = iter(_tangent.bind(*primals, *trail, *along, loop=loop, places=places, cut=len(primals), like=like))
+    shapes = tuple(one.to_tangent_aval() for one in _avals(reals(values)))
+    form = Form(loop, (tuple(range(len(shapes))), places), 0, len(primals), shapes)
+    dots = iter(_derivative.bind(*primals, *trail, *(tangents[i] for i in places), form=form))
     moved = [next(dots) if is_float(one) else _zero(one) for one in values]
     if not recording:
         return values, moved
@@ -182,131 +179,131 @@ def _in_front(leaves: Leaves, axes: Any) -> tuple[Leaves, tuple[int | None, ...]
     return moved, tuple(None if axis is None else 0 for axis in axes)
 
 
-# Its derivative along some of its leaves: leaves, trail, tangents -> tangents of the real values. The trail is there
-# for the way back.
+# Its derivatives, f the real values as a function of the leaves: <c, D^n f(leaves)[u_1, ..., u_n]> is linear in the
+# cotangents c and in each of the tangents u. With one of these left open it is what an array there is multiplied with:
+# without c the derivative along all u, without a u a gradient, the way back. These are all that there are: to derive
+# one adds a tangent, and to transpose closes the open place and opens another.
 
 
-def _split(given: Any, cut: int, last: int) -> tuple[Leaves, Leaves, Leaves]:
-    """Leaves, trail, and what comes after it."""
-    end = len(given) - last
-    return list(given[:cut]), list(given[cut:end]), list(given[end:])
+class Form(NamedTuple):
+    """Such a form; what is given to it are leaves, trail, and what is in its places, but for the open one.
+
+    The trail is there for the way back of a first derivative; others record it again, with its derivative.
+
+    Attributes:
+      loop: what computes f.
+      places: of the values that have a cotangent, and for each tangent of the leaves that have one.
+      open: which of these is left open.
+      leaves: their number.
+      values: the shapes of f.
+    """
+
+    loop: Loop
+    places: tuple[Places, ...]
+    open: int
+    leaves: int
+    values: tuple[Any, ...]
+
+    def split(self, given: Any) -> tuple[Leaves, Leaves, list[Leaves]]:
+        """Leaves, trail, and what is in each place."""
+        counts = [0 if n == self.open else len(places) for n, places in enumerate(self.places)]
+        end = len(given) - sum(counts)
+        rest = iter(given[end:])
+        filled_in = [list(itertools.islice(rest, count)) for count in counts]
+        return list(given[: self.leaves]), list(given[self.leaves : end]), filled_in
 
 
-def _along(function: Callable[[Leaves], Leaves], leaves: Leaves, places: tuple[int, ...]) -> Any:
-    """The real values as a function of the leaves in these places, and these."""
+def _derived(*given: Any, form: Form) -> Leaves:
+    leaves, trail, (cotangents, *tangents) = form.split(given)
 
-    def of(varying: Leaves) -> Leaves:
-        return reals(function(filled(leaves, places, varying)))
+    def values(leaves: Leaves) -> Leaves:
+        found = reals(form.loop.plain(leaves))
+        return [found[i] for i in form.places[0]]
 
-    return of, [leaves[i] for i in places]
+    def pulled(leaves: Leaves) -> Leaves:
+        over = filled([jnp.zeros(one.shape, one.dtype) for one in form.values], form.places[0], cotangents)
+        return form.loop.pulled(leaves, trail if first else None, over, form.places[form.open])
 
-
-def _tangents(*given: Any, loop: Loop, places: tuple[int, ...], cut: int, like: Any) -> Leaves:
-    leaves, _, along = _split(given, cut, len(places))
-    of, at = _along(loop.plain, leaves, places)
-    return jax.jvp(of, (at,), (along,))[1]
-
-
-def _tangents_transposed(cotangents: Leaves, *given: Any, loop: Loop, places: Any, cut: int, like: Any) -> Leaves:
-    leaves, trail, _ = _split(given, cut, len(places))
-    back = [ad.instantiate_zeros(one) for one in cotangents]
-    found = _pull.bind(*leaves, *trail, *back, loop=loop, places=places, cut=cut, number=len(back))
-    return [*[None] * (len(given) - len(places)), *found]
+    first, function = len(form.places) == 2, values if form.open == 0 else pulled
+    for places, tangent in zip(form.places[1:], tangents, strict=True):
+        if tangent:
+            function = functools.partial(_along, function, places, tangent)
+    return function(leaves)
 
 
-def _tangents_jvp(primals: Leaves, tangents: Leaves, *, loop: Loop, places: Any, cut: int, like: Any) -> Any:
-    def static(leaves: Leaves, along: Leaves) -> Leaves:
-        of, at = _along(loop.static, leaves, places)
-        return jax.jvp(of, (at,), (along,))[1]
+def _along(function: Callable[[Leaves], Leaves], places: Places, tangent: Leaves, leaves: Leaves) -> Leaves:
+    def of_varying(varying: Leaves) -> Leaves:
+        return function(filled(leaves, places, varying))
 
-    values = _tangent.bind(*primals, loop=loop, places=places, cut=cut, like=like)
-    return values, _of_static(static, primals, tangents, cut, len(places))
+    return jax.jvp(of_varying, ([leaves[i] for i in places],), (tangent,))[1]
 
 
-def _of_static(static: Any, primals: Leaves, tangents: Leaves, cut: int, last: int) -> Leaves:
-    """The tangents of ``static(leaves, what comes after the trail)``."""
-    trail = range(cut, len(primals) - last)
-    along = [
-        None if isinstance(one, ad.Zero) or i in trail or not is_float(primals[i]) else one
-        for i, one in enumerate(tangents)
-    ]
-
-    def of(*given: Any) -> Leaves:
-        leaves, _, after = _split(given, cut, last)
-        return static(leaves, after)
-
-    if all(one is None for one in along):
-        return [ad.Zero(jax.core.ShapedArray(one.shape, one.dtype)) for one in jax.eval_shape(of, *primals)]
-    return jvp_of_varying(of, tuple(primals), tuple(along))[1]
+def _derived_shapes(*given: Any, form: Form) -> Leaves:
+    of = form.values if form.open == 0 else [one.to_tangent_aval() for one in given]
+    return [of[i] for i in form.places[form.open]]
 
 
-def _tangents_mapped(given: Leaves, axes: Any, *, loop: Loop, places: Any, cut: int, like: Any) -> Any:
-    size, given, mapped = _all_mapped(given, axes, loop, places, cut, len(places))
-    like = tuple(one.update(shape=(size, *one.shape)) for one in like)
-    found = _tangent.bind(*given, loop=mapped, places=places, cut=cut, like=like)
-    return found, [0] * len(found)
+def _derived_jvp(primals: Leaves, tangents: Leaves, *, form: Form) -> tuple[Leaves, Leaves]:
+    leaves, trail, there = form.split(primals)
+    leaf_dots, _, dots = form.split(tangents)
+    values, terms = _derivative.bind(*primals, form=form), []
+    if places := tuple(i for i in _moved(leaf_dots) if is_float(leaves[i])):
+        more = [leaf_dots[i] for i in places]
+        terms.append(_derivative.bind(*leaves, *_flat(there), *more, form=form._replace(places=(*form.places, places))))
+    for n, of_n in enumerate(dots):
+        if moved := _moved(of_n):
+            places = tuple(form.places[n][i] for i in moved)
+            moving = form._replace(places=_with(form.places, n, places))
+            inside = _with(there, n, [of_n[i] for i in moved])
+            terms.append(_derivative.bind(*leaves, *trail, *_flat(inside), form=moving))
+    if not terms:
+        return values, [_zero(one) for one in values]
+    return values, [functools.reduce(ad.add_jaxvals, one) for one in zip(*terms, strict=True)]
 
 
-def _all_mapped(given: Leaves, axes: Any, loop: Loop, places: Any, cut: int, last: int) -> tuple[int, Leaves, _Mapped]:
-    """The axis' size, what is given and the loop, all mapped of which there are tangents or cotangents."""
+def _moved(tangents: Leaves) -> list[int]:
+    return [i for i, one in enumerate(tangents) if not isinstance(one, ad.Zero)]
+
+
+def _with(all_: Any, n: int, one: Any) -> tuple[Any, ...]:
+    return (*all_[:n], one, *all_[n + 1 :])
+
+
+def _flat(lists: Any) -> Leaves:
+    return list(itertools.chain.from_iterable(lists))
+
+
+def _derived_transposed(cotangents: Leaves, *given: Any, form: Form) -> Leaves:
+    leaves, trail, there = form.split(given)
+    n = next(n for n, inside in enumerate(there) if any(map(ad.is_undefined_primal, inside)))
+    closed = _with(_with(there, form.open, map(ad.instantiate_zeros, cotangents)), n, ())
+    found = _derivative.bind(*leaves, *trail, *_flat(closed), form=form._replace(open=n))
+    nothing = [[None] * len(one) for one in (leaves, trail, *there)]
+    return _flat(_with(nothing, n + 2, found))
+
+
+def _derived_mapped(given: Leaves, axes: Any, *, form: Form) -> tuple[Leaves, list[int]]:
+    """Mapped are all tangents and cotangents, and all leaves of which there are some."""
     size = next(one.shape[axis] for one, axis in zip(given, axes, strict=True) if axis is not None)
-    end = len(given) - last
-    one_trail = all(axis is None for axis in axes[cut:end])
-    whole = [*places, *range(cut if not one_trail else end, len(given))]
+    _, trail, there = form.split(axes)
+    one_trail = all(axis is None for axis in trail)
+    unlike = len(given) - len(_flat(there)) - len(trail) * (not one_trail)
+    whole = sorted({*_flat(form.places[1:]), *range(unlike, len(given))})
     given, at = _in_front(given, axes)
     given = filled(given, whole, [batching.bdim_at_front(given[i], at[i], size) for i in whole])
-    of_leaves = filled(at[:cut], places, [0] * len(places))
-    return size, given, _Mapped(loop, tuple(of_leaves), None if one_trail else 0)
-
-
-# The way back: leaves, trail, cotangents of the real values -> cotangents of the leaves in some places.
-
-
-def _pulled(*given: Any, loop: Loop, places: tuple[int, ...], cut: int, number: int) -> Leaves:
-    return loop.pulled(*_split(given, cut, number), places)
-
-
-def _pull_shapes(*given: Any, loop: Loop, places: tuple[int, ...], cut: int, number: int) -> Leaves:
-    return [given[i].to_tangent_aval() for i in places]
-
-
-def _pulled_transposed(cotangents: Leaves, *given: Any, loop: Loop, places: Any, cut: int, number: int) -> Leaves:
-    leaves, trail, back = _split(given, cut, number)
-    like = tuple(one.aval for one in back)  # a pull is linear, and the transpose of the derivative
-    along = [ad.instantiate_zeros(one) for one in cotangents]
-    found = _tangent.bind(*leaves, *trail, *along, loop=loop, places=places, cut=cut, like=like)
-    return [*[None] * (len(given) - number), *found]
-
-
-def _pull_jvp(primals: Leaves, tangents: Leaves, *, loop: Loop, places: Any, cut: int, number: int) -> Any:
-    def static(leaves: Leaves, cotangents: Leaves) -> Leaves:
-        of, at = _along(loop.static, leaves, places)
-        return jax.vjp(of, at)[1](cotangents)[0]
-
-    values = _pull.bind(*primals, loop=loop, places=places, cut=cut, number=number)
-    return values, _of_static(static, primals, tangents, cut, number)
-
-
-def _pull_mapped(given: Leaves, axes: Any, *, loop: Loop, places: Any, cut: int, number: int) -> Any:
-    _, given, mapped = _all_mapped(given, axes, loop, places, cut, number)
-    found = _pull.bind(*given, loop=mapped, places=places, cut=cut, number=number)
+    at = tuple(0 if i in whole else axis for i, axis in enumerate(at[: form.leaves]))
+    values = tuple(one.update(shape=(size, *one.shape)) for one in form.values)
+    mapped = form._replace(loop=_Mapped(form.loop, at, None if one_trail else 0), values=values)
+    found = _derivative.bind(*given, form=mapped)
     return found, [0] * len(found)
 
 
-_run, _tangent, _pull = (
-    primitive("replayed", _ran),
-    primitive("replayed_tangent", _tangents),
-    primitive("replayed_pull", _pulled),
-)
+_run, _derivative = primitive("replayed", _ran), primitive("replayed_derivative", _derived)
 _run.def_abstract_eval(_run_shapes)
-_tangent.def_abstract_eval(lambda *_, like, **__: list(like))
-_pull.def_abstract_eval(_pull_shapes)
+_derivative.def_abstract_eval(_derived_shapes)
 partial_eval.dce_rules[_run] = _run_used
 ad.primitive_jvps[_run] = _run_jvp
-ad.primitive_jvps[_tangent] = _tangents_jvp
-ad.primitive_jvps[_pull] = _pull_jvp
-ad.primitive_transposes[_tangent] = _tangents_transposed
-ad.primitive_transposes[_pull] = _pulled_transposed
+ad.primitive_jvps[_derivative] = _derived_jvp
+ad.primitive_transposes[_derivative] = _derived_transposed
 batching.primitive_batchers[_run] = _run_mapped
-batching.primitive_batchers[_tangent] = _tangents_mapped
-batching.primitive_batchers[_pull] = _pull_mapped
+batching.primitive_batchers[_derivative] = _derived_mapped

@@ -42,6 +42,7 @@ class Waves(Loop):
 
     def pulled(self, leaves, trail, cotangents, places):
         steps, c, _ = leaves
+        trail = self.recorded(leaves)[1] if trail is None else trail
 
         def back(n, bars):
             more, y_bar = jax.vjp(self.step, c, trail[0][steps - 1 - n])[1](bars[1])
@@ -54,8 +55,8 @@ class Waves(Loop):
 WAVES = Waves()
 
 
-def looped(c, y, steps=STEPS):
-    return replayed(WAVES, [jnp.asarray(steps, jnp.int32), c, y])[0]
+def looped(c, y, steps=STEPS, waves=WAVES):
+    return replayed(waves, [jnp.asarray(steps, jnp.int32), c, y], waves.static)[0]
 
 
 def written_out(c, y):
@@ -131,7 +132,7 @@ def test_a_step_may_have_what_jax_lowers_later():
         return jnp.sin(c * y) + jnp.searchsorted(jnp.asarray([0.1, 0.5]), y).astype(y.dtype)
 
     def found(c, y):
-        return replayed(Waves(step), [jnp.int32(STEPS), c, y])[0]
+        return looped(c, y, waves=Waves(step))
 
     def expected(c, y):
         for _ in range(STEPS):
@@ -151,7 +152,7 @@ def test_a_step_may_tell_the_host_in_order():
         return jnp.sin(c * y)
 
     def found(c, y):
-        return replayed(Waves(step), [jnp.int32(STEPS), c, y])[0]
+        return looped(c, y, waves=Waves(step))
 
     at = jnp.float32(1.3), jnp.float32(0.4)
     jax.block_until_ready(jax.jit(found)(*at))
@@ -163,13 +164,15 @@ def test_a_step_may_tell_the_host_in_order():
         jax.debug.callback(told.append, y)
         return jnp.sin(c * y)
 
-    seen = jax.grad(lambda c, y: replayed(Waves(shown), [jnp.int32(STEPS), c, y])[0])
-    assert "replayed_pull" in str(jax.make_jaxpr(seen)(*at))  # to look at a run out of order leaves its derivative
+    seen = jax.grad(lambda c, y: looped(c, y, waves=Waves(shown)))
+    assert "replayed_derivative" in str(
+        jax.make_jaxpr(seen)(*at)
+    )  # to look at a run out of order leaves its derivative
 
 
 def test_a_value_that_a_function_closes_over_has_no_derivative_without_a_word():
     def closed(c):
-        return replayed(Waves(lambda _, y: jnp.sin(c * y)), [jnp.int32(STEPS), 0.0, jnp.float32(0.4)])[0]
+        return looped(0.0, jnp.float32(0.4), waves=Waves(lambda _, y: jnp.sin(c * y)))
 
     assert jax.jit(closed)(1.3) == looped(1.3, jnp.float32(0.4))
     for derivative in (jax.grad, jax.jacfwd):

@@ -26,8 +26,9 @@ class Turns(Layout):
     Computes no idle step and batches nothing over models: best on CPU, and for very unequal tau_i. Memory holds one
     model at work. Nor does its derivative in reverse mode compute an idle step: a round records what each step begins
     with, and the way back takes the steps one by one. Its memory holds a model and an optimiser's state for each step
-    that a cohort may take, in pieces of a gradient their sum too, and the surveys of methods that survey. Derivatives
-    of that derivative are those of the statically bounded queue of one lane (see :mod:`fedjax_sim.layout.queue`).
+    that a cohort may take, in pieces of a gradient their sum too, and the surveys of methods that survey. Its own
+    derivatives are such loops too. Where a part of a run closes over a traced value, or tells the host something in
+    order, they are those of the statically bounded queue of one lane (see :mod:`fedjax_sim.layout.queue`).
     """
 
     def sized_by(self, bounds: Bounds, dataset: FederatedDataset) -> Any:
@@ -37,7 +38,7 @@ class Turns(Layout):
         if not bounds.reverse:
             return run_turns(solver, sent, states, slots, skip_void=False)
         loop = _Turns(bounds, (solver, sent, states, slots))
-        leaves = replayed(loop, (solver, sent, states, slots))
+        leaves = replayed(loop, (solver, sent, states, slots), loop.static)
         return jax.tree.unflatten(loop.result, leaves)
 
 
@@ -146,7 +147,10 @@ class _Turns(Loop):
         rows = (self.bounds.per_cohort if trains else self.bounds.survey_per_cohort) + len(slots.offset)
         return jax.tree.map(lambda leaf: jnp.zeros((rows, *leaf.shape), leaf.dtype), one._replace(kept=None))
 
-    def pulled(self, leaves: list[Any], trail: list[Any], cotangents: list[Any], places: tuple[int, ...]) -> list[Any]:
+    def pulled(
+        self, leaves: list[Any], trail: list[Any] | None, cotangents: list[Any], places: tuple[int, ...]
+    ) -> list[Any]:
+        trail = self.recorded(leaves)[1] if trail is None else trail
         solver, sent, states, slots = self._operands(leaves)
         shared, own = ([i for i in places if (i < self.shared) == those] for those in (True, False))
         solvers = _solvers(solver)
