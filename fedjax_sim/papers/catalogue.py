@@ -30,8 +30,8 @@ class Entry(NamedTuple):
     title: str  # what it shows, in a line
     number: str = ""  # of the paper's figure or table, where the experiment's name does not say it
     # At the size cpu with so many seeds, as the stored results took (those of fedprox-fig1 and -fig7 have ten, and took
-    # five times as long; those of fedaware-fig1, -fig8 and pfllib-fmnist have ten): most on one core beside other work,
-    # so less on two that are idle.
+    # five times as long; those of scaffold-table3, fedaware-fig1, -fig8, pfllib-fmnist and niid have ten): most on one
+    # core, so less on two that are idle.
     minutes: float = 0.0
     hours: float | None = None  # at the paper's size on two cores; None where that was not measured, or wants a GPU
     of: str = ""  # the experiment that has its runs, where it draws them only
