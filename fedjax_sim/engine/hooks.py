@@ -134,7 +134,10 @@ def _real_arrays(returned: Any, *_: Any) -> bool:
 
 
 def _number(returned: Any, *_: Any) -> bool:
-    return returned is not None and jax.tree_util.all_leaves([returned]) and np.shape(returned) == ()
+    if not jax.tree_util.all_leaves([returned]) or np.shape(returned) != ():
+        return False
+    dtype = getattr(returned, "dtype", type(returned))
+    return jnp.issubdtype(dtype, np.number) or jnp.issubdtype(dtype, np.bool_)
 
 
 def _named_values(returned: Any, *_: Any) -> bool:
@@ -262,9 +265,16 @@ def _same_type(before: Any, after: Any) -> bool:
     if np.shape(before) != np.shape(after):
         return False
     dtypes = [getattr(leaf, "dtype", None) for leaf in (before, after)]
-    # Python's numbers and what JAX made of them take the type that they meet.
-    weak = None in dtypes or any(getattr(leaf, "weak_type", False) for leaf in (before, after))
-    return weak or dtypes[0] == dtypes[1]
+    # Python's numbers and what JAX made of them take the type that they meet; a fraction in a count would be cut off.
+    if None in dtypes or any(getattr(leaf, "weak_type", False) for leaf in (before, after)):
+        return _kind(after) <= _kind(before)
+    return dtypes[0] == dtypes[1]
+
+
+def _kind(leaf: Any) -> int:
+    """Truths, integers, real and complex numbers, each with all before it: the place of a leaf's type among them."""
+    kinds = (np.bool_, np.integer, np.floating, np.complexfloating)
+    return next((place for place, kind in enumerate(kinds) if jnp.issubdtype(jnp.result_type(leaf), kind)), -1)
 
 
 def brief(tree: Any) -> str:

@@ -184,6 +184,13 @@ RETURNED: dict[str, tuple[dict[str, Any], str]] = {
         },
         r"finish changed c_i\[1\] from \(\) to float\d\d\[2\]: .*init_client makes them",
     ),
+    "client state, a count that becomes a fraction": (
+        {
+            "init_client": lambda self, params: {"count": 0},
+            "finish": lambda self, delta, y, sent, c_i, client: ({"delta": Mean(delta)}, {"count": c_i["count"] + 0.5}),
+        },
+        r"finish changed c_i\['count'\] from int\d\d\[\] to float\d\d\[\]: .*init_client makes them",
+    ),
     "settle": (
         {
             "requires": requires(hears=("params",)),
@@ -204,6 +211,10 @@ RETURNED: dict[str, tuple[dict[str, Any], str]] = {
     "report, an array": (
         {"report": lambda self, server: {"x": server.params}},
         rf"report returned {FLOATS} as 'x': it must be one number",
+    ),
+    "report, a text": (
+        {"report": lambda self, server: {"x": "a"}},
+        "report returned 'a' as 'x': it must be one number",
     ),
     "requires": ({"requires": frozenset({"slope"})}, r"requires returned frozenset\(\{'slope'\}\): return Requires"),
     "requires, averages": (
