@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 
 from fedjax_sim.core.derived import with_derivative
-from fedjax_sim.core.trees import column, matmul, root, select, zeros_like
+from fedjax_sim.core.trees import column, matmul, root, select, wide, widest, zeros_like
 
 
 def only(valid: jax.Array, stack: Any) -> Any:
@@ -80,7 +80,13 @@ def _middle(ordered: jax.Array, valid: jax.Array, cut: jax.Array) -> jax.Array:
     last, kept = _left(ordered, valid, cut)
     place = jnp.arange(len(ordered), dtype=jnp.int32)[:, None]
     inside = (place >= cut) & (place <= last)
-    return jnp.sum(jnp.where(inside, ordered, jnp.zeros_like(ordered)), axis=0) / kept
+    return _mean(jnp.where(inside, ordered, jnp.zeros_like(ordered)), kept)
+
+
+def _mean(rows: jax.Array, kept: jax.Array) -> jax.Array:
+    """The sum of the rows divided by ``kept``, in single precision at least: in float16 the sum may be infinite."""
+    mean: jax.Array = jnp.sum(wide(rows), axis=0) / kept
+    return mean.astype(rows.dtype)
 
 
 def _by_constant_weights(_: jax.Array, rows: jax.Array, rows_dot: jax.Array, others: Any) -> jax.Array:
@@ -108,15 +114,16 @@ def _by_constant_weights(_: jax.Array, rows: jax.Array, rows_dot: jax.Array, oth
     at_low, at_high = at(low), at(high)
     inside = here & (rows > low) & (rows < high) & ~at_low & ~at_high
     ends = share(at_low, here & (rows < low)) + share(at_high, here & (rows > high))
-    all_equal = jnp.where(at_low, kept / jnp.maximum(count(at_low), 1).astype(rows.dtype), jnp.zeros_like(rows))
+    equal = (kept / jnp.maximum(count(at_low), 1).astype(kept.dtype)).astype(rows.dtype)
+    all_equal = jnp.where(at_low, equal, jnp.zeros_like(rows))
     weights = jnp.where(low == high, all_equal, jnp.where(inside, jnp.ones_like(rows), ends))
-    return jnp.sum(lax.stop_gradient(weights) * rows_dot, axis=0) / kept
+    return _mean(lax.stop_gradient(weights) * rows_dot, kept)
 
 
 def _left(ordered: jax.Array, valid: jax.Array, cut: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The place of the last row that is kept, and how many are; of nobody ``cut`` may be -1."""
     size = jnp.sum(valid, dtype=jnp.int32)
-    return jnp.minimum(size - 1 - cut, size - 1), jnp.maximum(size - 2 * cut, 1).astype(ordered.dtype)
+    return jnp.minimum(size - 1 - cut, size - 1), jnp.maximum(size - 2 * cut, 1).astype(widest(ordered, jnp.float32))
 
 
 @jax.jit

@@ -310,6 +310,14 @@ def test_integers_that_clients_send():
         assert (sent.dtype, int(sent)) == (jnp.int32, expected)
 
 
+def test_a_trimmed_mean_in_half_precision_is_finite_where_the_sum_is_not():
+    rule, x = aggregators.trimmed_mean(0.1), np.random.default_rng(0).uniform(4000, 5000, (21, 2)).astype(np.float16)
+    found, slope = jax.jit(jax.value_and_grad(lambda x: rule.of(x)[0]))(jnp.asarray(x))
+    kept = np.sort(x.astype(float), axis=0)[2:-2]
+    np.testing.assert_allclose(found.astype(float), kept[:, 0].mean(), rtol=2e-3)
+    np.testing.assert_allclose(np.sort(slope[:, 0].astype(float))[4:], 1 / 17, rtol=2e-3)
+
+
 @pytest.mark.slow
 def test_rules_in_low_precision_and_mapped():
     x = np.random.default_rng(1).standard_normal((SLOTS, 4))
