@@ -11,7 +11,7 @@ import numpy as np
 from fedjax_sim.clients.cohort.participation import Selection, storage
 from fedjax_sim.clients.local.work import Turn
 from fedjax_sim.core.keys import client_draws
-from fedjax_sim.core.mistakes import explained, shapes
+from fedjax_sim.core.mistakes import explained, shapes, unchanged
 from fedjax_sim.core.own import origin
 from fedjax_sim.core.values import is_concrete
 from fedjax_sim.engine.plan import Plan
@@ -20,7 +20,8 @@ from fedjax_sim.engine.plan import Plan
 def check_schemes(plan: Plan) -> None:
     """Draws round 0, where a scheme is not the package's: shapes and types, and values where they are concrete.
 
-    Clients that there are not would be trained as others, and steps beyond their bound left out, without a word.
+    Clients that there are not would be trained as others, of a client drawn twice one state would be lost, and steps
+    beyond their bound left out, without a word.
     """
     cohort, work, data, t = plan.cohort, plan.work, plan.dataset, jnp.int32(0)
     own = [origin(type(part).__module__) is None for part in (cohort, work)]
@@ -35,7 +36,7 @@ def check_schemes(plan: Plan) -> None:
         return Turn(client_draws(key, t, ids), t, found.indices, ids, found.present, epoch)
 
     slots, number, who = cohort.size(data.num_clients), data.num_clients, type(cohort).__name__
-    with explained(of=cohort.select):
+    with explained(of=cohort.select), unchanged(f"{who}.select"):
         found = call(lambda cohort, data, key: cohort.select(data, key, t), cohort, data, plan.key)
         if not (isinstance(found, Selection) and _whole(found.indices, slots) and _whole(found.count, slots)):
             wanted = f"Selection(indices=int32[{slots}], count=int32[{slots}]), for each of its size() slots"
@@ -44,8 +45,12 @@ def check_schemes(plan: Plan) -> None:
         if (wrong := drawn[(drawn < 0) | (drawn >= number)]).size:
             fix = f"clients are numbered from 0 to {number - 1}, and a void slot has count 0"
             raise ValueError(f"{who}.select drew the client {wrong[0]} of {number}: {fix}")
+        ids, times = np.unique(drawn, return_counts=True)
+        if (twice := ids[times > 1]).size:
+            fix = "a client has one slot, whose count says how often it was drawn; a void slot has count 0"
+            raise ValueError(f"{who}.select has the client {twice[0]} in {max(times)} slots: {fix}")
     who = type(work).__name__
-    with explained(of=work.steps):
+    with explained(of=work.steps), unchanged(f"{who}.steps"):
         told = call(turn, found, data, plan.key)
         steps = call(lambda work, told: work.steps(told), work, told)
         if not _whole(steps, slots):

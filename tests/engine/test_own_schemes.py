@@ -1,7 +1,10 @@
 """Cohorts, work schemes and rules of one's own, checked before a run; what is said where there is no memory."""
 
+import random
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import fedjax_sim as fjs
@@ -34,6 +37,7 @@ COHORTS = {
     "no whole numbers": ({"indices": jnp.arange(2.0)}, r"returned Selection\(indices=float32\[2\]"),
     "nobody": ({"indices": jnp.array([0, 3])}, "drew the client 3 of 3: clients are numbered from 0 to 2"),
     "below": ({"indices": jnp.array([-1, 1])}, "drew the client -1 of 3"),
+    "twice": ({"indices": jnp.array([1, 1])}, "has the client 1 in 2 slots: a client has one slot, whose count says"),
 }
 
 
@@ -62,6 +66,18 @@ def test_steps(name):
     given, message = WORK[name]
     with pytest.raises((TypeError, ValueError), match=rf"^Mine.steps {message}"):
         run(work=work(**given))
+
+
+def test_schemes_that_draw_once_while_they_are_traced():
+    def select(self, dataset, key, round_):
+        return fjs.cohort.Selection(jnp.asarray(np.random.permutation(3)[:2]), jnp.ones(2, jnp.int32))  # noqa: NPY002
+
+    members = {"size": lambda self, num_clients: 2, "select": select}
+    with pytest.raises(TypeError, match=r"^Mine.select draws from np.random or random, which happens once"):
+        run(cohort=type("Mine", (fjs.cohort.Participation,), members)())
+    steps = {"steps": lambda self, turn: jnp.full(3, random.randint(1, 2)), "most_steps": lambda self, epoch: 2}
+    with pytest.raises(TypeError, match=r"^Mine.steps draws from np.random or random"):
+        run(work=type("Mine", (fjs.local.Work,), steps)())
 
 
 def test_void_slots_may_have_anything():
