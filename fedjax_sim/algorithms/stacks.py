@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 
 from fedjax_sim.core.derived import with_derivative
-from fedjax_sim.core.trees import column, matmul, root, select, wide, widest, zeros_like
+from fedjax_sim.core.trees import column, matmul, root, select, unhalved, zeros_like
 
 
 def only(valid: jax.Array, stack: Any) -> Any:
@@ -67,10 +67,10 @@ def middle(stack: Any, valid: jax.Array, cut: jax.Array) -> Any:
     """
 
     def of_leaf(leaf: jax.Array) -> jax.Array:
-        rows = leaf.reshape(len(leaf), -1)
+        rows = unhalved(leaf.reshape(len(leaf), -1))  # in float16 the sum of what is left may be infinite
         ordered = sorted_rows(jnp.where(column(valid, rows), rows, jnp.full_like(rows, jnp.inf)))  # void slots behind
         found = with_derivative(_by_constant_weights, _middle(ordered, valid, cut), rows, (ordered, valid, cut))
-        return jnp.reshape(found, leaf.shape[1:])
+        return jnp.reshape(found, leaf.shape[1:]).astype(leaf.dtype)
 
     return jax.tree.map(of_leaf, stack)
 
@@ -80,13 +80,7 @@ def _middle(ordered: jax.Array, valid: jax.Array, cut: jax.Array) -> jax.Array:
     last, kept = _left(ordered, valid, cut)
     place = jnp.arange(len(ordered), dtype=jnp.int32)[:, None]
     inside = (place >= cut) & (place <= last)
-    return _mean(jnp.where(inside, ordered, jnp.zeros_like(ordered)), kept)
-
-
-def _mean(rows: jax.Array, kept: jax.Array) -> jax.Array:
-    """The sum of the rows divided by ``kept``, in single precision at least: in float16 the sum may be infinite."""
-    mean: jax.Array = jnp.sum(wide(rows), axis=0) / kept
-    return mean.astype(rows.dtype)
+    return jnp.sum(jnp.where(inside, ordered, jnp.zeros_like(ordered)), axis=0) / kept
 
 
 def _by_constant_weights(_: jax.Array, rows: jax.Array, rows_dot: jax.Array, others: Any) -> jax.Array:
@@ -114,16 +108,15 @@ def _by_constant_weights(_: jax.Array, rows: jax.Array, rows_dot: jax.Array, oth
     at_low, at_high = at(low), at(high)
     inside = here & (rows > low) & (rows < high) & ~at_low & ~at_high
     ends = share(at_low, here & (rows < low)) + share(at_high, here & (rows > high))
-    equal = (kept / jnp.maximum(count(at_low), 1).astype(kept.dtype)).astype(rows.dtype)
-    all_equal = jnp.where(at_low, equal, jnp.zeros_like(rows))
+    all_equal = jnp.where(at_low, kept / jnp.maximum(count(at_low), 1).astype(rows.dtype), jnp.zeros_like(rows))
     weights = jnp.where(low == high, all_equal, jnp.where(inside, jnp.ones_like(rows), ends))
-    return _mean(lax.stop_gradient(weights) * rows_dot, kept)
+    return jnp.sum(lax.stop_gradient(weights) * rows_dot, axis=0) / kept
 
 
 def _left(ordered: jax.Array, valid: jax.Array, cut: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The place of the last row that is kept, and how many are; of nobody ``cut`` may be -1."""
     size = jnp.sum(valid, dtype=jnp.int32)
-    return jnp.minimum(size - 1 - cut, size - 1), jnp.maximum(size - 2 * cut, 1).astype(widest(ordered, jnp.float32))
+    return jnp.minimum(size - 1 - cut, size - 1), jnp.maximum(size - 2 * cut, 1).astype(ordered.dtype)
 
 
 @jax.jit

@@ -139,8 +139,7 @@ def _run_shapes(*leaves: Any, jaxpr: Any, loop: Loop, recording: bool) -> Leaves
 
 
 def _run_jvp(primals: Leaves, tangents: Leaves, *, jaxpr: Any, loop: Loop, recording: bool) -> tuple[Leaves, Leaves]:
-    places = tuple(i for i, one in enumerate(tangents) if not isinstance(one, ad.Zero) and is_float(primals[i]))
-    if not places:
+    if not (places := _varying(primals, tangents)):
         values = _run.bind(*primals, jaxpr=jaxpr, loop=loop, recording=recording)
         return values, [_zero(one) for one in values]
     number = _traced(loop, True, primals)[1]
@@ -247,7 +246,7 @@ def _derived_jvp(primals: Leaves, tangents: Leaves, *, form: Form) -> tuple[Leav
     leaves, trail, there = form.split(primals)
     leaf_dots, _, dots = form.split(tangents)
     values, terms = _derivative.bind(*primals, form=form), []
-    if places := tuple(i for i in _moved(leaf_dots) if is_float(leaves[i])):
+    if places := _varying(leaves, leaf_dots):
         more = [leaf_dots[i] for i in places]
         terms.append(_derivative.bind(*leaves, *_flat(there), *more, form=form._replace(places=(*form.places, places))))
     for n, of_n in enumerate(dots):
@@ -259,6 +258,11 @@ def _derived_jvp(primals: Leaves, tangents: Leaves, *, form: Form) -> tuple[Leav
     if not terms:
         return values, [_zero(one) for one in values]
     return values, [functools.reduce(ad.add_jaxvals, one) for one in zip(*terms, strict=True)]
+
+
+def _varying(leaves: Leaves, tangents: Leaves) -> Places:
+    """The places of the real numbers that have a tangent."""
+    return tuple(i for i in _moved(tangents) if is_float(leaves[i]))
 
 
 def _moved(tangents: Leaves) -> list[int]:

@@ -165,9 +165,8 @@ def test_a_step_may_tell_the_host_in_order():
         return jnp.sin(c * y)
 
     seen = jax.grad(lambda c, y: looped(c, y, waves=Waves(shown)))
-    assert "replayed_derivative" in str(
-        jax.make_jaxpr(seen)(*at)
-    )  # to look at a run out of order leaves its derivative
+    # to look at a run out of order leaves its derivative
+    assert "replayed_derivative" in str(jax.make_jaxpr(seen)(*at))
 
 
 def test_a_value_that_a_function_closes_over_has_no_derivative_without_a_word():
