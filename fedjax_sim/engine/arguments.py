@@ -85,9 +85,11 @@ def takes_run(*without: str, **elsewhere: str) -> Callable[[F], F]:
                 if name not in known:
                     fix = elsewhere.get(name) or suggest(name, list(known))
                     raise TypeError(f"{function.__name__}(...) has no argument {name!r}: {fix}")
-            missing = [repr(name) for name in RunArguments.__annotations__ if name not in DEFAULTS | kwargs]
+            missing = [name for name in RunArguments.__annotations__ if name not in DEFAULTS | kwargs]
             if missing:
-                raise TypeError(f"{function.__name__}(...) is missing required arguments: {', '.join(missing)}")
+                give = ", ".join(f"{name}={_PARTS[name][1] if name in _PARTS else 100}" for name in missing)
+                what = f"is missing required arguments: {', '.join(map(repr, missing))}"
+                raise TypeError(f"{function.__name__}(...) {what}: for instance {give}")
             with explained(*args[:1], *kwargs.values()):  # the data are large
                 return function(*args, **DEFAULTS | kwargs)
 

@@ -256,7 +256,7 @@ RAISED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a fault": (
         {"begin": lambda self, sent, c_i, client: sent.parms},
-        "begin failed: AttributeError: 'Sent' object has no attribute 'parms'",
+        "begin reads 'parms' of Sent, which has no such field: did you mean 'params'",
     ),
     "another key": (
         {"update": lambda self, server, got, cohort: {"found": 1}[next(iter(got))]},
