@@ -48,7 +48,7 @@ class Supervised(Task):
     """
 
     model: nn.Module = static(of_kind(nn.Module, _MODEL))
-    weight_decay: Any = real(default=None, low=0.0)
+    weight_decay: Any = real(default=None, low=0.0, kw_only=True)
 
     def check(self, dataset: FederatedDataset) -> None:
         if not (isinstance(dataset.examples, dict) and {"x", "y"} <= dataset.examples.keys()):
