@@ -191,6 +191,13 @@ RETURNED: dict[str, tuple[dict[str, Any], str]] = {
         },
         r"finish changed c_i\['count'\] from int\d\d\[\] to float\d\d\[\]: .*init_client makes them",
     ),
+    "server, a real number that becomes a count": (
+        {
+            "init": lambda self, params, shares: FedAvg.init(self, params, shares)._replace(extra=jnp.zeros(())),
+            "update": lambda self, server, got, cohort: FedAvg.update(self, server, got, cohort)._replace(extra=0),
+        },
+        r"update changed server.extra from float\d\d\[\] to 0: .*init makes them",
+    ),
     "settle": (
         {
             "requires": requires(hears=("params",)),
