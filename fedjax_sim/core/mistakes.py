@@ -202,7 +202,8 @@ def _misfit(error: BaseException | None) -> str:
                 written[-1] = written[-1][: one.end_colno]
                 text = " ".join("".join(written)[one.colno :].split())
         error = error.__cause__
-    return text
+    # A decorator that passes on what it is given has passed on somebody's own call.
+    return text if text.endswith(")") and "(*args" not in text else ""
 
 
 def _arguments(frame: FrameType) -> str:

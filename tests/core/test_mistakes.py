@@ -353,6 +353,14 @@ def test_a_call_that_does_not_fit_is_shown_as_it_is_written(name):
     assert f"fedjax_sim calls it so: {call}" in note_of(caught)
 
 
+def test_a_call_of_ones_own_is_not_shown_as_the_packages():
+    given = {"cohort": fjs.cohort.full(), "work": fjs.local.steps(1), "batches": fjs.local.full_batch()}
+    train = fjs.make_train(task=fjs.quadratic(), rounds=1, **given)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'seeds'") as caught:
+        train(fjs.fedavg(client_optimizer=SGD), DATA, seeds=3)
+    assert not mistakes.notes(caught.value)
+
+
 def test_a_field_that_is_not_there_is_shown_with_those_that_are():
     class Later(fjs.local.Work):
         def steps(self, turn):
