@@ -235,6 +235,8 @@ def test_what_is_missing_or_misspelt_is_said_before_anything_else(function):
     ):
         with pytest.raises(TypeError, match=rf"{function.__name__}\(\.\.\.\) is missing required arguments: {named}"):
             function(*others, **{name: value for name, value in given.items() if name not in missing})
+    with pytest.raises(TypeError, match=r"no argument 'policy': it is the system's: "):
+        function(*others, **given, policy=None)
     with pytest.raises(TypeError, match=r"no argument 'eval_evry': did you mean 'eval_every'\?"):
         function(*others, **given, eval_evry=2)
 
