@@ -25,8 +25,9 @@ def __getattr__(name: str) -> _Any:
         return getattr(__import__(_HOME[name], fromlist=[name]), name)
     import difflib
 
-    near = difflib.get_close_matches(name, __all__, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    known = {one.lower(): one for one in __all__}  # SCAFFOLD is scaffold
+    near = difflib.get_close_matches(name.lower(), known, n=1)
+    hint = f"; did you mean {known[near[0]]!r}?" if near else ""
     raise AttributeError(f"module 'fedjax_sim' has no attribute {name!r}{hint}")
 
 

@@ -14,8 +14,8 @@ from fedjax_sim.algorithms.contract import Client, Cohort, Message, Requires
 from fedjax_sim.algorithms.gathering import SENT, Gathering, Messages
 from fedjax_sim.algorithms.wrapper import Wrapped, Wrapper, innermost, within
 from fedjax_sim.core import trees
-from fedjax_sim.core.mistakes import explained, shapes
-from fedjax_sim.core.values import shown
+from fedjax_sim.core.mistakes import explained
+from fedjax_sim.core.values import shapes, shown
 
 
 class Ruled(NamedTuple):

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import linecache
 import random
+import re
 import traceback
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.core.own import Unknown, known, origin
-from fedjax_sim.core.values import shown
+from fedjax_sim.core.values import shapes, suggest
 
 _PACKAGE = __name__.partition(".")[0]
 _STATIC = "a hyper-parameter that is part of the program is declared with fedjax_sim.fields.static()"
@@ -57,6 +58,9 @@ _UNTOLD = {
 
 def mistake(error: BaseException) -> str | None:
     """What code did that raised ``error``, and what to do instead, the end of a sentence; None for other errors."""
+    if isinstance(error, AttributeError) and (fields := getattr(type(error.obj), "_fields", ())):
+        name, of = error.name, type(error.obj).__name__
+        return f"reads {name!r} of {of}, which has no such field: {suggest(name, fields)}"
     if isinstance(error, TypeError) and "JAX arrays are immutable" in str(error):
         return "writes into an array, and arrays do not change: use x.at[index].set(value), which returns a new one"
     for said, fix in _UNTOLD.items():
@@ -179,8 +183,27 @@ def _note(error: BaseException, parts: tuple[Any, ...], of: Callable[..., Any] |
         said = f"{called(first)} {said or f'was called with {_arguments(first)}'}"
     elif held or leaked:
         said = f"a function {said}"
+    elif call := _misfit(error):
+        said = f"fedjax_sim calls it so: {call}"
     places = "".join(traceback.format_list([traceback.FrameSummary(*line) for line in lines]))
     return "\n".join(filter(None, (said, places.rstrip())))
+
+
+def _misfit(error: BaseException | None) -> str:
+    """The package's call of a function that does not take what it is given, as it is written; "" for other errors."""
+    text = ""
+    while error is not None:  # what was raised first counts
+        if isinstance(error, TypeError) and re.search(r"\(\) (takes|missing|got) .*argument", str(error)):
+            lines = zip(traceback.extract_tb(error.__traceback__), _walk(error), strict=True)
+            ours = [line for line, (_, _, package) in lines if package == _PACKAGE]
+            if ours:
+                one: Any = ours[-1]  # its columns are counted in bytes
+                written = [linecache.getline(one.filename, line) for line in range(one.lineno, one.end_lineno + 1)]
+                written[-1] = written[-1][: one.end_colno]
+                text = " ".join("".join(written)[one.colno :].split())
+        error = error.__cause__
+    # A decorator that passes on what it is given has passed on somebody's own call.
+    return text if text.endswith(")") and "(*args" not in text else ""
 
 
 def _arguments(frame: FrameType) -> str:
@@ -200,23 +223,3 @@ def _held(parts: tuple[Any, ...]) -> str:
         except TypeError:  # what is a field, and traced, is no mistake
             continue
     return ""
-
-
-# How arrays are shown
-
-
-class _Text(str):
-    """A text that stands in a pytree's ``repr`` without quotes."""
-
-    __slots__ = ()
-    __repr__ = str.__str__
-
-
-def shape(leaf: Any) -> str:
-    """``float32[60, 10]``, without quotes within a pytree."""
-    return _Text(f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}")
-
-
-def shapes(tree: Any) -> str:
-    """A pytree with the shapes of its arrays."""
-    return shown(jax.tree.map(lambda leaf: shape(leaf) if hasattr(leaf, "dtype") else leaf, tree))

@@ -56,12 +56,40 @@ def suggest(name: Any, known: Collection[str]) -> str:
 
 
 def shown(value: Any) -> str:
-    """How an error message shows a value: its ``repr``, cut where it is long."""
+    """How an error message shows a value: its ``repr`` in one line, cut where it is long.
+
+    What holds arrays of several rows is shown with their shapes.
+    """
     try:
         text = repr(value)
     except ValueError:  # Python writes no integer of many thousand digits
         return _length(value) if isinstance(value, int) else f"{type(value).__name__}(...)"
+    if "\n" in text:
+        with contextlib.suppress(Exception):  # keys that cannot be sorted, and whatever a class of one's own raises
+            text = text if hasattr(value, "dtype") else repr(_with_shapes(value))
+        text = " ".join(text.split())
     return text if len(text) <= 200 else f"{text[:200]}..."
+
+
+class _Text(str):
+    """A text that stands in a pytree's ``repr`` without quotes."""
+
+    __slots__ = ()
+    __repr__ = str.__str__
+
+
+def shape(leaf: Any) -> str:
+    """``float32[60, 10]``, without quotes within a pytree."""
+    return _Text(f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}")
+
+
+def shapes(tree: Any) -> str:
+    """A pytree with the shapes of its arrays."""
+    return shown(_with_shapes(tree))
+
+
+def _with_shapes(tree: Any) -> Any:
+    return jax.tree.map(lambda leaf: shape(leaf) if hasattr(leaf, "dtype") else leaf, tree)
 
 
 def wrong_name(name: Any) -> str | None:
@@ -76,6 +104,14 @@ def wrong_name(name: Any) -> str | None:
     if not 0 < len(name) <= _LONGEST_NAME or not name.isprintable() or set(name) & set(_UNFIT):
         return f"a name must have 1 to {_LONGEST_NAME} printable characters, without $ and \\: choose another"
     return None
+
+
+# What people look for among the arguments of a function of a model, and where it is.
+_SOUGHT = {
+    "num_classes": ", it is the model's: fedjax_sim.models.MLP(num_classes=3), or flax.linen.Dense(3) at its end",
+    "loss": ", a loss of your own is a task of its own: fedjax_sim.functions(init, losses)",
+    "l2": ", did you mean 'weight_decay'?",
+}
 
 
 def wrong_call(
@@ -99,7 +135,7 @@ def wrong_call(
             else f", did you mean {one!r}?"
             for one in close(unknown[0], parameters)
         )
-        wrong = f"has no argument {unknown[0]!r}{near}"
+        wrong = f"has no argument {unknown[0]!r}{near or _SOUGHT.get(unknown[0], '') * ('model' in parameters)}"
     elif args and by_name:
         wrong += f": what comes after * is given by its name, {name}({by_name[0]}=...)"
     return f"{name}(...): {wrong}; its signature is ({', '.join(parts)})"

@@ -9,13 +9,14 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 import jax
 
 from fedjax_sim.algorithms.contract import Client, Cohort
+from fedjax_sim.core import classes
 from fedjax_sim.core.descriptions import Described, build, registered
 from fedjax_sim.core.values import check_choice, shown, suggest
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.models.task import Task
 
 _KIND = "diagnostic"
-_OBSERVABLE = ("updates", "drift", "accumulation")
+_OBSERVABLE = {"updates": "updates", "drift": "drift", "accumulation": "weights_of_steps"}  # and the field of the view
 _TAKEN = (
     "client_ids", "client_staleness", "cohort_size", "computed_steps", "diverged", "lowest_weight", "nonfinite_clients",
     "nonfinite_ids", "overflow", "refused_slots", "staleness", "staleness_max", "staleness_mean", "useful_steps",
@@ -121,6 +122,11 @@ def as_diagnostics(given: Requested) -> tuple[Diagnostic, ...]:
     for one in made:
         for observed in one.observes:
             check_choice(f"{type(one).__name__}.observes", observed, _OBSERVABLE)
+        read = classes.names_read(type(one).measure) - vars(one).keys()
+        for observed, field in _OBSERVABLE.items():
+            if field in read and observed not in one.observes:
+                fix = f"it is computed where somebody asks: observes = frozenset({{{observed!r}}}) in the class"
+                raise TypeError(f"{type(one).__name__}.measure reads view.{field}, and its observes lacks that: {fix}")
         for name in one.names():
             if name in owners:
                 who = f"{type(one).__name__} records {name!r}, which {owners[name]} records too"

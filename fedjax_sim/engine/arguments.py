@@ -56,6 +56,13 @@ DEFAULTS: dict[str, Any] = dict.fromkeys(sorted(RunArguments.__optional_keys__))
 }  # fmt: skip
 
 
+# Names that no function of a run has and people look for, and what to do instead.
+_ELSEWHERE = {
+    "policy": "it is the system's: system=fedjax_sim.systems.devices(..., policy=...)",
+    "resume": "simulate(..., checkpoint=directory) goes on by itself with a run that was interrupted",
+}
+
+
 def takes_run(*without: str, **elsewhere: str) -> Callable[[F], F]:
     """Decorates a function of ``**run: Unpack[RunArguments]``: its signature lists them, and it gets all of them.
 
@@ -83,11 +90,13 @@ def takes_run(*without: str, **elsewhere: str) -> Callable[[F], F]:
         def called(*args: Any, **kwargs: Any) -> Any:
             for name in kwargs:
                 if name not in known:
-                    fix = elsewhere.get(name) or suggest(name, list(known))
+                    fix = (elsewhere | _ELSEWHERE).get(name) or suggest(name, list(known))
                     raise TypeError(f"{function.__name__}(...) has no argument {name!r}: {fix}")
-            missing = [repr(name) for name in RunArguments.__annotations__ if name not in DEFAULTS | kwargs]
+            missing = [name for name in RunArguments.__annotations__ if name not in DEFAULTS | kwargs]
             if missing:
-                raise TypeError(f"{function.__name__}(...) is missing required arguments: {', '.join(missing)}")
+                give = ", ".join(f"{name}={_PARTS[name][1] if name in _PARTS else 100}" for name in missing)
+                what = f"is missing required arguments: {', '.join(map(repr, missing))}"
+                raise TypeError(f"{function.__name__}(...) {what}: for instance {give}")
             with explained(*args[:1], *kwargs.values()):  # the data are large
                 return function(*args, **DEFAULTS | kwargs)
 

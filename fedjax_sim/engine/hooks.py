@@ -170,6 +170,16 @@ def _step(returned: Any, method: Any, g: Any, y: Any, state: Any, *_: Any) -> st
     return _differs("y", y, returned[0], _STAY) or _differs("the optimiser's state", state, returned[1], _STAY)
 
 
+def _server(returned: Any, method: Any, server: Any, *_: Any) -> str:
+    fix = f"{_KEPT}; {_IN_INIT}"
+    differs = _differs("server", server, returned, fix)
+    # The loop of rounds does not make a real number of a count again, as the table of clients does.
+    if differs or (lowered := difference(returned, server)) is None:
+        return differs
+    path, now, was = lowered
+    return f"changed server{path} from {was} to {now}: {fix}"
+
+
 def _encode(returned: Any, method: Any, delta: Any, memory: Any, *_: Any) -> str:
     kept = f"{_KEPT}; init_memory makes them, where it remembers"
     differs = _differs("delta", delta, returned[0], _STAY) or _differs("memory", memory, returned[1], kept)
@@ -198,7 +208,7 @@ def _whose_turn(returned: Any, *_: Any) -> bool:
 _SERVER = Rule(
     lambda returned, method, server, *_: returned is not None and type(returned) is type(server),
     "return a ServerState, self.server_step(server, delta, cohort) or server._replace(...)",
-    lambda returned, method, server, *_: _differs("server", server, returned, f"{_KEPT}; {_IN_INIT}"),
+    _server,
 )
 _RULES = {
     "phases": Rule(_are_methods, "return a tuple of methods, the last of which trains"),

@@ -17,6 +17,7 @@ from fedjax_sim.algorithms.wrapper import Wrapper, innermost, keeps_personal
 from fedjax_sim.core import trees
 from fedjax_sim.core.keys import Purpose, purpose_key, round_key
 from fedjax_sim.core.loops import counted
+from fedjax_sim.core.values import shapes
 from fedjax_sim.diagnostics.base import RoundView
 from fedjax_sim.engine.asynchronous.buffer import draw_buffer, first_flight
 from fedjax_sim.engine.draw import Drawn, draw, exchange_cost, traffic
@@ -235,7 +236,12 @@ def _measured(
         key=purpose_key(round_key(plan.key, t), Purpose.DIAGNOSTICS),
     )  # fmt: skip
     for diagnostic in plan.diagnostics:
-        record = _with(record, diagnostic.measure(view), f"{type(diagnostic).__name__} records")
+        name, more = type(diagnostic).__name__, diagnostic.measure(view)
+        if not isinstance(more, dict):
+            raise TypeError(
+                f"{name}.measure returned {shapes(more)}: return arrays by name, {{'norm': trees.norm(...)}}"
+            )
+        record = _with(record, more, f"{name} records")
     return record
 
 

@@ -11,9 +11,9 @@ import numpy as np
 from fedjax_sim.clients.cohort.participation import Selection, storage
 from fedjax_sim.clients.local.work import Turn
 from fedjax_sim.core.keys import client_draws
-from fedjax_sim.core.mistakes import explained, shapes, unchanged
+from fedjax_sim.core.mistakes import explained, unchanged
 from fedjax_sim.core.own import origin
-from fedjax_sim.core.values import is_concrete
+from fedjax_sim.core.values import is_concrete, shapes
 from fedjax_sim.engine.plan import Plan
 
 

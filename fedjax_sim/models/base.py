@@ -32,8 +32,9 @@ def of_kind(kind: Any, fix: str) -> Check:
 
     def check(what: str, value: Any) -> None:
         if not isinstance(value, kind):
-            hint = f" (an object, {value.__name__}(...))" if isinstance(value, type) and issubclass(value, kind) else ""
-            raise TypeError(f"{what} is {shown(value)}: give {fix}{hint}")
+            if isinstance(value, type) and issubclass(value, kind):
+                raise TypeError(f"{what} is the class {value.__name__}: give an object of it, {value.__name__}(...)")
+            raise TypeError(f"{what} is {shown(value)}: give {fix}")
 
     return check
 

@@ -13,9 +13,8 @@ from jax import lax
 
 from fedjax_sim.core.devices import rows_within
 from fedjax_sim.core.loops import Read, bounded_loop
-from fedjax_sim.core.mistakes import shapes
 from fedjax_sim.core.programs import renew
-from fedjax_sim.core.values import check_flag
+from fedjax_sim.core.values import check_flag, shapes
 from fedjax_sim.datasets.federated import FederatedDataset, check_copy, whole
 from fedjax_sim.datasets.host import HostDataset
 from fedjax_sim.models.contract import single

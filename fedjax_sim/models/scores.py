@@ -53,7 +53,7 @@ def given_scores() -> Any:
         if len(set(names)) < len(names):
             raise ValueError(f"{what} has two scores of one name ({', '.join(names)}): give each once")
 
-    return leaf(check, default=())
+    return leaf(check, default=(), kw_only=True)
 
 
 class Confusion(Score):

@@ -16,9 +16,9 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import keystr
 
-from fedjax_sim.core.mistakes import Impure, explained, mistake, shape, shapes, unchanged
+from fedjax_sim.core.mistakes import Impure, explained, mistake, stack, unchanged
 from fedjax_sim.core.programs import keep_programs
-from fedjax_sim.core.values import shown, wrong_name
+from fedjax_sim.core.values import shape, shapes, shown, wrong_name
 from fedjax_sim.models.calling import each_alone
 from fedjax_sim.models.contract import Task
 
@@ -143,4 +143,7 @@ def _returned(task: Task, function: str, *given: Any) -> Any:
         kind = TypeError if isinstance(error, TypeError) else ValueError
         said = mistake(error)
         failed = f"{said} (on {were})" if said else f"failed on {were}: {type(error).__name__}: {error}"
+        texts = {text for frame, _ in stack(error) for text in frame.f_locals.values() if isinstance(text, str)}
+        if len(given) > 1 and isinstance(given[1], Mapping) and texts & given[1].keys():
+            failed += " (x, y = examples has the names in a dictionary: take examples['x'], examples['y'])"
         raise kind(f"{called} {failed}") from error

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedjax_sim.core.descriptions import factory
 from fedjax_sim.core.fields import real, static
-from fedjax_sim.core.mistakes import shapes
+from fedjax_sim.core.values import shapes
 from fedjax_sim.datasets.federated import FederatedDataset, can_be_read, held_out_parts
 from fedjax_sim.models.base import Model, of_kind
 from fedjax_sim.models.calling import STATISTICS, features_of, outputs_of, told
@@ -48,7 +48,7 @@ class Supervised(Task):
     """
 
     model: nn.Module = static(of_kind(nn.Module, _MODEL))
-    weight_decay: Any = real(default=None, low=0.0)
+    weight_decay: Any = real(default=None, low=0.0, kw_only=True)
 
     def check(self, dataset: FederatedDataset) -> None:
         if not (isinstance(dataset.examples, dict) and {"x", "y"} <= dataset.examples.keys()):
@@ -184,10 +184,11 @@ class Classification(Supervised):
         if dataset.num_classes is not None and dataset.num_classes > classes:
             seen = not isinstance(labels, jax.core.Tracer) and labels.size > 0
             first = int(np.asarray(labels).min()) if seen else 0
-            fix = f"give the model num_classes={dataset.num_classes}"
+            number = dataset.num_classes
+            fix = f"give the model num_classes={number}, or flax.linen.Dense({number}) at its end"
             if first > 0:
                 fix = f"the least label is {first}: number the classes from 0, y - {first}, or {fix}"
-            raise ValueError(f"the data set has {dataset.num_classes} classes and the model {classes} outputs: {fix}")
+            raise ValueError(f"the data set has {number} classes and the model {classes} outputs: {fix}")
 
     def num_classes(self, dataset: FederatedDataset) -> int:
         return self.output_shape(dataset)[-1]

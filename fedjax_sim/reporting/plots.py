@@ -98,7 +98,7 @@ def save_figure(figure: Any, path: str | os.PathLike[str]) -> None:
     """Writes a matplotlib figure atomically, with fonts that venues of papers take.
 
     Args:
-      figure: matplotlib's; of axes it is ``ax.figure``.
+      figure: matplotlib's, or axes in it.
       path: where it goes, as PNG with 150 dots an inch unless the name ends otherwise (``.pdf``, ``.svg``, ``.eps``).
         Fonts in PDF and PostScript are TrueType (42), not Type 3.
     """
@@ -107,7 +107,7 @@ def save_figure(figure: Any, path: str | os.PathLike[str]) -> None:
 
     kind = Path(path).suffix[1:] or "png"
     with matplotlib.rc_context(FONTS):
-        write_atomically(path, lambda file: figure.savefig(file, format=kind, dpi=150))
+        write_atomically(path, lambda file: figure.figure.savefig(file, format=kind, dpi=150))
 
 
 def check_matplotlib() -> None:

@@ -291,9 +291,10 @@ class History:
         return frames.data_set(("seed",), self.metrics, frames.ran_rounds(self), coordinates, attributes)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes everything to one ``.npz`` file, atomically and without pickle; a name with .csv is refused."""
-        if Path(path).suffix.lower() == ".csv":
-            raise ValueError(f"save({os.fspath(path)!r}): it writes .npz files, of everything: a csv is to_csv(path)")
+        """Writes everything to one ``.npz`` file, atomically and without pickle; names with .csv, .json are refused."""
+        others = {".csv": "a csv is to_csv(path)", ".json": "json is to_pandas().to_json(path)"}
+        if (suffix := Path(path).suffix.lower()) in others:
+            raise ValueError(f"save({os.fspath(path)!r}): it writes .npz files, of everything: {others[suffix]}")
         params, nodes = jax.tree.flatten(serialization.to_state_dict(self.params))
         state, state_nodes = jax.tree.flatten(_by_names(self.state))
         about: dict[str, Any] = {
@@ -349,8 +350,7 @@ class History:
 
 def read_record(path: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES) -> History:
     """As :meth:`History.load`, and also the runs of a sweep, one "seed" a run, with their :func:`is_sweep`."""
-    place = Path(path)
-    wrong = "is not a result of fedjax_sim, or is damaged"
+    place, wrong = Path(path), "is not a result of fedjax_sim, or is damaged"
     try:
         arrays = read_npz(place, kinds="biufcV", max_bytes=max_bytes)
     except ValueError as error:

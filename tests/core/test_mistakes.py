@@ -311,3 +311,73 @@ def test_a_command_says_it_too(capsys):
     said = capsys.readouterr().err
     assert said.startswith("fedjax-sim run: losses_function returns float32[3]")
     assert said.splitlines()[1].endswith("in <lambda>")
+
+
+class Two(nn.Module):
+    @nn.compact
+    def __call__(self, x, y):
+        return nn.Dense(1)(x)
+
+
+class Few(fjs.cohort.Participation):
+    def size(self, num_clients):
+        return 1
+
+    def select(self, dataset, key):
+        return fjs.cohort.Selection(jnp.zeros(1, jnp.int32), jnp.ones(1, jnp.int32))
+
+
+class Keyless(fjs.task.Task):
+    def init(self, key, dataset):
+        return init(key)
+
+    def losses(self, params, examples):
+        return plain(params, examples)
+
+
+LABELLED = fjs.datasets.from_ids((np.zeros((4, 2), np.float32), np.zeros(4, np.float32)), [0, 0, 1, 1])
+CALLS = {
+    "a module's init": (lambda: {"task": fjs.functions(Two().init, plain)}, "self.init_function(key)"),
+    "a module": (lambda: {"task": fjs.regression(Two()), "data": LABELLED}, "self.model.init(key, self._one(dataset)"),
+    "evaluate": (lambda: {"evaluate": lambda params: {}}, "evaluate(params, dataset, **known)"),
+    "a scheme": (lambda: {"cohort": Few()}, "cohort.select(data, key, t)"),
+    "a task": (lambda: {"task": Keyless()}, "getattr(task, function)(*given)"),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_that_does_not_fit_is_shown_as_it_is_written(name):
+    given, call = CALLS[name]
+    with pytest.raises(TypeError, match=r"\(\) (takes|missing) \d") as caught:
+        run(**given())
+    assert f"fedjax_sim calls it so: {call}" in note_of(caught)
+
+
+def test_a_call_of_ones_own_is_not_shown_as_the_packages():
+    given = {"cohort": fjs.cohort.full(), "work": fjs.local.steps(1), "batches": fjs.local.full_batch()}
+    train = fjs.make_train(task=fjs.quadratic(), rounds=1, **given)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'seeds'") as caught:
+        train(fjs.fedavg(client_optimizer=SGD), DATA, seeds=3)
+    assert not mistakes.notes(caught.value)
+
+
+def test_a_field_that_is_not_there_is_shown_with_those_that_are():
+    class Later(fjs.local.Work):
+        def steps(self, turn):
+            return turn.epochs
+
+        def most_steps(self, epoch):
+            return epoch
+
+    with pytest.raises(AttributeError) as caught:
+        run(work=Later())
+    assert "steps reads 'epochs' of Turn, which has no such field: did you mean 'epoch'? known: " in note_of(caught)
+
+
+def test_a_dictionary_that_is_unpacked_has_names():
+    def losses(params, examples):
+        x, y = examples
+        return (params @ x - y) ** 2
+
+    with pytest.raises((TypeError, ValueError), match=r"take examples\['x'\], examples\['y'\]"):
+        run(task=fjs.functions(lambda key: jnp.ones(2), losses), data=LABELLED)

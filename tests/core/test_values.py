@@ -11,7 +11,7 @@ import pytest
 import fedjax_sim as fjs
 from fedjax_sim.core.descriptions import Described, factory
 from fedjax_sim.core.fields import choice, count, flag, real
-from fedjax_sim.core.values import check_choice, check_count, check_flag, check_real, close, conditions, suggest
+from fedjax_sim.core.values import check_choice, check_count, check_flag, check_real, close, conditions, shown, suggest
 
 
 @pytest.mark.parametrize(
@@ -178,3 +178,9 @@ FIELDS = ["mu", "client_optimizer", "client_learning_rate", "server_learning_rat
 )
 def test_what_a_name_is_likely_to_mean(asked, known, meant):
     assert close(asked, known) == ([] if meant is None else [meant])
+
+
+def test_what_is_shown_is_one_line_and_of_arrays_in_it_the_shapes():
+    assert shown({"w": np.zeros((2, 3), np.float32), "b": 1}) == "{'b': 1, 'w': float32[2, 3]}"
+    assert shown(np.eye(2)) == "array([[1., 0.], [0., 1.]])"
+    assert shown({1: np.zeros((2, 2)), "b": 0}) == "{1: array([[0., 0.], [0., 0.]]), 'b': 0}"  # keys that have no order

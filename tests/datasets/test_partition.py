@@ -528,6 +528,7 @@ def test_gamma_variates_have_their_moments() -> None:
         (lambda: partition.consecutive_classes(LABELS, 20, 2, 0, sizes=[3]), ValueError, "1 entries"),
         (lambda: partition.sized(10, [5, 6], 0), ValueError, "add up to 11 but there are 10"),
         (lambda: partition.sized(10, [5, 0], 0), ValueError, "client 1 has size 0"),
+        (lambda: partition.dirichlet((np.eye(2), [0, 1]), 2, 1.0, 0), TypeError, "the labels alone, dirichlet"),
         (lambda: partition.natural([]), ValueError, "no ids"),
         (lambda: partition.natural([0.5]), TypeError, "integers or strings"),
         (lambda: partition.power_law_sizes(10, 2, 1.0, 0), ValueError, "exponent"),

@@ -836,3 +836,23 @@ def test_what_is_seen_is_the_exchange_in_which_clients_train():
     lengths = np.sqrt(sum(np.square(leaf).reshape(2, -1).sum(axis=1) for leaf in moved))
     assert lengths.min() > 0
     np.testing.assert_allclose(result.rounds["update_norms"][0, [0, 4]], np.sort(lengths), rtol=1e-5)
+
+
+def test_what_a_diagnostic_of_ones_own_must_return_and_ask_for():
+    class Norm(dg.Diagnostic):
+        def measure(self, view):
+            return jnp.linalg.norm(view.after)
+
+    class Far(dg.Diagnostic):
+        def measure(self, view):
+            return {"Far": jnp.sum(jnp.array([jnp.sum(leaf) for leaf in jax.tree.leaves(view.updates)]))}  # 0 of ()
+
+    run = {
+        "task": fjs.quadratic(), "rounds": 1, "cohort": fjs.cohort.full(), "work": fjs.local.steps(1),
+        "batches": fjs.local.full_batch(), "progress": False,
+    }  # fmt: skip
+    data, method = fjs.datasets.quadratics(num_clients=2, dim=2), fjs.fedavg(client_optimizer=fjs.optim.sgd(0.1))
+    with pytest.raises(TypeError, match=r"Norm.measure returned float32\[\]: return arrays by name"):
+        fjs.simulate(method, data, **run, diagnostics=[Norm()])
+    with pytest.raises(TypeError, match=r"Far.measure reads view.updates, .*observes = frozenset\(\{'updates'\}\)"):
+        fjs.simulate(method, data, **run, diagnostics=[Far()])

@@ -1107,7 +1107,7 @@ CASES: dict[str, tuple[Callable[[], object], type[Exception], tuple[str, ...]]] 
         ("sweep(...) has no argument 'epochs'", "known: algorithm"),
     ),
     "a name as model": (lambda: fjs.classification("mlp"), TypeError, ("'mlp'", "flax.linen module", "functions")),
-    "a class as model": (lambda: fjs.classification(fjs.models.MLP), TypeError, ("MLP", "flax.linen module")),
+    "a class as model": (lambda: fjs.classification(fjs.models.MLP), TypeError, ("is the class MLP", "MLP(...)")),
     "hidden a number": (lambda: fjs.models.MLP(3, 4), TypeError, ("hidden=...) is 4", "tuple of numbers")),
     "start NaN": (lambda: fjs.quadratic(start=NAN), ValueError, ("quadratic(start=...) is nan", "finite")),
     "functions of no functions": (

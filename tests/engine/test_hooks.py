@@ -191,6 +191,13 @@ RETURNED: dict[str, tuple[dict[str, Any], str]] = {
         },
         r"finish changed c_i\['count'\] from int\d\d\[\] to float\d\d\[\]: .*init_client makes them",
     ),
+    "server, a real number that becomes a count": (
+        {
+            "init": lambda self, params, shares: FedAvg.init(self, params, shares)._replace(extra=jnp.zeros(())),
+            "update": lambda self, server, got, cohort: FedAvg.update(self, server, got, cohort)._replace(extra=0),
+        },
+        r"update changed server.extra from float\d\d\[\] to 0: .*init makes them",
+    ),
     "settle": (
         {
             "requires": requires(hears=("params",)),
@@ -256,7 +263,7 @@ RAISED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a fault": (
         {"begin": lambda self, sent, c_i, client: sent.parms},
-        "begin failed: AttributeError: 'Sent' object has no attribute 'parms'",
+        "begin reads 'parms' of Sent, which has no such field: did you mean 'params'",
     ),
     "another key": (
         {"update": lambda self, server, got, cohort: {"found": 1}[next(iter(got))]},

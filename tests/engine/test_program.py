@@ -230,11 +230,13 @@ def test_what_is_missing_or_misspelt_is_said_before_anything_else(function):
     assert set(typing.get_type_hints(function)) == {*parameters, "return"}
     others = [None] * sum(kind is inspect.Parameter.POSITIONAL_OR_KEYWORD for kind in kinds)
     for missing, named in (
-        (["work"], "'work'$"),
-        (["task", "rounds", "work"], "'task', 'rounds', 'work'$"),
+        (["work"], r"'work': for instance work=fedjax_sim\.local\.epochs\(1\)$"),
+        (["task", "rounds", "work"], "'task', 'rounds', 'work': for instance task=.*, rounds=100, work="),
     ):
         with pytest.raises(TypeError, match=rf"{function.__name__}\(\.\.\.\) is missing required arguments: {named}"):
             function(*others, **{name: value for name, value in given.items() if name not in missing})
+    with pytest.raises(TypeError, match=r"no argument 'policy': it is the system's: "):
+        function(*others, **given, policy=None)
     with pytest.raises(TypeError, match=r"no argument 'eval_evry': did you mean 'eval_every'\?"):
         function(*others, **given, eval_evry=2)
 

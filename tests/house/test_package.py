@@ -95,6 +95,8 @@ def test_a_wrong_name_suggests_the_nearest():
     name = max((name for name in fedjax_sim.__all__ if not name.startswith("_")), key=len)
     with pytest.raises(AttributeError, match=rf"\b{name}\b"):
         getattr(fedjax_sim, name[:-2] + name[-1] + "x")
+    with pytest.raises(AttributeError, match="did you mean 'scaffold'"):
+        _ = fedjax_sim.SCAFFOLD
     with pytest.raises(AttributeError, match="qwertyuiop"):
         fedjax_sim.qwertyuiop  # noqa: B018
     assert not hasattr(fedjax_sim, "qwertyuiop")

@@ -558,7 +558,7 @@ def test_bytes_are_scaled_inside_the_model() -> None:
         wrapped.init(jax.random.key(0), scaled.astype(np.float32))
     with pytest.raises(ValueError, match=r"std=\.\.\."):
         models.FromBytes(inner, std=(0.0,))
-    with pytest.raises(TypeError, match=r"give a flax\.linen module"):
+    with pytest.raises(TypeError, match=r"the class MLP: give an object of it, MLP\(\.\.\.\)"):
         models.FromBytes(models.MLP)
 
 

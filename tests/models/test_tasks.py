@@ -260,8 +260,15 @@ def test_images_without_channels_are_not_convolved_across_examples(kind) -> None
 
 
 def test_bad_arguments() -> None:
-    with pytest.raises(TypeError, match=r"regression\(model=.*an object, Line\(\.\.\.\)"):
+    with pytest.raises(TypeError, match=r"regression\(model=.* is the class Line: .* an object of it, Line\(\.\.\.\)"):
         fjs.regression(Line)
+    with pytest.raises(TypeError, match=r"regression\(model=\.\.\.\) is Linear\(.*\.\.\.: give a flax.linen module"):
+        fjs.regression(nnx.Linear(2, 1, rngs=nnx.Rngs(0)))  # in one line
+    for task in (fjs.classification, fjs.binary_classification, fjs.regression, fjs.cox):
+        with pytest.raises(TypeError, match=r"what comes after \* is given by its name, .*\(weight_decay=\.\.\.\)"):
+            task(Line(), 3)  # which meant classes
+    with pytest.raises(TypeError, match=r"has no argument 'num_classes', it is the model's: .*flax.linen.Dense\(3\)"):
+        fjs.classification(Line(), num_classes=3)
     with pytest.raises(TypeError, match=r"regression\(model=.*nnx fedjax_sim.models.Nnx\(the class\).*losses\)$"):
         fjs.regression(nnx.Linear)
     with pytest.raises(ValueError, match=r"regression\(weight_decay=\.\.\.\)"):

@@ -519,7 +519,7 @@ class TestComparison:
         figure = comparison({"quadratic": {"a": run([[1, 0.5]] * 2)}}, tmp_path / "one.pdf", size=(3, 2), band="sem")
         assert figure.get_size_inches().tolist() == [3, 2]
         figure.savefig(tmp_path / "two.pdf")  # a notebook's or a script's own call
-        save_figure(curves(TWO).figure, tmp_path / "three.pdf")
+        save_figure(curves(TWO), tmp_path / "three.pdf")
         for name in ("one", "two", "three"):
             content = (tmp_path / f"{name}.pdf").read_bytes()
             assert b"/Type3" not in content

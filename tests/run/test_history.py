@@ -404,6 +404,8 @@ def test_a_history_is_short_to_look_at():
 def test_a_csv_is_written_by_its_own_name(tmp_path):
     with pytest.raises(ValueError, match="a csv is to_csv"):
         history().save(tmp_path / "run.csv")
+    with pytest.raises(ValueError, match="json is to_pandas"):
+        history().save(tmp_path / "run.json")
     history().to_csv(tmp_path / "run.csv")
     history().to_csv(tmp_path / "rounds.csv", each="round")
     rows = [line.split(",") for line in (tmp_path / "run.csv").read_text().splitlines()]

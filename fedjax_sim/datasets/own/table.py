@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_sim.core.files import check_regular, parsing
-from fedjax_sim.core.values import check_choice, shown
+from fedjax_sim.core.values import shown, suggest
 from fedjax_sim.datasets.array_checks import host_array, missing_values
 from fedjax_sim.datasets.calls import answers
 from fedjax_sim.datasets.columns import column_of, names_of, side_by_side
@@ -86,10 +86,10 @@ def from_table(
                 "numbers like that (to_csv(index=False) does not); name the features with x=, or give it a name"
             )
     used = [client] if y is None else [client, y]
-    for column in [*used, *features]:
-        check_choice("from_table: the column", column, names)
-    for column in encode:
-        check_choice("from_table(encode=...): the column", column, [*features, *used[1:]])
+    for where, asked, known in (("", [*used, *features], [*names]), ("(encode=...)", encode, [*features, *used[1:]])):
+        for column in asked:
+            if column not in known:
+                raise ValueError(f"from_table{where}: there is no column {shown(column)}: {suggest(column, known)}")
     if len({*used, *features}) < len(used) + len(set(features)):
         raise ValueError(
             f"from_table(client={client!r}, x={shown(features)}, y={y!r}): a column has two of these parts: a model "

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_sim.core.values import check_count
+from fedjax_sim.core.values import check_count, shapes
 from fedjax_sim.datasets.array_checks import host_array
 from fedjax_sim.datasets.draws import Draws
 from fedjax_sim.datasets.flat import offsets_of, ranges
@@ -15,6 +15,8 @@ from fedjax_sim.datasets.parts import Partition
 
 def checked_labels(what: str, labels: Any) -> np.ndarray:
     """Labels renumbered 0 .. C-1 without gaps, int64[n]."""
+    if isinstance(labels, tuple) and len(labels) == 2 and all(np.ndim(one) for one in labels):
+        raise TypeError(f"{what}(labels) is {shapes(labels)}: give the labels alone, {what}(y, ...)")
     array = host_array(f"{what}(labels)", labels)
     if array.ndim != 1:
         raise ValueError(f"{what}: the labels have shape {array.shape}; they must be one-dimensional, one per example")

@@ -217,7 +217,7 @@ class Sweep:
     heatmap, profile, curves = export.heatmap, export.profile, export.curves
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes everything to one ``.npz`` file, atomically and without pickle; a name with .csv is refused."""
+        """Writes everything to one ``.npz`` file, atomically and without pickle; names with .csv, .json are refused."""
         self.runs.save(path)
 
     @classmethod
