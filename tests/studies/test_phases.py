@@ -1,5 +1,6 @@
 """Phase diagrams: cells against simulate, pairing, axes, tests by hand, resumption."""
 
+import dataclasses
 import importlib
 import itertools
 import pathlib
@@ -144,6 +145,17 @@ def test_notebooks_count_the_cells_of_each_method(tmp_path):
     lines = (tmp_path / "cells.csv").read_text().splitlines()
     assert lines[:2] == ["x,y,method,seed,loss,diverged,needed_steps,computed_steps", "0,0,a,0,1.0,False,0,0"]
     assert len(lines) == 1 + 12
+
+
+def test_columns_of_one_name_keep_their_values():
+    """A partition has an alpha, and so has FedDyn, whose best is chosen; a metric of one's own may have any name."""
+    found = diagram(np.arange(8.0).reshape(1, 2, 2, 2), y=np.array([0.5, 1.0]))
+    found = dataclasses.replace(found, x_name="alpha", chosen={"alpha": np.full((1, 2, 2), 7.0)}, metric="y")
+    first, *_, last = found.records()
+    assert {name: first[name] for name in ("alpha", "y", "alpha_chosen", "y_recorded")} == {
+        "alpha": 0, "y": 0.5, "alpha_chosen": 7.0, "y_recorded": 0.0,
+    }  # fmt: skip
+    assert (last["y"], last["y_recorded"]) == (1.0, 7.0)
 
 
 def test_refinement_goes_to_the_boundary():
@@ -327,6 +339,7 @@ def test_accuracies_of_models_that_diverged_are_none():
         ({"metric": "drift"}, "less=True or False"),
         ({"metric": "losss", "less": True}, "did you mean 'loss'"),
         ({"y": {"K": [4, 1]}}, "ascending"),
+        ({"y": {"method": [1, 4]}}, "a column of this name: call the axis otherwise"),
         ({"y": {"nothing": [0.5, 1.0]}}, "no function has the parameter"),
         ({"choosing_seeds": [7]}, "best_of"),
         (

@@ -4,6 +4,7 @@ import dataclasses
 import inspect
 import json
 import pathlib
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -194,7 +195,9 @@ def test_the_best_point_has_the_least_loss_of_the_worst_clients(metric):
 def test_ranking():
     space = sweeps.zipped({"a": [1.0, 2.0, 3.0, 4.0]})
     result = made(np.array([[3.0, 3.0], [0.1, np.nan], [1.0, 3.0], [np.inf, np.inf]]), space, [0, 1])
-    ranked = result.ranked("loss")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # numpy's too, of the deviation of infinities
+        ranked = result.ranked("loss")
     assert [(one.number, one.mean) for one in ranked] == [(2, 2.0), (0, 3.0)]
     assert ranked[0].std == pytest.approx(np.sqrt(2.0))
     assert ranked[0].point == {"a": 3.0}

@@ -51,7 +51,7 @@ class Result(NamedTuple):
         return as_table(self.differences(**read, base=base), form, notes, base)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Writes ``choices.csv`` and ``rows.csv.xz``."""
+        """Writes ``choices.csv`` and ``rows.csv.xz``, real numbers to six digits; a choice's point has all of them."""
         choices, rows = Path(folder) / FILES[0], Path(folder) / FILES[1]
         write_atomically(choices, _csv(Choice, self.choices))
         write_atomically(rows, lzma.compress(_csv(Row, self.rows)))

@@ -21,6 +21,7 @@ from fedjax_sim.reporting.recorded import in_words
 from fedjax_sim.reporting.table import half_width
 
 _ARRAYS = ("x", "y", "values", "steps", "computed")
+COLUMNS = ("method", "seed", "diverged", "needed_steps", "computed_steps")  # of all records; no axis is called so
 
 
 class Verdict(NamedTuple):
@@ -135,14 +136,20 @@ class PhaseDiagram:
         return Verdict(winner, p, adjusted)
 
     def records(self) -> list[dict[str, Any]]:
-        """A dictionary for each run of a computed cell."""
-        rows = []
+        """A dictionary for each run of a computed cell.
+
+        What was chosen and is called as an axis is, as FedDyn's ``"alpha"`` beside that of a partition, becomes
+        ``"alpha_chosen"``; a metric with the name of something else ``"..._recorded"``.
+        """
+        axes, rows = (self.x_name, self.y_name), []
+        chosen = {f"{name}_chosen" if name in axes else name: of for name, of in self.chosen.items()}
+        metric = f"{self.metric}_recorded" if self.metric in (*axes, *chosen, *COLUMNS) else self.metric
         for i, j in np.argwhere(self.computed):
             for (m, method), (s, seed) in itertools.product(enumerate(self.methods), enumerate(self.seeds)):
                 value, (needed, done) = self.values[i, j, m, s], self.steps[i, j, m, s]
                 row = {self.x_name: self.x[i], self.y_name: self.y[j], "method": method, "seed": seed}
-                row |= {name: chosen[i, j, m] for name, chosen in self.chosen.items()}
-                row |= {self.metric: value, "diverged": np.isnan(value), "needed_steps": needed, "computed_steps": done}
+                row |= {name: of[i, j, m] for name, of in chosen.items()}
+                row |= {metric: value, "diverged": np.isnan(value), "needed_steps": needed, "computed_steps": done}
                 rows.append({name: one.item() if isinstance(one, np.generic) else one for name, one in row.items()})
         return rows
 

@@ -19,6 +19,7 @@ from fedjax_sim.core.values import check_real, shown, suggest
 from fedjax_sim.datasets.fingerprints import digest, fingerprint
 from fedjax_sim.engine.arguments import check_arguments
 from fedjax_sim.engine.plan import Plan
+from fedjax_sim.studies.phases.result import COLUMNS
 from fedjax_sim.studies.subject import Subject
 from fedjax_sim.studies.sweeps.program import in_words, of_most_steps, placed
 from fedjax_sim.studies.sweeps.space import Space
@@ -45,8 +46,10 @@ def axis(which: str, given: Any) -> Axis:
         check_real(what, value)
         if np.ndim(value) != 0:
             raise ValueError(f"{what} has the value {shown(value)}: an axis has numbers")
-    if not held or any(a >= b for a, b in itertools.pairwise(held)) or name == SEED:
-        raise ValueError(f"{what} has the values {shown(held)}: give numbers in ascending order, and not of 'seed'")
+    if not held or any(a >= b for a, b in itertools.pairwise(held)):
+        raise ValueError(f"{what} has the values {shown(held)}: give numbers in ascending order")
+    if name in COLUMNS:
+        raise ValueError(f"{what}: the diagram's records have a column of this name: call the axis otherwise")
     return Axis(name, held)
 
 

@@ -193,12 +193,12 @@ class Sweep:
         """
         finals, mean = self.compared(metric)
         less = less_is_better(metric) if less is None else less
-        deviation = finals.std(axis=1, ddof=min(len(self.seeds) - 1, 1))
         known = np.flatnonzero(np.isfinite(mean))
         order = known[np.argsort(mean[known] if less else -mean[known], kind="stable")].tolist()
+        deviation = finals[order].std(axis=1, ddof=min(len(self.seeds) - 1, 1))  # of infinities numpy warns
         return [
-            Ranked(number, self.space.point(number), finals[number], float(mean[number]), float(deviation[number]))
-            for number in order
+            Ranked(number, self.space.point(number), finals[number], float(mean[number]), std)
+            for number, std in zip(order, deviation.tolist(), strict=True)
         ]
 
     def best(self, metric: str = "loss", *, less: bool | None = None) -> Ranked:
