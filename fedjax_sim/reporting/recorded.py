@@ -96,6 +96,12 @@ def rounds_of(run: Recorded, name: str) -> np.ndarray:
     return run.evaluated if name in run.metrics else np.arange(1, run[name].shape[1] + 1)
 
 
+def ran(run: Any, rounds: int) -> np.ndarray:
+    """bool[seeds, R], which rounds a seed ran before it stopped."""
+    ends = [run.stops[seed].round if seed in run.stops else rounds for seed in run.seeds]
+    return np.asarray(np.arange(rounds) < np.array(ends)[:, None])
+
+
 # What a run can be drawn against: the records of every round whose running sums it is, and its words.
 AXES: dict[str, tuple[tuple[str, ...], str]] = {
     "round": ((), "rounds"),

@@ -119,14 +119,29 @@ def number_of(count: int, what: str) -> str:
 
 
 def remarks(histories: Mapping[str, Recorded]) -> list[str]:
-    """What final values do not say, a line each: :func:`objectives`, and whose clients have models of their own."""
+    """What final values do not say, a line each.
+
+    They are :func:`objectives`, rounds in which nobody took part, and whose clients have models of their own.
+    """
+    found = [*objectives(histories), *_empty_rounds(histories)]
     personal = [name for name, run in histories.items() if recorded.described(run, "personal") is True]
-    if not personal:
-        return objectives(histories)
-    kept = all("personal_loss" in histories[name].metrics for name in personal)
-    where = "personal_table shows" if kept else "evaluate=fedjax_sim.per_client(task) records"
-    shared = f"the numbers of {listed(personal)} are those of the shared model"
-    return [*objectives(histories), f"{shared}; {where} what the clients' own are worth"]
+    if personal:
+        kept = all("personal_loss" in histories[name].metrics for name in personal)
+        where = "personal_table shows" if kept else "evaluate=fedjax_sim.per_client(task) records"
+        shared = f"the numbers of {listed(personal)} are those of the shared model"
+        found.append(f"{shared}; {where} what the clients' own are worth")
+    return found
+
+
+def _empty_rounds(histories: Mapping[str, Recorded]) -> list[str]:
+    """A line where there were rounds in which nobody took part: nobody was there, or in time."""
+    shares = []
+    for name, run in histories.items():
+        if "cohort_size" in (rounds := getattr(run, "rounds", {})):
+            size = rounds["cohort_size"][recorded.ran(run, rounds["cohort_size"].shape[1])]
+            if empty := np.sum(size == 0):
+                shares.append(f"{empty / size.size:.1%} of the rounds of {name}")
+    return [f"nobody took part in {listed(shares)}"] if shares else []
 
 
 def objectives(histories: Mapping[str, Recorded]) -> list[str]:

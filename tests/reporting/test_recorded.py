@@ -115,3 +115,14 @@ def test_what_clients_with_models_of_their_own_are_served_is_said_to_be_elsewher
     ditto.metrics["personal_loss"] = ditto.metrics["loss"]
     (said,) = remarks({"ditto": ditto})
     assert said.startswith("the numbers of ditto are those of the shared model; personal_table shows")
+
+
+def test_rounds_in_which_nobody_took_part_are_counted_up_to_where_a_seed_stopped():
+    some, late = run(stops={6: types.SimpleNamespace(round=1)}), run(stops={})
+    some.rounds["cohort_size"] = np.array([[5, 0, 5, 5], [5, 0, 0, 0]])
+    late.rounds["cohort_size"] = np.zeros((2, 4), int)
+    assert remarks({"a": some, "b": late, "c": run()}) == [
+        "nobody took part in 20.0% of the rounds of a, 100.0% of the rounds of b"
+    ]
+    some.rounds["cohort_size"][0, 1] = 1
+    assert remarks({"a": some}) == []
