@@ -257,6 +257,8 @@ class Freeze(Partial):
     Algorithm 1.
     """
 
+    hands_on: ClassVar[bool] = True
+
     def send(self, server: Wrapped) -> PartSent:
         return PartSent(self.base.send(server.base), server.extra)
 

@@ -19,6 +19,7 @@ from fedjax_sim.core import trees
 from fedjax_sim.core.descriptions import build, describe
 from fedjax_sim.core.fields import leaf, real
 from fedjax_sim.core.files import write_atomically
+from fedjax_sim.core.keys import generator
 from fedjax_sim.core.opaque import check_known
 from fedjax_sim.core.paths import real_leaves
 from fedjax_sim.core.values import check_count, shown
@@ -223,7 +224,8 @@ def train(
       progress: a progress bar; None shows one on a terminal only.
 
     Raises:
-      TypeError, ValueError: what does not fit; a checkpoint of another problem, estimator, optimiser or key.
+      TypeError, ValueError: what does not fit; a checkpoint of another problem, estimator, optimiser or key, or of
+        another random generator or precision.
       FloatingPointError: all runs diverge at the start, or their losses are not positive.
 
     Reference: Vicol et al. 2021, "Unbiased gradient estimation in unrolled computation graphs with persistent evolution
@@ -244,12 +246,14 @@ def train(
         "problem": problem.description(), "estimator": describe(estimator), "optimizer": describe(solver),
         "key": np.asarray(jax.random.key_data(key)).tolist(),
     }  # fmt: skip
+    draws = {"float": str(jnp.result_type(float)), "generator": generator()}
+    about |= draws
     if checkpoint is not None:
         check_known("a training with checkpoints", about)
     with contextlib.ExitStack() as stack:
         store = None if checkpoint is None else stack.enter_context(Store(checkpoint))
         if store is not None and (saved := store.newest()) is not None:
-            check_same(saved.path, saved.about, about, "training")
+            check_same(saved.path, draws | saved.about, about, "training")  # older checkpoints do not say them
             losses = saved.arrays["losses"].tolist()
             if len(losses) > episodes:
                 raise ValueError(

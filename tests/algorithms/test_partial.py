@@ -208,6 +208,7 @@ def test_what_is_frozen_stays_bit_for_bit_and_the_rest_trains_without_it() -> No
     trees_close(split(result.params, (HEAD,), "")[0], x)
     trees_close(method.personal(result.state.server, ()), result.params, 0)
     assert jax.tree.leaves(result.state.clients) == []
+    assert result.state.visited is None  # which is of methods whose clients have models of their own
 
 
 LAYOUTS = {"stacked": fjs.layout.stacked(), "lanes": fjs.layout.lanes(2)}

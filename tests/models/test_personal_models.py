@@ -226,6 +226,16 @@ def test_all_ways_to_run_record_the_same(home, tmp_path):
         np.testing.assert_allclose(metrics[name], expected[name][0], rtol=tolerance, atol=tolerance, err_msg=name)
 
 
+@pytest.mark.slow
+def test_a_method_whose_frozen_part_nobody_keeps_has_one_model_and_all_clients_count():
+    """As of FedAvg: what fine-tuning makes of the shared model is asked of those too who were never visited."""
+    method = fjs.freeze(fjs.fedavg(client_optimizer=SGD), "head")
+    found = jax.jit(fjs.make_train(**{**RUN, "rounds": 1, "eval_every": 1}))(method, separable(), jax.random.key(3))
+    tuned = [descended(found.params, separable().client(position)) for position in range(5)]
+    np.testing.assert_allclose(found.metrics["tuned_loss"][-1], values_of(tuned)["loss"][HELD].mean(), rtol=1e-10)
+    assert not {name for name in found.metrics if "personal" in name or "visited" in name}
+
+
 def mean_norm(params, dataset, clients):
     return {"kept": jnp.mean(jnp.abs(clients.states["body"])), "apart": clients.personal(2)["head"]}
 

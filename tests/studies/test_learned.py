@@ -213,6 +213,11 @@ def test_an_interrupted_training_goes_on(small, tmp_path):
     skipping = small.plan._replace(guard=small.plan.guard.replace(skip=True))
     with pytest.raises(ValueError, match="skip_nonfinite: nothing in the"):
         learned.train(small.replace(plan=skipping), episodes=5, checkpoint=tmp_path, **given)
+    with (
+        jax.threefry_partitionable(not jax.config.jax_threefry_partitionable),
+        pytest.raises(ValueError, match=r"generator\.jax_threefry_partitionable: true in the"),
+    ):
+        learned.train(small, episodes=5, checkpoint=tmp_path, **given)
     with pytest.raises(ValueError, match=r"has finished 4 episodes, and episodes=3 asks for fewer"):
         learned.train(small, episodes=3, checkpoint=tmp_path, **given)
     lock = threading.Lock()

@@ -191,6 +191,18 @@ def test_the_best_value_is_chosen_by_the_choosing_seeds_alone():
 
 
 @pytest.mark.slow
+def test_nothing_is_chosen_where_nothing_was_computed():
+    found = fjs.phase(
+        METHODS, draw, x={"K": [1, 2, 3]}, y={"server_learning_rate": [0.5, 1.0]}, seeds=range(2), refine=4,
+        best_of=fjs.sweeps.grid({"client_optimizer.learning_rate": [0.01, 0.1]}), choosing_seeds=[100],
+        work=lambda K: fjs.local.given_steps(K, most=3), **RUN,
+    )  # fmt: skip
+    assert found.computed.tolist() == [[True, True], [False, False], [True, True]]
+    chosen = found.chosen["client_optimizer.learning_rate"]
+    np.testing.assert_array_equal(chosen, np.where(found.computed[..., None], 0.1, np.nan) * np.ones(2))
+
+
+@pytest.mark.slow
 def test_rounds_of_a_coin_are_as_long_as_each_probability_makes_them():
     """On an axis, and among the values to choose from, which are one program."""
     run = RUN | {"cohort": fjs.cohort.full(), "task": fjs.quadratic(start=1.0)}

@@ -64,7 +64,7 @@ class PhaseDiagram:
         where a score is not defined, as an area under the curve of examples of one class.
       steps: int[X, Y, M, S, 2], gradients that the clients needed, and that were computed.
       computed: bool[X, Y].
-      chosen: of ``best_of``, the value of each method in each cell by name, float[X, Y, M].
+      chosen: of ``best_of``, the value of each method in each cell by name, float[X, Y, M]; NaN where not computed.
       description: what was run and where.
     """
 

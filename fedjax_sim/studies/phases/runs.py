@@ -158,7 +158,10 @@ class Diagram:
         """The diagram as far as it is computed."""
         x, y = self.grid.axes
         columns = {name: np.array([point[name] for point in self.grid.points]) for name in self.grid.points[0]}
-        chosen = {name: column[self._chosen] for name, column in columns.items() if column.ndim == 1}
+        chosen = {
+            name: np.where(self._computed[..., None], column[self._chosen], np.nan)
+            for name, column in columns.items() if column.ndim == 1
+        }  # fmt: skip
         return PhaseDiagram(
             x.name, np.array(x.values, float), y.name, np.array(y.values, float), tuple(self.grid.methods),
             list(self._seeds), self._metric, self.less, self._values.copy(), self._steps.copy(),
