@@ -44,7 +44,7 @@ class Wrapper(Method, kw_only=False):
     in_every_phase: ClassVar[bool] = False  # or in the last one alone
     of_one_model: ClassVar[bool] = False  # whether it reads the server's model, of which there must be one
     of_averages: ClassVar[bool] = False  # whether it puts something in the place of the cohort's average
-    hands_on: ClassVar[bool] = False  # whether a ``personal`` of its own hands on the base's models, made whole
+    hands_on: ClassVar[bool] = True  # whether the ``personal`` of this class itself hands on the base's models
     only_once: ClassVar[str] = ""  # what it makes of a method, in a word: a second one around it would hide the first
 
     client_learning_rate = property(lambda self: self.base.client_learning_rate)
@@ -231,11 +231,8 @@ def innermost(method: Method) -> Method:
 
 def keeps_personal(method: Method) -> bool:
     """Whether the method, or a wrapper, says which model a client would use itself."""
-    return any(
-        type(one).personal not in (Method.personal, Wrapper.personal)
-        for one in within(method)
-        if not (isinstance(one, Wrapper) and one.hands_on)
-    )
+    definers = [next(cls for cls in type(one).__mro__ if "personal" in vars(cls)) for one in within(method)]
+    return any(cls is not Method and not vars(cls).get("hands_on", False) for cls in definers)
 
 
 def encodes(method: Method) -> bool:

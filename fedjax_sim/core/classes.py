@@ -44,7 +44,7 @@ def check_names(cls: type[Any]) -> None:
             meant = not function or takes(inspect.signature(value), known[near])
             own = [one for one in cls.__mro__ if one is cls or not of_package(one)]
             if meant and not any(
-                name in names_read(other) for one in own for other in vars(one).values() if other is not value
+                name in _read(other) for one in own for other in vars(one).values() if other is not value
             ):
                 raise TypeError(
                     f"{cls.__name__}.{name}: no base has it, so nothing would read it: did you mean {near!r}? "
@@ -96,7 +96,7 @@ def _members(cls: type[Any]) -> dict[str, Any]:
     return {name: value for name, value in known.items() if not name.startswith("_")}
 
 
-def names_read(value: Any) -> set[str]:
+def _read(value: Any) -> set[str]:
     """The names of attributes that a function or a property reads."""
     if isinstance(value, property):
         value = value.fget

@@ -193,17 +193,18 @@ def _misfit(error: BaseException | None) -> str:
     """The package's call of a function that does not take what it is given, as it is written; "" for other errors."""
     text = ""
     while error is not None:  # what was raised first counts
-        if isinstance(error, TypeError) and re.search(r"\(\) (takes|missing|got) .*argument", str(error)):
+        misfits = isinstance(error, TypeError) and re.search(r"\(\) (takes|missing|got) .*argument", str(error))
+        if misfits and not stack(error):  # otherwise code of one's own made the call
             lines = zip(traceback.extract_tb(error.__traceback__), _walk(error), strict=True)
             ours = [line for line, (_, _, package) in lines if package == _PACKAGE]
-            if ours:
+            if ours and ours[-1].end_colno is not None:  # Python can be told to keep no columns
                 one: Any = ours[-1]  # its columns are counted in bytes
                 written = [linecache.getline(one.filename, line) for line in range(one.lineno, one.end_lineno + 1)]
                 written[-1] = written[-1][: one.end_colno]
                 text = " ".join("".join(written)[one.colno :].split())
         error = error.__cause__
-    # A decorator that passes on what it is given has passed on somebody's own call.
-    return text if text.endswith(")") and "(*args" not in text else ""
+    # What passes on what it is given says nothing of how it was called.
+    return text if text.endswith(")") and "(*" not in text else ""
 
 
 def _arguments(frame: FrameType) -> str:

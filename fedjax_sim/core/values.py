@@ -110,7 +110,6 @@ def wrong_name(name: Any) -> str | None:
 _SOUGHT = {
     "num_classes": ", it is the model's: fedjax_sim.models.MLP(num_classes=3), or flax.linen.Dense(3) at its end",
     "loss": ", a loss of your own is a task of its own: fedjax_sim.functions(init, losses)",
-    "l2": ", did you mean 'weight_decay'?",
 }
 
 

@@ -9,14 +9,13 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 import jax
 
 from fedjax_sim.algorithms.contract import Client, Cohort
-from fedjax_sim.core import classes
 from fedjax_sim.core.descriptions import Described, build, registered
 from fedjax_sim.core.values import check_choice, shown, suggest
 from fedjax_sim.datasets.federated import FederatedDataset
 from fedjax_sim.models.task import Task
 
 _KIND = "diagnostic"
-_OBSERVABLE = {"updates": "updates", "drift": "drift", "accumulation": "weights_of_steps"}  # and the field of the view
+_OBSERVED = {"updates": "updates", "drift": "drift", "weights_of_steps": "accumulation"}  # fields of a view
 _TAKEN = (
     "client_ids", "client_staleness", "cohort_size", "computed_steps", "diverged", "lowest_weight", "nonfinite_clients",
     "nonfinite_ids", "overflow", "refused_slots", "staleness", "staleness_max", "staleness_mean", "useful_steps",
@@ -34,10 +33,11 @@ class RoundView(NamedTuple):
       after: the model after it.
       client: the cohort's clients, leaves [S]; void slots have ``steps`` 0 and ``index`` N.
       cohort: the round as the server sees it.
-      updates: y_i - x, leaves [S, ...], zero in void slots; ``()`` unless a diagnostic's ``observes`` has "updates".
-      drift: |y_i - x|, [S], 0 in void slots; ``()`` unless ``observes`` has "drift".
+      updates: y_i - x, leaves [S, ...], zero in void slots; of those that are computed where
+        a diagnostic's ``observes`` has them, here "updates". It is a TypeError to read them else.
+      drift: |y_i - x|, [S], 0 in void slots; for "drift".
       weights_of_steps: a_i, [S, most]: the local solver's accumulation weights over its steps, 0 beyond tau_i, for the
-        first leaf of the parameters; ``()`` unless ``observes`` has "accumulation".
+        first leaf of the parameters; for "accumulation".
       bytes_down: bytes sent to all clients of the round, in all phases; float scalar.
       bytes_up: bytes that they send; float scalar.
       useful_steps: gradients that the clients needed.
@@ -60,6 +60,13 @@ class RoundView(NamedTuple):
     useful_steps: jax.Array
     computed_steps: jax.Array
     key: jax.Array
+
+    def __getattribute__(self, name: str) -> Any:
+        value = tuple.__getattribute__(self, name)
+        if name in _OBSERVED and isinstance(value, tuple) and value == ():  # a sum over its leaves would be 0
+            observes = f"have observes = frozenset({{{_OBSERVED[name]!r}}}), with what it has already, in its class"
+            raise TypeError(f"view.{name} is computed for diagnostics that observe it: {observes}")
+        return value
 
 
 class Diagnostic(Described):
@@ -121,12 +128,7 @@ def as_diagnostics(given: Requested) -> tuple[Diagnostic, ...]:
     owners = dict.fromkeys(_TAKEN, "the run itself")
     for one in made:
         for observed in one.observes:
-            check_choice(f"{type(one).__name__}.observes", observed, _OBSERVABLE)
-        read = classes.names_read(type(one).measure) - vars(one).keys()
-        for observed, field in _OBSERVABLE.items():
-            if field in read and observed not in one.observes:
-                fix = f"it is computed where somebody asks: observes = frozenset({{{observed!r}}}) in the class"
-                raise TypeError(f"{type(one).__name__}.measure reads view.{field}, and its observes lacks that: {fix}")
+            check_choice(f"{type(one).__name__}.observes", observed, tuple(_OBSERVED.values()))
         for name in one.names():
             if name in owners:
                 who = f"{type(one).__name__} records {name!r}, which {owners[name]} records too"

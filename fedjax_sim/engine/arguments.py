@@ -56,7 +56,7 @@ DEFAULTS: dict[str, Any] = dict.fromkeys(sorted(RunArguments.__optional_keys__))
 }  # fmt: skip
 
 
-# Names that no function of a run has and people look for, and what to do instead.
+# Names that people look for among the arguments of a run, and what to do instead, unless the function says other.
 _ELSEWHERE = {
     "policy": "it is the system's: system=fedjax_sim.systems.devices(..., policy=...)",
     "resume": "simulate(..., checkpoint=directory) goes on by itself with a run that was interrupted",
@@ -90,7 +90,7 @@ def takes_run(*without: str, **elsewhere: str) -> Callable[[F], F]:
         def called(*args: Any, **kwargs: Any) -> Any:
             for name in kwargs:
                 if name not in known:
-                    fix = (elsewhere | _ELSEWHERE).get(name) or suggest(name, list(known))
+                    fix = (_ELSEWHERE | elsewhere).get(name) or suggest(name, list(known))
                     raise TypeError(f"{function.__name__}(...) has no argument {name!r}: {fix}")
             missing = [name for name in RunArguments.__annotations__ if name not in DEFAULTS | kwargs]
             if missing:

@@ -144,6 +144,6 @@ def _returned(task: Task, function: str, *given: Any) -> Any:
         said = mistake(error)
         failed = f"{said} (on {were})" if said else f"failed on {were}: {type(error).__name__}: {error}"
         texts = {text for frame, _ in stack(error) for text in frame.f_locals.values() if isinstance(text, str)}
-        if len(given) > 1 and isinstance(given[1], Mapping) and texts & given[1].keys():
+        if len(given) > 1 and isinstance(given[1], Mapping) and given[1].keys() <= texts:
             failed += " (x, y = examples has the names in a dictionary: take examples['x'], examples['y'])"
         raise kind(f"{called} {failed}") from error

@@ -64,7 +64,7 @@ def run_columns(run: Any, each: str) -> dict[str, np.ndarray]:
     times = run.evaluated if each == "evaluation" else rounds_of(run, next(iter(records)))
     columns = {"seed": np.repeat(run.seeds, len(times)), "round": np.tile(times, len(run.seeds))}
     columns |= {name: values.ravel() for name, values in records.items()}
-    there = ran(run, len(times)).ravel() if each == "round" else slice(None)
+    there = ran(run, len(run.seeds), len(times)).ravel() if each == "round" else slice(None)
     return {name: values[there] for name, values in columns.items()}
 
 
@@ -72,7 +72,7 @@ def ran_rounds(run: Any) -> dict[str, np.ndarray]:
     """The records of rounds; where a seed had stopped they are zero, and NaN here."""
     found = {}
     for name, values in run.rounds.items():
-        there = ran(run, values.shape[1])
+        there = ran(run, *values.shape[:2])
         column = there.reshape(*there.shape, *[1] * (values.ndim - 2))
         found[name] = values if there.all() else np.where(column, values, np.nan)
     return found

@@ -106,8 +106,10 @@ def save_figure(figure: Any, path: str | os.PathLike[str]) -> None:
     import matplotlib
 
     kind = Path(path).suffix[1:] or "png"
+    while figure is not figure.figure:  # of axes their figure, of that in a figure the whole
+        figure = figure.figure
     with matplotlib.rc_context(FONTS):
-        write_atomically(path, lambda file: figure.figure.savefig(file, format=kind, dpi=150))
+        write_atomically(path, lambda file: figure.savefig(file, format=kind, dpi=150))
 
 
 def check_matplotlib() -> None:

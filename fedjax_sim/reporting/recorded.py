@@ -96,9 +96,10 @@ def rounds_of(run: Recorded, name: str) -> np.ndarray:
     return run.evaluated if name in run.metrics else np.arange(1, run[name].shape[1] + 1)
 
 
-def ran(run: Any, rounds: int) -> np.ndarray:
+def ran(run: Any, seeds: int, rounds: int) -> np.ndarray:
     """bool[seeds, R], which rounds a seed ran before it stopped."""
-    ends = [run.stops[seed].round if seed in run.stops else rounds for seed in run.seeds]
+    stops = getattr(run, "stops", {})
+    ends = [stops[seed].round if seed in stops else rounds for seed in getattr(run, "seeds", range(seeds))]
     return np.asarray(np.arange(rounds) < np.array(ends)[:, None])
 
 

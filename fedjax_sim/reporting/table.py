@@ -134,14 +134,18 @@ def remarks(histories: Mapping[str, Recorded]) -> list[str]:
 
 
 def _empty_rounds(histories: Mapping[str, Recorded]) -> list[str]:
-    """A line where there were rounds in which nobody took part: nobody was there, or in time."""
-    shares = []
+    """A line where there were rounds in which nobody took part: nobody was there, or in time.
+
+    Rounds from which clients were left out because they sent what is not finite are others.
+    """
+    found = []
     for name, run in histories.items():
         if "cohort_size" in (rounds := getattr(run, "rounds", {})):
-            size = rounds["cohort_size"][recorded.ran(run, rounds["cohort_size"].shape[1])]
-            if empty := np.sum(size == 0):
-                shares.append(f"{empty / size.size:.1%} of the rounds of {name}")
-    return [f"nobody took part in {listed(shares)}"] if shares else []
+            size, refused = rounds["cohort_size"], rounds.get("nonfinite_clients", 0)
+            ran = recorded.ran(run, *size.shape)
+            if empty := np.sum(ran & (size == 0) & (refused == 0)):
+                found.append(f"{name} {empty:,} of {ran.sum():,}")
+    return [f"rounds of all seeds in which nobody took part: {listed(found)}"] if found else []
 
 
 def objectives(histories: Mapping[str, Recorded]) -> list[str]:

@@ -11,6 +11,7 @@ import pytest
 import fedjax_sim as fjs
 from fedjax_sim import trees
 from fedjax_sim.algorithms.partial import merged, split
+from fedjax_sim.algorithms.wrapper import keeps_personal
 from fedjax_sim.engine.checks import resolve
 from fedjax_sim.engine.draw import exchange_cost
 from fedjax_sim.engine.plan import Plan
@@ -209,6 +210,12 @@ def test_what_is_frozen_stays_bit_for_bit_and_the_rest_trains_without_it() -> No
     trees_close(method.personal(result.state.server, ()), result.params, 0)
     assert jax.tree.leaves(result.state.clients) == []
     assert result.state.visited is None  # which is of methods whose clients have models of their own
+
+    class Own(type(method)):
+        def personal(self, server, c_i):
+            return self.evaluated(server)
+
+    assert keeps_personal(Own(method.base, method.patterns))
 
 
 LAYOUTS = {"stacked": fjs.layout.stacked(), "lanes": fjs.layout.lanes(2)}

@@ -327,21 +327,12 @@ class Few(fjs.cohort.Participation):
         return fjs.cohort.Selection(jnp.zeros(1, jnp.int32), jnp.ones(1, jnp.int32))
 
 
-class Keyless(fjs.task.Task):
-    def init(self, key, dataset):
-        return init(key)
-
-    def losses(self, params, examples):
-        return plain(params, examples)
-
-
 LABELLED = fjs.datasets.from_ids((np.zeros((4, 2), np.float32), np.zeros(4, np.float32)), [0, 0, 1, 1])
 CALLS = {
     "a module's init": (lambda: {"task": fjs.functions(Two().init, plain)}, "self.init_function(key)"),
     "a module": (lambda: {"task": fjs.regression(Two()), "data": LABELLED}, "self.model.init(key, self._one(dataset)"),
     "evaluate": (lambda: {"evaluate": lambda params: {}}, "evaluate(params, dataset, **known)"),
     "a scheme": (lambda: {"cohort": Few()}, "cohort.select(data, key, t)"),
-    "a task": (lambda: {"task": Keyless()}, "getattr(task, function)(*given)"),
 }
 
 
@@ -354,6 +345,20 @@ def test_a_call_that_does_not_fit_is_shown_as_it_is_written(name):
 
 
 def test_a_call_of_ones_own_is_not_shown_as_the_packages():
+    class Own(type(fjs.fedavg(client_optimizer=SGD))):
+        def _moved(self, server):
+            return server
+
+        def update(self, server, message, cohort):
+            return self._moved(server, cohort)
+
+    with pytest.raises(TypeError, match="_moved") as caught:
+        run(Own(client_optimizer=SGD))
+    assert "self._moved(server, cohort)" in note_of(caught)
+    assert "calls it so" not in note_of(caught)
+    with pytest.raises(TypeError, match="missing 1") as caught:
+        run(task=fjs.functions(init, lambda params, examples: plain(params)))
+    assert "calls it so" not in note_of(caught)
     given = {"cohort": fjs.cohort.full(), "work": fjs.local.steps(1), "batches": fjs.local.full_batch()}
     train = fjs.make_train(task=fjs.quadratic(), rounds=1, **given)
     with pytest.raises(TypeError, match="unexpected keyword argument 'seeds'") as caught:

@@ -854,5 +854,5 @@ def test_what_a_diagnostic_of_ones_own_must_return_and_ask_for():
     data, method = fjs.datasets.quadratics(num_clients=2, dim=2), fjs.fedavg(client_optimizer=fjs.optim.sgd(0.1))
     with pytest.raises(TypeError, match=r"Norm.measure returned float32\[\]: return arrays by name"):
         fjs.simulate(method, data, **run, diagnostics=[Norm()])
-    with pytest.raises(TypeError, match=r"Far.measure reads view.updates, .*observes = frozenset\(\{'updates'\}\)"):
+    with pytest.raises(TypeError, match=r"view.updates is computed for .*observes = frozenset\(\{'updates'\}\)"):
         fjs.simulate(method, data, **run, diagnostics=[Far()])

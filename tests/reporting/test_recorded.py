@@ -122,7 +122,9 @@ def test_rounds_in_which_nobody_took_part_are_counted_up_to_where_a_seed_stopped
     some.rounds["cohort_size"] = np.array([[5, 0, 5, 5], [5, 0, 0, 0]])
     late.rounds["cohort_size"] = np.zeros((2, 4), int)
     assert remarks({"a": some, "b": late, "c": run()}) == [
-        "nobody took part in 20.0% of the rounds of a, 100.0% of the rounds of b"
+        "rounds of all seeds in which nobody took part: a 1 of 5, b 8 of 8"
     ]
-    some.rounds["cohort_size"][0, 1] = 1
+    some.rounds["nonfinite_clients"] = np.array([[0, 3, 0, 0], [0, 0, 0, 0]])  # who took part and was left out
     assert remarks({"a": some}) == []
+    del late.stops, late.seeds  # a record of somebody else's
+    assert remarks({"b": late}) == ["rounds of all seeds in which nobody took part: b 8 of 8"]

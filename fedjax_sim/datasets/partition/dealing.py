@@ -15,7 +15,7 @@ from fedjax_sim.datasets.parts import Partition
 
 def checked_labels(what: str, labels: Any) -> np.ndarray:
     """Labels renumbered 0 .. C-1 without gaps, int64[n]."""
-    if isinstance(labels, tuple) and len(labels) == 2 and all(np.ndim(one) for one in labels):
+    if isinstance(labels, tuple) and len(labels) == 2 and all(hasattr(one, "__len__") for one in labels):
         raise TypeError(f"{what}(labels) is {shapes(labels)}: give the labels alone, {what}(y, ...)")
     array = host_array(f"{what}(labels)", labels)
     if array.ndim != 1:

@@ -182,7 +182,11 @@ class PhaseDiagram:
         arrays = read_npz(Path(path))
         with parsing(Path(path), "is no phase diagram, or is damaged", "give a file that PhaseDiagram.save wrote"):
             about = json.loads(arrays["about"].tobytes())
-            chosen = {name: arrays[f"chosen{number}"] for number, name in enumerate(about.pop("chosen"))}
+            there = arrays["computed"][..., None]  # older files have the first candidate elsewhere
+            chosen = {
+                name: np.where(there, arrays[f"chosen{number}"], np.nan)
+                for number, name in enumerate(about.pop("chosen"))
+            }
             about["methods"] = tuple(about["methods"])
             given: dict[str, Any] = about | {"chosen": chosen} | {name: arrays[name] for name in _ARRAYS}
             return cls(**given)
