@@ -13,6 +13,7 @@ from fedjax_sim.datasets import partition as partitions
 from fedjax_sim.datasets.draws import Draws
 from fedjax_sim.datasets.sources.image_files import CIFAR10, CIFAR100, CifarSet
 from fedjax_sim.datasets.sources.record import DataFile
+from fedjax_sim.datasets.sources.sharing import by_rows
 from fedjax_sim.papers.bench import Bench, Scale, Setting
 from fedjax_sim.run.history import History
 
@@ -229,12 +230,9 @@ def _features(images: np.ndarray, normalisation: Any, pooled: bool) -> np.ndarra
 
 
 def _dealt(train: Any, test: Any, deal: Deal, classes: int) -> fjs.FederatedDataset:
-    (x, y), (_, test_y) = train, test
-    rows = deal(y)
-    ids = np.repeat(np.arange(len(rows)), [len(of) for of in rows])
-    order = np.concatenate(list(rows))
-    test_ids = np.arange(len(test_y)) % len(rows)  # the test is of all images together
-    return fjs.datasets.from_ids((x[order], y[order]), ids, test=test, test_ids=test_ids, num_classes=classes)
+    rows = deal(train[1])
+    owner = np.arange(len(test[1])) % len(rows)  # the test is of all images together
+    return by_rows(rows, train, test, owner, classes)
 
 
 def _digits(deal: Deal) -> fjs.FederatedDataset:

@@ -56,12 +56,9 @@ def run_setting(bench: Bench, problem: Problem) -> dict[str, Any]:
 
 def settings(bench: Bench, found: dict[str, Problem], epochs: int = EPOCHS) -> list[Setting]:
     """The paper's setting beside ours."""
-    row, data = (
-        bench.setting,
-        "; ".join(
-            f"{name}: {of.data.num_clients} devices, {of.data.num_examples} training examples"
-            for name, of in found.items()
-        ),
+    row = bench.setting
+    data = "; ".join(
+        f"{name}: {of.data.num_clients} devices, {of.data.num_examples} training examples" for name, of in found.items()
     )
     plotted = ", ".join(f"{name} {rounds}" for name, rounds in ROUNDS.items())
     words = "300 random numbers, fixed" if "Sent140" in found else "none: no Sent140"

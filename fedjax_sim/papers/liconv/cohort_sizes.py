@@ -28,8 +28,7 @@ Runs = dict[int, History]  # by K
 
 def runs_of(bench: Bench, name: str, local_steps: int = EPOCHS * STEPS) -> Runs:
     """Scheme I on a data set, by K."""
-    rounds = _rounds(bench, name)
-    most, few = EPOCHS * STEPS, bench.size == "smoke"
+    rounds, most, few = bench.choose(2, ROUNDS), EPOCHS * STEPS, bench.size == "smoke"
     data = problems.load(bench, name)
     return {
         K: problems.run(
@@ -63,12 +62,10 @@ def own_settings(bench: Bench, prefix: str = "") -> list[Setting]:
     """What belongs to Figure 3."""
     several = ", ".join(map(str, _sizes(bench, ALIKE)))
     few = f"{several}; on MNIST {', '.join(map(str, _sizes(bench, BALANCED)))}"
-    rounds, on_mnist = _rounds(bench, ALIKE), _rounds(bench, BALANCED)
     return [
         problems.steps_setting(bench, EPOCHS, SMOKE_STEPS, prefix),
         bench.setting(f"{prefix}clients a round K", "several; published code: 10, 30, 50, 70, 100", several, cpu=few),
-        bench.setting(f"{prefix}rounds", "not given (published code: 80)",
-                      rounds if rounds == on_mnist else f"{rounds}; on MNIST {on_mnist}"),
+        bench.setting(f"{prefix}rounds", "not given (published code: 80)", ROUNDS, smoke=2),
         bench.setting(f"{prefix}evaluated", "every round",
                       cpu=f"every round; on MNIST every {problems.every(bench, BALANCED)}"),
         bench.setting(f"{prefix}batch size", "64 on MNIST, 24 on synthetic data", "the same"),
@@ -125,10 +122,6 @@ def _ends(runs: Runs) -> tuple[dict[int, float], float]:
     ends = {K: mean(levels(history, "loss")) for K, history in runs.items()}
     least = min(ends.values())
     return ends, (max(ends.values()) - least) / (start(next(iter(runs.values()))) - least)
-
-
-def _rounds(bench: Bench, name: str) -> int:
-    return bench.choose(smoke=2, cpu=ROUNDS)
 
 
 def _sizes(bench: Bench, name: str) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from fedjax_sim.papers.measuring import difference
 from fedjax_sim.papers.scaffold.images import METHODS
 from fedjax_sim.reporting.figures import plain_numbers
 from fedjax_sim.reporting.plots import COLOURS, LEGEND, plain
-from fedjax_sim.reporting.recorded import measured
+from fedjax_sim.reporting.recorded import first_reached, measured
 
 METRIC = "test_accuracy"
 _PAPERS_LIMIT = 1000
@@ -81,15 +81,6 @@ def ahead(a: Tuned, b: Tuned) -> list[float]:
     return difference(b.rounds, a.rounds).numbers
 
 
-def rounds_to(accuracies: np.ndarray, target: float) -> np.ndarray:
-    """The first round after which the accuracy is at least the target; inf for never.
-
-    ``accuracies`` are [seeds, R + 1], after every round and before the first, which is not counted.
-    """
-    there = accuracies[:, 1:] >= target - 1e-6  # 0.45 in single precision is less than 0.45
-    return np.where(there.any(axis=1), there.argmax(axis=1) + 1, np.inf)
-
-
 def tuned(
     bench: Bench,
     label: str,
@@ -115,7 +106,10 @@ def tuned(
             rounds=limit if best is None or np.isinf(best.mean) else int(best.rounds.max()),
         )  # fmt: skip
         accuracies = measured(history, METRIC)
-        found, height = Tuned(rate, rounds_to(accuracies, target), limit), float(np.nanmax(accuracies, axis=1).mean())
+        height = float(np.nanmax(accuracies, axis=1).mean())
+        trained = accuracies[:, 1:]  # the model before the first round is not counted
+        rounds = first_reached(trained, np.arange(1, accuracies.shape[1]), target, falling=False)
+        found = Tuned(rate, rounds, limit)
         if best is None or found.mean < best.mean or (np.isinf(best.mean) and height > nearest):
             best, nearest = found, height
         elif np.isfinite(best.mean):
