@@ -32,6 +32,7 @@ from fedjax_sim.clients.cohort.participation import Participation
 from fedjax_sim.clients.cohort.schemes import Full, Independent, Uniform
 from fedjax_sim.core.descriptions import build
 from fedjax_sim.core.values import check_choice, check_count, check_real, is_concrete, shown
+from fedjax_sim.datasets.calls import answers
 
 ADD_OR_REMOVE = "add or remove one client"
 REPLACE = "replace one client"
@@ -91,6 +92,7 @@ class _Accounting(NamedTuple):
         return max(found, float(np.min(np.log1p(-1 / orders) - np.log(self.delta * orders) / (orders - 1))))
 
 
+@answers({})
 def epsilon(
     *,
     noise_multiplier: float,
@@ -126,6 +128,7 @@ def epsilon(
     return Guarantee(of.epsilon(float(noise_multiplier)), delta, of.neighbours, of.accountant)
 
 
+@answers({})
 def noise_multiplier(
     *,
     epsilon: float,

@@ -1,6 +1,7 @@
 """Federated data sets: which client holds which examples."""
 
 from types import ModuleType as _Module
+from typing import TYPE_CHECKING as _CHECKED
 
 from fedjax_sim.datasets import host as host
 from fedjax_sim.datasets import partition as partition
@@ -57,3 +58,13 @@ from fedjax_sim.datasets.synthetic import synthetic as synthetic
 
 __all__ = ["host", "partition", "text"]
 __all__ += [name for name, value in vars().items() if not (name.startswith("_") or isinstance(value, _Module))]
+
+if not _CHECKED:  # for who checks types there is no name but these
+
+    def __getattr__(name: str) -> object:
+        from fedjax_sim.core.values import suggest
+
+        known = [*__all__, *(f"partition.{one}" for one in partition.__all__)]
+        table = name in ("from_csv", "from_dataframe", "from_pandas", "from_parquet")
+        hint = suggest("from_table" if table else name, known)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}: {hint}")

@@ -117,7 +117,8 @@ def gini(values: jax.Array) -> jax.Array:
     """Gini coefficient sum_ij |v_i - v_j| / (2 N sum v_i): 0 for equal values; 0 where their sum is 0."""
     count = values.size
     ranks = jnp.arange(1, count + 1, dtype=values.dtype) * 2 - (count + 1)
-    return quotient(trees.inner(ranks, jnp.sort(values)), count * jnp.sum(values))
+    ordered = jnp.sort(values)  # less the smallest, which the ranks leave out: what all have would be round-off
+    return quotient(trees.inner(ranks, ordered - ordered[0]), count * jnp.sum(values))
 
 
 def jain(values: jax.Array) -> jax.Array:

@@ -85,6 +85,7 @@ def takes_run(*without: str, **elsewhere: str) -> Callable[[F], F]:
         signature = inspect.signature(function)
         own = [one for one in signature.parameters.values() if one.kind is not one.VAR_KEYWORD]
         known = {one.name: one for one in sorted([*of_run, *own], key=lambda one: one.kind)}
+        places = [one.name for one in own if one.kind is one.POSITIONAL_OR_KEYWORD]
 
         @functools.wraps(function)
         def called(*args: Any, **kwargs: Any) -> Any:
@@ -92,6 +93,10 @@ def takes_run(*without: str, **elsewhere: str) -> Callable[[F], F]:
                 if name not in known:
                     fix = (_ELSEWHERE | elsewhere).get(name) or suggest(name, list(known))
                     raise TypeError(f"{function.__name__}(...) has no argument {name!r}: {fix}")
+            if len(args) > len(places):  # Python's own words count the defaults among what was given
+                fix = elsewhere.get("algorithm") or "give the others by their names, task=..., rounds=100"
+                takes = f"takes {' and '.join(places) or 'nothing'} without a name"
+                raise TypeError(f"{function.__name__}(...) {takes}, and {len(args)} were given: {fix}")
             missing = [name for name in RunArguments.__annotations__ if name not in DEFAULTS | kwargs]
             if missing:
                 give = ", ".join(f"{name}={_PARTS[name][1] if name in _PARTS else 100}" for name in missing)

@@ -201,7 +201,7 @@ class Classification(Supervised):
         return per_example(cross_entropy(outputs, examples["y"]))
 
     def metrics(self, params: Any, examples: Any) -> dict[str, jax.Array]:
-        logits = self.outputs(params, examples)
+        logits = single(self.outputs(params, examples))
         correct = jnp.argmax(logits, axis=-1).astype(examples["y"].dtype) == examples["y"]
         return {"accuracy": per_example(correct.astype(logits.dtype))}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
@@ -24,6 +24,17 @@ class Stop(NamedTuple):
 
     round: int
     reason: str
+
+
+class ByName:
+    """What was recorded is an entry, ``history["loss"]``: an attribute of its name is an error that says so."""
+
+    if not TYPE_CHECKING:  # for who checks types there is no attribute but those that are declared
+
+        def __getattr__(self, name: str) -> Any:
+            known = {**vars(self).get("metrics", {}), **vars(self).get("rounds", {})}  # there are none while it is read
+            hint = f": what was recorded is an entry, history[{name!r}]" if name in known else ""
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}", name=name, obj=self)
 
 
 def unwritable(values: Any) -> np.ndarray:

@@ -92,6 +92,8 @@ class Train(Protocol):
 
 
 @takes_run(
+    algorithm="the returned function takes it, train(algorithm, dataset, key)",
+    dataset="the returned function takes it, train(algorithm, dataset, key)",
     seeds="a seed is the key that the returned function takes, train(algorithm, dataset, jax.random.key(seed)); for "
     "several, jax.vmap(train, (None, None, 0)) and keys",
     seed="a seed is the key that the returned function takes, train(algorithm, dataset, jax.random.key(seed))",

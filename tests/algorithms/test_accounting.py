@@ -177,6 +177,8 @@ def test_what_cannot_be_accounted_for():
         privacy.spent(fjs.quantised(private), fjs.cohort.full(), 10, 5, 1e-5)
     with pytest.raises(TypeError, match="traced or several"):
         privacy.spent(private.replace(noise_multiplier=np.ones(2)), fjs.cohort.full(), 10, 5, 1e-5)
+    with pytest.raises(TypeError, match=r"epsilon\(...\): has no argument 'rate'; its signature is .*sampling"):
+        privacy.epsilon(noise_multiplier=1.0, rate=0.1, rounds=10, delta=1e-5)
     with pytest.raises(ValueError, match="cannot average by 'sample'"):
         privacy.spent(private, fjs.cohort.full(average="sample"), 10, 5, 1e-5)
     with pytest.raises(ValueError, match="uniform\\(20\\): num_clients is 10: it must be at least 20"):

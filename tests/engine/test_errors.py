@@ -1096,6 +1096,21 @@ CASES: dict[str, tuple[Callable[[], object], type[Exception], tuple[str, ...]]] 
         TypeError,
         ("make_train(...) has no argument 'seeds'", "jax.random.key(seed)", "jax.vmap"),
     ),
+    "method and data of make_train": (
+        lambda: fjs.make_train(fedavg(), data(), **_without_data()),  # type: ignore[call-arg]
+        TypeError,
+        ("make_train(...) takes nothing without a name, and 2 were given", "train(algorithm, dataset, key)"),
+    ),
+    "method of make_train": (
+        lambda: fjs.make_train(algorithm=fedavg(), **_without_data()),
+        TypeError,
+        ("make_train(...) has no argument 'algorithm'", "train(algorithm, dataset, key)"),
+    ),
+    "task in the third place": (
+        lambda: fjs.simulate(fedavg(), data(), None, rounds=3),  # type: ignore[call-arg,misc]
+        TypeError,
+        ("simulate(...) takes algorithm and dataset without a name, and 3 were given", "task=..."),
+    ),
     "round of simulate": (
         lambda: through_simulate(round=3),
         TypeError,

@@ -100,6 +100,10 @@ def test_a_wrong_name_suggests_the_nearest():
     with pytest.raises(AttributeError, match="qwertyuiop"):
         fedjax_sim.qwertyuiop  # noqa: B018
     assert not hasattr(fedjax_sim, "qwertyuiop")
+    with pytest.raises(AttributeError, match=r"'fedjax_sim.datasets' has no .* mean 'partition.dirichlet'"):
+        fedjax_sim.datasets.dirichlet  # noqa: B018
+    with pytest.raises(AttributeError, match=r"did you mean 'from_table'"):
+        fedjax_sim.datasets.from_csv  # noqa: B018
 
 
 def test_the_installed_version_is_the_package_s():

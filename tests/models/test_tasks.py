@@ -19,10 +19,11 @@ class Positions(nn.Module):
     """Logits for every position of a sequence of integers."""
 
     classes: int = 5
+    dtype: Any = None
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        return nn.Dense(self.classes)(jax.nn.one_hot(x, 7))
+        return nn.Dense(self.classes, dtype=self.dtype)(jax.nn.one_hot(x, 7))
 
 
 class Line(nn.Module):
@@ -124,6 +125,14 @@ def test_losses_and_penalties_of_half_precision_keep_their_digits(dtype) -> None
     np.testing.assert_allclose(slope["params"]["Dense_0"]["bias"].astype("f"), [-small, small], rtol=5e-3)
     np.testing.assert_allclose([errors[name][0] for name in ("loss", "mse", "mae")], [0.08, 0.16, 0.4], rtol=1e-3)
     np.testing.assert_allclose(penalty, 0.3 * 64, rtol=1e-6)
+
+
+def test_the_accuracy_of_a_sequence_keeps_its_digits_in_half_precision() -> None:
+    """The mean over the positions of an example was rounded to bfloat16: two of three were 0.668."""
+    task, x = fjs.classification(Positions(2, jnp.bfloat16)), jnp.zeros((2, 3), jnp.int32)
+    params = {"params": {"Dense_0": {"kernel": jnp.zeros((7, 2)), "bias": jnp.array([1.0, 0.0])}}}
+    values = jax.jit(task.values)(params, {"x": x, "y": jnp.array([[0, 0, 1], [0, 1, 1]])})
+    np.testing.assert_allclose(values["accuracy"], [2 / 3, 1 / 3], rtol=1e-6)
 
 
 @pytest.mark.slow

@@ -1,9 +1,11 @@
 """History: what is recorded comes back from a file, and a damaged file is refused."""
 
+import copy
 import dataclasses
 import functools
 import io
 import json
+import pickle
 import zipfile
 
 import jax
@@ -52,6 +54,15 @@ def test_what_is_recorded():
     assert h.description["objective"] == "(1/N) sum F_i"
     assert "personal" not in h.description
     assert h.description["run"]["layout"]["name"] == "layout.turns"
+
+
+def test_a_record_taken_for_an_attribute_is_told_how_it_is_read():
+    for name in ("loss", "cohort_size"):
+        with pytest.raises(AttributeError, match=rf"no attribute '{name}': .* history\['{name}'\]$"):
+            getattr(history(), name)
+    with pytest.raises(AttributeError, match=r"no attribute 'nothing'$"):
+        history().nothing  # noqa: B018
+    assert copy.copy(history()).seeds == pickle.loads(pickle.dumps(history())).seeds == [3, 5]
 
 
 def with_norms():
