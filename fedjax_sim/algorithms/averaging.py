@@ -58,6 +58,8 @@ class LastK(Wrapper):
 
     x~_t = mean of x_s, s = max(0, t - k + 1) .. t; x~ is evaluated and returned, x trains on.
 
+    Rounds that change nothing (nobody took part) are not counted.
+
     Memory: k models on the server.
 
     Args:

@@ -159,7 +159,8 @@ class Keep(Partial):
     With the head kept this is FedPer, with the body LG-FedAvg, with the layers of normalisation FedBN. Both parts are
     trained together, on what the base minimises. Its own terms are of u alone: a proximal term does not hold v_i, no
     control variate corrects it; clipping, compression and noise are of what is sent. v_i steps as the local optimiser
-    says, by itself (as in :class:`fedjax_sim.algorithms.Parts`). A penalty of the task counts in both.
+    says, by itself (as in :class:`fedjax_sim.algorithms.Parts`). A penalty of the task counts in both. Models that the
+    base compares with, x and the client's last u (MOON), are constants, with the v_i that the client came with.
 
     The model that is evaluated has v as it was at the start: look at ``personal``, the shared model with a client's own
     part. Parameters are named by whole parts of their paths (``params/Dense_1/kernel``), in which ``*`` stands for
@@ -212,8 +213,16 @@ class Keep(Partial):
         return Parts({BASE: self.base.begin(sent, c_i.base, _inside(client)), OWN: c_i.memory})
 
     def objective(self, F: Any, y: Any, k: jax.Array, sent: Any, c_i: Any, client: Client) -> jax.Array:
-        whole = _Whole(F, lambda u: merged(u, y[OWN]))
-        return self.base.objective(whole, y[BASE], k, sent, c_i.base, _inside(client))
+        # A part that does not move in this step may be the very arrays that the client was sent.
+        given = {id(leaf) for leaf in jax.tree.leaves((sent, c_i.base))} - set(map(id, jax.tree.leaves(y[BASE])))
+
+        def whole(u: Any) -> Any:
+            # x and what the client has kept of u, as MOON asks of them, are constants with the part they came with.
+            leaves = jax.tree.leaves(u)
+            constant = bool(leaves) and all(id(leaf) in given for leaf in leaves)
+            return merged(u, c_i.memory if constant else y[OWN])
+
+        return self.base.objective(_Whole(F, whole), y[BASE], k, sent, c_i.base, _inside(client))
 
     def turn(self, k: jax.Array, client: Client) -> dict[str, jax.Array] | None:
         return None  # the kept part is in every step, whatever parts the base has

@@ -48,7 +48,8 @@ def from_clients(
 
     Raises:
       ValueError: no clients, an empty client, lengths, structures, columns or shapes that do not agree, NaN or infinite
-        features, labels outside [0, num_classes), repeated or negative ids, both ``test`` and ``test_fraction``.
+        features, labels outside [0, num_classes), repeated or negative ids, both ``test`` and ``test_fraction``,
+        a ``test_fraction`` that holds nothing out.
       TypeError: a mapping, an array or ``(x, y)`` instead of a list of clients, leaves that are not numbers, labels
         that are not integers though ``num_classes`` is given.
       MemoryError: more than there is room for, before any of it is made.
@@ -91,7 +92,8 @@ def from_ids(
       num_classes: as in :func:`from_clients`.
 
     Raises:
-      ValueError: lengths that differ, missing ids, test clients without training examples, bad values.
+      ValueError: lengths that differ, missing ids, test clients without training examples, bad values, a
+        ``test_fraction`` that holds nothing out.
       TypeError: ids that are neither all integers nor all strings.
 
     Example:
@@ -125,7 +127,8 @@ def from_partition(
       num_classes: as in :func:`from_clients`.
 
     Raises:
-      ValueError: no clients, an empty client, an index out of range or used twice, bad values.
+      ValueError: no clients, an empty client, an index out of range or used twice, bad values, a ``test_fraction`` that
+        holds nothing out: no client has two examples.
       TypeError: indices that are not integers.
 
     Example:

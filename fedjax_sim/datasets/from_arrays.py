@@ -54,7 +54,9 @@ def given_clients(
             raise ValueError(f"{name} has {len(part)} clients but there are {count}: give one entry (or None) for each")
         held_out[name] = None if part is None else _joined(part, ids, train, seen, name)
     if test is None:
-        train, held_out["test"] = _cut(train, held_by_id("held_out", ids, train.sizes, test_fraction, seed))
+        train, held_out["test"] = _cut(
+            train, held_by_id("held_out", ids, train.sizes, test_fraction, seed), test_fraction
+        )
     return Given(train, held_out, ids, ids)
 
 
@@ -89,7 +91,7 @@ def given_ids(
     if test is None:
         # Drawn in the order of the rows, as they were given.
         held = held_in("held_out", owner, train.sizes, test_fraction, seed)
-        train, held_out["test"] = _cut(train, held if train.rows is None else held[train.rows])
+        train, held_out["test"] = _cut(train, held if train.rows is None else held[train.rows], test_fraction)
     return Given(train, held_out, client_ids, names)
 
 
@@ -125,7 +127,7 @@ def given_partition(examples: Any, partition: Sequence[Any], test_fraction: floa
     ids = np.arange(len(partition))
     rows, sizes = checked_partition(partition, total)
     held = held_in("held_out", np.repeat(ids, sizes), sizes, test_fraction, seed)
-    train, test = _cut(Flat(flat, sizes, rows), held)
+    train, test = _cut(Flat(flat, sizes, rows), held, test_fraction)
     return Given(train, {"test": test}, ids, ids)
 
 
@@ -174,10 +176,15 @@ def _check_list(clients: Any) -> None:
             )
 
 
-def _cut(flat: Flat, held: np.ndarray) -> tuple[Flat, Flat | None]:
+def _cut(flat: Flat, held: np.ndarray, fraction: float) -> tuple[Flat, Flat | None]:
     """The part to train on and the part that is ``held`` out, bool[n] client after client; None for no such part."""
-    if not held.any():
+    if fraction == 0.0:
         return flat, None
+    if not held.any():
+        raise ValueError(
+            f"test_fraction is {fraction}, and holds nothing out, the largest client has {flat.sizes.max()} examples: "
+            "give 0.0, a larger share, or clients with two examples"
+        )
     count = flat.sizes.size
     owner = np.repeat(np.arange(count), flat.sizes)
     rows = np.arange(owner.size) if flat.rows is None else flat.rows

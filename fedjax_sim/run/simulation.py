@@ -102,9 +102,9 @@ def simulate(
       initial_params: where all seeds start, or a list with one model for each seed, in their order (where the task's
         own parameters are such a list, they are one model); None draws them from each seed.
       initial_state: the state in which the seeds start: ``history.state`` of a run of the same method and as many
-        seeds with ``keep_state=True``. Rounds are counted from 0 again, in rates over rounds too, and draw by their
-        numbers and the seed: give other seeds, or round t draws what it drew in the run before. Refused of an
-        asynchronous run, and with ``client_states`` off the device.
+        seeds with ``keep_state=True``; without, it is None, which starts anew. Rounds, in rates over rounds too, are
+        counted from 0 again and draw by their numbers and the seed: give other seeds, or round t draws what it drew in
+        the run before. Refused of an asynchronous run, and with ``client_states`` off the device.
       stop: a rule of :mod:`fedjax_sim.stopping`, asked after every evaluation but that of the start; a seed that stops
         keeps its model.
       on_divergence: what becomes of a seed whose clients, model or loss are not finite any more, or whose loss

@@ -172,9 +172,8 @@ both_averages = pytest.mark.parametrize("average", ["sample", pytest.param("plai
 # The methods
 
 
-@both_averages
-def test_moon(average):
-    mu, temperature = 0.7, 0.4
+def of_moon(mu, temperature):
+    """The gradient of MOON's loss."""
 
     def cosine(a, b):
         """And its derivative in a, which is 0 where a vector is 0."""
@@ -191,12 +190,39 @@ def test_moon(average):
         in_features = mu * share * (of_far - of_near) / temperature
         return pulled(params, x, r[:, None] * of_losses(logits, y), r[:, None] * in_features)
 
-    x, last = by_hand(gradient, average)
+    return gradient
+
+
+@both_averages
+def test_moon(average):
+    mu, temperature = 0.7, 0.4
+    x, last = by_hand(of_moon(mu, temperature), average)
     found = run(fjs.moon(client_optimizer=SGD, mu=mu, temperature=temperature), average)
     same(found.params, x)
     same(found.state.clients, stacked(last))
     without = run(fjs.moon(client_optimizer=SGD, mu=0.0, temperature=temperature), average)
     same(without.params, by_hand(plain, average)[0])
+
+
+def test_moon_where_clients_keep_a_part_of_what_features_are_made_of():
+    """What features are compared with are constants: x and the client's last model, with the part that it came with."""
+    mu, temperature = 5.0, 0.4
+
+    def with_bias(model, own):
+        layer = model["params"]["Dense_0"] | {"bias": own["params"]["Dense_0"]["bias"]}
+        return {"params": model["params"] | {"Dense_0": layer}}
+
+    x, last = first(), [first()] * len(IDS)
+    for t in range(ROUNDS):
+        starts = {i: with_bias(x, last[i]) for i in taking_part(t)}
+        ends = {i: trained(of_moon(mu, temperature), y, t, i, x0=y, before=last[i]) for i, y in starts.items()}
+        for i, y in ends.items():
+            last[i] = y
+        x = with_bias(averaged("sample", x, ends, t), first())
+    moon = fjs.moon(client_optimizer=SGD, mu=mu, temperature=temperature)
+    found = run(fjs.keep(moon, "Dense_0/bias"))
+    same(found.params, x)
+    same(found.state.clients.memory["params"]["Dense_0"]["bias"], stacked(last)["params"]["Dense_0"]["bias"])
 
 
 def test_moon_where_a_net_says_nothing():

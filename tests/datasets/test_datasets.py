@@ -291,7 +291,7 @@ def test_an_empty_test_part_is_none() -> None:
     clients = [(np.zeros((2, 1)), [0, 1])] * 2
     for nothing in (None, (np.zeros((0, 1)), np.zeros(0, int)), ([], [])):
         assert from_clients(clients, test=[nothing, nothing]).test is None
-    assert from_partition((np.zeros((3, 1)), [0, 1, 2]), [[0], [1], [2]], test_fraction=0.5).test is None
+    assert from_partition((np.zeros((3, 1)), [0, 1, 2]), [[0], [1], [2]], test_fraction=0.0).test is None
 
 
 def test_from_ids() -> None:
@@ -431,6 +431,13 @@ BAD_CLIENTS: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: from_clients([(X2, Y2)], test_fraction=1.0), ValueError, r"test_fraction is 1.0: it must be in \[0, 1\)"),
     (lambda: from_clients([(X2, Y2)], test=[None], test_fraction=0.5), ValueError, "test_fraction is 0.5, but test"),
     (lambda: from_clients([(X2, Y2)], test_fraction=0.5, seed=-1), ValueError, "seed is -1"),
+    (lambda: from_clients([(X2[:1], Y2[:1])], test_fraction=0.2), ValueError, "test_fraction is 0.2, and holds"),
+    (lambda: from_ids((X2, Y2), [0, 1], test_fraction=0.2), ValueError, "holds nothing out, the largest client has 1"),
+    (
+        lambda: from_partition((X2, Y2), [[1], [0]], test_fraction=0.9),
+        ValueError,
+        "0.9, and holds nothing out.*give 0.0, a larger share, or clients with two examples",
+    ),
     (lambda: from_ids((X2, Y2), [0, 0], test_fraction="half"), TypeError, "test_fraction is 'half'"),  # type: ignore[arg-type]
     (
         lambda: from_ids((X2, Y2), [0, 1], test=(X2, Y2), test_ids=[0, 1], test_fraction=0.5),
