@@ -25,7 +25,7 @@ def _public(what: str, value: Any) -> None:
     if not isinstance(value, FederatedDataset):
         raise TypeError(
             f"{what} is {shown(value)}: give a data set with examples like the clients', for instance "
-            "fedjax_sim.datasets.from_clients([{'x': x}]); nobody looks at its labels or its clients"
+            "fedjax_sim.datasets.from_clients([{'x': x}]); nobody looks at its labels, weights or clients"
         )
 
 
@@ -35,8 +35,8 @@ class FedDf(FedAvg):
     x <- x + eta_g sum_S w_i (y_i - x), as FedAvg; then ``steps`` times, on a batch d of the public data,
     x <- x - step of the ``distiller`` along the gradient of KL(softmax(1/|S| sum_S f(y_i, d)) | softmax(f(x, d)))
 
-    with f the logits, without dropout, averaged plainly whatever the models' average is. Labels of the public data are
-    not looked at. The server holds all |S| models of a round. ``steps=0`` is FedAvg.
+    with f the logits, without dropout, averaged plainly whatever the models' average is. Labels and weights of the
+    public data are not looked at. The server holds all |S| models of a round. ``steps=0`` is FedAvg.
 
     Args:
       public: a data set with examples like the clients'; all its training examples, whosever they are.
