@@ -175,8 +175,8 @@ class Requires:
         rule may stand in for the average.
       own_cohort: of an exchange before the last one: whether it draws a cohort of its own.
       minimises: from what the cohort's average stands for, in words, to what the method minimises.
-      elsewhere: whether the objective asks F elsewhere than at y (at x, a step ahead) and holds the answer constant: no
-        part of a client's own can be trained beside y, for the answers would depend on it.
+      elsewhere: whether the objective asks F for gradients elsewhere than at y (at x, a step ahead) and holds them
+        constant: no part of a client's own can be trained beside y, for they would depend on it.
     """
 
     slope: bool = False

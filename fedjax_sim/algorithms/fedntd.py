@@ -36,7 +36,7 @@ class FedNtd(FedAvg):
     beta: Any = real(default=1.0, low=0.0)
     temperature: Any = real(default=1.0, above=0.0)
 
-    requires = Requires(classes=True, elsewhere=True)
+    requires = Requires(classes=True)
 
     def objective(self, F: Any, y: Any, k: jax.Array, sent: Any, c_i: Any, client: Client) -> Any:
         logits = F.outputs(y)

@@ -160,7 +160,8 @@ class Keep(Partial):
     trained together, on what the base minimises. Its own terms are of u alone: a proximal term does not hold v_i, no
     control variate corrects it; clipping, compression and noise are of what is sent. v_i steps as the local optimiser
     says, by itself (as in :class:`fedjax_sim.algorithms.Parts`). A penalty of the task counts in both. Models that the
-    base compares with, x and the client's last u (MOON), are constants, with the v_i that the client came with.
+    base asks as they were sent or kept (FedNTD: x; MOON: the client's last u too) are constants, with the v_i that the
+    client came with; those that it computes have the v_i that moves.
 
     The model that is evaluated has v as it was at the start: look at ``personal``, the shared model with a client's own
     part. Parameters are named by whole parts of their paths (``params/Dense_1/kernel``), in which ``*`` stands for
@@ -171,7 +172,7 @@ class Keep(Partial):
 
     Raises:
       ValueError: a method without local steps, one that needs the whole model (FedDF, FedProto, HeteroFL) or keeps
-        several (IFCA), one that asks the model elsewhere than where it trains (Mime, FedSAM, FedNTD, Per-FedAvg but for
+        several (IFCA), one that asks the model elsewhere than where it trains (Mime, FedSAM, Per-FedAvg but for
         its exact form) or for the objective of the shared model (FedProx's adaptive mu), a rate for each array or,
         before a run, a scheme with replacement or a pattern that matches nothing.
 
@@ -183,7 +184,7 @@ class Keep(Partial):
     def checked(self) -> Self:
         checked, base, unfit = super().checked(), self.base.requires, ""
         if base.elsewhere:
-            unfit = "asks the model for more than its loss where it trains, and the part that is kept would change it"
+            unfit = "asks for gradients elsewhere than where it trains, and the part that is kept would change them"
         elif base.objective:
             unfit = "follows the objective at the shared model, which no client has: each has a part of its own"
         if unfit:
@@ -213,13 +214,15 @@ class Keep(Partial):
         return Parts({BASE: self.base.begin(sent, c_i.base, _inside(client)), OWN: c_i.memory})
 
     def objective(self, F: Any, y: Any, k: jax.Array, sent: Any, c_i: Any, client: Client) -> jax.Array:
-        # A part that does not move in this step may be the very arrays that the client was sent.
-        given = {id(leaf) for leaf in jax.tree.leaves((sent, c_i.base))} - set(map(id, jax.tree.leaves(y[BASE])))
+        # What the base trains may be the very arrays that the client was sent where nothing is compiled.
+        trained = jax.tree.leaves(y[BASE])
+        given = {id(leaf) for leaf in jax.tree.leaves((sent, c_i.base))} - set(map(id, trained))
 
         def whole(u: Any) -> Any:
             # x and what the client has kept of u, as MOON asks of them, are constants with the part they came with.
+            # Where the base trains nothing (freeze of all the rest) it is asked for y alone, of what it was sent.
             leaves = jax.tree.leaves(u)
-            constant = bool(leaves) and all(id(leaf) in given for leaf in leaves)
+            constant = bool(leaves and trained) and all(id(leaf) in given for leaf in leaves)
             return merged(u, c_i.memory if constant else y[OWN])
 
         return self.base.objective(_Whole(F, whole), y[BASE], k, sent, c_i.base, _inside(client))

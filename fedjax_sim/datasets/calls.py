@@ -1,4 +1,4 @@
-"""Functions that take the same arguments, and calls of constructors that do not fit.
+"""Functions that take the same arguments, and calls that do not fit.
 
 These are answered by the call that was meant, with the shapes that were given.
 """
@@ -26,7 +26,7 @@ MEANT_BY_PARTITION = {3: "from_partition(({0}, {1}), {2})"}
 
 
 def answers(meant: Mapping[int, str]) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Decorates a constructor: what is ``meant`` by so many arguments in a row, as above."""
+    """Decorates a function: what is ``meant`` by so many arguments in a row, as above."""
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
         signature, name = inspect.signature(function), function.__name__

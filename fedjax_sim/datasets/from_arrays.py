@@ -182,8 +182,8 @@ def _cut(flat: Flat, held: np.ndarray, fraction: float) -> tuple[Flat, Flat | No
         return flat, None
     if not held.any():
         raise ValueError(
-            f"test_fraction is {fraction}, and holds nothing out, the largest client has {flat.sizes.max()} examples: "
-            "give 0.0, a larger share, or clients with two examples"
+            f"test_fraction={fraction} holds no example out, the largest client has {flat.sizes.max()}: give "
+            "test_fraction=0.0, or clients with two or more"
         )
     count = flat.sizes.size
     owner = np.repeat(np.arange(count), flat.sizes)

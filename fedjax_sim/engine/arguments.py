@@ -94,7 +94,7 @@ def takes_run(*without: str, **elsewhere: str) -> Callable[[F], F]:
                     fix = (_ELSEWHERE | elsewhere).get(name) or suggest(name, list(known))
                     raise TypeError(f"{function.__name__}(...) has no argument {name!r}: {fix}")
             if len(args) > len(places):  # Python's own words count the defaults among what was given
-                fix = elsewhere.get("algorithm") or "give the others by their names, task=..., rounds=100"
+                fix = "give the others by their names, task=..., rounds=100" if places else elsewhere["algorithm"]
                 takes = f"takes {' and '.join(places) or 'nothing'} without a name"
                 raise TypeError(f"{function.__name__}(...) {takes}, and {len(args)} were given: {fix}")
             missing = [name for name in RunArguments.__annotations__ if name not in DEFAULTS | kwargs]

@@ -21,7 +21,7 @@ from fedjax_sim.datasets.reading.npz import MAX_BYTES, read_npz
 from fedjax_sim.engine.plan import TrainState
 from fedjax_sim.reporting import frames, recorded
 from fedjax_sim.reporting.divergence import OF_IDS, Divergence
-from fedjax_sim.run.records import ByName, Stop, check_record, filled, joined, part_of
+from fedjax_sim.run.records import Entries, Stop, check_record, filled, joined, part_of
 
 if TYPE_CHECKING:
     from fedjax_sim.reporting.plots import Band
@@ -30,7 +30,7 @@ _FORMAT = 2
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class History(ByName):
+class History(Entries):
     """The record of one ``simulate`` call.
 
     Attributes:

@@ -26,7 +26,7 @@ class Stop(NamedTuple):
     reason: str
 
 
-class ByName:
+class Entries:
     """What was recorded is an entry, ``history["loss"]``: an attribute of its name is an error that says so."""
 
     if not TYPE_CHECKING:  # for who checks types there is no attribute but those that are declared

@@ -193,6 +193,20 @@ def of_moon(mu, temperature):
     return gradient
 
 
+def of_fedntd(beta, temperature):
+    """The gradient of FedNTD's loss."""
+
+    def others(logits, y):
+        return softmax(np.where(np.eye(CLASSES)[y] == 1, -np.inf, logits / temperature))
+
+    def gradient(params, x, y, r, x0, **_):
+        logits, of_x = layers(params, x)[1], layers(x0, x)[1]
+        apart = (others(logits, y) - others(of_x, y)) / temperature
+        return pulled(params, x, r[:, None] * (of_losses(logits, y) + beta * apart))
+
+    return gradient
+
+
 @both_averages
 def test_moon(average):
     mu, temperature = 0.7, 0.4
@@ -204,9 +218,12 @@ def test_moon(average):
     same(without.params, by_hand(plain, average)[0])
 
 
-def test_moon_where_clients_keep_a_part_of_what_features_are_made_of():
-    """What features are compared with are constants: x and the client's last model, with the part that it came with."""
-    mu, temperature = 5.0, 0.4
+@pytest.mark.parametrize("name", ["moon", pytest.param("fedntd", marks=pytest.mark.slow)])
+def test_models_that_are_compared_with_where_clients_keep_a_part_of_them(name):
+    """They are constants: x and the client's last model, with the part that it came with."""
+    weight, temperature = 5.0, 0.4
+    gradient = {"moon": of_moon, "fedntd": of_fedntd}[name](weight, temperature)
+    of = {"mu" if name == "moon" else "beta": weight, "temperature": temperature}
 
     def with_bias(model, own):
         layer = model["params"]["Dense_0"] | {"bias": own["params"]["Dense_0"]["bias"]}
@@ -215,12 +232,11 @@ def test_moon_where_clients_keep_a_part_of_what_features_are_made_of():
     x, last = first(), [first()] * len(IDS)
     for t in range(ROUNDS):
         starts = {i: with_bias(x, last[i]) for i in taking_part(t)}
-        ends = {i: trained(of_moon(mu, temperature), y, t, i, x0=y, before=last[i]) for i, y in starts.items()}
+        ends = {i: trained(gradient, y, t, i, x0=y, before=last[i]) for i, y in starts.items()}
         for i, y in ends.items():
             last[i] = y
         x = with_bias(averaged("sample", x, ends, t), first())
-    moon = fjs.moon(client_optimizer=SGD, mu=mu, temperature=temperature)
-    found = run(fjs.keep(moon, "Dense_0/bias"))
+    found = run(fjs.keep(METHODS[name](**of), "Dense_0/bias"))
     same(found.params, x)
     same(found.state.clients.memory["params"]["Dense_0"]["bias"], stacked(last)["params"]["Dense_0"]["bias"])
 
@@ -238,17 +254,8 @@ def test_moon_where_a_net_says_nothing():
 @both_averages
 def test_fedntd(average):
     beta, temperature = 0.8, 1.7
-
-    def others(logits, y):
-        return softmax(np.where(np.eye(CLASSES)[y] == 1, -np.inf, logits / temperature))
-
-    def gradient(params, x, y, r, x0, **_):
-        logits, of_x = layers(params, x)[1], layers(x0, x)[1]
-        apart = (others(logits, y) - others(of_x, y)) / temperature
-        return pulled(params, x, r[:, None] * (of_losses(logits, y) + beta * apart))
-
     found = run(fjs.fedntd(client_optimizer=SGD, beta=beta, temperature=temperature), average)
-    same(found.params, by_hand(gradient, average)[0])
+    same(found.params, by_hand(of_fedntd(beta, temperature), average)[0])
     without = run(fjs.fedntd(client_optimizer=SGD, beta=0.0, temperature=temperature), average)
     same(without.params, by_hand(plain, average)[0])
 

@@ -137,6 +137,9 @@ def test_rounds_to_a_target():
     bench = types.SimpleNamespace(simulate=lambda *_, **__: Run({tuning.METRIC: accuracies}))
     found = tuning.tuned(bench, "", lambda rate: rate, None, target=0.5, limit=6, rates=[1.0])
     assert found.rounds.tolist() == [2, np.inf, np.inf]  # the model before the first round is not counted
+    accuracies = np.array([[0.0, 0.2, 0.45]], np.float32)  # which is less than 0.45
+    found = tuning.tuned(bench, "", lambda rate: rate, None, target=0.45, limit=2, rates=[1.0])
+    assert found.rounds.tolist() == [2]
 
 
 def reached(*rounds, limit=400):
